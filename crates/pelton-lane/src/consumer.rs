@@ -1,0 +1,420 @@
+//! The consumer's side: which record is next, and when its space goes back.
+//!
+//! The cursor is where the next record is looked for; the head is up to where everything is released. What lies between
+//! is taken and not yet released: at most one record while its reader looks at it, plus those that are held.
+//!
+//! Invariants:
+//! - a header is loaded once per look and judged by that copy alone;
+//! - `cursor + 8 <= capacity`: a record is accepted only if the header after it lies inside the data;
+//! - the head moves in order, whatever order records are released in.
+
+use crate::edges::{CLOSE, PUBLISH, RELEASE};
+use crate::layout::{
+    ConsumerPage, MARK, MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, Position, ProducerPage, State, record_bytes,
+    seq_after,
+};
+use crate::memory::{Data, Memory};
+use crate::producer::{check_position, field};
+use crate::sleep::{Attention, Waker};
+use crate::{LaneError, layout};
+use alloc::collections::VecDeque;
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// The receiving side of a lane.
+#[derive(Debug)]
+pub struct Consumer {
+    memory: Memory,
+    /// Where the next record is, and its number.
+    cursor: u64,
+    seq: u32,
+    capacity: u64,
+    bytes_max: u64,
+    messages: u64,
+    bytes: u64,
+    waker: Waker,
+    /// Records taken and not all released, oldest first; empty unless somebody holds one.
+    held: VecDeque<Held>,
+    /// The ticket of `held`'s first.
+    first_ticket: u64,
+    head: Position,
+    generation: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    end: Position,
+    released: bool,
+}
+
+/// A record at the consumer's cursor: what its header said when it was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub(crate) offset: u64,
+    /// Bytes of payload.
+    pub bytes: u64,
+    /// The message's number.
+    pub seq: u32,
+    /// Descriptors that travel with the message, over the socket.
+    pub descriptors: u32,
+}
+
+/// What a held record is released by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket(u64);
+
+// SAFETY: the pointers in `memory` are to shared memory that outlives this (see `Data::new`), and a consumer is one
+// owner wherever it is.
+unsafe impl Send for Consumer {}
+
+impl Consumer {
+    /// The consumer of a lane whose oldest unreleased record is, or will be, at the head in its own page.
+    /// `can_barrier` as for [`crate::Sleeper`].
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`] when that position lies outside the data.
+    ///
+    /// # Safety
+    /// `memory` stays mapped, the consumer's page writable, as long as this lives; nobody else is this lane's consumer;
+    /// `message_bytes_max` is at most [`crate::message_bytes_limit`] of the capacity.
+    pub unsafe fn attach(memory: Memory, message_bytes_max: u64, can_barrier: bool) -> Result<Consumer, LaneError> {
+        // SAFETY: the caller promises the mapping.
+        let page = unsafe { memory.consumer.as_ref() };
+        let head = page.head();
+        check_position("head", head, memory.data.capacity())?;
+        let consumer = Consumer {
+            memory,
+            cursor: head.offset,
+            seq: head.seq,
+            capacity: memory.data.capacity(),
+            bytes_max: message_bytes_max,
+            messages: 0,
+            bytes: 0,
+            // SAFETY: as above.
+            waker: unsafe { waker_of(&memory, can_barrier) },
+            held: VecDeque::new(),
+            first_ticket: 0,
+            head,
+            generation: 1,
+        };
+        page.state.store(State::Open as u32, CLOSE.store());
+        Ok(consumer)
+    }
+
+    /// Goes on with another producer after the first died. What the dead one committed must have been taken over by the
+    /// successor, whose tail is [`Consumer::end_of_committed`].
+    ///
+    /// # Safety
+    /// As for [`Consumer::attach`], for the new page; the old one may be unmapped afterwards.
+    pub unsafe fn attach_producer(&mut self, producer: NonNull<ProducerPage>, can_barrier: bool) {
+        self.memory.producer = producer;
+        // SAFETY: the caller promises the mapping.
+        self.waker = unsafe { waker_of(&self.memory, can_barrier) };
+    }
+
+    #[inline(always)]
+    fn page(&self) -> &ConsumerPage {
+        // SAFETY: `attach`'s caller promises the mapping.
+        unsafe { self.memory.consumer.as_ref() }
+    }
+
+    #[inline(always)]
+    fn data(&self) -> &Data {
+        &self.memory.data
+    }
+
+    /// The next message, if it is there; never waits. Looking again before it is released or held finds the same.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`].
+    #[inline]
+    pub fn peek(&mut self) -> Result<Option<Record>, LaneError> {
+        let word = self.data().header(self.cursor).load(PUBLISH.load()); // [publish]
+        let bytes = word & 0xffff_ffff;
+        // One comparison each: a mark is larger than any limit; the header after the record lies inside the data.
+        if (word >> 32) as u32 == self.seq
+            && bytes <= self.bytes_max
+            && self.cursor + record_bytes(bytes) + 8 <= self.capacity
+        {
+            return Ok(Some(Record { offset: self.cursor, bytes, seq: self.seq, descriptors: 0 }));
+        }
+        if word == 0 { Ok(None) } else { self.peek_slowly() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn peek_slowly(&mut self) -> Result<Option<Record>, LaneError> {
+        let found = record_at(self.data(), self.bytes_max, Position { offset: self.cursor, seq: self.seq })?;
+        Ok(found.map(|(record, generation)| {
+            self.generation = generation.unwrap_or(self.generation);
+            record
+        }))
+    }
+
+    /// Where the payload is. It stays there until the record is released.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub fn payload(&self, record: &Record) -> NonNull<u8> {
+        self.data().payload(record.offset + 8, record.bytes)
+    }
+
+    /// Copies the payload of a record out, under loom.
+    #[cfg(loom)]
+    pub fn copy_out(&self, record: &Record, target: &mut [u8]) {
+        self.data().copy_out(record.offset + 8, target);
+    }
+
+    /// Moves the cursor behind the record that [`Consumer::peek`] answered last, without releasing it yet: for a batch,
+    /// which [`Consumer::release_taken`] releases whole.
+    #[inline(always)]
+    pub fn take(&mut self, record: &Record) {
+        debug_assert_eq!(record.seq, self.seq, "a record is taken once, in order");
+        self.cursor = record.offset + record_bytes(record.bytes);
+        self.seq = seq_after(self.seq);
+        self.messages += 1;
+        self.bytes += record.bytes;
+    }
+
+    /// Gives back the space of everything taken and not held. True: the sender sleeps, waiting for this; it is to be
+    /// rung, once, now.
+    #[inline(always)]
+    #[must_use = "a sender that waits for room is to be rung"]
+    pub fn release_taken(&mut self) -> bool {
+        let end = Position { offset: self.cursor, seq: self.seq };
+        if self.held.is_empty() {
+            self.move_head(end)
+        } else {
+            self.held.push_back(Held { end, released: true });
+            false
+        }
+    }
+
+    /// Takes and releases the record that [`Consumer::peek`] answered last. True: ring the sender.
+    #[inline(always)]
+    #[must_use = "a sender that waits for room is to be rung"]
+    pub fn release(&mut self, record: &Record) -> bool {
+        self.take(record);
+        self.release_taken()
+    }
+
+    /// Takes the record that [`Consumer::peek`] answered last and keeps its space until its ticket is given back, in any
+    /// order.
+    pub fn hold(&mut self, record: &Record) -> Ticket {
+        self.take(record);
+        let ticket = Ticket(self.first_ticket + self.held.len() as u64);
+        self.held.push_back(Held { end: Position { offset: self.cursor, seq: self.seq }, released: false });
+        ticket
+    }
+
+    /// Releases a held record. The space comes back in order: with the oldest held one. True: ring the sender.
+    ///
+    /// # Panics
+    /// When the ticket has been given back before.
+    #[must_use = "a sender that waits for room is to be rung"]
+    pub fn release_held(&mut self, ticket: Ticket) -> bool {
+        let place = ticket.0.checked_sub(self.first_ticket).expect("a ticket is given back once");
+        let held = self.held.get_mut(place as usize).expect("a ticket is of this consumer");
+        assert!(!held.released, "a ticket is given back once");
+        held.released = true;
+        let mut end = None;
+        while let Some(oldest) = self.held.front().copied().filter(|oldest| oldest.released) {
+            self.held.pop_front();
+            self.first_ticket += 1;
+            end = Some(oldest.end);
+        }
+        end.is_some_and(|end| self.move_head(end))
+    }
+
+    /// Records held.
+    pub fn held(&self) -> usize {
+        self.held.iter().filter(|held| !held.released).count()
+    }
+
+    #[inline(always)]
+    fn move_head(&mut self, end: Position) -> bool {
+        self.head = end;
+        let page = self.page();
+        page.head.store(end.pack(), RELEASE.store()); // [release]
+        // Relaxed: for people.
+        page.messages.store(self.messages, Relaxed);
+        page.bytes.store(self.bytes, Relaxed);
+        match self.waker.attention() {
+            Attention::None => false,
+            attention => self.attend(attention),
+        }
+    }
+
+    /// Rings a producer that waits for room once the head's seq has reached what it asked for. That the lane is empty is
+    /// the same rule: it never asks for more than its tail.
+    #[cold]
+    #[inline(never)]
+    fn attend(&mut self, attention: Attention) -> bool {
+        let Attention::Sleeps(epoch) = attention else { return false };
+        // SAFETY: `attach`'s caller promises the mapping.
+        let target = unsafe { self.memory.producer.as_ref() }.room_seq.load(Relaxed) as u32; // [target]
+        if (self.head.seq.wrapping_sub(target) as i32) < 0 {
+            return false;
+        }
+        self.waker.rang(epoch);
+        let page = self.page();
+        page.wakes_sent.store(page.wakes_sent.load(Relaxed) + 1, Relaxed);
+        true
+    }
+
+    /// Counts a receive that found nothing and is going to wait.
+    pub fn count_wait(&self) {
+        let page = self.page();
+        page.waits.store(page.waits.load(Relaxed) + 1, Relaxed);
+    }
+
+    /// Counts a sleep.
+    pub fn count_sleep(&self) {
+        let page = self.page();
+        page.sleeps.store(page.sleeps.load(Relaxed) + 1, Relaxed);
+    }
+
+    /// Whether a sleep may last only a millisecond, because the producer is not yet known to fence.
+    pub fn must_nap(&self, sleeper: &crate::Sleeper) -> bool {
+        sleeper.needs_fenced_wakers() && !self.producer_page().is_fenced()
+    }
+
+    /// Whether the producer has closed. Look at [`Consumer::peek`] once more after this says yes: what it committed
+    /// before closing is visible then.
+    #[inline]
+    pub fn producer_closed(&self) -> bool {
+        self.producer_page().is_closed()
+    }
+
+    /// Walks over everything committed from the cursor on: the place where a dead producer's successor goes on, and how
+    /// many messages lie before it.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`].
+    pub fn end_of_committed(&self) -> Result<(Position, u64), LaneError> {
+        let (mut end, mut messages) = (Position { offset: self.cursor, seq: self.seq }, 0);
+        while let Some((record, _)) = record_at(self.data(), self.bytes_max, end)? {
+            if messages > self.capacity / 8 {
+                return Err(LaneError::Corrupt {
+                    what: "records in the lane",
+                    found: messages,
+                    wanted: self.capacity / 8,
+                });
+            }
+            end = Position { offset: record.offset + record_bytes(record.bytes), seq: seq_after(end.seq) };
+            messages += 1;
+        }
+        Ok((end, messages))
+    }
+
+    /// Up to where everything is released.
+    pub fn head(&self) -> Position {
+        self.head
+    }
+
+    /// The number of the next message.
+    pub fn next_seq(&self) -> u32 {
+        self.seq
+    }
+
+    /// The generation of the producer whose message was looked at last, modulo 2^28.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// The largest message.
+    #[inline]
+    pub fn message_bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+
+    /// Bytes of data.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// The consumer's own page.
+    pub fn consumer_page(&self) -> &ConsumerPage {
+        self.page()
+    }
+
+    /// The producer's page.
+    pub fn producer_page(&self) -> &ProducerPage {
+        // SAFETY: `attach`'s caller promises the mapping.
+        unsafe { self.memory.producer.as_ref() }
+    }
+
+    /// Says for good that nothing more will be read. The sender is to be rung afterwards.
+    pub fn close(&mut self) {
+        self.page().state.store(State::Closed as u32, CLOSE.store()); // [close]
+    }
+}
+
+impl crate::Sleeper {
+    /// The sleeper of a receiver, which all its lanes' producers ring. `can_barrier` as in the type's own words.
+    ///
+    /// # Safety
+    /// The page stays mapped writable as long as this lives; nobody else writes it.
+    pub unsafe fn of_receiver(receiver: NonNull<layout::ReceiverPage>, can_barrier: bool) -> crate::Sleeper {
+        // SAFETY: the caller's promise.
+        crate::Sleeper::new(unsafe { field(receiver, |p| &raw mut (*p).sleep) }, can_barrier)
+    }
+}
+
+/// Order of the marks before one message: jump, generation, descriptors.
+const MARK_ORDER: [u32; 3] = [0, 2, 1];
+
+/// The message at `place`, following the marks before it, and the generation that they name; checked against the bounds
+/// as for any reader of somebody else's bytes. `None`: nothing is published there.
+fn record_at(data: &Data, bytes_max: u64, place: Position) -> Result<Option<(Record, Option<u32>)>, LaneError> {
+    let (mut offset, mut descriptors, mut generation, mut kinds_seen) = (place.offset, 0, None, 0u32);
+    loop {
+        // What a mark leads to was written before the mark, or one before it, was published.
+        let word = data.header(offset).load(PUBLISH.load()); // [publish]
+        if word == 0 && kinds_seen == 0 {
+            return Ok(None);
+        }
+        let (seq, low) = ((word >> 32) as u32, word as u32);
+        if seq != place.seq {
+            return Err(LaneError::Corrupt { what: "seq of a record", found: seq.into(), wanted: place.seq.into() });
+        }
+        if low & MARK == 0 {
+            let bytes = u64::from(low);
+            if bytes > bytes_max {
+                return Err(LaneError::Corrupt { what: "length of a record", found: bytes, wanted: bytes_max });
+            }
+            let end = offset + record_bytes(bytes);
+            if end + 8 > data.capacity() {
+                return Err(LaneError::Corrupt { what: "end of a record", found: end, wanted: data.capacity() - 8 });
+            }
+            return Ok(Some((Record { offset, bytes, seq, descriptors }, generation)));
+        }
+        let (kind, value) = (low >> 28 & 7, low & 0x0fff_ffff);
+        // Each kind at most once, in order: a hostile producer cannot lead round in circles.
+        if kind > MARK_GENERATION || kinds_seen >> MARK_ORDER[kind as usize] != 0 {
+            return Err(LaneError::Corrupt { what: "mark", found: low.into(), wanted: MARK.into() });
+        }
+        kinds_seen |= 1 << MARK_ORDER[kind as usize];
+        offset += 8;
+        match kind {
+            MARK_JUMP => offset = u64::from(value) * 64,
+            MARK_DESCRIPTORS => descriptors = value,
+            _ => generation = Some(value),
+        }
+        if offset + 16 > data.capacity() {
+            return Err(LaneError::Corrupt { what: "place after a mark", found: offset, wanted: data.capacity() - 16 });
+        }
+    }
+}
+
+/// # Safety
+/// All pages of `memory` are mapped.
+unsafe fn waker_of(memory: &Memory, can_barrier: bool) -> Waker {
+    // SAFETY: the caller's promise.
+    unsafe {
+        Waker::new(
+            field(memory.producer, |p| &raw mut (*p).sleep),
+            field(memory.consumer, |p| &raw mut (*p).fenced),
+            can_barrier,
+        )
+    }
+}

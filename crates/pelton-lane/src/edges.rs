@@ -1,0 +1,94 @@
+//! The synchronisation edges, each with its name, and the two halves of the asymmetric barrier.
+//!
+//! [publish]  producer: store header at its tail  ->  consumer: load header at its cursor
+//!            the record's bytes, a jump's target and the cleared header behind the record are visible
+//! [release]  consumer: store head                ->  producer: load head
+//!            the consumer is done reading; the space may be overwritten
+//! [close]    either: store state                 ->  other: load state
+//!            everything committed (producer) or released (consumer) before closing is visible
+//! [target]   producer: store room_seq, then sleep word  ->  consumer: load sleep word, then room_seq
+//!            the threshold belongs to this epoch
+//! [sleep]    sleeper: store sleep word, barrier, look again  <->  waker: store header or head, barrier, load sleep word
+//!            store buffering: at least one of them sees the other's store, so either the sleeper sees the message or
+//!            the waker sees the sleeper. The waker's barrier is a compiler fence while the sleeper's is a `membarrier`.
+//!
+//! Under loom an edge can be weakened by name (`PELTON_WEAKEN=publish`), to show that a test fails without it.
+
+use core::sync::atomic::Ordering;
+
+#[cfg(not(loom))]
+pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64};
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
+
+/// A named pair of a releasing store and an acquiring load.
+pub(crate) struct Edge {
+    #[cfg(loom)]
+    name: &'static str,
+}
+
+pub(crate) const PUBLISH: Edge = Edge::named("publish");
+pub(crate) const RELEASE: Edge = Edge::named("release");
+pub(crate) const CLOSE: Edge = Edge::named("close");
+pub(crate) const TARGET: Edge = Edge::named("target");
+
+#[cfg(not(loom))]
+impl Edge {
+    const fn named(_name: &'static str) -> Edge {
+        Edge {}
+    }
+    #[inline(always)]
+    pub(crate) const fn store(&self) -> Ordering {
+        Ordering::Release
+    }
+    #[inline(always)]
+    pub(crate) const fn load(&self) -> Ordering {
+        Ordering::Acquire
+    }
+}
+
+#[cfg(loom)]
+impl Edge {
+    const fn named(name: &'static str) -> Edge {
+        Edge { name }
+    }
+    pub(crate) fn store(&self) -> Ordering {
+        if weakened(self.name) { Ordering::Relaxed } else { Ordering::Release }
+    }
+    pub(crate) fn load(&self) -> Ordering {
+        if weakened(self.name) { Ordering::Relaxed } else { Ordering::Acquire }
+    }
+}
+
+/// Whether a loom run asked for this edge, or this rule, to be left out.
+#[cfg(loom)]
+pub(crate) fn weakened(name: &str) -> bool {
+    static WEAKENED: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    WEAKENED.get_or_init(|| std::env::var("PELTON_WEAKEN").unwrap_or_default()) == name
+}
+
+/// [sleep] The waker's half while the sleeper calls `membarrier`: the compiler must not move the load of the sleep word
+/// above the store before it; the processor may, and the sleeper's `membarrier` makes up for it.
+#[inline(always)]
+pub(crate) fn light_barrier() {
+    #[cfg(not(loom))]
+    core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    // Loom has no membarrier: a light and a heavy barrier together order like two full fences (C++ P1202), so that is
+    // what stands in for both.
+    #[cfg(loom)]
+    if !weakened("light") {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+}
+
+/// [sleep] The waker's half while it cannot rely on the sleeper's `membarrier`. SeqCst: the store of the header (or head)
+/// must not pass the load of the sleep word; if it did, the sleeper would sleep for ever on a message that is there.
+#[inline]
+pub(crate) fn full_fence() {
+    #[cfg(not(loom))]
+    core::sync::atomic::fence(Ordering::SeqCst);
+    #[cfg(loom)]
+    if !weakened("fence") {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,463 @@
+//! The shared pages and the record, byte for byte as `spec/layout.md` has them. Each page has one writer.
+//!
+//! A record is one word `[seq: u32 | low: u32]` and its payload, 8-byte aligned, contiguous:
+//!
+//! ```text
+//!  63            32 31 30    28 27                      0
+//! +----------------+--+-------------------------------- +
+//! |      seq       |0 |            length               |  a message of `length` bytes follows
+//! |      seq       |1 |  kind   |        value          |  a mark: it belongs to the message after it, has its seq
+//! +----------------+--+---------+-----------------------+
+//! ```
+//! `seq` is never 0: a cleared header is no record.
+
+use crate::edges::{AtomicU32, AtomicU64};
+
+/// The version of everything that two processes must agree on. They refuse each other when it differs.
+pub const WIRE_VERSION: u32 = 1;
+
+/// Bytes of a control segment (a page's file or memfd): a multiple of any page size in use, so that offsets hold there too.
+pub const SEGMENT_BYTES: u64 = 65536;
+
+/// The smallest capacity of a lane's data, in bytes.
+#[cfg(not(loom))]
+pub const CAPACITY_MIN: u64 = 4096;
+/// The smallest capacity under loom, where every word is a state to explore.
+#[cfg(loom)]
+pub const CAPACITY_MIN: u64 = 64;
+
+/// The largest capacity: a jump names its target in units of 64 bytes in 28 bits.
+pub const CAPACITY_MAX: u64 = 1 << 34;
+
+/// A lane whose reader keeps up is wrapped once it has grown by this much, so that its hot part stays in the L2 cache.
+/// Measured with `./run bench stream`; see docs/decisions/0003-window.md.
+pub const WINDOW: u64 = 128 * 1024;
+
+/// First word of the producer's segment: "pelton-P" in memory order.
+pub const MAGIC_PRODUCER: u64 = u64::from_le_bytes(*b"pelton-P");
+/// First word of the consumer's segment.
+pub const MAGIC_CONSUMER: u64 = u64::from_le_bytes(*b"pelton-C");
+/// First word of the receiver's segment.
+pub const MAGIC_RECEIVER: u64 = u64::from_le_bytes(*b"pelton-R");
+
+/// The layout in one line; its hash is in every segment, so that two builds that differ refuse each other.
+pub const LAYOUT_TEXT: &str = "record=seq:u32<<32|low:u32,align 8;mark=1<<31|kind:3|value:28,jump=0,descriptors=1,generation=2,unit=64;\
+position=seq:u32<<32|offset/8:u32;sleep=epoch<<3|closed:4|unbarriered:2|armed:1;\
+preamble:magic@0:u64,wire_version@8:u32,segment_bytes@12:u32,layout_signature@16:u64;\
+producer:capacity@64:u64,message_bytes_max@72:u64,cursors@80:u32,boot_id@96:[u8;16],\
+tail@128:u64,floor@136:u64,generation@144:u64,messages@152:u64,bytes@160:u64,waits@168:u64,sleeps@176:u64,wakes_sent@184:u64,depth_max@192:u64,\
+sleep@256:u64,room_seq@264:u64,state@384:u32,pid@388:u32,fenced@392:u32;\
+consumer:head@128:u64,messages@136:u64,bytes@144:u64,waits@152:u64,sleeps@160:u64,wakes_sent@168:u64,state@256:u32,pid@260:u32,fenced@264:u32;\
+receiver:sleep@128:u64";
+
+/// FNV-1a 64 of [`LAYOUT_TEXT`].
+pub const LAYOUT_SIGNATURE: u64 = fnv1a(LAYOUT_TEXT.as_bytes());
+
+const fn fnv1a(text: &[u8]) -> u64 {
+    let mut hash = 0xcbf29ce484222325u64;
+    let mut i = 0;
+    while i < text.len() {
+        hash = (hash ^ text[i] as u64).wrapping_mul(0x100000001b3);
+        i += 1;
+    }
+    hash
+}
+
+/// How each segment begins: what it is, and whether this library speaks it. Written before the segment is shared.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preamble {
+    /// Which segment this is.
+    pub magic: u64,
+    /// [`WIRE_VERSION`] of who made it.
+    pub wire_version: u32,
+    /// [`SEGMENT_BYTES`].
+    pub segment_bytes: u32,
+    /// [`LAYOUT_SIGNATURE`] of who made it.
+    pub layout_signature: u64,
+}
+
+impl Preamble {
+    /// The preamble of a segment that this library makes.
+    pub const fn new(magic: u64) -> Preamble {
+        Preamble {
+            magic,
+            wire_version: WIRE_VERSION,
+            segment_bytes: SEGMENT_BYTES as u32,
+            layout_signature: LAYOUT_SIGNATURE,
+        }
+    }
+}
+
+/// The producer's segment. Its one writer is the producer; the consumer maps it read-only.
+///
+/// | offset | type | field | meaning |
+/// |---|---|---|---|
+/// | 0 | 24 bytes | preamble | written once, before sharing, as are the next four |
+/// | 64 | u64 | capacity | bytes of data |
+/// | 72 | u64 | message_bytes_max | the largest message |
+/// | 80 | u32 | cursors | consumers; 1 in this version |
+/// | 96 | 16 bytes | boot_id | of the boot that it was made in (path lanes); zero otherwise |
+/// | 128 | position | tail | after the last committed record; may be behind by what one commit wrote |
+/// | 136 | u64 | floor | while the tail is past it, the front is not free before the head is past it too |
+/// | 144 | u64 | generation | 1 for the first producer, one more for each successor |
+/// | 152.. | u64 | messages, bytes, waits, sleeps, wakes_sent, depth_max | counters, for people |
+/// | 256 | sleep word | sleep | of the producer that waits for room |
+/// | 264 | u64 | room_seq | while it sleeps: ring when the head's seq reaches this |
+/// | 384 | u32 | state | [`State`] |
+/// | 388 | u32 | pid | for messages to people only |
+/// | 392 | u32 | fenced | 1: this side puts a full fence between publishing and looking whether the other sleeps |
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct ProducerPage {
+    /// What this segment is.
+    pub preamble: Preamble,
+    _zero0: [u8; 40],
+    /// Bytes of data.
+    pub capacity: u64,
+    /// The largest message, in bytes.
+    pub message_bytes_max: u64,
+    /// Consumers of this lane.
+    pub cursors: u32,
+    _zero1: [u8; 12],
+    /// The boot that it was made in.
+    pub boot_id: [u8; 16],
+    _zero2: [u8; 16],
+    pub(crate) tail: AtomicU64,
+    pub(crate) floor: AtomicU64,
+    pub(crate) generation: AtomicU64,
+    pub(crate) messages: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) waits: AtomicU64,
+    pub(crate) sleeps: AtomicU64,
+    pub(crate) wakes_sent: AtomicU64,
+    pub(crate) depth_max: AtomicU64,
+    _zero3: [u8; 56],
+    pub(crate) sleep: AtomicU64,
+    pub(crate) room_seq: AtomicU64,
+    _zero4: [u8; 112],
+    pub(crate) state: AtomicU32,
+    pub(crate) pid: AtomicU32,
+    pub(crate) fenced: AtomicU32,
+    _zero5: [u8; 116],
+}
+
+/// The consumer's segment. Its one writer is the consumer; the producer maps it read-only.
+///
+/// | offset | type | field | meaning |
+/// |---|---|---|---|
+/// | 0 | 24 bytes | preamble | written once, before sharing |
+/// | 128 | position | head | everything before it is released |
+/// | 136.. | u64 | messages, bytes, waits, sleeps, wakes_sent | counters, for people |
+/// | 256 | u32 | state | [`State`] |
+/// | 260 | u32 | pid | for messages to people only |
+/// | 264 | u32 | fenced | 1: this side puts a full fence between releasing and looking whether the other sleeps |
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct ConsumerPage {
+    /// What this segment is.
+    pub preamble: Preamble,
+    _zero0: [u8; 104],
+    pub(crate) head: AtomicU64,
+    pub(crate) messages: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) waits: AtomicU64,
+    pub(crate) sleeps: AtomicU64,
+    pub(crate) wakes_sent: AtomicU64,
+    _zero1: [u8; 80],
+    pub(crate) state: AtomicU32,
+    pub(crate) pid: AtomicU32,
+    pub(crate) fenced: AtomicU32,
+    _zero2: [u8; 116],
+}
+
+/// The receiver's segment: one for all lanes that one receiver serves. Its one writer is the receiver.
+///
+/// | offset | type | field | meaning |
+/// |---|---|---|---|
+/// | 0 | 24 bytes | preamble | written once, before sharing |
+/// | 128 | sleep word | sleep | of the receiver that waits for messages |
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct ReceiverPage {
+    /// What this segment is.
+    pub preamble: Preamble,
+    _zero0: [u8; 104],
+    pub(crate) sleep: AtomicU64,
+    _zero1: [u8; 120],
+}
+
+/// Counters that `pelton` reads of either side, its own or the peer's: figures for people, never acted upon.
+macro_rules! counter {
+    ($page:ident: $($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        impl $page {
+            $($(#[$doc])* pub fn $name(&self) -> u64 {
+                // Relaxed: a figure for people; nothing is read through it.
+                self.$name.load(core::sync::atomic::Ordering::Relaxed)
+            })*
+        }
+    };
+}
+counter!(ProducerPage:
+    /// Messages committed by this producer.
+    messages,
+    /// Payload bytes committed by this producer.
+    bytes,
+    /// Times that a send found no room.
+    waits,
+    /// Times that the producer went to sleep.
+    sleeps,
+    /// Times that the producer rang the receiver.
+    wakes_sent,
+    /// The most messages in the lane that the producer noticed when it looked at the head.
+    depth_max,
+    /// 1 for the first producer of the lane, one more for each successor.
+    generation,
+);
+counter!(ConsumerPage:
+    /// Messages released by this consumer.
+    messages,
+    /// Payload bytes released by this consumer.
+    bytes,
+    /// Times that a receive found nothing.
+    waits,
+    /// Times that the receiver went to sleep on this lane.
+    sleeps,
+    /// Times that the consumer rang the producer.
+    wakes_sent,
+);
+
+#[cfg(not(loom))]
+const _: () = {
+    use core::mem::{offset_of, size_of};
+    assert!(size_of::<ProducerPage>() == 512);
+    assert!(offset_of!(ProducerPage, preamble.magic) == 0);
+    assert!(offset_of!(ProducerPage, preamble.wire_version) == 8);
+    assert!(offset_of!(ProducerPage, preamble.segment_bytes) == 12);
+    assert!(offset_of!(ProducerPage, preamble.layout_signature) == 16);
+    assert!(offset_of!(ProducerPage, capacity) == 64);
+    assert!(offset_of!(ProducerPage, message_bytes_max) == 72);
+    assert!(offset_of!(ProducerPage, cursors) == 80);
+    assert!(offset_of!(ProducerPage, boot_id) == 96);
+    assert!(offset_of!(ProducerPage, tail) == 128);
+    assert!(offset_of!(ProducerPage, floor) == 136);
+    assert!(offset_of!(ProducerPage, generation) == 144);
+    assert!(offset_of!(ProducerPage, messages) == 152);
+    assert!(offset_of!(ProducerPage, bytes) == 160);
+    assert!(offset_of!(ProducerPage, waits) == 168);
+    assert!(offset_of!(ProducerPage, sleeps) == 176);
+    assert!(offset_of!(ProducerPage, wakes_sent) == 184);
+    assert!(offset_of!(ProducerPage, depth_max) == 192);
+    assert!(offset_of!(ProducerPage, sleep) == 256);
+    assert!(offset_of!(ProducerPage, room_seq) == 264);
+    assert!(offset_of!(ProducerPage, state) == 384);
+    assert!(offset_of!(ProducerPage, pid) == 388);
+    assert!(offset_of!(ProducerPage, fenced) == 392);
+    assert!(size_of::<ConsumerPage>() == 384);
+    assert!(offset_of!(ConsumerPage, head) == 128);
+    assert!(offset_of!(ConsumerPage, messages) == 136);
+    assert!(offset_of!(ConsumerPage, bytes) == 144);
+    assert!(offset_of!(ConsumerPage, waits) == 152);
+    assert!(offset_of!(ConsumerPage, sleeps) == 160);
+    assert!(offset_of!(ConsumerPage, wakes_sent) == 168);
+    assert!(offset_of!(ConsumerPage, state) == 256);
+    assert!(offset_of!(ConsumerPage, pid) == 260);
+    assert!(offset_of!(ConsumerPage, fenced) == 264);
+    assert!(size_of::<ReceiverPage>() == 256);
+    assert!(offset_of!(ReceiverPage, sleep) == 128);
+};
+
+impl ProducerPage {
+    /// A page as a producer makes it before sharing it. `capacity` and `message_bytes_max` must have passed
+    /// [`capacity_is_valid`] and [`message_bytes_limit`].
+    pub fn new(capacity: u64, message_bytes_max: u64, generation: u64, pid: u32) -> ProducerPage {
+        ProducerPage {
+            preamble: Preamble::new(MAGIC_PRODUCER),
+            _zero0: [0; 40],
+            capacity,
+            message_bytes_max,
+            cursors: 1,
+            _zero1: [0; 12],
+            boot_id: [0; 16],
+            _zero2: [0; 16],
+            tail: AtomicU64::new(Position::START.pack()),
+            floor: AtomicU64::new(0),
+            generation: AtomicU64::new(generation),
+            messages: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+            sleeps: AtomicU64::new(0),
+            wakes_sent: AtomicU64::new(0),
+            depth_max: AtomicU64::new(0),
+            _zero3: [0; 56],
+            sleep: AtomicU64::new(0),
+            room_seq: AtomicU64::new(0),
+            _zero4: [0; 112],
+            state: AtomicU32::new(State::Open as u32),
+            pid: AtomicU32::new(pid),
+            fenced: AtomicU32::new(0),
+            _zero5: [0; 116],
+        }
+    }
+
+    /// Whether the producer has closed. [close]
+    pub fn is_closed(&self) -> bool {
+        self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32
+    }
+
+    /// Whether the producer fences each publication. Relaxed: the sleeper that reads it naps until it says yes.
+    pub fn is_fenced(&self) -> bool {
+        self.fenced.load(core::sync::atomic::Ordering::Relaxed) == 1
+    }
+
+    /// The stored tail and floor, for whoever takes over or looks on; unchecked.
+    pub fn tail_and_floor(&self) -> (Position, u64) {
+        // Relaxed: who takes over has learnt of the death by system calls, who looks on needs no order.
+        let relaxed = core::sync::atomic::Ordering::Relaxed;
+        (Position::unpack(self.tail.load(relaxed)), self.floor.load(relaxed))
+    }
+}
+
+impl ConsumerPage {
+    /// A page as a consumer makes it before sharing it.
+    pub fn new(head: Position, pid: u32) -> ConsumerPage {
+        ConsumerPage {
+            preamble: Preamble::new(MAGIC_CONSUMER),
+            _zero0: [0; 104],
+            head: AtomicU64::new(head.pack()),
+            messages: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+            sleeps: AtomicU64::new(0),
+            wakes_sent: AtomicU64::new(0),
+            _zero1: [0; 80],
+            state: AtomicU32::new(State::Open as u32),
+            pid: AtomicU32::new(pid),
+            fenced: AtomicU32::new(0),
+            _zero2: [0; 116],
+        }
+    }
+
+    /// Whether the consumer has closed. [close]
+    pub fn is_closed(&self) -> bool {
+        self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32
+    }
+
+    /// Whether the consumer fences each release. Relaxed: the sleeper that reads it naps until it says yes.
+    pub fn is_fenced(&self) -> bool {
+        self.fenced.load(core::sync::atomic::Ordering::Relaxed) == 1
+    }
+
+    /// The head, for whoever takes over or looks on; unchecked.
+    pub fn head(&self) -> Position {
+        Position::unpack(self.head.load(crate::edges::RELEASE.load()))
+    }
+}
+
+impl ReceiverPage {
+    /// A page as a receiver makes it before sharing it.
+    pub fn new() -> ReceiverPage {
+        ReceiverPage {
+            preamble: Preamble::new(MAGIC_RECEIVER),
+            _zero0: [0; 104],
+            sleep: AtomicU64::new(0),
+            _zero1: [0; 120],
+        }
+    }
+}
+
+impl Default for ReceiverPage {
+    fn default() -> ReceiverPage {
+        ReceiverPage::new()
+    }
+}
+
+/// Whether a side is there. An absent or dead side is known by its socket or lock, not by this word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum State {
+    /// In use.
+    Open = 1,
+    /// Closed on purpose: nothing more will come (producer) or be read (consumer).
+    Closed = 2,
+}
+
+/// A place in the lane and the number of the record there: what tail and head hold, in one word so that no crash can
+/// part the two. `[seq: u32 | offset / 8: u32]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Bytes from the start of the data; a multiple of 8.
+    pub offset: u64,
+    /// The number of the record that is, or will be, there.
+    pub seq: u32,
+}
+
+impl Position {
+    /// Where a fresh lane begins.
+    pub const START: Position = Position { offset: 0, seq: 1 };
+
+    /// The word.
+    #[inline(always)]
+    pub const fn pack(self) -> u64 {
+        (self.seq as u64) << 32 | self.offset >> 3
+    }
+
+    /// The place that a word names.
+    #[inline(always)]
+    pub const fn unpack(word: u64) -> Position {
+        Position { offset: (word & 0xffff_ffff) << 3, seq: (word >> 32) as u32 }
+    }
+
+    /// How many records lie between `earlier` and this place.
+    #[inline]
+    pub const fn since(self, earlier: Position) -> u64 {
+        let steps = self.seq.wrapping_sub(earlier.seq);
+        // The numbering skips 0, so a distance that crosses it counts one too many.
+        (if self.seq < earlier.seq { steps.wrapping_sub(1) } else { steps }) as u64
+    }
+}
+
+/// The number after `seq`: modulo 2^32, but never 0.
+#[inline(always)]
+pub(crate) const fn seq_after(seq: u32) -> u32 {
+    let next = seq.wrapping_add(1);
+    if next == 0 { 1 } else { next }
+}
+
+/// Bytes that a message of `bytes` occupies: its header and its payload, rounded up to 8.
+#[inline(always)]
+pub const fn record_bytes(bytes: u64) -> u64 {
+    (bytes + 15) & !7
+}
+
+/// The largest message that a lane of this capacity can always take once it is drained: half of it less 32 bytes, and
+/// below 2 GiB because the length has 31 bits.
+pub const fn message_bytes_limit(capacity: u64) -> u64 {
+    let half = capacity / 2 - 32;
+    if half > 0x7fff_fff0 { 0x7fff_fff0 } else { half }
+}
+
+/// Whether a lane can have this capacity: a multiple of 64 between the bounds.
+pub const fn capacity_is_valid(capacity: u64) -> bool {
+    capacity >= CAPACITY_MIN && capacity <= CAPACITY_MAX && capacity.is_multiple_of(64)
+}
+
+/// The first bit of `low` says mark, three say which, the rest its value.
+pub(crate) const MARK: u32 = 1 << 31;
+/// The record continues at `value * 64`.
+pub(crate) const MARK_JUMP: u32 = 0;
+/// `value` descriptors travel with the message, over the socket.
+pub(crate) const MARK_DESCRIPTORS: u32 = 1;
+/// The message is the first of a new producer's; `value` is its generation modulo 2^28.
+pub(crate) const MARK_GENERATION: u32 = 2;
+
+/// The low half of a mark's header.
+pub(crate) const fn mark(kind: u32, value: u32) -> u32 {
+    MARK | kind << 28 | (value & 0x0fff_ffff)
+}
+
+/// A header word.
+#[inline(always)]
+pub(crate) const fn header(seq: u32, low: u32) -> u64 {
+    (seq as u64) << 32 | low as u64
+}

@@ -1,0 +1,673 @@
+//! The producer's side: where the next record goes, and how it becomes visible.
+//!
+//! The free room is what is neither unreleased nor needed for the cleared header after the last record. Seen from the
+//! producer's tail `t`, with the head `h` as last looked at:
+//!
+//! ```text
+//! t >= h   0......h=========t........C    room behind t up to C, or, wrapped, from 0 up to h
+//! t <  h   0===t......h========E.....C    room from t up to h; when that is used up, a jump behind E, where the lap ended
+//! jumped   0====-.....h========E.===t.C   room behind t only, until h has come past the floor (the jump's target)
+//! ```
+//! The last line is why wrapping early is safe for a reader that stops right after: what lies behind E is not lost to it.
+//!
+//! Invariants:
+//! - a record ends, and the cleared header after it fits, at or before `limit` (fast path) or as `place` decides;
+//! - the header at the tail is cleared, so that no reader takes old bytes for a record;
+//! - marks and the records of a batch are written before the one release store at the tail that publishes them all;
+//! - bytes of the data are never read while the lane runs: a hostile consumer that scribbles there deceives itself.
+
+use crate::edges::{CLOSE, PUBLISH};
+use crate::layout::{
+    MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, Position, ProducerPage, State, WINDOW, header, mark, record_bytes,
+    seq_after,
+};
+use crate::memory::{Data, Memory};
+use crate::sleep::{Attention, Sleeper, Waker};
+use crate::{LaneError, layout};
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// While the reader is behind and the lane stretches, the head is looked at once per this many bytes, not per record:
+/// the line that holds it is the consumer's, and fetching it costs as much as a message.
+const LOOK_AGAIN: u64 = 16 * 1024;
+
+/// Something to say about the message that follows it in the lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// So many descriptors travel with the message.
+    Descriptors(u32),
+}
+
+/// Room that has been reserved: where its payload goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes from the start of the data.
+    pub(crate) offset: u64,
+    /// Bytes that may be written there.
+    pub bytes: u64,
+}
+
+/// The sending side of a lane.
+#[derive(Debug)]
+pub struct Producer {
+    memory: Memory,
+    /// The place of the next record, and its number.
+    tail: u64,
+    seq: u32,
+    /// Up to here records may be placed at the tail without looking again.
+    limit: u64,
+    /// Where the reserved record's header goes: the tail, unless marks or a jump come first.
+    at: u64,
+    capacity: u64,
+    bytes_max: u64,
+    messages: u64,
+    bytes: u64,
+    waker: Waker,
+
+    /// Of the reservation under way: what comes between the tail and its header.
+    jump: Option<u64>,
+    marks: [u32; 2],
+    mark_count: usize,
+    /// Of the batch under way: the end of what it has, the room it may use, its first header.
+    batch: Option<Batch>,
+
+    head: Position,
+    floor: u64,
+    /// Where the lap before this one ended, while the tail is behind the head.
+    lap_end: u64,
+    generation_due: Option<u32>,
+    consumer_gone: bool,
+    sleeper: Sleeper,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Batch {
+    end: u64,
+    limit: u64,
+    first: Option<u32>,
+    messages: u32,
+    bytes: u64,
+}
+
+// SAFETY: the pointers in `memory` are to shared memory that outlives this (see `Data::new`), and a producer is one
+// owner wherever it is.
+unsafe impl Send for Producer {}
+
+impl Producer {
+    /// The producer of a lane whose records begin, or go on, at `tail`, with everything before `head` released.
+    /// `floor` is 0 for a fresh lane, else the dead producer's. `can_barrier` as for [`Sleeper`].
+    /// A `generation` above 1 is marked at its first message.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`] when a position lies outside the data or `tail` before `head`.
+    ///
+    /// # Safety
+    /// `memory` stays mapped, the producer's page and the data writable, as long as this lives; nobody else is this
+    /// lane's producer; the page's capacity and limit are valid and equal to `memory`'s.
+    pub unsafe fn attach(
+        memory: Memory,
+        tail: Position,
+        head: Position,
+        floor: u64,
+        can_barrier: bool,
+    ) -> Result<Producer, LaneError> {
+        let capacity = memory.data.capacity();
+        // SAFETY: the caller promises the mapping and that nobody else writes it.
+        let page = unsafe { memory.producer.as_ref() };
+        for (what, position) in [("tail", tail), ("head", head)] {
+            check_position(what, position, capacity)?;
+        }
+        if tail.since(head) > capacity / 8 {
+            return Err(LaneError::Corrupt {
+                what: "records between head and tail",
+                found: tail.since(head),
+                wanted: capacity / 8,
+            });
+        }
+        let generation = page.generation.load(Relaxed);
+        let producer = Producer {
+            memory,
+            tail: tail.offset,
+            seq: tail.seq,
+            limit: 0,
+            at: tail.offset,
+            capacity,
+            bytes_max: page.message_bytes_max,
+            messages: 0,
+            bytes: 0,
+            // SAFETY: the caller promises the mappings.
+            waker: unsafe { waker_of(&memory, can_barrier) },
+            jump: None,
+            marks: [0; 2],
+            mark_count: 0,
+            batch: None,
+            head,
+            // A floor is meant for a tail past it; a crash between the two stores leaves one that is not.
+            floor: if floor <= tail.offset { floor } else { 0 },
+            lap_end: capacity,
+            generation_due: if generation > 1 { Some(generation as u32) } else { None },
+            consumer_gone: false,
+            // SAFETY: as above.
+            sleeper: Sleeper::new(unsafe { field(memory.producer, |p| &raw mut (*p).sleep) }, can_barrier),
+        };
+        page.floor.store(producer.floor, Relaxed);
+        page.tail.store(tail.pack(), Relaxed);
+        page.state.store(State::Open as u32, CLOSE.store());
+        // Behind the last record nothing may look like one, whatever a predecessor left there.
+        producer.memory.data.header(tail.offset).store(0, Relaxed);
+        Ok(producer)
+    }
+
+    /// Goes on with another consumer after the first died. `consumer` and `receiver` are the successor's pages, whose
+    /// head must be where the dead one's was. Answers how many messages are delivered again.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`] when the successor's head is somewhere else.
+    ///
+    /// # Safety
+    /// As for [`Producer::attach`], for the new pages; the old ones may be unmapped afterwards.
+    pub unsafe fn attach_consumer(
+        &mut self,
+        consumer: NonNull<layout::ConsumerPage>,
+        receiver: NonNull<layout::ReceiverPage>,
+        can_barrier: bool,
+    ) -> Result<u64, LaneError> {
+        // SAFETY: the caller promises the mapping.
+        let head = unsafe { consumer.as_ref() }.head();
+        if head != self.head {
+            return Err(LaneError::Corrupt {
+                what: "the successor's head",
+                found: head.pack(),
+                wanted: self.head.pack(),
+            });
+        }
+        self.memory.consumer = consumer;
+        self.memory.receiver = receiver;
+        self.consumer_gone = false;
+        self.limit = 0;
+        // SAFETY: the caller promises the mappings.
+        self.waker = unsafe { waker_of(&self.memory, can_barrier) };
+        Ok(self.unreleased())
+    }
+
+    #[inline(always)]
+    fn page(&self) -> &ProducerPage {
+        // SAFETY: `attach`'s caller promises the mapping.
+        unsafe { self.memory.producer.as_ref() }
+    }
+
+    #[inline(always)]
+    fn data(&self) -> &Data {
+        &self.memory.data
+    }
+
+    /// Reserves room for one message of `bytes`, never waiting. `None`: the lane is full. A reservation not committed is
+    /// as if it had never been; the next one replaces it.
+    ///
+    /// # Errors
+    /// [`LaneError::TooLarge`]; [`LaneError::Closed`] when the consumer has closed; [`LaneError::Corrupt`].
+    #[inline]
+    pub fn try_reserve(&mut self, bytes: u64) -> Result<Option<Space>, LaneError> {
+        // Both at once: `bytes` is bounded before it is added to anything.
+        if bytes <= self.bytes_max && self.tail + record_bytes(bytes) + 8 <= self.limit {
+            self.at = self.tail;
+            Ok(Some(Space { offset: self.tail + 8, bytes }))
+        } else {
+            self.reserve_slowly(bytes, &[])
+        }
+    }
+
+    /// As [`Producer::try_reserve`], with marks before the message.
+    ///
+    /// # Errors
+    /// As [`Producer::try_reserve`].
+    #[cold]
+    pub fn try_reserve_marked(&mut self, bytes: u64, marks: &[Mark]) -> Result<Option<Space>, LaneError> {
+        self.reserve_slowly(bytes, marks)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn reserve_slowly(&mut self, bytes: u64, marks: &[Mark]) -> Result<Option<Space>, LaneError> {
+        if bytes > self.bytes_max {
+            return Err(LaneError::TooLarge { bytes, bytes_max: self.bytes_max });
+        }
+        if !self.make_room(record_bytes(bytes), marks)? {
+            return Ok(None);
+        }
+        Ok(Some(Space { offset: self.at + 8, bytes }))
+    }
+
+    /// Sets `at`, and what comes before it, for records of `records` bytes; false when there is no room.
+    fn make_room(&mut self, records: u64, marks: &[Mark]) -> Result<bool, LaneError> {
+        if self.consumer_gone {
+            return Err(LaneError::Closed);
+        }
+        self.batch = None;
+        self.mark_count = 0;
+        if let Some(generation) = self.generation_due {
+            self.marks[0] = mark(MARK_GENERATION, generation);
+            self.mark_count = 1;
+        }
+        for Mark::Descriptors(count) in marks {
+            self.marks[self.mark_count] = mark(MARK_DESCRIPTORS, *count);
+            self.mark_count += 1;
+        }
+        // The cleared header after the last record, which is also where the next jump goes.
+        let need = 8 * self.mark_count as u64 + records + 8;
+        let Some(start) = self.place(need)? else {
+            let page = self.page();
+            page.waits.store(page.waits.load(Relaxed) + 1, Relaxed);
+            return Ok(false);
+        };
+        self.jump = (start != self.tail).then_some(start);
+        self.at = start + 8 * self.mark_count as u64;
+        Ok(true)
+    }
+
+    /// Finds `need` contiguous bytes, and sets `limit` for the records after them.
+    fn place(&mut self, need: u64) -> Result<Option<u64>, LaneError> {
+        let mut looked = false;
+        loop {
+            let (tail, head) = (self.tail, self.head.offset);
+            let window = WINDOW.min(self.capacity);
+            if tail >= head {
+                let fits = tail + need <= self.capacity;
+                let front = need <= head && head >= self.floor;
+                let past_window = tail + need > window;
+                if front && (past_window || !fits) {
+                    self.limit = 0;
+                    return Ok(Some(0));
+                }
+                // Past the window the front may have become free: look before stretching.
+                if fits && (looked || !past_window) {
+                    self.limit = if past_window { (tail + need + LOOK_AGAIN).min(self.capacity) } else { window };
+                    return Ok(Some(tail));
+                }
+            } else if tail + need <= head {
+                self.limit = head;
+                return Ok(Some(tail));
+            } else if looked {
+                // Units of 64 bytes is what a jump can name; the place at the lap's end holds the jump to the front.
+                let behind = (self.lap_end + 8).next_multiple_of(64);
+                if behind + need <= self.capacity {
+                    self.limit = 0;
+                    return Ok(Some(behind));
+                }
+            }
+            if looked {
+                return Ok(None);
+            }
+            self.look()?;
+            looked = true;
+        }
+    }
+
+    /// Looks at the consumer: whether it has closed, and how far it has released.
+    fn look(&mut self) -> Result<(), LaneError> {
+        if self.consumer_page().is_closed() {
+            return Err(LaneError::Closed);
+        }
+        self.load_head()
+    }
+
+    /// Loads the consumer's head, checks it, keeps the copy.
+    fn load_head(&mut self) -> Result<(), LaneError> {
+        let head = self.consumer_page().head(); // [release]
+        if head != self.head {
+            check_position("head", head, self.capacity)?;
+            let tail = self.tail();
+            if head.since(self.head) > tail.since(self.head) {
+                return Err(LaneError::Corrupt {
+                    what: "seq at the head",
+                    found: head.seq.into(),
+                    wanted: tail.seq.into(),
+                });
+            }
+            self.head = head;
+        }
+        let depth = self.unreleased();
+        let page = self.page();
+        if depth > page.depth_max.load(Relaxed) {
+            page.depth_max.store(depth, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Copies `payload` into the reserved room. Shorter than reserved is fine.
+    #[inline(always)]
+    pub fn copy_in(&mut self, space: Space, payload: &[u8]) {
+        assert!(payload.len() as u64 <= space.bytes);
+        self.data().copy_in(space.offset, payload);
+    }
+
+    /// Where the reserved room's bytes are, for writing in place until commit.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub fn payload(&self, space: Space) -> NonNull<u8> {
+        self.data().payload(space.offset, space.bytes)
+    }
+
+    /// Publishes the reserved message, with the first `bytes` of its room as its payload. True: the receiver sleeps and
+    /// is to be rung, once, now.
+    ///
+    /// # Panics
+    /// When `bytes` is more than was reserved.
+    #[inline(always)]
+    #[must_use = "a sleeping receiver is to be rung"]
+    pub fn commit(&mut self, space: Space, bytes: u64) -> bool {
+        assert!(bytes <= space.bytes);
+        let end = self.at + record_bytes(bytes);
+        self.clear(end);
+        let word = header(self.seq, bytes as u32);
+        if self.at == self.tail {
+            self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
+        } else {
+            self.publish_marked(word);
+        }
+        self.advance(end, 1, bytes)
+    }
+
+    /// The header after the last record, before the record is published.
+    #[inline(always)]
+    fn clear(&self, end: u64) {
+        #[cfg(loom)]
+        if crate::edges::weakened("clear") {
+            return;
+        }
+        // Relaxed: the release store that publishes the record comes after it. [publish]
+        self.data().header(end).store(0, Relaxed);
+    }
+
+    /// Writes a record with what comes before it: first the record, then its marks, then the one store that makes all of
+    /// it visible, at the tail.
+    #[cold]
+    #[inline(never)]
+    fn publish_marked(&mut self, word: u64) {
+        self.data().header(self.at).store(word, Relaxed);
+        let start = self.at - 8 * self.mark_count as u64;
+        for i in (0..self.mark_count).rev() {
+            let offset = start + 8 * i as u64;
+            let order = if offset == self.tail { PUBLISH.store() } else { Relaxed };
+            self.data().header(offset).store(header(self.seq, self.marks[i]), order); // [publish]
+        }
+        if let Some(target) = self.jump {
+            if target > self.tail {
+                // Before the jump: a successor must not take the front for free.
+                self.floor = target;
+                self.page().floor.store(target, Relaxed);
+            }
+            let low = mark(MARK_JUMP, (target / 64) as u32);
+            self.data().header(self.tail).store(header(self.seq, low), PUBLISH.store()); // [publish]
+            if target < self.tail {
+                self.floor = 0;
+                self.page().floor.store(0, Relaxed);
+                self.lap_end = self.tail;
+            }
+        }
+        self.generation_due = None;
+    }
+
+    /// Moves the tail behind what was just published, and asks whether to ring.
+    #[inline(always)]
+    fn advance(&mut self, end: u64, messages: u32, bytes: u64) -> bool {
+        for _ in 0..messages {
+            self.seq = seq_after(self.seq);
+        }
+        self.tail = end;
+        self.messages += u64::from(messages);
+        self.bytes += bytes;
+        let page = self.page();
+        // Relaxed, all three: the tail is for a successor, who learns of the death by a system call and walks on from
+        // here; the others are for people.
+        page.tail.store(Position { offset: end, seq: self.seq }.pack(), Relaxed);
+        page.messages.store(self.messages, Relaxed);
+        page.bytes.store(self.bytes, Relaxed);
+        match self.waker.attention() {
+            Attention::None => false,
+            attention => self.attend(attention),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn attend(&mut self, attention: Attention) -> bool {
+        match attention {
+            Attention::Sleeps(epoch) => {
+                self.waker.rang(epoch);
+                let page = self.page();
+                page.wakes_sent.store(page.wakes_sent.load(Relaxed) + 1, Relaxed);
+                true
+            }
+            // The next reservation says so.
+            Attention::Closed => {
+                self.limit = 0;
+                self.consumer_gone = true;
+                false
+            }
+            Attention::None => false,
+        }
+    }
+
+    /// Begins a batch of messages whose records take up to `records` bytes ([`record_bytes`] of each, added up), never
+    /// waiting; false when there is no room. A batch not committed is as if it had never been.
+    ///
+    /// # Errors
+    /// As [`Producer::try_reserve`]; the limit is `record_bytes(message_bytes_max)`.
+    pub fn try_begin_batch(&mut self, records: u64) -> Result<bool, LaneError> {
+        let records_max = record_bytes(self.bytes_max);
+        if records > records_max {
+            return Err(LaneError::TooLarge { bytes: records, bytes_max: records_max });
+        }
+        if !self.make_room(records, &[])? {
+            return Ok(false);
+        }
+        self.batch = Some(Batch { end: self.at, limit: self.at + records, first: None, messages: 0, bytes: 0 });
+        Ok(true)
+    }
+
+    /// Room for the next message of the batch under way; `None` when the batch's room is used up.
+    ///
+    /// # Panics
+    /// When no batch is under way.
+    pub fn batch_message(&mut self, bytes: u64) -> Option<Space> {
+        let seq = self.seq;
+        let batch = self.batch.as_mut().expect("batch_message without try_begin_batch");
+        if bytes > self.bytes_max || batch.end + record_bytes(bytes) > batch.limit {
+            return None;
+        }
+        let offset = batch.end;
+        batch.end += record_bytes(bytes);
+        let number = batch.messages;
+        batch.messages += 1;
+        batch.bytes += bytes;
+        if number == 0 {
+            batch.first = Some(bytes as u32);
+        } else {
+            let mut seq = seq;
+            for _ in 0..number {
+                seq = seq_after(seq);
+            }
+            // Relaxed: not reachable before the batch's first header is published. [publish]
+            self.memory.data.header(offset).store(header(seq, bytes as u32), Relaxed);
+        }
+        Some(Space { offset: offset + 8, bytes })
+    }
+
+    /// Publishes the batch's messages, all of them by one store. True: the receiver sleeps and is to be rung.
+    ///
+    /// # Panics
+    /// When no batch is under way.
+    #[must_use = "a sleeping receiver is to be rung"]
+    pub fn commit_batch(&mut self) -> bool {
+        let batch = self.batch.take().expect("commit_batch without try_begin_batch");
+        let Some(first) = batch.first else { return false };
+        self.clear(batch.end);
+        let word = header(self.seq, first);
+        if self.at == self.tail {
+            self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
+        } else {
+            self.publish_marked(word);
+        }
+        self.advance(batch.end, batch.messages, batch.bytes)
+    }
+
+    /// Announces that the producer is about to sleep until there is room for a message of `bytes`. True: there still is
+    /// none, sleep. False: there is room, do not. `all`: sleep until the lane is empty, not until a good part is free.
+    ///
+    /// # Errors
+    /// [`LaneError::Closed`] and [`LaneError::Corrupt`]: do not sleep either.
+    pub fn arm(&mut self, bytes: u64, all: bool, barrier: impl FnOnce()) -> Result<bool, LaneError> {
+        self.look()?;
+        // A good part: half of the messages that wait. Woken at the first one, the producer would be woken for each; at
+        // the last one, it would start late. That the lane is empty is the same rule, met at the latest.
+        let depth = self.unreleased();
+        let mut target = self.head.seq;
+        let wanted = if all { depth } else { depth.div_ceil(2) };
+        target = target.wrapping_add(wanted as u32);
+        if target < self.head.seq {
+            target = seq_after(target); // the numbering skips 0
+        }
+        debug_assert!(!all || target == self.seq);
+        self.page().room_seq.store(target.into(), Relaxed); // [target]
+        self.sleeper.arm(barrier);
+        let looked = self.look();
+        let there = match looked {
+            Err(_) => true,
+            Ok(()) if all => self.unreleased() == 0,
+            Ok(()) => self.has_room(bytes),
+        };
+        if there {
+            self.sleeper.disarm();
+        } else {
+            let page = self.page();
+            page.sleeps.store(page.sleeps.load(Relaxed) + 1, Relaxed);
+        }
+        looked.map(|()| !there)
+    }
+
+    /// Whether a message of `bytes` would find room now.
+    fn has_room(&mut self, bytes: u64) -> bool {
+        let marks = 8 * u64::from(self.generation_due.is_some());
+        matches!(self.place(marks + record_bytes(bytes.min(self.bytes_max)) + 8), Ok(Some(_)))
+    }
+
+    /// Says that the producer is awake again.
+    pub fn disarm(&mut self) {
+        self.sleeper.disarm();
+    }
+
+    /// Whether a sleep is announced.
+    pub fn is_armed(&self) -> bool {
+        self.sleeper.is_armed()
+    }
+
+    /// Whether a sleep may last only a millisecond, because the consumer is not yet known to fence.
+    pub fn must_nap(&self) -> bool {
+        // SAFETY: `attach`'s caller promises the mapping.
+        self.sleeper.needs_fenced_wakers() && !unsafe { self.memory.consumer.as_ref() }.is_fenced()
+    }
+
+    /// Whether the receiver has been rung and not yet come back: it is about to run, there is no need to hurry.
+    pub fn is_waking(&self) -> bool {
+        self.waker.is_waking()
+    }
+
+    /// Messages committed and not released, as the head was last looked at; [`Producer::look_at_head`] looks.
+    #[inline]
+    pub fn unreleased(&self) -> u64 {
+        self.tail().since(self.head)
+    }
+
+    /// Looks at the head, even if the consumer has closed, and answers how many messages are not released.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`].
+    pub fn look_at_head(&mut self) -> Result<u64, LaneError> {
+        self.load_head()?;
+        Ok(self.unreleased())
+    }
+
+    /// The place of the next record.
+    pub fn tail(&self) -> Position {
+        Position { offset: self.tail, seq: self.seq }
+    }
+
+    /// Where the consumer had released to when last looked.
+    pub fn head(&self) -> Position {
+        self.head
+    }
+
+    /// The part of the data that holds no record and will not be written before the tail comes there again: what can be
+    /// given back to the system. Two ranges of `(offset, bytes)`, either may be empty.
+    pub fn idle(&self) -> [(u64, u64); 2] {
+        let (tail, head) = (self.tail + 8, self.head.offset);
+        if self.tail >= head {
+            let front = if head >= self.floor { head } else { 0 };
+            [(0, front), (tail, self.capacity - tail)]
+        } else {
+            let behind = (self.lap_end + 8).min(self.capacity);
+            [(tail, head.saturating_sub(tail)), (behind, self.capacity - behind)]
+        }
+    }
+
+    /// The largest message.
+    #[inline]
+    pub fn message_bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+
+    /// Bytes of data.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// The consumer's page.
+    pub fn consumer_page(&self) -> &layout::ConsumerPage {
+        // SAFETY: `attach`'s caller promises the mapping.
+        unsafe { self.memory.consumer.as_ref() }
+    }
+
+    /// The producer's own page.
+    pub fn producer_page(&self) -> &ProducerPage {
+        self.page()
+    }
+
+    /// Says for good that no more will come. The receiver is to be rung afterwards.
+    pub fn close(&mut self) {
+        self.page().state.store(State::Closed as u32, CLOSE.store()); // [close]
+        self.sleeper.close();
+    }
+}
+
+pub(crate) fn check_position(what: &'static str, position: Position, capacity: u64) -> Result<(), LaneError> {
+    if position.offset + 8 > capacity {
+        return Err(LaneError::Corrupt { what, found: position.offset, wanted: capacity - 8 });
+    }
+    if position.seq == 0 {
+        return Err(LaneError::Corrupt { what, found: position.pack(), wanted: 1 << 32 });
+    }
+    Ok(())
+}
+
+/// The address of a field of a shared page.
+///
+/// # Safety
+/// `page` is mapped, and `pick` answers an address inside it.
+pub(crate) unsafe fn field<P, F>(page: NonNull<P>, pick: impl FnOnce(*mut P) -> *mut F) -> NonNull<F> {
+    // SAFETY: the caller's promise; an address inside a page is not null.
+    unsafe { NonNull::new_unchecked(pick(page.as_ptr())) }
+}
+
+/// # Safety
+/// All pages of `memory` are mapped.
+unsafe fn waker_of(memory: &Memory, can_barrier: bool) -> Waker {
+    // SAFETY: the caller's promise.
+    unsafe {
+        Waker::new(
+            field(memory.receiver, |p| &raw mut (*p).sleep),
+            field(memory.producer, |p| &raw mut (*p).fenced),
+            can_barrier,
+        )
+    }
+}

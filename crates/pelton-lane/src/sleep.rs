@@ -1,0 +1,170 @@
+//! Going to sleep and being woken, without a lost wake-up and without a fence on the way of a message.
+//!
+//! A sleep word is `epoch << 3 | closed: 4 | unbarriered: 2 | armed: 1`; its one writer is the sleeper.
+//!
+//! | sleeper | waker |
+//! |---|---|
+//! | drain the descriptor | store header (or head) |
+//! | `arm`: store the word with the next epoch, armed | barrier: light, or full when either side says so |
+//! | barrier: `membarrier`, or a full fence | load the word |
+//! | look again; `disarm` if there is something | armed, and this epoch not rung yet: ring the descriptor, once |
+//! | sleep; on waking `disarm` | |
+
+use crate::edges::{AtomicU32, AtomicU64, TARGET, full_fence, light_barrier};
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
+
+const ARMED: u64 = 1;
+const UNBARRIERED: u64 = 2;
+const CLOSED: u64 = 4;
+const FLAGS: u64 = ARMED | UNBARRIERED | CLOSED;
+const EPOCH: u64 = 8;
+
+/// The side that may sleep: the one writer of a sleep word.
+#[derive(Debug)]
+pub struct Sleeper {
+    word: NonNull<AtomicU64>,
+    value: u64,
+}
+
+// SAFETY: the pointer is to shared memory that outlives it (see `Data::new`), and this is its only writer.
+unsafe impl Send for Sleeper {}
+
+impl Sleeper {
+    /// Takes over the word. `can_barrier`: this process is registered for `membarrier`'s global expedited command and
+    /// may call it, so that [`Sleeper::arm`]'s `barrier` can be that; otherwise wakers are asked to fence.
+    pub(crate) fn new(word: NonNull<AtomicU64>, can_barrier: bool) -> Sleeper {
+        // SAFETY: the caller's memory lives as long as this (see `Data::new`).
+        let old = unsafe { word.as_ref() }.load(Relaxed);
+        let mut sleeper = Sleeper { word, value: 0 };
+        // A successor starts a new epoch, so that a ring already sent does not stand for one still due.
+        sleeper.set(((old & !FLAGS) + EPOCH) | if can_barrier { 0 } else { UNBARRIERED });
+        sleeper
+    }
+
+    fn set(&mut self, value: u64) {
+        self.value = value;
+        // [target] what the sleeper wrote for its waker (room_seq) comes before the word. The order between this store
+        // and looking again is the barrier's business. [sleep]
+        // SAFETY: as in `new`.
+        unsafe { self.word.as_ref() }.store(value, TARGET.store());
+    }
+
+    /// Announces a sleep and runs `barrier`. The caller then looks again at what it waits for, and sleeps only if it
+    /// still is not there. `barrier` is `membarrier(GLOBAL_EXPEDITED)` or a full fence, as said at attach.
+    pub fn arm(&mut self, barrier: impl FnOnce()) {
+        let flags = self.value & (UNBARRIERED | CLOSED);
+        self.set(((self.value & !FLAGS) + EPOCH) | flags | ARMED);
+        barrier(); // [sleep]
+    }
+
+    /// Says that nobody sleeps any more: wakers need not ring.
+    #[inline]
+    pub fn disarm(&mut self) {
+        if self.is_armed() {
+            self.set(self.value & !ARMED);
+        }
+    }
+
+    /// Whether wakers have been asked to ring.
+    #[inline]
+    pub fn is_armed(&self) -> bool {
+        self.value & ARMED != 0
+    }
+
+    /// Whether wakers must fence because this side has no `membarrier`. Until a waker's page says that it does, a sleep
+    /// must not last longer than a millisecond.
+    pub fn needs_fenced_wakers(&self) -> bool {
+        self.value & UNBARRIERED != 0
+    }
+
+    /// Says for good that this side is gone, so that wakers notice at their next publication.
+    pub fn close(&mut self) {
+        self.set(self.value & !ARMED | CLOSED);
+    }
+}
+
+/// The side that rings: the view of the other's sleep word.
+#[derive(Debug)]
+pub struct Waker {
+    word: NonNull<AtomicU64>,
+    fenced: NonNull<AtomicU32>,
+    /// Bits that count as set in whatever the word says; UNBARRIERED where this side must fence for a reason of its own.
+    always: u64,
+    rung: u64,
+}
+
+// SAFETY: as for `Sleeper`; the word is only read, and `fenced` has this as its only writer.
+unsafe impl Send for Waker {}
+
+/// What a waker found in a sleep word that wants attention.
+pub(crate) enum Attention {
+    /// Nobody sleeps, or has been rung already.
+    None,
+    /// Somebody sleeps in this epoch and has not been rung.
+    Sleeps(u64),
+    /// The other side has closed.
+    Closed,
+}
+
+impl Waker {
+    /// The view of `word`. `fenced` is this side's own word that acknowledges fencing. `registered`: this process is
+    /// registered for `membarrier`, so that the other's barrier reaches it.
+    pub(crate) fn new(word: NonNull<AtomicU64>, fenced: NonNull<AtomicU32>, registered: bool) -> Waker {
+        let waker = Waker { word, fenced, always: if registered { 0 } else { UNBARRIERED }, rung: 0 };
+        // SAFETY: the caller's memory lives as long as this (see `Data::new`).
+        let peer = unsafe { word.as_ref() }.load(Relaxed);
+        waker.acknowledge((peer | waker.always) & UNBARRIERED != 0);
+        waker
+    }
+
+    fn acknowledge(&self, fenced: bool) {
+        // SAFETY: as in `new`. Relaxed: the other side naps until it reads 1, whenever that is.
+        unsafe { self.fenced.as_ref() }.store(fenced as u32, Relaxed);
+    }
+
+    /// After a store that the other side may be waiting for: whether something wants attention. The common answer, that
+    /// the other side is awake, costs one load and one branch.
+    #[inline(always)]
+    pub(crate) fn attention(&mut self) -> Attention {
+        if cfg!(not(loom)) || self.always == 0 {
+            light_barrier(); // [sleep]
+        }
+        // Relaxed: the barrier orders it; what lies behind the word is read after the acquiring load below.
+        // SAFETY: as in `new`.
+        let word = unsafe { self.word.as_ref() }.load(Relaxed);
+        if (word | self.always) & FLAGS == 0 { Attention::None } else { self.look(word) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look(&mut self, word: u64) -> Attention {
+        if (word | self.always) & UNBARRIERED != 0 {
+            full_fence(); // [sleep]
+            self.acknowledge(true);
+        }
+        // [target] what the sleeper wrote for its epoch is visible. If the word has moved on meanwhile, the later value
+        // is the one to act on.
+        // SAFETY: as in `new`.
+        let word = unsafe { self.word.as_ref() }.load(TARGET.load());
+        if word & CLOSED != 0 {
+            Attention::Closed
+        } else if word & ARMED != 0 && word & !FLAGS != self.rung {
+            Attention::Sleeps(word & !FLAGS)
+        } else {
+            Attention::None
+        }
+    }
+
+    /// Notes that this epoch has been rung: once is enough.
+    pub(crate) fn rang(&mut self, epoch: u64) {
+        self.rung = epoch;
+    }
+
+    /// Whether the other side has been rung and has not said yet that it is awake.
+    pub(crate) fn is_waking(&self) -> bool {
+        // SAFETY: as in `new`. Relaxed: a hint.
+        let word = unsafe { self.word.as_ref() }.load(Relaxed);
+        word & ARMED != 0 && word & !FLAGS == self.rung
+    }
+}

@@ -1,0 +1,565 @@
+//! The lane under one thread: against a model, at every offset, at the ends of its numbers, and lied to.
+#![cfg(not(loom))]
+
+mod fixture;
+use fixture::*;
+use pelton_lane::*;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Send(usize),
+    Reserve { reserved: usize, committed: usize },
+    Abort(usize),
+    Batch(Vec<usize>),
+    Receive,
+    ReceiveAll,
+    ReceiveBatch(usize),
+    Hold,
+    ReleaseHeld(usize),
+}
+
+fn step(max: usize) -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0..=max).prop_map(Step::Send),
+        4 => (0..=64usize).prop_map(Step::Send),
+        2 => (0..=max).prop_flat_map(|reserved| (Just(reserved), 0..=reserved))
+            .prop_map(|(reserved, committed)| Step::Reserve { reserved, committed }),
+        1 => (0..=max).prop_map(Step::Abort),
+        2 => prop::collection::vec(0..=max / 4, 0..6).prop_map(Step::Batch),
+        8 => Just(Step::Receive),
+        1 => Just(Step::ReceiveAll),
+        2 => (1..8usize).prop_map(Step::ReceiveBatch),
+        2 => Just(Step::Hold),
+        3 => (0..8usize).prop_map(Step::ReleaseHeld),
+    ]
+}
+
+/// Runs the steps on a lane and on a queue, and compares whatever comes out.
+fn run(capacity: u64, first_seq: u32, steps: Vec<Step>) {
+    let pages = Pages::new(capacity, Position { offset: 0, seq: first_seq });
+    let (mut producer, mut consumer) = pages.attach();
+    let mut waiting: VecDeque<Vec<u8>> = VecDeque::new();
+    let mut held: Vec<(Ticket, Record, Vec<u8>)> = Vec::new();
+    let mut number = 0;
+    let mut committed = 0u64;
+    let mut taken = 0u64;
+    for step in steps {
+        match step {
+            Step::Send(len) => {
+                number += 1;
+                let message = payload(number, len);
+                if send(&mut producer, &message) {
+                    waiting.push_back(message);
+                    committed += 1;
+                } else {
+                    assert!(!waiting.is_empty() || !held.is_empty(), "an empty lane takes any message; {len} bytes");
+                }
+            }
+            Step::Reserve { reserved, committed: bytes } => {
+                number += 1;
+                let message = payload(number, bytes);
+                if let Some(space) = producer.try_reserve(reserved as u64).unwrap() {
+                    producer.copy_in(space, &message);
+                    let _ = producer.commit(space, bytes as u64);
+                    waiting.push_back(message);
+                    committed += 1;
+                }
+            }
+            Step::Abort(len) => {
+                if let Some(space) = producer.try_reserve(len as u64).unwrap() {
+                    producer.copy_in(space, &vec![0xee; len]);
+                }
+            }
+            Step::Batch(lens) => {
+                let records = lens.iter().map(|len| record_bytes(*len as u64)).sum::<u64>();
+                if records <= record_bytes(producer.message_bytes_max()) && producer.try_begin_batch(records).unwrap() {
+                    for len in lens {
+                        number += 1;
+                        let message = payload(number, len);
+                        let space = producer.batch_message(len as u64).expect("the batch was sized for it");
+                        producer.copy_in(space, &message);
+                        waiting.push_back(message);
+                        committed += 1;
+                    }
+                    assert_eq!(producer.batch_message(0), None, "a batch gives no more than it reserved");
+                    let _ = producer.commit_batch();
+                }
+            }
+            Step::Receive => {
+                assert_eq!(receive(&mut consumer), waiting.pop_front().inspect(|_| taken += 1));
+            }
+            Step::ReceiveAll => {
+                while let Some(message) = receive(&mut consumer) {
+                    assert_eq!(Some(message), waiting.pop_front());
+                    taken += 1;
+                }
+                assert!(waiting.is_empty());
+            }
+            Step::ReceiveBatch(most) => {
+                let mut any = false;
+                for _ in 0..most {
+                    let Some(record) = consumer.peek().unwrap() else { break };
+                    assert_eq!(Some(bytes(&consumer, &record)), waiting.pop_front().as_deref());
+                    consumer.take(&record);
+                    taken += 1;
+                    any = true;
+                }
+                if any {
+                    let _ = consumer.release_taken();
+                }
+            }
+            Step::Hold => {
+                if let Some(record) = consumer.peek().unwrap() {
+                    let message = waiting.pop_front().unwrap();
+                    held.push((consumer.hold(&record), record, message));
+                    taken += 1;
+                } else {
+                    assert!(waiting.is_empty());
+                }
+            }
+            Step::ReleaseHeld(which) => {
+                if !held.is_empty() {
+                    let (ticket, record, message) = held.swap_remove(which % held.len());
+                    assert_eq!(bytes(&consumer, &record), message, "a held message stays as it was");
+                    let _ = consumer.release_held(ticket);
+                }
+            }
+        }
+        for (_, record, message) in &held {
+            assert_eq!(bytes(&consumer, record), *message, "nobody writes over a held message");
+        }
+        assert_eq!(consumer.end_of_committed().unwrap(), (producer.tail(), committed - taken));
+    }
+    for (ticket, ..) in held.drain(..) {
+        let _ = consumer.release_held(ticket);
+    }
+    while let Some(message) = receive(&mut consumer) {
+        assert_eq!(Some(message), waiting.pop_front());
+    }
+    assert!(waiting.is_empty());
+    assert_eq!(producer.look_at_head().unwrap(), 0, "everything released, everything accounted for");
+    let max = producer.message_bytes_max() as usize;
+    assert!(send(&mut producer, &payload(1, max)), "a drained lane takes its largest message");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_sent_is_what_is_received(
+        capacity in prop_oneof![Just(4096u64), Just(4160), Just(8192), Just(1 << 16)],
+        first_seq in prop_oneof![Just(1u32), Just(u32::MAX - 3), any::<u32>().prop_map(|seq| seq.max(1))],
+        steps in prop::collection::vec(step(2016), 1..300),
+    ) {
+        run(capacity, first_seq, steps);
+    }
+
+    #[test]
+    fn a_lane_larger_than_its_window_wraps_early_and_loses_nothing(
+        steps in prop::collection::vec(step(60_000), 1..200),
+    ) {
+        run(1 << 20, 1, steps);
+    }
+}
+
+#[test]
+fn every_size_passes_at_every_offset_of_a_draining_lane() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    let max = producer.message_bytes_max() as usize;
+    assert_eq!(max, 4096 / 2 - 32);
+    let mut offsets = std::collections::HashSet::new();
+    for size in 0..=max {
+        // Fillers of 0 to 7 words walk the lane's position through every offset while the sizes go by.
+        for filler in [0, 8, 24, 56, 248] {
+            assert!(send(&mut producer, &payload(1, filler)), "filler of {filler} bytes into a drained lane");
+            assert_eq!(receive(&mut consumer), Some(payload(1, filler)));
+            offsets.insert(producer.tail().offset);
+            assert!(send(&mut producer, &payload(2, size)), "{size} bytes at {}", producer.tail().offset);
+            assert_eq!(receive(&mut consumer), Some(payload(2, size)));
+            offsets.insert(producer.tail().offset);
+        }
+    }
+    assert!(offsets.len() > 500, "all but the very end of 512 places: {}", offsets.len());
+}
+
+#[test]
+fn a_message_above_the_limit_is_refused_with_both_sizes() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, _consumer) = pages.attach();
+    let refused = LaneError::TooLarge { bytes: 2017, bytes_max: 2016 };
+    assert_eq!(producer.try_reserve(2017), Err(refused));
+    assert_eq!(refused.to_string(), "message of 2017 bytes is larger than this lane's limit of 2016");
+    assert_eq!(producer.try_reserve(u64::MAX).unwrap_err(), LaneError::TooLarge { bytes: u64::MAX, bytes_max: 2016 });
+}
+
+#[test]
+fn numbers_go_round_and_skip_zero() {
+    let pages = Pages::new(4096, Position { offset: 0, seq: u32::MAX - 2 });
+    let (mut producer, mut consumer) = pages.attach();
+    let mut seqs = Vec::new();
+    for _ in 0..6 {
+        assert!(send(&mut producer, b"x"));
+        seqs.push(consumer.peek().unwrap().unwrap().seq);
+        receive(&mut consumer);
+    }
+    assert_eq!(seqs, [u32::MAX - 2, u32::MAX - 1, u32::MAX, 1, 2, 3]);
+    let (before, after) = (Position { offset: 0, seq: u32::MAX - 1 }, Position { offset: 0, seq: 2 });
+    assert_eq!(after.since(before), 3);
+    assert_eq!(before.since(before), 0);
+}
+
+#[test]
+fn a_reader_that_stops_after_an_early_wrap_leaves_the_whole_lane_to_the_producer() {
+    let capacity = 8 << 20;
+    let pages = Pages::new(capacity, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    let message = payload(3, 1000);
+    // The reader keeps up for a while: the lane stays within its window.
+    for _ in 0..1000 {
+        assert!(send(&mut producer, &message));
+        assert!(receive(&mut consumer).is_some());
+        assert!(producer.tail().offset <= WINDOW + 1016);
+    }
+    // It stops just after the lane wrapped.
+    while producer.tail().offset > 4096 {
+        assert!(send(&mut producer, &message));
+        if producer.tail().offset > 4096 {
+            receive(&mut consumer);
+        }
+    }
+    let mut sent = producer.look_at_head().unwrap();
+    while send(&mut producer, &message) {
+        sent += 1;
+    }
+    assert!(sent * 1008 > capacity * 95 / 100, "{sent} messages of 1008 bytes in {capacity}");
+    // And everything comes out in order, the jumped lap too; then the lane shrinks back.
+    let mut received = 0;
+    while receive(&mut consumer).inspect(|m| assert_eq!(*m, message)).is_some() {
+        received += 1;
+    }
+    assert_eq!(received, sent);
+    for _ in 0..1000 {
+        assert!(send(&mut producer, &message));
+        assert!(receive(&mut consumer).is_some());
+    }
+    assert!(producer.tail().offset <= WINDOW + 1016, "the window shrinks back");
+}
+
+#[test]
+fn an_aborted_reservation_is_never_seen() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    let space = producer.try_reserve(100).unwrap().unwrap();
+    producer.copy_in(space, &[7; 100]);
+    assert_eq!(consumer.peek().unwrap(), None);
+    assert!(send(&mut producer, b"after"));
+    assert_eq!(receive(&mut consumer).unwrap(), b"after");
+    assert_eq!(consumer.peek().unwrap(), None);
+}
+
+#[test]
+fn a_batch_is_seen_whole_or_not_at_all() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    assert!(producer.try_begin_batch(3 * record_bytes(5)).unwrap());
+    for word in [b"one  ", b"two  ", b"three"] {
+        let space = producer.batch_message(5).unwrap();
+        producer.copy_in(space, word);
+        assert_eq!(consumer.peek().unwrap(), None);
+    }
+    let _ = producer.commit_batch();
+    for word in [b"one  ", b"two  ", b"three"] {
+        assert_eq!(receive(&mut consumer).unwrap(), word);
+    }
+}
+
+#[test]
+fn space_comes_back_in_order_whatever_order_messages_are_released_in() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    for _ in 0..3 {
+        assert!(send(&mut producer, &[1; 1000]));
+    }
+    let tickets: Vec<Ticket> = (0..3)
+        .map(|_| {
+            let record = consumer.peek().unwrap().unwrap();
+            consumer.hold(&record)
+        })
+        .collect();
+    assert_eq!(consumer.held(), 3);
+    let _ = consumer.release_held(tickets[2]);
+    let _ = consumer.release_held(tickets[1]);
+    assert_eq!(producer.look_at_head().unwrap(), 3, "the oldest is held, so nothing came back");
+    let _ = consumer.release_held(tickets[0]);
+    assert_eq!(producer.look_at_head().unwrap(), 0);
+}
+
+#[test]
+#[should_panic(expected = "given back once")]
+fn a_ticket_given_back_twice_is_caught() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    assert!(send(&mut producer, b"a") && send(&mut producer, b"b"));
+    let record = consumer.peek().unwrap().unwrap();
+    let first = consumer.hold(&record);
+    let record = consumer.peek().unwrap().unwrap();
+    consumer.hold(&record);
+    let _ = consumer.release_held(first);
+    let _ = consumer.release_held(first);
+}
+
+#[test]
+fn marks_travel_with_their_message() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    for _ in 0..100 {
+        let space = producer.try_reserve_marked(3, &[Mark::Descriptors(4)]).unwrap().unwrap();
+        producer.copy_in(space, b"fds");
+        assert_eq!(consumer.peek().unwrap(), None, "nothing of it is seen before it is committed");
+        let _ = producer.commit(space, 3);
+        let record = consumer.peek().unwrap().unwrap();
+        assert_eq!((record.descriptors, bytes(&consumer, &record)), (4, &b"fds"[..]));
+        let _ = consumer.release(&record);
+        assert!(send(&mut producer, &[0; 77]));
+        assert_eq!(consumer.peek().unwrap().unwrap().descriptors, 0);
+        receive(&mut consumer);
+    }
+}
+
+#[test]
+fn a_successor_goes_on_where_the_dead_producer_committed_last() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    for number in 0..300 {
+        assert!(send(&mut producer, &payload(number, 40)));
+        let space = producer.try_reserve(100).unwrap().unwrap();
+        producer.copy_in(space, &[9; 100]); // died while writing
+        let (tail, messages) = consumer.end_of_committed().unwrap();
+        assert_eq!((tail, messages), (producer.tail(), 1));
+        let floor = consumer.producer_page().tail_and_floor().1;
+        // SAFETY: the predecessor is not used any more.
+        let mut successor = unsafe { Producer::attach(pages.memory, tail, consumer.head(), floor, true).unwrap() };
+        assert_eq!(successor.unreleased(), 1);
+        assert!(send(&mut successor, &payload(number, 41)));
+        assert_eq!(receive(&mut consumer), Some(payload(number, 40)));
+        assert_eq!(receive(&mut consumer), Some(payload(number, 41)));
+        producer = successor;
+    }
+}
+
+#[test]
+fn a_new_generation_is_marked_at_its_first_message_even_the_largest() {
+    for messages_before in 0..120 {
+        let pages = Pages::new(4096, Position::START);
+        let (mut producer, mut consumer) = pages.attach();
+        for _ in 0..messages_before {
+            assert!(send(&mut producer, &[1; 25]) && receive(&mut consumer).is_some());
+        }
+        let (tail, _) = consumer.end_of_committed().unwrap();
+        let mut page = ProducerPage::new(4096, message_bytes_limit(4096), 2, 1);
+        let memory = Memory { producer: std::ptr::NonNull::from(&mut page), ..pages.memory };
+        // SAFETY: the page outlives both sides, which are dropped before it at the end of this round.
+        let mut successor = unsafe { Producer::attach(memory, tail, consumer.head(), 0, true).unwrap() };
+        // SAFETY: as above.
+        unsafe { consumer.attach_producer(memory.producer, true) };
+        let max = successor.message_bytes_max();
+        let space = successor.try_reserve_marked(max, &[Mark::Descriptors(1)]).unwrap().expect("fits with both marks");
+        let _ = successor.commit(space, max);
+        let record = consumer.peek().unwrap().unwrap();
+        assert_eq!((record.bytes, record.descriptors, consumer.generation()), (max, 1, 2));
+    }
+}
+
+#[test]
+fn a_flipped_bit_in_any_header_is_a_message_or_corrupt_never_worse() {
+    for messages in [1, 3] {
+        for bit in 0..64 {
+            for at in 0..messages {
+                let pages = Pages::new(4096, Position::START);
+                let (mut producer, mut consumer) = pages.attach();
+                for _ in 0..messages {
+                    assert!(send(&mut producer, &[5; 24]));
+                }
+                *pages.word(at * 32) ^= 1 << bit;
+                for _ in 0..messages {
+                    match consumer.peek() {
+                        Ok(Some(record)) => {
+                            assert!(bytes(&consumer, &record).len() as u64 <= producer.message_bytes_max());
+                            let _ = consumer.release(&record);
+                        }
+                        Ok(None) => break,
+                        Err(LaneError::Corrupt { .. }) => break,
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn marks_that_lead_astray_are_corrupt() {
+    let mark = |kind: u64, value: u64| 1 << 32 | 1 << 31 | kind << 28 | value;
+    for (words, what) in [
+        (vec![(0, mark(0, 0))], "mark"),                      // a jump to itself
+        (vec![(0, mark(0, 63)), (4032, mark(0, 0))], "mark"), // two jumps
+        (vec![(0, mark(0, 64))], "place after a mark"),       // past the end
+        (vec![(0, mark(0, 0x0fff_ffff))], "place after a mark"),
+        (vec![(0, mark(3, 0))], "mark"), // unknown
+        (vec![(0, mark(7, 1))], "mark"),
+        (vec![(0, mark(1, 1)), (8, mark(2, 1))], "mark"), // out of order
+        (vec![(0, mark(2, 1))], "seq of a record"),       // nothing behind it
+        (vec![(0, mark(0, 1)), (64, 1 << 32 | 2017)], "length of a record"),
+        (vec![(0, mark(0, 33)), (33 * 64, 1 << 32 | 2016)], "end of a record"),
+        (vec![(0, 2 << 32 | 1)], "seq of a record"),
+    ] {
+        let pages = Pages::new(4096, Position::START);
+        let (_producer, mut consumer) = pages.attach();
+        for (offset, word) in &words {
+            *pages.word(*offset) = *word;
+        }
+        match consumer.peek() {
+            Err(LaneError::Corrupt { what: found, .. }) => assert_eq!(found, what, "{words:x?}"),
+            other => panic!("{words:x?}: {other:?}"),
+        }
+        assert!(consumer.end_of_committed().is_err());
+    }
+}
+
+#[test]
+fn a_head_that_lies_is_corrupt_or_only_the_liars_loss() {
+    for offset in [0u64, 8, 2048, 4088, 4096, 1 << 20, (u32::MAX as u64) << 3] {
+        for seq in [0u32, 1, 2, 3, 4, 5, 6, 1000, u32::MAX] {
+            let pages = Pages::new(4096, Position::START);
+            let (mut producer, consumer) = pages.attach();
+            for _ in 0..4 {
+                assert!(send(&mut producer, &[5; 900]));
+            }
+            drop(consumer);
+            // SAFETY: one thread; the page is plain memory here, at the offset that the layout gives the head.
+            unsafe { *pages.memory.consumer.as_ptr().cast::<u64>().byte_add(128) = Position { offset, seq }.pack() };
+            let plausible = offset + 8 <= 4096 && (1..=5).contains(&seq);
+            match producer.try_reserve(2000) {
+                Ok(Some(space)) => {
+                    assert!(plausible);
+                    producer.copy_in(space, &[6; 2000]);
+                    let _ = producer.commit(space, 2000);
+                }
+                Ok(None) => assert!(plausible),
+                Err(LaneError::Corrupt { .. }) => assert!(!plausible, "{offset} {seq}"),
+                Err(other) => panic!("{other}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn the_sleeping_side_is_rung_once_per_sleep() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    // SAFETY: the page lives as long as `pages`; this is its only writer.
+    let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
+    let mut rings = 0;
+    for round in 0..3 {
+        sleeper.arm(|| ());
+        for _ in 0..5 {
+            let space = producer.try_reserve(1).unwrap().unwrap();
+            rings += u64::from(producer.commit(space, 1));
+        }
+        assert_eq!(rings, round + 1);
+        sleeper.disarm();
+        while receive(&mut consumer).is_some() {}
+    }
+    let space = producer.try_reserve(1).unwrap().unwrap();
+    assert!(!producer.commit(space, 1), "nobody sleeps");
+    assert_eq!(producer.producer_page().wakes_sent(), 3);
+}
+
+#[test]
+fn a_producer_that_waits_for_room_is_rung_when_half_is_free_or_all() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    let mut sent = 0;
+    while send(&mut producer, &[1; 100]) {
+        sent += 1;
+    }
+    assert!(producer.arm(100, false, || ()).unwrap(), "full: sleep");
+    let mut released = 0;
+    loop {
+        let record = consumer.peek().unwrap().unwrap();
+        released += 1;
+        if consumer.release(&record) {
+            break;
+        }
+    }
+    assert_eq!(released, (sent + 1) / 2);
+    assert!(!producer.arm(100, false, || ()).unwrap(), "there is room: do not sleep");
+    assert!(producer.arm(0, true, || ()).unwrap(), "not empty yet: sleep until it is");
+    while let Some(record) = consumer.peek().unwrap() {
+        released += 1;
+        assert_eq!(consumer.release(&record), released == sent);
+    }
+    assert!(!producer.arm(0, true, || ()).unwrap());
+}
+
+#[test]
+fn closing_is_seen_by_the_other_side() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    // SAFETY: the page lives as long as `pages`; this is its only writer.
+    let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
+    assert!(send(&mut producer, b"last"));
+    assert!(!consumer.producer_closed());
+    producer.close();
+    assert!(consumer.producer_closed());
+    assert_eq!(receive(&mut consumer).unwrap(), b"last");
+    sleeper.close();
+    consumer.close();
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    // SAFETY: as above.
+    let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
+    consumer.close();
+    sleeper.close();
+    assert!(send(&mut producer, b"on its way"));
+    assert_eq!(producer.try_reserve(1), Err(LaneError::Closed), "the next one says so");
+}
+
+#[test]
+fn what_is_idle_holds_no_record() {
+    let pages = Pages::new(1 << 20, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    let mut queue = VecDeque::new();
+    for number in 0..4000u64 {
+        let message = payload(number, (number * 37 % 3000) as usize);
+        while !send(&mut producer, &message) {
+            assert_eq!(receive(&mut consumer), queue.pop_front());
+        }
+        queue.push_back(message);
+        if number % 97 == 0 {
+            // Punch the idle ranges as `trim` does.
+            for (offset, bytes) in producer.idle() {
+                for at in (offset.next_multiple_of(8)..(offset + bytes) / 8 * 8).step_by(8) {
+                    *pages.word(at) = 0;
+                }
+            }
+        }
+        if number % 3 == 0 {
+            assert_eq!(receive(&mut consumer), queue.pop_front());
+        }
+    }
+    while let Some(message) = receive(&mut consumer) {
+        assert_eq!(Some(message), queue.pop_front());
+    }
+    assert!(queue.is_empty());
+}
+
+#[test]
+fn the_layout_signature_is_the_one_in_the_spec() {
+    let spec = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../spec/layout.md")).unwrap();
+    assert!(spec.contains(&format!("{LAYOUT_SIGNATURE:#018x}")), "spec/layout.md has not {LAYOUT_SIGNATURE:#018x}");
+    assert!(spec.contains(LAYOUT_TEXT), "spec/layout.md has not the text that the signature is of:\n{LAYOUT_TEXT}");
+}
