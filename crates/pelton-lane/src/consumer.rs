@@ -15,7 +15,7 @@ use crate::layout::{
 };
 use crate::memory::{Data, Memory};
 use crate::producer::{check_position, field};
-use crate::sleep::{Attention, Waker};
+use crate::sleep::{Attention, Wake, Waker};
 use crate::{LaneError, layout};
 use alloc::collections::VecDeque;
 use core::ptr::NonNull;
@@ -175,24 +175,21 @@ impl Consumer {
         self.bytes += record.bytes;
     }
 
-    /// Gives back the space of everything taken and not held. True: the sender sleeps, waiting for this; it is to be
-    /// rung, once, now.
+    /// Gives back the space of everything taken and not held. Answers whether to ring the sender.
     #[inline(always)]
-    #[must_use = "a sender that waits for room is to be rung"]
-    pub fn release_taken(&mut self) -> bool {
+    pub fn release_taken(&mut self) -> Wake {
         let end = Position { offset: self.cursor, seq: self.seq };
         if self.held.is_empty() {
             self.move_head(end)
         } else {
             self.held.push_back(Held { end, released: true });
-            false
+            Wake::None
         }
     }
 
-    /// Takes and releases the record that [`Consumer::peek`] answered last. True: ring the sender.
+    /// Takes and releases the record that [`Consumer::peek`] answered last. Answers whether to ring the sender.
     #[inline(always)]
-    #[must_use = "a sender that waits for room is to be rung"]
-    pub fn release(&mut self, record: &Record) -> bool {
+    pub fn release(&mut self, record: &Record) -> Wake {
         self.take(record);
         self.release_taken()
     }
@@ -206,12 +203,11 @@ impl Consumer {
         ticket
     }
 
-    /// Releases a held record. The space comes back in order: with the oldest held one. True: ring the sender.
+    /// Releases a held record. The space comes back in order: with the oldest held one. Answers whether to ring the sender.
     ///
     /// # Panics
     /// When the ticket has been given back before.
-    #[must_use = "a sender that waits for room is to be rung"]
-    pub fn release_held(&mut self, ticket: Ticket) -> bool {
+    pub fn release_held(&mut self, ticket: Ticket) -> Wake {
         let place = ticket.0.checked_sub(self.first_ticket).expect("a ticket is given back once");
         let held = self.held.get_mut(place as usize).expect("a ticket is of this consumer");
         assert!(!held.released, "a ticket is given back once");
@@ -222,7 +218,7 @@ impl Consumer {
             self.first_ticket += 1;
             end = Some(oldest.end);
         }
-        end.is_some_and(|end| self.move_head(end))
+        end.map_or(Wake::None, |end| self.move_head(end))
     }
 
     /// Records held.
@@ -231,7 +227,7 @@ impl Consumer {
     }
 
     #[inline(always)]
-    fn move_head(&mut self, end: Position) -> bool {
+    fn move_head(&mut self, end: Position) -> Wake {
         self.head = end;
         let page = self.page();
         page.head.store(end.pack(), RELEASE.store()); // [release]
@@ -239,7 +235,7 @@ impl Consumer {
         page.messages.store(self.messages, Relaxed);
         page.bytes.store(self.bytes, Relaxed);
         match self.waker.attention() {
-            Attention::None => false,
+            Attention::None => Wake::None,
             attention => self.attend(attention),
         }
     }
@@ -248,17 +244,17 @@ impl Consumer {
     /// the same rule: it never asks for more than its tail.
     #[cold]
     #[inline(never)]
-    fn attend(&mut self, attention: Attention) -> bool {
-        let Attention::Sleeps(epoch) = attention else { return false };
-        // SAFETY: `attach`'s caller promises the mapping.
-        let target = unsafe { self.memory.producer.as_ref() }.room_seq.load(Relaxed) as u32; // [target]
+    fn attend(&mut self, attention: Attention) -> Wake {
+        let Attention::Sleeps(epoch) = attention else { return Wake::None };
+        // Relaxed: if this look is stale, so the producer has not yet looked again, and will see this release. [sleep]
+        let target = self.producer_page().room_seq.load(Relaxed) as u32;
         if (self.head.seq.wrapping_sub(target) as i32) < 0 {
-            return false;
+            return Wake::None;
         }
         self.waker.rang(epoch);
         let page = self.page();
         page.wakes_sent.store(page.wakes_sent.load(Relaxed) + 1, Relaxed);
-        true
+        Wake::Ring
     }
 
     /// Counts a receive that found nothing and is going to wait.

@@ -6,11 +6,10 @@
 //!            the consumer is done reading; the space may be overwritten
 //! [close]    either: store state                 ->  other: load state
 //!            everything committed (producer) or released (consumer) before closing is visible
-//! [target]   producer: store room_seq, then sleep word  ->  consumer: load sleep word, then room_seq
-//!            the threshold belongs to this epoch
 //! [sleep]    sleeper: store sleep word, barrier, look again  <->  waker: store header or head, barrier, load sleep word
 //!            store buffering: at least one of them sees the other's store, so either the sleeper sees the message or
-//!            the waker sees the sleeper. The waker's barrier is a compiler fence while the sleeper's is a `membarrier`.
+//!            the waker sees the sleeper, and with it what the sleeper stored before (room_seq). The waker's barrier is a
+//!            compiler fence while the sleeper's is a `membarrier`.
 //!
 //! Under loom an edge can be weakened by name (`PELTON_WEAKEN=publish`), to show that a test fails without it.
 
@@ -30,7 +29,6 @@ pub(crate) struct Edge {
 pub(crate) const PUBLISH: Edge = Edge::named("publish");
 pub(crate) const RELEASE: Edge = Edge::named("release");
 pub(crate) const CLOSE: Edge = Edge::named("close");
-pub(crate) const TARGET: Edge = Edge::named("target");
 
 #[cfg(not(loom))]
 impl Edge {
@@ -74,11 +72,23 @@ pub(crate) fn light_barrier() {
     #[cfg(not(loom))]
     core::sync::atomic::compiler_fence(Ordering::SeqCst);
     // Loom has no membarrier: a light and a heavy barrier together order like two full fences (C++ P1202), so that is
-    // what stands in for both.
+    // what stands in for both, in the models of sleep; in the others nothing, lest a fence hide a missing edge.
     #[cfg(loom)]
-    if !weakened("light") {
+    if MODELS_SLEEP.get() && !weakened("light") {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
+}
+
+#[cfg(loom)]
+std::thread_local! {
+    /// Loom runs a model's threads on one thread of the system.
+    static MODELS_SLEEP: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Whether the model that runs on this thread is about sleeping.
+#[cfg(loom)]
+pub fn model_sleep(yes: bool) {
+    MODELS_SLEEP.set(yes);
 }
 
 /// [sleep] The waker's half while it cannot rely on the sleeper's `membarrier`. SeqCst: the store of the header (or head)

@@ -203,7 +203,7 @@ counter!(ProducerPage:
     messages,
     /// Payload bytes committed by this producer.
     bytes,
-    /// Times that a send found no room.
+    /// Times that a send found no room and waited.
     waits,
     /// Times that the producer went to sleep.
     sleeps,
@@ -219,7 +219,7 @@ counter!(ConsumerPage:
     messages,
     /// Payload bytes released by this consumer.
     bytes,
-    /// Times that a receive found nothing.
+    /// Times that a receive found nothing and waited.
     waits,
     /// Times that the receiver went to sleep on this lane.
     sleeps,

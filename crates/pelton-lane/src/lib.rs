@@ -25,6 +25,8 @@ mod producer;
 mod sleep;
 
 pub use consumer::{Consumer, Record, Ticket};
+#[cfg(loom)]
+pub use edges::model_sleep;
 pub use layout::{
     CAPACITY_MAX, CAPACITY_MIN, ConsumerPage, LAYOUT_SIGNATURE, LAYOUT_TEXT, MAGIC_CONSUMER, MAGIC_PRODUCER,
     MAGIC_RECEIVER, Position, Preamble, ProducerPage, ReceiverPage, SEGMENT_BYTES, State, WINDOW, WIRE_VERSION,
@@ -34,7 +36,7 @@ pub use layout::{
 pub use memory::Slot;
 pub use memory::{Data, Memory};
 pub use producer::{Mark, Producer, Space};
-pub use sleep::{Sleeper, Waker};
+pub use sleep::{Sleeper, Wake, Waker};
 
 /// What a lane refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

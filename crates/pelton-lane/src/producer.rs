@@ -22,7 +22,7 @@ use crate::layout::{
     seq_after,
 };
 use crate::memory::{Data, Memory};
-use crate::sleep::{Attention, Sleeper, Waker};
+use crate::sleep::{Attention, Sleeper, Wake, Waker};
 use crate::{LaneError, layout};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
@@ -255,11 +255,9 @@ impl Producer {
         }
         // The cleared header after the last record, which is also where the next jump goes.
         let need = 8 * self.mark_count as u64 + records + 8;
-        let Some(start) = self.place(need)? else {
-            let page = self.page();
-            page.waits.store(page.waits.load(Relaxed) + 1, Relaxed);
-            return Ok(false);
-        };
+        let Some(start) = self.place(need)? else { return Ok(false) };
+        // Awake: the consumer need not look further.
+        self.sleeper.disarm();
         self.jump = (start != self.tail).then_some(start);
         self.at = start + 8 * self.mark_count as u64;
         Ok(true)
@@ -267,27 +265,25 @@ impl Producer {
 
     /// Finds `need` contiguous bytes, and sets `limit` for the records after them.
     fn place(&mut self, need: u64) -> Result<Option<u64>, LaneError> {
+        let window = WINDOW.min(self.capacity);
         let mut looked = false;
         loop {
             let (tail, head) = (self.tail, self.head.offset);
-            let window = WINDOW.min(self.capacity);
-            if tail >= head {
-                let fits = tail + need <= self.capacity;
-                let front = need <= head && head >= self.floor;
-                let past_window = tail + need > window;
-                if front && (past_window || !fits) {
-                    self.limit = 0;
-                    return Ok(Some(0));
-                }
-                // Past the window the front may have become free: look before stretching.
-                if fits && (looked || !past_window) {
-                    self.limit = if past_window { (tail + need + LOOK_AGAIN).min(self.capacity) } else { window };
-                    return Ok(Some(tail));
-                }
-            } else if tail + need <= head {
-                self.limit = head;
+            let past_window = tail + need > window;
+            let end = if tail >= head { self.capacity } else { head };
+            let fits = tail + need <= end;
+            // Wrapped records must end before the head, and the head be on the lap that the tail is on.
+            let front = tail >= head && need <= head && head >= self.floor;
+            if front && (past_window || !fits) {
+                self.limit = 0;
+                return Ok(Some(0));
+            }
+            // Past the window the front may have become free: look before stretching.
+            if fits && (looked || !past_window) {
+                self.limit = end.min(if past_window { tail + need + LOOK_AGAIN } else { window });
                 return Ok(Some(tail));
-            } else if looked {
+            }
+            if looked && tail < head {
                 // Units of 64 bytes is what a jump can name; the place at the lap's end holds the jump to the front.
                 let behind = (self.lap_end + 8).next_multiple_of(64);
                 if behind + need <= self.capacity {
@@ -348,14 +344,13 @@ impl Producer {
         self.data().payload(space.offset, space.bytes)
     }
 
-    /// Publishes the reserved message, with the first `bytes` of its room as its payload. True: the receiver sleeps and
-    /// is to be rung, once, now.
+    /// Publishes the reserved message, with the first `bytes` of its room as its payload. Answers whether to
+    /// ring the receiver.
     ///
     /// # Panics
     /// When `bytes` is more than was reserved.
     #[inline(always)]
-    #[must_use = "a sleeping receiver is to be rung"]
-    pub fn commit(&mut self, space: Space, bytes: u64) -> bool {
+    pub fn commit(&mut self, space: Space, bytes: u64) -> Wake {
         assert!(bytes <= space.bytes);
         let end = self.at + record_bytes(bytes);
         self.clear(end);
@@ -410,7 +405,7 @@ impl Producer {
 
     /// Moves the tail behind what was just published, and asks whether to ring.
     #[inline(always)]
-    fn advance(&mut self, end: u64, messages: u32, bytes: u64) -> bool {
+    fn advance(&mut self, end: u64, messages: u32, bytes: u64) -> Wake {
         for _ in 0..messages {
             self.seq = seq_after(self.seq);
         }
@@ -424,28 +419,29 @@ impl Producer {
         page.messages.store(self.messages, Relaxed);
         page.bytes.store(self.bytes, Relaxed);
         match self.waker.attention() {
-            Attention::None => false,
+            Attention::None => Wake::None,
             attention => self.attend(attention),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn attend(&mut self, attention: Attention) -> bool {
+    fn attend(&mut self, attention: Attention) -> Wake {
         match attention {
             Attention::Sleeps(epoch) => {
                 self.waker.rang(epoch);
                 let page = self.page();
                 page.wakes_sent.store(page.wakes_sent.load(Relaxed) + 1, Relaxed);
-                true
+                Wake::Ring
             }
             // The next reservation says so.
             Attention::Closed => {
                 self.limit = 0;
                 self.consumer_gone = true;
-                false
+                Wake::None
             }
-            Attention::None => false,
+            Attention::Rung => Wake::Rung,
+            Attention::None => Wake::None,
         }
     }
 
@@ -494,14 +490,13 @@ impl Producer {
         Some(Space { offset: offset + 8, bytes })
     }
 
-    /// Publishes the batch's messages, all of them by one store. True: the receiver sleeps and is to be rung.
+    /// Publishes the batch's messages, all of them by one store. Answers whether to ring the receiver.
     ///
     /// # Panics
     /// When no batch is under way.
-    #[must_use = "a sleeping receiver is to be rung"]
-    pub fn commit_batch(&mut self) -> bool {
+    pub fn commit_batch(&mut self) -> Wake {
         let batch = self.batch.take().expect("commit_batch without try_begin_batch");
-        let Some(first) = batch.first else { return false };
+        let Some(first) = batch.first else { return Wake::None };
         self.clear(batch.end);
         let word = header(self.seq, first);
         if self.at == self.tail {
@@ -512,31 +507,29 @@ impl Producer {
         self.advance(batch.end, batch.messages, batch.bytes)
     }
 
-    /// Announces that the producer is about to sleep until there is room for a message of `bytes`. True: there still is
-    /// none, sleep. False: there is room, do not. `all`: sleep until the lane is empty, not until a good part is free.
+    /// Announces that the producer is about to sleep until there is room for a message of `bytes`, or, for `None`, until
+    /// the lane is empty. True: it still is not so, sleep. False: it is, do not. `barrier` as for [`Sleeper::arm`].
     ///
     /// # Errors
     /// [`LaneError::Closed`] and [`LaneError::Corrupt`]: do not sleep either.
-    pub fn arm(&mut self, bytes: u64, all: bool, barrier: impl FnOnce()) -> Result<bool, LaneError> {
+    pub fn arm(&mut self, bytes: Option<u64>, barrier: impl FnOnce()) -> Result<bool, LaneError> {
         self.look()?;
         // A good part: half of the messages that wait. Woken at the first one, the producer would be woken for each; at
         // the last one, it would start late. That the lane is empty is the same rule, met at the latest.
         let depth = self.unreleased();
-        let mut target = self.head.seq;
-        let wanted = if all { depth } else { depth.div_ceil(2) };
-        target = target.wrapping_add(wanted as u32);
+        let wanted = if bytes.is_some() { depth.div_ceil(2) } else { depth };
+        let mut target = self.head.seq.wrapping_add(wanted as u32);
         if target < self.head.seq {
             target = seq_after(target); // the numbering skips 0
         }
-        debug_assert!(!all || target == self.seq);
-        self.page().room_seq.store(target.into(), Relaxed); // [target]
+        self.page().room_seq.store(target.into(), Relaxed); // ordered by the barrier below [sleep]
         self.sleeper.arm(barrier);
         let looked = self.look();
-        let there = match looked {
-            Err(_) => true,
-            Ok(()) if all => self.unreleased() == 0,
-            Ok(()) => self.has_room(bytes),
-        };
+        let there = looked.is_err()
+            || match bytes {
+                Some(bytes) => self.has_room(bytes),
+                None => self.unreleased() == 0,
+            };
         if there {
             self.sleeper.disarm();
         } else {
@@ -546,9 +539,16 @@ impl Producer {
         looked.map(|()| !there)
     }
 
-    /// Whether a message of `bytes` would find room now.
+    /// Counts a send that found no room and is going to wait.
+    pub fn count_wait(&self) {
+        let page = self.page();
+        page.waits.store(page.waits.load(Relaxed) + 1, Relaxed);
+    }
+
+    /// Whether a message of `bytes` would find room now, even with marks before it. Saying no to one that fits only
+    /// without is sound: an empty lane has room for both, and until it is empty there are releases to ring at.
     fn has_room(&mut self, bytes: u64) -> bool {
-        let marks = 8 * u64::from(self.generation_due.is_some());
+        let marks = 16;
         matches!(self.place(marks + record_bytes(bytes.min(self.bytes_max)) + 8), Ok(Some(_)))
     }
 
@@ -568,9 +568,9 @@ impl Producer {
         self.sleeper.needs_fenced_wakers() && !unsafe { self.memory.consumer.as_ref() }.is_fenced()
     }
 
-    /// Whether the receiver has been rung and not yet come back: it is about to run, there is no need to hurry.
-    pub fn is_waking(&self) -> bool {
-        self.waker.is_waking()
+    /// Asks the consumer to fence from now on, because `membarrier` has been refused: see [`Sleeper::lose_barrier`].
+    pub fn lose_barrier(&mut self) {
+        self.sleeper.lose_barrier();
     }
 
     /// Messages committed and not released, as the head was last looked at; [`Producer::look_at_head`] looks.

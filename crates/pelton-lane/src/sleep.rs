@@ -10,7 +10,7 @@
 //! | look again; `disarm` if there is something | armed, and this epoch not rung yet: ring the descriptor, once |
 //! | sleep; on waking `disarm` | |
 
-use crate::edges::{AtomicU32, AtomicU64, TARGET, full_fence, light_barrier};
+use crate::edges::{AtomicU32, AtomicU64, full_fence, light_barrier};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -44,10 +44,9 @@ impl Sleeper {
 
     fn set(&mut self, value: u64) {
         self.value = value;
-        // [target] what the sleeper wrote for its waker (room_seq) comes before the word. The order between this store
-        // and looking again is the barrier's business. [sleep]
+        // Relaxed: the order between this store and looking again is the barrier's business. [sleep]
         // SAFETY: as in `new`.
-        unsafe { self.word.as_ref() }.store(value, TARGET.store());
+        unsafe { self.word.as_ref() }.store(value, Relaxed);
     }
 
     /// Announces a sleep and runs `barrier`. The caller then looks again at what it waits for, and sleeps only if it
@@ -78,6 +77,12 @@ impl Sleeper {
         self.value & UNBARRIERED != 0
     }
 
+    /// Asks wakers to fence from now on: `membarrier` has been refused after all. Sleep no longer than a millisecond
+    /// until they say that they do.
+    pub fn lose_barrier(&mut self) {
+        self.set(self.value | UNBARRIERED);
+    }
+
     /// Says for good that this side is gone, so that wakers notice at their next publication.
     pub fn close(&mut self) {
         self.set(self.value & !ARMED | CLOSED);
@@ -97,12 +102,26 @@ pub struct Waker {
 // SAFETY: as for `Sleeper`; the word is only read, and `fenced` has this as its only writer.
 unsafe impl Send for Waker {}
 
+/// What is to be done about the other side after publishing or releasing.
+#[must_use = "a sleeping side is to be rung"]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// Nothing: it is awake.
+    None,
+    /// It sleeps: ring it, once, now.
+    Ring,
+    /// It sleeps and has been rung, and has not said yet that it is awake: on its way, or dead.
+    Rung,
+}
+
 /// What a waker found in a sleep word that wants attention.
 pub(crate) enum Attention {
-    /// Nobody sleeps, or has been rung already.
+    /// Nobody sleeps.
     None,
     /// Somebody sleeps in this epoch and has not been rung.
     Sleeps(u64),
+    /// Somebody sleeps and has been rung.
+    Rung,
     /// The other side has closed.
     Closed,
 }
@@ -130,7 +149,7 @@ impl Waker {
         if cfg!(not(loom)) || self.always == 0 {
             light_barrier(); // [sleep]
         }
-        // Relaxed: the barrier orders it; what lies behind the word is read after the acquiring load below.
+        // Relaxed: the barrier orders it.
         // SAFETY: as in `new`.
         let word = unsafe { self.word.as_ref() }.load(Relaxed);
         if (word | self.always) & FLAGS == 0 { Attention::None } else { self.look(word) }
@@ -138,33 +157,27 @@ impl Waker {
 
     #[cold]
     #[inline(never)]
-    fn look(&mut self, word: u64) -> Attention {
+    fn look(&mut self, mut word: u64) -> Attention {
         if (word | self.always) & UNBARRIERED != 0 {
             full_fence(); // [sleep]
             self.acknowledge(true);
+            // Relaxed: as above; now behind the fence.
+            // SAFETY: as in `new`.
+            word = unsafe { self.word.as_ref() }.load(Relaxed);
         }
-        // [target] what the sleeper wrote for its epoch is visible. If the word has moved on meanwhile, the later value
-        // is the one to act on.
-        // SAFETY: as in `new`.
-        let word = unsafe { self.word.as_ref() }.load(TARGET.load());
         if word & CLOSED != 0 {
             Attention::Closed
-        } else if word & ARMED != 0 && word & !FLAGS != self.rung {
-            Attention::Sleeps(word & !FLAGS)
-        } else {
+        } else if word & ARMED == 0 {
             Attention::None
+        } else if word & !FLAGS == self.rung {
+            Attention::Rung
+        } else {
+            Attention::Sleeps(word & !FLAGS)
         }
     }
 
     /// Notes that this epoch has been rung: once is enough.
     pub(crate) fn rang(&mut self, epoch: u64) {
         self.rung = epoch;
-    }
-
-    /// Whether the other side has been rung and has not said yet that it is awake.
-    pub(crate) fn is_waking(&self) -> bool {
-        // SAFETY: as in `new`. Relaxed: a hint.
-        let word = unsafe { self.word.as_ref() }.load(Relaxed);
-        word & ARMED != 0 && word & !FLAGS == self.rung
     }
 }

@@ -467,14 +467,14 @@ fn the_sleeping_side_is_rung_once_per_sleep() {
         sleeper.arm(|| ());
         for _ in 0..5 {
             let space = producer.try_reserve(1).unwrap().unwrap();
-            rings += u64::from(producer.commit(space, 1));
+            rings += u64::from(producer.commit(space, 1) == Wake::Ring);
         }
         assert_eq!(rings, round + 1);
         sleeper.disarm();
         while receive(&mut consumer).is_some() {}
     }
     let space = producer.try_reserve(1).unwrap().unwrap();
-    assert!(!producer.commit(space, 1), "nobody sleeps");
+    assert_eq!(producer.commit(space, 1), Wake::None, "nobody sleeps");
     assert_eq!(producer.producer_page().wakes_sent(), 3);
 }
 
@@ -486,23 +486,23 @@ fn a_producer_that_waits_for_room_is_rung_when_half_is_free_or_all() {
     while send(&mut producer, &[1; 100]) {
         sent += 1;
     }
-    assert!(producer.arm(100, false, || ()).unwrap(), "full: sleep");
+    assert!(producer.arm(Some(100), || ()).unwrap(), "full: sleep");
     let mut released = 0;
     loop {
         let record = consumer.peek().unwrap().unwrap();
         released += 1;
-        if consumer.release(&record) {
+        if consumer.release(&record) == Wake::Ring {
             break;
         }
     }
     assert_eq!(released, (sent + 1) / 2);
-    assert!(!producer.arm(100, false, || ()).unwrap(), "there is room: do not sleep");
-    assert!(producer.arm(0, true, || ()).unwrap(), "not empty yet: sleep until it is");
+    assert!(!producer.arm(Some(100), || ()).unwrap(), "there is room: do not sleep");
+    assert!(producer.arm(None, || ()).unwrap(), "not empty yet: sleep until it is");
     while let Some(record) = consumer.peek().unwrap() {
         released += 1;
-        assert_eq!(consumer.release(&record), released == sent);
+        assert_eq!(consumer.release(&record) == Wake::Ring, released == sent);
     }
-    assert!(!producer.arm(0, true, || ()).unwrap());
+    assert!(!producer.arm(None, || ()).unwrap());
 }
 
 #[test]

@@ -1,0 +1,147 @@
+//! What can go wrong, in words that say what was found, what was wanted, and what to do.
+
+use pelton_lane::LaneError;
+
+/// The result of an operation that may fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What failed. Full, empty and timed out are answers, not errors: see [`crate::Sent`] and the `Option`s of receiving.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The other side has closed on purpose. For a receiver: after the last message. For a sender: nobody will read
+    /// further.
+    #[error("the other side has closed; {unreleased} messages were not released")]
+    Closed {
+        /// Messages committed that the receiver has not released.
+        unreleased: u64,
+    },
+    /// The other side's process has ended without closing. What it committed has been delivered; what it had not
+    /// released is still here: `resume` offers it to a successor.
+    #[error(
+        "the other side died without closing; {unreleased} messages were not released: `resume` waits for a successor"
+    )]
+    PeerDied {
+        /// Messages committed that the receiver has not released.
+        unreleased: u64,
+    },
+    /// The message is larger than the lane's limit.
+    #[error(
+        "a message of {bytes} bytes is larger than this channel's limit of {bytes_max}: send less, or create it with twice the capacity"
+    )]
+    TooLarge {
+        /// The size asked for.
+        bytes: u64,
+        /// The largest that this channel takes.
+        bytes_max: u64,
+    },
+    /// More descriptors than can go with one message.
+    #[error("{found} descriptors with one message, at most {wanted} can go: send the rest with the next")]
+    TooManyDescriptors {
+        /// How many were given.
+        found: usize,
+        /// The most that can go.
+        wanted: usize,
+    },
+    /// Descriptors came with a message and this process could not take all of them.
+    #[error(
+        "{sent} descriptors came with message {seq}, {received} could be received: raise this process's RLIMIT_NOFILE"
+    )]
+    DescriptorsLost {
+        /// The number of the message.
+        seq: u32,
+        /// How many were sent.
+        sent: usize,
+        /// How many came through.
+        received: usize,
+    },
+    /// The peer broke a rule of the layout or the protocol. Do not trust what came last; the channel cannot be used
+    /// further.
+    #[error("{0}: the peer is damaged, hostile, or not pelton")]
+    Corrupt(String),
+    /// The handle was made in another process, of which this one is a fork. Make a channel of your own here.
+    #[error("this handle belongs to the process that forked this one: connect anew in the child")]
+    Forked,
+    /// Nobody listens under the name.
+    #[error("nobody listens at {name}: start the other side first, or give a deadline to wait for it")]
+    NoListener {
+        /// The name as given.
+        name: String,
+    },
+    /// Somebody listens there already.
+    #[error("{name} is in use by a listener in process {pid}: stop that one, or choose another name")]
+    InUse {
+        /// The name as given.
+        name: String,
+        /// Its process, as it says.
+        pid: u32,
+    },
+    /// The name cannot be used.
+    #[error("{name:?} {problem}")]
+    Name {
+        /// The name as given.
+        name: String,
+        /// What is wrong with it, and what would be right.
+        problem: String,
+    },
+    /// The other side does not want this connection, or this side does not want the other.
+    #[error("refused: {0}")]
+    Refused(String),
+    /// The other side went during the hand-shake.
+    #[error("the peer hung up during the hand-shake: see what it says")]
+    HungUp,
+    /// The other side did not appear, or not answer, by the deadline of connecting.
+    #[error("timed out while {0}")]
+    TimedOut(String),
+    /// An option has a value that cannot be.
+    #[error("{option} is {found}, wanted {wanted}")]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// Its value.
+        found: u64,
+        /// What it may be.
+        wanted: String,
+    },
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    System {
+        /// What was being done.
+        what: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// Whether the other side has closed on purpose: the ordinary end of a channel.
+    pub fn is_closed(&self) -> bool {
+        matches!(self, Error::Closed { .. })
+    }
+
+    /// Whether the other side died: `resume` may go on with a successor.
+    pub fn is_peer_died(&self) -> bool {
+        matches!(self, Error::PeerDied { .. })
+    }
+
+    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
+        let what = what.into();
+        move |source| {
+            if source.kind() == std::io::ErrorKind::InvalidData {
+                Error::Corrupt(source.to_string())
+            } else {
+                Error::System { what, source }
+            }
+        }
+    }
+}
+
+impl From<LaneError> for Error {
+    fn from(error: LaneError) -> Error {
+        match error {
+            LaneError::TooLarge { bytes, bytes_max } => Error::TooLarge { bytes, bytes_max },
+            LaneError::Closed => Error::Closed { unreleased: 0 },
+            other => Error::Corrupt(other.to_string()),
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Names and the sockets behind them: a short name is a directory of sockets, `unix:PATH` is one socket.
+
+use crate::error::{Error, Result};
+use crate::os::Descriptor;
+use crate::os::socket::{Socket, listen_at};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A channel's name, parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    text: String,
+    place: Place,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    /// A directory with a socket per listening process, inside a directory of ours.
+    Directory {
+        base: PathBuf,
+        directory: PathBuf,
+    },
+    Socket(PathBuf),
+}
+
+impl Name {
+    pub(crate) fn parse(text: &str) -> Result<Name> {
+        let wrong = |problem: &str| Error::Name { name: text.to_owned(), problem: problem.to_owned() };
+        let place = if let Some(path) = text.strip_prefix("unix:") {
+            if path.is_empty() || path.contains('\0') {
+                return Err(wrong("names no socket: write unix:PATH"));
+            }
+            Place::Socket(PathBuf::from(path))
+        } else if let Some((scheme, _)) = text.split_once(':') {
+            return Err(wrong(&format!("begins with {scheme:?}: write unix:PATH, or a short name without a colon")));
+        } else {
+            let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+            if text.is_empty() || text.len() > 64 || text.starts_with('.') || !text.chars().all(fits) {
+                return Err(wrong(
+                    "is no short name: use 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.', or unix:PATH",
+                ));
+            }
+            let base = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_absolute()) {
+                Some(dir) => Path::new(&dir).join("pelton"),
+                None => std::env::temp_dir().join(format!("pelton-{}", rustix::process::geteuid().as_raw())),
+            };
+            Place::Directory { directory: base.join(text), base }
+        };
+        Ok(Name { text: text.to_owned(), place })
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    fn wrong(&self, problem: String) -> Error {
+        Error::Name { name: self.text.clone(), problem }
+    }
+
+    /// Puts what the system said about a path into words.
+    fn failed(&self, what: &str, path: &Path, error: std::io::Error) -> Error {
+        if error.raw_os_error() == Some(libc::ENAMETOOLONG) {
+            let (found, most) = (path.as_os_str().len(), 107);
+            return self.wrong(format!(
+                "is a socket path of {found} bytes, a Unix socket's has at most {most}: choose a shorter one"
+            ));
+        }
+        Error::System { what: format!("{what} {}", path.display()), source: error }
+    }
+
+    /// Connects to a live listener; `None` when there is none.
+    pub(crate) fn connect(&self) -> Result<Option<Socket>> {
+        let paths = match &self.place {
+            Place::Socket(path) => vec![path.clone()],
+            Place::Directory { base, directory } => {
+                match own_directory(base, false) {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(None),
+                    Err(problem) => return Err(self.wrong(problem)),
+                }
+                sockets_in(directory)
+            }
+        };
+        for path in paths {
+            match Socket::connect(&path) {
+                Ok(socket) => return Ok(Some(socket)),
+                // Gone, never there, or left behind by a process that died; a full backlog is a listener without time.
+                Err(error) => match error.kind() {
+                    ErrorKind::ConnectionRefused | ErrorKind::NotFound | ErrorKind::WouldBlock => {}
+                    _ => return Err(self.failed("connecting to", &path, error)),
+                },
+            }
+        }
+        Ok(None)
+    }
+
+    /// Listens under the name, replacing what dead listeners left behind.
+    pub(crate) fn listen(&self) -> Result<Bound> {
+        match &self.place {
+            Place::Socket(path) => {
+                let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                let _lock = lock(parent).map_err(|e| self.failed("opening", parent, e))?;
+                self.clear(path)?;
+                let socket = listen_at(path).map_err(|e| self.failed("listening at", path, e))?;
+                Bound::new(socket, path.clone(), Vec::new()).map_err(|e| self.failed("looking at", path, e))
+            }
+            Place::Directory { base, directory } => loop {
+                own_directory(base, true).map_err(|problem| self.wrong(problem))?;
+                own_directory(directory, true).map_err(|problem| self.wrong(problem))?;
+                // A listener that goes removes the directory after itself, perhaps just now: then make it again.
+                let again = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
+                let _lock = match lock(directory) {
+                    Err(error) if again(&error) => continue,
+                    other => other.map_err(|e| self.failed("opening", directory, e))?,
+                };
+                for path in sockets_in(directory) {
+                    self.clear(&path)?;
+                }
+                static LISTENERS: AtomicU32 = AtomicU32::new(0);
+                let number = LISTENERS.fetch_add(1, Ordering::Relaxed);
+                let path = directory.join(format!("{}.{number}", std::process::id()));
+                match listen_at(&path) {
+                    Err(error) if again(&error) => continue,
+                    Err(error) => return Err(self.failed("listening at", &path, error)),
+                    Ok(socket) => {
+                        let directories = vec![directory.clone(), base.clone()];
+                        return Bound::new(socket, path.clone(), directories)
+                            .map_err(|e| self.failed("looking at", &path, e));
+                    }
+                }
+            },
+        }
+    }
+
+    /// Removes a socket that nobody listens at; a live one is refused.
+    fn clear(&self, path: &Path) -> Result<()> {
+        match std::fs::symlink_metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(self.failed("looking at", path, error)),
+            Ok(found) if !found.file_type().is_socket() => {
+                return Err(
+                    self.wrong(format!("is {}, which exists and is not a socket: choose another path", path.display()))
+                );
+            }
+            Ok(_) => {}
+        }
+        match Socket::connect(path) {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => match std::fs::remove_file(path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    Err(self.failed("removing the stale socket", path, error))
+                }
+                _ => Ok(()),
+            },
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            // Connected, or its backlog is full.
+            Ok(socket) => Err(Error::InUse { name: self.text.clone(), pid: socket.peer().map_or(0, |peer| peer.pid) }),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                Err(Error::InUse { name: self.text.clone(), pid: 0 })
+            }
+            Err(error) => Err(self.failed("connecting to", path, error)),
+        }
+    }
+}
+
+/// The sockets in a directory, none where there is no directory.
+fn sockets_in(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let mut paths: Vec<PathBuf> = entries
+        .filter_map(|entry| entry.ok())
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()))
+        .map(|entry| entry.path())
+        .collect();
+    paths.sort();
+    paths
+}
+
+/// Holds off other listeners of a directory until dropped.
+fn lock(directory: &Path) -> std::io::Result<OwnedFd> {
+    let fd = open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    flock(&fd, FlockOperation::LockExclusive)?;
+    Ok(fd)
+}
+
+/// Whether `path` is a directory that nobody else can enter; makes it when asked. False: it is not there.
+fn own_directory(path: &Path, make: bool) -> std::result::Result<bool, String> {
+    if make {
+        match std::fs::DirBuilder::new().mode(0o700).create(path) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(format!("needs the directory {}, which cannot be made: {error}", path.display()));
+            }
+            _ => {}
+        }
+    }
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(format!("needs the directory {}, which cannot be looked at: {error}", path.display())),
+        Ok(found) => {
+            let (uid, mode) = (rustix::process::geteuid().as_raw(), found.mode() & 0o7777);
+            if !found.is_dir() || found.uid() != uid || mode & 0o077 != 0 {
+                return Err(format!(
+                    "needs {} to be a directory of uid {uid} with mode 700; found {} of uid {} with mode {mode:o}: remove it, or set XDG_RUNTIME_DIR",
+                    path.display(),
+                    if found.is_dir() { "a directory" } else { "something else" },
+                    found.uid(),
+                ));
+            }
+            Ok(true)
+        }
+    }
+}
+
+/// A listening socket and what to remove with it.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    socket: Descriptor,
+    path: PathBuf,
+    inode: (u64, u64),
+    directories: Vec<PathBuf>,
+    owner: crate::os::Owner,
+}
+
+impl Bound {
+    fn new(socket: Descriptor, path: PathBuf, directories: Vec<PathBuf>) -> std::io::Result<Bound> {
+        let found = std::fs::symlink_metadata(&path)?;
+        let owner = crate::os::Owner::current()?;
+        Ok(Bound { socket, inode: (found.dev(), found.ino()), path, directories, owner })
+    }
+
+    pub(crate) fn socket(&self) -> &Descriptor {
+        &self.socket
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        self.owner.is_forked()
+    }
+}
+
+impl AsFd for Bound {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
+        // Only if it is still ours.
+        let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.inode);
+        if ours {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        for directory in &self.directories {
+            // Refused while others are in it, which is right.
+            let _ = std::fs::remove_dir(directory);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_name_is_refused_with_what_would_be_right() {
+        for (name, says) in [
+            ("", "1 to 64"),
+            (".hidden", "not beginning with '.'"),
+            ("a/b", "letters, digits"),
+            ("tcp:1", "write unix:PATH"),
+            ("unix:", "write unix:PATH"),
+            (&"x".repeat(65), "1 to 64"),
+        ] {
+            let error = Name::parse(name).unwrap_err().to_string();
+            assert!(error.contains(says), "{name:?}: {error}");
+        }
+        for name in ["a", "log.events-2_x", "unix:relative", "unix:/tmp/x"] {
+            assert!(Name::parse(name).is_ok(), "{name}");
+        }
+    }
+}

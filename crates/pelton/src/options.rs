@@ -1,0 +1,132 @@
+//! How a channel is made: two numbers, a way to wait, and who may connect.
+
+use crate::connect::{self, Listener};
+use crate::error::{Error, Result};
+use crate::receiver::Receiver;
+use crate::sender::Sender;
+use crate::wait::Wait;
+use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, message_bytes_limit};
+use std::time::Instant;
+
+/// How a channel is made. The sender's side decides the capacity and the message limit; each side decides how it waits.
+///
+/// ```
+/// # fn main() -> pelton::Result<()> {
+/// use pelton::{Options, Wait};
+/// let (mut sender, mut receiver) = Options::new().capacity(1 << 20).wait(Wait::Block).threads()?;
+/// sender.send(b"hello")?;
+/// assert_eq!(&*receiver.receive()?, b"hello");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Options {
+    capacity: u64,
+    message_bytes_max: Option<u64>,
+    pub(crate) wait: Wait,
+    pub(crate) uids: Vec<u32>,
+    pub(crate) connect_deadline: Option<Instant>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options::new()
+    }
+}
+
+impl Options {
+    /// 64 MiB, messages up to half of that less 32 bytes, [`Wait::Block`], the same user only.
+    pub fn new() -> Options {
+        Options {
+            capacity: 64 << 20,
+            message_bytes_max: None,
+            wait: Wait::default(),
+            uids: Vec::new(),
+            connect_deadline: None,
+        }
+    }
+
+    /// Bytes of the lane: what the sender can be ahead of the receiver. Rounded up to a multiple of 64 KiB, at most
+    /// 16 GiB. Memory is taken only as it is used, and a lane whose receiver keeps up uses 128 KiB of it.
+    pub fn capacity(mut self, bytes: u64) -> Options {
+        self.capacity = bytes;
+        self
+    }
+
+    /// The largest message in bytes, if less than what the capacity allows: half of it less 32, and below 2 GiB.
+    pub fn message_bytes_max(mut self, bytes: u64) -> Options {
+        self.message_bytes_max = Some(bytes);
+        self
+    }
+
+    /// How this side waits.
+    pub fn wait(mut self, wait: Wait) -> Options {
+        self.wait = wait;
+        self
+    }
+
+    /// Users that may be at the other end besides this process's own.
+    pub fn allow_uids(mut self, uids: &[u32]) -> Options {
+        self.uids = uids.to_vec();
+        self
+    }
+
+    /// Connecting waits until `deadline` for somebody to listen. Without it, connecting fails at once with
+    /// [`Error::NoListener`] when nobody does.
+    pub fn connect_deadline(mut self, deadline: Instant) -> Options {
+        self.connect_deadline = Some(deadline);
+        self
+    }
+
+    /// Connects to a receiver that listens under `name`, a short name or `unix:PATH`.
+    ///
+    /// # Errors
+    /// [`Error::NoListener`], [`Error::TimedOut`], [`Error::Refused`] with the other side's words, [`Error::Name`],
+    /// [`Error::Option`], [`Error::Corrupt`] when the other side does not keep to the protocol, [`Error::System`].
+    pub fn connect_sender(&self, name: &str) -> Result<Sender> {
+        connect::connect_sender(name, self)
+    }
+
+    /// Connects to a sender that listens under `name`.
+    ///
+    /// # Errors
+    /// As [`Options::connect_sender`].
+    pub fn connect_receiver(&self, name: &str) -> Result<Receiver> {
+        connect::connect_receiver(name, self)
+    }
+
+    /// Listens under `name`; does not wait. Each accepted peer gets a lane made with these options.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn listen(&self, name: &str) -> Result<Listener> {
+        Listener::with_options(name, self)
+    }
+
+    /// Both ends of a channel between threads of this process.
+    ///
+    /// # Errors
+    /// [`Error::Option`], [`Error::System`].
+    pub fn threads(&self) -> Result<(Sender, Receiver)> {
+        connect::threads(self)
+    }
+
+    /// The capacity and the message limit that these options come to.
+    pub(crate) fn checked_sizes(&self) -> Result<(u64, u64)> {
+        const GRANULE: u64 = 64 * 1024;
+        if self.capacity < CAPACITY_MIN || self.capacity > CAPACITY_MAX {
+            let wanted = format!("{CAPACITY_MIN} to {CAPACITY_MAX} bytes");
+            return Err(Error::Option { option: "capacity", found: self.capacity, wanted });
+        }
+        let capacity = self.capacity.next_multiple_of(GRANULE);
+        let limit = message_bytes_limit(capacity);
+        match self.message_bytes_max {
+            Some(bytes) if bytes > limit => Err(Error::Option {
+                option: "message_bytes_max",
+                found: bytes,
+                wanted: format!("at most {limit} bytes with a capacity of {capacity}: raise the capacity"),
+            }),
+            bytes => Ok((capacity, bytes.unwrap_or(limit))),
+        }
+    }
+}

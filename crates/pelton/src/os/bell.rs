@@ -1,0 +1,127 @@
+//! Ringing and sleeping: an eventfd that one side writes and the other polls.
+
+use super::Descriptor;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::{Errno, ReadWriteFlags};
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+/// An eventfd: rung by one side, polled and drained by the other.
+#[derive(Debug)]
+pub(crate) struct Bell(Descriptor);
+
+impl Bell {
+    pub(crate) fn new() -> std::io::Result<Bell> {
+        Ok(Bell(Descriptor::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?))
+    }
+
+    /// The peer's, as it came over the socket.
+    pub(crate) fn from_peer(fd: OwnedFd) -> std::io::Result<Bell> {
+        // An eventfd is of no file type. Anything else could answer a ring with SIGPIPE, or be a file.
+        let kind = rustix::fs::fstat(&fd)?.st_mode & libc::S_IFMT;
+        if kind != 0 {
+            let text = format!("the peer's bell is of file type {kind:#o}, wanted an eventfd");
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
+        }
+        // Non-blocking, whatever the peer made of it: this side must not wait for a counter at its maximum.
+        rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Bell(Descriptor::new(fd)?))
+    }
+
+    /// Wakes who polls it. A counter at its maximum is a bell that rings already.
+    pub(crate) fn ring(&self) {
+        loop {
+            match rustix::io::write(self.0.as_fd(), &1u64.to_ne_bytes()) {
+                Err(Errno::INTR) => {}
+                _ => return,
+            }
+        }
+    }
+
+    /// Makes it silent until it is rung again. Never waits, whatever the peer did to the shared flags.
+    pub(crate) fn drain(&self) {
+        let mut count = [0u8; 8];
+        loop {
+            let mut slice = [IoSliceMut::new(&mut count)];
+            match rustix::io::preadv2(self.0.as_fd(), &mut slice, u64::MAX, ReadWriteFlags::NOWAIT) {
+                Err(Errno::INTR) => {}
+                _ => return,
+            }
+        }
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// What ended a poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ready {
+    /// The deadline.
+    TimedOut,
+    /// Something else than the bell: the peer went.
+    Gone,
+    /// The bell.
+    Rung,
+}
+
+/// Polls until `bell` rings, a descriptor of `life` tells the peer's end, or the deadline; for ever without one.
+pub(crate) fn poll_until(
+    bell: Option<BorrowedFd<'_>>,
+    life: [Option<BorrowedFd<'_>>; 2],
+    deadline: Option<Instant>,
+) -> std::io::Result<Ready> {
+    let mut fds = Vec::with_capacity(3);
+    fds.extend(bell.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+    let [socket, process] = &life;
+    fds.extend(socket.iter().map(|fd| PollFd::new(fd, PollFlags::RDHUP)));
+    fds.extend(process.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+    loop {
+        let timeout = deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(0) => return Ok(Ready::TimedOut),
+            Ok(_) => {
+                let rung = bell.is_some() && !fds[0].revents().is_empty();
+                return Ok(if rung { Ready::Rung } else { Ready::Gone });
+            }
+        }
+    }
+}
+
+/// One descriptor that is readable while any of several is: for the caller's own loop.
+#[derive(Debug)]
+pub(crate) struct Pollable(Descriptor);
+
+impl Pollable {
+    /// Readable while the bell rings.
+    pub(crate) fn new(bell: &Bell) -> std::io::Result<Pollable> {
+        let pollable = Pollable(Descriptor::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
+        epoll::add(&pollable.0, bell, EventData::new_u64(0), EventFlags::IN)?;
+        Ok(pollable)
+    }
+
+    /// Also readable once the peer is gone.
+    pub(crate) fn watch(&self, socket: BorrowedFd<'_>, process: Option<BorrowedFd<'_>>) -> std::io::Result<()> {
+        epoll::add(&self.0, socket, EventData::new_u64(1), EventFlags::RDHUP)?;
+        if let Some(process) = process {
+            epoll::add(&self.0, process, EventData::new_u64(2), EventFlags::IN)?;
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Pollable {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,116 @@
+//! Whose handle this is: a forked child inherits the memory of its parent's handles, but is not a second owner.
+//!
+//! A word in a page that the kernel wipes in a child (MADV_WIPEONFORK) tells, even after a raw `clone`. Each handle keeps
+//! the word's value from when it was made. And a child of `fork` closes the descriptors that it inherited, so that its
+//! parent's peers are told of the parent's death, and its listeners' sockets do not live on.
+
+use std::collections::BTreeSet;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// The process that made a handle, and whether the handle is still in use.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Owner {
+    word: &'static AtomicU32,
+    /// The word's value in the process that made the handle.
+    token: u32,
+    /// The same while the handle is in use, else RETIRED.
+    current: u32,
+}
+
+/// A token that the word never has.
+const RETIRED: u32 = u32::MAX;
+
+impl Owner {
+    /// This process.
+    pub(crate) fn current() -> std::io::Result<Owner> {
+        let word = word()?;
+        // A wiped word is a child's that makes its first handle: a new value, different from every forebear's.
+        if word.load(Ordering::Relaxed) == 0 {
+            static LAST: AtomicU32 = AtomicU32::new(0);
+            let _ = word.compare_exchange(
+                0,
+                LAST.fetch_add(1, Ordering::Relaxed) + 1,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+        }
+        let token = word.load(Ordering::Relaxed);
+        Ok(Owner { word, token, current: token })
+    }
+
+    /// Whether the handle is in the process that made it, and in use. Relaxed: a fork is no other thread's store.
+    #[inline(always)]
+    pub(crate) fn is_current(&self) -> bool {
+        self.word.load(Ordering::Relaxed) == self.current
+    }
+
+    /// Whether this is a child of the process that made the handle.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.word.load(Ordering::Relaxed) != self.token
+    }
+
+    /// From now on [`Owner::is_current`] says no, so that the fast path needs to look at nothing else.
+    pub(crate) fn retire(&mut self) {
+        self.current = RETIRED;
+    }
+}
+
+fn word() -> std::io::Result<&'static AtomicU32> {
+    static WORD: OnceLock<Result<&'static AtomicU32, i32>> = OnceLock::new();
+    let made = WORD.get_or_init(|| {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        let bytes = rustix::param::page_size();
+        // SAFETY: a fresh private mapping, never unmapped, so that the reference to its first word is good for ever.
+        unsafe {
+            let page =
+                mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+                    .map_err(|e| e.raw_os_error())?;
+            madvise(page, bytes, Advice::LinuxWipeOnFork).map_err(|e| e.raw_os_error())?;
+            if libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) != 0 {
+                return Err(libc::ENOMEM);
+            }
+            Ok(&*page.cast::<AtomicU32>())
+        }
+    });
+    made.map_err(std::io::Error::from_raw_os_error)
+}
+
+/// Descriptors to close in a child.
+static OPEN: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
+
+thread_local! {
+    /// The lock that the forking thread holds across the fork.
+    static ACROSS: std::cell::Cell<Option<MutexGuard<'static, BTreeSet<RawFd>>>> = const { std::cell::Cell::new(None) };
+}
+
+fn open() -> MutexGuard<'static, BTreeSet<RawFd>> {
+    // A set of numbers has no state that a panic could leave half done.
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn register(fd: RawFd) {
+    open().insert(fd);
+}
+
+pub(super) fn unregister(fd: RawFd) {
+    open().remove(&fd);
+}
+
+extern "C" fn before_fork() {
+    ACROSS.set(Some(open()));
+}
+
+extern "C" fn in_parent() {
+    ACROSS.set(None);
+}
+
+extern "C" fn in_child() {
+    if let Some(mut fds) = ACROSS.take() {
+        for fd in std::mem::take(&mut *fds) {
+            // SAFETY: the numbers belong to this crate's descriptors, whose inherited handles do nothing any more.
+            unsafe { libc::close(fd) };
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! The heavy half of the asymmetric barrier: a sleeper makes every running thread of registered processes pass a barrier.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
+const REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
+
+fn membarrier(command: libc::c_int) -> bool {
+    // SAFETY: the call takes no pointers.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+}
+
+/// Registers this process, once: from then on other processes' barriers reach its threads. False where the kernel or a
+/// seccomp filter refuses; both sides then fence.
+pub(crate) fn register() -> bool {
+    static PROCESS: AtomicU32 = AtomicU32::new(0);
+    let process = std::process::id();
+    // A forked child is another process, to be registered again.
+    if PROCESS.load(Ordering::Relaxed) == process {
+        return true;
+    }
+    let registered = membarrier(REGISTER_GLOBAL_EXPEDITED) && membarrier(GLOBAL_EXPEDITED);
+    if registered {
+        PROCESS.store(process, Ordering::Relaxed);
+    }
+    registered
+}
+
+/// The barrier itself: 0.2 to 2 µs. Where it is refused, a full fence of this thread alone, and false.
+pub(crate) fn barrier() -> bool {
+    let everywhere = membarrier(GLOBAL_EXPEDITED);
+    if !everywhere {
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+    everywhere
+}

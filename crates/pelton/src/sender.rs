@@ -1,0 +1,713 @@
+//! The sending end of a channel.
+
+use crate::connect::Origin;
+use crate::error::{Error, Result};
+use crate::link::{Link, Peer};
+use crate::options::Options;
+use crate::os::socket::DESCRIPTORS_MAX;
+use crate::os::{Owner, Segment};
+use crate::wait::{self, Side, Spin};
+use crate::{Counters, os};
+use pelton_lane::{LaneError, Mark, Memory, Position, Producer, Space, Wake, record_bytes};
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What became of a message: full and timed out are answers, not errors.
+#[must_use = "a message that was not sent is still yours"]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// It is in the lane.
+    Sent,
+    /// There was no room; nothing was sent.
+    Full,
+    /// The deadline passed before there was room; nothing was sent.
+    TimedOut,
+}
+
+/// The sending end of a channel. `Send`, not `Sync`: one thread at a time.
+///
+/// What to do when the lane is full is said by the method: [`Sender::send`] waits, [`Sender::send_until`] waits with a
+/// deadline, [`Sender::try_send`] answers [`Sent::Full`]. Nothing is ever dropped.
+///
+/// Dropping it closes: the receiver reads everything sent and is then told [`Error::Closed`].
+#[derive(Debug)]
+pub struct Sender {
+    /// First for its place: the first words are what each message touches.
+    parts: SenderParts,
+    owner: Owner,
+    end: Option<End>,
+    spin: Spin,
+    origin: Origin,
+    /// Descriptors sent with messages not yet released, to be sent again to a successor of the receiver.
+    descriptors: VecDeque<(u32, Vec<OwnedFd>)>,
+}
+
+/// How a channel ended, as this side learnt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Closed,
+    PeerDied,
+}
+
+impl End {
+    pub(crate) fn error(self, unreleased: u64) -> Error {
+        match self {
+            End::Closed => Error::Closed { unreleased },
+            End::PeerDied => Error::PeerDied { unreleased },
+        }
+    }
+}
+
+/// A producer with its memory and its link, as the hand-shake makes it.
+#[derive(Debug)]
+pub(crate) struct SenderParts {
+    pub(crate) lane: Producer,
+    pub(crate) link: Link,
+    /// After the lane, which points into it.
+    pub(crate) memory: SenderMemory,
+}
+
+/// The segments that a producer's lane lies in.
+#[derive(Debug)]
+pub(crate) struct SenderMemory {
+    pub(crate) page: Arc<Segment>,
+    pub(crate) data: Arc<Segment>,
+    pub(crate) consumer: Arc<Segment>,
+    pub(crate) receiver: Arc<Segment>,
+}
+
+impl SenderMemory {
+    pub(crate) fn attach(
+        &self,
+        tail: Position,
+        head: Position,
+        floor: u64,
+        can_barrier: bool,
+    ) -> std::result::Result<Producer, Error> {
+        let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
+        // SAFETY: the segments were checked for size and sealed, and are kept beside the lane until it is gone; this
+        // process made the page, and is the lane's one producer by the hand-shake.
+        Ok(unsafe { Producer::attach(memory, tail, head, floor, can_barrier)? })
+    }
+
+    pub(crate) fn attach_consumer(
+        &mut self,
+        lane: &mut Producer,
+        consumer: Arc<Segment>,
+        receiver: Arc<Segment>,
+        can_barrier: bool,
+    ) -> Result<()> {
+        let memory: Memory = os::lane_memory(&self.page, &consumer, &receiver, &self.data);
+        // SAFETY: as above; the new segments replace the old ones right after.
+        unsafe { lane.attach_consumer(memory.consumer, memory.receiver, can_barrier)? };
+        (self.consumer, self.receiver) = (consumer, receiver);
+        Ok(())
+    }
+}
+
+impl Sender {
+    pub(crate) fn new(parts: SenderParts, options: &Options, origin: Origin) -> Result<Sender> {
+        let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
+        let spin = Spin::new(options.wait);
+        Ok(Sender { parts, owner, end: None, spin, origin, descriptors: VecDeque::new() })
+    }
+
+    /// Connects to a receiver that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
+    /// once when nobody does; waits some seconds at most for one that listens to accept.
+    ///
+    /// # Errors
+    /// As [`Options::connect_sender`].
+    pub fn connect(name: &str) -> Result<Sender> {
+        Options::new().connect_sender(name)
+    }
+
+    /// Copies a message into the lane, if there is room now. Never waits.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`], in whatever state the lane is. [`Error::Closed`] and [`Error::PeerDied`] once the receiver is
+    /// gone, with the number of messages it has not released; this call may still succeed for some messages after that,
+    /// which then count as unreleased. [`Error::Corrupt`], [`Error::Forked`].
+    #[inline]
+    pub fn try_send(&mut self, payload: &[u8]) -> Result<Sent> {
+        match self.try_space(payload.len())? {
+            Some(space) => {
+                self.fill(space, payload);
+                Ok(Sent::Sent)
+            }
+            None => Ok(Sent::Full),
+        }
+    }
+
+    /// Copies a message into the lane. Waits for room as the [`crate::Wait`] of the options says, for ever if need be.
+    ///
+    /// # Errors
+    /// As [`Sender::try_send`]; a wait ends at once when the receiver goes.
+    #[inline]
+    pub fn send(&mut self, payload: &[u8]) -> Result<()> {
+        let space = match self.try_space(payload.len())? {
+            Some(space) => space,
+            None => self.wait_for_space(payload.len(), None)?.expect("without a deadline it does not pass"),
+        };
+        self.fill(space, payload);
+        Ok(())
+    }
+
+    /// Copies a message into the lane. Waits for room until `deadline`, on the monotonic clock.
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    #[inline]
+    pub fn send_until(&mut self, payload: &[u8], deadline: Instant) -> Result<Sent> {
+        let space = match self.try_space(payload.len())? {
+            Some(space) => space,
+            None => match self.wait_for_space(payload.len(), Some(deadline))? {
+                Some(space) => space,
+                None => return Ok(Sent::TimedOut),
+            },
+        };
+        self.fill(space, payload);
+        Ok(Sent::Sent)
+    }
+
+    #[inline(always)]
+    fn try_space(&mut self, bytes: usize) -> Result<Option<Space>> {
+        if !self.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        match self.parts.lane.try_reserve(bytes as u64) {
+            Ok(space) => Ok(space),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    #[inline(always)]
+    fn fill(&mut self, space: Space, payload: &[u8]) {
+        self.parts.lane.copy_in(space, payload);
+        self.publish(space, payload.len());
+    }
+
+    #[inline(always)]
+    fn publish(&mut self, space: Space, bytes: usize) {
+        match self.parts.lane.commit(space, bytes as u64) {
+            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(1024) => {}
+            wake => self.after_publishing(wake),
+        }
+    }
+
+    /// Rings a sleeping receiver; and now and then, where no wait would notice, looks whether it is alive.
+    #[cold]
+    #[inline(never)]
+    fn after_publishing(&mut self, wake: Wake) {
+        if wake == Wake::Ring {
+            self.parts.link.ring_peer();
+        }
+        // An error here would be about a message that is sent: it is for the next call to find.
+        if let Ok(true) = self.parts.link.is_peer_known_gone() {
+            self.note_end();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_for_space(&mut self, bytes: usize, deadline: Option<Instant>) -> Result<Option<Space>> {
+        self.parts.lane.count_wait();
+        let mut room = Room { sender: self, want: Want::Message(bytes as u64, &[]) };
+        if wait::wait(&mut room, deadline)? { self.try_space(bytes) } else { Ok(None) }
+    }
+
+    /// Why the handle cannot be used any more.
+    #[cold]
+    fn not_usable(&mut self) -> Error {
+        if self.owner.is_forked() {
+            return Error::Forked;
+        }
+        match self.end {
+            Some(end) => end.error(self.unreleased()),
+            None => Error::Corrupt("the lane failed before".to_owned()),
+        }
+    }
+
+    #[cold]
+    fn failed(&mut self, error: LaneError) -> Error {
+        match error {
+            LaneError::Closed => {
+                self.note_end();
+                self.not_usable()
+            }
+            LaneError::TooLarge { .. } => error.into(),
+            error => {
+                self.owner.retire();
+                error.into()
+            }
+        }
+    }
+
+    /// The receiver is gone: from now on each call says so.
+    fn note_end(&mut self) {
+        let closed = self.parts.lane.consumer_page().is_closed();
+        self.end = Some(if closed { End::Closed } else { End::PeerDied });
+        self.owner.retire();
+    }
+
+    /// Reserves room for a message of `bytes`, to be written in place. Never waits; `None` when the lane is full. Until
+    /// it is committed nothing is seen of it; dropping it aborts.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// let (mut sender, mut receiver) = pelton::Options::new().threads()?;
+    /// if let Some(mut room) = sender.try_reserve(100)? {
+    ///     room[..5].copy_from_slice(b"hello");
+    ///     room.commit_bytes(5)?;
+    /// }
+    /// assert_eq!(&*receiver.receive()?, b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Sender::try_send`].
+    pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<Reservation<'_>>> {
+        let space = self.try_space(bytes)?;
+        Ok(space.map(|space| Reservation { sender: self, space }))
+    }
+
+    /// As [`Sender::try_reserve`], but waits for room.
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn reserve(&mut self, bytes: usize) -> Result<Reservation<'_>> {
+        let space = match self.try_space(bytes)? {
+            Some(space) => space,
+            None => self.wait_for_space(bytes, None)?.expect("without a deadline it does not pass"),
+        };
+        Ok(Reservation { sender: self, space })
+    }
+
+    /// As [`Sender::reserve`], until `deadline`; `None` when it passes.
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn reserve_until(&mut self, bytes: usize, deadline: Instant) -> Result<Option<Reservation<'_>>> {
+        let space = match self.try_space(bytes)? {
+            Some(space) => Some(space),
+            None => self.wait_for_space(bytes, Some(deadline))?,
+        };
+        Ok(space.map(|space| Reservation { sender: self, space }))
+    }
+
+    /// Begins a batch: one reservation for several messages, which appear to the receiver all at once or not at all.
+    /// `lens` are the messages' most bytes each. Never waits; `None` when the lane has no room for all of them.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// let (mut sender, mut receiver) = pelton::Options::new().threads()?;
+    /// let mut batch = sender.try_reserve_batch([3, 3])?.expect("an empty lane has room");
+    /// assert!(batch.push(b"one") && batch.push(b"two"));
+    /// batch.commit()?;
+    /// assert_eq!(&*receiver.receive()?, b"one");
+    /// assert_eq!(&*receiver.receive()?, b"two");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Sender::try_send`]; [`Error::TooLarge`] when the messages together take more than the largest message does.
+    pub fn try_reserve_batch(&mut self, lens: impl IntoIterator<Item = usize>) -> Result<Option<SentBatch<'_>>> {
+        if !self.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        let records = lens.into_iter().map(|len| record_bytes(len as u64)).fold(0u64, u64::saturating_add);
+        match self.parts.lane.try_begin_batch(records) {
+            Ok(begun) => Ok(begun.then(|| SentBatch { sender: self })),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    /// Sends a message together with descriptors, which the receiver takes from [`crate::Message::take_descriptors`].
+    /// Waits for room. This sender keeps duplicates until it has noticed that the message was released, which it does
+    /// when it next sends descriptors or is asked for [`Sender::unreleased`]: they are sent again to a successor.
+    ///
+    /// # Errors
+    /// As [`Sender::send`]; [`Error::TooManyDescriptors`] above 64; [`Error::System`] when they cannot be duplicated.
+    pub fn send_with_descriptors(&mut self, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        if !self.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        if fds.len() > DESCRIPTORS_MAX {
+            return Err(Error::TooManyDescriptors { found: fds.len(), wanted: DESCRIPTORS_MAX });
+        }
+        self.unreleased();
+        let kept = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
+        let kept = kept.map_err(Error::system("duplicating descriptors"))?;
+        let seq = self.parts.lane.tail().seq;
+        loop {
+            let marks = [Mark::Descriptors(fds.len() as u32)];
+            let space = self.parts.lane.try_reserve_marked(payload.len() as u64, &marks);
+            let Some(space) = space.map_err(|error| self.failed(error))? else {
+                self.parts.lane.count_wait();
+                wait::wait(&mut Room { sender: self, want: Want::Message(payload.len() as u64, &marks) }, None)?;
+                continue;
+            };
+            // Before the message, so that they are there when it is.
+            if self.parts.link.try_send_descriptors(seq, fds)? {
+                self.fill(space, payload);
+                self.descriptors.push_back((seq, kept));
+                return Ok(());
+            }
+            self.parts.link.wait_for_descriptor_room(None)?;
+            if self.parts.link.is_peer_gone()? {
+                self.note_end();
+                return Err(self.not_usable());
+            }
+        }
+    }
+
+    /// Messages sent and not yet released by the receiver. Looks at the receiver's page; does not wait.
+    pub fn unreleased(&mut self) -> u64 {
+        if self.owner.is_forked() {
+            return 0;
+        }
+        let lane = &mut self.parts.lane;
+        // A lie there is told by the next send; here the last known figure is the best there is.
+        let _ = lane.look_at_head();
+        let head = lane.head().seq;
+        while self.descriptors.front().is_some_and(|(seq, _)| (seq.wrapping_sub(head) as i32) < 0) {
+            self.descriptors.pop_front();
+        }
+        lane.unreleased()
+    }
+
+    /// Waits until the receiver has released every message.
+    ///
+    /// # Errors
+    /// As [`Sender::send`]: [`Error::Closed`] and [`Error::PeerDied`] say how many messages were not released.
+    pub fn drain(&mut self) -> Result<()> {
+        self.wait_drained(None).map(|_| ())
+    }
+
+    /// As [`Sender::drain`], until `deadline`; false when it passes.
+    ///
+    /// # Errors
+    /// As [`Sender::drain`].
+    pub fn drain_until(&mut self, deadline: Instant) -> Result<bool> {
+        self.wait_drained(Some(deadline))
+    }
+
+    fn wait_drained(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        if !self.owner.is_current() {
+            return if self.end.is_some() && self.unreleased() == 0 { Ok(true) } else { Err(self.not_usable()) };
+        }
+        if self.unreleased() == 0 {
+            return Ok(true);
+        }
+        wait::wait(&mut Room { sender: self, want: Want::Empty }, deadline)
+    }
+
+    /// For an event loop: asks that the descriptor become readable when there is room for a message of `bytes`, or the
+    /// receiver goes. True: there is none now, go back to the loop. False: there is, go on sending. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Sender::try_send`]: this is where a loop learns that the receiver is gone.
+    pub fn arm(&mut self, bytes: usize) -> Result<bool> {
+        if !self.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        self.parts.link.bell().drain();
+        let armed = Room { sender: self, want: Want::Message(bytes as u64, &[]) }.arm()?;
+        if self.parts.link.is_peer_gone()? {
+            self.note_end();
+            return Err(self.not_usable());
+        }
+        if !armed {
+            // Readable exactly while there is room, also for who goes back to the loop regardless.
+            self.parts.link.bell().ring();
+        }
+        Ok(armed)
+    }
+
+    /// Takes [`Sender::arm`] back.
+    pub fn disarm(&mut self) {
+        if self.owner.is_current() {
+            self.parts.lane.disarm();
+        }
+    }
+
+    /// After [`Error::PeerDied`]: waits for the receiver's successor and offers it the lane with everything unreleased.
+    /// A sender that had connected connects under the name again; one that a [`crate::Listener`] accepted accepts the
+    /// successor there. Then sending goes on; messages from the oldest unreleased one on are delivered again.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when the channel has not lost its peer, or is one between threads; [`Error::Corrupt`],
+    /// [`Error::Forked`], [`Error::System`]. After an error it can be tried again.
+    pub fn resume(&mut self) -> Result<()> {
+        self.resumed(None).map(|_| ())
+    }
+
+    /// As [`Sender::resume`], until `deadline`; false when it passes.
+    ///
+    /// # Errors
+    /// As [`Sender::resume`].
+    pub fn resume_until(&mut self, deadline: Instant) -> Result<bool> {
+        self.resumed(Some(deadline))
+    }
+
+    fn resumed(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        if self.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        if self.end.is_none() && self.owner.is_current() && self.parts.link.is_peer_gone()? {
+            self.note_end();
+        }
+        if self.end.is_none() {
+            return Err(Error::Refused("the receiver is alive: there is nobody to succeed it".to_owned()));
+        }
+        if !self.origin.clone().resume_sender(&mut self.parts, deadline)? {
+            return Ok(false);
+        }
+        self.owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
+        self.end = None;
+        self.unreleased();
+        for (seq, fds) in &self.descriptors {
+            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
+            while !self.parts.link.try_send_descriptors(*seq, &fds)? {
+                if !self.parts.link.wait_for_descriptor_room(deadline)? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives memory that holds no message back to the system: after a burst the lane keeps what it grew to until this.
+    /// One system call for each of at most two ranges; the lane stays in use meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::System`], [`Error::Forked`].
+    pub fn trim(&mut self) -> Result<()> {
+        if self.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        self.unreleased();
+        for (offset, bytes) in self.parts.lane.idle() {
+            self.parts.memory.data.punch(offset, bytes).map_err(Error::system("giving memory back"))?;
+        }
+        Ok(())
+    }
+
+    /// Figures of this side.
+    pub fn counters(&self) -> Counters {
+        if self.owner.is_forked() {
+            return Counters::default();
+        }
+        let page = self.parts.lane.producer_page();
+        Counters {
+            messages: page.messages(),
+            bytes: page.bytes(),
+            waits: page.waits(),
+            sleeps: page.sleeps(),
+            wakes_sent: page.wakes_sent(),
+            depth_max: page.depth_max(),
+        }
+    }
+
+    /// Bytes of the lane.
+    pub fn capacity(&self) -> u64 {
+        self.parts.lane.capacity()
+    }
+
+    /// The largest message, in bytes.
+    pub fn message_bytes_max(&self) -> u64 {
+        self.parts.lane.message_bytes_max()
+    }
+
+    /// Who receives.
+    pub fn peer(&self) -> Peer {
+        self.parts.link.peer()
+    }
+
+    /// Closes: the receiver reads everything sent and is then told [`Error::Closed`]. Does not wait; see
+    /// [`Sender::drain`]. Dropping does the same.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn close(self) -> Result<()> {
+        if self.owner.is_forked() { Err(Error::Forked) } else { Ok(()) }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        if self.owner.is_forked() {
+            return;
+        }
+        self.parts.lane.close();
+        // The word first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
+        self.parts.link.ring_peer();
+        self.parts.link.shutdown();
+    }
+}
+
+impl AsFd for Sender {
+    /// The descriptor for an event loop: see [`Sender::arm`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.parts.link.as_fd()
+    }
+}
+
+/// A sender that waits.
+struct Room<'a> {
+    sender: &'a mut Sender,
+    want: Want<'a>,
+}
+
+/// What for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Want<'a> {
+    /// Room for a message of so many bytes with these marks.
+    Message(u64, &'a [Mark]),
+    /// That the lane is empty.
+    Empty,
+}
+
+impl Side for Room<'_> {
+    fn look(&mut self) -> Result<bool> {
+        let lane = &mut self.sender.parts.lane;
+        if lane.consumer_page().is_closed() {
+            self.sender.note_end();
+            return self.end();
+        }
+        let found = match self.want {
+            Want::Message(bytes, []) => lane.try_reserve(bytes).map(|space| space.is_some()),
+            Want::Message(bytes, marks) => lane.try_reserve_marked(bytes, marks).map(|space| space.is_some()),
+            Want::Empty => lane.look_at_head().map(|unreleased| unreleased == 0),
+        };
+        found.map_err(|error| self.sender.failed(error))
+    }
+
+    fn arm(&mut self) -> Result<bool> {
+        let mut everywhere = true;
+        let lane = &mut self.sender.parts.lane;
+        let bytes = match self.want {
+            Want::Message(bytes, _) => Some(bytes),
+            Want::Empty => None,
+        };
+        let armed = lane.arm(bytes, || everywhere = os::membarrier::barrier());
+        if !everywhere {
+            lane.lose_barrier();
+        }
+        armed.map_err(|error| self.sender.failed(error))
+    }
+
+    fn disarm(&mut self) {
+        self.sender.parts.lane.disarm();
+    }
+
+    fn end(&mut self) -> Result<bool> {
+        self.sender.note_end();
+        let unreleased = self.sender.unreleased();
+        if self.want == Want::Empty && unreleased == 0 { Ok(true) } else { Err(self.sender.not_usable()) }
+    }
+
+    fn must_nap(&self) -> bool {
+        self.sender.parts.lane.must_nap()
+    }
+
+    fn link(&mut self) -> &mut Link {
+        &mut self.sender.parts.link
+    }
+
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.sender.spin
+    }
+}
+
+/// Room in the lane for one message, to be written in place. Dropping it aborts: nothing is seen of it.
+#[derive(Debug)]
+pub struct Reservation<'a> {
+    sender: &'a mut Sender,
+    space: Space,
+}
+
+impl Reservation<'_> {
+    /// Publishes the message, all of its room. Does not wait.
+    ///
+    /// # Errors
+    /// None today; a channel that ended is told by the next call.
+    pub fn commit(self) -> Result<()> {
+        let bytes = self.space.bytes as usize;
+        self.commit_bytes(bytes)
+    }
+
+    /// Publishes the first `bytes` of the room as the message.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] when `bytes` is more than was reserved; nothing is sent then.
+    pub fn commit_bytes(self, bytes: usize) -> Result<()> {
+        if bytes as u64 > self.space.bytes {
+            return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.space.bytes });
+        }
+        self.sender.publish(self.space, bytes);
+        Ok(())
+    }
+
+    /// Gives the room back. Dropping does the same.
+    pub fn abort(self) {}
+}
+
+impl Deref for Reservation<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        let at = self.sender.parts.lane.payload(self.space);
+        // SAFETY: reserved for this sender, initialised (shared memory is), and kept by the borrow.
+        unsafe { std::slice::from_raw_parts(at.as_ptr(), self.space.bytes as usize) }
+    }
+}
+
+impl DerefMut for Reservation<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let at = self.sender.parts.lane.payload(self.space);
+        // SAFETY: as above, and nobody else writes there.
+        unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), self.space.bytes as usize) }
+    }
+}
+
+/// Room in the lane for several messages, which appear at once. Dropping it aborts: nothing is seen of any.
+#[derive(Debug)]
+pub struct SentBatch<'a> {
+    sender: &'a mut Sender,
+}
+
+impl SentBatch<'_> {
+    /// Room for the batch's next message; `None` when the batch's room is used up.
+    pub fn reserve(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        let lane = &mut self.sender.parts.lane;
+        let space = lane.batch_message(bytes as u64)?;
+        // SAFETY: as for a reservation; the next call comes after the borrow.
+        Some(unsafe { std::slice::from_raw_parts_mut(lane.payload(space).as_ptr(), bytes) })
+    }
+
+    /// Copies the batch's next message; false when the batch's room is used up, and nothing is copied.
+    #[must_use = "a message that did not fit is still yours"]
+    pub fn push(&mut self, payload: &[u8]) -> bool {
+        match self.reserve(payload.len()) {
+            Some(room) => {
+                room.copy_from_slice(payload);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Publishes the messages. Does not wait.
+    ///
+    /// # Errors
+    /// None today; a channel that ended is told by the next call.
+    pub fn commit(self) -> Result<()> {
+        let wake = self.sender.parts.lane.commit_batch();
+        self.sender.after_publishing(wake);
+        Ok(())
+    }
+}

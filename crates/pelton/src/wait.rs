@@ -1,0 +1,116 @@
+//! How a side waits: it spins briefly, then sleeps in poll on its bell and on what tells its peer's death.
+
+use crate::error::Result;
+use crate::link::Link;
+use crate::os::{self, Ready};
+use std::time::{Duration, Instant};
+
+/// How an operation that has to wait does so. For the third way, the caller's own loop, use the `try_` methods and `arm`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Wait {
+    /// Looks again and again. The lowest latency, for a whole processor; with one processor only, use `Block`.
+    Spin,
+    /// Looks for some microseconds, fewer when that has not paid lately and none with one processor, then sleeps.
+    #[default]
+    Block,
+}
+
+/// One side of a channel and what it waits for.
+pub(crate) trait Side {
+    /// Whether it is there. An error, the end of the channel too, ends the wait.
+    fn look(&mut self) -> Result<bool>;
+    /// Announces a sleep. False: it is there after all, and the announcement is taken back.
+    fn arm(&mut self) -> Result<bool>;
+    /// Takes the announcement back.
+    fn disarm(&mut self);
+    /// The peer is gone, and [`Side::look`] has been asked since: what to say.
+    fn end(&mut self) -> Result<bool>;
+    /// Whether a sleep may last only a millisecond.
+    fn must_nap(&self) -> bool;
+    fn link(&mut self) -> &mut Link;
+    fn spin(&mut self) -> &mut Spin;
+}
+
+/// Sleeping costs some microseconds and a wake about as many; to spin for longer than that cannot pay.
+const SPIN_MAX: Duration = Duration::from_micros(10);
+/// Looks between two looks at the clock, which costs as much as several of them.
+const LOOKS_PER_CLOCK: u32 = 16;
+/// Failed spins after which the next ones are this much shorter: by halves, down to 1/16.
+const SHORTEST: u32 = 4;
+
+/// How long to spin before sleeping, by what it brought lately.
+#[derive(Debug)]
+pub(crate) struct Spin {
+    wait: Wait,
+    one_processor: bool,
+    halvings: u32,
+}
+
+impl Spin {
+    pub(crate) fn new(wait: Wait) -> Spin {
+        Spin { wait, one_processor: os::processors() == 1, halvings: 0 }
+    }
+
+    fn budget(&self) -> Duration {
+        if self.one_processor { Duration::ZERO } else { SPIN_MAX / (1 << self.halvings) }
+    }
+}
+
+/// Waits until `side` finds what it looks for; false at the deadline.
+#[cold]
+pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
+    let spins_only = side.spin().wait == Wait::Spin;
+    let budget = side.spin().budget();
+    let start = Instant::now();
+    if spins_only || !budget.is_zero() {
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if side.look()? {
+                    let spin = side.spin();
+                    spin.halvings = spin.halvings.saturating_sub(1);
+                    return Ok(true);
+                }
+                os::relax();
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return side.look();
+            }
+            if spins_only {
+                if side.link().is_peer_known_gone()? {
+                    return if side.look()? { Ok(true) } else { side.end() };
+                }
+                if side.spin().one_processor {
+                    std::thread::yield_now();
+                }
+            } else if now - start >= budget {
+                break;
+            }
+        }
+        let spin = side.spin();
+        spin.halvings = (spin.halvings + 1).min(SHORTEST);
+    }
+    loop {
+        if !side.arm()? {
+            return Ok(true);
+        }
+        let nap = side.must_nap().then(|| Instant::now() + Duration::from_millis(1));
+        let until = match (deadline, nap) {
+            (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
+            (deadline, nap) => deadline.or(nap),
+        };
+        let ready = side.link().sleep(until);
+        side.disarm();
+        match ready? {
+            Ready::Rung => side.link().bell().drain(),
+            Ready::Gone => return if side.look()? { Ok(true) } else { side.end() },
+            Ready::TimedOut => {}
+        }
+        if side.look()? {
+            return Ok(true);
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Ok(false);
+        }
+    }
+}
