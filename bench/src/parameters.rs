@@ -20,12 +20,20 @@ pub enum Workload {
 impl Workload {
     /// How many messages both sides send together when each does its part `count` times.
     pub fn messages(self, count: u64) -> u64 {
-        if self == Workload::Roundtrip { 2 * count } else { count }
+        if self == Workload::Roundtrip {
+            2 * count
+        } else {
+            count
+        }
     }
 
     /// The two processes, that of the first CPU first.
     pub fn roles(self) -> [Role; 2] {
-        if self == Workload::Roundtrip { [Role::Asker, Role::Answerer] } else { [Role::Receiver, Role::Sender] }
+        if self == Workload::Roundtrip {
+            [Role::Asker, Role::Answerer]
+        } else {
+            [Role::Receiver, Role::Sender]
+        }
     }
 }
 
@@ -61,7 +69,11 @@ pub enum SystemName {
 
 /// The word of the command line for a value of one of the enums above.
 pub fn word<T: ValueEnum>(value: T) -> String {
-    value.to_possible_value().expect("no value is hidden").get_name().to_string()
+    value
+        .to_possible_value()
+        .expect("no value is hidden")
+        .get_name()
+        .to_string()
 }
 
 /// A system of the list, perhaps with a wait of its own.
@@ -81,16 +93,26 @@ impl FromStr for Choice {
             Some((name, wait)) => (name, Some(wait)),
             None => (text, None),
         };
-        let system = SystemName::from_str(name, false)
-            .map_err(|_| format!("found the system `{name}`, wanted one of {}", words::<SystemName>()))?;
+        let system = SystemName::from_str(name, false).map_err(|_| {
+            format!(
+                "found the system `{name}`, wanted one of {}",
+                words::<SystemName>()
+            )
+        })?;
         let wait = wait
             .map(|wait| {
-                Wait::from_str(wait, false)
-                    .map_err(|_| format!("found the wait `{wait}` in `{text}`, wanted one of {}", words::<Wait>()))
+                Wait::from_str(wait, false).map_err(|_| {
+                    format!(
+                        "found the wait `{wait}` in `{text}`, wanted one of {}",
+                        words::<Wait>()
+                    )
+                })
             })
             .transpose()?;
         if system == SystemName::Limits && wait.is_some() {
-            return Err(format!("found `{text}`, but the limits wait in one way only: write `limits`"));
+            return Err(format!(
+                "found `{text}`, but the limits wait in one way only: write `limits`"
+            ));
         }
         Ok(Choice { system, wait })
     }
@@ -107,7 +129,12 @@ impl fmt::Display for Choice {
 }
 
 fn words<T: ValueEnum>() -> String {
-    T::value_variants().iter().filter_map(|v| v.to_possible_value()).map(|v| v.get_name().to_string()).collect::<Vec<_>>().join(", ")
+    T::value_variants()
+        .iter()
+        .filter_map(|v| v.to_possible_value())
+        .map(|v| v.get_name().to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// The sizes of the messages: all of one size, or random between two.
@@ -125,7 +152,10 @@ const SIZE_MAX: u32 = 1 << 30;
 impl SizeRange {
     /// Messages of one size.
     pub fn fixed(bytes: u32) -> SizeRange {
-        SizeRange { min: bytes, max: bytes }
+        SizeRange {
+            min: bytes,
+            max: bytes,
+        }
     }
 
     /// Whether all messages are of one size.
@@ -135,7 +165,10 @@ impl SizeRange {
 
     /// The sizes in their order, from the start; the same at every call.
     pub fn sequence(self) -> SizeSequence {
-        SizeSequence { range: self, seed: 1 }
+        SizeSequence {
+            range: self,
+            seed: 1,
+        }
     }
 
     /// What the first `count` messages hold together.
@@ -154,14 +187,22 @@ impl FromStr for SizeRange {
     fn from_str(text: &str) -> Result<SizeRange, String> {
         let bytes = |part: &str| match part.parse::<u32>() {
             Ok(bytes) if bytes <= SIZE_MAX => Ok(bytes),
-            _ => Err(format!("found `{text}`, wanted a number of bytes from 0 to {SIZE_MAX}, or two as MIN..MAX: write 256 or 1..32768")),
+            _ => Err(format!(
+                "found `{text}`, wanted a number of bytes from 0 to {SIZE_MAX}, or two as MIN..MAX: write 256 or 1..32768"
+            )),
         };
         match text.split_once("..") {
             None => Ok(SizeRange::fixed(bytes(text)?)),
             Some((min, max)) => {
-                let range = SizeRange { min: bytes(min)?, max: bytes(max)? };
+                let range = SizeRange {
+                    min: bytes(min)?,
+                    max: bytes(max)?,
+                };
                 if range.min > range.max {
-                    return Err(format!("found `{text}`, wanted MIN to be at most MAX: write {}..{}", range.max, range.min));
+                    return Err(format!(
+                        "found `{text}`, wanted MIN to be at most MAX: write {}..{}",
+                        range.max, range.min
+                    ));
                 }
                 Ok(range)
             }
@@ -171,7 +212,11 @@ impl FromStr for SizeRange {
 
 impl fmt::Display for SizeRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_fixed() { write!(f, "{}", self.max) } else { write!(f, "{}..{}", self.min, self.max) }
+        if self.is_fixed() {
+            write!(f, "{}", self.max)
+        } else {
+            write!(f, "{}..{}", self.min, self.max)
+        }
     }
 }
 
@@ -189,7 +234,10 @@ impl SizeSequence {
         if min == max {
             return max as usize;
         }
-        self.seed = self.seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        self.seed = self
+            .seed
+            .wrapping_mul(1_664_525)
+            .wrapping_add(1_013_904_223);
         (min + (self.seed >> 8) % (max - min + 1)) as usize
     }
 }
@@ -277,26 +325,72 @@ mod tests {
         assert_eq!("256".parse(), Ok(SizeRange::fixed(256)));
         assert_eq!("0".parse(), Ok(SizeRange::fixed(0)));
         assert_eq!("1..32768".parse(), Ok(SizeRange { min: 1, max: 32768 }));
-        assert_eq!("1..32768".parse::<SizeRange>().unwrap().to_string(), "1..32768");
+        assert_eq!(
+            "1..32768".parse::<SizeRange>().unwrap().to_string(),
+            "1..32768"
+        );
         assert_eq!("7..7".parse::<SizeRange>().unwrap().to_string(), "7");
     }
 
     #[test]
     fn a_bad_size_is_named_in_the_error() {
-        for bad in ["", "x", "-1", "1..", "..5", "1..2..3", "4294967296", "1073741825", "1 MB"] {
+        for bad in [
+            "",
+            "x",
+            "-1",
+            "1..",
+            "..5",
+            "1..2..3",
+            "4294967296",
+            "1073741825",
+            "1 MB",
+        ] {
             let error = bad.parse::<SizeRange>().unwrap_err();
-            assert!(error.contains(&format!("found `{bad}`")) && error.contains("wanted"), "{error}");
+            assert!(
+                error.contains(&format!("found `{bad}`")) && error.contains("wanted"),
+                "{error}"
+            );
         }
-        assert!("9..3".parse::<SizeRange>().unwrap_err().contains("write 3..9"));
+        assert!(
+            "9..3"
+                .parse::<SizeRange>()
+                .unwrap_err()
+                .contains("write 3..9")
+        );
     }
 
     #[test]
     fn a_system_may_have_a_wait_of_its_own() {
-        assert_eq!("pelton:block".parse(), Ok(Choice { system: SystemName::Pelton, wait: Some(Wait::Block) }));
-        assert_eq!("sock-stream-batched".parse(), Ok(Choice { system: SystemName::SockStreamBatched, wait: None }));
-        assert_eq!("pelton:block".parse::<Choice>().unwrap().to_string(), "pelton:block");
-        assert!("carrier-pigeon".parse::<Choice>().unwrap_err().contains("`carrier-pigeon`"));
-        assert!("pipe:doze".parse::<Choice>().unwrap_err().contains("`doze`"));
+        assert_eq!(
+            "pelton:block".parse(),
+            Ok(Choice {
+                system: SystemName::Pelton,
+                wait: Some(Wait::Block)
+            })
+        );
+        assert_eq!(
+            "sock-stream-batched".parse(),
+            Ok(Choice {
+                system: SystemName::SockStreamBatched,
+                wait: None
+            })
+        );
+        assert_eq!(
+            "pelton:block".parse::<Choice>().unwrap().to_string(),
+            "pelton:block"
+        );
+        assert!(
+            "carrier-pigeon"
+                .parse::<Choice>()
+                .unwrap_err()
+                .contains("`carrier-pigeon`")
+        );
+        assert!(
+            "pipe:doze"
+                .parse::<Choice>()
+                .unwrap_err()
+                .contains("`doze`")
+        );
         assert!("limits:spin".parse::<Choice>().is_err());
     }
 
@@ -306,7 +400,10 @@ mod tests {
         let mut sequence = SizeRange { min: 1, max: 32768 }.sequence();
         let sizes: Vec<usize> = (0..C_SIZES.len()).map(|_| sequence.next_size()).collect();
         assert_eq!(sizes, C_SIZES);
-        assert_eq!(SizeRange { min: 1, max: 32768 }.total(C_SIZES.len() as u64), C_SIZES.iter().sum::<usize>() as u64);
+        assert_eq!(
+            SizeRange { min: 1, max: 32768 }.total(C_SIZES.len() as u64),
+            C_SIZES.iter().sum::<usize>() as u64
+        );
     }
 
     const C_SIZES: [usize; 8] = [2138, 2182, 5634, 29499, 28782, 6338, 22238, 25184];

@@ -15,7 +15,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     measure::{CallCounter, Usage, delay, now_ns},
     parameters::{Job, Pass, Role, SystemName},
-    systems::{Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System, limits},
+    systems::{
+        Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System,
+        limits,
+    },
 };
 
 /// Messages before the first pass: enough for the paths to be loaded and the first pages touched.
@@ -113,7 +116,8 @@ fn serve<S: System>(job: &Job) -> Result<()> {
                 ask(&mut sending, &mut receiving, &mut payload, n, 0, whole)?;
             }
             // From a nanosecond to a minute, three digits.
-            let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3).context("making a histogram")?;
+            let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)
+                .context("making a histogram")?;
             passes(job, |pass| {
                 histogram.reset();
                 let mut sizes = job.sizes.sequence();
@@ -124,10 +128,25 @@ fn serve<S: System>(job: &Job) -> Result<()> {
                     bytes += size as u64;
                     if pass.time_each {
                         let start = now_ns();
-                        ask(&mut sending, &mut receiving, &mut payload[..size], n, delay_ns, glance)?;
-                        histogram.saturating_record((now_ns() - start).saturating_sub(2 * delay_ns));
+                        ask(
+                            &mut sending,
+                            &mut receiving,
+                            &mut payload[..size],
+                            n,
+                            delay_ns,
+                            glance,
+                        )?;
+                        histogram
+                            .saturating_record((now_ns() - start).saturating_sub(2 * delay_ns));
                     } else {
-                        ask(&mut sending, &mut receiving, &mut payload[..size], n, delay_ns, glance)?;
+                        ask(
+                            &mut sending,
+                            &mut receiving,
+                            &mut payload[..size],
+                            n,
+                            delay_ns,
+                            glance,
+                        )?;
                     }
                 }
                 let mut report = section.end(bytes)?;
@@ -174,8 +193,13 @@ fn passes(job: &Job, mut pass_once: impl FnMut(&Pass) -> Result<PassReport>) -> 
         say(&pass_once(pass)?)?;
     }
     order.clear();
-    orders.read_line(&mut order).context("waiting for the end")?;
-    ensure!(order.is_empty(), "found the order {order:?}, wanted the end");
+    orders
+        .read_line(&mut order)
+        .context("waiting for the end")?;
+    ensure!(
+        order.is_empty(),
+        "found the order {order:?}, wanted the end"
+    );
     Ok(())
 }
 
@@ -198,15 +222,30 @@ struct Section {
 impl Section {
     fn start(pass: &Pass) -> Result<Section> {
         let usage = Usage::of_self();
-        let counter = if pass.count_calls { Some(CallCounter::start()?) } else { None };
-        Ok(Section { usage, counter, start_ns: now_ns() })
+        let counter = if pass.count_calls {
+            Some(CallCounter::start()?)
+        } else {
+            None
+        };
+        Ok(Section {
+            usage,
+            counter,
+            start_ns: now_ns(),
+        })
     }
 
     fn end(self, bytes: u64) -> Result<PassReport> {
         let end_ns = now_ns();
         let calls = self.counter.map(CallCounter::stop).transpose()?;
         let usage = Usage::of_self().since(self.usage);
-        Ok(PassReport { start_ns: self.start_ns, end_ns, usage, calls, bytes, ..PassReport::default() })
+        Ok(PassReport {
+            start_ns: self.start_ns,
+            end_ns,
+            usage,
+            calls,
+            bytes,
+            ..PassReport::default()
+        })
     }
 }
 
@@ -218,8 +257,13 @@ fn send(sending: &mut impl Sending, payload: &mut [u8], n: u64) -> Result<()> {
 
 /// Takes message `n`, compares its number, and answers its size.
 #[inline]
-fn receive(receiving: &mut impl Receiving, n: u64, check: impl FnOnce(&[u8]) -> bool) -> Result<usize> {
-    let (size, found, right) = receiving.receive(|message| (message.len(), number(message), check(message)))?;
+fn receive(
+    receiving: &mut impl Receiving,
+    n: u64,
+    check: impl FnOnce(&[u8]) -> bool,
+) -> Result<usize> {
+    let (size, found, right) =
+        receiving.receive(|message| (message.len(), number(message), check(message)))?;
     if found != expected(n, size) {
         bail!("message {n} has the number {found}: messages were lost, doubled or out of order");
     }
@@ -241,7 +285,11 @@ fn ask(
     send(sending, payload, n)?;
     sending.flush()?;
     let came = receive(receiving, n, check)?;
-    ensure!(came == payload.len(), "round {n} went out with {} bytes and came back with {came}", payload.len());
+    ensure!(
+        came == payload.len(),
+        "round {n} went out with {} bytes and came back with {came}",
+        payload.len()
+    );
     Ok(())
 }
 
@@ -274,11 +322,18 @@ fn glance(message: &[u8]) -> bool {
 
 /// The check of the first and the last: every byte behind the number.
 fn whole(message: &[u8]) -> bool {
-    message.iter().enumerate().skip(NUMBER_BYTES).all(|(at, byte)| *byte == pattern(at))
+    message
+        .iter()
+        .enumerate()
+        .skip(NUMBER_BYTES)
+        .all(|(at, byte)| *byte == pattern(at))
 }
 
 fn pattern(at: usize) -> u8 {
-    (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8).wrapping_add(7)
+    (at as u8)
+        .wrapping_mul(31)
+        .wrapping_add((at >> 8) as u8)
+        .wrapping_add(7)
 }
 
 /// A message begins with its number, little-endian, or as much of it as there is room for.
@@ -299,14 +354,21 @@ fn stamp(payload: &mut [u8], n: u64) {
 fn number(message: &[u8]) -> u64 {
     match message.first_chunk::<NUMBER_BYTES>() {
         Some(first) => u64::from_le_bytes(*first),
-        None => message.iter().rev().fold(0, |number, byte| number << 8 | *byte as u64),
+        None => message
+            .iter()
+            .rev()
+            .fold(0, |number, byte| number << 8 | *byte as u64),
     }
 }
 
 /// What [`number`] answers for message `n`, when it has `size` bytes.
 #[inline]
 fn expected(n: u64, size: usize) -> u64 {
-    if size >= NUMBER_BYTES { n } else { n & ((1 << (8 * size)) - 1) }
+    if size >= NUMBER_BYTES {
+        n
+    } else {
+        n & ((1 << (8 * size)) - 1)
+    }
 }
 
 #[cfg(test)]

@@ -42,33 +42,73 @@ pub fn version() -> String {
 
 /// FNV-1a, 64 bits: enough to tell one source from another.
 fn fingerprint() -> String {
-    let hash = SOURCE.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3));
+    let hash = SOURCE
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3)
+        });
     format!("{hash:016x}")
 }
 
 /// What to call limits.c with for `count` messages or rounds, or why it has nothing to say on this job.
 pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
     if i32::try_from(count).is_err() {
-        bail!("limits.c counts up to {}, wanted {count}: give a smaller --count", i32::MAX);
+        bail!(
+            "limits.c counts up to {}, wanted {count}: give a smaller --count",
+            i32::MAX
+        );
     }
     Ok(match job.workload {
         Workload::Idle => bail!("limits.c has no idle channel"),
         Workload::Stream if job.sizes.is_fixed() => {
-            vec!["stream".to_string(), job.sizes.max.to_string(), count.to_string(), job.capacity.to_string(), "131072".to_string()]
+            vec![
+                "stream".to_string(),
+                job.sizes.max.to_string(),
+                count.to_string(),
+                job.capacity.to_string(),
+                "131072".to_string(),
+            ]
         }
-        Workload::Stream if job.sizes.min != 1 => bail!("limits.c has random sizes from 1 up only, wanted {}", job.sizes),
+        Workload::Stream if job.sizes.min != 1 => bail!(
+            "limits.c has random sizes from 1 up only, wanted {}",
+            job.sizes
+        ),
         Workload::Stream => {
             // The window of the record in DESIGN: large messages want a larger one.
-            let window = if job.sizes.max > 131_072 { 1_048_576 } else { 131_072 };
-            vec!["stream".to_string(), format!("-{}", job.sizes.max), count.to_string(), job.capacity.to_string(), window.to_string()]
+            let window = if job.sizes.max > 131_072 {
+                1_048_576
+            } else {
+                131_072
+            };
+            vec![
+                "stream".to_string(),
+                format!("-{}", job.sizes.max),
+                count.to_string(),
+                job.capacity.to_string(),
+                window.to_string(),
+            ]
         }
-        Workload::Roundtrip if job.delay_us > 0 => vec!["eventfd".to_string(), count.to_string(), job.delay_us.to_string()],
-        Workload::Roundtrip if !job.sizes.is_fixed() => bail!("limits.c has round trips of one size only, wanted {}", job.sizes),
+        Workload::Roundtrip if job.delay_us > 0 => vec![
+            "eventfd".to_string(),
+            count.to_string(),
+            job.delay_us.to_string(),
+        ],
+        Workload::Roundtrip if !job.sizes.is_fixed() => bail!(
+            "limits.c has round trips of one size only, wanted {}",
+            job.sizes
+        ),
         // Its rings are of 1 MiB, and a message above half of that would wait for ever.
         Workload::Roundtrip if job.sizes.max > 500_000 => {
-            bail!("limits.c has round trips of up to 500000 bytes, wanted {}", job.sizes.max)
+            bail!(
+                "limits.c has round trips of up to 500000 bytes, wanted {}",
+                job.sizes.max
+            )
         }
-        Workload::Roundtrip => vec!["roundtrip".to_string(), job.sizes.max.to_string(), count.to_string()],
+        Workload::Roundtrip => vec![
+            "roundtrip".to_string(),
+            job.sizes.max.to_string(),
+            count.to_string(),
+        ],
     })
 }
 
@@ -89,12 +129,20 @@ pub fn compile() -> Result<std::path::PathBuf> {
         .stderr(Stdio::piped())
         .spawn()
         .context("starting `cc` to compile limits.c: install a C compiler")?;
-    cc.stdin.take().expect("it is piped").write_all(SOURCE.as_bytes()).context("handing limits.c to cc")?;
+    cc.stdin
+        .take()
+        .expect("it is piped")
+        .write_all(SOURCE.as_bytes())
+        .context("handing limits.c to cc")?;
     let done = cc.wait_with_output().context("waiting for cc")?;
     if !done.status.success() {
-        bail!("`cc -O3 -march=native -pthread` failed on limits.c: {}", String::from_utf8_lossy(&done.stderr).trim());
+        bail!(
+            "`cc -O3 -march=native -pthread` failed on limits.c: {}",
+            String::from_utf8_lossy(&done.stderr).trim()
+        );
     }
-    fs::rename(&aside, &program).with_context(|| format!("putting {} in its place", program.display()))?;
+    fs::rename(&aside, &program)
+        .with_context(|| format!("putting {} in its place", program.display()))?;
     Ok(program)
 }
 
@@ -109,13 +157,15 @@ pub fn guard(job: &Job) -> Result<Run> {
         if pass.count_calls {
             let counter = CallCounter::start()?;
             run(&program, &arguments)?;
-            result.figures.syscalls_per_message = Some(counter.stop()? as f64 / job.workload.messages(pass.count) as f64);
+            result.figures.syscalls_per_message =
+                Some(counter.stop()? as f64 / job.workload.messages(pass.count) as f64);
             continue;
         }
         let before = Usage::of_children();
         let text = run(&program, &arguments)?;
         let usage = Usage::of_children().since(before);
-        let printed: Printed = serde_json::from_str(&text).with_context(|| format!("reading what limits.c printed: `{}`", text.trim()))?;
+        let printed: Printed = serde_json::from_str(&text)
+            .with_context(|| format!("reading what limits.c printed: `{}`", text.trim()))?;
         result.figures.seconds = printed.seconds;
         result.figures.messages_per_second = printed.messages_per_second;
         result.figures.bytes_per_second = printed.bytes_per_second;
@@ -138,7 +188,10 @@ fn run(program: &std::path::Path, arguments: &[String]) -> Result<String> {
     // Either it has printed its line, or the asker has closed our input, which says that it is gone.
     let mut text = String::new();
     loop {
-        let mut fds = [PollFd::new(&output, PollFlags::IN), PollFd::new(&asker, PollFlags::IN)];
+        let mut fds = [
+            PollFd::new(&output, PollFlags::IN),
+            PollFd::new(&asker, PollFlags::IN),
+        ];
         match poll(&mut fds, None) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,

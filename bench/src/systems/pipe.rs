@@ -46,14 +46,21 @@ fn writer(job: &Job, name: &str) -> Result<FramedSending> {
 
 fn reader(job: &Job, name: &str) -> Result<FramedReceiving> {
     let fd = open(&job.directory.join(name), OFlags::RDONLY)?;
-    Ok(FramedReceiving::new(Wire::incoming(fd, job.wait)?, false, job.sizes.max as usize))
+    Ok(FramedReceiving::new(
+        Wire::incoming(fd, job.wait)?,
+        false,
+        job.sizes.max as usize,
+    ))
 }
 
 /// Whoever comes first makes the pipe.
 fn open(path: &Path, flags: OFlags) -> Result<std::os::fd::OwnedFd> {
     match rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-        Err(error) => return Err(error).with_context(|| format!("making the pipe {}", path.display())),
+        Err(error) => {
+            return Err(error).with_context(|| format!("making the pipe {}", path.display()));
+        }
     }
-    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty()).with_context(|| format!("opening the pipe {}", path.display()))
+    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
+        .with_context(|| format!("opening the pipe {}", path.display()))
 }
