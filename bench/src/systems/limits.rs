@@ -74,7 +74,7 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
             job.sizes
         ),
         Workload::Stream => {
-            // The window of the record in DESIGN: large messages want a larger one.
+            // A window must hold several of the largest messages: with 128 KiB those up to 512 KiB would hardly fit.
             let window = if job.sizes.max > 131_072 {
                 1_048_576
             } else {
