@@ -1,2 +1,311 @@
-//! skeleton
-fn main() {}
+//! The benchmark of pelton: workloads that measure it beside the machine's limits and the operating system's own channels.
+//!
+//! `main.rs` reads the command line, `run.rs` starts the processes and puts their figures together, `workload.rs` is what those
+//! processes do, `systems/` what they do it with, `measure.rs` what they can say of themselves, `report.rs` what comes out.
+
+mod measure;
+mod parameters;
+mod report;
+mod run;
+mod systems;
+mod workload;
+
+use std::{io::Write, process::ExitCode, str::FromStr};
+
+use anyhow::{Context, Result, ensure};
+use clap::{CommandFactory, Parser, error::ErrorKind};
+
+use crate::{
+    parameters::{Choice, Job, SizeRange, Wait, Workload},
+    run::Plan,
+};
+
+/// The first argument of a process that this program starts of itself; the second is its [`Job`].
+const SIDE: &str = "side";
+
+/// All systems measured, unless told otherwise.
+const SYSTEMS: &str = "pelton,limits,pipe,sock-stream,sock-stream-batched,sock-seqpacket";
+
+/// Measures pelton beside the machine's limits, pipes and sockets
+///
+/// Each run starts fresh processes on the first two CPUs, and the systems take turns. Figures are medians over the runs; ratios are of
+/// the first system to each other, run by run.
+#[derive(Parser, Debug)]
+#[command(name = "pelton-bench", version, max_term_width = 120)]
+struct Arguments {
+    /// What the two sides do
+    workload: Workload,
+
+    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, 64 in a round trip]
+    #[arg(long, value_name = "N|MIN..MAX")]
+    size: Option<SizeRange>,
+
+    /// Messages of a stream, rounds of a round trip
+    ///
+    /// By default 5,000,000 messages of up to 1 KiB, 1,000,000 of up to 32 KiB, 100,000 larger ones; 200,000 round trips, 20,000 with a
+    /// delay.
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+
+    /// Bytes of a pelton or limits lane
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
+    capacity: u64,
+
+    /// How both sides wait [default: spin; block for idle and with --delay]
+    #[arg(long)]
+    wait: Option<Wait>,
+
+    /// How often each system is measured
+    #[arg(long, value_name = "N", default_value_t = 9)]
+    runs: usize,
+
+    /// Round trips: each side sends only after that many microseconds, so that the other is asleep; taken off the result
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    delay: u64,
+
+    /// Systems, in turn, the first to be compared with the others
+    ///
+    /// pelton; limits, the least code that could do the job; pipe; sock-stream, one write per message; sock-stream-batched, 64 KiB of
+    /// buffer on both sides; sock-seqpacket. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
+    /// interleaved run. [default: all; for idle, pelton]
+    #[arg(long, value_name = "A,B,...", value_parser = systems)]
+    systems: Option<Systems>,
+
+    /// One JSON object a line for each system, then one of ratios, instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// A list of systems, each once.
+#[derive(Clone, Debug)]
+struct Systems(Vec<Choice>);
+
+fn systems(text: &str) -> Result<Systems, String> {
+    let mut choices: Vec<Choice> = Vec::new();
+    for part in text.split(',') {
+        let choice = Choice::from_str(part)?;
+        if choices.contains(&choice) {
+            return Err(format!(
+                "found `{part}` twice, wanted each system once: use --runs to measure it more often"
+            ));
+        }
+        choices.push(choice);
+    }
+    Ok(Systems(choices))
+}
+
+impl Arguments {
+    fn plan(self) -> Result<Plan, String> {
+        let Arguments {
+            workload,
+            size,
+            count,
+            capacity,
+            wait,
+            runs,
+            delay,
+            systems: chosen,
+            json: _,
+        } = self;
+        if workload == Workload::Idle && (size.is_some() || count.is_some()) {
+            return Err(
+                "found --size or --count with idle, which sends nothing: leave them out"
+                    .to_string(),
+            );
+        }
+        if workload != Workload::Roundtrip && delay > 0 {
+            return Err(format!(
+                "found --delay {delay} with a workload that answers nothing: use it with roundtrip"
+            ));
+        }
+        // An hour: beyond it a sum of delays could overflow.
+        if delay > 3_600_000_000 {
+            return Err(format!(
+                "found --delay {delay}, wanted at most 3600000000 microseconds"
+            ));
+        }
+        let sizes = size.unwrap_or(SizeRange::fixed(if workload == Workload::Stream {
+            256
+        } else {
+            64
+        }));
+        if sizes.max as u64 + 32 > capacity / 2 {
+            return Err(format!(
+                "found messages of {} bytes in lanes of {capacity}, wanted at most half the capacity less 32: write --capacity {} or more",
+                sizes.max,
+                (2 * (sizes.max as u64 + 32)).next_power_of_two()
+            ));
+        }
+        let count = count.unwrap_or(match (workload, sizes.max) {
+            (Workload::Idle, _) => 1,
+            (Workload::Roundtrip, _) if delay > 0 => 20_000,
+            (Workload::Roundtrip, _) => 200_000,
+            (Workload::Stream, ..=1024) => 5_000_000,
+            (Workload::Stream, ..=32_768) => 1_000_000,
+            (Workload::Stream, _) => 100_000,
+        });
+        // Deadlines and totals are computed from it: stay far from overflow.
+        if count == 0 || count > 1 << 40 {
+            return Err(format!("found --count {count}, wanted 1 to {}", 1u64 << 40));
+        }
+        if runs == 0 {
+            return Err("found --runs 0, wanted at least 1".to_string());
+        }
+        let asleep = workload == Workload::Idle || delay > 0;
+        let wait = wait.unwrap_or(if asleep { Wait::Block } else { Wait::Spin });
+        let default = if workload == Workload::Idle {
+            "pelton"
+        } else {
+            SYSTEMS
+        };
+        let Systems(systems) = match chosen {
+            Some(chosen) => chosen,
+            None => systems(default)?,
+        };
+        Ok(Plan {
+            workload,
+            sizes,
+            count,
+            capacity,
+            wait,
+            runs,
+            delay_us: delay,
+            systems,
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some(SIDE) {
+        // What it says of a failure is passed on, under its role, by the process that started it.
+        return side(arguments.next().as_deref()).unwrap_or_else(|error| {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        });
+    }
+    let arguments = Arguments::parse();
+    let json = arguments.json;
+    let plan = match arguments.plan() {
+        Ok(plan) => plan,
+        Err(error) => Arguments::command()
+            .error(ErrorKind::ValueValidation, error)
+            .exit(),
+    };
+    measure(&plan, json).unwrap_or_else(|error| {
+        eprintln!("pelton-bench: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+/// 0 when something was measured, 1 when nothing could be, 130 when interrupted. Bad arguments are 2, by clap.
+fn measure(plan: &Plan, json: bool) -> Result<ExitCode> {
+    let (report, interrupted) = run::measure(plan)?;
+    let mut out = std::io::stdout().lock();
+    if json {
+        report.write_json(&mut out)?;
+    } else {
+        report.write_table(&mut out)?;
+    }
+    out.flush()?;
+    if interrupted {
+        eprintln!("pelton-bench: interrupted; the runs that were finished are above");
+        return Ok(ExitCode::from(130));
+    }
+    let measured = report.systems.iter().any(|system| !system.runs.is_empty());
+    Ok(if measured {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// A process that this program started of itself.
+fn side(job: Option<&str>) -> Result<ExitCode> {
+    let job: Job = serde_json::from_str(
+        job.context("a side needs a job: it is started by pelton-bench itself")?,
+    )
+    .context("reading the job")?;
+    if job.system != parameters::SystemName::Limits {
+        // The guard of limits.c has to outlive us for a moment, to take its children along; it notices by its input.
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+            .context("asking to end with the parent")?;
+    }
+    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32);
+    ensure!(
+        parent == Some(job.parent),
+        "the process that started this side is gone"
+    );
+    if let Some(cpu) = job.cpu {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(cpu);
+        rustix::thread::sched_setaffinity(None, &set)
+            .with_context(|| format!("pinning to CPU {cpu}"))?;
+    }
+    std::panic::set_hook(Box::new(|info| eprintln!("{info}")));
+    workload::side(&job)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(arguments: &[&str]) -> Result<Plan, String> {
+        let arguments = Arguments::try_parse_from([&["pelton-bench"], arguments].concat())
+            .map_err(|error| error.to_string())?;
+        arguments.plan()
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults_follow_the_workload() {
+        let stream = plan(&["stream"]).unwrap();
+        assert_eq!(
+            (
+                stream.sizes.max,
+                stream.count,
+                stream.wait,
+                stream.systems.len()
+            ),
+            (256, 5_000_000, Wait::Spin, 6)
+        );
+        let asleep = plan(&["roundtrip", "--delay", "20"]).unwrap();
+        assert_eq!(
+            (asleep.sizes.max, asleep.count, asleep.wait),
+            (64, 20_000, Wait::Block)
+        );
+        assert_eq!(
+            plan(&["idle"]).unwrap().systems,
+            [Choice::from_str("pelton").unwrap()]
+        );
+    }
+
+    #[test]
+    fn bad_arguments_say_what_was_found_and_what_to_do() {
+        for (arguments, words) in [
+            (&["gallop"][..], "gallop"),
+            (&["stream", "--size", "5..1"], "write 1..5"),
+            (
+                &["stream", "--size", "1..1000000", "--capacity", "65536"],
+                "write --capacity 2097152",
+            ),
+            (
+                &["stream", "--systems", "pelton,carrier"],
+                "`carrier`, wanted one of pelton",
+            ),
+            (&["stream", "--systems", "pipe,pipe"], "`pipe` twice"),
+            (&["stream", "--delay", "20"], "use it with roundtrip"),
+            (&["stream", "--count", "0"], "--count 0"),
+            (&["stream", "--runs", "0"], "--runs 0"),
+            (&["idle", "--count", "5"], "leave them out"),
+        ] {
+            let error = plan(arguments).unwrap_err();
+            assert!(error.contains(words), "{arguments:?}: {error}");
+        }
+    }
+}

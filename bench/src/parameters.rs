@@ -1,0 +1,410 @@
+//! What to measure: the words of the command line, and the job that a measured process is given.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// What the two sides do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Workload {
+    /// Messages one way, as fast as they go
+    Stream,
+    /// One message there and back at a time
+    Roundtrip,
+    /// An open channel whose receiver waits and gets nothing
+    Idle,
+}
+
+impl Workload {
+    /// How many messages both sides send together when each does its part `count` times.
+    pub fn messages(self, count: u64) -> u64 {
+        if self == Workload::Roundtrip {
+            2 * count
+        } else {
+            count
+        }
+    }
+
+    /// The two processes, that of the first CPU first.
+    pub fn roles(self) -> [Role; 2] {
+        if self == Workload::Roundtrip {
+            [Role::Asker, Role::Answerer]
+        } else {
+            [Role::Receiver, Role::Sender]
+        }
+    }
+}
+
+/// How a side waits for the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wait {
+    /// Looks again and again
+    Spin,
+    /// Sleeps in the call itself
+    Block,
+    /// Never sleeps in the call; sleeps in an epoll instance of the caller's own
+    Epoll,
+}
+
+/// What carries the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SystemName {
+    /// pelton, connected by the name of a Unix socket
+    Pelton,
+    /// bench/limits/limits.c, the least code that could do the job
+    Limits,
+    /// A pipe: length and payload in one write
+    Pipe,
+    /// A Unix stream socket: length and payload in one write
+    SockStream,
+    /// A Unix stream socket with 64 KiB of buffer on both sides
+    SockStreamBatched,
+    /// A Unix socket that keeps messages apart by itself
+    SockSeqpacket,
+}
+
+/// The word of the command line for a value of one of the enums above.
+pub fn word<T: ValueEnum>(value: T) -> String {
+    value
+        .to_possible_value()
+        .expect("no value is hidden")
+        .get_name()
+        .to_string()
+}
+
+/// A system of the list, perhaps with a wait of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// What carries the messages
+    pub system: SystemName,
+    /// Overrides `--wait`
+    pub wait: Option<Wait>,
+}
+
+impl FromStr for Choice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Choice, String> {
+        let (name, wait) = match text.split_once(':') {
+            Some((name, wait)) => (name, Some(wait)),
+            None => (text, None),
+        };
+        let system = SystemName::from_str(name, false).map_err(|_| {
+            format!(
+                "found the system `{name}`, wanted one of {}",
+                words::<SystemName>()
+            )
+        })?;
+        let wait = wait
+            .map(|wait| {
+                Wait::from_str(wait, false).map_err(|_| {
+                    format!(
+                        "found the wait `{wait}` in `{text}`, wanted one of {}",
+                        words::<Wait>()
+                    )
+                })
+            })
+            .transpose()?;
+        if system == SystemName::Limits && wait.is_some() {
+            return Err(format!(
+                "found `{text}`, but the limits wait in one way only: write `limits`"
+            ));
+        }
+        Ok(Choice { system, wait })
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&word(self.system))?;
+        match self.wait {
+            Some(wait) => write!(f, ":{}", word(wait)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn words<T: ValueEnum>() -> String {
+    T::value_variants()
+        .iter()
+        .filter_map(|v| v.to_possible_value())
+        .map(|v| v.get_name().to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// The sizes of the messages: all of one size, or random between two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SizeRange {
+    /// The smallest, in bytes
+    pub min: u32,
+    /// The largest, in bytes
+    pub max: u32,
+}
+
+/// 1 GiB: every transport here takes less, and sums of lengths stay far from overflow.
+const SIZE_MAX: u32 = 1 << 30;
+
+impl SizeRange {
+    /// Messages of one size.
+    pub fn fixed(bytes: u32) -> SizeRange {
+        SizeRange {
+            min: bytes,
+            max: bytes,
+        }
+    }
+
+    /// Whether all messages are of one size.
+    pub fn is_fixed(self) -> bool {
+        self.min == self.max
+    }
+
+    /// The sizes in their order, from the start; the same at every call.
+    pub fn sequence(self) -> SizeSequence {
+        SizeSequence {
+            range: self,
+            seed: 1,
+        }
+    }
+
+    /// What the first `count` messages hold together.
+    pub fn total(self, count: u64) -> u64 {
+        if self.is_fixed() {
+            return self.max as u64 * count;
+        }
+        let mut sequence = self.sequence();
+        (0..count).map(|_| sequence.next_size() as u64).sum()
+    }
+}
+
+impl FromStr for SizeRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SizeRange, String> {
+        let bytes = |part: &str| match part.parse::<u32>() {
+            Ok(bytes) if bytes <= SIZE_MAX => Ok(bytes),
+            _ => Err(format!(
+                "found `{text}`, wanted a number of bytes from 0 to {SIZE_MAX}, or two as MIN..MAX: write 256 or 1..32768"
+            )),
+        };
+        match text.split_once("..") {
+            None => Ok(SizeRange::fixed(bytes(text)?)),
+            Some((min, max)) => {
+                let range = SizeRange {
+                    min: bytes(min)?,
+                    max: bytes(max)?,
+                };
+                if range.min > range.max {
+                    return Err(format!(
+                        "found `{text}`, wanted MIN to be at most MAX: write {}..{}",
+                        range.max, range.min
+                    ));
+                }
+                Ok(range)
+            }
+        }
+    }
+}
+
+impl fmt::Display for SizeRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_fixed() {
+            write!(f, "{}", self.max)
+        } else {
+            write!(f, "{}..{}", self.min, self.max)
+        }
+    }
+}
+
+/// The generator of limits.c, so that 1..MAX is the same sequence of sizes here and there.
+pub struct SizeSequence {
+    range: SizeRange,
+    seed: u32,
+}
+
+impl SizeSequence {
+    /// The next message's size.
+    #[inline]
+    pub fn next_size(&mut self) -> usize {
+        let SizeRange { min, max } = self.range;
+        if min == max {
+            return max as usize;
+        }
+        self.seed = self
+            .seed
+            .wrapping_mul(1_664_525)
+            .wrapping_add(1_013_904_223);
+        (min + (self.seed >> 8) % (max - min + 1)) as usize
+    }
+}
+
+/// Which of the two processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// Takes the messages (stream, idle); on the first CPU, as in limits.c
+    Receiver,
+    /// Sends them; on the second CPU
+    Sender,
+    /// Begins each round trip and times it; on the first CPU, as in limits.c
+    Asker,
+    /// Sends back what comes; on the second CPU
+    Answerer,
+}
+
+impl Role {
+    /// Which of the two CPUs is this role's.
+    pub fn cpu_index(self) -> usize {
+        matches!(self, Role::Sender | Role::Answerer) as usize
+    }
+
+    /// Whether this side makes the name that the other connects to.
+    pub fn listens(self) -> bool {
+        matches!(self, Role::Receiver | Role::Answerer)
+    }
+
+    /// The word for messages to people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Receiver => "receiver",
+            Role::Sender => "sender",
+            Role::Asker => "asker",
+            Role::Answerer => "answerer",
+        }
+    }
+}
+
+/// One go over the channel. Several follow each other in the same two processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pass {
+    /// Messages, or rounds of a round trip
+    pub count: u64,
+    /// Time every round on its own, for the percentiles
+    pub time_each: bool,
+    /// Count system calls instead of trusting the clock: the counter slows each of them down by 130 ns here
+    pub count_calls: bool,
+}
+
+/// All that one measured process needs to know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Job {
+    /// What carries the messages
+    pub system: SystemName,
+    /// How this side waits
+    pub wait: Wait,
+    /// What the sides do
+    pub workload: Workload,
+    /// This process's part in it
+    pub role: Role,
+    /// Sizes of the messages
+    pub sizes: SizeRange,
+    /// Bytes of a pelton or limits lane
+    pub capacity: u64,
+    /// Microseconds that each side of a round trip waits, busily, before it sends
+    pub delay_us: u64,
+    /// The passes, in order
+    pub passes: Vec<Pass>,
+    /// The CPU to stay on
+    pub cpu: Option<usize>,
+    /// Where the two sides find each other
+    pub directory: PathBuf,
+    /// The process that started this one, without which it must not live on
+    pub parent: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_one_number_or_two() {
+        assert_eq!("256".parse(), Ok(SizeRange::fixed(256)));
+        assert_eq!("0".parse(), Ok(SizeRange::fixed(0)));
+        assert_eq!("1..32768".parse(), Ok(SizeRange { min: 1, max: 32768 }));
+        assert_eq!(
+            "1..32768".parse::<SizeRange>().unwrap().to_string(),
+            "1..32768"
+        );
+        assert_eq!("7..7".parse::<SizeRange>().unwrap().to_string(), "7");
+    }
+
+    #[test]
+    fn a_bad_size_is_named_in_the_error() {
+        for bad in [
+            "",
+            "x",
+            "-1",
+            "1..",
+            "..5",
+            "1..2..3",
+            "4294967296",
+            "1073741825",
+            "1 MB",
+        ] {
+            let error = bad.parse::<SizeRange>().unwrap_err();
+            assert!(
+                error.contains(&format!("found `{bad}`")) && error.contains("wanted"),
+                "{error}"
+            );
+        }
+        assert!(
+            "9..3"
+                .parse::<SizeRange>()
+                .unwrap_err()
+                .contains("write 3..9")
+        );
+    }
+
+    #[test]
+    fn a_system_may_have_a_wait_of_its_own() {
+        assert_eq!(
+            "pelton:block".parse(),
+            Ok(Choice {
+                system: SystemName::Pelton,
+                wait: Some(Wait::Block)
+            })
+        );
+        assert_eq!(
+            "sock-stream-batched".parse(),
+            Ok(Choice {
+                system: SystemName::SockStreamBatched,
+                wait: None
+            })
+        );
+        assert_eq!(
+            "pelton:block".parse::<Choice>().unwrap().to_string(),
+            "pelton:block"
+        );
+        assert!(
+            "carrier-pigeon"
+                .parse::<Choice>()
+                .unwrap_err()
+                .contains("`carrier-pigeon`")
+        );
+        assert!(
+            "pipe:doze"
+                .parse::<Choice>()
+                .unwrap_err()
+                .contains("`doze`")
+        );
+        assert!("limits:spin".parse::<Choice>().is_err());
+    }
+
+    #[test]
+    fn random_sizes_are_those_of_limits_c() {
+        // The first of `seed = seed * 1664525u + 1013904223u, len = 1 + (seed >> 8) % 32768` from seed 1, printed by a C program.
+        let mut sequence = SizeRange { min: 1, max: 32768 }.sequence();
+        let sizes: Vec<usize> = (0..C_SIZES.len()).map(|_| sequence.next_size()).collect();
+        assert_eq!(sizes, C_SIZES);
+        assert_eq!(
+            SizeRange { min: 1, max: 32768 }.total(C_SIZES.len() as u64),
+            C_SIZES.iter().sum::<usize>() as u64
+        );
+    }
+
+    const C_SIZES: [usize; 8] = [2138, 2182, 5634, 29499, 28782, 6338, 22238, 25184];
+}

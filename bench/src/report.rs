@@ -1,0 +1,516 @@
+//! What was found, for programs (JSON, one object a line) and for people (a table).
+
+use std::{collections::BTreeMap, io::Write};
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    measure::Usage,
+    parameters::{Choice, Wait, Workload, word},
+};
+
+/// The figures of one run, or their medians. What does not apply or could not be had is null.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Figures {
+    /// From the first message's sending to the last one's arrival
+    pub seconds: Option<f64>,
+    /// Of a stream
+    pub messages_per_second: Option<f64>,
+    /// Payload of a stream
+    pub bytes_per_second: Option<f64>,
+    /// Mean of a run's round trips, the delays taken off
+    pub round_trip_ns: Option<f64>,
+    /// Median of a run's round trips
+    pub p50_ns: Option<f64>,
+    /// 90 % of a run's round trips took no longer
+    pub p90_ns: Option<f64>,
+    /// 99 %
+    pub p99_ns: Option<f64>,
+    /// 99.9 %
+    pub p999_ns: Option<f64>,
+    /// Both sides, user and system
+    pub cpu_seconds: Option<f64>,
+    /// Both sides' system calls
+    pub syscalls_per_message: Option<f64>,
+    /// Voluntary context switches per awaited message of a round trip, of the side that has fewer
+    pub sleeps_per_wait: Option<f64>,
+    /// Of an idle channel: context switches of both sides
+    pub wakeups_per_second: Option<f64>,
+    /// Resident memory of the channel, seen by the receiver
+    pub resident_bytes: Option<f64>,
+}
+
+/// One run: its figures and what each side contributed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// What was found
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// By role
+    pub sides: BTreeMap<String, SideFigures>,
+}
+
+/// One side's part of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SideFigures {
+    /// In the measured section
+    #[serde(flatten)]
+    pub usage: Usage,
+    /// System calls per message that this side sends or receives, which is each of them
+    pub syscalls_per_message: Option<f64>,
+    /// Voluntary context switches per awaited message of a round trip
+    pub sleeps_per_wait: Option<f64>,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, Serialize)]
+pub struct Parameters {
+    /// As the command line has it: `256` or `1..32768`
+    pub size: String,
+    /// Messages, or rounds of a round trip
+    pub count: u64,
+    /// Bytes of a pelton or limits lane
+    pub capacity: u64,
+    /// Of each side of a round trip
+    pub delay_us: u64,
+    /// How many runs were asked for
+    pub runs: usize,
+    /// The receiver's (asker's) and the sender's (answerer's); empty if the processes were not pinned
+    pub cpus: Vec<usize>,
+}
+
+/// All runs of one system.
+#[derive(Clone, Debug)]
+pub struct SystemReport {
+    /// As the list of systems has it
+    pub choice: Choice,
+    /// How it did wait
+    pub wait: Wait,
+    /// Of the library, the kernel or the program
+    pub version: String,
+    /// In order; with an interrupt one system may have one more than the next
+    pub runs: Vec<Run>,
+    /// Why there is nothing to be had from it
+    pub skipped: Option<String>,
+}
+
+/// Everything.
+pub struct Report {
+    /// What the sides did
+    pub workload: Workload,
+    /// What was asked for
+    pub parameters: Parameters,
+    /// In the order of the list
+    pub systems: Vec<SystemReport>,
+}
+
+/// The first system's figure by another's, run by run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Ratio {
+    /// Of all runs
+    pub median: f64,
+    /// The smallest
+    pub min: f64,
+    /// The largest
+    pub max: f64,
+    /// How many pairs there were
+    pub runs: usize,
+}
+
+#[derive(Serialize)]
+struct SystemLine<'a> {
+    workload: Workload,
+    system: String,
+    label: String,
+    wait: Wait,
+    version: &'a str,
+    parameters: &'a Parameters,
+    skipped: &'a Option<String>,
+    #[serde(flatten)]
+    medians: Figures,
+    runs: &'a [Run],
+}
+
+#[derive(Serialize)]
+struct RatioLine {
+    workload: Workload,
+    first: Option<String>,
+    figure: Option<&'static str>,
+    ratios: BTreeMap<String, Ratio>,
+}
+
+impl Report {
+    /// One object a line per system, and one of ratios.
+    pub fn write_json(&self, out: &mut impl Write) -> Result<()> {
+        for system in &self.systems {
+            let line = SystemLine {
+                workload: self.workload,
+                system: word(system.choice.system),
+                label: system.choice.to_string(),
+                wait: system.wait,
+                version: &system.version,
+                parameters: &self.parameters,
+                skipped: &system.skipped,
+                medians: medians(&system.runs),
+                runs: &system.runs,
+            };
+            writeln!(out, "{}", serde_json::to_string(&line)?)?;
+        }
+        let line = RatioLine {
+            workload: self.workload,
+            first: self.systems.first().map(|first| first.choice.to_string()),
+            figure: primary(self.workload).map(|(name, _)| name),
+            ratios: self.ratios(),
+        };
+        writeln!(out, "{}", serde_json::to_string(&line)?)?;
+        Ok(())
+    }
+
+    /// Of the first system to each other, for the workload's first figure.
+    pub fn ratios(&self) -> BTreeMap<String, Ratio> {
+        let (Some((_, figure)), Some((first, others))) =
+            (primary(self.workload), self.systems.split_first())
+        else {
+            return BTreeMap::new();
+        };
+        let values = |system: &SystemReport| {
+            system
+                .runs
+                .iter()
+                .map(|run| figure(&run.figures))
+                .collect::<Vec<_>>()
+        };
+        let of_first = values(first);
+        let pair = |other: &SystemReport| {
+            Some((
+                other.choice.to_string(),
+                paired_ratio(&of_first, &values(other))?,
+            ))
+        };
+        others.iter().filter_map(pair).collect()
+    }
+
+    /// For people.
+    pub fn write_table(&self, out: &mut impl Write) -> Result<()> {
+        let Parameters {
+            size,
+            count,
+            capacity,
+            delay_us,
+            runs,
+            cpus,
+        } = &self.parameters;
+        match self.workload {
+            Workload::Stream => writeln!(
+                out,
+                "stream of {count} messages of {size} bytes, lanes of {capacity} bytes"
+            )?,
+            Workload::Roundtrip => writeln!(
+                out,
+                "{count} round trips of {size} bytes, each side answering after {delay_us} µs"
+            )?,
+            Workload::Idle => writeln!(
+                out,
+                "an open channel without messages, lanes of {capacity} bytes"
+            )?,
+        }
+        let pinned = if cpus.is_empty() {
+            "not pinned".to_string()
+        } else {
+            format!("on CPUs {} and {}", cpus[0], cpus[1])
+        };
+        writeln!(
+            out,
+            "medians of {runs} runs, systems interleaved, {pinned}\n"
+        )?;
+
+        let ratios = self.ratios();
+        let mut rows: Vec<Vec<String>> = vec![vec!["system".to_string(), "wait".to_string()]];
+        rows[0].extend(COLUMNS.iter().map(|column| column.title.to_string()));
+        rows[0].push("spread".to_string());
+        rows[0].push(format!(
+            "{} to this",
+            self.systems
+                .first()
+                .map(|first| first.choice.to_string())
+                .unwrap_or_default()
+        ));
+        for system in &self.systems {
+            let medians = medians(&system.runs);
+            let mut row = vec![system.choice.to_string(), word(system.wait)];
+            row.extend(COLUMNS.iter().map(|column| {
+                (column.figure)(&medians)
+                    .map(|value| digits(value * column.scale))
+                    .unwrap_or_default()
+            }));
+            let values = primary(self.workload)
+                .map(|(_, figure)| {
+                    system
+                        .runs
+                        .iter()
+                        .filter_map(|run| figure(&run.figures))
+                        .collect::<Vec<_>>()
+                })
+                .unwrap_or_default();
+            row.push(
+                spread(&values)
+                    .map(|spread| format!("{:.0} %", spread * 100.0))
+                    .unwrap_or_default(),
+            );
+            let ratio = ratios.get(&system.choice.to_string());
+            row.push(
+                ratio
+                    .map(|r| format!("{:.3} ({:.3} to {:.3})", r.median, r.min, r.max))
+                    .unwrap_or_default(),
+            );
+            if !system.runs.is_empty() {
+                rows.push(row);
+            }
+        }
+        write_aligned(out, &rows)?;
+        for system in &self.systems {
+            if let Some(reason) = &system.skipped {
+                writeln!(out, "skipped {}: {reason}", system.choice)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One of the figures.
+type Figure = fn(&Figures) -> Option<f64>;
+
+/// The figure that a workload is about, and its name.
+fn primary(workload: Workload) -> Option<(&'static str, Figure)> {
+    match workload {
+        Workload::Stream => Some(("messages_per_second", |figures| figures.messages_per_second)),
+        Workload::Roundtrip => Some(("round_trip_ns", |figures| figures.round_trip_ns)),
+        Workload::Idle => None,
+    }
+}
+
+struct Column {
+    title: &'static str,
+    scale: f64,
+    figure: Figure,
+}
+
+const COLUMNS: [Column; 12] = [
+    Column {
+        title: "M messages/s",
+        scale: 1e-6,
+        figure: |f| f.messages_per_second,
+    },
+    Column {
+        title: "MB/s",
+        scale: 1e-6,
+        figure: |f| f.bytes_per_second,
+    },
+    Column {
+        title: "round trip ns",
+        scale: 1.0,
+        figure: |f| f.round_trip_ns,
+    },
+    Column {
+        title: "p50 ns",
+        scale: 1.0,
+        figure: |f| f.p50_ns,
+    },
+    Column {
+        title: "p90 ns",
+        scale: 1.0,
+        figure: |f| f.p90_ns,
+    },
+    Column {
+        title: "p99 ns",
+        scale: 1.0,
+        figure: |f| f.p99_ns,
+    },
+    Column {
+        title: "p99.9 ns",
+        scale: 1.0,
+        figure: |f| f.p999_ns,
+    },
+    Column {
+        title: "CPU s",
+        scale: 1.0,
+        figure: |f| f.cpu_seconds,
+    },
+    Column {
+        title: "calls/message",
+        scale: 1.0,
+        figure: |f| f.syscalls_per_message,
+    },
+    Column {
+        title: "sleeps/wait",
+        scale: 1.0,
+        figure: |f| f.sleeps_per_wait,
+    },
+    Column {
+        title: "wake-ups/s",
+        scale: 1.0,
+        figure: |f| f.wakeups_per_second,
+    },
+    Column {
+        title: "resident KiB",
+        scale: 1.0 / 1024.0,
+        figure: |f| f.resident_bytes,
+    },
+];
+
+/// Columns without any value are left out.
+fn write_aligned(out: &mut impl Write, rows: &[Vec<String>]) -> Result<()> {
+    let columns = rows[0].len();
+    let width = |column: usize, rows: &[Vec<String>]| {
+        rows.iter()
+            .map(|row| row[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let kept: Vec<usize> = (0..columns)
+        .filter(|column| width(*column, &rows[1..]) > 0)
+        .collect();
+    if kept.is_empty() {
+        return Ok(());
+    }
+    for row in rows {
+        let cells: Vec<String> = kept
+            .iter()
+            .map(|&column| {
+                let pad = " ".repeat(width(column, rows) - row[column].chars().count());
+                // Words to the left, numbers to the right.
+                if column < 2 {
+                    format!("{}{pad}", row[column])
+                } else {
+                    format!("{pad}{}", row[column])
+                }
+            })
+            .collect();
+        writeln!(out, "{}", cells.join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
+/// About four digits, without an exponent.
+fn digits(value: f64) -> String {
+    let size = value.abs();
+    if size == 0.0 {
+        "0".to_string()
+    } else if size >= 1000.0 {
+        format!("{value:.0}")
+    } else if size >= 100.0 {
+        format!("{value:.1}")
+    } else if size >= 1.0 {
+        format!("{value:.2}")
+    } else if size >= 0.001 {
+        format!("{value:.4}")
+    } else {
+        format!("{value:.7}")
+    }
+}
+
+/// Of each figure by itself.
+pub fn medians(runs: &[Run]) -> Figures {
+    let of = |figure: Figure| median(runs.iter().filter_map(|run| figure(&run.figures)).collect());
+    Figures {
+        seconds: of(|f| f.seconds),
+        messages_per_second: of(|f| f.messages_per_second),
+        bytes_per_second: of(|f| f.bytes_per_second),
+        round_trip_ns: of(|f| f.round_trip_ns),
+        p50_ns: of(|f| f.p50_ns),
+        p90_ns: of(|f| f.p90_ns),
+        p99_ns: of(|f| f.p99_ns),
+        p999_ns: of(|f| f.p999_ns),
+        cpu_seconds: of(|f| f.cpu_seconds),
+        syscalls_per_message: of(|f| f.syscalls_per_message),
+        sleeps_per_wait: of(|f| f.sleeps_per_wait),
+        wakeups_per_second: of(|f| f.wakeups_per_second),
+        resident_bytes: of(|f| f.resident_bytes),
+    }
+}
+
+/// The middle one, or the mean of the two in the middle.
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(values[middle]),
+        _ => Some((values[middle - 1] + values[middle]) / 2.0),
+    }
+}
+
+/// The first's figure by the other's of the same run. Runs that lack one of the two, or divide by nothing, make no pair.
+pub fn paired_ratio(first: &[Option<f64>], other: &[Option<f64>]) -> Option<Ratio> {
+    let ratios: Vec<f64> = first
+        .iter()
+        .zip(other)
+        .filter_map(|(first, other)| Some((*first)? / (*other)?))
+        .filter(|ratio| ratio.is_finite())
+        .collect();
+    Some(Ratio {
+        median: median(ratios.clone())?,
+        min: ratios.iter().copied().fold(f64::INFINITY, f64::min),
+        max: ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        runs: ratios.len(),
+    })
+}
+
+/// From the smallest to the largest, in parts of the median.
+pub fn spread(values: &[f64]) -> Option<f64> {
+    if values.len() < 2 {
+        return None;
+    }
+    let smallest = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let largest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    Some((largest - smallest) / median(values.to_vec())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(vec![]), None);
+        assert_eq!(median(vec![3.0]), Some(3.0));
+        assert_eq!(median(vec![9.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![9.0, 1.0, 2.0, 4.0]), Some(3.0));
+    }
+
+    #[test]
+    fn ratios_are_taken_run_by_run() {
+        // The machine slows down; each pair still says 2, where the medians of each system alone would not.
+        let first = [Some(8.0), Some(4.0), Some(2.0), Some(1.0)];
+        let other = [Some(4.0), Some(2.0), Some(1.0)];
+        assert_eq!(
+            paired_ratio(&first, &other),
+            Some(Ratio {
+                median: 2.0,
+                min: 2.0,
+                max: 2.0,
+                runs: 3
+            })
+        );
+    }
+
+    #[test]
+    fn nothing_makes_no_ratio() {
+        assert_eq!(paired_ratio(&[Some(1.0)], &[]), None);
+        assert_eq!(paired_ratio(&[Some(1.0)], &[None]), None);
+        assert_eq!(
+            paired_ratio(&[Some(1.0), Some(3.0)], &[Some(0.0), Some(2.0)])
+                .unwrap()
+                .median,
+            1.5
+        );
+    }
+
+    #[test]
+    fn the_spread_is_in_parts_of_the_median() {
+        assert_eq!(spread(&[1.0]), None);
+        assert_eq!(spread(&[9.0, 10.0, 11.0]), Some(0.2));
+    }
+}

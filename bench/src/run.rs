@@ -1,0 +1,813 @@
+//! Runs: fresh processes for each, pinned alike, the systems taking turns.
+//!
+//! The program starts itself once for each side, with a [`Job`]. A run's deadline is generous; when it passes, when one side fails, or
+//! when the user interrupts, both sides end. When this program dies, they end by themselves.
+
+use std::{
+    collections::BTreeMap,
+    env, fmt,
+    fs::File,
+    io::{Read, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{net::UnixStream, process::CommandExt, process::ExitStatusExt},
+    },
+    process::{Child, ChildStdin, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, kill_process_group},
+};
+
+use crate::{
+    measure::{CallCounter, Usage},
+    parameters::{Choice, Job, Pass, Role, SizeRange, SystemName, Wait, Workload},
+    report::{Figures, Parameters, Report, Run, SideFigures, SystemReport},
+    systems::limits,
+    workload::{PassReport, Percentiles},
+};
+
+/// What the command line asks for.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What the sides do
+    pub workload: Workload,
+    /// Sizes of the messages
+    pub sizes: SizeRange,
+    /// Messages, or rounds of a round trip
+    pub count: u64,
+    /// Bytes of a lane
+    pub capacity: u64,
+    /// How the sides wait, unless the system has a wait of its own
+    pub wait: Wait,
+    /// How often each system is measured
+    pub runs: usize,
+    /// Of each side of a round trip
+    pub delay_us: u64,
+    /// In turn; the first is compared with the others
+    pub systems: Vec<Choice>,
+}
+
+/// The user wants no more.
+#[derive(Debug)]
+pub struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// How long an idle channel is watched.
+const IDLE_WINDOW: Duration = Duration::from_secs(2);
+/// How long it is left alone before, for the receiver to fall asleep.
+const IDLE_BEFORE: Duration = Duration::from_millis(200);
+/// How long the sides have to end once both have reported.
+const END: Duration = Duration::from_secs(10);
+
+/// Measures all systems. The flag says whether it was interrupted; what is finished is in the report all the same.
+pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
+    let interrupts = Interrupts::new()?;
+    let available = available_cpus()?;
+    let cpus = if available.len() >= 2 {
+        available[..2].to_vec()
+    } else {
+        Vec::new()
+    };
+    if cpus.is_empty() {
+        eprintln!(
+            "note: one CPU only, so that nothing is pinned and the two sides take turns on it"
+        );
+    }
+    let count_calls = match CallCounter::start() {
+        Ok(_) => true,
+        Err(error) => {
+            eprintln!("note: system calls are not counted: {error:#}");
+            false
+        }
+    };
+    let mut report = Report {
+        workload: plan.workload,
+        parameters: Parameters {
+            size: plan.sizes.to_string(),
+            count: plan.count,
+            capacity: plan.capacity,
+            delay_us: plan.delay_us,
+            runs: plan.runs,
+            cpus: cpus.clone(),
+        },
+        systems: plan
+            .systems
+            .iter()
+            .map(|choice| system_report(plan, choice))
+            .collect(),
+    };
+    // On a terminal only, and drawn between runs only: a clock of its own would disturb what is measured.
+    let bar = ProgressBar::new((plan.runs * plan.systems.len()) as u64);
+    bar.set_style(ProgressStyle::with_template(
+        "{bar:30} {pos}/{len} {elapsed} {msg}",
+    )?);
+    for number in 1..=plan.runs {
+        for system in &mut report.systems {
+            bar.set_message(format!("run {number} of {}: {}", plan.runs, system.choice));
+            if system.skipped.is_none() {
+                let job = job(plan, system, &cpus, count_calls);
+                match run_once(&job, &cpus, &interrupts) {
+                    Ok(run) => system.runs.push(run),
+                    Err(error) if error.is::<Interrupted>() => {
+                        bar.abandon();
+                        return Ok((report, true));
+                    }
+                    Err(error) => {
+                        let reason = if number == 1 {
+                            format!("{error:#}")
+                        } else {
+                            format!("run {number} of {}: {error:#}", plan.runs)
+                        };
+                        bar.suspend(|| eprintln!("note: {} is skipped: {reason}", system.choice));
+                        system.skipped = Some(reason);
+                        system.runs.clear();
+                    }
+                }
+            }
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    Ok((report, false))
+}
+
+fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
+    let wait = match choice.system {
+        // limits.c waits as it must: its eventfds block, its rings spin.
+        SystemName::Limits if plan.delay_us > 0 => Wait::Block,
+        SystemName::Limits => Wait::Spin,
+        _ => choice.wait.unwrap_or(plan.wait),
+    };
+    let version = match choice.system {
+        SystemName::Pelton => env!("CARGO_PKG_VERSION").to_string(),
+        SystemName::Limits => limits::version(),
+        _ => format!(
+            "Linux {}",
+            rustix::system::uname().release().to_string_lossy()
+        ),
+    };
+    SystemReport {
+        choice: choice.clone(),
+        wait,
+        version,
+        runs: Vec::new(),
+        skipped: None,
+    }
+}
+
+/// The job of the side on the first CPU.
+fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) -> Job {
+    Job {
+        system: system.choice.system,
+        wait: system.wait,
+        workload: plan.workload,
+        role: plan.workload.roles()[0],
+        sizes: plan.sizes,
+        capacity: plan.capacity,
+        delay_us: plan.delay_us,
+        passes: passes(plan, system.wait, count_calls),
+        cpu: cpus.first().copied(),
+        directory: env::temp_dir(),
+        parent: std::process::id(),
+    }
+}
+
+/// The first pass makes the figures; those behind it only what would disturb it.
+fn passes(plan: &Plan, wait: Wait, count_calls: bool) -> Vec<Pass> {
+    if plan.workload == Workload::Idle {
+        return vec![Pass {
+            count: 1,
+            time_each: false,
+            count_calls: false,
+        }];
+    }
+    // Asking the clock twice costs some 50 ns. A round trip that sleeps takes a hundred times as long and can bear it; one that spins
+    // takes 250 and cannot, so its mean is of a pass without, its percentiles are of a second pass of half the count.
+    let roundtrip = plan.workload == Workload::Roundtrip;
+    let time_apart = roundtrip && wait == Wait::Spin && plan.delay_us == 0;
+    let mut passes = vec![Pass {
+        count: plan.count,
+        time_each: roundtrip && !time_apart,
+        count_calls: false,
+    }];
+    if time_apart {
+        passes.push(Pass {
+            count: plan.count.div_ceil(2),
+            time_each: true,
+            count_calls: false,
+        });
+    }
+    if count_calls {
+        // Enough to find one call in ten thousand messages.
+        let count = plan.count.min((plan.count / 4).max(100_000));
+        passes.push(Pass {
+            count,
+            time_each: false,
+            count_calls: true,
+        });
+    }
+    passes
+}
+
+/// Longer than any of the systems can need: they make at least 10,000 messages and 20 MB a second.
+fn deadline(job: &Job) -> Instant {
+    let messages: u64 = job
+        .passes
+        .iter()
+        .map(|pass| job.workload.messages(pass.count))
+        .sum();
+    let seconds =
+        messages as f64 * (1e-4 + job.delay_us as f64 * 1e-6 + job.sizes.max as f64 / 20e6);
+    // A month is for ever, and within what an Instant can hold.
+    Instant::now() + Duration::from_secs(60) + Duration::from_secs_f64(seconds.min(30.0 * 86400.0))
+}
+
+fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
+    let directory = tempfile::Builder::new()
+        .prefix("pelton-bench-")
+        .tempdir()
+        .context("making a temporary directory")?;
+    let job = Job {
+        directory: directory.path().to_path_buf(),
+        ..job.clone()
+    };
+    let deadline = deadline(&job);
+    if job.system == SystemName::Limits {
+        return run_limits(&job, cpus, interrupts, deadline);
+    }
+    let mut sides = Vec::new();
+    for role in job.workload.roles() {
+        sides.push(Side::start(&Job {
+            role,
+            cpu: cpus.get(role.cpu_index()).copied(),
+            ..job.clone()
+        })?);
+    }
+    let mut sides = Sides {
+        sides,
+        interrupts,
+        deadline,
+    };
+    let early = if job.workload.roles()[0].listens() {
+        0
+    } else {
+        1
+    };
+    let late = 1 - early;
+    let mut reports: Vec<[PassReport; 2]> = Vec::new();
+    let mut idle = None;
+    for _ in &job.passes {
+        sides.expect_word(early, "ready")?;
+        sides.expect_word(late, "ready")?;
+        sides.order_go(early)?;
+        sides.expect_word(early, "started")?;
+        if job.workload == Workload::Idle {
+            sides.leave_alone(IDLE_BEFORE)?;
+            let (before, start) = (sides.usages()?, Instant::now());
+            sides.leave_alone(IDLE_WINDOW)?;
+            let (after, seconds) = (sides.usages()?, start.elapsed().as_secs_f64());
+            idle = Some((
+                [after[0].since(before[0]), after[1].since(before[1])],
+                seconds,
+            ));
+        }
+        sides.order_go(late)?;
+        let mut pass = [PassReport::default(); 2];
+        for (side, report) in pass.iter_mut().enumerate() {
+            let line = sides.line(side)?;
+            *report = serde_json::from_str(&line)
+                .with_context(|| format!("reading a report: `{line}`"))?;
+        }
+        ensure!(
+            pass[0].bytes == pass[1].bytes,
+            "one side says {} bytes and the other {}",
+            pass[0].bytes,
+            pass[1].bytes
+        );
+        reports.push(pass);
+    }
+    sides.end()?;
+    Ok(match idle {
+        Some((usages, seconds)) => idle_run(usages, seconds, &reports[0]),
+        None => run_of(&job, &reports),
+    })
+}
+
+fn run_limits(
+    job: &Job,
+    cpus: &[usize],
+    interrupts: &Interrupts,
+    deadline: Instant,
+) -> Result<Run> {
+    limits::arguments(job, 1)?;
+    ensure!(
+        cpus == [0, 1] || available_cpus()?.starts_with(&[0, 1]),
+        "limits.c pins its processes to the CPUs 0 and 1, found {:?}: allow it those",
+        available_cpus()?
+    );
+    limits::compile()?;
+    let mut sides = Sides {
+        sides: vec![Side::start(&Job {
+            cpu: None,
+            ..job.clone()
+        })?],
+        interrupts,
+        deadline,
+    };
+    let line = sides.line(0)?;
+    sides.end()?;
+    serde_json::from_str(&line).with_context(|| format!("reading a report: `{line}`"))
+}
+
+/// The figures of a run of messages.
+fn run_of(job: &Job, reports: &[[PassReport; 2]]) -> Run {
+    let [first, second] = &reports[0];
+    let roundtrip = job.workload == Workload::Roundtrip;
+    let pass = &job.passes[0];
+    // The start is the sender's or the asker's, the end the receiver's or again the asker's: one clock for all processes.
+    let start_ns = if roundtrip {
+        first.start_ns
+    } else {
+        second.start_ns
+    };
+    let elapsed_ns = first.end_ns.saturating_sub(start_ns) as f64;
+    let seconds = elapsed_ns * 1e-9;
+    let counted = job
+        .passes
+        .iter()
+        .zip(reports)
+        .find(|(pass, _)| pass.count_calls);
+    let calls = counted.and_then(|(pass, reports)| {
+        Some((
+            [reports[0].calls?, reports[1].calls?],
+            job.workload.messages(pass.count) as f64,
+        ))
+    });
+    let sleeps = |report: &PassReport| {
+        roundtrip.then(|| report.usage.voluntary_switches as f64 / pass.count as f64)
+    };
+    let percentiles = reports.iter().find_map(|reports| reports[0].percentiles);
+    let percentile =
+        |of: fn(Percentiles) -> u64| percentiles.map(|percentiles| of(percentiles) as f64);
+    let rate = |amount: f64| (!roundtrip && seconds > 0.0).then(|| amount / seconds);
+    let figures = Figures {
+        seconds: Some(seconds),
+        messages_per_second: rate(pass.count as f64),
+        bytes_per_second: rate(first.bytes as f64),
+        round_trip_ns: roundtrip
+            .then(|| elapsed_ns / pass.count as f64 - 2000.0 * job.delay_us as f64),
+        p50_ns: percentile(|p| p.p50_ns),
+        p90_ns: percentile(|p| p.p90_ns),
+        p99_ns: percentile(|p| p.p99_ns),
+        p999_ns: percentile(|p| p.p999_ns),
+        cpu_seconds: Some(first.usage.cpu_seconds + second.usage.cpu_seconds),
+        syscalls_per_message: calls
+            .map(|(calls, messages)| (calls[0] + calls[1]) as f64 / messages),
+        sleeps_per_wait: sleeps(first)
+            .zip(sleeps(second))
+            .map(|(first, second)| first.min(second)),
+        wakeups_per_second: None,
+        resident_bytes: first.resident_bytes.map(|bytes| bytes as f64),
+    };
+    let side = |index: usize| {
+        let report = &reports[0][index];
+        SideFigures {
+            usage: report.usage,
+            syscalls_per_message: calls.map(|(calls, messages)| calls[index] as f64 / messages),
+            sleeps_per_wait: sleeps(report),
+        }
+    };
+    Run {
+        figures,
+        sides: by_role(job.workload, [side(0), side(1)]),
+    }
+}
+
+/// The figures of a window in which nothing was sent.
+fn idle_run(usages: [Usage; 2], seconds: f64, reports: &[PassReport; 2]) -> Run {
+    let switches: u64 = usages
+        .iter()
+        .map(|usage| usage.voluntary_switches + usage.involuntary_switches)
+        .sum();
+    let figures = Figures {
+        seconds: Some(seconds),
+        cpu_seconds: Some(usages[0].cpu_seconds + usages[1].cpu_seconds),
+        wakeups_per_second: Some(switches as f64 / seconds),
+        resident_bytes: reports[0].resident_bytes.map(|bytes| bytes as f64),
+        ..Figures::default()
+    };
+    Run {
+        figures,
+        sides: by_role(
+            Workload::Idle,
+            usages.map(|usage| SideFigures {
+                usage,
+                ..SideFigures::default()
+            }),
+        ),
+    }
+}
+
+fn by_role(workload: Workload, sides: [SideFigures; 2]) -> BTreeMap<String, SideFigures> {
+    workload
+        .roles()
+        .map(|role| role.name().to_string())
+        .into_iter()
+        .zip(sides)
+        .collect()
+}
+
+fn available_cpus() -> Result<Vec<usize>> {
+    let set = rustix::thread::sched_getaffinity(None).context("asking for the CPUs")?;
+    Ok((0..rustix::thread::CpuSet::MAX_CPU)
+        .filter(|cpu| set.is_set(*cpu))
+        .collect())
+}
+
+/// SIGINT, SIGTERM and SIGHUP as something to poll.
+struct Interrupts(UnixStream);
+
+impl Interrupts {
+    fn new() -> Result<Interrupts> {
+        let (ours, theirs) = UnixStream::pair().context("making a socket pair")?;
+        for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+            signal_hook::low_level::pipe::register(signal.as_raw(), theirs.try_clone()?)
+                .context("taking a signal")?;
+        }
+        Ok(Interrupts(ours))
+    }
+}
+
+/// One process of a run. It does not outlive this value.
+struct Side {
+    role: Role,
+    child: Child,
+    orders: Option<ChildStdin>,
+    output: File,
+    text: Vec<u8>,
+}
+
+impl Side {
+    fn start(job: &Job) -> Result<Side> {
+        let program = env::current_exe().context("finding this program")?;
+        let mut child = Command::new(&program)
+            .arg(crate::SIDE)
+            .arg(serde_json::to_string(job)?)
+            // A group of its own: an interrupt at the terminal comes to us only, and all of a side's processes can be ended together.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting {}", program.display()))?;
+        let orders = child.stdin.take();
+        let output = File::from(OwnedFd::from(child.stdout.take().expect("it is piped")));
+        Ok(Side {
+            role: job.role,
+            child,
+            orders,
+            output,
+            text: Vec::new(),
+        })
+    }
+
+    fn name(&self) -> &'static str {
+        self.role.name()
+    }
+
+    fn kill(&mut self) {
+        if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // It may have ended by itself.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+
+    fn take_line(&mut self) -> Option<String> {
+        let end = self.text.iter().position(|byte| *byte == b'\n')?;
+        let line = String::from_utf8_lossy(&self.text[..end]).into_owned();
+        self.text.drain(..=end);
+        Some(line)
+    }
+
+    /// What it said of its failure, after its end.
+    fn last_words(&mut self) -> String {
+        let mut words = String::new();
+        if let Some(mut errors) = self.child.stderr.take() {
+            let mut bytes = Vec::new();
+            let _ = errors.read_to_end(&mut bytes);
+            words = String::from_utf8_lossy(&bytes)
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ");
+        }
+        words
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The processes of a run, listened to together, so that the failure of one is noticed whichever is waited for.
+struct Sides<'a> {
+    sides: Vec<Side>,
+    interrupts: &'a Interrupts,
+    deadline: Instant,
+}
+
+/// What woke the listener.
+enum Event {
+    /// A side has written something
+    Text,
+    /// A side has closed its output, by ending
+    End(usize),
+    /// The time given is over
+    Time,
+}
+
+impl Sides<'_> {
+    fn event(&mut self, until: Instant) -> Result<Event> {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: left.subsec_nanos() as i64,
+            };
+            let mut fds = vec![PollFd::new(&self.interrupts.0, PollFlags::IN)];
+            fds.extend(
+                self.sides
+                    .iter()
+                    .map(|side| PollFd::from_borrowed_fd(side.output.as_fd(), PollFlags::IN)),
+            );
+            match poll(&mut fds, Some(&left)) {
+                Ok(0) => return Ok(Event::Time),
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error).context("waiting for the sides"),
+            }
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if ready[0] {
+                return Err(Interrupted.into());
+            }
+            let index = ready[1..]
+                .iter()
+                .position(|ready| *ready)
+                .expect("poll answered that one is ready");
+            let side = &mut self.sides[index];
+            let mut bytes = [0; 4096];
+            let done = side
+                .output
+                .read(&mut bytes)
+                .context("reading from a side")?;
+            side.text.extend_from_slice(&bytes[..done]);
+            return Ok(if done == 0 {
+                Event::End(index)
+            } else {
+                Event::Text
+            });
+        }
+    }
+
+    fn line(&mut self, index: usize) -> Result<String> {
+        loop {
+            if let Some(line) = self.sides[index].take_line() {
+                return Ok(line);
+            }
+            match self.event(self.deadline)? {
+                Event::Text => {}
+                Event::End(failed) => return Err(self.failure(failed)),
+                Event::Time => return Err(self.too_long()),
+            }
+        }
+    }
+
+    fn expect_word(&mut self, index: usize, word: &str) -> Result<()> {
+        let line = self.line(index)?;
+        ensure!(
+            line == format!("\"{word}\""),
+            "the {} said `{line}`, wanted \"{word}\"",
+            self.sides[index].name()
+        );
+        Ok(())
+    }
+
+    fn order_go(&mut self, index: usize) -> Result<()> {
+        let orders = self.sides[index]
+            .orders
+            .as_mut()
+            .expect("orders stay open until the end");
+        // A side that is gone is noticed, with its reason, when its answer is waited for.
+        match orders.write_all(b"go\n") {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                Err(error).context("ordering a side to go")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits; neither side should say anything.
+    fn leave_alone(&mut self, time: Duration) -> Result<()> {
+        match self.event(Instant::now() + time)? {
+            Event::Time => Ok(()),
+            Event::End(failed) => Err(self.failure(failed)),
+            Event::Text => bail!("a side of an idle channel got a message that nobody sent"),
+        }
+    }
+
+    fn usages(&self) -> Result<[Usage; 2]> {
+        Ok([
+            Usage::of_process(self.sides[0].child.id())?,
+            Usage::of_process(self.sides[1].child.id())?,
+        ])
+    }
+
+    /// Lets both sides go and sees that they end well.
+    fn end(&mut self) -> Result<()> {
+        for side in &mut self.sides {
+            side.orders = None;
+        }
+        self.deadline = Instant::now() + END;
+        let mut open = self.sides.len();
+        while open > 0 {
+            // Taken from the list once ended, or poll would answer the same end again.
+            match self.event(self.deadline)? {
+                Event::Text => {}
+                Event::Time => return Err(self.too_long()),
+                Event::End(index) => {
+                    let mut side = self.sides.swap_remove(index);
+                    let status = side.child.wait().context("waiting for a side")?;
+                    ensure!(
+                        status.success(),
+                        "the {} failed at its end ({status}): {}",
+                        side.name(),
+                        side.last_words()
+                    );
+                    open -= 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn too_long(&mut self) -> anyhow::Error {
+        let said = self.end_all(None);
+        anyhow!(
+            "the run took longer than its deadline and was ended{}{said}",
+            if said.is_empty() { "" } else { ": " }
+        )
+    }
+
+    fn failure(&mut self, failed: usize) -> anyhow::Error {
+        anyhow!("{}", self.end_all(Some(failed)))
+    }
+
+    /// Ends all and collects what they said of it.
+    fn end_all(&mut self, failed: Option<usize>) -> String {
+        let mut said = Vec::new();
+        for index in 0..self.sides.len() {
+            let side = &mut self.sides[index];
+            if failed == Some(index) {
+                // It has closed its output, so that it is about to end by itself, with its own status.
+                let until = Instant::now() + Duration::from_secs(1);
+                while Instant::now() < until && matches!(side.child.try_wait(), Ok(None)) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            side.kill();
+            let status = side.child.wait();
+            let words = side.last_words();
+            let name = side.name();
+            match status {
+                _ if !words.is_empty() => said.push(format!("{name}: {words}")),
+                Ok(status) if failed == Some(index) => match status.signal() {
+                    Some(signal) => said.push(format!("{name}: ended by signal {signal}")),
+                    None => said.push(format!("{name}: ended early with {status}")),
+                },
+                _ => {}
+            }
+        }
+        said.join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan {
+            workload: Workload::Roundtrip,
+            sizes: SizeRange::fixed(64),
+            count: 1000,
+            capacity: 1 << 20,
+            wait: Wait::Block,
+            runs: 1,
+            delay_us: 20,
+            systems: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_clock_is_asked_apart_only_where_it_would_disturb() {
+        let asleep = passes(&plan(), Wait::Block, true);
+        assert_eq!(
+            asleep[0],
+            Pass {
+                count: 1000,
+                time_each: true,
+                count_calls: false
+            }
+        );
+        assert_eq!(
+            asleep[1..],
+            [Pass {
+                count: 1000,
+                time_each: false,
+                count_calls: true
+            }]
+        );
+        let spinning = passes(
+            &Plan {
+                delay_us: 0,
+                ..plan()
+            },
+            Wait::Spin,
+            false,
+        );
+        assert_eq!(
+            spinning,
+            [
+                Pass {
+                    count: 1000,
+                    time_each: false,
+                    count_calls: false
+                },
+                Pass {
+                    count: 500,
+                    time_each: true,
+                    count_calls: false
+                }
+            ]
+        );
+    }
+
+    #[test]
+    fn the_delays_are_taken_off() {
+        let job = Job {
+            system: SystemName::Pipe,
+            wait: Wait::Block,
+            workload: Workload::Roundtrip,
+            role: Role::Asker,
+            sizes: SizeRange::fixed(64),
+            capacity: 1 << 20,
+            delay_us: 20,
+            passes: vec![Pass {
+                count: 10,
+                time_each: true,
+                count_calls: false,
+            }],
+            cpu: None,
+            directory: env::temp_dir(),
+            parent: 1,
+        };
+        let usage = Usage {
+            cpu_seconds: 0.25,
+            voluntary_switches: 10,
+            involuntary_switches: 0,
+        };
+        let asker = PassReport {
+            start_ns: 1000,
+            end_ns: 501_000,
+            usage,
+            ..PassReport::default()
+        };
+        let answerer = PassReport {
+            usage: Usage {
+                voluntary_switches: 9,
+                ..usage
+            },
+            ..PassReport::default()
+        };
+        let run = run_of(&job, &[[asker, answerer]]);
+        assert_eq!(run.figures.round_trip_ns, Some(10_000.0));
+        assert_eq!(run.figures.sleeps_per_wait, Some(0.9));
+        assert_eq!(run.figures.cpu_seconds, Some(0.5));
+        assert_eq!(run.figures.messages_per_second, None);
+        assert_eq!(run.sides["asker"].sleeps_per_wait, Some(1.0));
+    }
+}

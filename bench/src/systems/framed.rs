@@ -1,0 +1,204 @@
+//! Messages over a byte stream: each is its length in four bytes, little-endian, and its payload.
+//!
+//! Without batching the sender makes one write per message, and the receiver's reads ask for as much as one largest message occupies, so
+//! that messages of one size take one read each. With batching both sides have 64 KiB of buffer.
+
+use std::io::IoSlice;
+
+use anyhow::{Context, Result, bail};
+
+use super::{Receiving, Sending, wire::Wire};
+
+/// The buffer of each side when batching.
+const BATCH_BYTES: usize = 64 * 1024;
+const PREFIX_BYTES: usize = 4;
+
+/// The end that sends.
+pub struct FramedSending {
+    wire: Wire,
+    batched: bool,
+    held: Vec<u8>,
+}
+
+impl FramedSending {
+    /// Over `wire`.
+    pub fn new(wire: Wire, batched: bool) -> FramedSending {
+        FramedSending {
+            wire,
+            batched,
+            held: Vec::with_capacity(if batched { BATCH_BYTES } else { 0 }),
+        }
+    }
+
+    fn write(&self, payload: &[u8]) -> Result<()> {
+        let prefix = (payload.len() as u32).to_le_bytes();
+        let mut done = self
+            .wire
+            .again(|fd| rustix::io::writev(fd, &[IoSlice::new(&prefix), IoSlice::new(payload)]))
+            .context("writing a message")?;
+        while done < PREFIX_BYTES {
+            done += self
+                .wire
+                .again(|fd| rustix::io::write(fd, &prefix[done..]))
+                .context("writing the rest of a length")?;
+        }
+        self.write_all(&payload[done - PREFIX_BYTES..])
+    }
+
+    fn write_all(&self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let done = self
+                .wire
+                .again(|fd| rustix::io::write(fd, bytes))
+                .context("writing the rest of a message")?;
+            bytes = &bytes[done..];
+        }
+        Ok(())
+    }
+}
+
+impl Sending for FramedSending {
+    #[inline]
+    fn send(&mut self, payload: &[u8]) -> Result<()> {
+        if !self.batched {
+            return self.write(payload);
+        }
+        let bytes = PREFIX_BYTES + payload.len();
+        if self.held.len() + bytes > BATCH_BYTES {
+            self.flush()?;
+        }
+        if bytes > BATCH_BYTES {
+            return self.write(payload);
+        }
+        self.held
+            .extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        self.held.extend_from_slice(payload);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.write_all(&self.held)?;
+        self.held.clear();
+        Ok(())
+    }
+}
+
+/// The end that receives.
+pub struct FramedReceiving {
+    wire: Wire,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    size_max: usize,
+}
+
+impl FramedReceiving {
+    /// Over `wire`, messages of at most `size_max` bytes.
+    pub fn new(wire: Wire, batched: bool, size_max: usize) -> FramedReceiving {
+        let one = PREFIX_BYTES + size_max;
+        let bytes = if batched { one.max(BATCH_BYTES) } else { one };
+        FramedReceiving {
+            wire,
+            buffer: vec![0; bytes],
+            start: 0,
+            end: 0,
+            size_max,
+        }
+    }
+
+    /// The length of the message at the front, when all of it is there.
+    #[inline]
+    fn whole(&self) -> Result<Option<usize>> {
+        let Some((prefix, rest)) =
+            self.buffer[self.start..self.end].split_first_chunk::<PREFIX_BYTES>()
+        else {
+            return Ok(None);
+        };
+        let len = u32::from_le_bytes(*prefix) as usize;
+        if len > self.size_max {
+            bail!(
+                "a message says that it has {len} bytes, wanted at most {}",
+                self.size_max
+            );
+        }
+        Ok((rest.len() >= len).then_some(len))
+    }
+
+    fn read(&mut self) -> Result<()> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start > 0 {
+            // A part of a message only: what follows it may not fit behind it.
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let room = &mut self.buffer[self.end..];
+        let done = self
+            .wire
+            .again(|fd| rustix::io::read(fd, &mut *room))
+            .context("reading")?;
+        if done == 0 {
+            bail!("the sender is gone before its last message");
+        }
+        self.end += done;
+        Ok(())
+    }
+}
+
+impl Receiving for FramedReceiving {
+    #[inline]
+    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        loop {
+            if let Some(len) = self.whole()? {
+                let at = self.start + PREFIX_BYTES;
+                self.start = at + len;
+                return Ok(look(&self.buffer[at..at + len]));
+            }
+            self.read()?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parameters::{SizeRange, Wait};
+
+    #[test]
+    fn messages_come_apart_as_they_were_put_together() {
+        for batched in [false, true] {
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            let range = SizeRange {
+                min: 0,
+                max: 70_000,
+            };
+            let count = 200;
+            let sender = std::thread::spawn(move || {
+                let mut sending =
+                    FramedSending::new(Wire::outgoing(writer, Wait::Epoll).unwrap(), batched);
+                let mut sizes = range.sequence();
+                for n in 0..count {
+                    sending.send(&vec![n as u8; sizes.next_size()]).unwrap();
+                }
+                sending.flush().unwrap();
+            });
+            let wire = Wire::incoming(reader, Wait::Block).unwrap();
+            let mut receiving = FramedReceiving::new(wire, batched, range.max as usize);
+            let mut sizes = range.sequence();
+            for n in 0..count {
+                let right = receiving
+                    .receive(|m| m.len() == sizes.next_size() && m.iter().all(|b| *b == n as u8))
+                    .unwrap();
+                assert!(right, "message {n}");
+            }
+            sender.join().unwrap();
+            assert!(
+                receiving
+                    .receive(|_| ())
+                    .unwrap_err()
+                    .to_string()
+                    .contains("gone")
+            );
+        }
+    }
+}

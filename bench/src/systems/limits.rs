@@ -1,0 +1,215 @@
+//! limits.c, run beside the others: what this machine allows.
+//!
+//! It brings its own processes, clock and pinning. A guard of ours stands between it and the program that asked, in a process group of
+//! its own: it measures, and when the asker goes it takes the whole group with it, because limits.c spins for ever once its other half
+//! is gone.
+
+use std::{
+    env, fs,
+    io::{Read, Write},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    process::{Signal, kill_current_process_group},
+};
+use serde::Deserialize;
+
+use crate::{
+    measure::{CallCounter, Usage},
+    parameters::{Job, Workload},
+    report::Run,
+};
+
+const SOURCE: &str = include_str!("../../limits/limits.c");
+
+/// What one run of limits.c prints, as far as it is wanted.
+#[derive(Deserialize)]
+struct Printed {
+    seconds: Option<f64>,
+    messages_per_second: Option<f64>,
+    bytes_per_second: Option<f64>,
+    round_trip_ns: Option<f64>,
+    sleeps_per_round: Option<f64>,
+}
+
+/// Says which source it is: the program has no version of its own.
+pub fn version() -> String {
+    format!("limits.c {}", fingerprint())
+}
+
+/// FNV-1a, 64 bits: enough to tell one source from another.
+fn fingerprint() -> String {
+    let hash = SOURCE
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3)
+        });
+    format!("{hash:016x}")
+}
+
+/// What to call limits.c with for `count` messages or rounds, or why it has nothing to say on this job.
+pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
+    if i32::try_from(count).is_err() {
+        bail!(
+            "limits.c counts up to {}, wanted {count}: give a smaller --count",
+            i32::MAX
+        );
+    }
+    Ok(match job.workload {
+        Workload::Idle => bail!("limits.c has no idle channel"),
+        Workload::Stream if job.sizes.is_fixed() => {
+            vec![
+                "stream".to_string(),
+                job.sizes.max.to_string(),
+                count.to_string(),
+                job.capacity.to_string(),
+                "131072".to_string(),
+            ]
+        }
+        Workload::Stream if job.sizes.min != 1 => bail!(
+            "limits.c has random sizes from 1 up only, wanted {}",
+            job.sizes
+        ),
+        Workload::Stream => {
+            // A window must hold several of the largest messages: with 128 KiB those up to 512 KiB would hardly fit.
+            let window = if job.sizes.max > 131_072 {
+                1_048_576
+            } else {
+                131_072
+            };
+            vec![
+                "stream".to_string(),
+                format!("-{}", job.sizes.max),
+                count.to_string(),
+                job.capacity.to_string(),
+                window.to_string(),
+            ]
+        }
+        Workload::Roundtrip if job.delay_us > 0 => vec![
+            "eventfd".to_string(),
+            count.to_string(),
+            job.delay_us.to_string(),
+        ],
+        Workload::Roundtrip if !job.sizes.is_fixed() => bail!(
+            "limits.c has round trips of one size only, wanted {}",
+            job.sizes
+        ),
+        // Its rings are of 1 MiB, and a message above half of that would wait for ever.
+        Workload::Roundtrip if job.sizes.max > 500_000 => {
+            bail!(
+                "limits.c has round trips of up to 500000 bytes, wanted {}",
+                job.sizes.max
+            )
+        }
+        Workload::Roundtrip => vec![
+            "roundtrip".to_string(),
+            job.sizes.max.to_string(),
+            count.to_string(),
+        ],
+    })
+}
+
+/// Compiles limits.c beside this program, which is in cargo's target directory, unless it is there already.
+pub fn compile() -> Result<std::path::PathBuf> {
+    let own = env::current_exe().context("finding this program")?;
+    let directory = own.parent().context("this program is in no directory")?;
+    let program = directory.join(format!("limits-{}", fingerprint()));
+    if program.exists() {
+        return Ok(program);
+    }
+    let aside = directory.join(format!("limits-{}.{}", fingerprint(), std::process::id()));
+    let mut cc = Command::new("cc")
+        .args(["-O3", "-march=native", "-pthread", "-x", "c", "-", "-o"])
+        .arg(&aside)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("starting `cc` to compile limits.c: install a C compiler")?;
+    cc.stdin
+        .take()
+        .expect("it is piped")
+        .write_all(SOURCE.as_bytes())
+        .context("handing limits.c to cc")?;
+    let done = cc.wait_with_output().context("waiting for cc")?;
+    if !done.status.success() {
+        bail!(
+            "`cc -O3 -march=native -pthread` failed on limits.c: {}",
+            String::from_utf8_lossy(&done.stderr).trim()
+        );
+    }
+    fs::rename(&aside, &program)
+        .with_context(|| format!("putting {} in its place", program.display()))?;
+    Ok(program)
+}
+
+/// The guard: runs limits.c, once for the clock and once for each further pass, and says what it found.
+///
+/// CPU time and system calls are those of the whole program, with its start and end: less than a millisecond, and some hundred calls.
+pub fn guard(job: &Job) -> Result<Run> {
+    let program = compile()?;
+    let mut result = Run::default();
+    for pass in &job.passes {
+        let arguments = arguments(job, pass.count)?;
+        if pass.count_calls {
+            let counter = CallCounter::start()?;
+            run(&program, &arguments)?;
+            result.figures.syscalls_per_message =
+                Some(counter.stop()? as f64 / job.workload.messages(pass.count) as f64);
+            continue;
+        }
+        let before = Usage::of_children();
+        let text = run(&program, &arguments)?;
+        let usage = Usage::of_children().since(before);
+        let printed: Printed = serde_json::from_str(&text)
+            .with_context(|| format!("reading what limits.c printed: `{}`", text.trim()))?;
+        result.figures.seconds = printed.seconds;
+        result.figures.messages_per_second = printed.messages_per_second;
+        result.figures.bytes_per_second = printed.bytes_per_second;
+        result.figures.round_trip_ns = printed.round_trip_ns;
+        result.figures.sleeps_per_wait = printed.sleeps_per_round;
+        result.figures.cpu_seconds = Some(usage.cpu_seconds);
+    }
+    Ok(result)
+}
+
+fn run(program: &std::path::Path, arguments: &[String]) -> Result<String> {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting {}", program.display()))?;
+    let mut output = child.stdout.take().expect("it is piped");
+    let asker = std::io::stdin();
+    // Either it has printed its line, or the asker has closed our input, which says that it is gone.
+    let mut text = String::new();
+    loop {
+        let mut fds = [
+            PollFd::new(&output, PollFlags::IN),
+            PollFd::new(&asker, PollFlags::IN),
+        ];
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(error).context("waiting for limits.c"),
+        }
+        if !fds[1].revents().is_empty() {
+            kill_current_process_group(Signal::KILL).context("ending limits.c")?;
+        }
+        let mut bytes = [0; 4096];
+        let done = output.read(&mut bytes).context("reading from limits.c")?;
+        if done == 0 {
+            break;
+        }
+        text.push_str(&String::from_utf8_lossy(&bytes[..done]));
+    }
+    let status = child.wait().context("waiting for limits.c")?;
+    if !status.success() {
+        bail!("limits.c ended with {status}");
+    }
+    Ok(text)
+}

@@ -1,0 +1,59 @@
+//! The systems under measurement. Each is a file that implements [`System`]; the workloads know nothing else of it.
+
+mod framed;
+pub mod limits;
+mod pelton;
+mod pipe;
+mod socket;
+mod wire;
+
+use anyhow::Result;
+
+pub use self::{
+    pelton::Pelton,
+    pipe::Pipe,
+    socket::{SockSeqpacket, SockStream, SockStreamBatched},
+};
+use crate::parameters::Job;
+
+/// What carries messages between two processes that know the same directory.
+pub trait System {
+    /// The end that sends.
+    type Sending: Sending;
+    /// The end that receives.
+    type Receiving: Receiving;
+
+    /// One way, the end of [`Role::Sender`](crate::parameters::Role::Sender). Waits for the other side.
+    fn sending(job: &Job) -> Result<Self::Sending>;
+
+    /// One way, the end of [`Role::Receiver`](crate::parameters::Role::Receiver). Waits for the other side.
+    fn receiving(job: &Job) -> Result<Self::Receiving>;
+
+    /// There and back, both ends of `job.role`, asker or answerer. Waits for the other side.
+    fn both(job: &Job) -> Result<(Self::Sending, Self::Receiving)>;
+}
+
+/// The end that sends.
+pub trait Sending {
+    /// Copies the message in; waits for room as the job says.
+    fn send(&mut self, payload: &[u8]) -> Result<()>;
+
+    /// Passes on what is still held back.
+    fn flush(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The end that receives.
+pub trait Receiving {
+    /// Takes the next message, waiting for it as the job says, and shows it to `look`.
+    ///
+    /// The bytes are a copy in memory of the caller's own, which no sender can change, except where messages are of random sizes:
+    /// there a system that can show a message in place does so, as limits.c does.
+    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R>;
+
+    /// Resident memory of the channel, where this can be known.
+    fn resident_bytes(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+}

@@ -1,0 +1,190 @@
+//! Unix sockets, streams and packets.
+
+use std::{os::fd::OwnedFd, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt},
+};
+
+use super::{
+    Receiving, Sending, System,
+    framed::{FramedReceiving, FramedSending},
+    wire::Wire,
+};
+use crate::parameters::Job;
+
+/// One write per message.
+pub type SockStream = Stream<false>;
+/// 64 KiB of buffer on both sides.
+pub type SockStreamBatched = Stream<true>;
+
+/// A stream socket, which is one for both directions.
+pub struct Stream<const BATCHED: bool>;
+
+impl<const BATCHED: bool> System for Stream<BATCHED> {
+    type Sending = FramedSending;
+    type Receiving = FramedReceiving;
+
+    fn sending(job: &Job) -> Result<FramedSending> {
+        Ok(FramedSending::new(
+            Wire::outgoing(connected(job, SocketType::STREAM)?, job.wait)?,
+            BATCHED,
+        ))
+    }
+
+    fn receiving(job: &Job) -> Result<FramedReceiving> {
+        let wire = Wire::incoming(connected(job, SocketType::STREAM)?, job.wait)?;
+        Ok(FramedReceiving::new(wire, BATCHED, job.sizes.max as usize))
+    }
+
+    fn both(job: &Job) -> Result<(FramedSending, FramedReceiving)> {
+        let socket = connected(job, SocketType::STREAM)?;
+        let outgoing = Wire::outgoing(socket.try_clone()?, job.wait)?;
+        let receiving = FramedReceiving::new(
+            Wire::incoming(socket, job.wait)?,
+            BATCHED,
+            job.sizes.max as usize,
+        );
+        Ok((FramedSending::new(outgoing, BATCHED), receiving))
+    }
+}
+
+/// A socket that keeps messages apart: one call per message and side, no length needed.
+pub struct SockSeqpacket;
+
+impl System for SockSeqpacket {
+    type Sending = PacketSending;
+    type Receiving = PacketReceiving;
+
+    fn sending(job: &Job) -> Result<PacketSending> {
+        Ok(PacketSending {
+            wire: Wire::outgoing(packet_socket(job)?, job.wait)?,
+        })
+    }
+
+    fn receiving(job: &Job) -> Result<PacketReceiving> {
+        PacketReceiving::new(packet_socket(job)?, job)
+    }
+
+    fn both(job: &Job) -> Result<(PacketSending, PacketReceiving)> {
+        let socket = packet_socket(job)?;
+        let wire = Wire::outgoing(socket.try_clone()?, job.wait)?;
+        Ok((PacketSending { wire }, PacketReceiving::new(socket, job)?))
+    }
+}
+
+/// The end that sends packets.
+pub struct PacketSending {
+    wire: Wire,
+}
+
+impl Sending for PacketSending {
+    #[inline]
+    fn send(&mut self, payload: &[u8]) -> Result<()> {
+        let sent = self
+            .wire
+            .again(|fd| rustix::net::send(fd, payload, SendFlags::empty()))
+            .context("sending a packet")?;
+        if sent != payload.len() {
+            bail!(
+                "the kernel took {sent} bytes of a packet of {}",
+                payload.len()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// The end that receives packets.
+pub struct PacketReceiving {
+    wire: Wire,
+    buffer: Vec<u8>,
+}
+
+impl PacketReceiving {
+    fn new(socket: OwnedFd, job: &Job) -> Result<PacketReceiving> {
+        Ok(PacketReceiving {
+            wire: Wire::incoming(socket, job.wait)?,
+            buffer: vec![0; job.sizes.max as usize],
+        })
+    }
+}
+
+impl Receiving for PacketReceiving {
+    #[inline]
+    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let buffer = &mut self.buffer;
+        // TRUNC: the packet's own length is the answer, even where the buffer is shorter.
+        let (_, len) = self
+            .wire
+            .again(|fd| rustix::net::recv(fd, &mut buffer[..], RecvFlags::TRUNC))
+            .context("receiving a packet")?;
+        if len == 0 {
+            bail!("the sender is gone before its last message");
+        }
+        let Some(packet) = self.buffer.get(..len) else {
+            bail!(
+                "a packet has {len} bytes, wanted at most {}",
+                self.buffer.len()
+            );
+        };
+        Ok(look(packet))
+    }
+}
+
+fn packet_socket(job: &Job) -> Result<OwnedFd> {
+    let size_max = job.sizes.max as usize;
+    if job.sizes.min == 0 {
+        bail!(
+            "an empty packet cannot be told from the end of the connection: measure sizes from 1"
+        );
+    }
+    let socket = connected(job, SocketType::SEQPACKET)?;
+    // A packet must fit the send buffer as a whole, with some room for the kernel's own data: ask for four of the largest where the
+    // default could not hold two. The kernel doubles what it is asked for.
+    if sockopt::socket_send_buffer_size(&socket)? < 2 * size_max {
+        let wanted = 2 * size_max + 4096;
+        if sockopt::set_socket_send_buffer_size_force(&socket, wanted).is_err() {
+            sockopt::set_socket_send_buffer_size(&socket, wanted)?;
+        }
+        let found = sockopt::socket_send_buffer_size(&socket)?;
+        if found < size_max + 4096 {
+            bail!(
+                "found a send buffer of at most {found} bytes, wanted {wanted} for packets of {size_max}: raise net.core.wmem_max or run as root"
+            );
+        }
+    }
+    Ok(socket)
+}
+
+fn connected(job: &Job, kind: SocketType) -> Result<OwnedFd> {
+    let path = job.directory.join("socket");
+    let address = SocketAddrUnix::new(&path).with_context(|| {
+        format!(
+            "naming the socket {}: set TMPDIR to a shorter path",
+            path.display()
+        )
+    })?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
+        .context("making a socket")?;
+    if job.role.listens() {
+        rustix::net::bind(&socket, &address)
+            .with_context(|| format!("binding the socket {}", path.display()))?;
+        rustix::net::listen(&socket, 1).context("listening")?;
+        return rustix::net::accept_with(&socket, SocketFlags::CLOEXEC).context("accepting");
+    }
+    // The other side may not have come so far. Whoever started both ends this loop if it never does.
+    loop {
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => return Ok(socket),
+            Err(Errno::NOENT | Errno::CONNREFUSED | Errno::INTR) => {
+                std::thread::sleep(Duration::from_millis(1))
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("connecting to {}", path.display()));
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! A descriptor and the way to wait on it: what pipes and sockets have in common.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use anyhow::{Context, Result};
+use rustix::{
+    event::epoll,
+    fs::{OFlags, fcntl_getfl, fcntl_setfl},
+    io::Errno,
+};
+
+use crate::parameters::Wait;
+
+/// An epoll instance that watches one descriptor, as a caller's own event loop would.
+pub struct Watch(OwnedFd);
+
+impl Watch {
+    /// Watches for `flags`, level-triggered.
+    pub fn new(fd: impl AsFd, flags: epoll::EventFlags) -> Result<Watch> {
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).context("making an epoll instance")?;
+        epoll::add(&epoll, fd, epoll::EventData::new_u64(0), flags)
+            .context("adding to the epoll instance")?;
+        Ok(Watch(epoll))
+    }
+
+    /// Sleeps until what is watched for is there.
+    pub fn sleep(&self) -> Result<()> {
+        let mut events = [std::mem::MaybeUninit::uninit(); 1];
+        match epoll::wait(&self.0, &mut events, None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error).context("waiting in epoll"),
+        }
+    }
+}
+
+/// One direction of a pipe or socket.
+pub struct Wire {
+    fd: OwnedFd,
+    watch: Option<Watch>,
+}
+
+impl Wire {
+    /// For writing or sending.
+    pub fn outgoing(fd: OwnedFd, wait: Wait) -> Result<Wire> {
+        Wire::new(fd, wait, epoll::EventFlags::OUT)
+    }
+
+    /// For reading or receiving.
+    pub fn incoming(fd: OwnedFd, wait: Wait) -> Result<Wire> {
+        Wire::new(fd, wait, epoll::EventFlags::IN)
+    }
+
+    fn new(fd: OwnedFd, wait: Wait, flags: epoll::EventFlags) -> Result<Wire> {
+        let own = fcntl_getfl(&fd).context("reading the descriptor's flags")?;
+        fcntl_setfl(
+            &fd,
+            if wait == Wait::Block {
+                own - OFlags::NONBLOCK
+            } else {
+                own | OFlags::NONBLOCK
+            },
+        )
+        .context("setting the descriptor's flags")?;
+        let watch = if wait == Wait::Epoll {
+            Some(Watch::new(&fd, flags)?)
+        } else {
+            None
+        };
+        Ok(Wire { fd, watch })
+    }
+
+    /// Repeats the call until it is neither interrupted nor would have to wait, waiting between as the job says.
+    #[inline]
+    pub fn again<T>(
+        &self,
+        mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
+    ) -> Result<T> {
+        loop {
+            match call(self.fd.as_fd()) {
+                Ok(value) => return Ok(value),
+                Err(Errno::AGAIN) => match &self.watch {
+                    Some(watch) => watch.sleep()?,
+                    None => std::hint::spin_loop(),
+                },
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}

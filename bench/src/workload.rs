@@ -1,0 +1,396 @@
+//! What the two sides do, whatever carries the messages.
+//!
+//! A side connects, warms up with a few messages checked byte by byte, and then makes its passes. Before each it says `ready` and waits
+//! for `go`; the side that is to be there first says `started`. Each message carries its number, which the other side compares.
+
+use std::{
+    hint::black_box,
+    io::{BufRead, Write},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    measure::{CallCounter, Usage, delay, now_ns},
+    parameters::{Job, Pass, Role, SystemName},
+    systems::{
+        Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System,
+        limits,
+    },
+};
+
+/// Messages before the first pass: enough for the paths to be loaded and the first pages touched.
+const WARM_UP: u64 = 16;
+
+/// What a side found in one pass.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct PassReport {
+    /// Before the first message
+    pub start_ns: u64,
+    /// After the last
+    pub end_ns: u64,
+    /// Used between the two
+    pub usage: Usage,
+    /// System calls, in a pass that counts them
+    pub calls: Option<u64>,
+    /// Payload that was sent (sender, asker) or taken
+    pub bytes: u64,
+    /// Of single rounds, in a pass that times them
+    pub percentiles: Option<Percentiles>,
+    /// Of the channel, seen by the side that receives
+    pub resident_bytes: Option<u64>,
+}
+
+/// Round trips in nanoseconds, the delays taken off.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Percentiles {
+    /// Half of the rounds took no longer
+    pub p50_ns: u64,
+    /// 90 %
+    pub p90_ns: u64,
+    /// 99 %
+    pub p99_ns: u64,
+    /// 99.9 %
+    pub p999_ns: u64,
+}
+
+/// Does one side's part and reports by standard output.
+pub fn side(job: &Job) -> Result<()> {
+    match job.system {
+        SystemName::Pelton => serve::<Pelton>(job),
+        SystemName::Pipe => serve::<Pipe>(job),
+        SystemName::SockStream => serve::<SockStream>(job),
+        SystemName::SockStreamBatched => serve::<SockStreamBatched>(job),
+        SystemName::SockSeqpacket => serve::<SockSeqpacket>(job),
+        SystemName::Limits => say(&limits::guard(job)?),
+    }
+}
+
+fn serve<S: System>(job: &Job) -> Result<()> {
+    let mut payload: Vec<u8> = (0..job.sizes.max as usize).map(pattern).collect();
+    match job.role {
+        Role::Sender => {
+            let mut sending = S::sending(job)?;
+            for n in 0..WARM_UP {
+                send(&mut sending, &mut payload, n)?;
+            }
+            sending.flush()?;
+            passes(job, |pass| {
+                let mut sizes = job.sizes.sequence();
+                let mut bytes = 0;
+                let section = Section::start(pass)?;
+                for n in 0..pass.count {
+                    let size = sizes.next_size();
+                    send(&mut sending, &mut payload[..size], n)?;
+                    bytes += size as u64;
+                }
+                sending.flush()?;
+                section.end(bytes)
+            })
+        }
+        Role::Receiver => {
+            let mut receiving = S::receiving(job)?;
+            for n in 0..WARM_UP {
+                receive(&mut receiving, n, whole)?;
+            }
+            passes(job, |pass| {
+                let mut bytes = 0;
+                let section = Section::start(pass)?;
+                for n in 0..pass.count - 1 {
+                    bytes += receive(&mut receiving, n, glance)? as u64;
+                }
+                bytes += receive(&mut receiving, pass.count - 1, whole)? as u64;
+                let mut report = section.end(bytes)?;
+                let wanted = job.sizes.total(pass.count);
+                ensure!(bytes == wanted, "{bytes} bytes came, wanted {wanted}");
+                report.resident_bytes = receiving.resident_bytes()?;
+                Ok(report)
+            })
+        }
+        Role::Asker => {
+            let (mut sending, mut receiving) = S::both(job)?;
+            let delay_ns = job.delay_us * 1000;
+            for n in 0..WARM_UP {
+                ask(&mut sending, &mut receiving, &mut payload, n, 0, whole)?;
+            }
+            // From a nanosecond to a minute, three digits.
+            let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)
+                .context("making a histogram")?;
+            passes(job, |pass| {
+                histogram.reset();
+                let mut sizes = job.sizes.sequence();
+                let mut bytes = 0;
+                let section = Section::start(pass)?;
+                for n in 0..pass.count {
+                    let size = sizes.next_size();
+                    bytes += size as u64;
+                    if pass.time_each {
+                        let start = now_ns();
+                        ask(
+                            &mut sending,
+                            &mut receiving,
+                            &mut payload[..size],
+                            n,
+                            delay_ns,
+                            glance,
+                        )?;
+                        histogram
+                            .saturating_record((now_ns() - start).saturating_sub(2 * delay_ns));
+                    } else {
+                        ask(
+                            &mut sending,
+                            &mut receiving,
+                            &mut payload[..size],
+                            n,
+                            delay_ns,
+                            glance,
+                        )?;
+                    }
+                }
+                let mut report = section.end(bytes)?;
+                report.percentiles = pass.time_each.then(|| Percentiles {
+                    p50_ns: histogram.value_at_quantile(0.5),
+                    p90_ns: histogram.value_at_quantile(0.9),
+                    p99_ns: histogram.value_at_quantile(0.99),
+                    p999_ns: histogram.value_at_quantile(0.999),
+                });
+                Ok(report)
+            })
+        }
+        Role::Answerer => {
+            let (mut sending, mut receiving) = S::both(job)?;
+            let delay_ns = job.delay_us * 1000;
+            for n in 0..WARM_UP {
+                answer(&mut sending, &mut receiving, n, 0, whole)?;
+            }
+            passes(job, |pass| {
+                let mut bytes = 0;
+                let section = Section::start(pass)?;
+                for n in 0..pass.count {
+                    bytes += answer(&mut sending, &mut receiving, n, delay_ns, glance)? as u64;
+                }
+                section.end(bytes)
+            })
+        }
+    }
+}
+
+/// Makes the passes as the asking process says, and then stays until that closes our input: a side that ended before the other has
+/// read its last message would be measured as a death.
+fn passes(job: &Job, mut pass_once: impl FnMut(&Pass) -> Result<PassReport>) -> Result<()> {
+    let mut orders = std::io::stdin().lock();
+    let mut order = String::new();
+    for pass in &job.passes {
+        say(&"ready")?;
+        order.clear();
+        orders.read_line(&mut order).context("reading an order")?;
+        ensure!(order == "go\n", "found the order {order:?}, wanted \"go\"");
+        if job.role.listens() {
+            say(&"started")?;
+        }
+        say(&pass_once(pass)?)?;
+    }
+    order.clear();
+    orders
+        .read_line(&mut order)
+        .context("waiting for the end")?;
+    ensure!(
+        order.is_empty(),
+        "found the order {order:?}, wanted the end"
+    );
+    Ok(())
+}
+
+/// One line of JSON to the process that asked.
+fn say(value: &impl Serialize) -> Result<()> {
+    let mut output = std::io::stdout().lock();
+    serde_json::to_writer(&mut output, value)?;
+    output.write_all(b"\n")?;
+    output.flush()?;
+    Ok(())
+}
+
+/// The part of a pass that is measured.
+struct Section {
+    usage: Usage,
+    counter: Option<CallCounter>,
+    start_ns: u64,
+}
+
+impl Section {
+    fn start(pass: &Pass) -> Result<Section> {
+        let usage = Usage::of_self();
+        let counter = if pass.count_calls {
+            Some(CallCounter::start()?)
+        } else {
+            None
+        };
+        Ok(Section {
+            usage,
+            counter,
+            start_ns: now_ns(),
+        })
+    }
+
+    fn end(self, bytes: u64) -> Result<PassReport> {
+        let end_ns = now_ns();
+        let calls = self.counter.map(CallCounter::stop).transpose()?;
+        let usage = Usage::of_self().since(self.usage);
+        Ok(PassReport {
+            start_ns: self.start_ns,
+            end_ns,
+            usage,
+            calls,
+            bytes,
+            ..PassReport::default()
+        })
+    }
+}
+
+#[inline]
+fn send(sending: &mut impl Sending, payload: &mut [u8], n: u64) -> Result<()> {
+    stamp(payload, n);
+    sending.send(payload)
+}
+
+/// Takes message `n`, compares its number, and answers its size.
+#[inline]
+fn receive(
+    receiving: &mut impl Receiving,
+    n: u64,
+    check: impl FnOnce(&[u8]) -> bool,
+) -> Result<usize> {
+    let (size, found, right) =
+        receiving.receive(|message| (message.len(), number(message), check(message)))?;
+    if found != expected(n, size) {
+        bail!("message {n} has the number {found}: messages were lost, doubled or out of order");
+    }
+    ensure!(right, "message {n} has other bytes than were sent");
+    Ok(size)
+}
+
+/// One round of the asker's.
+#[inline]
+fn ask(
+    sending: &mut impl Sending,
+    receiving: &mut impl Receiving,
+    payload: &mut [u8],
+    n: u64,
+    delay_ns: u64,
+    check: impl FnOnce(&[u8]) -> bool,
+) -> Result<()> {
+    delay(delay_ns);
+    send(sending, payload, n)?;
+    sending.flush()?;
+    let came = receive(receiving, n, check)?;
+    ensure!(
+        came == payload.len(),
+        "round {n} went out with {} bytes and came back with {came}",
+        payload.len()
+    );
+    Ok(())
+}
+
+/// One round of the answerer's: sends back the bytes where they were copied to. Answers their number.
+#[inline]
+fn answer(
+    sending: &mut impl Sending,
+    receiving: &mut impl Receiving,
+    n: u64,
+    delay_ns: u64,
+    check: impl FnOnce(&[u8]) -> bool,
+) -> Result<usize> {
+    let (size, right) = receiving.receive(|message| {
+        let right = number(message) == expected(n, message.len()) && check(message);
+        delay(delay_ns);
+        sending.send(message)?;
+        sending.flush()?;
+        anyhow::Ok((message.len(), right))
+    })??;
+    ensure!(right, "round {n} did not come as it was sent");
+    Ok(size)
+}
+
+/// The check of most messages: that all of it was really copied is kept from the optimiser, and that is all.
+#[inline]
+fn glance(message: &[u8]) -> bool {
+    black_box(message.as_ptr());
+    true
+}
+
+/// The check of the first and the last: every byte behind the number.
+fn whole(message: &[u8]) -> bool {
+    message
+        .iter()
+        .enumerate()
+        .skip(NUMBER_BYTES)
+        .all(|(at, byte)| *byte == pattern(at))
+}
+
+fn pattern(at: usize) -> u8 {
+    (at as u8)
+        .wrapping_mul(31)
+        .wrapping_add((at >> 8) as u8)
+        .wrapping_add(7)
+}
+
+/// A message begins with its number, little-endian, or as much of it as there is room for.
+const NUMBER_BYTES: usize = 8;
+
+#[inline]
+fn stamp(payload: &mut [u8], n: u64) {
+    match payload.first_chunk_mut::<NUMBER_BYTES>() {
+        Some(first) => *first = n.to_le_bytes(),
+        None => {
+            let size = payload.len();
+            payload.copy_from_slice(&n.to_le_bytes()[..size]);
+        }
+    }
+}
+
+#[inline]
+fn number(message: &[u8]) -> u64 {
+    match message.first_chunk::<NUMBER_BYTES>() {
+        Some(first) => u64::from_le_bytes(*first),
+        None => message
+            .iter()
+            .rev()
+            .fold(0, |number, byte| number << 8 | *byte as u64),
+    }
+}
+
+/// What [`number`] answers for message `n`, when it has `size` bytes.
+#[inline]
+fn expected(n: u64, size: usize) -> u64 {
+    if size >= NUMBER_BYTES {
+        n
+    } else {
+        n & ((1 << (8 * size)) - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_of_any_size_tells_its_number() {
+        for size in 0..20 {
+            for n in [0, 1, 255, 256, 65_537, u64::MAX - 1] {
+                let mut payload: Vec<u8> = (0..size).map(pattern).collect();
+                stamp(&mut payload, n);
+                assert_eq!(number(&payload), expected(n, size), "{n} in {size} bytes");
+                assert!(whole(&payload));
+            }
+        }
+    }
+
+    #[test]
+    fn a_changed_byte_is_seen() {
+        let mut payload: Vec<u8> = (0..1000).map(pattern).collect();
+        payload[999] ^= 1;
+        assert!(!whole(&payload));
+    }
+}

@@ -1,0 +1,108 @@
+//! However the program ends, nothing of it stays. Processes are found by an environment variable that only they can have.
+
+use std::{
+    fs,
+    os::unix::process::ExitStatusExt,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Runs long enough to be ended by us.
+fn start(system: &str, directory: &str) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_pelton-bench"))
+        .args([
+            "stream",
+            "--count",
+            "2000000000",
+            "--runs",
+            "1",
+            "--wait",
+            "block",
+            "--systems",
+            system,
+        ])
+        .env("TMPDIR", directory)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+fn processes(directory: &str) -> usize {
+    let mark = format!("TMPDIR={directory}\0");
+    let processes = fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| fs::read(entry.ok()?.path().join("environ")).ok());
+    processes
+        .filter(|environment| {
+            environment
+                .windows(mark.len())
+                .any(|window| window == mark.as_bytes())
+        })
+        .count()
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(
+            Instant::now() < deadline,
+            "a minute has passed without this: {what}"
+        );
+        thread::yield_now();
+    }
+}
+
+/// The program, and the two sides or the guard and what it guards.
+fn runs(system: &str, directory: &str) -> bool {
+    processes(directory) >= if system == "limits" { 4 } else { 3 }
+}
+
+#[test]
+fn an_interrupt_ends_all_and_removes_the_directory() {
+    for system in ["pipe", "limits"] {
+        let temporary = tempfile::tempdir().unwrap();
+        let directory = temporary.path().to_str().unwrap();
+        let mut program = start(system, directory);
+        until("all processes run", || {
+            runs(system, directory) || program_is_skipped(&program)
+        });
+        kill_process(Pid::from_child(&program), Signal::INT).unwrap();
+        let status = program.wait().unwrap();
+        // Where limits.c cannot run, the program has ended before, with nothing measured.
+        assert!(
+            status.code() == Some(130) || system == "limits",
+            "{system}: {status}"
+        );
+        until("no process is left", || processes(directory) == 0);
+        assert_eq!(fs::read_dir(directory).unwrap().count(), 0, "{system}");
+    }
+}
+
+#[test]
+fn a_killed_program_takes_its_processes_along() {
+    for system in ["pipe", "limits"] {
+        let temporary = tempfile::tempdir().unwrap();
+        let directory = temporary.path().to_str().unwrap();
+        let mut program = start(system, directory);
+        until("all processes run", || {
+            runs(system, directory) || program_is_skipped(&program)
+        });
+        kill_process(Pid::from_child(&program), Signal::KILL).unwrap();
+        let status = program.wait().unwrap();
+        assert!(
+            status.signal() == Some(9) || system == "limits",
+            "{system}: {status}"
+        );
+        until("no process is left", || processes(directory) == 0);
+    }
+}
+
+/// A zombie has no environment: nobody has waited for it yet.
+fn program_is_skipped(program: &Child) -> bool {
+    fs::read(format!("/proc/{}/environ", program.id()))
+        .is_ok_and(|environment| environment.is_empty())
+}
