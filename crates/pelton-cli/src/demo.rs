@@ -7,11 +7,7 @@
 pub mod corpus;
 pub mod pipeline;
 
-use crate::{
-    failure::Failure,
-    progress,
-    signals::Signals,
-};
+use crate::{failure::Failure, progress, signals::Signals};
 use clap::Args;
 use indicatif::ProgressBar;
 use pipeline::{Digest, LISTENING, Measured, System, ZSTD_LEVEL, each_line};
@@ -61,41 +57,49 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
         Some(path) => Input::open(path, &signals)?,
         None => default_input(&signals)?,
     };
-    let directory = TempDir::with_prefix("pelton-demo-").map_err(|error| Failure::system("cannot make a temporary directory", error))?;
+    let directory = TempDir::with_prefix("pelton-demo-")
+        .map_err(|error| Failure::system("cannot make a temporary directory", error))?;
     let mut kept = args.output.as_deref().map(|path| Kept::aside(path, &input)).transpose()?;
+
+    // what cannot be counted here cannot be counted there; the counter is not kept, it would slow this process
+    let countable = pipeline::count_system_calls().map(drop);
+    let calls = |system, output: Option<&Path>| match countable {
+        Ok(()) => Run::of(system, &input, output, true, &directory, &signals).map(|run| run.system_calls),
+        Err(_) => Ok(None),
+    };
 
     let mut results = Vec::new();
     let mut output_bytes = 0;
     for &system in &args.systems {
-        let dropped;
-        let output = match kept.as_ref().filter(|_| results.is_empty()) {
-            Some(kept) => kept.aside.path(),
-            None => {
-                dropped = NamedTempFile::new_in(&directory).map_err(|error| Failure::system("cannot make a temporary file", error))?;
-                dropped.path()
-            }
-        };
-        let run = Run::of(system, &input, Some(output), &directory, &signals)?;
+        let scratch = NamedTempFile::new_in(&directory)
+            .map_err(|error| Failure::system("cannot make a temporary file", error))?;
+        let calls = calls(system, Some(scratch.path()))?;
+        let keep = kept.take();
+        let output = keep.as_ref().map_or(scratch.path(), |kept| kept.aside.path());
+        let run = Run::of(system, &input, Some(output), false, &directory, &signals)?;
         let size = verify(&input, output, system, &signals)?;
         if results.is_empty() {
             output_bytes = size;
         }
-        results.push(Outcome::of(system, Job::Zstd, vec![run], &input));
-        if let Some(kept) = kept.take_if(|_| results.len() == 1) {
-            kept.rename()?;
-        }
+        results.push(Outcome::of(system, Job::Zstd, vec![run], calls, &input));
+        keep.map(Kept::rename).transpose()?;
     }
     let mut rounds: Vec<Vec<Run>> = args.systems.iter().map(|_| Vec::new()).collect();
     for _ in 0..ROUNDS {
         for (&system, runs) in args.systems.iter().zip(&mut rounds) {
-            let run = Run::of(system, &input, None, &directory, &signals)?;
+            let run = Run::of(system, &input, None, false, &directory, &signals)?;
             if run.digest != input.digest.value() {
-                return Err(Failure::Peer(format!("{}: the lines received are not the lines of the file", system.label())));
+                return Err(Failure::Peer(format!(
+                    "{}: the lines received are not the lines of the file",
+                    system.label()
+                )));
             }
             runs.push(run);
         }
     }
-    results.extend(args.systems.iter().zip(rounds).map(|(&system, runs)| Outcome::of(system, Job::Lines, runs, &input)));
+    for (&system, runs) in args.systems.iter().zip(rounds) {
+        results.push(Outcome::of(system, Job::Lines, runs, calls(system, None)?, &input));
+    }
 
     let summary = Summary {
         command: "demo",
@@ -107,6 +111,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
         output: args.output.as_deref().map(Path::to_string_lossy),
         output_bytes,
         verified: true,
+        syscalls_not_measured: countable.err(),
         results,
     };
     let text = if args.json { summary.json() } else { summary.table() };
@@ -140,14 +145,22 @@ impl Input {
             return Err(bad(format!("is a directory; {hint}")));
         }
         if !metadata.is_file() {
-            return Err(bad("is not a regular file, and the demo reads it more than once; copy it into one first".to_string()));
+            return Err(bad(
+                "is not a regular file, and the demo reads it more than once; copy it into one first".to_string()
+            ));
         }
         if metadata.len() == 0 {
             return Err(bad(format!("is empty, there is nothing to stream; {hint}")));
         }
         let file = File::open(path).map_err(|error| bad(format!("cannot be opened: {error}; {hint}")))?;
         let bar = phase(metadata.len(), "reading");
-        let mut input = Input { path: path.to_path_buf(), bytes: 0, digest: Digest::default(), longest: 0, ends_with_newline: true };
+        let mut input = Input {
+            path: path.to_path_buf(),
+            bytes: 0,
+            digest: Digest::default(),
+            longest: 0,
+            ends_with_newline: true,
+        };
         each_line(Watched { file: &file, bar: &bar, signals }, |line| {
             input.digest.add(line);
             input.longest = input.longest.max(line.len() as u64);
@@ -193,7 +206,8 @@ fn default_input(signals: &Signals) -> Result<Input, Failure> {
     let input = Input::open(&path, signals)?;
     if !whole(&input) {
         let found = (input.bytes, input.digest.value());
-        let text = format!("`{}` was made as {found:?}, expected {:?} (bytes, digest)", path.display(), corpus::EXPECTED);
+        let text =
+            format!("`{}` was made as {found:?}, expected {:?} (bytes, digest)", path.display(), corpus::EXPECTED);
         return Err(Failure::System(format!("{text}: a fault of memory, disk or this program")));
     }
     Ok(input)
@@ -237,7 +251,9 @@ impl Kept {
             if !metadata.is_file() {
                 return Err(bad("exists and is not a regular file: name another".to_string()));
             }
-            if fs::metadata(&input.path).is_ok_and(|input| (input.dev(), input.ino()) == (metadata.dev(), metadata.ino())) {
+            if fs::metadata(&input.path)
+                .is_ok_and(|input| (input.dev(), input.ino()) == (metadata.dev(), metadata.ino()))
+            {
                 return Err(bad("is the input itself: name another".to_string()));
             }
         }
@@ -253,7 +269,9 @@ impl Kept {
 
     fn rename(self) -> Result<(), Failure> {
         let path = self.path;
-        let failed = |error: tempfile::PersistError| Failure::system(format_args!("cannot rename to `{}`", path.display()), error.error);
+        let failed = |error: tempfile::PersistError| {
+            Failure::system(format_args!("cannot rename to `{}`", path.display()), error.error)
+        };
         self.aside.persist(&path).map_err(failed).map(drop)
     }
 }
@@ -262,7 +280,11 @@ impl Kept {
 fn verify(input: &Input, output: &Path, system: System, signals: &Signals) -> Result<u64, Failure> {
     let failed = |error| Failure::system("checking the output", error);
     let differs = |at: u64, why: &str| {
-        Failure::Peer(format!("{}: the output does not decompress to `{}`: {why} at byte {at}", system.label(), input.path.display()))
+        Failure::Peer(format!(
+            "{}: the output does not decompress to `{}`: {why} at byte {at}",
+            system.label(),
+            input.path.display()
+        ))
     };
     let original = File::open(&input.path).map_err(failed)?;
     let compressed = File::open(output).map_err(failed)?;
@@ -279,7 +301,10 @@ fn verify(input: &Input, output: &Path, system: System, signals: &Signals) -> Re
         let (wanted, found) = (&wanted[..wanted_bytes], &found[..found_bytes]);
         if wanted != found {
             let same = wanted.iter().zip(found).take_while(|(wanted, found)| wanted == found).count() as u64;
-            return Err(differs(at + same, if same == wanted.len().min(found.len()) as u64 { "an end" } else { "a difference" }));
+            return Err(differs(
+                at + same,
+                if same == wanted.len().min(found.len()) as u64 { "an end" } else { "a difference" },
+            ));
         }
         if wanted_bytes == 0 {
             bar.finish_and_clear();
@@ -308,22 +333,31 @@ struct Run {
     seconds: f64,
     cpu_sender: f64,
     cpu_receiver: f64,
-    system_calls: Result<u64, String>,
+    system_calls: Option<u64>,
     digest: u64,
 }
 
 impl Run {
-    /// Runs the pipeline once; with `output` it compresses. The figures are from the connection to the receiver's end.
-    fn of(system: System, input: &Input, output: Option<&Path>, directory: &TempDir, signals: &Signals) -> Result<Run, Failure> {
-        let run_directory =
-            TempDir::with_prefix_in("run-", directory).map_err(|error| Failure::system("cannot make a temporary directory", error))?;
-        let file = File::open(&input.path).map_err(|error| Failure::system(format_args!("`{}`", input.path.display()), error))?;
+    /// Runs the pipeline once; with `output` it compresses. The figures are from the connection to the receiver's end. Counting
+    /// slows every system call (a write per line takes twice the time), so the runs that count are not the runs that are timed.
+    fn of(
+        system: System,
+        input: &Input,
+        output: Option<&Path>,
+        count_calls: bool,
+        directory: &TempDir,
+        signals: &Signals,
+    ) -> Result<Run, Failure> {
+        let run_directory = TempDir::with_prefix_in("run-", directory)
+            .map_err(|error| Failure::system("cannot make a temporary directory", error))?;
+        let file = File::open(&input.path)
+            .map_err(|error| Failure::system(format_args!("`{}`", input.path.display()), error))?;
         let share = || file.try_clone().map_err(|error| Failure::system("cannot duplicate a descriptor", error));
 
-        let mut receiver = Stage::start("receive", system, run_directory.path(), output, Stdio::null())?;
+        let mut receiver = Stage::start("receive", system, run_directory.path(), output, count_calls, Stdio::null())?;
         receiver.wait_until_listening(signals)?;
         // the sender reads from the same open file, so its place in the file can be seen here without asking it
-        let mut sender = Stage::start("send", system, run_directory.path(), None, share()?.into())?;
+        let mut sender = Stage::start("send", system, run_directory.path(), None, count_calls, share()?.into())?;
         let doing = if output.is_some() { "zstd" } else { "lines" };
         let bar = phase(input.bytes, format!("{}, {doing}", system.label()));
         let look_again = std::io::stderr().is_terminal().then_some(Duration::from_millis(100));
@@ -368,7 +402,7 @@ impl Run {
             seconds: received.ended_ns.saturating_sub(sent.began_ns) as f64 / 1e9,
             cpu_sender: sent.cpu_ns as f64 / 1e9,
             cpu_receiver: received.cpu_ns as f64 / 1e9,
-            system_calls: sent.system_calls.and_then(|sent| Ok(sent + received.system_calls?)),
+            system_calls: sent.system_calls.zip(received.system_calls).map(|(sent, received)| sent + received),
             digest: received.digest,
         })
     }
@@ -386,7 +420,14 @@ struct Stage {
 }
 
 impl Stage {
-    fn start(what: &'static str, system: System, directory: &Path, output: Option<&Path>, stdin: Stdio) -> Result<Stage, Failure> {
+    fn start(
+        what: &'static str,
+        system: System,
+        directory: &Path,
+        output: Option<&Path>,
+        count_calls: bool,
+        stdin: Stdio,
+    ) -> Result<Stage, Failure> {
         let failed = |error| Failure::system(format_args!("cannot start the {what} process"), error);
         let program = std::env::current_exe().map_err(failed)?;
         // a file, not a pipe: nobody has to read it meanwhile
@@ -396,11 +437,15 @@ impl Stage {
         if let Some(output) = output {
             command.arg("--output").arg(output);
         }
+        if count_calls {
+            command.arg("--count-calls");
+        }
         command.stdin(stdin).stdout(Stdio::piped()).stderr(complaints.try_clone().map_err(failed)?);
         let child = command.spawn().map_err(failed)?;
         let mut stage = Stage { what, child, pidfd: None, said: Vec::new(), complaints, status: None, killed: false };
         let pid = rustix::process::Pid::from_child(&stage.child);
-        stage.pidfd = Some(rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()))?);
+        stage.pidfd =
+            Some(rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()))?);
         Ok(stage)
     }
 
@@ -415,7 +460,8 @@ impl Stage {
         loop {
             if signals.poll([(stdout.as_fd(), PollFlags::IN)], None)?[0] {
                 let mut some = [0; 64];
-                let bytes = stdout.read(&mut some).map_err(|error| Failure::system("reading a stage's output", error))?;
+                let bytes =
+                    stdout.read(&mut some).map_err(|error| Failure::system("reading a stage's output", error))?;
                 self.said.extend_from_slice(&some[..bytes]);
                 if bytes == 0 || self.said.ends_with(LISTENING) {
                     return Ok(());
@@ -455,7 +501,9 @@ impl Stage {
         self.complaints.rewind().and_then(|()| self.complaints.read_to_string(&mut complaint)).map_err(failed)?;
         let complaint = complaint.trim();
         let text = match status.code() {
-            Some(_) => format!("the {} process: {}", self.what, complaint.strip_prefix("pelton: ").unwrap_or(complaint)),
+            Some(_) => {
+                format!("the {} process: {}", self.what, complaint.strip_prefix("pelton: ").unwrap_or(complaint))
+            }
             None => format!("the {} process ended by {status} {complaint}", self.what),
         };
         Err(match status.code() {
@@ -499,17 +547,15 @@ struct Outcome {
     bytes_per_second: f64,
     /// both sides; null where they could not be counted
     syscalls_per_message: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    syscalls_not_measured: Option<String>,
     /// each run's seconds, in order
     runs: Vec<f64>,
 }
 
 impl Outcome {
-    fn of(system: System, job: Job, mut all: Vec<Run>, input: &Input) -> Outcome {
+    fn of(system: System, job: Job, mut all: Vec<Run>, system_calls: Option<u64>, input: &Input) -> Outcome {
         let runs = all.iter().map(|run| run.seconds).collect();
         all.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        let Run { seconds, cpu_sender, cpu_receiver, system_calls, .. } = all.swap_remove(all.len() / 2);
+        let Run { seconds, cpu_sender, cpu_receiver, .. } = all.swap_remove(all.len() / 2);
         let lines = input.digest.lines as f64;
         Outcome {
             system,
@@ -520,8 +566,7 @@ impl Outcome {
             cpu_seconds_receiver: cpu_receiver,
             messages_per_second: lines / seconds,
             bytes_per_second: input.digest.bytes as f64 / seconds,
-            syscalls_per_message: system_calls.as_ref().ok().map(|calls| *calls as f64 / lines),
-            syscalls_not_measured: system_calls.err(),
+            syscalls_per_message: system_calls.map(|calls| calls as f64 / lines),
             runs,
         }
     }
@@ -540,6 +585,8 @@ struct Summary<'a> {
     output_bytes: u64,
     /// true, or there would be an error instead
     verified: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    syscalls_not_measured: Option<String>,
     results: Vec<Outcome>,
 }
 
@@ -556,7 +603,14 @@ impl Summary<'_> {
 
     fn write_table(&self, text: &mut String) -> std::fmt::Result {
         let Summary { bytes, lines, longest_line_bytes, output_bytes, .. } = self;
-        writeln!(text, "{}: {} bytes, {} lines, the longest {} bytes", self.file, grouped(*bytes), grouped(*lines), grouped(*longest_line_bytes))?;
+        writeln!(
+            text,
+            "{}: {} bytes, {} lines, the longest {} bytes",
+            self.file,
+            grouped(*bytes),
+            grouped(*lines),
+            grouped(*longest_line_bytes)
+        )?;
         write!(text, "compressed to {} bytes", grouped(*output_bytes))?;
         if let Some(output) = &self.output {
             write!(text, " in {output}")?;
@@ -567,16 +621,24 @@ impl Summary<'_> {
                 Job::Zstd => format!("to zstd, level {}", self.zstd_level),
                 Job::Lines => format!("the lines alone, median of {ROUNDS}"),
             };
-            writeln!(text, "\n{title:<30}{:>9}{:>9}{:>12}{:>10}{:>13}", "seconds", "CPU s", "M lines/s", "GB/s", "calls/line")?;
+            writeln!(
+                text,
+                "\n{title:<30}{:>9}{:>9}{:>12}{:>10}{:>13}",
+                "seconds", "CPU s", "M lines/s", "GB/s", "calls/line"
+            )?;
             for outcome in self.of(job) {
-                let calls = outcome.syscalls_per_message.map_or("not measured".to_string(), |calls| format!("{calls:.4}"));
+                let calls =
+                    outcome.syscalls_per_message.map_or("not measured".to_string(), |calls| format!("{calls:.4}"));
                 write!(text, "  {:<28}{:>9.3}{:>9.3}", outcome.system.label(), outcome.seconds, outcome.cpu_seconds)?;
                 let (messages, bytes) = (outcome.messages_per_second / 1e6, outcome.bytes_per_second / 1e9);
                 writeln!(text, "{messages:>12.2}{bytes:>10.3}{calls:>13}")?;
             }
         }
-        writeln!(text, "\nCPU and system calls: both processes together, reading the file and writing the output included.")?;
-        if let Some(why) = self.results.iter().find_map(|outcome| outcome.syscalls_not_measured.as_ref()) {
+        writeln!(
+            text,
+            "\nCPU and system calls: both processes, reading the file and writing the output included; calls are counted in runs of their own."
+        )?;
+        if let Some(why) = &self.syscalls_not_measured {
             writeln!(text, "System calls were not measured: {why}.")?;
         }
         let mut alone = self.of(Job::Lines);
@@ -584,7 +646,10 @@ impl Summary<'_> {
             for other in alone {
                 let (time, cpu) = (other.seconds / first.seconds, other.cpu_seconds / first.cpu_seconds);
                 let (label, first) = (other.system.label(), first.system.label());
-                writeln!(text, "The lines alone, {label}: {time:.2} times the time and {cpu:.2} times the CPU of {first}.")?;
+                writeln!(
+                    text,
+                    "The lines alone, {label}: {time:.2} times the time and {cpu:.2} times the CPU of {first}."
+                )?;
             }
         }
         Ok(())
@@ -598,7 +663,8 @@ impl Summary<'_> {
 /// A number with a comma every three digits.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
-    let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).expect("digits")).collect();
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).expect("digits")).collect();
     groups.join(",")
 }
 

@@ -51,7 +51,10 @@ impl fmt::Display for FrameError {
                 write!(f, "line {number} has {bytes} bytes or more, a message has at most {bytes_max}")
             }
             FrameError::TooLarge { framing: Framing::Len32, number, bytes, bytes_max } => {
-                write!(f, "frame {number} says it has {bytes} bytes, a message has at most {bytes_max}: is the input len32 frames?")
+                write!(
+                    f,
+                    "frame {number} says it has {bytes} bytes, a message has at most {bytes_max}: is the input len32 frames?"
+                )
             }
             FrameError::Truncated { inside, number, offset, found, wanted } => write!(
                 f,
@@ -262,7 +265,10 @@ mod tests {
         }
         assert_eq!(split(Framing::Len32, 100, &input[..9], 5).unwrap(), [b"whole"]);
         let error = split(Framing::Len32, 100, &input[..11], 5).unwrap_err().to_string();
-        assert_eq!(error, "the input ends inside the length of frame 2 (at offset 9): 2 of 4 bytes found; is it cut short?");
+        assert_eq!(
+            error,
+            "the input ends inside the length of frame 2 (at offset 9): 2 of 4 bytes found; is it cut short?"
+        );
     }
 
     #[test]

@@ -129,7 +129,8 @@ fn bytes(text: &str) -> Result<u64, String> {
         "g" | "gib" => 30,
         _ => return Err("want a number of bytes, such as 65536, 64K, 64M or 1G".to_string()),
     };
-    let number: u64 = digits.parse().map_err(|error| format!("{error}: want a number of bytes, such as 65536, 64K, 64M or 1G"))?;
+    let number: u64 =
+        digits.parse().map_err(|error| format!("{error}: want a number of bytes, such as 65536, 64K, 64M or 1G"))?;
     number.checked_mul(1 << shift).ok_or_else(|| "more bytes than 64 bits can count".to_string())
 }
 

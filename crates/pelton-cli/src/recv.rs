@@ -65,7 +65,10 @@ pub fn run(args: &RecvArgs) -> Result<(), Failure> {
     let (ended, unreleased, result) = match done {
         Ok(ended) => (ended, 0, Ok(())),
         Err(Stop::Channel(pelton::Error::PeerDied { unreleased })) => {
-            let text = format!("the sender on `{}` died after {} messages, without closing", args.channel.name, received.messages);
+            let text = format!(
+                "the sender on `{}` died after {} messages, without closing",
+                args.channel.name, received.messages
+            );
             (Ended::PeerDied, unreleased, Err(Failure::Peer(text)))
         }
         Err(Stop::Channel(error)) => return Err(error.into()),
@@ -74,7 +77,17 @@ pub fn run(args: &RecvArgs) -> Result<(), Failure> {
     if args.channel.json {
         let error = result.as_ref().err().and_then(Failure::text);
         let (messages, bytes, counters) = (received.messages, received.bytes, counters.into());
-        let report = Report { command: "recv", name: &args.channel.name, messages, bytes, seconds, ended, error, unreleased, counters };
+        let report = Report {
+            command: "recv",
+            name: &args.channel.name,
+            messages,
+            bytes,
+            seconds,
+            ended,
+            error,
+            unreleased,
+            counters,
+        };
         let _ = std::io::stderr().write_all(report.line().as_bytes());
     }
     result
@@ -132,7 +145,13 @@ impl From<Failure> for Stop {
 }
 
 /// Writes every message until the sender closes or enough have come, and then what is left in the buffer, whatever the end was.
-fn stream(args: &RecvArgs, receiver: &mut Receiver, output: &mut Output, received: &mut Passed, signals: &Signals) -> Result<Ended, Stop> {
+fn stream(
+    args: &RecvArgs,
+    receiver: &mut Receiver,
+    output: &mut Output,
+    received: &mut Passed,
+    signals: &Signals,
+) -> Result<Ended, Stop> {
     let done = receive_all(args, receiver, output, received, signals);
     match done {
         Err(Stop::Other(Failure::Signal(_))) => output.write_what_goes(),

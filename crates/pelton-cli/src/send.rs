@@ -82,7 +82,17 @@ pub fn run(args: &SendArgs) -> Result<(), Failure> {
     if args.channel.json {
         let error = result.as_ref().err().and_then(Failure::text);
         let (messages, bytes, counters) = (sent.messages, sent.bytes, counters.into());
-        let report = Report { command: "send", name: &args.channel.name, messages, bytes, seconds, ended, error, unreleased, counters };
+        let report = Report {
+            command: "send",
+            name: &args.channel.name,
+            messages,
+            bytes,
+            seconds,
+            ended,
+            error,
+            unreleased,
+            counters,
+        };
         // if nobody reads it, nobody misses it
         let _ = std::io::stdout().write_all(report.line().as_bytes());
     }
@@ -181,7 +191,9 @@ fn stream(args: &SendArgs, sender: &mut Sender, sent: &mut Passed, signals: &Sig
 /// The sentence for a frame that is no message, with the way out where there is one.
 fn larger(error: &crate::frame::FrameError) -> String {
     match error {
-        crate::frame::FrameError::TooLarge { .. } => format!("standard input: {error} (a larger --capacity allows more)"),
+        crate::frame::FrameError::TooLarge { .. } => {
+            format!("standard input: {error} (a larger --capacity allows more)")
+        }
         crate::frame::FrameError::Truncated { .. } => format!("standard input: {error}"),
     }
 }

@@ -61,7 +61,11 @@ impl Signals {
 
     /// Waits until one of the descriptors has the events asked for (or an error, or has hung up), and fails once a signal has
     /// come. Answers which are ready. `None` waits for ever; a timeout that passes leaves all `false`.
-    pub fn poll<const N: usize>(&self, waits: [(BorrowedFd<'_>, PollFlags); N], timeout: Option<Duration>) -> Result<[bool; N], Failure> {
+    pub fn poll<const N: usize>(
+        &self,
+        waits: [(BorrowedFd<'_>, PollFlags); N],
+        timeout: Option<Duration>,
+    ) -> Result<[bool; N], Failure> {
         let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(N + 1);
         fds.push(PollFd::from_borrowed_fd(self.readable.as_fd(), PollFlags::IN));
         fds.extend(waits.into_iter().map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));

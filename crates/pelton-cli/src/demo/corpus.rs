@@ -28,13 +28,17 @@ pub fn cache_directory() -> Result<PathBuf, Failure> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
     base.map(|base| base.join("pelton")).ok_or_else(|| {
-        Failure::Input("no place for the default file: neither XDG_CACHE_HOME nor HOME is set; set one, or name a FILE".to_string())
+        Failure::Input(
+            "no place for the default file: neither XDG_CACHE_HOME nor HOME is set; set one, or name a FILE"
+                .to_string(),
+        )
     })
 }
 
 /// Makes the corpus at `path`, replacing what is there; `made` is told the bytes so far and may stop it.
 pub fn make(path: &Path, mut made: impl FnMut(u64) -> Result<(), Failure>) -> Result<(), Failure> {
-    let failed = |error: io::Error| Failure::system(format_args!("cannot make the default file `{}`", path.display()), error);
+    let failed =
+        |error: io::Error| Failure::system(format_args!("cannot make the default file `{}`", path.display()), error);
     let directory = path.parent().expect("a file in the cache directory");
     fs::create_dir_all(directory).map_err(failed)?;
     let mut aside = tempfile::Builder::new().prefix(NAME).suffix(".part").tempfile_in(directory).map_err(failed)?;
@@ -95,14 +99,16 @@ impl Random {
 const SERVICES: [&str; 8] = ["edge", "catalog", "checkout", "search", "identity", "ledger", "mailer", "recommender"];
 const REGIONS: [&str; 5] = ["eu-central-1", "eu-west-2", "us-east-1", "us-west-2", "ap-south-1"];
 const METHODS: [&str; 8] = ["GET", "GET", "GET", "GET", "POST", "POST", "PUT", "DELETE"];
-const RESOURCES: [&str; 10] = ["products", "carts", "orders", "users", "reviews", "images", "stock", "prices", "sessions", "coupons"];
+const RESOURCES: [&str; 10] =
+    ["products", "carts", "orders", "users", "reviews", "images", "stock", "prices", "sessions", "coupons"];
 const VIEWS: [&str; 8] = ["", "/items", "/history", "/related", "/availability", "/shipping", "/summary", "/comments"];
 const LANGUAGES: [&str; 8] = ["de-DE", "en-GB", "en-US", "fr-FR", "ja-JP", "pl-PL", "pt-BR", "sv-SE"];
 const WORDS: [&str; 48] = [
-    "amber", "anchor", "basket", "birch", "bottle", "brass", "candle", "canvas", "cedar", "chair", "clay", "cotton", "copper", "desk",
-    "feather", "flint", "garden", "glass", "hammer", "harbour", "kettle", "ladder", "lamp", "lantern", "leather", "linen", "maple",
-    "marble", "mirror", "needle", "oak", "paper", "pepper", "pillow", "quilt", "ribbon", "river", "saddle", "silver", "slate", "spoon",
-    "stone", "table", "tin", "velvet", "walnut", "wicker", "wool",
+    "amber", "anchor", "basket", "birch", "bottle", "brass", "candle", "canvas", "cedar", "chair", "clay", "cotton",
+    "copper", "desk", "feather", "flint", "garden", "glass", "hammer", "harbour", "kettle", "ladder", "lamp",
+    "lantern", "leather", "linen", "maple", "marble", "mirror", "needle", "oak", "paper", "pepper", "pillow", "quilt",
+    "ribbon", "river", "saddle", "silver", "slate", "spoon", "stone", "table", "tin", "velvet", "walnut", "wicker",
+    "wool",
 ];
 const TABLES: [&str; 7] = ["product", "cart_line", "customer", "order_line", "price", "stock_level", "session"];
 const JOBS: [&str; 6] = ["reindex", "invoice-run", "thumbnail", "newsletter", "stock-sync", "fraud-score"];
@@ -126,11 +132,32 @@ const FAILURES: [(&str, &str); 7] = [
     ("RateLimited", "too many requests from one client"),
 ];
 const MODULES: [&str; 12] = [
-    "api::router", "api::middleware", "cart::pricing", "cart::merge", "db::pool", "db::query", "http::client", "http::retry",
-    "queue::consumer", "search::ranking", "session::store", "tax::rules",
+    "api::router",
+    "api::middleware",
+    "cart::pricing",
+    "cart::merge",
+    "db::pool",
+    "db::query",
+    "http::client",
+    "http::retry",
+    "queue::consumer",
+    "search::ranking",
+    "session::store",
+    "tax::rules",
 ];
 const FUNCTIONS: [&str; 12] = [
-    "handle", "dispatch", "call", "poll_ready", "apply_discounts", "fetch_one", "with_retry", "decode", "commit", "acquire", "render", "visit",
+    "handle",
+    "dispatch",
+    "call",
+    "poll_ready",
+    "apply_discounts",
+    "fetch_one",
+    "with_retry",
+    "decode",
+    "commit",
+    "acquire",
+    "render",
+    "visit",
 ];
 
 /// The stream of events: what time it is, and how many there were.
@@ -175,15 +202,32 @@ impl Events {
             _ => 503,
         };
         let (duration_us, sent) = (random.heavy(350), random.heavy(600));
-        write!(out, r#""event":"http.request","method":"{method}","path":"/v2/{resource}/{}{view}"#, random.below(4_000_000))?;
+        write!(
+            out,
+            r#""event":"http.request","method":"{method}","path":"/v2/{resource}/{}{view}"#,
+            random.below(4_000_000)
+        )?;
         if random.below(4) == 0 {
-            write!(out, "?page={}&sort={}&q={}+{}", random.heavy(1), random.pick(&TABLES), random.pick(&WORDS), random.pick(&WORDS))?;
+            write!(
+                out,
+                "?page={}&sort={}&q={}+{}",
+                random.heavy(1),
+                random.pick(&TABLES),
+                random.pick(&WORDS),
+                random.pick(&WORDS)
+            )?;
         }
         write!(out, r#"","status":{status},"duration_us":{duration_us},"bytes_sent":{sent},"#)?;
         write_address(random, out)?;
         out.extend_from_slice(b",\"user_agent\":\"");
         write_agent(random, out)?;
-        write!(out, r#"","language":"{}","trace":"{:016x}{:016x}","#, random.pick(&LANGUAGES), random.next(), random.next())?;
+        write!(
+            out,
+            r#"","language":"{}","trace":"{:016x}{:016x}","#,
+            random.pick(&LANGUAGES),
+            random.next(),
+            random.next()
+        )?;
         write!(out, r#""cache":"{}""#, random.pick(&["hit", "hit", "miss", "stale", "bypass"]))
     }
 
@@ -194,7 +238,12 @@ impl Events {
         match random.below(3) {
             0 => Ok(()),
             1 => write!(out, r#","unit":"{unit}","host":"{}-{:02}""#, random.pick(&REGIONS), random.below(40)),
-            _ => write!(out, r#","unit":"{unit}","p50":{value},"p99":{},"count":{}"#, value + random.heavy(90), random.heavy(200)),
+            _ => write!(
+                out,
+                r#","unit":"{unit}","p50":{value},"p99":{},"count":{}"#,
+                value + random.heavy(90),
+                random.heavy(200)
+            ),
         }
     }
 
@@ -204,20 +253,36 @@ impl Events {
         let id = random.below(90_000_000);
         let statement = match random.below(4) {
             0 => format!("SELECT * FROM {table} WHERE id = {id}"),
-            1 => format!("SELECT t.id, t.updated_at FROM {table} t JOIN {other} o ON o.{table}_id = t.id WHERE t.id > {id} LIMIT 50"),
+            1 => format!(
+                "SELECT t.id, t.updated_at FROM {table} t JOIN {other} o ON o.{table}_id = t.id WHERE t.id > {id} LIMIT 50"
+            ),
             2 => format!("UPDATE {table} SET version = version + 1, updated_at = now() WHERE id = {id}"),
-            _ => format!("INSERT INTO {table} (id, customer_id, amount) VALUES ({id}, {}, {})", random.below(9_000_000), random.heavy(700)),
+            _ => format!(
+                "INSERT INTO {table} (id, customer_id, amount) VALUES ({id}, {}, {})",
+                random.below(9_000_000),
+                random.heavy(700)
+            ),
         };
         let (duration_us, rows) = (random.heavy(180), random.heavy(1) - 1);
         write!(out, r#""event":"db.query","statement":"{statement}","duration_us":{duration_us},"rows":{rows},"#)?;
-        write!(out, r#""pool":{{"size":{},"idle":{}}},"connection":{}"#, 8 << random.below(3), random.below(8), random.below(64))
+        write!(
+            out,
+            r#""pool":{{"size":{},"idle":{}}},"connection":{}"#,
+            8 << random.below(3),
+            random.below(8),
+            random.below(64)
+        )
     }
 
     fn login(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
         let random = &mut self.random;
         let (first, second) = (random.pick(&WORDS), random.pick(&WORDS));
         let outcome = random.pick(&["ok", "ok", "ok", "wrong_password", "locked", "second_factor"]);
-        write!(out, r#""event":"auth.login","user":"{first}.{second}{}@example.org","outcome":"{outcome}","#, random.below(3000))?;
+        write!(
+            out,
+            r#""event":"auth.login","user":"{first}.{second}{}@example.org","outcome":"{outcome}","#,
+            random.below(3000)
+        )?;
         write_address(random, out)?;
         write!(out, r#","session":"{:016x}","attempt":{}"#, random.next(), random.heavy(1))
     }
@@ -226,7 +291,12 @@ impl Events {
         let (number, random) = (self.number, &mut self.random);
         let (job, done, failed) = (random.pick(&JOBS), random.heavy(900), random.heavy(2) / 3);
         write!(out, r#""event":"job.finished","job":"{job}","id":"{job}-{number}","queued_ms":{},"#, random.heavy(25))?;
-        write!(out, r#""ran_ms":{},"items":{{"done":{done},"failed":{failed}}},"worker":{}"#, random.heavy(400), random.below(24))
+        write!(
+            out,
+            r#""ran_ms":{},"items":{{"done":{done},"failed":{failed}}},"worker":{}"#,
+            random.heavy(400),
+            random.below(24)
+        )
     }
 
     fn order(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
@@ -237,19 +307,39 @@ impl Events {
             let (quantity, price) = (random.heavy(1), random.heavy(400));
             total += quantity * price;
             let (comma, adjective, noun) = (if line > 0 { "," } else { "" }, random.pick(&WORDS), random.pick(&WORDS));
-            write!(out, r#"{comma}{{"sku":"{:06X}-{}","title":"{adjective} {noun}","#, random.below(1 << 24), random.below(90) + 10)?;
+            write!(
+                out,
+                r#"{comma}{{"sku":"{:06X}-{}","title":"{adjective} {noun}","#,
+                random.below(1 << 24),
+                random.below(90) + 10
+            )?;
             write!(out, r#""quantity":{quantity},"price_cents":{price}}}"#)?;
         }
         write!(out, r#"],"total_cents":{total},"currency":"{}","#, random.pick(&["EUR", "USD", "GBP", "SEK"]))?;
-        write!(out, r#""shipping":"{}","gift":{}"#, random.pick(&["standard", "express", "pickup"]), random.below(10) == 0)
+        write!(
+            out,
+            r#""shipping":"{}","gift":{}"#,
+            random.pick(&["standard", "express", "pickup"]),
+            random.below(10) == 0
+        )
     }
 
     fn error(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
         let random = &mut self.random;
         let (kind, message) = random.pick(&FAILURES);
         let level = random.pick(&["error", "error", "error", "warn", "fatal"]);
-        write!(out, r#""event":"error","level":"{level}","kind":"{kind}","message":"{message} ({}="#, random.pick(&WORDS))?;
-        write!(out, r#"{}, attempt {})","trace":"{:016x}","stack":""#, random.below(100_000), random.heavy(1), random.next())?;
+        write!(
+            out,
+            r#""event":"error","level":"{level}","kind":"{kind}","message":"{message} ({}="#,
+            random.pick(&WORDS)
+        )?;
+        write!(
+            out,
+            r#"{}, attempt {})","trace":"{:016x}","stack":""#,
+            random.below(100_000),
+            random.heavy(1),
+            random.next()
+        )?;
         for _ in 0..random.heavy(5).min(48) {
             let (module, function) = (random.pick(&MODULES), random.pick(&FUNCTIONS));
             write!(out, r"\n  at {module}::{function} (src/{}/{}.rs", random.pick(&TABLES), random.pick(&FUNCTIONS))?;
@@ -268,7 +358,8 @@ fn write_time(ms: u64, out: &mut Vec<u8>) -> io::Result<()> {
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted = (5 * day_of_year + 2) / 153;
-    let (day, month) = (day_of_year - (153 * shifted + 2) / 5 + 1, if shifted < 10 { shifted + 3 } else { shifted - 9 });
+    let (day, month) =
+        (day_of_year - (153 * shifted + 2) / 5 + 1, if shifted < 10 { shifted + 3 } else { shifted - 9 });
     let year = era * 400 + year_of_era + u64::from(month <= 2);
     let (hour, minute, second, milli) = (in_day / 3_600_000, in_day / 60_000 % 60, in_day / 1000 % 60, in_day % 1000);
     write!(out, "{year}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
@@ -279,7 +370,13 @@ fn write_address(random: &mut Random, out: &mut Vec<u8>) -> io::Result<()> {
     match random.below(3) {
         0 => write!(out, r#""client":"203.0.113.{}""#, random.below(256)),
         1 => write!(out, r#""client":"10.{}.{}.{}""#, random.below(256), random.below(256), random.below(256)),
-        _ => write!(out, r#""client":"2001:db8:{:x}:{:x}::{:x}""#, random.below(1 << 16), random.below(1 << 16), random.below(1 << 16)),
+        _ => write!(
+            out,
+            r#""client":"2001:db8:{:x}:{:x}::{:x}""#,
+            random.below(1 << 16),
+            random.below(1 << 16),
+            random.below(1 << 16)
+        ),
     }
 }
 
@@ -292,7 +389,11 @@ fn write_agent(random: &mut Random, out: &mut Vec<u8>) -> io::Result<()> {
             write!(out, "Chrome/{major}.0.{minor}.{} Safari/537.36", random.below(200))
         }
         2 => {
-            write!(out, "Mozilla/5.0 (iPhone; CPU iPhone OS 17_{} like Mac OS X) AppleWebKit/605.1.15 (KHTML, like Gecko) ", minor % 6)?;
+            write!(
+                out,
+                "Mozilla/5.0 (iPhone; CPU iPhone OS 17_{} like Mac OS X) AppleWebKit/605.1.15 (KHTML, like Gecko) ",
+                minor % 6
+            )?;
             write!(out, "Version/17.{} Mobile/15E148 Safari/604.1", minor % 6)
         }
         3 => write!(out, "curl/8.{}.{}", minor % 10, minor % 3),
@@ -322,7 +423,11 @@ mod tests {
         let corpus = first(SEED, 3 << 20);
         let mut digest = Digest::default();
         corpus.split(|byte| *byte == b'\n').for_each(|line| digest.add(line));
-        assert_eq!((corpus.len(), digest.value()), (3_145_875, 13_112_744_193_820_661_873), "when the corpus is changed on purpose, NAME and EXPECTED change too");
+        assert_eq!(
+            (corpus.len(), digest.value()),
+            (3_145_875, 13_112_744_193_820_661_873),
+            "when the corpus is changed on purpose, NAME and EXPECTED change too"
+        );
         assert_ne!(corpus, first(SEED + 1, 3 << 20));
     }
 
@@ -338,7 +443,8 @@ mod tests {
         assert_eq!(kinds.len(), 7, "{kinds:?}");
         let distinct: HashSet<&[u8]> = lines.iter().copied().collect();
         assert_eq!(distinct.len(), lines.len());
-        let (shortest, longest) = (lines.iter().map(|line| line.len()).min().unwrap(), lines.iter().map(|line| line.len()).max().unwrap());
+        let (shortest, longest) =
+            (lines.iter().map(|line| line.len()).min().unwrap(), lines.iter().map(|line| line.len()).max().unwrap());
         assert!(shortest < 110 && longest > 2500 && longest < 16 * 1024, "{shortest} to {longest}");
     }
 

@@ -78,6 +78,9 @@ pub struct StageArgs {
     /// Compress into this file, which exists
     #[arg(long)]
     pub output: Option<PathBuf>,
+    /// Count system calls, which slows each of them down
+    #[arg(long)]
+    pub count_calls: bool,
 }
 
 impl StageArgs {
@@ -99,9 +102,9 @@ pub struct Measured {
     pub ended_ns: u64,
     /// CPU time between the two, user and system, all threads.
     pub cpu_ns: u64,
-    /// System calls between the two, or why they could not be counted.
-    pub system_calls: Result<u64, String>,
-    /// `Digest` of the lines seen; of the sender, nothing.
+    /// System calls between the two, if asked for.
+    pub system_calls: Option<u64>,
+    /// Lines received; of the sender, nothing.
     pub lines: u64,
     /// Their bytes, without newlines.
     pub bytes: u64,
@@ -116,17 +119,17 @@ pub const LISTENING: &[u8] = b"listening\n";
 pub fn send_stage(args: &StageArgs) -> Result<(), Failure> {
     die_with_parent()?;
     let mut out = Outgoing::connect(args)?;
-    let meter = Meter::start();
+    let meter = Meter::start(args.count_calls)?;
     each_line(std::io::stdin().lock(), |line| out.send(line))?;
     out.finish()?;
-    report(meter.stop(&Digest::default()))
+    report(&meter.stop(&Digest::default())?)
 }
 
 /// Runs the receiving process.
 pub fn receive_stage(args: &StageArgs) -> Result<(), Failure> {
     die_with_parent()?;
     let mut incoming = Incoming::accept(args)?;
-    let meter = Meter::start();
+    let meter = Meter::start(args.count_calls)?;
     let mut digest = Digest::default();
     match &args.output {
         None => incoming.each(|line| {
@@ -150,7 +153,7 @@ pub fn receive_stage(args: &StageArgs) -> Result<(), Failure> {
             encoder.finish().map_err(failed)?;
         }
     }
-    report(meter.stop(&digest))
+    report(&meter.stop(&digest)?)
 }
 
 /// A parent that is killed takes its stages along.
@@ -159,8 +162,8 @@ fn die_with_parent() -> Result<(), Failure> {
     rustix::process::set_parent_process_death_signal(signal).map_err(|error| Failure::system("prctl", error))
 }
 
-fn report(measured: Measured) -> Result<(), Failure> {
-    let line = serde_json::to_string(&measured).expect("numbers and text");
+fn report(measured: &Measured) -> Result<(), Failure> {
+    let line = serde_json::to_string(measured).expect("numbers and text");
     writeln!(std::io::stdout(), "{line}").map_err(|error| Failure::system("standard output", error))
 }
 
@@ -197,10 +200,12 @@ enum Outgoing {
 impl Outgoing {
     fn connect(args: &StageArgs) -> Result<Outgoing, Failure> {
         if args.system == System::Pelton {
-            let options = Options::new().capacity(CAPACITY).wait(Wait::Block).connect_deadline(Instant::now() + CONNECT_WITHIN);
+            let options =
+                Options::new().capacity(CAPACITY).wait(Wait::Block).connect_deadline(Instant::now() + CONNECT_WITHIN);
             return Ok(Outgoing::Pelton(options.connect_sender(&args.channel())?));
         }
-        let stream = UnixStream::connect(args.socket()).map_err(|error| Failure::system("connecting the socket", error))?;
+        let stream =
+            UnixStream::connect(args.socket()).map_err(|error| Failure::system("connecting the socket", error))?;
         Ok(match args.system {
             System::SockStreamBatched => Outgoing::SockStreamBatched(BufWriter::with_capacity(SOCKET_BYTES, stream)),
             _ => Outgoing::SockStream { stream, frame: Vec::new() },
@@ -246,9 +251,12 @@ impl Incoming {
             let listener = Options::new().wait(Wait::Block).listen(&args.channel())?;
             say()?;
             let receiver = listener.accept_receiver_until(Instant::now() + CONNECT_WITHIN)?;
-            return receiver.map(Incoming::Pelton).ok_or_else(|| Failure::TimedOut("the sending process did not connect".to_string()));
+            return receiver
+                .map(Incoming::Pelton)
+                .ok_or_else(|| Failure::TimedOut("the sending process did not connect".to_string()));
         }
-        let listener = UnixListener::bind(args.socket()).map_err(|error| Failure::system("listening on the socket", error))?;
+        let listener =
+            UnixListener::bind(args.socket()).map_err(|error| Failure::system("listening on the socket", error))?;
         say()?;
         let (stream, _) = listener.accept().map_err(|error| Failure::system("accepting the socket", error))?;
         Ok(Incoming::Socket(stream))
@@ -318,7 +326,10 @@ impl Digest {
         }
         let mut last = [0; 16];
         last[..rest.len()].copy_from_slice(rest);
-        self.mix(u64::from_le_bytes(last[..8].try_into().expect("8 bytes")), u64::from_le_bytes(last[8..].try_into().expect("8 bytes")));
+        self.mix(
+            u64::from_le_bytes(last[..8].try_into().expect("8 bytes")),
+            u64::from_le_bytes(last[8..].try_into().expect("8 bytes")),
+        );
     }
 
     /// Only counts a line.
@@ -342,18 +353,19 @@ impl Digest {
 struct Meter {
     began_ns: u64,
     cpu_ns: u64,
-    counter: Result<Counter, String>,
+    counter: Option<Counter>,
 }
 
 impl Meter {
-    fn start() -> Meter {
-        let counter = count_system_calls();
-        Meter { began_ns: clock_ns(ClockId::Monotonic), cpu_ns: clock_ns(ClockId::ProcessCPUTime), counter }
+    fn start(count_calls: bool) -> Result<Meter, Failure> {
+        let counter = if count_calls { Some(count_system_calls().map_err(Failure::System)?) } else { None };
+        Ok(Meter { began_ns: clock_ns(ClockId::Monotonic), cpu_ns: clock_ns(ClockId::ProcessCPUTime), counter })
     }
 
-    fn stop(self, digest: &Digest) -> Measured {
-        let system_calls = self.counter.and_then(|mut counter| counter.read().map_err(|error| format!("reading the counter: {error}")));
-        Measured {
+    fn stop(self, digest: &Digest) -> Result<Measured, Failure> {
+        let read = |mut counter: Counter| counter.read().map_err(|error| Failure::system("reading the counter", error));
+        let system_calls = self.counter.map(read).transpose()?;
+        Ok(Measured {
             began_ns: self.began_ns,
             ended_ns: clock_ns(ClockId::Monotonic),
             cpu_ns: clock_ns(ClockId::ProcessCPUTime) - self.cpu_ns,
@@ -362,7 +374,7 @@ impl Meter {
             lines: digest.lines,
             bytes: digest.bytes,
             digest: digest.value(),
-        }
+        })
     }
 }
 
@@ -372,10 +384,11 @@ fn clock_ns(clock: ClockId) -> u64 {
 }
 
 /// Counts what enters the kernel by the tracepoint for it, all threads of this process; commonly allowed to root only.
-fn count_system_calls() -> Result<Counter, String> {
+pub fn count_system_calls() -> Result<Counter, String> {
     let mounted = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"].map(Path::new);
     let read = |root: &Path| std::fs::read_to_string(root.join("events/raw_syscalls/sys_enter/id"));
-    let id = read(mounted[0]).or_else(|_| read(mounted[1])).map_err(|error| format!("no access to tracepoints: {error}"))?;
+    let id =
+        read(mounted[0]).or_else(|_| read(mounted[1])).map_err(|error| format!("no access to tracepoints: {error}"))?;
     let id = id.trim().parse().map_err(|_| format!("the tracepoint's id is `{}`", id.trim()))?;
     let mut counter = Builder::new(Tracepoint::with_id(id))
         .include_kernel()
@@ -402,7 +415,8 @@ mod tests {
 
     #[test]
     fn lines_joined_by_newlines_are_the_file() {
-        let files: [&[u8]; 8] = [b"a", b"a\n", b"\n", b"\n\n\na", b"a\r\nb\r\n", b"a\n\nb", &[255, 10, 0, 254], &[b'x'; 700_000]];
+        let files: [&[u8]; 8] =
+            [b"a", b"a\n", b"\n", b"\n\n\na", b"a\r\nb\r\n", b"a\n\nb", &[255, 10, 0, 254], &[b'x'; 700_000]];
         for file in files {
             assert_eq!(lines(file).join(&b'\n'), file);
         }
@@ -432,7 +446,8 @@ mod tests {
 
     #[test]
     fn a_socket_carries_lines_either_way_of_writing() {
-        let text: Vec<u8> = (0..3000u32).flat_map(|i| format!("{i} {}\n", "x".repeat(i as usize % 301)).into_bytes()).collect();
+        let text: Vec<u8> =
+            (0..3000u32).flat_map(|i| format!("{i} {}\n", "x".repeat(i as usize % 301)).into_bytes()).collect();
         for batched in [false, true] {
             let (here, there) = UnixStream::pair().unwrap();
             let mut out = match batched {
