@@ -510,8 +510,8 @@ impl Stage {
             Some(2) => Failure::Input(text),
             Some(3) => Failure::Refused(text),
             Some(4) => Failure::TimedOut(text),
-            Some(5) => Failure::System(text),
-            _ => Failure::Peer(text),
+            Some(1) => Failure::Peer(text),
+            _ => Failure::System(text),
         })
     }
 }
