@@ -20,7 +20,10 @@ use std::{
     io::{IsTerminal as _, Read, Seek as _, Write as _},
     os::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
-        unix::fs::{MetadataExt as _, PermissionsExt as _},
+        unix::{
+            fs::{MetadataExt as _, PermissionsExt as _},
+            process::CommandExt as _,
+        },
     },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -441,6 +444,8 @@ impl Stage {
             command.arg("--count-calls");
         }
         command.stdin(stdin).stdout(Stdio::piped()).stderr(complaints.try_clone().map_err(failed)?);
+        // a Ctrl-C on the terminal is for this process, which ends the stages: they would only complain of each other
+        command.process_group(0);
         let child = command.spawn().map_err(failed)?;
         let mut stage = Stage { what, child, pidfd: None, said: Vec::new(), complaints, status: None, killed: false };
         let pid = rustix::process::Pid::from_child(&stage.child);

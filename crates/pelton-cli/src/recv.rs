@@ -71,7 +71,7 @@ pub fn run(args: &RecvArgs) -> Result<(), Failure> {
             );
             (Ended::PeerDied, unreleased, Err(Failure::Peer(text)))
         }
-        Err(Stop::Channel(error)) => return Err(error.into()),
+        Err(Stop::Channel(error)) => (Ended::Failed, 0, Err(error.into())),
         Err(Stop::Other(failure)) => (Ended::by(&failure), 0, Err(failure)),
     };
     if args.channel.json {
@@ -171,28 +171,36 @@ fn receive_all(
     let mut progress = Progress::new(None, std::io::stdout().is_terminal());
     let mut waiting = Waiting::Not;
     loop {
-        let message = match waiting {
+        let next = match waiting {
             Waiting::Not => receiver.try_receive(),
             Waiting::Linger => receiver.receive_until(Instant::now() + LINGER),
             Waiting::First if args.channel.wait == WaitArg::Spin => receiver.receive_until(Instant::now() + SLICE),
             Waiting::First => receiver.receive_until(Instant::now() + FIRST_WAIT),
         };
-        match message {
-            Ok(Some(message)) => {
-                received.messages += 1;
-                received.bytes += message.len() as u64;
-                args.channel.frame.write(&message, &mut output.buffer);
-                drop(message);
-                waiting = Waiting::Not;
-                if output.buffer.len() >= WRITE_BYTES {
-                    output.write(signals)?;
-                    progress.at(received.messages, received.bytes);
-                }
-                if args.count == Some(received.messages) {
-                    return Ok(Ended::Counted);
-                }
+        // `map`: what is received is released before anything else is done
+        let came = next.map(|message| {
+            let message = message?;
+            received.messages += 1;
+            received.bytes += message.len() as u64;
+            args.channel.frame.write(&message, &mut output.buffer);
+            Some(())
+        });
+        let came = match came {
+            Ok(came) => came.is_some(),
+            Err(pelton::Error::Closed { .. }) => return Ok(Ended::Closed),
+            Err(error) => return Err(error.into()),
+        };
+        if came {
+            waiting = Waiting::Not;
+            if output.buffer.len() >= WRITE_BYTES {
+                output.write(signals)?;
+                progress.at(received.messages, received.bytes);
             }
-            Ok(None) => match waiting {
+            if args.count == Some(received.messages) {
+                return Ok(Ended::Counted);
+            }
+        } else {
+            match waiting {
                 Waiting::Not if output.buffer.is_empty() => waiting = Waiting::First,
                 Waiting::Not => waiting = Waiting::Linger,
                 Waiting::Linger => {
@@ -203,9 +211,7 @@ fn receive_all(
                     idle(args.channel.wait, receiver, output, signals)?;
                     waiting = Waiting::Not;
                 }
-            },
-            Err(pelton::Error::Closed { .. }) => return Ok(Ended::Closed),
-            Err(error) => return Err(error.into()),
+            }
         }
         signals.check()?;
     }

@@ -57,26 +57,17 @@ pub fn run(args: &SendArgs) -> Result<(), Failure> {
 
     let (ended, result) = match done {
         Ok(()) => (Ended::Closed, Ok(())),
-        Err(Stop::Channel(error)) => {
-            let (ended, went) = match error {
-                // it took everything, then closed first: nothing is missing
-                pelton::Error::Closed { unreleased: 0 } if sent.all_sent => (Ended::Closed, None),
-                pelton::Error::Closed { unreleased: left } => {
-                    unreleased = left;
-                    (Ended::PeerClosed, Some(format!("the receiver closed `{}`", args.channel.name)))
-                }
-                pelton::Error::PeerDied { unreleased: left } => {
-                    unreleased = left;
-                    (Ended::PeerDied, Some(format!("the receiver on `{}` died", args.channel.name)))
-                }
-                error => return Err(error.into()),
-            };
-            let text = |went| {
-                let rest = if sent.all_sent { "" } else { ", and the input was not sent to its end" };
-                format!("{went}: {unreleased} of {} messages were not released{rest}", sent.messages)
-            };
-            (ended, went.map_or(Ok(()), |went| Err(Failure::Peer(text(went)))))
+        // it took everything, then closed first: nothing is missing
+        Err(Stop::Channel(pelton::Error::Closed { unreleased: 0 })) if sent.all_sent => (Ended::Closed, Ok(())),
+        Err(Stop::Channel(pelton::Error::Closed { unreleased: left })) => {
+            unreleased = left;
+            (Ended::PeerClosed, Err(sent.failure("closed", &args.channel.name, left)))
         }
+        Err(Stop::Channel(pelton::Error::PeerDied { unreleased: left })) => {
+            unreleased = left;
+            (Ended::PeerDied, Err(sent.failure("died", &args.channel.name, left)))
+        }
+        Err(Stop::Channel(error)) => (Ended::Failed, Err(error.into())),
         Err(Stop::Other(failure)) => (Ended::by(&failure), Err(failure)),
     };
     if args.channel.json {
@@ -134,6 +125,15 @@ struct Passed {
     messages: u64,
     bytes: u64,
     all_sent: bool,
+}
+
+impl Passed {
+    /// The receiver `went`; says what of the input has not reached it.
+    fn failure(&self, went: &str, name: &str, unreleased: u64) -> Failure {
+        let rest = if self.all_sent { "" } else { ", and the input was not sent to its end" };
+        let count = format!("{unreleased} of {} messages were not released", self.messages);
+        Failure::Peer(format!("the receiver on `{name}` {went}: {count}{rest}"))
+    }
 }
 
 /// Why sending stopped early.

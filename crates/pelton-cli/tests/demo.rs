@@ -23,7 +23,7 @@ fn a_file_that_is_none_is_refused_with_2_and_says_why() {
 fn an_unreadable_file_is_refused_with_2() {
     let place = Place::new();
     let path = place.file("secret", b"line\n");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
     let program = place.path("pelton");
     fs::copy(env!("CARGO_BIN_EXE_pelton"), &program).unwrap();
     let mut command = std::process::Command::new(program);

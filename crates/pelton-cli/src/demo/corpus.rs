@@ -99,10 +99,13 @@ impl Random {
 const SERVICES: [&str; 8] = ["edge", "catalog", "checkout", "search", "identity", "ledger", "mailer", "recommender"];
 const REGIONS: [&str; 5] = ["eu-central-1", "eu-west-2", "us-east-1", "us-west-2", "ap-south-1"];
 const METHODS: [&str; 8] = ["GET", "GET", "GET", "GET", "POST", "POST", "PUT", "DELETE"];
-const RESOURCES: [&str; 10] =
-    ["products", "carts", "orders", "users", "reviews", "images", "stock", "prices", "sessions", "coupons"];
+#[rustfmt::skip]
+const RESOURCES: [&str; 10] = [
+    "products", "carts", "orders", "users", "reviews", "images", "stock", "prices", "sessions", "coupons",
+];
 const VIEWS: [&str; 8] = ["", "/items", "/history", "/related", "/availability", "/shipping", "/summary", "/comments"];
 const LANGUAGES: [&str; 8] = ["de-DE", "en-GB", "en-US", "fr-FR", "ja-JP", "pl-PL", "pt-BR", "sv-SE"];
+#[rustfmt::skip]
 const WORDS: [&str; 48] = [
     "amber", "anchor", "basket", "birch", "bottle", "brass", "candle", "canvas", "cedar", "chair", "clay", "cotton",
     "copper", "desk", "feather", "flint", "garden", "glass", "hammer", "harbour", "kettle", "ladder", "lamp",
@@ -131,33 +134,15 @@ const FAILURES: [(&str, &str); 7] = [
     ("OutOfStock", "reservation exceeds the stock level"),
     ("RateLimited", "too many requests from one client"),
 ];
+#[rustfmt::skip]
 const MODULES: [&str; 12] = [
-    "api::router",
-    "api::middleware",
-    "cart::pricing",
-    "cart::merge",
-    "db::pool",
-    "db::query",
-    "http::client",
-    "http::retry",
-    "queue::consumer",
-    "search::ranking",
-    "session::store",
-    "tax::rules",
+    "api::router", "api::middleware", "cart::pricing", "cart::merge", "db::pool", "db::query", "http::client",
+    "http::retry", "queue::consumer", "search::ranking", "session::store", "tax::rules",
 ];
+#[rustfmt::skip]
 const FUNCTIONS: [&str; 12] = [
-    "handle",
-    "dispatch",
-    "call",
-    "poll_ready",
-    "apply_discounts",
-    "fetch_one",
-    "with_retry",
-    "decode",
-    "commit",
-    "acquire",
-    "render",
-    "visit",
+    "handle", "dispatch", "call", "poll_ready", "apply_discounts", "fetch_one", "with_retry", "decode", "commit",
+    "acquire", "render", "visit",
 ];
 
 /// The stream of events: what time it is, and how many there were.
