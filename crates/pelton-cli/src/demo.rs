@@ -310,7 +310,6 @@ fn verify(input: &Input, output: &Path, system: System, signals: &Signals) -> Re
             ));
         }
         if wanted_bytes == 0 {
-            bar.finish_and_clear();
             return Ok(size);
         }
         at += wanted_bytes as u64;

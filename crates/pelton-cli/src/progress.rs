@@ -1,7 +1,7 @@
 //! Progress on standard error: only on a terminal, only for work that has lasted a second, and out of the messages' way (one look
 //! at the clock each time it is told, which is once a buffer, not once a message).
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use std::{
     io::IsTerminal as _,
     time::{Duration, Instant},
@@ -41,14 +41,6 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-    }
-}
-
 /// A bar over a known number of bytes, shown at once; hidden when standard error is no terminal.
 pub fn bar(bytes_total: u64) -> ProgressBar {
     styled(ProgressBar::new(bytes_total), "{msg:<34} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}")
@@ -56,5 +48,7 @@ pub fn bar(bytes_total: u64) -> ProgressBar {
 
 fn styled(bar: ProgressBar, template: &str) -> ProgressBar {
     bar.set_draw_target(ProgressDrawTarget::stderr());
-    bar.with_style(ProgressStyle::with_template(template).expect("the template is ours"))
+    // cleared whatever the work's end was
+    bar.with_finish(ProgressFinish::AndClear)
+        .with_style(ProgressStyle::with_template(template).expect("the template is ours"))
 }

@@ -385,10 +385,11 @@ fn clock_ns(clock: ClockId) -> u64 {
 
 /// Counts what enters the kernel by the tracepoint for it, all threads of this process; commonly allowed to root only.
 pub fn count_system_calls() -> Result<Counter, String> {
-    let mounted = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"].map(Path::new);
-    let read = |root: &Path| std::fs::read_to_string(root.join("events/raw_syscalls/sys_enter/id"));
-    let id =
-        read(mounted[0]).or_else(|_| read(mounted[1])).map_err(|error| format!("no access to tracepoints: {error}"))?;
+    let read = |root: &str| std::fs::read_to_string(Path::new(root).join("events/raw_syscalls/sys_enter/id"));
+    // where debugfs has it is the older place: of the two errors the first says more
+    let id = read("/sys/kernel/tracing")
+        .or_else(|error| read("/sys/kernel/debug/tracing").map_err(|_| error))
+        .map_err(|error| format!("no access to tracepoints: {error}"))?;
     let id = id.trim().parse().map_err(|_| format!("the tracepoint's id is `{}`", id.trim()))?;
     let mut counter = Builder::new(Tracepoint::with_id(id))
         .include_kernel()
