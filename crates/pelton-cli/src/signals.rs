@@ -1,0 +1,82 @@
+//! SIGINT and SIGTERM as a flag to look at while messages flow, and as a descriptor to poll while nothing does.
+//!
+//! The library's waiting calls go on after EINTR, so whoever waits here either polls this descriptor as well, or waits in slices
+//! and looks at the flag between them. A second signal ends the process at once: whatever hangs, two Ctrl-C are enough.
+
+use crate::failure::Failure;
+use rustix::event::{PollFd, PollFlags, poll};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::{
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+/// How long a wait that cannot poll the signals' descriptor lasts before the flag is looked at again: no noticeable delay to a
+/// Ctrl-C, no noticeable load.
+pub const SLICE: Duration = Duration::from_millis(100);
+
+/// The signals that ask this process to end. They are caught from `install` to the end of the process.
+pub struct Signals {
+    caught: Arc<AtomicUsize>,
+    readable: UnixStream,
+}
+
+impl Signals {
+    /// Catches SIGINT and SIGTERM from now on.
+    pub fn install() -> Result<Signals, Failure> {
+        Signals::try_install().map_err(|error| Failure::system("cannot catch signals", error))
+    }
+
+    fn try_install() -> io::Result<Signals> {
+        let caught = Arc::new(AtomicUsize::new(0));
+        let (readable, writable) = UnixStream::pair()?;
+        for signal in [SIGINT, SIGTERM] {
+            let again = Arc::new(AtomicBool::new(false));
+            // in this order: the first signal finds `again` unset and sets it, the second finds it set
+            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
+            signal_hook::flag::register(signal, again)?;
+            signal_hook::flag::register_usize(signal, caught.clone(), signal as usize)?;
+            // last, so that whoever is woken by the descriptor finds the flag set
+            signal_hook::low_level::pipe::register(signal, writable.try_clone()?)?;
+        }
+        Ok(Signals { caught, readable })
+    }
+
+    /// Fails once a signal has come; costs one load.
+    pub fn check(&self) -> Result<(), Failure> {
+        // Relaxed: nothing else is published by it
+        match self.caught.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            signal => Err(Failure::Signal(signal as i32)),
+        }
+    }
+
+    /// Waits until one of the descriptors has the events asked for (or an error, or has hung up), and fails once a signal has
+    /// come. Answers which are ready. `None` waits for ever; a timeout that passes leaves all `false`.
+    pub fn poll<const N: usize>(
+        &self,
+        waits: [(BorrowedFd<'_>, PollFlags); N],
+        timeout: Option<Duration>,
+    ) -> Result<[bool; N], Failure> {
+        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(N + 1);
+        fds.push(PollFd::from_borrowed_fd(self.readable.as_fd(), PollFlags::IN));
+        fds.extend(waits.into_iter().map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
+        let timeout = timeout.map(|time| rustix::time::Timespec::try_from(time).expect("timeouts here are short"));
+        self.check()?;
+        match poll(&mut fds, timeout.as_ref()) {
+            // EINTR may be SIGCONT or the like: the caller loops anyway
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Failure::system("poll", error)),
+        }
+        self.check()?;
+        Ok(std::array::from_fn(|i| !fds[i + 1].revents().is_empty()))
+    }
+}

@@ -1,0 +1,39 @@
+//! What the command line refuses, and what it says of itself.
+
+mod common;
+use common::Place;
+
+#[test]
+fn arguments_that_mean_nothing_are_refused_with_2() {
+    let place = Place::new();
+    let refused: [(&[&str], &str); 10] = [
+        (&[], "Usage"),
+        (&["shout"], "unrecognized subcommand"),
+        (&["send"], "<NAME>"),
+        (&["recv"], "<NAME>"),
+        (&["send", "a", "--frame", "xml"], "lines, len32"),
+        (&["send", "a", "--capacity", "much"], "want a number of bytes"),
+        (&["send", "a", "--timeout", "soon"], "want seconds"),
+        (&["recv", "a", "--count", "0"], "--count"),
+        (&["recv", "a", "--capacity", "64M"], "--capacity"),
+        (&["demo", "--systems", "pigeon"], "sock-stream-batched"),
+    ];
+    for (arguments, words) in refused {
+        place.run(arguments).assert(2, &[words]);
+    }
+    place.assert_nothing_left();
+}
+
+#[test]
+fn help_lists_the_exit_codes_everywhere() {
+    let place = Place::new();
+    for arguments in [&["--help"][..], &["send", "--help"], &["recv", "--help"], &["demo", "--help"]] {
+        let ended = place.run(arguments);
+        ended.assert(0, &[]);
+        let help = String::from_utf8(ended.stdout).unwrap();
+        for words in ["Exit codes:", "130  interrupted", "143  terminated"] {
+            assert!(help.contains(words), "{arguments:?}: `{words}` is missing in: {help}");
+        }
+        assert!(!help.contains("demo-send"), "the stages of the demo are nobody's business: {help}");
+    }
+}
