@@ -58,7 +58,7 @@ impl From<pelton::Error> for Failure {
         match error {
             Error::Closed { .. } | Error::PeerDied { .. } => Failure::Peer(text),
             Error::TooLarge { .. } => Failure::Input(text),
-            Error::Refused(_) | Error::Name(_) => Failure::Refused(text),
+            Error::Refused(_) | Error::Name { .. } => Failure::Refused(text),
             Error::TimedOut(_) => Failure::TimedOut(text),
             _ => Failure::System(text),
         }
