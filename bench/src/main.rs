@@ -85,9 +85,7 @@ fn systems(text: &str) -> Result<Systems, String> {
     for part in text.split(',') {
         let choice = Choice::from_str(part)?;
         if choices.contains(&choice) {
-            return Err(format!(
-                "found `{part}` twice, wanted each system once: use --runs to measure it more often"
-            ));
+            return Err(format!("found `{part}` twice, wanted each system once: use --runs to measure it more often"));
         }
         choices.push(choice);
     }
@@ -96,39 +94,18 @@ fn systems(text: &str) -> Result<Systems, String> {
 
 impl Arguments {
     fn plan(self) -> Result<Plan, String> {
-        let Arguments {
-            workload,
-            size,
-            count,
-            capacity,
-            wait,
-            runs,
-            delay,
-            systems: chosen,
-            json: _,
-        } = self;
+        let Arguments { workload, size, count, capacity, wait, runs, delay, systems: chosen, json: _ } = self;
         if workload == Workload::Idle && (size.is_some() || count.is_some()) {
-            return Err(
-                "found --size or --count with idle, which sends nothing: leave them out"
-                    .to_string(),
-            );
+            return Err("found --size or --count with idle, which sends nothing: leave them out".to_string());
         }
         if workload != Workload::Roundtrip && delay > 0 {
-            return Err(format!(
-                "found --delay {delay} with a workload that answers nothing: use it with roundtrip"
-            ));
+            return Err(format!("found --delay {delay} with a workload that answers nothing: use it with roundtrip"));
         }
         // An hour: beyond it a sum of delays could overflow.
         if delay > 3_600_000_000 {
-            return Err(format!(
-                "found --delay {delay}, wanted at most 3600000000 microseconds"
-            ));
+            return Err(format!("found --delay {delay}, wanted at most 3600000000 microseconds"));
         }
-        let sizes = size.unwrap_or(SizeRange::fixed(if workload == Workload::Stream {
-            256
-        } else {
-            64
-        }));
+        let sizes = size.unwrap_or(SizeRange::fixed(if workload == Workload::Stream { 256 } else { 64 }));
         if sizes.max as u64 + 32 > capacity / 2 {
             return Err(format!(
                 "found messages of {} bytes in lanes of {capacity}, wanted at most half the capacity less 32: write --capacity {} or more",
@@ -153,25 +130,12 @@ impl Arguments {
         }
         let asleep = workload == Workload::Idle || delay > 0;
         let wait = wait.unwrap_or(if asleep { Wait::Block } else { Wait::Spin });
-        let default = if workload == Workload::Idle {
-            "pelton"
-        } else {
-            SYSTEMS
-        };
+        let default = if workload == Workload::Idle { "pelton" } else { SYSTEMS };
         let Systems(systems) = match chosen {
             Some(chosen) => chosen,
             None => systems(default)?,
         };
-        Ok(Plan {
-            workload,
-            sizes,
-            count,
-            capacity,
-            wait,
-            runs,
-            delay_us: delay,
-            systems,
-        })
+        Ok(Plan { workload, sizes, count, capacity, wait, runs, delay_us: delay, systems })
     }
 }
 
@@ -188,9 +152,7 @@ fn main() -> ExitCode {
     let json = arguments.json;
     let plan = match arguments.plan() {
         Ok(plan) => plan,
-        Err(error) => Arguments::command()
-            .error(ErrorKind::ValueValidation, error)
-            .exit(),
+        Err(error) => Arguments::command().error(ErrorKind::ValueValidation, error).exit(),
     };
     measure(&plan, json).unwrap_or_else(|error| {
         eprintln!("pelton-bench: {error:#}");
@@ -213,34 +175,24 @@ fn measure(plan: &Plan, json: bool) -> Result<ExitCode> {
         return Ok(ExitCode::from(130));
     }
     let measured = report.systems.iter().any(|system| !system.runs.is_empty());
-    Ok(if measured {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if measured { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// A process that this program started of itself.
 fn side(job: Option<&str>) -> Result<ExitCode> {
-    let job: Job = serde_json::from_str(
-        job.context("a side needs a job: it is started by pelton-bench itself")?,
-    )
-    .context("reading the job")?;
+    let job: Job = serde_json::from_str(job.context("a side needs a job: it is started by pelton-bench itself")?)
+        .context("reading the job")?;
     if job.system != parameters::SystemName::Limits {
         // The guard of limits.c has to outlive us for a moment, to take its children along; it notices by its input.
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
             .context("asking to end with the parent")?;
     }
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32);
-    ensure!(
-        parent == Some(job.parent),
-        "the process that started this side is gone"
-    );
+    ensure!(parent == Some(job.parent), "the process that started this side is gone");
     if let Some(cpu) = job.cpu {
         let mut set = rustix::thread::CpuSet::new();
         set.set(cpu);
-        rustix::thread::sched_setaffinity(None, &set)
-            .with_context(|| format!("pinning to CPU {cpu}"))?;
+        rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("pinning to CPU {cpu}"))?;
     }
     std::panic::set_hook(Box::new(|info| eprintln!("{info}")));
     workload::side(&job)?;
@@ -252,8 +204,8 @@ mod tests {
     use super::*;
 
     fn plan(arguments: &[&str]) -> Result<Plan, String> {
-        let arguments = Arguments::try_parse_from([&["pelton-bench"], arguments].concat())
-            .map_err(|error| error.to_string())?;
+        let arguments =
+            Arguments::try_parse_from([&["pelton-bench"], arguments].concat()).map_err(|error| error.to_string())?;
         arguments.plan()
     }
 
@@ -266,23 +218,12 @@ mod tests {
     fn defaults_follow_the_workload() {
         let stream = plan(&["stream"]).unwrap();
         assert_eq!(
-            (
-                stream.sizes.max,
-                stream.count,
-                stream.wait,
-                stream.systems.len()
-            ),
+            (stream.sizes.max, stream.count, stream.wait, stream.systems.len()),
             (256, 5_000_000, Wait::Spin, 6)
         );
         let asleep = plan(&["roundtrip", "--delay", "20"]).unwrap();
-        assert_eq!(
-            (asleep.sizes.max, asleep.count, asleep.wait),
-            (64, 20_000, Wait::Block)
-        );
-        assert_eq!(
-            plan(&["idle"]).unwrap().systems,
-            [Choice::from_str("pelton").unwrap()]
-        );
+        assert_eq!((asleep.sizes.max, asleep.count, asleep.wait), (64, 20_000, Wait::Block));
+        assert_eq!(plan(&["idle"]).unwrap().systems, [Choice::from_str("pelton").unwrap()]);
     }
 
     #[test]
@@ -290,14 +231,8 @@ mod tests {
         for (arguments, words) in [
             (&["gallop"][..], "gallop"),
             (&["stream", "--size", "5..1"], "write 1..5"),
-            (
-                &["stream", "--size", "1..1000000", "--capacity", "65536"],
-                "write --capacity 2097152",
-            ),
-            (
-                &["stream", "--systems", "pelton,carrier"],
-                "`carrier`, wanted one of pelton",
-            ),
+            (&["stream", "--size", "1..1000000", "--capacity", "65536"], "write --capacity 2097152"),
+            (&["stream", "--systems", "pelton,carrier"], "`carrier`, wanted one of pelton"),
             (&["stream", "--systems", "pipe,pipe"], "`pipe` twice"),
             (&["stream", "--delay", "20"], "use it with roundtrip"),
             (&["stream", "--count", "0"], "--count 0"),

@@ -71,14 +71,9 @@ impl Usage {
             let task = task?.path();
             let schedstat = fs::read_to_string(task.join("schedstat"))
                 .with_context(|| format!("reading {}/schedstat", task.display()))?;
-            let on_cpu_ns = schedstat
-                .split_whitespace()
-                .next()
-                .and_then(|n| n.parse::<u64>().ok());
-            usage.cpu_seconds += on_cpu_ns
-                .with_context(|| format!("no time in {}/schedstat", task.display()))?
-                as f64
-                * 1e-9;
+            let on_cpu_ns = schedstat.split_whitespace().next().and_then(|n| n.parse::<u64>().ok());
+            usage.cpu_seconds +=
+                on_cpu_ns.with_context(|| format!("no time in {}/schedstat", task.display()))? as f64 * 1e-9;
             let status = fs::read_to_string(task.join("status"))?;
             let field = |name: &str| {
                 let value = status
@@ -97,12 +92,8 @@ impl Usage {
     pub fn since(self, earlier: Usage) -> Usage {
         Usage {
             cpu_seconds: self.cpu_seconds - earlier.cpu_seconds,
-            voluntary_switches: self
-                .voluntary_switches
-                .saturating_sub(earlier.voluntary_switches),
-            involuntary_switches: self
-                .involuntary_switches
-                .saturating_sub(earlier.involuntary_switches),
+            voluntary_switches: self.voluntary_switches.saturating_sub(earlier.voluntary_switches),
+            involuntary_switches: self.involuntary_switches.saturating_sub(earlier.involuntary_switches),
         }
     }
 }
@@ -140,10 +131,7 @@ impl CallCounter {
     pub fn start() -> Result<CallCounter> {
         let places = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"]
             .map(|place| format!("{place}/events/raw_syscalls/sys_enter/id"));
-        let Some(id) = places
-            .iter()
-            .find_map(|place| fs::read_to_string(place).ok())
-        else {
+        let Some(id) = places.iter().find_map(|place| fs::read_to_string(place).ok()) else {
             bail!(
                 "cannot read {} or {}: mount tracefs and run as root to have system calls counted",
                 places[0],
@@ -153,9 +141,10 @@ impl CallCounter {
         let attr = PerfEventAttr {
             kind: PERF_TYPE_TRACEPOINT,
             size: size_of::<PerfEventAttr>() as u32,
-            config: id.trim().parse().with_context(|| {
-                format!("the tracepoint's id is `{}`, wanted a number", id.trim())
-            })?,
+            config: id
+                .trim()
+                .parse()
+                .with_context(|| format!("the tracepoint's id is `{}`, wanted a number", id.trim()))?,
             sample_period: 0,
             sample_type: 0,
             read_format: 0,
@@ -165,27 +154,14 @@ impl CallCounter {
             config1: 0,
         };
         // SAFETY: attr is a valid perf_event_attr of the size it says, and the kernel only reads it.
-        let fd = unsafe {
-            libc::syscall(
-                libc::SYS_perf_event_open,
-                &attr,
-                0,
-                -1,
-                -1,
-                PERF_FLAG_FD_CLOEXEC,
-            )
-        };
+        let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &attr, 0, -1, -1, PERF_FLAG_FD_CLOEXEC) };
         if fd < 0 {
             let error = io::Error::last_os_error();
-            bail!(
-                "perf_event_open refused to count system calls ({error}): run as root or with CAP_PERFMON"
-            );
+            bail!("perf_event_open refused to count system calls ({error}): run as root or with CAP_PERFMON");
         }
         // SAFETY: the kernel has just made this descriptor for us and nobody else knows it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-        Ok(CallCounter {
-            counter: fs::File::from(fd),
-        })
+        Ok(CallCounter { counter: fs::File::from(fd) })
     }
 
     /// How many there were. The call that asks is not counted.
@@ -211,25 +187,12 @@ fn resident_bytes_in(smaps: &str, own: &str) -> u64 {
     for line in smaps.lines() {
         if let Some(kilobytes) = line.strip_prefix("Rss:") {
             if ours {
-                bytes += kilobytes
-                    .trim()
-                    .trim_end_matches(" kB")
-                    .parse::<u64>()
-                    .unwrap_or(0)
-                    * 1024;
+                bytes += kilobytes.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024;
             }
-        } else if line
-            .split_whitespace()
-            .next()
-            .is_some_and(|first| !first.ends_with(':'))
-        {
+        } else if line.split_whitespace().next().is_some_and(|first| !first.ends_with(':')) {
             // The head of a mapping: addresses, rights, offset, device, inode, and perhaps a path.
             let path = line.splitn(6, ' ').nth(5).unwrap_or("").trim();
-            ours = path != own
-                && path
-                    .rsplit('/')
-                    .next()
-                    .is_some_and(|name| name.contains("pelton"));
+            ours = path != own && path.rsplit('/').next().is_some_and(|name| name.contains("pelton"));
         }
     }
     bytes
@@ -255,10 +218,7 @@ Rss:                 900 kB
 7f03-7f04 rw-p 00000000 00:00 0
 Rss:                  32 kB
 ";
-        assert_eq!(
-            resident_bytes_in(smaps, "/home/pelton/target/release/pelton-bench"),
-            132 * 1024
-        );
+        assert_eq!(resident_bytes_in(smaps, "/home/pelton/target/release/pelton-bench"), 132 * 1024);
     }
 
     #[test]

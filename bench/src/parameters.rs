@@ -20,20 +20,12 @@ pub enum Workload {
 impl Workload {
     /// How many messages both sides send together when each does its part `count` times.
     pub fn messages(self, count: u64) -> u64 {
-        if self == Workload::Roundtrip {
-            2 * count
-        } else {
-            count
-        }
+        if self == Workload::Roundtrip { 2 * count } else { count }
     }
 
     /// The two processes, that of the first CPU first.
     pub fn roles(self) -> [Role; 2] {
-        if self == Workload::Roundtrip {
-            [Role::Asker, Role::Answerer]
-        } else {
-            [Role::Receiver, Role::Sender]
-        }
+        if self == Workload::Roundtrip { [Role::Asker, Role::Answerer] } else { [Role::Receiver, Role::Sender] }
     }
 }
 
@@ -69,11 +61,7 @@ pub enum SystemName {
 
 /// The word of the command line for a value of one of the enums above.
 pub fn word<T: ValueEnum>(value: T) -> String {
-    value
-        .to_possible_value()
-        .expect("no value is hidden")
-        .get_name()
-        .to_string()
+    value.to_possible_value().expect("no value is hidden").get_name().to_string()
 }
 
 /// A system of the list, perhaps with a wait of its own.
@@ -93,26 +81,16 @@ impl FromStr for Choice {
             Some((name, wait)) => (name, Some(wait)),
             None => (text, None),
         };
-        let system = SystemName::from_str(name, false).map_err(|_| {
-            format!(
-                "found the system `{name}`, wanted one of {}",
-                words::<SystemName>()
-            )
-        })?;
+        let system = SystemName::from_str(name, false)
+            .map_err(|_| format!("found the system `{name}`, wanted one of {}", words::<SystemName>()))?;
         let wait = wait
             .map(|wait| {
-                Wait::from_str(wait, false).map_err(|_| {
-                    format!(
-                        "found the wait `{wait}` in `{text}`, wanted one of {}",
-                        words::<Wait>()
-                    )
-                })
+                Wait::from_str(wait, false)
+                    .map_err(|_| format!("found the wait `{wait}` in `{text}`, wanted one of {}", words::<Wait>()))
             })
             .transpose()?;
         if system == SystemName::Limits && wait.is_some() {
-            return Err(format!(
-                "found `{text}`, but the limits wait in one way only: write `limits`"
-            ));
+            return Err(format!("found `{text}`, but the limits wait in one way only: write `limits`"));
         }
         Ok(Choice { system, wait })
     }
@@ -152,10 +130,7 @@ const SIZE_MAX: u32 = 1 << 30;
 impl SizeRange {
     /// Messages of one size.
     pub fn fixed(bytes: u32) -> SizeRange {
-        SizeRange {
-            min: bytes,
-            max: bytes,
-        }
+        SizeRange { min: bytes, max: bytes }
     }
 
     /// Whether all messages are of one size.
@@ -165,10 +140,7 @@ impl SizeRange {
 
     /// The sizes in their order, from the start; the same at every call.
     pub fn sequence(self) -> SizeSequence {
-        SizeSequence {
-            range: self,
-            seed: 1,
-        }
+        SizeSequence { range: self, seed: 1 }
     }
 
     /// What the first `count` messages hold together.
@@ -194,10 +166,7 @@ impl FromStr for SizeRange {
         match text.split_once("..") {
             None => Ok(SizeRange::fixed(bytes(text)?)),
             Some((min, max)) => {
-                let range = SizeRange {
-                    min: bytes(min)?,
-                    max: bytes(max)?,
-                };
+                let range = SizeRange { min: bytes(min)?, max: bytes(max)? };
                 if range.min > range.max {
                     return Err(format!(
                         "found `{text}`, wanted MIN to be at most MAX: write {}..{}",
@@ -212,11 +181,7 @@ impl FromStr for SizeRange {
 
 impl fmt::Display for SizeRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_fixed() {
-            write!(f, "{}", self.max)
-        } else {
-            write!(f, "{}..{}", self.min, self.max)
-        }
+        if self.is_fixed() { write!(f, "{}", self.max) } else { write!(f, "{}..{}", self.min, self.max) }
     }
 }
 
@@ -234,10 +199,7 @@ impl SizeSequence {
         if min == max {
             return max as usize;
         }
-        self.seed = self
-            .seed
-            .wrapping_mul(1_664_525)
-            .wrapping_add(1_013_904_223);
+        self.seed = self.seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (min + (self.seed >> 8) % (max - min + 1)) as usize
     }
 }
@@ -325,72 +287,26 @@ mod tests {
         assert_eq!("256".parse(), Ok(SizeRange::fixed(256)));
         assert_eq!("0".parse(), Ok(SizeRange::fixed(0)));
         assert_eq!("1..32768".parse(), Ok(SizeRange { min: 1, max: 32768 }));
-        assert_eq!(
-            "1..32768".parse::<SizeRange>().unwrap().to_string(),
-            "1..32768"
-        );
+        assert_eq!("1..32768".parse::<SizeRange>().unwrap().to_string(), "1..32768");
         assert_eq!("7..7".parse::<SizeRange>().unwrap().to_string(), "7");
     }
 
     #[test]
     fn a_bad_size_is_named_in_the_error() {
-        for bad in [
-            "",
-            "x",
-            "-1",
-            "1..",
-            "..5",
-            "1..2..3",
-            "4294967296",
-            "1073741825",
-            "1 MB",
-        ] {
+        for bad in ["", "x", "-1", "1..", "..5", "1..2..3", "4294967296", "1073741825", "1 MB"] {
             let error = bad.parse::<SizeRange>().unwrap_err();
-            assert!(
-                error.contains(&format!("found `{bad}`")) && error.contains("wanted"),
-                "{error}"
-            );
+            assert!(error.contains(&format!("found `{bad}`")) && error.contains("wanted"), "{error}");
         }
-        assert!(
-            "9..3"
-                .parse::<SizeRange>()
-                .unwrap_err()
-                .contains("write 3..9")
-        );
+        assert!("9..3".parse::<SizeRange>().unwrap_err().contains("write 3..9"));
     }
 
     #[test]
     fn a_system_may_have_a_wait_of_its_own() {
-        assert_eq!(
-            "pelton:block".parse(),
-            Ok(Choice {
-                system: SystemName::Pelton,
-                wait: Some(Wait::Block)
-            })
-        );
-        assert_eq!(
-            "sock-stream-batched".parse(),
-            Ok(Choice {
-                system: SystemName::SockStreamBatched,
-                wait: None
-            })
-        );
-        assert_eq!(
-            "pelton:block".parse::<Choice>().unwrap().to_string(),
-            "pelton:block"
-        );
-        assert!(
-            "carrier-pigeon"
-                .parse::<Choice>()
-                .unwrap_err()
-                .contains("`carrier-pigeon`")
-        );
-        assert!(
-            "pipe:doze"
-                .parse::<Choice>()
-                .unwrap_err()
-                .contains("`doze`")
-        );
+        assert_eq!("pelton:block".parse(), Ok(Choice { system: SystemName::Pelton, wait: Some(Wait::Block) }));
+        assert_eq!("sock-stream-batched".parse(), Ok(Choice { system: SystemName::SockStreamBatched, wait: None }));
+        assert_eq!("pelton:block".parse::<Choice>().unwrap().to_string(), "pelton:block");
+        assert!("carrier-pigeon".parse::<Choice>().unwrap_err().contains("`carrier-pigeon`"));
+        assert!("pipe:doze".parse::<Choice>().unwrap_err().contains("`doze`"));
         assert!("limits:spin".parse::<Choice>().is_err());
     }
 
@@ -400,10 +316,7 @@ mod tests {
         let mut sequence = SizeRange { min: 1, max: 32768 }.sequence();
         let sizes: Vec<usize> = (0..C_SIZES.len()).map(|_| sequence.next_size()).collect();
         assert_eq!(sizes, C_SIZES);
-        assert_eq!(
-            SizeRange { min: 1, max: 32768 }.total(C_SIZES.len() as u64),
-            C_SIZES.iter().sum::<usize>() as u64
-        );
+        assert_eq!(SizeRange { min: 1, max: 32768 }.total(C_SIZES.len() as u64), C_SIZES.iter().sum::<usize>() as u64);
     }
 
     const C_SIZES: [usize; 8] = [2138, 2182, 5634, 29499, 28782, 6338, 22238, 25184];

@@ -170,61 +170,28 @@ impl Report {
 
     /// Of the first system to each other, for the workload's first figure.
     pub fn ratios(&self) -> BTreeMap<String, Ratio> {
-        let (Some((_, figure)), Some((first, others))) =
-            (primary(self.workload), self.systems.split_first())
-        else {
+        let (Some((_, figure)), Some((first, others))) = (primary(self.workload), self.systems.split_first()) else {
             return BTreeMap::new();
         };
-        let values = |system: &SystemReport| {
-            system
-                .runs
-                .iter()
-                .map(|run| figure(&run.figures))
-                .collect::<Vec<_>>()
-        };
+        let values = |system: &SystemReport| system.runs.iter().map(|run| figure(&run.figures)).collect::<Vec<_>>();
         let of_first = values(first);
-        let pair = |other: &SystemReport| {
-            Some((
-                other.choice.to_string(),
-                paired_ratio(&of_first, &values(other))?,
-            ))
-        };
+        let pair = |other: &SystemReport| Some((other.choice.to_string(), paired_ratio(&of_first, &values(other))?));
         others.iter().filter_map(pair).collect()
     }
 
     /// For people.
     pub fn write_table(&self, out: &mut impl Write) -> Result<()> {
-        let Parameters {
-            size,
-            count,
-            capacity,
-            delay_us,
-            runs,
-            cpus,
-        } = &self.parameters;
+        let Parameters { size, count, capacity, delay_us, runs, cpus } = &self.parameters;
         match self.workload {
-            Workload::Stream => writeln!(
-                out,
-                "stream of {count} messages of {size} bytes, lanes of {capacity} bytes"
-            )?,
-            Workload::Roundtrip => writeln!(
-                out,
-                "{count} round trips of {size} bytes, each side answering after {delay_us} µs"
-            )?,
-            Workload::Idle => writeln!(
-                out,
-                "an open channel without messages, lanes of {capacity} bytes"
-            )?,
+            Workload::Stream => writeln!(out, "stream of {count} messages of {size} bytes, lanes of {capacity} bytes")?,
+            Workload::Roundtrip => {
+                writeln!(out, "{count} round trips of {size} bytes, each side answering after {delay_us} µs")?
+            }
+            Workload::Idle => writeln!(out, "an open channel without messages, lanes of {capacity} bytes")?,
         }
-        let pinned = if cpus.is_empty() {
-            "not pinned".to_string()
-        } else {
-            format!("on CPUs {} and {}", cpus[0], cpus[1])
-        };
-        writeln!(
-            out,
-            "medians of {runs} runs, systems interleaved, {pinned}\n"
-        )?;
+        let pinned =
+            if cpus.is_empty() { "not pinned".to_string() } else { format!("on CPUs {} and {}", cpus[0], cpus[1]) };
+        writeln!(out, "medians of {runs} runs, systems interleaved, {pinned}\n")?;
 
         let ratios = self.ratios();
         let mut rows: Vec<Vec<String>> = vec![vec!["system".to_string(), "wait".to_string()]];
@@ -232,39 +199,22 @@ impl Report {
         rows[0].push("spread".to_string());
         rows[0].push(format!(
             "{} to this",
-            self.systems
-                .first()
-                .map(|first| first.choice.to_string())
-                .unwrap_or_default()
+            self.systems.first().map(|first| first.choice.to_string()).unwrap_or_default()
         ));
         for system in &self.systems {
             let medians = medians(&system.runs);
             let mut row = vec![system.choice.to_string(), word(system.wait)];
-            row.extend(COLUMNS.iter().map(|column| {
-                (column.figure)(&medians)
-                    .map(|value| digits(value * column.scale))
-                    .unwrap_or_default()
-            }));
+            row.extend(
+                COLUMNS.iter().map(|column| {
+                    (column.figure)(&medians).map(|value| digits(value * column.scale)).unwrap_or_default()
+                }),
+            );
             let values = primary(self.workload)
-                .map(|(_, figure)| {
-                    system
-                        .runs
-                        .iter()
-                        .filter_map(|run| figure(&run.figures))
-                        .collect::<Vec<_>>()
-                })
+                .map(|(_, figure)| system.runs.iter().filter_map(|run| figure(&run.figures)).collect::<Vec<_>>())
                 .unwrap_or_default();
-            row.push(
-                spread(&values)
-                    .map(|spread| format!("{:.0} %", spread * 100.0))
-                    .unwrap_or_default(),
-            );
+            row.push(spread(&values).map(|spread| format!("{:.0} %", spread * 100.0)).unwrap_or_default());
             let ratio = ratios.get(&system.choice.to_string());
-            row.push(
-                ratio
-                    .map(|r| format!("{:.3} ({:.3} to {:.3})", r.median, r.min, r.max))
-                    .unwrap_or_default(),
-            );
+            row.push(ratio.map(|r| format!("{:.3} ({:.3} to {:.3})", r.median, r.min, r.max)).unwrap_or_default());
             if !system.runs.is_empty() {
                 rows.push(row);
             }
@@ -298,80 +248,26 @@ struct Column {
 }
 
 const COLUMNS: [Column; 12] = [
-    Column {
-        title: "M messages/s",
-        scale: 1e-6,
-        figure: |f| f.messages_per_second,
-    },
-    Column {
-        title: "MB/s",
-        scale: 1e-6,
-        figure: |f| f.bytes_per_second,
-    },
-    Column {
-        title: "round trip ns",
-        scale: 1.0,
-        figure: |f| f.round_trip_ns,
-    },
-    Column {
-        title: "p50 ns",
-        scale: 1.0,
-        figure: |f| f.p50_ns,
-    },
-    Column {
-        title: "p90 ns",
-        scale: 1.0,
-        figure: |f| f.p90_ns,
-    },
-    Column {
-        title: "p99 ns",
-        scale: 1.0,
-        figure: |f| f.p99_ns,
-    },
-    Column {
-        title: "p99.9 ns",
-        scale: 1.0,
-        figure: |f| f.p999_ns,
-    },
-    Column {
-        title: "CPU s",
-        scale: 1.0,
-        figure: |f| f.cpu_seconds,
-    },
-    Column {
-        title: "calls/message",
-        scale: 1.0,
-        figure: |f| f.syscalls_per_message,
-    },
-    Column {
-        title: "sleeps/wait",
-        scale: 1.0,
-        figure: |f| f.sleeps_per_wait,
-    },
-    Column {
-        title: "wake-ups/s",
-        scale: 1.0,
-        figure: |f| f.wakeups_per_second,
-    },
-    Column {
-        title: "resident KiB",
-        scale: 1.0 / 1024.0,
-        figure: |f| f.resident_bytes,
-    },
+    Column { title: "M messages/s", scale: 1e-6, figure: |f| f.messages_per_second },
+    Column { title: "MB/s", scale: 1e-6, figure: |f| f.bytes_per_second },
+    Column { title: "round trip ns", scale: 1.0, figure: |f| f.round_trip_ns },
+    Column { title: "p50 ns", scale: 1.0, figure: |f| f.p50_ns },
+    Column { title: "p90 ns", scale: 1.0, figure: |f| f.p90_ns },
+    Column { title: "p99 ns", scale: 1.0, figure: |f| f.p99_ns },
+    Column { title: "p99.9 ns", scale: 1.0, figure: |f| f.p999_ns },
+    Column { title: "CPU s", scale: 1.0, figure: |f| f.cpu_seconds },
+    Column { title: "calls/message", scale: 1.0, figure: |f| f.syscalls_per_message },
+    Column { title: "sleeps/wait", scale: 1.0, figure: |f| f.sleeps_per_wait },
+    Column { title: "wake-ups/s", scale: 1.0, figure: |f| f.wakeups_per_second },
+    Column { title: "resident KiB", scale: 1.0 / 1024.0, figure: |f| f.resident_bytes },
 ];
 
 /// Columns without any value are left out.
 fn write_aligned(out: &mut impl Write, rows: &[Vec<String>]) -> Result<()> {
     let columns = rows[0].len();
-    let width = |column: usize, rows: &[Vec<String>]| {
-        rows.iter()
-            .map(|row| row[column].chars().count())
-            .max()
-            .unwrap_or(0)
-    };
-    let kept: Vec<usize> = (0..columns)
-        .filter(|column| width(*column, &rows[1..]) > 0)
-        .collect();
+    let width =
+        |column: usize, rows: &[Vec<String>]| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let kept: Vec<usize> = (0..columns).filter(|column| width(*column, &rows[1..]) > 0).collect();
     if kept.is_empty() {
         return Ok(());
     }
@@ -381,11 +277,7 @@ fn write_aligned(out: &mut impl Write, rows: &[Vec<String>]) -> Result<()> {
             .map(|&column| {
                 let pad = " ".repeat(width(column, rows) - row[column].chars().count());
                 // Words to the left, numbers to the right.
-                if column < 2 {
-                    format!("{}{pad}", row[column])
-                } else {
-                    format!("{pad}{}", row[column])
-                }
+                if column < 2 { format!("{}{pad}", row[column]) } else { format!("{pad}{}", row[column]) }
             })
             .collect();
         writeln!(out, "{}", cells.join("  ").trim_end())?;
@@ -485,27 +377,14 @@ mod tests {
         // The machine slows down; each pair still says 2, where the medians of each system alone would not.
         let first = [Some(8.0), Some(4.0), Some(2.0), Some(1.0)];
         let other = [Some(4.0), Some(2.0), Some(1.0)];
-        assert_eq!(
-            paired_ratio(&first, &other),
-            Some(Ratio {
-                median: 2.0,
-                min: 2.0,
-                max: 2.0,
-                runs: 3
-            })
-        );
+        assert_eq!(paired_ratio(&first, &other), Some(Ratio { median: 2.0, min: 2.0, max: 2.0, runs: 3 }));
     }
 
     #[test]
     fn nothing_makes_no_ratio() {
         assert_eq!(paired_ratio(&[Some(1.0)], &[]), None);
         assert_eq!(paired_ratio(&[Some(1.0)], &[None]), None);
-        assert_eq!(
-            paired_ratio(&[Some(1.0), Some(3.0)], &[Some(0.0), Some(2.0)])
-                .unwrap()
-                .median,
-            1.5
-        );
+        assert_eq!(paired_ratio(&[Some(1.0), Some(3.0)], &[Some(0.0), Some(2.0)]).unwrap().median, 1.5);
     }
 
     #[test]

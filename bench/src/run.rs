@@ -75,15 +75,9 @@ const END: Duration = Duration::from_secs(10);
 pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
     let interrupts = Interrupts::new()?;
     let available = available_cpus()?;
-    let cpus = if available.len() >= 2 {
-        available[..2].to_vec()
-    } else {
-        Vec::new()
-    };
+    let cpus = if available.len() >= 2 { available[..2].to_vec() } else { Vec::new() };
     if cpus.is_empty() {
-        eprintln!(
-            "note: one CPU only, so that nothing is pinned and the two sides take turns on it"
-        );
+        eprintln!("note: one CPU only, so that nothing is pinned and the two sides take turns on it");
     }
     let count_calls = match CallCounter::start() {
         Ok(_) => true,
@@ -102,17 +96,11 @@ pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
             runs: plan.runs,
             cpus: cpus.clone(),
         },
-        systems: plan
-            .systems
-            .iter()
-            .map(|choice| system_report(plan, choice))
-            .collect(),
+        systems: plan.systems.iter().map(|choice| system_report(plan, choice)).collect(),
     };
     // On a terminal only, and drawn between runs only: a clock of its own would disturb what is measured.
     let bar = ProgressBar::new((plan.runs * plan.systems.len()) as u64);
-    bar.set_style(ProgressStyle::with_template(
-        "{bar:30} {pos}/{len} {elapsed} {msg}",
-    )?);
+    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}")?);
     for number in 1..=plan.runs {
         for system in &mut report.systems {
             bar.set_message(format!("run {number} of {}: {}", plan.runs, system.choice));
@@ -153,18 +141,9 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
     let version = match choice.system {
         SystemName::Pelton => env!("CARGO_PKG_VERSION").to_string(),
         SystemName::Limits => limits::version(),
-        _ => format!(
-            "Linux {}",
-            rustix::system::uname().release().to_string_lossy()
-        ),
+        _ => format!("Linux {}", rustix::system::uname().release().to_string_lossy()),
     };
-    SystemReport {
-        choice: choice.clone(),
-        wait,
-        version,
-        runs: Vec::new(),
-        skipped: None,
-    }
+    SystemReport { choice: choice.clone(), wait, version, runs: Vec::new(), skipped: None }
 }
 
 /// The job of the side on the first CPU.
@@ -187,84 +166,46 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
 /// The first pass makes the figures; those behind it only what would disturb it.
 fn passes(plan: &Plan, wait: Wait, count_calls: bool) -> Vec<Pass> {
     if plan.workload == Workload::Idle {
-        return vec![Pass {
-            count: 1,
-            time_each: false,
-            count_calls: false,
-        }];
+        return vec![Pass { count: 1, time_each: false, count_calls: false }];
     }
     // Asking the clock twice costs some 50 ns. A round trip that sleeps takes a hundred times as long and can bear it; one that spins
     // takes 250 and cannot, so its mean is of a pass without, its percentiles are of a second pass of half the count.
     let roundtrip = plan.workload == Workload::Roundtrip;
     let time_apart = roundtrip && wait == Wait::Spin && plan.delay_us == 0;
-    let mut passes = vec![Pass {
-        count: plan.count,
-        time_each: roundtrip && !time_apart,
-        count_calls: false,
-    }];
+    let mut passes = vec![Pass { count: plan.count, time_each: roundtrip && !time_apart, count_calls: false }];
     if time_apart {
-        passes.push(Pass {
-            count: plan.count.div_ceil(2),
-            time_each: true,
-            count_calls: false,
-        });
+        passes.push(Pass { count: plan.count.div_ceil(2), time_each: true, count_calls: false });
     }
     if count_calls {
         // Enough to find one call in ten thousand messages.
         let count = plan.count.min((plan.count / 4).max(100_000));
-        passes.push(Pass {
-            count,
-            time_each: false,
-            count_calls: true,
-        });
+        passes.push(Pass { count, time_each: false, count_calls: true });
     }
     passes
 }
 
 /// Longer than any of the systems can need: they make at least 10,000 messages and 20 MB a second.
 fn deadline(job: &Job) -> Instant {
-    let messages: u64 = job
-        .passes
-        .iter()
-        .map(|pass| job.workload.messages(pass.count))
-        .sum();
-    let seconds =
-        messages as f64 * (1e-4 + job.delay_us as f64 * 1e-6 + job.sizes.max as f64 / 20e6);
+    let messages: u64 = job.passes.iter().map(|pass| job.workload.messages(pass.count)).sum();
+    let seconds = messages as f64 * (1e-4 + job.delay_us as f64 * 1e-6 + job.sizes.max as f64 / 20e6);
     // A month is for ever, and within what an Instant can hold.
     Instant::now() + Duration::from_secs(60) + Duration::from_secs_f64(seconds.min(30.0 * 86400.0))
 }
 
 fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
-    let directory = tempfile::Builder::new()
-        .prefix("pelton-bench-")
-        .tempdir()
-        .context("making a temporary directory")?;
-    let job = Job {
-        directory: directory.path().to_path_buf(),
-        ..job.clone()
-    };
+    let directory =
+        tempfile::Builder::new().prefix("pelton-bench-").tempdir().context("making a temporary directory")?;
+    let job = Job { directory: directory.path().to_path_buf(), ..job.clone() };
     let deadline = deadline(&job);
     if job.system == SystemName::Limits {
         return run_limits(&job, cpus, interrupts, deadline);
     }
     let mut sides = Vec::new();
     for role in job.workload.roles() {
-        sides.push(Side::start(&Job {
-            role,
-            cpu: cpus.get(role.cpu_index()).copied(),
-            ..job.clone()
-        })?);
+        sides.push(Side::start(&Job { role, cpu: cpus.get(role.cpu_index()).copied(), ..job.clone() })?);
     }
-    let mut sides = Sides {
-        sides,
-        interrupts,
-        deadline,
-    };
-    let early = if job.workload.roles()[0].listens() {
-        0
-    } else {
-        1
-    };
+    let mut sides = Sides { sides, interrupts, deadline };
+    let early = if job.workload.roles()[0].listens() { 0 } else { 1 };
     let late = 1 - early;
     let mut reports: Vec<[PassReport; 2]> = Vec::new();
     let mut idle = None;
@@ -278,17 +219,13 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
             let (before, start) = (sides.usages()?, Instant::now());
             sides.leave_alone(IDLE_WINDOW)?;
             let (after, seconds) = (sides.usages()?, start.elapsed().as_secs_f64());
-            idle = Some((
-                [after[0].since(before[0]), after[1].since(before[1])],
-                seconds,
-            ));
+            idle = Some(([after[0].since(before[0]), after[1].since(before[1])], seconds));
         }
         sides.order_go(late)?;
         let mut pass = [PassReport::default(); 2];
         for (side, report) in pass.iter_mut().enumerate() {
             let line = sides.line(side)?;
-            *report = serde_json::from_str(&line)
-                .with_context(|| format!("reading a report: `{line}`"))?;
+            *report = serde_json::from_str(&line).with_context(|| format!("reading a report: `{line}`"))?;
         }
         ensure!(
             pass[0].bytes == pass[1].bytes,
@@ -305,12 +242,7 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
     })
 }
 
-fn run_limits(
-    job: &Job,
-    cpus: &[usize],
-    interrupts: &Interrupts,
-    deadline: Instant,
-) -> Result<Run> {
+fn run_limits(job: &Job, cpus: &[usize], interrupts: &Interrupts, deadline: Instant) -> Result<Run> {
     limits::arguments(job, 1)?;
     ensure!(
         cpus == [0, 1] || available_cpus()?.starts_with(&[0, 1]),
@@ -318,14 +250,7 @@ fn run_limits(
         available_cpus()?
     );
     limits::compile()?;
-    let mut sides = Sides {
-        sides: vec![Side::start(&Job {
-            cpu: None,
-            ..job.clone()
-        })?],
-        interrupts,
-        deadline,
-    };
+    let mut sides = Sides { sides: vec![Side::start(&Job { cpu: None, ..job.clone() })?], interrupts, deadline };
     let line = sides.line(0)?;
     sides.end()?;
     serde_json::from_str(&line).with_context(|| format!("reading a report: `{line}`"))
@@ -337,47 +262,29 @@ fn run_of(job: &Job, reports: &[[PassReport; 2]]) -> Run {
     let roundtrip = job.workload == Workload::Roundtrip;
     let pass = &job.passes[0];
     // The start is the sender's or the asker's, the end the receiver's or again the asker's: one clock for all processes.
-    let start_ns = if roundtrip {
-        first.start_ns
-    } else {
-        second.start_ns
-    };
+    let start_ns = if roundtrip { first.start_ns } else { second.start_ns };
     let elapsed_ns = first.end_ns.saturating_sub(start_ns) as f64;
     let seconds = elapsed_ns * 1e-9;
-    let counted = job
-        .passes
-        .iter()
-        .zip(reports)
-        .find(|(pass, _)| pass.count_calls);
+    let counted = job.passes.iter().zip(reports).find(|(pass, _)| pass.count_calls);
     let calls = counted.and_then(|(pass, reports)| {
-        Some((
-            [reports[0].calls?, reports[1].calls?],
-            job.workload.messages(pass.count) as f64,
-        ))
+        Some(([reports[0].calls?, reports[1].calls?], job.workload.messages(pass.count) as f64))
     });
-    let sleeps = |report: &PassReport| {
-        roundtrip.then(|| report.usage.voluntary_switches as f64 / pass.count as f64)
-    };
+    let sleeps = |report: &PassReport| roundtrip.then(|| report.usage.voluntary_switches as f64 / pass.count as f64);
     let percentiles = reports.iter().find_map(|reports| reports[0].percentiles);
-    let percentile =
-        |of: fn(Percentiles) -> u64| percentiles.map(|percentiles| of(percentiles) as f64);
+    let percentile = |of: fn(Percentiles) -> u64| percentiles.map(|percentiles| of(percentiles) as f64);
     let rate = |amount: f64| (!roundtrip && seconds > 0.0).then(|| amount / seconds);
     let figures = Figures {
         seconds: Some(seconds),
         messages_per_second: rate(pass.count as f64),
         bytes_per_second: rate(first.bytes as f64),
-        round_trip_ns: roundtrip
-            .then(|| elapsed_ns / pass.count as f64 - 2000.0 * job.delay_us as f64),
+        round_trip_ns: roundtrip.then(|| elapsed_ns / pass.count as f64 - 2000.0 * job.delay_us as f64),
         p50_ns: percentile(|p| p.p50_ns),
         p90_ns: percentile(|p| p.p90_ns),
         p99_ns: percentile(|p| p.p99_ns),
         p999_ns: percentile(|p| p.p999_ns),
         cpu_seconds: Some(first.usage.cpu_seconds + second.usage.cpu_seconds),
-        syscalls_per_message: calls
-            .map(|(calls, messages)| (calls[0] + calls[1]) as f64 / messages),
-        sleeps_per_wait: sleeps(first)
-            .zip(sleeps(second))
-            .map(|(first, second)| first.min(second)),
+        syscalls_per_message: calls.map(|(calls, messages)| (calls[0] + calls[1]) as f64 / messages),
+        sleeps_per_wait: sleeps(first).zip(sleeps(second)).map(|(first, second)| first.min(second)),
         wakeups_per_second: None,
         resident_bytes: first.resident_bytes.map(|bytes| bytes as f64),
     };
@@ -389,18 +296,12 @@ fn run_of(job: &Job, reports: &[[PassReport; 2]]) -> Run {
             sleeps_per_wait: sleeps(report),
         }
     };
-    Run {
-        figures,
-        sides: by_role(job.workload, [side(0), side(1)]),
-    }
+    Run { figures, sides: by_role(job.workload, [side(0), side(1)]) }
 }
 
 /// The figures of a window in which nothing was sent.
 fn idle_run(usages: [Usage; 2], seconds: f64, reports: &[PassReport; 2]) -> Run {
-    let switches: u64 = usages
-        .iter()
-        .map(|usage| usage.voluntary_switches + usage.involuntary_switches)
-        .sum();
+    let switches: u64 = usages.iter().map(|usage| usage.voluntary_switches + usage.involuntary_switches).sum();
     let figures = Figures {
         seconds: Some(seconds),
         cpu_seconds: Some(usages[0].cpu_seconds + usages[1].cpu_seconds),
@@ -408,32 +309,16 @@ fn idle_run(usages: [Usage; 2], seconds: f64, reports: &[PassReport; 2]) -> Run 
         resident_bytes: reports[0].resident_bytes.map(|bytes| bytes as f64),
         ..Figures::default()
     };
-    Run {
-        figures,
-        sides: by_role(
-            Workload::Idle,
-            usages.map(|usage| SideFigures {
-                usage,
-                ..SideFigures::default()
-            }),
-        ),
-    }
+    Run { figures, sides: by_role(Workload::Idle, usages.map(|usage| SideFigures { usage, ..SideFigures::default() })) }
 }
 
 fn by_role(workload: Workload, sides: [SideFigures; 2]) -> BTreeMap<String, SideFigures> {
-    workload
-        .roles()
-        .map(|role| role.name().to_string())
-        .into_iter()
-        .zip(sides)
-        .collect()
+    workload.roles().map(|role| role.name().to_string()).into_iter().zip(sides).collect()
 }
 
 fn available_cpus() -> Result<Vec<usize>> {
     let set = rustix::thread::sched_getaffinity(None).context("asking for the CPUs")?;
-    Ok((0..rustix::thread::CpuSet::MAX_CPU)
-        .filter(|cpu| set.is_set(*cpu))
-        .collect())
+    Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
 }
 
 /// SIGINT, SIGTERM and SIGHUP as something to poll.
@@ -443,8 +328,7 @@ impl Interrupts {
     fn new() -> Result<Interrupts> {
         let (ours, theirs) = UnixStream::pair().context("making a socket pair")?;
         for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-            signal_hook::low_level::pipe::register(signal.as_raw(), theirs.try_clone()?)
-                .context("taking a signal")?;
+            signal_hook::low_level::pipe::register(signal.as_raw(), theirs.try_clone()?).context("taking a signal")?;
         }
         Ok(Interrupts(ours))
     }
@@ -474,13 +358,7 @@ impl Side {
             .with_context(|| format!("starting {}", program.display()))?;
         let orders = child.stdin.take();
         let output = File::from(OwnedFd::from(child.stdout.take().expect("it is piped")));
-        Ok(Side {
-            role: job.role,
-            child,
-            orders,
-            output,
-            text: Vec::new(),
-        })
+        Ok(Side { role: job.role, child, orders, output, text: Vec::new() })
     }
 
     fn name(&self) -> &'static str {
@@ -507,10 +385,7 @@ impl Side {
         if let Some(mut errors) = self.child.stderr.take() {
             let mut bytes = Vec::new();
             let _ = errors.read_to_end(&mut bytes);
-            words = String::from_utf8_lossy(&bytes)
-                .split_whitespace()
-                .collect::<Vec<_>>()
-                .join(" ");
+            words = String::from_utf8_lossy(&bytes).split_whitespace().collect::<Vec<_>>().join(" ");
         }
         words
     }
@@ -544,16 +419,9 @@ impl Sides<'_> {
     fn event(&mut self, until: Instant) -> Result<Event> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let left = Timespec {
-                tv_sec: left.as_secs() as i64,
-                tv_nsec: left.subsec_nanos() as i64,
-            };
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 };
             let mut fds = vec![PollFd::new(&self.interrupts.0, PollFlags::IN)];
-            fds.extend(
-                self.sides
-                    .iter()
-                    .map(|side| PollFd::from_borrowed_fd(side.output.as_fd(), PollFlags::IN)),
-            );
+            fds.extend(self.sides.iter().map(|side| PollFd::from_borrowed_fd(side.output.as_fd(), PollFlags::IN)));
             match poll(&mut fds, Some(&left)) {
                 Ok(0) => return Ok(Event::Time),
                 Ok(_) => {}
@@ -564,22 +432,12 @@ impl Sides<'_> {
             if ready[0] {
                 return Err(Interrupted.into());
             }
-            let index = ready[1..]
-                .iter()
-                .position(|ready| *ready)
-                .expect("poll answered that one is ready");
+            let index = ready[1..].iter().position(|ready| *ready).expect("poll answered that one is ready");
             let side = &mut self.sides[index];
             let mut bytes = [0; 4096];
-            let done = side
-                .output
-                .read(&mut bytes)
-                .context("reading from a side")?;
+            let done = side.output.read(&mut bytes).context("reading from a side")?;
             side.text.extend_from_slice(&bytes[..done]);
-            return Ok(if done == 0 {
-                Event::End(index)
-            } else {
-                Event::Text
-            });
+            return Ok(if done == 0 { Event::End(index) } else { Event::Text });
         }
     }
 
@@ -598,24 +456,15 @@ impl Sides<'_> {
 
     fn expect_word(&mut self, index: usize, word: &str) -> Result<()> {
         let line = self.line(index)?;
-        ensure!(
-            line == format!("\"{word}\""),
-            "the {} said `{line}`, wanted \"{word}\"",
-            self.sides[index].name()
-        );
+        ensure!(line == format!("\"{word}\""), "the {} said `{line}`, wanted \"{word}\"", self.sides[index].name());
         Ok(())
     }
 
     fn order_go(&mut self, index: usize) -> Result<()> {
-        let orders = self.sides[index]
-            .orders
-            .as_mut()
-            .expect("orders stay open until the end");
+        let orders = self.sides[index].orders.as_mut().expect("orders stay open until the end");
         // A side that is gone is noticed, with its reason, when its answer is waited for.
         match orders.write_all(b"go\n") {
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                Err(error).context("ordering a side to go")
-            }
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("ordering a side to go"),
             _ => Ok(()),
         }
     }
@@ -630,10 +479,7 @@ impl Sides<'_> {
     }
 
     fn usages(&self) -> Result<[Usage; 2]> {
-        Ok([
-            Usage::of_process(self.sides[0].child.id())?,
-            Usage::of_process(self.sides[1].child.id())?,
-        ])
+        Ok([Usage::of_process(self.sides[0].child.id())?, Usage::of_process(self.sides[1].child.id())?])
     }
 
     /// Lets both sides go and sees that they end well.
@@ -666,10 +512,7 @@ impl Sides<'_> {
 
     fn too_long(&mut self) -> anyhow::Error {
         let said = self.end_all(None);
-        anyhow!(
-            "the run took longer than its deadline and was ended{}{said}",
-            if said.is_empty() { "" } else { ": " }
-        )
+        anyhow!("the run took longer than its deadline and was ended{}{said}", if said.is_empty() { "" } else { ": " })
     }
 
     fn failure(&mut self, failed: usize) -> anyhow::Error {
@@ -725,43 +568,14 @@ mod tests {
     #[test]
     fn the_clock_is_asked_apart_only_where_it_would_disturb() {
         let asleep = passes(&plan(), Wait::Block, true);
-        assert_eq!(
-            asleep[0],
-            Pass {
-                count: 1000,
-                time_each: true,
-                count_calls: false
-            }
-        );
-        assert_eq!(
-            asleep[1..],
-            [Pass {
-                count: 1000,
-                time_each: false,
-                count_calls: true
-            }]
-        );
-        let spinning = passes(
-            &Plan {
-                delay_us: 0,
-                ..plan()
-            },
-            Wait::Spin,
-            false,
-        );
+        assert_eq!(asleep[0], Pass { count: 1000, time_each: true, count_calls: false });
+        assert_eq!(asleep[1..], [Pass { count: 1000, time_each: false, count_calls: true }]);
+        let spinning = passes(&Plan { delay_us: 0, ..plan() }, Wait::Spin, false);
         assert_eq!(
             spinning,
             [
-                Pass {
-                    count: 1000,
-                    time_each: false,
-                    count_calls: false
-                },
-                Pass {
-                    count: 500,
-                    time_each: true,
-                    count_calls: false
-                }
+                Pass { count: 1000, time_each: false, count_calls: false },
+                Pass { count: 500, time_each: true, count_calls: false }
             ]
         );
     }
@@ -776,33 +590,14 @@ mod tests {
             sizes: SizeRange::fixed(64),
             capacity: 1 << 20,
             delay_us: 20,
-            passes: vec![Pass {
-                count: 10,
-                time_each: true,
-                count_calls: false,
-            }],
+            passes: vec![Pass { count: 10, time_each: true, count_calls: false }],
             cpu: None,
             directory: env::temp_dir(),
             parent: 1,
         };
-        let usage = Usage {
-            cpu_seconds: 0.25,
-            voluntary_switches: 10,
-            involuntary_switches: 0,
-        };
-        let asker = PassReport {
-            start_ns: 1000,
-            end_ns: 501_000,
-            usage,
-            ..PassReport::default()
-        };
-        let answerer = PassReport {
-            usage: Usage {
-                voluntary_switches: 9,
-                ..usage
-            },
-            ..PassReport::default()
-        };
+        let usage = Usage { cpu_seconds: 0.25, voluntary_switches: 10, involuntary_switches: 0 };
+        let asker = PassReport { start_ns: 1000, end_ns: 501_000, usage, ..PassReport::default() };
+        let answerer = PassReport { usage: Usage { voluntary_switches: 9, ..usage }, ..PassReport::default() };
         let run = run_of(&job, &[[asker, answerer]]);
         assert_eq!(run.figures.round_trip_ns, Some(10_000.0));
         assert_eq!(run.figures.sleeps_per_wait, Some(0.9));

@@ -15,10 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     measure::{CallCounter, Usage, delay, now_ns},
     parameters::{Job, Pass, Role, SystemName},
-    systems::{
-        Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System,
-        limits,
-    },
+    systems::{Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System, limits},
 };
 
 /// Messages before the first pass: enough for the paths to be loaded and the first pages touched.
@@ -69,21 +66,22 @@ pub fn side(job: &Job) -> Result<()> {
 }
 
 fn serve<S: System>(job: &Job) -> Result<()> {
-    let mut payload: Vec<u8> = (0..job.sizes.max as usize).map(pattern).collect();
+    let mut payloads = Payloads::new(job.sizes.max as usize);
     match job.role {
         Role::Sender => {
             let mut sending = S::sending(job)?;
             for n in 0..WARM_UP {
-                send(&mut sending, &mut payload, n)?;
+                send(&mut sending, &mut payloads, job.sizes.max as usize, n)?;
             }
             sending.flush()?;
             passes(job, |pass| {
                 let mut sizes = job.sizes.sequence();
+                payloads.prepare(0);
                 let mut bytes = 0;
                 let section = Section::start(pass)?;
                 for n in 0..pass.count {
                     let size = sizes.next_size();
-                    send(&mut sending, &mut payload[..size], n)?;
+                    send(&mut sending, &mut payloads, size, n)?;
                     bytes += size as u64;
                 }
                 sending.flush()?;
@@ -113,14 +111,15 @@ fn serve<S: System>(job: &Job) -> Result<()> {
             let (mut sending, mut receiving) = S::both(job)?;
             let delay_ns = job.delay_us * 1000;
             for n in 0..WARM_UP {
-                ask(&mut sending, &mut receiving, &mut payload, n, 0, whole)?;
+                ask(&mut sending, &mut receiving, (&mut payloads, job.sizes.max as usize), n, 0, whole)?;
             }
             // From a nanosecond to a minute, three digits.
-            let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)
-                .context("making a histogram")?;
+            let mut histogram =
+                Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3).context("making a histogram")?;
             passes(job, |pass| {
                 histogram.reset();
                 let mut sizes = job.sizes.sequence();
+                payloads.prepare(0);
                 let mut bytes = 0;
                 let section = Section::start(pass)?;
                 for n in 0..pass.count {
@@ -128,25 +127,10 @@ fn serve<S: System>(job: &Job) -> Result<()> {
                     bytes += size as u64;
                     if pass.time_each {
                         let start = now_ns();
-                        ask(
-                            &mut sending,
-                            &mut receiving,
-                            &mut payload[..size],
-                            n,
-                            delay_ns,
-                            glance,
-                        )?;
-                        histogram
-                            .saturating_record((now_ns() - start).saturating_sub(2 * delay_ns));
+                        ask(&mut sending, &mut receiving, (&mut payloads, size), n, delay_ns, glance)?;
+                        histogram.saturating_record((now_ns() - start).saturating_sub(2 * delay_ns));
                     } else {
-                        ask(
-                            &mut sending,
-                            &mut receiving,
-                            &mut payload[..size],
-                            n,
-                            delay_ns,
-                            glance,
-                        )?;
+                        ask(&mut sending, &mut receiving, (&mut payloads, size), n, delay_ns, glance)?;
                     }
                 }
                 let mut report = section.end(bytes)?;
@@ -193,13 +177,8 @@ fn passes(job: &Job, mut pass_once: impl FnMut(&Pass) -> Result<PassReport>) -> 
         say(&pass_once(pass)?)?;
     }
     order.clear();
-    orders
-        .read_line(&mut order)
-        .context("waiting for the end")?;
-    ensure!(
-        order.is_empty(),
-        "found the order {order:?}, wanted the end"
-    );
+    orders.read_line(&mut order).context("waiting for the end")?;
+    ensure!(order.is_empty(), "found the order {order:?}, wanted the end");
     Ok(())
 }
 
@@ -222,48 +201,55 @@ struct Section {
 impl Section {
     fn start(pass: &Pass) -> Result<Section> {
         let usage = Usage::of_self();
-        let counter = if pass.count_calls {
-            Some(CallCounter::start()?)
-        } else {
-            None
-        };
-        Ok(Section {
-            usage,
-            counter,
-            start_ns: now_ns(),
-        })
+        let counter = if pass.count_calls { Some(CallCounter::start()?) } else { None };
+        Ok(Section { usage, counter, start_ns: now_ns() })
     }
 
     fn end(self, bytes: u64) -> Result<PassReport> {
         let end_ns = now_ns();
         let calls = self.counter.map(CallCounter::stop).transpose()?;
         let usage = Usage::of_self().since(self.usage);
-        Ok(PassReport {
-            start_ns: self.start_ns,
-            end_ns,
-            usage,
-            calls,
-            bytes,
-            ..PassReport::default()
-        })
+        Ok(PassReport { start_ns: self.start_ns, end_ns, usage, calls, bytes, ..PassReport::default() })
     }
 }
 
+/// What is sent. Two buffers take turns, and the number of the next message is written while this one is on its way: a
+/// number written just before the copy would hold up the copy until the processor's earlier stores are out, and that
+/// stall, not the channel, would be measured.
+struct Payloads([Vec<u8>; 2]);
+
+impl Payloads {
+    fn new(size: usize) -> Payloads {
+        let buffer: Vec<u8> = (0..size).map(pattern).collect();
+        let mut payloads = Payloads([buffer.clone(), buffer]);
+        payloads.prepare(0);
+        payloads
+    }
+
+    /// Writes number `n` into the buffer whose turn it will be.
+    #[inline]
+    fn prepare(&mut self, n: u64) {
+        stamp(&mut self.0[n as usize % 2], n);
+    }
+
+    #[inline]
+    fn prepared(&self, n: u64, size: usize) -> &[u8] {
+        &self.0[n as usize % 2][..size]
+    }
+}
+
+/// Sends message `n`, and prepares the next.
 #[inline]
-fn send(sending: &mut impl Sending, payload: &mut [u8], n: u64) -> Result<()> {
-    stamp(payload, n);
-    sending.send(payload)
+fn send(sending: &mut impl Sending, payloads: &mut Payloads, size: usize, n: u64) -> Result<()> {
+    sending.send(payloads.prepared(n, size))?;
+    payloads.prepare(n + 1);
+    Ok(())
 }
 
 /// Takes message `n`, compares its number, and answers its size.
 #[inline]
-fn receive(
-    receiving: &mut impl Receiving,
-    n: u64,
-    check: impl FnOnce(&[u8]) -> bool,
-) -> Result<usize> {
-    let (size, found, right) =
-        receiving.receive(|message| (message.len(), number(message), check(message)))?;
+fn receive(receiving: &mut impl Receiving, n: u64, check: impl FnOnce(&[u8]) -> bool) -> Result<usize> {
+    let (size, found, right) = receiving.receive(|message| (message.len(), number(message), check(message)))?;
     if found != expected(n, size) {
         bail!("message {n} has the number {found}: messages were lost, doubled or out of order");
     }
@@ -276,20 +262,16 @@ fn receive(
 fn ask(
     sending: &mut impl Sending,
     receiving: &mut impl Receiving,
-    payload: &mut [u8],
+    (payloads, size): (&mut Payloads, usize),
     n: u64,
     delay_ns: u64,
     check: impl FnOnce(&[u8]) -> bool,
 ) -> Result<()> {
     delay(delay_ns);
-    send(sending, payload, n)?;
+    send(sending, payloads, size, n)?;
     sending.flush()?;
     let came = receive(receiving, n, check)?;
-    ensure!(
-        came == payload.len(),
-        "round {n} went out with {} bytes and came back with {came}",
-        payload.len()
-    );
+    ensure!(came == size, "round {n} went out with {size} bytes and came back with {came}");
     Ok(())
 }
 
@@ -322,18 +304,11 @@ fn glance(message: &[u8]) -> bool {
 
 /// The check of the first and the last: every byte behind the number.
 fn whole(message: &[u8]) -> bool {
-    message
-        .iter()
-        .enumerate()
-        .skip(NUMBER_BYTES)
-        .all(|(at, byte)| *byte == pattern(at))
+    message.iter().enumerate().skip(NUMBER_BYTES).all(|(at, byte)| *byte == pattern(at))
 }
 
 fn pattern(at: usize) -> u8 {
-    (at as u8)
-        .wrapping_mul(31)
-        .wrapping_add((at >> 8) as u8)
-        .wrapping_add(7)
+    (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8).wrapping_add(7)
 }
 
 /// A message begins with its number, little-endian, or as much of it as there is room for.
@@ -354,21 +329,14 @@ fn stamp(payload: &mut [u8], n: u64) {
 fn number(message: &[u8]) -> u64 {
     match message.first_chunk::<NUMBER_BYTES>() {
         Some(first) => u64::from_le_bytes(*first),
-        None => message
-            .iter()
-            .rev()
-            .fold(0, |number, byte| number << 8 | *byte as u64),
+        None => message.iter().rev().fold(0, |number, byte| number << 8 | *byte as u64),
     }
 }
 
 /// What [`number`] answers for message `n`, when it has `size` bytes.
 #[inline]
 fn expected(n: u64, size: usize) -> u64 {
-    if size >= NUMBER_BYTES {
-        n
-    } else {
-        n & ((1 << (8 * size)) - 1)
-    }
+    if size >= NUMBER_BYTES { n } else { n & ((1 << (8 * size)) - 1) }
 }
 
 #[cfg(test)]

@@ -13,17 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Runs long enough to be ended by us.
 fn start(system: &str, directory: &str) -> Child {
     Command::new(env!("CARGO_BIN_EXE_pelton-bench"))
-        .args([
-            "stream",
-            "--count",
-            "2000000000",
-            "--runs",
-            "1",
-            "--wait",
-            "block",
-            "--systems",
-            system,
-        ])
+        .args(["stream", "--count", "2000000000", "--runs", "1", "--wait", "block", "--systems", system])
         .env("TMPDIR", directory)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -33,25 +23,15 @@ fn start(system: &str, directory: &str) -> Child {
 
 fn processes(directory: &str) -> usize {
     let mark = format!("TMPDIR={directory}\0");
-    let processes = fs::read_dir("/proc")
-        .unwrap()
-        .filter_map(|entry| fs::read(entry.ok()?.path().join("environ")).ok());
-    processes
-        .filter(|environment| {
-            environment
-                .windows(mark.len())
-                .any(|window| window == mark.as_bytes())
-        })
-        .count()
+    let processes =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| fs::read(entry.ok()?.path().join("environ")).ok());
+    processes.filter(|environment| environment.windows(mark.len()).any(|window| window == mark.as_bytes())).count()
 }
 
 fn until(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
-        assert!(
-            Instant::now() < deadline,
-            "a minute has passed without this: {what}"
-        );
+        assert!(Instant::now() < deadline, "a minute has passed without this: {what}");
         thread::yield_now();
     }
 }
@@ -67,16 +47,11 @@ fn an_interrupt_ends_all_and_removes_the_directory() {
         let temporary = tempfile::tempdir().unwrap();
         let directory = temporary.path().to_str().unwrap();
         let mut program = start(system, directory);
-        until("all processes run", || {
-            runs(system, directory) || program_is_skipped(&program)
-        });
+        until("all processes run", || runs(system, directory) || program_is_skipped(&program));
         kill_process(Pid::from_child(&program), Signal::INT).unwrap();
         let status = program.wait().unwrap();
         // Where limits.c cannot run, the program has ended before, with nothing measured.
-        assert!(
-            status.code() == Some(130) || system == "limits",
-            "{system}: {status}"
-        );
+        assert!(status.code() == Some(130) || system == "limits", "{system}: {status}");
         until("no process is left", || processes(directory) == 0);
         assert_eq!(fs::read_dir(directory).unwrap().count(), 0, "{system}");
     }
@@ -88,21 +63,15 @@ fn a_killed_program_takes_its_processes_along() {
         let temporary = tempfile::tempdir().unwrap();
         let directory = temporary.path().to_str().unwrap();
         let mut program = start(system, directory);
-        until("all processes run", || {
-            runs(system, directory) || program_is_skipped(&program)
-        });
+        until("all processes run", || runs(system, directory) || program_is_skipped(&program));
         kill_process(Pid::from_child(&program), Signal::KILL).unwrap();
         let status = program.wait().unwrap();
-        assert!(
-            status.signal() == Some(9) || system == "limits",
-            "{system}: {status}"
-        );
+        assert!(status.signal() == Some(9) || system == "limits", "{system}: {status}");
         until("no process is left", || processes(directory) == 0);
     }
 }
 
 /// A zombie has no environment: nobody has waited for it yet.
 fn program_is_skipped(program: &Child) -> bool {
-    fs::read(format!("/proc/{}/environ", program.id()))
-        .is_ok_and(|environment| environment.is_empty())
+    fs::read(format!("/proc/{}/environ", program.id())).is_ok_and(|environment| environment.is_empty())
 }

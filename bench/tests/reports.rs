@@ -5,10 +5,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn bench(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_pelton-bench"))
-        .args(arguments)
-        .output()
-        .unwrap()
+    Command::new(env!("CARGO_BIN_EXE_pelton-bench")).args(arguments).output().unwrap()
 }
 
 /// The lines of systems, and that of ratios.
@@ -17,10 +14,7 @@ fn report(arguments: &[&str]) -> (Vec<Value>, Value) {
     let text = String::from_utf8(output.stdout).unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {errors}");
-    let mut lines: Vec<Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let ratios = lines.pop().unwrap();
     (lines, ratios)
 }
@@ -30,24 +24,10 @@ const KERNELS: &str = "sock-stream-batched,pipe,sock-stream,sock-seqpacket";
 #[test]
 fn a_stream_reports_every_system_and_its_ratios() {
     for (wait, size) in [("block", "256"), ("epoll", "1..100000"), ("block", "3")] {
-        let arguments = [
-            "stream",
-            "--size",
-            size,
-            "--count",
-            "300",
-            "--runs",
-            "2",
-            "--wait",
-            wait,
-            "--systems",
-            KERNELS,
-        ];
+        let arguments =
+            ["stream", "--size", size, "--count", "300", "--runs", "2", "--wait", wait, "--systems", KERNELS];
         let (systems, ratios) = report(&arguments);
-        let names: Vec<&str> = systems
-            .iter()
-            .map(|system| system["system"].as_str().unwrap())
-            .collect();
+        let names: Vec<&str> = systems.iter().map(|system| system["system"].as_str().unwrap()).collect();
         assert_eq!(names.join(","), KERNELS);
         for system in &systems {
             assert_eq!(system["skipped"], Value::Null, "{system}");
@@ -58,12 +38,7 @@ fn a_stream_reports_every_system_and_its_ratios() {
             assert_eq!(system["runs"].as_array().unwrap().len(), 2);
             assert!(system["messages_per_second"].as_f64().unwrap() > 0.0);
             assert!(system["bytes_per_second"].as_f64().unwrap() > 0.0);
-            assert!(
-                system["runs"][1]["sides"]["receiver"]["cpu_seconds"]
-                    .as_f64()
-                    .unwrap()
-                    >= 0.0
-            );
+            assert!(system["runs"][1]["sides"]["receiver"]["cpu_seconds"].as_f64().unwrap() >= 0.0);
             assert_eq!(system["round_trip_ns"], Value::Null);
             assert_eq!(system["resident_bytes"], Value::Null);
         }
@@ -79,35 +54,16 @@ fn a_stream_reports_every_system_and_its_ratios() {
 #[test]
 fn a_round_trip_reports_every_system_and_its_percentiles() {
     for (wait, delay) in [("block", "0"), ("epoll", "5")] {
-        let arguments = [
-            "roundtrip",
-            "--count",
-            "200",
-            "--runs",
-            "1",
-            "--wait",
-            wait,
-            "--delay",
-            delay,
-            "--systems",
-            KERNELS,
-        ];
+        let arguments =
+            ["roundtrip", "--count", "200", "--runs", "1", "--wait", wait, "--delay", delay, "--systems", KERNELS];
         let (systems, ratios) = report(&arguments);
         assert_eq!(systems.len(), 4);
         for system in &systems {
             assert_eq!(system["skipped"], Value::Null, "{system}");
-            let figure = |name: &str| {
-                system[name]
-                    .as_f64()
-                    .unwrap_or_else(|| panic!("no {name} in {system}"))
-            };
+            let figure = |name: &str| system[name].as_f64().unwrap_or_else(|| panic!("no {name} in {system}"));
             assert!(figure("p50_ns") <= figure("p90_ns") && figure("p99_ns") <= figure("p999_ns"));
             assert!(figure("sleeps_per_wait") >= 0.0);
-            assert!(
-                system["runs"][0]["sides"]["answerer"]["sleeps_per_wait"]
-                    .as_f64()
-                    .is_some()
-            );
+            assert!(system["runs"][0]["sides"]["answerer"]["sleeps_per_wait"].as_f64().is_some());
             assert!(system["round_trip_ns"].as_f64().is_some());
             assert_eq!(system["messages_per_second"], Value::Null);
         }
@@ -118,32 +74,11 @@ fn a_round_trip_reports_every_system_and_its_percentiles() {
 
 #[test]
 fn one_system_may_be_measured_with_two_waits() {
-    let arguments = [
-        "roundtrip",
-        "--count",
-        "50",
-        "--runs",
-        "1",
-        "--systems",
-        "pipe:block,pipe:epoll",
-    ];
+    let arguments = ["roundtrip", "--count", "50", "--runs", "1", "--systems", "pipe:block,pipe:epoll"];
     let (systems, ratios) = report(&arguments);
-    assert_eq!(
-        (&systems[0]["label"], &systems[0]["wait"]),
-        (&"pipe:block".into(), &"block".into())
-    );
-    assert_eq!(
-        (&systems[1]["label"], &systems[1]["system"]),
-        (&"pipe:epoll".into(), &"pipe".into())
-    );
-    assert_eq!(
-        ratios["ratios"]
-            .as_object()
-            .unwrap()
-            .keys()
-            .collect::<Vec<_>>(),
-        ["pipe:epoll"]
-    );
+    assert_eq!((&systems[0]["label"], &systems[0]["wait"]), (&"pipe:block".into(), &"block".into()));
+    assert_eq!((&systems[1]["label"], &systems[1]["system"]), (&"pipe:epoll".into(), &"pipe".into()));
+    assert_eq!(ratios["ratios"].as_object().unwrap().keys().collect::<Vec<_>>(), ["pipe:epoll"]);
 }
 
 #[test]
@@ -162,14 +97,7 @@ fn a_system_that_cannot_do_it_is_skipped_with_the_reason() {
         "sock-seqpacket,pipe",
     ];
     let (systems, ratios) = report(&arguments);
-    assert!(
-        systems[0]["skipped"]
-            .as_str()
-            .unwrap()
-            .contains("empty packet"),
-        "{}",
-        systems[0]
-    );
+    assert!(systems[0]["skipped"].as_str().unwrap().contains("empty packet"), "{}", systems[0]);
     assert!(systems[0]["runs"].as_array().unwrap().is_empty());
     assert_eq!(systems[0]["messages_per_second"], Value::Null);
     assert_eq!(systems[1]["skipped"], Value::Null);
@@ -178,34 +106,18 @@ fn a_system_that_cannot_do_it_is_skipped_with_the_reason() {
 
 #[test]
 fn the_limits_are_measured_or_skipped_with_the_reason() {
-    let arguments = [
-        "roundtrip",
-        "--delay",
-        "5",
-        "--count",
-        "50",
-        "--runs",
-        "1",
-        "--systems",
-        "pipe,limits",
-    ];
+    let arguments = ["roundtrip", "--delay", "5", "--count", "50", "--runs", "1", "--systems", "pipe,limits"];
     let (systems, _) = report(&arguments);
     let limits = &systems[1];
     assert!(limits["version"].as_str().unwrap().starts_with("limits.c "));
-    assert!(
-        limits["skipped"].is_string() || limits["round_trip_ns"].is_number(),
-        "{limits}"
-    );
+    assert!(limits["skipped"].is_string() || limits["round_trip_ns"].is_number(), "{limits}");
 }
 
 #[test]
 fn nothing_measured_is_a_failure() {
     let output = bench(&["idle", "--systems", "limits", "--runs", "1"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(
-        String::from_utf8_lossy(&output.stdout)
-            .contains("skipped limits: limits.c has no idle channel")
-    );
+    assert!(String::from_utf8_lossy(&output.stdout).contains("skipped limits: limits.c has no idle channel"));
 }
 
 #[test]
@@ -214,8 +126,5 @@ fn bad_arguments_end_with_2_and_say_what_is_wanted() {
     assert_eq!(output.status.code(), Some(2));
     assert!(output.stdout.is_empty());
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        errors.contains("found the system `telepathy`, wanted one of pelton, limits, pipe"),
-        "{errors}"
-    );
+    assert!(errors.contains("found the system `telepathy`, wanted one of pelton, limits, pipe"), "{errors}");
 }

@@ -23,11 +23,7 @@ pub struct FramedSending {
 impl FramedSending {
     /// Over `wire`.
     pub fn new(wire: Wire, batched: bool) -> FramedSending {
-        FramedSending {
-            wire,
-            batched,
-            held: Vec::with_capacity(if batched { BATCH_BYTES } else { 0 }),
-        }
+        FramedSending { wire, batched, held: Vec::with_capacity(if batched { BATCH_BYTES } else { 0 }) }
     }
 
     fn write(&self, payload: &[u8]) -> Result<()> {
@@ -37,20 +33,15 @@ impl FramedSending {
             .again(|fd| rustix::io::writev(fd, &[IoSlice::new(&prefix), IoSlice::new(payload)]))
             .context("writing a message")?;
         while done < PREFIX_BYTES {
-            done += self
-                .wire
-                .again(|fd| rustix::io::write(fd, &prefix[done..]))
-                .context("writing the rest of a length")?;
+            done +=
+                self.wire.again(|fd| rustix::io::write(fd, &prefix[done..])).context("writing the rest of a length")?;
         }
         self.write_all(&payload[done - PREFIX_BYTES..])
     }
 
     fn write_all(&self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
-            let done = self
-                .wire
-                .again(|fd| rustix::io::write(fd, bytes))
-                .context("writing the rest of a message")?;
+            let done = self.wire.again(|fd| rustix::io::write(fd, bytes)).context("writing the rest of a message")?;
             bytes = &bytes[done..];
         }
         Ok(())
@@ -70,8 +61,7 @@ impl Sending for FramedSending {
         if bytes > BATCH_BYTES {
             return self.write(payload);
         }
-        self.held
-            .extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        self.held.extend_from_slice(&(payload.len() as u32).to_le_bytes());
         self.held.extend_from_slice(payload);
         Ok(())
     }
@@ -97,29 +87,18 @@ impl FramedReceiving {
     pub fn new(wire: Wire, batched: bool, size_max: usize) -> FramedReceiving {
         let one = PREFIX_BYTES + size_max;
         let bytes = if batched { one.max(BATCH_BYTES) } else { one };
-        FramedReceiving {
-            wire,
-            buffer: vec![0; bytes],
-            start: 0,
-            end: 0,
-            size_max,
-        }
+        FramedReceiving { wire, buffer: vec![0; bytes], start: 0, end: 0, size_max }
     }
 
     /// The length of the message at the front, when all of it is there.
     #[inline]
     fn whole(&self) -> Result<Option<usize>> {
-        let Some((prefix, rest)) =
-            self.buffer[self.start..self.end].split_first_chunk::<PREFIX_BYTES>()
-        else {
+        let Some((prefix, rest)) = self.buffer[self.start..self.end].split_first_chunk::<PREFIX_BYTES>() else {
             return Ok(None);
         };
         let len = u32::from_le_bytes(*prefix) as usize;
         if len > self.size_max {
-            bail!(
-                "a message says that it has {len} bytes, wanted at most {}",
-                self.size_max
-            );
+            bail!("a message says that it has {len} bytes, wanted at most {}", self.size_max);
         }
         Ok((rest.len() >= len).then_some(len))
     }
@@ -133,10 +112,7 @@ impl FramedReceiving {
             (self.start, self.end) = (0, self.end - self.start);
         }
         let room = &mut self.buffer[self.end..];
-        let done = self
-            .wire
-            .again(|fd| rustix::io::read(fd, &mut *room))
-            .context("reading")?;
+        let done = self.wire.again(|fd| rustix::io::read(fd, &mut *room)).context("reading")?;
         if done == 0 {
             bail!("the sender is gone before its last message");
         }
@@ -168,14 +144,10 @@ mod tests {
     fn messages_come_apart_as_they_were_put_together() {
         for batched in [false, true] {
             let (reader, writer) = rustix::pipe::pipe().unwrap();
-            let range = SizeRange {
-                min: 0,
-                max: 70_000,
-            };
+            let range = SizeRange { min: 0, max: 70_000 };
             let count = 200;
             let sender = std::thread::spawn(move || {
-                let mut sending =
-                    FramedSending::new(Wire::outgoing(writer, Wait::Epoll).unwrap(), batched);
+                let mut sending = FramedSending::new(Wire::outgoing(writer, Wait::Epoll).unwrap(), batched);
                 let mut sizes = range.sequence();
                 for n in 0..count {
                     sending.send(&vec![n as u8; sizes.next_size()]).unwrap();
@@ -186,19 +158,12 @@ mod tests {
             let mut receiving = FramedReceiving::new(wire, batched, range.max as usize);
             let mut sizes = range.sequence();
             for n in 0..count {
-                let right = receiving
-                    .receive(|m| m.len() == sizes.next_size() && m.iter().all(|b| *b == n as u8))
-                    .unwrap();
+                let right =
+                    receiving.receive(|m| m.len() == sizes.next_size() && m.iter().all(|b| *b == n as u8)).unwrap();
                 assert!(right, "message {n}");
             }
             sender.join().unwrap();
-            assert!(
-                receiving
-                    .receive(|_| ())
-                    .unwrap_err()
-                    .to_string()
-                    .contains("gone")
-            );
+            assert!(receiving.receive(|_| ()).unwrap_err().to_string().contains("gone"));
         }
     }
 }

@@ -44,19 +44,14 @@ pub fn version() -> String {
 fn fingerprint() -> String {
     let hash = SOURCE
         .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3)
-        });
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3));
     format!("{hash:016x}")
 }
 
 /// What to call limits.c with for `count` messages or rounds, or why it has nothing to say on this job.
 pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
     if i32::try_from(count).is_err() {
-        bail!(
-            "limits.c counts up to {}, wanted {count}: give a smaller --count",
-            i32::MAX
-        );
+        bail!("limits.c counts up to {}, wanted {count}: give a smaller --count", i32::MAX);
     }
     Ok(match job.workload {
         Workload::Idle => bail!("limits.c has no idle channel"),
@@ -69,17 +64,12 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
                 "131072".to_string(),
             ]
         }
-        Workload::Stream if job.sizes.min != 1 => bail!(
-            "limits.c has random sizes from 1 up only, wanted {}",
-            job.sizes
-        ),
+        Workload::Stream if job.sizes.min != 1 => {
+            bail!("limits.c has random sizes from 1 up only, wanted {}", job.sizes)
+        }
         Workload::Stream => {
             // A window must hold several of the largest messages: with 128 KiB those up to 512 KiB would hardly fit.
-            let window = if job.sizes.max > 131_072 {
-                1_048_576
-            } else {
-                131_072
-            };
+            let window = if job.sizes.max > 131_072 { 1_048_576 } else { 131_072 };
             vec![
                 "stream".to_string(),
                 format!("-{}", job.sizes.max),
@@ -88,27 +78,17 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
                 window.to_string(),
             ]
         }
-        Workload::Roundtrip if job.delay_us > 0 => vec![
-            "eventfd".to_string(),
-            count.to_string(),
-            job.delay_us.to_string(),
-        ],
-        Workload::Roundtrip if !job.sizes.is_fixed() => bail!(
-            "limits.c has round trips of one size only, wanted {}",
-            job.sizes
-        ),
+        Workload::Roundtrip if job.delay_us > 0 => {
+            vec!["eventfd".to_string(), count.to_string(), job.delay_us.to_string()]
+        }
+        Workload::Roundtrip if !job.sizes.is_fixed() => {
+            bail!("limits.c has round trips of one size only, wanted {}", job.sizes)
+        }
         // Its rings are of 1 MiB, and a message above half of that would wait for ever.
         Workload::Roundtrip if job.sizes.max > 500_000 => {
-            bail!(
-                "limits.c has round trips of up to 500000 bytes, wanted {}",
-                job.sizes.max
-            )
+            bail!("limits.c has round trips of up to 500000 bytes, wanted {}", job.sizes.max)
         }
-        Workload::Roundtrip => vec![
-            "roundtrip".to_string(),
-            job.sizes.max.to_string(),
-            count.to_string(),
-        ],
+        Workload::Roundtrip => vec!["roundtrip".to_string(), job.sizes.max.to_string(), count.to_string()],
     })
 }
 
@@ -129,20 +109,12 @@ pub fn compile() -> Result<std::path::PathBuf> {
         .stderr(Stdio::piped())
         .spawn()
         .context("starting `cc` to compile limits.c: install a C compiler")?;
-    cc.stdin
-        .take()
-        .expect("it is piped")
-        .write_all(SOURCE.as_bytes())
-        .context("handing limits.c to cc")?;
+    cc.stdin.take().expect("it is piped").write_all(SOURCE.as_bytes()).context("handing limits.c to cc")?;
     let done = cc.wait_with_output().context("waiting for cc")?;
     if !done.status.success() {
-        bail!(
-            "`cc -O3 -march=native -pthread` failed on limits.c: {}",
-            String::from_utf8_lossy(&done.stderr).trim()
-        );
+        bail!("`cc -O3 -march=native -pthread` failed on limits.c: {}", String::from_utf8_lossy(&done.stderr).trim());
     }
-    fs::rename(&aside, &program)
-        .with_context(|| format!("putting {} in its place", program.display()))?;
+    fs::rename(&aside, &program).with_context(|| format!("putting {} in its place", program.display()))?;
     Ok(program)
 }
 
@@ -164,8 +136,8 @@ pub fn guard(job: &Job) -> Result<Run> {
         let before = Usage::of_children();
         let text = run(&program, &arguments)?;
         let usage = Usage::of_children().since(before);
-        let printed: Printed = serde_json::from_str(&text)
-            .with_context(|| format!("reading what limits.c printed: `{}`", text.trim()))?;
+        let printed: Printed =
+            serde_json::from_str(&text).with_context(|| format!("reading what limits.c printed: `{}`", text.trim()))?;
         result.figures.seconds = printed.seconds;
         result.figures.messages_per_second = printed.messages_per_second;
         result.figures.bytes_per_second = printed.bytes_per_second;
@@ -188,10 +160,7 @@ fn run(program: &std::path::Path, arguments: &[String]) -> Result<String> {
     // Either it has printed its line, or the asker has closed our input, which says that it is gone.
     let mut text = String::new();
     loop {
-        let mut fds = [
-            PollFd::new(&output, PollFlags::IN),
-            PollFd::new(&asker, PollFlags::IN),
-        ];
+        let mut fds = [PollFd::new(&output, PollFlags::IN), PollFd::new(&asker, PollFlags::IN)];
         match poll(&mut fds, None) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,

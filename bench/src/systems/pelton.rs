@@ -23,16 +23,12 @@ impl System for Pelton {
     type Receiving = PeltonReceiving;
 
     fn sending(job: &Job) -> Result<PeltonSending> {
-        let sender = options(job)
-            .connect_sender(&name(job, "there"))
-            .context("connecting")?;
+        let sender = options(job).connect_sender(&name(job, "there")).context("connecting")?;
         PeltonSending::new(sender, job)
     }
 
     fn receiving(job: &Job) -> Result<PeltonReceiving> {
-        let listener = options(job)
-            .listen(&name(job, "there"))
-            .context("listening")?;
+        let listener = options(job).listen(&name(job, "there")).context("listening")?;
         PeltonReceiving::new(accept_receiver(&listener)?, job)
     }
 
@@ -40,30 +36,15 @@ impl System for Pelton {
         let (there, back) = (name(job, "there"), name(job, "back"));
         let (sender, receiver) = if job.role == Role::Asker {
             let sender = options(job).connect_sender(&there).context("connecting")?;
-            (
-                sender,
-                options(job)
-                    .connect_receiver(&back)
-                    .context("connecting back")?,
-            )
+            (sender, options(job).connect_receiver(&back).context("connecting back")?)
         } else {
             let listener = options(job).listen(&there).context("listening")?;
-            let listener_back = options(job)
-                .listen(&back)
-                .context("listening for the way back")?;
+            let listener_back = options(job).listen(&back).context("listening for the way back")?;
             let receiver = accept_receiver(&listener)?;
-            let sender = listener_back
-                .accept_sender_until(Instant::now() + CONNECT)
-                .context("accepting")?;
-            (
-                sender.context("nobody connected for the way back")?,
-                receiver,
-            )
+            let sender = listener_back.accept_sender_until(Instant::now() + CONNECT).context("accepting")?;
+            (sender.context("nobody connected for the way back")?, receiver)
         };
-        Ok((
-            PeltonSending::new(sender, job)?,
-            PeltonReceiving::new(receiver, job)?,
-        ))
+        Ok((PeltonSending::new(sender, job)?, PeltonReceiving::new(receiver, job)?))
     }
 }
 
@@ -73,21 +54,12 @@ fn name(job: &Job, direction: &str) -> String {
 
 fn options(job: &Job) -> Options {
     // With epoll only try_* is called, and the value means nothing.
-    let wait = if job.wait == Wait::Spin {
-        pelton::Wait::Spin
-    } else {
-        pelton::Wait::Block
-    };
-    Options::new()
-        .capacity(job.capacity)
-        .wait(wait)
-        .connect_deadline(Instant::now() + CONNECT)
+    let wait = if job.wait == Wait::Spin { pelton::Wait::Spin } else { pelton::Wait::Block };
+    Options::new().capacity(job.capacity).wait(wait).connect_deadline(Instant::now() + CONNECT)
 }
 
 fn accept_receiver(listener: &Listener) -> Result<pelton::Receiver> {
-    let receiver = listener
-        .accept_receiver_until(Instant::now() + CONNECT)
-        .context("accepting")?;
+    let receiver = listener.accept_receiver_until(Instant::now() + CONNECT).context("accepting")?;
     receiver.context("nobody connected")
 }
 
@@ -99,11 +71,7 @@ pub struct PeltonSending {
 
 impl PeltonSending {
     fn new(sender: pelton::Sender, job: &Job) -> Result<PeltonSending> {
-        let watch = if job.wait == Wait::Epoll {
-            Some(Watch::new(&sender, EventFlags::IN)?)
-        } else {
-            None
-        };
+        let watch = if job.wait == Wait::Epoll { Some(Watch::new(&sender, EventFlags::IN)?) } else { None };
         Ok(PeltonSending { sender, watch })
     }
 }
@@ -146,22 +114,10 @@ pub struct PeltonReceiving {
 
 impl PeltonReceiving {
     fn new(receiver: pelton::Receiver, job: &Job) -> Result<PeltonReceiving> {
-        let watch = if job.wait == Wait::Epoll {
-            Some(Watch::new(&receiver, EventFlags::IN)?)
-        } else {
-            None
-        };
+        let watch = if job.wait == Wait::Epoll { Some(Watch::new(&receiver, EventFlags::IN)?) } else { None };
         let in_place = job.workload == Workload::Stream && !job.sizes.is_fixed();
-        let take = if in_place {
-            Take::InPlace
-        } else {
-            Take::Copy(Vec::with_capacity(job.sizes.max as usize))
-        };
-        Ok(PeltonReceiving {
-            receiver,
-            watch,
-            take,
-        })
+        let take = if in_place { Take::InPlace } else { Take::Copy(Vec::with_capacity(job.sizes.max as usize)) };
+        Ok(PeltonReceiving { receiver, watch, take })
     }
 }
 

@@ -46,11 +46,7 @@ fn writer(job: &Job, name: &str) -> Result<FramedSending> {
 
 fn reader(job: &Job, name: &str) -> Result<FramedReceiving> {
     let fd = open(&job.directory.join(name), OFlags::RDONLY)?;
-    Ok(FramedReceiving::new(
-        Wire::incoming(fd, job.wait)?,
-        false,
-        job.sizes.max as usize,
-    ))
+    Ok(FramedReceiving::new(Wire::incoming(fd, job.wait)?, false, job.sizes.max as usize))
 }
 
 /// Whoever comes first makes the pipe.

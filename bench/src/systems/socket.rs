@@ -28,10 +28,7 @@ impl<const BATCHED: bool> System for Stream<BATCHED> {
     type Receiving = FramedReceiving;
 
     fn sending(job: &Job) -> Result<FramedSending> {
-        Ok(FramedSending::new(
-            Wire::outgoing(connected(job, SocketType::STREAM)?, job.wait)?,
-            BATCHED,
-        ))
+        Ok(FramedSending::new(Wire::outgoing(connected(job, SocketType::STREAM)?, job.wait)?, BATCHED))
     }
 
     fn receiving(job: &Job) -> Result<FramedReceiving> {
@@ -42,11 +39,7 @@ impl<const BATCHED: bool> System for Stream<BATCHED> {
     fn both(job: &Job) -> Result<(FramedSending, FramedReceiving)> {
         let socket = connected(job, SocketType::STREAM)?;
         let outgoing = Wire::outgoing(socket.try_clone()?, job.wait)?;
-        let receiving = FramedReceiving::new(
-            Wire::incoming(socket, job.wait)?,
-            BATCHED,
-            job.sizes.max as usize,
-        );
+        let receiving = FramedReceiving::new(Wire::incoming(socket, job.wait)?, BATCHED, job.sizes.max as usize);
         Ok((FramedSending::new(outgoing, BATCHED), receiving))
     }
 }
@@ -59,9 +52,7 @@ impl System for SockSeqpacket {
     type Receiving = PacketReceiving;
 
     fn sending(job: &Job) -> Result<PacketSending> {
-        Ok(PacketSending {
-            wire: Wire::outgoing(packet_socket(job)?, job.wait)?,
-        })
+        Ok(PacketSending { wire: Wire::outgoing(packet_socket(job)?, job.wait)? })
     }
 
     fn receiving(job: &Job) -> Result<PacketReceiving> {
@@ -83,15 +74,10 @@ pub struct PacketSending {
 impl Sending for PacketSending {
     #[inline]
     fn send(&mut self, payload: &[u8]) -> Result<()> {
-        let sent = self
-            .wire
-            .again(|fd| rustix::net::send(fd, payload, SendFlags::empty()))
-            .context("sending a packet")?;
+        let sent =
+            self.wire.again(|fd| rustix::net::send(fd, payload, SendFlags::empty())).context("sending a packet")?;
         if sent != payload.len() {
-            bail!(
-                "the kernel took {sent} bytes of a packet of {}",
-                payload.len()
-            );
+            bail!("the kernel took {sent} bytes of a packet of {}", payload.len());
         }
         Ok(())
     }
@@ -105,10 +91,7 @@ pub struct PacketReceiving {
 
 impl PacketReceiving {
     fn new(socket: OwnedFd, job: &Job) -> Result<PacketReceiving> {
-        Ok(PacketReceiving {
-            wire: Wire::incoming(socket, job.wait)?,
-            buffer: vec![0; job.sizes.max as usize],
-        })
+        Ok(PacketReceiving { wire: Wire::incoming(socket, job.wait)?, buffer: vec![0; job.sizes.max as usize] })
     }
 }
 
@@ -125,10 +108,7 @@ impl Receiving for PacketReceiving {
             bail!("the sender is gone before its last message");
         }
         let Some(packet) = self.buffer.get(..len) else {
-            bail!(
-                "a packet has {len} bytes, wanted at most {}",
-                self.buffer.len()
-            );
+            bail!("a packet has {len} bytes, wanted at most {}", self.buffer.len());
         };
         Ok(look(packet))
     }
@@ -137,9 +117,7 @@ impl Receiving for PacketReceiving {
 fn packet_socket(job: &Job) -> Result<OwnedFd> {
     let size_max = job.sizes.max as usize;
     if job.sizes.min == 0 {
-        bail!(
-            "an empty packet cannot be told from the end of the connection: measure sizes from 1"
-        );
+        bail!("an empty packet cannot be told from the end of the connection: measure sizes from 1");
     }
     let socket = connected(job, SocketType::SEQPACKET)?;
     // A packet must fit the send buffer as a whole, with some room for the kernel's own data: ask for four of the largest where the
@@ -161,17 +139,12 @@ fn packet_socket(job: &Job) -> Result<OwnedFd> {
 
 fn connected(job: &Job, kind: SocketType) -> Result<OwnedFd> {
     let path = job.directory.join("socket");
-    let address = SocketAddrUnix::new(&path).with_context(|| {
-        format!(
-            "naming the socket {}: set TMPDIR to a shorter path",
-            path.display()
-        )
-    })?;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
-        .context("making a socket")?;
+    let address = SocketAddrUnix::new(&path)
+        .with_context(|| format!("naming the socket {}: set TMPDIR to a shorter path", path.display()))?;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).context("making a socket")?;
     if job.role.listens() {
-        rustix::net::bind(&socket, &address)
-            .with_context(|| format!("binding the socket {}", path.display()))?;
+        rustix::net::bind(&socket, &address).with_context(|| format!("binding the socket {}", path.display()))?;
         rustix::net::listen(&socket, 1).context("listening")?;
         return rustix::net::accept_with(&socket, SocketFlags::CLOEXEC).context("accepting");
     }
@@ -179,9 +152,7 @@ fn connected(job: &Job, kind: SocketType) -> Result<OwnedFd> {
     loop {
         match rustix::net::connect(&socket, &address) {
             Ok(()) => return Ok(socket),
-            Err(Errno::NOENT | Errno::CONNREFUSED | Errno::INTR) => {
-                std::thread::sleep(Duration::from_millis(1))
-            }
+            Err(Errno::NOENT | Errno::CONNREFUSED | Errno::INTR) => std::thread::sleep(Duration::from_millis(1)),
             Err(error) => {
                 return Err(error).with_context(|| format!("connecting to {}", path.display()));
             }

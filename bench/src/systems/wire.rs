@@ -17,10 +17,8 @@ pub struct Watch(OwnedFd);
 impl Watch {
     /// Watches for `flags`, level-triggered.
     pub fn new(fd: impl AsFd, flags: epoll::EventFlags) -> Result<Watch> {
-        let epoll =
-            epoll::create(epoll::CreateFlags::CLOEXEC).context("making an epoll instance")?;
-        epoll::add(&epoll, fd, epoll::EventData::new_u64(0), flags)
-            .context("adding to the epoll instance")?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("making an epoll instance")?;
+        epoll::add(&epoll, fd, epoll::EventData::new_u64(0), flags).context("adding to the epoll instance")?;
         Ok(Watch(epoll))
     }
 
@@ -53,29 +51,15 @@ impl Wire {
 
     fn new(fd: OwnedFd, wait: Wait, flags: epoll::EventFlags) -> Result<Wire> {
         let own = fcntl_getfl(&fd).context("reading the descriptor's flags")?;
-        fcntl_setfl(
-            &fd,
-            if wait == Wait::Block {
-                own - OFlags::NONBLOCK
-            } else {
-                own | OFlags::NONBLOCK
-            },
-        )
-        .context("setting the descriptor's flags")?;
-        let watch = if wait == Wait::Epoll {
-            Some(Watch::new(&fd, flags)?)
-        } else {
-            None
-        };
+        fcntl_setfl(&fd, if wait == Wait::Block { own - OFlags::NONBLOCK } else { own | OFlags::NONBLOCK })
+            .context("setting the descriptor's flags")?;
+        let watch = if wait == Wait::Epoll { Some(Watch::new(&fd, flags)?) } else { None };
         Ok(Wire { fd, watch })
     }
 
     /// Repeats the call until it is neither interrupted nor would have to wait, waiting between as the job says.
     #[inline]
-    pub fn again<T>(
-        &self,
-        mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
-    ) -> Result<T> {
+    pub fn again<T>(&self, mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> Result<T> {
         loop {
             match call(self.fd.as_fd()) {
                 Ok(value) => return Ok(value),

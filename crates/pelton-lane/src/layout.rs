@@ -31,7 +31,7 @@ pub const CAPACITY_MAX: u64 = 1 << 34;
 
 /// A lane whose reader keeps up is wrapped once it has grown by this much, so that its hot part stays in the L2 cache.
 /// Measured with `./run bench stream`; see docs/decisions/0003-window.md.
-pub const WINDOW: u64 = 128 * 1024;
+pub const WINDOW: u64 = 256 * 1024;
 
 /// First word of the producer's segment: "pelton-P" in memory order.
 pub const MAGIC_PRODUCER: u64 = u64::from_le_bytes(*b"pelton-P");

@@ -208,12 +208,22 @@ impl Producer {
     /// [`LaneError::TooLarge`]; [`LaneError::Closed`] when the consumer has closed; [`LaneError::Corrupt`].
     #[inline]
     pub fn try_reserve(&mut self, bytes: u64) -> Result<Option<Space>, LaneError> {
-        // Both at once: `bytes` is bounded before it is added to anything.
+        match self.reserve_at_tail(bytes) {
+            Some(space) => Ok(Some(space)),
+            None => self.reserve_slowly(bytes, &[]),
+        }
+    }
+
+    /// The common case of [`Producer::try_reserve`]: room is known to be at the tail. `None`: ask `try_reserve`. Apart so
+    /// that a caller can keep it in registers, and everything else out of the way.
+    #[inline(always)]
+    pub fn reserve_at_tail(&mut self, bytes: u64) -> Option<Space> {
+        // `bytes` is bounded before it is added to anything.
         if bytes <= self.bytes_max && self.tail + record_bytes(bytes) + 8 <= self.limit {
             self.at = self.tail;
-            Ok(Some(Space { offset: self.tail + 8, bytes }))
+            Some(Space { offset: self.tail + 8, bytes })
         } else {
-            self.reserve_slowly(bytes, &[])
+            None
         }
     }
 
@@ -577,6 +587,13 @@ impl Producer {
     #[inline]
     pub fn unreleased(&self) -> u64 {
         self.tail().since(self.head)
+    }
+
+    /// Whether the head has moved since it was last looked at: a hint for who spins.
+    #[inline(always)]
+    pub fn stirs(&self) -> bool {
+        // Relaxed: what follows loads it again.
+        self.consumer_page().head.load(Relaxed) != self.head.pack()
     }
 
     /// Looks at the head, even if the consumer has closed, and answers how many messages are not released.

@@ -6,7 +6,7 @@ use crate::link::{Link, Peer};
 use crate::options::Options;
 use crate::os::{Bell, Owner, Segment};
 use crate::sender::End;
-use crate::wait::{self, Side, Spin};
+use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
 use pelton_lane::{Consumer, LaneError, Record, Sleeper, Ticket, Wake};
 use std::ops::Deref;
@@ -89,7 +89,7 @@ impl Receiver {
     pub(crate) fn new(parts: ReceiverParts, options: &Options, origin: Origin) -> Result<Receiver> {
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
         let returned = Arc::new(Returned { tickets: Mutex::default(), bell: parts.link.bell().clone(), owner });
-        let spin = Spin::new(options.wait);
+        let spin = Spin::new(options.wait, parts.link.peer());
         Ok(Receiver { parts, owner, end: None, holding: 0, returned, spin, empties: 0, origin })
     }
 
@@ -109,9 +109,9 @@ impl Receiver {
     /// may go on then. [`Error::Corrupt`], [`Error::Forked`].
     #[inline]
     pub fn try_receive(&mut self) -> Result<Option<Message<'_>>> {
-        match self.peek()? {
+        match self.peek_at_once() {
             Some(record) => Ok(Some(Message { receiver: self, record })),
-            None => Ok(None),
+            None => self.receive_slowly(Patience::None),
         }
     }
 
@@ -121,11 +121,10 @@ impl Receiver {
     /// As [`Receiver::try_receive`]; a wait ends at once when the sender goes.
     #[inline]
     pub fn receive(&mut self) -> Result<Message<'_>> {
-        let record = match self.peek()? {
-            Some(record) => record,
-            None => self.wait_for_record(None)?.expect("without a deadline it does not pass"),
-        };
-        Ok(Message { receiver: self, record })
+        match self.peek_at_once() {
+            Some(record) => Ok(Message { receiver: self, record }),
+            None => Ok(self.receive_slowly(Patience::Endless)?.expect("without a deadline it does not pass")),
+        }
     }
 
     /// As [`Receiver::receive`], until `deadline` on the monotonic clock; `None` when it passes.
@@ -134,11 +133,10 @@ impl Receiver {
     /// As [`Receiver::receive`].
     #[inline]
     pub fn receive_until(&mut self, deadline: Instant) -> Result<Option<Message<'_>>> {
-        let record = match self.peek()? {
-            Some(record) => Some(record),
-            None => self.wait_for_record(Some(deadline))?,
-        };
-        Ok(record.map(|record| Message { receiver: self, record }))
+        match self.peek_at_once() {
+            Some(record) => Ok(Some(Message { receiver: self, record })),
+            None => self.receive_slowly(Patience::Until(deadline)),
+        }
     }
 
     /// Copies the next message into `buffer`, whose contents it replaces, and releases it; answers its length, or `None`
@@ -148,9 +146,9 @@ impl Receiver {
     /// As [`Receiver::try_receive`].
     #[inline]
     pub fn try_receive_into(&mut self, buffer: &mut Vec<u8>) -> Result<Option<usize>> {
-        match self.peek()? {
+        match self.peek_at_once() {
             Some(record) => Ok(Some(self.copy_out(record, buffer))),
-            None => Ok(None),
+            None => self.copy_slowly(buffer, Patience::None),
         }
     }
 
@@ -160,11 +158,10 @@ impl Receiver {
     /// As [`Receiver::receive`].
     #[inline]
     pub fn receive_into(&mut self, buffer: &mut Vec<u8>) -> Result<usize> {
-        let record = match self.peek()? {
-            Some(record) => record,
-            None => self.wait_for_record(None)?.expect("without a deadline it does not pass"),
-        };
-        Ok(self.copy_out(record, buffer))
+        match self.peek_at_once() {
+            Some(record) => Ok(self.copy_out(record, buffer)),
+            None => Ok(self.copy_slowly(buffer, Patience::Endless)?.expect("without a deadline it does not pass")),
+        }
     }
 
     /// As [`Receiver::receive_into`], until `deadline`; `None` when it passes.
@@ -173,11 +170,10 @@ impl Receiver {
     /// As [`Receiver::receive`].
     #[inline]
     pub fn receive_into_until(&mut self, buffer: &mut Vec<u8>, deadline: Instant) -> Result<Option<usize>> {
-        let record = match self.peek()? {
-            Some(record) => Some(record),
-            None => self.wait_for_record(Some(deadline))?,
-        };
-        Ok(record.map(|record| self.copy_out(record, buffer)))
+        match self.peek_at_once() {
+            Some(record) => Ok(Some(self.copy_out(record, buffer))),
+            None => self.copy_slowly(buffer, Patience::Until(deadline)),
+        }
     }
 
     /// All messages that are there, or as many as the caller takes; their space is released at once when the batch is
@@ -199,7 +195,7 @@ impl Receiver {
     /// # Errors
     /// As [`Receiver::try_receive`].
     pub fn try_receive_batch(&mut self) -> Result<Option<Batch<'_>>> {
-        Ok(self.peek()?.map(|_| Batch { receiver: self }))
+        Ok(self.find_record(Patience::None)?.map(|_| Batch { receiver: self }))
     }
 
     /// As [`Receiver::try_receive_batch`], but waits until there is a message.
@@ -207,19 +203,43 @@ impl Receiver {
     /// # Errors
     /// As [`Receiver::receive`].
     pub fn receive_batch(&mut self) -> Result<Batch<'_>> {
-        if self.peek()?.is_none() {
-            self.wait_for_record(None)?;
-        }
+        self.find_record(Patience::Endless)?;
         Ok(Batch { receiver: self })
     }
 
+    /// The common case: the handle is in use, a message stands at the cursor, and nobody holds one or sleeps.
     #[inline(always)]
-    fn peek(&mut self) -> Result<Option<Record>> {
-        if !self.owner.is_current() {
-            return self.peek_after_end();
+    fn peek_at_once(&mut self) -> Option<Record> {
+        if !self.owner.is_current() || self.holding != 0 || self.parts.sleeper.is_armed() {
+            return None;
         }
-        if self.holding != 0 {
+        self.parts.lane.peek_at_cursor()
+    }
+
+    #[inline(never)]
+    fn receive_slowly(&mut self, patience: Patience) -> Result<Option<Message<'_>>> {
+        Ok(self.find_record(patience)?.map(|record| Message { receiver: self, record }))
+    }
+
+    #[inline(never)]
+    fn copy_slowly(&mut self, buffer: &mut Vec<u8>, patience: Patience) -> Result<Option<usize>> {
+        Ok(self.find_record(patience)?.map(|record| self.copy_out(record, buffer)))
+    }
+
+    /// The next message, waiting for it as long as `patience` says.
+    fn find_record(&mut self, patience: Patience) -> Result<Option<Record>> {
+        let record = self.peek()?;
+        let Some(deadline) = patience.deadline().filter(|_| record.is_none()) else { return Ok(record) };
+        self.parts.lane.count_wait();
+        if wait::wait(self, deadline)? { self.peek() } else { Ok(None) }
+    }
+
+    fn peek(&mut self) -> Result<Option<Record>> {
+        if self.holding != 0 && !self.owner.is_forked() {
             self.take_back();
+        }
+        if !self.owner.is_current() {
+            return Err(self.not_usable());
         }
         match self.parts.lane.peek() {
             Ok(Some(record)) => {
@@ -233,7 +253,6 @@ impl Receiver {
     }
 
     /// The lane is empty: perhaps for good.
-    #[inline(never)]
     fn peek_when_empty(&mut self) -> Result<Option<Record>> {
         // Now and then, for who asks again and again without waiting, whether the sender is alive.
         self.empties = self.empties.wrapping_add(1);
@@ -251,15 +270,6 @@ impl Receiver {
             }
             Err(error) => Err(self.failed(error)),
         }
-    }
-
-    /// An ended channel has nothing more; a forked child's never had.
-    #[cold]
-    fn peek_after_end(&mut self) -> Result<Option<Record>> {
-        if !self.owner.is_forked() && self.holding != 0 {
-            self.take_back();
-        }
-        Err(self.not_usable())
     }
 
     #[inline(always)]
@@ -304,13 +314,6 @@ impl Receiver {
                 self.parts.link.ring_peer();
             }
         }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn wait_for_record(&mut self, deadline: Option<Instant>) -> Result<Option<Record>> {
-        self.parts.lane.count_wait();
-        if wait::wait(self, deadline)? { self.peek() } else { Ok(None) }
     }
 
     #[cold]
@@ -472,6 +475,10 @@ impl AsFd for Receiver {
 impl Side for Receiver {
     fn look(&mut self) -> Result<bool> {
         Ok(self.peek()?.is_some())
+    }
+
+    fn stirs(&self) -> bool {
+        self.parts.lane.stirs()
     }
 
     fn arm(&mut self) -> Result<bool> {

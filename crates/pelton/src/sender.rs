@@ -6,7 +6,7 @@ use crate::link::{Link, Peer};
 use crate::options::Options;
 use crate::os::socket::DESCRIPTORS_MAX;
 use crate::os::{Owner, Segment};
-use crate::wait::{self, Side, Spin};
+use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
 use pelton_lane::{LaneError, Mark, Memory, Position, Producer, Space, Wake, record_bytes};
 use std::collections::VecDeque;
@@ -111,7 +111,7 @@ impl SenderMemory {
 impl Sender {
     pub(crate) fn new(parts: SenderParts, options: &Options, origin: Origin) -> Result<Sender> {
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
-        let spin = Spin::new(options.wait);
+        let spin = Spin::new(options.wait, parts.link.peer());
         Ok(Sender { parts, owner, end: None, spin, origin, descriptors: VecDeque::new() })
     }
 
@@ -132,12 +132,9 @@ impl Sender {
     /// which then count as unreleased. [`Error::Corrupt`], [`Error::Forked`].
     #[inline]
     pub fn try_send(&mut self, payload: &[u8]) -> Result<Sent> {
-        match self.try_space(payload.len())? {
-            Some(space) => {
-                self.fill(space, payload);
-                Ok(Sent::Sent)
-            }
-            None => Ok(Sent::Full),
+        match self.send_at_once(payload) {
+            true => Ok(Sent::Sent),
+            false => self.send_slowly(payload, Patience::None),
         }
     }
 
@@ -147,12 +144,10 @@ impl Sender {
     /// As [`Sender::try_send`]; a wait ends at once when the receiver goes.
     #[inline]
     pub fn send(&mut self, payload: &[u8]) -> Result<()> {
-        let space = match self.try_space(payload.len())? {
-            Some(space) => space,
-            None => self.wait_for_space(payload.len(), None)?.expect("without a deadline it does not pass"),
-        };
-        self.fill(space, payload);
-        Ok(())
+        match self.send_at_once(payload) {
+            true => Ok(()),
+            false => self.send_slowly(payload, Patience::Endless).map(|_| ()),
+        }
     }
 
     /// Copies a message into the lane. Waits for room until `deadline`, on the monotonic clock.
@@ -161,25 +156,53 @@ impl Sender {
     /// As [`Sender::send`].
     #[inline]
     pub fn send_until(&mut self, payload: &[u8], deadline: Instant) -> Result<Sent> {
-        let space = match self.try_space(payload.len())? {
-            Some(space) => space,
-            None => match self.wait_for_space(payload.len(), Some(deadline))? {
-                Some(space) => space,
-                None => return Ok(Sent::TimedOut),
-            },
-        };
-        self.fill(space, payload);
-        Ok(Sent::Sent)
+        match self.send_at_once(payload) {
+            true => Ok(Sent::Sent),
+            false => self.send_slowly(payload, Patience::Until(deadline)),
+        }
     }
 
+    /// The common case: the handle is in use and there is room at the tail.
     #[inline(always)]
-    fn try_space(&mut self, bytes: usize) -> Result<Option<Space>> {
+    fn send_at_once(&mut self, payload: &[u8]) -> bool {
+        if !self.owner.is_current() {
+            return false;
+        }
+        match self.parts.lane.reserve_at_tail(payload.len() as u64) {
+            Some(space) => {
+                self.fill(space, payload);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Any other case.
+    #[cold]
+    #[inline(never)]
+    fn send_slowly(&mut self, payload: &[u8], patience: Patience) -> Result<Sent> {
+        match self.find_space(payload.len(), patience)? {
+            Some(space) => {
+                self.fill(space, payload);
+                Ok(Sent::Sent)
+            }
+            None if patience == Patience::None => Ok(Sent::Full),
+            None => Ok(Sent::TimedOut),
+        }
+    }
+
+    /// Room for a message of `bytes`, waiting for it as long as `patience` says.
+    fn find_space(&mut self, bytes: usize, patience: Patience) -> Result<Option<Space>> {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
-        match self.parts.lane.try_reserve(bytes as u64) {
-            Ok(space) => Ok(space),
-            Err(error) => Err(self.failed(error)),
+        loop {
+            let space = self.parts.lane.try_reserve(bytes as u64).map_err(|error| self.failed(error))?;
+            let Some(deadline) = patience.deadline().filter(|_| space.is_none()) else { return Ok(space) };
+            self.parts.lane.count_wait();
+            if !wait::wait(&mut Room { sender: self, want: Want::Message(bytes as u64, &[]) }, deadline)? {
+                return Ok(None);
+            }
         }
     }
 
@@ -208,14 +231,6 @@ impl Sender {
         if let Ok(true) = self.parts.link.is_peer_known_gone() {
             self.note_end();
         }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn wait_for_space(&mut self, bytes: usize, deadline: Option<Instant>) -> Result<Option<Space>> {
-        self.parts.lane.count_wait();
-        let mut room = Room { sender: self, want: Want::Message(bytes as u64, &[]) };
-        if wait::wait(&mut room, deadline)? { self.try_space(bytes) } else { Ok(None) }
     }
 
     /// Why the handle cannot be used any more.
@@ -270,7 +285,7 @@ impl Sender {
     /// # Errors
     /// As [`Sender::try_send`].
     pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<Reservation<'_>>> {
-        let space = self.try_space(bytes)?;
+        let space = self.find_space(bytes, Patience::None)?;
         Ok(space.map(|space| Reservation { sender: self, space }))
     }
 
@@ -279,10 +294,7 @@ impl Sender {
     /// # Errors
     /// As [`Sender::send`].
     pub fn reserve(&mut self, bytes: usize) -> Result<Reservation<'_>> {
-        let space = match self.try_space(bytes)? {
-            Some(space) => space,
-            None => self.wait_for_space(bytes, None)?.expect("without a deadline it does not pass"),
-        };
+        let space = self.find_space(bytes, Patience::Endless)?.expect("without a deadline it does not pass");
         Ok(Reservation { sender: self, space })
     }
 
@@ -291,10 +303,7 @@ impl Sender {
     /// # Errors
     /// As [`Sender::send`].
     pub fn reserve_until(&mut self, bytes: usize, deadline: Instant) -> Result<Option<Reservation<'_>>> {
-        let space = match self.try_space(bytes)? {
-            Some(space) => Some(space),
-            None => self.wait_for_space(bytes, Some(deadline))?,
-        };
+        let space = self.find_space(bytes, Patience::Until(deadline))?;
         Ok(space.map(|space| Reservation { sender: self, space }))
     }
 
@@ -585,6 +594,10 @@ impl Side for Room<'_> {
             Want::Empty => lane.look_at_head().map(|unreleased| unreleased == 0),
         };
         found.map_err(|error| self.sender.failed(error))
+    }
+
+    fn stirs(&self) -> bool {
+        self.sender.parts.lane.stirs()
     }
 
     fn arm(&mut self) -> Result<bool> {

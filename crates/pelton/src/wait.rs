@@ -15,10 +15,32 @@ pub enum Wait {
     Block,
 }
 
+/// How long an operation may wait.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Not at all.
+    None,
+    Until(Instant),
+    Endless,
+}
+
+impl Patience {
+    /// The deadline, if there is one, of a wait, if there is to be one.
+    pub(crate) fn deadline(self) -> Option<Option<Instant>> {
+        match self {
+            Patience::None => None,
+            Patience::Until(deadline) => Some(Some(deadline)),
+            Patience::Endless => Some(None),
+        }
+    }
+}
+
 /// One side of a channel and what it waits for.
 pub(crate) trait Side {
     /// Whether it is there. An error, the end of the channel too, ends the wait.
     fn look(&mut self) -> Result<bool>;
+    /// Whether it may be there: a hint, by one load.
+    fn stirs(&self) -> bool;
     /// Announces a sleep. False: it is there after all, and the announcement is taken back.
     fn arm(&mut self) -> Result<bool>;
     /// Takes the announcement back.
@@ -33,8 +55,8 @@ pub(crate) trait Side {
 
 /// Sleeping costs some microseconds and a wake about as many; to spin for longer than that cannot pay.
 const SPIN_MAX: Duration = Duration::from_micros(10);
-/// Looks between two looks at the clock, which costs as much as several of them.
-const LOOKS_PER_CLOCK: u32 = 16;
+/// Loads between two looks at the clock and at whatever else may end a wait, which cost as much as several of them.
+const LOADS_PER_CLOCK: u32 = 32;
 /// Failed spins after which the next ones are this much shorter: by halves, down to 1/16.
 const SHORTEST: u32 = 4;
 
@@ -47,12 +69,8 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
-    pub(crate) fn new(wait: Wait) -> Spin {
-        Spin { wait, one_processor: os::processors() == 1, halvings: 0 }
-    }
-
-    fn budget(&self) -> Duration {
-        if self.one_processor { Duration::ZERO } else { SPIN_MAX / (1 << self.halvings) }
+    pub(crate) fn new(wait: Wait, peer: crate::Peer) -> Spin {
+        Spin { wait, one_processor: !os::has_two_processors(peer.pid), halvings: 0 }
     }
 }
 
@@ -60,30 +78,33 @@ impl Spin {
 #[cold]
 pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
     let spins_only = side.spin().wait == Wait::Spin;
-    let budget = side.spin().budget();
-    let start = Instant::now();
-    if spins_only || !budget.is_zero() {
+    let one_processor = side.spin().one_processor;
+    if spins_only || !one_processor {
+        let mut until = None;
         loop {
-            for _ in 0..LOOKS_PER_CLOCK {
-                if side.look()? {
-                    let spin = side.spin();
-                    spin.halvings = spin.halvings.saturating_sub(1);
-                    return Ok(true);
-                }
+            let mut loads = 0;
+            while !side.stirs() && loads < LOADS_PER_CLOCK {
                 os::relax();
+                loads += 1;
             }
+            if side.look()? {
+                let spin = side.spin();
+                spin.halvings = spin.halvings.saturating_sub(1);
+                return Ok(true);
+            }
+            // The clock comes late: most waits are over before.
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
-                return side.look();
+                return Ok(false);
             }
             if spins_only {
                 if side.link().is_peer_known_gone()? {
                     return if side.look()? { Ok(true) } else { side.end() };
                 }
-                if side.spin().one_processor {
+                if one_processor {
                     std::thread::yield_now();
                 }
-            } else if now - start >= budget {
+            } else if now >= *until.get_or_insert_with(|| now + SPIN_MAX / (1 << side.spin().halvings)) {
                 break;
             }
         }

@@ -19,9 +19,18 @@ pub(crate) fn relax() {
     std::hint::spin_loop();
 }
 
-/// Processors that this thread may run on; spinning on a single one only keeps the other side from running.
-pub(crate) fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get())
+/// Whether this thread and the peer's process have more than one processor between them. On a single one, spinning only
+/// keeps the other side from running. Each alone may well be pinned to one.
+pub(crate) fn has_two_processors(peer_pid: u32) -> bool {
+    use rustix::process::Pid;
+    use rustix::thread::{CpuSet, sched_getaffinity};
+    let own = sched_getaffinity(None);
+    let peer = Pid::from_raw(peer_pid as i32).map(|pid| sched_getaffinity(Some(pid)));
+    let allows = |set: &rustix::io::Result<CpuSet>, cpu| set.as_ref().is_ok_and(|set| set.is_set(cpu));
+    let union = (0..CpuSet::MAX_CPU)
+        .filter(|cpu| allows(&own, *cpu) || peer.as_ref().is_some_and(|peer| allows(peer, *cpu)))
+        .count();
+    union > 1
 }
 
 /// The lane's view of four segments.
