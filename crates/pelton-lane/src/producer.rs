@@ -31,6 +31,13 @@ use core::sync::atomic::Ordering::Relaxed;
 /// the line that holds it is the consumer's, and fetching it costs as much as a message.
 const LOOK_AGAIN: u64 = 16 * 1024;
 
+/// A reader that keeps up makes room in the window within these many looks, of 10 to 50 ns each. The memory there is in
+/// the caches, that further on is not: waiting is faster for both sides. A reader that does not move meanwhile is not
+/// worth it, and the lane stretches. Measured: `./run bench stream --size 1..32768`, docs/decisions/0003-window.md.
+const STILL_MAX: u32 = 32;
+/// So that a reader that moves by inches cannot hold up a send that is not to wait.
+const LOOKS_MAX: u32 = 512;
+
 /// Something to say about the message that follows it in the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
@@ -77,6 +84,7 @@ pub struct Producer {
     lap_end: u64,
     generation_due: Option<u32>,
     consumer_gone: bool,
+    brief: bool,
     sleeper: Sleeper,
 }
 
@@ -147,6 +155,7 @@ impl Producer {
             lap_end: capacity,
             generation_due: if generation > 1 { Some(generation as u32) } else { None },
             consumer_gone: false,
+            brief: false,
             // SAFETY: as above.
             sleeper: Sleeper::new(unsafe { field(memory.producer, |p| &raw mut (*p).sleep) }, can_barrier),
         };
@@ -188,6 +197,12 @@ impl Producer {
         // SAFETY: the caller promises the mappings.
         self.waker = unsafe { waker_of(&self.memory, can_barrier) };
         Ok(self.unreleased())
+    }
+
+    /// Whether a reservation may look at the head some hundred times at the window's edge, a microsecond or two, before
+    /// the lane stretches. Only where the consumer runs on another processor meanwhile. Off at first.
+    pub fn wait_briefly(&mut self, yes: bool) {
+        self.brief = yes;
     }
 
     #[inline(always)]
@@ -276,7 +291,8 @@ impl Producer {
     /// Finds `need` contiguous bytes, and sets `limit` for the records after them.
     fn place(&mut self, need: u64) -> Result<Option<u64>, LaneError> {
         let window = WINDOW.min(self.capacity);
-        let mut looked = false;
+        // Looks at the head so far, and those since it moved.
+        let (mut looks, mut still) = (0, 0);
         loop {
             let (tail, head) = (self.tail, self.head.offset);
             let past_window = tail + need > window;
@@ -288,24 +304,32 @@ impl Producer {
                 self.limit = 0;
                 return Ok(Some(0));
             }
-            // Past the window the front may have become free: look before stretching.
-            if fits && (looked || !past_window) {
-                self.limit = end.min(if past_window { tail + need + LOOK_AGAIN } else { window });
+            if fits && !past_window {
+                self.limit = end.min(window);
                 return Ok(Some(tail));
             }
-            if looked && tail < head {
+            // What follows stretches the lane, or finds it full: not before having looked, and, at the window's edge, not
+            // while the reader is about to make room in it.
+            let patient = self.brief && tail <= window && still < STILL_MAX && looks < LOOKS_MAX;
+            if looks > 0 && !patient {
+                if fits {
+                    self.limit = end.min(tail + need + LOOK_AGAIN);
+                    return Ok(Some(tail));
+                }
                 // Units of 64 bytes is what a jump can name; the place at the lap's end holds the jump to the front.
                 let behind = (self.lap_end + 8).next_multiple_of(64);
-                if behind + need <= self.capacity {
+                if tail < head && behind + need <= self.capacity {
                     self.limit = 0;
                     return Ok(Some(behind));
                 }
-            }
-            if looked {
                 return Ok(None);
             }
+            if looks > 0 {
+                core::hint::spin_loop();
+            }
             self.look()?;
-            looked = true;
+            looks += 1;
+            still = if self.head.offset == head { still + 1 } else { 0 };
         }
     }
 

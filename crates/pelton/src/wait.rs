@@ -72,6 +72,12 @@ impl Spin {
     pub(crate) fn new(wait: Wait, peer: crate::Peer) -> Spin {
         Spin { wait, one_processor: !os::has_two_processors(peer.pid), halvings: 0 }
     }
+
+    /// Looks that may be made before the wait proper.
+    #[inline(always)]
+    pub(crate) fn first_looks(&self) -> u32 {
+        if self.one_processor { 0 } else { LOADS_PER_CLOCK }
+    }
 }
 
 /// Waits until `side` finds what it looks for; false at the deadline.
@@ -82,10 +88,11 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
     if spins_only || !one_processor {
         let mut until = None;
         loop {
-            let mut loads = 0;
-            while !side.stirs() && loads < LOADS_PER_CLOCK {
+            for _ in 0..LOADS_PER_CLOCK {
                 os::relax();
-                loads += 1;
+                if side.stirs() {
+                    break;
+                }
             }
             if side.look()? {
                 let spin = side.spin();
