@@ -10,7 +10,7 @@ use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
 use pelton_lane::{Consumer, LaneError, Record, Sleeper, Ticket, Wake};
 use std::ops::Deref;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -485,6 +485,13 @@ impl Drop for Receiver {
         // The words first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
         self.parts.link.ring_peer();
         self.parts.link.shutdown();
+    }
+}
+
+impl AsRawFd for Receiver {
+    /// As [`AsFd`], for runtimes that ask for the number.
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 
