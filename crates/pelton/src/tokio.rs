@@ -29,7 +29,9 @@ pub struct AsyncReceiver(AsyncFd<Receiver>);
 pub struct AsyncSender(AsyncFd<Sender>);
 
 fn registered<T: std::os::fd::AsFd + std::os::fd::AsRawFd>(end: T) -> Result<AsyncFd<T>> {
-    AsyncFd::register_with_interest(end, Interest::READABLE)
+    // SAFETY: both ends answer the same descriptor, which they own, from when they are made until they are dropped; a
+    // successor of the peer does not change it.
+    unsafe { AsyncFd::register_with_interest(end, Interest::READABLE) }
         .map_err(|error| Error::system("registering with the Tokio runtime")(error.into_parts().1))
 }
 
