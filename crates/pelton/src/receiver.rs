@@ -549,6 +549,7 @@ impl Side for Receiver {
 }
 
 /// A message in the lane. Dropping it releases its space; the receiver can do nothing else meanwhile.
+#[must_use = "dropping a message releases it: it is then received"]
 #[derive(Debug)]
 pub struct Message<'a> {
     receiver: &'a mut Receiver,

@@ -331,7 +331,7 @@ impl Sender {
         }
         let records = lens.into_iter().map(|len| record_bytes(len as u64)).fold(0u64, u64::saturating_add);
         match self.parts.lane.try_begin_batch(records) {
-            Ok(begun) => Ok(begun.then(|| SentBatch { sender: self })),
+            Ok(begun) => Ok(begun.then_some(SentBatch { sender: self })),
             Err(error) => Err(self.failed(error)),
         }
     }
