@@ -95,7 +95,9 @@ impl Consumer {
             held: VecDeque::new(),
             first_ticket: 0,
             head,
-            generation: 1,
+            // Until a mark says otherwise.
+            // SAFETY: as above.
+            generation: unsafe { memory.producer.as_ref() }.generation() as u32 & 0x0fff_ffff,
         };
         page.state.store(State::Open as u32, CLOSE.store());
         Ok(consumer)
@@ -184,6 +186,8 @@ impl Consumer {
     pub fn take(&mut self, record: &Record) {
         debug_assert_eq!(record.seq, self.seq, "a record is taken once, in order");
         self.cursor = record.offset + record_bytes(record.bytes);
+        // Only a record of another lane could say otherwise.
+        assert!(self.cursor + 8 <= self.capacity);
         self.seq = seq_after(self.seq);
         self.messages += 1;
         self.bytes += record.bytes;
@@ -195,6 +199,8 @@ impl Consumer {
         let end = Position { offset: self.cursor, seq: self.seq };
         if self.held.is_empty() {
             self.move_head(end)
+        } else if self.held.back().is_some_and(|newest| newest.end == end) {
+            Wake::None // nothing was taken since
         } else {
             self.held.push_back(Held { end, released: true });
             Wake::None
@@ -321,12 +327,18 @@ impl Consumer {
         self.head
     }
 
+    /// Messages taken by this consumer.
+    pub fn taken(&self) -> u64 {
+        self.messages
+    }
+
     /// The number of the next message.
     pub fn next_seq(&self) -> u32 {
         self.seq
     }
 
-    /// The generation of the producer whose message was looked at last, modulo 2^28.
+    /// The generation of the producer whose message was looked at last, modulo 2^28; before the first, of the producer that
+    /// this consumer was attached to.
     pub fn generation(&self) -> u32 {
         self.generation
     }

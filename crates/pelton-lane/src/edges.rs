@@ -8,8 +8,8 @@
 //!            everything committed (producer) or released (consumer) before closing is visible
 //! [sleep]    sleeper: store sleep word, barrier, look again  <->  waker: store header or head, barrier, load sleep word
 //!            store buffering: at least one of them sees the other's store, so either the sleeper sees the message or
-//!            the waker sees the sleeper, and with it what the sleeper stored before (room_seq). The waker's barrier is a
-//!            compiler fence while the sleeper's is a `membarrier`.
+//!            the waker sees the sleeper. The same holds for what the sleeper stored before its word (room_seq). The waker's
+//!            barrier is a compiler fence while the sleeper's is a `membarrier`.
 //!
 //! Under loom an edge can be weakened by name (`PELTON_WEAKEN=publish`), to show that a test fails without it.
 

@@ -433,7 +433,7 @@ pub const fn record_bytes(bytes: u64) -> u64 {
 /// The largest message that a lane of this capacity can always take once it is drained: half of it less 32 bytes, and
 /// below 2 GiB because the length has 31 bits.
 pub const fn message_bytes_limit(capacity: u64) -> u64 {
-    let half = capacity / 2 - 32;
+    let half = (capacity / 2).saturating_sub(32);
     if half > 0x7fff_fff0 { 0x7fff_fff0 } else { half }
 }
 

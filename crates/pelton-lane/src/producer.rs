@@ -93,6 +93,7 @@ struct Batch {
     end: u64,
     limit: u64,
     first: Option<u32>,
+    next_seq: u32,
     messages: u32,
     bytes: u64,
 }
@@ -162,8 +163,6 @@ impl Producer {
         page.floor.store(producer.floor, Relaxed);
         page.tail.store(tail.pack(), Relaxed);
         page.state.store(State::Open as u32, CLOSE.store());
-        // Behind the last record nothing may look like one, whatever a predecessor left there.
-        producer.memory.data.header(tail.offset).store(0, Relaxed);
         Ok(producer)
     }
 
@@ -305,7 +304,7 @@ impl Producer {
                 return Ok(Some(0));
             }
             if fits && !past_window {
-                self.limit = end.min(window);
+                self.limit = self.allow(end.min(window));
                 return Ok(Some(tail));
             }
             // What follows stretches the lane, or finds it full: not before having looked, and, at the window's edge, not
@@ -313,7 +312,7 @@ impl Producer {
             let patient = self.brief && tail <= window && still < STILL_MAX && looks < LOOKS_MAX;
             if looks > 0 && !patient {
                 if fits {
-                    self.limit = end.min(tail + need + LOOK_AGAIN);
+                    self.limit = self.allow(end.min(tail + need + LOOK_AGAIN));
                     return Ok(Some(tail));
                 }
                 // Units of 64 bytes is what a jump can name; the place at the lap's end holds the jump to the front.
@@ -331,6 +330,11 @@ impl Producer {
             looks += 1;
             still = if self.head.offset == head { still + 1 } else { 0 };
         }
+    }
+
+    /// Up to where messages may be placed without asking again: nowhere while the next one needs its generation's mark.
+    fn allow(&self, limit: u64) -> u64 {
+        if self.generation_due.is_some() { 0 } else { limit }
     }
 
     /// Looks at the consumer: whether it has closed, and how far it has released.
@@ -367,7 +371,7 @@ impl Producer {
     /// Copies `payload` into the reserved room. Shorter than reserved is fine.
     #[inline(always)]
     pub fn copy_in(&mut self, space: Space, payload: &[u8]) {
-        assert!(payload.len() as u64 <= space.bytes);
+        assert!(payload.len() as u64 <= space.bytes && space.offset + space.bytes <= self.capacity);
         self.data().copy_in(space.offset, payload);
     }
 
@@ -375,6 +379,7 @@ impl Producer {
     #[cfg(not(loom))]
     #[inline(always)]
     pub fn payload(&self, space: Space) -> NonNull<u8> {
+        assert!(space.offset + space.bytes <= self.capacity);
         self.data().payload(space.offset, space.bytes)
     }
 
@@ -382,11 +387,13 @@ impl Producer {
     /// ring the receiver.
     ///
     /// # Panics
-    /// When `bytes` is more than was reserved.
+    /// When `bytes` is more than was reserved, or the room is not this lane's.
     #[inline(always)]
     pub fn commit(&mut self, space: Space, bytes: u64) -> Wake {
         assert!(bytes <= space.bytes);
         let end = self.at + record_bytes(bytes);
+        // Only a space of another lane, or of an earlier reservation, could say otherwise.
+        assert!(end + 8 <= self.capacity);
         self.clear(end);
         let word = header(self.seq, bytes as u32);
         if self.at == self.tail {
@@ -394,7 +401,7 @@ impl Producer {
         } else {
             self.publish_marked(word);
         }
-        self.advance(end, 1, bytes)
+        self.advance(end, seq_after(self.seq), 1, bytes)
     }
 
     /// The header after the last record, before the record is published.
@@ -439,10 +446,8 @@ impl Producer {
 
     /// Moves the tail behind what was just published, and asks whether to ring.
     #[inline(always)]
-    fn advance(&mut self, end: u64, messages: u32, bytes: u64) -> Wake {
-        for _ in 0..messages {
-            self.seq = seq_after(self.seq);
-        }
+    fn advance(&mut self, end: u64, next_seq: u32, messages: u32, bytes: u64) -> Wake {
+        self.seq = next_seq;
         self.tail = end;
         self.messages += u64::from(messages);
         self.bytes += bytes;
@@ -492,7 +497,14 @@ impl Producer {
         if !self.make_room(records, &[])? {
             return Ok(false);
         }
-        self.batch = Some(Batch { end: self.at, limit: self.at + records, first: None, messages: 0, bytes: 0 });
+        self.batch = Some(Batch {
+            end: self.at,
+            limit: self.at + records,
+            first: None,
+            next_seq: self.seq,
+            messages: 0,
+            bytes: 0,
+        });
         Ok(true)
     }
 
@@ -501,23 +513,19 @@ impl Producer {
     /// # Panics
     /// When no batch is under way.
     pub fn batch_message(&mut self, bytes: u64) -> Option<Space> {
-        let seq = self.seq;
         let batch = self.batch.as_mut().expect("batch_message without try_begin_batch");
         if bytes > self.bytes_max || batch.end + record_bytes(bytes) > batch.limit {
             return None;
         }
         let offset = batch.end;
         batch.end += record_bytes(bytes);
-        let number = batch.messages;
+        let seq = batch.next_seq;
+        batch.next_seq = seq_after(seq);
         batch.messages += 1;
         batch.bytes += bytes;
-        if number == 0 {
+        if batch.first.is_none() {
             batch.first = Some(bytes as u32);
         } else {
-            let mut seq = seq;
-            for _ in 0..number {
-                seq = seq_after(seq);
-            }
             // Relaxed: not reachable before the batch's first header is published. [publish]
             self.memory.data.header(offset).store(header(seq, bytes as u32), Relaxed);
         }
@@ -538,7 +546,7 @@ impl Producer {
         } else {
             self.publish_marked(word);
         }
-        self.advance(batch.end, batch.messages, batch.bytes)
+        self.advance(batch.end, batch.next_seq, batch.messages, batch.bytes)
     }
 
     /// Announces that the producer is about to sleep until there is room for a message of `bytes`, or, for `None`, until

@@ -4,23 +4,26 @@
 //! Whatever comes over the socket is copied once, checked, and only the copy is used.
 
 use crate::error::{Error, Result};
-use crate::link::{Link, Peer};
+use crate::link::{Bells, Link, Peer};
 use crate::name::{Bound, Name};
 use crate::options::Options;
 use crate::os::socket::{Socket, accept_at, wait_for};
-use crate::os::{Bell, Kind, Pollable, Segment, membarrier};
+use crate::os::{Bell, Kind, Segment, membarrier};
 use crate::receiver::{Receiver, ReceiverMemory, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use pelton_lane::{
     ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble, ProducerPage,
     ReceiverPage, SEGMENT_BYTES, WIRE_VERSION, capacity_is_valid, message_bytes_limit,
 };
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a peer that has connected may take to answer each step, unless the caller gave a later deadline.
+/// How long the whole hand-shake may take, unless the caller gave a later deadline.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a peer that has connected may take to say the first word.
+const GREETING: Duration = Duration::from_millis(500);
 /// Between two looks whether somebody listens by now.
 const RETRY: Duration = Duration::from_millis(10);
 
@@ -155,7 +158,12 @@ impl Shake {
     }
 
     fn send(&self, packet: &Packet, fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let sent = self.socket.try_send(&packet.encode(), fds).map_err(Error::system("greeting the peer"))?;
+        let sent = match self.socket.try_send(&packet.encode(), fds) {
+            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+                return Err(Error::HungUp);
+            }
+            sent => sent.map_err(Error::system("greeting the peer"))?,
+        };
         if sent { Ok(()) } else { Err(Error::TimedOut("greeting a peer that does not read".to_owned())) }
     }
 
@@ -173,7 +181,8 @@ impl Shake {
         loop {
             let got = self.socket.try_receive(&mut bytes).map_err(Error::system("hearing from the peer"))?;
             let Some((len, fds, truncated)) = got else {
-                if !self.socket.wait(false, Some(self.deadline)).map_err(Error::system("hearing from the peer"))? {
+                let waited = wait_for(self.socket.as_fd(), None, false, Some(self.deadline));
+                if !waited.map_err(Error::system("hearing from the peer"))? {
                     return Err(Error::TimedOut("waiting for the peer to answer: is it accepting?".to_owned()));
                 }
                 continue;
@@ -184,7 +193,9 @@ impl Shake {
             let packet = Packet::decode(&bytes[..len])
                 .ok_or_else(|| self.refuse(format!("a packet of {len} bytes came, wanted at least {FIXED_BYTES}")))?;
             if packet.kind == REFUSED {
-                return Err(Error::Refused(String::from_utf8_lossy(&bytes[FIXED_BYTES..len]).into_owned()));
+                let text = String::from_utf8_lossy(&bytes[FIXED_BYTES..len]);
+                // Somebody else's words, which may go to a terminal.
+                return Err(Error::Refused(text.chars().filter(|c| !c.is_control()).collect()));
             }
             if (packet.wire_version, packet.layout_signature) != (WIRE_VERSION, LAYOUT_SIGNATURE) {
                 return Err(self.refuse(format!(
@@ -229,10 +240,16 @@ impl Shake {
         Ok(peer.holds != 0)
     }
 
-    /// Both sides have mapped everything.
-    fn ready(&self) -> Result<()> {
+    /// Both sides have mapped everything. The last to say so decides: a survivor, lest a lane get two successors; else
+    /// the listener.
+    fn ready(&self, last: bool) -> Result<()> {
+        if last {
+            self.receive::<0>(READY)?;
+        }
         self.send(&Packet::new(READY), &[])?;
-        self.receive::<0>(READY)?;
+        if !last {
+            self.receive::<0>(READY)?;
+        }
         Ok(())
     }
 
@@ -306,7 +323,7 @@ impl Shake {
         Ok(segment)
     }
 
-    fn into_link(self, own: (Bell, Pollable), peer_bell: Bell) -> Result<Link> {
+    fn into_link(self, own: Bells, peer_bell: Bell) -> Result<Link> {
         Link::over_socket(own, peer_bell, self.socket, self.peer).map_err(Error::system("watching the peer"))
     }
 
@@ -315,14 +332,9 @@ impl Shake {
     }
 }
 
-/// A bell and a descriptor for the caller's loop, which a handle keeps whoever its peer is.
-fn own_bell() -> Result<(Bell, Pollable)> {
-    let make = || -> std::io::Result<(Bell, Pollable)> {
-        let bell = Bell::new()?;
-        let pollable = Pollable::new(&bell)?;
-        Ok((bell, pollable))
-    };
-    make().map_err(Error::system("making an eventfd and an epoll"))
+/// The bells of a new handle.
+fn own_bells() -> Result<Bells> {
+    Bells::new().map_err(Error::system("making eventfds and an epoll"))
 }
 
 /// A producer's segments, fresh or taken over.
@@ -370,18 +382,26 @@ impl ConsumerSide {
 /// The hand-shake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
 fn new_sender(shake: Shake, options: &Options, listens: bool) -> Result<SenderParts> {
     let can_barrier = membarrier::register();
-    let own = own_bell()?;
+    let own = own_bells()?;
     let (page, data, peer, tail, head, floor);
-    if shake.greet(Role::Sender, false, listens)? {
+    let takes_over = shake.greet(Role::Sender, false, listens)?;
+    if takes_over {
         let (packet, [consumer_fd, receiver_fd, bell_fd, data_fd]) = shake.receive::<4>(CONSUMER)?;
         data = shake.open_data(data_fd, packet.capacity, true)?;
         shake.check_limit(&packet)?;
+        let (most, _) = options.checked_sizes().map_err(|error| shake.refused_for(error))?;
+        if packet.capacity > most {
+            return Err(shake.refuse(format!(
+                "the lane to take over has {} bytes, this sender's capacity is {most}: raise it to at least as much",
+                packet.capacity
+            )));
+        }
         peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
         // Above 1: this is not the lane's first producer, and marks its first message so.
         let generation = packet.generation.saturating_add(1).max(2);
         let made = make_producer_page(packet.capacity, packet.message_bytes_max, generation);
         page = made.map_err(shake.told("making the producer's segment"))?;
-        shake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), own.0.as_fd()])?;
+        shake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), own.bell.as_fd()])?;
         (tail, head, floor) = (Position::unpack(packet.tail), Position::unpack(packet.head), packet.floor);
     } else {
         let (capacity, limit) = options.checked_sizes().map_err(|error| shake.refused_for(error))?;
@@ -389,14 +409,14 @@ fn new_sender(shake: Shake, options: &Options, listens: bool) -> Result<SenderPa
         data = make_data(capacity).map_err(shake.told("making the lane's data"))?;
         (tail, head, floor) = (Position::START, Position::START, 0);
         let packet = Packet { generation: 1, ..lane_packet(PRODUCER, capacity, limit, tail, head) };
-        shake.send(&packet, &[page.as_fd(), own.0.as_fd(), data.as_fd()])?;
+        shake.send(&packet, &[page.as_fd(), own.bell.as_fd(), data.as_fd()])?;
         let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER)?;
         peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
     }
     let [page, data, consumer, receiver] = [page, data, peer.consumer, peer.receiver].map(Arc::new);
     let memory = SenderMemory { page, data, consumer, receiver };
     let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| shake.refused_for(error))?;
-    shake.ready()?;
+    shake.ready(listens && !takes_over)?;
     let link = shake.into_link(own, peer.bell)?;
     Ok(SenderParts { lane, memory, link })
 }
@@ -417,19 +437,19 @@ fn surviving_sender(shake: Shake, parts: &mut SenderParts, listens: bool) -> Res
     memory
         .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
         .map_err(|error| shake.refused_for(error))?;
-    shake.ready()?;
+    shake.ready(true)?;
     shake.reconnect(&mut parts.link, peer.bell)
 }
 
 /// The hand-shake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
 fn new_receiver(shake: Shake, listens: bool) -> Result<ReceiverParts> {
     let can_barrier = membarrier::register();
-    let own = own_bell()?;
-    shake.greet(Role::Receiver, false, listens)?;
+    let own = own_bells()?;
+    let takes_over = shake.greet(Role::Receiver, false, listens)?;
     let (packet, [page_fd, bell_fd, data_fd]) = shake.receive::<3>(PRODUCER)?;
+    let data = shake.open_data(data_fd, packet.capacity, false)?;
     shake.check_limit(&packet)?;
     let page = shake.open_producer(page_fd, &packet)?;
-    let data = shake.open_data(data_fd, packet.capacity, false)?;
     let peer_bell = shake.open_bell(bell_fd)?;
     let head = Position::unpack(packet.head);
     let (consumer, receiver) = make_consumer_pages(head).map_err(shake.told("making the consumer's segments"))?;
@@ -437,11 +457,12 @@ fn new_receiver(shake: Shake, listens: bool) -> Result<ReceiverParts> {
     let memory = ReceiverMemory { page, data, consumer, receiver };
     let attached = memory.attach(packet.message_bytes_max, can_barrier);
     let (lane, sleeper) = attached.map_err(|error| shake.refused_for(error))?;
-    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), own.0.as_fd()];
+    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), own.bell.as_fd()];
     shake.send(&Packet::new(CONSUMER), &fds)?;
-    shake.ready()?;
+    shake.ready(listens && !takes_over)?;
     let link = shake.into_link(own, peer_bell)?;
-    Ok(ReceiverParts { lane, sleeper, memory, link, redelivered_until: Position::unpack(packet.tail).seq })
+    let redelivered = Position::unpack(packet.tail).since(head);
+    Ok(ReceiverParts { lane, sleeper, memory, link, redelivered })
 }
 
 /// The hand-shake of a receiver whose sender died: it offers the lane, and says where the dead one's records end.
@@ -467,7 +488,7 @@ fn surviving_receiver(shake: Shake, parts: &mut ReceiverParts, listens: bool) ->
     let page = shake.open_producer(page_fd, &answer)?;
     let peer_bell = shake.open_bell(bell_fd)?;
     // Only now is the successor's page complete: had it died before, the dead one's would still be needed.
-    shake.ready()?;
+    shake.ready(true)?;
     memory.attach_producer(lane, Arc::new(page), can_barrier);
     // What came for messages that the dead sender committed is here; the rest was for messages that never were.
     parts.link.forget_descriptors_from(tail.seq);
@@ -573,14 +594,22 @@ impl Listener {
             if bound.is_forked() {
                 return Err(Error::Forked);
             }
-            let Some(socket) = accept_at(bound.socket()).map_err(Error::system("accepting a connection"))? else {
-                if !wait_for(bound.as_fd(), false, deadline).map_err(Error::system("waiting for a connection"))? {
-                    return Ok(None);
-                }
+            // Also between one bad connection and the next.
+            if !wait_for(bound.as_fd(), None, false, deadline).map_err(Error::system("waiting for a connection"))? {
+                return Ok(None);
+            }
+            let accepted = accept_at(bound.socket()).map_err(Error::system("accepting a connection"))?;
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return Ok(None);
+            }
+            let Some(socket) = accepted else { continue };
+            // Who connects greets at once; who does not is not to keep others waiting.
+            let greeted = wait_for(socket.as_fd(), None, false, Some(now + GREETING));
+            if !greeted.map_err(Error::system("waiting for a greeting"))? {
                 continue;
-            };
-            let patience = Instant::now() + PATIENCE;
-            let patience = deadline.map_or(patience, |deadline| patience.min(deadline));
+            }
+            let patience = deadline.map_or(now + PATIENCE, |deadline| deadline.min(now + PATIENCE));
             let shaken = Shake::new(socket, patience, &self.inner.options).and_then(&mut shake);
             match shaken {
                 Ok(done) => return Ok(Some(done)),
@@ -628,12 +657,16 @@ impl Origin {
     }
 
     pub(crate) fn resume_sender(&self, parts: &mut SenderParts, deadline: Option<Instant>) -> Result<bool> {
+        // If the lane itself is broken, no successor is to blame.
+        parts.lane.look_at_head()?;
         self.resume(deadline, |shake, listens| surviving_sender(shake, parts, listens))
     }
 
     pub(crate) fn resume_receiver(&self, parts: &mut ReceiverParts, deadline: Option<Instant>) -> Result<bool> {
         // What the dead sender sent along is still in its socket.
-        parts.link.take_in(None)?;
+        parts.link.take_in()?;
+        // If the lane itself is broken, no successor is to blame.
+        parts.lane.end_of_committed()?;
         self.resume(deadline, |shake, listens| surviving_receiver(shake, parts, listens))
     }
 }
@@ -717,7 +750,6 @@ pub(crate) fn threads(options: &Options) -> Result<(Sender, Receiver)> {
     let lane = sender.attach(Position::START, Position::START, 0, can_barrier)?;
     let sender = Sender::new(SenderParts { lane, memory: sender, link: sending }, options, Origin::Threads)?;
     let (lane, sleeper) = receiver.attach(limit, can_barrier)?;
-    let redelivered_until = Position::START.seq;
-    let parts = ReceiverParts { lane, sleeper, memory: receiver, link: receiving, redelivered_until };
+    let parts = ReceiverParts { lane, sleeper, memory: receiver, link: receiving, redelivered: 0 };
     Ok((sender, Receiver::new(parts, options, Origin::Threads)?))
 }

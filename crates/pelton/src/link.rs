@@ -1,9 +1,10 @@
 //! What ties a handle to its peer: the bells, the socket that tells a death, and the descriptor for the caller's loop.
 
 use crate::error::{Error, Result};
-use crate::os::socket::{DESCRIPTORS_MAX, Socket};
+use crate::os::socket::{Socket, wait_for};
 use crate::os::{Bell, Descriptor, Pollable, Ready, poll_until};
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,7 +30,10 @@ enum Way {
 /// The connection of one handle.
 #[derive(Debug)]
 pub(crate) struct Link {
-    bell: Arc<Bell>,
+    /// Rung by the peer.
+    bell: Bell,
+    /// Rung by this process alone: the peer has no descriptor of it, and cannot make ringing it wait.
+    nudge: Arc<Bell>,
     peer_bell: Bell,
     way: Way,
     peer: Peer,
@@ -43,16 +47,13 @@ pub(crate) struct Link {
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 impl Link {
-    /// A link over a socket. `bell` and `pollable` are this side's, and stay the same for a successor.
-    pub(crate) fn over_socket(
-        (bell, pollable): (Bell, Pollable),
-        peer_bell: Bell,
-        socket: Socket,
-        peer: Peer,
-    ) -> std::io::Result<Link> {
+    /// A link over a socket. `bells` are this side's, and stay the same for a successor.
+    pub(crate) fn over_socket(bells: Bells, peer_bell: Bell, socket: Socket, peer: Peer) -> std::io::Result<Link> {
+        let Bells { bell, nudge, pollable } = bells;
         let way = watch(&pollable, socket)?;
         Ok(Link {
-            bell: Arc::new(bell),
+            bell,
+            nudge: Arc::new(nudge),
             peer_bell,
             way,
             peer,
@@ -66,12 +67,13 @@ impl Link {
     pub(crate) fn between_threads() -> std::io::Result<[Link; 2]> {
         let local = Local::default();
         let peer = Peer { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() };
-        let (left, right) = (Bell::new()?, Bell::new()?);
-        let link = |bell: Bell, peer_bell: &Bell| -> std::io::Result<Link> {
-            let peer_bell = Bell::from_peer(peer_bell.as_fd().try_clone_to_owned()?)?;
-            let pollable = Pollable::new(&bell)?;
+        let (left, right) = (Bells::new()?, Bells::new()?);
+        let link = |bells: Bells, peer_bell: OwnedFd| -> std::io::Result<Link> {
+            let Bells { bell, nudge, pollable } = bells;
+            let peer_bell = Bell::from_peer(peer_bell)?;
             Ok(Link {
-                bell: Arc::new(bell),
+                bell,
+                nudge: Arc::new(nudge),
                 peer_bell,
                 way: Way::Threads(local.clone()),
                 peer,
@@ -80,9 +82,9 @@ impl Link {
                 received: VecDeque::new(),
             })
         };
-        let right_for_left = Bell::from_peer(right.as_fd().try_clone_to_owned()?)?;
-        let second = link(right, &left)?;
-        Ok([link(left, &right_for_left)?, second])
+        let for_left = right.bell.as_fd().try_clone_to_owned()?;
+        let for_right = left.bell.as_fd().try_clone_to_owned()?;
+        Ok([link(left, for_left)?, link(right, for_right)?])
     }
 
     pub(crate) fn peer(&self) -> Peer {
@@ -91,13 +93,28 @@ impl Link {
 
     /// Goes on with the peer's successor: the bell and the pollable descriptor stay.
     pub(crate) fn reconnect(&mut self, peer_bell: Bell, socket: Socket, peer: Peer) -> std::io::Result<()> {
+        if let Way::Socket { socket, process } = &self.way {
+            self.pollable.forget(socket.as_fd(), process.as_ref().map(|process| process.as_fd()));
+        }
         self.way = watch(&self.pollable, socket)?;
         (self.peer_bell, self.peer) = (peer_bell, peer);
         Ok(())
     }
 
-    pub(crate) fn bell(&self) -> &Arc<Bell> {
+    /// The bell that the peer is given.
+    pub(crate) fn bell(&self) -> &Bell {
         &self.bell
+    }
+
+    /// The bell for this side's own reasons.
+    pub(crate) fn nudge(&self) -> &Arc<Bell> {
+        &self.nudge
+    }
+
+    /// Silences both bells, before announcing a sleep.
+    pub(crate) fn drain(&self) {
+        self.bell.drain();
+        self.nudge.drain();
     }
 
     pub(crate) fn ring_peer(&self) {
@@ -113,7 +130,8 @@ impl Link {
 
     /// Sleeps until the peer rings or goes, or the deadline.
     pub(crate) fn sleep(&self, deadline: Option<Instant>) -> Result<Ready> {
-        poll_until(Some(self.bell.as_fd()), self.life(), deadline).map_err(Error::system("waiting for the peer"))
+        poll_until(&[self.bell.as_fd(), self.nudge.as_fd()], self.life(), deadline)
+            .map_err(Error::system("waiting for the peer"))
     }
 
     /// Whether the peer has gone, by one system call.
@@ -122,7 +140,7 @@ impl Link {
         if let Way::Threads(_) = self.way {
             return Ok(false);
         }
-        let ready = poll_until(None, self.life(), Some(self.looked)).map_err(Error::system("looking at the peer"))?;
+        let ready = poll_until(&[], self.life(), Some(self.looked)).map_err(Error::system("looking at the peer"))?;
         Ok(ready == Ready::Gone)
     }
 
@@ -145,10 +163,15 @@ impl Link {
     /// Sends the descriptors of message `seq`. False: there is no room for them now.
     pub(crate) fn try_send_descriptors(&self, seq: u32, fds: &[BorrowedFd<'_>]) -> Result<bool> {
         match &self.way {
-            Way::Socket { socket, .. } => {
-                let packet = crate::connect::descriptors_packet(seq);
-                socket.try_send(&packet, fds).map_err(Error::system("sending descriptors"))
-            }
+            Way::Socket { socket, .. } => match socket.try_send(&crate::connect::descriptors_packet(seq), fds) {
+                // Gone, which the wait for room tells; or too many on their way in all of this user's sockets.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+                Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
+                    std::thread::sleep(LOOK_EVERY);
+                    Ok(false)
+                }
+                sent => sent.map_err(Error::system("sending descriptors")),
+            },
             Way::Threads(local) => {
                 let owned = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
                 let owned = owned.map_err(Error::system("duplicating descriptors"))?;
@@ -158,59 +181,113 @@ impl Link {
         }
     }
 
-    /// Waits until descriptors may be sent again. False: the deadline.
+    /// Waits until descriptors may be sent again, or the peer goes. False: the deadline.
     pub(crate) fn wait_for_descriptor_room(&self, deadline: Option<Instant>) -> Result<bool> {
         match &self.way {
-            Way::Socket { socket, .. } => {
-                socket.wait(true, deadline).map_err(Error::system("waiting for room for descriptors"))
+            Way::Socket { socket, process } => {
+                let process = process.as_ref().map(|process| process.as_fd());
+                wait_for(socket.as_fd(), process, true, deadline)
+                    .map_err(Error::system("waiting for room for descriptors"))
             }
             Way::Threads(_) => Ok(true),
         }
     }
 
-    /// The descriptors of message `seq`, which were sent before it was committed.
+    /// The descriptors of message `seq`, which were sent before it was committed, or are being sent again by a sender
+    /// that survived: waits for these.
     pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<OwnedFd>> {
-        let truncated = self.take_in(Some(seq))?;
-        let place = self.received.iter().position(|(of, _)| *of == seq);
-        let fds = place.and_then(|place| self.received.remove(place)).map(|(_, fds)| fds).unwrap_or_default();
+        let deadline = Instant::now() + Duration::from_secs(1);
+        let mut cut_off = false;
+        let mut fds = Vec::new();
+        while let Some((of, came, truncated)) = self.next_descriptors(deadline)? {
+            match of.wrapping_sub(seq) as i32 {
+                0 => {
+                    (fds, cut_off) = (came, truncated);
+                    break;
+                }
+                // Of a message that was released, with its descriptors, by a predecessor.
+                ..0 => {}
+                _ => return Err(Error::Corrupt(format!("descriptors of message {of} came before those of {seq}"))),
+            }
+        }
         if fds.len() == count as usize {
             Ok(fds)
-        } else if truncated {
+        } else if cut_off {
             Err(Error::DescriptorsLost { seq, sent: count as usize, received: fds.len() })
         } else {
             Err(Error::Corrupt(format!("message {seq} came with {} descriptors, said {count}", fds.len())))
         }
     }
 
-    /// Takes in what descriptors have come, up to those of message `until`; answers whether some were cut off.
-    pub(crate) fn take_in(&mut self, until: Option<u32>) -> Result<bool> {
-        let mut truncated_any = false;
+    /// What descriptors come next, of which message, and whether some were cut off. `None`: none do.
+    fn next_descriptors(&mut self, deadline: Instant) -> Result<Option<(u32, Vec<OwnedFd>, bool)>> {
+        if let Some((seq, fds)) = self.received.pop_front() {
+            return Ok(Some((seq, fds, false)));
+        }
         match &self.way {
             Way::Threads(local) => {
-                self.received.extend(local.lock().unwrap_or_else(PoisonError::into_inner).drain(..));
+                let next = local.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                Ok(next.map(|(seq, fds)| (seq, fds, false)))
             }
-            Way::Socket { socket, .. } => {
-                let mut packet = [0; crate::connect::PACKET_BYTES];
-                while !self.received.iter().any(|(seq, _)| Some(*seq) == until) {
-                    let got = socket.try_receive(&mut packet).map_err(Error::system("receiving descriptors"))?;
-                    let Some((bytes, fds, truncated)) = got.filter(|(bytes, ..)| *bytes > 0) else { break };
-                    truncated_any |= truncated;
-                    let Some(seq) = crate::connect::descriptors_of(&packet[..bytes]) else {
-                        return Err(Error::Corrupt(format!("a packet of {bytes} bytes came, wanted descriptors")));
-                    };
-                    if fds.len() > DESCRIPTORS_MAX || self.received.len() > 1 << 16 {
-                        return Err(Error::Corrupt("descriptors came for no message".to_owned()));
-                    }
-                    self.received.push_back((seq, fds));
+            Way::Socket { socket, process } => loop {
+                if let Some(found) = receive_packet(socket)? {
+                    return Ok(found);
                 }
+                let process = process.as_ref().map(|process| process.as_fd());
+                let waited = wait_for(socket.as_fd(), process, false, Some(deadline));
+                if !waited.map_err(Error::system("waiting for descriptors"))? {
+                    return Ok(None);
+                }
+            },
+        }
+    }
+
+    /// Takes in what a sender that died has sent along; its successor does not.
+    pub(crate) fn take_in(&mut self) -> Result<()> {
+        let Way::Socket { socket, .. } = &self.way else { return Ok(()) };
+        while let Some(Some((seq, fds, _))) = receive_packet(socket)? {
+            self.received.push_back((seq, fds));
+            if self.received.len() > 1024 {
+                return Err(Error::Corrupt("descriptors came for more than 1024 messages".to_owned()));
             }
         }
-        Ok(truncated_any)
+        Ok(())
     }
 
     /// Forgets descriptors of message `seq` and later ones: their sender died before it committed them.
     pub(crate) fn forget_descriptors_from(&mut self, seq: u32) {
         self.received.retain(|(of, _)| (of.wrapping_sub(seq) as i32) < 0);
+    }
+}
+
+/// The next packet of descriptors. `None`: nothing there now; `Some(None)`: nor ever.
+#[allow(clippy::type_complexity)] // named nowhere else
+fn receive_packet(socket: &Socket) -> Result<Option<Option<(u32, Vec<OwnedFd>, bool)>>> {
+    let mut packet = [0; crate::connect::PACKET_BYTES];
+    let got = socket.try_receive(&mut packet).map_err(Error::system("receiving descriptors"))?;
+    let Some((bytes, fds, truncated)) = got else { return Ok(None) };
+    if bytes == 0 {
+        return Ok(Some(None));
+    }
+    match crate::connect::descriptors_of(&packet[..bytes]) {
+        Some(seq) => Ok(Some(Some((seq, fds, truncated)))),
+        None => Err(Error::Corrupt(format!("a packet of {bytes} bytes came, wanted descriptors"))),
+    }
+}
+
+/// What a handle keeps, whoever its peer is.
+#[derive(Debug)]
+pub(crate) struct Bells {
+    pub(crate) bell: Bell,
+    nudge: Bell,
+    pollable: Pollable,
+}
+
+impl Bells {
+    pub(crate) fn new() -> std::io::Result<Bells> {
+        let (bell, nudge) = (Bell::new()?, Bell::new()?);
+        let pollable = Pollable::new([&bell, &nudge])?;
+        Ok(Bells { bell, nudge, pollable })
     }
 }
 

@@ -184,8 +184,17 @@ fn sockets_in(directory: &Path) -> Vec<PathBuf> {
 /// Holds off other listeners of a directory until dropped.
 fn lock(directory: &Path) -> std::io::Result<OwnedFd> {
     let fd = open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    flock(&fd, FlockOperation::LockExclusive)?;
-    Ok(fd)
+    // Whoever can open the directory can hold the lock: not for ever.
+    for _ in 0..200 {
+        match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            done => return Ok(done.map(|()| fd)?),
+        }
+    }
+    let text = "another process has kept it locked for two seconds: see `lsof`, or choose another directory";
+    Err(std::io::Error::new(ErrorKind::ResourceBusy, text))
 }
 
 /// Whether `path` is a directory that nobody else can enter; makes it when asked. False: it is not there.

@@ -47,7 +47,7 @@ impl Options {
     }
 
     /// Bytes of the lane: what the sender can be ahead of the receiver. Rounded up to a multiple of 64 KiB, at most
-    /// 16 GiB. Memory is taken only as it is used, and a lane whose receiver keeps up uses 128 KiB of it.
+    /// 16 GiB. Memory is taken only as it is used, and a lane whose receiver keeps up uses 256 KiB of it, and a little more at times.
     pub fn capacity(mut self, bytes: u64) -> Options {
         self.capacity = bytes;
         self

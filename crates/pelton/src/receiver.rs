@@ -42,8 +42,8 @@ pub(crate) struct ReceiverParts {
     pub(crate) lane: Consumer,
     pub(crate) sleeper: Sleeper,
     pub(crate) link: Link,
-    /// Messages before this number may have been delivered to this one's predecessor.
-    pub(crate) redelivered_until: u32,
+    /// So many of the first messages may have been delivered to this one's predecessor.
+    pub(crate) redelivered: u64,
     /// After the lane, which points into it.
     pub(crate) memory: ReceiverMemory,
 }
@@ -80,15 +80,15 @@ impl ReceiverMemory {
 #[derive(Debug)]
 struct Returned {
     tickets: Mutex<Vec<Ticket>>,
-    /// The receiver's own bell: it may sleep with a lane full of held messages.
-    bell: Arc<Bell>,
+    /// The receiver's own: it may sleep with a lane full of held messages.
+    nudge: Arc<Bell>,
     owner: Owner,
 }
 
 impl Receiver {
     pub(crate) fn new(parts: ReceiverParts, options: &Options, origin: Origin) -> Result<Receiver> {
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
-        let returned = Arc::new(Returned { tickets: Mutex::default(), bell: parts.link.bell().clone(), owner });
+        let returned = Arc::new(Returned { tickets: Mutex::default(), nudge: parts.link.nudge().clone(), owner });
         let spin = Spin::new(options.wait, parts.link.peer());
         Ok(Receiver { parts, owner, end: None, holding: 0, returned, spin, empties: 0, origin })
     }
@@ -254,7 +254,13 @@ impl Receiver {
             return Ok(Some(record));
         }
         self.parts.lane.count_wait();
-        if wait::wait(self, deadline)? { self.peek() } else { Ok(None) }
+        while wait::wait(self, deadline)? {
+            // A hostile sender may have taken back what the wait saw.
+            if let Some(record) = self.peek()? {
+                return Ok(Some(record));
+            }
+        }
+        Ok(None)
     }
 
     fn peek(&mut self) -> Result<Option<Record>> {
@@ -280,7 +286,7 @@ impl Receiver {
         // Now and then, for who asks again and again without waiting, whether the sender is alive.
         self.empties = self.empties.wrapping_add(1);
         let gone = self.parts.lane.producer_closed()
-            || (self.empties.is_multiple_of(1024) && self.parts.link.is_peer_known_gone()?);
+            || (self.empties.is_multiple_of(16) && self.parts.link.is_peer_known_gone()?);
         if !gone {
             return Ok(None);
         }
@@ -313,6 +319,9 @@ impl Receiver {
 
     #[inline(always)]
     fn release(&mut self, record: &Record) {
+        if self.owner.is_forked() {
+            return;
+        }
         if record.descriptors != 0 {
             self.drop_descriptors(record);
         }
@@ -372,15 +381,16 @@ impl Receiver {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
-        self.parts.link.bell().drain();
+        self.parts.link.drain();
         let armed = Side::arm(self)?;
         if armed && self.parts.link.is_peer_gone()? {
             Side::disarm(self);
             return if self.look()? { Ok(false) } else { Side::end(self) };
         }
-        if !armed {
-            // Readable exactly while a message waits, also for who goes back to the loop regardless.
-            self.parts.link.bell().ring();
+        if !armed || Side::must_nap(self) {
+            // Readable exactly while a message waits, also for who goes back to the loop regardless; and as long as the
+            // sender is not known to fence, lest its ring be missed.
+            self.parts.link.nudge().ring();
         }
         Ok(armed)
     }
@@ -564,7 +574,7 @@ impl Message<'_> {
 
     /// Whether a receiver that died may have seen this message before: it was not released then.
     pub fn is_redelivered(&self) -> bool {
-        (self.record.seq.wrapping_sub(self.receiver.parts.redelivered_until) as i32) < 0
+        self.receiver.parts.lane.taken() < self.receiver.parts.redelivered
     }
 
     /// The descriptors that came with the message, once; none when there are none, or they have been taken. Those not
@@ -575,6 +585,7 @@ impl Message<'_> {
     pub fn take_descriptors(&mut self) -> Result<Vec<OwnedFd>> {
         match std::mem::take(&mut self.record.descriptors) {
             0 => Ok(Vec::new()),
+            _ if self.receiver.owner.is_forked() => Err(Error::Forked),
             count => self.receiver.parts.link.receive_descriptors(self.record.seq, count),
         }
     }
@@ -598,7 +609,8 @@ impl Message<'_> {
         let mut message = std::mem::ManuallyDrop::new(self);
         let record = message.record;
         let receiver = &mut *message.receiver;
-        if record.descriptors != 0 {
+        // In a forked child this is the child's own affair: nothing shared is touched.
+        if record.descriptors != 0 && !receiver.owner.is_forked() {
             receiver.drop_descriptors(&record);
         }
         let ticket = receiver.parts.lane.hold(&record);
@@ -647,6 +659,9 @@ impl Batch<'_> {
     #[allow(clippy::should_implement_trait)] // an iterator's items would outlive the next call
     #[inline]
     pub fn next(&mut self) -> Result<Option<&[u8]>> {
+        if self.receiver.owner.is_forked() {
+            return Err(Error::Forked);
+        }
         let lane = &mut self.receiver.parts.lane;
         let record = match lane.peek() {
             Ok(Some(record)) => record,
@@ -665,13 +680,14 @@ impl Batch<'_> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        if self.receiver.parts.lane.release_taken() == Wake::Ring {
+        if !self.receiver.owner.is_forked() && self.receiver.parts.lane.release_taken() == Wake::Ring {
             self.receiver.parts.link.ring_peer();
         }
     }
 }
 
-/// A message kept in the lane; see [`Message::hold`]. It stays readable even after the receiver is gone.
+/// A message kept in the lane; see [`Message::hold`]. It stays readable after the receiver is gone, but its bytes are
+/// then kept only until the sender has found a successor: drop it, or copy it, before closing.
 #[derive(Debug)]
 pub struct Held {
     payload: NonNull<u8>,
@@ -709,6 +725,6 @@ impl Drop for Held {
         }
         self.returned.tickets.lock().unwrap_or_else(PoisonError::into_inner).push(self.ticket);
         // The receiver may be asleep while the sender waits for this very space.
-        self.returned.bell.ring();
+        self.returned.nudge.ring();
     }
 }

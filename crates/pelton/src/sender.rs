@@ -43,6 +43,8 @@ pub struct Sender {
     origin: Origin,
     /// Descriptors sent with messages not yet released, to be sent again to a successor of the receiver.
     descriptors: VecDeque<(u32, Vec<OwnedFd>)>,
+    /// Of these, the last so many are still to be sent again.
+    unsent: usize,
 }
 
 /// How a channel ended, as this side learnt.
@@ -113,7 +115,7 @@ impl Sender {
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
         let spin = Spin::new(options.wait, parts.link.peer());
         parts.lane.wait_briefly(spin.first_looks() > 0);
-        Ok(Sender { parts, owner, end: None, spin, origin, descriptors: VecDeque::new() })
+        Ok(Sender { parts, owner, end: None, spin, origin, descriptors: VecDeque::new(), unsent: 0 })
     }
 
     /// Connects to a receiver that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
@@ -199,6 +201,10 @@ impl Sender {
         }
         loop {
             let space = self.parts.lane.try_reserve(bytes as u64).map_err(|error| self.failed(error))?;
+            if space.is_none() && self.parts.link.is_peer_known_gone()? {
+                self.note_end();
+                return Err(self.not_usable());
+            }
             let Some(deadline) = patience.deadline().filter(|_| space.is_none()) else { return Ok(space) };
             self.parts.lane.count_wait();
             if !wait::wait(&mut Room { sender: self, want: Want::Message(bytes as u64, &[]) }, deadline)? {
@@ -216,7 +222,7 @@ impl Sender {
     #[inline(always)]
     fn publish(&mut self, space: Space, bytes: usize) {
         match self.parts.lane.commit(space, bytes as u64) {
-            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(1024) => {}
+            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(64) => {}
             wake => self.after_publishing(wake),
         }
     }
@@ -329,9 +335,15 @@ impl Sender {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
-        let records = lens.into_iter().map(|len| record_bytes(len as u64)).fold(0u64, u64::saturating_add);
+        let records =
+            lens.into_iter().map(|len| record_bytes((len as u64).min(1 << 40))).fold(0u64, u64::saturating_add);
         match self.parts.lane.try_begin_batch(records) {
-            Ok(begun) => Ok(begun.then_some(SentBatch { sender: self })),
+            Ok(true) => Ok(Some(SentBatch { sender: self })),
+            Ok(false) if self.parts.link.is_peer_known_gone()? => {
+                self.note_end();
+                Err(self.not_usable())
+            }
+            Ok(false) => Ok(None),
             Err(error) => Err(self.failed(error)),
         }
     }
@@ -349,6 +361,9 @@ impl Sender {
         if fds.len() > DESCRIPTORS_MAX {
             return Err(Error::TooManyDescriptors { found: fds.len(), wanted: DESCRIPTORS_MAX });
         }
+        if fds.is_empty() {
+            return self.send(payload);
+        }
         self.unreleased();
         let kept = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
         let kept = kept.map_err(Error::system("duplicating descriptors"))?;
@@ -361,18 +376,37 @@ impl Sender {
                 wait::wait(&mut Room { sender: self, want: Want::Message(payload.len() as u64, &marks) }, None)?;
                 continue;
             };
-            // Before the message, so that they are there when it is.
-            if self.parts.link.try_send_descriptors(seq, fds)? {
+            // Before the message, so that they are there when it is; after those still owed to a successor.
+            if self.send_owed_descriptors()? && self.parts.link.try_send_descriptors(seq, fds)? {
                 self.fill(space, payload);
                 self.descriptors.push_back((seq, kept));
                 return Ok(());
             }
-            self.parts.link.wait_for_descriptor_room(None)?;
-            if self.parts.link.is_peer_gone()? {
-                self.note_end();
-                return Err(self.not_usable());
-            }
+            self.wait_for_descriptor_room(None)?;
         }
+    }
+
+    /// Sends again, to a successor of the receiver, what it has not got yet. False: there is no room for all of it now.
+    fn send_owed_descriptors(&mut self) -> Result<bool> {
+        while self.unsent > 0 {
+            let (seq, fds) = &self.descriptors[self.descriptors.len() - self.unsent];
+            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
+            if !self.parts.link.try_send_descriptors(*seq, &fds)? {
+                return Ok(false);
+            }
+            self.unsent -= 1;
+        }
+        Ok(true)
+    }
+
+    /// False: the deadline.
+    fn wait_for_descriptor_room(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        let room = self.parts.link.wait_for_descriptor_room(deadline)?;
+        if self.parts.link.is_peer_gone()? {
+            self.note_end();
+            return Err(self.not_usable());
+        }
+        Ok(room)
     }
 
     /// Messages sent and not yet released by the receiver. Looks at the receiver's page; does not wait.
@@ -386,6 +420,7 @@ impl Sender {
         let head = lane.head().seq;
         while self.descriptors.front().is_some_and(|(seq, _)| (seq.wrapping_sub(head) as i32) < 0) {
             self.descriptors.pop_front();
+            self.unsent = self.unsent.min(self.descriptors.len());
         }
         lane.unreleased()
     }
@@ -425,15 +460,16 @@ impl Sender {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
-        self.parts.link.bell().drain();
+        self.parts.link.drain();
         let armed = Room { sender: self, want: Want::Message(bytes as u64, &[]) }.arm()?;
         if self.parts.link.is_peer_gone()? {
             self.note_end();
             return Err(self.not_usable());
         }
-        if !armed {
-            // Readable exactly while there is room, also for who goes back to the loop regardless.
-            self.parts.link.bell().ring();
+        if !armed || self.parts.lane.must_nap() {
+            // Readable exactly while there is room, also for who goes back to the loop regardless; and as long as the
+            // receiver is not known to fence, lest its ring be missed.
+            self.parts.link.nudge().ring();
         }
         Ok(armed)
     }
@@ -480,14 +516,9 @@ impl Sender {
         self.owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
         self.end = None;
         self.unreleased();
-        for (seq, fds) in &self.descriptors {
-            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
-            while !self.parts.link.try_send_descriptors(*seq, &fds)? {
-                if !self.parts.link.wait_for_descriptor_room(deadline)? {
-                    return Ok(false);
-                }
-            }
-        }
+        self.unsent = self.descriptors.len();
+        // What does not get through by the deadline goes before the next descriptors.
+        while !self.send_owed_descriptors()? && self.wait_for_descriptor_room(deadline)? {}
         Ok(true)
     }
 
@@ -656,7 +687,7 @@ impl Reservation<'_> {
     /// Publishes the message, all of its room. Does not wait.
     ///
     /// # Errors
-    /// None today; a channel that ended is told by the next call.
+    /// [`Error::Forked`]. A channel that ended is told by the next call.
     pub fn commit(self) -> Result<()> {
         let bytes = self.space.bytes as usize;
         self.commit_bytes(bytes)
@@ -665,10 +696,14 @@ impl Reservation<'_> {
     /// Publishes the first `bytes` of the room as the message.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] when `bytes` is more than was reserved; nothing is sent then.
+    /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is sent then. A channel that
+    /// ended is told by the next call.
     pub fn commit_bytes(self, bytes: usize) -> Result<()> {
         if bytes as u64 > self.space.bytes {
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.space.bytes });
+        }
+        if self.sender.owner.is_forked() {
+            return Err(Error::Forked);
         }
         self.sender.publish(self.space, bytes);
         Ok(())
@@ -704,6 +739,9 @@ pub struct SentBatch<'a> {
 impl SentBatch<'_> {
     /// Room for the batch's next message; `None` when the batch's room is used up.
     pub fn reserve(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        if self.sender.owner.is_forked() {
+            return None;
+        }
         let lane = &mut self.sender.parts.lane;
         let space = lane.batch_message(bytes as u64)?;
         // SAFETY: as for a reservation; the next call comes after the borrow.
@@ -725,8 +763,11 @@ impl SentBatch<'_> {
     /// Publishes the messages. Does not wait.
     ///
     /// # Errors
-    /// None today; a channel that ended is told by the next call.
+    /// [`Error::Forked`]. A channel that ended is told by the next call.
     pub fn commit(self) -> Result<()> {
+        if self.sender.owner.is_forked() {
+            return Err(Error::Forked);
+        }
         let wake = self.sender.parts.lane.commit_batch();
         self.sender.after_publishing(wake);
         Ok(())

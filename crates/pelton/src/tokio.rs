@@ -66,8 +66,15 @@ impl AsyncReceiver {
     /// # Errors
     /// As [`Receiver::receive`].
     pub async fn receive(&mut self) -> Result<Message<'_>> {
-        self.ready().await?;
-        Ok(self.0.get_mut().try_receive()?.expect("ready means that a message is there"))
+        loop {
+            self.ready().await?;
+            // Looked at twice, since a borrow cannot be given back once it is returned; a hostile sender may take back
+            // what `ready` saw, and then this waits on.
+            if self.0.get_mut().look()? {
+                break;
+            }
+        }
+        self.0.get_mut().receive()
     }
 
     /// The next message, if there is one now.

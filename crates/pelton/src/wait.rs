@@ -130,7 +130,7 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
         let ready = side.link().sleep(until);
         side.disarm();
         match ready? {
-            Ready::Rung => side.link().bell().drain(),
+            Ready::Rung => side.link().drain(),
             Ready::Gone => return if side.look()? { Ok(true) } else { side.end() },
             Ready::TimedOut => {}
         }

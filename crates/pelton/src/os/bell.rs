@@ -26,7 +26,9 @@ impl Bell {
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
         }
         // Non-blocking, whatever the peer made of it: this side must not wait for a counter at its maximum.
-        rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK)?;
+        rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK).map_err(|error| {
+            std::io::Error::new(std::io::ErrorKind::InvalidData, format!("the peer's bell cannot be used: {error}"))
+        })?;
         Ok(Bell(Descriptor::new(fd)?))
     }
 
@@ -70,14 +72,14 @@ pub(crate) enum Ready {
     Rung,
 }
 
-/// Polls until `bell` rings, a descriptor of `life` tells the peer's end, or the deadline; for ever without one.
+/// Polls until one of `bells` rings, a descriptor of `life` tells the peer's end, or the deadline; for ever without one.
 pub(crate) fn poll_until(
-    bell: Option<BorrowedFd<'_>>,
+    bells: &[BorrowedFd<'_>],
     life: [Option<BorrowedFd<'_>>; 2],
     deadline: Option<Instant>,
 ) -> std::io::Result<Ready> {
-    let mut fds = Vec::with_capacity(3);
-    fds.extend(bell.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+    let mut fds = Vec::with_capacity(4);
+    fds.extend(bells.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
     let [socket, process] = &life;
     fds.extend(socket.iter().map(|fd| PollFd::new(fd, PollFlags::RDHUP)));
     fds.extend(process.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
@@ -91,8 +93,9 @@ pub(crate) fn poll_until(
             Err(error) => return Err(error.into()),
             Ok(0) => return Ok(Ready::TimedOut),
             Ok(_) => {
-                let rung = bell.is_some() && !fds[0].revents().is_empty();
-                return Ok(if rung { Ready::Rung } else { Ready::Gone });
+                // An end first: whoever still has a dead peer's bell cannot hide the death by ringing.
+                let gone = fds[bells.len()..].iter().any(|fd| !fd.revents().is_empty());
+                return Ok(if gone { Ready::Gone } else { Ready::Rung });
             }
         }
     }
@@ -103,11 +106,20 @@ pub(crate) fn poll_until(
 pub(crate) struct Pollable(Descriptor);
 
 impl Pollable {
-    /// Readable while the bell rings.
-    pub(crate) fn new(bell: &Bell) -> std::io::Result<Pollable> {
+    /// Readable while one of the bells rings.
+    pub(crate) fn new(bells: [&Bell; 2]) -> std::io::Result<Pollable> {
         let pollable = Pollable(Descriptor::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
-        epoll::add(&pollable.0, bell, EventData::new_u64(0), EventFlags::IN)?;
+        for bell in bells {
+            epoll::add(&pollable.0, bell, EventData::new_u64(0), EventFlags::IN)?;
+        }
         Ok(pollable)
+    }
+
+    /// No more because of a former peer, whose descriptors a stray process may have kept open.
+    pub(crate) fn forget(&self, socket: BorrowedFd<'_>, process: Option<BorrowedFd<'_>>) {
+        for fd in [Some(socket), process].into_iter().flatten() {
+            let _ = epoll::delete(&self.0, fd);
+        }
     }
 
     /// Also readable once the peer is gone.

@@ -1,7 +1,7 @@
 //! Shared memory: a memfd, mapped and sealed, or the peer's, checked and mapped.
 
 use super::Descriptor;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -74,11 +74,22 @@ impl Segment {
         if writable && seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
             return Err(refuse(format!("the peer's {what} segment has seals {seals:?} and cannot be written")));
         }
+        // Not hugetlbfs, whose pages a peer can take away again for good.
+        const TMPFS_MAGIC: i64 = 0x0102_1994;
+        let system = fstatfs(&fd)?.f_type as i64;
+        if system != TMPFS_MAGIC {
+            return Err(refuse(format!("the peer's {what} segment is of file system {system:#x}, wanted tmpfs")));
+        }
         let found = fstat(&fd)?.st_size as u64;
         if found != bytes {
             return Err(refuse(format!("the peer's {what} segment has {found} bytes, wanted {bytes}")));
         }
-        Segment::map(fd, bytes, writable)
+        Segment::map(fd, bytes, writable).map_err(|error| match error.kind() {
+            std::io::ErrorKind::PermissionDenied => {
+                refuse(format!("the peer's {what} segment cannot be mapped: {error}"))
+            }
+            _ => error,
+        })
     }
 
     fn map(fd: OwnedFd, bytes: u64, writable: bool) -> std::io::Result<Segment> {

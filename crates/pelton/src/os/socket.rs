@@ -55,9 +55,9 @@ impl Socket {
 
     /// Who made, or listens at, the other end.
     pub(crate) fn peer(&self) -> std::io::Result<Peer> {
-        let credentials = rustix::net::sockopt::socket_peercred(&self.0)?;
-        let pid = credentials.pid.as_raw_nonzero().get() as u32;
-        Ok(Peer { pid, uid: credentials.uid.as_raw() })
+        let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        self.option(libc::SO_PEERCRED, &mut found)?;
+        Ok(Peer { pid: found.pid as u32, uid: found.uid })
     }
 
     /// A descriptor that is readable once the peer's process has ended. `None` where the kernel or the pid namespace does
@@ -65,23 +65,29 @@ impl Socket {
     pub(crate) fn peer_process(&self) -> std::io::Result<Option<Descriptor>> {
         const SO_PEERPIDFD: libc::c_int = 77;
         let mut fd: libc::c_int = -1;
-        let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes to `fd`, and the new descriptor is owned by nobody else.
-        let got = unsafe {
-            let raw = self.0.as_fd().as_raw_fd();
-            let done = libc::getsockopt(raw, libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut fd).cast(), &mut len);
-            (done == 0 && fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
-        };
-        if let Some(fd) = got {
-            return Ok(Some(Descriptor::new(fd)?));
+        if self.option(SO_PEERPIDFD, &mut fd).is_ok() && fd >= 0 {
+            // SAFETY: the kernel has just made it, for us.
+            return Ok(Some(Descriptor::new(unsafe { OwnedFd::from_raw_fd(fd) })?));
         }
-        // Before 6.5: by number, which could have been given to another process; then the socket has hung up.
-        let pid = rustix::net::sockopt::socket_peercred(&self.0)?.pid;
+        // Before 6.5: by number, which could have been given to another process; then the socket has hung up. A process
+        // of another pid namespace has none here.
+        let Some(pid) = rustix::process::Pid::from_raw(self.peer()?.pid as i32) else { return Ok(None) };
         match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
             Ok(fd) => Ok(Some(Descriptor::new(fd)?)),
             Err(Errno::SRCH | Errno::INVAL | Errno::PERM | Errno::NOSYS) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Reads a socket option. Our own call: a pid from another namespace is 0, which rustix's type cannot say.
+    fn option<T: Copy>(&self, option: libc::c_int, value: &mut T) -> std::io::Result<()> {
+        let mut len = size_of::<T>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes of plain integers to `value`.
+        let done = unsafe {
+            let raw = self.0.as_fd().as_raw_fd();
+            libc::getsockopt(raw, libc::SOL_SOCKET, option, std::ptr::from_mut(value).cast(), &mut len)
+        };
+        if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     }
 
     /// Sends one packet, with descriptors. False: the socket is full.
@@ -128,19 +134,19 @@ impl Socket {
         }
     }
 
-    /// Waits until there is a packet (or the end), or room for one. False: the deadline.
-    pub(crate) fn wait(&self, to_send: bool, deadline: Option<Instant>) -> std::io::Result<bool> {
-        wait_for(self.0.as_fd(), to_send, deadline)
-    }
-
     /// Tells the peer that this side is gone, whoever else has the socket.
     pub(crate) fn shutdown(&self) {
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }
 }
 
-/// Waits until a descriptor is readable (or writable, or hung up). False: the deadline.
-pub(crate) fn wait_for(fd: BorrowedFd<'_>, to_write: bool, deadline: Option<Instant>) -> std::io::Result<bool> {
+/// Waits until a descriptor is readable (or writable, or hung up), or `process` ends. False: the deadline.
+pub(crate) fn wait_for(
+    fd: BorrowedFd<'_>,
+    process: Option<BorrowedFd<'_>>,
+    to_write: bool,
+    deadline: Option<Instant>,
+) -> std::io::Result<bool> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     loop {
         let flags = if to_write { PollFlags::OUT } else { PollFlags::IN };
@@ -148,7 +154,9 @@ pub(crate) fn wait_for(fd: BorrowedFd<'_>, to_write: bool, deadline: Option<Inst
             let left = deadline.saturating_duration_since(Instant::now());
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
         });
-        match poll(&mut [PollFd::new(&fd, flags)], timeout.as_ref()) {
+        let process = process.unwrap_or(fd);
+        let mut fds = [PollFd::new(&fd, flags), PollFd::new(&process, if to_write { flags } else { PollFlags::IN })];
+        match poll(&mut fds, timeout.as_ref()) {
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
             Ok(ready) => return Ok(ready > 0),
