@@ -835,3 +835,102 @@ mod vectors {
         assert!(!matches!(error, Error::TimedOut(_) | Error::System { .. }), "{vector}: {error}");
     }
 }
+
+/// What spec/protocol.md asks for and this implementation does not do yet.
+#[cfg(test)]
+mod not_yet {
+    use super::*;
+    use crate::os::socket::listen_at;
+
+    fn pair(name: &str) -> (Socket, Socket) {
+        let path = std::env::temp_dir().join(format!("pelton-not-yet-{}-{name}", std::process::id()));
+        let listener = listen_at(&path).unwrap();
+        let peer = Socket::connect(&path).unwrap();
+        let socket = accept_at(&listener).unwrap().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        (socket, peer)
+    }
+
+    fn shake(socket: Socket) -> Shake {
+        Shake::new(socket, Instant::now() + PATIENCE, &Options::new()).unwrap()
+    }
+
+    /// A new sender on the other end of a hand-shake that this end makes.
+    fn with_new_sender<T>(name: &str, this: impl FnOnce(Shake) -> Result<T>) -> (SenderParts, T) {
+        let (socket, peer) = pair(name);
+        let options = Options::new().capacity(1 << 20);
+        let sender = std::thread::spawn(move || new_sender(shake(peer), &options, true).unwrap());
+        let this = this(shake(socket)).unwrap();
+        (sender.join().unwrap(), this)
+    }
+
+    fn send(sender: &mut SenderParts, bytes: u64) -> bool {
+        let space = sender.lane.try_reserve(bytes).unwrap();
+        space.map(|space| sender.lane.commit(space, bytes)).is_some()
+    }
+
+    fn receive(receiver: &mut ReceiverParts) {
+        let record = receiver.lane.peek().unwrap().unwrap();
+        let _ = receiver.lane.release(&record);
+    }
+
+    #[test]
+    #[ignore = "the floor of the page of a successor that did not finish replaces the dead producer's"]
+    fn a_successor_that_does_not_finish_the_hand_shake_leaves_the_floor_to_the_next() {
+        let (mut sender, mut receiver) = with_new_sender("first", |shake| new_receiver(shake, false));
+        // As in the vector "a successor keeps the floor": the lane jumped behind the lap's end, the front holds records.
+        (0..3).for_each(|_| assert!(send(&mut sender, 65528)));
+        (0..3).for_each(|_| receive(&mut receiver));
+        while send(&mut sender, 65528) {}
+        (0..2).for_each(|_| receive(&mut receiver));
+        assert!(!send(&mut sender, 65528), "the head has not come past the floor");
+        drop(sender);
+        // One successor shows its page and then does not go on.
+        let (socket, peer) = pair("second");
+        let page = make_producer_page(1 << 20, message_bytes_limit(1 << 20), 2).unwrap();
+        let bell = Bell::new().unwrap();
+        let hello = Packet { role: Role::Sender as u32, ..Packet::new(HELLO) };
+        let limit = message_bytes_limit(1 << 20);
+        let packet = lane_packet(PRODUCER, 1 << 20, limit, Position::START, Position::START);
+        assert!(peer.try_send(&hello.encode(), &[]).unwrap());
+        assert!(peer.try_send(&packet.encode(), &[page.as_fd(), bell.as_fd()]).unwrap());
+        let impatient = Shake { deadline: Instant::now(), ..shake(socket) };
+        assert!(surviving_receiver(impatient, &mut receiver, false).is_err());
+        // The next must not write over what is not released.
+        let (mut sender, ()) = with_new_sender("third", |shake| surviving_receiver(shake, &mut receiver, false));
+        assert!(!send(&mut sender, 65528), "the head has not come past the floor");
+    }
+
+    #[test]
+    #[ignore = "a peer that hangs up while it is greeted is taken for trouble of the system's"]
+    fn a_peer_that_hangs_up_after_its_greeting_does_not_end_the_wait() {
+        let path = std::env::temp_dir().join(format!("pelton-not-yet-{}-hangs-up", std::process::id()));
+        let listener = Listener::bind(&format!("unix:{}", path.display())).unwrap();
+        let peer = Socket::connect(&path).unwrap();
+        let hello = Packet { role: Role::Sender as u32, ..Packet::new(HELLO) };
+        assert!(peer.try_send(&hello.encode(), &[]).unwrap());
+        drop(peer);
+        let waited = listener.accept_receiver_until(Instant::now() + Duration::from_millis(50));
+        assert!(matches!(waited, Ok(None)), "{waited:?}");
+    }
+
+    #[test]
+    #[ignore = "a packet without descriptors is sent, which nobody takes from the socket"]
+    fn messages_with_no_descriptors_at_all_do_not_fill_the_socket() {
+        let path = std::env::temp_dir().join(format!("pelton-not-yet-{}-no-descriptors", std::process::id()));
+        let name = format!("unix:{}", path.display());
+        let listener = Listener::bind(&name).unwrap();
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut sender = Sender::connect(&name).unwrap();
+            (0..10_000).for_each(|_| sender.send_with_descriptors(b"", &[]).unwrap());
+            done.send(()).unwrap();
+        });
+        let mut receiver = listener.accept_receiver().unwrap();
+        for number in 0..10_000 {
+            let got = receiver.receive_until(Instant::now() + PATIENCE).unwrap();
+            assert!(got.is_some(), "the sender hangs after {number} messages");
+        }
+        is_done.recv_timeout(PATIENCE).unwrap();
+    }
+}
