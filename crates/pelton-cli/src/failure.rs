@@ -57,9 +57,9 @@ impl From<pelton::Error> for Failure {
         let text = error.to_string();
         match error {
             Error::Closed { .. } | Error::PeerDied { .. } => Failure::Peer(text),
-            Error::TooLarge { .. } => Failure::Input(text),
-            Error::Refused(_) | Error::Name { .. } => Failure::Refused(text),
-            Error::TimedOut(_) => Failure::TimedOut(text),
+            Error::TooLarge { .. } | Error::Option { .. } => Failure::Input(text),
+            Error::Refused(_) | Error::HungUp | Error::Name { .. } | Error::InUse { .. } => Failure::Refused(text),
+            Error::TimedOut(_) | Error::NoListener { .. } => Failure::TimedOut(text),
             _ => Failure::System(text),
         }
     }

@@ -300,9 +300,9 @@ impl ProducerPage {
         }
     }
 
-    /// Whether the producer has closed. [close]
+    /// Whether the producer has closed.
     pub fn is_closed(&self) -> bool {
-        self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32
+        self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32 // [close]
     }
 
     /// Whether the producer fences each publication. Relaxed: the sleeper that reads it naps until it says yes.
@@ -338,9 +338,9 @@ impl ConsumerPage {
         }
     }
 
-    /// Whether the consumer has closed. [close]
+    /// Whether the consumer has closed.
     pub fn is_closed(&self) -> bool {
-        self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32
+        self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32 // [close]
     }
 
     /// Whether the consumer fences each release. Relaxed: the sleeper that reads it naps until it says yes.

@@ -383,7 +383,8 @@ fn a_flipped_bit_in_any_header_is_a_message_or_corrupt_never_worse() {
                 for _ in 0..messages {
                     assert!(send(&mut producer, &[5; 24]));
                 }
-                *pages.word(at * 32) ^= 1 << bit;
+                let word = pages.word(at * 32);
+                word.set(word.get() ^ 1 << bit);
                 for _ in 0..messages {
                     match consumer.peek() {
                         Ok(Some(record)) => {
@@ -419,7 +420,7 @@ fn marks_that_lead_astray_are_corrupt() {
         let pages = Pages::new(4096, Position::START);
         let (_producer, mut consumer) = pages.attach();
         for (offset, word) in &words {
-            *pages.word(*offset) = *word;
+            pages.word(*offset).set(*word);
         }
         match consumer.peek() {
             Err(LaneError::Corrupt { what: found, .. }) => assert_eq!(found, what, "{words:x?}"),
@@ -543,7 +544,7 @@ fn what_is_idle_holds_no_record() {
             // Punch the idle ranges as `trim` does.
             for (offset, bytes) in producer.idle() {
                 for at in (offset.next_multiple_of(8)..(offset + bytes) / 8 * 8).step_by(8) {
-                    *pages.word(at) = 0;
+                    pages.word(at).set(0);
                 }
             }
         }

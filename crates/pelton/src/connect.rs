@@ -466,8 +466,9 @@ fn surviving_receiver(shake: Shake, parts: &mut ReceiverParts, listens: bool) ->
     }
     let page = shake.open_producer(page_fd, &answer)?;
     let peer_bell = shake.open_bell(bell_fd)?;
-    memory.attach_producer(lane, Arc::new(page), can_barrier);
+    // Only now is the successor's page complete: had it died before, the dead one's would still be needed.
     shake.ready()?;
+    memory.attach_producer(lane, Arc::new(page), can_barrier);
     // What came for messages that the dead sender committed is here; the rest was for messages that never were.
     parts.link.forget_descriptors_from(tail.seq);
     shake.reconnect(&mut parts.link, peer_bell)

@@ -60,6 +60,8 @@ mod options;
 mod os;
 mod receiver;
 mod sender;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 mod wait;
 
 pub use connect::Listener;

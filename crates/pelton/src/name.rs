@@ -69,6 +69,9 @@ impl Name {
                 "is a socket path of {found} bytes, a Unix socket's has at most {most}: choose a shorter one"
             ));
         }
+        if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
+            return self.wrong(format!("needs the directory of {}, which is not there: make it first", path.display()));
+        }
         Error::System { what: format!("{what} {}", path.display()), source: error }
     }
 

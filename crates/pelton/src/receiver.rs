@@ -10,7 +10,7 @@ use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
 use pelton_lane::{Consumer, LaneError, Record, Sleeper, Ticket, Wake};
 use std::ops::Deref;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -488,6 +488,13 @@ impl Drop for Receiver {
     }
 }
 
+impl AsRawFd for Receiver {
+    /// As [`AsFd`], for runtimes that ask for the number.
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
 impl AsFd for Receiver {
     /// The descriptor for an event loop: see [`Receiver::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -542,6 +549,7 @@ impl Side for Receiver {
 }
 
 /// A message in the lane. Dropping it releases its space; the receiver can do nothing else meanwhile.
+#[must_use = "dropping a message releases it: it is then received"]
 #[derive(Debug)]
 pub struct Message<'a> {
     receiver: &'a mut Receiver,

@@ -11,7 +11,7 @@ use crate::{Counters, os};
 use pelton_lane::{LaneError, Mark, Memory, Position, Producer, Space, Wake, record_bytes};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -331,7 +331,7 @@ impl Sender {
         }
         let records = lens.into_iter().map(|len| record_bytes(len as u64)).fold(0u64, u64::saturating_add);
         match self.parts.lane.try_begin_batch(records) {
-            Ok(begun) => Ok(begun.then(|| SentBatch { sender: self })),
+            Ok(begun) => Ok(begun.then_some(SentBatch { sender: self })),
             Err(error) => Err(self.failed(error)),
         }
     }
@@ -557,6 +557,13 @@ impl Drop for Sender {
         // The word first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
         self.parts.link.ring_peer();
         self.parts.link.shutdown();
+    }
+}
+
+impl AsRawFd for Sender {
+    /// As [`AsFd`], for runtimes that ask for the number.
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

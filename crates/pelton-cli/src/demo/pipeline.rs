@@ -192,7 +192,7 @@ fn line_failure(error: FrameError) -> Failure {
 
 /// The sending end of a transport.
 enum Outgoing {
-    Pelton(Sender),
+    Pelton(Box<Sender>),
     SockStream { stream: UnixStream, frame: Vec<u8> },
     SockStreamBatched(BufWriter<UnixStream>),
 }
@@ -202,7 +202,7 @@ impl Outgoing {
         if args.system == System::Pelton {
             let options =
                 Options::new().capacity(CAPACITY).wait(Wait::Block).connect_deadline(Instant::now() + CONNECT_WITHIN);
-            return Ok(Outgoing::Pelton(options.connect_sender(&args.channel())?));
+            return Ok(Outgoing::Pelton(Box::new(options.connect_sender(&args.channel())?)));
         }
         let stream =
             UnixStream::connect(args.socket()).map_err(|error| Failure::system("connecting the socket", error))?;
@@ -239,7 +239,7 @@ impl Outgoing {
 
 /// The receiving end of a transport.
 enum Incoming {
-    Pelton(Receiver),
+    Pelton(Box<Receiver>),
     Socket(UnixStream),
 }
 
@@ -252,7 +252,7 @@ impl Incoming {
             say()?;
             let receiver = listener.accept_receiver_until(Instant::now() + CONNECT_WITHIN)?;
             return receiver
-                .map(Incoming::Pelton)
+                .map(|receiver| Incoming::Pelton(Box::new(receiver)))
                 .ok_or_else(|| Failure::TimedOut("the sending process did not connect".to_string()));
         }
         let listener =

@@ -49,7 +49,8 @@ impl Segment {
         write: impl FnOnce(NonNull<u8>),
     ) -> std::io::Result<Segment> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = memfd_create(name, flags)?;
+        // Hardened systems insist on the last flag; before Linux 6.3 it is unknown.
+        let fd = memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| memfd_create(name, flags))?;
         ftruncate(&fd, bytes)?;
         let segment = Segment::map(fd, bytes, true)?;
         write(segment.base);
