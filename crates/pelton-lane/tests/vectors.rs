@@ -51,13 +51,14 @@ fn every_image_of_memory_is_read_as_the_vectors_say() {
         let limit = number(&image["message_bytes_max"]);
         let pages = Pages::with_limit(number(&image["capacity"]), limit, head);
         for word in list(&image["words"]) {
-            *pages.word(number(&word[0])) = number(&word[1]);
+            pages.word(number(&word[0])).set(number(&word[1]));
         }
         for run in list(&image["bytes"]) {
             for (i, byte) in unhex(text(&run[1])).into_iter().enumerate() {
                 let offset = number(&run[0]) + i as u64;
                 let word = pages.word(offset / 8 * 8);
-                *word = *word & !(0xff << (offset % 8 * 8)) | u64::from(byte) << (offset % 8 * 8);
+                let shift = offset % 8 * 8;
+                word.set(word.get() & !(0xff << shift) | u64::from(byte) << shift);
             }
         }
         let wanted = image["then"]["corrupt"].as_str();
@@ -348,7 +349,7 @@ impl Lane<'_> {
             "producer" => (self.memory.producer.as_ptr().cast(), size_of::<ProducerPage>() as u64),
             "consumer" => (self.memory.consumer.as_ptr().cast(), size_of::<ConsumerPage>() as u64),
             "receiver" => (self.memory.receiver.as_ptr().cast(), size_of::<ReceiverPage>() as u64),
-            _ => return self.pages.word(offset),
+            _ => return self.pages.word(offset).as_ptr(),
         };
         assert!(offset + 8 <= bytes, "{of} has no word at {offset}");
         // SAFETY: inside the segment by the check above.
