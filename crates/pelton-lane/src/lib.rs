@@ -35,7 +35,7 @@ pub use layout::{
 #[cfg(loom)]
 pub use memory::Slot;
 pub use memory::{Data, Memory};
-pub use producer::{Mark, Producer, Space};
+pub use producer::{Producer, Space};
 pub use sleep::{Sleeper, Wake, Waker};
 
 /// What a lane refuses.

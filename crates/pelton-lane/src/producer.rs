@@ -38,13 +38,6 @@ const STILL_MAX: u32 = 32;
 /// So that a reader that moves by inches cannot hold up a send that is not to wait.
 const LOOKS_MAX: u32 = 512;
 
-/// Something to say about the message that follows it in the lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
-    /// So many descriptors travel with the message.
-    Descriptors(u32),
-}
-
 /// Room that has been reserved: where its payload goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
@@ -224,7 +217,7 @@ impl Producer {
     pub fn try_reserve(&mut self, bytes: u64) -> Result<Option<Space>, LaneError> {
         match self.reserve_at_tail(bytes) {
             Some(space) => Ok(Some(space)),
-            None => self.reserve_slowly(bytes, &[]),
+            None => self.reserve_slowly(bytes, 0),
         }
     }
 
@@ -241,29 +234,29 @@ impl Producer {
         }
     }
 
-    /// As [`Producer::try_reserve`], with marks before the message.
+    /// As [`Producer::try_reserve`], with a mark before the message that `descriptors` travel with it; none if 0.
     ///
     /// # Errors
     /// As [`Producer::try_reserve`].
     #[cold]
-    pub fn try_reserve_marked(&mut self, bytes: u64, marks: &[Mark]) -> Result<Option<Space>, LaneError> {
-        self.reserve_slowly(bytes, marks)
+    pub fn try_reserve_with_descriptors(&mut self, bytes: u64, descriptors: u32) -> Result<Option<Space>, LaneError> {
+        self.reserve_slowly(bytes, descriptors)
     }
 
     #[cold]
     #[inline(never)]
-    fn reserve_slowly(&mut self, bytes: u64, marks: &[Mark]) -> Result<Option<Space>, LaneError> {
+    fn reserve_slowly(&mut self, bytes: u64, descriptors: u32) -> Result<Option<Space>, LaneError> {
         if bytes > self.bytes_max {
             return Err(LaneError::TooLarge { bytes, bytes_max: self.bytes_max });
         }
-        if !self.make_room(record_bytes(bytes), marks)? {
+        if !self.make_room(record_bytes(bytes), descriptors)? {
             return Ok(None);
         }
         Ok(Some(Space { offset: self.at + 8, bytes }))
     }
 
     /// Sets `at`, and what comes before it, for records of `records` bytes; false when there is no room.
-    fn make_room(&mut self, records: u64, marks: &[Mark]) -> Result<bool, LaneError> {
+    fn make_room(&mut self, records: u64, descriptors: u32) -> Result<bool, LaneError> {
         if self.consumer_gone {
             return Err(LaneError::Closed);
         }
@@ -273,8 +266,8 @@ impl Producer {
             self.marks[0] = mark(MARK_GENERATION, generation);
             self.mark_count = 1;
         }
-        for Mark::Descriptors(count) in marks {
-            self.marks[self.mark_count] = mark(MARK_DESCRIPTORS, *count);
+        if descriptors > 0 {
+            self.marks[self.mark_count] = mark(MARK_DESCRIPTORS, descriptors);
             self.mark_count += 1;
         }
         // The cleared header after the last record, which is also where the next jump goes.
@@ -494,7 +487,7 @@ impl Producer {
         if records > records_max {
             return Err(LaneError::TooLarge { bytes: records, bytes_max: records_max });
         }
-        if !self.make_room(records, &[])? {
+        if !self.make_room(records, 0)? {
             return Ok(false);
         }
         self.batch = Some(Batch {

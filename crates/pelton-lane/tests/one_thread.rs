@@ -316,7 +316,7 @@ fn marks_travel_with_their_message() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     for _ in 0..100 {
-        let space = producer.try_reserve_marked(3, &[Mark::Descriptors(4)]).unwrap().unwrap();
+        let space = producer.try_reserve_with_descriptors(3, 4).unwrap().unwrap();
         producer.copy_in(space, b"fds");
         assert_eq!(consumer.peek().unwrap(), None, "nothing of it is seen before it is committed");
         let _ = producer.commit(space, 3);
@@ -366,7 +366,7 @@ fn a_new_generation_is_marked_at_its_first_message_even_the_largest() {
         // SAFETY: as above.
         unsafe { consumer.attach_producer(memory.producer, true) };
         let max = successor.message_bytes_max();
-        let space = successor.try_reserve_marked(max, &[Mark::Descriptors(1)]).unwrap().expect("fits with both marks");
+        let space = successor.try_reserve_with_descriptors(max, 1).unwrap().expect("fits with both marks");
         let _ = successor.commit(space, max);
         let record = consumer.peek().unwrap().unwrap();
         assert_eq!((record.bytes, record.descriptors, consumer.generation()), (max, 1, 2));

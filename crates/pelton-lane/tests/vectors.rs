@@ -8,9 +8,6 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::ptr::NonNull;
 
-/// Lists that this implementation does not pass yet; each is a test of its own below, ignored.
-const NOT_YET: [&str; 1] = ["a successor marks its first committed message, whatever it aborted before"];
-
 fn vectors(file: &str) -> Value {
     let path = format!("{}/../../spec/vectors/{file}", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
@@ -98,19 +95,7 @@ fn every_image_of_memory_is_read_as_the_vectors_say() {
 #[test]
 fn every_list_of_steps_has_the_results_that_the_vectors_say() {
     for steps in list(&vectors("steps.json")["lists"]) {
-        if !NOT_YET.contains(&text(&steps["name"])) {
-            run(steps);
-        }
-    }
-}
-
-#[test]
-#[ignore = "an abort makes the next reservation forget the generation mark"]
-fn lists_that_this_implementation_does_not_pass_yet() {
-    for steps in list(&vectors("steps.json")["lists"]) {
-        if NOT_YET.contains(&text(&steps["name"])) {
-            run(steps);
-        }
+        run(steps);
     }
 }
 
@@ -155,12 +140,8 @@ impl Lane<'_> {
         match text(&step["do"]) {
             "send" => {
                 let bytes = bytes.unwrap();
-                let marks: Vec<_> =
-                    step["descriptors"].as_u64().map(|n| Mark::Descriptors(n as u32)).into_iter().collect();
-                let reserved = match &marks[..] {
-                    [] => self.producer.try_reserve(bytes),
-                    marks => self.producer.try_reserve_marked(bytes, marks),
-                };
+                let descriptors = step["descriptors"].as_u64().unwrap_or(0) as u32;
+                let reserved = self.producer.try_reserve_with_descriptors(bytes, descriptors);
                 let found = self.answer(&reserved, step, context);
                 if let Ok(Some(space)) = reserved {
                     assert!(wanted.starts_with("sent"), "{context}");

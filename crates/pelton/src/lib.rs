@@ -54,6 +54,7 @@
 
 mod connect;
 mod error;
+mod handshake;
 mod link;
 mod name;
 mod options;

@@ -163,7 +163,7 @@ impl Link {
     /// Sends the descriptors of message `seq`. False: there is no room for them now.
     pub(crate) fn try_send_descriptors(&self, seq: u32, fds: &[BorrowedFd<'_>]) -> Result<bool> {
         match &self.way {
-            Way::Socket { socket, .. } => match socket.try_send(&crate::connect::descriptors_packet(seq), fds) {
+            Way::Socket { socket, .. } => match socket.try_send(&crate::handshake::descriptors_packet(seq), fds) {
                 // Gone, which the wait for room tells; or too many on their way in all of this user's sockets.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
                 Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
@@ -263,13 +263,13 @@ impl Link {
 /// The next packet of descriptors. `None`: nothing there now; `Some(None)`: nor ever.
 #[allow(clippy::type_complexity)] // named nowhere else
 fn receive_packet(socket: &Socket) -> Result<Option<Option<(u32, Vec<OwnedFd>, bool)>>> {
-    let mut packet = [0; crate::connect::PACKET_BYTES];
+    let mut packet = [0; crate::handshake::PACKET_BYTES];
     let got = socket.try_receive(&mut packet).map_err(Error::system("receiving descriptors"))?;
     let Some((bytes, fds, truncated)) = got else { return Ok(None) };
     if bytes == 0 {
         return Ok(Some(None));
     }
-    match crate::connect::descriptors_of(&packet[..bytes]) {
+    match crate::handshake::descriptors_of(&packet[..bytes]) {
         Some(seq) => Ok(Some(Some((seq, fds, truncated)))),
         None => Err(Error::Corrupt(format!("a packet of {bytes} bytes came, wanted descriptors"))),
     }

@@ -8,7 +8,7 @@ use crate::os::socket::DESCRIPTORS_MAX;
 use crate::os::{Owner, Segment};
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
-use pelton_lane::{LaneError, Mark, Memory, Position, Producer, Space, Wake, record_bytes};
+use pelton_lane::{LaneError, Memory, Position, Producer, Space, Wake, record_bytes};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -207,7 +207,7 @@ impl Sender {
             }
             let Some(deadline) = patience.deadline().filter(|_| space.is_none()) else { return Ok(space) };
             self.parts.lane.count_wait();
-            if !wait::wait(&mut Room { sender: self, want: Want::Message(bytes as u64, &[]) }, deadline)? {
+            if !wait::wait(&mut Room { sender: self, want: Want::Message(bytes as u64, 0) }, deadline)? {
                 return Ok(None);
             }
         }
@@ -369,11 +369,11 @@ impl Sender {
         let kept = kept.map_err(Error::system("duplicating descriptors"))?;
         let seq = self.parts.lane.tail().seq;
         loop {
-            let marks = [Mark::Descriptors(fds.len() as u32)];
-            let space = self.parts.lane.try_reserve_marked(payload.len() as u64, &marks);
+            let count = fds.len() as u32;
+            let space = self.parts.lane.try_reserve_with_descriptors(payload.len() as u64, count);
             let Some(space) = space.map_err(|error| self.failed(error))? else {
                 self.parts.lane.count_wait();
-                wait::wait(&mut Room { sender: self, want: Want::Message(payload.len() as u64, &marks) }, None)?;
+                wait::wait(&mut Room { sender: self, want: Want::Message(payload.len() as u64, count) }, None)?;
                 continue;
             };
             // Before the message, so that they are there when it is; after those still owed to a successor.
@@ -461,7 +461,7 @@ impl Sender {
             return Err(self.not_usable());
         }
         self.parts.link.drain();
-        let armed = Room { sender: self, want: Want::Message(bytes as u64, &[]) }.arm()?;
+        let armed = Room { sender: self, want: Want::Message(bytes as u64, 0) }.arm()?;
         if self.parts.link.is_peer_gone()? {
             self.note_end();
             return Err(self.not_usable());
@@ -608,14 +608,14 @@ impl AsFd for Sender {
 /// A sender that waits.
 struct Room<'a> {
     sender: &'a mut Sender,
-    want: Want<'a>,
+    want: Want,
 }
 
 /// What for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Want<'a> {
-    /// Room for a message of so many bytes with these marks.
-    Message(u64, &'a [Mark]),
+enum Want {
+    /// Room for a message of so many bytes with so many descriptors.
+    Message(u64, u32),
     /// That the lane is empty.
     Empty,
 }
@@ -628,8 +628,8 @@ impl Side for Room<'_> {
             return self.end();
         }
         let found = match self.want {
-            Want::Message(bytes, []) => lane.try_reserve(bytes).map(|space| space.is_some()),
-            Want::Message(bytes, marks) => lane.try_reserve_marked(bytes, marks).map(|space| space.is_some()),
+            Want::Message(bytes, 0) => lane.try_reserve(bytes).map(|space| space.is_some()),
+            Want::Message(bytes, count) => lane.try_reserve_with_descriptors(bytes, count).map(|space| space.is_some()),
             Want::Empty => lane.look_at_head().map(|unreleased| unreleased == 0),
         };
         found.map_err(|error| self.sender.failed(error))

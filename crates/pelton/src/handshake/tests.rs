@@ -1,0 +1,219 @@
+//! The hand-shake against `spec/vectors/packets.json`, and against peers that do not do their part.
+
+/// Replays `spec/vectors/packets.json`.
+mod vectors {
+    use super::super::*;
+    use crate::os::socket::{accept_at, listen_at};
+    use crate::{Listener, Sender};
+    use std::time::Duration;
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+    use serde_json::Value;
+
+    fn vectors() -> Value {
+        let path = format!("{}/../../spec/vectors/packets.json", env!("CARGO_MANIFEST_DIR"));
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    }
+
+    fn packet_bytes(vector: &Value) -> Vec<u8> {
+        let hex = vector["hex"].as_str().unwrap();
+        (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect()
+    }
+
+    fn packet_of(fields: &Value) -> Packet {
+        let number = |name: &str| match &fields[name] {
+            Value::String(text) => u64::from_str_radix(&text[2..], 16).unwrap(),
+            value => value.as_u64().unwrap(),
+        };
+        Packet {
+            kind: number("kind") as u32,
+            wire_version: number("wire_version") as u32,
+            layout_signature: number("layout_signature"),
+            role: number("role") as u32,
+            holds: number("holds") as u32,
+            capacity: number("capacity"),
+            message_bytes_max: number("message_bytes_max"),
+            generation: number("generation"),
+            head: number("head"),
+            tail: number("tail"),
+            floor: number("floor"),
+            seq: number("seq") as u32,
+        }
+    }
+
+    #[test]
+    fn packets_are_read_and_written_as_the_vectors_say() {
+        for vector in vectors()["packets"].as_array().unwrap() {
+            let (bytes, packet) = (packet_bytes(vector), packet_of(&vector["fields"]));
+            let text = vector["text"].as_str().unwrap_or("");
+            assert_eq!(Packet::decode(&bytes), Some(packet), "{vector}");
+            assert_eq!([&packet.encode(), text.as_bytes()].concat(), bytes, "{vector}");
+        }
+    }
+
+    #[test]
+    fn packets_that_break_the_rules_are_refused() {
+        vectors()["refused"].as_array().unwrap().iter().for_each(assert_refused);
+    }
+
+    /// Greets this side as a peer that keeps to the rules up to the packet.
+    fn assert_refused(vector: &Value) {
+        let path = std::env::temp_dir().join(format!(
+            "pelton-vectors-{}-{:?}",
+            std::process::id(),
+            std::thread::current().id()
+        ));
+        let listener = listen_at(&path).unwrap();
+        let peer = Socket::connect(&path).unwrap();
+        let socket = accept_at(&listener).unwrap().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let options = Options::new();
+        let shake = Shake::new(socket, Instant::now() + PATIENCE, &options).unwrap();
+        let (bytes, bell) = (packet_bytes(vector), Bell::new().unwrap());
+        let send = |bytes: &[u8], fds: &[BorrowedFd<'_>]| assert!(peer.try_send(bytes, fds).unwrap());
+        let hello = |role, holds| Packet { role: role as u32, holds, ..Packet::new(HELLO) }.encode();
+        let data_of = |packet: &Packet| if capacity_is_valid(packet.capacity) { packet.capacity } else { 64 };
+        let refused = match vector["expected"].as_str().unwrap() {
+            "PRODUCER" => {
+                let packet = Packet::decode(&bytes).unwrap();
+                let page = make_producer_page(packet.capacity, packet.message_bytes_max, packet.generation).unwrap();
+                let data = make_data(data_of(&packet)).unwrap();
+                send(&hello(Role::Sender, 0), &[]);
+                send(&bytes, &[page.as_fd(), bell.as_fd(), data.as_fd()]);
+                new_receiver(shake, false).map(|_| ())
+            }
+            "CONSUMER" => {
+                let packet = Packet::decode(&bytes).unwrap();
+                let (consumer, receiver) = make_consumer_pages(Position::unpack(packet.head)).unwrap();
+                let data = make_data(data_of(&packet)).unwrap();
+                send(&hello(Role::Receiver, 1), &[]);
+                send(&bytes, &[consumer.as_fd(), receiver.as_fd(), bell.as_fd(), data.as_fd()]);
+                new_sender(shake, &options, false).map(|_| ())
+            }
+            expected => {
+                send(&bytes, &[]);
+                shake.receive::<0>(if expected == "HELLO" { HELLO } else { READY }).map(|_| ())
+            }
+        };
+        let error = refused.expect_err(&vector.to_string());
+        // Not for want of an answer: the packet alone decides.
+        assert!(!matches!(error, Error::TimedOut(_) | Error::System { .. }), "{vector}: {error}");
+    }
+}
+
+/// What spec/protocol.md asks for when a peer does not do its part.
+mod peers {
+    use super::super::*;
+    use crate::os::socket::{accept_at, listen_at};
+    use crate::{Listener, Sender};
+    use std::time::Duration;
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    fn pair(name: &str) -> (Socket, Socket) {
+        let path = std::env::temp_dir().join(format!("pelton-hand-shakes-{}-{name}", std::process::id()));
+        let listener = listen_at(&path).unwrap();
+        let peer = Socket::connect(&path).unwrap();
+        let socket = accept_at(&listener).unwrap().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        (socket, peer)
+    }
+
+    fn shake(socket: Socket) -> Shake {
+        Shake::new(socket, Instant::now() + PATIENCE, &Options::new()).unwrap()
+    }
+
+    /// A new sender on the other end of a hand-shake that this end makes.
+    fn with_new_sender<T>(name: &str, this: impl FnOnce(Shake) -> Result<T>) -> (SenderParts, T) {
+        let (socket, peer) = pair(name);
+        let options = Options::new().capacity(1 << 20);
+        let sender = std::thread::spawn(move || new_sender(shake(peer), &options, true).unwrap());
+        let this = this(shake(socket)).unwrap();
+        (sender.join().unwrap(), this)
+    }
+
+    fn send(sender: &mut SenderParts, bytes: u64) -> bool {
+        let space = sender.lane.try_reserve(bytes).unwrap();
+        space.map(|space| sender.lane.commit(space, bytes)).is_some()
+    }
+
+    fn receive(receiver: &mut ReceiverParts) {
+        let record = receiver.lane.peek().unwrap().unwrap();
+        let _ = receiver.lane.release(&record);
+    }
+
+    /// The other end of a hand-shake in which a successor shows its page and then does not go on.
+    fn unfinished_successor(name: &str, receiver: &mut ReceiverParts) -> Socket {
+        let (socket, peer) = pair(name);
+        let limit = message_bytes_limit(1 << 20);
+        let page = make_producer_page(1 << 20, limit, 2).unwrap();
+        let bell = Bell::new().unwrap();
+        let hello = Packet { role: Role::Sender as u32, ..Packet::new(HELLO) };
+        let packet = lane_packet(PRODUCER, 1 << 20, limit, Position::START, Position::START);
+        assert!(peer.try_send(&hello.encode(), &[]).unwrap());
+        assert!(peer.try_send(&packet.encode(), &[page.as_fd(), bell.as_fd()]).unwrap());
+        let impatient = Shake { deadline: Instant::now(), ..shake(socket) };
+        assert!(surviving_receiver(impatient, receiver, false).is_err());
+        peer
+    }
+
+    #[test]
+    fn a_successor_that_the_survivor_has_given_up_never_hears_that_it_is_ready() {
+        let (sender, mut receiver) = with_new_sender("before", |shake| new_receiver(shake, false));
+        drop(sender);
+        let peer = unfinished_successor("given-up", &mut receiver);
+        let mut bytes = [0; PACKET_BYTES];
+        while let Ok(Some((len @ 1.., ..))) = peer.try_receive(&mut bytes) {
+            let kind = Packet::decode(&bytes[..len]).unwrap().kind;
+            assert_ne!(kind, READY, "it would write data, and so would the next");
+        }
+    }
+
+    #[test]
+    fn a_successor_that_does_not_finish_the_hand_shake_leaves_the_floor_to_the_next() {
+        let (mut sender, mut receiver) = with_new_sender("first", |shake| new_receiver(shake, false));
+        // As in the vector "a successor keeps the floor": the lane jumped behind the lap's end, the front holds records.
+        (0..3).for_each(|_| assert!(send(&mut sender, 65528)));
+        (0..3).for_each(|_| receive(&mut receiver));
+        while send(&mut sender, 65528) {}
+        (0..2).for_each(|_| receive(&mut receiver));
+        assert!(!send(&mut sender, 65528), "the head has not come past the floor");
+        drop(sender);
+        // One successor shows its page and then does not go on.
+        let _peer = unfinished_successor("second", &mut receiver);
+        // The next must not write over what is not released.
+        let (mut sender, ()) = with_new_sender("third", |shake| surviving_receiver(shake, &mut receiver, false));
+        assert!(!send(&mut sender, 65528), "the head has not come past the floor");
+    }
+
+    #[test]
+    fn a_peer_that_hangs_up_after_its_greeting_does_not_end_the_wait() {
+        let path = std::env::temp_dir().join(format!("pelton-hand-shakes-{}-hangs-up", std::process::id()));
+        let listener = Listener::bind(&format!("unix:{}", path.display())).unwrap();
+        let peer = Socket::connect(&path).unwrap();
+        let hello = Packet { role: Role::Sender as u32, ..Packet::new(HELLO) };
+        assert!(peer.try_send(&hello.encode(), &[]).unwrap());
+        drop(peer);
+        let waited = listener.accept_receiver_until(Instant::now() + Duration::from_millis(50));
+        assert!(matches!(waited, Ok(None)), "{waited:?}");
+    }
+
+    #[test]
+    fn messages_with_no_descriptors_at_all_do_not_fill_the_socket() {
+        let path = std::env::temp_dir().join(format!("pelton-hand-shakes-{}-no-descriptors", std::process::id()));
+        let name = format!("unix:{}", path.display());
+        let listener = Listener::bind(&name).unwrap();
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut sender = Sender::connect(&name).unwrap();
+            (0..10_000).for_each(|_| sender.send_with_descriptors(b"", &[]).unwrap());
+            done.send(()).unwrap();
+        });
+        let mut receiver = listener.accept_receiver().unwrap();
+        for number in 0..10_000 {
+            let got = receiver.receive_until(Instant::now() + PATIENCE).unwrap();
+            assert!(got.is_some(), "the sender hangs after {number} messages");
+        }
+        is_done.recv_timeout(PATIENCE).unwrap();
+    }
+}
