@@ -60,6 +60,7 @@ pub struct Producer {
     at: u64,
     capacity: u64,
     bytes_max: u64,
+    window: u64,
     messages: u64,
     bytes: u64,
     waker: Waker,
@@ -135,6 +136,7 @@ impl Producer {
             at: tail.offset,
             capacity,
             bytes_max: page.message_bytes_max,
+            window: WINDOW.min(capacity),
             messages: 0,
             bytes: 0,
             // SAFETY: the caller promises the mappings.
@@ -189,6 +191,13 @@ impl Producer {
         // SAFETY: the caller promises the mappings.
         self.waker = unsafe { waker_of(&self.memory, can_barrier) };
         Ok(self.unreleased())
+    }
+
+    /// How much of the lane a reader that keeps up leaves in use, in bytes: [`WINDOW`] at first, or the capacity if that is
+    /// less. The producer's own choice, which no other party needs to know.
+    pub fn set_window(&mut self, bytes: u64) {
+        self.window = bytes.min(self.capacity);
+        self.limit = 0;
     }
 
     /// Whether a reservation may look at the head some hundred times at the window's edge, a microsecond or two, before
@@ -282,7 +291,7 @@ impl Producer {
 
     /// Finds `need` contiguous bytes, and sets `limit` for the records after them.
     fn place(&mut self, need: u64) -> Result<Option<u64>, LaneError> {
-        let window = WINDOW.min(self.capacity);
+        let window = self.window;
         // Looks at the head so far, and those since it moved.
         let (mut looks, mut still) = (0, 0);
         loop {

@@ -37,9 +37,10 @@ fn step(max: usize) -> impl Strategy<Value = Step> {
 }
 
 /// Runs the steps on a lane and on a queue, and compares whatever comes out.
-fn run(capacity: u64, first_seq: u32, steps: Vec<Step>) {
+fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
     let pages = Pages::new(capacity, Position { offset: 0, seq: first_seq });
     let (mut producer, mut consumer) = pages.attach();
+    producer.set_window(window);
     let mut waiting: VecDeque<Vec<u8>> = VecDeque::new();
     let mut held: Vec<(Ticket, Record, Vec<u8>)> = Vec::new();
     let mut number = 0;
@@ -150,17 +151,18 @@ proptest! {
     #[test]
     fn what_is_sent_is_what_is_received(
         capacity in prop_oneof![Just(4096u64), Just(4160), Just(8192), Just(1 << 16)],
+        window in prop_oneof![Just(256u64), Just(1024), Just(1 << 20)],
         first_seq in prop_oneof![Just(1u32), Just(u32::MAX - 3), any::<u32>().prop_map(|seq| seq.max(1))],
         steps in prop::collection::vec(step(2016), 1..300),
     ) {
-        run(capacity, first_seq, steps);
+        run(capacity, window, first_seq, steps);
     }
 
     #[test]
     fn a_lane_larger_than_its_window_wraps_early_and_loses_nothing(
         steps in prop::collection::vec(step(60_000), 1..200),
     ) {
-        run(1 << 20, 1, steps);
+        run(1 << 20, WINDOW, 1, steps);
     }
 }
 
