@@ -83,25 +83,8 @@ fn child() {
             say(format!("{} {next} {again} {end}", first.unwrap_or(next)));
             hear();
         }
-        "listen-and-wait" => {
-            let _listener = Options::new().listen(role.get("name")).unwrap();
-            say("listening");
-            hear();
-        }
-        "connect-sender" | "connect-receiver" => {
-            if let Some(uid) = role.number("uid") {
-                // SAFETY: no pointers; this process has what is needed of root's done.
-                assert_eq!(unsafe { libc::setgid(uid as u32) | libc::setuid(uid as u32) }, 0);
-            }
-            let (options, name) = (options(&role), role.get("name"));
-            let found = match role.get("role") {
-                "connect-sender" => options.connect_sender(name).and_then(|mut sender| sender.send(b"hello")),
-                _ => options.connect_receiver(name).and_then(|mut receiver| receiver.receive().map(|_| ())),
-            };
-            say(found.err().map_or("well".to_owned(), |error| word(&error)));
-        }
         "pipes" => {
-            // Each message carries the writing end of a pipe of which the parent ... reads what this child writes.
+            // Each message carries the reading end of a pipe with the message's number in it.
             let mut sender = sender(&role);
             for number in 0..role.number("count").unwrap() {
                 let (reading, writing) = rustix::pipe::pipe().unwrap();
@@ -117,8 +100,64 @@ fn child() {
                 std::process::exit(0);
             }
         }
+        "take-pipes" => {
+            let mut receiver = receiver(&role);
+            say("connected");
+            let end = take_pipes(&mut receiver, role.number("from").unwrap_or(0), role.number("count").unwrap());
+            say(end.map_or("enough".to_owned(), |error| word(&error)));
+            hear();
+        }
+        "receive-64" => {
+            let mut receiver = receiver(&role);
+            for _ in 0..2 {
+                let mut message = receiver.receive().unwrap();
+                let taken = message.take_descriptors().unwrap().len();
+                say(format!("{}: {taken}", String::from_utf8_lossy(&message)));
+            }
+            hear();
+        }
+        "receive-counting" => {
+            let mut receiver = receiver(&role);
+            say("connected");
+            let mut buffer = Vec::new();
+            for number in 0..50 {
+                // By each way to receive.
+                match number % 3 {
+                    0 => drop(receiver.receive().unwrap()),
+                    1 => _ = receiver.receive_into(&mut buffer).unwrap(),
+                    _ => _ = receiver.receive_batch().unwrap().next().unwrap().unwrap(),
+                }
+            }
+            say("received 50");
+            hear();
+        }
         other => panic!("no role {other}"),
     }
+}
+
+/// Takes the pipe that comes with each message from number `from` on and reads the message's number from it.
+fn take_pipes(receiver: &mut Receiver, from: u64, count: u64) -> Option<Error> {
+    for number in from..from + count {
+        let mut message = match receiver.receive() {
+            Ok(message) => message,
+            Err(error) => return Some(error),
+        };
+        assert_eq!(*message, number.to_le_bytes());
+        let pipes = match message.take_descriptors() {
+            Ok(pipes) => pipes,
+            Err(error) => return Some(error),
+        };
+        assert_eq!(pipes.len(), 1, "message {number}");
+        let mut bytes = [0; 8];
+        assert_eq!(rustix::io::read(&pipes[0], &mut bytes).unwrap(), 8);
+        assert_eq!(u64::from_le_bytes(bytes), number, "a descriptor came with another message");
+        assert!(message.take_descriptors().unwrap().is_empty(), "they come once");
+    }
+    None
+}
+
+fn piping(place: &Place, count: u64) -> Role {
+    Role::new("pipes").with("name", place.name()).with("count", count)
 }
 
 /// Sends the role's messages and then ends as it says.
@@ -599,4 +638,70 @@ fn twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_tha
         How::Epoll,
         false,
     );
+}
+
+// Descriptors.
+
+/// Open descriptors of another process.
+fn descriptors_of(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+#[test]
+fn descriptors_come_with_their_messages_in_order() {
+    let place = Place::new("descriptors_come_with_their_messages_in_order");
+    let (mut receiver, child) = receiver_of(&place, piping(&place, 500).with("end", "close"));
+    assert!(take_pipes(&mut receiver, 0, 500).is_none());
+    child.expect("sent");
+}
+
+#[test]
+fn sixty_four_descriptors_go_with_a_message_and_not_one_more() {
+    let place = Place::new("sixty_four_descriptors_go_with_a_message_and_not_one_more");
+    let role = Role::new("receive-64").with("name", place.name());
+    let (mut sender, child) = sender_of(&place, 65536, How::Block, role);
+    let pipe = rustix::pipe::pipe().unwrap().0;
+    let many = vec![pipe.as_fd(); 65];
+    match sender.send_with_descriptors(b"", &many) {
+        Err(Error::TooManyDescriptors { found, wanted }) => assert_eq!((found, wanted), (65, 64)),
+        other => panic!("{other:?}"),
+    }
+    sender.send_with_descriptors(b"64", &many[..64]).unwrap();
+    sender.send_with_descriptors(b"none", &[]).unwrap();
+    child.expect("64: 64");
+    child.expect("none: 0");
+}
+
+#[test]
+fn descriptors_that_nobody_takes_are_closed() {
+    let place = Place::new("descriptors_that_nobody_takes_are_closed");
+    let role = Role::new("receive-counting").with("name", place.name());
+    let (mut sender, child) = sender_of(&place, 65536, How::Block, role);
+    child.expect("connected");
+    let before = descriptors_of(child.pid());
+    let pipe = rustix::pipe::pipe().unwrap().0;
+    for _ in 0..50 {
+        sender.send_with_descriptors(b"take them or leave them", &[pipe.as_fd(), pipe.as_fd()]).unwrap();
+    }
+    child.expect("received 50");
+    assert_eq!(descriptors_of(child.pid()), before);
+    assert!(sender.drain_until(deadline()).unwrap());
+}
+
+#[test]
+fn descriptors_of_a_killed_sender_arrive_with_what_it_committed() {
+    let place = Place::new("descriptors_of_a_killed_sender_arrive_with_what_it_committed");
+    let (mut receiver, child) = receiver_of(&place, piping(&place, 20));
+    child.expect("sent");
+    child.kill();
+    assert!(take_pipes(&mut receiver, 0, 5).is_none());
+    // The rest are offered to nobody new: they are this side's, before and after the successor has come.
+    let successor = Child::start(sending(&place, 1, Sizes::Fixed(8)).with("from", 20));
+    assert!(receiver.resume_until(deadline()).unwrap_or_else(|error| {
+        // A sender whose receiver has not read to the end is not lost yet.
+        panic!("{error}")
+    }));
+    assert!(take_pipes(&mut receiver, 5, 15).is_none());
+    assert_eq!(receive_all(&mut receiver, 20, 1, Sizes::Fixed(8), How::Block).0, 21);
+    successor.expect("sent 21");
 }
