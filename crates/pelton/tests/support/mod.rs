@@ -534,6 +534,24 @@ pub fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
+/// Waits until a thread of this process is asleep in `poll`.
+pub fn wait_until_thread_polls(thread: i32) {
+    let until = deadline();
+    loop {
+        let call = std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap();
+        let number: i64 = call.split(' ').next().unwrap().trim().parse().unwrap_or(-1);
+        if [libc::SYS_poll, libc::SYS_ppoll].contains(&number) {
+            return;
+        }
+        assert!(Instant::now() < until, "the thread does not poll: {call}");
+        std::thread::yield_now();
+    }
+}
+
+pub fn this_thread() -> i32 {
+    rustix::thread::gettid().as_raw_nonzero().get()
+}
+
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
