@@ -11,14 +11,14 @@ use std::path::PathBuf;
 use support::{Place, deadline};
 
 fn main() {
-    let cases: &[(&str, fn(How))] = &[
+    let cases: [(&str, fn(How)); 5] = [
         ("inherited_handles_answer_forked_and_their_parents_go_on", inherited_handles_answer_forked),
         ("an_inherited_message_reservation_or_held_message_does_nothing", inherited_parts_do_nothing),
         ("a_child_makes_channels_of_its_own", a_child_makes_channels_of_its_own),
         ("dropping_inherited_handles_leaves_the_childs_own_descriptors_alone", dropping_closes_nothing),
         ("a_death_is_told_though_a_child_lives_on", a_death_is_told_though_a_child_lives_on),
     ];
-    let fork_cases: &[(&str, fn())] = &[
+    let fork_cases: [(&str, fn()); 4] = [
         ("inherited_descriptors_are_closed_in_a_child", inherited_descriptors_are_closed),
         ("exec_leaves_no_descriptor", exec_leaves_no_descriptor),
         ("a_listener_does_not_stay_alive_in_a_child", a_listener_does_not_stay_alive_in_a_child),
@@ -39,7 +39,7 @@ fn main() {
         run(&format!("{name}::by_raw_clone"), &|| case(How::Clone));
     }
     for (name, case) in fork_cases {
-        run(name, case);
+        run(name, &case);
     }
     println!("\ntest result: {}. {passed} passed; {failed} failed", if failed == 0 { "ok" } else { "FAILED" });
     std::process::exit((failed != 0).into());

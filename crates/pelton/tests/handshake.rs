@@ -56,15 +56,26 @@ fn child() {
             };
             say(found.err().map_or("well".to_owned(), |error| word(&error)));
         }
-        // Greets, and hangs up at once, as often as it is told.
-        "hang-up" => {
-            let path = PathBuf::from(role.get("name").strip_prefix("unix:").unwrap());
-            for _ in 0..role.number("count").unwrap() {
-                let socket = raw_connect(&path);
-                raw_send(&socket, &packet(HELLO, SENDER), &[]);
-                drop(socket);
+        // Leaves a lane that wrapped at its window, filled the front and went on behind what was there before.
+        "stretch" => {
+            let mut sender = sender(&role);
+            let mut bytes = Vec::new();
+            for number in 0.. {
+                payload(number, 4000, &mut bytes);
+                if sender.try_send(&bytes).unwrap() == pelton::Sent::Full {
+                    say(number);
+                    break;
+                }
+                if number < 50 {
+                    assert!(sender.drain_until(deadline()).unwrap());
+                }
             }
-            say("done");
+            hear();
+        }
+        "send-from" => {
+            let mut sender = sender(&role);
+            let from = role.number("from").unwrap();
+            send_all(&mut sender, from..from + 200, Sizes::Fixed(4000), How::Block).unwrap();
         }
         other => panic!("no role {other}"),
     }
@@ -679,4 +690,34 @@ fn nobody_can_write_anothers_control_pages_or_resize_anything() {
     }
     seen.sort();
     assert_eq!(seen, ["consumer", "data", "producer", "receiver"]);
+}
+
+/// A receiver whose sender died and left a lane that wraps at its window and goes on behind: 50 messages of 4000 bytes are
+/// received, the number of all that it sent comes with it.
+fn stretched(place: &Place) -> (Listener, Receiver, u64) {
+    let listener = Listener::bind(&place.name()).unwrap();
+    let child = Child::start(Role::new("stretch").with("name", place.name()).with("capacity", 1 << 20));
+    let mut receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
+    assert_eq!(receive_all(&mut receiver, 0, 50, Sizes::Fixed(4000), How::Block).0, 50);
+    let count: u64 = child.line().parse().unwrap();
+    assert!(count > 280, "{count} messages fill the lane");
+    child.kill();
+    (listener, receiver, count)
+}
+
+/// A successor comes, and all arrives: what was left, and what it sends.
+fn goes_on_with_a_successor(place: &Place, mut receiver: Receiver, count: u64) {
+    let successor = Child::start(Role::new("send-from").with("name", place.name()).with("from", count));
+    assert!(receiver.resume_until(deadline()).unwrap());
+    // It waits for room now, or has written where it must not.
+    successor.wait_until_it_polls();
+    let (number, end) = receive_all(&mut receiver, 50, count + 150, Sizes::Fixed(4000), How::Block);
+    assert_eq!(number, count + 200, "{end:?}");
+}
+
+#[test]
+fn a_lane_that_its_sender_stretched_is_taken_over_whole() {
+    let place = Place::new("a_lane_that_its_sender_stretched_is_taken_over_whole");
+    let (_listener, receiver, count) = stretched(&place);
+    goes_on_with_a_successor(&place, receiver, count);
 }

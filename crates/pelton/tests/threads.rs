@@ -1,4 +1,5 @@
 //! A channel between threads of one process: what a sender and a receiver do, and what they cost.
+#![allow(clippy::drop_non_drop, reason = "dropping is what a user does to abort")]
 
 mod support;
 
