@@ -5,20 +5,22 @@ mod support;
 
 use pelton::{Error, Listener, Options, Receiver, Sender};
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd, AsRawFd as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use support::{Place, deadline};
 
 fn main() {
-    let cases: [(&str, fn(How)); 5] = [
+    type Case<F> = (&'static str, F);
+    let cases: [Case<fn(How)>; 5] = [
         ("inherited_handles_answer_forked_and_their_parents_go_on", inherited_handles_answer_forked),
         ("an_inherited_message_reservation_or_held_message_does_nothing", inherited_parts_do_nothing),
         ("a_child_makes_channels_of_its_own", a_child_makes_channels_of_its_own),
         ("dropping_inherited_handles_leaves_the_childs_own_descriptors_alone", dropping_closes_nothing),
         ("a_death_is_told_though_a_child_lives_on", a_death_is_told_though_a_child_lives_on),
     ];
-    let fork_cases: [(&str, fn()); 4] = [
+    let fork_cases: [Case<fn()>; 4] = [
         ("inherited_descriptors_are_closed_in_a_child", inherited_descriptors_are_closed),
         ("exec_leaves_no_descriptor", exec_leaves_no_descriptor),
         ("a_listener_does_not_stay_alive_in_a_child", a_listener_does_not_stay_alive_in_a_child),
@@ -300,18 +302,20 @@ fn exec_leaves_no_descriptor() {
 fn a_listener_does_not_stay_alive_in_a_child() {
     let place = Place::new("a_listener_does_not_stay_alive_in_a_child");
     let (reading, writing) = std::io::pipe().unwrap();
+    let (mut ready, lives) = std::io::pipe().unwrap();
     Forked::new(How::Fork, || {
         let listener = Listener::bind(&place.name()).unwrap();
         // The grandchild lives until the test has closed its end.
         std::mem::forget(Forked::new(How::Fork, || {
-            let mut reading = &reading;
             // SAFETY: the test's end, of which this process has a copy.
-            unsafe { libc::close(std::os::fd::AsRawFd::as_raw_fd(&writing)) };
-            let _ = std::io::Read::read(&mut reading, &mut [0]);
+            unsafe { libc::close(writing.as_raw_fd()) };
+            (&lives).write_all(b"!").unwrap();
+            let _ = (&reading).read(&mut [0]);
         }));
         std::mem::forget(listener);
     })
     .wait();
+    ready.read_exact(&mut [0]).unwrap();
     assert!(place.socket().exists());
     let listener = Listener::bind(&place.name());
     drop(writing);
@@ -328,8 +332,8 @@ fn a_death_is_told_though_a_child_lives_on(how: How) {
         sender.send(b"the last").unwrap();
         std::mem::forget(Forked::new(how, || {
             // SAFETY: the test's end, of which this process has a copy.
-            unsafe { libc::close(std::os::fd::AsRawFd::as_raw_fd(&writing)) };
-            let _ = std::io::Read::read(&mut &reading, &mut [0]);
+            unsafe { libc::close(writing.as_raw_fd()) };
+            let _ = (&reading).read(&mut [0]);
         }));
         std::mem::forget(sender);
     });

@@ -573,10 +573,6 @@ fn a_peer_that_hangs_up_when_greeted_does_not_end_the_listeners_wait() {
         drop(socket);
         String::new()
     });
-    survives("hang-up before ready", |socket| {
-        let (page, bell, data) = (good_page(), good_bell(), good_data());
-        after_greeting(&socket, &producer_packet(), &[page.as_fd(), bell.as_fd(), data.as_fd()])
-    });
 }
 
 /// What connecting to a hostile listener gives.

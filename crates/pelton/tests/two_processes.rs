@@ -102,7 +102,9 @@ fn child() {
         }
         "take-pipes" => {
             let mut receiver = receiver(&role);
-            say("connected");
+            if role.get("at") != "once" {
+                say("connected");
+            }
             let end = take_pipes(&mut receiver, role.number("from").unwrap_or(0), role.number("count").unwrap());
             say(end.map_or("enough".to_owned(), |error| word(&error)));
             hear();
