@@ -717,3 +717,118 @@ fn a_lane_that_its_sender_stretched_is_taken_over_whole() {
     let (_listener, receiver, count) = stretched(&place);
     goes_on_with_a_successor(&place, receiver, count);
 }
+
+#[test]
+fn a_capacity_of_nothing_is_refused() {
+    let mut bytes = producer_packet();
+    bytes[24..32].fill(0);
+    let (page, bell, data) = (good_page(), good_bell(), good_data());
+    survives("capacity 0", |socket| after_greeting(&socket, &bytes, &[page.as_fd(), bell.as_fd(), data.as_fd()]));
+}
+
+#[test]
+fn peers_that_greet_and_hang_up_at_once_do_not_end_the_listeners_wait() {
+    survives("hang-up before ready", |socket| {
+        let (page, bell, data) = (good_page(), good_bell(), good_data());
+        after_greeting(&socket, &producer_packet(), &[page.as_fd(), bell.as_fd(), data.as_fd()])
+    });
+    // The listener's answer meets a closed socket: EPIPE is the peer's doing, not the system's trouble.
+    survives("greeting and gone", |socket| {
+        raw_send(&socket, &packet(HELLO, SENDER), &[]);
+        drop(socket);
+        String::new()
+    });
+}
+
+#[test]
+fn a_data_segment_of_huge_pages_that_cannot_be_had_is_the_peers_fault() {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    let Ok(data) = memfd_create("hostile", flags) else {
+        eprintln!("SKIPPED: no huge pages in this kernel");
+        return;
+    };
+    ftruncate(&data, 1 << 30).unwrap();
+    fcntl_add_seals(&data, size_seals()).unwrap();
+    let mut bytes = producer_packet();
+    bytes[24..32].copy_from_slice(&(1u64 << 30).to_le_bytes());
+    let mut page = producer_page();
+    page[64..72].copy_from_slice(&(1u64 << 30).to_le_bytes());
+    let (page, bell) = (memfd(65536, &page, control_seals()), good_bell());
+    survives("huge pages", |socket| after_greeting(&socket, &bytes, &[page.as_fd(), bell.as_fd(), data.as_fd()]));
+}
+
+#[test]
+fn a_connector_of_another_user_is_told_so_by_the_listener_that_does_not_take_it() {
+    if !is_root() {
+        eprintln!("SKIPPED: needs root to become another user");
+        return;
+    }
+    let place = Place::new("a_connector_of_another_user_is_told_so_by_the_listener_that_does_not_take_it");
+    let listener = open_to_all(&place, &Options::new());
+    let role = Role::new("connect-sender").with("name", place.name()).with("uid", 65534).with("allow", 0);
+    let child = Child::start(role);
+    // Its greeting waits unread when it is refused.
+    child.wait_until_it_polls();
+    assert!(listener.accept_receiver_until(Instant::now() + Duration::from_millis(200)).unwrap().is_none());
+    let said = child.line();
+    assert!(said.starts_with("Refused") && said.contains("uid 65534"), "{said}");
+}
+
+/// A successor that dies in the hand-shake must not take with it what the lane's layout is.
+#[test]
+fn a_successor_that_dies_in_the_hand_shake_loses_nothing_of_the_lane() {
+    let place = Place::new("asuccessor_that_dies_in_the_hand_shake_loses_nothing_of_the_lane");
+    let (_listener, mut receiver, count) = stretched(&place);
+    // One that dies when it has shown its page and not taken over yet.
+    let socket = raw_connect(&place.socket());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            raw_send(&socket, &packet(HELLO, SENDER), &[]);
+            assert_eq!(kind_of(&raw_receive(&socket).0), HELLO);
+            let (mut answer, _segments) = raw_receive(&socket);
+            assert_eq!(kind_of(&answer), CONSUMER);
+            answer[..4].copy_from_slice(&PRODUCER.to_le_bytes());
+            answer[40..48].copy_from_slice(&2u64.to_le_bytes());
+            let mut page = producer_page();
+            page[64..80].copy_from_slice(&answer[24..40]);
+            page[144..152].copy_from_slice(&2u64.to_le_bytes());
+            let page = memfd(65536, &page, control_seals());
+            raw_send(&socket, &answer, &[page.as_fd(), good_bell().as_fd()]);
+            raw_receive(&socket);
+            let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        });
+        assert!(!receiver.resume_until(Instant::now() + Duration::from_millis(300)).unwrap_or(false));
+    });
+    goes_on_with_a_successor(&place, receiver, count);
+}
+
+#[test]
+fn a_peer_in_another_pid_namespace_is_served_and_its_death_told() {
+    let place = Place::new("a_peer_in_another_pid_namespace_is_served_and_its_death_told");
+    if !is_root() {
+        eprintln!("SKIPPED: needs root to make a pid namespace");
+        return;
+    }
+    // The listener cannot see who connects: the kernel calls it 0.
+    let role = Role::new("receive-one").with("name", place.name()).with("listen", "yes");
+    let child = Child::start_as(role, |command| {
+        let program = command.get_program().to_owned();
+        let arguments: Vec<_> = command.get_args().map(|argument| argument.to_owned()).collect();
+        let mut unshare = std::process::Command::new("unshare");
+        unshare.args(["--pid", "--fork", "--kill-child"]).arg(program).args(arguments);
+        for (key, value) in command.get_envs() {
+            unshare.env(key, value.unwrap());
+        }
+        unshare.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        *command = unshare;
+    });
+    child.expect("listening");
+    let mut sender = Sender::connect(&place.name()).unwrap();
+    sender.send(b"hello").unwrap();
+    child.expect("5");
+    assert!(sender.drain_until(deadline()).unwrap());
+    sender.send(b"not released").unwrap();
+    child.kill();
+    let error = sender.drain_until(deadline()).unwrap_err();
+    assert!(matches!(error, Error::PeerDied { unreleased: 1 }), "{error}");
+}

@@ -580,3 +580,12 @@ fn signals_while_waiting() {
         drop(tell);
     });
 }
+
+#[test]
+fn a_batch_of_an_absurd_size_is_too_large() {
+    let (mut sender, _receiver) = small();
+    assert!(matches!(sender.try_reserve_batch([usize::MAX]), Err(Error::TooLarge { .. })));
+    assert!(matches!(sender.try_reserve_batch([usize::MAX - 100, usize::MAX]), Err(Error::TooLarge { .. })));
+
+    assert!(matches!(sender.try_send(&[]), Ok(Sent::Sent)));
+}

@@ -707,3 +707,110 @@ fn descriptors_of_a_killed_sender_arrive_with_what_it_committed() {
     assert_eq!(receive_all(&mut receiver, 20, 1, Sizes::Fixed(8), How::Block).0, 21);
     successor.expect("sent 21");
 }
+
+#[test]
+fn a_sender_that_only_tries_learns_of_the_receivers_death_even_when_the_lane_is_full() {
+    let place = Place::new("a_sender_that_only_tries_learns_of_the_receivers_death_even_when_the_lane_is_full");
+    let (mut sender, child) = sender_of(&place, 65536, How::Block, tenth(&place));
+    child.expect("connected");
+    send_all(&mut sender, 0..10, Sizes::Fixed(1000), How::Block).unwrap();
+    child.expect("10 enough");
+    child.kill();
+    let until = deadline();
+    let (mut tries, bytes) = (0u64, [0; 1000]);
+    let error = loop {
+        match sender.try_send(&bytes) {
+            Ok(_) => tries += 1,
+            Err(error) => break error,
+        }
+        assert!(tries < 2_000_000 && Instant::now() < until, "Full for ever: the death is never told");
+    };
+    assert!(error.is_peer_died(), "{error}");
+}
+
+#[test]
+fn a_successor_that_arms_first_still_marks_its_first_message() {
+    let place = Place::new("a_successor_that_arms_first_still_marks_its_first_message");
+    let sizes = Sizes::Fixed(8);
+    let (mut receiver, child) = receiver_of(&place, sending(&place, 1, sizes));
+    child.expect("sent 1");
+    child.kill();
+    let successor = Child::start(sending(&place, 1, sizes).with("from", 1).with("arm", "first"));
+    assert!(receiver.resume_until(deadline()).unwrap());
+    assert_eq!(receive_all(&mut receiver, 0, 2, sizes, How::Block).0, 2);
+    assert_eq!(receiver.generation(), 2);
+    successor.expect("sent 2");
+}
+
+/// Runs `first` and then `second` on one processor, where `second` runs only when what `first` started has nothing to do.
+fn last_on_one_processor<T>(first: impl FnOnce() -> T, second: impl FnOnce()) -> T {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let everywhere = sched_getaffinity(None).unwrap();
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|cpu| everywhere.is_set(*cpu)).unwrap());
+    let policy = |policy| {
+        let priority = libc::sched_param { sched_priority: 0 };
+        // SAFETY: the struct lives across the call; it is about this thread only.
+        assert_eq!(unsafe { libc::sched_setscheduler(0, policy, &priority) }, 0);
+    };
+    sched_setaffinity(None, &one).unwrap();
+    let started = first();
+    policy(libc::SCHED_IDLE);
+    second();
+    policy(libc::SCHED_OTHER);
+    sched_setaffinity(None, &everywhere).unwrap();
+    started
+}
+
+/// `count` messages with a descriptor each, of which the first receiver takes `taken` before it is killed.
+fn descriptors_again(claim: &'static str, count: u64, taken: u64) {
+    let place = Place::new(claim);
+    let role = |count: u64| Role::new("take-pipes").with("name", place.name()).with("count", count);
+    let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, role(taken));
+    let send = |sender: &mut Sender, number: u64| {
+        let (reading, writing) = rustix::pipe::pipe().unwrap();
+        rustix::io::write(&writing, &number.to_le_bytes()).unwrap();
+        sender.send_with_descriptors(&number.to_le_bytes(), &[reading.as_fd()])
+    };
+    for number in 0..count {
+        send(&mut sender, number).unwrap();
+    }
+    child.expect("connected");
+    child.expect("enough");
+    child.kill();
+    assert_eq!(word(&sender.drain().unwrap_err()), format!("PeerDied {}", count - taken));
+    let rest = Role::new("take-pipes")
+        .with("name", place.name())
+        .with("from", taken)
+        .with("count", count - taken + 1)
+        .with("at", "once");
+    // On one processor with it, the successor goes first whenever it can go.
+    let successor = last_on_one_processor(|| Child::start(rest), || assert!(sender.resume_until(deadline()).unwrap()));
+    send(&mut sender, count).unwrap();
+    successor.expect("enough");
+}
+
+#[test]
+fn descriptors_not_released_are_sent_again_to_a_successor() {
+    descriptors_again("descriptors_not_released_are_sent_again_to_a_successor", 20, 5);
+}
+
+#[test]
+fn many_descriptors_not_released_are_sent_again_to_a_successor() {
+    // They race with the successor, who has the messages at once.
+    for _ in 0..10 {
+        descriptors_again("many_descriptors_not_released_are_sent_again_to_a_successor", 240, 5);
+    }
+}
+
+#[test]
+fn sending_descriptors_to_a_dead_receiver_tells_its_death() {
+    let place = Place::new("sending_descriptors_to_a_dead_receiver_tells_its_death");
+    let role = Role::new("take-pipes").with("name", place.name()).with("count", 0);
+    let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, role);
+    child.expect("connected");
+    child.kill();
+    let pipe = rustix::pipe::pipe().unwrap().0;
+    let error = sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap_err();
+    assert!(error.is_peer_died(), "{error}");
+}
