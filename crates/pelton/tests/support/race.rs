@@ -66,6 +66,16 @@ fn receive_one(receiver: &mut Receiver, how: How, turns: &Loop) -> u64 {
     }
 }
 
+/// Each side has a processor of its own, where there are two: two sides on one never meet.
+fn pin(role: &Role) {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let allowed = sched_getaffinity(None).unwrap();
+    let all: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    let mut one = CpuSet::new();
+    one.set(all[usize::from(role.get("listen") == "yes") % all.len()]);
+    sched_setaffinity(None, &one).unwrap();
+}
+
 /// A message there, a message back; the role says who begins.
 pub fn ping_pong(role: &Role, between: impl FnOnce()) {
     let how = How::parse(role.get("how"));
@@ -81,6 +91,7 @@ pub fn ping_pong(role: &Role, between: impl FnOnce()) {
         (options.connect_sender(&back).unwrap(), receiver)
     };
     tell_a_hang(role);
+    pin(role);
     between();
     let mut random = Random::new(role.number("seed").unwrap() + u64::from(role.get("listen") == "yes"));
     let turns = Loop::new(how, receiver.as_fd());
@@ -101,33 +112,35 @@ pub fn ping_pong(role: &Role, between: impl FnOnce()) {
     hear();
 }
 
-/// A lane that holds three messages, so that now the one side sleeps and now the other.
+/// A lane that holds one or two messages, so that now the one side sleeps and now the other, and often only one release
+/// is left to wake the sender.
 pub fn narrow(role: &Role) {
     let how = How::parse(role.get("how"));
     let (rounds, seed) = (role.number("rounds").unwrap(), role.number("seed").unwrap());
-    let bytes = 20_000;
     let mut random = Random::new(seed);
     let sleeps = if role.get("side") == "send" {
         let mut sender = sender(role);
         tell_a_hang(role);
+        pin(role);
         let turns = Loop::new(how, sender.as_fd());
         for round in 0..rounds {
             note(round, Some(&sender), None);
-            let mut message = [0; 20_000];
+            let mut message = [0; 32_700];
             message[..8].copy_from_slice(&round.to_le_bytes());
-            send_one(&mut sender, &message[..bytes], how, &turns).unwrap();
-            delay(&mut random, 12_000);
+            send_one(&mut sender, &message, how, &turns).unwrap();
+            delay(&mut random, 2_000);
         }
         assert!(sender.drain_until(deadline()).unwrap());
         sender.counters().sleeps
     } else {
         let mut receiver = receiver(role);
         tell_a_hang(role);
+        pin(role);
         let turns = Loop::new(how, receiver.as_fd());
         for round in 0..rounds {
             note(round, None, Some(&receiver));
             assert_eq!(receive_one(&mut receiver, how, &turns), round);
-            delay(&mut random, 12_000);
+            delay(&mut random, 25_000);
         }
         receiver.counters().sleeps
     };
@@ -138,6 +151,9 @@ pub fn narrow(role: &Role) {
 /// Runs both sides of a role to their end; answers what they say then.
 #[track_caller]
 pub fn run(first: Role, second: Role) -> [String; 2] {
+    // One pair at a time: two sides that wait for a processor do not race.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let first = Child::start(first.with("listen", "yes"));
     first.expect("listening");
     let second = Child::start(second);
