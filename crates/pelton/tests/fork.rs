@@ -1,0 +1,375 @@
+//! What a fork leaves: a child is not a second owner. A program of its own, because it forks: one case after another, and
+//! no thread but those that a case makes.
+
+mod support;
+
+use pelton::{Error, Listener, Options, Receiver, Sender};
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd, AsRawFd as _};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use support::{Place, deadline};
+
+fn main() {
+    type Case<F> = (&'static str, F);
+    let cases: [Case<fn(How)>; 5] = [
+        ("inherited_handles_answer_forked_and_their_parents_go_on", inherited_handles_answer_forked),
+        ("an_inherited_message_reservation_or_held_message_does_nothing", inherited_parts_do_nothing),
+        ("a_child_makes_channels_of_its_own", a_child_makes_channels_of_its_own),
+        ("dropping_inherited_handles_leaves_the_childs_own_descriptors_alone", dropping_closes_nothing),
+        ("a_death_is_told_though_a_child_lives_on", a_death_is_told_though_a_child_lives_on),
+    ];
+    let fork_cases: [Case<fn()>; 4] = [
+        ("inherited_descriptors_are_closed_in_a_child", inherited_descriptors_are_closed),
+        ("exec_leaves_no_descriptor", exec_leaves_no_descriptor),
+        ("a_listener_does_not_stay_alive_in_a_child", a_listener_does_not_stay_alive_in_a_child),
+        ("forking_beside_threads_that_make_channels_does_not_hang", forking_beside_threads),
+    ];
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
+    let (mut passed, mut failed) = (0, 0);
+    let mut run = |name: &str, case: &dyn Fn()| {
+        if !name.contains(&filter) {
+            return;
+        }
+        let well = catch_unwind(AssertUnwindSafe(case)).is_ok();
+        println!("test {name} ... {}", if well { "ok" } else { "FAILED" });
+        if well { passed += 1 } else { failed += 1 }
+    };
+    for (name, case) in cases {
+        run(&format!("{name}::by_fork"), &|| case(How::Fork));
+        run(&format!("{name}::by_raw_clone"), &|| case(How::Clone));
+    }
+    for (name, case) in fork_cases {
+        run(name, &case);
+    }
+    println!("\ntest result: {}. {passed} passed; {failed} failed", if failed == 0 { "ok" } else { "FAILED" });
+    std::process::exit((failed != 0).into());
+}
+
+/// By libc's fork, which runs what pthread_atfork was given, or by the system call alone.
+#[derive(Clone, Copy)]
+enum How {
+    Fork,
+    Clone,
+}
+
+/// A forked child; killed when dropped.
+struct Forked(libc::pid_t);
+
+impl Forked {
+    fn new(how: How, does: impl FnOnce()) -> Forked {
+        // SAFETY: the child runs on alone with a copy of everything; no other thread of this program allocates or holds
+        // a lock meanwhile, but for those of the one case that is about it, which libc's fork takes care of.
+        let pid = unsafe {
+            match how {
+                How::Fork => libc::fork(),
+                How::Clone => libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as libc::pid_t,
+            }
+        };
+        assert!(pid >= 0);
+        if pid == 0 {
+            // SAFETY: no pointers. A child that hangs ends itself.
+            unsafe { libc::alarm(30) };
+            let well = catch_unwind(AssertUnwindSafe(does)).is_ok();
+            // SAFETY: ends this process at once, with none of the parent's clean-up.
+            unsafe { libc::_exit(if well { 0 } else { 1 }) };
+        }
+        Forked(pid)
+    }
+
+    fn wait(self) {
+        let mut status = 0;
+        // SAFETY: the kernel writes one int.
+        let waited = unsafe { libc::waitpid(self.0, &mut status, 0) };
+        let pid = self.0;
+        std::mem::forget(self);
+        assert_eq!((waited, status), (pid, 0), "the child's end");
+    }
+}
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        // SAFETY: a child of this process that has not been waited for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// A listener and both ends of a channel that it accepted.
+struct Ends {
+    sender: Sender,
+    receiver: Receiver,
+    listener: Listener,
+}
+
+fn ends(place: &Place) -> Ends {
+    let listener = Listener::bind(&place.name()).unwrap();
+    std::thread::scope(|scope| {
+        let name = place.name();
+        let connecting = scope.spawn(move || Options::new().capacity(65536).connect_sender(&name).unwrap());
+        let receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
+        Ends { sender: connecting.join().unwrap(), receiver, listener: listener.clone() }
+    })
+}
+
+#[track_caller]
+fn is_forked<T: std::fmt::Debug>(result: pelton::Result<T>) {
+    assert!(matches!(result, Err(Error::Forked)), "{result:?}");
+}
+
+fn goes_on(ends: &mut Ends) {
+    for number in 0..200u64 {
+        ends.sender.send(&[number as u8; 1000]).unwrap();
+        assert_eq!(*ends.receiver.receive_until(deadline()).unwrap().unwrap(), [number as u8; 1000]);
+    }
+    assert!(ends.sender.drain_until(deadline()).unwrap());
+}
+
+fn inherited_handles_answer_forked(how: How) {
+    let place = Place::new("inherited_handles_answer_forked");
+    let mut made = ends(&place);
+    made.sender.send(b"before").unwrap();
+    let mut inherited = Some(made);
+    let child = Forked::new(how, || {
+        let Ends { mut sender, mut receiver, listener } = inherited.take().unwrap();
+        let pipe = std::fs::File::open("/dev/null").unwrap();
+        let mut buffer = Vec::new();
+        is_forked(sender.try_send(b"x"));
+        is_forked(sender.send(b"x"));
+        is_forked(sender.send_until(b"x", deadline()));
+        is_forked(sender.try_reserve(8));
+        is_forked(sender.reserve(8));
+        is_forked(sender.try_reserve_batch([8]));
+        is_forked(sender.send_with_descriptors(b"x", &[pipe.as_fd()]));
+        is_forked(sender.drain());
+        is_forked(sender.arm(8));
+        is_forked(sender.resume());
+        is_forked(sender.trim());
+        assert_eq!(sender.unreleased(), 0);
+        sender.disarm();
+        sender.counters();
+        is_forked(receiver.try_receive());
+        is_forked(receiver.receive());
+        is_forked(receiver.receive_until(deadline()));
+        is_forked(receiver.receive_into(&mut buffer));
+        is_forked(receiver.try_receive_into(&mut buffer));
+        is_forked(receiver.try_receive_batch());
+        is_forked(receiver.receive_batch());
+        is_forked(receiver.arm());
+        is_forked(receiver.resume());
+        receiver.disarm();
+        receiver.counters();
+        is_forked(listener.accept_sender());
+        is_forked(listener.accept_receiver_until(deadline()));
+        is_forked(sender.close());
+        is_forked(receiver.close());
+        drop(listener);
+    });
+    child.wait();
+    let mut made = inherited.unwrap();
+    assert!(place.socket().exists(), "the child removed its parent's socket");
+    assert_eq!(&*made.receiver.try_receive().unwrap().unwrap(), b"before");
+    goes_on(&mut made);
+    let Ends { sender, mut receiver, listener } = made;
+    sender.close().unwrap();
+    assert!(receiver.receive().unwrap_err().is_closed());
+    drop((receiver, listener));
+    assert_eq!(place.left(), Vec::<PathBuf>::new());
+}
+
+fn inherited_parts_do_nothing(how: How) {
+    let (mut sender, mut receiver) = Options::new().capacity(65536).threads().unwrap();
+    for number in 0..4u8 {
+        sender.send(&[number; 100]).unwrap();
+    }
+    let mut held = Some(receiver.receive().unwrap().hold());
+    {
+        let mut message = Some(receiver.receive().unwrap());
+        let mut reservation = Some(sender.reserve(100).unwrap());
+        Forked::new(how, || {
+            drop(held.take());
+            drop(message.take());
+            let _ = reservation.take().unwrap().commit();
+        })
+        .wait();
+        assert_eq!(*held.take().unwrap(), [0; 100]);
+        assert_eq!(*message.take().unwrap(), [1; 100]);
+        let mut reservation = reservation.take().unwrap();
+        reservation.fill(4);
+        reservation.commit().unwrap();
+    }
+    for number in 2..5u8 {
+        assert_eq!(*receiver.receive().unwrap(), [number; 100]);
+    }
+    assert!(receiver.try_receive().unwrap().is_none());
+    assert!(sender.drain_until(deadline()).unwrap());
+}
+
+fn a_child_makes_channels_of_its_own(how: How) {
+    let place = Place::new("a_child_makes_channels_of_its_own");
+    let mut inherited = Some(ends(&place));
+    Forked::new(how, || {
+        let own = tempfile::tempdir().unwrap();
+        let name = format!("unix:{}/s", own.path().display());
+        let listener = Listener::bind(&name).unwrap();
+        let mut sender = std::thread::scope(|scope| {
+            let accepting = scope.spawn(|| listener.accept_sender_until(deadline()));
+            let mut receiver = Receiver::connect(&name).unwrap();
+            let mut sender = accepting.join().unwrap().unwrap().unwrap();
+            for number in 0..100u8 {
+                sender.send(&[number; 50]).unwrap();
+                assert_eq!(*receiver.receive().unwrap(), [number; 50]);
+            }
+            sender
+        });
+        assert!(sender.send(b"nobody").is_ok() || sender.unreleased() == 1);
+        drop((inherited.take(), sender));
+        let (mut sender, mut receiver) = pelton::Options::new().threads().unwrap();
+        sender.send(b"between threads").unwrap();
+        assert_eq!(&*receiver.receive().unwrap(), b"between threads");
+        drop((listener, sender, receiver));
+        assert!(!own.path().join("s").exists());
+        own.close().unwrap();
+    })
+    .wait();
+    goes_on(inherited.as_mut().unwrap());
+}
+
+fn dropping_closes_nothing(how: How) {
+    let place = Place::new("dropping_closes_nothing");
+    let mut inherited = Some(ends(&place));
+    Forked::new(how, || {
+        // They take the numbers that the inherited descriptors had, if these were closed.
+        let files: Vec<std::fs::File> = (0..64).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+        drop(inherited.take());
+        for file in &files {
+            file.metadata().expect("a descriptor of the child's own was closed");
+        }
+    })
+    .wait();
+    goes_on(inherited.as_mut().unwrap());
+}
+
+/// The open descriptors of this process and what each is, but for the one that lists them.
+fn open_now() -> BTreeMap<i32, PathBuf> {
+    let listed = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let named = listed.filter_map(|path| Some((path.file_name()?.to_str()?.parse().ok()?, path)));
+    named
+        .filter_map(|(number, path)| Some((number, std::fs::read_link(path).ok()?)))
+        .collect::<BTreeMap<_, _>>()
+        .into_iter()
+        .filter(|(_, target)| !target.ends_with("fd"))
+        .collect()
+}
+
+fn inherited_descriptors_are_closed() {
+    let before = open_now();
+    let place = Place::new("inherited_descriptors_are_closed");
+    let mut made = ends(&place);
+    let (mut sender, receiver) = Options::new().threads().unwrap();
+    sender.send(b"x").unwrap();
+    assert!(open_now().len() > before.len() + 10);
+    Forked::new(How::Fork, || assert_eq!(open_now(), before)).wait();
+    goes_on(&mut made);
+    drop((made, sender, receiver));
+    assert_eq!(open_now(), before);
+}
+
+fn exec_leaves_no_descriptor() {
+    let list = || {
+        let output = std::process::Command::new("ls").arg("/proc/self/fd").output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let before = list();
+    let place = Place::new("exec_leaves_no_descriptor");
+    let made = ends(&place);
+    let (sender, receiver) = Options::new().threads().unwrap();
+    assert_eq!(list(), before);
+    // And by a plain exec, without a fork of ours in between.
+    Forked::new(How::Clone, || {
+        let script = "test $(ls -l /proc/$$/fd | grep -v -e ' [012] -> ' \
+            | grep -c -e memfd -e eventfd -e eventpoll -e socket -e pidfd) = 0";
+        use std::os::unix::process::CommandExt;
+        panic!("{}", std::process::Command::new("sh").args(["-c", script]).exec());
+    })
+    .wait();
+    drop((made, sender, receiver));
+}
+
+fn a_listener_does_not_stay_alive_in_a_child() {
+    let place = Place::new("a_listener_does_not_stay_alive_in_a_child");
+    let (reading, writing) = std::io::pipe().unwrap();
+    let (mut ready, lives) = std::io::pipe().unwrap();
+    Forked::new(How::Fork, || {
+        let listener = Listener::bind(&place.name()).unwrap();
+        // The grandchild lives until the test has closed its end.
+        std::mem::forget(Forked::new(How::Fork, || {
+            // SAFETY: the test's end, of which this process has a copy.
+            unsafe { libc::close(writing.as_raw_fd()) };
+            (&lives).write_all(b"!").unwrap();
+            let _ = (&reading).read(&mut [0]);
+        }));
+        std::mem::forget(listener);
+    })
+    .wait();
+    ready.read_exact(&mut [0]).unwrap();
+    assert!(place.socket().exists());
+    let listener = Listener::bind(&place.name());
+    drop(writing);
+    listener.expect("a socket whose listener died is stale, whoever was forked from it");
+}
+
+fn a_death_is_told_though_a_child_lives_on(how: How) {
+    let place = Place::new("a_death_is_told_though_a_child_lives_on");
+    let listener = Listener::bind(&place.name()).unwrap();
+    let (reading, writing) = std::io::pipe().unwrap();
+    let name = place.name();
+    let parent = Forked::new(How::Fork, || {
+        let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&name).unwrap();
+        sender.send(b"the last").unwrap();
+        std::mem::forget(Forked::new(how, || {
+            // SAFETY: the test's end, of which this process has a copy.
+            unsafe { libc::close(writing.as_raw_fd()) };
+            let _ = (&reading).read(&mut [0]);
+        }));
+        std::mem::forget(sender);
+    });
+    let mut receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
+    assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"the last");
+    parent.wait();
+    match receiver.receive_until(deadline()) {
+        Err(error) => assert!(error.is_peer_died(), "{error}"),
+        Ok(message) => panic!("{message:?}"),
+    }
+    drop(writing);
+}
+
+fn forking_beside_threads() {
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let (mut sender, mut receiver) = Options::new().capacity(65536).threads().unwrap();
+                    sender.send(b"x").unwrap();
+                    assert_eq!(&*receiver.receive().unwrap(), b"x");
+                }
+            });
+        }
+        let all = catch_unwind(|| {
+            for _ in 0..100 {
+                Forked::new(How::Fork, || {
+                    let (mut sender, mut receiver) = Options::new().capacity(65536).threads().unwrap();
+                    sender.send(b"y").unwrap();
+                    assert_eq!(&*receiver.receive().unwrap(), b"y");
+                })
+                .wait();
+            }
+        });
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        all.unwrap();
+    });
+}
