@@ -28,7 +28,8 @@ const RETRY: Duration = Duration::from_millis(10);
 /// Waits for connections under a name. Either end may listen; one listener may accept many peers, one after another, as
 /// senders or receivers.
 ///
-/// While it lives its socket stands in the file system; dropping it removes the socket, and a socket left behind by a
+/// While it, or an end that it accepted, lives, its socket stands in the file system, so that a successor of a peer finds
+/// it; dropping the last of them removes it, and a socket left behind by a
 /// process that died is recognised and replaced by the next who listens.
 ///
 /// ```

@@ -4,7 +4,7 @@
 mod vectors {
     use super::super::*;
     use crate::os::socket::{accept_at, listen_at};
-    use crate::{Listener, Sender};
+
     use std::time::Duration;
 
     const PATIENCE: Duration = Duration::from_secs(5);
@@ -106,6 +106,7 @@ mod peers {
     use super::super::*;
     use crate::os::socket::{accept_at, listen_at};
     use crate::{Listener, Sender};
+
     use std::time::Duration;
 
     const PATIENCE: Duration = Duration::from_secs(5);

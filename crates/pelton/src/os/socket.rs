@@ -113,6 +113,7 @@ impl Socket {
     pub(crate) fn try_receive(&self, packet: &mut [u8]) -> std::io::Result<Option<(usize, Vec<OwnedFd>, bool)>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut reset = false;
         loop {
             let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
             match recvmsg(&self.0, &mut [IoSliceMut::new(packet)], &mut ancillary, flags) {
@@ -128,6 +129,8 @@ impl Socket {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(None),
+                // Said once, of a peer that closed with packets of ours unread; what it sent before is still there.
+                Err(Errno::CONNRESET) if !reset => reset = true,
                 Err(Errno::CONNRESET) => return Ok(Some((0, Vec::new(), false))),
                 Err(error) => return Err(error.into()),
             }
