@@ -31,13 +31,6 @@ use core::sync::atomic::Ordering::Relaxed;
 /// the line that holds it is the consumer's, and fetching it costs as much as a message.
 const LOOK_AGAIN: u64 = 16 * 1024;
 
-/// A reader that keeps up makes room in the window within these many looks, of 10 to 50 ns each. The memory there is in
-/// the caches, that further on is not: waiting is faster for both sides. A reader that does not move meanwhile is not
-/// worth it, and the lane stretches. Measured: `./run bench stream --size 1..32768`, docs/decisions/0003-window.md.
-const STILL_MAX: u32 = 32;
-/// So that a reader that moves by inches cannot hold up a send that is not to wait.
-const LOOKS_MAX: u32 = 512;
-
 /// Room that has been reserved: where its payload goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
@@ -78,7 +71,6 @@ pub struct Producer {
     lap_end: u64,
     generation_due: Option<u32>,
     consumer_gone: bool,
-    brief: bool,
     sleeper: Sleeper,
 }
 
@@ -151,7 +143,6 @@ impl Producer {
             lap_end: capacity,
             generation_due: if generation > 1 { Some(generation as u32) } else { None },
             consumer_gone: false,
-            brief: false,
             // SAFETY: as above.
             sleeper: Sleeper::new(unsafe { field(memory.producer, |p| &raw mut (*p).sleep) }, can_barrier),
         };
@@ -198,12 +189,6 @@ impl Producer {
     pub fn set_window(&mut self, bytes: u64) {
         self.window = bytes.min(self.capacity);
         self.limit = 0;
-    }
-
-    /// Whether a reservation may look at the head some hundred times at the window's edge, a microsecond or two, before
-    /// the lane stretches. Only where the consumer runs on another processor meanwhile. Off at first.
-    pub fn wait_briefly(&mut self, yes: bool) {
-        self.brief = yes;
     }
 
     #[inline(always)]
@@ -292,8 +277,7 @@ impl Producer {
     /// Finds `need` contiguous bytes, and sets `limit` for the records after them.
     fn place(&mut self, need: u64) -> Result<Option<u64>, LaneError> {
         let window = self.window;
-        // Looks at the head so far, and those since it moved.
-        let (mut looks, mut still) = (0, 0);
+        let mut looked = false;
         loop {
             let (tail, head) = (self.tail, self.head.offset);
             let past_window = tail + need > window;
@@ -309,10 +293,8 @@ impl Producer {
                 self.limit = self.allow(end.min(window));
                 return Ok(Some(tail));
             }
-            // What follows stretches the lane, or finds it full: not before having looked, and, at the window's edge, not
-            // while the reader is about to make room in it.
-            let patient = self.brief && tail <= window && still < STILL_MAX && looks < LOOKS_MAX;
-            if looks > 0 && !patient {
+            // What follows stretches the lane, or finds it full: not before having looked.
+            if looked {
                 if fits {
                     self.limit = self.allow(end.min(tail + need + LOOK_AGAIN));
                     return Ok(Some(tail));
@@ -325,12 +307,8 @@ impl Producer {
                 }
                 return Ok(None);
             }
-            if looks > 0 {
-                core::hint::spin_loop();
-            }
             self.look()?;
-            looks += 1;
-            still = if self.head.offset == head { still + 1 } else { 0 };
+            looked = true;
         }
     }
 

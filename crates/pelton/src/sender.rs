@@ -111,10 +111,9 @@ impl SenderMemory {
 }
 
 impl Sender {
-    pub(crate) fn new(mut parts: SenderParts, options: &Options, origin: Origin) -> Result<Sender> {
+    pub(crate) fn new(parts: SenderParts, options: &Options, origin: Origin) -> Result<Sender> {
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
         let spin = Spin::new(options.wait, parts.link.peer());
-        parts.lane.wait_briefly(spin.first_looks() > 0);
         Ok(Sender { parts, owner, end: None, spin, origin, descriptors: VecDeque::new(), unsent: 0 })
     }
 
