@@ -37,7 +37,6 @@ pub struct Consumer {
     held: VecDeque<Held>,
     /// The ticket of `held`'s first.
     first_ticket: u64,
-    head: Position,
     generation: u32,
 }
 
@@ -94,7 +93,6 @@ impl Consumer {
             waker: unsafe { waker_of(&memory, can_barrier) },
             held: VecDeque::new(),
             first_ticket: 0,
-            head,
             // Until a mark says otherwise.
             // SAFETY: as above.
             generation: unsafe { memory.producer.as_ref() }.generation() as u32 & 0x0fff_ffff,
@@ -153,6 +151,8 @@ impl Consumer {
     #[cold]
     #[inline(never)]
     fn peek_slowly(&mut self) -> Result<Option<Record>, LaneError> {
+        // Here for others to see: once a lap, and whenever the lane is found empty.
+        self.show_counters();
         let found = record_at(self.data(), self.bytes_max, Position { offset: self.cursor, seq: self.seq })?;
         Ok(found.map(|(record, generation)| {
             self.generation = generation.unwrap_or(self.generation);
@@ -248,12 +248,7 @@ impl Consumer {
 
     #[inline(always)]
     fn move_head(&mut self, end: Position) -> Wake {
-        self.head = end;
-        let page = self.page();
-        page.head.store(end.pack(), RELEASE.store()); // [release]
-        // Relaxed: for people.
-        page.messages.store(self.messages, Relaxed);
-        page.bytes.store(self.bytes, Relaxed);
+        self.page().head.store(end.pack(), RELEASE.store()); // [release]
         match self.waker.attention() {
             Attention::None => Wake::None,
             attention => self.attend(attention),
@@ -268,13 +263,21 @@ impl Consumer {
         let Attention::Sleeps(epoch) = attention else { return Wake::None };
         // Relaxed: if this look is stale, so the producer has not yet looked again, and will see this release. [sleep]
         let target = self.producer_page().room_seq.load(Relaxed) as u32;
-        if (self.head.seq.wrapping_sub(target) as i32) < 0 {
+        if (self.head().seq.wrapping_sub(target) as i32) < 0 {
             return Wake::None;
         }
         self.waker.rang(epoch);
         let page = self.page();
         page.wakes_sent.store(page.wakes_sent.load(Relaxed) + 1, Relaxed);
         Wake::Ring
+    }
+
+    /// Writes the counters of messages and bytes to the page. On the way of a message two stores would be felt.
+    pub fn show_counters(&self) {
+        let page = self.page();
+        // Relaxed: for people.
+        page.messages.store(self.messages, Relaxed);
+        page.bytes.store(self.bytes, Relaxed);
     }
 
     /// Counts a receive that found nothing and is going to wait.
@@ -324,7 +327,8 @@ impl Consumer {
 
     /// Up to where everything is released.
     pub fn head(&self) -> Position {
-        self.head
+        // Relaxed: nobody else writes it.
+        Position::unpack(self.page().head.load(Relaxed))
     }
 
     /// Messages taken by this consumer.
@@ -367,6 +371,7 @@ impl Consumer {
 
     /// Says for good that nothing more will be read. The sender is to be rung afterwards.
     pub fn close(&mut self) {
+        self.show_counters();
         self.page().state.store(State::Closed as u32, CLOSE.store()); // [close]
     }
 }

@@ -77,6 +77,20 @@ impl Data {
         unsafe { self.base.byte_add(offset as usize) }
     }
 
+    /// Asks for the cache lines of `bytes` from `offset` to be made this processor's own, ahead of writing them. A hint:
+    /// no bounds need hold, nothing is read or written.
+    #[inline(always)]
+    pub(crate) fn prefetch_to_write(&self, offset: u64, bytes: u64) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        for line in 0..bytes.div_ceil(64) {
+            let at = self.base.as_ptr().wrapping_add((offset + 64 * line) as usize);
+            // SAFETY: a prefetch of any address is harmless; processors without PREFETCHW take it for a NOP.
+            unsafe { core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = (offset, bytes);
+    }
+
     /// Copies `source` into the lane.
     #[inline(always)]
     pub(crate) fn copy_in(&self, offset: u64, source: &[u8]) {
@@ -106,6 +120,8 @@ impl Data {
     pub(crate) fn header(&self, offset: u64) -> &AtomicU64 {
         &self.slot(offset).header
     }
+
+    pub(crate) fn prefetch_to_write(&self, _offset: u64, _bytes: u64) {}
 
     /// Copies `source` into the slots, so that loom sees a race with a reader.
     pub(crate) fn copy_in(&self, offset: u64, source: &[u8]) {

@@ -31,6 +31,15 @@ use core::sync::atomic::Ordering::Relaxed;
 /// the line that holds it is the consumer's, and fetching it costs as much as a message.
 const LOOK_AGAIN: u64 = 16 * 1024;
 
+/// How far ahead of the tail the producer asks for cache lines, in bytes. They were the consumer's a lap ago; fetching them
+/// back one by one, as the stores get there, is what a message of some lines costs most. Measured with
+/// `./run bench stream --size 256`: docs/decisions/0005-prefetch.md.
+const PREFETCH_AHEAD: u64 = 1024;
+
+/// Sizes that gain by it: smaller ones share lines that are there already, larger ones are copied by instructions that
+/// fetch ahead themselves.
+const PREFETCHED: core::ops::RangeInclusive<u64> = 64..=4096;
+
 /// Room that has been reserved: where its payload goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
@@ -374,6 +383,9 @@ impl Producer {
         let end = self.at + record_bytes(bytes);
         // Only a space of another lane, or of an earlier reservation, could say otherwise.
         assert!(end + 8 <= self.capacity);
+        if PREFETCHED.contains(&bytes) {
+            self.data().prefetch_to_write(end + PREFETCH_AHEAD, record_bytes(bytes));
+        }
         self.clear(end);
         let word = header(self.seq, bytes as u32);
         if self.at == self.tail {

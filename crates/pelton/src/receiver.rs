@@ -319,9 +319,6 @@ impl Receiver {
 
     #[inline(always)]
     fn release(&mut self, record: &Record) {
-        if self.owner.is_forked() {
-            return;
-        }
         if record.descriptors != 0 {
             self.drop_descriptors(record);
         }
@@ -441,6 +438,7 @@ impl Receiver {
         if self.owner.is_forked() {
             return Counters::default();
         }
+        self.parts.lane.show_counters();
         let page = self.parts.lane.consumer_page();
         Counters {
             messages: page.messages(),
@@ -641,6 +639,10 @@ impl Deref for Message<'_> {
 impl Drop for Message<'_> {
     #[inline]
     fn drop(&mut self) {
+        // A child that inherited the message releases nothing of its parent's.
+        if self.receiver.owner.is_forked() {
+            return;
+        }
         self.receiver.release(&self.record);
     }
 }
