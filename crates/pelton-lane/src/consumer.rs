@@ -174,10 +174,21 @@ impl Consumer {
         self.data().payload(record.offset + 8, record.bytes)
     }
 
+    /// Copies the payload of a record to `target`.
+    ///
+    /// # Safety
+    /// `record.bytes` may be written at `target`, which is not in a lane.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub unsafe fn copy_out(&self, record: &Record, target: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { self.data().copy_out(record.offset + 8, record.bytes, target) };
+    }
+
     /// Copies the payload of a record out, under loom.
     #[cfg(loom)]
     pub fn copy_out(&self, record: &Record, target: &mut [u8]) {
-        self.data().copy_out(record.offset + 8, target);
+        self.data().copy_out_slots(record.offset + 8, target);
     }
 
     /// Moves the cursor behind the record that [`Consumer::peek`] answered last, without releasing it yet: for a batch,

@@ -97,7 +97,48 @@ impl Data {
         let to = self.payload(offset, source.len() as u64);
         // SAFETY: `payload` checked the bounds; the place is reserved, so nobody who obeys the rules reads it meanwhile,
         // and `source` is ordinary memory of ours that cannot overlap a lane's writable mapping through a shared slice.
-        unsafe { core::ptr::copy_nonoverlapping(source.as_ptr(), to.as_ptr(), source.len()) };
+        unsafe { copy(source.as_ptr(), to.as_ptr(), source.len()) };
+    }
+
+    /// Copies `bytes` out of the lane to `target`.
+    ///
+    /// # Safety
+    /// `bytes` may be written at `target`, which is not in a lane.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_out(&self, offset: u64, bytes: u64, target: *mut u8) {
+        // SAFETY: `payload` says that the source is in bounds, the caller that the target is.
+        unsafe { copy(self.payload(offset, bytes).as_ptr(), target, bytes as usize) };
+    }
+}
+
+/// Copies without overlap. A call costs as much as a short copy: those are two loads and two stores that meet in the middle.
+///
+/// # Safety
+/// As for `copy_nonoverlapping`.
+#[cfg(not(loom))]
+#[inline(always)]
+unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    /// Two possibly overlapping halves of what is between one and two `T`s long.
+    ///
+    /// # Safety
+    /// As for `copy`; `bytes` is at least the size of `T` and at most twice that.
+    #[inline(always)]
+    unsafe fn halves<T: Copy>(from: *const u8, to: *mut u8, bytes: usize) {
+        let second = bytes - size_of::<T>();
+        // SAFETY: the caller's promise; both halves lie within `bytes`.
+        unsafe {
+            let (low, high) = (from.cast::<T>().read_unaligned(), from.add(second).cast::<T>().read_unaligned());
+            to.cast::<T>().write_unaligned(low);
+            to.add(second).cast::<T>().write_unaligned(high);
+        }
+    }
+    // SAFETY: the caller's promise, and the sizes in each arm.
+    unsafe {
+        match bytes {
+            16..=32 => halves::<u128>(from, to, bytes),
+            8..=15 => halves::<u64>(from, to, bytes),
+            _ => core::ptr::copy_nonoverlapping(from, to, bytes),
+        }
     }
 }
 
@@ -134,7 +175,7 @@ impl Data {
     }
 
     /// Copies out of the slots, so that loom sees a race with the writer.
-    pub(crate) fn copy_out(&self, offset: u64, target: &mut [u8]) {
+    pub(crate) fn copy_out_slots(&self, offset: u64, target: &mut [u8]) {
         for (i, chunk) in target.chunks_mut(8).enumerate() {
             // SAFETY: loom checks that nobody writes the cell.
             self.slot(offset + 8 * i as u64).payload.with(|p| unsafe { chunk.copy_from_slice(&(&*p)[..chunk.len()]) });

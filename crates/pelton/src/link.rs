@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::os::socket::{Socket, wait_for};
-use crate::os::{Bell, Descriptor, Pollable, Ready, poll_until};
+use crate::os::{Bell, Descriptor, Nudge, Pollable, Ready, poll_until};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +33,7 @@ pub(crate) struct Link {
     /// Rung by the peer.
     bell: Bell,
     /// Rung by this process alone: the peer has no descriptor of it, and cannot make ringing it wait.
-    nudge: Arc<Bell>,
+    nudge: Arc<Nudge>,
     peer_bell: Bell,
     way: Way,
     peer: Peer,
@@ -107,7 +107,7 @@ impl Link {
     }
 
     /// The bell for this side's own reasons.
-    pub(crate) fn nudge(&self) -> &Arc<Bell> {
+    pub(crate) fn nudge(&self) -> &Arc<Nudge> {
         &self.nudge
     }
 
@@ -279,14 +279,14 @@ fn receive_packet(socket: &Socket) -> Result<Option<Option<(u32, Vec<OwnedFd>, b
 #[derive(Debug)]
 pub(crate) struct Bells {
     pub(crate) bell: Bell,
-    nudge: Bell,
+    nudge: Nudge,
     pollable: Pollable,
 }
 
 impl Bells {
     pub(crate) fn new() -> std::io::Result<Bells> {
-        let (bell, nudge) = (Bell::new()?, Bell::new()?);
-        let pollable = Pollable::new([&bell, &nudge])?;
+        let (bell, nudge) = (Bell::new()?, Nudge::new()?);
+        let pollable = Pollable::new(&bell, &nudge)?;
         Ok(Bells { bell, nudge, pollable })
     }
 }

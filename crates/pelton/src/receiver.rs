@@ -4,7 +4,7 @@ use crate::connect::Origin;
 use crate::error::{Error, Result};
 use crate::link::{Link, Peer};
 use crate::options::Options;
-use crate::os::{Bell, Owner, Segment};
+use crate::os::{Nudge, Owner, Segment};
 use crate::sender::End;
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
@@ -81,7 +81,7 @@ impl ReceiverMemory {
 struct Returned {
     tickets: Mutex<Vec<Ticket>>,
     /// The receiver's own: it may sleep with a lane full of held messages.
-    nudge: Arc<Bell>,
+    nudge: Arc<Nudge>,
     owner: Owner,
 }
 
@@ -306,11 +306,10 @@ impl Receiver {
         let bytes = record.bytes as usize;
         buffer.clear();
         buffer.reserve(bytes);
-        let from = self.parts.lane.payload(&record);
         // SAFETY: the lane checked that the record lies in the data; the vector has room; the two do not overlap, as no
         // safe code has a vector over a lane. A peer that writes meanwhile changes bytes, which any value is good for.
         unsafe {
-            std::ptr::copy_nonoverlapping(from.as_ptr(), buffer.as_mut_ptr(), bytes);
+            self.parts.lane.copy_out(&record, buffer.as_mut_ptr());
             buffer.set_len(bytes);
         }
         self.release(&record);

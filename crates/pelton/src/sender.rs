@@ -604,10 +604,6 @@ impl AsFd for Sender {
     }
 }
 
-/// Pauses between two looks at the head of a full lane. Measured with `./run bench stream --size 16`, where the lane
-/// fills up; docs/decisions/0004-hot-path.md.
-const LOOKS_SPARED: u32 = 64;
-
 /// A sender that waits.
 struct Room<'a> {
     sender: &'a mut Sender,
@@ -639,11 +635,6 @@ impl Side for Room<'_> {
     }
 
     fn stirs(&self) -> bool {
-        // Each look takes the head's line from the receiver, who writes it with every message; and the first bytes of room
-        // are soon used up. So look seldom.
-        for _ in 0..LOOKS_SPARED {
-            os::relax();
-        }
         self.sender.parts.lane.stirs()
     }
 

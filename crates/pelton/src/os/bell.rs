@@ -6,6 +6,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// An eventfd: rung by one side, polled and drained by the other.
@@ -61,6 +62,40 @@ impl AsFd for Bell {
     }
 }
 
+/// A bell that only this process rings: it knows whether there is anything to drain.
+#[derive(Debug)]
+pub(crate) struct Nudge {
+    bell: Bell,
+    rung: AtomicBool,
+}
+
+impl Nudge {
+    pub(crate) fn new() -> std::io::Result<Nudge> {
+        Ok(Nudge { bell: Bell::new()?, rung: AtomicBool::new(false) })
+    }
+
+    /// Wakes who polls it.
+    pub(crate) fn ring(&self) {
+        // The bell before the flag: a drain that comes between the two finds the bell ringing once more, at worst, and
+        // the flag with it then. The other way round it would never be silenced.
+        self.bell.ring();
+        self.rung.store(true, Ordering::Release);
+    }
+
+    /// Makes it silent until it is rung again.
+    pub(crate) fn drain(&self) {
+        if self.rung.swap(false, Ordering::Acquire) {
+            self.bell.drain();
+        }
+    }
+}
+
+impl AsFd for Nudge {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
 /// What ended a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ready {
@@ -106,12 +141,11 @@ pub(crate) fn poll_until(
 pub(crate) struct Pollable(Descriptor);
 
 impl Pollable {
-    /// Readable while one of the bells rings.
-    pub(crate) fn new(bells: [&Bell; 2]) -> std::io::Result<Pollable> {
+    /// Readable while the bell or the nudge rings.
+    pub(crate) fn new(bell: &Bell, nudge: &Nudge) -> std::io::Result<Pollable> {
         let pollable = Pollable(Descriptor::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
-        for bell in bells {
-            epoll::add(&pollable.0, bell, EventData::new_u64(0), EventFlags::IN)?;
-        }
+        epoll::add(&pollable.0, bell, EventData::new_u64(0), EventFlags::IN)?;
+        epoll::add(&pollable.0, nudge, EventData::new_u64(0), EventFlags::IN)?;
         Ok(pollable)
     }
 
