@@ -38,7 +38,7 @@ const PREFETCH_AHEAD: u64 = 1024;
 
 /// Sizes that gain by it: smaller ones share lines that are there already, larger ones are copied by instructions that
 /// fetch ahead themselves.
-const PREFETCHED: core::ops::RangeInclusive<u64> = 64..=4096;
+const PREFETCHED: core::ops::RangeInclusive<u64> = 128..=4096;
 
 /// Room that has been reserved: where its payload goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -383,15 +383,16 @@ impl Producer {
         let end = self.at + record_bytes(bytes);
         // Only a space of another lane, or of an earlier reservation, could say otherwise.
         assert!(end + 8 <= self.capacity);
-        if PREFETCHED.contains(&bytes) {
-            self.data().prefetch_to_write(end + PREFETCH_AHEAD, record_bytes(bytes));
-        }
         self.clear(end);
         let word = header(self.seq, bytes as u32);
         if self.at == self.tail {
             self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
         } else {
             self.publish_marked(word);
+        }
+        // After publishing: the receiver may be waiting for just this message.
+        if PREFETCHED.contains(&bytes) {
+            self.data().prefetch_to_write(end + PREFETCH_AHEAD, record_bytes(bytes));
         }
         self.advance(end, seq_after(self.seq), 1, bytes)
     }
