@@ -649,7 +649,11 @@ impl Side for Room<'_> {
         if !everywhere {
             lane.lose_barrier();
         }
-        armed.map_err(|error| self.sender.failed(error))
+        match armed {
+            // Closed, but perhaps not before everything was released.
+            Err(LaneError::Closed) => self.end().map(|_| false),
+            armed => armed.map_err(|error| self.sender.failed(error)),
+        }
     }
 
     fn disarm(&mut self) {

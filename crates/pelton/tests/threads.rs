@@ -179,6 +179,23 @@ fn held_messages_are_released_in_any_order_on_any_thread() {
     }
 }
 
+/// The end of the channel may come at any instant of the wait.
+#[test]
+fn a_drain_that_the_receiver_ends_by_closing_after_the_last_message_is_done() {
+    let _hang = Watchdog::new("a_drain_that_the_receiver_ends_by_closing_after_the_last_message_is_done");
+    for round in 0..2_000 {
+        let (mut sender, mut receiver) = small();
+        sender.send(b"last").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                (0..round % 64 * 8).for_each(|_| std::hint::spin_loop());
+                assert_eq!(&*receiver.receive().unwrap(), b"last");
+            });
+            sender.drain().unwrap();
+        });
+    }
+}
+
 #[test]
 fn a_held_message_outlives_its_receiver() {
     let (mut sender, mut receiver) = small();
