@@ -347,11 +347,6 @@ impl Consumer {
         self.messages
     }
 
-    /// The number of the next message.
-    pub fn next_seq(&self) -> u32 {
-        self.seq
-    }
-
     /// The generation of the producer whose message was looked at last, modulo 2^28; before the first, of the producer that
     /// this consumer was attached to.
     pub fn generation(&self) -> u32 {
