@@ -8,7 +8,7 @@ use std::{
     io::{BufRead, Write},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -239,7 +239,7 @@ impl Payloads {
 }
 
 /// Sends message `n`, and prepares the next.
-#[inline]
+#[inline(always)]
 fn send(sending: &mut impl Sending, payloads: &mut Payloads, size: usize, n: u64) -> Result<()> {
     sending.send(payloads.prepared(n, size))?;
     payloads.prepare(n + 1);
@@ -247,18 +247,28 @@ fn send(sending: &mut impl Sending, payloads: &mut Payloads, size: usize, n: u64
 }
 
 /// Takes message `n`, compares its number, and answers its size.
-#[inline]
+#[inline(always)]
 fn receive(receiving: &mut impl Receiving, n: u64, check: impl FnOnce(&[u8]) -> bool) -> Result<usize> {
     let (size, found, right) = receiving.receive(|message| (message.len(), number(message), check(message)))?;
-    if found != expected(n, size) {
-        bail!("message {n} has the number {found}: messages were lost, doubled or out of order");
+    if found != expected(n, size) || !right {
+        return Err(wrong(n, found, size));
     }
-    ensure!(right, "message {n} has other bytes than were sent");
     Ok(size)
 }
 
+/// Apart, so that it is not on the way of messages that are right.
+#[cold]
+#[inline(never)]
+fn wrong(n: u64, found: u64, size: usize) -> anyhow::Error {
+    if found != expected(n, size) {
+        anyhow!("message {n} has the number {found}: messages were lost, doubled or out of order")
+    } else {
+        anyhow!("message {n} has other bytes than were sent")
+    }
+}
+
 /// One round of the asker's.
-#[inline]
+#[inline(always)]
 fn ask(
     sending: &mut impl Sending,
     receiving: &mut impl Receiving,
@@ -276,7 +286,7 @@ fn ask(
 }
 
 /// One round of the answerer's: sends back the bytes where they were copied to. Answers their number.
-#[inline]
+#[inline(always)]
 fn answer(
     sending: &mut impl Sending,
     receiving: &mut impl Receiving,

@@ -77,11 +77,20 @@ impl PeltonSending {
 }
 
 impl Sending for PeltonSending {
-    #[inline]
+    #[inline(always)]
     fn send(&mut self, payload: &[u8]) -> Result<()> {
-        let Some(watch) = &self.watch else {
-            return Ok(self.sender.send(payload)?);
-        };
+        match self.watch {
+            None => Ok(self.sender.send(payload)?),
+            Some(_) => self.send_from_loop(payload),
+        }
+    }
+}
+
+impl PeltonSending {
+    /// With an event loop of the caller's own. Apart, so that the way without is as short as a user's.
+    #[inline(never)]
+    fn send_from_loop(&mut self, payload: &[u8]) -> Result<()> {
+        let watch = self.watch.as_ref().context("there is no loop")?;
         loop {
             match self.sender.try_send(payload)? {
                 Sent::Sent => return Ok(()),
@@ -122,17 +131,30 @@ impl PeltonReceiving {
 }
 
 impl Receiving for PeltonReceiving {
-    #[inline]
+    #[inline(always)]
     fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let Some(watch) = &self.watch else {
-            return match &mut self.take {
-                Take::Copy(buffer) => {
-                    self.receiver.receive_into(buffer)?;
-                    Ok(look(buffer))
-                }
-                Take::InPlace => Ok(look(&self.receiver.receive()?)),
-            };
-        };
+        if self.watch.is_some() {
+            return self.receive_from_loop(look);
+        }
+        match &mut self.take {
+            Take::Copy(buffer) => {
+                self.receiver.receive_into(buffer)?;
+                Ok(look(buffer))
+            }
+            Take::InPlace => Ok(look(&self.receiver.receive()?)),
+        }
+    }
+
+    fn resident_bytes(&self) -> Result<Option<u64>> {
+        measure::resident_bytes().map(Some)
+    }
+}
+
+impl PeltonReceiving {
+    /// As [`PeltonSending::send_from_loop`].
+    #[inline(never)]
+    fn receive_from_loop<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let watch = self.watch.as_ref().context("there is no loop")?;
         loop {
             match &mut self.take {
                 Take::Copy(buffer) => {
@@ -151,9 +173,5 @@ impl Receiving for PeltonReceiving {
                 self.receiver.disarm();
             }
         }
-    }
-
-    fn resident_bytes(&self) -> Result<Option<u64>> {
-        measure::resident_bytes().map(Some)
     }
 }

@@ -136,6 +136,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     unsafe {
         match bytes {
             16..=32 => halves::<u128>(from, to, bytes),
+            33..=64 => halves::<[u128; 2]>(from, to, bytes),
             8..=15 => halves::<u64>(from, to, bytes),
             _ => core::ptr::copy_nonoverlapping(from, to, bytes),
         }

@@ -76,6 +76,14 @@ impl ReceiverMemory {
     }
 }
 
+/// Room for `bytes`, apart from the way of a message that has it. What was there is not wanted any more.
+#[cold]
+#[inline(never)]
+fn grow(buffer: &mut Vec<u8>, bytes: usize) {
+    buffer.clear();
+    buffer.reserve(bytes);
+}
+
 /// Tickets of held messages that have been dropped, on whatever thread.
 #[derive(Debug)]
 struct Returned {
@@ -222,24 +230,33 @@ impl Receiver {
         self.parts.lane.peek_at_cursor()
     }
 
-    /// The common wait: the next message is on its way. Looks for it some times before anything is called that costs more
-    /// than the message.
+    /// The message that was not there at once, if it is on its way.
     #[inline(always)]
     fn peek_soon(&mut self) -> Option<Record> {
+        if self.comes_soon() { self.peek_at_once() } else { None }
+    }
+
+    /// The common wait: the next message is on its way. Looks for it some times before anything is called that costs more
+    /// than the message. A function of its own, lest the loop be unrolled into every caller and keep the common case from
+    /// being inlined there.
+    #[inline(never)]
+    fn comes_soon(&self) -> bool {
         for _ in 0..self.spin.first_looks() {
             os::relax();
             if self.parts.lane.stirs() {
-                return self.peek_at_once();
+                return true;
             }
         }
-        None
+        false
     }
 
+    #[cold]
     #[inline(never)]
     fn receive_slowly(&mut self, patience: Patience) -> Result<Option<Message<'_>>> {
         Ok(self.find_record(patience)?.map(|record| Message { receiver: self, record }))
     }
 
+    #[cold]
     #[inline(never)]
     fn copy_slowly(&mut self, buffer: &mut Vec<u8>, patience: Patience) -> Result<Option<usize>> {
         Ok(self.find_record(patience)?.map(|record| self.copy_out(record, buffer)))
@@ -304,8 +321,9 @@ impl Receiver {
     #[inline(always)]
     fn copy_out(&mut self, record: Record, buffer: &mut Vec<u8>) -> usize {
         let bytes = record.bytes as usize;
-        buffer.clear();
-        buffer.reserve(bytes);
+        if buffer.capacity() < bytes {
+            grow(buffer, bytes);
+        }
         // SAFETY: the lane checked that the record lies in the data; the vector has room; the two do not overlap, as no
         // safe code has a vector over a lane. A peer that writes meanwhile changes bytes, which any value is good for.
         unsafe {
