@@ -87,8 +87,9 @@ impl Consumer {
             seq: head.seq,
             capacity: memory.data.capacity(),
             bytes_max: message_bytes_max,
-            messages: 0,
-            bytes: 0,
+            // A successor counts on in the page that it takes over.
+            messages: page.messages.load(Relaxed),
+            bytes: page.bytes.load(Relaxed),
             // SAFETY: as above.
             waker: unsafe { waker_of(&memory, can_barrier) },
             held: VecDeque::new(),
@@ -321,19 +322,7 @@ impl Consumer {
     /// # Errors
     /// [`LaneError::Corrupt`].
     pub fn end_of_committed(&self) -> Result<(Position, u64), LaneError> {
-        let (mut end, mut messages) = (Position { offset: self.cursor, seq: self.seq }, 0);
-        while let Some((record, _)) = record_at(self.data(), self.bytes_max, end)? {
-            if messages > self.capacity / 8 {
-                return Err(LaneError::Corrupt {
-                    what: "records in the lane",
-                    found: messages,
-                    wanted: self.capacity / 8,
-                });
-            }
-            end = Position { offset: record.offset + record_bytes(record.bytes), seq: seq_after(end.seq) };
-            messages += 1;
-        }
-        Ok((end, messages))
+        walk(self.data(), self.bytes_max, Position { offset: self.cursor, seq: self.seq })
     }
 
     /// Up to where everything is released.
@@ -342,7 +331,7 @@ impl Consumer {
         Position::unpack(self.page().head.load(Relaxed))
     }
 
-    /// Messages taken by this consumer.
+    /// Messages taken by this consumer and its predecessors in its page.
     pub fn taken(&self) -> u64 {
         self.messages
     }
@@ -395,6 +384,24 @@ impl crate::Sleeper {
 
 /// Order of the marks before one message: jump, generation, descriptors.
 const MARK_ORDER: [u32; 3] = [0, 2, 1];
+
+/// Walks over everything committed from `start` on, where a record stands or will: the place behind it, where the next record
+/// goes, and how many messages lie between. What is found is checked as a consumer does.
+///
+/// # Errors
+/// [`LaneError::Corrupt`].
+pub fn walk(data: &Data, message_bytes_max: u64, start: Position) -> Result<(Position, u64), LaneError> {
+    check_position("start of a walk", start, data.capacity())?;
+    let (mut end, mut messages, most) = (start, 0, data.capacity() / 8);
+    while let Some((record, _)) = record_at(data, message_bytes_max, end)? {
+        if messages > most {
+            return Err(LaneError::Corrupt { what: "records in the lane", found: messages, wanted: most });
+        }
+        end = Position { offset: record.offset + record_bytes(record.bytes), seq: seq_after(end.seq) };
+        messages += 1;
+    }
+    Ok((end, messages))
+}
 
 /// The message at `place`, following the marks before it, and the generation that they name; checked against the bounds
 /// as for any reader of somebody else's bytes. `None`: nothing is published there.

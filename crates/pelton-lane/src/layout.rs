@@ -39,21 +39,27 @@ pub const MAGIC_PRODUCER: u64 = u64::from_le_bytes(*b"pelton-P");
 pub const MAGIC_CONSUMER: u64 = u64::from_le_bytes(*b"pelton-C");
 /// First word of the receiver's segment.
 pub const MAGIC_RECEIVER: u64 = u64::from_le_bytes(*b"pelton-R");
+/// First word of a path channel's own segment.
+pub const MAGIC_CHANNEL: u64 = u64::from_le_bytes(*b"pelton-D");
+/// The most lanes of one channel.
+pub const LANES_MAX: u32 = 1024;
 
 /// The layout in one line; its hash is in every segment, so that two builds that differ refuse each other.
 pub const LAYOUT_TEXT: &str = "record=seq:u32<<32|low:u32,align 8;mark=1<<31|kind:3|value:28,jump=0,descriptors=1,generation=2,unit=64;\
 position=seq:u32<<32|offset/8:u32;sleep=epoch<<3|closed:4|unbarriered:2|armed:1;\
 preamble:magic@0:u64,wire_version@8:u32,segment_bytes@12:u32,layout_signature@16:u64;\
 producer:capacity@64:u64,message_bytes_max@72:u64,cursors@80:u32,boot_id@96:[u8;16],\
-tail@128:u64,floor@136:u64,generation@144:u64,messages@152:u64,bytes@160:u64,waits@168:u64,sleeps@176:u64,wakes_sent@184:u64,depth_max@192:u64,\
+tail@128:u64,floor@136:u64,generation@144:u64,messages@152:u64,bytes@160:u64,waits@168:u64,sleeps@176:u64,wakes_sent@184:u64,depth_max@192:u64,synced@200:u64,\
 sleep@256:u64,room_seq@264:u64,state@384:u32,pid@388:u32,fenced@392:u32;\
-consumer:head@128:u64,messages@136:u64,bytes@144:u64,waits@152:u64,sleeps@160:u64,wakes_sent@168:u64,state@256:u32,pid@260:u32,fenced@264:u32;\
-receiver:sleep@128:u64";
+consumer:head@128:u64,messages@136:u64,bytes@144:u64,waits@152:u64,sleeps@160:u64,wakes_sent@168:u64,generation@176:u64,state@256:u32,pid@260:u32,fenced@264:u32;\
+receiver:sleep@128:u64;\
+channel:capacity@64:u64,message_bytes_max@72:u64,lanes_max@80:u32,mode@84:u32,boot_id@96:[u8;16],checksum@112:u64,lanes@128:u32";
 
 /// FNV-1a 64 of [`LAYOUT_TEXT`].
 pub const LAYOUT_SIGNATURE: u64 = fnv1a(LAYOUT_TEXT.as_bytes());
 
-const fn fnv1a(text: &[u8]) -> u64 {
+/// FNV-1a, 64 bits: of the layout's text, and of a channel page's first bytes.
+pub const fn fnv1a(text: &[u8]) -> u64 {
     let mut hash = 0xcbf29ce484222325u64;
     let mut i = 0;
     while i < text.len() {
@@ -102,6 +108,7 @@ impl Preamble {
 /// | 136 | u64 | floor | while the tail is past it, the front is not free before the head is past it too |
 /// | 144 | u64 | generation | 1 for the first producer, one more for each successor |
 /// | 152.. | u64 | messages, bytes, waits, sleeps, wakes_sent, depth_max | counters, for people |
+/// | 200 | position | synced | everything before it was on disk when it was stored (path lanes) |
 /// | 256 | sleep word | sleep | of the producer that waits for room |
 /// | 264 | u64 | room_seq | while it sleeps: ring when the head's seq reaches this |
 /// | 384 | u32 | state | [`State`] |
@@ -132,7 +139,8 @@ pub struct ProducerPage {
     pub(crate) sleeps: AtomicU64,
     pub(crate) wakes_sent: AtomicU64,
     pub(crate) depth_max: AtomicU64,
-    _zero3: [u8; 56],
+    pub(crate) synced: AtomicU64,
+    _zero3: [u8; 48],
     pub(crate) sleep: AtomicU64,
     pub(crate) room_seq: AtomicU64,
     _zero4: [u8; 112],
@@ -149,6 +157,7 @@ pub struct ProducerPage {
 /// | 0 | 24 bytes | preamble | written once, before sharing |
 /// | 128 | position | head | everything before it is released |
 /// | 136.. | u64 | messages, bytes, waits, sleeps, wakes_sent | counters, for people |
+/// | 176 | u64 | generation | 1 for the first consumer that uses this page, one more for each successor |
 /// | 256 | u32 | state | [`State`] |
 /// | 260 | u32 | pid | for messages to people only |
 /// | 264 | u32 | fenced | 1: this side puts a full fence between releasing and looking whether the other sleeps |
@@ -164,7 +173,8 @@ pub struct ConsumerPage {
     pub(crate) waits: AtomicU64,
     pub(crate) sleeps: AtomicU64,
     pub(crate) wakes_sent: AtomicU64,
-    _zero1: [u8; 80],
+    pub(crate) generation: AtomicU64,
+    _zero1: [u8; 72],
     pub(crate) state: AtomicU32,
     pub(crate) pid: AtomicU32,
     pub(crate) fenced: AtomicU32,
@@ -185,6 +195,49 @@ pub struct ReceiverPage {
     _zero0: [u8; 104],
     pub(crate) sleep: AtomicU64,
     _zero1: [u8; 120],
+}
+
+/// The segment of a path channel itself, the file `channel` of its directory. Written when the channel is made, and `lanes` by
+/// who adds one, under a lock.
+///
+/// | offset | type | field | meaning |
+/// |---|---|---|---|
+/// | 0 | 24 bytes | preamble | |
+/// | 64 | u64 | capacity | bytes of data of each lane |
+/// | 72 | u64 | message_bytes_max | the largest message |
+/// | 80 | u32 | lanes_max | the most lanes |
+/// | 84 | u32 | mode | permission bits of the directory |
+/// | 96 | 16 bytes | boot_id | of the boot that it was made, or recovered, in |
+/// | 112 | u64 | checksum | FNV-1a of the bytes before it |
+/// | 128 | u32 | lanes | that exist |
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct ChannelPage {
+    /// What this segment is.
+    pub preamble: Preamble,
+    _zero0: [u8; 40],
+    /// Bytes of data of each lane.
+    pub capacity: u64,
+    /// The largest message, in bytes.
+    pub message_bytes_max: u64,
+    /// The most lanes.
+    pub lanes_max: u32,
+    /// Permission bits of the directory.
+    pub mode: u32,
+    _zero1: [u8; 8],
+    /// The boot that it was made, or recovered, in.
+    pub boot_id: [u8; 16],
+    /// FNV-1a of the bytes before it.
+    pub checksum: u64,
+    _zero2: [u8; 8],
+    /// Lanes that exist.
+    pub lanes: AtomicU32,
+    _zero3: [u8; 124],
+}
+
+impl ChannelPage {
+    /// Bytes that the checksum covers.
+    pub const CHECKED_BYTES: usize = 112;
 }
 
 /// Counters that `pelton` reads of either side, its own or the peer's: figures for people, never acted upon.
@@ -225,6 +278,8 @@ counter!(ConsumerPage:
     sleeps,
     /// Times that the consumer rang the producer.
     wakes_sent,
+    /// 1 for the first consumer that uses this page, one more for each successor.
+    generation,
 );
 
 #[cfg(not(loom))]
@@ -248,6 +303,7 @@ const _: () = {
     assert!(offset_of!(ProducerPage, sleeps) == 176);
     assert!(offset_of!(ProducerPage, wakes_sent) == 184);
     assert!(offset_of!(ProducerPage, depth_max) == 192);
+    assert!(offset_of!(ProducerPage, synced) == 200);
     assert!(offset_of!(ProducerPage, sleep) == 256);
     assert!(offset_of!(ProducerPage, room_seq) == 264);
     assert!(offset_of!(ProducerPage, state) == 384);
@@ -260,11 +316,20 @@ const _: () = {
     assert!(offset_of!(ConsumerPage, waits) == 152);
     assert!(offset_of!(ConsumerPage, sleeps) == 160);
     assert!(offset_of!(ConsumerPage, wakes_sent) == 168);
+    assert!(offset_of!(ConsumerPage, generation) == 176);
     assert!(offset_of!(ConsumerPage, state) == 256);
     assert!(offset_of!(ConsumerPage, pid) == 260);
     assert!(offset_of!(ConsumerPage, fenced) == 264);
     assert!(size_of::<ReceiverPage>() == 256);
     assert!(offset_of!(ReceiverPage, sleep) == 128);
+    assert!(size_of::<ChannelPage>() == 256);
+    assert!(offset_of!(ChannelPage, capacity) == 64);
+    assert!(offset_of!(ChannelPage, message_bytes_max) == 72);
+    assert!(offset_of!(ChannelPage, lanes_max) == 80);
+    assert!(offset_of!(ChannelPage, mode) == 84);
+    assert!(offset_of!(ChannelPage, boot_id) == 96);
+    assert!(offset_of!(ChannelPage, checksum) == 112);
+    assert!(offset_of!(ChannelPage, lanes) == 128);
 };
 
 impl ProducerPage {
@@ -289,7 +354,8 @@ impl ProducerPage {
             sleeps: AtomicU64::new(0),
             wakes_sent: AtomicU64::new(0),
             depth_max: AtomicU64::new(0),
-            _zero3: [0; 56],
+            synced: AtomicU64::new(Position::START.pack()),
+            _zero3: [0; 48],
             sleep: AtomicU64::new(0),
             room_seq: AtomicU64::new(0),
             _zero4: [0; 112],
@@ -298,6 +364,30 @@ impl ProducerPage {
             fenced: AtomicU32::new(0),
             _zero5: [0; 116],
         }
+    }
+
+    /// Begins another producer's time in a page that its predecessor used, before it attaches: its generation and process.
+    /// Only for who holds the role.
+    pub fn begin(&self, pid: u32) {
+        // Relaxed: who learns of it, learns by a system call.
+        let relaxed = core::sync::atomic::Ordering::Relaxed;
+        self.generation.store(self.generation.load(relaxed) + 1, relaxed);
+        self.pid.store(pid, relaxed);
+    }
+
+    /// Its process, for messages to people only.
+    pub fn pid(&self) -> u32 {
+        self.pid.load(core::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Up to where everything was on disk, by the last [`ProducerPage::note_synced`]; unchecked.
+    pub fn synced(&self) -> Position {
+        Position::unpack(self.synced.load(core::sync::atomic::Ordering::Relaxed))
+    }
+
+    /// Says that everything before `position` is on disk. Only for who holds the role.
+    pub fn note_synced(&self, position: Position) {
+        self.synced.store(position.pack(), core::sync::atomic::Ordering::Relaxed);
     }
 
     /// Whether the producer has closed.
@@ -320,7 +410,7 @@ impl ProducerPage {
 
 impl ConsumerPage {
     /// A page as a consumer makes it before sharing it.
-    pub fn new(head: Position, pid: u32) -> ConsumerPage {
+    pub fn new(head: Position, generation: u64, pid: u32) -> ConsumerPage {
         ConsumerPage {
             preamble: Preamble::new(MAGIC_CONSUMER),
             _zero0: [0; 104],
@@ -330,12 +420,26 @@ impl ConsumerPage {
             waits: AtomicU64::new(0),
             sleeps: AtomicU64::new(0),
             wakes_sent: AtomicU64::new(0),
-            _zero1: [0; 80],
+            generation: AtomicU64::new(generation),
+            _zero1: [0; 72],
             state: AtomicU32::new(State::Open as u32),
             pid: AtomicU32::new(pid),
             fenced: AtomicU32::new(0),
             _zero2: [0; 116],
         }
+    }
+
+    /// As [`ProducerPage::begin`], of another consumer.
+    pub fn begin(&self, pid: u32) {
+        // Relaxed: as there.
+        let relaxed = core::sync::atomic::Ordering::Relaxed;
+        self.generation.store(self.generation.load(relaxed) + 1, relaxed);
+        self.pid.store(pid, relaxed);
+    }
+
+    /// Its process, for messages to people only.
+    pub fn pid(&self) -> u32 {
+        self.pid.load(core::sync::atomic::Ordering::Relaxed)
     }
 
     /// Whether the consumer has closed.

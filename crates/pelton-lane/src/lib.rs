@@ -24,13 +24,13 @@ mod memory;
 mod producer;
 mod sleep;
 
-pub use consumer::{Consumer, Record, Ticket};
+pub use consumer::{Consumer, Record, Ticket, walk};
 #[cfg(loom)]
 pub use edges::model_sleep;
 pub use layout::{
-    CAPACITY_MAX, CAPACITY_MIN, ConsumerPage, LAYOUT_SIGNATURE, LAYOUT_TEXT, MAGIC_CONSUMER, MAGIC_PRODUCER,
-    MAGIC_RECEIVER, Position, Preamble, ProducerPage, ReceiverPage, SEGMENT_BYTES, State, WINDOW, WIRE_VERSION,
-    capacity_is_valid, message_bytes_limit, record_bytes,
+    CAPACITY_MAX, CAPACITY_MIN, ChannelPage, ConsumerPage, LANES_MAX, LAYOUT_SIGNATURE, LAYOUT_TEXT, MAGIC_CHANNEL,
+    MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble, ProducerPage, ReceiverPage, SEGMENT_BYTES,
+    State, WINDOW, WIRE_VERSION, capacity_is_valid, fnv1a, message_bytes_limit, record_bytes,
 };
 #[cfg(loom)]
 pub use memory::Slot;
@@ -60,6 +60,11 @@ pub enum LaneError {
     },
     /// The consumer has closed: nobody will read what is sent now.
     Closed,
+    /// The data needs memory behind its first so many bytes: allocate it, say so with [`Producer::set_backed`], try again.
+    Unbacked {
+        /// At least so many, from the start of the data.
+        bytes: u64,
+    },
 }
 
 impl core::fmt::Display for LaneError {
@@ -72,6 +77,7 @@ impl core::fmt::Display for LaneError {
                 write!(f, "the peer broke the lane's rules: {what} is {found:#x}, wanted {wanted:#x}")
             }
             LaneError::Closed => write!(f, "the consumer has closed the lane"),
+            LaneError::Unbacked { bytes } => write!(f, "the lane needs {bytes} bytes of its data allocated"),
         }
     }
 }

@@ -80,6 +80,10 @@ pub struct Producer {
     lap_end: u64,
     generation_due: Option<u32>,
     consumer_gone: bool,
+    /// The caller knows that the consumer has closed, and goes on without.
+    alone: bool,
+    /// Bytes of the data, from its start, that are known to have memory, or disk, behind them.
+    backed: u64,
     sleeper: Sleeper,
 }
 
@@ -138,8 +142,9 @@ impl Producer {
             capacity,
             bytes_max: page.message_bytes_max,
             window: WINDOW.min(capacity),
-            messages: 0,
-            bytes: 0,
+            // A successor counts on in the page that it takes over.
+            messages: page.messages.load(Relaxed),
+            bytes: page.bytes.load(Relaxed),
             // SAFETY: the caller promises the mappings.
             waker: unsafe { waker_of(&memory, can_barrier) },
             jump: None,
@@ -152,6 +157,8 @@ impl Producer {
             lap_end: capacity,
             generation_due: if generation > 1 { Some(generation as u32) } else { None },
             consumer_gone: false,
+            alone: false,
+            backed: capacity,
             // SAFETY: as above.
             sleeper: Sleeper::new(unsafe { field(memory.producer, |p| &raw mut (*p).sleep) }, can_barrier),
         };
@@ -197,6 +204,25 @@ impl Producer {
     /// less. The producer's own choice, which no other party needs to know.
     pub fn set_window(&mut self, bytes: u64) {
         self.window = bytes.min(self.capacity);
+        self.limit = 0;
+    }
+
+    /// Says how many bytes of the data, from its start, have memory or disk behind them; all of it at first. A reservation
+    /// that needs more answers [`LaneError::Unbacked`].
+    pub fn set_backed(&mut self, bytes: u64) {
+        self.backed = bytes.min(self.capacity);
+        self.limit = 0;
+    }
+
+    /// What [`Producer::set_backed`] said.
+    pub fn backed(&self) -> u64 {
+        self.backed
+    }
+
+    /// Goes on after [`LaneError::Closed`], for the consumer's successor: there is room as long as the lane has some.
+    pub fn go_on_alone(&mut self) {
+        self.consumer_gone = false;
+        self.alone = true;
         self.limit = 0;
     }
 
@@ -296,29 +322,39 @@ impl Producer {
             let front = tail >= head && need <= head && head >= self.floor;
             if front && (past_window || !fits) {
                 self.limit = 0;
-                return Ok(Some(0));
+                return self.backed_for(0, need);
             }
             if fits && !past_window {
                 self.limit = self.allow(end.min(window));
-                return Ok(Some(tail));
+                return self.backed_for(tail, need);
             }
             // What follows stretches the lane, or finds it full: not before having looked.
             if looked {
                 if fits {
                     self.limit = self.allow(end.min(tail + need + LOOK_AGAIN));
-                    return Ok(Some(tail));
+                    return self.backed_for(tail, need);
                 }
                 // Units of 64 bytes is what a jump can name; the place at the lap's end holds the jump to the front.
                 let behind = (self.lap_end + 8).next_multiple_of(64);
                 if tail < head && behind + need <= self.capacity {
                     self.limit = 0;
-                    return Ok(Some(behind));
+                    return self.backed_for(behind, need);
                 }
                 return Ok(None);
             }
             self.look()?;
             looked = true;
         }
+    }
+
+    /// The place, if there is memory behind it.
+    fn backed_for(&mut self, place: u64, need: u64) -> Result<Option<u64>, LaneError> {
+        if place + need > self.backed {
+            self.limit = 0;
+            return Err(LaneError::Unbacked { bytes: place + need });
+        }
+        self.limit = self.limit.min(self.backed);
+        Ok(Some(place))
     }
 
     /// Up to where messages may be placed without asking again: nowhere while the next one needs its generation's mark.
@@ -328,9 +364,11 @@ impl Producer {
 
     /// Looks at the consumer: whether it has closed, and how far it has released.
     fn look(&mut self) -> Result<(), LaneError> {
-        if self.consumer_page().is_closed() {
+        let closed = self.consumer_page().is_closed();
+        if closed && !self.alone {
             return Err(LaneError::Closed);
         }
+        self.alone = closed;
         self.load_head()
     }
 
@@ -466,6 +504,7 @@ impl Producer {
                 page.wakes_sent.store(page.wakes_sent.load(Relaxed) + 1, Relaxed);
                 Wake::Ring
             }
+            Attention::Closed if self.alone => Wake::None,
             // The next reservation says so.
             Attention::Closed => {
                 self.limit = 0;
@@ -584,7 +623,9 @@ impl Producer {
     /// without is sound: an empty lane has room for both, and until it is empty there are releases to ring at.
     fn has_room(&mut self, bytes: u64) -> bool {
         let marks = 16;
-        matches!(self.place(marks + record_bytes(bytes.min(self.bytes_max)) + 8), Ok(Some(_)))
+        let place = self.place(marks + record_bytes(bytes.min(self.bytes_max)) + 8);
+        // Whether it can be had is for the reservation to find.
+        matches!(place, Ok(Some(_)) | Err(LaneError::Unbacked { .. }))
     }
 
     /// Says that the producer is awake again.

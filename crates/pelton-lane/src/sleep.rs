@@ -37,8 +37,10 @@ impl Sleeper {
         // SAFETY: the caller's memory lives as long as this (see `Data::new`).
         let old = unsafe { word.as_ref() }.load(Relaxed);
         let mut sleeper = Sleeper { word, value: 0 };
-        // A successor starts a new epoch, so that a ring already sent does not stand for one still due.
-        sleeper.set(((old & !FLAGS) + EPOCH) | if can_barrier { 0 } else { UNBARRIERED });
+        // A successor starts a new epoch, so that a ring already sent does not stand for one still due. What its predecessor
+        // asked wakers for stays asked: they have said that they fence, and must go on to.
+        let unbarriered = if can_barrier { old & UNBARRIERED } else { UNBARRIERED };
+        sleeper.set(((old & !FLAGS) + EPOCH) | unbarriered);
         sleeper
     }
 

@@ -33,7 +33,7 @@ impl Pages {
                 1,
                 1,
             )))),
-            consumer: NonNull::from(Box::leak(Box::new(ConsumerPage::new(start, 2)))),
+            consumer: NonNull::from(Box::leak(Box::new(ConsumerPage::new(start, 1, 2)))),
             receiver: NonNull::from(Box::leak(Box::new(ReceiverPage::new()))),
             // SAFETY: freed in the drop below.
             data: unsafe { Data::new(NonNull::new(slots.cast()).unwrap(), capacity) },

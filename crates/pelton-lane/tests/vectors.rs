@@ -313,7 +313,7 @@ impl Lane<'_> {
         self.producer.look_at_head().unwrap();
         let head = self.producer.head();
         assert_eq!(head.pack(), wanted, "{context}");
-        self.memory.consumer = NonNull::from(Box::leak(Box::new(ConsumerPage::new(head, 2))));
+        self.memory.consumer = NonNull::from(Box::leak(Box::new(ConsumerPage::new(head, 1, 2))));
         self.memory.receiver = NonNull::from(Box::leak(Box::new(ReceiverPage::new())));
         let limit = self.producer.message_bytes_max();
         // SAFETY: as above, for the new pages and the dead consumer.

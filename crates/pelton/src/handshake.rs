@@ -346,7 +346,7 @@ pub(crate) fn make_data(capacity: u64) -> std::io::Result<Segment> {
 pub(crate) fn make_consumer_pages(head: Position) -> std::io::Result<(Segment, Segment)> {
     let consumer = Segment::create("pelton-consumer", Kind::Control, SEGMENT_BYTES, |base| {
         // SAFETY: as in `make_producer_page`.
-        unsafe { base.cast().write(ConsumerPage::new(head, std::process::id())) }
+        unsafe { base.cast().write(ConsumerPage::new(head, 1, std::process::id())) }
     })?;
     let receiver = Segment::create("pelton-receiver", Kind::Control, SEGMENT_BYTES, |base| {
         // SAFETY: as in `make_producer_page`.
