@@ -300,7 +300,8 @@ fn a_rolling_restart_of_the_sender_a_hundred_times_loses_nothing() {
     let mut seen = Seen::default();
     for round in 1..=100u64 {
         // By turns: closed, and killed when everything is sent.
-        let child = Child::start(here.role("send").with("count", 200 * round).with("end", ["", "close"][round as usize % 2]));
+        let child =
+            Child::start(here.role("send").with("count", 200 * round).with("end", ["", "close"][round as usize % 2]));
         while seen.0.get(&0).is_none_or(|(next, _)| *next < 200 * round) {
             match receiver.receive_until(deadline()) {
                 Ok(message) => seen.note(&message.expect("the child sends")),
@@ -550,7 +551,8 @@ fn a_thousand_times_opened_and_closed_nothing_is_left_but_the_channel() {
         }
     }
     assert_eq!((before, count().1), (Some(0), 0));
-    let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    let links =
+        std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(|fd| std::fs::read_link(fd.path()).ok());
     let ours: Vec<PathBuf> = links.filter(|to| to.starts_with(here.path())).collect();
     assert_eq!(ours, Vec::<PathBuf>::new());
     assert_eq!(here.place.left(), [here.path()]);
