@@ -10,7 +10,8 @@
 //! lane, the locks the roles. A life, a FIFO that its holder has open for reading, tells who watches it of the end.
 
 use crate::error::{Error, Result};
-use crate::os::{Bell, Descriptor, Segment, allocate, lock};
+use crate::os::lock::{self, Lock};
+use crate::os::{Bell, Descriptor, Segment, allocate};
 use pelton_lane::{
     ChannelPage, ConsumerPage, LANES_MAX, LAYOUT_SIGNATURE, MAGIC_CHANNEL, MAGIC_CONSUMER, MAGIC_PRODUCER,
     MAGIC_RECEIVER, Position, Preamble, ProducerPage, ReceiverPage, SEGMENT_BYTES, WINDOW, WIRE_VERSION,
@@ -71,7 +72,7 @@ pub(crate) struct Directory {
 /// The receiver, as long as `lock` is kept.
 #[derive(Debug)]
 pub(crate) struct ReceiverRole {
-    pub(crate) lock: Descriptor,
+    pub(crate) lock: Lock,
     /// Writable.
     pub(crate) page: Segment,
     pub(crate) bell: Bell,
@@ -82,7 +83,7 @@ pub(crate) struct ReceiverRole {
 #[derive(Debug)]
 pub(crate) struct SenderRole {
     pub(crate) number: u32,
-    pub(crate) lock: Descriptor,
+    pub(crate) lock: Lock,
     /// Writable.
     pub(crate) page: Segment,
     /// Writable.
@@ -262,7 +263,7 @@ impl Directory {
     }
 
     /// Makes lane `number`, one more than there are, for this process. Only under the growth lock.
-    fn add_lane(&self, growth: &Descriptor, number: u32) -> Result<SenderRole> {
+    fn add_lane(&self, growth: &Lock, number: u32) -> Result<SenderRole> {
         // A predecessor that died here has left files, which nobody can be using: they were never counted.
         self.place.remove_lane(number)?;
         let add = || {
@@ -282,7 +283,7 @@ impl Directory {
     }
 
     /// Everything that a sender has of its lane, whose role is `lock`.
-    fn sender(&self, number: u32, lock: Descriptor) -> Result<SenderRole> {
+    fn sender(&self, number: u32, lock: Lock) -> Result<SenderRole> {
         Ok(SenderRole {
             number,
             lock,
@@ -414,14 +415,14 @@ impl Directory {
     }
 
     /// A file locked through a description of the lock's own; `None` while somebody else has it.
-    fn try_role(&self, name: &str) -> Result<Option<Descriptor>> {
+    fn try_role(&self, name: &str) -> Result<Option<Lock>> {
         let fd = self.place.open_file(name, FileType::RegularFile, OFlags::RDWR)?;
         let taken = lock::try_lock(fd).map_err(|error| self.cannot_lock(name, error))?;
         taken.map(|lock| self.still_there(lock, name)).transpose()
     }
 
     /// Waits for the lock under which lanes are added, and the channel removed. It is held for as long as five files take.
-    fn lock_growth(&self) -> Result<Descriptor> {
+    fn lock_growth(&self) -> Result<Lock> {
         let fd = self.place.open_file(CHANNEL, FileType::RegularFile, OFlags::RDWR)?;
         let lock = lock::lock(fd).map_err(|error| self.cannot_lock(CHANNEL, error))?;
         self.still_there(lock, CHANNEL)
@@ -432,7 +433,7 @@ impl Directory {
     }
 
     /// Who removes the channel has all locks; what is locked after that is nobody's file.
-    fn still_there(&self, lock: Descriptor, name: &str) -> Result<Descriptor> {
+    fn still_there(&self, lock: Lock, name: &str) -> Result<Lock> {
         let found = rustix::fs::fstat(&lock).map_err(|errno| self.failed("looking at", name, errno))?;
         if found.st_nlink == 0 {
             return Err(Error::NoChannel { path: self.place.path.display().to_string() });
@@ -969,7 +970,7 @@ fn make_aside(
     path: &Path,
     access: &Access,
     header: &Header,
-) -> Result<Option<(Place, Descriptor)>> {
+) -> Result<Option<(Place, Lock)>> {
     let failed = |errno| failure(format!("making {}", path.display()), path.display().to_string(), 0, errno);
     let swept = |found: std::result::Result<OwnedFd, Errno>| match found {
         Err(Errno::NOENT) => Ok(None),
