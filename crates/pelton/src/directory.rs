@@ -132,6 +132,8 @@ impl Directory {
         let path = absolute(path)?;
         loop {
             let Some(mut place) = Place::open(&path, access)? else { return Ok(None) };
+            // What its files may permit is not known before the first of them is read.
+            place.bits = 0o7777;
             if place.look(CHANNEL, FileType::RegularFile)?.is_none() {
                 // Another process that removes the channel has moved it away, or has only this directory left.
                 if !place.is_at(&path)? {
@@ -149,7 +151,6 @@ impl Directory {
                     header.mode, access.mode
                 )));
             }
-            // Now it is known what the channel's files may permit.
             place.bits = header.mode & 0o666;
             place.look(CHANNEL, FileType::RegularFile)?;
             let is_from_this_boot = header.boot_id == boot_id()?;
@@ -1064,14 +1065,19 @@ impl Parent {
     }
 
     fn sweep_one(&self, aside: &OsStr) -> std::io::Result<()> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(&self.fd, aside, flags, Mode::empty())?;
+        self.sweep_opened(aside, directory.as_fd())
+    }
+
+    fn sweep_opened(&self, aside: &OsStr, directory: BorrowedFd<'_>) -> std::io::Result<()> {
         use rustix::fs::{fstat, openat, statat, unlinkat};
-        let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let directory = openat(&self.fd, aside, flags | OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
-        let found = fstat(&directory)?;
+        let found = fstat(directory)?;
         if found.st_uid != rustix::process::geteuid().as_raw() {
             return Ok(());
         }
-        let _lock = match openat(&directory, CHANNEL, flags | OFlags::RDWR, Mode::empty()) {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let _lock = match openat(directory, CHANNEL, flags, Mode::empty()) {
             // Empty, then, or not to be removed. A maker that has come no further begins anew.
             Err(Errno::NOENT) => None,
             Err(errno) => return Err(errno.into()),
@@ -1083,7 +1089,7 @@ impl Parent {
                     if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino) {
                         return Ok(());
                     }
-                    clear(directory.as_fd())?;
+                    clear(directory)?;
                     Some(lock)
                 }
             },
@@ -1132,7 +1138,9 @@ fn of_lane(number: u32, kind: &str) -> String {
 
 fn names(directory: BorrowedFd<'_>) -> std::result::Result<Vec<OsString>, Errno> {
     let mut names = Vec::new();
-    for entry in Dir::read_from(directory)? {
+    // Anew: through a descriptor opened as a mere path nothing can be read.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    for entry in Dir::new(rustix::fs::openat(directory, c".", flags, Mode::empty())?)? {
         let entry = entry?;
         let name: &CStr = entry.file_name();
         if name != c"." && name != c".." {
