@@ -430,7 +430,8 @@ impl Receiver {
         // Now and then, for who asks again and again without waiting, whether the senders are alive.
         self.empties = self.empties.wrapping_add(1);
         let closed = self.others.is_empty() && self.lane.is_sender_here() && self.lane.consumer.producer_closed();
-        let perhaps = closed || (self.empties.is_multiple_of(16) && self.is_peer_known_gone()?);
+        // An end noted while messages were still there is to be told now.
+        let perhaps = closed || self.found_end().is_some() || (self.empties.is_multiple_of(16) && self.is_peer_known_gone()?);
         if !perhaps || self.look_for_ends()?.is_none() {
             return Ok(None);
         }
@@ -818,9 +819,11 @@ impl Side for Receiver {
         }
     }
 
-    fn rung(&mut self) -> Result<()> {
+    fn rung(&mut self) -> Result<bool> {
         self.bells.drain();
-        self.find_senders()
+        self.find_senders()?;
+        // A sender may have come, sent everything, and gone since the last time.
+        if self.found_end().is_some() { Side::end(self) } else { Ok(false) }
     }
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {
@@ -829,7 +832,7 @@ impl Side for Receiver {
         }
         self.find_senders()?;
         // One system call, however many they are.
-        let gone = self.lane.link.is_peer_gone()?;
+        let gone = self.lane.link.is_peer_gone()? || self.found_end().is_some();
         Ok(gone || (!self.others.is_empty() && self.bells.sleep_for_any(Some(Instant::now()))? == Ready::Gone))
     }
 

@@ -823,9 +823,10 @@ impl Side for Room<'_> {
         self.sender.parts.bells.sleep(&self.sender.parts.link, deadline)
     }
 
-    fn rung(&mut self) -> Result<()> {
+    fn rung(&mut self) -> Result<bool> {
         self.sender.parts.bells.drain();
-        if self.sender.find_peer()? { self.end().map(|_| ()) } else { Ok(()) }
+        // A receiver may have come and gone since the last time.
+        if self.sender.find_peer()? { self.end() } else { Ok(false) }
     }
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {

@@ -51,8 +51,8 @@ pub(crate) trait Side {
     fn must_nap(&self) -> bool;
     /// Sleeps until a peer rings or goes, or the deadline.
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready>;
-    /// A peer has rung, for whatever reason.
-    fn rung(&mut self) -> Result<()>;
+    /// A peer has rung, for whatever reason: answers as [`Side::end`] does.
+    fn rung(&mut self) -> Result<bool>;
     /// Whether a peer has gone, for who asks often.
     fn is_peer_known_gone(&mut self) -> Result<bool>;
     fn spin(&mut self) -> &mut Spin;
@@ -136,8 +136,8 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
         let ready = side.sleep(until);
         side.disarm();
         let ready = ready?;
-        if ready == Ready::Rung {
-            side.rung()?;
+        if ready == Ready::Rung && side.rung()? {
+            return Ok(true);
         }
         if side.look()? || (ready == Ready::Gone && side.end()?) {
             return Ok(true);
