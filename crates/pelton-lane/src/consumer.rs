@@ -385,22 +385,74 @@ impl crate::Sleeper {
 /// Order of the marks before one message: jump, generation, descriptors.
 const MARK_ORDER: [u32; 3] = [0, 2, 1];
 
-/// Walks over everything committed from `start` on, where a record stands or will: the place behind it, where the next record
-/// goes, and how many messages lie between. What is found is checked as a consumer does.
+/// What lies in a lane from some place on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Survey {
+    /// Behind the last record that is whole, where the next one goes.
+    pub end: Position,
+    /// Messages before it.
+    pub messages: u64,
+    /// The floor that a producer whose tail is there needs: where the last jump forward leads, 0 after one to the front.
+    pub floor: u64,
+    /// Why no more are counted, if not because nothing is published there.
+    pub problem: Option<LaneError>,
+}
+
+/// Walks over at most `most` messages from `start` on, where a record stands or will. What is found is checked as a consumer
+/// does.
+pub fn survey(data: &Data, message_bytes_max: u64, start: Position, most: u64) -> Survey {
+    let mut found = Survey { end: start, messages: 0, floor: 0, problem: None };
+    let step = |found: &Survey| match found.messages {
+        0 => check_position("start of a walk", start, data.capacity())
+            .and_then(|()| record_at(data, message_bytes_max, found.end)),
+        _ => record_at(data, message_bytes_max, found.end),
+    };
+    while found.messages < most {
+        let record = match step(&found) {
+            Ok(Some((record, _))) => record,
+            Ok(None) => break,
+            Err(problem) => {
+                found.problem = Some(problem);
+                break;
+            }
+        };
+        // Without a jump at most two marks come before it.
+        if record.offset < found.end.offset {
+            found.floor = 0;
+        } else if record.offset > found.end.offset + 16 {
+            found.floor = record.offset / 64 * 64;
+        }
+        found.end = Position { offset: record.offset + record_bytes(record.bytes), seq: seq_after(found.end.seq) };
+        found.messages += 1;
+    }
+    found
+}
+
+/// Walks over everything committed from `start` on: the place behind it, and how many messages lie between.
 ///
 /// # Errors
 /// [`LaneError::Corrupt`].
 pub fn walk(data: &Data, message_bytes_max: u64, start: Position) -> Result<(Position, u64), LaneError> {
-    check_position("start of a walk", start, data.capacity())?;
-    let (mut end, mut messages, most) = (start, 0, data.capacity() / 8);
-    while let Some((record, _)) = record_at(data, message_bytes_max, end)? {
-        if messages > most {
-            return Err(LaneError::Corrupt { what: "records in the lane", found: messages, wanted: most });
+    let most = data.capacity() / 8;
+    let found = survey(data, message_bytes_max, start, most + 1);
+    match found.problem {
+        Some(problem) => Err(problem),
+        None if found.messages > most => {
+            Err(LaneError::Corrupt { what: "records in the lane", found: found.messages, wanted: most })
         }
-        end = Position { offset: record.offset + record_bytes(record.bytes), seq: seq_after(end.seq) };
-        messages += 1;
+        None => Ok((found.end, found.messages)),
     }
-    Ok((end, messages))
+}
+
+/// Makes what lies behind `found` as if it had never been committed.
+///
+/// # Safety
+/// The data is mapped writable, the page is its producer's, and no producer or consumer of the lane lives.
+pub unsafe fn cut(data: &Data, page: &ProducerPage, found: &Survey) {
+    // Relaxed: nobody else is there.
+    data.header(found.end.offset).store(0, Relaxed);
+    page.tail.store(found.end.pack(), Relaxed);
+    page.floor.store(found.floor, Relaxed);
 }
 
 /// The message at `place`, following the marks before it, and the generation that they name; checked against the bounds

@@ -24,7 +24,7 @@ mod memory;
 mod producer;
 mod sleep;
 
-pub use consumer::{Consumer, Record, Ticket, walk};
+pub use consumer::{Consumer, Record, Survey, Ticket, cut, survey, walk};
 #[cfg(loom)]
 pub use edges::model_sleep;
 pub use layout::{

@@ -113,7 +113,6 @@ pub(crate) struct LaneToLookAt {
     pub(crate) producer: Segment,
     pub(crate) consumer: Segment,
     pub(crate) data: Segment,
-    pub(crate) receiver: Segment,
 }
 
 impl Directory {
@@ -254,6 +253,18 @@ impl Directory {
         Err(self.senders_taken()?)
     }
 
+    /// Becomes the sender of this very lane.
+    ///
+    /// # Errors
+    /// As [`Directory::claim_sender`].
+    pub(crate) fn claim_lane(&self, number: u32) -> Result<SenderRole> {
+        self.check_number(number)?;
+        match self.try_role(&of_lane(number, PRODUCER))? {
+            Some(lock) => self.sender(number, lock),
+            None => Err(self.taken("sender".to_owned(), self.sender_pid(number))),
+        }
+    }
+
     fn claim_free_lane(&self) -> Result<Option<SenderRole>> {
         for number in 0..self.lanes()? {
             if let Some(lock) = self.try_role(&of_lane(number, PRODUCER))? {
@@ -316,7 +327,6 @@ impl Directory {
             producer: self.producer(number, false)?,
             consumer: self.control(&of_lane(number, CONSUMER), MAGIC_CONSUMER, false)?,
             data: self.data(number, false)?,
-            receiver: self.control(RECEIVER, MAGIC_RECEIVER, false)?,
         })
     }
 
@@ -330,6 +340,24 @@ impl Directory {
     pub(crate) fn watch_sender(&self, number: u32) -> Result<Option<Descriptor>> {
         self.check_number(number)?;
         self.watch(&of_lane(number, LIFE))
+    }
+
+    /// Says that the channel is good in this boot: its lanes' pages first, which the caller has the roles of, then its own.
+    pub(crate) fn note_recovered(&self, lanes: &[SenderRole]) -> Result<()> {
+        let header = Header { boot_id: boot_id()?, ..self.header.clone() };
+        let failed = |errno| self.failed("noting the recovery in", CHANNEL, errno);
+        for lane in lanes {
+            write_at(lane.page.as_fd(), &header.boot_id, offset_of!(ProducerPage, boot_id) as u64).map_err(failed)?;
+            lane.page.sync().map_err(Error::system("syncing a producer's page"))?;
+        }
+        let growth = self.lock_growth()?;
+        write_at(growth.as_fd(), &header.encode()[..HEADER_BYTES], 0).map_err(failed)?;
+        rustix::fs::fdatasync(growth.as_fd()).map_err(failed)
+    }
+
+    /// Permission bits of its directory.
+    pub(crate) fn mode(&self) -> u32 {
+        self.header.mode
     }
 
     /// Whether there is a receiver. Takes nothing.

@@ -56,6 +56,7 @@ mod connect;
 mod directory;
 mod error;
 mod handshake;
+pub mod inspect;
 mod link;
 mod name;
 mod options;

@@ -431,7 +431,8 @@ impl Receiver {
         self.empties = self.empties.wrapping_add(1);
         let closed = self.others.is_empty() && self.lane.is_sender_here() && self.lane.consumer.producer_closed();
         // An end noted while messages were still there is to be told now.
-        let perhaps = closed || self.found_end().is_some() || (self.empties.is_multiple_of(16) && self.is_peer_known_gone()?);
+        let perhaps =
+            closed || self.found_end().is_some() || (self.empties.is_multiple_of(16) && self.is_peer_known_gone()?);
         if !perhaps || self.look_for_ends()?.is_none() {
             return Ok(None);
         }

@@ -551,3 +551,117 @@ fn a_thousand_times_opened_and_closed_nothing_is_left_but_the_channel() {
     assert_eq!(ours(), (0, 0));
     assert_eq!(here.place.left(), [here.path()]);
 }
+
+/// Rewrites words of a file behind everybody's back.
+fn poke(path: &std::path::Path, offset: u64, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt as _;
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
+}
+
+#[test]
+fn info_tells_who_is_there_and_what_waits_and_harms_nothing() {
+    let here = Here::new("info tells who is there and what waits, and harms nothing");
+    assert!(matches!(pelton::inspect::info(here.path()), Err(Error::NoChannel { .. })));
+    let mut receiver = small().lanes(2).create_receiver(here.path()).unwrap();
+    let child = Child::start(here.role("send").with("count", 100).with("lanes", 2));
+    child.expect("open");
+    child.expect("sent 100");
+    drop(receiver.receive().unwrap());
+    let info = pelton::inspect::info(here.path()).unwrap();
+    assert_eq!((info.capacity, info.lanes_max, info.lanes.len(), info.mode), (1 << 20, 2, 1, 0o700));
+    assert!(info.is_from_this_boot);
+    let own = std::process::id();
+    assert_eq!((info.receiver.is_alive, info.receiver.pid, info.receiver.generation), (true, own, 1));
+    let lane = &info.lanes[0];
+    assert_eq!((lane.sender.is_alive, lane.sender.pid, lane.sender.generation), (true, child.pid(), 1));
+    assert_eq!((lane.depth, lane.head_seq, lane.tail_seq, lane.sent.messages), (99, 2, 101, 100));
+    assert!(lane.allocated_bytes >= 256 << 10);
+    child.kill();
+    drop(receiver);
+    let info = pelton::inspect::info(here.path()).unwrap();
+    assert_eq!((info.receiver.is_alive, info.receiver.is_closed), (false, true));
+    assert_eq!((info.lanes[0].sender.is_alive, info.lanes[0].sender.is_closed), (false, false));
+    assert_eq!(info.lanes[0].depth, 99);
+}
+
+#[test]
+fn recovery_drops_what_is_torn_and_says_what_it_dropped() {
+    let here = Here::new("recovery drops what is torn, and says what it dropped");
+    let mut sender = small().create_sender(here.path()).unwrap();
+    for number in 0..10u64 {
+        sender.send(&number.to_le_bytes()).unwrap();
+    }
+    assert!(matches!(pelton::inspect::recover(here.path(), false), Err(Error::RoleTaken { .. })));
+    drop(sender);
+    let whole = pelton::inspect::check(here.path(), false).unwrap();
+    assert!(whole[0].is_whole() && whole[0].kept == 10, "{whole:?}");
+    // The seventh header is not what it was.
+    poke(&here.path().join("0.data"), 6 * 16, &[0xff; 8]);
+    let torn = Options::new().open_sender(here.path());
+    // A successor of the sender walks on from the stored tail, behind the damage; the receiver's finds it.
+    drop(torn);
+    let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+    for _ in 0..6 {
+        drop(receiver.receive().unwrap());
+    }
+    assert!(matches!(receiver.receive(), Err(Error::Corrupt(_))));
+    drop(receiver);
+    let found = pelton::inspect::check(here.path(), false).unwrap();
+    assert_eq!((found[0].kept, found[0].dropped), (0, 4), "{found:?}");
+    assert!(found[0].problem.as_ref().unwrap().contains("seq of a record"), "{found:?}");
+    assert_eq!(pelton::inspect::recover(here.path(), false).unwrap(), found);
+    assert!(pelton::inspect::check(here.path(), false).unwrap()[0].is_whole());
+    let mut sender = Options::new().open_sender(here.path()).unwrap();
+    sender.send(b"after").unwrap();
+    let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+    assert_eq!(&*receiver.receive().unwrap(), b"after");
+}
+
+#[test]
+fn after_a_reboot_opening_is_refused_and_recovery_keeps_what_was_synced() {
+    let here = Here::new("after a reboot opening is refused, and recovery keeps what was synced");
+    for keep_unsynced in [false, true] {
+        let path = here.place.path().join(format!("{keep_unsynced}"));
+        let mut sender = small().create_sender(&path).unwrap();
+        (0..5u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
+        sender.sync().unwrap();
+        (5..8u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
+        drop(sender);
+        // As if made in another boot.
+        let mut header = std::fs::read(path.join("channel")).unwrap();
+        header[96..112].fill(7);
+        let checksum = pelton_lane::fnv1a(&header[..112]);
+        header[112..120].copy_from_slice(&checksum.to_le_bytes());
+        poke(&path.join("channel"), 0, &header[..120]);
+        poke(&path.join("0.producer"), 96, &[7; 16]);
+        for refused in [small().create_sender(&path).err(), Options::new().open_receiver(&path).err()] {
+            assert!(matches!(refused, Some(Error::Rebooted { .. })), "{refused:?}");
+        }
+        assert!(!pelton::inspect::info(&path).unwrap().is_from_this_boot);
+        let done = pelton::inspect::recover(&path, keep_unsynced).unwrap();
+        let kept = if keep_unsynced { 8 } else { 5 };
+        assert_eq!((done[0].kept, done[0].dropped), (kept, 8 - kept), "{done:?}");
+        let mut receiver = Options::new().open_receiver(&path).unwrap();
+        for number in 0..kept {
+            assert_eq!(&*receiver.try_receive().unwrap().unwrap(), &number.to_le_bytes());
+        }
+        assert!(receiver.try_receive().unwrap().is_none());
+        let mut sender = Options::new().open_sender(&path).unwrap();
+        sender.send(b"after").unwrap();
+        assert_eq!(&*receiver.receive().unwrap(), b"after");
+    }
+}
+
+#[test]
+fn removing_is_refused_while_somebody_has_a_role() {
+    let here = Here::new("removing is refused while somebody has a role");
+    let sender = small().create_sender(here.path()).unwrap();
+    assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::RoleTaken { .. })));
+    drop(sender);
+    let receiver = small().open_receiver(here.path()).unwrap();
+    assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::RoleTaken { .. })));
+    drop(receiver);
+    pelton::inspect::remove(here.path()).unwrap();
+    assert_eq!(here.place.left(), Vec::<PathBuf>::new());
+    assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::NoChannel { .. })));
+}

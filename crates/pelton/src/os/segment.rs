@@ -137,16 +137,19 @@ impl Segment {
     }
 
     /// Puts memory, or blocks of the disk, behind a range of a file, so that writing there cannot fail for want of them.
-    #[allow(dead_code)] // until the ends use it
     pub(crate) fn allocate(&self, from: u64, to: u64) -> std::io::Result<()> {
         debug_assert!(to <= self.bytes(), "the file would grow");
         allocate(&self.fd, from, to)
     }
 
     /// Waits until everything that was written to the file before is on its disk.
-    #[allow(dead_code)] // until the ends use it
     pub(crate) fn sync(&self) -> std::io::Result<()> {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.fd))?)
+    }
+
+    /// Bytes of memory, or disk, that it takes.
+    pub(crate) fn allocated_bytes(&self) -> std::io::Result<u64> {
+        Ok(fstat(&self.fd)?.st_blocks as u64 * 512)
     }
 
     /// Gives the pages that lie wholly in the range back to the system; they read as zeros afterwards.
