@@ -130,33 +130,41 @@ impl Directory {
     pub(crate) fn open_any_boot(path: &Path, access: &Access) -> Result<Option<Directory>> {
         let path = absolute(path)?;
         loop {
-            let Some(mut place) = Place::open(&path, access)? else { return Ok(None) };
-            // What its files may permit is not known before the first of them is read.
-            place.bits = 0o7777;
-            if place.look(CHANNEL, FileType::RegularFile)?.is_none() {
-                // Another process that removes the channel has moved it away, or has only this directory left.
-                if !place.is_at(&path)? {
-                    continue;
-                }
-                return Err(place.refuse(place.what_else_is_there()));
+            match Directory::open_what_is_there(&path, access) {
+                // Removed while it was opened: there may be another by now, or none.
+                Err(Error::NoChannel { .. }) => {}
+                opened => return opened,
             }
-            let fd = place.open_file(CHANNEL, FileType::RegularFile, OFlags::RDONLY)?;
-            let page = place.map(fd, CHANNEL, SEGMENT_BYTES, false)?;
-            let header = place.read(page.as_fd(), CHANNEL)?;
-            let header = Header::decode(&header).map_err(|problem| place.refuse(format!("its file {problem}")))?;
-            if header.mode & !access.mode != 0 {
-                return Err(place.refuse(format!(
-                    "it was made with mode {:o}, this side permits at most {:o}: allow more in the options",
-                    header.mode, access.mode
-                )));
-            }
-            place.bits = header.mode & 0o666;
-            place.look(CHANNEL, FileType::RegularFile)?;
-            let is_from_this_boot = header.boot_id == boot_id()?;
-            let directory = Directory { place, header, page, is_from_this_boot };
-            directory.lanes()?;
-            return Ok(Some(directory));
         }
+    }
+
+    fn open_what_is_there(path: &Path, access: &Access) -> Result<Option<Directory>> {
+        let Some(mut place) = Place::open(path, access)? else { return Ok(None) };
+        // What its files may permit is not known before the first of them is read.
+        place.bits = 0o7777;
+        if place.look(CHANNEL, FileType::RegularFile)?.is_none() {
+            return Err(match place.missing(CHANNEL) {
+                Error::NotAChannel { .. } => place.refuse(place.what_else_is_there()),
+                gone => gone,
+            });
+        }
+        let fd = place.open_file(CHANNEL, FileType::RegularFile, OFlags::RDONLY)?;
+        let page = place.map(fd, CHANNEL, SEGMENT_BYTES, false)?;
+        let header = place.read(page.as_fd(), CHANNEL)?;
+        let header = Header::decode(&header).map_err(|problem| place.refuse(format!("its file {problem}")))?;
+        if header.mode & !access.mode != 0 {
+            return Err(place.refuse(format!(
+                "it was made with mode {:o}, this side permits at most {:o}: allow more in the options",
+                header.mode, access.mode
+            )));
+        }
+        place.bits = header.mode & 0o666;
+        let found = rustix::fs::fstat(&page).map_err(|errno| place.failed("looking at", CHANNEL, 0, errno))?;
+        place.check(CHANNEL, FileType::RegularFile, &found)?;
+        let is_from_this_boot = header.boot_id == boot_id()?;
+        let directory = Directory { place, header, page, is_from_this_boot };
+        directory.lanes()?;
+        Ok(Some(directory))
     }
 
     /// Makes it; where there is one already, opens that, whatever its sizes.
@@ -828,7 +836,7 @@ impl Place {
     fn missing(&self, name: &str) -> Error {
         match self.is_at(&self.path) {
             Ok(true) => self.refuse(format!("it has no file {name}: {DAMAGED}")),
-            // Removed since it was opened.
+            // Removed since it was opened: not even the directory is there.
             _ => Error::NoChannel { path: self.path.display().to_string() },
         }
     }

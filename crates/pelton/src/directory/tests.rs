@@ -55,8 +55,9 @@ fn use_all(path: &Path, access: &Access) -> Result<()> {
         directory.lane_to_look_at(number)?;
         directory.lane_for_receiver(number)?;
         directory.is_sender_held(number)?;
-        senders.push(soon(|| directory.claim_sender())?);
-        assert!(directory.watch_sender(number)?.is_some());
+        let sender = soon(|| directory.claim_sender())?;
+        assert!(directory.watch_sender(sender.number)?.is_some());
+        senders.push(sender);
     }
     Ok(())
 }
@@ -642,8 +643,15 @@ fn a_dead_makers_leftovers_are_removed_and_a_living_ones_not() {
     // One that is at work, and one that has come no further than its directory, which begins anew.
     create(&at("living"), 1).unwrap();
     std::fs::rename(at("living"), at(".ch.pelton-78-0")).unwrap();
-    let channel = std::fs::File::options().write(true).open(at(".ch.pelton-78-0/channel")).unwrap();
-    let living = lock::try_lock(channel.into()).unwrap().unwrap();
+    let lock = || {
+        let channel = std::fs::File::options().write(true).open(at(".ch.pelton-78-0/channel")).unwrap();
+        lock::try_lock(channel.into()).unwrap()
+    };
+    let mut living = None;
+    eventually("its maker has put the lock down", || {
+        living = lock();
+        living.is_some()
+    });
     // What only looks like it.
     for name in [".ch.pelton-77", ".ch.pelton-x-1", ".other.pelton-77-1", "ch.pelton-77-1", ".ch.pelton-80-0"] {
         std::fs::create_dir(at(name)).unwrap();
