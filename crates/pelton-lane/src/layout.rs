@@ -264,8 +264,6 @@ counter!(ProducerPage:
     wakes_sent,
     /// The most messages in the lane that the producer noticed when it looked at the head.
     depth_max,
-    /// 1 for the first producer of the lane, one more for each successor.
-    generation,
 );
 counter!(ConsumerPage:
     /// Messages released by this consumer.
@@ -278,8 +276,6 @@ counter!(ConsumerPage:
     sleeps,
     /// Times that the consumer rang the producer.
     wakes_sent,
-    /// 1 for the first consumer that uses this page, one more for each successor.
-    generation,
 );
 
 #[cfg(not(loom))]
@@ -366,13 +362,18 @@ impl ProducerPage {
         }
     }
 
-    /// Begins another producer's time in a page that its predecessor used, before it attaches: its generation and process.
-    /// Only for who holds the role.
+    /// Begins another producer's time in a page that its predecessor used, before it attaches. Only for who holds the role.
     pub fn begin(&self, pid: u32) {
-        // Relaxed: who learns of it, learns by a system call.
         let relaxed = core::sync::atomic::Ordering::Relaxed;
-        self.generation.store(self.generation.load(relaxed) + 1, relaxed);
         self.pid.store(pid, relaxed);
+        self.state.store(State::Open as u32, relaxed);
+        // Last: who sees the new generation sees that it is open. [close]
+        self.generation.store(self.generation.load(relaxed) + 1, crate::edges::CLOSE.store());
+    }
+
+    /// 1 for the lane's first producer, one more for each successor.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(crate::edges::CLOSE.load()) // [close]
     }
 
     /// Its process, for messages to people only.
@@ -431,10 +432,16 @@ impl ConsumerPage {
 
     /// As [`ProducerPage::begin`], of another consumer.
     pub fn begin(&self, pid: u32) {
-        // Relaxed: as there.
         let relaxed = core::sync::atomic::Ordering::Relaxed;
-        self.generation.store(self.generation.load(relaxed) + 1, relaxed);
         self.pid.store(pid, relaxed);
+        self.state.store(State::Open as u32, relaxed);
+        // Last, as there. [close]
+        self.generation.store(self.generation.load(relaxed) + 1, crate::edges::CLOSE.store());
+    }
+
+    /// 1 for the first consumer that uses this page, one more for each successor.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(crate::edges::CLOSE.load()) // [close]
     }
 
     /// Its process, for messages to people only.

@@ -671,6 +671,11 @@ impl Producer {
         Ok(self.unreleased())
     }
 
+    /// Whether the consumer has closed, and the caller does not know yet.
+    pub fn consumer_closed(&self) -> bool {
+        !self.alone && self.consumer_page().is_closed()
+    }
+
     /// The place of the next record.
     pub fn tail(&self) -> Position {
         Position { offset: self.tail, seq: self.seq }

@@ -6,12 +6,13 @@ use crate::handshake::{
     Shake, make_consumer_pages, make_data, make_producer_page, new_receiver, new_sender, surviving_receiver,
     surviving_sender,
 };
-use crate::link::Link;
+use crate::link::{Bells, Link};
 use crate::name::{Bound, Name};
 use crate::options::Options;
 use crate::os::membarrier;
 use crate::os::socket::{accept_at, wait_for};
-use crate::receiver::{Receiver, ReceiverMemory, ReceiverParts};
+use crate::path::Place;
+use crate::receiver::{Lane, LaneMemory, Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use pelton_lane::Position;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -161,6 +162,7 @@ pub(crate) enum Origin {
     Connected(Box<(Name, Options)>),
     Accepted(Listener),
     Threads,
+    Path(Arc<Place>),
 }
 
 impl Origin {
@@ -177,7 +179,7 @@ impl Origin {
                     Err(error) => Err(error),
                 }
             }
-            Origin::Threads => {
+            Origin::Threads | Origin::Path(_) => {
                 Err(Error::Refused("a channel between threads has no successor: make a new one".to_owned()))
             }
         }
@@ -189,12 +191,12 @@ impl Origin {
         self.resume(deadline, |shake, listens| surviving_sender(shake, parts, listens))
     }
 
-    pub(crate) fn resume_receiver(&self, parts: &mut ReceiverParts, deadline: Option<Instant>) -> Result<bool> {
+    pub(crate) fn resume_receiver(&self, lane: &mut Lane, bells: &Bells, deadline: Option<Instant>) -> Result<bool> {
         // What the dead sender sent along is still in its socket.
-        parts.link.take_in()?;
+        lane.link.take_in()?;
         // If the lane itself is broken, no successor is to blame.
-        parts.lane.end_of_committed()?;
-        self.resume(deadline, |shake, listens| surviving_receiver(shake, parts, listens))
+        lane.consumer.end_of_committed()?;
+        self.resume(deadline, |shake, listens| surviving_receiver(shake, lane, bells, listens))
     }
 }
 
@@ -269,14 +271,16 @@ pub(crate) fn threads(options: &Options) -> Result<(Sender, Receiver)> {
             Link::between_threads()?,
         ))
     };
-    let (page, data, consumer, receiver, [sending, receiving]) = make().map_err(Error::system("making a channel"))?;
+    let (page, data, consumer, receiver, [(bells, to_receiver), (receiver_bells, to_sender)]) =
+        make().map_err(Error::system("making a channel"))?;
     let [page, consumer, receiver, data] = [page, consumer, receiver, data].map(Arc::new);
-    let sender =
+    let memory =
         SenderMemory { page: page.clone(), data: data.clone(), consumer: consumer.clone(), receiver: receiver.clone() };
-    let receiver = ReceiverMemory { page, data, consumer, receiver };
-    let lane = sender.attach(Position::START, Position::START, 0, can_barrier)?;
-    let sender = Sender::new(SenderParts { lane, memory: sender, link: sending }, options, Origin::Threads)?;
-    let (lane, sleeper) = receiver.attach(limit, can_barrier)?;
-    let parts = ReceiverParts { lane, sleeper, memory: receiver, link: receiving, redelivered: 0 };
+    let lane = memory.attach(Position::START, Position::START, 0, can_barrier)?;
+    let sender = Sender::new(SenderParts { lane, bells, link: to_receiver, memory }, options, Origin::Threads)?;
+    let memory = LaneMemory { page, data, consumer, receiver };
+    let consumer = memory.attach(limit, can_barrier)?;
+    let sleeper = memory.sleeper(can_barrier);
+    let parts = ReceiverParts { lane: Lane::new(consumer, to_sender, 0, 0, memory), sleeper, bells: receiver_bells };
     Ok((sender, Receiver::new(parts, options, Origin::Threads)?))
 }

@@ -103,6 +103,29 @@ pub enum Error {
         /// What it may be.
         wanted: String,
     },
+    /// x
+    #[error("{path} {bytes}")]
+    NoSpace {
+        /// x
+        path: String,
+        /// x
+        bytes: u64,
+    },
+    /// x
+    #[error("{path}")]
+    NoChannel {
+        /// x
+        path: String,
+    },
+    /// x
+    #[error("rt")]
+    RoleTaken,
+    /// x
+    #[error("nac")]
+    NotAChannel,
+    /// x
+    #[error("rb")]
+    Rebooted,
     /// The operating system refused something.
     #[error("{what}: {source}")]
     System {

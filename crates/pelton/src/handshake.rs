@@ -9,7 +9,7 @@ use crate::link::{Bells, Link, Peer};
 use crate::options::Options;
 use crate::os::socket::{Socket, wait_for};
 use crate::os::{Bell, Kind, Segment, membarrier};
-use crate::receiver::{ReceiverMemory, ReceiverParts};
+use crate::receiver::{Lane, LaneMemory, ReceiverParts};
 use crate::sender::{SenderMemory, SenderParts};
 use pelton_lane::{
     ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble, ProducerPage,
@@ -316,12 +316,12 @@ impl Shake {
         Ok(segment)
     }
 
-    fn into_link(self, own: Bells, peer_bell: Bell) -> Result<Link> {
+    fn into_link(self, own: &Bells, peer_bell: Bell) -> Result<Link> {
         Link::over_socket(own, peer_bell, self.socket, self.peer).map_err(Error::system("watching the peer"))
     }
 
-    fn reconnect(self, link: &mut Link, peer_bell: Bell) -> Result<()> {
-        link.reconnect(peer_bell, self.socket, self.peer).map_err(Error::system("watching the peer"))
+    fn reconnect(self, link: &mut Link, own: &Bells, peer_bell: Bell) -> Result<()> {
+        link.reconnect(own, peer_bell, self.socket, self.peer).map_err(Error::system("watching the peer"))
     }
 }
 
@@ -394,7 +394,7 @@ pub(crate) fn new_sender(shake: Shake, options: &Options, listens: bool) -> Resu
         let generation = packet.generation.saturating_add(1).max(2);
         let made = make_producer_page(packet.capacity, packet.message_bytes_max, generation);
         page = made.map_err(shake.told("making the producer's segment"))?;
-        shake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), own.bell.as_fd()])?;
+        shake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), own.bell().as_fd()])?;
         (tail, head, floor) = (Position::unpack(packet.tail), Position::unpack(packet.head), packet.floor);
     } else {
         let (capacity, limit) = options.checked_sizes().map_err(|error| shake.refused_for(error))?;
@@ -402,7 +402,7 @@ pub(crate) fn new_sender(shake: Shake, options: &Options, listens: bool) -> Resu
         data = make_data(capacity).map_err(shake.told("making the lane's data"))?;
         (tail, head, floor) = (Position::START, Position::START, 0);
         let packet = Packet { generation: 1, ..lane_packet(PRODUCER, capacity, limit, tail, head) };
-        shake.send(&packet, &[page.as_fd(), own.bell.as_fd(), data.as_fd()])?;
+        shake.send(&packet, &[page.as_fd(), own.bell().as_fd(), data.as_fd()])?;
         let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER)?;
         peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
     }
@@ -410,8 +410,8 @@ pub(crate) fn new_sender(shake: Shake, options: &Options, listens: bool) -> Resu
     let memory = SenderMemory { page, data, consumer, receiver };
     let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| shake.refused_for(error))?;
     shake.ready(listens && !takes_over)?;
-    let link = shake.into_link(own, peer.bell)?;
-    Ok(SenderParts { lane, memory, link })
+    let link = shake.into_link(&own, peer.bell)?;
+    Ok(SenderParts { lane, bells: own, link, memory })
 }
 
 /// The hand-shake of a sender whose receiver died: it offers its lane.
@@ -424,14 +424,14 @@ pub(crate) fn surviving_sender(shake: Shake, parts: &mut SenderParts, listens: b
     let generation = lane.producer_page().generation();
     let packet = Packet { generation, ..lane_packet(PRODUCER, lane.capacity(), limit, tail, head) };
     let memory = &mut parts.memory;
-    shake.send(&packet, &[memory.page.as_fd(), parts.link.bell().as_fd(), memory.data.as_fd()])?;
+    shake.send(&packet, &[memory.page.as_fd(), parts.bells.bell().as_fd(), memory.data.as_fd()])?;
     let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER)?;
     let peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
     memory
         .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
         .map_err(|error| shake.refused_for(error))?;
     shake.ready(true)?;
-    shake.reconnect(&mut parts.link, peer.bell)
+    shake.reconnect(&mut parts.link, &parts.bells, peer.bell)
 }
 
 /// The hand-shake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
@@ -447,22 +447,23 @@ pub(crate) fn new_receiver(shake: Shake, listens: bool) -> Result<ReceiverParts>
     let head = Position::unpack(packet.head);
     let (consumer, receiver) = make_consumer_pages(head).map_err(shake.told("making the consumer's segments"))?;
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
-    let memory = ReceiverMemory { page, data, consumer, receiver };
+    let memory = LaneMemory { page, data, consumer, receiver };
     let attached = memory.attach(packet.message_bytes_max, can_barrier);
-    let (lane, sleeper) = attached.map_err(|error| shake.refused_for(error))?;
-    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), own.bell.as_fd()];
+    let consumer = attached.map_err(|error| shake.refused_for(error))?;
+    let sleeper = memory.sleeper(can_barrier);
+    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), own.bell().as_fd()];
     shake.send(&Packet::new(CONSUMER), &fds)?;
     shake.ready(listens && !takes_over)?;
-    let link = shake.into_link(own, peer_bell)?;
+    let link = shake.into_link(&own, peer_bell)?;
     let redelivered = Position::unpack(packet.tail).since(head);
-    Ok(ReceiverParts { lane, sleeper, memory, link, redelivered })
+    Ok(ReceiverParts { lane: Lane::new(consumer, link, redelivered, 0, memory), sleeper, bells: own })
 }
 
 /// The hand-shake of a receiver whose sender died: it offers the lane, and says where the dead one's records end.
-pub(crate) fn surviving_receiver(shake: Shake, parts: &mut ReceiverParts, listens: bool) -> Result<()> {
+pub(crate) fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells: &Bells, listens: bool) -> Result<()> {
     let can_barrier = membarrier::register();
     shake.greet(Role::Receiver, true, listens)?;
-    let lane = &mut parts.lane;
+    let lane = &mut survivor.consumer;
     let (tail, _) = lane.end_of_committed()?;
     let (capacity, limit) = (lane.capacity(), lane.message_bytes_max());
     let page = lane.producer_page();
@@ -471,8 +472,8 @@ pub(crate) fn surviving_receiver(shake: Shake, parts: &mut ReceiverParts, listen
         floor: page.tail_and_floor().1,
         ..lane_packet(CONSUMER, capacity, limit, tail, lane.head())
     };
-    let memory = &mut parts.memory;
-    let bell = parts.link.bell().as_fd();
+    let memory = &mut survivor.memory;
+    let bell = bells.bell().as_fd();
     shake.send(&packet, &[memory.consumer.as_fd(), memory.receiver.as_fd(), bell, memory.data.as_fd()])?;
     let (answer, [page_fd, bell_fd]) = shake.receive::<2>(PRODUCER)?;
     if (answer.capacity, answer.message_bytes_max) != (capacity, limit) {
@@ -484,8 +485,8 @@ pub(crate) fn surviving_receiver(shake: Shake, parts: &mut ReceiverParts, listen
     shake.ready(true)?;
     memory.attach_producer(lane, Arc::new(page), can_barrier);
     // What came for messages that the dead sender committed is here; the rest was for messages that never were.
-    parts.link.forget_descriptors_from(tail.seq);
-    shake.reconnect(&mut parts.link, peer_bell)
+    survivor.link.forget_descriptors_from(tail.seq);
+    shake.reconnect(&mut survivor.link, bells, peer_bell)
 }
 
 fn lane_packet(kind: u32, capacity: u64, message_bytes_max: u64, tail: Position, head: Position) -> Packet {

@@ -53,12 +53,14 @@
 //! Handles are `Send` and not `Sync`: one thread at a time. For many threads make many senders.
 
 mod connect;
+mod directory;
 mod error;
 mod handshake;
 mod link;
 mod name;
 mod options;
 mod os;
+mod path;
 mod receiver;
 mod sender;
 #[cfg(feature = "tokio")]

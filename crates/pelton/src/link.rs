@@ -1,8 +1,11 @@
-//! What ties a handle to its peer: the bells, the socket that tells a death, and the descriptor for the caller's loop.
+//! What ties a handle to its peers: the bells and the descriptor for the caller's loop, which are the handle's own, and a link
+//! to each peer: whom to ring, and what tells its end.
 
+use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::os::socket::{Socket, wait_for};
 use crate::os::{Bell, Descriptor, Nudge, Pollable, Ready, poll_until};
+use rustix::event::epoll::EventFlags;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,23 +24,36 @@ pub struct Peer {
 /// Descriptors on their way between threads, by the number of their message.
 type Local = Arc<Mutex<VecDeque<(u32, Vec<OwnedFd>)>>>;
 
+/// How the peer is reached.
 #[derive(Debug)]
 enum Way {
-    Socket { socket: Socket, process: Option<Descriptor> },
+    Socket {
+        socket: Socket,
+        process: Option<Descriptor>,
+    },
     Threads(Local),
+    /// Through a directory, where it may come and go.
+    Path {
+        directory: Arc<Directory>,
+        whom: Whom,
+        /// While it is there.
+        life: Option<Descriptor>,
+    },
 }
 
-/// The connection of one handle.
+/// The peer of a path channel's end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Whom {
+    Receiver,
+    SenderOf(u32),
+}
+
+/// The connection to one peer.
 #[derive(Debug)]
 pub(crate) struct Link {
-    /// Rung by the peer.
-    bell: Bell,
-    /// Rung by this process alone: the peer has no descriptor of it, and cannot make ringing it wait.
-    nudge: Arc<Nudge>,
     peer_bell: Bell,
     way: Way,
     peer: Peer,
-    pollable: Pollable,
     looked: Instant,
     /// Descriptors received ahead of the message that they belong to.
     received: VecDeque<(u32, Vec<OwnedFd>)>,
@@ -47,116 +63,131 @@ pub(crate) struct Link {
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 impl Link {
-    /// A link over a socket. `bells` are this side's, and stay the same for a successor.
-    pub(crate) fn over_socket(bells: Bells, peer_bell: Bell, socket: Socket, peer: Peer) -> std::io::Result<Link> {
-        let Bells { bell, nudge, pollable } = bells;
-        let way = watch(&pollable, socket)?;
-        Ok(Link {
-            bell,
-            nudge: Arc::new(nudge),
-            peer_bell,
-            way,
-            peer,
-            pollable,
-            looked: Instant::now(),
-            received: VecDeque::new(),
-        })
+    fn new(peer_bell: Bell, way: Way, peer: Peer) -> Link {
+        Link { peer_bell, way, peer, looked: Instant::now(), received: VecDeque::new() }
     }
 
-    /// Two links between threads.
-    pub(crate) fn between_threads() -> std::io::Result<[Link; 2]> {
+    /// A link over a socket, whose end `bells` tell from now on.
+    pub(crate) fn over_socket(bells: &Bells, peer_bell: Bell, socket: Socket, peer: Peer) -> std::io::Result<Link> {
+        Ok(Link::new(peer_bell, watch(&bells.pollable, socket)?, peer))
+    }
+
+    /// Two links between threads, and the bells of their handles.
+    pub(crate) fn between_threads() -> std::io::Result<[(Bells, Link); 2]> {
         let local = Local::default();
         let peer = Peer { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() };
         let (left, right) = (Bells::new()?, Bells::new()?);
-        let link = |bells: Bells, peer_bell: OwnedFd| -> std::io::Result<Link> {
-            let Bells { bell, nudge, pollable } = bells;
-            let peer_bell = Bell::from_peer(peer_bell)?;
-            Ok(Link {
-                bell,
-                nudge: Arc::new(nudge),
-                peer_bell,
-                way: Way::Threads(local.clone()),
-                peer,
-                pollable,
-                looked: Instant::now(),
-                received: VecDeque::new(),
-            })
+        let link = |peer: &Bells, who| -> std::io::Result<Link> {
+            let peer_bell = Bell::from_peer(peer.bell.as_fd().try_clone_to_owned()?)?;
+            Ok(Link::new(peer_bell, Way::Threads(local.clone()), who))
         };
-        let for_left = right.bell.as_fd().try_clone_to_owned()?;
-        let for_right = left.bell.as_fd().try_clone_to_owned()?;
-        Ok([link(left, for_left)?, link(right, for_right)?])
+        let (to_right, to_left) = (link(&right, peer)?, link(&left, peer)?);
+        Ok([(left, to_right), (right, to_left)])
     }
 
-    pub(crate) fn peer(&self) -> Peer {
-        self.peer
+    /// A link to whoever has, or will have, that end of a path channel.
+    pub(crate) fn through_directory(directory: Arc<Directory>, whom: Whom, peer_bell: Bell) -> Link {
+        Link::new(peer_bell, Way::Path { directory, whom, life: None }, Peer { pid: 0, uid: 0 })
     }
 
-    /// Goes on with the peer's successor: the bell and the pollable descriptor stay.
-    pub(crate) fn reconnect(&mut self, peer_bell: Bell, socket: Socket, peer: Peer) -> std::io::Result<()> {
-        if let Way::Socket { socket, process } = &self.way {
-            self.pollable.forget(socket.as_fd(), process.as_ref().map(|process| process.as_fd()));
+    /// Who is at the other end, if somebody is.
+    pub(crate) fn peer(&self) -> Option<Peer> {
+        match &self.way {
+            Way::Path { life: None, .. } => None,
+            _ => Some(self.peer),
         }
-        self.way = watch(&self.pollable, socket)?;
+    }
+
+    /// Goes on with the peer's successor.
+    pub(crate) fn reconnect(
+        &mut self,
+        bells: &Bells,
+        peer_bell: Bell,
+        socket: Socket,
+        peer: Peer,
+    ) -> std::io::Result<()> {
+        bells.pollable.forget(self.life());
+        self.way = watch(&bells.pollable, socket)?;
         (self.peer_bell, self.peer) = (peer_bell, peer);
         Ok(())
     }
 
-    /// The bell that the peer is given.
-    pub(crate) fn bell(&self) -> &Bell {
-        &self.bell
+    /// Whether the peer comes and goes without this side's doing anything about it: a path channel's.
+    pub(crate) fn is_path(&self) -> bool {
+        matches!(self.way, Way::Path { .. })
     }
 
-    /// The bell for this side's own reasons.
-    pub(crate) fn nudge(&self) -> &Arc<Nudge> {
-        &self.nudge
+    /// Looks whether the peer of a path channel's end has come, and watches it from then on. `pid`: who it says it is.
+    pub(crate) fn find_peer(&mut self, bells: &Bells, pid: u32) -> Result<bool> {
+        let Way::Path { directory, whom, life } = &mut self.way else { return Ok(true) };
+        if life.is_some() {
+            return Ok(true);
+        }
+        let found = match whom {
+            Whom::Receiver => directory.watch_receiver()?,
+            Whom::SenderOf(lane) => directory.watch_sender(*lane)?,
+        };
+        let Some(found) = found else { return Ok(false) };
+        bells
+            .pollable
+            .watch([Some((found.as_fd(), EventFlags::empty())), None])
+            .map_err(Error::system("watching the peer"))?;
+        *life = Some(found);
+        self.peer = Peer { pid, uid: rustix::process::geteuid().as_raw() };
+        Ok(true)
     }
 
-    /// Silences both bells, before announcing a sleep.
-    pub(crate) fn drain(&self) {
-        self.bell.drain();
-        self.nudge.drain();
+    /// The peer of a path channel's end has gone: another may come.
+    pub(crate) fn lose_peer(&mut self, bells: &Bells) {
+        if let Way::Path { life, .. } = &mut self.way
+            && let Some(life) = life.take()
+        {
+            bells.pollable.forget([Some(life.as_fd()), None]);
+        }
+    }
+
+    /// There is no space for a path lane's first `bytes`.
+    pub(crate) fn no_space(&self, bytes: u64) -> Error {
+        let path = match &self.way {
+            Way::Path { directory, .. } => directory.path().display().to_string(),
+            _ => String::new(),
+        };
+        Error::NoSpace { path, bytes }
     }
 
     pub(crate) fn ring_peer(&self) {
         self.peer_bell.ring();
     }
 
-    fn life(&self) -> [Option<BorrowedFd<'_>>; 2] {
+    /// What tells the peer's end.
+    pub(crate) fn life(&self) -> [Option<BorrowedFd<'_>>; 2] {
         match &self.way {
             Way::Socket { socket, process } => [Some(socket.as_fd()), process.as_ref().map(|p| p.as_fd())],
             Way::Threads(_) => [None, None],
+            Way::Path { life, .. } => [life.as_ref().map(|life| life.as_fd()), None],
         }
     }
 
-    /// Sleeps until the peer rings or goes, or the deadline.
-    pub(crate) fn sleep(&self, deadline: Option<Instant>) -> Result<Ready> {
-        poll_until(&[self.bell.as_fd(), self.nudge.as_fd()], self.life(), deadline)
-            .map_err(Error::system("waiting for the peer"))
-    }
-
-    /// Whether the peer has gone, by one system call.
+    /// Whether the peer has gone, by one system call. Of a path channel: not, if it has not come.
     pub(crate) fn is_peer_gone(&mut self) -> Result<bool> {
         self.looked = Instant::now();
-        if let Way::Threads(_) = self.way {
+        if self.life()[0].is_none() {
             return Ok(false);
         }
         let ready = poll_until(&[], self.life(), Some(self.looked)).map_err(Error::system("looking at the peer"))?;
         Ok(ready == Ready::Gone)
     }
 
-    /// As [`Link::is_peer_gone`], but looks only once in a millisecond: for those who ask often.
-    pub(crate) fn is_peer_known_gone(&mut self) -> Result<bool> {
-        if self.looked.elapsed() < LOOK_EVERY {
-            return Ok(false);
-        }
-        self.is_peer_gone()
+    /// Whether those who ask often may look again: once in a millisecond.
+    pub(crate) fn is_look_due(&self) -> bool {
+        self.looked.elapsed() >= LOOK_EVERY
     }
 
     /// Ends the connection from this side.
     pub(crate) fn shutdown(&self) {
         match &self.way {
             Way::Socket { socket, .. } => socket.shutdown(),
-            Way::Threads(_) => {}
+            Way::Threads(_) | Way::Path { .. } => {}
         }
     }
 
@@ -178,6 +209,9 @@ impl Link {
                 local.lock().unwrap_or_else(PoisonError::into_inner).push_back((seq, owned));
                 Ok(true)
             }
+            Way::Path { .. } => Err(Error::Refused(
+                "descriptors cannot go through a path channel: connect by a socket to send them".to_owned(),
+            )),
         }
     }
 
@@ -189,7 +223,7 @@ impl Link {
                 wait_for(socket.as_fd(), process, true, deadline)
                     .map_err(Error::system("waiting for room for descriptors"))
             }
-            Way::Threads(_) => Ok(true),
+            Way::Threads(_) | Way::Path { .. } => Ok(true),
         }
     }
 
@@ -229,6 +263,7 @@ impl Link {
                 let next = local.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                 Ok(next.map(|(seq, fds)| (seq, fds, false)))
             }
+            Way::Path { .. } => Ok(None),
             Way::Socket { socket, process } => loop {
                 if let Some(found) = receive_packet(socket)? {
                     return Ok(found);
@@ -275,19 +310,52 @@ fn receive_packet(socket: &Socket) -> Result<Option<Option<(u32, Vec<OwnedFd>, b
     }
 }
 
-/// What a handle keeps, whoever its peer is.
+/// What a handle has for itself, whoever its peers are.
 #[derive(Debug)]
 pub(crate) struct Bells {
-    pub(crate) bell: Bell,
-    nudge: Nudge,
+    /// Rung by the peers.
+    bell: Bell,
+    /// Rung by this process alone: no peer has a descriptor of it, and none can make ringing it wait.
+    nudge: Arc<Nudge>,
     pollable: Pollable,
 }
 
 impl Bells {
     pub(crate) fn new() -> std::io::Result<Bells> {
-        let (bell, nudge) = (Bell::new()?, Nudge::new()?);
+        Bells::with(Bell::new()?)
+    }
+
+    pub(crate) fn with(bell: Bell) -> std::io::Result<Bells> {
+        let nudge = Nudge::new()?;
         let pollable = Pollable::new(&bell, &nudge)?;
-        Ok(Bells { bell, nudge, pollable })
+        Ok(Bells { bell, nudge: Arc::new(nudge), pollable })
+    }
+
+    /// The bell that peers are given.
+    pub(crate) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    /// The bell for this side's own reasons.
+    pub(crate) fn nudge(&self) -> &Arc<Nudge> {
+        &self.nudge
+    }
+
+    /// Silences both bells, before announcing a sleep.
+    pub(crate) fn drain(&self) {
+        self.bell.drain();
+        self.nudge.drain();
+    }
+
+    /// Sleeps until a peer rings, the one peer goes, or the deadline.
+    pub(crate) fn sleep(&self, peer: &Link, deadline: Option<Instant>) -> Result<Ready> {
+        poll_until(&[self.bell.as_fd(), self.nudge.as_fd()], peer.life(), deadline)
+            .map_err(Error::system("waiting for the peer"))
+    }
+
+    /// As [`Bells::sleep`], when there are many peers.
+    pub(crate) fn sleep_for_any(&self, deadline: Option<Instant>) -> Result<Ready> {
+        self.pollable.wait(deadline).map_err(Error::system("waiting for the peers"))
     }
 }
 
@@ -295,11 +363,12 @@ impl Bells {
 /// were closed.
 fn watch(pollable: &Pollable, socket: Socket) -> std::io::Result<Way> {
     let process = socket.peer_process()?;
-    pollable.watch(socket.as_fd(), process.as_ref().map(|process| process.as_fd()))?;
+    let of_process = process.as_ref().map(|process| (process.as_fd(), EventFlags::IN));
+    pollable.watch([Some((socket.as_fd(), EventFlags::RDHUP)), of_process])?;
     Ok(Way::Socket { socket, process })
 }
 
-impl AsFd for Link {
+impl AsFd for Bells {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pollable.as_fd()
     }

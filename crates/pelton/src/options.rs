@@ -2,10 +2,12 @@
 
 use crate::connect::{self, Listener};
 use crate::error::{Error, Result};
+use crate::path::{self, Make};
 use crate::receiver::Receiver;
 use crate::sender::Sender;
 use crate::wait::Wait;
-use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, message_bytes_limit};
+use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit};
+use std::path::Path;
 use std::time::Instant;
 
 /// How a channel is made. The sender's side decides the capacity and the message limit; each side decides how it waits.
@@ -26,6 +28,8 @@ pub struct Options {
     pub(crate) wait: Wait,
     pub(crate) uids: Vec<u32>,
     pub(crate) connect_deadline: Option<Instant>,
+    pub(crate) mode: u32,
+    lanes: u32,
 }
 
 impl Default for Options {
@@ -43,6 +47,8 @@ impl Options {
             wait: Wait::default(),
             uids: Vec::new(),
             connect_deadline: None,
+            mode: 0o700,
+            lanes: 1,
         }
     }
 
@@ -71,8 +77,9 @@ impl Options {
         self
     }
 
-    /// Connecting waits until `deadline` for somebody to listen. Without it, connecting fails at once with
-    /// [`Error::NoListener`] when nobody does.
+    /// Connecting waits until `deadline` for somebody to listen; opening a path waits for the channel to be made, and for the
+    /// other side to open it too. Without it, connecting fails at once with [`Error::NoListener`] when nobody listens, and
+    /// opening with [`Error::NoChannel`] when there is no channel, but does not wait for the other side.
     pub fn connect_deadline(mut self, deadline: Instant) -> Options {
         self.connect_deadline = Some(deadline);
         self
@@ -103,12 +110,69 @@ impl Options {
         Listener::with_options(name, self)
     }
 
+    /// Permission bits of a path channel's directory, 0o700 at first: who besides its maker may open it. Its files have the
+    /// same without the execute bits, whatever the umask. A directory that permits more than this is refused.
+    pub fn mode(mut self, bits: u32) -> Options {
+        self.mode = bits;
+        self
+    }
+
+    /// The most senders that a path channel can have at a time, 1 at first and 1024 at most. Each has a lane of its own, made
+    /// when it is first wanted. Decided when the channel is made.
+    pub fn lanes(mut self, lanes: u32) -> Options {
+        self.lanes = lanes;
+        self
+    }
+
+    /// Makes the path channel `directory`, or opens the one that is there (with the sizes that it was made with), as a sender.
+    /// Goes on behind the last message that its predecessor committed. A receiver need not be there.
+    ///
+    /// # Errors
+    /// [`Error::RoleTaken`] while as many senders as the channel has lanes are alive; [`Error::NotAChannel`] for whatever is
+    /// wrong with what stands there; [`Error::NoSpace`]; [`Error::Rebooted`]; [`Error::Corrupt`]: `pelton recover`;
+    /// [`Error::TimedOut`], [`Error::Option`], [`Error::System`].
+    pub fn create_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
+        path::sender(directory.as_ref(), self, Make::Create)
+    }
+
+    /// As [`Options::create_sender`], but does not make a channel.
+    ///
+    /// # Errors
+    /// As [`Options::create_sender`]; [`Error::NoChannel`].
+    pub fn open_sender(&self, directory: impl AsRef<Path>) -> Result<Sender> {
+        path::sender(directory.as_ref(), self, Make::Open)
+    }
+
+    /// Makes the path channel `directory`, or opens the one that is there, as its receiver. Begins with the oldest message that
+    /// its predecessor had not released. No sender need be there.
+    ///
+    /// # Errors
+    /// As [`Options::create_sender`]; [`Error::RoleTaken`] while another receiver is alive.
+    pub fn create_receiver(&self, directory: impl AsRef<Path>) -> Result<Receiver> {
+        path::receiver(directory.as_ref(), self, Make::Create)
+    }
+
+    /// As [`Options::create_receiver`], but does not make a channel.
+    ///
+    /// # Errors
+    /// As [`Options::create_receiver`]; [`Error::NoChannel`].
+    pub fn open_receiver(&self, directory: impl AsRef<Path>) -> Result<Receiver> {
+        path::receiver(directory.as_ref(), self, Make::Open)
+    }
+
     /// Both ends of a channel between threads of this process.
     ///
     /// # Errors
     /// [`Error::Option`], [`Error::System`].
     pub fn threads(&self) -> Result<(Sender, Receiver)> {
         connect::threads(self)
+    }
+
+    pub(crate) fn checked_lanes(&self) -> Result<u32> {
+        if (1..=LANES_MAX).contains(&self.lanes) {
+            return Ok(self.lanes);
+        }
+        Err(Error::Option { option: "lanes", found: self.lanes.into(), wanted: format!("1 to {LANES_MAX}") })
     }
 
     /// The capacity and the message limit that these options come to.

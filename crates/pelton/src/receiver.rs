@@ -2,13 +2,14 @@
 
 use crate::connect::Origin;
 use crate::error::{Error, Result};
-use crate::link::{Link, Peer};
+use crate::link::{Bells, Link, Peer};
 use crate::options::Options;
-use crate::os::{Nudge, Owner, Segment};
+use crate::os::{Nudge, Owner, Ready, Segment};
 use crate::sender::End;
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
 use pelton_lane::{Consumer, LaneError, Record, Sleeper, Ticket, Wake};
+use std::collections::VecDeque;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
@@ -24,48 +25,126 @@ use std::time::Instant;
 /// Dropping it closes: the sender is told [`Error::Closed`] with the number of messages that were not released.
 #[derive(Debug)]
 pub struct Receiver {
-    /// First for its place: the first words are what each message touches.
-    parts: ReceiverParts,
+    /// The lane whose turn it is.
+    lane: Box<Lane>,
+    /// The others, in the order of their turns.
+    others: VecDeque<Box<Lane>>,
+    sleeper: Sleeper,
     owner: Owner,
+    /// Reasons not to go the common way: messages held, on which tickets may come back, and the end of a lane's turn.
+    detours: usize,
+    turn_over: bool,
     end: Option<End>,
-    /// Messages held, on which tickets may come back.
-    holding: usize,
     returned: Arc<Returned>,
     spin: Spin,
     empties: u32,
+    bells: Bells,
     origin: Origin,
 }
 
-/// A consumer with its memory and its link, as the hand-shake makes it.
+/// Numbers of messages between which a lane's turn ends, where there are several lanes: so many at most before the next
+/// lane's. A guess: what a switch costs is little against so many messages.
+const TURN: u32 = 64;
+
+/// What the hand-shake makes: a lane, and what the receiver has for itself.
 #[derive(Debug)]
 pub(crate) struct ReceiverParts {
-    pub(crate) lane: Consumer,
+    pub(crate) lane: Lane,
     pub(crate) sleeper: Sleeper,
+    pub(crate) bells: Bells,
+}
+
+/// A consumer with its memory and the link to its producer.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) consumer: Consumer,
     pub(crate) link: Link,
-    /// So many of the first messages may have been delivered to this one's predecessor.
+    /// Messages up to this one, counted as the consumer's page does, may have been delivered to a predecessor.
     pub(crate) redelivered: u64,
-    /// After the lane, which points into it.
-    pub(crate) memory: ReceiverMemory,
+    /// Which of its channel's lanes.
+    pub(crate) number: u32,
+    /// How its sender went, until that is told.
+    end: Option<End>,
+    /// The generation of the sender whose going was noticed last, on a path channel.
+    noticed: u64,
+    /// After the consumer, which points into it.
+    pub(crate) memory: LaneMemory,
+}
+
+impl Lane {
+    pub(crate) fn new(consumer: Consumer, link: Link, redelivered: u64, number: u32, memory: LaneMemory) -> Lane {
+        let noticed = consumer.producer_page().generation();
+        Lane { consumer, link, redelivered, number, end: None, noticed, memory }
+    }
+
+    fn is_sender_here(&self) -> bool {
+        self.end.is_none() && self.link.peer().is_some()
+    }
+
+    /// Looks for the sender of a path channel's lane that has none.
+    fn find_sender(&mut self, bells: &Bells) -> Result<()> {
+        let page = self.consumer.producer_page();
+        if !self.link.is_path() || self.link.peer().is_some() || page.generation() == self.noticed {
+            return Ok(());
+        }
+        if self.link.find_peer(bells, page.pid())? {
+            self.end = None;
+        } else {
+            self.note_end(bells);
+        }
+        Ok(())
+    }
+
+    /// Looks whether the sender has gone. True: it just has.
+    fn look_for_end(&mut self, bells: &Bells) -> Result<bool> {
+        let gone = self.is_sender_here() && (self.consumer.producer_closed() || self.link.is_peer_gone()?);
+        if gone {
+            self.note_end(bells);
+        }
+        Ok(gone)
+    }
+
+    fn note_end(&mut self, bells: &Bells) {
+        self.end = Some(if self.consumer.producer_closed() { End::Closed } else { End::PeerDied });
+        self.noticed = self.consumer.producer_page().generation();
+        self.link.lose_peer(bells);
+    }
 }
 
 /// The segments that a consumer's lane lies in.
 #[derive(Debug)]
-pub(crate) struct ReceiverMemory {
+pub(crate) struct LaneMemory {
     pub(crate) page: Arc<Segment>,
     pub(crate) data: Arc<Segment>,
     pub(crate) consumer: Arc<Segment>,
     pub(crate) receiver: Arc<Segment>,
 }
 
-impl ReceiverMemory {
-    pub(crate) fn attach(&self, message_bytes_max: u64, can_barrier: bool) -> Result<(Consumer, Sleeper)> {
+impl LaneMemory {
+    pub(crate) fn attach(&self, message_bytes_max: u64, can_barrier: bool) -> Result<Consumer> {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
-        // SAFETY: the segments were checked for size and sealed, and are kept beside the lane until it is gone; this
-        // process made the consumer's and the receiver's pages, and is the lane's one consumer by the hand-shake.
-        unsafe {
-            let lane = Consumer::attach(memory, message_bytes_max, can_barrier)?;
-            Ok((lane, Sleeper::of_receiver(memory.receiver, can_barrier)))
-        }
+        // SAFETY: the segments were checked for size, and are kept beside the lane until it is gone; this process made the
+        // consumer's page, or has the lock on its role, and so is the lane's one consumer.
+        Ok(unsafe { Consumer::attach(memory, message_bytes_max, can_barrier)? })
+    }
+
+    /// Goes on in the page of the consumer before, whose role this process has: where it had released to.
+    pub(crate) fn take_over(&self, message_bytes_max: u64, can_barrier: bool) -> Result<Consumer> {
+        let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
+        // SAFETY: the page is mapped.
+        unsafe { memory.consumer.as_ref() }.begin(std::process::id());
+        self.attach(message_bytes_max, can_barrier)
+    }
+
+    /// The data as the lane sees it.
+    pub(crate) fn lane_data(&self) -> pelton_lane::Data {
+        os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data).data
+    }
+
+    /// Takes over the receiver's page.
+    pub(crate) fn sleeper(&self, can_barrier: bool) -> Sleeper {
+        // SAFETY: as above; the page is kept as long as any lane.
+        unsafe { Sleeper::of_receiver(self.receiver.base().cast(), can_barrier) }
     }
 
     pub(crate) fn attach_producer(&mut self, lane: &mut Consumer, page: Arc<Segment>, can_barrier: bool) {
@@ -87,7 +166,8 @@ fn grow(buffer: &mut Vec<u8>, bytes: usize) {
 /// Tickets of held messages that have been dropped, on whatever thread.
 #[derive(Debug)]
 struct Returned {
-    tickets: Mutex<Vec<Ticket>>,
+    /// Each with its lane's number.
+    tickets: Mutex<Vec<(u32, Ticket)>>,
     /// The receiver's own: it may sleep with a lane full of held messages.
     nudge: Arc<Nudge>,
     owner: Owner,
@@ -96,9 +176,23 @@ struct Returned {
 impl Receiver {
     pub(crate) fn new(parts: ReceiverParts, options: &Options, origin: Origin) -> Result<Receiver> {
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
-        let returned = Arc::new(Returned { tickets: Mutex::default(), nudge: parts.link.nudge().clone(), owner });
-        let spin = Spin::new(options.wait, parts.link.peer());
-        Ok(Receiver { parts, owner, end: None, holding: 0, returned, spin, empties: 0, origin })
+        let ReceiverParts { lane, sleeper, bells } = parts;
+        let returned = Arc::new(Returned { tickets: Mutex::default(), nudge: bells.nudge().clone(), owner });
+        let spin = Spin::new(options.wait, lane.link.peer());
+        Ok(Receiver {
+            lane: Box::new(lane),
+            others: VecDeque::new(),
+            sleeper,
+            owner,
+            detours: 0,
+            turn_over: false,
+            end: None,
+            returned,
+            spin,
+            empties: 0,
+            bells,
+            origin,
+        })
     }
 
     /// Connects to a sender that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
@@ -224,10 +318,10 @@ impl Receiver {
     /// The common case: the handle is in use, a message stands at the cursor, and nobody holds one or sleeps.
     #[inline(always)]
     fn peek_at_once(&mut self) -> Option<Record> {
-        if !self.owner.is_current() || self.holding != 0 || self.parts.sleeper.is_armed() {
+        if !self.owner.is_current() || self.detours != 0 || self.sleeper.is_armed() {
             return None;
         }
-        self.parts.lane.peek_at_cursor()
+        self.lane.consumer.peek_at_cursor()
     }
 
     /// The message that was not there at once, if it is on its way.
@@ -243,7 +337,7 @@ impl Receiver {
     fn comes_soon(&self) -> bool {
         for _ in 0..self.spin.first_looks() {
             os::relax();
-            if self.parts.lane.stirs() {
+            if self.lane.consumer.stirs() {
                 return true;
             }
         }
@@ -266,11 +360,11 @@ impl Receiver {
     fn find_record(&mut self, patience: Patience) -> Result<Option<Record>> {
         let Some(deadline) = patience.deadline() else { return self.peek() };
         // The header was looked at just now; each look takes its line from the sender, who may be about to write there.
-        let usual = self.owner.is_current() && self.holding == 0 && !self.parts.sleeper.is_armed();
+        let usual = self.owner.is_current() && self.detours == 0 && !self.sleeper.is_armed() && self.others.is_empty();
         if !usual && let Some(record) = self.peek()? {
             return Ok(Some(record));
         }
-        self.parts.lane.count_wait();
+        self.lane.consumer.count_wait();
         while wait::wait(self, deadline)? {
             // A hostile sender may have taken back what the wait saw.
             if let Some(record) = self.peek()? {
@@ -281,41 +375,92 @@ impl Receiver {
     }
 
     fn peek(&mut self) -> Result<Option<Record>> {
-        if self.holding != 0 && !self.owner.is_forked() {
+        if self.detours != 0 && !self.owner.is_forked() {
             self.take_back();
         }
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
-        match self.parts.lane.peek() {
-            Ok(Some(record)) => {
-                // Awake: the sender need not look further. The descriptor stays readable until the next `arm`.
-                self.parts.sleeper.disarm();
+        match self.peek_in_turn()? {
+            Some(record) => {
+                // Awake: the senders need not look further. The descriptor stays readable until the next `arm`.
+                self.sleeper.disarm();
                 Ok(Some(record))
             }
-            Ok(None) => self.peek_when_empty(),
-            Err(error) => Err(self.failed(error)),
+            None => self.peek_when_empty(),
         }
     }
 
-    /// The lane is empty: perhaps for good.
+    /// The next message of the lane whose turn it is, or of the next one that has any.
+    fn peek_in_turn(&mut self) -> Result<Option<Record>> {
+        for _ in 0..=self.others.len() {
+            match self.lane.consumer.peek() {
+                Ok(Some(record)) => return Ok(Some(record)),
+                Ok(None) => self.next_lane(),
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+        Ok(None)
+    }
+
+    fn next_lane(&mut self) {
+        if let Some(next) = self.others.pop_front() {
+            self.others.push_back(std::mem::replace(&mut self.lane, next));
+        }
+    }
+
+    fn lanes(&self) -> impl Iterator<Item = &Lane> {
+        std::iter::once(&*self.lane).chain(self.others.iter().map(|lane| &**lane))
+    }
+
+    /// All lanes are empty: perhaps for good.
     fn peek_when_empty(&mut self) -> Result<Option<Record>> {
-        // Now and then, for who asks again and again without waiting, whether the sender is alive.
+        // Now and then, for who asks again and again without waiting, whether the senders are alive.
         self.empties = self.empties.wrapping_add(1);
-        let gone = self.parts.lane.producer_closed()
-            || (self.empties.is_multiple_of(16) && self.parts.link.is_peer_known_gone()?);
-        if !gone {
+        let closed = self.others.is_empty() && self.lane.is_sender_here() && self.lane.consumer.producer_closed();
+        let perhaps = closed || (self.empties.is_multiple_of(16) && self.is_peer_known_gone()?);
+        if !perhaps || self.look_for_ends()?.is_none() {
             return Ok(None);
         }
         // What was committed before the end is visible now. [close]
-        match self.parts.lane.peek() {
-            Ok(Some(record)) => Ok(Some(record)),
-            Ok(None) => {
+        match self.peek_in_turn()? {
+            Some(record) => Ok(Some(record)),
+            None => {
                 self.note_end();
                 Err(self.not_usable())
             }
-            Err(error) => Err(self.failed(error)),
         }
+    }
+
+    /// Notes which senders have gone; answers how the channel ended, if that was the last of them.
+    fn look_for_ends(&mut self) -> Result<Option<End>> {
+        for lane in std::iter::once(&mut self.lane).chain(&mut self.others) {
+            lane.look_for_end(&self.bells)?;
+        }
+        Ok(self.found_end())
+    }
+
+    /// How the channel ended: no sender is here, and the end of some has not been told yet.
+    fn found_end(&self) -> Option<End> {
+        if self.lanes().any(Lane::is_sender_here) {
+            return None;
+        }
+        let ends = || self.lanes().filter_map(|lane| lane.end);
+        ends().find(|end| *end == End::PeerDied).or_else(|| ends().next())
+    }
+
+    /// Looks for new lanes of a path channel, and for senders that have come.
+    fn find_senders(&mut self) -> Result<()> {
+        if let Origin::Path(place) = &self.origin {
+            for number in 1 + self.others.len() as u32..place.directory.lanes()? {
+                let lane = place.open_lane(number, self.lane.memory.receiver.clone())?;
+                self.others.push_back(Box::new(lane));
+            }
+            for lane in std::iter::once(&mut self.lane).chain(&mut self.others) {
+                lane.find_sender(&self.bells)?;
+            }
+        }
+        Ok(())
     }
 
     #[inline(always)]
@@ -327,7 +472,7 @@ impl Receiver {
         // SAFETY: the lane checked that the record lies in the data; the vector has room; the two do not overlap, as no
         // safe code has a vector over a lane. A peer that writes meanwhile changes bytes, which any value is good for.
         unsafe {
-            self.parts.lane.copy_out(&record, buffer.as_mut_ptr());
+            self.lane.consumer.copy_out(&record, buffer.as_mut_ptr());
             buffer.set_len(bytes);
         }
         self.release(&record);
@@ -339,25 +484,43 @@ impl Receiver {
         if record.descriptors != 0 {
             self.drop_descriptors(record);
         }
-        if self.parts.lane.release(record) == Wake::Ring {
-            self.parts.link.ring_peer();
+        if self.lane.consumer.release(record) == Wake::Ring {
+            self.lane.link.ring_peer();
+        }
+        if record.seq.is_multiple_of(TURN) && !self.others.is_empty() {
+            self.end_turn();
+        }
+    }
+
+    /// The next message is looked for in the next lane first.
+    #[cold]
+    fn end_turn(&mut self) {
+        if !self.turn_over {
+            self.turn_over = true;
+            self.detours += 1;
         }
     }
 
     /// Descriptors of a message that nobody took.
     #[cold]
     fn drop_descriptors(&mut self, record: &Record) {
-        let _ = self.parts.link.receive_descriptors(record.seq, record.descriptors);
+        let _ = self.lane.link.receive_descriptors(record.seq, record.descriptors);
     }
 
-    /// Releases what has been dropped of the messages held.
+    /// Releases what has been dropped of the messages held, and gives the next lane its turn if this one's is over.
     #[cold]
     fn take_back(&mut self) {
+        if std::mem::take(&mut self.turn_over) {
+            self.detours -= 1;
+            self.next_lane();
+        }
         let tickets = std::mem::take(&mut *self.returned.tickets.lock().unwrap_or_else(PoisonError::into_inner));
-        for ticket in tickets {
-            self.holding -= 1;
-            if self.parts.lane.release_held(ticket) == Wake::Ring {
-                self.parts.link.ring_peer();
+        for (number, ticket) in tickets {
+            self.detours -= 1;
+            let mut lanes = std::iter::once(&mut self.lane).chain(&mut self.others);
+            let lane = lanes.find(|lane| lane.number == number).expect("lanes stay as long as the receiver");
+            if lane.consumer.release_held(ticket) == Wake::Ring {
+                lane.link.ring_peer();
             }
         }
     }
@@ -368,7 +531,13 @@ impl Receiver {
             return Error::Forked;
         }
         match self.end {
-            Some(end) => end.error(self.parts.lane.held() as u64),
+            Some(end) => {
+                let error = end.error(self.lanes().map(|lane| lane.consumer.held() as u64).sum());
+                if let Origin::Path(_) = self.origin {
+                    self.go_on_alone();
+                }
+                error
+            }
             None => Error::Corrupt("the lane failed before".to_owned()),
         }
     }
@@ -379,11 +548,19 @@ impl Receiver {
         error.into()
     }
 
-    /// The sender is gone and its last message read: from now on each call says so.
+    /// The senders are gone and their last message read: from now on each call says so.
     fn note_end(&mut self) {
-        let closed = self.parts.lane.producer_closed();
-        self.end = Some(if closed { End::Closed } else { End::PeerDied });
+        self.end = self.found_end();
         self.owner.retire();
+    }
+
+    /// The end of a path channel's senders has been told: the lanes are there for the next ones.
+    fn go_on_alone(&mut self) {
+        for lane in std::iter::once(&mut self.lane).chain(&mut self.others) {
+            lane.end = None;
+        }
+        self.end = None;
+        self.owner.reinstate();
     }
 
     /// For an event loop: asks that the descriptor become readable when a message comes, or the sender goes. True: there
@@ -395,16 +572,17 @@ impl Receiver {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
-        self.parts.link.drain();
+        self.bells.drain();
+        self.find_senders()?;
         let armed = Side::arm(self)?;
-        if armed && self.parts.link.is_peer_gone()? {
+        if armed && self.look_for_ends()?.is_some() {
             Side::disarm(self);
-            return if self.look()? { Ok(false) } else { Side::end(self) };
+            return if self.look()? { Ok(false) } else { Side::end(self).map(|there| !there) };
         }
         if !armed || Side::must_nap(self) {
             // Readable exactly while a message waits, also for who goes back to the loop regardless; and as long as the
             // sender is not known to fence, lest its ring be missed.
-            self.parts.link.nudge().ring();
+            self.bells.nudge().ring();
         }
         Ok(armed)
     }
@@ -412,7 +590,7 @@ impl Receiver {
     /// Takes [`Receiver::arm`] back.
     pub fn disarm(&mut self) {
         if self.owner.is_current() {
-            self.parts.sleeper.disarm();
+            self.sleeper.disarm();
         }
     }
 
@@ -439,15 +617,63 @@ impl Receiver {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
-        if self.end.is_none() && !(self.owner.is_current() && self.parts.link.is_peer_gone()?) {
+        if let Origin::Path(_) = self.origin {
+            return self.wait_for_peer(deadline);
+        }
+        if self.end.is_none() && !(self.owner.is_current() && self.lane.link.is_peer_gone()?) {
             return Err(Error::Refused("the sender is alive: there is nobody to succeed it".to_owned()));
         }
-        if !self.origin.clone().resume_receiver(&mut self.parts, deadline)? {
+        if !self.origin.clone().resume_receiver(&mut self.lane, &self.bells, deadline)? {
             return Ok(false);
         }
-        self.owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
-        self.end = None;
+        self.owner.reinstate();
+        (self.end, self.lane.end) = (None, None);
         Ok(true)
+    }
+
+    /// Looks for the senders of a path channel just opened, and tells them that this receiver has come.
+    pub(crate) fn meet(&mut self) -> Result<()> {
+        self.find_senders()?;
+        for lane in std::iter::once(&mut self.lane).chain(&mut self.others) {
+            let pid = lane.consumer.producer_page().pid();
+            lane.link.find_peer(&self.bells, pid)?;
+            lane.link.ring_peer();
+        }
+        Ok(())
+    }
+
+    /// Until a path channel has a sender; false at the deadline.
+    pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        loop {
+            if self.end.is_some() || self.look_for_ends()?.is_some() {
+                self.go_on_alone();
+            }
+            self.bells.drain();
+            self.find_senders()?;
+            if self.lanes().any(Lane::is_sender_here) {
+                return Ok(true);
+            }
+            if self.bells.sleep_for_any(deadline)? == Ready::TimedOut {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Has what was released so far written to the disk under a path channel, and waits for that, so that it is not
+    /// delivered again even after the machine's end. Costs what the disk does, milliseconds and more.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for a channel that is not a path's; [`Error::System`], [`Error::Forked`].
+    pub fn sync(&mut self) -> Result<()> {
+        if self.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        let Origin::Path(_) = self.origin else {
+            return Err(Error::Refused("only a path channel has a disk under it: open one by path:DIR".to_owned()));
+        };
+        self.lanes()
+            .try_for_each(|lane| lane.memory.consumer.sync())
+            .map_err(Error::system("syncing a consumer's page"))
     }
 
     /// Figures of this side.
@@ -455,36 +681,38 @@ impl Receiver {
         if self.owner.is_forked() {
             return Counters::default();
         }
-        self.parts.lane.show_counters();
-        let page = self.parts.lane.consumer_page();
-        Counters {
-            messages: page.messages(),
-            bytes: page.bytes(),
-            waits: page.waits(),
-            sleeps: page.sleeps(),
-            wakes_sent: page.wakes_sent(),
-            depth_max: 0,
+        let mut sum = Counters::default();
+        for lane in self.lanes() {
+            lane.consumer.show_counters();
+            let page = lane.consumer.consumer_page();
+            sum.messages += page.messages();
+            sum.bytes += page.bytes();
+            sum.waits += page.waits();
+            sum.sleeps += page.sleeps();
+            sum.wakes_sent += page.wakes_sent();
         }
+        sum
     }
 
     /// Which producer of the lane sent the message received last: 1 for the first, one more for each successor.
     pub fn generation(&self) -> u32 {
-        self.parts.lane.generation()
+        self.lane.consumer.generation()
     }
 
     /// Bytes of the lane.
     pub fn capacity(&self) -> u64 {
-        self.parts.lane.capacity()
+        self.lane.consumer.capacity()
     }
 
     /// The largest message, in bytes.
     pub fn message_bytes_max(&self) -> u64 {
-        self.parts.lane.message_bytes_max()
+        self.lane.consumer.message_bytes_max()
     }
 
-    /// Who sends.
-    pub fn peer(&self) -> Peer {
-        self.parts.link.peer()
+    /// Who sends, or of several senders, the one whose message was received last; `None` while a path channel has none that
+    /// this side knows of.
+    pub fn peer(&self) -> Option<Peer> {
+        self.lane.link.peer()
     }
 
     /// Closes: the sender is told [`Error::Closed`] with the number of messages not released. Does not wait. Dropping
@@ -502,14 +730,17 @@ impl Drop for Receiver {
         if self.owner.is_forked() {
             return;
         }
-        if self.holding != 0 {
+        if self.detours != 0 {
             self.take_back();
         }
-        self.parts.lane.close();
-        self.parts.sleeper.close();
+        let mut lanes = std::iter::once(&mut self.lane).chain(&mut self.others);
+        lanes.by_ref().for_each(|lane| lane.consumer.close());
+        self.sleeper.close();
         // The words first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
-        self.parts.link.ring_peer();
-        self.parts.link.shutdown();
+        for lane in self.lanes() {
+            lane.link.ring_peer();
+            lane.link.shutdown();
+        }
     }
 }
 
@@ -523,7 +754,7 @@ impl AsRawFd for Receiver {
 impl AsFd for Receiver {
     /// The descriptor for an event loop: see [`Receiver::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.parts.link.as_fd()
+        self.bells.as_fd()
     }
 }
 
@@ -533,39 +764,64 @@ impl Side for Receiver {
     }
 
     fn stirs(&self) -> bool {
-        self.parts.lane.stirs()
+        self.lanes().any(|lane| lane.consumer.stirs())
     }
 
     fn arm(&mut self) -> Result<bool> {
         let mut everywhere = true;
-        self.parts.sleeper.arm(|| everywhere = os::membarrier::barrier());
+        self.sleeper.arm(|| everywhere = os::membarrier::barrier());
         if !everywhere {
-            self.parts.sleeper.lose_barrier();
+            self.sleeper.lose_barrier();
         }
         let there = self.look();
         if !matches!(there, Ok(false)) {
-            self.parts.sleeper.disarm();
+            self.sleeper.disarm();
         } else {
-            self.parts.lane.count_sleep();
+            self.lane.consumer.count_sleep();
         }
         Ok(!there?)
     }
 
     fn disarm(&mut self) {
-        self.parts.sleeper.disarm();
+        self.sleeper.disarm();
     }
 
     fn end(&mut self) -> Result<bool> {
+        if self.look_for_ends()?.is_none() {
+            return Ok(false);
+        }
+        // What the last of them committed before it went. [close]
+        if self.peek_in_turn()?.is_some() {
+            return Ok(true);
+        }
         self.note_end();
         Err(self.not_usable())
     }
 
     fn must_nap(&self) -> bool {
-        self.parts.lane.must_nap(&self.parts.sleeper)
+        self.lanes().any(|lane| lane.is_sender_here() && lane.consumer.must_nap(&self.sleeper))
     }
 
-    fn link(&mut self) -> &mut Link {
-        &mut self.parts.link
+    fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
+        match self.others.is_empty() {
+            true => self.bells.sleep(&self.lane.link, deadline),
+            false => self.bells.sleep_for_any(deadline),
+        }
+    }
+
+    fn rung(&mut self) -> Result<()> {
+        self.bells.drain();
+        self.find_senders()
+    }
+
+    fn is_peer_known_gone(&mut self) -> Result<bool> {
+        if !self.lane.link.is_look_due() {
+            return Ok(false);
+        }
+        self.find_senders()?;
+        // One system call, however many they are.
+        let gone = self.lane.link.is_peer_gone()?;
+        Ok(gone || (!self.others.is_empty() && self.bells.sleep_for_any(Some(Instant::now()))? == Ready::Gone))
     }
 
     fn spin(&mut self) -> &mut Spin {
@@ -589,7 +845,12 @@ impl Message<'_> {
 
     /// Whether a receiver that died may have seen this message before: it was not released then.
     pub fn is_redelivered(&self) -> bool {
-        self.receiver.parts.lane.taken() < self.receiver.parts.redelivered
+        self.receiver.lane.consumer.taken() < self.receiver.lane.redelivered
+    }
+
+    /// Which of the channel's lanes it came by: 0, unless a path channel has several. Messages of one lane come in order.
+    pub fn lane(&self) -> u32 {
+        self.receiver.lane.number
     }
 
     /// The descriptors that came with the message, once; none when there are none, or they have been taken. Those not
@@ -601,7 +862,7 @@ impl Message<'_> {
         match std::mem::take(&mut self.record.descriptors) {
             0 => Ok(Vec::new()),
             _ if self.receiver.owner.is_forked() => Err(Error::Forked),
-            count => self.receiver.parts.link.receive_descriptors(self.record.seq, count),
+            count => self.receiver.lane.link.receive_descriptors(self.record.seq, count),
         }
     }
 
@@ -628,14 +889,14 @@ impl Message<'_> {
         if record.descriptors != 0 && !receiver.owner.is_forked() {
             receiver.drop_descriptors(&record);
         }
-        let ticket = receiver.parts.lane.hold(&record);
-        receiver.holding += 1;
+        let ticket = receiver.lane.consumer.hold(&record);
+        receiver.detours += 1;
         Held {
-            payload: receiver.parts.lane.payload(&record),
+            payload: receiver.lane.consumer.payload(&record),
             bytes: record.bytes as usize,
             seq: record.seq,
-            ticket,
-            _data: receiver.parts.memory.data.clone(),
+            ticket: (receiver.lane.number, ticket),
+            _data: receiver.lane.memory.data.clone(),
             returned: receiver.returned.clone(),
         }
     }
@@ -645,7 +906,7 @@ impl Deref for Message<'_> {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        let payload = self.receiver.parts.lane.payload(&self.record);
+        let payload = self.receiver.lane.consumer.payload(&self.record);
         // SAFETY: the lane checked that the record lies in the data. The sender does not write it before it is released,
         // which the borrow keeps from happening; a sender that does so nevertheless is one not to be received from in
         // place, as the crate's documentation says.
@@ -681,7 +942,7 @@ impl Batch<'_> {
         if self.receiver.owner.is_forked() {
             return Err(Error::Forked);
         }
-        let lane = &mut self.receiver.parts.lane;
+        let lane = &mut self.receiver.lane.consumer;
         let record = match lane.peek() {
             Ok(Some(record)) => record,
             Ok(None) => return Ok(None),
@@ -699,8 +960,15 @@ impl Batch<'_> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        if !self.receiver.owner.is_forked() && self.receiver.parts.lane.release_taken() == Wake::Ring {
-            self.receiver.parts.link.ring_peer();
+        if self.receiver.owner.is_forked() {
+            return;
+        }
+        let lane = &mut self.receiver.lane;
+        if lane.consumer.release_taken() == Wake::Ring {
+            lane.link.ring_peer();
+        }
+        if !self.receiver.others.is_empty() {
+            self.receiver.end_turn();
         }
     }
 }
@@ -712,7 +980,7 @@ pub struct Held {
     payload: NonNull<u8>,
     bytes: usize,
     seq: u32,
-    ticket: Ticket,
+    ticket: (u32, Ticket),
     _data: Arc<Segment>,
     returned: Arc<Returned>,
 }

@@ -2,14 +2,15 @@
 
 use crate::connect::Origin;
 use crate::error::{Error, Result};
-use crate::link::{Link, Peer};
+use crate::link::{Bells, Link, Peer};
 use crate::options::Options;
 use crate::os::socket::DESCRIPTORS_MAX;
-use crate::os::{Owner, Segment};
+use crate::os::{Owner, Ready, Segment};
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
-use pelton_lane::{LaneError, Memory, Position, Producer, Space, Wake, record_bytes};
+use pelton_lane::{LaneError, Memory, Position, Producer, Space, Wake, record_bytes, walk};
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -45,6 +46,8 @@ pub struct Sender {
     descriptors: VecDeque<(u32, Vec<OwnedFd>)>,
     /// Of these, the last so many are still to be sent again.
     unsent: usize,
+    /// The generation of the receiver whose end was told last, on a path channel.
+    told: u64,
 }
 
 /// How a channel ended, as this side learnt.
@@ -67,9 +70,33 @@ impl End {
 #[derive(Debug)]
 pub(crate) struct SenderParts {
     pub(crate) lane: Producer,
+    pub(crate) bells: Bells,
     pub(crate) link: Link,
     /// After the lane, which points into it.
     pub(crate) memory: SenderMemory,
+}
+
+/// A path lane's data gets memory, or disk, behind it in steps of so many bytes: a system call each.
+const STEP: u64 = 1 << 20;
+
+impl SenderParts {
+    /// Puts memory behind the first `bytes` of the data, so that writing there cannot fail.
+    fn back(&mut self, bytes: u64) -> Result<()> {
+        let (from, most) = (self.lane.backed(), self.lane.capacity());
+        let data = &self.memory.data;
+        // Less than a step is better than nothing.
+        for to in [bytes.next_multiple_of(STEP).min(most), bytes.next_multiple_of(4096).min(most)] {
+            match data.allocate(from, to) {
+                Ok(()) => {
+                    self.lane.set_backed(to);
+                    return Ok(());
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {}
+                Err(error) => return Err(Error::system("allocating space for the lane")(error)),
+            }
+        }
+        Err(self.link.no_space(bytes))
+    }
 }
 
 /// The segments that a producer's lane lies in.
@@ -95,6 +122,17 @@ impl SenderMemory {
         Ok(unsafe { Producer::attach(memory, tail, head, floor, can_barrier)? })
     }
 
+    /// Goes on in the page of the producer before, whose role this process has: behind the last message it committed.
+    pub(crate) fn take_over(&self, message_bytes_max: u64, can_barrier: bool) -> Result<Producer> {
+        let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
+        // SAFETY: the pages are mapped, and as long as they say.
+        let (page, consumer) = unsafe { (memory.producer.as_ref(), memory.consumer.as_ref()) };
+        let (stored, floor) = page.tail_and_floor();
+        let (tail, _) = walk(&memory.data, message_bytes_max, stored)?;
+        page.begin(std::process::id());
+        self.attach(tail, consumer.head(), floor, can_barrier)
+    }
+
     pub(crate) fn attach_consumer(
         &mut self,
         lane: &mut Producer,
@@ -114,7 +152,8 @@ impl Sender {
     pub(crate) fn new(parts: SenderParts, options: &Options, origin: Origin) -> Result<Sender> {
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
         let spin = Spin::new(options.wait, parts.link.peer());
-        Ok(Sender { parts, owner, end: None, spin, origin, descriptors: VecDeque::new(), unsent: 0 })
+        let told = parts.lane.consumer_page().generation();
+        Ok(Sender { parts, owner, end: None, spin, origin, descriptors: VecDeque::new(), unsent: 0, told })
     }
 
     /// Connects to a receiver that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
@@ -199,8 +238,8 @@ impl Sender {
             return Err(self.not_usable());
         }
         loop {
-            let space = self.parts.lane.try_reserve(bytes as u64).map_err(|error| self.failed(error))?;
-            if space.is_none() && self.parts.link.is_peer_known_gone()? {
+            let space = self.with_memory(|lane| lane.try_reserve(bytes as u64))?;
+            if space.is_none() && self.is_peer_known_gone()? {
                 self.note_end();
                 return Err(self.not_usable());
             }
@@ -208,6 +247,16 @@ impl Sender {
             self.parts.lane.count_wait();
             if !wait::wait(&mut Room { sender: self, want: Want::Message(bytes as u64, 0) }, deadline)? {
                 return Ok(None);
+            }
+        }
+    }
+
+    /// Asks the lane for room, and puts memory behind it where that is wanting.
+    fn with_memory<T>(&mut self, mut ask: impl FnMut(&mut Producer) -> std::result::Result<T, LaneError>) -> Result<T> {
+        loop {
+            match ask(&mut self.parts.lane) {
+                Err(LaneError::Unbacked { bytes }) => self.parts.back(bytes)?,
+                answer => return answer.map_err(|error| self.failed(error)),
             }
         }
     }
@@ -234,9 +283,29 @@ impl Sender {
             self.parts.link.ring_peer();
         }
         // An error here would be about a message that is sent: it is for the next call to find.
-        if let Ok(true) = self.parts.link.is_peer_known_gone() {
+        if let Ok(true) = self.is_peer_known_gone() {
             self.note_end();
         }
+    }
+
+    /// Looks for the receiver of a path channel that has none. True: one has come and gone meanwhile.
+    fn find_peer(&mut self) -> Result<bool> {
+        let SenderParts { lane, bells, link, .. } = &mut self.parts;
+        if !link.is_path() || link.peer().is_some() {
+            return Ok(false);
+        }
+        let page = lane.consumer_page();
+        Ok(page.generation() != self.told && !link.find_peer(bells, page.pid())?)
+    }
+
+    /// Whether the receiver has gone, by a system call or two.
+    fn is_peer_gone(&mut self) -> Result<bool> {
+        Ok(self.find_peer()? || self.parts.link.is_peer_gone()?)
+    }
+
+    /// As [`Sender::is_peer_gone`], for who asks often.
+    fn is_peer_known_gone(&mut self) -> Result<bool> {
+        Ok(self.parts.link.is_look_due() && self.is_peer_gone()?)
     }
 
     /// Why the handle cannot be used any more.
@@ -246,9 +315,24 @@ impl Sender {
             return Error::Forked;
         }
         match self.end {
-            Some(end) => end.error(self.unreleased()),
+            Some(end) => {
+                let error = end.error(self.unreleased());
+                if self.parts.link.is_path() {
+                    self.go_on_alone();
+                }
+                error
+            }
             None => Error::Corrupt("the lane failed before".to_owned()),
         }
+    }
+
+    /// The end of a path channel's receiver has been told: the lane is there for the next one.
+    fn go_on_alone(&mut self) {
+        self.parts.link.lose_peer(&self.parts.bells);
+        self.told = self.parts.lane.consumer_page().generation();
+        self.parts.lane.go_on_alone();
+        self.end = None;
+        self.owner.reinstate();
     }
 
     #[cold]
@@ -336,15 +420,14 @@ impl Sender {
         }
         let records =
             lens.into_iter().map(|len| record_bytes((len as u64).min(1 << 40))).fold(0u64, u64::saturating_add);
-        match self.parts.lane.try_begin_batch(records) {
-            Ok(true) => Ok(Some(SentBatch { sender: self })),
-            Ok(false) if self.parts.link.is_peer_known_gone()? => {
-                self.note_end();
-                Err(self.not_usable())
-            }
-            Ok(false) => Ok(None),
-            Err(error) => Err(self.failed(error)),
+        if self.with_memory(|lane| lane.try_begin_batch(records))? {
+            return Ok(Some(SentBatch { sender: self }));
         }
+        if self.is_peer_known_gone()? {
+            self.note_end();
+            return Err(self.not_usable());
+        }
+        Ok(None)
     }
 
     /// Sends a message together with descriptors, which the receiver takes from [`crate::Message::take_descriptors`].
@@ -401,7 +484,7 @@ impl Sender {
     /// False: the deadline.
     fn wait_for_descriptor_room(&mut self, deadline: Option<Instant>) -> Result<bool> {
         let room = self.parts.link.wait_for_descriptor_room(deadline)?;
-        if self.parts.link.is_peer_gone()? {
+        if self.is_peer_gone()? {
             self.note_end();
             return Err(self.not_usable());
         }
@@ -459,16 +542,16 @@ impl Sender {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
-        self.parts.link.drain();
+        self.parts.bells.drain();
         let armed = Room { sender: self, want: Want::Message(bytes as u64, 0) }.arm()?;
-        if self.parts.link.is_peer_gone()? {
+        if self.is_peer_gone()? {
             self.note_end();
             return Err(self.not_usable());
         }
         if !armed || self.parts.lane.must_nap() {
             // Readable exactly while there is room, also for who goes back to the loop regardless; and as long as the
             // receiver is not known to fence, lest its ring be missed.
-            self.parts.link.nudge().ring();
+            self.parts.bells.nudge().ring();
         }
         Ok(armed)
     }
@@ -503,6 +586,9 @@ impl Sender {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
+        if self.parts.link.is_path() {
+            return self.wait_for_peer(deadline);
+        }
         if self.end.is_none() && self.owner.is_current() && self.parts.link.is_peer_gone()? {
             self.note_end();
         }
@@ -521,6 +607,53 @@ impl Sender {
         Ok(true)
     }
 
+    /// Looks for the receiver of a path channel just opened, and tells it that this sender has come.
+    pub(crate) fn meet(&mut self) -> Result<()> {
+        let SenderParts { lane, bells, link, .. } = &mut self.parts;
+        link.find_peer(bells, lane.consumer_page().pid())?;
+        link.ring_peer();
+        Ok(())
+    }
+
+    /// Until a path channel has a receiver; false at the deadline.
+    pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        loop {
+            if self.end.is_some() || self.parts.link.is_peer_gone()? {
+                self.go_on_alone();
+            }
+            self.parts.bells.drain();
+            self.find_peer()?;
+            if self.parts.link.peer().is_some() {
+                return Ok(true);
+            }
+            if self.parts.bells.sleep(&self.parts.link, deadline)? == Ready::TimedOut {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Has everything sent so far written to the disk under a path channel, and waits for that: it survives the machine's
+    /// end, and `pelton recover` finds it after a reboot, as long as the receiver had not released it. What a crash of
+    /// processes leaves needs no such thing. Costs what the disk does, milliseconds and more; on a tmpfs nothing, and
+    /// promises nothing.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for a channel that is not a path's; [`Error::System`], [`Error::Forked`].
+    pub fn sync(&mut self) -> Result<()> {
+        if self.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        if !self.parts.link.is_path() {
+            return Err(Error::Refused("only a path channel has a disk under it: open one by path:DIR".to_owned()));
+        }
+        let (lane, memory) = (&self.parts.lane, &self.parts.memory);
+        let tail = lane.tail();
+        // The messages first, then that they are there, then that this is.
+        memory.data.sync().map_err(Error::system("syncing the lane"))?;
+        lane.producer_page().note_synced(tail);
+        memory.page.sync().map_err(Error::system("syncing the lane's page"))
+    }
+
     /// Gives memory that holds no message back to the system: after a burst the lane keeps what it grew to until this.
     /// One system call for each of at most two ranges; the lane stays in use meanwhile.
     ///
@@ -532,6 +665,10 @@ impl Sender {
         }
         self.unreleased();
         for (offset, bytes) in self.parts.lane.idle() {
+            if self.parts.link.is_path() && bytes > 0 {
+                let backed = self.parts.lane.backed().min(offset);
+                self.parts.lane.set_backed(backed);
+            }
             self.parts.memory.data.punch(offset, bytes).map_err(Error::system("giving memory back"))?;
         }
         Ok(())
@@ -563,8 +700,8 @@ impl Sender {
         self.parts.lane.message_bytes_max()
     }
 
-    /// Who receives.
-    pub fn peer(&self) -> Peer {
+    /// Who receives; `None` while a path channel has no receiver that this side knows of.
+    pub fn peer(&self) -> Option<Peer> {
         self.parts.link.peer()
     }
 
@@ -600,7 +737,7 @@ impl AsRawFd for Sender {
 impl AsFd for Sender {
     /// The descriptor for an event loop: see [`Sender::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.parts.link.as_fd()
+        self.parts.bells.as_fd()
     }
 }
 
@@ -621,17 +758,15 @@ enum Want {
 
 impl Side for Room<'_> {
     fn look(&mut self) -> Result<bool> {
-        let lane = &mut self.sender.parts.lane;
-        if lane.consumer_page().is_closed() {
-            self.sender.note_end();
+        if self.sender.parts.lane.consumer_closed() {
             return self.end();
         }
-        let found = match self.want {
+        let want = self.want;
+        self.sender.with_memory(|lane| match want {
             Want::Message(bytes, 0) => lane.try_reserve(bytes).map(|space| space.is_some()),
             Want::Message(bytes, count) => lane.try_reserve_with_descriptors(bytes, count).map(|space| space.is_some()),
             Want::Empty => lane.look_at_head().map(|unreleased| unreleased == 0),
-        };
-        found.map_err(|error| self.sender.failed(error))
+        })
     }
 
     fn stirs(&self) -> bool {
@@ -670,8 +805,17 @@ impl Side for Room<'_> {
         self.sender.parts.lane.must_nap()
     }
 
-    fn link(&mut self) -> &mut Link {
-        &mut self.sender.parts.link
+    fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
+        self.sender.parts.bells.sleep(&self.sender.parts.link, deadline)
+    }
+
+    fn rung(&mut self) -> Result<()> {
+        self.sender.parts.bells.drain();
+        if self.sender.find_peer()? { self.end().map(|_| ()) } else { Ok(()) }
+    }
+
+    fn is_peer_known_gone(&mut self) -> Result<bool> {
+        self.sender.is_peer_known_gone()
     }
 
     fn spin(&mut self) -> &mut Spin {

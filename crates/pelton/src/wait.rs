@@ -1,7 +1,6 @@
 //! How a side waits: it spins briefly, then sleeps in poll on its bell and on what tells its peer's death.
 
 use crate::error::Result;
-use crate::link::Link;
 use crate::os::{self, Ready};
 use std::time::{Duration, Instant};
 
@@ -45,11 +44,17 @@ pub(crate) trait Side {
     fn arm(&mut self) -> Result<bool>;
     /// Takes the announcement back.
     fn disarm(&mut self);
-    /// The peer is gone, and [`Side::look`] has been asked since: what to say.
+    /// A peer is gone, and [`Side::look`] has been asked since: an error if that is the end, true if it is there after all,
+    /// false to go on waiting.
     fn end(&mut self) -> Result<bool>;
     /// Whether a sleep may last only a millisecond.
     fn must_nap(&self) -> bool;
-    fn link(&mut self) -> &mut Link;
+    /// Sleeps until a peer rings or goes, or the deadline.
+    fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready>;
+    /// A peer has rung, for whatever reason.
+    fn rung(&mut self) -> Result<()>;
+    /// Whether a peer has gone, for who asks often.
+    fn is_peer_known_gone(&mut self) -> Result<bool>;
     fn spin(&mut self) -> &mut Spin;
 }
 
@@ -69,8 +74,9 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
-    pub(crate) fn new(wait: Wait, peer: crate::Peer) -> Spin {
-        Spin { wait, one_processor: !os::has_two_processors(peer.pid), halvings: 0 }
+    /// `peer`: where it runs counts too, if it is there.
+    pub(crate) fn new(wait: Wait, peer: Option<crate::Peer>) -> Spin {
+        Spin { wait, one_processor: !os::has_two_processors(peer.map_or(0, |peer| peer.pid)), halvings: 0 }
     }
 
     /// Looks that may be made before the wait proper.
@@ -105,8 +111,8 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
                 return Ok(false);
             }
             if spins_only {
-                if side.link().is_peer_known_gone()? {
-                    return if side.look()? { Ok(true) } else { side.end() };
+                if side.is_peer_known_gone()? && (side.look()? || side.end()?) {
+                    return Ok(true);
                 }
                 if one_processor {
                     std::thread::yield_now();
@@ -127,14 +133,13 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
             (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
             (deadline, nap) => deadline.or(nap),
         };
-        let ready = side.link().sleep(until);
+        let ready = side.sleep(until);
         side.disarm();
-        match ready? {
-            Ready::Rung => side.link().drain(),
-            Ready::Gone => return if side.look()? { Ok(true) } else { side.end() },
-            Ready::TimedOut => {}
+        let ready = ready?;
+        if ready == Ready::Rung {
+            side.rung()?;
         }
-        if side.look()? {
+        if side.look()? || (ready == Ready::Gone && side.end()?) {
             return Ok(true);
         }
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {

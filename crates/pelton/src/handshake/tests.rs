@@ -139,8 +139,8 @@ mod peers {
     }
 
     fn receive(receiver: &mut ReceiverParts) {
-        let record = receiver.lane.peek().unwrap().unwrap();
-        let _ = receiver.lane.release(&record);
+        let record = receiver.lane.consumer.peek().unwrap().unwrap();
+        let _ = receiver.lane.consumer.release(&record);
     }
 
     /// The other end of a hand-shake in which a successor shows its page and then does not go on.
@@ -154,7 +154,7 @@ mod peers {
         assert!(peer.try_send(&hello.encode(), &[]).unwrap());
         assert!(peer.try_send(&packet.encode(), &[page.as_fd(), bell.as_fd()]).unwrap());
         let impatient = Shake { deadline: Instant::now(), ..shake(socket) };
-        assert!(surviving_receiver(impatient, receiver, false).is_err());
+        assert!(surviving_receiver(impatient, &mut receiver.lane, &receiver.bells, false).is_err());
         peer
     }
 
@@ -183,7 +183,8 @@ mod peers {
         // One successor shows its page and then does not go on.
         let _peer = unfinished_successor("second", &mut receiver);
         // The next must not write over what is not released.
-        let (mut sender, ()) = with_new_sender("third", |shake| surviving_receiver(shake, &mut receiver, false));
+        let (lane, bells) = (&mut receiver.lane, &receiver.bells);
+        let (mut sender, ()) = with_new_sender("third", |shake| surviving_receiver(shake, lane, bells, false));
         assert!(!send(&mut sender, 65528), "the head has not come past the floor");
     }
 

@@ -150,19 +150,35 @@ impl Pollable {
     }
 
     /// No more because of a former peer, whose descriptors a stray process may have kept open.
-    pub(crate) fn forget(&self, socket: BorrowedFd<'_>, process: Option<BorrowedFd<'_>>) {
-        for fd in [Some(socket), process].into_iter().flatten() {
+    pub(crate) fn forget(&self, life: [Option<BorrowedFd<'_>>; 2]) {
+        for fd in life.into_iter().flatten() {
             let _ = epoll::delete(&self.0, fd);
         }
     }
 
-    /// Also readable once the peer is gone.
-    pub(crate) fn watch(&self, socket: BorrowedFd<'_>, process: Option<BorrowedFd<'_>>) -> std::io::Result<()> {
-        epoll::add(&self.0, socket, EventData::new_u64(1), EventFlags::RDHUP)?;
-        if let Some(process) = process {
-            epoll::add(&self.0, process, EventData::new_u64(2), EventFlags::IN)?;
+    /// Also readable once the peer is gone, as these descriptors tell by these events.
+    pub(crate) fn watch(&self, life: [Option<(BorrowedFd<'_>, EventFlags)>; 2]) -> std::io::Result<()> {
+        for (fd, events) in life.into_iter().flatten() {
+            epoll::add(&self.0, fd, EventData::new_u64(1), events)?;
         }
         Ok(())
+    }
+
+    /// Waits until it is readable, and says why.
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> std::io::Result<Ready> {
+        if poll_until(&[self.0.as_fd()], [None, None], deadline)? == Ready::TimedOut {
+            return Ok(Ready::TimedOut);
+        }
+        let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 8];
+        let found = loop {
+            match epoll::wait(&self.0, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+                Err(Errno::INTR) => {}
+                found => break found?,
+            }
+        };
+        // An end first, as in `poll_until`.
+        let gone = events[..found].iter().any(|event| event.data.u64() != 0);
+        Ok(if gone { Ready::Gone } else { Ready::Rung })
     }
 }
 

@@ -51,6 +51,11 @@ impl Owner {
         self.word.load(Ordering::Relaxed) != self.token
     }
 
+    /// Takes [`Owner::retire`] back.
+    pub(crate) fn reinstate(&mut self) {
+        self.current = self.token;
+    }
+
     /// From now on [`Owner::is_current`] says no, so that the fast path needs to look at nothing else.
     pub(crate) fn retire(&mut self) {
         self.current = RETIRED;

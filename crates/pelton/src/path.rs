@@ -1,0 +1,120 @@
+//! The ends of a path channel: they claim a role in a directory, and find everything else there. What the directory holds, and
+//! every check of it, is in `directory.rs`.
+
+use crate::connect::Origin;
+use crate::directory::{Access, Directory, SenderRole};
+use crate::error::{Error, Result};
+use crate::link::{Bells, Link, Whom};
+use crate::options::Options;
+use crate::os::{Descriptor, Segment, membarrier};
+use crate::receiver::{Lane, LaneMemory, Receiver, ReceiverParts};
+use crate::sender::{Sender, SenderMemory, SenderParts};
+use pelton_lane::walk;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Between two looks whether the directory is there by now.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// A role in a directory, as long as its handle lives.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) directory: Arc<Directory>,
+    /// Held open: the other sides notice when it is no more.
+    _life: Descriptor,
+    /// After the life, so that a successor finds this one gone.
+    _lock: Descriptor,
+}
+
+/// Whether to make a channel that is not there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Make {
+    Create,
+    Open,
+}
+
+fn directory(path: &Path, options: &Options, make: Make) -> Result<Arc<Directory>> {
+    let access = Access { uids: options.uids.clone(), mode: options.mode };
+    if make == Make::Create {
+        let (capacity, limit) = options.checked_sizes()?;
+        return Directory::create(path, &access, capacity, limit, options.checked_lanes()?).map(Arc::new);
+    }
+    loop {
+        if let Some(directory) = Directory::open(path, &access)? {
+            return Ok(Arc::new(directory));
+        }
+        match options.connect_deadline {
+            Some(deadline) if Instant::now() < deadline => std::thread::sleep(RETRY),
+            _ => return Err(Error::NoChannel { path: path.display().to_string() }),
+        }
+    }
+}
+
+pub(crate) fn sender(path: &Path, options: &Options, make: Make) -> Result<Sender> {
+    let directory = directory(path, options, make)?;
+    let can_barrier = membarrier::register();
+    let SenderRole { number: _, lock, page, data, consumer, receiver, bell, receiver_bell, life } =
+        directory.claim_sender()?;
+    let place = Arc::new(Place { directory: directory.clone(), _life: life, _lock: lock });
+    let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
+    let memory = SenderMemory { page, data, consumer, receiver };
+    let bells = Bells::with(bell).map_err(Error::system("making an eventfd and an epoll"))?;
+    let link = Link::through_directory(directory.clone(), Whom::Receiver, receiver_bell);
+    let mut lane = memory.take_over(directory.message_bytes_max(), can_barrier)?;
+    // Whoever received last may have closed; and nothing is known of what has memory behind it.
+    lane.go_on_alone();
+    lane.set_backed(0);
+    let mut sender = Sender::new(SenderParts { lane, bells, link, memory }, options, Origin::Path(place))?;
+    sender.meet()?;
+    if let Some(deadline) = options.connect_deadline
+        && !sender.wait_for_peer(Some(deadline))?
+    {
+        return Err(nobody("a receiver", path));
+    }
+    Ok(sender)
+}
+
+pub(crate) fn receiver(path: &Path, options: &Options, make: Make) -> Result<Receiver> {
+    let directory = directory(path, options, make)?;
+    let can_barrier = membarrier::register();
+    let role = directory.claim_receiver()?;
+    let place = Arc::new(Place { directory, _life: role.life, _lock: role.lock });
+    let bells = Bells::with(role.bell).map_err(Error::system("making an eventfd and an epoll"))?;
+    let lane = place.open_lane(0, Arc::new(role.page))?;
+    let sleeper = lane.memory.sleeper(can_barrier);
+    let parts = ReceiverParts { lane, sleeper, bells };
+    let mut receiver = Receiver::new(parts, options, Origin::Path(place))?;
+    receiver.meet()?;
+    if let Some(deadline) = options.connect_deadline
+        && !receiver.wait_for_peer(Some(deadline))?
+    {
+        return Err(nobody("a sender", path));
+    }
+    Ok(receiver)
+}
+
+fn nobody(whom: &str, path: &Path) -> Error {
+    Error::TimedOut(format!("waiting for {whom} to open {}", path.display()))
+}
+
+impl Place {
+    /// The receiver's part of a lane, which goes on where its predecessor had released to.
+    pub(crate) fn open_lane(&self, number: u32, receiver: Arc<Segment>) -> Result<Lane> {
+        let files = self.directory.lane_for_receiver(number)?;
+        let [page, data, consumer] = [files.producer, files.data, files.consumer].map(Arc::new);
+        let memory = LaneMemory { page, data, consumer, receiver };
+        let limit = self.directory.message_bytes_max();
+        let consumer = memory.take_over(limit, membarrier::register())?;
+        // What a predecessor may have seen: everything that was committed before now.
+        let redelivered = if consumer.consumer_page().generation() > 1 {
+            let (tail, _) = consumer.producer_page().tail_and_floor();
+            let (end, _) = walk(&memory.lane_data(), limit, tail)?;
+            consumer.taken() + end.since(consumer.head())
+        } else {
+            0
+        };
+        let link = Link::through_directory(self.directory.clone(), Whom::SenderOf(number), files.bell);
+        Ok(Lane::new(consumer, link, redelivered, number, memory))
+    }
+}
