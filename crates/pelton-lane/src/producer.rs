@@ -368,7 +368,8 @@ impl Producer {
         if closed && !self.alone {
             return Err(LaneError::Closed);
         }
-        self.alone = closed;
+        // A lane made after the receiver closed has nothing but the receiver's word for it.
+        self.alone = closed || (self.alone && self.waker.is_closed());
         self.load_head()
     }
 

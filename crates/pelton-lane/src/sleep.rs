@@ -178,6 +178,13 @@ impl Waker {
         }
     }
 
+    /// Whether the other side's word says that it is gone.
+    pub(crate) fn is_closed(&self) -> bool {
+        // Relaxed: who acts upon it looks at the state as well. [close]
+        // SAFETY: as in `new`.
+        unsafe { self.word.as_ref() }.load(Relaxed) & CLOSED != 0
+    }
+
     /// Notes that this epoch has been rung: once is enough.
     pub(crate) fn rang(&mut self, epoch: u64) {
         self.rung = epoch;

@@ -12,7 +12,7 @@ use crate::options::Options;
 use crate::os::membarrier;
 use crate::os::socket::{accept_at, wait_for};
 use crate::path::Place;
-use crate::receiver::{Lane, LaneMemory, Receiver, ReceiverParts};
+use crate::receiver::{Lane, LaneMemory, Receiver, ReceiverParts, receiver_sleeper};
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use pelton_lane::Position;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -280,7 +280,7 @@ pub(crate) fn threads(options: &Options) -> Result<(Sender, Receiver)> {
     let sender = Sender::new(SenderParts { lane, bells, link: to_receiver, memory }, options, Origin::Threads)?;
     let memory = LaneMemory { page, data, consumer, receiver };
     let consumer = memory.attach(limit, can_barrier)?;
-    let sleeper = memory.sleeper(can_barrier);
+    let sleeper = receiver_sleeper(&memory.receiver, can_barrier);
     let parts = ReceiverParts { lane: Lane::new(consumer, to_sender, 0, 0, memory), sleeper, bells: receiver_bells };
     Ok((sender, Receiver::new(parts, options, Origin::Threads)?))
 }

@@ -84,6 +84,47 @@ pub enum Error {
         /// What is wrong with it, and what would be right.
         problem: String,
     },
+    /// Nothing is at the path. Create the channel, or give a deadline to wait until somebody has.
+    #[error("there is no channel at {path}: create it, or give a deadline to wait for it")]
+    NoChannel {
+        /// Where it should be.
+        path: String,
+    },
+    /// What is at the path is no channel, or one that this process must not or cannot use.
+    #[error("{path} cannot be used as a channel: {problem}")]
+    NotAChannel {
+        /// The channel's directory.
+        path: String,
+        /// What was found, what was wanted, and what to do.
+        problem: String,
+    },
+    /// Another process, or another handle of this one, is what this one wants to be: a channel has one receiver, each of
+    /// its lanes one sender.
+    #[error("{path} has a {role} already, {}: stop that process, or wait until it ends", process(*pid))]
+    RoleTaken {
+        /// What it is.
+        role: String,
+        /// The channel's directory.
+        path: String,
+        /// Its process, as it says; 0 while it has not said so.
+        pid: u32,
+    },
+    /// The file system, or this user's part of it, is full. Nothing is damaged.
+    #[error("no space for {bytes} bytes of {path}: free some, or make the channel elsewhere or smaller: {source}")]
+    NoSpace {
+        /// The file.
+        path: String,
+        /// What it wants.
+        bytes: u64,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The channel was made before the machine was last started: what was not on disk by then may be missing.
+    #[error("{path} was made before the last reboot: `pelton recover {path}` keeps what is whole of it")]
+    Rebooted {
+        /// The channel's directory.
+        path: String,
+    },
     /// The other side does not want this connection, or this side does not want the other.
     #[error("refused: {0}")]
     Refused(String),
@@ -103,29 +144,6 @@ pub enum Error {
         /// What it may be.
         wanted: String,
     },
-    /// x
-    #[error("{path} {bytes}")]
-    NoSpace {
-        /// x
-        path: String,
-        /// x
-        bytes: u64,
-    },
-    /// x
-    #[error("{path}")]
-    NoChannel {
-        /// x
-        path: String,
-    },
-    /// x
-    #[error("rt")]
-    RoleTaken,
-    /// x
-    #[error("nac")]
-    NotAChannel,
-    /// x
-    #[error("rb")]
-    Rebooted,
     /// The operating system refused something.
     #[error("{what}: {source}")]
     System {
@@ -156,6 +174,14 @@ impl Error {
                 Error::System { what, source }
             }
         }
+    }
+}
+
+/// A process in words.
+fn process(pid: u32) -> String {
+    match pid {
+        0 => "a process that has not said its number yet".to_owned(),
+        pid => format!("process {pid}"),
     }
 }
 

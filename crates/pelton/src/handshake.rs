@@ -9,7 +9,7 @@ use crate::link::{Bells, Link, Peer};
 use crate::options::Options;
 use crate::os::socket::{Socket, wait_for};
 use crate::os::{Bell, Kind, Segment, membarrier};
-use crate::receiver::{Lane, LaneMemory, ReceiverParts};
+use crate::receiver::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
 use crate::sender::{SenderMemory, SenderParts};
 use pelton_lane::{
     ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble, ProducerPage,
@@ -450,7 +450,7 @@ pub(crate) fn new_receiver(shake: Shake, listens: bool) -> Result<ReceiverParts>
     let memory = LaneMemory { page, data, consumer, receiver };
     let attached = memory.attach(packet.message_bytes_max, can_barrier);
     let consumer = attached.map_err(|error| shake.refused_for(error))?;
-    let sleeper = memory.sleeper(can_barrier);
+    let sleeper = receiver_sleeper(&memory.receiver, can_barrier);
     let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), own.bell().as_fd()];
     shake.send(&Packet::new(CONSUMER), &fds)?;
     shake.ready(listens && !takes_over)?;

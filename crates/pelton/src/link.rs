@@ -147,12 +147,12 @@ impl Link {
     }
 
     /// There is no space for a path lane's first `bytes`.
-    pub(crate) fn no_space(&self, bytes: u64) -> Error {
+    pub(crate) fn no_space(&self, bytes: u64, source: std::io::Error) -> Error {
         let path = match &self.way {
             Way::Path { directory, .. } => directory.path().display().to_string(),
             _ => String::new(),
         };
-        Error::NoSpace { path, bytes }
+        Error::NoSpace { path, bytes, source }
     }
 
     pub(crate) fn ring_peer(&self) {
@@ -209,9 +209,7 @@ impl Link {
                 local.lock().unwrap_or_else(PoisonError::into_inner).push_back((seq, owned));
                 Ok(true)
             }
-            Way::Path { .. } => Err(Error::Refused(
-                "descriptors cannot go through a path channel: connect by a socket to send them".to_owned(),
-            )),
+            Way::Path { .. } => unreachable!("a path channel's sender has refused them"),
         }
     }
 

@@ -6,10 +6,10 @@ use crate::directory::{Access, Directory, SenderRole};
 use crate::error::{Error, Result};
 use crate::link::{Bells, Link, Whom};
 use crate::options::Options;
+use crate::os::lock::Lock;
 use crate::os::{Descriptor, Segment, membarrier};
-use crate::receiver::{Lane, LaneMemory, Receiver, ReceiverParts};
+use crate::receiver::{Lane, LaneMemory, Receiver, ReceiverParts, receiver_sleeper};
 use crate::sender::{Sender, SenderMemory, SenderParts};
-use pelton_lane::walk;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub(crate) struct Place {
     /// Held open: the other sides notice when it is no more.
     _life: Descriptor,
     /// After the life, so that a successor finds this one gone.
-    _lock: Descriptor,
+    _lock: Lock,
 }
 
 /// Whether to make a channel that is not there.
@@ -81,8 +81,10 @@ pub(crate) fn receiver(path: &Path, options: &Options, make: Make) -> Result<Rec
     let role = directory.claim_receiver()?;
     let place = Arc::new(Place { directory, _life: role.life, _lock: role.lock });
     let bells = Bells::with(role.bell).map_err(Error::system("making an eventfd and an epoll"))?;
-    let lane = place.open_lane(0, Arc::new(role.page))?;
-    let sleeper = lane.memory.sleeper(can_barrier);
+    let page = Arc::new(role.page);
+    // Before any lane says that it is open: a predecessor that closed said so here as well.
+    let sleeper = receiver_sleeper(&page, can_barrier);
+    let lane = place.open_lane(0, page)?;
     let parts = ReceiverParts { lane, sleeper, bells };
     let mut receiver = Receiver::new(parts, options, Origin::Path(place))?;
     receiver.meet()?;
@@ -106,13 +108,11 @@ impl Place {
         let memory = LaneMemory { page, data, consumer, receiver };
         let limit = self.directory.message_bytes_max();
         let consumer = memory.take_over(limit, membarrier::register())?;
-        // What a predecessor may have seen: everything that was committed before now.
-        let redelivered = if consumer.consumer_page().generation() > 1 {
-            let (tail, _) = consumer.producer_page().tail_and_floor();
-            let (end, _) = walk(&memory.lane_data(), limit, tail)?;
-            consumer.taken() + end.since(consumer.head())
-        } else {
-            0
+        // What a predecessor may have seen: everything that was committed before now. Not from the stored tail on, which is
+        // in no order with the messages while the sender lives.
+        let redelivered = match consumer.consumer_page().generation() {
+            ..=1 => 0,
+            _ => consumer.taken() + consumer.end_of_committed()?.1,
         };
         let link = Link::through_directory(self.directory.clone(), Whom::SenderOf(number), files.bell);
         Ok(Lane::new(consumer, link, redelivered, number, memory))

@@ -34,6 +34,8 @@ pub struct Receiver {
     /// Reasons not to go the common way: messages held, on which tickets may come back, and the end of a lane's turn.
     detours: usize,
     turn_over: bool,
+    /// Whether there are several lanes, or may be.
+    many: bool,
     end: Option<End>,
     returned: Arc<Returned>,
     spin: Spin,
@@ -79,6 +81,14 @@ impl Lane {
 
     fn is_sender_here(&self) -> bool {
         self.end.is_none() && self.link.peer().is_some()
+    }
+
+    /// Looks for the sender of a lane just opened, and tells it that the receiver has come.
+    fn meet(&mut self, bells: &Bells) -> Result<()> {
+        let pid = self.consumer.producer_page().pid();
+        self.link.find_peer(bells, pid)?;
+        self.link.ring_peer();
+        Ok(())
     }
 
     /// Looks for the sender of a path channel's lane that has none.
@@ -136,23 +146,18 @@ impl LaneMemory {
         self.attach(message_bytes_max, can_barrier)
     }
 
-    /// The data as the lane sees it.
-    pub(crate) fn lane_data(&self) -> pelton_lane::Data {
-        os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data).data
-    }
-
-    /// Takes over the receiver's page.
-    pub(crate) fn sleeper(&self, can_barrier: bool) -> Sleeper {
-        // SAFETY: as above; the page is kept as long as any lane.
-        unsafe { Sleeper::of_receiver(self.receiver.base().cast(), can_barrier) }
-    }
-
     pub(crate) fn attach_producer(&mut self, lane: &mut Consumer, page: Arc<Segment>, can_barrier: bool) {
         let memory = os::lane_memory(&page, &self.consumer, &self.receiver, &self.data);
         // SAFETY: as above; the new segment replaces the old one right after.
         unsafe { lane.attach_producer(memory.producer, can_barrier) };
         self.page = page;
     }
+}
+
+/// Takes over a receiver's page, which is to be kept as long as any of its lanes.
+pub(crate) fn receiver_sleeper(page: &Segment, can_barrier: bool) -> Sleeper {
+    // SAFETY: a receiver's page is mapped, writable, and this process made it or has the lock on its role; the lanes keep it.
+    unsafe { Sleeper::of_receiver(page.base().cast(), can_barrier) }
 }
 
 /// Room for `bytes`, apart from the way of a message that has it. What was there is not wanted any more.
@@ -179,6 +184,7 @@ impl Receiver {
         let ReceiverParts { lane, sleeper, bells } = parts;
         let returned = Arc::new(Returned { tickets: Mutex::default(), nudge: bells.nudge().clone(), owner });
         let spin = Spin::new(options.wait, lane.link.peer());
+        let many = matches!(&origin, Origin::Path(place) if place.directory.lanes_max() > 1);
         Ok(Receiver {
             lane: Box::new(lane),
             others: VecDeque::new(),
@@ -186,6 +192,7 @@ impl Receiver {
             owner,
             detours: 0,
             turn_over: false,
+            many,
             end: None,
             returned,
             spin,
@@ -377,6 +384,11 @@ impl Receiver {
     fn peek(&mut self) -> Result<Option<Record>> {
         if self.detours != 0 && !self.owner.is_forked() {
             self.take_back();
+            if std::mem::take(&mut self.turn_over) {
+                self.detours -= 1;
+                self.find_lanes()?;
+                self.next_lane();
+            }
         }
         if !self.owner.is_current() {
             return Err(self.not_usable());
@@ -449,16 +461,22 @@ impl Receiver {
         ends().find(|end| *end == End::PeerDied).or_else(|| ends().next())
     }
 
-    /// Looks for new lanes of a path channel, and for senders that have come.
+    /// Looks for new lanes of a path channel, which a busy receiver is not rung for.
+    fn find_lanes(&mut self) -> Result<()> {
+        let Origin::Path(place) = &self.origin else { return Ok(()) };
+        for number in 1 + self.others.len() as u32..place.directory.lanes()? {
+            let mut lane = place.open_lane(number, self.lane.memory.receiver.clone())?;
+            lane.meet(&self.bells)?;
+            self.others.push_back(Box::new(lane));
+        }
+        Ok(())
+    }
+
+    /// As [`Receiver::find_lanes`], and for senders that have come to old ones.
     fn find_senders(&mut self) -> Result<()> {
-        if let Origin::Path(place) = &self.origin {
-            for number in 1 + self.others.len() as u32..place.directory.lanes()? {
-                let lane = place.open_lane(number, self.lane.memory.receiver.clone())?;
-                self.others.push_back(Box::new(lane));
-            }
-            for lane in std::iter::once(&mut self.lane).chain(&mut self.others) {
-                lane.find_sender(&self.bells)?;
-            }
+        self.find_lanes()?;
+        for lane in std::iter::once(&mut self.lane).chain(&mut self.others) {
+            lane.find_sender(&self.bells)?;
         }
         Ok(())
     }
@@ -487,7 +505,7 @@ impl Receiver {
         if self.lane.consumer.release(record) == Wake::Ring {
             self.lane.link.ring_peer();
         }
-        if record.seq.is_multiple_of(TURN) && !self.others.is_empty() {
+        if record.seq.is_multiple_of(TURN) && self.many {
             self.end_turn();
         }
     }
@@ -507,13 +525,9 @@ impl Receiver {
         let _ = self.lane.link.receive_descriptors(record.seq, record.descriptors);
     }
 
-    /// Releases what has been dropped of the messages held, and gives the next lane its turn if this one's is over.
+    /// Releases what has been dropped of the messages held.
     #[cold]
     fn take_back(&mut self) {
-        if std::mem::take(&mut self.turn_over) {
-            self.detours -= 1;
-            self.next_lane();
-        }
         let tickets = std::mem::take(&mut *self.returned.tickets.lock().unwrap_or_else(PoisonError::into_inner));
         for (number, ticket) in tickets {
             self.detours -= 1;
@@ -633,13 +647,8 @@ impl Receiver {
 
     /// Looks for the senders of a path channel just opened, and tells them that this receiver has come.
     pub(crate) fn meet(&mut self) -> Result<()> {
-        self.find_senders()?;
-        for lane in std::iter::once(&mut self.lane).chain(&mut self.others) {
-            let pid = lane.consumer.producer_page().pid();
-            lane.link.find_peer(&self.bells, pid)?;
-            lane.link.ring_peer();
-        }
-        Ok(())
+        self.lane.meet(&self.bells)?;
+        self.find_lanes()
     }
 
     /// Until a path channel has a sender; false at the deadline.
@@ -967,7 +976,7 @@ impl Drop for Batch<'_> {
         if lane.consumer.release_taken() == Wake::Ring {
             lane.link.ring_peer();
         }
-        if !self.receiver.others.is_empty() {
+        if self.receiver.many {
             self.receiver.end_turn();
         }
     }

@@ -85,17 +85,20 @@ impl SenderParts {
         let (from, most) = (self.lane.backed(), self.lane.capacity());
         let data = &self.memory.data;
         // Less than a step is better than nothing.
+        let mut full = None;
         for to in [bytes.next_multiple_of(STEP).min(most), bytes.next_multiple_of(4096).min(most)] {
             match data.allocate(from, to) {
                 Ok(()) => {
                     self.lane.set_backed(to);
                     return Ok(());
                 }
-                Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                    full = Some(error);
+                }
                 Err(error) => return Err(Error::system("allocating space for the lane")(error)),
             }
         }
-        Err(self.link.no_space(bytes))
+        Err(self.link.no_space(bytes, full.expect("an attempt failed")))
     }
 }
 
@@ -446,6 +449,11 @@ impl Sender {
         if fds.is_empty() {
             return self.send(payload);
         }
+        if self.parts.link.is_path() {
+            return Err(Error::Refused(
+                "descriptors cannot go through a path channel: connect by a socket to send them".to_owned(),
+            ));
+        }
         self.unreleased();
         let kept = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
         let kept = kept.map_err(Error::system("duplicating descriptors"))?;
@@ -688,6 +696,12 @@ impl Sender {
             wakes_sent: page.wakes_sent(),
             depth_max: page.depth_max(),
         }
+    }
+
+    /// The number that the next message will have, as [`crate::Message::seq`] says it: 1 in a fresh lane, one more for each,
+    /// modulo 2^32, never 0. From it a sender that succeeds another on a path channel knows how much is in the lane.
+    pub fn next_seq(&self) -> u32 {
+        self.parts.lane.tail().seq
     }
 
     /// Bytes of the lane.

@@ -1,4 +1,4 @@
-//! Ringing and sleeping: an eventfd that one side writes and the other polls.
+//! Ringing and sleeping: an eventfd, or a FIFO in the file system, that one side writes and the other polls.
 
 use super::Descriptor;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -9,13 +9,32 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// An eventfd: rung by one side, polled and drained by the other.
+/// Rung by one side, polled and drained by the other.
 #[derive(Debug)]
-pub(crate) struct Bell(Descriptor);
+pub(crate) struct Bell {
+    fd: Descriptor,
+    form: Form,
+}
+
+/// What a bell is made of.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    /// Comes over a socket, and goes with the process.
+    Eventfd,
+    /// Has a name in a directory, so that a successor finds it.
+    Fifo,
+}
 
 impl Bell {
     pub(crate) fn new() -> std::io::Result<Bell> {
-        Ok(Bell(Descriptor::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?))
+        let fd = Descriptor::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;
+        Ok(Bell { fd, form: Form::Eventfd })
+    }
+
+    /// A FIFO, opened by this process for reading and writing, without waiting. Both, so that it has a reader whatever
+    /// the other side does: ringing then never raises SIGPIPE, and there is never a hang-up on it.
+    pub(crate) fn fifo(fd: OwnedFd) -> std::io::Result<Bell> {
+        Ok(Bell { fd: Descriptor::new(fd)?, form: Form::Fifo })
     }
 
     /// The peer's, as it came over the socket.
@@ -30,13 +49,18 @@ impl Bell {
         rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK).map_err(|error| {
             std::io::Error::new(std::io::ErrorKind::InvalidData, format!("the peer's bell cannot be used: {error}"))
         })?;
-        Ok(Bell(Descriptor::new(fd)?))
+        Ok(Bell { fd: Descriptor::new(fd)?, form: Form::Eventfd })
     }
 
-    /// Wakes who polls it. A counter at its maximum is a bell that rings already.
+    /// Wakes who polls it. A counter at its maximum, or a full FIFO, is a bell that rings already.
     pub(crate) fn ring(&self) {
+        let count = 1u64.to_ne_bytes();
+        let bytes = match self.form {
+            Form::Eventfd => &count[..],
+            Form::Fifo => &count[..1],
+        };
         loop {
-            match rustix::io::write(self.0.as_fd(), &1u64.to_ne_bytes()) {
+            match rustix::io::write(self.fd.as_fd(), bytes) {
                 Err(Errno::INTR) => {}
                 _ => return,
             }
@@ -45,11 +69,31 @@ impl Bell {
 
     /// Makes it silent until it is rung again. Never waits, whatever the peer did to the shared flags.
     pub(crate) fn drain(&self) {
+        match self.form {
+            Form::Eventfd => self.drain_eventfd(),
+            Form::Fifo => self.drain_fifo(),
+        }
+    }
+
+    fn drain_eventfd(&self) {
         let mut count = [0u8; 8];
         loop {
             let mut slice = [IoSliceMut::new(&mut count)];
-            match rustix::io::preadv2(self.0.as_fd(), &mut slice, u64::MAX, ReadWriteFlags::NOWAIT) {
+            match rustix::io::preadv2(self.fd.as_fd(), &mut slice, u64::MAX, ReadWriteFlags::NOWAIT) {
                 Err(Errno::INTR) => {}
+                _ => return,
+            }
+        }
+    }
+
+    fn drain_fifo(&self) {
+        // Rings without a sleeper to drain them add up to the FIFO's 64 KiB at most.
+        let mut rings = [0u8; 1024];
+        loop {
+            match rustix::io::read(self.fd.as_fd(), &mut rings[..]) {
+                Err(Errno::INTR) => {}
+                // A short read has emptied it. What came since rings anew.
+                Ok(count) if count == rings.len() => {}
                 _ => return,
             }
         }
@@ -58,7 +102,7 @@ impl Bell {
 
 impl AsFd for Bell {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 

@@ -17,6 +17,11 @@ impl Descriptor {
         fork::register(fd.as_raw_fd());
         Ok(Descriptor { fd: ManuallyDrop::new(fd), owner })
     }
+
+    /// Whether this is the process that opened it, not a forked child of that.
+    pub(crate) fn is_own(&self) -> bool {
+        self.owner.is_current()
+    }
 }
 
 impl AsFd for Descriptor {

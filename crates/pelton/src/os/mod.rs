@@ -1,9 +1,10 @@
-//! What pelton asks of the operating system: memory, descriptors, sockets, barriers, and what a fork leaves. All of the
+//! What pelton asks of the operating system: memory, descriptors, sockets, locks, barriers, and what a fork leaves. All of the
 //! crate's `unsafe` lives here, but for the hand-over of memory to the lane in `sender.rs` and `receiver.rs`.
 
 mod bell;
 mod descriptor;
 mod fork;
+pub(crate) mod lock;
 pub(crate) mod membarrier;
 mod segment;
 pub(crate) mod socket;
@@ -11,7 +12,7 @@ pub(crate) mod socket;
 pub(crate) use bell::{Bell, Nudge, Pollable, Ready, poll_until};
 pub(crate) use descriptor::Descriptor;
 pub(crate) use fork::Owner;
-pub(crate) use segment::{Kind, Segment};
+pub(crate) use segment::{Kind, Segment, allocate};
 
 /// Asks the processor to let the other side go first, in a loop that spins.
 #[inline(always)]

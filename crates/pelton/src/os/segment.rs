@@ -1,10 +1,11 @@
-//! Shared memory: a memfd, mapped and sealed, or the peer's, checked and mapped.
+//! Shared memory: a memfd, mapped and sealed, or the peer's, checked and mapped; or a file, mapped as it is.
 
 use super::Descriptor;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
 
 /// What a segment is for, and so who may write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ impl Kind {
     }
 }
 
-/// A mapped memfd.
+/// A mapped memfd, or file.
 #[derive(Debug)]
 pub(crate) struct Segment {
     base: NonNull<u8>,
@@ -92,10 +93,27 @@ impl Segment {
         })
     }
 
+    /// Maps a regular file whose owner and permissions have been checked. A file has no seals: who may write it can also
+    /// cut it short under the mapping, and is trusted not to.
+    ///
+    /// # Errors
+    /// `InvalidData` with what was found and wanted; otherwise the system's error.
+    pub(crate) fn open_file(fd: OwnedFd, what: &str, bytes: u64, writable: bool) -> std::io::Result<Segment> {
+        let refuse = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
+        let found = fstat(&fd)?;
+        if found.st_mode & libc::S_IFMT != libc::S_IFREG {
+            return Err(refuse(format!("{what} is not a regular file")));
+        }
+        if found.st_size as u64 != bytes {
+            return Err(refuse(format!("{what} has {} bytes, wanted {bytes}", found.st_size)));
+        }
+        Segment::map(fd, bytes, writable)
+    }
+
     fn map(fd: OwnedFd, bytes: u64, writable: bool) -> std::io::Result<Segment> {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let bytes = usize::try_from(bytes).map_err(|_| rustix::io::Errno::NOMEM)?;
-        // SAFETY: a new mapping at an address of the kernel's choice; the size was just set or checked, and sealed.
+        // SAFETY: a new mapping at an address of the kernel's choice; the size was just set or checked.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &fd, 0)? };
         let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
         Ok(Segment { base, bytes, fd: Descriptor::new(fd)? })
@@ -111,6 +129,26 @@ impl Segment {
         self.bytes as u64
     }
 
+    /// A word that another process may store. For words that the lane does not know of.
+    pub(crate) fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= self.bytes);
+        // SAFETY: inside the mapping, which lives as long as `self`, and aligned: a mapping begins at a page.
+        unsafe { &*self.base.as_ptr().add(offset).cast() }
+    }
+
+    /// Puts memory, or blocks of the disk, behind a range of a file, so that writing there cannot fail for want of them.
+    #[allow(dead_code)] // until the ends use it
+    pub(crate) fn allocate(&self, from: u64, to: u64) -> std::io::Result<()> {
+        debug_assert!(to <= self.bytes(), "the file would grow");
+        allocate(&self.fd, from, to)
+    }
+
+    /// Waits until everything that was written to the file before is on its disk.
+    #[allow(dead_code)] // until the ends use it
+    pub(crate) fn sync(&self) -> std::io::Result<()> {
+        Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.fd))?)
+    }
+
     /// Gives the pages that lie wholly in the range back to the system; they read as zeros afterwards.
     pub(crate) fn punch(&self, offset: u64, bytes: u64) -> std::io::Result<()> {
         let page = rustix::param::page_size() as u64;
@@ -121,6 +159,16 @@ impl Segment {
         }
         Ok(())
     }
+}
+
+/// As [`Segment::allocate`], of a file that is not mapped.
+pub(crate) fn allocate(fd: impl AsFd, from: u64, to: u64) -> std::io::Result<()> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    if from < to {
+        // A signal makes tmpfs take back what it had allocated, and say so.
+        rustix::io::retry_on_intr(|| fallocate(&fd, FallocateFlags::empty(), from, to - from))?;
+    }
+    Ok(())
 }
 
 impl AsFd for Segment {

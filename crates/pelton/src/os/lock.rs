@@ -1,0 +1,68 @@
+//! Locks that end with their holder, however it ends: open-file-description locks on the first byte of a file.
+//!
+//! Such a lock belongs to a file description, not to a process: two of one process exclude each other too, and closing
+//! some other descriptor of the file does not give it back. What keeps the description keeps the lock, so it must be one
+//! of the lock's own: a mapping keeps its description, and a forked child keeps the mapping.
+
+use super::Descriptor;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// A lock that this process has.
+#[derive(Debug)]
+pub(crate) struct Lock(Descriptor);
+
+impl AsFd for Lock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Said, not left to the closing: a child on its way to exec may have the description for a moment longer. A forked
+        // child's copy is the same lock, and not its to give back.
+        if self.0.is_own() {
+            let _ = request(self.0.as_fd(), libc::F_OFD_SETLK, libc::F_UNLCK);
+        }
+    }
+}
+
+/// Takes the lock with a description opened for it, for writing. `None`: somebody has it.
+pub(crate) fn try_lock(fd: OwnedFd) -> std::io::Result<Option<Lock>> {
+    // A descriptor of ours before it locks anything: a child forked in between closes it.
+    let lock = Descriptor::new(fd)?;
+    match request(lock.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK) {
+        Ok(_) => Ok(Some(Lock(lock))),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// As [`try_lock`], after waiting until nobody has it.
+pub(crate) fn lock(fd: OwnedFd) -> std::io::Result<Lock> {
+    let lock = Descriptor::new(fd)?;
+    loop {
+        match request(lock.as_fd(), libc::F_OFD_SETLKW, libc::F_WRLCK) {
+            Ok(_) => return Ok(Lock(lock)),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Whether somebody has the lock, but for who holds this very description. Takes nothing; reading is enough.
+pub(crate) fn is_locked(fd: BorrowedFd<'_>) -> std::io::Result<bool> {
+    Ok(request(fd, libc::F_OFD_GETLK, libc::F_WRLCK)? != libc::F_UNLCK)
+}
+
+/// Asks for a lock of a kind on the first byte; answers the kind as the kernel left it.
+fn request(fd: BorrowedFd<'_>, command: libc::c_int, kind: libc::c_int) -> std::io::Result<libc::c_int> {
+    // SAFETY: plain integers, for which 0 is a value; l_pid must be 0 in a request of this kind.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_len = 1;
+    // SAFETY: the kernel reads and writes one `flock`, which is ours.
+    let done = unsafe { libc::fcntl(fd.as_raw_fd(), command, &mut lock) };
+    if done == -1 { Err(std::io::Error::last_os_error()) } else { Ok(libc::c_int::from(lock.l_type)) }
+}
