@@ -59,6 +59,8 @@ impl From<pelton::Error> for Failure {
             Error::Closed { .. } | Error::PeerDied { .. } => Failure::Peer(text),
             Error::TooLarge { .. } | Error::Option { .. } => Failure::Input(text),
             Error::Refused(_) | Error::HungUp | Error::Name { .. } | Error::InUse { .. } => Failure::Refused(text),
+            Error::NoChannel { .. } | Error::NotAChannel { .. } => Failure::Refused(text),
+            Error::RoleTaken { .. } | Error::Rebooted { .. } => Failure::Refused(text),
             Error::TimedOut(_) | Error::NoListener { .. } => Failure::TimedOut(text),
             _ => Failure::System(text),
         }

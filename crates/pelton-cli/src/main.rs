@@ -1,5 +1,6 @@
 //! `pelton`, the command-line tool: what its commands and their options are, and the one table of exit codes that they share.
 
+mod channel;
 mod demo;
 mod failure;
 mod frame;
@@ -9,13 +10,8 @@ mod report;
 mod send;
 mod signals;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use failure::Failure;
-use std::{
-    io::Write as _,
-    process::ExitCode,
-    time::{Duration, Instant},
-};
+use clap::{Parser, Subcommand};
+use std::{io::Write as _, process::ExitCode, time::Duration};
 
 /// What `--help` says of the exit codes; `Failure::code` is where they are given out.
 const EXIT_CODES: &str = "\
@@ -24,7 +20,9 @@ Exit codes:
     1  the other side died or went with messages unreleased (standard error says
        how many); demo: what came out is not what went in
     2  usage or bad input
-    3  refused: the name is taken or unusable, or the other side may not connect
+    3  refused: the name is taken or unusable, the other side may not connect, or
+       what is at path:DIR is no channel, has that side already, or is of before
+       the last reboot
     4  timed out
     5  the system failed: disk full, no memory, a corrupt channel
   130  interrupted (SIGINT): the channel was closed, the other side told so
@@ -57,59 +55,6 @@ enum Command {
     /// The receiving process of a demo
     #[command(hide = true)]
     DemoReceive(demo::pipeline::StageArgs),
-}
-
-/// What `send` and `recv` have in common.
-#[derive(Args)]
-struct ChannelArgs {
-    /// The channel: a short name, or unix:PATH for a socket at PATH
-    name: String,
-    /// How messages are told apart in the stream of bytes
-    #[arg(long, value_enum, default_value_t = frame::Framing::Lines)]
-    frame: frame::Framing,
-    /// Give up when the other side has not appeared after so long [default: wait for ever]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    timeout: Option<Duration>,
-    /// How to wait for the other side once connected
-    #[arg(long, value_enum, default_value_t = WaitArg::Block)]
-    wait: WaitArg,
-    /// Report as one JSON object at the end
-    #[arg(long)]
-    json: bool,
-}
-
-impl ChannelArgs {
-    /// When to stop waiting for the other side to appear, counted from now; `None` is never.
-    fn appear_by(&self) -> Option<Instant> {
-        self.timeout.and_then(|timeout| Instant::now().checked_add(timeout))
-    }
-
-    /// The failure of the other side not having appeared in time.
-    fn nobody(&self, wanted: &str) -> Failure {
-        Failure::TimedOut(format!(
-            "no {wanted} appeared on `{}` within {} s: start one, or wait longer with --timeout",
-            self.name,
-            self.timeout.unwrap_or_default().as_secs_f64()
-        ))
-    }
-}
-
-/// `--wait`, in the words of the command line.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum WaitArg {
-    /// Keep a core busy: the lowest latency
-    Spin,
-    /// Spin briefly, then sleep
-    Block,
-}
-
-impl From<WaitArg> for pelton::Wait {
-    fn from(wait: WaitArg) -> pelton::Wait {
-        match wait {
-            WaitArg::Spin => pelton::Wait::Spin,
-            WaitArg::Block => pelton::Wait::Block,
-        }
-    }
 }
 
 /// A time in seconds, with or without a fraction.

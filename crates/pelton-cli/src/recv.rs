@@ -1,21 +1,22 @@
 //! `pelton recv`: a channel to standard output.
 //!
 //! While messages flow, each is copied into one output buffer, which is written when it is large or the lane is empty. A message
-//! is released when it is in that buffer. While none come, one poll waits for the channel, the signals and the going of standard
+//! is released when it is in that buffer; those of a channel in a directory, which another receiver can still get, when they are
+//! written, a batch at a time. While none come, one poll waits for the channel, the signals and the going of standard
 //! output's reader.
 //!
 //! Writing must not outlast a Ctrl-C when the reader of a pipe has stopped reading, so a pipe or terminal is opened anew without
 //! blocking (the flag on the one that was inherited would be everybody's).
 
 use crate::{
-    ChannelArgs, WaitArg,
+    channel::{ChannelArgs, End, Passed, Place, Stop, WaitArg, unless_timed_out},
     failure::Failure,
     progress::Progress,
-    report::{Ended, Report},
+    report::Ended,
     signals::{SLICE, Signals},
 };
 use clap::Args;
-use pelton::{Options, Receiver};
+use pelton::Receiver;
 use rustix::{
     event::PollFlags,
     fs::{FileType, Mode, OFlags},
@@ -47,16 +48,30 @@ pub struct RecvArgs {
     /// Close after so many messages
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
+    /// With path:DIR: when the last sender has gone, wait for the next one, until interrupted
+    #[arg(long)]
+    follow: bool,
 }
 
 /// Runs `pelton recv`.
 pub fn run(args: &RecvArgs) -> Result<(), Failure> {
+    let of_directories = [("--follow", args.follow), ("--capacity", args.channel.capacity.is_some())];
+    let place = args.channel.place(&[("--connect", args.connect)], &of_directories)?;
     let signals = Signals::install()?;
-    let mut receiver = appear(args, &signals)?;
+    let receiver = appear(args, &place, &signals)?;
     let started = Instant::now();
-    let mut output = Output::new();
-    let mut received = Passed::default();
-    let done = stream(args, &mut receiver, &mut output, &mut received, &signals);
+    let mut receiving = Receiving {
+        args,
+        keeps: place.keeps(),
+        found_alone: receiver.peer().is_none(),
+        appear_by: if place.keeps() { args.channel.appear_by() } else { None },
+        receiver,
+        output: Output::new(),
+        received: Passed::default(),
+        signals: &signals,
+    };
+    let done = receiving.stream();
+    let Receiving { receiver, received, .. } = receiving;
     let counters = receiver.counters();
     // what could go wrong with it would change nothing: the sender is told by it, or by our end
     let _ = receiver.close();
@@ -75,145 +90,207 @@ pub fn run(args: &RecvArgs) -> Result<(), Failure> {
         Err(Stop::Other(failure)) => (Ended::by(&failure), 0, Err(failure)),
     };
     if args.channel.json {
-        let error = result.as_ref().err().and_then(Failure::text);
-        let (messages, bytes, counters) = (received.messages, received.bytes, counters.into());
-        let report = Report {
-            command: "recv",
-            name: &args.channel.name,
-            messages,
-            bytes,
-            seconds,
-            ended,
-            error,
-            unreleased,
-            counters,
-        };
-        let _ = std::io::stderr().write_all(report.line().as_bytes());
+        let end = End { ended, result: &result, unreleased, seconds };
+        let report = args.channel.report("recv", &received, end, counters);
+        let _ = std::io::stderr().write_all(report.as_bytes());
     }
     result
 }
 
-/// Listens, or connects, until the sender is there.
-fn appear(args: &RecvArgs, signals: &Signals) -> Result<Receiver, Failure> {
-    let ChannelArgs { name, wait, .. } = &args.channel;
-    let options = Options::new().wait((*wait).into());
-    let until = args.channel.appear_by();
-    let listener = if args.connect { None } else { Some(options.listen(name)?) };
-    loop {
-        let now = Instant::now();
-        let slice = until.map_or(now + SLICE, |until| until.min(now + SLICE));
-        if let Some(listener) = &listener {
-            if let Some(receiver) = listener.accept_receiver_until(slice)? {
-                return Ok(receiver);
-            }
-        } else {
-            match options.clone().connect_deadline(slice).connect_receiver(name) {
-                Err(pelton::Error::TimedOut(_)) => {}
-                done => return Ok(done?),
-            }
-        }
-        signals.check()?;
-        if until.is_some_and(|until| until <= now) {
-            return Err(args.channel.nobody(if args.connect { "listening sender" } else { "sender" }));
+/// Listens, or connects, until the sender is there; a channel in a directory is opened whether it is or not.
+fn appear(args: &RecvArgs, place: &Place, signals: &Signals) -> Result<Receiver, Failure> {
+    let (channel, options) = (&args.channel, args.channel.options());
+    match place {
+        Place::Directory(directory) => Ok(options.create_receiver(directory)?),
+        Place::Socket if args.connect => channel.appear("listening sender", signals, |slice| {
+            unless_timed_out(options.clone().connect_deadline(slice).connect_receiver(&channel.name))
+        }),
+        Place::Socket => {
+            let listener = options.listen(&channel.name)?;
+            channel.appear("sender", signals, |slice| listener.accept_receiver_until(slice))
         }
     }
 }
 
-/// What has come.
-#[derive(Default)]
-struct Passed {
-    messages: u64,
-    bytes: u64,
+/// The receiver at work.
+struct Receiving<'a> {
+    args: &'a RecvArgs,
+    /// Whether the channel keeps what is not released, for the next receiver.
+    keeps: bool,
+    /// No sender was seen when the channel was opened: what it holds may be all that comes.
+    found_alone: bool,
+    /// Until a sender, or a message, has appeared: when to give up.
+    appear_by: Option<Instant>,
+    receiver: Receiver,
+    output: Output,
+    received: Passed,
+    signals: &'a Signals,
 }
 
-/// Why receiving stopped before the sender closed.
-enum Stop {
-    Channel(pelton::Error),
-    Other(Failure),
-}
-
-impl From<pelton::Error> for Stop {
-    fn from(error: pelton::Error) -> Stop {
-        Stop::Channel(error)
+impl Receiving<'_> {
+    /// Writes every message until the sender closes or enough have come, and then what is left in the buffer, whatever the end was.
+    fn stream(&mut self) -> Result<Ended, Stop> {
+        let done = self.receive_all();
+        match done {
+            Err(Stop::Other(Failure::Signal(_))) => _ = self.output.write_what_goes(),
+            Err(Stop::Other(_)) => {}
+            Ok(_) | Err(Stop::Channel(_)) => self.output.write(self.signals)?,
+        }
+        done
     }
-}
 
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Stop {
-        Stop::Other(failure)
+    fn receive_all(&mut self) -> Result<Ended, Stop> {
+        let mut progress = Progress::new(None, std::io::stdout().is_terminal());
+        let mut waiting = Waiting::Not;
+        loop {
+            match self.step(&mut waiting, &mut progress) {
+                Ok(None) => {}
+                Ok(Some(ended)) => return Ok(ended),
+                Err(Stop::Channel(pelton::Error::Closed { .. })) if self.args.follow => self.appear_by = None,
+                Err(Stop::Channel(pelton::Error::PeerDied { .. })) if self.args.follow => {
+                    self.appear_by = None;
+                    let name = &self.args.channel.name;
+                    let _ = writeln!(std::io::stderr(), "pelton: a sender on `{name}` died, waiting for the next one");
+                }
+                Err(Stop::Channel(pelton::Error::Closed { .. })) => return Ok(Ended::Closed),
+                Err(stop) => return Err(stop),
+            }
+            self.signals.check()?;
+        }
     }
-}
 
-/// Writes every message until the sender closes or enough have come, and then what is left in the buffer, whatever the end was.
-fn stream(
-    args: &RecvArgs,
-    receiver: &mut Receiver,
-    output: &mut Output,
-    received: &mut Passed,
-    signals: &Signals,
-) -> Result<Ended, Stop> {
-    let done = receive_all(args, receiver, output, received, signals);
-    match done {
-        Err(Stop::Other(Failure::Signal(_))) => output.write_what_goes(),
-        Err(Stop::Other(_)) => {}
-        Ok(_) | Err(Stop::Channel(_)) => output.write(signals)?,
+    /// Takes what is there, or waits one step further; answers how it ended, if it has.
+    fn step(&mut self, waiting: &mut Waiting, progress: &mut Progress) -> Result<Option<Ended>, Stop> {
+        let came = if self.keeps { self.take_batch(*waiting)? } else { self.take_one(*waiting)? };
+        if came {
+            *waiting = Waiting::Not;
+            if self.keeps || self.output.buffer.len() >= WRITE_BYTES {
+                self.output.write(self.signals)?;
+                progress.at(self.received.messages, self.received.bytes);
+            }
+            return Ok((self.args.count == Some(self.received.messages)).then_some(Ended::Counted));
+        }
+        match waiting {
+            Waiting::Not if self.output.buffer.is_empty() => *waiting = Waiting::First,
+            Waiting::Not => *waiting = Waiting::Linger,
+            Waiting::Linger => {
+                self.output.write(self.signals)?;
+                *waiting = Waiting::First;
+            }
+            Waiting::First => {
+                if self.is_over()? {
+                    return Ok(Some(Ended::Closed));
+                }
+                self.idle()?;
+                *waiting = Waiting::Not;
+            }
+        }
+        Ok(None)
     }
-    done
-}
 
-fn receive_all(
-    args: &RecvArgs,
-    receiver: &mut Receiver,
-    output: &mut Output,
-    received: &mut Passed,
-    signals: &Signals,
-) -> Result<Ended, Stop> {
-    let mut progress = Progress::new(None, std::io::stdout().is_terminal());
-    let mut waiting = Waiting::Not;
-    loop {
-        let next = match waiting {
+    /// Takes the next message into the buffer and releases it.
+    fn take_one(&mut self, waiting: Waiting) -> Result<bool, Stop> {
+        let Receiving { args, receiver, output, received, .. } = self;
+        let message = match waiting {
             Waiting::Not => receiver.try_receive(),
             Waiting::Linger => receiver.receive_until(Instant::now() + LINGER),
             Waiting::First if args.channel.wait == WaitArg::Spin => receiver.receive_until(Instant::now() + SLICE),
             Waiting::First => receiver.receive_until(Instant::now() + FIRST_WAIT),
-        };
-        // `map`: what is received is released before anything else is done
-        let came = next.map(|message| {
-            let message = message?;
-            received.messages += 1;
-            received.bytes += message.len() as u64;
-            args.channel.frame.write(&message, &mut output.buffer);
-            Some(())
-        });
-        let came = match came {
-            Ok(came) => came.is_some(),
-            Err(pelton::Error::Closed { .. }) => return Ok(Ended::Closed),
-            Err(error) => return Err(error.into()),
-        };
-        if came {
-            waiting = Waiting::Not;
-            if output.buffer.len() >= WRITE_BYTES {
-                output.write(signals)?;
-                progress.at(received.messages, received.bytes);
-            }
-            if args.count == Some(received.messages) {
-                return Ok(Ended::Counted);
-            }
-        } else {
-            match waiting {
-                Waiting::Not if output.buffer.is_empty() => waiting = Waiting::First,
-                Waiting::Not => waiting = Waiting::Linger,
-                Waiting::Linger => {
-                    output.write(signals)?;
-                    waiting = Waiting::First;
-                }
-                Waiting::First => {
-                    idle(args.channel.wait, receiver, output, signals)?;
-                    waiting = Waiting::Not;
-                }
+        }?;
+        let Some(message) = message else { return Ok(false) };
+        received.count(&message);
+        args.channel.frame.write(&message, &mut output.buffer);
+        Ok(true)
+    }
+
+    /// Takes what messages there are, as far as they go into one write, and releases them once they are written: one that is lost
+    /// on the way is the next receiver's.
+    fn take_batch(&mut self, waiting: Waiting) -> Result<bool, Stop> {
+        let Receiving { args, receiver, output, received, signals, .. } = self;
+        if !matches!(waiting, Waiting::Not) {
+            let until = Instant::now() + if args.channel.wait == WaitArg::Spin { SLICE } else { LINGER };
+            while receiver.try_receive_batch()?.is_none() && Instant::now() < until {
+                std::hint::spin_loop();
             }
         }
-        signals.check()?;
+        let Some(mut batch) = receiver.try_receive_batch()? else { return Ok(false) };
+        let done = loop {
+            match batch.next() {
+                Ok(Some(message)) => {
+                    received.count(message);
+                    args.channel.frame.write(message, &mut output.buffer);
+                }
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+            if output.buffer.len() >= WRITE_BYTES || args.count == Some(received.messages) {
+                break Ok(());
+            }
+        };
+        if let Err(failure) = output.write(signals) {
+            let interrupted = matches!(failure, Failure::Signal(_));
+            if !(interrupted && output.write_what_goes()) {
+                output.buffer.clear();
+                // Not dropped: that would release what nobody has got.
+                std::mem::forget(batch);
+            }
+            return Err(failure.into());
+        }
+        drop(batch);
+        Ok(done.map(|()| true)?)
+    }
+
+    /// Whether there is nobody left to wait for, although the library tells of no end: what was in the channel has been read, and
+    /// who had sent it was gone before.
+    fn is_over(&mut self) -> Result<bool, Stop> {
+        if !self.keeps {
+            return Ok(false);
+        }
+        if self.received.messages > 0 {
+            self.appear_by = None;
+        } else if self.appear_by.is_some_and(|by| by <= Instant::now()) {
+            return match self.receiver.resume_until(Instant::now())? {
+                true => {
+                    self.appear_by = None;
+                    Ok(false)
+                }
+                false => Err(self.args.channel.nobody("sender").into()),
+            };
+        }
+        if !self.found_alone || self.args.follow {
+            return Ok(false);
+        }
+        if self.received.messages == 0 {
+            // From here on whoever comes is seen, and the library tells of its end.
+            self.found_alone = false;
+            return Ok(false);
+        }
+        // Tells of the end of whoever came meanwhile, which resuming would only take note of.
+        if !self.receiver.arm()? {
+            return Ok(false);
+        }
+        self.receiver.disarm();
+        self.found_alone = !self.receiver.resume_until(Instant::now())?;
+        Ok(self.found_alone && self.receiver.try_receive_batch()?.is_none())
+    }
+
+    /// Sleeps until a message comes or somebody goes; when spinning, only looks whether somebody has gone.
+    fn idle(&mut self) -> Result<(), Stop> {
+        let timeout = match (self.args.channel.wait, self.appear_by) {
+            (WaitArg::Spin, _) => Some(Duration::ZERO),
+            (WaitArg::Block, by) => by.map(|by| by.saturating_duration_since(Instant::now()).min(SLICE)),
+        };
+        if !self.receiver.arm()? {
+            return Ok(());
+        }
+        // no events asked for: only an error, or that nobody reads any more
+        let channel = (self.receiver.as_fd(), PollFlags::IN);
+        let polled = self.signals.poll([channel, (self.output.as_fd(), PollFlags::empty())], timeout);
+        self.receiver.disarm();
+        match polled?[1] {
+            true => Err(Failure::OutputClosed.into()),
+            false => Ok(()),
+        }
     }
 }
 
@@ -226,21 +303,6 @@ enum Waiting {
     Linger,
     /// The output is written; the library waits as it knows best.
     First,
-}
-
-/// Sleeps until a message comes or somebody goes; when spinning, only looks whether somebody has gone.
-fn idle(wait: WaitArg, receiver: &mut Receiver, output: &Output, signals: &Signals) -> Result<(), Stop> {
-    let timeout = (wait == WaitArg::Spin).then_some(Duration::ZERO);
-    if !receiver.arm()? {
-        return Ok(());
-    }
-    // no events asked for: only an error, or that nobody reads any more
-    let polled = signals.poll([(receiver.as_fd(), PollFlags::IN), (output.as_fd(), PollFlags::empty())], timeout);
-    receiver.disarm();
-    match polled?[1] {
-        true => Err(Failure::OutputClosed.into()),
-        false => Ok(()),
-    }
 }
 
 /// Standard output, and what has gathered for it.
@@ -271,24 +333,34 @@ impl Output {
         Output { buffer: Vec::with_capacity(2 * WRITE_BYTES), opened, is_socket, may_block }
     }
 
-    /// Writes all that has gathered.
+    /// Writes all that has gathered; after a failure the rest is still there.
     fn write(&mut self, signals: &Signals) -> Result<(), Failure> {
         let mut written = 0;
-        while written < self.buffer.len() {
-            match self.write_once(&self.buffer[written..]) {
-                Ok(bytes) => written += bytes,
-                Err(Errno::AGAIN) => _ = signals.poll([(self.as_fd(), PollFlags::OUT)], None)?,
-                Err(Errno::INTR) => signals.check()?,
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(Failure::OutputClosed),
-                Err(error) => return Err(Failure::system("standard output", error)),
+        let done = loop {
+            if written == self.buffer.len() {
+                break Ok(());
             }
-        }
-        self.buffer.clear();
-        Ok(())
+            let failed = match self.write_once(&self.buffer[written..]) {
+                Ok(bytes) => {
+                    written += bytes;
+                    Ok(())
+                }
+                Err(Errno::AGAIN) => signals.poll([(self.as_fd(), PollFlags::OUT)], None).map(drop),
+                Err(Errno::INTR) => signals.check(),
+                Err(Errno::PIPE | Errno::CONNRESET) => Err(Failure::OutputClosed),
+                Err(error) => Err(Failure::system("standard output", error)),
+            };
+            if failed.is_err() {
+                break failed;
+            }
+        };
+        self.buffer.drain(..written);
+        done
     }
 
-    /// Writes what can be written without waiting: these messages are released, nobody else will deliver them.
-    fn write_what_goes(&mut self) {
+    /// Writes what can be written without waiting: the messages of a socket's channel are released, nobody else will deliver
+    /// them. Answers whether that was all.
+    fn write_what_goes(&mut self) -> bool {
         let mut written = 0;
         while !self.may_block && written < self.buffer.len() {
             match self.write_once(&self.buffer[written..]) {
@@ -296,7 +368,9 @@ impl Output {
                 Err(_) => break,
             }
         }
+        let all = written == self.buffer.len();
         self.buffer.clear();
+        all
     }
 
     fn write_once(&self, bytes: &[u8]) -> rustix::io::Result<usize> {

@@ -5,15 +5,15 @@
 //! the first moment to the library, which spins as it knows best, then polls the signals and the channel.
 
 use crate::{
-    ChannelArgs, WaitArg,
+    channel::{ChannelArgs, End, Passed, Place, Stop, WaitArg, unless_timed_out},
     failure::Failure,
     frame::Splitter,
     progress::Progress,
-    report::{Ended, Report},
+    report::Ended,
     signals::{SLICE, Signals},
 };
 use clap::Args;
-use pelton::{Options, Sender, Sent};
+use pelton::{Sender, Sent};
 use rustix::event::PollFlags;
 use std::{
     io::{IsTerminal as _, Write as _},
@@ -34,18 +34,21 @@ pub struct SendArgs {
     /// Wait for `recv --connect` instead of connecting to a listening `recv`
     #[arg(long)]
     listen: bool,
-    /// Size of the channel's memory, with K, M or G; a message has at most half of it less 32 bytes [default: 64M]
-    #[arg(long, value_name = "BYTES", value_parser = crate::bytes)]
-    capacity: Option<u64>,
+    /// With path:DIR: wait at the end of the input until everything was received, instead of leaving it in the channel
+    #[arg(long)]
+    drain: bool,
 }
 
 /// Runs `pelton send`.
 pub fn run(args: &SendArgs) -> Result<(), Failure> {
+    let place = args.channel.place(&[("--listen", args.listen)], &[("--drain", args.drain)])?;
     let signals = Signals::install()?;
-    let mut sender = appear(args, &signals)?;
+    let sender = appear(args, &place, &signals)?;
     let started = Instant::now();
-    let mut sent = Passed::default();
-    let mut done = stream(args, &mut sender, &mut sent, &signals);
+    let keeps = place.keeps();
+    let mut sending = Sending { args, keeps, sender, signals: &signals, sent: Passed::default(), all_sent: false };
+    let mut done = sending.stream();
+    let Sending { mut sender, sent, all_sent, .. } = sending;
     let mut unreleased = sender.unreleased();
     let counters = sender.counters();
     // after an error it may be the same one again; the first says more
@@ -55,137 +58,173 @@ pub fn run(args: &SendArgs) -> Result<(), Failure> {
     }
     let seconds = started.elapsed().as_secs_f64();
 
+    let went = |went: &str, left: u64| {
+        let rest = if all_sent { "" } else { ", and the input was not sent to its end" };
+        let count = format!("{left} of {} messages were not released", sent.messages);
+        Failure::Peer(format!("the receiver on `{}` {went}: {count}{rest}", args.channel.name))
+    };
     let (ended, result) = match done {
         Ok(()) => (Ended::Closed, Ok(())),
         // it took everything, then closed first: nothing is missing
-        Err(Stop::Channel(pelton::Error::Closed { unreleased: 0 })) if sent.all_sent => (Ended::Closed, Ok(())),
+        Err(Stop::Channel(pelton::Error::Closed { unreleased: 0 })) if all_sent => (Ended::Closed, Ok(())),
         Err(Stop::Channel(pelton::Error::Closed { unreleased: left })) => {
             unreleased = left;
-            (Ended::PeerClosed, Err(sent.failure("closed", &args.channel.name, left)))
+            (Ended::PeerClosed, Err(went("closed", left)))
         }
         Err(Stop::Channel(pelton::Error::PeerDied { unreleased: left })) => {
             unreleased = left;
-            (Ended::PeerDied, Err(sent.failure("died", &args.channel.name, left)))
+            (Ended::PeerDied, Err(went("died", left)))
         }
         Err(Stop::Channel(error)) => (Ended::Failed, Err(error.into())),
         Err(Stop::Other(failure)) => (Ended::by(&failure), Err(failure)),
     };
+    if keeps && result.is_ok() && unreleased > 0 {
+        let name = &args.channel.name;
+        let _ = writeln!(std::io::stderr(), "pelton: {unreleased} messages wait in `{name}` for a receiver");
+    }
     if args.channel.json {
-        let error = result.as_ref().err().and_then(Failure::text);
-        let (messages, bytes, counters) = (sent.messages, sent.bytes, counters.into());
-        let report = Report {
-            command: "send",
-            name: &args.channel.name,
-            messages,
-            bytes,
-            seconds,
-            ended,
-            error,
-            unreleased,
-            counters,
-        };
+        let report = args.channel.report("send", &sent, End { ended, result: &result, unreleased, seconds }, counters);
         // if nobody reads it, nobody misses it
-        let _ = std::io::stdout().write_all(report.line().as_bytes());
+        let _ = std::io::stdout().write_all(report.as_bytes());
     }
     result
 }
 
-/// Connects, or listens, until the receiver is there.
-fn appear(args: &SendArgs, signals: &Signals) -> Result<Sender, Failure> {
-    let ChannelArgs { name, wait, .. } = &args.channel;
-    let mut options = Options::new().wait((*wait).into());
-    if let Some(capacity) = args.capacity {
-        options = options.capacity(capacity);
-    }
-    let until = args.channel.appear_by();
-    let listener = if args.listen { Some(options.listen(name)?) } else { None };
-    loop {
-        let now = Instant::now();
-        let slice = until.map_or(now + SLICE, |until| until.min(now + SLICE));
-        if let Some(listener) = &listener {
-            if let Some(sender) = listener.accept_sender_until(slice)? {
-                return Ok(sender);
+/// Connects, or listens, until the receiver is there; a channel in a directory needs none, unless --timeout asks for it.
+fn appear(args: &SendArgs, place: &Place, signals: &Signals) -> Result<Sender, Failure> {
+    let (channel, options) = (&args.channel, args.channel.options());
+    match place {
+        Place::Directory(directory) => {
+            let mut sender = options.create_sender(directory)?;
+            if channel.appear_by().is_some() {
+                channel.appear("receiver", signals, |slice| Ok(sender.resume_until(slice)?.then_some(())))?;
             }
-        } else {
-            match options.clone().connect_deadline(slice).connect_sender(name) {
-                Err(pelton::Error::TimedOut(_)) => {}
-                done => return Ok(done?),
-            }
+            Ok(sender)
         }
-        signals.check()?;
-        if until.is_some_and(|until| until <= now) {
-            return Err(args.channel.nobody(if args.listen { "receiver" } else { "listening receiver" }));
+        Place::Socket if args.listen => {
+            let listener = options.listen(&channel.name)?;
+            channel.appear("receiver", signals, |slice| listener.accept_sender_until(slice))
         }
+        Place::Socket => channel.appear("listening receiver", signals, |slice| {
+            unless_timed_out(options.clone().connect_deadline(slice).connect_sender(&channel.name))
+        }),
     }
 }
 
-/// What has gone.
-#[derive(Default)]
-struct Passed {
-    messages: u64,
-    bytes: u64,
+/// The sender at work.
+struct Sending<'a> {
+    args: &'a SendArgs,
+    /// Whether the channel keeps its messages when the receiver goes, for the next one.
+    keeps: bool,
+    sender: Sender,
+    signals: &'a Signals,
+    sent: Passed,
     all_sent: bool,
 }
 
-impl Passed {
-    /// The receiver `went`; says what of the input has not reached it.
-    fn failure(&self, went: &str, name: &str, unreleased: u64) -> Failure {
-        let rest = if self.all_sent { "" } else { ", and the input was not sent to its end" };
-        let count = format!("{unreleased} of {} messages were not released", self.messages);
-        Failure::Peer(format!("the receiver on `{name}` {went}: {count}{rest}"))
-    }
-}
-
-/// Why sending stopped early.
-enum Stop {
-    Channel(pelton::Error),
-    Other(Failure),
-}
-
-impl From<pelton::Error> for Stop {
-    fn from(error: pelton::Error) -> Stop {
-        Stop::Channel(error)
-    }
-}
-
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Stop {
-        Stop::Other(failure)
-    }
-}
-
-/// Sends all of standard input and waits until the receiver has released it.
-fn stream(args: &SendArgs, sender: &mut Sender, sent: &mut Passed, signals: &Signals) -> Result<(), Stop> {
-    let stdin = std::io::stdin();
-    let metadata = rustix::fs::fstat(&stdin).map_err(|error| Failure::system("standard input", error))?;
-    let is_file = rustix::fs::FileType::from_raw_mode(metadata.st_mode).is_file();
-    let mut progress = Progress::new(is_file.then_some(metadata.st_size as u64), stdin.is_terminal());
-    // a len32 length cannot say more
-    let bytes_max = sender.message_bytes_max().min(u32::MAX.into());
-    let mut splitter = Splitter::new(args.channel.frame, bytes_max, READ_BYTES);
-    loop {
-        while let Some(message) = splitter.next().map_err(|error| Failure::Input(larger(&error)))? {
-            signals.check()?;
-            send(sender, message, args.channel.wait, signals)?;
-            sent.messages += 1;
-            sent.bytes += message.len() as u64;
+impl Sending<'_> {
+    /// Sends all of standard input and, unless the channel keeps it, waits until the receiver has released it.
+    fn stream(&mut self) -> Result<(), Stop> {
+        let stdin = std::io::stdin();
+        let metadata = rustix::fs::fstat(&stdin).map_err(|error| Failure::system("standard input", error))?;
+        let is_file = rustix::fs::FileType::from_raw_mode(metadata.st_mode).is_file();
+        let mut progress = Progress::new(is_file.then_some(metadata.st_size as u64), stdin.is_terminal());
+        // a len32 length cannot say more
+        let bytes_max = self.sender.message_bytes_max().min(u32::MAX.into());
+        let mut splitter = Splitter::new(self.args.channel.frame, bytes_max, READ_BYTES);
+        loop {
+            while let Some(message) = splitter.next().map_err(|error| Failure::Input(larger(&error)))? {
+                self.signals.check()?;
+                self.send(message)?;
+                self.sent.count(message);
+            }
+            if splitter.ended() {
+                break;
+            }
+            progress.at(self.sent.messages, splitter.offset());
+            if !is_file {
+                self.await_input()?;
+            }
+            let bytes = match rustix::io::read(&stdin, splitter.space()) {
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => continue,
+                read => read.map_err(|error| Failure::system("standard input", error))?,
+            };
+            splitter.filled(bytes);
         }
-        if splitter.ended() {
-            break;
+        self.all_sent = true;
+        if self.keeps && !self.args.drain {
+            return Ok(());
         }
-        progress.at(sent.messages, splitter.offset());
-        readable(sender, is_file, signals)?;
-        let bytes = match rustix::io::read(&stdin, splitter.space()) {
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => continue,
-            read => read.map_err(|error| Failure::system("standard input", error))?,
-        };
-        splitter.filled(bytes);
+        loop {
+            let drained = self.sender.drain_until(Instant::now() + SLICE);
+            if self.unless_kept(drained)? == Some(true) {
+                return Ok(());
+            }
+            self.signals.check()?;
+        }
     }
-    sent.all_sent = true;
-    while !sender.drain_until(Instant::now() + SLICE)? {
-        signals.check()?;
+
+    /// A receiver that goes is a failure, and `None` where the channel keeps what it left: the library says it once, and goes on.
+    fn unless_kept<T>(&self, done: pelton::Result<T>) -> pelton::Result<Option<T>> {
+        match done {
+            Err(pelton::Error::Closed { .. }) if self.keeps => Ok(None),
+            Err(pelton::Error::PeerDied { unreleased }) if self.keeps => {
+                let name = &self.args.channel.name;
+                let text = format!("the receiver on `{name}` died, {unreleased} messages wait for the next one");
+                let _ = writeln!(std::io::stderr(), "pelton: {text}");
+                Ok(None)
+            }
+            done => done.map(Some),
+        }
     }
-    Ok(())
+
+    /// Sends one message, waiting for room.
+    fn send(&mut self, message: &[u8]) -> Result<(), Stop> {
+        let sent = self.sender.try_send(message);
+        if self.unless_kept(sent)? == Some(Sent::Sent) {
+            return Ok(());
+        }
+        let wait = self.args.channel.wait;
+        loop {
+            let first = if wait == WaitArg::Spin { SLICE } else { FIRST_WAIT };
+            let sent = self.sender.send_until(message, Instant::now() + first);
+            if self.unless_kept(sent)? == Some(Sent::Sent) {
+                return Ok(());
+            }
+            self.signals.check()?;
+            if wait == WaitArg::Spin {
+                continue;
+            }
+            let armed = self.sender.arm(message.len());
+            if self.unless_kept(armed)? == Some(true) {
+                let polled = self.signals.poll([(self.sender.as_fd(), PollFlags::IN)], None);
+                self.sender.disarm();
+                polled?;
+            }
+        }
+    }
+
+    /// Waits until standard input has something to read, or has ended; fails when the receiver goes meanwhile.
+    fn await_input(&mut self) -> Result<(), Stop> {
+        let stdin = std::io::stdin();
+        let mut told_of_room = 0;
+        loop {
+            let input = (stdin.as_fd(), PollFlags::IN);
+            // a ring for room that was waited for earlier may be left over; more than that would keep this loop busy
+            let channel = if told_of_room < 3 { PollFlags::IN } else { PollFlags::empty() };
+            let [input, channel] = self.signals.poll([input, (self.sender.as_fd(), channel)], None)?;
+            if channel {
+                // fails when the receiver has gone; else the descriptor told of room, which nobody waits for here
+                let armed = self.sender.arm(0);
+                self.unless_kept(armed)?;
+                self.sender.disarm();
+                told_of_room += 1;
+            }
+            if input {
+                return Ok(());
+            }
+        }
+    }
 }
 
 /// The sentence for a frame that is no message, with the way out where there is one.
@@ -195,48 +234,5 @@ fn larger(error: &crate::frame::FrameError) -> String {
             format!("standard input: {error} (a larger --capacity allows more)")
         }
         crate::frame::FrameError::Truncated { .. } => format!("standard input: {error}"),
-    }
-}
-
-/// Sends one message, waiting for room.
-fn send(sender: &mut Sender, message: &[u8], wait: WaitArg, signals: &Signals) -> Result<(), Stop> {
-    if sender.try_send(message)? == Sent::Sent {
-        return Ok(());
-    }
-    loop {
-        let first = if wait == WaitArg::Spin { SLICE } else { FIRST_WAIT };
-        if sender.send_until(message, Instant::now() + first)? == Sent::Sent {
-            return Ok(());
-        }
-        signals.check()?;
-        if wait == WaitArg::Block && sender.arm(message.len())? {
-            let polled = signals.poll([(sender.as_fd(), PollFlags::IN)], None);
-            sender.disarm();
-            polled?;
-        }
-    }
-}
-
-/// Waits until standard input has something to read, or has ended; fails when the receiver goes meanwhile.
-fn readable(sender: &mut Sender, is_file: bool, signals: &Signals) -> Result<(), Stop> {
-    if is_file {
-        return Ok(());
-    }
-    let stdin = std::io::stdin();
-    let mut told_of_room = 0;
-    loop {
-        let input = (stdin.as_fd(), PollFlags::IN);
-        // a ring for room that was waited for earlier may be left over; more than that would keep this loop busy
-        let channel = if told_of_room < 3 { PollFlags::IN } else { PollFlags::empty() };
-        let [input, channel] = signals.poll([input, (sender.as_fd(), channel)], None)?;
-        if channel {
-            // fails when the receiver has gone; else the descriptor told of room, which nobody waits for here
-            sender.arm(0)?;
-            sender.disarm();
-            told_of_room += 1;
-        }
-        if input {
-            return Ok(());
-        }
     }
 }

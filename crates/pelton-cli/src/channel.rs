@@ -1,0 +1,238 @@
+//! What `send` and `recv` have in common: where the channel is and how it is opened, waiting for the other side, and the report.
+
+use crate::{
+    failure::Failure,
+    frame::Framing,
+    report::{Ended, Report},
+    signals::{SLICE, Signals},
+};
+use clap::{Args, ValueEnum};
+use pelton::{Counters, Options};
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+/// Options of `send` and `recv`.
+#[derive(Args)]
+pub struct ChannelArgs {
+    /// The channel: a short name, unix:PATH for a socket at PATH, or path:DIR for a directory that keeps it
+    pub name: String,
+    /// How messages are told apart in the stream of bytes
+    #[arg(long, value_enum, default_value_t = Framing::Lines)]
+    pub frame: Framing,
+    /// Give up when the other side has not appeared after so long [default: wait for ever]
+    #[arg(long, value_name = "SECONDS", value_parser = crate::seconds)]
+    timeout: Option<Duration>,
+    /// How to wait for the other side once connected
+    #[arg(long, value_enum, default_value_t = WaitArg::Block)]
+    pub wait: WaitArg,
+    /// Size of the channel's memory, with K, M or G; a message has at most half of it less 32 bytes [default: 64M]
+    ///
+    /// The sender's to say; of path:DIR whoever makes the channel.
+    #[arg(long, value_name = "BYTES", value_parser = crate::bytes)]
+    pub capacity: Option<u64>,
+    /// Who may open path:DIR: the permission bits of the directory [default: 700]
+    #[arg(long, value_name = "OCTAL", value_parser = octal)]
+    mode: Option<u32>,
+    /// The most senders that path:DIR can have at a time, said by whoever makes it [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    lanes: Option<u32>,
+    /// Report as one JSON object at the end
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where a channel is.
+pub enum Place {
+    /// A short name or `unix:PATH`, which the library reads: one side listens there, the other connects.
+    Socket,
+    /// `path:DIR`: a directory keeps the channel, and either side may come first.
+    Directory(PathBuf),
+}
+
+impl Place {
+    /// Whether the channel outlives its two sides.
+    pub fn keeps(&self) -> bool {
+        matches!(self, Place::Directory(_))
+    }
+}
+
+/// An option, and whether it was given.
+pub type Given = (&'static str, bool);
+
+impl ChannelArgs {
+    /// Where the channel is. Fails when options were given that mean nothing there: `of_sockets` in a directory, `of_directories`
+    /// elsewhere.
+    pub fn place(&self, of_sockets: &[Given], of_directories: &[Given]) -> Result<Place, Failure> {
+        let first_given = |options: &[Given]| options.iter().find(|(_, given)| *given).map(|(name, _)| *name);
+        match self.name.strip_prefix("path:") {
+            Some("") => Err(Failure::Refused("\"path:\" names no directory: write path:DIR".to_string())),
+            Some(directory) => match first_given(of_sockets) {
+                Some(option) => Err(Failure::Input(format!(
+                    "{option} means nothing for `{}`, where either side may come first: leave it out",
+                    self.name
+                ))),
+                None => Ok(Place::Directory(PathBuf::from(directory))),
+            },
+            None => {
+                let common = [("--mode", self.mode.is_some()), ("--lanes", self.lanes.is_some())];
+                match first_given(&common).or_else(|| first_given(of_directories)) {
+                    Some(option) => Err(Failure::Input(format!(
+                        "{option} is only for a channel in a directory, found `{}`: leave it out, or write path:DIR",
+                        self.name
+                    ))),
+                    None => Ok(Place::Socket),
+                }
+            }
+        }
+    }
+
+    /// What the library is to be told.
+    pub fn options(&self) -> Options {
+        let mut options = Options::new().wait(self.wait.into());
+        if let Some(bytes) = self.capacity {
+            options = options.capacity(bytes);
+        }
+        if let Some(bits) = self.mode {
+            options = options.mode(bits);
+        }
+        if let Some(lanes) = self.lanes {
+            options = options.lanes(lanes);
+        }
+        options
+    }
+
+    /// When to stop waiting for the other side to appear, counted from now; `None` is never.
+    pub fn appear_by(&self) -> Option<Instant> {
+        self.timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+    }
+
+    /// Looks for the other side until it is there, each time for as long as `look` is told; in between a signal is noticed.
+    pub fn appear<T>(
+        &self,
+        wanted: &str,
+        signals: &Signals,
+        mut look: impl FnMut(Instant) -> pelton::Result<Option<T>>,
+    ) -> Result<T, Failure> {
+        let until = self.appear_by();
+        loop {
+            let now = Instant::now();
+            let slice = until.map_or(now + SLICE, |until| until.min(now + SLICE));
+            if let Some(there) = look(slice)? {
+                return Ok(there);
+            }
+            signals.check()?;
+            if until.is_some_and(|until| until <= now) {
+                return Err(self.nobody(wanted));
+            }
+        }
+    }
+
+    /// The failure of the other side not having appeared in time.
+    pub fn nobody(&self, wanted: &str) -> Failure {
+        Failure::TimedOut(format!(
+            "no {wanted} appeared on `{}` within {} s: start one, or wait longer with --timeout",
+            self.name,
+            self.timeout.unwrap_or_default().as_secs_f64()
+        ))
+    }
+
+    /// The object of `--json`, on a line of its own.
+    pub fn report(&self, command: &'static str, passed: &Passed, end: End<'_>, counters: Counters) -> String {
+        let End { ended, result, unreleased, seconds } = end;
+        let error = result.as_ref().err().and_then(Failure::text);
+        let (messages, bytes, counters) = (passed.messages, passed.bytes, counters.into());
+        let name = &self.name;
+        Report { command, name, messages, bytes, seconds, ended, error, unreleased, counters }.line()
+    }
+}
+
+/// How a command ended.
+pub struct End<'a> {
+    pub ended: Ended,
+    pub result: &'a Result<(), Failure>,
+    pub unreleased: u64,
+    pub seconds: f64,
+}
+
+/// What has gone through.
+#[derive(Default)]
+pub struct Passed {
+    pub messages: u64,
+    pub bytes: u64,
+}
+
+impl Passed {
+    /// One message more.
+    pub fn count(&mut self, message: &[u8]) {
+        self.messages += 1;
+        self.bytes += message.len() as u64;
+    }
+}
+
+/// Why the messages stopped early.
+pub enum Stop {
+    Channel(pelton::Error),
+    Other(Failure),
+}
+
+impl From<pelton::Error> for Stop {
+    fn from(error: pelton::Error) -> Stop {
+        Stop::Channel(error)
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Stop {
+        Stop::Other(failure)
+    }
+}
+
+/// Does not wait: lets `connect`, which has a deadline, be asked again. Its passing is no failure.
+pub fn unless_timed_out<T>(done: pelton::Result<T>) -> pelton::Result<Option<T>> {
+    match done {
+        Err(pelton::Error::TimedOut(_)) => Ok(None),
+        done => done.map(Some),
+    }
+}
+
+/// `--wait`, in the words of the command line.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WaitArg {
+    /// Keep a core busy: the lowest latency
+    Spin,
+    /// Spin briefly, then sleep
+    Block,
+}
+
+impl From<WaitArg> for pelton::Wait {
+    fn from(wait: WaitArg) -> pelton::Wait {
+        match wait {
+            WaitArg::Spin => pelton::Wait::Spin,
+            WaitArg::Block => pelton::Wait::Block,
+        }
+    }
+}
+
+/// Permission bits.
+fn octal(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(bits @ ..=0o777) => Ok(bits),
+        _ => Err("want permission bits in octal, such as 700 or 770".to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permission_bits_are_octal() {
+        assert_eq!(octal("700"), Ok(0o700));
+        assert_eq!(octal("0770"), Ok(0o770));
+        for bad in ["", "1777", "8", "rwx", "-1"] {
+            assert!(octal(bad).is_err(), "{bad}");
+        }
+    }
+}
