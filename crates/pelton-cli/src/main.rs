@@ -4,6 +4,7 @@ mod channel;
 mod demo;
 mod failure;
 mod frame;
+mod inspect;
 mod progress;
 mod recv;
 mod report;
@@ -46,6 +47,15 @@ enum Command {
     /// Receive messages and write each as a frame to standard output
     #[command(after_help = EXIT_CODES)]
     Recv(recv::RecvArgs),
+    /// See who uses a channel and what waits in it, without touching it
+    #[command(after_help = EXIT_CODES)]
+    Info(inspect::InfoArgs),
+    /// Check a channel in a directory that nobody uses, and with --repair make it whole
+    #[command(after_help = EXIT_CODES)]
+    Recover(inspect::RecoverArgs),
+    /// Remove a channel in a directory that nobody uses, with all that waits in it
+    #[command(after_help = EXIT_CODES)]
+    Rm(inspect::RemoveArgs),
     /// Stream a file through a channel and zstd, check the result, and measure it against a Unix socket
     #[command(after_help = EXIT_CODES)]
     Demo(demo::DemoArgs),
@@ -83,6 +93,9 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Send(args) => send::run(&args),
         Command::Recv(args) => recv::run(&args),
+        Command::Info(args) => inspect::info(&args),
+        Command::Recover(args) => inspect::recover(&args),
+        Command::Rm(args) => inspect::remove(&args),
         Command::Demo(args) => demo::run(&args),
         Command::DemoSend(args) => demo::pipeline::send_stage(&args),
         Command::DemoReceive(args) => demo::pipeline::receive_stage(&args),

@@ -120,7 +120,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The channel was made before the machine was last started: what was not on disk by then may be missing.
-    #[error("{path} was made before the last reboot: `pelton recover {path}` keeps what is whole of it")]
+    #[error("{path} was made before the last reboot: `pelton recover --repair {path}` keeps what is whole of it")]
     Rebooted {
         /// The channel's directory.
         path: String,

@@ -1,8 +1,9 @@
-//! Path channels seen from outside: what is in one, whether it is whole, making it whole, removing it.
+//! Channels seen from outside: who is at a name; what is in a path channel, whether it is whole, making it whole, removing it.
 
 use crate::Counters;
 use crate::directory::{Access, Directory, SenderRole};
 use crate::error::{Error, Result};
+use crate::name::Name;
 use crate::os::{self, Segment};
 use pelton_lane::{ConsumerPage, Data, Position, ProducerPage, Survey, cut, survey};
 use std::path::{Path, PathBuf};
@@ -159,6 +160,25 @@ pub fn info(path: impl AsRef<Path>) -> Result<ChannelInfo> {
         receiver,
         lanes,
     })
+}
+
+/// One who listens under a name, or did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerInfo {
+    /// Its socket.
+    pub path: PathBuf,
+    /// Its process; `None` if it died and left the socket, which the next listener replaces; 0 if it is too busy to say.
+    pub pid: Option<u32>,
+}
+
+/// Who listens under a short name or `unix:PATH`. What goes on between two connected processes is theirs alone, and cannot be
+/// seen from outside. Does not wait, and disturbs nobody.
+///
+/// # Errors
+/// [`Error::Name`], [`Error::System`].
+pub fn listeners(name: &str) -> Result<Vec<ListenerInfo>> {
+    let found = Name::parse(name)?.listeners()?;
+    Ok(found.into_iter().map(|(path, pid)| ListenerInfo { path, pid }).collect())
 }
 
 /// Says what [`recover`] would do, lane by lane, and does nothing.

@@ -75,20 +75,43 @@ impl Name {
         Error::System { what: format!("{what} {}", path.display()), source: error }
     }
 
+    /// Where somebody may listen.
+    fn sockets(&self) -> Result<Vec<PathBuf>> {
+        match &self.place {
+            Place::Socket(path) => Ok(vec![path.clone()]),
+            Place::Directory { base, directory } => match own_directory(base, false) {
+                Ok(true) => Ok(sockets_in(directory)),
+                Ok(false) => Ok(Vec::new()),
+                Err(problem) => Err(self.wrong(problem)),
+            },
+        }
+    }
+
+    /// The sockets under the name, and the process that listens at each; none at those left behind.
+    pub(crate) fn listeners(&self) -> Result<Vec<(PathBuf, Option<u32>)>> {
+        let mut found = Vec::new();
+        for path in self.sockets()? {
+            // A listener takes a connection that ends without a word for what it is.
+            match Socket::connect(&path) {
+                Ok(socket) => {
+                    let peer = socket.peer().map_err(|error| self.failed("asking who listens at", &path, error))?;
+                    found.push((path, Some(peer.pid)));
+                }
+                Err(error) => match error.kind() {
+                    ErrorKind::NotFound => {}
+                    ErrorKind::ConnectionRefused => found.push((path, None)),
+                    // Its backlog is full: it is there, and does not say who it is.
+                    ErrorKind::WouldBlock => found.push((path, Some(0))),
+                    _ => return Err(self.failed("connecting to", &path, error)),
+                },
+            }
+        }
+        Ok(found)
+    }
+
     /// Connects to a live listener; `None` when there is none.
     pub(crate) fn connect(&self) -> Result<Option<Socket>> {
-        let paths = match &self.place {
-            Place::Socket(path) => vec![path.clone()],
-            Place::Directory { base, directory } => {
-                match own_directory(base, false) {
-                    Ok(true) => {}
-                    Ok(false) => return Ok(None),
-                    Err(problem) => return Err(self.wrong(problem)),
-                }
-                sockets_in(directory)
-            }
-        };
-        for path in paths {
+        for path in self.sockets()? {
             match Socket::connect(&path) {
                 Ok(socket) => return Ok(Some(socket)),
                 // Gone, never there, or left behind by a process that died; a full backlog is a listener without time.

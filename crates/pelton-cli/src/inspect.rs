@@ -1,0 +1,240 @@
+//! `pelton info`, `recover` and `rm`: a channel seen from outside, made whole, removed. None of them takes part in it.
+
+use crate::{failure::Failure, report::Counters};
+use clap::Args;
+use pelton::inspect::{self, ChannelInfo, ListenerInfo, RecoveredLane, RoleInfo};
+use serde::Serialize;
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+};
+
+/// Options of `pelton info`.
+#[derive(Args)]
+pub struct InfoArgs {
+    /// A channel's directory, DIR or path:DIR; or a short name or unix:PATH, to see who listens
+    name: String,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `pelton recover`.
+#[derive(Args)]
+pub struct RecoverArgs {
+    /// The channel's directory, DIR or path:DIR
+    directory: String,
+    /// Repair it; without this it is only checked, and nothing is changed
+    #[arg(long)]
+    repair: bool,
+    /// After a reboot: keep also messages that look whole but were never synced to the disk
+    #[arg(long)]
+    keep_unsynced: bool,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `pelton rm`.
+#[derive(Args)]
+pub struct RemoveArgs {
+    /// The channel's directory, DIR or path:DIR
+    directory: String,
+}
+
+/// The directory that a text names.
+fn directory(text: &str) -> &Path {
+    Path::new(text.strip_prefix("path:").unwrap_or(text))
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
+        done => done.map_err(|error| Failure::system("standard output", error)),
+    }
+}
+
+fn json(value: &impl Serialize) -> String {
+    let mut line = serde_json::to_string(value).expect("numbers and text");
+    line.push('\n');
+    line
+}
+
+/// Runs `pelton info`.
+pub fn info(args: &InfoArgs) -> Result<(), Failure> {
+    // A short name has no slash, and a directory that has none can be written ./DIR.
+    let is_directory = args.name.starts_with("path:") || (args.name.contains('/') && !args.name.starts_with("unix:"));
+    if is_directory {
+        let found = inspect::info(directory(&args.name))?;
+        return print(&if args.json { json(&channel(&found)) } else { text_of(&found) });
+    }
+    let found = inspect::listeners(&args.name)?;
+    if found.is_empty() {
+        return Err(pelton::Error::NoListener { name: args.name.clone() }.into());
+    }
+    let line = |listener: &ListenerInfo| match listener.pid {
+        Some(0) => format!("{}  process unknown, too busy to say  alive\n", listener.path.display()),
+        Some(pid) => format!("{}  process {pid}  alive\n", listener.path.display()),
+        None => format!("{}  dead; the next listener replaces it\n", listener.path.display()),
+    };
+    print(&if args.json { json(&listeners(&args.name, &found)) } else { found.iter().map(line).collect() })
+}
+
+/// Runs `pelton recover`.
+pub fn recover(args: &RecoverArgs) -> Result<(), Failure> {
+    let path = directory(&args.directory);
+    let lanes = match args.repair {
+        true => inspect::recover(path, args.keep_unsynced)?,
+        false => inspect::check(path, args.keep_unsynced)?,
+    };
+    let is_whole = lanes.iter().all(RecoveredLane::is_whole);
+    if args.json {
+        print(&json(&recovery(args.repair, &lanes)))?;
+    } else {
+        let (kept, dropped) = if args.repair { ("kept", "dropped") } else { ("whole", "cannot be kept") };
+        for lane in &lanes {
+            let problem = lane.problem.as_ref().map(|problem| format!(": {problem}")).unwrap_or_default();
+            print(&format!(
+                "lane {}: {} messages {kept}, {} {dropped}{problem}\n",
+                lane.number, lane.kept, lane.dropped
+            ))?;
+        }
+    }
+    if is_whole || args.repair {
+        return Ok(());
+    }
+    Err(Failure::System(format!(
+        "{} is damaged: `pelton recover --repair {}` repairs it",
+        path.display(),
+        args.directory
+    )))
+}
+
+/// Runs `pelton rm`.
+pub fn remove(args: &RemoveArgs) -> Result<(), Failure> {
+    Ok(inspect::remove(directory(&args.directory))?)
+}
+
+fn role(name: &str, role: &RoleInfo) -> String {
+    let state = match (role.generation, role.is_alive, role.is_closed) {
+        (0, false, _) => return format!("{name}: never any"),
+        (_, true, _) => "alive",
+        (_, false, true) => "closed",
+        (_, false, false) => "dead",
+    };
+    format!("{name}: process {}, {state}, generation {}", role.pid, role.generation)
+}
+
+fn text_of(info: &ChannelInfo) -> String {
+    let boot = if info.is_from_this_boot { "" } else { ", made before the last reboot: see `pelton recover`" };
+    let mut text = format!(
+        "{}: lanes of {} bytes, messages up to {}, window {}, {} of {} lanes, mode {:o}{boot}\nwire version {}, layout {:#018x}\n{}\n",
+        info.path.display(),
+        info.capacity,
+        info.message_bytes_max,
+        info.window,
+        info.lanes.len(),
+        info.lanes_max,
+        info.mode,
+        info.wire_version,
+        info.layout_signature,
+        role("receiver", &info.receiver),
+    );
+    for lane in &info.lanes {
+        let (sent, received) = (&lane.sent, &lane.received);
+        text += &format!("lane {}: {}\n", lane.number, role("sender", &lane.sender));
+        text += &format!(
+            "  {} messages wait, from number {}; {} bytes allocated\n",
+            lane.depth, lane.head_seq, lane.allocated_bytes
+        );
+        text += &format!(
+            "  sent {} messages, {} bytes; waited {}, slept {}, rang {} times; at most {} waited\n",
+            sent.messages, sent.bytes, sent.waits, sent.sleeps, sent.wakes_sent, sent.depth_max
+        );
+        text += &format!(
+            "  received {} messages, {} bytes; waited {}, slept {}, rang {} times\n",
+            received.messages, received.bytes, received.waits, received.sleeps, received.wakes_sent
+        );
+    }
+    text
+}
+
+#[derive(Serialize)]
+struct Channel<'a> {
+    path: &'a PathBuf,
+    capacity: u64,
+    message_bytes_max: u64,
+    window: u64,
+    mode: String,
+    lanes_max: u32,
+    is_from_this_boot: bool,
+    wire_version: u32,
+    layout_signature: String,
+    receiver: Role,
+    lanes: Vec<Lane>,
+}
+
+#[derive(Serialize)]
+struct Role {
+    is_alive: bool,
+    pid: u32,
+    generation: u64,
+    is_closed: bool,
+}
+
+#[derive(Serialize)]
+struct Lane {
+    number: u32,
+    sender: Role,
+    depth: u64,
+    head_seq: u32,
+    tail_seq: u32,
+    allocated_bytes: u64,
+    sent: Counters,
+    received: Counters,
+}
+
+fn role_of(role: &RoleInfo) -> Role {
+    let RoleInfo { is_alive, pid, generation, is_closed } = *role;
+    Role { is_alive, pid, generation, is_closed }
+}
+
+fn channel(info: &ChannelInfo) -> Channel<'_> {
+    Channel {
+        path: &info.path,
+        capacity: info.capacity,
+        message_bytes_max: info.message_bytes_max,
+        window: info.window,
+        mode: format!("{:o}", info.mode),
+        lanes_max: info.lanes_max,
+        is_from_this_boot: info.is_from_this_boot,
+        wire_version: info.wire_version,
+        layout_signature: format!("{:#018x}", info.layout_signature),
+        receiver: role_of(&info.receiver),
+        lanes: (info.lanes.iter())
+            .map(|lane| Lane {
+                number: lane.number,
+                sender: role_of(&lane.sender),
+                depth: lane.depth,
+                head_seq: lane.head_seq,
+                tail_seq: lane.tail_seq,
+                allocated_bytes: lane.allocated_bytes,
+                sent: lane.sent.into(),
+                received: lane.received.into(),
+            })
+            .collect(),
+    }
+}
+
+fn listeners(name: &str, found: &[ListenerInfo]) -> serde_json::Value {
+    let each = found.iter().map(|listener| serde_json::json!({ "path": listener.path, "pid": listener.pid }));
+    serde_json::json!({ "name": name, "listeners": each.collect::<Vec<_>>() })
+}
+
+fn recovery(repaired: bool, lanes: &[RecoveredLane]) -> serde_json::Value {
+    let each = lanes.iter().map(|lane| {
+        let (number, kept, dropped, problem) = (lane.number, lane.kept, lane.dropped, &lane.problem);
+        serde_json::json!({ "number": number, "kept": kept, "dropped": dropped, "problem": problem })
+    });
+    serde_json::json!({ "repaired": repaired, "lanes": each.collect::<Vec<_>>() })
+}
