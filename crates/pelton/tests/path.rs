@@ -114,6 +114,39 @@ fn child() {
             say("met");
             hear();
         }
+        // As another user, where the mode lets it in.
+        "stranger" => {
+            let uid = role.number("uid").unwrap() as u32;
+            // SAFETY: no pointers.
+            assert_eq!(unsafe { libc::setgid(uid) | libc::setuid(uid) }, 0);
+            let options = options(&role).mode(0o777).allow_uids(&[role.number("allow").unwrap_or(uid.into()) as u32]);
+            let found = match role.get("end") {
+                "sender" => options.open_sender(&path).and_then(|mut sender| sender.send(b"hello")),
+                _ => options.open_receiver(&path).and_then(|mut receiver| receiver.receive().map(|_| ())),
+            };
+            say(found.err().map_or("well".to_owned(), |error| format!("{error:?}")));
+        }
+        // Receives under a thousand signals a second, which interrupt whatever waits.
+        "interrupted" => {
+            extern "C" fn nothing(_: libc::c_int) {}
+            // SAFETY: the handler does nothing; the pointers are to values of ours.
+            unsafe {
+                libc::signal(libc::SIGALRM, nothing as *const () as libc::sighandler_t);
+                let every = libc::timeval { tv_sec: 0, tv_usec: 1000 };
+                let timer = libc::itimerval { it_interval: every, it_value: every };
+                assert_eq!(libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()), 0);
+            }
+            let mut receiver = options(&role).create_receiver(&path).unwrap();
+            say("open");
+            for _ in 0..role.number("count").unwrap() {
+                drop(receiver.receive().unwrap());
+            }
+            let before = Instant::now();
+            assert!(receiver.receive_until(before + Duration::from_millis(20)).unwrap().is_none());
+            assert!(before.elapsed() >= Duration::from_millis(20));
+            say("received");
+            hear();
+        }
         other => panic!("{other}"),
     }
 }
@@ -664,4 +697,195 @@ fn removing_is_refused_while_somebody_has_a_role() {
     pelton::inspect::remove(here.path()).unwrap();
     assert_eq!(here.place.left(), Vec::<PathBuf>::new());
     assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::NoChannel { .. })));
+}
+
+#[test]
+fn a_stranger_is_refused_by_default_and_let_in_where_mode_and_lists_say_so() {
+    let here = Here::new("a stranger is refused by default, and let in where mode and lists say so");
+    if !is_root() {
+        eprintln!("SKIPPED: needs root to be another user");
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(here.place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    const NOBODY: u32 = 65534;
+    let stranger = |end: &str| here.role("stranger").with("uid", NOBODY).with("end", end);
+    let private = small().create_receiver(here.path()).unwrap();
+    let said = Child::start(stranger("sender").with("allow", 0)).line();
+    assert!(said.contains("ermission") || said.contains("mode"), "{said}");
+    drop(private);
+    pelton::inspect::remove(here.path()).unwrap();
+    let open = || small().mode(0o777).allow_uids(&[NOBODY]);
+    let mut receiver = open().create_receiver(here.path()).unwrap();
+    // Its mode lets everybody in; the stranger does not trust the directory of just anybody.
+    let said = Child::start(stranger("sender")).line();
+    assert!(said.contains("NotAChannel"), "{said}");
+    Child::start(stranger("sender").with("allow", 0)).expect("well");
+    assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"hello");
+    drop(receiver);
+    let mut sender = open().open_sender(here.path()).unwrap();
+    sender.send(b"to a stranger").unwrap();
+    Child::start(stranger("receiver").with("allow", 0)).expect("well");
+}
+
+#[test]
+fn two_containers_that_share_only_the_directory_meet_and_hear_of_each_others_death() {
+    let here = Here::new("two containers that share only the directory meet, and hear of each other's death");
+    if !is_root() {
+        eprintln!("SKIPPED: needs root to make namespaces");
+        return;
+    }
+    let contained = |role: Role| {
+        Child::start_as(role, |command| {
+            let program = command.get_program().to_owned();
+            let arguments: Vec<_> = command.get_args().map(|argument| argument.to_owned()).collect();
+            let mut unshare = std::process::Command::new("unshare");
+            unshare.args(["--pid", "--ipc", "--net", "--mount", "--fork", "--kill-child"]).arg(program).args(arguments);
+            for (key, value) in command.get_envs() {
+                unshare.env(key, value.unwrap());
+            }
+            unshare.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+            *command = unshare;
+        })
+    };
+    let mut receiver = small().create_receiver(here.path()).unwrap();
+    let child = contained(here.role("send").with("count", 300));
+    child.expect("open");
+    child.expect("sent 300");
+    let mut seen = Seen::default();
+    seen.note(&receiver.receive_until(deadline()).unwrap().unwrap());
+    child.kill();
+    assert!(receive_to_end(&mut receiver, &mut seen).is_peer_died());
+    assert_eq!(seen.0[&0], (300, 0));
+    drop(receiver);
+    let mut sender = small().open_sender(here.path()).unwrap();
+    let child = contained(here.role("receive").with("count", 2).with("hold", 2));
+    child.expect("open");
+    for number in 300..302 {
+        let mut bytes = Vec::new();
+        numbered(0, number, &mut bytes);
+        sender.send(&bytes).unwrap();
+    }
+    child.expect("Some(301)");
+    assert!(sender.resume_until(deadline()).unwrap());
+    child.kill();
+    let told = sender.drain_until(deadline()).unwrap_err();
+    assert!(matches!(told, Error::PeerDied { unreleased: 2 }), "{told}");
+}
+
+#[test]
+fn a_full_disk_is_an_error_of_the_sender_and_nothing_is_damaged() {
+    let here = Here::new("a full disk is an error of the sender, and nothing is damaged");
+    let mount = |arguments: &[&str]| {
+        let done = std::process::Command::new("mount").args(arguments).arg(here.place.path()).status();
+        done.is_ok_and(|status| status.success())
+    };
+    if !is_root() || !mount(&["-t", "tmpfs", "-o", "size=3m", "tmpfs"]) {
+        eprintln!("SKIPPED: no permission to mount a tmpfs");
+        return;
+    }
+    struct Unmount(PathBuf);
+    impl Drop for Unmount {
+        fn drop(&mut self) {
+            let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+        }
+    }
+    let _unmount = Unmount(here.place.path().to_owned());
+    let mut sender = Options::new().capacity(64 << 20).create_sender(here.path()).unwrap();
+    let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+    let mut sent = 0;
+    let mut bytes = Vec::new();
+    let mut seen = Seen::default();
+    for _ in 0..3 {
+        let error = loop {
+            numbered(0, sent, &mut bytes);
+            match sender.send(&bytes) {
+                Ok(()) => sent += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+        assert!(sent > 1000, "{sent} messages fill two MiB");
+        while let Some(message) = receiver.try_receive().unwrap() {
+            seen.note(&message);
+        }
+        assert_eq!(seen.0[&0], (sent, 0));
+    }
+    // More space, and it goes on where it stood.
+    assert!(mount(&["-o", "remount,size=8m"]));
+    for _ in 0..2000 {
+        numbered(0, sent, &mut bytes);
+        sender.send(&bytes).unwrap();
+        sent += 1;
+    }
+    while let Some(message) = receiver.try_receive().unwrap() {
+        seen.note(&message);
+    }
+    assert_eq!(seen.0[&0], (sent, 0));
+}
+
+#[test]
+fn a_lane_of_eight_gigabytes_works_beyond_the_fourth() {
+    let here = Here::new("a lane of eight gigabytes works beyond the fourth");
+    let space = rustix::fs::statvfs(here.place.path()).unwrap();
+    if space.f_bavail * space.f_frsize < 9 << 30 {
+        eprintln!("SKIPPED: needs 9 GB of free space in {}", here.place.path().display());
+        return;
+    }
+    let mut sender = Options::new().capacity(8 << 30).create_sender(here.path()).unwrap();
+    let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+    let bytes = (sender.message_bytes_max() as usize).min(2000 << 20);
+    for number in 0..4u64 {
+        // Allocated, which is fast on a disk, but not written: nobody looks at the zeros between.
+        let mut room = sender.reserve(bytes).unwrap();
+        room[..8].copy_from_slice(&number.to_le_bytes());
+        room[bytes - 8..].copy_from_slice(&number.to_le_bytes());
+        room.commit().unwrap();
+    }
+    sender.send(b"behind them").unwrap();
+    assert!(pelton::inspect::info(here.path()).unwrap().lanes[0].allocated_bytes > 7 << 30);
+    drop(sender);
+    let mut sender = Options::new().open_sender(here.path()).unwrap();
+    sender.send(b"of a successor").unwrap();
+    for number in 0..4u64 {
+        let message = receiver.receive().unwrap();
+        assert_eq!((&message[..8], &message[bytes - 8..]), (&number.to_le_bytes()[..], &number.to_le_bytes()[..]));
+    }
+    assert_eq!(&*receiver.receive().unwrap(), b"behind them");
+    assert_eq!(&*receiver.receive().unwrap(), b"of a successor");
+}
+
+#[test]
+fn signals_interrupt_nothing() {
+    let here = Here::new("signals interrupt nothing");
+    let child = Child::start(here.role("interrupted").with("count", 300));
+    child.expect("open");
+    let mut sender = small().open_sender(here.path()).unwrap();
+    let mut random = Random::new(5);
+    for number in 0..300u64 {
+        sender.send(&number.to_le_bytes()).unwrap();
+        std::thread::sleep(Duration::from_micros(random.below(2000)));
+    }
+    child.expect("received");
+}
+
+#[test]
+fn the_other_side_is_told_of_a_death_while_it_spins_or_asks() {
+    let here = Here::new("the other side is told of a death while it spins or asks");
+    for how in [Wait::Spin, Wait::Block] {
+        let mut receiver = small().wait(how).create_receiver(here.path()).unwrap();
+        let child = Child::start(here.role("send").with("count", 0));
+        child.expect("open");
+        child.expect("sent 0");
+        child.kill();
+        let told = match how {
+            Wait::Spin => receiver.receive().map(|_| ()).unwrap_err(),
+            Wait::Block => loop {
+                if let Err(error) = receiver.try_receive() {
+                    break error;
+                }
+            },
+        };
+        assert!(told.is_peer_died(), "{told}");
+    }
 }

@@ -73,6 +73,11 @@ impl Place {
         format!("unix:{}", self.socket().display())
     }
 
+    /// A channel in a directory.
+    pub fn path_name(&self) -> String {
+        format!("path:{}", self.path().join("c").display())
+    }
+
     /// Everything below it.
     pub fn left(&self) -> Vec<PathBuf> {
         std::fs::read_dir(self.path()).unwrap().map(|entry| entry.unwrap().path()).collect()
@@ -494,25 +499,43 @@ pub fn options(role: &Role) -> Options {
     options.connect_deadline(deadline())
 }
 
-/// A sender under the role's name, listening or connecting as it says; a listener says "listening" first.
+/// A sender under the role's name, listening or connecting as it says, or in a directory; a listener says "listening" first.
 pub fn sender(role: &Role) -> Sender {
-    let options = options(role);
-    if role.get("listen") == "yes" {
-        let listener = options.listen(role.get("name")).unwrap();
-        say("listening");
-        return listener.accept_sender_until(deadline()).unwrap().expect("nobody came");
-    }
-    options.connect_sender(role.get("name")).unwrap()
+    sender_at(&options(role), role.get("name"), role.get("listen") == "yes")
 }
 
 pub fn receiver(role: &Role) -> Receiver {
-    let options = options(role);
-    if role.get("listen") == "yes" {
-        let listener = options.listen(role.get("name")).unwrap();
+    receiver_at(&options(role), role.get("name"), role.get("listen") == "yes")
+}
+
+fn sender_at(options: &Options, name: &str, listens: bool) -> Sender {
+    if let Some(directory) = name.strip_prefix("path:") {
+        if listens {
+            say("listening");
+        }
+        return options.create_sender(directory).unwrap();
+    }
+    if listens {
+        let listener = options.listen(name).unwrap();
+        say("listening");
+        return listener.accept_sender_until(deadline()).unwrap().expect("nobody came");
+    }
+    options.connect_sender(name).unwrap()
+}
+
+fn receiver_at(options: &Options, name: &str, listens: bool) -> Receiver {
+    if let Some(directory) = name.strip_prefix("path:") {
+        if listens {
+            say("listening");
+        }
+        return options.create_receiver(directory).unwrap();
+    }
+    if listens {
+        let listener = options.listen(name).unwrap();
         say("listening");
         return listener.accept_receiver_until(deadline()).unwrap().expect("nobody came");
     }
-    options.connect_receiver(role.get("name")).unwrap()
+    options.connect_receiver(name).unwrap()
 }
 
 /// How an error is called in what a child says.

@@ -81,7 +81,17 @@ pub fn ping_pong(role: &Role, between: impl FnOnce()) {
     let how = How::parse(role.get("how"));
     let (there, back) = (role.get("name").to_owned(), format!("{}b", role.get("name")));
     let options = Options::new().capacity(65536).connect_deadline(deadline());
-    let (mut sender, mut receiver) = if role.get("listen") == "yes" {
+    let listens = role.get("listen") == "yes";
+    let (mut sender, mut receiver) = if there.starts_with("path:") {
+        if listens {
+            say("listening");
+        }
+        // Both are open before either waits for the other.
+        let [mine, others] = if listens { [&there, &back] } else { [&back, &there] };
+        let options = Options::new().capacity(65536);
+        let sender = options.create_sender(&mine[5..]).unwrap();
+        (sender, options.create_receiver(&others[5..]).unwrap())
+    } else if listens {
         let (first, second) = (options.listen(&there).unwrap(), options.listen(&back).unwrap());
         say("listening");
         let sender = first.accept_sender_until(deadline()).unwrap().unwrap();
