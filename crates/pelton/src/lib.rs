@@ -2,7 +2,8 @@
 //!
 //! A **channel** is a [`Sender`] and a [`Receiver`] over a *lane*: a ring of variable-size messages in shared memory with
 //! one producer and one consumer. While both sides are awake a message costs no system call, no lock and no fence. A
-//! channel is made by *connect*, between two processes that find each other under a name, or between *threads*.
+//! channel is made by *connect*, between two processes that find each other under a name; by *path*, in a directory that
+//! outlives both sides; or between *threads*.
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {
@@ -40,6 +41,31 @@
 //!   Receiving in place trusts the sender not to write after it has committed; [`Receiver::receive_into`] copies and is
 //!   safe against any peer.
 //! - A forked child's inherited handles answer [`Error::Forked`] and do nothing when dropped.
+//!
+//! # In a directory
+//! A *path* channel is a directory ([`Options::create_sender`], [`Options::open_receiver`]; [`inspect`] looks at one from
+//! outside). Either side may come first, both may die and restart: everything committed and not released is kept.
+//! - The other side's end is told once, by [`Error::Closed`] or [`Error::PeerDied`], and then the handle goes on: a sender fills
+//!   the lane for the next receiver, a receiver waits for the next sender. `resume` waits until the other side is there.
+//! - A sender's successor goes on behind the last committed message ([`Sender::next_seq`] says where that is); a receiver's
+//!   begins with the oldest unreleased one, and [`Message::is_redelivered`] says what may have been seen before.
+//! - With [`Options::lanes`] several senders have a lane each, and one receiver serves them by turns, at most 64 messages of
+//!   one at a time. It is told the end once the last of them has gone.
+//! - Whoever may write the directory's files is trusted not to damage them.
+//!
+//! ```
+//! # fn main() -> pelton::Result<()> {
+//! let directory = std::env::temp_dir().join(format!("pelton-path-doc-{}", std::process::id()));
+//! let mut sender = pelton::Options::new().capacity(1 << 20).create_sender(&directory)?;
+//! sender.send(b"kept")?;
+//! drop(sender);
+//! let mut receiver = pelton::Options::new().open_receiver(&directory)?;
+//! assert_eq!(&*receiver.receive()?, b"kept");
+//! drop(receiver);
+//! pelton::inspect::remove(&directory)?;
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # In an event loop
 //! Both ends are `AsFd`. The descriptor is level-triggered in meaning, between `arm` and the next `arm`:

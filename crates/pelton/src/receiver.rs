@@ -612,10 +612,11 @@ impl Receiver {
 
     /// After [`Error::PeerDied`]: waits for the sender's successor and offers it the lane, to go on where the dead one
     /// committed last. A receiver that had connected connects under the name again; one that a [`crate::Listener`]
-    /// accepted accepts the successor there.
+    /// accepted accepts the successor there. On a path channel it waits until a sender is there, which receiving does not
+    /// need.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the channel has not lost its peer, or is one between threads; [`Error::Corrupt`],
+    /// [`Error::Refused`] when the channel has not lost its peer (not on a path), or is one between threads; [`Error::Corrupt`],
     /// [`Error::Forked`], [`Error::System`]. After an error it can be tried again.
     pub fn resume(&mut self) -> Result<()> {
         self.resumed(None).map(|_| ())

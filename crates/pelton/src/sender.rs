@@ -573,10 +573,11 @@ impl Sender {
 
     /// After [`Error::PeerDied`]: waits for the receiver's successor and offers it the lane with everything unreleased.
     /// A sender that had connected connects under the name again; one that a [`crate::Listener`] accepted accepts the
-    /// successor there. Then sending goes on; messages from the oldest unreleased one on are delivered again.
+    /// successor there. Then sending goes on; messages from the oldest unreleased one on are delivered again. On a path
+    /// channel it waits until a receiver is there, which sending does not need.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the channel has not lost its peer, or is one between threads; [`Error::Corrupt`],
+    /// [`Error::Refused`] when the channel has not lost its peer (not on a path), or is one between threads; [`Error::Corrupt`],
     /// [`Error::Forked`], [`Error::System`]. After an error it can be tried again.
     pub fn resume(&mut self) -> Result<()> {
         self.resumed(None).map(|_| ())
