@@ -103,6 +103,12 @@ impl Listener {
         self.receiver(Some(deadline))
     }
 
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.inner.bound.is_forked()
+    }
+
     fn sender(&self, deadline: Option<Instant>) -> Result<Option<Sender>> {
         let options = &self.inner.options;
         let parts = self.accept(deadline, |shake| new_sender(shake, options, true))?;

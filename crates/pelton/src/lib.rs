@@ -98,7 +98,11 @@ pub use connect::Listener;
 pub use error::{Error, Result};
 pub use link::Peer;
 pub use options::Options;
+#[doc(hidden)]
+pub use receiver::RawMessage;
 pub use receiver::{Batch, Held, Message, Receiver};
+#[doc(hidden)]
+pub use sender::RawReservation;
 pub use sender::{Reservation, Sender, Sent, SentBatch};
 pub use wait::Wait;
 

@@ -322,6 +322,54 @@ impl Receiver {
         Ok(Batch { receiver: self })
     }
 
+    /// The next message in the common case: there at once. For bindings, which keep every other case out of the way.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn receive_at_once(&mut self) -> Option<Message<'_>> {
+        let record = self.peek_at_once()?;
+        Some(Message { receiver: self, record })
+    }
+
+    /// The message again that [`Message::into_raw`] took from its borrow. For bindings.
+    ///
+    /// # Safety
+    /// It was this receiver's, which was not used since.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn message_from_raw(&mut self, raw: RawMessage) -> Message<'_> {
+        Message { receiver: self, record: raw.0 }
+    }
+
+    /// Takes one more message of a batch that [`Receiver::release_batch`] releases, after `look` has seen it. False: none is
+    /// there now, or one that came with descriptors, which is to be received alone. For bindings.
+    #[doc(hidden)]
+    #[inline]
+    pub fn take_for_batch(&mut self, look: impl FnOnce(&Message<'_>)) -> Result<bool> {
+        if self.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        let record = match self.lane.consumer.peek() {
+            Ok(Some(record)) if record.descriptors == 0 => record,
+            Ok(_) => return Ok(false),
+            Err(error) => return Err(self.failed(error)),
+        };
+        look(&std::mem::ManuallyDrop::new(Message { receiver: self, record }));
+        self.lane.consumer.take(&record);
+        Ok(true)
+    }
+
+    /// Releases what [`Receiver::take_for_batch`] has taken. For bindings.
+    #[doc(hidden)]
+    pub fn release_batch(&mut self) {
+        drop(Batch { receiver: self });
+    }
+
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.owner.is_forked()
+    }
+
     /// The common case: the handle is in use, a message stands at the cursor, and nobody holds one or sleeps.
     #[inline(always)]
     fn peek_at_once(&mut self) -> Option<Record> {
@@ -843,6 +891,11 @@ impl Side for Receiver {
     }
 }
 
+/// A message without its borrow of the receiver: see [`Message::into_raw`].
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct RawMessage(Record);
+
 /// A message in the lane. Dropping it releases its space; the receiver can do nothing else meanwhile.
 #[must_use = "dropping a message releases it: it is then received"]
 #[derive(Debug)]
@@ -865,6 +918,26 @@ impl Message<'_> {
     /// Which of the channel's lanes it came by: 0, unless a path channel has several. Messages of one lane come in order.
     pub fn lane(&self) -> u32 {
         self.receiver.lane.number
+    }
+
+    /// How many descriptors came with the message and have not been taken.
+    pub fn descriptors(&self) -> usize {
+        self.record.descriptors as usize
+    }
+
+    /// The message without its borrow, not released: for bindings, whose languages know no borrows.
+    /// [`Receiver::message_from_raw`] takes it back.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn into_raw(self) -> RawMessage {
+        RawMessage(std::mem::ManuallyDrop::new(self).record)
+    }
+
+    /// Where the bytes are, for bindings: a slice of what another process can write is made only where it is wanted.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn raw_parts(&self) -> (NonNull<u8>, usize) {
+        (self.receiver.lane.consumer.payload(&self.record), self.record.bytes as usize)
     }
 
     /// The descriptors that came with the message, once; none when there are none, or they have been taken. Those not
@@ -1008,6 +1081,12 @@ impl Held {
     /// The message's number in the lane.
     pub fn seq(&self) -> u32 {
         self.seq
+    }
+
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.returned.owner.is_forked()
     }
 }
 

@@ -206,9 +206,11 @@ impl Sender {
         }
     }
 
-    /// The common case: the handle is in use and there is room at the tail.
+    /// Sends in the common case: the handle is in use and there is room at the tail. Public for bindings, which keep every
+    /// other case out of the way.
+    #[doc(hidden)]
     #[inline(always)]
-    fn send_at_once(&mut self, payload: &[u8]) -> bool {
+    pub fn send_at_once(&mut self, payload: &[u8]) -> bool {
         if !self.owner.is_current() {
             return false;
         }
@@ -433,6 +435,31 @@ impl Sender {
         Ok(None)
     }
 
+    /// The reservation again that [`Reservation::into_raw`] took from its borrow. For bindings.
+    ///
+    /// # Safety
+    /// It was this sender's, which was not used since.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn reservation_from_raw(&mut self, raw: RawReservation) -> Reservation<'_> {
+        Reservation { sender: self, space: raw.0 }
+    }
+
+    /// The batch that was begun last. For bindings.
+    ///
+    /// # Safety
+    /// One was begun and not committed, and the sender was used for nothing else since.
+    #[doc(hidden)]
+    pub unsafe fn batch_again(&mut self) -> SentBatch<'_> {
+        SentBatch { sender: self }
+    }
+
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.owner.is_forked()
+    }
+
     /// Sends a message together with descriptors, which the receiver takes from [`crate::Message::take_descriptors`].
     /// Waits for room. This sender keeps duplicates until it has noticed that the message was released, which it does
     /// when it next sends descriptors or is asked for [`Sender::unreleased`]: they are sent again to a successor.
@@ -440,6 +467,23 @@ impl Sender {
     /// # Errors
     /// As [`Sender::send`]; [`Error::TooManyDescriptors`] above 64; [`Error::System`] when they cannot be duplicated.
     pub fn send_with_descriptors(&mut self, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        self.send_along(payload, fds, None).map(|_| ())
+    }
+
+    /// As [`Sender::send_with_descriptors`], until `deadline`.
+    ///
+    /// # Errors
+    /// As [`Sender::send_with_descriptors`].
+    pub fn send_with_descriptors_until(
+        &mut self,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> Result<Sent> {
+        self.send_along(payload, fds, Some(deadline))
+    }
+
+    fn send_along(&mut self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<Sent> {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
@@ -447,7 +491,7 @@ impl Sender {
             return Err(Error::TooManyDescriptors { found: fds.len(), wanted: DESCRIPTORS_MAX });
         }
         if fds.is_empty() {
-            return self.send(payload);
+            return self.send_slowly(payload, deadline.map_or(Patience::Endless, Patience::Until));
         }
         if self.parts.link.is_path() {
             return Err(Error::Refused(
@@ -463,16 +507,21 @@ impl Sender {
             let space = self.parts.lane.try_reserve_with_descriptors(payload.len() as u64, count);
             let Some(space) = space.map_err(|error| self.failed(error))? else {
                 self.parts.lane.count_wait();
-                wait::wait(&mut Room { sender: self, want: Want::Message(payload.len() as u64, count) }, None)?;
+                let want = Want::Message(payload.len() as u64, count);
+                if !wait::wait(&mut Room { sender: self, want }, deadline)? {
+                    return Ok(Sent::TimedOut);
+                }
                 continue;
             };
             // Before the message, so that they are there when it is; after those still owed to a successor.
             if self.send_owed_descriptors()? && self.parts.link.try_send_descriptors(seq, fds)? {
                 self.fill(space, payload);
                 self.descriptors.push_back((seq, kept));
-                return Ok(());
+                return Ok(Sent::Sent);
             }
-            self.wait_for_descriptor_room(None)?;
+            if !self.wait_for_descriptor_room(deadline)? {
+                return Ok(Sent::TimedOut);
+            }
         }
     }
 
@@ -839,6 +888,11 @@ impl Side for Room<'_> {
     }
 }
 
+/// A reservation without its borrow of the sender: see [`Reservation::into_raw`].
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct RawReservation(Space);
+
 /// Room in the lane for one message, to be written in place. Dropping it aborts: nothing is seen of it.
 #[derive(Debug)]
 pub struct Reservation<'a> {
@@ -874,6 +928,14 @@ impl Reservation<'_> {
 
     /// Gives the room back. Dropping does the same.
     pub fn abort(self) {}
+
+    /// The reservation without its borrow: for bindings, whose languages know no borrows.
+    /// [`Sender::reservation_from_raw`] takes it back.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn into_raw(self) -> RawReservation {
+        RawReservation(self.space)
+    }
 }
 
 impl Deref for Reservation<'_> {

@@ -1,0 +1,235 @@
+//! What a pointer from C leads to: a gate that tells what the handle is and whether the short way is open, and the object.
+//!
+//! A closed handle's memory is kept for a while, so that using it again finds the closed gate and not somebody else's memory.
+//!
+//! Synchronisation: a handle is one thread's at a time by the caller's promise. Where that is checked, `busy` is taken by an
+//! exchange before anything else is touched; the gate, which others may look at then, is an atomic of its own and in that mode
+//! changes only when the handle is closed.
+
+use crate::code::{self, Answer};
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{LazyLock, Mutex};
+
+/// What stands behind a handle.
+pub trait Object {
+    /// The gate of a free handle: different for each kind. The two values after it are other states of a live one.
+    const FREE: u32;
+    const KIND: &'static str;
+
+    fn is_forked(&self) -> bool;
+
+    /// Whether nothing is reserved or received.
+    fn is_free(&self) -> bool;
+
+    /// Whether one message is received: then [`SINGLE`] leads to its release.
+    fn is_single(&self) -> bool {
+        false
+    }
+}
+
+/// Beyond FREE: one message is received.
+pub const SINGLE: u32 = 1;
+/// Beyond FREE: alive, but look closer.
+const CLOSER: u32 = 2;
+const CLOSED: u32 = 0xdead_c105;
+
+#[repr(C)]
+pub struct Handle<T> {
+    gate: AtomicU32,
+    checks_threads: bool,
+    busy: AtomicBool,
+    /// A panic was caught in a call: nothing but closing is safe.
+    is_broken: AtomicBool,
+    object: UnsafeCell<Option<T>>,
+}
+
+impl<T: Object + 'static> Handle<T> {
+    pub fn boxed(object: T) -> *mut Handle<T> {
+        static CHECKS: LazyLock<bool> =
+            LazyLock::new(|| cfg!(debug_assertions) || std::env::var_os("PELTON_CHECK_THREADS").is_some());
+        let checks_threads = *CHECKS;
+        Box::into_raw(Box::new(Handle {
+            gate: AtomicU32::new(T::FREE + if checks_threads { CLOSER } else { 0 }),
+            checks_threads,
+            busy: AtomicBool::new(false),
+            is_broken: AtomicBool::new(false),
+            object: UnsafeCell::new(Some(object)),
+        }))
+    }
+
+    /// The object, if the short way to it is open.
+    ///
+    /// # Safety
+    /// `handle` is NULL, or from [`Handle::boxed`] and used by this thread alone.
+    #[inline(always)]
+    pub unsafe fn object_at<'a>(handle: *mut Handle<T>, gate: u32) -> Option<&'a mut T> {
+        if handle.is_null() {
+            return None;
+        }
+        // SAFETY: the caller's promise; a closed handle is kept, and its gate is closed.
+        unsafe {
+            // Relaxed: the caller orders one thread's use before another's.
+            if (*handle).gate.load(Relaxed) != gate {
+                return None;
+            }
+            let object = &mut *(*handle).object.get();
+            // SAFETY: only closing takes the object, and it closes the gate.
+            Some(object.as_mut().unwrap_unchecked())
+        }
+    }
+
+    /// Runs the short way's action. A panic in it closes the handle for everything but closing.
+    ///
+    /// # Safety
+    /// As for [`Handle::object_at`], which found it open.
+    #[inline(always)]
+    pub unsafe fn briefly<A>(handle: *mut Handle<T>, act: impl FnOnce() -> A) -> Answer<A> {
+        catch(|| Ok(act())).inspect_err(|_| {
+            // SAFETY: the caller's promise.
+            let shared = unsafe { &*handle };
+            shared.is_broken.store(true, Relaxed);
+            shared.gate.store(T::FREE + CLOSER, Relaxed);
+        })
+    }
+
+    /// Sets the gate of a handle whose short way was open.
+    ///
+    /// # Safety
+    /// As for [`Handle::object_at`], which found it so.
+    #[inline(always)]
+    pub unsafe fn set_gate(handle: *mut Handle<T>, gate: u32) {
+        // SAFETY: the caller's promise. Relaxed: as above.
+        unsafe { (*handle).gate.store(gate, Relaxed) };
+    }
+}
+
+/// Runs what a function does, after finding out whether it may. `what` names the handle's parameter.
+///
+/// # Safety
+/// `handle` is NULL or from [`Handle::boxed`].
+#[cold]
+#[inline(never)]
+pub unsafe fn enter<T: Object + 'static, A>(
+    handle: *mut Handle<T>,
+    act: impl FnOnce(&mut T) -> Answer<A>,
+) -> Result<A, c_int> {
+    // SAFETY: the caller's promise; see the module about closed ones.
+    let Some(shared) = (unsafe { handle.as_ref() }) else { return Err(code::null(T::KIND)) };
+    // Relaxed: the caller orders one thread's use before another's.
+    if !(T::FREE..=T::FREE + CLOSER).contains(&shared.gate.load(Relaxed)) {
+        return Err(code::tell(
+            code::CLOSED_HANDLE,
+            format!("the handle given as {} is closed, or another kind's", T::KIND),
+        ));
+    }
+    // Acquire, release: calls that do not overlap are in order then, whatever the caller did.
+    if shared.checks_threads && shared.busy.swap(true, AcqRel) {
+        return Err(code::tell(code::WRONG_THREAD, format!("another thread is in a call with this {}", T::KIND)));
+    }
+    let answer = if shared.is_broken.load(Relaxed) {
+        Err(code::tell(code::INTERNAL, "the handle is not usable since a bug was caught: close it"))
+    } else {
+        // SAFETY: this thread alone uses the object, by the caller's promise or the exchange above; an open gate has one.
+        let object = unsafe { (*shared.object.get()).as_mut().unwrap_unchecked() };
+        let answer = catch(|| match object.is_forked() {
+            true => Err(code::of(&pelton::Error::Forked)),
+            false => act(object),
+        });
+        if answer.as_ref().is_err_and(|code| *code == code::INTERNAL) {
+            shared.is_broken.store(true, Relaxed);
+        }
+        let gate = match shared.checks_threads || shared.is_broken.load(Relaxed) {
+            true => CLOSER,
+            false if object.is_free() => 0,
+            false if object.is_single() => SINGLE,
+            false => CLOSER,
+        };
+        shared.gate.store(T::FREE + gate, Relaxed);
+        answer
+    };
+    if shared.checks_threads {
+        shared.busy.store(false, Release);
+    }
+    answer
+}
+
+/// As [`enter`], for what answers nothing but a code.
+///
+/// # Safety
+/// As for [`enter`].
+pub unsafe fn call<T: Object + 'static>(handle: *mut Handle<T>, act: impl FnOnce(&mut T) -> Answer) -> c_int {
+    // SAFETY: the caller's promise.
+    number(unsafe { enter(handle, act) })
+}
+
+/// Closes a handle; NULL is none.
+///
+/// # Safety
+/// As for [`enter`].
+pub unsafe fn close<T: Object + 'static>(handle: *mut Handle<T>) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(shared) = (unsafe { handle.as_ref() }) else { return 0 };
+    let mut forked = Ok(());
+    // SAFETY: as above. A broken or forked one is closed too.
+    let entered = unsafe { enter(handle, |_| Ok(())) };
+    match entered {
+        Err(code @ (code::CLOSED_HANDLE | code::WRONG_THREAD)) => return code,
+        Err(code::FORKED) => forked = Err(code::FORKED),
+        _ => {}
+    }
+    shared.gate.store(CLOSED, Relaxed);
+    // SAFETY: this thread alone uses the object; from now on nobody does.
+    let object = unsafe { (*shared.object.get()).take() };
+    let dropped = catch(|| {
+        drop(object);
+        Ok(())
+    });
+    // SAFETY: made by `boxed`, and not to be used again.
+    retire(unsafe { Box::from_raw(handle) });
+    number(forked.and(dropped))
+}
+
+/// Keeps a closed handle's memory for a while.
+fn retire<T: Object + 'static>(handle: Box<Handle<T>>) {
+    /// How many. What the header promises.
+    const KEPT: usize = 64;
+    // Boxes of some hundred bytes each; nothing of what they hold is ever looked at, but their gates.
+    struct Retired(#[allow(dead_code)] Box<dyn Any>);
+    // SAFETY: nobody uses what is in them; dropping an empty handle frees memory, which any thread may.
+    unsafe impl Send for Retired {}
+    static RETIRED: Mutex<VecDeque<Retired>> = Mutex::new(VecDeque::new());
+    // In a forked child another thread of the parent's may hold the lock for ever.
+    match RETIRED.try_lock() {
+        Ok(mut retired) => {
+            let oldest = if retired.len() >= KEPT { retired.pop_front() } else { None };
+            retired.push_back(Retired(handle));
+            drop(retired);
+            drop(oldest);
+        }
+        Err(_) => std::mem::forget(handle),
+    }
+}
+
+/// Runs what must not panic into C. Costs nothing when it does not: a landing pad.
+#[inline(always)]
+pub fn catch<A>(act: impl FnOnce() -> Answer<A>) -> Answer<A> {
+    catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| Err(caught(panic)))
+}
+
+#[cold]
+#[inline(never)]
+fn caught(panic: Box<dyn Any + Send>) -> c_int {
+    let what = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    code::tell(code::INTERNAL, format!("a bug in pelton: {}", what.unwrap_or("it panicked")))
+}
+
+/// The number that C sees.
+pub fn number(answer: Answer) -> c_int {
+    answer.err().unwrap_or(0)
+}

@@ -1,0 +1,250 @@
+//! Opening, listening and accepting.
+
+use crate::code::{self, Answer};
+use crate::handle::{Handle, Object, call, catch, close, enter, number};
+use crate::options::{self, COptions, Until};
+use crate::receiving::Receiving;
+use crate::sending::Sending;
+use pelton::{Listener, Options, Receiver, Sender};
+use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A listener behind a handle.
+pub struct Listening(Listener);
+
+impl Object for Listening {
+    const FREE: u32 = 0x6c69_7300;
+    const KIND: &'static str = "listener";
+
+    fn is_forked(&self) -> bool {
+        self.0.is_forked()
+    }
+
+    fn is_free(&self) -> bool {
+        true
+    }
+}
+
+/// How to open an end at a place.
+struct Opener<T> {
+    connect: fn(&Options, &str) -> pelton::Result<T>,
+    open: fn(&Options, &Path) -> pelton::Result<T>,
+    create: fn(&Options, &Path) -> pelton::Result<T>,
+}
+
+impl<T> Opener<T> {
+    /// # Safety
+    /// `name` is NULL or a string; `options` as for [`options::of`].
+    unsafe fn at(&self, name: *const c_char, options: *const COptions) -> Answer<T> {
+        if name.is_null() {
+            return Err(code::null("name"));
+        }
+        // SAFETY: the caller's promise.
+        let (name, (options, create)) = unsafe { (CStr::from_ptr(name), options::of(options)?) };
+        let opened = match name.to_bytes().strip_prefix(b"path:") {
+            Some(b"") => return Err(code::tell(code::NAME, "\"path:\" names no directory: write path:DIR")),
+            Some(directory) => {
+                let open = if create { self.create } else { self.open };
+                open(&options, Path::new(OsStr::from_bytes(directory)))
+            }
+            None if create => {
+                let detail =
+                    "create is 1, wanted 0 with a name that is not path:DIR: a listener makes its channels itself";
+                return Err(code::tell(code::OPTION, detail));
+            }
+            None => (self.connect)(&options, text(name)?),
+        };
+        opened.map_err(|error| code::of(&error))
+    }
+}
+
+fn text(name: &CStr) -> Answer<&str> {
+    name.to_str().map_err(|_| code::tell(code::NAME, format!("{name:?} is not UTF-8: use a path that is")))
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_sender_open(
+    name: *const c_char,
+    options: *const COptions,
+    out: *mut *mut Handle<Sending>,
+) -> c_int {
+    let opener = Opener {
+        connect: |options: &Options, name| options.connect_sender(name),
+        open: |options, directory| options.open_sender(directory),
+        create: |options, directory| options.create_sender(directory),
+    };
+    // SAFETY: the caller's promises.
+    number(catch(|| unsafe { give(out, || opener.at(name, options).map(Sending::new)) }))
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_receiver_open(
+    name: *const c_char,
+    options: *const COptions,
+    out: *mut *mut Handle<Receiving>,
+) -> c_int {
+    let opener = Opener {
+        connect: |options: &Options, name| options.connect_receiver(name),
+        open: |options, directory| options.open_receiver(directory),
+        create: |options, directory| options.create_receiver(directory),
+    };
+    // SAFETY: the caller's promises.
+    number(catch(|| unsafe { give(out, || opener.at(name, options).map(Receiving::new)) }))
+}
+
+/// Puts a new handle where the caller wants it.
+///
+/// # Safety
+/// `out` is NULL, or may be written.
+unsafe fn give<T: Object + 'static>(out: *mut *mut Handle<T>, make: impl FnOnce() -> Answer<T>) -> Answer {
+    if out.is_null() {
+        return Err(code::null("out"));
+    }
+    let object = make()?;
+    // SAFETY: the caller's promise.
+    unsafe { out.write(Handle::boxed(object)) };
+    Ok(())
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_threads(
+    options: *const COptions,
+    out_sender: *mut *mut Handle<Sending>,
+    out_receiver: *mut *mut Handle<Receiving>,
+) -> c_int {
+    number(catch(|| {
+        if out_sender.is_null() || out_receiver.is_null() {
+            return Err(code::null("out_sender or out_receiver"));
+        }
+        // SAFETY: the caller's promises.
+        let (options, _) = unsafe { options::of(options)? };
+        let (sender, receiver): (Sender, Receiver) = options.threads().map_err(|error| code::of(&error))?;
+        // SAFETY: the caller's promises.
+        unsafe {
+            out_sender.write(Handle::boxed(Sending::new(sender)));
+            out_receiver.write(Handle::boxed(Receiving::new(receiver)));
+        }
+        Ok(())
+    }))
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_listen(
+    name: *const c_char,
+    options: *const COptions,
+    out: *mut *mut Handle<Listening>,
+) -> c_int {
+    let listen = || {
+        if name.is_null() {
+            return Err(code::null("name"));
+        }
+        // SAFETY: the caller's promises.
+        let (name, (options, _)) = unsafe { (CStr::from_ptr(name), options::of(options)?) };
+        options.listen(text(name)?).map(Listening).map_err(|error| code::of(&error))
+    };
+    // SAFETY: the caller's promises.
+    number(catch(|| unsafe { give(out, listen) }))
+}
+
+/// Accepts by `accept`, which is asked only while there is reason to.
+fn accept<T>(
+    listener: &Listener,
+    until: Until,
+    accept: impl Fn(&Listener, Instant) -> pelton::Result<Option<T>>,
+) -> Answer<T> {
+    /// As long as a peer may take to greet; once it has connected there is no accepting without it.
+    const SHAKING: Duration = Duration::from_millis(500);
+    loop {
+        let deadline = match until {
+            Until::Now => {
+                let mut poll = libc::pollfd { fd: listener.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+                // SAFETY: one struct of ours.
+                if unsafe { libc::poll(&mut poll, 1, 0) } != 1 {
+                    return Err(code::AGAIN);
+                }
+                Instant::now() + SHAKING
+            }
+            Until::Deadline(instant) => instant,
+            // A day, again and again.
+            Until::Forever => Instant::now() + Duration::from_secs(86_400),
+        };
+        match accept(listener, deadline).map_err(|error| code::of(&error))? {
+            Some(accepted) => return Ok(accepted),
+            None if until == Until::Forever => {}
+            None => return Err(code::AGAIN),
+        }
+    }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_accept_sender(
+    listener: *mut Handle<Listening>,
+    deadline_ns: i64,
+    out: *mut *mut Handle<Sending>,
+) -> c_int {
+    let make = |listening: &mut Listening| {
+        accept(&listening.0, Until::of(deadline_ns), Listener::accept_sender_until).map(Sending::new)
+    };
+    // SAFETY: the caller's promises.
+    unsafe { call(listener, |listening| give(out, || make(listening))) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_accept_receiver(
+    listener: *mut Handle<Listening>,
+    deadline_ns: i64,
+    out: *mut *mut Handle<Receiving>,
+) -> c_int {
+    let make = |listening: &mut Listening| {
+        accept(&listening.0, Until::of(deadline_ns), Listener::accept_receiver_until).map(Receiving::new)
+    };
+    // SAFETY: the caller's promises.
+    unsafe { call(listener, |listening| give(out, || make(listening))) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_listener_fd(listener: *const Handle<Listening>) -> c_int {
+    // SAFETY: the caller's promises.
+    unsafe { enter(listener.cast_mut(), |listening| Ok(listening.0.as_fd().as_raw_fd())) }.unwrap_or_else(|code| code)
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_listener_close(listener: *mut Handle<Listening>) -> c_int {
+    // SAFETY: the caller's promises.
+    unsafe { close(listener) }
+}

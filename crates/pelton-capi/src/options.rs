@@ -1,0 +1,200 @@
+//! Options, deadlines and figures as C has them.
+
+use crate::code::{self, Answer};
+use pelton::{Options, Peer, Wait};
+use std::mem::size_of;
+use std::time::{Duration, Instant};
+
+/// `pelton_options`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct COptions {
+    struct_bytes: u32,
+    wait: u32,
+    capacity: u64,
+    message_bytes_max: u64,
+    deadline_ns: i64,
+    uids: *const u32,
+    uids_count: u32,
+    create: u32,
+    mode: u32,
+    lanes: u32,
+}
+
+const _: () = assert!(size_of::<COptions>() == 56);
+
+/// Nanoseconds of CLOCK_MONOTONIC.
+pub fn now() -> i64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: fills a struct of ours; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
+}
+
+/// What a deadline says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// Not to wait.
+    Now,
+    Deadline(Instant),
+    Forever,
+}
+
+impl Until {
+    #[cold]
+    pub fn of(deadline_ns: i64) -> Until {
+        match deadline_ns {
+            ..=0 => Until::Now,
+            i64::MAX => Until::Forever,
+            // An instant has no other way in than by a difference.
+            _ => Until::Deadline(Instant::now() + Duration::from_nanos((deadline_ns - now()).max(0) as u64)),
+        }
+    }
+
+    /// For functions that take an instant or none.
+    pub fn instant(self) -> Option<Instant> {
+        match self {
+            Until::Now => Some(Instant::now()),
+            Until::Deadline(instant) => Some(instant),
+            Until::Forever => None,
+        }
+    }
+}
+
+/// The options given, and whether to create.
+///
+/// # Safety
+/// `options` is NULL, or points to as many bytes as its first word says.
+pub unsafe fn of(options: *const COptions) -> Answer<(Options, bool)> {
+    if options.is_null() {
+        return Ok((Options::new(), false));
+    }
+    // SAFETY: the caller's promise.
+    let given = unsafe { copied(options)? };
+    let wait = match given.wait {
+        0 => Wait::Block,
+        1 => Wait::Spin,
+        found => return Err(wrong("wait", found, "PELTON_BLOCK (0) or PELTON_SPIN (1)")),
+    };
+    let create = match given.create {
+        0 => false,
+        1 => true,
+        found => return Err(wrong("create", found, "0 or 1")),
+    };
+    let mut made = Options::new().wait(wait);
+    if given.capacity != 0 {
+        made = made.capacity(given.capacity);
+    }
+    if given.message_bytes_max != 0 {
+        made = made.message_bytes_max(given.message_bytes_max);
+    }
+    made = match Until::of(given.deadline_ns) {
+        Until::Now => made,
+        Until::Deadline(instant) => made.connect_deadline(instant),
+        // Ten years.
+        Until::Forever => made.connect_deadline(Instant::now() + Duration::from_secs(315_360_000)),
+    };
+    if given.uids_count != 0 {
+        if given.uids.is_null() {
+            return Err(code::null("options.uids, with a count,"));
+        }
+        // SAFETY: the caller's promise.
+        made = made.allow_uids(unsafe { std::slice::from_raw_parts(given.uids, given.uids_count as usize) });
+    }
+    if given.mode != 0 {
+        made = made.mode(given.mode);
+    }
+    if given.lanes != 0 {
+        made = made.lanes(given.lanes);
+    }
+    Ok((made, create))
+}
+
+fn wrong(option: &str, found: impl std::fmt::Display, wanted: &str) -> i32 {
+    code::tell(code::OPTION, format!("{option} is {found}, wanted {wanted}"))
+}
+
+/// Options of a caller whose header may be older, with fewer fields, or newer: then what this library does not know must be 0.
+///
+/// # Safety
+/// As for [`of`].
+unsafe fn copied(options: *const COptions) -> Answer<COptions> {
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { (*options).struct_bytes } as usize;
+    if bytes < size_of::<COptions>() || bytes > 4096 {
+        return Err(wrong("struct_bytes", bytes, "sizeof(pelton_options): begin with PELTON_OPTIONS_INIT"));
+    }
+    // SAFETY: as above.
+    let beyond = unsafe {
+        std::slice::from_raw_parts(options.cast::<u8>().add(size_of::<COptions>()), bytes - size_of::<COptions>())
+    };
+    if beyond.iter().any(|byte| *byte != 0) {
+        return Err(code::tell(
+            code::OPTION,
+            "an option is set that this libpelton does not know: install one as new as the program's pelton.h",
+        ));
+    }
+    // SAFETY: as above.
+    Ok(unsafe { *options })
+}
+
+/// `pelton_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Info {
+    struct_bytes: u32,
+    has_peer: u32,
+    peer_pid: u32,
+    peer_uid: u32,
+    pub next_seq: u32,
+    pub generation: u32,
+    pub capacity: u64,
+    pub message_bytes_max: u64,
+    pub unreleased: u64,
+    messages: u64,
+    bytes: u64,
+    waits: u64,
+    sleeps: u64,
+    wakes_sent: u64,
+    depth_max: u64,
+}
+
+const _: () = assert!(size_of::<Info>() == 96);
+
+impl Info {
+    pub fn new(peer: Option<Peer>, counters: pelton::Counters) -> Info {
+        let pelton::Counters { messages, bytes, waits, sleeps, wakes_sent, depth_max } = counters;
+        Info {
+            has_peer: peer.is_some().into(),
+            peer_pid: peer.map_or(0, |peer| peer.pid),
+            peer_uid: peer.map_or(0, |peer| peer.uid),
+            messages,
+            bytes,
+            waits,
+            sleeps,
+            wakes_sent,
+            depth_max,
+            ..Info::default()
+        }
+    }
+
+    /// Writes as much as the caller's header knows of.
+    ///
+    /// # Safety
+    /// `out` points to as many bytes as its first word says.
+    pub unsafe fn write(mut self, out: *mut Info) -> Answer {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { (*out).struct_bytes };
+        if bytes < 8 || bytes % 8 != 0 {
+            return Err(wrong("struct_bytes", bytes, "sizeof(pelton_info)"));
+        }
+        self.struct_bytes = bytes;
+        let known = (bytes as usize).min(size_of::<Info>());
+        // SAFETY: as above; what is beyond what this library knows is 0.
+        unsafe {
+            out.cast::<u8>().write_bytes(0, bytes as usize);
+            std::ptr::copy_nonoverlapping((&raw const self).cast::<u8>(), out.cast::<u8>(), known);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,526 @@
+//! The receiving end, and messages held.
+
+use crate::code::{self, Answer};
+use crate::handle::{Handle, Object, SINGLE, call, close, enter};
+use crate::options::{Info, Until};
+use pelton::{Held, Message, RawMessage, Receiver};
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, IntoRawFd};
+
+/// A receiver behind a handle.
+pub struct Receiving {
+    receiver: Receiver,
+    current: Current,
+}
+
+/// What is received and not released. While it is not nothing the receiver is used for nothing else.
+enum Current {
+    Nothing,
+    One(RawMessage),
+    Batch,
+}
+
+impl Receiving {
+    pub fn new(receiver: Receiver) -> Receiving {
+        Receiving { receiver, current: Current::Nothing }
+    }
+
+    /// The receiver, for calls that would move what is received.
+    fn free(&mut self) -> Answer<&mut Receiver> {
+        match self.current {
+            Current::Nothing => Ok(&mut self.receiver),
+            _ => Err(code::plain(code::NOT_RELEASED)),
+        }
+    }
+}
+
+impl Object for Receiving {
+    const FREE: u32 = 0x7265_6300;
+    const KIND: &'static str = "receiver";
+
+    fn is_forked(&self) -> bool {
+        self.receiver.is_forked()
+    }
+
+    fn is_free(&self) -> bool {
+        matches!(self.current, Current::Nothing)
+    }
+
+    fn is_single(&self) -> bool {
+        matches!(self.current, Current::One(_))
+    }
+}
+
+type Handled = *mut Handle<Receiving>;
+
+/// `pelton_message`.
+#[repr(C)]
+pub struct CMessage {
+    data: *const c_void,
+    size: usize,
+    seq: u32,
+    lane: u32,
+    flags: u32,
+    descriptors: u32,
+}
+
+const _: () = assert!(size_of::<CMessage>() == 32);
+
+const REDELIVERED: u32 = 1;
+
+impl CMessage {
+    #[inline(always)]
+    fn of(message: &Message<'_>) -> CMessage {
+        let (data, size) = message.raw_parts();
+        CMessage {
+            data: data.as_ptr().cast(),
+            size,
+            seq: message.seq(),
+            lane: message.lane(),
+            flags: if message.is_redelivered() { REDELIVERED } else { 0 },
+            descriptors: message.descriptors() as u32,
+        }
+    }
+}
+
+/// The next message, waiting as long as is said.
+fn next(receiver: &mut Receiver, deadline_ns: i64) -> Answer<Message<'_>> {
+    let found = match Until::of(deadline_ns) {
+        Until::Now => receiver.try_receive(),
+        Until::Deadline(instant) => receiver.receive_until(instant),
+        Until::Forever => receiver.receive().map(Some),
+    };
+    found.map_err(|error| code::of(&error))?.ok_or(code::AGAIN)
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_receive(receiver: Handled, deadline_ns: i64, out: *mut CMessage) -> c_int {
+    // SAFETY: the caller's promises.
+    if let Some(receiving) = unsafe { Handle::object_at(receiver, Receiving::FREE) }
+        && !out.is_null()
+        && let Some(message) = receiving.receiver.receive_at_once()
+    {
+        // SAFETY: the caller's promise; the gate was open.
+        unsafe {
+            out.write(CMessage::of(&message));
+            receiving.current = Current::One(message.into_raw());
+            Handle::set_gate(receiver, Receiving::FREE + SINGLE);
+        }
+        return 0;
+    }
+    // SAFETY: the caller's promises.
+    unsafe { receive_slowly(receiver, deadline_ns, out) }
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn receive_slowly(receiver: Handled, deadline_ns: i64, out: *mut CMessage) -> c_int {
+    let receive = |receiving: &mut Receiving| {
+        let receiver = receiving.free()?;
+        if out.is_null() {
+            return Err(code::null("out"));
+        }
+        let message = next(receiver, deadline_ns)?;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(CMessage::of(&message)) };
+        receiving.current = Current::One(message.into_raw());
+        Ok(())
+    };
+    // SAFETY: the caller's promises.
+    unsafe { call(receiver, receive) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_receive_batch(
+    receiver: Handled,
+    deadline_ns: i64,
+    out: *mut CMessage,
+    count: usize,
+    out_count: *mut usize,
+) -> c_int {
+    let receive = |receiving: &mut Receiving| {
+        let receiver = receiving.free()?;
+        if out.is_null() || out_count.is_null() {
+            return Err(code::null("out or out_count"));
+        }
+        if count == 0 {
+            return Err(code::tell(code::TOO_SMALL, "room for 0 messages, wanted at least 1"));
+        }
+        let first = next(receiver, deadline_ns)?;
+        // SAFETY: the caller's promise, here and below.
+        unsafe { out.write(CMessage::of(&first)) };
+        let alone = count == 1 || first.descriptors() != 0;
+        let raw = first.into_raw();
+        let mut found = 1;
+        if alone {
+            receiving.current = Current::One(raw);
+        } else {
+            // From the first one on, which was only looked at so far.
+            found = 0;
+            receiving.current = Current::Batch;
+            while found < count {
+                // SAFETY: as above; less than count.
+                let look = |message: &Message<'_>| unsafe { out.add(found).write(CMessage::of(message)) };
+                match receiving.receiver.take_for_batch(look) {
+                    Ok(true) => found += 1,
+                    Ok(false) => break,
+                    // For the next call to tell.
+                    Err(_) if found > 0 => break,
+                    Err(error) => {
+                        receiving.current = Current::Nothing;
+                        return Err(code::of(&error));
+                    }
+                }
+            }
+        }
+        // A hostile sender may have taken back what stood there.
+        if found == 0 {
+            receiving.current = Current::Nothing;
+            return Err(code::AGAIN);
+        }
+        // SAFETY: as above.
+        unsafe { out_count.write(found) };
+        Ok(())
+    };
+    // SAFETY: the caller's promises.
+    unsafe { call(receiver, receive) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_receive_copy(
+    receiver: Handled,
+    buffer: *mut c_void,
+    capacity: usize,
+    deadline_ns: i64,
+    out_size: *mut usize,
+) -> c_int {
+    // SAFETY: the caller's promises.
+    if let Some(receiving) = unsafe { Handle::object_at(receiver, Receiving::FREE) }
+        && !buffer.is_null()
+        && !out_size.is_null()
+    {
+        let copy = || match receiving.receiver.receive_at_once() {
+            // SAFETY: the caller's promises.
+            Some(message) => unsafe { copy_out(message, buffer, capacity, out_size).is_ok() },
+            None => false,
+        };
+        // SAFETY: the gate was open.
+        match unsafe { Handle::briefly(receiver, copy) } {
+            Ok(true) => return 0,
+            Ok(false) => {}
+            Err(code) => return code,
+        }
+    }
+    // SAFETY: the caller's promises.
+    unsafe { copy_slowly(receiver, buffer, capacity, deadline_ns, out_size) }
+}
+
+/// Copies a message and releases it, or leaves it.
+///
+/// # Safety
+/// `capacity` bytes can be written at `buffer`, and a size at `out_size`.
+#[inline(always)]
+unsafe fn copy_out(message: Message<'_>, buffer: *mut c_void, capacity: usize, out_size: *mut usize) -> Answer {
+    let (data, size) = message.raw_parts();
+    // SAFETY: the caller's promise.
+    unsafe { out_size.write(size) };
+    if size > capacity {
+        // Not released: the next call finds it again.
+        let _ = message.into_raw();
+        return Err(code::TOO_SMALL);
+    }
+    // SAFETY: the lane checked that so many bytes are there; nothing looks at them after the copy.
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.cast(), size) };
+    Ok(())
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn copy_slowly(
+    receiver: Handled,
+    buffer: *mut c_void,
+    capacity: usize,
+    deadline_ns: i64,
+    out_size: *mut usize,
+) -> c_int {
+    let receive = |receiving: &mut Receiving| {
+        let receiver = receiving.free()?;
+        if out_size.is_null() || (buffer.is_null() && capacity > 0) {
+            return Err(code::null("buffer or out_size"));
+        }
+        let message = next(receiver, deadline_ns)?;
+        let size = message.raw_parts().1;
+        // SAFETY: the caller's promises. NULL has a capacity of 0: nothing is copied there but an empty message.
+        match unsafe { copy_out(message, buffer, capacity, out_size) } {
+            Err(code) => Err(code::tell(code, format!("a message of {size} bytes waits, the buffer has {capacity}"))),
+            Ok(()) => Ok(()),
+        }
+    };
+    // SAFETY: the caller's promises.
+    unsafe { call(receiver, receive) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_release(receiver: Handled) -> c_int {
+    // SAFETY: the caller's promises.
+    if let Some(receiving) = unsafe { Handle::object_at(receiver, Receiving::FREE + SINGLE) }
+        && !receiving.receiver.is_forked()
+        && let Current::One(raw) = std::mem::replace(&mut receiving.current, Current::Nothing)
+    {
+        // SAFETY: the gate was found as it is for one message, which is still the last received.
+        return match unsafe {
+            Handle::set_gate(receiver, Receiving::FREE);
+            Handle::briefly(receiver, || drop(receiving.receiver.message_from_raw(raw)))
+        } {
+            Ok(()) => 0,
+            Err(code) => code,
+        };
+    }
+    // SAFETY: the caller's promises.
+    unsafe { release_slowly(receiver) }
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn release_slowly(receiver: Handled) -> c_int {
+    let release = |receiving: &mut Receiving| match std::mem::replace(&mut receiving.current, Current::Nothing) {
+        Current::Nothing => Err(code::plain(code::NOT_RECEIVED)),
+        Current::One(raw) => {
+            // SAFETY: received last, and the receiver not used meanwhile.
+            drop(unsafe { receiving.receiver.message_from_raw(raw) });
+            Ok(())
+        }
+        Current::Batch => {
+            receiving.receiver.release_batch();
+            Ok(())
+        }
+    };
+    // SAFETY: the caller's promises.
+    unsafe { call(receiver, release) }
+}
+
+/// A message held, behind a handle.
+pub struct Holding(Held);
+
+impl Object for Holding {
+    const FREE: u32 = 0x6865_6c00;
+    const KIND: &'static str = "held";
+
+    fn is_forked(&self) -> bool {
+        self.0.is_forked()
+    }
+
+    fn is_free(&self) -> bool {
+        true
+    }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_hold(receiver: Handled, out: *mut *mut Handle<Holding>) -> c_int {
+    let hold = |receiving: &mut Receiving| {
+        if out.is_null() {
+            return Err(code::null("out"));
+        }
+        match std::mem::replace(&mut receiving.current, Current::Nothing) {
+            Current::One(raw) => {
+                // SAFETY: received last, and the receiver not used meanwhile; the caller's promise.
+                unsafe {
+                    let message = receiving.receiver.message_from_raw(raw);
+                    out.write(Handle::boxed(Holding(message.hold())));
+                }
+                Ok(())
+            }
+            Current::Batch => {
+                receiving.current = Current::Batch;
+                Err(code::tell(code::NOT_RECEIVED, "a batch was received, which cannot be held: receive one message"))
+            }
+            Current::Nothing => Err(code::plain(code::NOT_RECEIVED)),
+        }
+    };
+    // SAFETY: the caller's promises.
+    unsafe { call(receiver, hold) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_held_release(held: *mut Handle<Holding>) -> c_int {
+    // SAFETY: the caller's promises.
+    unsafe { close(held) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_take_descriptors(
+    receiver: Handled,
+    out: *mut c_int,
+    capacity: usize,
+    out_count: *mut usize,
+) -> c_int {
+    let take = |receiving: &mut Receiving| {
+        if out_count.is_null() || (out.is_null() && capacity > 0) {
+            return Err(code::null("out or out_count"));
+        }
+        let raw = match std::mem::replace(&mut receiving.current, Current::Nothing) {
+            Current::One(raw) => raw,
+            // None of a batch's messages has any.
+            other => {
+                let nothing = matches!(other, Current::Nothing);
+                receiving.current = other;
+                // SAFETY: the caller's promise.
+                unsafe { out_count.write(0) };
+                return if nothing { Err(code::plain(code::NOT_RECEIVED)) } else { Ok(()) };
+            }
+        };
+        // SAFETY: received last, and the receiver not used meanwhile.
+        let mut message = unsafe { receiving.receiver.message_from_raw(raw) };
+        let count = message.descriptors();
+        let taken = if count > capacity {
+            // SAFETY: the caller's promise.
+            unsafe { out_count.write(count) };
+            Err(code::tell(code::TOO_SMALL, format!("{count} descriptors came, there is room for {capacity}")))
+        } else {
+            message.take_descriptors().map_err(|error| code::of(&error))
+        };
+        receiving.current = Current::One(message.into_raw());
+        let taken = taken?;
+        // SAFETY: the caller's promises; no more than its room.
+        unsafe {
+            out_count.write(taken.len());
+            for (place, fd) in taken.into_iter().enumerate() {
+                out.add(place).write(fd.into_raw_fd());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: the caller's promises.
+    unsafe { call(receiver, take) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_receiver_fd(receiver: *const Handle<Receiving>) -> c_int {
+    // SAFETY: the caller's promises.
+    unsafe { enter(receiver.cast_mut(), |receiving| Ok(receiving.receiver.as_raw_fd())) }.unwrap_or_else(|code| code)
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_receiver_arm(receiver: Handled) -> c_int {
+    let arm = |receiving: &mut Receiving| match receiving.free()?.arm() {
+        Ok(true) => Err(code::AGAIN),
+        Ok(false) => Ok(()),
+        Err(error) => Err(code::of(&error)),
+    };
+    // SAFETY: the caller's promises.
+    unsafe { call(receiver, arm) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_receiver_disarm(receiver: Handled) -> c_int {
+    let disarm = |receiving: &mut Receiving| {
+        receiving.receiver.disarm();
+        Ok(())
+    };
+    // SAFETY: the caller's promises.
+    unsafe { call(receiver, disarm) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_receiver_resume(receiver: Handled, deadline_ns: i64) -> c_int {
+    let resume = |receiving: &mut Receiving| {
+        let receiver = receiving.free()?;
+        let resumed = match Until::of(deadline_ns).instant() {
+            Some(instant) => receiver.resume_until(instant),
+            None => receiver.resume().map(|()| true),
+        };
+        match resumed {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(code::AGAIN),
+            Err(error) => Err(code::of(&error)),
+        }
+    };
+    // SAFETY: the caller's promises.
+    unsafe { call(receiver, resume) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_receiver_sync(receiver: Handled) -> c_int {
+    // SAFETY: the caller's promises.
+    unsafe { call(receiver, |receiving| receiving.free()?.sync().map_err(|error| code::of(&error))) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_receiver_info(receiver: Handled, out: *mut Info) -> c_int {
+    let info = |receiving: &mut Receiving| {
+        if out.is_null() {
+            return Err(code::null("out"));
+        }
+        let receiver = &receiving.receiver;
+        let mut info = Info::new(receiver.peer(), receiver.counters());
+        info.generation = receiver.generation();
+        info.capacity = receiver.capacity();
+        info.message_bytes_max = receiver.message_bytes_max();
+        // SAFETY: the caller's promise.
+        unsafe { info.write(out) }
+    };
+    // SAFETY: the caller's promises.
+    unsafe { call(receiver, info) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_receiver_close(receiver: Handled) -> c_int {
+    // SAFETY: the caller's promises.
+    unsafe { close(receiver) }
+}

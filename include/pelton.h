@@ -1,0 +1,383 @@
+/* pelton.h: messages at memory speed between the threads and processes of one machine.
+ *
+ * This header is the reference of the C interface, and what every other language's binding covers. It needs Linux 5.10 or
+ * later, 64-bit and little-endian. C11 and C++17.
+ *
+ * A channel is a sender and a receiver over a lane: a ring of messages of any size in shared memory. It is made
+ *   - by connect: one side listens under a name (pelton_listen), the other opens it (pelton_sender_open, pelton_receiver_open);
+ *   - by path: both sides open a directory, "path:DIR", which keeps the messages when both are gone;
+ *   - between threads of one process: pelton_threads.
+ *
+ *     pelton_sender *s;                                             pelton_receiver *r;
+ *     pelton_sender_open("events", NULL, &s);                       ... pelton_listen, pelton_accept_receiver
+ *     pelton_send(s, "hello", 5, PELTON_FOREVER);                   pelton_message m;
+ *     pelton_sender_close(s);                                       while (pelton_receive(r, PELTON_FOREVER, &m) == 0) {
+ *                                                                       use(m.data, m.size);
+ *                                                                       pelton_release(r);
+ *                                                                   }
+ *                                                                   pelton_receiver_close(r);
+ *
+ * RESULTS. Functions that return int answer 0 (PELTON_OK) or a negative code; each function's comment lists those of its own.
+ * PELTON_AGAIN is an answer, not an error: full, empty, or the deadline has passed. Any function may answer, besides:
+ *   PELTON_NULL           a pointer is NULL that must not be. Only _close functions take a NULL handle, and do nothing.
+ *   PELTON_CLOSED_HANDLE  the handle was closed, or is of another kind. Closed handles are recognised for a while (at least the
+ *                         next 64 closings in the process), not for ever: do not rely on it.
+ *   PELTON_WRONG_THREAD   another thread is in a call with this handle. Found only where PELTON_CHECK_THREADS is set in the
+ *                         environment when the handle is made, or the library was built for debugging.
+ *   PELTON_FORKED         the handle was made by a process of which this one is a fork. The child closes it, which touches
+ *                         nothing of the parent's, and makes its own.
+ *   PELTON_INTERNAL       a bug in pelton was caught: the handle can only be closed. Please report what pelton_error_detail says.
+ * After any other code than PELTON_AGAIN, pelton_error_detail() tells what was found, what was wanted, and what to do.
+ * An out-parameter is written only together with PELTON_OK, unless its function says otherwise.
+ *
+ * WAITING. A function with a deadline_ns may wait until then: nanoseconds of CLOCK_MONOTONIC, PELTON_NO_WAIT or PELTON_FOREVER;
+ * pelton_deadline(n) is n nanoseconds from now. The deadline is looked at only when there is something to wait for. How it
+ * waits, spinning or asleep, is an option. Signals do not end a wait. Functions without a deadline_ns do not wait.
+ *
+ * THREADS. A handle is used by one thread at a time; which one does not matter, and need not stay the same, as long as one
+ * thread's call has returned, and the other knows, before the other begins. Different handles are independent. Only
+ * pelton_held_release may be called at any time from any thread.
+ *
+ * UNITS. Sizes are in bytes, times in nanoseconds.
+ */
+#ifndef PELTON_H
+#define PELTON_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The version of this header. The library's is pelton_version(). A program needs a library of the same major number that is
+ * not older; while the major number is 0, of the same major and minor number. */
+#define PELTON_VERSION_MAJOR 0
+#define PELTON_VERSION_MINOR 1
+#define PELTON_VERSION_PATCH 0
+#define PELTON_VERSION (PELTON_VERSION_MAJOR * 1000000 + PELTON_VERSION_MINOR * 1000 + PELTON_VERSION_PATCH)
+
+/* A result that must not be ignored: a message that was not sent is still the caller's. */
+#if defined(__GNUC__)
+#define PELTON_MUST_USE __attribute__((warn_unused_result))
+#else
+#define PELTON_MUST_USE
+#endif
+
+/* Every code: name, number, text. For programs in any language to read: one X(...) a line, nothing else in between. Numbers
+ * stay; new ones come at the end. */
+#define PELTON_CODES(X) \
+    X(PELTON_AGAIN, -1, "not now: full, empty, or the deadline has passed") \
+    X(PELTON_CLOSED, -2, "the other side has closed") \
+    X(PELTON_PEER_DIED, -3, "the other side died without closing: resume waits for a successor") \
+    X(PELTON_TOO_LARGE, -4, "larger than what was reserved, or than this channel takes") \
+    X(PELTON_TOO_SMALL, -5, "what was given to be filled is too small: the size wanted was written") \
+    X(PELTON_TOO_MANY_DESCRIPTORS, -6, "more descriptors than can go with one message") \
+    X(PELTON_DESCRIPTORS_LOST, -7, "this process had no room for all descriptors: raise RLIMIT_NOFILE") \
+    X(PELTON_CORRUPT, -8, "the peer broke a rule of the layout or the protocol: close the channel") \
+    X(PELTON_REFUSED, -9, "refused by the other side, or not possible with this kind of channel") \
+    X(PELTON_HUNG_UP, -10, "the peer hung up during the hand-shake: see what it says") \
+    X(PELTON_NO_LISTENER, -11, "nobody listens under the name: start the other side, or give a deadline") \
+    X(PELTON_IN_USE, -12, "somebody listens under the name already") \
+    X(PELTON_NAME, -13, "a name that cannot be") \
+    X(PELTON_OPTION, -14, "an option has a value that cannot be") \
+    X(PELTON_NO_CHANNEL, -15, "there is no channel at the path: create it, or give a deadline") \
+    X(PELTON_NOT_A_CHANNEL, -16, "what is at the path cannot be used as a channel") \
+    X(PELTON_ROLE_TAKEN, -17, "the path's channel has its receiver, or all its senders, already") \
+    X(PELTON_NO_SPACE, -18, "the file system is full: nothing is damaged, try again when there is space") \
+    X(PELTON_REBOOTED, -19, "the path's channel is from before a reboot: pelton recover keeps what is whole") \
+    X(PELTON_SYSTEM, -20, "the operating system refused something: errno says what") \
+    X(PELTON_FORKED, -21, "the handle belongs to the process that forked this one: make a new one here") \
+    X(PELTON_INTERNAL, -22, "a bug in pelton was caught: close the handle, and report it") \
+    X(PELTON_NULL, -23, "mistake of the caller: NULL where it must not be") \
+    X(PELTON_CLOSED_HANDLE, -24, "mistake of the caller: the handle is closed, or of another kind") \
+    X(PELTON_WRONG_THREAD, -25, "mistake of the caller: another thread is in a call with this handle") \
+    X(PELTON_NOT_RESERVED, -26, "mistake of the caller: nothing is reserved, or no batch begun") \
+    X(PELTON_RESERVED, -27, "mistake of the caller: commit or abort what is reserved first") \
+    X(PELTON_NOT_RECEIVED, -28, "mistake of the caller: no message is received, or it was released already") \
+    X(PELTON_NOT_RELEASED, -29, "mistake of the caller: release or hold what was received first")
+
+enum pelton_code {
+#define PELTON_CODE_(name, number, text) name = number,
+    PELTON_CODES(PELTON_CODE_)
+#undef PELTON_CODE_
+    PELTON_OK = 0
+};
+
+/* Deadlines that are none. */
+#define PELTON_NO_WAIT INT64_C(0)
+#define PELTON_FOREVER INT64_MAX
+
+typedef struct pelton_sender pelton_sender;
+typedef struct pelton_receiver pelton_receiver;
+typedef struct pelton_listener pelton_listener;
+typedef struct pelton_held pelton_held; /* a message kept after the receiver has gone on */
+
+/* How a side waits (pelton_options.wait). */
+enum pelton_wait {
+    PELTON_BLOCK = 0, /* spin for some microseconds, then sleep */
+    PELTON_SPIN = 1   /* never sleep: the least latency, for a whole processor */
+};
+
+/* How a channel is made. Wherever one is taken, NULL means PELTON_OPTIONS_INIT; 0 in a field its default. It is copied. */
+typedef struct pelton_options {
+    uint32_t struct_bytes;      /* sizeof(pelton_options), set by PELTON_OPTIONS_INIT; later versions add at the end */
+    uint32_t wait;              /* enum pelton_wait */
+    uint64_t capacity;          /* bytes of the lane, 64 MiB, at most 16 GiB; the sender's side, or the path's maker, decides */
+    uint64_t message_bytes_max; /* the largest message, if less than half the capacity less 32 bytes; decided likewise */
+    int64_t deadline_ns;        /* opening waits until then: for somebody to listen; on a path, to be made and joined */
+    const uint32_t *uids;       /* users that may be at the other end besides this process's own, */
+    uint32_t uids_count;        /* and how many */
+    uint32_t create;            /* path: 1 makes the channel if it is not there */
+    uint32_t mode;              /* path: who may open it, 0700 */
+    uint32_t lanes;             /* path: the most senders at a time, 1, at most 1024; decided by its maker */
+} pelton_options;
+
+#define PELTON_OPTIONS_INIT {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0}
+
+/* A message received in place. data stays good until the message is released; it is aligned to 8 bytes, and never NULL. Who
+ * reads in place trusts the sender not to write after it has committed; pelton_receive_copy trusts nobody. */
+typedef struct pelton_message {
+    const void *data;
+    size_t size;
+    uint32_t seq;         /* its number in its lane: one more for each, modulo 2^32, never 0 */
+    uint32_t lane;        /* which of a path's lanes it came by, 0 elsewhere; order holds within a lane */
+    uint32_t flags;       /* PELTON_REDELIVERED */
+    uint32_t descriptors; /* how many came along: pelton_take_descriptors */
+} pelton_message;
+
+/* pelton_message.flags: a receiver that died may have seen this message before. Other bits are 0, and not to be relied on. */
+#define PELTON_REDELIVERED 1
+
+/* Figures of one side. They cost nothing to keep. */
+typedef struct pelton_info {
+    uint32_t struct_bytes;      /* sizeof(pelton_info), set by the caller before the call: no more than that is written */
+    uint32_t has_peer;          /* 1 while the other side is there, as far as is known; only a path's may be missing */
+    uint32_t peer_pid;          /* its process when it connected, */
+    uint32_t peer_uid;          /* its user, as the kernel vouches for; the one whose message came last, of several senders */
+    uint32_t next_seq;          /* sender: the number that the next message will have */
+    uint32_t generation;        /* receiver: which producer of the lane sent the last message, 1 for the first */
+    uint64_t capacity;          /* bytes of the lane */
+    uint64_t message_bytes_max; /* the largest message */
+    uint64_t unreleased;        /* sender: messages sent and not yet released */
+    uint64_t messages;          /* sent, or released */
+    uint64_t bytes;             /* their payload */
+    uint64_t waits;             /* times that there was no room, or no message */
+    uint64_t sleeps;            /* times that this side went to sleep, or armed its descriptor */
+    uint64_t wakes_sent;        /* times that this side rang the other */
+    uint64_t depth_max;         /* sender: the most unreleased messages that it noticed */
+} pelton_info;
+
+/* ---- The library ------------------------------------------------------------------------------------------------------- */
+
+/* The library's version, as PELTON_VERSION has the header's. Any thread. */
+uint32_t pelton_version(void);
+
+/* The text of a code from the table above, "ok" for 0, "an unknown code" for others. Never NULL, never freed. Any thread. */
+const char *pelton_code_text(int code);
+
+/* What the last call of this thread that answered a code other than PELTON_AGAIN found, wanted, and says to do: one line, "" if
+ * there was none. Good until this thread's next pelton call; not to be freed. After PELTON_SYSTEM, errno is the system's own. */
+const char *pelton_error_detail(void);
+
+/* The deadline that lies timeout_ns from now. A negative timeout has passed; a sum beyond what fits is PELTON_FOREVER. */
+int64_t pelton_deadline(int64_t timeout_ns);
+
+/* ---- Making a channel -------------------------------------------------------------------------------------------------- */
+
+/* Opens the sending end of a channel.
+ *   "events"    connects to a receiver that listens under this short name (of $XDG_RUNTIME_DIR/pelton/, else /tmp/pelton-UID/)
+ *   "unix:PATH" connects to one that listens at this socket
+ *   "path:DIR"  opens the channel in this directory, and goes on behind the last message that its sender before committed; no
+ *               receiver need be there, unless there is a deadline in the options
+ * Waits as the options' deadline says, for nobody without one; then, for a side that listens but is slow to accept, 5 seconds
+ * at most. An event loop that cannot afford that opens in a thread of its own and hands the handle over.
+ * Errors: PELTON_AGAIN: the deadline, or those seconds, have passed. PELTON_NAME, PELTON_OPTION. By connect:
+ * PELTON_NO_LISTENER, PELTON_REFUSED (another user, version, or end: the detail has the other side's words), PELTON_HUNG_UP.
+ * By path: PELTON_NO_CHANNEL, PELTON_NOT_A_CHANNEL, PELTON_ROLE_TAKEN, PELTON_NO_SPACE, PELTON_REBOOTED. PELTON_CORRUPT,
+ * PELTON_SYSTEM. Nothing is left behind; it can be tried again. */
+PELTON_MUST_USE int pelton_sender_open(const char *name, const pelton_options *options, pelton_sender **out);
+
+/* Opens the receiving end of a channel. As pelton_sender_open; a path's begins with the oldest message not released. */
+PELTON_MUST_USE int pelton_receiver_open(const char *name, const pelton_options *options, pelton_receiver **out);
+
+/* Makes both ends of a channel between threads of this process. Does not wait. Errors: PELTON_OPTION, PELTON_SYSTEM. */
+PELTON_MUST_USE int pelton_threads(const pelton_options *options, pelton_sender **out_sender, pelton_receiver **out_receiver);
+
+/* Listens under a short name or "unix:PATH". Does not wait. Each peer accepted gets a channel of its own, made with these
+ * options. The name stands as long as the listener or an end that it accepted is open; one left behind by a dead process is
+ * replaced. Errors: PELTON_IN_USE, PELTON_NAME, PELTON_OPTION, PELTON_SYSTEM. */
+PELTON_MUST_USE int pelton_listen(const char *name, const pelton_options *options, pelton_listener **out);
+
+/* Waits until a receiver connects, and is its sender. Peers that are refused are told why and do not end the wait. Once one has
+ * connected, also with PELTON_NO_WAIT, shaking hands may take half a second if it is slow.
+ * Errors: PELTON_AGAIN; PELTON_SYSTEM, for instance when descriptors run out. */
+PELTON_MUST_USE int pelton_accept_sender(pelton_listener *listener, int64_t deadline_ns, pelton_sender **out);
+
+/* Waits until a sender connects, and is its receiver. As pelton_accept_sender. */
+PELTON_MUST_USE int pelton_accept_receiver(pelton_listener *listener, int64_t deadline_ns, pelton_receiver **out);
+
+/* The descriptor to poll for reading: readable while somebody waits to be accepted. The listener's: not to be closed or read.
+ * Answers the descriptor, or a code. */
+int pelton_listener_fd(const pelton_listener *listener);
+
+/* Stops listening and frees the listener. Ends that it accepted stay open, and find their peers' successors under the name. */
+int pelton_listener_close(pelton_listener *listener);
+
+/* ---- Sending ----------------------------------------------------------------------------------------------------------- *
+ * All of them answer, once the receiver is gone, PELTON_CLOSED or PELTON_PEER_DIED; the detail and pelton_info.unreleased say how
+ * many messages were not released. Some messages may still be sent in between, which then count as unreleased. After
+ * PELTON_PEER_DIED: pelton_sender_resume, or close. On a path the end of a receiver is told once, and then sending goes on for the
+ * next. PELTON_CORRUPT, PELTON_SYSTEM; on a path PELTON_NO_SPACE. While something is reserved, other calls than those that say
+ * otherwise answer PELTON_RESERVED. */
+
+/* Copies a message into the lane; waits for room. data may be NULL if size is 0.
+ * Errors: PELTON_AGAIN: no room, nothing was sent. PELTON_TOO_LARGE, in whatever state the lane is. */
+PELTON_MUST_USE int pelton_send(pelton_sender *sender, const void *data, size_t size, int64_t deadline_ns);
+
+/* Reserves size bytes for a message to be written in place, aligned to 8; waits for room. Nothing is seen of it until it is
+ * committed. What was reserved before, or a batch begun, is aborted. Errors: as pelton_send. */
+PELTON_MUST_USE int pelton_reserve(pelton_sender *sender, size_t size, int64_t deadline_ns, void **out);
+
+/* Publishes the first size bytes of what was reserved as one message. Does not wait. Nothing of it may be written afterwards.
+ * Errors: PELTON_NOT_RESERVED; PELTON_TOO_LARGE: more than was reserved, which stays. A channel that ended is told by the next
+ * call. */
+PELTON_MUST_USE int pelton_commit(pelton_sender *sender, size_t size);
+
+/* Gives back what was reserved, or a batch: nothing is seen of it. Errors: PELTON_NOT_RESERVED. */
+int pelton_abort(pelton_sender *sender);
+
+/* Begins a batch: room for count messages of bytes_total bytes together, which appear to the receiver at once or not at all. Waits
+ * for room. What was reserved before is aborted. Errors: as pelton_send; PELTON_TOO_LARGE when the messages with 16 bytes each
+ * come to more than the largest message. */
+PELTON_MUST_USE int pelton_batch_begin(pelton_sender *sender, size_t count, size_t bytes_total, int64_t deadline_ns);
+
+/* Copies the batch's next message. Does not wait. Errors: PELTON_AGAIN: the batch's room is used up: commit it and begin another.
+ * PELTON_NOT_RESERVED: no batch was begun. */
+PELTON_MUST_USE int pelton_batch_push(pelton_sender *sender, const void *data, size_t size);
+
+/* Publishes the messages pushed. Does not wait. Errors: PELTON_NOT_RESERVED. */
+PELTON_MUST_USE int pelton_batch_commit(pelton_sender *sender);
+
+/* Sends a message together with count descriptors, at most 64; waits for room. The caller keeps its own. Not on a path.
+ * Errors: as pelton_send; PELTON_TOO_MANY_DESCRIPTORS; PELTON_REFUSED: a path; PELTON_SYSTEM, EBADF: one that is not open. */
+PELTON_MUST_USE int pelton_send_descriptors(pelton_sender *sender, const void *data, size_t size, const int *fds, size_t count,
+                                            int64_t deadline_ns);
+
+/* Waits until the receiver has released every message. Errors: PELTON_AGAIN: not yet. */
+PELTON_MUST_USE int pelton_drain(pelton_sender *sender, int64_t deadline_ns);
+
+/* Gives memory that holds no message back to the system: after a burst the lane keeps what it grew to until this. A system call
+ * or two. Errors: PELTON_SYSTEM. */
+int pelton_trim(pelton_sender *sender);
+
+/* ---- Receiving --------------------------------------------------------------------------------------------------------- *
+ * After the last message all of them answer PELTON_CLOSED when the sender has closed, PELTON_PEER_DIED when it died; then
+ * pelton_receiver_resume, or close. On a path the end is told once, and then receiving goes on for the next. PELTON_CORRUPT,
+ * PELTON_SYSTEM. What was received is released, or held, before anything else is done with the receiver but closing it, asking
+ * it for figures, its descriptor, or a message's descriptors: PELTON_NOT_RELEASED. */
+
+/* The next message, in place; waits for one. Release it with pelton_release. Errors: PELTON_AGAIN: none. */
+PELTON_MUST_USE int pelton_receive(pelton_receiver *receiver, int64_t deadline_ns, pelton_message *out);
+
+/* Up to count messages in place, those that are there; waits for the first. *out_count is how many, at least 1. One pelton_release
+ * releases all of them. A message with descriptors comes alone. Errors: PELTON_AGAIN: none. */
+PELTON_MUST_USE int pelton_receive_batch(pelton_receiver *receiver, int64_t deadline_ns, pelton_message *out, size_t count,
+                                         size_t *out_count);
+
+/* Copies the next message to buffer and releases it; waits for one. *out_size is its size. Safe against any sender.
+ * Errors: PELTON_AGAIN: none. PELTON_TOO_SMALL: it has more than capacity bytes: *out_size says how many, the message stays. */
+PELTON_MUST_USE int pelton_receive_copy(pelton_receiver *receiver, void *buffer, size_t capacity, int64_t deadline_ns,
+                                        size_t *out_size);
+
+/* Releases what pelton_receive or pelton_receive_batch answered last; its data is not to be read any more. Does not wait.
+ * Descriptors not taken are closed. Errors: PELTON_NOT_RECEIVED. */
+int pelton_release(pelton_receiver *receiver);
+
+/* Keeps the message received last, without a copy, and lets the receiver go on: data stays good until pelton_held_release. Space comes
+ * back in order, so a message held long keeps what comes after it from being released too. Descriptors not taken are closed. Does not
+ * wait. Errors: PELTON_NOT_RECEIVED, also for a batch of more than one. */
+PELTON_MUST_USE int pelton_hold(pelton_receiver *receiver, pelton_held **out);
+
+/* Releases a message held, and frees the handle; in any order, from any thread, at any time: also while the receiver is in use by
+ * another, and after it is closed (then close the receiver late: data of a closed receiver's messages is good only until its sender
+ * has found a successor). NULL does nothing. */
+int pelton_held_release(pelton_held *held);
+
+/* The descriptors that came with the message received last, once: they are the caller's to close, and close on exec. Waits a second at
+ * most for a sender that survived its receiver and sends them again. *out_count is how many; with PELTON_TOO_SMALL (more than capacity)
+ * too, and they stay. Errors: PELTON_NOT_RECEIVED, PELTON_DESCRIPTORS_LOST, PELTON_CORRUPT. */
+PELTON_MUST_USE int pelton_take_descriptors(pelton_receiver *receiver, int *out, size_t capacity, size_t *out_count);
+
+/* ---- In an event loop -------------------------------------------------------------------------------------------------- *
+ * Either end has one descriptor for poll, epoll, io_uring or libuv: watch it for reading. It is level-triggered in meaning, from one
+ * arm to the next. The steps:
+ *   1. arm. PELTON_AGAIN: nothing is there, go back to the loop. PELTON_OK: something is there already: go to 2. Anything else is
+ *      the end of the channel, or an error.
+ *   2. when it is readable: receive (or send) with PELTON_NO_WAIT until PELTON_AGAIN, or as often as the loop can afford (the
+ *      descriptor stays readable), then arm again. A descriptor that is readable with nothing there is possible: arm again.
+ *   3. disarm before using the functions that wait, or when the loop loses interest.
+ * The descriptor stays the same for the handle's life, and is the handle's: not to be read, written or closed. */
+
+/* Answers the descriptor, or a code. Also while something is reserved. */
+int pelton_sender_fd(const pelton_sender *sender);
+
+/* Asks that the descriptor become readable when there is room for a message of size bytes, or the receiver goes. Does not wait.
+ * Answers: PELTON_AGAIN: no room yet, wait for the descriptor. PELTON_OK: there is room. Errors: as pelton_send. */
+PELTON_MUST_USE int pelton_sender_arm(pelton_sender *sender, size_t size);
+
+/* Takes pelton_sender_arm back. */
+int pelton_sender_disarm(pelton_sender *sender);
+
+/* Answers the descriptor, or a code. Also while a message is not released. */
+int pelton_receiver_fd(const pelton_receiver *receiver);
+
+/* Asks that the descriptor become readable when a message comes, or the sender goes. Does not wait.
+ * Answers: PELTON_AGAIN: none yet, wait for the descriptor. PELTON_OK: one is there. Errors: as pelton_receive. */
+PELTON_MUST_USE int pelton_receiver_arm(pelton_receiver *receiver);
+
+/* Takes pelton_receiver_arm back. */
+int pelton_receiver_disarm(pelton_receiver *receiver);
+
+/* ---- Either end -------------------------------------------------------------------------------------------------------- */
+
+/* After PELTON_PEER_DIED: waits for the receiver's successor and offers it the lane with everything unreleased, which is delivered
+ * again; then sending goes on. An end that had connected connects under the name again; one that was accepted accepts there, and
+ * needs no listener open. On a path it waits until a receiver is there, which sending does not need. Leave it some milliseconds: hands
+ * are shaken within the deadline. Errors: PELTON_AGAIN: nobody came. PELTON_REFUSED: the channel has not lost its peer, or is one
+ * between threads. PELTON_CORRUPT, PELTON_SYSTEM; it can be tried again. */
+PELTON_MUST_USE int pelton_sender_resume(pelton_sender *sender, int64_t deadline_ns);
+
+/* After PELTON_PEER_DIED: waits for the sender's successor, who goes on where the dead one committed last. As pelton_sender_resume. */
+PELTON_MUST_USE int pelton_receiver_resume(pelton_receiver *receiver, int64_t deadline_ns);
+
+/* Has everything sent so far written to the disk under a path, so that it survives the machine's end as long as the receiver had not
+ * released it. Takes what the disk takes, milliseconds and more. A crash of processes loses nothing without this.
+ * Errors: PELTON_REFUSED: not a path; PELTON_SYSTEM. */
+PELTON_MUST_USE int pelton_sender_sync(pelton_sender *sender);
+
+/* Has what was released so far written to the disk under a path, so that it is not delivered again after the machine's end. As
+ * pelton_sender_sync. */
+PELTON_MUST_USE int pelton_receiver_sync(pelton_receiver *receiver);
+
+/* Figures of this side. out->struct_bytes says how much of it to fill. Does not wait. Also while something is reserved.
+ * Errors: PELTON_OPTION: struct_bytes is 0 or odd. */
+int pelton_sender_info(pelton_sender *sender, pelton_info *out);
+
+/* Figures of this side. As pelton_sender_info. Also while a message is not released. */
+int pelton_receiver_info(pelton_receiver *receiver, pelton_info *out);
+
+/* Closes and frees the handle, also after an error and while something is reserved. The receiver reads everything sent and is then
+ * told PELTON_CLOSED. Does not wait: pelton_drain before does. A process that exits without this is told to its peer as
+ * PELTON_PEER_DIED. NULL does nothing. Errors: PELTON_CLOSED_HANDLE; PELTON_FORKED: freed, and nothing of the parent's touched. */
+int pelton_sender_close(pelton_sender *sender);
+
+/* Closes and frees the handle, also while a message is not released, which counts as unreleased then. The sender is told PELTON_CLOSED
+ * with how many were not released. As pelton_sender_close. */
+int pelton_receiver_close(pelton_receiver *receiver);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
