@@ -1,0 +1,113 @@
+/* What the tests share. A test is a function named by its claim; CHECK ends the program where a claim is wrong. Whatever waits has a
+ * deadline: SOON for pelton, an alarm for everything. Compiles as C11 and as C++17. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "pelton.h"
+
+/* Long enough for a busy machine under valgrind. */
+#define SECONDS 1000000000
+#define SOON pelton_deadline((int64_t)60 * SECONDS)
+
+#define CHECK(claim)                                                                     \
+    do {                                                                                 \
+        if (!(claim)) fail(__FILE__, __LINE__, #claim, "");                              \
+    } while (0)
+
+/* That a call answers this code. */
+#define ANSWERS(call, code)                                                              \
+    do {                                                                                 \
+        int answered_ = (call);                                                          \
+        if (answered_ != (code)) fail(__FILE__, __LINE__, #call, pelton_code_text(answered_)); \
+    } while (0)
+
+#define OK(call) ANSWERS(call, PELTON_OK)
+
+/* That a call answers this code, and that the detail says so in these words. */
+#define REFUSES(call, code, words)                                                       \
+    do {                                                                                 \
+        ANSWERS(call, code);                                                             \
+        if (!strstr(pelton_error_detail(), words)) fail(__FILE__, __LINE__, #call, words); \
+    } while (0)
+
+static inline void fail(const char *file, int line, const char *claim, const char *found) {
+    fprintf(stderr, "%s:%d: %s: %s [%s] (errno: %s)\n", file, line, claim, found, pelton_error_detail(), strerror(errno));
+    abort();
+}
+
+typedef struct test {
+    const char *name;
+    void (*run)(void);
+} test;
+
+#define TEST(name) {#name, name}
+
+/* A directory of this run's own. */
+static char here[64];
+
+static inline const char *place(char *text, const char *format) {
+    int written = snprintf(text, 128, format, here);
+    CHECK(written > 0 && written < 128);
+    return text;
+}
+
+/* Runs a function in another process. */
+static inline pid_t start(void (*run)(const char *), const char *name) {
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        alarm(200);
+        run(name);
+        /* Not the parent's atexit and buffers. */
+        _exit(0);
+    }
+    return pid;
+}
+
+/* That the other process ended well. */
+static inline void finish(pid_t pid) {
+    int status = 0;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static inline void kill_now(pid_t pid) {
+    int status = 0;
+    CHECK(kill(pid, SIGKILL) == 0);
+    CHECK(waitpid(pid, &status, 0) == pid);
+    CHECK(WIFSIGNALED(status));
+}
+
+static inline int run_tests(const test *tests, size_t count) {
+    alarm(200);
+    CHECK(pelton_version() == PELTON_VERSION);
+    snprintf(here, sizeof here, "/tmp/pelton-c-test-XXXXXX");
+    CHECK(mkdtemp(here));
+    for (size_t i = 0; i < count; i++) {
+        tests[i].run();
+        printf("ok %s\n", tests[i].name);
+    }
+    /* Everything in it was removed by the tests. */
+    CHECK(rmdir(here) == 0);
+    return 0;
+}
+
+#endif
