@@ -1,0 +1,130 @@
+/* Both ends in an epoll of their own, with other descriptors beside: lines come from standard input, and go to standard output.
+ * Nobody is ever waited for but by epoll: where there is no room the loop stops reading, and goes on when there is.
+ *
+ *     epoll_loop receive NAME > copy
+ *     producer | epoll_loop send NAME
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "pelton.h"
+
+static int check(int code, const char *what) {
+    if (code != PELTON_OK && code != PELTON_AGAIN && code != PELTON_CLOSED) {
+        fprintf(stderr, "%s: %s: %s\n", what, pelton_code_text(code), pelton_error_detail());
+        exit(1);
+    }
+    return code;
+}
+
+/* Level-triggered, for reading: all that a pelton descriptor needs. */
+static void watch(int epoll, int fd) {
+    struct epoll_event event;
+    memset(&event, 0, sizeof event);
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+        perror("epoll_ctl");
+        exit(1);
+    }
+}
+
+static void unwatch(int epoll, int fd) {
+    epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL);
+}
+
+static int next_ready(int epoll) {
+    struct epoll_event event;
+    if (epoll_wait(epoll, &event, 1, -1) != 1) {
+        perror("epoll_wait");
+        exit(1);
+    }
+    return event.data.fd;
+}
+
+static int receive_all(const char *name) {
+    pelton_listener *listener;
+    pelton_receiver *receiver = NULL;
+    pelton_message message;
+    int epoll = epoll_create1(0);
+    check(pelton_listen(name, NULL, &listener), "listening");
+    watch(epoll, pelton_listener_fd(listener));
+    /* 1. Somebody connects. */
+    do {
+        next_ready(epoll);
+    } while (check(pelton_accept_receiver(listener, PELTON_NO_WAIT, &receiver), "accepting") == PELTON_AGAIN);
+    pelton_listener_close(listener);
+    watch(epoll, pelton_receiver_fd(receiver));
+    for (;;) {
+        /* 2. Arm: PELTON_AGAIN when there is nothing, so go to sleep. */
+        int code = check(pelton_receiver_arm(receiver), "arming");
+        if (code == PELTON_CLOSED) break;
+        if (code == PELTON_AGAIN) next_ready(epoll);
+        /* 3. Take what is there, at most so much that other descriptors have their turn. */
+        for (int i = 0; i < 1000; i++) {
+            code = check(pelton_receive(receiver, PELTON_NO_WAIT, &message), "receiving");
+            if (code != PELTON_OK) break;
+            fwrite(message.data, 1, message.size, stdout);
+            pelton_release(receiver);
+        }
+        if (code == PELTON_CLOSED) break;
+    }
+    pelton_receiver_close(receiver);
+    close(epoll);
+    return 0;
+}
+
+static int send_all(const char *name) {
+    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_sender *sender;
+    char buffer[4096];
+    int epoll = epoll_create1(0);
+    ssize_t pending = 0;
+    options.deadline_ns = pelton_deadline(INT64_C(5000000000));
+    /* Small, so that it is full at times. */
+    options.capacity = 64 << 10;
+    if (check(pelton_sender_open(name, &options, &sender), "opening") != PELTON_OK) {
+        fprintf(stderr, "nobody receives at %s\n", name);
+        return 1;
+    }
+    int room = pelton_sender_fd(sender);
+    watch(epoll, STDIN_FILENO);
+    int is_full = 0;
+    for (;;) {
+        next_ready(epoll);
+        if (!is_full) {
+            pending = read(STDIN_FILENO, buffer, sizeof buffer);
+            if (pending <= 0) break;
+        }
+        int code = check(pelton_send(sender, buffer, (size_t)pending, PELTON_NO_WAIT), "sending");
+        if (code == PELTON_CLOSED) break;
+        if (code == PELTON_AGAIN) {
+            /* Standard input waits until there is room. The descriptor is readable if some has come meanwhile. */
+            check(pelton_sender_arm(sender, (size_t)pending), "arming");
+        }
+        if ((code == PELTON_AGAIN) != is_full) {
+            is_full = !is_full;
+            /* The sender's descriptor is of interest only while something waits to be sent: there is room most of the time. */
+            unwatch(epoll, is_full ? STDIN_FILENO : room);
+            watch(epoll, is_full ? room : STDIN_FILENO);
+        }
+    }
+    check(pelton_sender_disarm(sender), "disarming");
+    check(pelton_drain(sender, pelton_deadline(INT64_C(60000000000))), "draining");
+    pelton_sender_close(sender);
+    close(epoll);
+    return pending < 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], "receive") == 0) return receive_all(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "send") == 0) return send_all(argv[2]);
+    fprintf(stderr, "usage: epoll_loop receive NAME | epoll_loop send NAME\n");
+    return 2;
+}
