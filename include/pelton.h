@@ -23,7 +23,7 @@
  *   PELTON_CLOSED_HANDLE  the handle was closed, or is of another kind. Closed handles are recognised for a while (at least the
  *                         next 64 closings in the process), not for ever: do not rely on it.
  *   PELTON_WRONG_THREAD   another thread is in a call with this handle. Found only where PELTON_CHECK_THREADS is set in the
- *                         environment when the handle is made, or the library was built for debugging.
+ *                         environment when the first handle is made, or the library was built for debugging.
  *   PELTON_FORKED         the handle was made by a process of which this one is a fork. The child closes it, which touches
  *                         nothing of the parent's, and makes its own.
  *   PELTON_INTERNAL       a bug in pelton was caught: the handle can only be closed. Please report what pelton_error_detail says.

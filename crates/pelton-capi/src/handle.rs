@@ -27,14 +27,14 @@ pub trait Object {
     /// Whether nothing is reserved or received.
     fn is_free(&self) -> bool;
 
-    /// Whether one message is received: then [`SINGLE`] leads to its release.
-    fn is_single(&self) -> bool {
+    /// Whether one message is received, or reserved: then [`ONE`] leads to its release, or to its commit.
+    fn has_one(&self) -> bool {
         false
     }
 }
 
-/// Beyond FREE: one message is received.
-pub const SINGLE: u32 = 1;
+/// Beyond FREE: one message is received, or reserved.
+pub const ONE: u32 = 1;
 /// Beyond FREE: alive, but look closer.
 const CLOSER: u32 = 2;
 const CLOSED: u32 = 0xdead_c105;
@@ -109,7 +109,7 @@ impl<T: Object + 'static> Handle<T> {
     }
 }
 
-/// Runs what a function does, after finding out whether it may. `what` names the handle's parameter.
+/// Runs what a function does, after finding out whether it may.
 ///
 /// # Safety
 /// `handle` is NULL or from [`Handle::boxed`].
@@ -147,7 +147,7 @@ pub unsafe fn enter<T: Object + 'static, A>(
         let gate = match shared.checks_threads || shared.is_broken.load(Relaxed) {
             true => CLOSER,
             false if object.is_free() => 0,
-            false if object.is_single() => SINGLE,
+            false if object.has_one() => ONE,
             false => CLOSER,
         };
         shared.gate.store(T::FREE + gate, Relaxed);
@@ -197,8 +197,8 @@ pub unsafe fn close<T: Object + 'static>(handle: *mut Handle<T>) -> c_int {
 
 /// Keeps a closed handle's memory for a while.
 fn retire<T: Object + 'static>(handle: Box<Handle<T>>) {
-    /// How many. What the header promises.
-    const KEPT: usize = 64;
+    /// How many: those that the header promises, and itself.
+    const KEPT: usize = 65;
     // Boxes of some hundred bytes each; nothing of what they hold is ever looked at, but their gates.
     struct Retired(#[allow(dead_code)] Box<dyn Any>);
     // SAFETY: nobody uses what is in them; dropping an empty handle frees memory, which any thread may.
@@ -232,4 +232,65 @@ fn caught(panic: Box<dyn Any + Send>) -> c_int {
 /// The number that C sees.
 pub fn number(answer: Answer) -> c_int {
     answer.err().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Fragile;
+
+    impl Object for Fragile {
+        const FREE: u32 = 0x6672_6100;
+        const KIND: &'static str = "fragile";
+
+        fn is_forked(&self) -> bool {
+            false
+        }
+
+        fn is_free(&self) -> bool {
+            true
+        }
+    }
+
+    fn detail() -> String {
+        // SAFETY: a string of this thread's.
+        unsafe { std::ffi::CStr::from_ptr(code::detail()) }.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn after_a_panic_a_handle_can_only_be_closed() {
+        std::panic::set_hook(Box::new(|_| {}));
+        for short in [false, true] {
+            let handle = Handle::boxed(Fragile);
+            // SAFETY: a live handle of this thread's.
+            unsafe {
+                match short {
+                    true => {
+                        assert_eq!(Handle::briefly(handle, || panic!("number {}", 7)), Err::<(), _>(code::INTERNAL))
+                    }
+                    false => assert_eq!(call(handle, |_| panic!("number {}", 7)), code::INTERNAL),
+                }
+                assert_eq!(detail(), "a bug in pelton: number 7");
+                assert!(Handle::object_at(handle, Fragile::FREE).is_none());
+                assert_eq!(call(handle, |_| Ok(())), code::INTERNAL);
+                assert!(detail().contains("close it"));
+                assert_eq!(close(handle), 0);
+                assert_eq!(close(handle), code::CLOSED_HANDLE);
+            }
+        }
+    }
+
+    #[test]
+    fn a_closed_handle_is_recognised_for_64_closings() {
+        let first = Handle::boxed(Fragile);
+        // SAFETY: live, or closed and kept.
+        unsafe {
+            assert_eq!(close(first), 0);
+            for _ in 0..64 {
+                assert_eq!(call(first, |_| Ok(())), code::CLOSED_HANDLE);
+                assert_eq!(close(Handle::boxed(Fragile)), 0);
+            }
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The receiving end, and messages held.
 
 use crate::code::{self, Answer};
-use crate::handle::{Handle, Object, SINGLE, call, close, enter};
+use crate::handle::{Handle, ONE, Object, call, close, enter};
 use crate::options::{Info, Until};
 use pelton::{Held, Message, RawMessage, Receiver};
 use std::ffi::{c_int, c_void};
@@ -46,7 +46,7 @@ impl Object for Receiving {
         matches!(self.current, Current::Nothing)
     }
 
-    fn is_single(&self) -> bool {
+    fn has_one(&self) -> bool {
         matches!(self.current, Current::One(_))
     }
 }
@@ -102,18 +102,36 @@ pub unsafe extern "C" fn pelton_receive(receiver: Handled, deadline_ns: i64, out
     // SAFETY: the caller's promises.
     if let Some(receiving) = unsafe { Handle::object_at(receiver, Receiving::FREE) }
         && !out.is_null()
-        && let Some(message) = receiving.receiver.receive_at_once()
     {
         // SAFETY: the caller's promise; the gate was open.
         unsafe {
-            out.write(CMessage::of(&message));
-            receiving.current = Current::One(message.into_raw());
-            Handle::set_gate(receiver, Receiving::FREE + SINGLE);
+            if let Some(message) = receiving.receiver.receive_at_once() {
+                return show(receiver, message, &mut receiving.current, out);
+            }
+            if deadline_ns > 0
+                && let Some(message) = receiving.receiver.receive_soon()
+            {
+                return show(receiver, message, &mut receiving.current, out);
+            }
         }
-        return 0;
     }
     // SAFETY: the caller's promises.
     unsafe { receive_slowly(receiver, deadline_ns, out) }
+}
+
+/// Shows a message that was found the short way.
+///
+/// # Safety
+/// `handle` was free, and has received the message.
+#[inline(always)]
+unsafe fn show(handle: Handled, message: Message<'_>, current: &mut Current, out: *mut CMessage) -> c_int {
+    // SAFETY: the caller's promises.
+    unsafe {
+        out.write(CMessage::of(&message));
+        *current = Current::One(message.into_raw());
+        Handle::set_gate(handle, Receiving::FREE + ONE);
+    }
+    0
 }
 
 #[cold]
@@ -211,39 +229,19 @@ pub unsafe extern "C" fn pelton_receive_copy(
         && !buffer.is_null()
         && !out_size.is_null()
     {
-        let copy = || match receiving.receiver.receive_at_once() {
-            // SAFETY: the caller's promises.
-            Some(message) => unsafe { copy_out(message, buffer, capacity, out_size).is_ok() },
-            None => false,
-        };
-        // SAFETY: the gate was open.
-        match unsafe { Handle::briefly(receiver, copy) } {
-            Ok(true) => return 0,
-            Ok(false) => {}
+        // SAFETY: the caller's promises; the gate was open.
+        match unsafe { Handle::briefly(receiver, || receiving.receiver.copy_at_once(buffer.cast(), capacity)) } {
+            Ok(Some(size)) => {
+                // SAFETY: the caller's promise.
+                unsafe { out_size.write(size) };
+                return 0;
+            }
+            Ok(None) => {}
             Err(code) => return code,
         }
     }
     // SAFETY: the caller's promises.
     unsafe { copy_slowly(receiver, buffer, capacity, deadline_ns, out_size) }
-}
-
-/// Copies a message and releases it, or leaves it.
-///
-/// # Safety
-/// `capacity` bytes can be written at `buffer`, and a size at `out_size`.
-#[inline(always)]
-unsafe fn copy_out(message: Message<'_>, buffer: *mut c_void, capacity: usize, out_size: *mut usize) -> Answer {
-    let (data, size) = message.raw_parts();
-    // SAFETY: the caller's promise.
-    unsafe { out_size.write(size) };
-    if size > capacity {
-        // Not released: the next call finds it again.
-        let _ = message.into_raw();
-        return Err(code::TOO_SMALL);
-    }
-    // SAFETY: the lane checked that so many bytes are there; nothing looks at them after the copy.
-    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.cast(), size) };
-    Ok(())
 }
 
 #[cold]
@@ -261,12 +259,21 @@ unsafe fn copy_slowly(
             return Err(code::null("buffer or out_size"));
         }
         let message = next(receiver, deadline_ns)?;
-        let size = message.raw_parts().1;
-        // SAFETY: the caller's promises. NULL has a capacity of 0: nothing is copied there but an empty message.
-        match unsafe { copy_out(message, buffer, capacity, out_size) } {
-            Err(code) => Err(code::tell(code, format!("a message of {size} bytes waits, the buffer has {capacity}"))),
-            Ok(()) => Ok(()),
+        let (data, size) = message.raw_parts();
+        // SAFETY: the caller's promise.
+        unsafe { out_size.write(size) };
+        if size > capacity {
+            // Not released: the next call finds it again.
+            let _ = message.into_raw();
+            let detail = format!("a message of {size} bytes waits, the buffer has {capacity}");
+            return Err(code::tell(code::TOO_SMALL, detail));
         }
+        if size > 0 {
+            // SAFETY: the lane checked that so many bytes are there, and nothing looks at them after the copy; the caller
+            // promises the buffer, which is not NULL with a capacity.
+            unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.cast(), size) };
+        }
+        Ok(())
     };
     // SAFETY: the caller's promises.
     unsafe { call(receiver, receive) }
@@ -279,16 +286,19 @@ unsafe fn copy_slowly(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_release(receiver: Handled) -> c_int {
     // SAFETY: the caller's promises.
-    if let Some(receiving) = unsafe { Handle::object_at(receiver, Receiving::FREE + SINGLE) }
+    if let Some(receiving) = unsafe { Handle::object_at(receiver, Receiving::FREE + ONE) }
         && !receiving.receiver.is_forked()
-        && let Current::One(raw) = std::mem::replace(&mut receiving.current, Current::Nothing)
+        && let Receiving { receiver: own, current: Current::One(raw) } = &mut *receiving
     {
-        // SAFETY: the gate was found as it is for one message, which is still the last received.
-        return match unsafe {
-            Handle::set_gate(receiver, Receiving::FREE);
-            Handle::briefly(receiver, || drop(receiving.receiver.message_from_raw(raw)))
-        } {
-            Ok(()) => 0,
+        // SAFETY: received last, and the receiver not used meanwhile.
+        let released = unsafe { Handle::briefly(receiver, || own.release_raw(raw)) };
+        receiving.current = Current::Nothing;
+        return match released {
+            Ok(()) => {
+                // SAFETY: the gate was found as it is for one message.
+                unsafe { Handle::set_gate(receiver, Receiving::FREE) };
+                0
+            }
             Err(code) => code,
         };
     }

@@ -1,7 +1,7 @@
 //! The sending end.
 
 use crate::code::{self, Answer};
-use crate::handle::{Handle, Object, call, close, enter};
+use crate::handle::{Handle, ONE, Object, call, close, enter};
 use crate::options::{Info, Until};
 use pelton::{RawReservation, Sender, Sent};
 use std::ffi::{c_int, c_void};
@@ -44,6 +44,10 @@ impl Object for Sending {
 
     fn is_free(&self) -> bool {
         matches!(self.open, Open::Nothing)
+    }
+
+    fn has_one(&self) -> bool {
+        matches!(self.open, Open::Message(..))
     }
 }
 
@@ -133,6 +137,26 @@ pub unsafe extern "C" fn pelton_reserve(
     deadline_ns: i64,
     out: *mut *mut c_void,
 ) -> c_int {
+    // SAFETY: the caller's promises.
+    if let Some(sending) = unsafe { Handle::object_at(sender, Sending::FREE) }
+        && !out.is_null()
+        && let Some(mut room) = sending.sender.reserve_at_once(size)
+    {
+        // SAFETY: the caller's promise; the gate was open.
+        unsafe {
+            out.write(room.as_mut_ptr().cast());
+            sending.open = Open::Message(room.into_raw(), size);
+            Handle::set_gate(sender, Sending::FREE + ONE);
+        }
+        return 0;
+    }
+    // SAFETY: the caller's promises.
+    unsafe { reserve_slowly(sender, size, deadline_ns, out) }
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn reserve_slowly(sender: Handled, size: usize, deadline_ns: i64, out: *mut *mut c_void) -> c_int {
     let reserve = |sending: &mut Sending| {
         if out.is_null() {
             return Err(code::null("out"));
@@ -162,6 +186,32 @@ pub unsafe extern "C" fn pelton_reserve(
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_commit(sender: Handled, size: usize) -> c_int {
+    // SAFETY: the caller's promises.
+    if let Some(sending) = unsafe { Handle::object_at(sender, Sending::FREE + ONE) }
+        && let Sending { sender: own, open: Open::Message(raw, _) } = &mut *sending
+    {
+        // SAFETY: kept since it was reserved, and the sender not used meanwhile; the gate was found as it is then.
+        match unsafe { Handle::briefly(sender, || own.commit_raw(raw, size)) } {
+            Ok(true) => {
+                sending.open = Open::Nothing;
+                // SAFETY: as above.
+                unsafe { Handle::set_gate(sender, Sending::FREE) };
+                return 0;
+            }
+            Ok(false) => {}
+            Err(code) => {
+                sending.open = Open::Nothing;
+                return code;
+            }
+        }
+    }
+    // SAFETY: the caller's promises.
+    unsafe { commit_slowly(sender, size) }
+}
+
+#[cold]
+#[inline(never)]
+unsafe fn commit_slowly(sender: Handled, size: usize) -> c_int {
     let commit = |sending: &mut Sending| match std::mem::replace(&mut sending.open, Open::Nothing) {
         Open::Message(raw, reserved) if size > reserved => {
             sending.open = Open::Message(raw, reserved);

@@ -330,6 +330,46 @@ impl Receiver {
         Some(Message { receiver: self, record })
     }
 
+    /// As [`Receiver::receive_at_once`], for a message that is on its way: looks some times, which takes less than a
+    /// microsecond.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn receive_soon(&mut self) -> Option<Message<'_>> {
+        let record = self.peek_soon()?;
+        Some(Message { receiver: self, record })
+    }
+
+    /// Copies the next message out and releases it in the common case: there at once, and not larger than `capacity`. For
+    /// bindings.
+    ///
+    /// # Safety
+    /// `capacity` bytes can be written at `target`, which is not in a lane.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn copy_at_once(&mut self, target: *mut u8, capacity: usize) -> Option<usize> {
+        let record = self.peek_at_once()?;
+        if record.bytes > capacity as u64 {
+            return None;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.lane.consumer.copy_out(&record, target) };
+        self.release(&record);
+        Some(record.bytes as usize)
+    }
+
+    /// Releases the message that [`Message::into_raw`] took from its borrow, from where it is kept: moved whole, its words
+    /// would be loaded by pairs just after they were stored one by one, which makes a processor wait. For bindings.
+    ///
+    /// # Safety
+    /// As for [`Receiver::message_from_raw`]; it is released once.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn release_raw(&mut self, raw: &RawMessage) {
+        if !self.owner.is_forked() {
+            self.release(&raw.0);
+        }
+    }
+
     /// The message again that [`Message::into_raw`] took from its borrow. For bindings.
     ///
     /// # Safety

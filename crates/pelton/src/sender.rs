@@ -435,6 +435,32 @@ impl Sender {
         Ok(None)
     }
 
+    /// Reserves in the common case: the handle is in use and there is room at the tail. For bindings.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn reserve_at_once(&mut self, bytes: usize) -> Option<Reservation<'_>> {
+        if !self.owner.is_current() {
+            return None;
+        }
+        let space = self.parts.lane.reserve_at_tail(bytes as u64)?;
+        Some(Reservation { sender: self, space })
+    }
+
+    /// Publishes the first `bytes` of a reservation that [`Reservation::into_raw`] took from its borrow, from where it is kept;
+    /// false when it has fewer, or the process is a fork. For bindings.
+    ///
+    /// # Safety
+    /// As for [`Sender::reservation_from_raw`]; it is committed once.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub unsafe fn commit_raw(&mut self, raw: &RawReservation, bytes: usize) -> bool {
+        let fits = bytes as u64 <= raw.0.bytes && !self.owner.is_forked();
+        if fits {
+            self.publish(raw.0, bytes);
+        }
+        fits
+    }
+
     /// The reservation again that [`Reservation::into_raw`] took from its borrow. For bindings.
     ///
     /// # Safety
