@@ -1,10 +1,10 @@
 //! The C interface of pelton. What each function promises is in `include/pelton.h`; here is how.
 //!
 //! A function has a short way, inlined from `pelton`, which one comparison of the handle's gate leads to; whatever is not usual takes
-//! the long way through [`handle::enter`], where every mistake gets its code.
+//! the long way through `handle::enter`, where every mistake gets its code.
 //!
 //! Invariants:
-//! - no panic crosses: every entry runs under [`handle::catch`], and one that was caught closes the handle for everything but
+//! - no panic crosses: every entry runs under `handle::catch`, and one that was caught closes the handle for everything but
 //!   closing;
 //! - a gate is FREE only while nothing is reserved or received, the handle is alive, and threads need not be checked;
 //! - a raw message or reservation is kept only while its sender or receiver is used for nothing else: what else is asked for is
