@@ -84,21 +84,23 @@ impl Lane {
     }
 
     /// Looks for the sender of a lane just opened, and tells it that the receiver has come.
-    fn meet(&mut self, bells: &Bells) -> Result<()> {
+    fn meet(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
         let pid = self.consumer.producer_page().pid();
         self.link.find_peer(bells, pid)?;
         self.link.ring_peer();
+        spin.meet(self.link.peer());
         Ok(())
     }
 
     /// Looks for the sender of a path channel's lane that has none.
-    fn find_sender(&mut self, bells: &Bells) -> Result<()> {
+    fn find_sender(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
         let page = self.consumer.producer_page();
         if !self.link.is_path() || self.link.peer().is_some() || page.generation() == self.noticed {
             return Ok(());
         }
         if self.link.find_peer(bells, page.pid())? {
             self.end = None;
+            spin.meet(self.link.peer());
         } else {
             self.note_end(bells);
         }
@@ -468,7 +470,7 @@ impl Receiver {
         let Origin::Path(place) = &self.origin else { return Ok(()) };
         for number in 1 + self.others.len() as u32..place.directory.lanes()? {
             let mut lane = place.open_lane(number, self.lane.memory.receiver.clone())?;
-            lane.meet(&self.bells)?;
+            lane.meet(&self.bells, &mut self.spin)?;
             self.others.push_back(Box::new(lane));
         }
         Ok(())
@@ -478,7 +480,7 @@ impl Receiver {
     fn find_senders(&mut self) -> Result<()> {
         self.find_lanes()?;
         for lane in std::iter::once(&mut self.lane).chain(&mut self.others) {
-            lane.find_sender(&self.bells)?;
+            lane.find_sender(&self.bells, &mut self.spin)?;
         }
         Ok(())
     }
@@ -650,7 +652,7 @@ impl Receiver {
 
     /// Looks for the senders of a path channel just opened, and tells them that this receiver has come.
     pub(crate) fn meet(&mut self) -> Result<()> {
-        self.lane.meet(&self.bells)?;
+        self.lane.meet(&self.bells, &mut self.spin)?;
         self.find_lanes()
     }
 

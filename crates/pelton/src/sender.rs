@@ -298,7 +298,12 @@ impl Sender {
             return Ok(false);
         }
         let page = lane.consumer_page();
-        Ok(page.generation() != self.told && !link.find_peer(bells, page.pid())?)
+        if page.generation() == self.told {
+            return Ok(false);
+        }
+        let found = link.find_peer(bells, page.pid())?;
+        self.spin.meet(link.peer());
+        Ok(!found)
     }
 
     /// Whether the receiver has gone, by a system call or two.
@@ -621,6 +626,7 @@ impl Sender {
         let SenderParts { lane, bells, link, .. } = &mut self.parts;
         link.find_peer(bells, lane.consumer_page().pid())?;
         link.ring_peer();
+        self.spin.meet(link.peer());
         Ok(())
     }
 

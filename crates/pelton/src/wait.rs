@@ -74,9 +74,17 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
-    /// `peer`: where it runs counts too, if it is there.
     pub(crate) fn new(wait: Wait, peer: Option<crate::Peer>) -> Spin {
-        Spin { wait, one_processor: !os::has_two_processors(peer.map_or(0, |peer| peer.pid)), halvings: 0 }
+        let mut spin = Spin { wait, one_processor: false, halvings: 0 };
+        spin.meet(peer);
+        spin
+    }
+
+    /// Where the peer runs counts too, once there is one; without one there is nothing to spin for.
+    pub(crate) fn meet(&mut self, peer: Option<crate::Peer>) {
+        if let Some(peer) = peer {
+            self.one_processor = !os::has_two_processors(peer.pid);
+        }
     }
 
     /// Looks that may be made before the wait proper.

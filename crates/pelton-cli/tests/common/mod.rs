@@ -201,6 +201,10 @@ impl Process {
         self.child.stdout.take().unwrap()
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Readable when it has ended.
     pub fn end(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
