@@ -219,11 +219,18 @@ impl Producer {
         self.backed
     }
 
-    /// Goes on after [`LaneError::Closed`], for the consumer's successor: there is room as long as the lane has some.
-    pub fn go_on_alone(&mut self) {
+    /// Goes on whether or not the consumer has closed, for its successor: there is room as long as the lane has some. Only a
+    /// close after this is [`LaneError::Closed`].
+    pub fn go_on(&mut self) {
         self.consumer_gone = false;
-        self.alone = true;
+        self.alone = self.has_consumer_closed();
         self.limit = 0;
+    }
+
+    /// Whether the consumer has closed, told or not.
+    pub fn has_consumer_closed(&self) -> bool {
+        // A lane made after the receiver closed has nothing but the receiver's word for it.
+        self.consumer_page().is_closed() || self.waker.is_closed()
     }
 
     #[inline(always)]
@@ -364,12 +371,10 @@ impl Producer {
 
     /// Looks at the consumer: whether it has closed, and how far it has released.
     fn look(&mut self) -> Result<(), LaneError> {
-        let closed = self.consumer_page().is_closed();
-        if closed && !self.alone {
+        if self.consumer_closed() {
             return Err(LaneError::Closed);
         }
-        // A lane made after the receiver closed has nothing but the receiver's word for it.
-        self.alone = closed || (self.alone && self.waker.is_closed());
+        self.alone = self.alone && self.has_consumer_closed();
         self.load_head()
     }
 

@@ -10,7 +10,7 @@
 //! | look again; `disarm` if there is something | armed, and this epoch not rung yet: ring the descriptor, once |
 //! | sleep; on waking `disarm` | |
 
-use crate::edges::{AtomicU32, AtomicU64, full_fence, light_barrier};
+use crate::edges::{AtomicU32, AtomicU64, CLOSE, full_fence, light_barrier};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -87,7 +87,9 @@ impl Sleeper {
 
     /// Says for good that this side is gone, so that wakers notice at their next publication.
     pub fn close(&mut self) {
-        self.set(self.value & !ARMED | CLOSED);
+        self.value = self.value & !ARMED | CLOSED;
+        // SAFETY: as in `new`.
+        unsafe { self.word.as_ref() }.store(self.value, CLOSE.store()); // [close]
     }
 }
 
@@ -167,7 +169,7 @@ impl Waker {
             // SAFETY: as in `new`.
             word = unsafe { self.word.as_ref() }.load(Relaxed);
         }
-        if word & CLOSED != 0 {
+        if word & CLOSED != 0 && self.is_closed() {
             Attention::Closed
         } else if word & ARMED == 0 {
             Attention::None
@@ -180,9 +182,8 @@ impl Waker {
 
     /// Whether the other side's word says that it is gone.
     pub(crate) fn is_closed(&self) -> bool {
-        // Relaxed: who acts upon it looks at the state as well. [close]
         // SAFETY: as in `new`.
-        unsafe { self.word.as_ref() }.load(Relaxed) & CLOSED != 0
+        unsafe { self.word.as_ref() }.load(CLOSE.load()) & CLOSED != 0 // [close]
     }
 
     /// Notes that this epoch has been rung: once is enough.

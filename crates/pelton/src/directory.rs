@@ -310,7 +310,7 @@ impl Directory {
             page: self.producer(number, true)?,
             data: self.data(number, true)?,
             consumer: self.control(&of_lane(number, CONSUMER), MAGIC_CONSUMER, false)?,
-            receiver: self.control(RECEIVER, MAGIC_RECEIVER, false)?,
+            receiver: self.control(RECEIVER, MAGIC_RECEIVER, false)?.without_descriptor(),
             bell: self.bell(&of_lane(number, BELL))?,
             receiver_bell: self.bell(RECEIVER_BELL)?,
             life: self.hold(&of_lane(number, LIFE))?,
@@ -321,8 +321,9 @@ impl Directory {
     pub(crate) fn lane_for_receiver(&self, number: u32) -> Result<LaneForReceiver> {
         self.check_number(number)?;
         Ok(LaneForReceiver {
-            producer: self.producer(number, false)?,
-            data: self.data(number, false)?,
+            // Looked at only: a receiver of many lanes does without their descriptors.
+            producer: self.producer(number, false)?.without_descriptor(),
+            data: self.data(number, false)?.without_descriptor(),
             consumer: self.control(&of_lane(number, CONSUMER), MAGIC_CONSUMER, true)?,
             bell: self.bell(&of_lane(number, BELL))?,
         })
@@ -366,6 +367,28 @@ impl Directory {
     /// Permission bits of its directory.
     pub(crate) fn mode(&self) -> u32 {
         self.header.mode
+    }
+
+    /// The user that owns it.
+    pub(crate) fn owner(&self) -> u32 {
+        self.place.uid
+    }
+
+    /// Waits until its files, and that they are there, are on the disk.
+    pub(crate) fn sync(&self) -> Result<()> {
+        let failed = |name: &'static str| move |errno| self.failed("syncing", name, errno);
+        for name in [CHANNEL, RECEIVER] {
+            let fd = self.place.open_file(name, FileType::RegularFile, OFlags::RDONLY)?;
+            rustix::fs::fsync(&fd).map_err(failed(name))?;
+        }
+        let parent = Parent::open(&self.place.path)?;
+        for fd in [self.place.fd.as_fd(), parent.fd.as_fd()] {
+            // What it was opened with is for names only.
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let readable = rustix::fs::openat(fd, ".", flags, Mode::empty()).map_err(failed(""))?;
+            rustix::fs::fsync(readable).map_err(failed(""))?;
+        }
+        Ok(())
     }
 
     /// Whether there is a receiver. Takes nothing.
@@ -561,9 +584,8 @@ impl Directory {
             )));
         }
         let boot: [u8; 16] = array_at(&bytes, offset_of!(ProducerPage, boot_id));
-        // A recovery writes the lanes' pages before the channel's, and may have been interrupted.
-        let is_recovered = !self.is_from_this_boot && boot == boot_id()?;
-        if boot != self.header.boot_id && !is_recovered {
+        // Of another boot anything goes: a recovery writes the lanes' pages before the channel's, and may have been cut off.
+        if self.is_from_this_boot && boot != self.header.boot_id {
             return Err(self.refuse(format!(
                 "its file {name} is of boot {}, the channel of boot {}: {DAMAGED}",
                 hex(&boot),
@@ -662,6 +684,7 @@ struct Place {
     /// Where it is, or will be.
     path: PathBuf,
     fd: Descriptor,
+    uid: u32,
     gid: u32,
     /// Who may have made the files.
     owners: Vec<u32>,
@@ -730,7 +753,7 @@ impl Place {
         let mut owners = vec![rustix::process::geteuid().as_raw(), found.st_uid];
         owners.extend(&access.uids);
         let (path, fd) = (path.to_owned(), descriptor(fd)?);
-        Ok(Place { path, fd, gid: found.st_gid, owners, bits: access.mode & 0o666 })
+        Ok(Place { path, fd, uid: found.st_uid, gid: found.st_gid, owners, bits: access.mode & 0o666 })
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -891,7 +914,7 @@ impl Place {
         let first = header.capacity.min(WINDOW);
         allocate(&data, 0, first).map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::OPNOTSUPP) => self.refuse(format!(
-                "the file system of {} cannot allocate space ahead: use tmpfs, ext4, xfs or btrfs",
+                "the file system of {} cannot allocate space ahead: use tmpfs, ext4 or xfs",
                 self.path.display()
             )),
             errno => self.failed("allocating", &name, first, errno.unwrap_or(Errno::IO)),
@@ -985,8 +1008,7 @@ fn make(parent: &Parent, path: &Path, access: &Access, header: &Header) -> Resul
                 Err(Errno::EXIST) => Ok(()),
                 Err(Errno::INVAL | Errno::NOSYS) => Err(Error::NotAChannel {
                     path: path.display().to_string(),
-                    problem: "its file system cannot rename without replacing: use tmpfs, ext4, xfs or btrfs"
-                        .to_owned(),
+                    problem: "its file system cannot rename without replacing: use tmpfs, ext4 or xfs".to_owned(),
                 }),
                 placed => placed.map_err(system("putting into place")),
             }

@@ -2,7 +2,7 @@
 
 use crate::connect::Origin;
 use crate::error::{Error, Result};
-use crate::link::{Bells, Link, Peer};
+use crate::link::{Bells, Found, Link, Peer};
 use crate::options::Options;
 use crate::os::{Nudge, Owner, Ready, Segment};
 use crate::sender::End;
@@ -67,42 +67,29 @@ pub(crate) struct Lane {
     pub(crate) number: u32,
     /// How its sender went, until that is told.
     end: Option<End>,
-    /// The generation of the sender whose going was noticed last, on a path channel.
-    noticed: u64,
     /// After the consumer, which points into it.
     pub(crate) memory: LaneMemory,
 }
 
 impl Lane {
     pub(crate) fn new(consumer: Consumer, link: Link, redelivered: u64, number: u32, memory: LaneMemory) -> Lane {
-        let noticed = consumer.producer_page().generation();
-        Lane { consumer, link, redelivered, number, end: None, noticed, memory }
+        Lane { consumer, link, redelivered, number, end: None, memory }
     }
 
     fn is_sender_here(&self) -> bool {
         self.end.is_none() && self.link.peer().is_some()
     }
 
-    /// Looks for the sender of a lane just opened, and tells it that the receiver has come.
-    fn meet(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
-        let pid = self.consumer.producer_page().pid();
-        self.link.find_peer(bells, pid)?;
-        self.link.ring_peer();
-        spin.meet(self.link.peer());
-        Ok(())
-    }
-
     /// Looks for the sender of a path channel's lane that has none.
     fn find_sender(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
         let page = self.consumer.producer_page();
-        if !self.link.is_path() || self.link.peer().is_some() || page.generation() == self.noticed {
-            return Ok(());
-        }
-        if self.link.find_peer(bells, page.pid())? {
-            self.end = None;
-            spin.meet(self.link.peer());
-        } else {
-            self.note_end(bells);
+        match self.link.find_peer(bells, || (page.generation(), page.pid()))? {
+            Found::Nothing => {}
+            Found::Peer => {
+                self.end = None;
+                spin.meet(self.link.peer());
+            }
+            Found::Passed => self.note_end(bells),
         }
         Ok(())
     }
@@ -118,7 +105,6 @@ impl Lane {
 
     fn note_end(&mut self, bells: &Bells) {
         self.end = Some(if self.consumer.producer_closed() { End::Closed } else { End::PeerDied });
-        self.noticed = self.consumer.producer_page().generation();
         self.link.lose_peer(bells);
     }
 }
@@ -140,12 +126,22 @@ impl LaneMemory {
         Ok(unsafe { Consumer::attach(memory, message_bytes_max, can_barrier)? })
     }
 
-    /// Goes on in the page of the consumer before, whose role this process has: where it had released to.
-    pub(crate) fn take_over(&self, message_bytes_max: u64, can_barrier: bool) -> Result<Consumer> {
+    /// Goes on in the page of the consumer before, whose role this process has, where it had released to.
+    /// Answers also up to which message, as the page counts them, that one may have seen some.
+    pub(crate) fn take_over(&self, message_bytes_max: u64, can_barrier: bool) -> Result<(Consumer, u64)> {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
         // SAFETY: the page is mapped.
-        unsafe { memory.consumer.as_ref() }.begin(std::process::id());
-        self.attach(message_bytes_max, can_barrier)
+        let page = unsafe { memory.consumer.as_ref() };
+        let consumer = self.attach(message_bytes_max, can_barrier)?;
+        // What a predecessor may have seen: everything that was committed before now. Not from the stored tail on, which is
+        // in no order with the messages while the sender lives.
+        let redelivered = match page.generation() {
+            0 => 0,
+            _ => consumer.taken() + consumer.end_of_committed()?.1,
+        };
+        // Last: who failed to attach has seen nothing.
+        page.begin(std::process::id());
+        Ok((consumer, redelivered))
     }
 
     pub(crate) fn attach_producer(&mut self, lane: &mut Consumer, page: Arc<Segment>, can_barrier: bool) {
@@ -456,6 +452,18 @@ impl Receiver {
         Ok(self.found_end())
     }
 
+    /// As [`Receiver::look_for_ends`], by one system call however many lanes there are.
+    fn ends_now(&mut self) -> Result<Option<End>> {
+        let one = self.others.is_empty();
+        if one || self.lanes().any(|lane| lane.is_sender_here() && lane.consumer.producer_closed()) {
+            return self.look_for_ends();
+        }
+        match self.bells.sleep_for_any(Some(Instant::now()))? {
+            Ready::Gone => self.look_for_ends(),
+            _ => Ok(self.found_end()),
+        }
+    }
+
     /// How the channel ended: no sender is here, and the end of some has not been told yet.
     fn found_end(&self) -> Option<End> {
         if self.lanes().any(Lane::is_sender_here) {
@@ -470,7 +478,8 @@ impl Receiver {
         let Origin::Path(place) = &self.origin else { return Ok(()) };
         for number in 1 + self.others.len() as u32..place.directory.lanes()? {
             let mut lane = place.open_lane(number, self.lane.memory.receiver.clone())?;
-            lane.meet(&self.bells, &mut self.spin)?;
+            lane.find_sender(&self.bells, &mut self.spin)?;
+            lane.link.ring_peer();
             self.others.push_back(Box::new(lane));
         }
         Ok(())
@@ -478,11 +487,13 @@ impl Receiver {
 
     /// As [`Receiver::find_lanes`], and for senders that have come to old ones.
     fn find_senders(&mut self) -> Result<()> {
-        self.find_lanes()?;
+        let mut done = Ok(());
         for lane in std::iter::once(&mut self.lane).chain(&mut self.others) {
-            lane.find_sender(&self.bells, &mut self.spin)?;
+            done = done.and(lane.find_sender(&self.bells, &mut self.spin));
         }
-        Ok(())
+        // What could not be looked at, for want of descriptors for instance, is to be looked at again: the ring that said so
+        // may have been heard already.
+        done.and_then(|()| self.find_lanes()).inspect_err(|_| self.bells.nudge().ring())
     }
 
     #[inline(always)]
@@ -566,7 +577,7 @@ impl Receiver {
         error.into()
     }
 
-    /// The senders are gone and their last message read: from now on each call says so.
+    /// The senders are gone and their last message read: the next call says so, or, but for a path channel's, each.
     fn note_end(&mut self) {
         self.end = self.found_end();
         self.owner.retire();
@@ -593,7 +604,7 @@ impl Receiver {
         self.bells.drain();
         self.find_senders()?;
         let armed = Side::arm(self)?;
-        if armed && self.look_for_ends()?.is_some() {
+        if armed && self.ends_now()?.is_some() {
             Side::disarm(self);
             return if self.look()? { Ok(false) } else { Side::end(self).map(|there| !there) };
         }
@@ -652,8 +663,14 @@ impl Receiver {
 
     /// Looks for the senders of a path channel just opened, and tells them that this receiver has come.
     pub(crate) fn meet(&mut self) -> Result<()> {
-        self.lane.meet(&self.bells, &mut self.spin)?;
+        self.lane.find_sender(&self.bells, &mut self.spin)?;
+        self.lane.link.ring_peer();
         self.find_lanes()
+    }
+
+    /// Whether a message waits, as far as can be seen without taking it.
+    pub(crate) fn has_messages(&self) -> bool {
+        self.lanes().any(|lane| lane.consumer.stirs())
     }
 
     /// Until a path channel has a sender; false at the deadline.
@@ -661,6 +678,8 @@ impl Receiver {
         loop {
             if self.end.is_some() || self.look_for_ends()?.is_some() {
                 self.go_on_alone();
+            } else if !self.owner.is_current() {
+                return Err(self.not_usable());
             }
             self.bells.drain();
             self.find_senders()?;
@@ -778,7 +797,7 @@ impl Side for Receiver {
     }
 
     fn stirs(&self) -> bool {
-        self.lanes().any(|lane| lane.consumer.stirs())
+        self.has_messages()
     }
 
     fn arm(&mut self) -> Result<bool> {

@@ -206,8 +206,8 @@ fn a_sender_fills_the_lane_before_any_receiver_exists() {
     for _ in 0..sent {
         seen.note(&receiver.try_receive().unwrap().expect("it was sent"));
     }
-    // Nobody is there, and nobody went while this receiver was: that is no end.
-    assert!(receiver.try_receive().unwrap().is_none());
+    // Who sent it had closed: told once, after the last message. Then there is nobody, and somebody may come.
+    assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
     assert!(receiver.receive_until(Instant::now() + Duration::from_millis(5)).unwrap().is_none());
     assert_eq!(seen.0[&0], (sent, 0));
 }
@@ -323,7 +323,7 @@ fn both_dead_nothing_committed_is_lost() {
     for number in 495..=committed {
         assert_eq!(&receiver.try_receive().unwrap().expect("committed")[..8], &number.to_le_bytes());
     }
-    assert!(receiver.try_receive().unwrap().is_none());
+    assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
 }
 
 #[test]
@@ -399,7 +399,14 @@ fn random_kills_of_either_side_lose_nothing_and_double_only_what_says_so() {
         let mut receiver = Options::new().open_receiver(here.path()).unwrap();
         let mut last: Option<u64> = None;
         let mut bytes = Vec::new();
-        while let Some(message) = receiver.try_receive().unwrap() {
+        loop {
+            let message = match receiver.receive_until(deadline()) {
+                Ok(message) => message.expect("messages, or an end"),
+                Err(error) => {
+                    assert!(error.is_peer_died(), "round {round}: {error}");
+                    break;
+                }
+            };
             let number = u64::from_le_bytes(message[..8].try_into().unwrap());
             numbered(0, number, &mut bytes);
             assert_eq!(&message[..], &bytes[..], "round {round}: message {number} is damaged");
@@ -678,7 +685,7 @@ fn after_a_reboot_opening_is_refused_and_recovery_keeps_what_was_synced() {
         for number in 0..kept {
             assert_eq!(&*receiver.try_receive().unwrap().unwrap(), &number.to_le_bytes());
         }
-        assert!(receiver.try_receive().unwrap().is_none());
+        assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
         let mut sender = Options::new().open_sender(&path).unwrap();
         sender.send(b"after").unwrap();
         assert_eq!(&*receiver.receive().unwrap(), b"after");

@@ -470,7 +470,7 @@ fn a_channel_of_another_boot_is_refused_but_to_who_asks_for_any() {
     let opened = open(&path);
     assert!(matches!(&opened, Err(Error::Rebooted { .. })), "{opened:?}");
     let text = opened.unwrap_err().to_string();
-    assert!(text.contains(&format!("`pelton recover {}`", path.display())), "{text}");
+    assert!(text.contains(&format!("`pelton recover --repair {}`", path.display())), "{text}");
     let created = create(&path, 2);
     assert!(matches!(&created, Err(Error::Rebooted { .. })), "{created:?}");
     let directory = Directory::open_any_boot(&path, &mode(0o700)).unwrap().unwrap();
