@@ -137,6 +137,11 @@ impl Link {
     pub(crate) fn find_peer(&mut self, bells: &Bells, says: impl Fn() -> (u64, u32)) -> Result<Found> {
         let Way::Path { directory, whom, life, met, gone } = &mut self.way else { return Ok(Found::Nothing) };
         let (generation, _) = says();
+        if life.is_some() && generation != *met {
+            // Its successor holds the life by now, which so tells nothing: the next look finds that one.
+            self.lose_peer(bells);
+            return Ok(Found::Passed);
+        }
         if life.is_some() || generation == *gone {
             return Ok(Found::Nothing);
         }

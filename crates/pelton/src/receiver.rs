@@ -82,16 +82,19 @@ impl Lane {
 
     /// Looks for the sender of a path channel's lane that has none.
     fn find_sender(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
-        let page = self.consumer.producer_page();
-        match self.link.find_peer(bells, || (page.generation(), page.pid()))? {
-            Found::Nothing => {}
-            Found::Peer => {
-                self.end = None;
-                spin.meet(self.link.peer());
+        loop {
+            let page = self.consumer.producer_page();
+            match self.link.find_peer(bells, || (page.generation(), page.pid()))? {
+                Found::Nothing => return Ok(()),
+                Found::Peer => {
+                    self.end = None;
+                    spin.meet(self.link.peer());
+                    return Ok(());
+                }
+                // And perhaps its successor is here.
+                Found::Passed => self.note_end(bells),
             }
-            Found::Passed => self.note_end(bells),
         }
-        Ok(())
     }
 
     /// Looks whether the sender has gone. True: it just has.

@@ -329,12 +329,20 @@ impl Sender {
         }
     }
 
-    /// The end of a path channel's receiver has been told: the lane is there for the next one.
+    /// The end of a path channel's receiver has been told: the lane is there for the next one, who may have come already.
     fn go_on_alone(&mut self) {
         self.parts.link.lose_peer(&self.parts.bells);
         self.parts.lane.go_on();
         self.end = None;
         self.owner.reinstate();
+        loop {
+            match self.find_peer() {
+                Ok(true) => {}
+                Ok(false) => return,
+                // To be looked at again, by who hears it.
+                Err(_) => return self.parts.bells.nudge().ring(),
+            }
+        }
     }
 
     #[cold]
@@ -633,7 +641,8 @@ impl Sender {
                 return Err(self.not_usable());
             }
             self.parts.bells.drain();
-            self.find_peer()?;
+            // One that has passed may have a successor here already.
+            while self.find_peer()? {}
             if self.parts.link.peer().is_some() {
                 return Ok(true);
             }

@@ -896,3 +896,77 @@ fn the_other_side_is_told_of_a_death_while_it_spins_or_asks() {
         assert!(told.is_peer_died(), "{told}");
     }
 }
+
+#[test]
+fn a_receiver_that_is_succeeded_before_the_sender_looks_is_not_taken_for_its_predecessor() {
+    let here = Here::new("a receiver that is succeeded before the sender looks is not taken for its predecessor");
+    for closes in [true, false] {
+        let mut sender = small().create_sender(here.path()).unwrap();
+        let mut bytes = Vec::new();
+        numbered(0, u64::from(sender.next_seq()) - 1, &mut bytes);
+        let first = Child::start(here.role("receive").with("count", 1));
+        first.expect("open");
+        assert!(sender.resume_until(deadline()).unwrap());
+        if closes {
+            drop(first);
+            small().open_receiver(here.path()).unwrap().close().unwrap();
+        } else {
+            first.kill();
+        }
+        // The sender has looked at nothing since.
+        let second = Child::start(here.role("receive").with("count", 1).with("hold", 1));
+        second.expect("open");
+        let mut told = 0;
+        while let Err(error) = sender.send(&bytes) {
+            assert!(error.is_closed() || error.is_peer_died(), "{error}");
+            told += 1;
+        }
+        assert!(told <= 1, "{told}");
+        assert!(sender.resume_until(deadline()).unwrap());
+        assert_eq!(sender.peer().unwrap().pid, second.pid());
+        assert!(second.line().starts_with("Some"));
+        second.kill();
+        let error = sender.drain_until(deadline()).unwrap_err();
+        assert!(error.is_peer_died(), "{error}");
+        drop(sender);
+        let mut receiver = small().open_receiver(here.path()).unwrap();
+        while receiver.receive().is_ok() {}
+    }
+}
+
+#[test]
+fn a_close_is_told_to_a_sender_at_its_next_message() {
+    let here = Here::new("a close is told to a sender at its next message");
+    let receiver = small().create_receiver(here.path()).unwrap();
+    let mut sender = small().open_sender(here.path()).unwrap();
+    sender.send(b"one").unwrap();
+    receiver.close().unwrap();
+    // This one finds the word, and the next one says so.
+    sender.send(b"two").unwrap();
+    assert!(matches!(sender.send(b"three"), Err(Error::Closed { unreleased: 2 })));
+    // Told once.
+    sender.send(b"three").unwrap();
+    let mut receiver = small().open_receiver(here.path()).unwrap();
+    for wanted in [b"one".as_slice(), b"two", b"three"] {
+        assert_eq!(&*receiver.receive().unwrap(), wanted);
+    }
+    receiver.close().unwrap();
+    assert!(sender.resume_until(Instant::now()).is_ok_and(|here| !here));
+}
+
+#[test]
+fn a_head_that_is_no_place_cannot_be_repaired() {
+    let here = Here::new("a head that is no place cannot be repaired");
+    drop(small().create_sender(here.path()).unwrap());
+    for head in [0u64, 0x0000_0001_ffff_ffff] {
+        poke(&here.path().join("0.consumer"), 128, &head.to_le_bytes());
+        for repair in [false, true] {
+            let done = match repair {
+                true => pelton::inspect::recover(here.path(), false),
+                false => pelton::inspect::check(here.path(), false),
+            };
+            assert!(matches!(done, Err(Error::Corrupt(_))), "{done:?}");
+        }
+        assert!(matches!(small().open_receiver(here.path()), Err(Error::Corrupt(_))));
+    }
+}
