@@ -237,6 +237,13 @@ impl Process {
         }
     }
 
+    /// Whether the process is asleep in `poll` at this moment.
+    pub fn polls(&self) -> bool {
+        let call = std::fs::read_to_string(format!("/proc/{}/syscall", self.child.id())).unwrap_or_default();
+        let number = call.split(' ').next().and_then(|number| number.parse().ok());
+        number.is_some_and(|number: i64| [libc::SYS_poll, libc::SYS_ppoll].contains(&number))
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
