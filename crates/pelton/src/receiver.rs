@@ -80,6 +80,17 @@ impl Lane {
         self.end.is_none() && self.link.peer().is_some()
     }
 
+    /// Looks for the sender of a lane just opened, and tells it that the receiver has come. Who has gone before and left nothing
+    /// is no news.
+    fn meet(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
+        self.find_sender(bells, spin)?;
+        if !self.consumer.stirs() {
+            self.end = None;
+        }
+        self.link.ring_peer();
+        Ok(())
+    }
+
     /// Looks for the sender of a path channel's lane that has none.
     fn find_sender(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
         loop {
@@ -481,8 +492,7 @@ impl Receiver {
         let Origin::Path(place) = &self.origin else { return Ok(()) };
         for number in 1 + self.others.len() as u32..place.directory.lanes()? {
             let mut lane = place.open_lane(number, self.lane.memory.receiver.clone())?;
-            lane.find_sender(&self.bells, &mut self.spin)?;
-            lane.link.ring_peer();
+            lane.meet(&self.bells, &mut self.spin)?;
             self.others.push_back(Box::new(lane));
         }
         Ok(())
@@ -666,8 +676,7 @@ impl Receiver {
 
     /// Looks for the senders of a path channel just opened, and tells them that this receiver has come.
     pub(crate) fn meet(&mut self) -> Result<()> {
-        self.lane.find_sender(&self.bells, &mut self.spin)?;
-        self.lane.link.ring_peer();
+        self.lane.meet(&self.bells, &mut self.spin)?;
         self.find_lanes()
     }
 

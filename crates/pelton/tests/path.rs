@@ -314,13 +314,14 @@ fn both_dead_nothing_committed_is_lost() {
     sender.kill();
     receiver.kill();
     let mut last = Options::new().open_sender(here.path()).unwrap();
-    let committed = u64::from(last.next_seq()) - 1;
+    let mut committed = u64::from(last.next_seq()) - 1;
     let mut bytes = Vec::new();
     numbered(0, committed, &mut bytes);
-    assert_eq!(last.try_send(&bytes).unwrap(), Sent::Sent);
+    // The lane may well be full.
+    committed += u64::from(last.try_send(&bytes).unwrap() == Sent::Sent);
     last.close().unwrap();
     let mut receiver = Options::new().open_receiver(here.path()).unwrap();
-    for number in 495..=committed {
+    for number in 495..committed {
         assert_eq!(&receiver.try_receive().unwrap().expect("committed")[..8], &number.to_le_bytes());
     }
     assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
@@ -399,7 +400,9 @@ fn random_kills_of_either_side_lose_nothing_and_double_only_what_says_so() {
         let mut receiver = Options::new().open_receiver(here.path()).unwrap();
         let mut last: Option<u64> = None;
         let mut bytes = Vec::new();
-        loop {
+        // Of an empty lane nothing is told: who was there before is no news.
+        let waits = pelton::inspect::info(here.path()).unwrap().lanes[0].depth > 0;
+        while waits {
             let message = match receiver.receive_until(deadline()) {
                 Ok(message) => message.expect("messages, or an end"),
                 Err(error) => {
