@@ -1,0 +1,2 @@
+//! Written by the next commit.
+fn main() {}
