@@ -183,6 +183,9 @@ impl Link {
         Error::NoSpace { path, bytes, source }
     }
 
+    /// Apart, so that no system call lies on the way of a message that rings nobody.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn ring_peer(&self) {
         step("ring: before");
         self.peer_bell.ring();
