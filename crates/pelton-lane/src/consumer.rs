@@ -8,7 +8,7 @@
 //! - `cursor + 8 <= capacity`: a record is accepted only if the header after it lies inside the data;
 //! - the head moves in order, whatever order records are released in.
 
-use crate::edges::{CLOSE, PUBLISH, RELEASE};
+use crate::edges::{CLOSE, PUBLISH, RELEASE, step};
 use crate::layout::{
     ConsumerPage, MARK, MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, Position, ProducerPage, State, record_bytes,
     seq_after,
@@ -99,6 +99,7 @@ impl Consumer {
             generation: unsafe { memory.producer.as_ref() }.generation() as u32 & 0x0fff_ffff,
         };
         page.state.store(State::Open as u32, CLOSE.store());
+        step("consumer attaches: state");
         Ok(consumer)
     }
 
@@ -260,7 +261,9 @@ impl Consumer {
 
     #[inline(always)]
     fn move_head(&mut self, end: Position) -> Wake {
+        step("release: before");
         self.page().head.store(end.pack(), RELEASE.store()); // [release]
+        step("release: after");
         match self.waker.attention() {
             Attention::None => Wake::None,
             attention => self.attend(attention),
@@ -281,6 +284,7 @@ impl Consumer {
         self.waker.rang(epoch);
         let page = self.page();
         page.wakes_sent.store(page.wakes_sent.load(Relaxed) + 1, Relaxed);
+        step("consumer finds a sleeper: counted");
         Wake::Ring
     }
 
@@ -289,19 +293,23 @@ impl Consumer {
         let page = self.page();
         // Relaxed: for people.
         page.messages.store(self.messages, Relaxed);
+        step("consumer shows: messages");
         page.bytes.store(self.bytes, Relaxed);
+        step("consumer shows: bytes");
     }
 
     /// Counts a receive that found nothing and is going to wait.
     pub fn count_wait(&self) {
         let page = self.page();
         page.waits.store(page.waits.load(Relaxed) + 1, Relaxed);
+        step("consumer waits: counted");
     }
 
     /// Counts a sleep.
     pub fn count_sleep(&self) {
         let page = self.page();
         page.sleeps.store(page.sleeps.load(Relaxed) + 1, Relaxed);
+        step("consumer sleeps: counted");
     }
 
     /// Whether a sleep may last only a millisecond, because the producer is not yet known to fence.
@@ -367,7 +375,9 @@ impl Consumer {
     /// Says for good that nothing more will be read. The sender is to be rung afterwards.
     pub fn close(&mut self) {
         self.show_counters();
+        step("consumer closes: before");
         self.page().state.store(State::Closed as u32, CLOSE.store()); // [close]
+        step("consumer closes: state");
     }
 }
 
@@ -449,9 +459,13 @@ pub fn walk(data: &Data, message_bytes_max: u64, start: Position) -> Result<(Pos
 /// The data is mapped writable, the page is its producer's, and no producer or consumer of the lane lives.
 pub unsafe fn cut(data: &Data, page: &ProducerPage, found: &Survey) {
     // Relaxed: nobody else is there.
+    step("cut: before");
     data.header(found.end.offset).store(0, Relaxed);
+    step("cut: header");
     page.tail.store(found.end.pack(), Relaxed);
+    step("cut: tail");
     page.floor.store(found.floor, Relaxed);
+    step("cut: floor");
 }
 
 /// What the marks before a message say besides its descriptors: where they lead, and which generation is the first.

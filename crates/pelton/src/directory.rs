@@ -15,7 +15,7 @@ use crate::os::{Bell, Descriptor, Segment, allocate};
 use pelton_lane::{
     ChannelPage, ConsumerPage, LANES_MAX, LAYOUT_SIGNATURE, MAGIC_CHANNEL, MAGIC_CONSUMER, MAGIC_PRODUCER,
     MAGIC_RECEIVER, Position, Preamble, ProducerPage, ReceiverPage, SEGMENT_BYTES, WINDOW, WIRE_VERSION,
-    capacity_is_valid, fnv1a, message_bytes_limit,
+    capacity_is_valid, fnv1a, message_bytes_limit, step,
 };
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
@@ -295,6 +295,7 @@ impl Directory {
             let role = self.sender(number, lock)?;
             write_at(growth.as_fd(), &(number + 1).to_le_bytes(), LANES_AT as u64)
                 .map_err(|errno| self.place.failed("counting lanes in", CHANNEL, 4, errno))?;
+            step("growth: counted");
             Ok(role)
         };
         add().inspect_err(|_| {
@@ -357,10 +358,12 @@ impl Directory {
         let failed = |errno| self.failed("noting the recovery in", CHANNEL, errno);
         for lane in lanes {
             write_at(lane.page.as_fd(), &header.boot_id, offset_of!(ProducerPage, boot_id) as u64).map_err(failed)?;
+            step("recovery: noted in a page");
             lane.page.sync().map_err(Error::system("syncing a producer's page"))?;
         }
         let growth = self.lock_growth()?;
         write_at(growth.as_fd(), &header.encode()[..HEADER_BYTES], 0).map_err(failed)?;
+        step("recovery: noted in channel");
         rustix::fs::fdatasync(growth.as_fd()).map_err(failed)
     }
 
@@ -447,8 +450,11 @@ impl Directory {
                 done => break done.map(|()| aside).map_err(|errno| self.failed("renaming", "", errno))?,
             }
         };
+        step("removal: renamed");
         clear(self.place.fd.as_fd()).map_err(|errno| self.failed("removing the files of", "", errno))?;
-        match rustix::fs::unlinkat(&parent.fd, &aside, AtFlags::REMOVEDIR) {
+        let removed = rustix::fs::unlinkat(&parent.fd, &aside, AtFlags::REMOVEDIR);
+        step("removal: directory removed");
+        match removed {
             // A creator that swept has just done it.
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => {
@@ -478,6 +484,7 @@ impl Directory {
     fn try_role(&self, name: &str) -> Result<Option<Lock>> {
         let fd = self.place.open_file(name, FileType::RegularFile, OFlags::RDWR)?;
         let taken = lock::try_lock(fd).map_err(|error| self.cannot_lock(name, error))?;
+        step("role: locked, or not");
         taken.map(|lock| self.still_there(lock, name)).transpose()
     }
 
@@ -485,6 +492,7 @@ impl Directory {
     fn lock_growth(&self) -> Result<Lock> {
         let fd = self.place.open_file(CHANNEL, FileType::RegularFile, OFlags::RDWR)?;
         let lock = lock::lock(fd).map_err(|error| self.cannot_lock(CHANNEL, error))?;
+        step("growth: locked");
         self.still_there(lock, CHANNEL)
     }
 
@@ -547,7 +555,9 @@ impl Directory {
 
     /// Shows that this process is alive, as long as the descriptor is kept. Only for who has the role's lock.
     fn hold(&self, name: &str) -> Result<Descriptor> {
-        descriptor(self.place.open_file(name, FileType::Fifo, OFlags::RDONLY)?)
+        let life = descriptor(self.place.open_file(name, FileType::Fifo, OFlags::RDONLY)?);
+        step("life: held");
+        life
     }
 
     fn watch(&self, name: &str) -> Result<Option<Descriptor>> {
@@ -919,6 +929,7 @@ impl Place {
             )),
             errno => self.failed("allocating", &name, first, errno.unwrap_or(Errno::IO)),
         })?;
+        step("make a lane: allocated");
         self.make_fifo(&of_lane(number, BELL))?;
         self.make_fifo(&of_lane(number, LIFE))
     }
@@ -927,15 +938,19 @@ impl Place {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let make = || {
             let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o600))?;
+            step("make a file: made");
             // So that a group that the directory lets in gets at the files of all its members. Not allowed is no harm:
             // then the files say whom they let in.
             if rustix::fs::fstat(&fd)?.st_gid != self.gid {
                 let _ = rustix::fs::fchown(&fd, None, Some(Gid::from_raw(self.gid)));
             }
             rustix::fs::fchmod(&fd, Mode::from_raw_mode(self.bits))?;
+            step("make a file: permissions");
             rustix::fs::ftruncate(&fd, bytes)?;
+            step("make a file: size");
             // Written, not mapped: then the page has its place on the disk, and no store to it can fail.
             write_at(fd.as_fd(), contents, 0)?;
+            step("make a file: written");
             Ok(fd)
         };
         make().map_err(|errno| self.failed("making", name, contents.len() as u64, errno))
@@ -944,12 +959,15 @@ impl Place {
     fn make_fifo(&self, name: &str) -> Result<()> {
         let make = || {
             rustix::fs::mkfifoat(&self.fd, name, Mode::from_raw_mode(0o600))?;
+            step("make a FIFO: made");
             let found = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
             if found.st_gid != self.gid {
                 let gid = Some(Gid::from_raw(self.gid));
                 let _ = rustix::fs::chownat(&self.fd, name, None, gid, AtFlags::SYMLINK_NOFOLLOW);
             }
-            rustix::fs::chmodat(&self.fd, name, Mode::from_raw_mode(self.bits), AtFlags::empty())
+            rustix::fs::chmodat(&self.fd, name, Mode::from_raw_mode(self.bits), AtFlags::empty())?;
+            step("make a FIFO: permissions");
+            Ok(())
         };
         make().map_err(|errno| self.failed("making", name, 0, errno))
     }
@@ -957,7 +975,9 @@ impl Place {
     /// Removes what is there of a lane that does not exist.
     fn remove_lane(&self, number: u32) -> Result<()> {
         for name in OF_A_LANE.map(|kind| of_lane(number, kind)) {
-            match rustix::fs::unlinkat(&self.fd, &name, AtFlags::empty()) {
+            let removed = rustix::fs::unlinkat(&self.fd, &name, AtFlags::empty());
+            step("growth: a leftover removed, or none");
+            match removed {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(self.failed("removing the leftover", &name, 0, errno)),
             }
@@ -993,12 +1013,14 @@ fn make(parent: &Parent, path: &Path, access: &Access, header: &Header) -> Resul
             made => break made.map(|()| aside).map_err(system("making"))?,
         }
     };
+    step("creation: directory made");
     let made = make_aside(parent, &aside, path, access, header);
     match made {
         Ok(Some((place, _lock))) => {
             let flags = RenameFlags::NOREPLACE;
             let placed = rustix::fs::renameat_with(&parent.fd, &aside, &parent.fd, &parent.name, flags);
             if placed.is_ok() {
+                step("creation: renamed");
                 return Ok(());
             }
             let _ = clear(place.fd.as_fd());
@@ -1040,6 +1062,7 @@ fn make_aside(
         Err(Errno::NOENT) => return Ok(None),
         changed => changed.map_err(failed)?,
     }
+    step("creation: directory its own");
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Some(fd) = swept(rustix::fs::openat(&parent.fd, aside, flags, Mode::empty()))? else { return Ok(None) };
     let found = rustix::fs::fstat(&fd).map_err(failed)?;
@@ -1052,6 +1075,7 @@ fn make_aside(
                 lock::try_lock(made?).map_err(Error::system(format!("locking {}", path.join(CHANNEL).display())))?
             }
         };
+        step("creation: locked, or not");
         let Some(lock) = lock else { return Ok(None) };
         if rustix::fs::fstat(&lock).map_err(failed)?.st_nlink == 0 {
             return Ok(None);
@@ -1059,8 +1083,10 @@ fn make_aside(
         let contents = header.encode();
         write_at(lock.as_fd(), &contents, 0)
             .map_err(|errno| place.failed("writing", CHANNEL, contents.len() as u64, errno))?;
+        step("creation: channel written");
         place.make_receiver_and_first_lane(header)?;
         rustix::fs::fchmod(&place.fd, Mode::from_raw_mode(header.mode)).map_err(failed)?;
+        step("creation: mode");
         Ok(Some(lock))
     };
     match make() {
@@ -1142,6 +1168,7 @@ impl Parent {
             Ok(fd) => match lock::try_lock(fd)? {
                 None => return Ok(()),
                 Some(lock) => {
+                    step("sweep: locked");
                     // It may have been put into place before it was locked here; then it is the channel.
                     let now = statat(&self.fd, aside, AtFlags::SYMLINK_NOFOLLOW)?;
                     if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino) {
@@ -1152,7 +1179,9 @@ impl Parent {
                 }
             },
         };
-        Ok(unlinkat(&self.fd, aside, AtFlags::REMOVEDIR)?)
+        let removed = unlinkat(&self.fd, aside, AtFlags::REMOVEDIR);
+        step("sweep: directory removed, or not");
+        Ok(removed?)
     }
 }
 
@@ -1162,7 +1191,9 @@ fn clear(directory: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
         names(directory)?.into_iter().filter(|name| !matches!(known(name), Known::Foreign)).collect();
     known.sort_by_key(|name| name == CHANNEL);
     for name in known {
-        match rustix::fs::unlinkat(directory, &name, AtFlags::empty()) {
+        let removed = rustix::fs::unlinkat(directory, &name, AtFlags::empty());
+        step("clear: a file removed");
+        match removed {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(errno),
         }

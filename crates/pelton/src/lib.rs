@@ -99,6 +99,9 @@ pub use connect::Listener;
 pub use error::{Error, Result};
 pub use link::Peer;
 pub use options::Options;
+#[cfg(feature = "failpoints")]
+#[doc(hidden)]
+pub use pelton_lane::failpoints;
 pub use receiver::{Batch, Held, Message, Receiver};
 pub use sender::{Reservation, Sender, Sent, SentBatch};
 pub use wait::Wait;

@@ -5,6 +5,7 @@ use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::os::socket::{Socket, wait_for};
 use crate::os::{Bell, Descriptor, Nudge, Pollable, Ready, poll_until};
+use pelton_lane::step;
 use rustix::event::epoll::EventFlags;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -182,8 +183,13 @@ impl Link {
         Error::NoSpace { path, bytes, source }
     }
 
+    /// Apart, so that no system call lies on the way of a message that rings nobody.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn ring_peer(&self) {
+        step("ring: before");
         self.peer_bell.ring();
+        step("ring: after");
     }
 
     /// What tells the peer's end.

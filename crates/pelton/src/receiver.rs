@@ -8,7 +8,7 @@ use crate::os::{Nudge, Owner, Ready, Segment};
 use crate::sender::End;
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
-use pelton_lane::{Consumer, LaneError, Record, Sleeper, Ticket, Wake};
+use pelton_lane::{Consumer, LaneError, Record, Sleeper, Ticket, Wake, step};
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -87,6 +87,7 @@ impl Lane {
         if !self.consumer.stirs() {
             self.end = None;
         }
+        step("receiver meets: looked");
         self.link.ring_peer();
         Ok(())
     }
@@ -615,7 +616,9 @@ impl Receiver {
             return Err(self.not_usable());
         }
         self.bells.drain();
+        step("receiver arms: drained");
         self.find_senders()?;
+        step("receiver arms: looked");
         let armed = Side::arm(self)?;
         if armed && self.ends_now()?.is_some() {
             Side::disarm(self);
@@ -625,6 +628,7 @@ impl Receiver {
             // Readable exactly while a message waits, also for who goes back to the loop regardless; and as long as the
             // sender is not known to fence, lest its ring be missed.
             self.bells.nudge().ring();
+            step("receiver arms: nudged");
         }
         Ok(armed)
     }
@@ -694,7 +698,9 @@ impl Receiver {
                 return Err(self.not_usable());
             }
             self.bells.drain();
+            step("receiver waits for its peer: drained");
             self.find_senders()?;
+            step("receiver waits for its peer: looked");
             if self.lanes().any(Lane::is_sender_here) {
                 return Ok(true);
             }
@@ -785,6 +791,7 @@ impl Drop for Receiver {
         for lane in self.lanes() {
             lane.link.ring_peer();
             lane.link.shutdown();
+            step("receiver closes: hung up");
         }
     }
 }
@@ -856,7 +863,9 @@ impl Side for Receiver {
 
     fn rung(&mut self) -> Result<bool> {
         self.bells.drain();
+        step("receiver rung: drained");
         self.find_senders()?;
+        step("receiver rung: looked");
         // A sender may have come, sent everything, and gone since the last time.
         if self.found_end().is_some() { Side::end(self) } else { Ok(false) }
     }

@@ -8,7 +8,7 @@ use crate::os::socket::DESCRIPTORS_MAX;
 use crate::os::{Owner, Ready, Segment};
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
-use pelton_lane::{LaneError, Memory, Position, Producer, Space, Wake, record_bytes, walk};
+use pelton_lane::{LaneError, Memory, Position, Producer, Space, Wake, record_bytes, step, walk};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::ops::{Deref, DerefMut};
@@ -87,6 +87,7 @@ impl SenderParts {
         for to in [bytes.next_multiple_of(STEP).min(most), bytes.next_multiple_of(4096).min(most)] {
             match data.allocate(from, to) {
                 Ok(()) => {
+                    step("lane: allocated");
                     self.lane.set_backed(to);
                     return Ok(());
                 }
@@ -559,6 +560,7 @@ impl Sender {
             return Err(self.not_usable());
         }
         self.parts.bells.drain();
+        step("sender arms: drained");
         let armed = Room { sender: self, want: Want::Message(bytes as u64, 0) }.arm()?;
         if self.is_peer_gone()? {
             self.note_end();
@@ -568,6 +570,7 @@ impl Sender {
             // Readable exactly while there is room, also for who goes back to the loop regardless; and as long as the
             // receiver is not known to fence, lest its ring be missed.
             self.parts.bells.nudge().ring();
+            step("sender arms: nudged");
         }
         Ok(armed)
     }
@@ -628,6 +631,7 @@ impl Sender {
     /// news.
     pub(crate) fn meet(&mut self) -> Result<()> {
         self.find_peer()?;
+        step("sender meets: looked");
         self.parts.link.ring_peer();
         Ok(())
     }
@@ -641,8 +645,10 @@ impl Sender {
                 return Err(self.not_usable());
             }
             self.parts.bells.drain();
+            step("sender waits for its peer: drained");
             // One that has passed may have a successor here already.
             while self.find_peer()? {}
+            step("sender waits for its peer: looked");
             if self.parts.link.peer().is_some() {
                 return Ok(true);
             }
@@ -673,6 +679,7 @@ impl Sender {
             place.sync_directory()?;
         }
         memory.data.sync().map_err(Error::system("syncing the lane"))?;
+        step("sync: data");
         lane.producer_page().note_synced(tail);
         memory.page.sync().map_err(Error::system("syncing the lane's page"))?;
         memory.consumer.sync().map_err(Error::system("syncing the receiver's page"))
@@ -754,6 +761,7 @@ impl Drop for Sender {
         // The word first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
         self.parts.link.ring_peer();
         self.parts.link.shutdown();
+        step("sender closes: hung up");
     }
 }
 
@@ -841,6 +849,7 @@ impl Side for Room<'_> {
 
     fn rung(&mut self) -> Result<bool> {
         self.sender.parts.bells.drain();
+        step("sender rung: drained");
         // A receiver may have come and gone since the last time. What could not be looked at is to be looked at again.
         let passed = self.sender.find_peer().inspect_err(|_| self.sender.parts.bells.nudge().ring())?;
         if passed { self.end() } else { Ok(false) }
