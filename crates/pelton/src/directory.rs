@@ -482,7 +482,7 @@ impl Directory {
 
     /// A file locked through a description of the lock's own; `None` while somebody else has it.
     fn try_role(&self, name: &str) -> Result<Option<Lock>> {
-        let fd = self.place.open_file(name, FileType::RegularFile, OFlags::RDWR)?;
+        let fd = self.place.open_alone(name, FileType::RegularFile, OFlags::RDWR)?;
         let taken = lock::try_lock(fd).map_err(|error| self.cannot_lock(name, error))?;
         step("role: locked, or not");
         taken.map(|lock| self.still_there(lock, name)).transpose()
@@ -490,7 +490,7 @@ impl Directory {
 
     /// Waits for the lock under which lanes are added, and the channel removed. It is held for as long as five files take.
     fn lock_growth(&self) -> Result<Lock> {
-        let fd = self.place.open_file(CHANNEL, FileType::RegularFile, OFlags::RDWR)?;
+        let fd = self.place.open_alone(CHANNEL, FileType::RegularFile, OFlags::RDWR)?;
         let lock = lock::lock(fd).map_err(|error| self.cannot_lock(CHANNEL, error))?;
         step("growth: locked");
         self.still_there(lock, CHANNEL)
@@ -555,7 +555,7 @@ impl Directory {
 
     /// Shows that this process is alive, as long as the descriptor is kept. Only for who has the role's lock.
     fn hold(&self, name: &str) -> Result<Descriptor> {
-        let life = descriptor(self.place.open_file(name, FileType::Fifo, OFlags::RDONLY)?);
+        let life = self.place.open_alone(name, FileType::Fifo, OFlags::RDONLY);
         step("life: held");
         life
     }
@@ -848,6 +848,13 @@ impl Place {
         opened.ok_or_else(|| self.failed("opening", name, 0, Errno::NXIO))
     }
 
+    /// As [`Place::open_file`], with no child forked meanwhile that keeps a copy: what it locks, or lives by, ends with this
+    /// process.
+    fn open_alone(&self, name: &str, kind: FileType, access: OFlags) -> Result<Descriptor> {
+        let opened = Descriptor::opened(|| self.open_file(name, kind, access));
+        opened.map_err(Error::system("keeping a descriptor"))?
+    }
+
     /// `None`: a FIFO that nobody has open for reading, and that is to be written.
     fn try_open_file(&self, name: &str, kind: FileType, access: OFlags) -> Result<Option<OwnedFd>> {
         let missing = || self.missing(name);
@@ -1071,9 +1078,8 @@ fn make_aside(
         // Empty and locked before anything else is there: from now on no creator removes it.
         let lock = match place.make_file(CHANNEL, SEGMENT_BYTES, &[]) {
             Err(Error::System { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
-            made => {
-                lock::try_lock(made?).map_err(Error::system(format!("locking {}", path.join(CHANNEL).display())))?
-            }
+            made => lock::try_lock(descriptor(made?)?)
+                .map_err(Error::system(format!("locking {}", path.join(CHANNEL).display())))?,
         };
         step("creation: locked, or not");
         let Some(lock) = lock else { return Ok(None) };
@@ -1165,7 +1171,7 @@ impl Parent {
             // Empty, then, or not to be removed. A maker that has come no further begins anew.
             Err(Errno::NOENT) => None,
             Err(errno) => return Err(errno.into()),
-            Ok(fd) => match lock::try_lock(fd)? {
+            Ok(fd) => match lock::try_lock(Descriptor::new(fd)?)? {
                 None => return Ok(()),
                 Some(lock) => {
                     step("sweep: locked");

@@ -656,7 +656,10 @@ fn a_dead_makers_leftovers_are_removed_and_a_living_ones_not() {
         let channel = at(aside).join(CHANNEL);
         let mut lock = None;
         eventually("its maker has put the lock down", || {
-            lock = lock::try_lock(std::fs::File::options().write(true).open(&channel).unwrap().into()).unwrap();
+            lock = lock::try_lock(
+                Descriptor::new(std::fs::File::options().write(true).open(&channel).unwrap().into()).unwrap(),
+            )
+            .unwrap();
             lock.is_some()
         });
         lock
