@@ -23,7 +23,7 @@ use crate::{
 /// The first argument of a process that this program starts of itself; the second is its [`Job`].
 const SIDE: &str = "side";
 
-/// All systems measured, unless told otherwise.
+/// The systems measured, unless told otherwise.
 const SYSTEMS: &str = "pelton,limits,pipe,sock-stream,sock-stream-batched,sock-seqpacket";
 
 /// Measures pelton beside the machine's limits, pipes and sockets
@@ -36,14 +36,14 @@ struct Arguments {
     /// What the two sides do
     workload: Workload,
 
-    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, 64 in a round trip]
+    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, 64 in a round trip, 16 in reattach]
     #[arg(long, value_name = "N|MIN..MAX")]
     size: Option<SizeRange>,
 
-    /// Messages of a stream, rounds of a round trip
+    /// Messages of a stream or in the lane, rounds of a round trip
     ///
     /// By default 5,000,000 messages of up to 1 KiB, 1,000,000 of up to 32 KiB, 100,000 larger ones; 200,000 round trips, 20,000 with a
-    /// delay.
+    /// delay; 1,000,000 messages to reattach to.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
 
@@ -51,7 +51,7 @@ struct Arguments {
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
     capacity: u64,
 
-    /// How both sides wait [default: spin; block for idle and with --delay]
+    /// How both sides wait [default: spin; block for idle, reattach and with --delay]
     #[arg(long)]
     wait: Option<Wait>,
 
@@ -65,9 +65,10 @@ struct Arguments {
 
     /// Systems, in turn, the first to be compared with the others
     ///
-    /// pelton; limits, the least code that could do the job; pipe; sock-stream, one write per message; sock-stream-batched, 64 KiB of
+    /// pelton; pelton-path, in a directory that keeps the channel; limits, the least code that could do the job; pipe; sock-stream, one write per message; sock-stream-batched, 64 KiB of
     /// buffer on both sides; sock-seqpacket. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
-    /// interleaved run. [default: all; for idle, pelton]
+    /// interleaved run. [default: all but pelton-path; for idle, pelton; for
+    /// reattach, pelton-path, the only one that can]
     #[arg(long, value_name = "A,B,...", value_parser = systems)]
     systems: Option<Systems>,
 
@@ -105,7 +106,14 @@ impl Arguments {
         if delay > 3_600_000_000 {
             return Err(format!("found --delay {delay}, wanted at most 3600000000 microseconds"));
         }
-        let sizes = size.unwrap_or(SizeRange::fixed(if workload == Workload::Stream { 256 } else { 64 }));
+        let sizes = size.unwrap_or(SizeRange::fixed(match workload {
+            Workload::Stream => 256,
+            Workload::Reattach => 16,
+            Workload::Roundtrip | Workload::Idle => 64,
+        }));
+        if workload == Workload::Reattach && !sizes.is_fixed() {
+            return Err(format!("found --size {sizes} with reattach, wanted one size"));
+        }
         if sizes.max as u64 + 32 > capacity / 2 {
             return Err(format!(
                 "found messages of {} bytes in lanes of {capacity}, wanted at most half the capacity less 32: write --capacity {} or more",
@@ -115,6 +123,7 @@ impl Arguments {
         }
         let count = count.unwrap_or(match (workload, sizes.max) {
             (Workload::Idle, _) => 1,
+            (Workload::Reattach, _) => 1_000_000,
             (Workload::Roundtrip, _) if delay > 0 => 20_000,
             (Workload::Roundtrip, _) => 200_000,
             (Workload::Stream, ..=1024) => 5_000_000,
@@ -128,9 +137,13 @@ impl Arguments {
         if runs == 0 {
             return Err("found --runs 0, wanted at least 1".to_string());
         }
-        let asleep = workload == Workload::Idle || delay > 0;
+        let asleep = matches!(workload, Workload::Idle | Workload::Reattach) || delay > 0;
         let wait = wait.unwrap_or(if asleep { Wait::Block } else { Wait::Spin });
-        let default = if workload == Workload::Idle { "pelton" } else { SYSTEMS };
+        let default = match workload {
+            Workload::Idle => "pelton",
+            Workload::Reattach => "pelton-path",
+            Workload::Stream | Workload::Roundtrip => SYSTEMS,
+        };
         let Systems(systems) = match chosen {
             Some(chosen) => chosen,
             None => systems(default)?,

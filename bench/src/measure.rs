@@ -5,6 +5,7 @@ use std::{
     io::{self, Read},
     mem,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    path::Path,
 };
 
 use anyhow::{Context, Result, bail};
@@ -174,14 +175,15 @@ impl CallCounter {
     }
 }
 
-/// The resident bytes of this process's mappings whose file is named after pelton, memfds and all, without the program's own file.
-pub fn resident_bytes() -> Result<u64> {
+/// The resident bytes of this process's mappings whose file is named after pelton, memfds and all, or lies below `directory`, where a
+/// channel keeps its own; without the program's own file. Memory that is allocated, but was never touched here, is not resident here.
+pub fn resident_bytes(directory: &Path) -> Result<u64> {
     let own = fs::read_link("/proc/self/exe").context("reading /proc/self/exe")?;
     let smaps = fs::read_to_string("/proc/self/smaps").context("reading /proc/self/smaps")?;
-    Ok(resident_bytes_in(&smaps, &own.to_string_lossy()))
+    Ok(resident_bytes_in(&smaps, &own.to_string_lossy(), directory))
 }
 
-fn resident_bytes_in(smaps: &str, own: &str) -> u64 {
+fn resident_bytes_in(smaps: &str, own: &str, directory: &Path) -> u64 {
     let mut ours = false;
     let mut bytes = 0;
     for line in smaps.lines() {
@@ -192,7 +194,8 @@ fn resident_bytes_in(smaps: &str, own: &str) -> u64 {
         } else if line.split_whitespace().next().is_some_and(|first| !first.ends_with(':')) {
             // The head of a mapping: addresses, rights, offset, device, inode, and perhaps a path.
             let path = line.splitn(6, ' ').nth(5).unwrap_or("").trim();
-            ours = path != own && path.rsplit('/').next().is_some_and(|name| name.contains("pelton"));
+            let named = path.rsplit('/').next().is_some_and(|name| name.contains("pelton"));
+            ours = path != own && (named || Path::new(path).starts_with(directory));
         }
     }
     bytes
@@ -213,12 +216,19 @@ Rss:                 128 kB
 VmFlags: rd wr
 7f01-7f02 r--s 00000000 00:01 13    /memfd:pelton-producer (deleted)
 Rss:                   4 kB
+7f01-7f02 r--s 00000000 00:17 15    /dev/shm/run-1/there/0.data
+Rss:                  16 kB
+7f01-7f02 r--s 00000000 00:17 16    /dev/shm/run-12/there/0.data
+Rss:                  64 kB
 7f02-7f03 r--p 00000000 fe:00 14    /home/pelton/lib/libc.so.6
 Rss:                 900 kB
 7f03-7f04 rw-p 00000000 00:00 0
 Rss:                  32 kB
 ";
-        assert_eq!(resident_bytes_in(smaps, "/home/pelton/target/release/pelton-bench"), 132 * 1024);
+        assert_eq!(
+            resident_bytes_in(smaps, "/home/pelton/target/release/pelton-bench", Path::new("/dev/shm/run-1")),
+            148 * 1024
+        );
     }
 
     #[test]

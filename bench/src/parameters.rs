@@ -15,6 +15,8 @@ pub enum Workload {
     Roundtrip,
     /// An open channel whose receiver waits and gets nothing
     Idle,
+    /// The successors of a receiver, and then of a sender, that were killed on a lane full of messages; pelton-path only
+    Reattach,
 }
 
 impl Workload {
@@ -47,6 +49,8 @@ pub enum Wait {
 pub enum SystemName {
     /// pelton, connected by the name of a Unix socket
     Pelton,
+    /// pelton, in a directory that keeps the channel: a tmpfs where there is one
+    PeltonPath,
     /// bench/limits/limits.c, the least code that could do the job
     Limits,
     /// A pipe: length and payload in one write
@@ -212,6 +216,8 @@ pub enum Role {
     Receiver,
     /// Sends them; on the second CPU
     Sender,
+    /// Fills a lane, to be killed on it
+    Filler,
     /// Begins each round trip and times it; on the first CPU, as in limits.c
     Asker,
     /// Sends back what comes; on the second CPU
@@ -221,7 +227,7 @@ pub enum Role {
 impl Role {
     /// Which of the two CPUs is this role's.
     pub fn cpu_index(self) -> usize {
-        matches!(self, Role::Sender | Role::Answerer) as usize
+        matches!(self, Role::Sender | Role::Filler | Role::Answerer) as usize
     }
 
     /// Whether this side makes the name that the other connects to.
@@ -234,6 +240,7 @@ impl Role {
         match self {
             Role::Receiver => "receiver",
             Role::Sender => "sender",
+            Role::Filler => "filler",
             Role::Asker => "asker",
             Role::Answerer => "answerer",
         }

@@ -40,6 +40,10 @@ pub struct Figures {
     pub wakeups_per_second: Option<f64>,
     /// Resident memory of the channel, seen by the receiver
     pub resident_bytes: Option<f64>,
+    /// From opening as the successor of a killed receiver to the first message in hand
+    pub reattach_receiver_ns: Option<f64>,
+    /// From opening as the successor of a killed sender to the first message sent
+    pub reattach_sender_ns: Option<f64>,
 }
 
 /// One run: its figures and what each side contributed.
@@ -187,6 +191,10 @@ impl Report {
             Workload::Roundtrip => {
                 writeln!(out, "{count} round trips of {size} bytes, each side answering after {delay_us} µs")?
             }
+            Workload::Reattach => writeln!(
+                out,
+                "successors on a lane of {capacity} bytes with {count} unreleased messages of {size} bytes"
+            )?,
             Workload::Idle => writeln!(out, "an open channel without messages, lanes of {capacity} bytes")?,
         }
         let pinned =
@@ -237,6 +245,7 @@ fn primary(workload: Workload) -> Option<(&'static str, Figure)> {
     match workload {
         Workload::Stream => Some(("messages_per_second", |figures| figures.messages_per_second)),
         Workload::Roundtrip => Some(("round_trip_ns", |figures| figures.round_trip_ns)),
+        Workload::Reattach => Some(("reattach_receiver_ns", |figures| figures.reattach_receiver_ns)),
         Workload::Idle => None,
     }
 }
@@ -247,7 +256,7 @@ struct Column {
     figure: Figure,
 }
 
-const COLUMNS: [Column; 12] = [
+const COLUMNS: [Column; 14] = [
     Column { title: "M messages/s", scale: 1e-6, figure: |f| f.messages_per_second },
     Column { title: "MB/s", scale: 1e-6, figure: |f| f.bytes_per_second },
     Column { title: "round trip ns", scale: 1.0, figure: |f| f.round_trip_ns },
@@ -260,6 +269,8 @@ const COLUMNS: [Column; 12] = [
     Column { title: "sleeps/wait", scale: 1.0, figure: |f| f.sleeps_per_wait },
     Column { title: "wake-ups/s", scale: 1.0, figure: |f| f.wakeups_per_second },
     Column { title: "resident KiB", scale: 1.0 / 1024.0, figure: |f| f.resident_bytes },
+    Column { title: "receiver back µs", scale: 1e-3, figure: |f| f.reattach_receiver_ns },
+    Column { title: "sender back µs", scale: 1e-3, figure: |f| f.reattach_sender_ns },
 ];
 
 /// Columns without any value are left out.
@@ -320,6 +331,8 @@ pub fn medians(runs: &[Run]) -> Figures {
         sleeps_per_wait: of(|f| f.sleeps_per_wait),
         wakeups_per_second: of(|f| f.wakeups_per_second),
         resident_bytes: of(|f| f.resident_bytes),
+        reattach_receiver_ns: of(|f| f.reattach_receiver_ns),
+        reattach_sender_ns: of(|f| f.reattach_sender_ns),
     }
 }
 

@@ -139,7 +139,7 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
         _ => choice.wait.unwrap_or(plan.wait),
     };
     let version = match choice.system {
-        SystemName::Pelton => env!("CARGO_PKG_VERSION").to_string(),
+        SystemName::Pelton | SystemName::PeltonPath => env!("CARGO_PKG_VERSION").to_string(),
         SystemName::Limits => limits::version(),
         _ => format!("Linux {}", rustix::system::uname().release().to_string_lossy()),
     };
@@ -165,6 +165,9 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
 
 /// The first pass makes the figures; those behind it only what would disturb it.
 fn passes(plan: &Plan, wait: Wait, count_calls: bool) -> Vec<Pass> {
+    if plan.workload == Workload::Reattach {
+        return vec![Pass { count: plan.count, time_each: false, count_calls: false }];
+    }
     if plan.workload == Workload::Idle {
         return vec![Pass { count: 1, time_each: false, count_calls: false }];
     }
@@ -193,12 +196,14 @@ fn deadline(job: &Job) -> Instant {
 }
 
 fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
-    let directory =
-        tempfile::Builder::new().prefix("pelton-bench-").tempdir().context("making a temporary directory")?;
+    let directory = directory(job.system)?;
     let job = Job { directory: directory.path().to_path_buf(), ..job.clone() };
     let deadline = deadline(&job);
     if job.system == SystemName::Limits {
         return run_limits(&job, cpus, interrupts, deadline);
+    }
+    if job.workload == Workload::Reattach {
+        return run_reattach(&job, cpus, interrupts, deadline);
     }
     let mut sides = Vec::new();
     for role in job.workload.roles() {
@@ -240,6 +245,38 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
         Some((usages, seconds)) => idle_run(usages, seconds, &reports[0]),
         None => run_of(&job, &reports),
     })
+}
+
+/// A run's own. Channels that a directory keeps are to be in memory, as the others are.
+fn directory(system: SystemName) -> Result<tempfile::TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("pelton-bench-");
+    if system == SystemName::PeltonPath
+        && let Ok(directory) = builder.tempdir_in("/dev/shm")
+    {
+        return Ok(directory);
+    }
+    builder.tempdir().context("making a temporary directory")
+}
+
+/// Each end is killed on a lane full of messages, and a fresh process takes its place.
+fn run_reattach(job: &Job, cpus: &[usize], interrupts: &Interrupts, deadline: Instant) -> Result<Run> {
+    let mut sides = Sides { sides: Vec::new(), interrupts, deadline };
+    sides.come(job, Role::Filler, cpus)?;
+    sides.come(job, Role::Receiver, cpus)?;
+    sides.sides.truncate(1); // dropped: killed, and gone
+    let receiver = sides.come(job, Role::Receiver, cpus)?;
+    sides.sides.remove(0);
+    let sender = sides.come(job, Role::Sender, cpus)?;
+    let ns = |report: &PassReport| Some(report.end_ns.saturating_sub(report.start_ns) as f64);
+    let figures = Figures {
+        cpu_seconds: Some(receiver.usage.cpu_seconds + sender.usage.cpu_seconds),
+        reattach_receiver_ns: ns(&receiver),
+        reattach_sender_ns: ns(&sender),
+        ..Figures::default()
+    };
+    let side = |report: PassReport| SideFigures { usage: report.usage, ..SideFigures::default() };
+    Ok(Run { figures, sides: by_role(Workload::Reattach, [receiver, sender].map(side)) })
 }
 
 fn run_limits(job: &Job, cpus: &[usize], interrupts: &Interrupts, deadline: Instant) -> Result<Run> {
@@ -285,8 +322,8 @@ fn run_of(job: &Job, reports: &[[PassReport; 2]]) -> Run {
         cpu_seconds: Some(first.usage.cpu_seconds + second.usage.cpu_seconds),
         syscalls_per_message: calls.map(|(calls, messages)| (calls[0] + calls[1]) as f64 / messages),
         sleeps_per_wait: sleeps(first).zip(sleeps(second)).map(|(first, second)| first.min(second)),
-        wakeups_per_second: None,
         resident_bytes: first.resident_bytes.map(|bytes| bytes as f64),
+        ..Figures::default()
     };
     let side = |index: usize| {
         let report = &reports[0][index];
@@ -458,6 +495,19 @@ impl Sides<'_> {
         let line = self.line(index)?;
         ensure!(line == format!("\"{word}\""), "the {} said `{line}`, wanted \"{word}\"", self.sides[index].name());
         Ok(())
+    }
+
+    /// Starts one side more and has it do its part.
+    fn come(&mut self, job: &Job, role: Role, cpus: &[usize]) -> Result<PassReport> {
+        let index = self.sides.len();
+        self.sides.push(Side::start(&Job { role, cpu: cpus.get(role.cpu_index()).copied(), ..job.clone() })?);
+        self.expect_word(index, "ready")?;
+        self.order_go(index)?;
+        if role.listens() {
+            self.expect_word(index, "started")?;
+        }
+        let line = self.line(index)?;
+        serde_json::from_str(&line).with_context(|| format!("reading a report: `{line}`"))
     }
 
     fn order_go(&mut self, index: usize) -> Result<()> {

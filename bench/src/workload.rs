@@ -4,18 +4,22 @@
 //! for `go`; the side that is to be there first says `started`. Each message carries its number, which the other side compares.
 
 use std::{
+    any::Any,
     hint::black_box,
     io::{BufRead, Write},
 };
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     measure::{CallCounter, Usage, delay, now_ns},
-    parameters::{Job, Pass, Role, SystemName},
-    systems::{Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System, limits},
+    parameters::{Job, Pass, Role, SystemName, Workload},
+    systems::{
+        ByDirectory, BySocket, Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System,
+        lasting, limits,
+    },
 };
 
 /// Messages before the first pass: enough for the paths to be loaded and the first pages touched.
@@ -56,7 +60,10 @@ pub struct Percentiles {
 /// Does one side's part and reports by standard output.
 pub fn side(job: &Job) -> Result<()> {
     match job.system {
-        SystemName::Pelton => serve::<Pelton>(job),
+        SystemName::PeltonPath if job.workload == Workload::Reattach => reattach(job),
+        _ if job.workload == Workload::Reattach => bail!("only a channel that a directory keeps can be gone back to"),
+        SystemName::Pelton => serve::<Pelton<BySocket>>(job),
+        SystemName::PeltonPath => serve::<Pelton<ByDirectory>>(job),
         SystemName::Pipe => serve::<Pipe>(job),
         SystemName::SockStream => serve::<SockStream>(job),
         SystemName::SockStreamBatched => serve::<SockStreamBatched>(job),
@@ -107,6 +114,7 @@ fn serve<S: System>(job: &Job) -> Result<()> {
                 Ok(report)
             })
         }
+        Role::Filler => bail!("there is nothing to fill"),
         Role::Asker => {
             let (mut sending, mut receiving) = S::both(job)?;
             let delay_ns = job.delay_us * 1000;
@@ -159,6 +167,54 @@ fn serve<S: System>(job: &Job) -> Result<()> {
             })
         }
     }
+}
+
+/// Fills a lane, or opens it as the successor of a side that was killed, which is what is timed: from before the call that opens to the
+/// first message in hand, or sent. The message in hand is not released, and what was opened is kept open.
+fn reattach(job: &Job) -> Result<()> {
+    let (place, size) = (job.directory.join("there"), job.sizes.max as usize);
+    let (options, mut payloads) = (lasting(job), Payloads::new(size));
+    let mut kept: Box<dyn Any> = Box::new(());
+    passes(job, |pass| {
+        let section = Section::start(pass)?;
+        let (report, end): (PassReport, Box<dyn Any>) = match job.role {
+            Role::Filler => {
+                let mut sender = options.create_sender(&place).context("making the channel")?;
+                for n in 0..pass.count {
+                    let sent = sender.try_send(payloads.prepared(n, size))?;
+                    ensure!(
+                        sent == pelton::Sent::Sent,
+                        "the lane was full after {n} of {} messages: raise --capacity, or lower --count",
+                        pass.count
+                    );
+                    payloads.prepare(n + 1);
+                }
+                (section.end(pass.count * size as u64)?, Box::new(sender))
+            }
+            Role::Sender => {
+                let mut sender = options.open_sender(&place).context("opening a sender")?;
+                let sent = sender.try_send(payloads.prepared(0, size))?;
+                let report = section.end(size as u64)?;
+                ensure!(sent == pelton::Sent::Sent, "there was no room for one more message: raise --capacity");
+                let left = sender.unreleased();
+                ensure!(left == pass.count + 1, "{left} messages are unreleased, wanted {}", pass.count + 1);
+                (report, Box::new(sender))
+            }
+            _ => {
+                let mut receiver = options.open_receiver(&place).context("opening a receiver")?;
+                let message = receiver.try_receive()?.context("the lane was empty")?;
+                let report = section.end(message.len() as u64)?;
+                let right = message.len() == size && number(&message) == expected(0, size) && whole(&message);
+                ensure!(right, "the first message is not the one that was sent first");
+                let held = message.hold();
+                (report, Box::new((receiver, held)))
+            }
+        };
+        kept = end;
+        Ok(report)
+    })?;
+    drop(kept);
+    Ok(())
 }
 
 /// Makes the passes as the asking process says, and then stays until that closes our input: a side that ended before the other has

@@ -114,6 +114,34 @@ fn the_limits_are_measured_or_skipped_with_the_reason() {
 }
 
 #[test]
+fn channels_of_directories_are_measured_as_those_of_sockets() {
+    let systems = "pelton-path:block,pelton-path:epoll,pelton:block";
+    for workload in ["stream", "roundtrip"] {
+        let (systems, ratios) = report(&[workload, "--count", "300", "--runs", "1", "--systems", systems]);
+        for system in &systems {
+            assert_eq!(system["skipped"], Value::Null, "{system}");
+            assert!(workload == "roundtrip" || system["resident_bytes"].as_f64().unwrap() > 0.0, "{system}");
+        }
+        assert_eq!(ratios["ratios"].as_object().unwrap().len(), 2);
+    }
+}
+
+#[test]
+fn successors_are_timed_where_there_can_be_any() {
+    let arguments = ["reattach", "--count", "1000", "--runs", "2", "--systems", "pelton-path,pelton,limits"];
+    let (systems, _) = report(&arguments);
+    assert_eq!(systems[0]["skipped"], Value::Null, "{}", systems[0]);
+    for figure in ["reattach_receiver_ns", "reattach_sender_ns"] {
+        assert!(systems[0][figure].as_f64().unwrap() > 0.0, "{}", systems[0]);
+    }
+    assert!(systems[1]["skipped"].as_str().unwrap().contains("only a channel that a directory keeps"));
+    assert!(systems[2]["skipped"].is_string());
+    let output = bench(&["reattach", "--count", "10000", "--runs", "1", "--capacity", "65536"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("raise --capacity"), "{output:?}");
+}
+
+#[test]
 fn nothing_measured_is_a_failure() {
     let output = bench(&["idle", "--systems", "limits", "--runs", "1"]);
     assert_eq!(output.status.code(), Some(1));
@@ -126,5 +154,8 @@ fn bad_arguments_end_with_2_and_say_what_is_wanted() {
     assert_eq!(output.status.code(), Some(2));
     assert!(output.stdout.is_empty());
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(errors.contains("found the system `telepathy`, wanted one of pelton, limits, pipe"), "{errors}");
+    assert!(
+        errors.contains("found the system `telepathy`, wanted one of pelton, pelton-path, limits, pipe"),
+        "{errors}"
+    );
 }

@@ -55,6 +55,7 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
     }
     Ok(match job.workload {
         Workload::Idle => bail!("limits.c has no idle channel"),
+        Workload::Reattach => bail!("limits.c has no successors"),
         Workload::Stream if job.sizes.is_fixed() => {
             vec![
                 "stream".to_string(),

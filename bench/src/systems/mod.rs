@@ -10,7 +10,7 @@ mod wire;
 use anyhow::Result;
 
 pub use self::{
-    pelton::Pelton,
+    pelton::{ByDirectory, BySocket, Pelton, lasting},
     pipe::Pipe,
     socket::{SockSeqpacket, SockStream, SockStreamBatched},
 };

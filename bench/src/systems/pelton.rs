@@ -1,9 +1,13 @@
-//! pelton: a channel for each direction, connected by the name of a Unix socket.
+//! pelton: a channel for each direction, connected by the name of a Unix socket, or kept by a directory.
 
-use std::time::{Duration, Instant};
+use std::{
+    marker::PhantomData,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
-use pelton::{Listener, Options, Sent};
+use pelton::{Options, Receiver, Sender, Sent};
 use rustix::event::epoll::EventFlags;
 
 use super::{Receiving, Sending, System, wire::Watch};
@@ -15,52 +19,90 @@ use crate::{
 /// How long the sides wait for each other to connect.
 const CONNECT: Duration = Duration::from_secs(20);
 
-/// pelton, connected by the name of a Unix socket.
-pub struct Pelton;
+/// pelton, whose two sides meet as `M` has it.
+pub struct Pelton<M>(PhantomData<M>);
 
-impl System for Pelton {
+/// How the two ends of a channel find each other. Each waits for the other, at most until the options' deadline.
+pub trait Meeting {
+    /// The end that sends. `first`: makes what the other side then finds.
+    fn sender(options: &Options, place: &Path, first: bool) -> Result<Sender>;
+
+    /// The end that receives.
+    fn receiver(options: &Options, place: &Path, first: bool) -> Result<Receiver>;
+}
+
+/// By the name of a Unix socket.
+pub struct BySocket;
+
+impl Meeting for BySocket {
+    fn sender(options: &Options, place: &Path, first: bool) -> Result<Sender> {
+        let name = format!("unix:{}", place.display());
+        if !first {
+            return options.connect_sender(&name).context("connecting");
+        }
+        let listener = options.listen(&name).context("listening")?;
+        let sender = listener.accept_sender_until(Instant::now() + CONNECT).context("accepting")?;
+        sender.context("nobody connected")
+    }
+
+    fn receiver(options: &Options, place: &Path, first: bool) -> Result<Receiver> {
+        let name = format!("unix:{}", place.display());
+        if !first {
+            return options.connect_receiver(&name).context("connecting");
+        }
+        let listener = options.listen(&name).context("listening")?;
+        let receiver = listener.accept_receiver_until(Instant::now() + CONNECT).context("accepting")?;
+        receiver.context("nobody connected")
+    }
+}
+
+/// In a directory that keeps the channel.
+pub struct ByDirectory;
+
+impl Meeting for ByDirectory {
+    fn sender(options: &Options, place: &Path, first: bool) -> Result<Sender> {
+        if first { options.create_sender(place) } else { options.open_sender(place) }.context("opening a sender")
+    }
+
+    fn receiver(options: &Options, place: &Path, first: bool) -> Result<Receiver> {
+        if first { options.create_receiver(place) } else { options.open_receiver(place) }.context("opening a receiver")
+    }
+}
+
+impl<M: Meeting> System for Pelton<M> {
     type Sending = PeltonSending;
     type Receiving = PeltonReceiving;
 
     fn sending(job: &Job) -> Result<PeltonSending> {
-        let sender = options(job).connect_sender(&name(job, "there")).context("connecting")?;
-        PeltonSending::new(sender, job)
+        PeltonSending::new(M::sender(&options(job), &job.directory.join("there"), false)?, job)
     }
 
     fn receiving(job: &Job) -> Result<PeltonReceiving> {
-        let listener = options(job).listen(&name(job, "there")).context("listening")?;
-        PeltonReceiving::new(accept_receiver(&listener)?, job)
+        PeltonReceiving::new(M::receiver(&options(job), &job.directory.join("there"), true)?, job)
     }
 
     fn both(job: &Job) -> Result<(PeltonSending, PeltonReceiving)> {
-        let (there, back) = (name(job, "there"), name(job, "back"));
+        let (there, back) = (job.directory.join("there"), job.directory.join("back"));
         let (sender, receiver) = if job.role == Role::Asker {
-            let sender = options(job).connect_sender(&there).context("connecting")?;
-            (sender, options(job).connect_receiver(&back).context("connecting back")?)
+            let sender = M::sender(&options(job), &there, false)?;
+            (sender, M::receiver(&options(job), &back, false).context("for the way back")?)
         } else {
-            let listener = options(job).listen(&there).context("listening")?;
-            let listener_back = options(job).listen(&back).context("listening for the way back")?;
-            let receiver = accept_receiver(&listener)?;
-            let sender = listener_back.accept_sender_until(Instant::now() + CONNECT).context("accepting")?;
-            (sender.context("nobody connected for the way back")?, receiver)
+            let receiver = M::receiver(&options(job), &there, true)?;
+            (M::sender(&options(job), &back, true).context("for the way back")?, receiver)
         };
         Ok((PeltonSending::new(sender, job)?, PeltonReceiving::new(receiver, job)?))
     }
 }
 
-fn name(job: &Job, direction: &str) -> String {
-    format!("unix:{}", job.directory.join(direction).display())
+fn options(job: &Job) -> Options {
+    lasting(job).connect_deadline(Instant::now() + CONNECT)
 }
 
-fn options(job: &Job) -> Options {
+/// Options that do not make opening wait for the other side.
+pub fn lasting(job: &Job) -> Options {
     // With epoll only try_* is called, and the value means nothing.
     let wait = if job.wait == Wait::Spin { pelton::Wait::Spin } else { pelton::Wait::Block };
-    Options::new().capacity(job.capacity).wait(wait).connect_deadline(Instant::now() + CONNECT)
-}
-
-fn accept_receiver(listener: &Listener) -> Result<pelton::Receiver> {
-    let receiver = listener.accept_receiver_until(Instant::now() + CONNECT).context("accepting")?;
-    receiver.context("nobody connected")
+    Options::new().capacity(job.capacity).wait(wait)
 }
 
 /// The end that sends.
@@ -119,6 +161,7 @@ pub struct PeltonReceiving {
     receiver: pelton::Receiver,
     watch: Option<Watch>,
     take: Take,
+    directory: PathBuf,
 }
 
 impl PeltonReceiving {
@@ -126,7 +169,7 @@ impl PeltonReceiving {
         let watch = if job.wait == Wait::Epoll { Some(Watch::new(&receiver, EventFlags::IN)?) } else { None };
         let in_place = job.workload == Workload::Stream && !job.sizes.is_fixed();
         let take = if in_place { Take::InPlace } else { Take::Copy(Vec::with_capacity(job.sizes.max as usize)) };
-        Ok(PeltonReceiving { receiver, watch, take })
+        Ok(PeltonReceiving { receiver, watch, take, directory: job.directory.clone() })
     }
 }
 
@@ -146,7 +189,7 @@ impl Receiving for PeltonReceiving {
     }
 
     fn resident_bytes(&self) -> Result<Option<u64>> {
-        measure::resident_bytes().map(Some)
+        measure::resident_bytes(&self.directory).map(Some)
     }
 }
 

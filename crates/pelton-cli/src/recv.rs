@@ -63,7 +63,6 @@ pub fn run(args: &RecvArgs) -> Result<(), Failure> {
     let mut receiving = Receiving {
         args,
         keeps: place.keeps(),
-        found_alone: receiver.peer().is_none(),
         appear_by: if place.keeps() { args.channel.appear_by() } else { None },
         receiver,
         output: Output::new(),
@@ -117,8 +116,6 @@ struct Receiving<'a> {
     args: &'a RecvArgs,
     /// Whether the channel keeps what is not released, for the next receiver.
     keeps: bool,
-    /// No sender was seen when the channel was opened: what it holds may be all that comes.
-    found_alone: bool,
     /// Until a sender, or a message, has appeared: when to give up.
     appear_by: Option<Instant>,
     receiver: Receiver,
@@ -178,9 +175,7 @@ impl Receiving<'_> {
                 *waiting = Waiting::First;
             }
             Waiting::First => {
-                if self.is_over()? {
-                    return Ok(Some(Ended::Closed));
-                }
+                self.give_up_waiting()?;
                 self.idle()?;
                 *waiting = Waiting::Not;
             }
@@ -240,38 +235,17 @@ impl Receiving<'_> {
         Ok(done.map(|()| true)?)
     }
 
-    /// Whether there is nobody left to wait for, although the library tells of no end: what was in the channel has been read, and
-    /// who had sent it was gone before.
-    fn is_over(&mut self) -> Result<bool, Stop> {
-        if !self.keeps {
-            return Ok(false);
-        }
+    /// Fails when neither a sender nor a message has appeared in a directory by the time for it.
+    fn give_up_waiting(&mut self) -> Result<(), Stop> {
         if self.received.messages > 0 {
             self.appear_by = None;
         } else if self.appear_by.is_some_and(|by| by <= Instant::now()) {
-            return match self.receiver.resume_until(Instant::now())? {
-                true => {
-                    self.appear_by = None;
-                    Ok(false)
-                }
-                false => Err(self.args.channel.nobody("sender").into()),
-            };
+            if !self.receiver.resume_until(Instant::now())? {
+                return Err(self.args.channel.nobody("sender").into());
+            }
+            self.appear_by = None;
         }
-        if !self.found_alone || self.args.follow {
-            return Ok(false);
-        }
-        if self.received.messages == 0 {
-            // From here on whoever comes is seen, and the library tells of its end.
-            self.found_alone = false;
-            return Ok(false);
-        }
-        // Tells of the end of whoever came meanwhile, which resuming would only take note of.
-        if !self.receiver.arm()? {
-            return Ok(false);
-        }
-        self.receiver.disarm();
-        self.found_alone = !self.receiver.resume_until(Instant::now())?;
-        Ok(self.found_alone && self.receiver.try_receive_batch()?.is_none())
+        Ok(())
     }
 
     /// Sleeps until a message comes or somebody goes; when spinning, only looks whether somebody has gone.

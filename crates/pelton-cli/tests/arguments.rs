@@ -6,7 +6,7 @@ use common::Place;
 #[test]
 fn arguments_that_mean_nothing_are_refused_with_2() {
     let place = Place::new();
-    let refused: [(&[&str], &str); 10] = [
+    let refused: [(&[&str], &str); 18] = [
         (&[], "Usage"),
         (&["shout"], "unrecognized subcommand"),
         (&["send"], "<NAME>"),
@@ -15,7 +15,15 @@ fn arguments_that_mean_nothing_are_refused_with_2() {
         (&["send", "a", "--capacity", "much"], "want a number of bytes"),
         (&["send", "a", "--timeout", "soon"], "want seconds"),
         (&["recv", "a", "--count", "0"], "--count"),
-        (&["recv", "a", "--capacity", "64M"], "--capacity"),
+        (&["recv", "a", "--capacity", "64M"], "--capacity is only for a channel in a directory"),
+        (&["recv", "unix:a", "--follow"], "--follow is only for a channel in a directory"),
+        (&["send", "a", "--mode", "700"], "--mode is only for a channel in a directory"),
+        (&["send", "a", "--lanes", "2"], "--lanes is only for a channel in a directory"),
+        (&["send", "a", "--drain"], "--drain is only for a channel in a directory"),
+        (&["send", "path:a", "--listen"], "--listen means nothing"),
+        (&["recv", "path:a", "--connect"], "--connect means nothing"),
+        (&["send", "path:a", "--mode", "rwx"], "permission bits in octal"),
+        (&["send", "path:a", "--lanes", "0"], "--lanes"),
         (&["demo", "--systems", "pigeon"], "sock-stream-batched"),
     ];
     for (arguments, words) in refused {

@@ -8,7 +8,7 @@
 //! - `cursor + 8 <= capacity`: a record is accepted only if the header after it lies inside the data;
 //! - the head moves in order, whatever order records are released in.
 
-use crate::edges::{CLOSE, PUBLISH, RELEASE};
+use crate::edges::{CLOSE, PUBLISH, RELEASE, step};
 use crate::layout::{
     ConsumerPage, MARK, MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, Position, ProducerPage, State, record_bytes,
     seq_after,
@@ -99,6 +99,7 @@ impl Consumer {
             generation: unsafe { memory.producer.as_ref() }.generation() as u32 & 0x0fff_ffff,
         };
         page.state.store(State::Open as u32, CLOSE.store());
+        step("consumer attaches: state");
         Ok(consumer)
     }
 
@@ -155,8 +156,8 @@ impl Consumer {
         // Here for others to see: once a lap, and whenever the lane is found empty.
         self.show_counters();
         let found = record_at(self.data(), self.bytes_max, Position { offset: self.cursor, seq: self.seq })?;
-        Ok(found.map(|(record, generation)| {
-            self.generation = generation.unwrap_or(self.generation);
+        Ok(found.map(|(record, marks)| {
+            self.generation = marks.generation.unwrap_or(self.generation);
             record
         }))
     }
@@ -260,7 +261,9 @@ impl Consumer {
 
     #[inline(always)]
     fn move_head(&mut self, end: Position) -> Wake {
+        step("release: before");
         self.page().head.store(end.pack(), RELEASE.store()); // [release]
+        step("release: after");
         match self.waker.attention() {
             Attention::None => Wake::None,
             attention => self.attend(attention),
@@ -281,6 +284,7 @@ impl Consumer {
         self.waker.rang(epoch);
         let page = self.page();
         page.wakes_sent.store(page.wakes_sent.load(Relaxed) + 1, Relaxed);
+        step("consumer finds a sleeper: counted");
         Wake::Ring
     }
 
@@ -289,19 +293,23 @@ impl Consumer {
         let page = self.page();
         // Relaxed: for people.
         page.messages.store(self.messages, Relaxed);
+        step("consumer shows: messages");
         page.bytes.store(self.bytes, Relaxed);
+        step("consumer shows: bytes");
     }
 
     /// Counts a receive that found nothing and is going to wait.
     pub fn count_wait(&self) {
         let page = self.page();
         page.waits.store(page.waits.load(Relaxed) + 1, Relaxed);
+        step("consumer waits: counted");
     }
 
     /// Counts a sleep.
     pub fn count_sleep(&self) {
         let page = self.page();
         page.sleeps.store(page.sleeps.load(Relaxed) + 1, Relaxed);
+        step("consumer sleeps: counted");
     }
 
     /// Whether a sleep may last only a millisecond, because the producer is not yet known to fence.
@@ -367,7 +375,9 @@ impl Consumer {
     /// Says for good that nothing more will be read. The sender is to be rung afterwards.
     pub fn close(&mut self) {
         self.show_counters();
+        step("consumer closes: before");
         self.page().state.store(State::Closed as u32, CLOSE.store()); // [close]
+        step("consumer closes: state");
     }
 }
 
@@ -408,19 +418,18 @@ pub fn survey(data: &Data, message_bytes_max: u64, start: Position, most: u64) -
         _ => record_at(data, message_bytes_max, found.end),
     };
     while found.messages < most {
-        let record = match step(&found) {
-            Ok(Some((record, _))) => record,
+        let (record, jump) = match step(&found) {
+            Ok(Some((record, marks))) => (record, marks.jump),
             Ok(None) => break,
             Err(problem) => {
                 found.problem = Some(problem);
                 break;
             }
         };
-        // Without a jump at most two marks come before it.
-        if record.offset < found.end.offset {
-            found.floor = 0;
-        } else if record.offset > found.end.offset + 16 {
-            found.floor = record.offset / 64 * 64;
+        match jump {
+            Some(target) if target > found.end.offset => found.floor = target,
+            Some(_) => found.floor = 0,
+            None => {}
         }
         found.end = Position { offset: record.offset + record_bytes(record.bytes), seq: seq_after(found.end.seq) };
         found.messages += 1;
@@ -450,15 +459,26 @@ pub fn walk(data: &Data, message_bytes_max: u64, start: Position) -> Result<(Pos
 /// The data is mapped writable, the page is its producer's, and no producer or consumer of the lane lives.
 pub unsafe fn cut(data: &Data, page: &ProducerPage, found: &Survey) {
     // Relaxed: nobody else is there.
+    step("cut: before");
     data.header(found.end.offset).store(0, Relaxed);
+    step("cut: header");
     page.tail.store(found.end.pack(), Relaxed);
+    step("cut: tail");
     page.floor.store(found.floor, Relaxed);
+    step("cut: floor");
 }
 
-/// The message at `place`, following the marks before it, and the generation that they name; checked against the bounds
+/// What the marks before a message say besides its descriptors: where they lead, and which generation is the first.
+#[derive(Clone, Copy, Default)]
+struct Marks {
+    jump: Option<u64>,
+    generation: Option<u32>,
+}
+
+/// The message at `place`, following the marks before it, and what they say; checked against the bounds
 /// as for any reader of somebody else's bytes. `None`: nothing is published there.
-fn record_at(data: &Data, bytes_max: u64, place: Position) -> Result<Option<(Record, Option<u32>)>, LaneError> {
-    let (mut offset, mut descriptors, mut generation, mut kinds_seen) = (place.offset, 0, None, 0u32);
+fn record_at(data: &Data, bytes_max: u64, place: Position) -> Result<Option<(Record, Marks)>, LaneError> {
+    let (mut offset, mut descriptors, mut marks, mut kinds_seen) = (place.offset, 0, Marks::default(), 0u32);
     loop {
         // What a mark leads to was written before the mark, or one before it, was published.
         let word = data.header(offset).load(PUBLISH.load()); // [publish]
@@ -478,7 +498,7 @@ fn record_at(data: &Data, bytes_max: u64, place: Position) -> Result<Option<(Rec
             if end + 8 > data.capacity() {
                 return Err(LaneError::Corrupt { what: "end of a record", found: end, wanted: data.capacity() - 8 });
             }
-            return Ok(Some((Record { offset, bytes, seq, descriptors }, generation)));
+            return Ok(Some((Record { offset, bytes, seq, descriptors }, marks)));
         }
         let (kind, value) = (low >> 28 & 7, low & 0x0fff_ffff);
         // Each kind at most once, in order: a hostile producer cannot lead round in circles.
@@ -488,9 +508,12 @@ fn record_at(data: &Data, bytes_max: u64, place: Position) -> Result<Option<(Rec
         kinds_seen |= 1 << MARK_ORDER[kind as usize];
         offset += 8;
         match kind {
-            MARK_JUMP => offset = u64::from(value) * 64,
+            MARK_JUMP => {
+                offset = u64::from(value) * 64;
+                marks.jump = Some(offset);
+            }
             MARK_DESCRIPTORS => descriptors = value,
-            _ => generation = Some(value),
+            _ => marks.generation = Some(value),
         }
         if offset + 16 > data.capacity() {
             return Err(LaneError::Corrupt { what: "place after a mark", found: offset, wanted: data.capacity() - 16 });

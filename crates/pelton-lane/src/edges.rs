@@ -102,3 +102,12 @@ pub(crate) fn full_fence() {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
 }
+
+/// A place between two things that another process can see, the last store before it and the next one: a test may end the
+/// process there. Nothing at all without the feature `failpoints`, and under loom.
+#[cfg(any(not(feature = "failpoints"), loom))]
+#[doc(hidden)]
+#[inline(always)]
+pub fn step(_name: &'static str) {}
+#[cfg(all(feature = "failpoints", not(loom)))]
+pub use crate::failpoints::step;

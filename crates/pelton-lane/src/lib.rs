@@ -19,6 +19,9 @@ extern crate alloc;
 
 mod consumer;
 mod edges;
+#[cfg(all(feature = "failpoints", not(loom)))]
+#[doc(hidden)]
+pub mod failpoints;
 mod layout;
 mod memory;
 mod producer;
@@ -27,6 +30,8 @@ mod sleep;
 pub use consumer::{Consumer, Record, Survey, Ticket, cut, survey, walk};
 #[cfg(loom)]
 pub use edges::model_sleep;
+#[doc(hidden)]
+pub use edges::step;
 pub use layout::{
     CAPACITY_MAX, CAPACITY_MIN, ChannelPage, ConsumerPage, LANES_MAX, LAYOUT_SIGNATURE, LAYOUT_TEXT, MAGIC_CHANNEL,
     MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble, ProducerPage, ReceiverPage, SEGMENT_BYTES,

@@ -16,7 +16,7 @@
 //! - marks and the records of a batch are written before the one release store at the tail that publishes them all;
 //! - bytes of the data are never read while the lane runs: a hostile consumer that scribbles there deceives itself.
 
-use crate::edges::{CLOSE, PUBLISH};
+use crate::edges::{CLOSE, PUBLISH, step};
 use crate::layout::{
     MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, Position, ProducerPage, State, WINDOW, header, mark, record_bytes,
     seq_after,
@@ -163,8 +163,11 @@ impl Producer {
             sleeper: Sleeper::new(unsafe { field(memory.producer, |p| &raw mut (*p).sleep) }, can_barrier),
         };
         page.floor.store(producer.floor, Relaxed);
+        step("producer attaches: floor");
         page.tail.store(tail.pack(), Relaxed);
+        step("producer attaches: tail");
         page.state.store(State::Open as u32, CLOSE.store());
+        step("producer attaches: state");
         Ok(producer)
     }
 
@@ -219,11 +222,18 @@ impl Producer {
         self.backed
     }
 
-    /// Goes on after [`LaneError::Closed`], for the consumer's successor: there is room as long as the lane has some.
-    pub fn go_on_alone(&mut self) {
+    /// Goes on whether or not the consumer has closed, for its successor: there is room as long as the lane has some. Only a
+    /// close after this is [`LaneError::Closed`].
+    pub fn go_on(&mut self) {
         self.consumer_gone = false;
-        self.alone = true;
+        self.alone = self.has_consumer_closed();
         self.limit = 0;
+    }
+
+    /// Whether the consumer has closed, told or not.
+    pub fn has_consumer_closed(&self) -> bool {
+        // A lane made after the receiver closed has nothing but the receiver's word for it.
+        self.consumer_page().is_closed() || self.waker.is_closed()
     }
 
     #[inline(always)]
@@ -364,12 +374,10 @@ impl Producer {
 
     /// Looks at the consumer: whether it has closed, and how far it has released.
     fn look(&mut self) -> Result<(), LaneError> {
-        let closed = self.consumer_page().is_closed();
-        if closed && !self.alone {
+        if self.consumer_closed() {
             return Err(LaneError::Closed);
         }
-        // A lane made after the receiver closed has nothing but the receiver's word for it.
-        self.alone = closed || (self.alone && self.waker.is_closed());
+        self.alone = self.alone && self.has_consumer_closed();
         self.load_head()
     }
 
@@ -392,6 +400,7 @@ impl Producer {
         let page = self.page();
         if depth > page.depth_max.load(Relaxed) {
             page.depth_max.store(depth, Relaxed);
+            step("look: depth_max");
         }
         Ok(())
     }
@@ -400,7 +409,9 @@ impl Producer {
     #[inline(always)]
     pub fn copy_in(&mut self, space: Space, payload: &[u8]) {
         assert!(payload.len() as u64 <= space.bytes && space.offset + space.bytes <= self.capacity);
+        step("copy: before");
         self.data().copy_in(space.offset, payload);
+        step("copy: after");
     }
 
     /// Where the reserved room's bytes are, for writing in place until commit.
@@ -425,7 +436,9 @@ impl Producer {
         self.clear(end);
         let word = header(self.seq, bytes as u32);
         if self.at == self.tail {
+            step("publish: before");
             self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
+            step("publish: after");
         } else {
             self.publish_marked(word);
         }
@@ -444,7 +457,9 @@ impl Producer {
             return;
         }
         // Relaxed: the release store that publishes the record comes after it. [publish]
+        step("clear: before");
         self.data().header(end).store(0, Relaxed);
+        step("clear: after");
     }
 
     /// Writes a record with what comes before it: first the record, then its marks, then the one store that makes all of
@@ -452,24 +467,30 @@ impl Producer {
     #[cold]
     #[inline(never)]
     fn publish_marked(&mut self, word: u64) {
+        step("marked: before");
         self.data().header(self.at).store(word, Relaxed);
+        step("marked: record");
         let start = self.at - 8 * self.mark_count as u64;
         for i in (0..self.mark_count).rev() {
             let offset = start + 8 * i as u64;
             let order = if offset == self.tail { PUBLISH.store() } else { Relaxed };
             self.data().header(offset).store(header(self.seq, self.marks[i]), order); // [publish]
+            step("marked: mark");
         }
         if let Some(target) = self.jump {
             if target > self.tail {
                 // Before the jump: a successor must not take the front for free.
                 self.floor = target;
                 self.page().floor.store(target, Relaxed);
+                step("jump: floor");
             }
             let low = mark(MARK_JUMP, (target / 64) as u32);
             self.data().header(self.tail).store(header(self.seq, low), PUBLISH.store()); // [publish]
+            step("jump: published");
             if target < self.tail {
                 self.floor = 0;
                 self.page().floor.store(0, Relaxed);
+                step("wrap: floor");
                 self.lap_end = self.tail;
             }
         }
@@ -487,8 +508,11 @@ impl Producer {
         // Relaxed, all three: the tail is for a successor, who learns of the death by a system call and walks on from
         // here; the others are for people.
         page.tail.store(Position { offset: end, seq: self.seq }.pack(), Relaxed);
+        step("advance: tail");
         page.messages.store(self.messages, Relaxed);
+        step("advance: messages");
         page.bytes.store(self.bytes, Relaxed);
+        step("advance: bytes");
         match self.waker.attention() {
             Attention::None => Wake::None,
             attention => self.attend(attention),
@@ -503,6 +527,7 @@ impl Producer {
                 self.waker.rang(epoch);
                 let page = self.page();
                 page.wakes_sent.store(page.wakes_sent.load(Relaxed) + 1, Relaxed);
+                step("producer finds a sleeper: counted");
                 Wake::Ring
             }
             Attention::Closed if self.alone => Wake::None,
@@ -561,6 +586,7 @@ impl Producer {
         } else {
             // Relaxed: not reachable before the batch's first header is published. [publish]
             self.memory.data.header(offset).store(header(seq, bytes as u32), Relaxed);
+            step("batch: header");
         }
         Some(Space { offset: offset + 8, bytes })
     }
@@ -575,7 +601,9 @@ impl Producer {
         self.clear(batch.end);
         let word = header(self.seq, first);
         if self.at == self.tail {
+            step("publish a batch: before");
             self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
+            step("publish a batch: after");
         } else {
             self.publish_marked(word);
         }
@@ -597,7 +625,9 @@ impl Producer {
         if target < self.head.seq {
             target = seq_after(target); // the numbering skips 0
         }
+        step("room_seq: before");
         self.page().room_seq.store(target.into(), Relaxed); // ordered by the barrier below [sleep]
+        step("room_seq: after");
         self.sleeper.arm(barrier);
         let looked = self.look();
         let there = looked.is_err()
@@ -610,6 +640,7 @@ impl Producer {
         } else {
             let page = self.page();
             page.sleeps.store(page.sleeps.load(Relaxed) + 1, Relaxed);
+            step("producer arms: counted");
         }
         looked.map(|()| !there)
     }
@@ -618,6 +649,7 @@ impl Producer {
     pub fn count_wait(&self) {
         let page = self.page();
         page.waits.store(page.waits.load(Relaxed) + 1, Relaxed);
+        step("producer waits: counted");
     }
 
     /// Whether a message of `bytes` would find room now, even with marks before it. Saying no to one that fits only
@@ -724,7 +756,9 @@ impl Producer {
 
     /// Says for good that no more will come. The receiver is to be rung afterwards.
     pub fn close(&mut self) {
+        step("producer closes: before");
         self.page().state.store(State::Closed as u32, CLOSE.store()); // [close]
+        step("producer closes: state");
         self.sleeper.close();
     }
 }

@@ -10,7 +10,7 @@
 //! | look again; `disarm` if there is something | armed, and this epoch not rung yet: ring the descriptor, once |
 //! | sleep; on waking `disarm` | |
 
-use crate::edges::{AtomicU32, AtomicU64, full_fence, light_barrier};
+use crate::edges::{AtomicU32, AtomicU64, CLOSE, full_fence, light_barrier, step};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -40,7 +40,9 @@ impl Sleeper {
         // A successor starts a new epoch, so that a ring already sent does not stand for one still due. What its predecessor
         // asked wakers for stays asked: they have said that they fence, and must go on to.
         let unbarriered = if can_barrier { old & UNBARRIERED } else { UNBARRIERED };
+        step("sleep word: before");
         sleeper.set(((old & !FLAGS) + EPOCH) | unbarriered);
+        step("sleep word: taken over");
         sleeper
     }
 
@@ -55,15 +57,20 @@ impl Sleeper {
     /// still is not there. `barrier` is `membarrier(GLOBAL_EXPEDITED)` or a full fence, as said at attach.
     pub fn arm(&mut self, barrier: impl FnOnce()) {
         let flags = self.value & (UNBARRIERED | CLOSED);
+        step("arm: before");
         self.set(((self.value & !FLAGS) + EPOCH) | flags | ARMED);
+        step("arm: armed");
         barrier(); // [sleep]
+        step("arm: barrier");
     }
 
     /// Says that nobody sleeps any more: wakers need not ring.
     #[inline]
     pub fn disarm(&mut self) {
         if self.is_armed() {
+            step("disarm: before");
             self.set(self.value & !ARMED);
+            step("disarm: after");
         }
     }
 
@@ -87,7 +94,11 @@ impl Sleeper {
 
     /// Says for good that this side is gone, so that wakers notice at their next publication.
     pub fn close(&mut self) {
-        self.set(self.value & !ARMED | CLOSED);
+        step("sleep word: before closing");
+        self.value = self.value & !ARMED | CLOSED;
+        // SAFETY: as in `new`.
+        unsafe { self.word.as_ref() }.store(self.value, CLOSE.store()); // [close]
+        step("sleep word: closed");
     }
 }
 
@@ -142,6 +153,7 @@ impl Waker {
     fn acknowledge(&self, fenced: bool) {
         // SAFETY: as in `new`. Relaxed: the other side naps until it reads 1, whenever that is.
         unsafe { self.fenced.as_ref() }.store(fenced as u32, Relaxed);
+        step("fenced");
     }
 
     /// After a store that the other side may be waiting for: whether something wants attention. The common answer, that
@@ -167,7 +179,7 @@ impl Waker {
             // SAFETY: as in `new`.
             word = unsafe { self.word.as_ref() }.load(Relaxed);
         }
-        if word & CLOSED != 0 {
+        if word & CLOSED != 0 && self.is_closed() {
             Attention::Closed
         } else if word & ARMED == 0 {
             Attention::None
@@ -180,9 +192,8 @@ impl Waker {
 
     /// Whether the other side's word says that it is gone.
     pub(crate) fn is_closed(&self) -> bool {
-        // Relaxed: who acts upon it looks at the state as well. [close]
         // SAFETY: as in `new`.
-        unsafe { self.word.as_ref() }.load(Relaxed) & CLOSED != 0
+        unsafe { self.word.as_ref() }.load(CLOSE.load()) & CLOSED != 0 // [close]
     }
 
     /// Notes that this epoch has been rung: once is enough.

@@ -132,6 +132,13 @@ fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
             assert_eq!(bytes(&consumer, record), *message, "nobody writes over a held message");
         }
         assert_eq!(consumer.end_of_committed().unwrap(), (producer.tail(), committed - taken));
+        // What a recovery, which has the data and the head alone, finds of the end and of the floor that still counts.
+        let (head, (_, floor)) = (consumer.head(), producer.producer_page().tail_and_floor());
+        let found = survey(&pages.memory.data, producer.message_bytes_max(), head, u64::MAX);
+        assert_eq!((found.end, found.problem), (producer.tail(), None));
+        if head.offset < floor && floor <= found.end.offset {
+            assert_eq!(found.floor, floor, "the front is not free before the head has come past it");
+        }
     }
     for (ticket, ..) in held.drain(..) {
         let _ = consumer.release_held(ticket);

@@ -14,7 +14,7 @@ use crate::os::socket::{accept_at, wait_for};
 use crate::path::Place;
 use crate::receiver::{Lane, LaneMemory, Receiver, ReceiverParts, receiver_sleeper};
 use crate::sender::{Sender, SenderMemory, SenderParts};
-use pelton_lane::Position;
+use pelton_lane::{Position, step};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -138,6 +138,7 @@ impl Listener {
                 return Ok(None);
             }
             let Some(socket) = accepted else { continue };
+            step("connect: accepted");
             // Who connects greets at once; who does not is not to keep others waiting.
             let greeted = wait_for(socket.as_fd(), None, false, Some(now + GREETING));
             if !greeted.map_err(Error::system("waiting for a greeting"))? {
@@ -242,6 +243,7 @@ fn reach<T>(name: &Name, options: &Options, reach: Reach, mut shake: impl FnMut(
             Reach::Until(deadline) => deadline.is_some_and(|deadline| Instant::now() >= deadline),
         };
         if let Some(socket) = name.connect()? {
+            step("connect: connected");
             let patience = match reach {
                 Reach::Now => Instant::now() + PATIENCE,
                 Reach::Until(deadline) => deadline.unwrap_or_else(|| Instant::now() + PATIENCE),

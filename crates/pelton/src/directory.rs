@@ -15,7 +15,7 @@ use crate::os::{Bell, Descriptor, Segment, allocate};
 use pelton_lane::{
     ChannelPage, ConsumerPage, LANES_MAX, LAYOUT_SIGNATURE, MAGIC_CHANNEL, MAGIC_CONSUMER, MAGIC_PRODUCER,
     MAGIC_RECEIVER, Position, Preamble, ProducerPage, ReceiverPage, SEGMENT_BYTES, WINDOW, WIRE_VERSION,
-    capacity_is_valid, fnv1a, message_bytes_limit,
+    capacity_is_valid, fnv1a, message_bytes_limit, step,
 };
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
@@ -295,6 +295,7 @@ impl Directory {
             let role = self.sender(number, lock)?;
             write_at(growth.as_fd(), &(number + 1).to_le_bytes(), LANES_AT as u64)
                 .map_err(|errno| self.place.failed("counting lanes in", CHANNEL, 4, errno))?;
+            step("growth: counted");
             Ok(role)
         };
         add().inspect_err(|_| {
@@ -310,7 +311,7 @@ impl Directory {
             page: self.producer(number, true)?,
             data: self.data(number, true)?,
             consumer: self.control(&of_lane(number, CONSUMER), MAGIC_CONSUMER, false)?,
-            receiver: self.control(RECEIVER, MAGIC_RECEIVER, false)?,
+            receiver: self.control(RECEIVER, MAGIC_RECEIVER, false)?.without_descriptor(),
             bell: self.bell(&of_lane(number, BELL))?,
             receiver_bell: self.bell(RECEIVER_BELL)?,
             life: self.hold(&of_lane(number, LIFE))?,
@@ -321,8 +322,9 @@ impl Directory {
     pub(crate) fn lane_for_receiver(&self, number: u32) -> Result<LaneForReceiver> {
         self.check_number(number)?;
         Ok(LaneForReceiver {
-            producer: self.producer(number, false)?,
-            data: self.data(number, false)?,
+            // Looked at only: a receiver of many lanes does without their descriptors.
+            producer: self.producer(number, false)?.without_descriptor(),
+            data: self.data(number, false)?.without_descriptor(),
             consumer: self.control(&of_lane(number, CONSUMER), MAGIC_CONSUMER, true)?,
             bell: self.bell(&of_lane(number, BELL))?,
         })
@@ -356,16 +358,40 @@ impl Directory {
         let failed = |errno| self.failed("noting the recovery in", CHANNEL, errno);
         for lane in lanes {
             write_at(lane.page.as_fd(), &header.boot_id, offset_of!(ProducerPage, boot_id) as u64).map_err(failed)?;
+            step("recovery: noted in a page");
             lane.page.sync().map_err(Error::system("syncing a producer's page"))?;
         }
         let growth = self.lock_growth()?;
         write_at(growth.as_fd(), &header.encode()[..HEADER_BYTES], 0).map_err(failed)?;
+        step("recovery: noted in channel");
         rustix::fs::fdatasync(growth.as_fd()).map_err(failed)
     }
 
     /// Permission bits of its directory.
     pub(crate) fn mode(&self) -> u32 {
         self.header.mode
+    }
+
+    /// The user that owns it.
+    pub(crate) fn owner(&self) -> u32 {
+        self.place.uid
+    }
+
+    /// Waits until its files, and that they are there, are on the disk.
+    pub(crate) fn sync(&self) -> Result<()> {
+        let failed = |name: &'static str| move |errno| self.failed("syncing", name, errno);
+        for name in [CHANNEL, RECEIVER] {
+            let fd = self.place.open_file(name, FileType::RegularFile, OFlags::RDONLY)?;
+            rustix::fs::fsync(&fd).map_err(failed(name))?;
+        }
+        let parent = Parent::open(&self.place.path)?;
+        for fd in [self.place.fd.as_fd(), parent.fd.as_fd()] {
+            // What it was opened with is for names only.
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let readable = rustix::fs::openat(fd, ".", flags, Mode::empty()).map_err(failed(""))?;
+            rustix::fs::fsync(readable).map_err(failed(""))?;
+        }
+        Ok(())
     }
 
     /// Whether there is a receiver. Takes nothing.
@@ -424,8 +450,11 @@ impl Directory {
                 done => break done.map(|()| aside).map_err(|errno| self.failed("renaming", "", errno))?,
             }
         };
+        step("removal: renamed");
         clear(self.place.fd.as_fd()).map_err(|errno| self.failed("removing the files of", "", errno))?;
-        match rustix::fs::unlinkat(&parent.fd, &aside, AtFlags::REMOVEDIR) {
+        let removed = rustix::fs::unlinkat(&parent.fd, &aside, AtFlags::REMOVEDIR);
+        step("removal: directory removed");
+        match removed {
             // A creator that swept has just done it.
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => {
@@ -453,15 +482,17 @@ impl Directory {
 
     /// A file locked through a description of the lock's own; `None` while somebody else has it.
     fn try_role(&self, name: &str) -> Result<Option<Lock>> {
-        let fd = self.place.open_file(name, FileType::RegularFile, OFlags::RDWR)?;
+        let fd = self.place.open_alone(name, FileType::RegularFile, OFlags::RDWR)?;
         let taken = lock::try_lock(fd).map_err(|error| self.cannot_lock(name, error))?;
+        step("role: locked, or not");
         taken.map(|lock| self.still_there(lock, name)).transpose()
     }
 
     /// Waits for the lock under which lanes are added, and the channel removed. It is held for as long as five files take.
     fn lock_growth(&self) -> Result<Lock> {
-        let fd = self.place.open_file(CHANNEL, FileType::RegularFile, OFlags::RDWR)?;
+        let fd = self.place.open_alone(CHANNEL, FileType::RegularFile, OFlags::RDWR)?;
         let lock = lock::lock(fd).map_err(|error| self.cannot_lock(CHANNEL, error))?;
+        step("growth: locked");
         self.still_there(lock, CHANNEL)
     }
 
@@ -524,7 +555,9 @@ impl Directory {
 
     /// Shows that this process is alive, as long as the descriptor is kept. Only for who has the role's lock.
     fn hold(&self, name: &str) -> Result<Descriptor> {
-        descriptor(self.place.open_file(name, FileType::Fifo, OFlags::RDONLY)?)
+        let life = self.place.open_alone(name, FileType::Fifo, OFlags::RDONLY);
+        step("life: held");
+        life
     }
 
     fn watch(&self, name: &str) -> Result<Option<Descriptor>> {
@@ -561,9 +594,8 @@ impl Directory {
             )));
         }
         let boot: [u8; 16] = array_at(&bytes, offset_of!(ProducerPage, boot_id));
-        // A recovery writes the lanes' pages before the channel's, and may have been interrupted.
-        let is_recovered = !self.is_from_this_boot && boot == boot_id()?;
-        if boot != self.header.boot_id && !is_recovered {
+        // Of another boot anything goes: a recovery writes the lanes' pages before the channel's, and may have been cut off.
+        if self.is_from_this_boot && boot != self.header.boot_id {
             return Err(self.refuse(format!(
                 "its file {name} is of boot {}, the channel of boot {}: {DAMAGED}",
                 hex(&boot),
@@ -662,6 +694,7 @@ struct Place {
     /// Where it is, or will be.
     path: PathBuf,
     fd: Descriptor,
+    uid: u32,
     gid: u32,
     /// Who may have made the files.
     owners: Vec<u32>,
@@ -730,7 +763,7 @@ impl Place {
         let mut owners = vec![rustix::process::geteuid().as_raw(), found.st_uid];
         owners.extend(&access.uids);
         let (path, fd) = (path.to_owned(), descriptor(fd)?);
-        Ok(Place { path, fd, gid: found.st_gid, owners, bits: access.mode & 0o666 })
+        Ok(Place { path, fd, uid: found.st_uid, gid: found.st_gid, owners, bits: access.mode & 0o666 })
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -815,6 +848,13 @@ impl Place {
         opened.ok_or_else(|| self.failed("opening", name, 0, Errno::NXIO))
     }
 
+    /// As [`Place::open_file`], with no child forked meanwhile that keeps a copy: what it locks, or lives by, ends with this
+    /// process.
+    fn open_alone(&self, name: &str, kind: FileType, access: OFlags) -> Result<Descriptor> {
+        let opened = Descriptor::opened(|| self.open_file(name, kind, access));
+        opened.map_err(Error::system("keeping a descriptor"))?
+    }
+
     /// `None`: a FIFO that nobody has open for reading, and that is to be written.
     fn try_open_file(&self, name: &str, kind: FileType, access: OFlags) -> Result<Option<OwnedFd>> {
         let missing = || self.missing(name);
@@ -891,11 +931,12 @@ impl Place {
         let first = header.capacity.min(WINDOW);
         allocate(&data, 0, first).map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::OPNOTSUPP) => self.refuse(format!(
-                "the file system of {} cannot allocate space ahead: use tmpfs, ext4, xfs or btrfs",
+                "the file system of {} cannot allocate space ahead: use tmpfs, ext4 or xfs",
                 self.path.display()
             )),
             errno => self.failed("allocating", &name, first, errno.unwrap_or(Errno::IO)),
         })?;
+        step("make a lane: allocated");
         self.make_fifo(&of_lane(number, BELL))?;
         self.make_fifo(&of_lane(number, LIFE))
     }
@@ -904,15 +945,19 @@ impl Place {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let make = || {
             let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o600))?;
+            step("make a file: made");
             // So that a group that the directory lets in gets at the files of all its members. Not allowed is no harm:
             // then the files say whom they let in.
             if rustix::fs::fstat(&fd)?.st_gid != self.gid {
                 let _ = rustix::fs::fchown(&fd, None, Some(Gid::from_raw(self.gid)));
             }
             rustix::fs::fchmod(&fd, Mode::from_raw_mode(self.bits))?;
+            step("make a file: permissions");
             rustix::fs::ftruncate(&fd, bytes)?;
+            step("make a file: size");
             // Written, not mapped: then the page has its place on the disk, and no store to it can fail.
             write_at(fd.as_fd(), contents, 0)?;
+            step("make a file: written");
             Ok(fd)
         };
         make().map_err(|errno| self.failed("making", name, contents.len() as u64, errno))
@@ -921,12 +966,15 @@ impl Place {
     fn make_fifo(&self, name: &str) -> Result<()> {
         let make = || {
             rustix::fs::mkfifoat(&self.fd, name, Mode::from_raw_mode(0o600))?;
+            step("make a FIFO: made");
             let found = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
             if found.st_gid != self.gid {
                 let gid = Some(Gid::from_raw(self.gid));
                 let _ = rustix::fs::chownat(&self.fd, name, None, gid, AtFlags::SYMLINK_NOFOLLOW);
             }
-            rustix::fs::chmodat(&self.fd, name, Mode::from_raw_mode(self.bits), AtFlags::empty())
+            rustix::fs::chmodat(&self.fd, name, Mode::from_raw_mode(self.bits), AtFlags::empty())?;
+            step("make a FIFO: permissions");
+            Ok(())
         };
         make().map_err(|errno| self.failed("making", name, 0, errno))
     }
@@ -934,7 +982,9 @@ impl Place {
     /// Removes what is there of a lane that does not exist.
     fn remove_lane(&self, number: u32) -> Result<()> {
         for name in OF_A_LANE.map(|kind| of_lane(number, kind)) {
-            match rustix::fs::unlinkat(&self.fd, &name, AtFlags::empty()) {
+            let removed = rustix::fs::unlinkat(&self.fd, &name, AtFlags::empty());
+            step("growth: a leftover removed, or none");
+            match removed {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(self.failed("removing the leftover", &name, 0, errno)),
             }
@@ -970,12 +1020,14 @@ fn make(parent: &Parent, path: &Path, access: &Access, header: &Header) -> Resul
             made => break made.map(|()| aside).map_err(system("making"))?,
         }
     };
+    step("creation: directory made");
     let made = make_aside(parent, &aside, path, access, header);
     match made {
         Ok(Some((place, _lock))) => {
             let flags = RenameFlags::NOREPLACE;
             let placed = rustix::fs::renameat_with(&parent.fd, &aside, &parent.fd, &parent.name, flags);
             if placed.is_ok() {
+                step("creation: renamed");
                 return Ok(());
             }
             let _ = clear(place.fd.as_fd());
@@ -985,8 +1037,7 @@ fn make(parent: &Parent, path: &Path, access: &Access, header: &Header) -> Resul
                 Err(Errno::EXIST) => Ok(()),
                 Err(Errno::INVAL | Errno::NOSYS) => Err(Error::NotAChannel {
                     path: path.display().to_string(),
-                    problem: "its file system cannot rename without replacing: use tmpfs, ext4, xfs or btrfs"
-                        .to_owned(),
+                    problem: "its file system cannot rename without replacing: use tmpfs, ext4 or xfs".to_owned(),
                 }),
                 placed => placed.map_err(system("putting into place")),
             }
@@ -1018,6 +1069,7 @@ fn make_aside(
         Err(Errno::NOENT) => return Ok(None),
         changed => changed.map_err(failed)?,
     }
+    step("creation: directory its own");
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Some(fd) = swept(rustix::fs::openat(&parent.fd, aside, flags, Mode::empty()))? else { return Ok(None) };
     let found = rustix::fs::fstat(&fd).map_err(failed)?;
@@ -1026,10 +1078,10 @@ fn make_aside(
         // Empty and locked before anything else is there: from now on no creator removes it.
         let lock = match place.make_file(CHANNEL, SEGMENT_BYTES, &[]) {
             Err(Error::System { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
-            made => {
-                lock::try_lock(made?).map_err(Error::system(format!("locking {}", path.join(CHANNEL).display())))?
-            }
+            made => lock::try_lock(descriptor(made?)?)
+                .map_err(Error::system(format!("locking {}", path.join(CHANNEL).display())))?,
         };
+        step("creation: locked, or not");
         let Some(lock) = lock else { return Ok(None) };
         if rustix::fs::fstat(&lock).map_err(failed)?.st_nlink == 0 {
             return Ok(None);
@@ -1037,8 +1089,10 @@ fn make_aside(
         let contents = header.encode();
         write_at(lock.as_fd(), &contents, 0)
             .map_err(|errno| place.failed("writing", CHANNEL, contents.len() as u64, errno))?;
+        step("creation: channel written");
         place.make_receiver_and_first_lane(header)?;
         rustix::fs::fchmod(&place.fd, Mode::from_raw_mode(header.mode)).map_err(failed)?;
+        step("creation: mode");
         Ok(Some(lock))
     };
     match make() {
@@ -1117,9 +1171,10 @@ impl Parent {
             // Empty, then, or not to be removed. A maker that has come no further begins anew.
             Err(Errno::NOENT) => None,
             Err(errno) => return Err(errno.into()),
-            Ok(fd) => match lock::try_lock(fd)? {
+            Ok(fd) => match lock::try_lock(Descriptor::new(fd)?)? {
                 None => return Ok(()),
                 Some(lock) => {
+                    step("sweep: locked");
                     // It may have been put into place before it was locked here; then it is the channel.
                     let now = statat(&self.fd, aside, AtFlags::SYMLINK_NOFOLLOW)?;
                     if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino) {
@@ -1130,7 +1185,9 @@ impl Parent {
                 }
             },
         };
-        Ok(unlinkat(&self.fd, aside, AtFlags::REMOVEDIR)?)
+        let removed = unlinkat(&self.fd, aside, AtFlags::REMOVEDIR);
+        step("sweep: directory removed, or not");
+        Ok(removed?)
     }
 }
 
@@ -1140,7 +1197,9 @@ fn clear(directory: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
         names(directory)?.into_iter().filter(|name| !matches!(known(name), Known::Foreign)).collect();
     known.sort_by_key(|name| name == CHANNEL);
     for name in known {
-        match rustix::fs::unlinkat(directory, &name, AtFlags::empty()) {
+        let removed = rustix::fs::unlinkat(directory, &name, AtFlags::empty());
+        step("clear: a file removed");
+        match removed {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(errno),
         }

@@ -13,7 +13,7 @@ use crate::receiver::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
 use crate::sender::{SenderMemory, SenderParts};
 use pelton_lane::{
     ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble, ProducerPage,
-    ReceiverPage, SEGMENT_BYTES, WIRE_VERSION, capacity_is_valid, message_bytes_limit,
+    ReceiverPage, SEGMENT_BYTES, WIRE_VERSION, capacity_is_valid, message_bytes_limit, step,
 };
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -151,7 +151,9 @@ impl Shake {
     }
 
     fn send(&self, packet: &Packet, fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let sent = match self.socket.try_send(&packet.encode(), fds) {
+        let sent = self.socket.try_send(&packet.encode(), fds);
+        step("hand-shake: packet sent");
+        let sent = match sent {
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                 return Err(Error::HungUp);
             }
@@ -203,6 +205,7 @@ impl Shake {
                 return Err(self.refuse("this process cannot take the descriptors: raise its RLIMIT_NOFILE".to_owned()));
             }
             let found = fds.len();
+            step("hand-shake: packet received");
             let fds = fds
                 .try_into()
                 .map_err(|_| self.refuse(format!("{found} descriptors came with packet {kind}, wanted {N}")))?;
@@ -409,6 +412,7 @@ pub(crate) fn new_sender(shake: Shake, options: &Options, listens: bool) -> Resu
     let [page, data, consumer, receiver] = [page, data, peer.consumer, peer.receiver].map(Arc::new);
     let memory = SenderMemory { page, data, consumer, receiver };
     let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| shake.refused_for(error))?;
+    step("hand-shake: lane attached");
     shake.ready(listens && !takes_over)?;
     let link = shake.into_link(&own, peer.bell)?;
     Ok(SenderParts { lane, bells: own, link, memory })
@@ -430,8 +434,11 @@ pub(crate) fn surviving_sender(shake: Shake, parts: &mut SenderParts, listens: b
     memory
         .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
         .map_err(|error| shake.refused_for(error))?;
+    step("hand-shake: consumer attached");
     shake.ready(true)?;
-    shake.reconnect(&mut parts.link, &parts.bells, peer.bell)
+    shake.reconnect(&mut parts.link, &parts.bells, peer.bell)?;
+    step("hand-shake: survivor goes on");
+    Ok(())
 }
 
 /// The hand-shake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
@@ -484,9 +491,12 @@ pub(crate) fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells: &Bell
     // Only now is the successor's page complete: had it died before, the dead one's would still be needed.
     shake.ready(true)?;
     memory.attach_producer(lane, Arc::new(page), can_barrier);
+    step("hand-shake: producer attached");
     // What came for messages that the dead sender committed is here; the rest was for messages that never were.
     survivor.link.forget_descriptors_from(tail.seq);
-    shake.reconnect(&mut survivor.link, bells, peer_bell)
+    shake.reconnect(&mut survivor.link, bells, peer_bell)?;
+    step("hand-shake: survivor goes on");
+    Ok(())
 }
 
 fn lane_packet(kind: u32, capacity: u64, message_bytes_max: u64, tail: Position, head: Position) -> Packet {

@@ -5,7 +5,7 @@ use crate::directory::{Access, Directory, SenderRole};
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::os::{self, Segment};
-use pelton_lane::{ConsumerPage, Data, Position, ProducerPage, Survey, cut, survey};
+use pelton_lane::{ConsumerPage, Data, Position, ProducerPage, Survey, cut, step, survey};
 use std::path::{Path, PathBuf};
 
 /// What can be seen of a path channel without taking part in it; see [`info`].
@@ -187,7 +187,7 @@ pub fn listeners(name: &str) -> Result<Vec<ListenerInfo>> {
 /// As [`recover`].
 pub fn check(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<RecoveredLane>> {
     let channel = Claimed::new(open(path.as_ref())?)?;
-    Ok(channel.lanes.iter().map(|lane| channel.examine(lane, keep_unsynced).1).collect())
+    channel.lanes.iter().map(|lane| Ok(channel.examine(lane, keep_unsynced)?.1)).collect()
 }
 
 /// Makes a path channel whole that nobody uses: after a reboot, which opening refuses, or damage, which it calls corrupt.
@@ -200,12 +200,18 @@ pub fn check(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<Recovere
 /// repaired, of the files themselves; [`Error::System`]. Nothing is changed then, or can be done again.
 pub fn recover(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<RecoveredLane>> {
     let channel = Claimed::new(open(path.as_ref())?)?;
+    // All of them before any is changed.
+    let found = channel.lanes.iter().map(|lane| channel.examine(lane, keep_unsynced)).collect::<Result<Vec<_>>>()?;
     let mut done = Vec::new();
-    for lane in &channel.lanes {
-        let (found, report) = channel.examine(lane, keep_unsynced);
+    for (lane, (found, report)) in channel.lanes.iter().zip(found) {
+        let end = found.end.offset;
+        lane.data.allocate(end / 4096 * 4096, end + 8).map_err(Error::system("allocating space for the lane's end"))?;
         // SAFETY: all roles are claimed, so nobody else has the lane; the segments are mapped writable.
         unsafe { cut(&data_of(lane), producer_page(&lane.page), &found) };
         lane.data.sync().map_err(Error::system("syncing a lane"))?;
+        step("recovery: a lane's data");
+        // What is kept is on the disk now, and no more than that is vouched for. The page is synced with the recovery's note.
+        producer_page(&lane.page).note_synced(found.end);
         done.push(report);
     }
     channel.directory.note_recovered(&channel.lanes)?;
@@ -235,7 +241,7 @@ impl Claimed {
     }
 
     /// What is whole in a lane, and what to say of it.
-    fn examine(&self, role: &SenderRole, keep_unsynced: bool) -> (Survey, RecoveredLane) {
+    fn examine(&self, role: &SenderRole, keep_unsynced: bool) -> Result<(Survey, RecoveredLane)> {
         let page = producer_page(&role.page);
         let (head, (tail, _)) = (consumer_page(&role.consumer).head(), page.tail_and_floor());
         let synced = page.synced();
@@ -257,7 +263,12 @@ impl Claimed {
             ));
         }
         let dropped = if is_behind(found.end, tail) { tail.since(found.end) } else { 0 };
-        (found, RecoveredLane { number: role.number, kept: found.messages, dropped, problem })
+        if found.messages == 0 && found.problem.is_some() && (head.seq == 0 || head.offset + 8 > role.data.bytes()) {
+            let path = self.directory.path().display();
+            let problem = format!("lane {} has its head at {head:x?}, which is no place in it", role.number);
+            return Err(Error::Corrupt(format!("{path}: {problem}; that cannot be repaired, remove the channel")));
+        }
+        Ok((found, RecoveredLane { number: role.number, kept: found.messages, dropped, problem }))
     }
 }
 

@@ -50,7 +50,8 @@
 //! - A sender's successor goes on behind the last committed message ([`Sender::next_seq`] says where that is); a receiver's
 //!   begins with the oldest unreleased one, and [`Message::is_redelivered`] says what may have been seen before.
 //! - With [`Options::lanes`] several senders have a lane each, and one receiver serves them by turns, at most 64 messages of
-//!   one at a time. It is told the end once the last of them has gone.
+//!   one at a time. It is told the end once the last of them has gone; also if that was before it came, after the messages
+//!   that they left.
 //! - Whoever may write the directory's files is trusted not to damage them.
 //!
 //! ```
@@ -98,6 +99,9 @@ pub use connect::Listener;
 pub use error::{Error, Result};
 pub use link::Peer;
 pub use options::Options;
+#[cfg(feature = "failpoints")]
+#[doc(hidden)]
+pub use pelton_lane::failpoints;
 #[doc(hidden)]
 pub use receiver::RawMessage;
 pub use receiver::{Batch, Held, Message, Receiver};

@@ -5,6 +5,7 @@ use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::os::socket::{Socket, wait_for};
 use crate::os::{Bell, Descriptor, Nudge, Pollable, Ready, poll_until};
+use pelton_lane::step;
 use rustix::event::epoll::EventFlags;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -15,9 +16,9 @@ use std::time::{Duration, Instant};
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its process when it connected.
+    /// Its process when it connected; on a path channel, as it says.
     pub pid: u32,
-    /// Its user, as the kernel vouches for.
+    /// Its user, as the kernel vouches for; on a path channel, the owner of the directory.
     pub uid: u32,
 }
 
@@ -38,7 +39,21 @@ enum Way {
         whom: Whom,
         /// While it is there.
         life: Option<Descriptor>,
+        /// Its generation, and that of the last one of which it is known that it has gone.
+        met: u64,
+        gone: u64,
     },
+}
+
+/// What came of looking for the peer of a path channel's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// Nobody new: it is there already, or none has come.
+    Nothing,
+    /// It has come.
+    Peer,
+    /// One has come and gone since the last look.
+    Passed,
 }
 
 /// The peer of a path channel's end.
@@ -87,7 +102,7 @@ impl Link {
 
     /// A link to whoever has, or will have, that end of a path channel.
     pub(crate) fn through_directory(directory: Arc<Directory>, whom: Whom, peer_bell: Bell) -> Link {
-        Link::new(peer_bell, Way::Path { directory, whom, life: None }, Peer { pid: 0, uid: 0 })
+        Link::new(peer_bell, Way::Path { directory, whom, life: None, met: 0, gone: 0 }, Peer { pid: 0, uid: 0 })
     }
 
     /// Who is at the other end, if somebody is.
@@ -117,32 +132,45 @@ impl Link {
         matches!(self.way, Way::Path { .. })
     }
 
-    /// Looks whether the peer of a path channel's end has come, and watches it from then on. `pid`: who it says it is.
-    pub(crate) fn find_peer(&mut self, bells: &Bells, pid: u32) -> Result<bool> {
-        let Way::Path { directory, whom, life } = &mut self.way else { return Ok(true) };
-        if life.is_some() {
-            return Ok(true);
+    /// Looks whether the peer of a path channel's end has come, and watches it from then on. `says` is what its page says of
+    /// its generation and process. Life comes before generation: who sees a new one and finds nobody alive, knows that it
+    /// has gone.
+    pub(crate) fn find_peer(&mut self, bells: &Bells, says: impl Fn() -> (u64, u32)) -> Result<Found> {
+        let Way::Path { directory, whom, life, met, gone } = &mut self.way else { return Ok(Found::Nothing) };
+        let (generation, _) = says();
+        if life.is_some() && generation != *met {
+            // Its successor holds the life by now, which so tells nothing: the next look finds that one.
+            self.lose_peer(bells);
+            return Ok(Found::Passed);
+        }
+        if life.is_some() || generation == *gone {
+            return Ok(Found::Nothing);
         }
         let found = match whom {
             Whom::Receiver => directory.watch_receiver()?,
             Whom::SenderOf(lane) => directory.watch_sender(*lane)?,
         };
-        let Some(found) = found else { return Ok(false) };
-        bells
-            .pollable
-            .watch([Some((found.as_fd(), EventFlags::empty())), None])
-            .map_err(Error::system("watching the peer"))?;
+        let Some(found) = found else {
+            *gone = generation;
+            return Ok(Found::Passed);
+        };
+        let watched = bells.pollable.watch([Some((found.as_fd(), EventFlags::empty())), None]);
+        watched.map_err(Error::system("watching the peer"))?;
         *life = Some(found);
-        self.peer = Peer { pid, uid: rustix::process::geteuid().as_raw() };
-        Ok(true)
+        // Another may have taken its place meanwhile.
+        let (generation, pid) = says();
+        *met = generation;
+        self.peer = Peer { pid, uid: directory.owner() };
+        Ok(Found::Peer)
     }
 
     /// The peer of a path channel's end has gone: another may come.
     pub(crate) fn lose_peer(&mut self, bells: &Bells) {
-        if let Way::Path { life, .. } = &mut self.way
+        if let Way::Path { life, met, gone, .. } = &mut self.way
             && let Some(life) = life.take()
         {
             bells.pollable.forget([Some(life.as_fd()), None]);
+            *gone = *met;
         }
     }
 
@@ -155,8 +183,13 @@ impl Link {
         Error::NoSpace { path, bytes, source }
     }
 
+    /// Apart, so that no system call lies on the way of a message that rings nobody.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn ring_peer(&self) {
+        step("ring: before");
         self.peer_bell.ring();
+        step("ring: after");
     }
 
     /// What tells the peer's end.

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::os::Descriptor;
 use crate::os::socket::{Socket, listen_at};
+use pelton_lane::step;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -132,6 +133,7 @@ impl Name {
                 let _lock = lock(parent).map_err(|e| self.failed("opening", parent, e))?;
                 self.clear(path)?;
                 let socket = listen_at(path).map_err(|e| self.failed("listening at", path, e))?;
+                step("name: listening");
                 Bound::new(socket, path.clone(), Vec::new()).map_err(|e| self.failed("looking at", path, e))
             }
             Place::Directory { base, directory } => loop {
@@ -175,12 +177,16 @@ impl Name {
             Ok(_) => {}
         }
         match Socket::connect(path) {
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => match std::fs::remove_file(path) {
-                Err(error) if error.kind() != ErrorKind::NotFound => {
-                    Err(self.failed("removing the stale socket", path, error))
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                let removed = std::fs::remove_file(path);
+                step("name: stale socket removed");
+                match removed {
+                    Err(error) if error.kind() != ErrorKind::NotFound => {
+                        Err(self.failed("removing the stale socket", path, error))
+                    }
+                    _ => Ok(()),
                 }
-                _ => Ok(()),
-            },
+            }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             // Connected, or its backlog is full.
             Ok(socket) => Err(Error::InUse { name: self.text.clone(), pid: socket.peer().map_or(0, |peer| peer.pid) }),

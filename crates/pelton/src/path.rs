@@ -10,8 +10,10 @@ use crate::os::lock::Lock;
 use crate::os::{Descriptor, Segment, membarrier};
 use crate::receiver::{Lane, LaneMemory, Receiver, ReceiverParts, receiver_sleeper};
 use crate::sender::{Sender, SenderMemory, SenderParts};
+use pelton_lane::step;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Between two looks whether the directory is there by now.
@@ -21,6 +23,7 @@ const RETRY: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) directory: Arc<Directory>,
+    is_synced: AtomicBool,
     /// Held open: the other sides notice when it is no more.
     _life: Descriptor,
     /// After the life, so that a successor finds this one gone.
@@ -56,17 +59,21 @@ pub(crate) fn sender(path: &Path, options: &Options, make: Make) -> Result<Sende
     let can_barrier = membarrier::register();
     let SenderRole { number: _, lock, page, data, consumer, receiver, bell, receiver_bell, life } =
         directory.claim_sender()?;
-    let place = Arc::new(Place { directory: directory.clone(), _life: life, _lock: lock });
+    step("sender: claimed");
+    let place =
+        Arc::new(Place { directory: directory.clone(), is_synced: AtomicBool::new(false), _life: life, _lock: lock });
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
     let memory = SenderMemory { page, data, consumer, receiver };
     let bells = Bells::with(bell).map_err(Error::system("making an eventfd and an epoll"))?;
     let link = Link::through_directory(directory.clone(), Whom::Receiver, receiver_bell);
     let mut lane = memory.take_over(directory.message_bytes_max(), can_barrier)?;
+    step("sender: taken over");
     // Whoever received last may have closed; and nothing is known of what has memory behind it.
-    lane.go_on_alone();
+    lane.go_on();
     lane.set_backed(0);
     let mut sender = Sender::new(SenderParts { lane, bells, link, memory }, options, Origin::Path(place))?;
     sender.meet()?;
+    step("sender: met");
     if let Some(deadline) = options.connect_deadline
         && !sender.wait_for_peer(Some(deadline))?
     {
@@ -79,16 +86,21 @@ pub(crate) fn receiver(path: &Path, options: &Options, make: Make) -> Result<Rec
     let directory = directory(path, options, make)?;
     let can_barrier = membarrier::register();
     let role = directory.claim_receiver()?;
-    let place = Arc::new(Place { directory, _life: role.life, _lock: role.lock });
+    step("receiver: claimed");
+    let place = Arc::new(Place { directory, is_synced: AtomicBool::new(false), _life: role.life, _lock: role.lock });
     let bells = Bells::with(role.bell).map_err(Error::system("making an eventfd and an epoll"))?;
     let page = Arc::new(role.page);
     // Before any lane says that it is open: a predecessor that closed said so here as well.
     let sleeper = receiver_sleeper(&page, can_barrier);
     let lane = place.open_lane(0, page)?;
+    step("receiver: taken over");
     let parts = ReceiverParts { lane, sleeper, bells };
     let mut receiver = Receiver::new(parts, options, Origin::Path(place))?;
     receiver.meet()?;
+    step("receiver: met");
+    // Messages that wait are as good as who sent them.
     if let Some(deadline) = options.connect_deadline
+        && !receiver.has_messages()
         && !receiver.wait_for_peer(Some(deadline))?
     {
         return Err(nobody("a sender", path));
@@ -101,19 +113,23 @@ fn nobody(whom: &str, path: &Path) -> Error {
 }
 
 impl Place {
+    /// Sees to it that the directory and its names are on the disk, once: what is in its files is of no use without.
+    pub(crate) fn sync_directory(&self) -> Result<()> {
+        if !self.is_synced.load(Relaxed) {
+            self.directory.sync()?;
+            // Relaxed: done twice at worst.
+            self.is_synced.store(true, Relaxed);
+        }
+        Ok(())
+    }
+
     /// The receiver's part of a lane, which goes on where its predecessor had released to.
     pub(crate) fn open_lane(&self, number: u32, receiver: Arc<Segment>) -> Result<Lane> {
         let files = self.directory.lane_for_receiver(number)?;
         let [page, data, consumer] = [files.producer, files.data, files.consumer].map(Arc::new);
         let memory = LaneMemory { page, data, consumer, receiver };
         let limit = self.directory.message_bytes_max();
-        let consumer = memory.take_over(limit, membarrier::register())?;
-        // What a predecessor may have seen: everything that was committed before now. Not from the stored tail on, which is
-        // in no order with the messages while the sender lives.
-        let redelivered = match consumer.consumer_page().generation() {
-            ..=1 => 0,
-            _ => consumer.taken() + consumer.end_of_committed()?.1,
-        };
+        let (consumer, redelivered) = memory.take_over(limit, membarrier::register())?;
         let link = Link::through_directory(self.directory.clone(), Whom::SenderOf(number), files.bell);
         Ok(Lane::new(consumer, link, redelivered, number, memory))
     }

@@ -2,13 +2,13 @@
 
 use crate::connect::Origin;
 use crate::error::{Error, Result};
-use crate::link::{Bells, Link, Peer};
+use crate::link::{Bells, Found, Link, Peer};
 use crate::options::Options;
 use crate::os::{Nudge, Owner, Ready, Segment};
 use crate::sender::End;
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
-use pelton_lane::{Consumer, LaneError, Record, Sleeper, Ticket, Wake};
+use pelton_lane::{Consumer, LaneError, Record, Sleeper, Ticket, Wake, step};
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -67,42 +67,46 @@ pub(crate) struct Lane {
     pub(crate) number: u32,
     /// How its sender went, until that is told.
     end: Option<End>,
-    /// The generation of the sender whose going was noticed last, on a path channel.
-    noticed: u64,
     /// After the consumer, which points into it.
     pub(crate) memory: LaneMemory,
 }
 
 impl Lane {
     pub(crate) fn new(consumer: Consumer, link: Link, redelivered: u64, number: u32, memory: LaneMemory) -> Lane {
-        let noticed = consumer.producer_page().generation();
-        Lane { consumer, link, redelivered, number, end: None, noticed, memory }
+        Lane { consumer, link, redelivered, number, end: None, memory }
     }
 
     fn is_sender_here(&self) -> bool {
         self.end.is_none() && self.link.peer().is_some()
     }
 
-    /// Looks for the sender of a lane just opened, and tells it that the receiver has come.
-    fn meet(&mut self, bells: &Bells) -> Result<()> {
-        let pid = self.consumer.producer_page().pid();
-        self.link.find_peer(bells, pid)?;
+    /// Looks for the sender of a lane just opened, and tells it that the receiver has come. Who has gone before and left nothing
+    /// is no news.
+    fn meet(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
+        self.find_sender(bells, spin)?;
+        if !self.consumer.stirs() {
+            self.end = None;
+        }
+        step("receiver meets: looked");
         self.link.ring_peer();
         Ok(())
     }
 
     /// Looks for the sender of a path channel's lane that has none.
-    fn find_sender(&mut self, bells: &Bells) -> Result<()> {
-        let page = self.consumer.producer_page();
-        if !self.link.is_path() || self.link.peer().is_some() || page.generation() == self.noticed {
-            return Ok(());
+    fn find_sender(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
+        loop {
+            let page = self.consumer.producer_page();
+            match self.link.find_peer(bells, || (page.generation(), page.pid()))? {
+                Found::Nothing => return Ok(()),
+                Found::Peer => {
+                    self.end = None;
+                    spin.meet(self.link.peer());
+                    return Ok(());
+                }
+                // And perhaps its successor is here.
+                Found::Passed => self.note_end(bells),
+            }
         }
-        if self.link.find_peer(bells, page.pid())? {
-            self.end = None;
-        } else {
-            self.note_end(bells);
-        }
-        Ok(())
     }
 
     /// Looks whether the sender has gone. True: it just has.
@@ -116,7 +120,6 @@ impl Lane {
 
     fn note_end(&mut self, bells: &Bells) {
         self.end = Some(if self.consumer.producer_closed() { End::Closed } else { End::PeerDied });
-        self.noticed = self.consumer.producer_page().generation();
         self.link.lose_peer(bells);
     }
 }
@@ -138,12 +141,22 @@ impl LaneMemory {
         Ok(unsafe { Consumer::attach(memory, message_bytes_max, can_barrier)? })
     }
 
-    /// Goes on in the page of the consumer before, whose role this process has: where it had released to.
-    pub(crate) fn take_over(&self, message_bytes_max: u64, can_barrier: bool) -> Result<Consumer> {
+    /// Goes on in the page of the consumer before, whose role this process has, where it had released to.
+    /// Answers also up to which message, as the page counts them, that one may have seen some.
+    pub(crate) fn take_over(&self, message_bytes_max: u64, can_barrier: bool) -> Result<(Consumer, u64)> {
         let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
         // SAFETY: the page is mapped.
-        unsafe { memory.consumer.as_ref() }.begin(std::process::id());
-        self.attach(message_bytes_max, can_barrier)
+        let page = unsafe { memory.consumer.as_ref() };
+        let consumer = self.attach(message_bytes_max, can_barrier)?;
+        // What a predecessor may have seen: everything that was committed before now. Not from the stored tail on, which is
+        // in no order with the messages while the sender lives.
+        let redelivered = match page.generation() {
+            0 => 0,
+            _ => consumer.taken() + consumer.end_of_committed()?.1,
+        };
+        // Last: who failed to attach has seen nothing.
+        page.begin(std::process::id());
+        Ok((consumer, redelivered))
     }
 
     pub(crate) fn attach_producer(&mut self, lane: &mut Consumer, page: Arc<Segment>, can_barrier: bool) {
@@ -542,6 +555,18 @@ impl Receiver {
         Ok(self.found_end())
     }
 
+    /// As [`Receiver::look_for_ends`], by one system call however many lanes there are.
+    fn ends_now(&mut self) -> Result<Option<End>> {
+        let one = self.others.is_empty();
+        if one || self.lanes().any(|lane| lane.is_sender_here() && lane.consumer.producer_closed()) {
+            return self.look_for_ends();
+        }
+        match self.bells.sleep_for_any(Some(Instant::now()))? {
+            Ready::Gone => self.look_for_ends(),
+            _ => Ok(self.found_end()),
+        }
+    }
+
     /// How the channel ended: no sender is here, and the end of some has not been told yet.
     fn found_end(&self) -> Option<End> {
         if self.lanes().any(Lane::is_sender_here) {
@@ -556,7 +581,7 @@ impl Receiver {
         let Origin::Path(place) = &self.origin else { return Ok(()) };
         for number in 1 + self.others.len() as u32..place.directory.lanes()? {
             let mut lane = place.open_lane(number, self.lane.memory.receiver.clone())?;
-            lane.meet(&self.bells)?;
+            lane.meet(&self.bells, &mut self.spin)?;
             self.others.push_back(Box::new(lane));
         }
         Ok(())
@@ -564,11 +589,13 @@ impl Receiver {
 
     /// As [`Receiver::find_lanes`], and for senders that have come to old ones.
     fn find_senders(&mut self) -> Result<()> {
-        self.find_lanes()?;
+        let mut done = Ok(());
         for lane in std::iter::once(&mut self.lane).chain(&mut self.others) {
-            lane.find_sender(&self.bells)?;
+            done = done.and(lane.find_sender(&self.bells, &mut self.spin));
         }
-        Ok(())
+        // What could not be looked at, for want of descriptors for instance, is to be looked at again: the ring that said so
+        // may have been heard already.
+        done.and_then(|()| self.find_lanes()).inspect_err(|_| self.bells.nudge().ring())
     }
 
     #[inline(always)]
@@ -652,7 +679,7 @@ impl Receiver {
         error.into()
     }
 
-    /// The senders are gone and their last message read: from now on each call says so.
+    /// The senders are gone and their last message read: the next call says so, or, but for a path channel's, each.
     fn note_end(&mut self) {
         self.end = self.found_end();
         self.owner.retire();
@@ -677,9 +704,11 @@ impl Receiver {
             return Err(self.not_usable());
         }
         self.bells.drain();
+        step("receiver arms: drained");
         self.find_senders()?;
+        step("receiver arms: looked");
         let armed = Side::arm(self)?;
-        if armed && self.look_for_ends()?.is_some() {
+        if armed && self.ends_now()?.is_some() {
             Side::disarm(self);
             return if self.look()? { Ok(false) } else { Side::end(self).map(|there| !there) };
         }
@@ -687,6 +716,7 @@ impl Receiver {
             // Readable exactly while a message waits, also for who goes back to the loop regardless; and as long as the
             // sender is not known to fence, lest its ring be missed.
             self.bells.nudge().ring();
+            step("receiver arms: nudged");
         }
         Ok(armed)
     }
@@ -738,8 +768,13 @@ impl Receiver {
 
     /// Looks for the senders of a path channel just opened, and tells them that this receiver has come.
     pub(crate) fn meet(&mut self) -> Result<()> {
-        self.lane.meet(&self.bells)?;
+        self.lane.meet(&self.bells, &mut self.spin)?;
         self.find_lanes()
+    }
+
+    /// Whether a message waits, as far as can be seen without taking it.
+    pub(crate) fn has_messages(&self) -> bool {
+        self.lanes().any(|lane| lane.consumer.stirs())
     }
 
     /// Until a path channel has a sender; false at the deadline.
@@ -747,9 +782,13 @@ impl Receiver {
         loop {
             if self.end.is_some() || self.look_for_ends()?.is_some() {
                 self.go_on_alone();
+            } else if !self.owner.is_current() {
+                return Err(self.not_usable());
             }
             self.bells.drain();
+            step("receiver waits for its peer: drained");
             self.find_senders()?;
+            step("receiver waits for its peer: looked");
             if self.lanes().any(Lane::is_sender_here) {
                 return Ok(true);
             }
@@ -840,6 +879,7 @@ impl Drop for Receiver {
         for lane in self.lanes() {
             lane.link.ring_peer();
             lane.link.shutdown();
+            step("receiver closes: hung up");
         }
     }
 }
@@ -864,7 +904,7 @@ impl Side for Receiver {
     }
 
     fn stirs(&self) -> bool {
-        self.lanes().any(|lane| lane.consumer.stirs())
+        self.has_messages()
     }
 
     fn arm(&mut self) -> Result<bool> {
@@ -911,7 +951,9 @@ impl Side for Receiver {
 
     fn rung(&mut self) -> Result<bool> {
         self.bells.drain();
+        step("receiver rung: drained");
         self.find_senders()?;
+        step("receiver rung: looked");
         // A sender may have come, sent everything, and gone since the last time.
         if self.found_end().is_some() { Side::end(self) } else { Ok(false) }
     }

@@ -2,13 +2,13 @@
 
 use crate::connect::Origin;
 use crate::error::{Error, Result};
-use crate::link::{Bells, Link, Peer};
+use crate::link::{Bells, Found, Link, Peer};
 use crate::options::Options;
 use crate::os::socket::DESCRIPTORS_MAX;
 use crate::os::{Owner, Ready, Segment};
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
-use pelton_lane::{LaneError, Memory, Position, Producer, Space, Wake, record_bytes, walk};
+use pelton_lane::{LaneError, Memory, Position, Producer, Space, Wake, record_bytes, step, walk};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::ops::{Deref, DerefMut};
@@ -46,8 +46,6 @@ pub struct Sender {
     descriptors: VecDeque<(u32, Vec<OwnedFd>)>,
     /// Of these, the last so many are still to be sent again.
     unsent: usize,
-    /// The generation of the receiver whose end was told last, on a path channel.
-    told: u64,
 }
 
 /// How a channel ended, as this side learnt.
@@ -89,6 +87,7 @@ impl SenderParts {
         for to in [bytes.next_multiple_of(STEP).min(most), bytes.next_multiple_of(4096).min(most)] {
             match data.allocate(from, to) {
                 Ok(()) => {
+                    step("lane: allocated");
                     self.lane.set_backed(to);
                     return Ok(());
                 }
@@ -155,8 +154,7 @@ impl Sender {
     pub(crate) fn new(parts: SenderParts, options: &Options, origin: Origin) -> Result<Sender> {
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
         let spin = Spin::new(options.wait, parts.link.peer());
-        let told = parts.lane.consumer_page().generation();
-        Ok(Sender { parts, owner, end: None, spin, origin, descriptors: VecDeque::new(), unsent: 0, told })
+        Ok(Sender { parts, owner, end: None, spin, origin, descriptors: VecDeque::new(), unsent: 0 })
     }
 
     /// Connects to a receiver that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
@@ -296,11 +294,14 @@ impl Sender {
     /// Looks for the receiver of a path channel that has none. True: one has come and gone meanwhile.
     fn find_peer(&mut self) -> Result<bool> {
         let SenderParts { lane, bells, link, .. } = &mut self.parts;
-        if !link.is_path() || link.peer().is_some() {
-            return Ok(false);
-        }
         let page = lane.consumer_page();
-        Ok(page.generation() != self.told && !link.find_peer(bells, page.pid())?)
+        let found = link.find_peer(bells, || (page.generation(), page.pid()))?;
+        if found == Found::Peer {
+            // Its close, from now on, is news.
+            lane.go_on();
+            self.spin.meet(link.peer());
+        }
+        Ok(found == Found::Passed)
     }
 
     /// Whether the receiver has gone, by a system call or two.
@@ -331,20 +332,28 @@ impl Sender {
         }
     }
 
-    /// The end of a path channel's receiver has been told: the lane is there for the next one.
+    /// The end of a path channel's receiver has been told: the lane is there for the next one, who may have come already.
     fn go_on_alone(&mut self) {
         self.parts.link.lose_peer(&self.parts.bells);
-        self.told = self.parts.lane.consumer_page().generation();
-        self.parts.lane.go_on_alone();
+        self.parts.lane.go_on();
         self.end = None;
         self.owner.reinstate();
+        loop {
+            match self.find_peer() {
+                Ok(true) => {}
+                Ok(false) => return,
+                // To be looked at again, by who hears it.
+                Err(_) => return self.parts.bells.nudge().ring(),
+            }
+        }
     }
 
     #[cold]
     fn failed(&mut self, error: LaneError) -> Error {
         match error {
             LaneError::Closed => {
-                self.note_end();
+                self.end = Some(End::Closed);
+                self.owner.retire();
                 self.not_usable()
             }
             LaneError::TooLarge { .. } => error.into(),
@@ -355,9 +364,9 @@ impl Sender {
         }
     }
 
-    /// The receiver is gone: from now on each call says so.
+    /// The receiver is gone: the next call says so, or, but for a path channel's, each.
     fn note_end(&mut self) {
-        let closed = self.parts.lane.consumer_page().is_closed();
+        let closed = self.parts.lane.has_consumer_closed();
         self.end = Some(if closed { End::Closed } else { End::PeerDied });
         self.owner.retire();
     }
@@ -626,6 +635,7 @@ impl Sender {
             return Err(self.not_usable());
         }
         self.parts.bells.drain();
+        step("sender arms: drained");
         let armed = Room { sender: self, want: Want::Message(bytes as u64, 0) }.arm()?;
         if self.is_peer_gone()? {
             self.note_end();
@@ -635,6 +645,7 @@ impl Sender {
             // Readable exactly while there is room, also for who goes back to the loop regardless; and as long as the
             // receiver is not known to fence, lest its ring be missed.
             self.parts.bells.nudge().ring();
+            step("sender arms: nudged");
         }
         Ok(armed)
     }
@@ -691,11 +702,12 @@ impl Sender {
         Ok(true)
     }
 
-    /// Looks for the receiver of a path channel just opened, and tells it that this sender has come.
+    /// Looks for the receiver of a path channel just opened, and tells it that this sender has come. Who went before is no
+    /// news.
     pub(crate) fn meet(&mut self) -> Result<()> {
-        let SenderParts { lane, bells, link, .. } = &mut self.parts;
-        link.find_peer(bells, lane.consumer_page().pid())?;
-        link.ring_peer();
+        self.find_peer()?;
+        step("sender meets: looked");
+        self.parts.link.ring_peer();
         Ok(())
     }
 
@@ -704,9 +716,14 @@ impl Sender {
         loop {
             if self.end.is_some() || self.parts.link.is_peer_gone()? {
                 self.go_on_alone();
+            } else if !self.owner.is_current() {
+                return Err(self.not_usable());
             }
             self.parts.bells.drain();
-            self.find_peer()?;
+            step("sender waits for its peer: drained");
+            // One that has passed may have a successor here already.
+            while self.find_peer()? {}
+            step("sender waits for its peer: looked");
             if self.parts.link.peer().is_some() {
                 return Ok(true);
             }
@@ -732,10 +749,15 @@ impl Sender {
         }
         let (lane, memory) = (&self.parts.lane, &self.parts.memory);
         let tail = lane.tail();
-        // The messages first, then that they are there, then that this is.
+        // That there is a channel, once; then the messages, then that they are there, and what was released.
+        if let Origin::Path(place) = &self.origin {
+            place.sync_directory()?;
+        }
         memory.data.sync().map_err(Error::system("syncing the lane"))?;
+        step("sync: data");
         lane.producer_page().note_synced(tail);
-        memory.page.sync().map_err(Error::system("syncing the lane's page"))
+        memory.page.sync().map_err(Error::system("syncing the lane's page"))?;
+        memory.consumer.sync().map_err(Error::system("syncing the receiver's page"))
     }
 
     /// Gives memory that holds no message back to the system: after a burst the lane keeps what it grew to until this.
@@ -814,6 +836,7 @@ impl Drop for Sender {
         // The word first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
         self.parts.link.ring_peer();
         self.parts.link.shutdown();
+        step("sender closes: hung up");
     }
 }
 
@@ -901,8 +924,10 @@ impl Side for Room<'_> {
 
     fn rung(&mut self) -> Result<bool> {
         self.sender.parts.bells.drain();
-        // A receiver may have come and gone since the last time.
-        if self.sender.find_peer()? { self.end() } else { Ok(false) }
+        step("sender rung: drained");
+        // A receiver may have come and gone since the last time. What could not be looked at is to be looked at again.
+        let passed = self.sender.find_peer().inspect_err(|_| self.sender.parts.bells.nudge().ring())?;
+        if passed { self.end() } else { Ok(false) }
     }
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::os::{self, Ready};
+use pelton_lane::step;
 use std::time::{Duration, Instant};
 
 /// How an operation that has to wait does so. For the third way, the caller's own loop, use the `try_` methods and `arm`.
@@ -74,9 +75,17 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
-    /// `peer`: where it runs counts too, if it is there.
     pub(crate) fn new(wait: Wait, peer: Option<crate::Peer>) -> Spin {
-        Spin { wait, one_processor: !os::has_two_processors(peer.map_or(0, |peer| peer.pid)), halvings: 0 }
+        let mut spin = Spin { wait, one_processor: false, halvings: 0 };
+        spin.meet(peer);
+        spin
+    }
+
+    /// Where the peer runs counts too, once there is one; without one there is nothing to spin for.
+    pub(crate) fn meet(&mut self, peer: Option<crate::Peer>) {
+        if let Some(peer) = peer {
+            self.one_processor = !os::has_two_processors(peer.pid);
+        }
     }
 
     /// Looks that may be made before the wait proper.
@@ -128,12 +137,14 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
         if !side.arm()? {
             return Ok(true);
         }
+        step("wait: armed");
         let nap = side.must_nap().then(|| Instant::now() + Duration::from_millis(1));
         let until = match (deadline, nap) {
             (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
             (deadline, nap) => deadline.or(nap),
         };
         let ready = side.sleep(until);
+        step("wait: woken");
         side.disarm();
         let ready = ready?;
         if ready == Ready::Rung && side.rung()? {

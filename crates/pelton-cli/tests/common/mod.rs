@@ -201,6 +201,10 @@ impl Process {
         self.child.stdout.take().unwrap()
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Readable when it has ended.
     pub fn end(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
@@ -231,6 +235,13 @@ impl Process {
             }
             assert!(stream.more(), "the output ended before the line did");
         }
+    }
+
+    /// Whether the process is asleep in `poll` at this moment.
+    pub fn polls(&self) -> bool {
+        let call = std::fs::read_to_string(format!("/proc/{}/syscall", self.child.id())).unwrap_or_default();
+        let number = call.split(' ').next().and_then(|number| number.parse().ok());
+        number.is_some_and(|number: i64| [libc::SYS_poll, libc::SYS_ppoll].contains(&number))
     }
 
     pub fn signal(&self, signal: Signal) {

@@ -28,6 +28,10 @@ fn open(path: &Path) -> Result<Option<Directory>> {
     Directory::open(path, &mode(0o700))
 }
 
+fn remove(path: &Path) -> Result<()> {
+    open(path)?.expect("the channel").remove()
+}
+
 /// A directory of a test's own, removed with what is in it, and a path in it.
 fn root() -> (tempfile::TempDir, PathBuf) {
     let root = tempfile::Builder::new().prefix("pelton-directory-").tempdir_in("/tmp").unwrap();
@@ -177,11 +181,7 @@ fn a_channel_is_made_opened_used_and_removed() {
         assert_eq!(poll(&mut polled, Some(&Timespec::default())).unwrap(), 1);
         drop((receiver, sender, lane));
         let directory = Directory::open(&path, &mode(0o750)).unwrap().unwrap();
-        soon(|| {
-            let remover = Directory::open(&path, &mode(0o750))?.unwrap();
-            remover.remove()
-        })
-        .unwrap();
+        soon(|| Directory::open(&path, &mode(0o750))?.expect("the channel").remove()).unwrap();
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
         // One that was opened before the removal is told.
         for gone in [directory.claim_receiver().err(), directory.claim_sender().err(), directory.remove().err()] {
@@ -470,20 +470,29 @@ fn a_channel_of_another_boot_is_refused_but_to_who_asks_for_any() {
     let opened = open(&path);
     assert!(matches!(&opened, Err(Error::Rebooted { .. })), "{opened:?}");
     let text = opened.unwrap_err().to_string();
-    assert!(text.contains(&format!("`pelton recover {}`", path.display())), "{text}");
+    assert!(text.contains(&format!("`pelton recover --repair {}`", path.display())), "{text}");
     let created = create(&path, 2);
     assert!(matches!(&created, Err(Error::Rebooted { .. })), "{created:?}");
     let directory = Directory::open_any_boot(&path, &mode(0o700)).unwrap().unwrap();
     assert!(!directory.is_from_this_boot());
-    // The lane's page says this boot, as after half a recovery; the other's, as before any; a third one's, never.
-    directory.lane_to_look_at(0).unwrap();
-    patch(&path, "0.producer", 96, &[5; 16]);
-    directory.lane_to_look_at(0).unwrap();
-    patch(&path, "0.producer", 96, &[6; 16]);
-    assert_refused(directory.lane_to_look_at(0), &["0.producer is of boot 0606", "the channel of boot 0505"]);
-    patch(&path, "0.producer", 96, &[5; 16]);
+    // The lane's page says this boot, as after half a recovery; the other's, as before any; a third one's, as when the power
+    // failed in the middle of a recovery.
+    for boot in [None, Some(5), Some(6)] {
+        if let Some(boot) = boot {
+            patch(&path, "0.producer", 96, &[boot; 16]);
+        }
+        directory.lane_to_look_at(0).unwrap();
+    }
     directory.remove().unwrap();
     assert!(!path.exists());
+}
+
+#[test]
+fn a_lane_of_another_boot_than_its_channel_is_refused() {
+    let (_root, path) = channel();
+    patch(&path, "0.producer", 96, &[6; 16]);
+    let directory = open(&path).unwrap().unwrap();
+    assert_refused(directory.lane_to_look_at(0), &["0.producer is of boot 0606", "the channel of boot "]);
 }
 
 #[test]
@@ -643,15 +652,20 @@ fn a_dead_makers_leftovers_are_removed_and_a_living_ones_not() {
     // One that is at work, and one that has come no further than its directory, which begins anew.
     create(&at("living"), 1).unwrap();
     std::fs::rename(at("living"), at(".ch.pelton-78-0")).unwrap();
-    let lock = || {
-        let channel = std::fs::File::options().write(true).open(at(".ch.pelton-78-0/channel")).unwrap();
-        lock::try_lock(channel.into()).unwrap()
+    let lock = |aside: &str| {
+        let channel = at(aside).join(CHANNEL);
+        let mut lock = None;
+        eventually("its maker has put the lock down", || {
+            lock = lock::try_lock(
+                Descriptor::new(std::fs::File::options().write(true).open(&channel).unwrap().into()).unwrap(),
+            )
+            .unwrap();
+            lock.is_some()
+        });
+        lock
     };
-    let mut living = None;
-    eventually("its maker has put the lock down", || {
-        living = lock();
-        living.is_some()
-    });
+    drop(lock(".ch.pelton-77-2"));
+    let living = lock(".ch.pelton-78-0");
     // What only looks like it.
     for name in [".ch.pelton-77", ".ch.pelton-x-1", ".other.pelton-77-1", "ch.pelton-77-1", ".ch.pelton-80-0"] {
         std::fs::create_dir(at(name)).unwrap();
@@ -668,7 +682,7 @@ fn a_dead_makers_leftovers_are_removed_and_a_living_ones_not() {
     assert_eq!(files_of(&at(".ch.pelton-78-0")).len(), 9);
     use_all(&path, &mode(0o700)).unwrap();
     drop(living);
-    open(&path).unwrap().unwrap().remove().unwrap();
+    soon(|| remove(&path)).unwrap();
     eventually("what has no maker any more goes", || {
         create(&path, 1).unwrap().remove().unwrap();
         !at(".ch.pelton-78-0").exists()
@@ -682,7 +696,7 @@ fn what_is_put_into_place_while_it_is_swept_stays() {
     let opened = std::fs::File::open(&path).unwrap();
     // A sweeper that has opened the directory by its former name finds nothing by that name any more, or another.
     let aside = OsStr::new(".ch.pelton-1-1");
-    assert!(parent.sweep_opened(aside, opened.as_fd()).is_err());
+    eventually("no lock keeps it from looking", || parent.sweep_opened(aside, opened.as_fd()).is_err());
     std::fs::create_dir(root.path().join(aside)).unwrap();
     parent.sweep_opened(aside, opened.as_fd()).unwrap();
     assert_eq!(files_of(&path).len(), 14);
@@ -692,7 +706,7 @@ fn what_is_put_into_place_while_it_is_swept_stays() {
 #[test]
 fn removing_is_refused_while_a_role_is_had_or_foreign_files_are_there() {
     let (root, path) = channel();
-    let remove = || open(&path).unwrap().unwrap().remove();
+    let remove = || remove(&path);
     let before = files_of(&path);
     let directory = open(&path).unwrap().unwrap();
     let receiver = directory.claim_receiver().unwrap();
@@ -1005,7 +1019,7 @@ fn threads_that_create_and_remove_at_once_find_a_whole_channel_or_none() {
     });
     if let Some(directory) = open(&path).unwrap() {
         soon(|| directory.claim_receiver()).unwrap();
-        directory.remove().unwrap();
+        soon(|| remove(&path)).unwrap();
     }
     assert_eq!(files_of(root.path()), [""; 0]);
 }
@@ -1025,7 +1039,7 @@ fn a_maker_or_remover_that_is_killed_leaves_nothing_that_stays() {
             Some(directory) => use_all(directory.path(), &mode(0o700)).unwrap(),
             None => drop(create(&path, 1).unwrap()),
         }
-        open(&path).unwrap().unwrap().remove().unwrap();
+        soon(|| remove(&path)).unwrap();
         create(&path, 1).unwrap().remove().unwrap();
         assert_eq!(files_of(root.path()), [""; 0], "round {round}");
     }
@@ -1058,9 +1072,10 @@ fn who_may_only_read_looks_on_and_is_told_what_it_may_not() {
     Directory::create(&path, &mode(0o755), CAPACITY, LIMIT, 1).unwrap();
     std::fs::create_dir(root.path().join("hidden")).unwrap();
     std::fs::set_permissions(root.path().join("hidden"), PermissionsExt::from_mode(0o700)).unwrap();
-    // A copy of this program where that user finds it.
+    // A copy of this program where that user finds it. Not written by this process, whose other children could have the
+    // descriptor, and the program could not be run then.
     let program = root.path().join("program");
-    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    assert!(Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap().success());
     let mut task = Task::with("another user", &path, |command| {
         let environment: Vec<_> = command.get_envs().map(|(k, v)| (k.to_owned(), v.unwrap().to_owned())).collect();
         let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();

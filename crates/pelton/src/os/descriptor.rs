@@ -2,7 +2,7 @@
 
 use super::fork::{self, Owner};
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// A descriptor of this crate's.
 #[derive(Debug)]
@@ -13,9 +13,13 @@ pub(crate) struct Descriptor {
 
 impl Descriptor {
     pub(crate) fn new(fd: OwnedFd) -> std::io::Result<Descriptor> {
+        Descriptor::opened(|| Ok(fd))?
+    }
+
+    /// What `opens` opens, of which no child forked meanwhile keeps a copy. It must not make a `Descriptor` itself.
+    pub(crate) fn opened<E>(opens: impl FnOnce() -> Result<OwnedFd, E>) -> std::io::Result<Result<Descriptor, E>> {
         let owner = Owner::current()?;
-        fork::register(fd.as_raw_fd());
-        Ok(Descriptor { fd: ManuallyDrop::new(fd), owner })
+        Ok(fork::opening(opens).map(|fd| Descriptor { fd: ManuallyDrop::new(fd), owner }))
     }
 
     /// Whether this is the process that opened it, not a forked child of that.
@@ -34,9 +38,8 @@ impl Drop for Descriptor {
     fn drop(&mut self) {
         // In a child the number may be somebody else's by now.
         if self.owner.is_current() {
-            fork::unregister(self.fd.as_raw_fd());
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.fd) };
+            // SAFETY: taken once, here.
+            fork::close(unsafe { ManuallyDrop::take(&mut self.fd) });
         }
     }
 }

@@ -5,7 +5,7 @@
 //! parent's peers are told of the parent's death, and its listeners' sockets do not live on.
 
 use std::collections::BTreeSet;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -95,12 +95,19 @@ fn open() -> MutexGuard<'static, BTreeSet<RawFd>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(super) fn register(fd: RawFd) {
-    open().insert(fd);
+/// Opens a descriptor and notes it, with no fork in between: of a lock or a life a child must not keep a copy.
+pub(super) fn opening<E>(opens: impl FnOnce() -> Result<OwnedFd, E>) -> Result<OwnedFd, E> {
+    let mut fds = open();
+    let fd = opens()?;
+    fds.insert(fd.as_raw_fd());
+    Ok(fd)
 }
 
-pub(super) fn unregister(fd: RawFd) {
-    open().remove(&fd);
+/// Closes a descriptor that was noted, with no fork in between.
+pub(super) fn close(fd: OwnedFd) {
+    let mut fds = open();
+    fds.remove(&fd.as_raw_fd());
+    drop(fd);
 }
 
 extern "C" fn before_fork() {

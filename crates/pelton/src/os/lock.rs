@@ -5,7 +5,7 @@
 //! of the lock's own: a mapping keeps its description, and a forked child keeps the mapping.
 
 use super::Descriptor;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// A lock that this process has.
 #[derive(Debug)]
@@ -23,14 +23,13 @@ impl Drop for Lock {
         // child's copy is the same lock, and not its to give back.
         if self.0.is_own() {
             let _ = request(self.0.as_fd(), libc::F_OFD_SETLK, libc::F_UNLCK);
+            pelton_lane::step("lock: given back");
         }
     }
 }
 
 /// Takes the lock with a description opened for it, for writing. `None`: somebody has it.
-pub(crate) fn try_lock(fd: OwnedFd) -> std::io::Result<Option<Lock>> {
-    // A descriptor of ours before it locks anything: a child forked in between closes it.
-    let lock = Descriptor::new(fd)?;
+pub(crate) fn try_lock(lock: Descriptor) -> std::io::Result<Option<Lock>> {
     match request(lock.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK) {
         Ok(_) => Ok(Some(Lock(lock))),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(None),
@@ -39,8 +38,7 @@ pub(crate) fn try_lock(fd: OwnedFd) -> std::io::Result<Option<Lock>> {
 }
 
 /// As [`try_lock`], after waiting until nobody has it.
-pub(crate) fn lock(fd: OwnedFd) -> std::io::Result<Lock> {
-    let lock = Descriptor::new(fd)?;
+pub(crate) fn lock(lock: Descriptor) -> std::io::Result<Lock> {
     loop {
         match request(lock.as_fd(), libc::F_OFD_SETLKW, libc::F_WRLCK) {
             Ok(_) => return Ok(Lock(lock)),

@@ -33,7 +33,7 @@ impl Kind {
 pub(crate) struct Segment {
     base: NonNull<u8>,
     bytes: usize,
-    fd: Descriptor,
+    fd: Option<Descriptor>,
 }
 
 // SAFETY: an address range and a descriptor; who reads and writes the range when is the lane's business.
@@ -55,7 +55,7 @@ impl Segment {
         ftruncate(&fd, bytes)?;
         let segment = Segment::map(fd, bytes, true)?;
         write(segment.base);
-        fcntl_add_seals(&segment.fd, kind.seals())?;
+        fcntl_add_seals(&segment, kind.seals())?;
         Ok(segment)
     }
 
@@ -116,7 +116,13 @@ impl Segment {
         // SAFETY: a new mapping at an address of the kernel's choice; the size was just set or checked.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &fd, 0)? };
         let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Segment { base, bytes, fd: Descriptor::new(fd)? })
+        Ok(Segment { base, bytes, fd: Some(Descriptor::new(fd)?) })
+    }
+
+    /// The mapping alone, which needs no descriptor for being read and written.
+    pub(crate) fn without_descriptor(mut self) -> Segment {
+        self.fd = None;
+        self
     }
 
     /// The first byte.
@@ -139,17 +145,17 @@ impl Segment {
     /// Puts memory, or blocks of the disk, behind a range of a file, so that writing there cannot fail for want of them.
     pub(crate) fn allocate(&self, from: u64, to: u64) -> std::io::Result<()> {
         debug_assert!(to <= self.bytes(), "the file would grow");
-        allocate(&self.fd, from, to)
+        allocate(self, from, to)
     }
 
     /// Waits until everything that was written to the file before is on its disk.
     pub(crate) fn sync(&self) -> std::io::Result<()> {
-        Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.fd))?)
+        Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(self))?)
     }
 
     /// Bytes of memory, or disk, that it takes.
     pub(crate) fn allocated_bytes(&self) -> std::io::Result<u64> {
-        Ok(fstat(&self.fd)?.st_blocks as u64 * 512)
+        Ok(fstat(self)?.st_blocks as u64 * 512)
     }
 
     /// Gives the pages that lie wholly in the range back to the system; they read as zeros afterwards.
@@ -158,7 +164,7 @@ impl Segment {
         let (from, to) = (offset.next_multiple_of(page), (offset + bytes) / page * page);
         if from < to {
             use rustix::fs::{FallocateFlags, fallocate};
-            fallocate(&self.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, to - from)?;
+            fallocate(self, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, to - from)?;
         }
         Ok(())
     }
@@ -176,7 +182,7 @@ pub(crate) fn allocate(fd: impl AsFd, from: u64, to: u64) -> std::io::Result<()>
 
 impl AsFd for Segment {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.fd.as_ref().expect("what is sent, synced or allocated keeps its descriptor").as_fd()
     }
 }
 

@@ -31,6 +31,7 @@ pub(crate) fn listen_at(path: &Path) -> std::io::Result<Descriptor> {
     let address = SocketAddrUnix::new(path)?;
     let fd = new()?;
     bind(&fd, &address)?;
+    pelton_lane::step("name: bound");
     listen(&fd, 128)?;
     Descriptor::new(fd)
 }
