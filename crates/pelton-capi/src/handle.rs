@@ -9,12 +9,11 @@
 use crate::code::{self, Answer};
 use std::any::Any;
 use std::cell::UnsafeCell;
-use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{LazyLock, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 
 /// What stands behind a handle.
 pub trait Object {
@@ -41,26 +40,36 @@ const CLOSED: u32 = 0xdead_c105;
 
 #[repr(C)]
 pub struct Handle<T> {
+    head: Head,
+    object: UnsafeCell<Option<T>>,
+}
+
+/// What all kinds begin with.
+#[repr(C)]
+struct Head {
     gate: AtomicU32,
     checks_threads: bool,
     busy: AtomicBool,
     /// A panic was caught in a call: nothing but closing is safe.
     is_broken: AtomicBool,
-    object: UnsafeCell<Option<T>>,
+    /// Frees the memory of a handle without an object.
+    free: unsafe fn(*mut Head),
 }
 
-impl<T: Object + 'static> Handle<T> {
+impl<T: Object> Handle<T> {
     pub fn boxed(object: T) -> *mut Handle<T> {
         static CHECKS: LazyLock<bool> =
             LazyLock::new(|| cfg!(debug_assertions) || std::env::var_os("PELTON_CHECK_THREADS").is_some());
         let checks_threads = *CHECKS;
-        Box::into_raw(Box::new(Handle {
+        let head = Head {
             gate: AtomicU32::new(T::FREE + if checks_threads { CLOSER } else { 0 }),
             checks_threads,
             busy: AtomicBool::new(false),
             is_broken: AtomicBool::new(false),
-            object: UnsafeCell::new(Some(object)),
-        }))
+            // SAFETY: only ever called with what is made here.
+            free: |head| unsafe { drop(Box::from_raw(head.cast::<Handle<T>>())) },
+        };
+        Box::into_raw(Box::new(Handle { head, object: UnsafeCell::new(Some(object)) }))
     }
 
     /// The object, if the short way to it is open.
@@ -75,7 +84,7 @@ impl<T: Object + 'static> Handle<T> {
         // SAFETY: the caller's promise; a closed handle is kept, and its gate is closed.
         unsafe {
             // Relaxed: the caller orders one thread's use before another's.
-            if (*handle).gate.load(Relaxed) != gate {
+            if (*handle).head.gate.load(Relaxed) != gate {
                 return None;
             }
             let object = &mut *(*handle).object.get();
@@ -93,8 +102,8 @@ impl<T: Object + 'static> Handle<T> {
         catch(|| Ok(act())).inspect_err(|_| {
             // SAFETY: the caller's promise.
             let shared = unsafe { &*handle };
-            shared.is_broken.store(true, Relaxed);
-            shared.gate.store(T::FREE + CLOSER, Relaxed);
+            shared.head.is_broken.store(true, Relaxed);
+            shared.head.gate.store(T::FREE + CLOSER, Relaxed);
         })
     }
 
@@ -105,7 +114,7 @@ impl<T: Object + 'static> Handle<T> {
     #[inline(always)]
     pub unsafe fn set_gate(handle: *mut Handle<T>, gate: u32) {
         // SAFETY: the caller's promise. Relaxed: as above.
-        unsafe { (*handle).gate.store(gate, Relaxed) };
+        unsafe { (*handle).head.gate.store(gate, Relaxed) };
     }
 }
 
@@ -115,24 +124,21 @@ impl<T: Object + 'static> Handle<T> {
 /// `handle` is NULL or from [`Handle::boxed`].
 #[cold]
 #[inline(never)]
-pub unsafe fn enter<T: Object + 'static, A>(
-    handle: *mut Handle<T>,
-    act: impl FnOnce(&mut T) -> Answer<A>,
-) -> Result<A, c_int> {
+pub unsafe fn enter<T: Object, A>(handle: *mut Handle<T>, act: impl FnOnce(&mut T) -> Answer<A>) -> Result<A, c_int> {
     // SAFETY: the caller's promise; see the module about closed ones.
     let Some(shared) = (unsafe { handle.as_ref() }) else { return Err(code::null(T::KIND)) };
     // Relaxed: the caller orders one thread's use before another's.
-    if !(T::FREE..=T::FREE + CLOSER).contains(&shared.gate.load(Relaxed)) {
+    if !(T::FREE..=T::FREE + CLOSER).contains(&shared.head.gate.load(Relaxed)) {
         return Err(code::tell(
             code::CLOSED_HANDLE,
             format!("the handle given as {} is closed, or another kind's", T::KIND),
         ));
     }
     // Acquire, release: calls that do not overlap are in order then, whatever the caller did.
-    if shared.checks_threads && shared.busy.swap(true, AcqRel) {
+    if shared.head.checks_threads && shared.head.busy.swap(true, AcqRel) {
         return Err(code::tell(code::WRONG_THREAD, format!("another thread is in a call with this {}", T::KIND)));
     }
-    let answer = if shared.is_broken.load(Relaxed) {
+    let answer = if shared.head.is_broken.load(Relaxed) {
         Err(code::tell(code::INTERNAL, "the handle is not usable since a bug was caught: close it"))
     } else {
         // SAFETY: this thread alone uses the object, by the caller's promise or the exchange above; an open gate has one.
@@ -142,19 +148,19 @@ pub unsafe fn enter<T: Object + 'static, A>(
             false => act(object),
         });
         if answer.as_ref().is_err_and(|code| *code == code::INTERNAL) {
-            shared.is_broken.store(true, Relaxed);
+            shared.head.is_broken.store(true, Relaxed);
         }
-        let gate = match shared.checks_threads || shared.is_broken.load(Relaxed) {
+        let gate = match shared.head.checks_threads || shared.head.is_broken.load(Relaxed) {
             true => CLOSER,
             false if object.is_free() => 0,
             false if object.has_one() => ONE,
             false => CLOSER,
         };
-        shared.gate.store(T::FREE + gate, Relaxed);
+        shared.head.gate.store(T::FREE + gate, Relaxed);
         answer
     };
-    if shared.checks_threads {
-        shared.busy.store(false, Release);
+    if shared.head.checks_threads {
+        shared.head.busy.store(false, Release);
     }
     answer
 }
@@ -163,7 +169,7 @@ pub unsafe fn enter<T: Object + 'static, A>(
 ///
 /// # Safety
 /// As for [`enter`].
-pub unsafe fn call<T: Object + 'static>(handle: *mut Handle<T>, act: impl FnOnce(&mut T) -> Answer) -> c_int {
+pub unsafe fn call<T: Object>(handle: *mut Handle<T>, act: impl FnOnce(&mut T) -> Answer) -> c_int {
     // SAFETY: the caller's promise.
     number(unsafe { enter(handle, act) })
 }
@@ -172,7 +178,7 @@ pub unsafe fn call<T: Object + 'static>(handle: *mut Handle<T>, act: impl FnOnce
 ///
 /// # Safety
 /// As for [`enter`].
-pub unsafe fn close<T: Object + 'static>(handle: *mut Handle<T>) -> c_int {
+pub unsafe fn close<T: Object>(handle: *mut Handle<T>) -> c_int {
     // SAFETY: the caller's promise.
     let Some(shared) = (unsafe { handle.as_ref() }) else { return 0 };
     let mut forked = Ok(());
@@ -183,36 +189,34 @@ pub unsafe fn close<T: Object + 'static>(handle: *mut Handle<T>) -> c_int {
         Err(code::FORKED) => forked = Err(code::FORKED),
         _ => {}
     }
-    shared.gate.store(CLOSED, Relaxed);
+    shared.head.gate.store(CLOSED, Relaxed);
     // SAFETY: this thread alone uses the object; from now on nobody does.
     let object = unsafe { (*shared.object.get()).take() };
     let dropped = catch(|| {
         drop(object);
         Ok(())
     });
-    // SAFETY: made by `boxed`, and not to be used again.
-    retire(unsafe { Box::from_raw(handle) });
+    // SAFETY: made by `boxed`, and without an object by now.
+    unsafe { retire(handle.cast()) };
     number(forked.and(dropped))
 }
 
-/// Keeps a closed handle's memory for a while.
-fn retire<T: Object + 'static>(handle: Box<Handle<T>>) {
+/// Keeps a closed handle's memory for a while. Without a lock, which in a forked child might be held for ever.
+///
+/// # Safety
+/// The handle is from [`Handle::boxed`], and its object is taken.
+unsafe fn retire(handle: *mut Head) {
     /// How many: those that the header promises, and itself.
     const KEPT: usize = 65;
-    // Boxes of some hundred bytes each; nothing of what they hold is ever looked at, but their gates.
-    struct Retired(#[allow(dead_code)] Box<dyn Any>);
-    // SAFETY: nobody uses what is in them; dropping an empty handle frees memory, which any thread may.
-    unsafe impl Send for Retired {}
-    static RETIRED: Mutex<VecDeque<Retired>> = Mutex::new(VecDeque::new());
-    // In a forked child another thread of the parent's may hold the lock for ever.
-    match RETIRED.try_lock() {
-        Ok(mut retired) => {
-            let oldest = if retired.len() >= KEPT { retired.pop_front() } else { None };
-            retired.push_back(Retired(handle));
-            drop(retired);
-            drop(oldest);
-        }
-        Err(_) => std::mem::forget(handle),
+    static RETIRED: [AtomicPtr<Head>; KEPT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; KEPT];
+    static CLOSINGS: AtomicUsize = AtomicUsize::new(0);
+    // Relaxed: a number for each.
+    let place = CLOSINGS.fetch_add(1, Relaxed) % KEPT;
+    // Acquire, release: whoever closed the old one was done with it.
+    let oldest = RETIRED[place].swap(handle, AcqRel);
+    if !oldest.is_null() {
+        // SAFETY: it was put there by this function, and taken out just now.
+        unsafe { ((*oldest).free)(oldest) };
     }
 }
 
