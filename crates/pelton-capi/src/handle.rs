@@ -10,6 +10,7 @@ use crate::code::{self, Answer};
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
@@ -41,7 +42,8 @@ const CLOSED: u32 = 0xdead_c105;
 #[repr(C)]
 pub struct Handle<T> {
     head: Head,
-    object: UnsafeCell<Option<T>>,
+    /// There until the handle is closed. Not an option: its tag would be looked at on the way of each message.
+    object: UnsafeCell<MaybeUninit<T>>,
 }
 
 /// What all kinds begin with.
@@ -69,7 +71,7 @@ impl<T: Object> Handle<T> {
             // SAFETY: only ever called with what is made here.
             free: |head| unsafe { drop(Box::from_raw(head.cast::<Handle<T>>())) },
         };
-        Box::into_raw(Box::new(Handle { head, object: UnsafeCell::new(Some(object)) }))
+        Box::into_raw(Box::new(Handle { head, object: UnsafeCell::new(MaybeUninit::new(object)) }))
     }
 
     /// The object, if the short way to it is open.
@@ -87,9 +89,8 @@ impl<T: Object> Handle<T> {
             if (*handle).head.gate.load(Relaxed) != gate {
                 return None;
             }
-            let object = &mut *(*handle).object.get();
             // SAFETY: only closing takes the object, and it closes the gate.
-            Some(object.as_mut().unwrap_unchecked())
+            Some((*(*handle).object.get()).assume_init_mut())
         }
     }
 
@@ -142,7 +143,7 @@ pub unsafe fn enter<T: Object, A>(handle: *mut Handle<T>, act: impl FnOnce(&mut 
         Err(code::tell(code::INTERNAL, "the handle is not usable since a bug was caught: close it"))
     } else {
         // SAFETY: this thread alone uses the object, by the caller's promise or the exchange above; an open gate has one.
-        let object = unsafe { (*shared.object.get()).as_mut().unwrap_unchecked() };
+        let object = unsafe { (*shared.object.get()).assume_init_mut() };
         let answer = catch(|| match object.is_forked() {
             true => Err(code::of(&pelton::Error::Forked)),
             false => act(object),
@@ -191,7 +192,7 @@ pub unsafe fn close<T: Object>(handle: *mut Handle<T>) -> c_int {
     }
     shared.head.gate.store(CLOSED, Relaxed);
     // SAFETY: this thread alone uses the object; from now on nobody does.
-    let object = unsafe { (*shared.object.get()).take() };
+    let object = unsafe { (*shared.object.get()).assume_init_read() };
     let dropped = catch(|| {
         drop(object);
         Ok(())

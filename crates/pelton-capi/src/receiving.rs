@@ -229,8 +229,10 @@ pub unsafe extern "C" fn pelton_receive_copy(
         && !buffer.is_null()
         && !out_size.is_null()
     {
-        // SAFETY: the caller's promises; the gate was open.
-        match unsafe { Handle::briefly(receiver, || receiving.receiver.copy_at_once(buffer.cast(), capacity)) } {
+        // SAFETY: the caller's promises.
+        let copy = || unsafe { receiving.receiver.copy_at_once(buffer.cast(), capacity, deadline_ns > 0) };
+        // SAFETY: the gate was open.
+        match unsafe { Handle::briefly(receiver, copy) } {
             Ok(Some(size)) => {
                 // SAFETY: the caller's promise.
                 unsafe { out_size.write(size) };

@@ -352,15 +352,19 @@ impl Receiver {
         Some(Message { receiver: self, record })
     }
 
-    /// Copies the next message out and releases it in the common case: there at once, and not larger than `capacity`. For
-    /// bindings.
+    /// Copies the next message out and releases it in the common case: there at once, or, if it `may_look_again`, on its way, and
+    /// not larger than `capacity`. For bindings.
     ///
     /// # Safety
     /// `capacity` bytes can be written at `target`, which is not in a lane.
     #[doc(hidden)]
     #[inline(always)]
-    pub unsafe fn copy_at_once(&mut self, target: *mut u8, capacity: usize) -> Option<usize> {
-        let record = self.peek_at_once()?;
+    pub unsafe fn copy_at_once(&mut self, target: *mut u8, capacity: usize, may_look_again: bool) -> Option<usize> {
+        let record = match self.peek_at_once() {
+            Some(record) => record,
+            None if may_look_again => self.peek_soon()?,
+            None => return None,
+        };
         if record.bytes > capacity as u64 {
             return None;
         }
