@@ -34,7 +34,7 @@
 //! # What is promised
 //! - No message is ever torn, and none is dropped silently: a full lane makes `send` wait and `try_send` answer
 //!   [`Sent::Full`].
-//! - A side that ends without closing is told to the other as [`Error::PeerDied`], by proof (its socket, its pidfd), never
+//! - A side that ends without closing is told to the other as [`Error::PeerDied`], by proof (its socket, its pidfd, its hold on a directory), never
 //!   by a timeout: a stopped process is not a dead one. The survivor keeps the lane, and `resume` offers everything
 //!   unreleased to the successor.
 //! - What the other process writes is checked before it is used: [`Error::Corrupt`], never an access out of bounds.

@@ -10,7 +10,8 @@ use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit};
 use std::path::Path;
 use std::time::Instant;
 
-/// How a channel is made. The sender's side decides the capacity and the message limit; each side decides how it waits.
+/// How a channel is made. The sender's side decides the capacity and the message limit, or of a path channel whoever makes it;
+/// each side decides how it waits.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -39,7 +40,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// 64 MiB, messages up to half of that less 32 bytes, [`Wait::Block`], the same user only.
+    /// 64 MiB, messages up to half of that less 32 bytes, [`Wait::Block`], the same user only; a path channel of mode 0o700
+    /// with one lane.
     pub fn new() -> Options {
         Options {
             capacity: 64 << 20,
@@ -118,7 +120,7 @@ impl Options {
     }
 
     /// The most senders that a path channel can have at a time, 1 at first and 1024 at most. Each has a lane of its own, made
-    /// when it is first wanted. Decided when the channel is made.
+    /// when it is first wanted, for which the receiver needs three descriptors. Decided when the channel is made.
     pub fn lanes(mut self, lanes: u32) -> Options {
         self.lanes = lanes;
         self

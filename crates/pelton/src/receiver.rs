@@ -228,7 +228,7 @@ impl Receiver {
     ///
     /// # Errors
     /// After the last message: [`Error::Closed`] when the sender has closed, [`Error::PeerDied`] when it died; `resume`
-    /// may go on then. [`Error::Corrupt`], [`Error::Forked`].
+    /// may go on then. On a path channel this is told once, and then receiving goes on for the next sender. [`Error::Corrupt`], [`Error::Forked`].
     #[inline]
     pub fn try_receive(&mut self) -> Result<Option<Message<'_>>> {
         match self.peek_at_once() {

@@ -171,7 +171,9 @@ impl Sender {
     /// # Errors
     /// [`Error::TooLarge`], in whatever state the lane is. [`Error::Closed`] and [`Error::PeerDied`] once the receiver is
     /// gone, with the number of messages it has not released; this call may still succeed for some messages after that,
-    /// which then count as unreleased. [`Error::Corrupt`], [`Error::Forked`].
+    /// which then count as unreleased. On a path channel the end of a receiver is told once, and then sending goes on for the
+    /// next; and [`Error::NoSpace`] when its file system is full: nothing was sent, and it can be tried again.
+    /// [`Error::Corrupt`], [`Error::Forked`].
     #[inline]
     pub fn try_send(&mut self, payload: &[u8]) -> Result<Sent> {
         match self.send_at_once(payload) {
@@ -761,7 +763,8 @@ impl Sender {
     }
 
     /// Gives memory that holds no message back to the system: after a burst the lane keeps what it grew to until this.
-    /// One system call for each of at most two ranges; the lane stays in use meanwhile.
+    /// One system call for each of at most two ranges; the lane stays in use meanwhile. On a path channel what is given back
+    /// has to be allocated again before it is next used, which a full file system may then refuse.
     ///
     /// # Errors
     /// [`Error::System`], [`Error::Forked`].
