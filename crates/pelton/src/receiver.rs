@@ -98,6 +98,8 @@ impl Lane {
             let page = self.consumer.producer_page();
             match self.link.find_peer(bells, || (page.generation(), page.pid()))? {
                 Found::Nothing => return Ok(()),
+                // Its life outlives it for a moment, in a child on its way to exec for instance.
+                Found::Peer if self.consumer.producer_closed() => self.note_end(bells),
                 Found::Peer => {
                     self.end = None;
                     spin.meet(self.link.peer());

@@ -298,6 +298,11 @@ impl Sender {
         let SenderParts { lane, bells, link, .. } = &mut self.parts;
         let page = lane.consumer_page();
         let found = link.find_peer(bells, || (page.generation(), page.pid()))?;
+        if found == Found::Peer && lane.has_consumer_closed() {
+            // Its life outlives it for a moment, in a child on its way to exec for instance.
+            link.lose_peer(bells);
+            return Ok(true);
+        }
         if found == Found::Peer {
             // Its close, from now on, is news.
             lane.go_on();
@@ -716,7 +721,8 @@ impl Sender {
     /// Until a path channel has a receiver; false at the deadline.
     pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
         loop {
-            if self.end.is_some() || self.parts.link.is_peer_gone()? {
+            let closed = self.parts.link.peer().is_some() && self.parts.lane.has_consumer_closed();
+            if self.end.is_some() || closed || self.parts.link.is_peer_gone()? {
                 self.go_on_alone();
             } else if !self.owner.is_current() {
                 return Err(self.not_usable());
