@@ -412,13 +412,12 @@ pub struct Survey {
 /// does.
 pub fn survey(data: &Data, message_bytes_max: u64, start: Position, most: u64) -> Survey {
     let mut found = Survey { end: start, messages: 0, floor: 0, problem: None };
-    let step = |found: &Survey| match found.messages {
-        0 => check_position("start of a walk", start, data.capacity())
-            .and_then(|()| record_at(data, message_bytes_max, found.end)),
-        _ => record_at(data, message_bytes_max, found.end),
-    };
+    // Also when nothing is to be counted: who asks may write at the end.
+    if let Err(problem) = check_position("start of a walk", start, data.capacity()) {
+        return Survey { problem: Some(problem), ..found };
+    }
     while found.messages < most {
-        let (record, jump) = match step(&found) {
+        let (record, jump) = match record_at(data, message_bytes_max, found.end) {
             Ok(Some((record, marks))) => (record, marks.jump),
             Ok(None) => break,
             Err(problem) => {
@@ -456,7 +455,8 @@ pub fn walk(data: &Data, message_bytes_max: u64, start: Position) -> Result<(Pos
 /// Makes what lies behind `found` as if it had never been committed.
 ///
 /// # Safety
-/// The data is mapped writable, the page is its producer's, and no producer or consumer of the lane lives.
+/// The data is mapped writable, the page is its producer's, no producer or consumer of the lane lives, and `found` is of a
+/// [`survey`] of this data whose start was a place in it.
 pub unsafe fn cut(data: &Data, page: &ProducerPage, found: &Survey) {
     // Relaxed: nobody else is there.
     step("cut: before");

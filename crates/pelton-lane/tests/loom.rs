@@ -355,3 +355,43 @@ fn close_a_receiver_about_to_sleep_learns_that_the_producer_closed() {
         sender.join().unwrap();
     });
 }
+
+#[test]
+fn close_a_successor_is_not_taken_for_its_predecessor_that_closed() {
+    model(4, || {
+        let pages = Pages::new(64, Position::START);
+        // The one before closed; its successor begins in the same page while the other side looks.
+        pages.producer(true).close();
+        let other = pages.clone();
+        let looking = loom::thread::spawn(move || {
+            // SAFETY: the pages live to the end of the model.
+            let page = unsafe { other.memory.producer.as_ref() };
+            if page.generation() == 2 {
+                assert!(!page.is_closed(), "a new generation was seen with its predecessor's state");
+            }
+        });
+        // SAFETY: as above; this is the page's only writer.
+        unsafe { pages.memory.producer.as_ref() }.begin(3);
+        looking.join().unwrap();
+    });
+}
+
+#[test]
+fn close_what_was_released_is_seen_by_who_finds_the_word_alone() {
+    model(4, || {
+        let pages = Pages::new(128, Position::START);
+        let mut producer = pages.producer(true);
+        // SAFETY: the pages live to the end of the model; this is the page's only writer.
+        let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
+        let mut consumer = pages.consumer(true);
+        try_send(&mut producer, b"x").unwrap();
+        let closing = loom::thread::spawn(move || {
+            receive(&mut consumer, b"x").unwrap();
+            sleeper.close();
+        });
+        if producer.has_consumer_closed() {
+            assert_eq!(producer.look_at_head().unwrap(), 0, "what was released before the close counts as unreleased");
+        }
+        closing.join().unwrap();
+    });
+}

@@ -662,6 +662,16 @@ fn recovery_drops_what_is_torn_and_says_what_it_dropped() {
     assert_eq!(&*receiver.receive().unwrap(), b"after");
 }
 
+/// Has the channel say that it was made in another boot.
+fn as_of_another_boot(path: &std::path::Path) {
+    let mut header = std::fs::read(path.join("channel")).unwrap();
+    header[96..112].fill(7);
+    let checksum = pelton_lane::fnv1a(&header[..112]);
+    header[112..120].copy_from_slice(&checksum.to_le_bytes());
+    poke(&path.join("channel"), 0, &header[..120]);
+    poke(&path.join("0.producer"), 96, &[7; 16]);
+}
+
 #[test]
 fn after_a_reboot_opening_is_refused_and_recovery_keeps_what_was_synced() {
     let here = Here::new("after a reboot opening is refused, and recovery keeps what was synced");
@@ -672,13 +682,7 @@ fn after_a_reboot_opening_is_refused_and_recovery_keeps_what_was_synced() {
         sender.sync().unwrap();
         (5..8u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
         drop(sender);
-        // As if made in another boot.
-        let mut header = std::fs::read(path.join("channel")).unwrap();
-        header[96..112].fill(7);
-        let checksum = pelton_lane::fnv1a(&header[..112]);
-        header[112..120].copy_from_slice(&checksum.to_le_bytes());
-        poke(&path.join("channel"), 0, &header[..120]);
-        poke(&path.join("0.producer"), 96, &[7; 16]);
+        as_of_another_boot(&path);
         for refused in [small().create_sender(&path).err(), Options::new().open_receiver(&path).err()] {
             assert!(matches!(refused, Some(Error::Rebooted { .. })), "{refused:?}");
         }
@@ -977,4 +981,8 @@ fn a_head_that_is_no_place_cannot_be_repaired() {
         }
         assert!(matches!(small().open_receiver(here.path()), Err(Error::Corrupt(_))));
     }
+    // After a reboot nothing behind what was synced is walked over, and the head is no better a place to write at.
+    as_of_another_boot(&here.path());
+    let done = pelton::inspect::recover(here.path(), false);
+    assert!(matches!(done, Err(Error::Corrupt(_))), "{done:?}");
 }
