@@ -3,20 +3,24 @@
 
 use crate::error::{Error, Result};
 use crate::handshake::{
-    Shake, make_consumer_pages, make_data, make_producer_page, new_receiver, new_sender, surviving_receiver,
-    surviving_sender,
+    NewLane, Pace, Reception, Shake, in_call, make_consumer_page, make_data, make_producer_page, make_receiver_page,
+    new_receiver, new_sender, receiver_of_one, surviving_receiver, surviving_sender,
 };
+use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link};
 use crate::name::{Bound, Name};
 use crate::options::Options;
-use crate::os::membarrier;
 use crate::os::socket::{accept_at, wait_for};
+use crate::os::{Bell, membarrier};
 use crate::path::Place;
-use crate::receiver::{Lane, LaneMemory, Receiver, ReceiverParts, receiver_sleeper};
+use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use pelton_lane::{Position, step};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// How long the whole hand-shake may take, unless the caller gave a later deadline.
@@ -111,13 +115,13 @@ impl Listener {
 
     fn sender(&self, deadline: Option<Instant>) -> Result<Option<Sender>> {
         let options = &self.inner.options;
-        let parts = self.accept(deadline, |shake| new_sender(shake, options, true))?;
+        let parts = self.accept(deadline, |shake| in_call(new_sender(shake, options, true)))?;
         parts.map(|parts| Sender::new(parts, options, Origin::Accepted(self.clone()))).transpose()
     }
 
     fn receiver(&self, deadline: Option<Instant>) -> Result<Option<Receiver>> {
         let options = &self.inner.options;
-        let parts = self.accept(deadline, |shake| new_receiver(shake, true))?;
+        let parts = self.accept(deadline, |shake| receiver_of_one(shake, true))?;
         parts.map(|parts| Receiver::new(parts, options, Origin::Accepted(self.clone()))).transpose()
     }
 
@@ -145,7 +149,7 @@ impl Listener {
                 continue;
             }
             let patience = deadline.map_or(now + PATIENCE, |deadline| deadline.min(now + PATIENCE));
-            let shaken = Shake::new(socket, patience, &self.inner.options).and_then(&mut shake);
+            let shaken = Shake::new(socket, Pace::Until(patience), &self.inner.options).and_then(&mut shake);
             match shaken {
                 Ok(done) => return Ok(Some(done)),
                 // The system's trouble is ours; anything else was the peer's, who has been told.
@@ -161,6 +165,139 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.bound.as_fd()
     }
+}
+
+/// Where processes come in to a receiver of many: their hand-shakes go on side by side, as each says its next word, and
+/// nobody waits for any.
+#[derive(Debug)]
+pub(crate) struct Entrance {
+    listener: Listener,
+    /// In the order in which they came.
+    visitors: VecDeque<Visitor>,
+    /// The number given last; 0 is the listener itself.
+    visit: u32,
+    /// Not to be disturbed by connections, which would only fail, until a lane has left.
+    is_deaf: bool,
+}
+
+/// One who has connected, in the middle of the hand-shake.
+struct Visitor {
+    visit: u32,
+    lane: u32,
+    own_bell: Option<Arc<Bell>>,
+    shaking: Pin<Box<dyn Future<Output = Result<NewLane>> + Send>>,
+}
+
+impl std::fmt::Debug for Visitor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "visitor {} of lane {}", self.visit, self.lane)
+    }
+}
+
+/// Hand-shakes that go on at a time. For one more, the oldest is given up: who is in earnest has finished before.
+const VISITORS_MAX: usize = 64;
+
+impl Entrance {
+    pub(crate) fn new(listener: Listener, bells: &Bells) -> Result<Entrance> {
+        bells.add_visits(listener.as_fd(), 0).map_err(Error::system("watching the listener"))?;
+        Ok(Entrance { listener, visitors: VecDeque::new(), visit: 0, is_deaf: false })
+    }
+
+    /// A lane has left: there may be descriptors again.
+    pub(crate) fn listen_again(&mut self, bells: &Bells) -> Result<()> {
+        if std::mem::take(&mut self.is_deaf) {
+            bells.add_visits(self.listener.as_fd(), 0).map_err(Error::system("watching the listener"))?;
+        }
+        Ok(())
+    }
+
+    /// Does what can be done now after visitor `visit` has said something. `admit` gives a number for one more lane, or says
+    /// why there is none; `done` takes a lane, or the number back of one that came to nothing.
+    pub(crate) fn attend(
+        &mut self,
+        visit: u32,
+        bells: &Bells,
+        reception: &Reception,
+        mut admit: impl FnMut() -> Result<u32>,
+        mut done: impl FnMut(std::result::Result<Lane, u32>),
+    ) -> Result<()> {
+        if visit != 0 {
+            if let Some(place) = self.visitors.iter().position(|visitor| visitor.visit == visit) {
+                self.go_on(place, bells, &mut done);
+            }
+            return Ok(());
+        }
+        loop {
+            let socket = match accept_at(self.listener.inner.bound.socket()) {
+                Ok(Some(socket)) => socket,
+                Ok(None) => return Ok(()),
+                // They wait where they are. To be told of them again and again would help nobody.
+                Err(error) => {
+                    bells.remove_visits(self.listener.as_fd());
+                    self.is_deaf = true;
+                    return Err(Error::system("accepting a connection")(error));
+                }
+            };
+            step("connect: accepted");
+            let Ok(shake) = Shake::new(socket, Pace::Polled, &self.listener.inner.options) else { continue };
+            let lane = match admit() {
+                Ok(lane) => lane,
+                Err(error) => {
+                    shake.refuse(error.to_string());
+                    continue;
+                }
+            };
+            if self.visitors.len() == VISITORS_MAX
+                && let Some(oldest) = self.visitors.pop_front()
+            {
+                done(Err(oldest.lane));
+            }
+            self.visit = self.visit.checked_add(1).unwrap_or(1);
+            match self.welcome(shake, lane, bells, reception) {
+                Ok(visitor) => {
+                    self.visitors.push_back(visitor);
+                    self.go_on(self.visitors.len() - 1, bells, &mut done);
+                }
+                Err(_) => done(Err(lane)),
+            }
+        }
+    }
+
+    fn welcome(&self, shake: Shake, lane: u32, bells: &Bells, reception: &Reception) -> Result<Visitor> {
+        // Who is not this user must not be able to silence the bell for others.
+        let own_bell = match shake.peer().uid == rustix::process::geteuid().as_raw() {
+            true => None,
+            false => Some(Arc::new(Bell::new().map_err(shake.told("making an eventfd"))?)),
+        };
+        bells.add_visits(shake.socket(), self.visit).map_err(shake.told("watching a connection"))?;
+        let bell = own_bell.clone().unwrap_or_else(|| reception.bell.clone());
+        let shaking = Box::pin(new_receiver(shake, Reception { bell, ..reception.clone() }, true));
+        Ok(Visitor { visit: self.visit, lane, own_bell, shaking })
+    }
+
+    /// Goes on with the hand-shake of the visitor at `place`.
+    fn go_on(&mut self, place: usize, bells: &Bells, done: &mut impl FnMut(std::result::Result<Lane, u32>)) {
+        let visitor = &mut self.visitors[place];
+        let Poll::Ready(shaken) = visitor.shaking.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+            return;
+        };
+        let (number, own_bell) = (visitor.lane, visitor.own_bell.take());
+        self.visitors.remove(place);
+        // Why it failed, the peer has been told.
+        done(shaken.and_then(|new| admitted(new, number, own_bell, bells)).map_err(|_| number));
+    }
+}
+
+fn admitted(new: NewLane, number: u32, own_bell: Option<Arc<Bell>>, bells: &Bells) -> Result<Lane> {
+    bells.remove_visits(new.socket());
+    if let Some(bell) = &own_bell {
+        bells.add_bell(bell).map_err(Error::system("watching a bell"))?;
+    }
+    let mut lane = new.settle(bells, number)?;
+    lane.is_announced = false;
+    lane.own_bell = own_bell;
+    lane.memory.forget_descriptors();
+    Ok(lane)
 }
 
 /// How a handle found its peer, and so how it finds the peer's successor.
@@ -195,7 +332,7 @@ impl Origin {
     pub(crate) fn resume_sender(&self, parts: &mut SenderParts, deadline: Option<Instant>) -> Result<bool> {
         // If the lane itself is broken, no successor is to blame.
         parts.lane.look_at_head()?;
-        self.resume(deadline, |shake, listens| surviving_sender(shake, parts, listens))
+        self.resume(deadline, |shake, listens| in_call(surviving_sender(shake, parts, listens)))
     }
 
     pub(crate) fn resume_receiver(&self, lane: &mut Lane, bells: &Bells, deadline: Option<Instant>) -> Result<bool> {
@@ -203,20 +340,20 @@ impl Origin {
         lane.link.take_in()?;
         // If the lane itself is broken, no successor is to blame.
         lane.consumer.end_of_committed()?;
-        self.resume(deadline, |shake, listens| surviving_receiver(shake, lane, bells, listens))
+        self.resume(deadline, |shake, listens| in_call(surviving_receiver(shake, lane, bells, listens)))
     }
 }
 
 pub(crate) fn connect_sender(name: &str, options: &Options) -> Result<Sender> {
     options.checked_sizes()?;
     let name = Name::parse(name)?;
-    let parts = reach(&name, options, Reach::of(options), |shake| new_sender(shake, options, false))?;
+    let parts = reach(&name, options, Reach::of(options), |shake| in_call(new_sender(shake, options, false)))?;
     Sender::new(parts, options, Origin::Connected(Box::new((name, options.clone()))))
 }
 
 pub(crate) fn connect_receiver(name: &str, options: &Options) -> Result<Receiver> {
     let name = Name::parse(name)?;
-    let parts = reach(&name, options, Reach::of(options), |shake| new_receiver(shake, false))?;
+    let parts = reach(&name, options, Reach::of(options), |shake| receiver_of_one(shake, false))?;
     Receiver::new(parts, options, Origin::Connected(Box::new((name, options.clone()))))
 }
 
@@ -248,7 +385,7 @@ fn reach<T>(name: &Name, options: &Options, reach: Reach, mut shake: impl FnMut(
                 Reach::Now => Instant::now() + PATIENCE,
                 Reach::Until(deadline) => deadline.unwrap_or_else(|| Instant::now() + PATIENCE),
             };
-            match Shake::new(socket, patience, options).and_then(&mut shake) {
+            match Shake::new(socket, Pace::Until(patience), options).and_then(&mut shake) {
                 // It went while we greeted it: another may come. Without a deadline, slowness does not matter either.
                 Err(Error::HungUp) if !last => {}
                 Err(Error::TimedOut(_)) if matches!(reach, Reach::Until(None)) => {}
@@ -270,12 +407,11 @@ pub(crate) fn threads(options: &Options) -> Result<(Sender, Receiver)> {
     let can_barrier = membarrier::register();
     let (capacity, limit) = options.checked_sizes()?;
     let make = || -> std::io::Result<_> {
-        let (consumer, receiver) = make_consumer_pages(Position::START)?;
         Ok((
             make_producer_page(capacity, limit, 1)?,
             make_data(capacity)?,
-            consumer,
-            receiver,
+            make_consumer_page(Position::START)?,
+            make_receiver_page()?,
             Link::between_threads()?,
         ))
     };

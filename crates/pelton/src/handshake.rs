@@ -5,19 +5,23 @@
 //! sends it has mapped and attached everything, and so has who receives it.
 
 use crate::error::{Error, Result};
+use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link, Peer};
 use crate::options::Options;
 use crate::os::socket::{Socket, wait_for};
 use crate::os::{Bell, Kind, Segment, membarrier};
-use crate::receiver::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
+use crate::receiver::ReceiverParts;
 use crate::sender::{SenderMemory, SenderParts};
 use pelton_lane::{
-    ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble, ProducerPage,
-    ReceiverPage, SEGMENT_BYTES, WIRE_VERSION, capacity_is_valid, message_bytes_limit, step,
+    Consumer, ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble,
+    ProducerPage, ReceiverPage, SEGMENT_BYTES, WIRE_VERSION, capacity_is_valid, message_bytes_limit, step,
 };
+use std::future::poll_fn;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 /// Bytes of the largest packet.
@@ -131,14 +135,37 @@ pub(crate) fn descriptors_of(packet: &[u8]) -> Option<u32> {
 pub(crate) struct Shake {
     socket: Socket,
     peer: Peer,
-    deadline: Instant,
+    pace: Pace,
+}
+
+/// How a hand-shake waits for the peer's next word.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pace {
+    /// In the call, until then: its future is ready when it is polled first, which [`in_call`] does.
+    Until(Instant),
+    /// Not at all: its future is pending until it is polled when the socket is readable.
+    Polled,
+}
+
+/// Ready when it is polled again.
+fn again() -> impl Future<Output = ()> {
+    let mut is_polled = false;
+    poll_fn(move |_| if std::mem::replace(&mut is_polled, true) { Poll::Ready(()) } else { Poll::Pending })
+}
+
+/// The result of a hand-shake that waits in the call.
+pub(crate) fn in_call<T>(shaking: impl Future<Output = T>) -> T {
+    match pin!(shaking).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(done) => done,
+        Poll::Pending => unreachable!("a hand-shake that waits in the call does not come back before it is done"),
+    }
 }
 
 impl Shake {
     /// Begins with a peer that this side wants to deal with.
-    pub(crate) fn new(socket: Socket, deadline: Instant, options: &Options) -> Result<Shake> {
+    pub(crate) fn new(socket: Socket, pace: Pace, options: &Options) -> Result<Shake> {
         let peer = socket.peer().map_err(Error::system("asking who the peer is"))?;
-        let shake = Shake { socket, peer, deadline };
+        let shake = Shake { socket, peer, pace };
         let own = rustix::process::geteuid().as_raw();
         if peer.uid == own || options.uids.contains(&peer.uid) {
             return Ok(shake);
@@ -163,7 +190,7 @@ impl Shake {
     }
 
     /// Says why not; the peer's next read finds it, even after this side has closed.
-    fn refuse(&self, why: String) -> Error {
+    pub(crate) fn refuse(&self, why: String) -> Error {
         let mut bytes = Packet::new(REFUSED).encode().to_vec();
         bytes.extend(why.bytes().take(PACKET_BYTES - FIXED_BYTES));
         let _ = self.socket.try_send(&bytes, &[]);
@@ -171,14 +198,19 @@ impl Shake {
     }
 
     /// The next packet, which must be of `kind`, with `fds` descriptors.
-    fn receive<const N: usize>(&self, kind: u32) -> Result<(Packet, [OwnedFd; N])> {
+    async fn receive<const N: usize>(&self, kind: u32) -> Result<(Packet, [OwnedFd; N])> {
         let mut bytes = [0; PACKET_BYTES];
         loop {
             let got = self.socket.try_receive(&mut bytes).map_err(Error::system("hearing from the peer"))?;
             let Some((len, fds, truncated)) = got else {
-                let waited = wait_for(self.socket.as_fd(), None, false, Some(self.deadline));
-                if !waited.map_err(Error::system("hearing from the peer"))? {
-                    return Err(Error::TimedOut("waiting for the peer to answer: is it accepting?".to_owned()));
+                match self.pace {
+                    Pace::Polled => again().await,
+                    Pace::Until(deadline) => {
+                        let waited = wait_for(self.socket.as_fd(), None, false, Some(deadline));
+                        if !waited.map_err(Error::system("hearing from the peer"))? {
+                            return Err(Error::TimedOut("waiting for the peer to answer: is it accepting?".to_owned()));
+                        }
+                    }
                 }
                 continue;
             };
@@ -214,12 +246,12 @@ impl Shake {
     }
 
     /// Both sides say who they are; answers whether the peer holds a lane.
-    fn greet(&self, role: Role, holds: bool, listens: bool) -> Result<bool> {
+    async fn greet(&self, role: Role, holds: bool, listens: bool) -> Result<bool> {
         let own = Packet { role: role as u32, holds: holds.into(), ..Packet::new(HELLO) };
         if !listens {
             self.send(&own, &[])?;
         }
-        let (peer, []) = self.receive::<0>(HELLO)?;
+        let (peer, []) = self.receive::<0>(HELLO).await?;
         if peer.role == role as u32 {
             let side = if role == Role::Sender { "sender" } else { "receiver" };
             return Err(self.refuse(format!("both sides are the {side}: one must be the other")));
@@ -238,13 +270,13 @@ impl Shake {
 
     /// Both sides have mapped everything. The last to say so decides: a survivor, lest a lane get two successors; else
     /// the listener.
-    fn ready(&self, last: bool) -> Result<()> {
+    async fn ready(&self, last: bool) -> Result<()> {
         if last {
-            self.receive::<0>(READY)?;
+            self.receive::<0>(READY).await?;
         }
         self.send(&Packet::new(READY), &[])?;
         if !last {
-            self.receive::<0>(READY)?;
+            self.receive::<0>(READY).await?;
         }
         Ok(())
     }
@@ -293,7 +325,7 @@ impl Shake {
     }
 
     /// Puts a failure of this side's into words, for both sides.
-    fn told(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> Error + '_ {
+    pub(crate) fn told(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> Error + '_ {
         move |error| self.refused_for(Error::system(what)(error))
     }
 
@@ -320,7 +352,17 @@ impl Shake {
     }
 
     fn into_link(self, own: &Bells, peer_bell: Bell) -> Result<Link> {
-        Link::over_socket(own, peer_bell, self.socket, self.peer).map_err(Error::system("watching the peer"))
+        Link::over_socket(own, peer_bell, self.socket, self.peer, 0).map_err(Error::system("watching the peer"))
+    }
+
+    /// Who is at the other end.
+    pub(crate) fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// What is readable when the peer has said something.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     fn reconnect(self, link: &mut Link, own: &Bells, peer_bell: Bell) -> Result<()> {
@@ -345,17 +387,20 @@ pub(crate) fn make_data(capacity: u64) -> std::io::Result<Segment> {
     Segment::create("pelton-data", Kind::Data, capacity, |_| ())
 }
 
-/// A consumer's segments.
-pub(crate) fn make_consumer_pages(head: Position) -> std::io::Result<(Segment, Segment)> {
-    let consumer = Segment::create("pelton-consumer", Kind::Control, SEGMENT_BYTES, |base| {
+/// A consumer's segment.
+pub(crate) fn make_consumer_page(head: Position) -> std::io::Result<Segment> {
+    Segment::create("pelton-consumer", Kind::Control, SEGMENT_BYTES, |base| {
         // SAFETY: as in `make_producer_page`.
         unsafe { base.cast().write(ConsumerPage::new(head, 1, std::process::id())) }
-    })?;
-    let receiver = Segment::create("pelton-receiver", Kind::Control, SEGMENT_BYTES, |base| {
+    })
+}
+
+/// A receiver's segment, of all its lanes.
+pub(crate) fn make_receiver_page() -> std::io::Result<Segment> {
+    Segment::create("pelton-receiver", Kind::Control, SEGMENT_BYTES, |base| {
         // SAFETY: as in `make_producer_page`.
         unsafe { base.cast().write(ReceiverPage::new()) }
-    })?;
-    Ok((consumer, receiver))
+    })
 }
 
 /// What a sender has of its peer after the hand-shake's middle.
@@ -376,13 +421,13 @@ impl ConsumerSide {
 }
 
 /// The hand-shake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
-pub(crate) fn new_sender(shake: Shake, options: &Options, listens: bool) -> Result<SenderParts> {
+pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -> Result<SenderParts> {
     let can_barrier = membarrier::register();
     let own = own_bells()?;
     let (page, data, peer, tail, head, floor);
-    let takes_over = shake.greet(Role::Sender, false, listens)?;
+    let takes_over = shake.greet(Role::Sender, false, listens).await?;
     if takes_over {
-        let (packet, [consumer_fd, receiver_fd, bell_fd, data_fd]) = shake.receive::<4>(CONSUMER)?;
+        let (packet, [consumer_fd, receiver_fd, bell_fd, data_fd]) = shake.receive::<4>(CONSUMER).await?;
         data = shake.open_data(data_fd, packet.capacity, true)?;
         shake.check_limit(&packet)?;
         let (most, _) = options.checked_sizes().map_err(|error| shake.refused_for(error))?;
@@ -406,22 +451,22 @@ pub(crate) fn new_sender(shake: Shake, options: &Options, listens: bool) -> Resu
         (tail, head, floor) = (Position::START, Position::START, 0);
         let packet = Packet { generation: 1, ..lane_packet(PRODUCER, capacity, limit, tail, head) };
         shake.send(&packet, &[page.as_fd(), own.bell().as_fd(), data.as_fd()])?;
-        let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER)?;
+        let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
         peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
     }
     let [page, data, consumer, receiver] = [page, data, peer.consumer, peer.receiver].map(Arc::new);
     let memory = SenderMemory { page, data, consumer, receiver };
     let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| shake.refused_for(error))?;
     step("hand-shake: lane attached");
-    shake.ready(listens && !takes_over)?;
+    shake.ready(listens && !takes_over).await?;
     let link = shake.into_link(&own, peer.bell)?;
     Ok(SenderParts { lane, bells: own, link, memory })
 }
 
 /// The hand-shake of a sender whose receiver died: it offers its lane.
-pub(crate) fn surviving_sender(shake: Shake, parts: &mut SenderParts, listens: bool) -> Result<()> {
+pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, listens: bool) -> Result<()> {
     let can_barrier = membarrier::register();
-    shake.greet(Role::Sender, true, listens)?;
+    shake.greet(Role::Sender, true, listens).await?;
     let lane = &mut parts.lane;
     lane.look_at_head()?;
     let (tail, head, limit) = (lane.tail(), lane.head(), lane.message_bytes_max());
@@ -429,47 +474,86 @@ pub(crate) fn surviving_sender(shake: Shake, parts: &mut SenderParts, listens: b
     let packet = Packet { generation, ..lane_packet(PRODUCER, lane.capacity(), limit, tail, head) };
     let memory = &mut parts.memory;
     shake.send(&packet, &[memory.page.as_fd(), parts.bells.bell().as_fd(), memory.data.as_fd()])?;
-    let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER)?;
+    let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
     let peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
     memory
         .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
         .map_err(|error| shake.refused_for(error))?;
     step("hand-shake: consumer attached");
-    shake.ready(true)?;
+    shake.ready(true).await?;
     shake.reconnect(&mut parts.link, &parts.bells, peer.bell)?;
     step("hand-shake: survivor goes on");
     Ok(())
 }
 
+/// What a receiver has for all its lanes, as far as their senders need it.
+#[derive(Clone, Debug)]
+pub(crate) struct Reception {
+    pub(crate) page: Arc<Segment>,
+    pub(crate) bell: Arc<Bell>,
+    pub(crate) can_barrier: bool,
+}
+
+/// A lane after the hand-shake, not watched yet.
+pub(crate) struct NewLane {
+    consumer: Consumer,
+    memory: LaneMemory,
+    redelivered: u64,
+    peer_bell: Bell,
+    shake: Shake,
+}
+
+impl NewLane {
+    /// The lane, whose sender's end `bells` tell from now on.
+    pub(crate) fn settle(self, bells: &Bells, number: u32) -> Result<Lane> {
+        let NewLane { consumer, memory, redelivered, peer_bell, shake } = self;
+        let link = Link::over_socket(bells, peer_bell, shake.socket, shake.peer, number);
+        let link = link.map_err(Error::system("watching the peer"))?;
+        Ok(Lane::new(consumer, link, redelivered, number, memory))
+    }
+
+    /// What was readable while the peer had something to say.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.shake.socket()
+    }
+}
+
 /// The hand-shake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
-pub(crate) fn new_receiver(shake: Shake, listens: bool) -> Result<ReceiverParts> {
-    let can_barrier = membarrier::register();
-    let own = own_bells()?;
-    let takes_over = shake.greet(Role::Receiver, false, listens)?;
-    let (packet, [page_fd, bell_fd, data_fd]) = shake.receive::<3>(PRODUCER)?;
+pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bool) -> Result<NewLane> {
+    let takes_over = shake.greet(Role::Receiver, false, listens).await?;
+    let (packet, [page_fd, bell_fd, data_fd]) = shake.receive::<3>(PRODUCER).await?;
     let data = shake.open_data(data_fd, packet.capacity, false)?;
     shake.check_limit(&packet)?;
     let page = shake.open_producer(page_fd, &packet)?;
     let peer_bell = shake.open_bell(bell_fd)?;
     let head = Position::unpack(packet.head);
-    let (consumer, receiver) = make_consumer_pages(head).map_err(shake.told("making the consumer's segments"))?;
-    let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
-    let memory = LaneMemory { page, data, consumer, receiver };
-    let attached = memory.attach(packet.message_bytes_max, can_barrier);
+    let consumer = make_consumer_page(head).map_err(shake.told("making the consumer's segment"))?;
+    let [page, data, consumer] = [page, data, consumer].map(Arc::new);
+    let memory = LaneMemory { page, data, consumer, receiver: reception.page };
+    let attached = memory.attach(packet.message_bytes_max, reception.can_barrier);
     let consumer = attached.map_err(|error| shake.refused_for(error))?;
-    let sleeper = receiver_sleeper(&memory.receiver, can_barrier);
-    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), own.bell().as_fd()];
+    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), reception.bell.as_fd()];
     shake.send(&Packet::new(CONSUMER), &fds)?;
-    shake.ready(listens && !takes_over)?;
-    let link = shake.into_link(&own, peer_bell)?;
+    shake.ready(listens && !takes_over).await?;
     let redelivered = Position::unpack(packet.tail).since(head);
-    Ok(ReceiverParts { lane: Lane::new(consumer, link, redelivered, 0, memory), sleeper, bells: own })
+    Ok(NewLane { consumer, memory, redelivered, peer_bell, shake })
+}
+
+/// All that a receiver of one sender is made of.
+pub(crate) fn receiver_of_one(shake: Shake, listens: bool) -> Result<ReceiverParts> {
+    let can_barrier = membarrier::register();
+    let bells = own_bells()?;
+    let page = Arc::new(make_receiver_page().map_err(shake.told("making the receiver's segment"))?);
+    let sleeper = receiver_sleeper(&page, can_barrier);
+    let reception = Reception { page, bell: bells.bell().clone(), can_barrier };
+    let lane = in_call(new_receiver(shake, reception, listens))?.settle(&bells, 0)?;
+    Ok(ReceiverParts { lane, sleeper, bells })
 }
 
 /// The hand-shake of a receiver whose sender died: it offers the lane, and says where the dead one's records end.
-pub(crate) fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells: &Bells, listens: bool) -> Result<()> {
+pub(crate) async fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells: &Bells, listens: bool) -> Result<()> {
     let can_barrier = membarrier::register();
-    shake.greet(Role::Receiver, true, listens)?;
+    shake.greet(Role::Receiver, true, listens).await?;
     let lane = &mut survivor.consumer;
     let (tail, _) = lane.end_of_committed()?;
     let (capacity, limit) = (lane.capacity(), lane.message_bytes_max());
@@ -482,14 +566,14 @@ pub(crate) fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells: &Bell
     let memory = &mut survivor.memory;
     let bell = bells.bell().as_fd();
     shake.send(&packet, &[memory.consumer.as_fd(), memory.receiver.as_fd(), bell, memory.data.as_fd()])?;
-    let (answer, [page_fd, bell_fd]) = shake.receive::<2>(PRODUCER)?;
+    let (answer, [page_fd, bell_fd]) = shake.receive::<2>(PRODUCER).await?;
     if (answer.capacity, answer.message_bytes_max) != (capacity, limit) {
         return Err(shake.refuse(format!("the successor speaks of {} bytes, the lane has {capacity}", answer.capacity)));
     }
     let page = shake.open_producer(page_fd, &answer)?;
     let peer_bell = shake.open_bell(bell_fd)?;
     // Only now is the successor's page complete: had it died before, the dead one's would still be needed.
-    shake.ready(true)?;
+    shake.ready(true).await?;
     memory.attach_producer(lane, Arc::new(page), can_barrier);
     step("hand-shake: producer attached");
     // What came for messages that the dead sender committed is here; the rest was for messages that never were.

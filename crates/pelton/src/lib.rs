@@ -82,8 +82,10 @@
 mod connect;
 mod directory;
 mod error;
+mod gather;
 mod handshake;
 pub mod inspect;
+mod lanes;
 mod link;
 mod name;
 mod options;
@@ -97,6 +99,7 @@ mod wait;
 
 pub use connect::Listener;
 pub use error::{Error, Result};
+pub use gather::Senders;
 pub use link::Peer;
 pub use options::Options;
 #[cfg(feature = "failpoints")]
@@ -104,7 +107,7 @@ pub use options::Options;
 pub use pelton_lane::failpoints;
 #[doc(hidden)]
 pub use receiver::RawMessage;
-pub use receiver::{Batch, Held, Message, Receiver};
+pub use receiver::{Batch, Held, Kind, Message, Receiver};
 #[doc(hidden)]
 pub use sender::RawReservation;
 pub use sender::{Reservation, Sender, Sent, SentBatch};

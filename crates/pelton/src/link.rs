@@ -3,6 +3,8 @@
 
 use crate::directory::Directory;
 use crate::error::{Error, Result};
+use crate::gather::{Hall, this_process};
+pub(crate) use crate::os::Event;
 use crate::os::socket::{Socket, wait_for};
 use crate::os::{Bell, Descriptor, Nudge, Pollable, Ready, poll_until};
 use pelton_lane::step;
@@ -33,6 +35,13 @@ enum Way {
         process: Option<Descriptor>,
     },
     Threads(Local),
+    /// To a receiver of many, which is told by its hall that this sender's lane has ended.
+    Hall {
+        local: Local,
+        hall: Arc<Hall>,
+        number: u32,
+    },
+    Nobody,
     /// Through a directory, where it may come and go.
     Path {
         directory: Arc<Directory>,
@@ -66,7 +75,7 @@ pub(crate) enum Whom {
 /// The connection to one peer.
 #[derive(Debug)]
 pub(crate) struct Link {
-    peer_bell: Bell,
+    peer_bell: Arc<Bell>,
     way: Way,
     peer: Peer,
     looked: Instant,
@@ -78,25 +87,39 @@ pub(crate) struct Link {
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 impl Link {
-    fn new(peer_bell: Bell, way: Way, peer: Peer) -> Link {
-        Link { peer_bell, way, peer, looked: Instant::now(), received: VecDeque::new() }
+    fn new(peer_bell: impl Into<Arc<Bell>>, way: Way, peer: Peer) -> Link {
+        Link { peer_bell: peer_bell.into(), way, peer, looked: Instant::now(), received: VecDeque::new() }
     }
 
-    /// A link over a socket, whose end `bells` tell from now on.
-    pub(crate) fn over_socket(bells: &Bells, peer_bell: Bell, socket: Socket, peer: Peer) -> std::io::Result<Link> {
-        Ok(Link::new(peer_bell, watch(&bells.pollable, socket)?, peer))
+    /// A link over a socket, of the lane of that number, whose end `bells` tell from now on.
+    pub(crate) fn over_socket(
+        bells: &Bells,
+        peer_bell: Bell,
+        socket: Socket,
+        peer: Peer,
+        lane: u32,
+    ) -> std::io::Result<Link> {
+        Ok(Link::new(peer_bell, watch(&bells.pollable, socket, lane)?, peer))
+    }
+
+    /// The two links of a lane that a thread makes to a receiver of many: to the thread, whose bell that is, and to the hall.
+    pub(crate) fn of_thread(bell: Arc<Bell>, hall: &Arc<Hall>, number: u32) -> (Link, Link) {
+        let local = Local::default();
+        let to_hall = Way::Hall { local: local.clone(), hall: hall.clone(), number };
+        (Link::new(bell, Way::Threads(local), this_process()), Link::new(hall.bell().clone(), to_hall, this_process()))
+    }
+
+    /// To nobody, ever.
+    pub(crate) fn to_nobody(bell: Arc<Bell>) -> Link {
+        Link::new(bell, Way::Nobody, Peer { pid: 0, uid: 0 })
     }
 
     /// Two links between threads, and the bells of their handles.
     pub(crate) fn between_threads() -> std::io::Result<[(Bells, Link); 2]> {
         let local = Local::default();
-        let peer = Peer { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() };
         let (left, right) = (Bells::new()?, Bells::new()?);
-        let link = |peer: &Bells, who| -> std::io::Result<Link> {
-            let peer_bell = Bell::from_peer(peer.bell.as_fd().try_clone_to_owned()?)?;
-            Ok(Link::new(peer_bell, Way::Threads(local.clone()), who))
-        };
-        let (to_right, to_left) = (link(&right, peer)?, link(&left, peer)?);
+        let link = |peer: &Bells| Link::new(peer.bell.clone(), Way::Threads(local.clone()), this_process());
+        let (to_right, to_left) = (link(&right), link(&left));
         Ok([(left, to_right), (right, to_left)])
     }
 
@@ -108,7 +131,7 @@ impl Link {
     /// Who is at the other end, if somebody is.
     pub(crate) fn peer(&self) -> Option<Peer> {
         match &self.way {
-            Way::Path { life: None, .. } => None,
+            Way::Path { life: None, .. } | Way::Nobody => None,
             _ => Some(self.peer),
         }
     }
@@ -122,8 +145,8 @@ impl Link {
         peer: Peer,
     ) -> std::io::Result<()> {
         bells.pollable.forget(self.life());
-        self.way = watch(&bells.pollable, socket)?;
-        (self.peer_bell, self.peer) = (peer_bell, peer);
+        self.way = watch(&bells.pollable, socket, 0)?;
+        (self.peer_bell, self.peer) = (peer_bell.into(), peer);
         Ok(())
     }
 
@@ -154,7 +177,8 @@ impl Link {
             *gone = generation;
             return Ok(Found::Passed);
         };
-        let watched = bells.pollable.watch([Some((found.as_fd(), EventFlags::empty())), None]);
+        let lane = if let Whom::SenderOf(lane) = *whom { lane } else { 0 };
+        let watched = bells.pollable.watch([Some((found.as_fd(), EventFlags::empty())), None], Event::Gone(lane));
         watched.map_err(Error::system("watching the peer"))?;
         *life = Some(found);
         // Another may have taken its place meanwhile.
@@ -164,12 +188,12 @@ impl Link {
         Ok(Found::Peer)
     }
 
-    /// The peer of a path channel's end has gone: another may come.
+    /// The peer has gone: nothing more is heard of it. To a path channel's end another may come.
     pub(crate) fn lose_peer(&mut self, bells: &Bells) {
+        bells.pollable.forget(self.life());
         if let Way::Path { life, met, gone, .. } = &mut self.way
-            && let Some(life) = life.take()
+            && life.take().is_some()
         {
-            bells.pollable.forget([Some(life.as_fd()), None]);
             *gone = *met;
         }
     }
@@ -196,7 +220,7 @@ impl Link {
     pub(crate) fn life(&self) -> [Option<BorrowedFd<'_>>; 2] {
         match &self.way {
             Way::Socket { socket, process } => [Some(socket.as_fd()), process.as_ref().map(|p| p.as_fd())],
-            Way::Threads(_) => [None, None],
+            Way::Threads(_) | Way::Hall { .. } | Way::Nobody => [None, None],
             Way::Path { life, .. } => [life.as_ref().map(|life| life.as_fd()), None],
         }
     }
@@ -211,6 +235,11 @@ impl Link {
         Ok(ready == Ready::Gone)
     }
 
+    /// What there was to look at has been looked at.
+    pub(crate) fn note_look(&mut self) {
+        self.looked = Instant::now();
+    }
+
     /// Whether those who ask often may look again: once in a millisecond.
     pub(crate) fn is_look_due(&self) -> bool {
         self.looked.elapsed() >= LOOK_EVERY
@@ -220,7 +249,8 @@ impl Link {
     pub(crate) fn shutdown(&self) {
         match &self.way {
             Way::Socket { socket, .. } => socket.shutdown(),
-            Way::Threads(_) | Way::Path { .. } => {}
+            Way::Hall { hall, number, .. } => hall.note_gone(*number),
+            Way::Threads(_) | Way::Path { .. } | Way::Nobody => {}
         }
     }
 
@@ -236,13 +266,13 @@ impl Link {
                 }
                 sent => sent.map_err(Error::system("sending descriptors")),
             },
-            Way::Threads(local) => {
+            Way::Threads(local) | Way::Hall { local, .. } => {
                 let owned = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
                 let owned = owned.map_err(Error::system("duplicating descriptors"))?;
                 local.lock().unwrap_or_else(PoisonError::into_inner).push_back((seq, owned));
                 Ok(true)
             }
-            Way::Path { .. } => unreachable!("a path channel's sender has refused them"),
+            Way::Path { .. } | Way::Nobody => unreachable!("a path channel's sender has refused them"),
         }
     }
 
@@ -254,7 +284,7 @@ impl Link {
                 wait_for(socket.as_fd(), process, true, deadline)
                     .map_err(Error::system("waiting for room for descriptors"))
             }
-            Way::Threads(_) | Way::Path { .. } => Ok(true),
+            _ => Ok(true),
         }
     }
 
@@ -294,7 +324,7 @@ impl Link {
                 let next = local.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                 Ok(next.map(|(seq, fds)| (seq, fds, false)))
             }
-            Way::Path { .. } => Ok(None),
+            Way::Path { .. } | Way::Hall { .. } | Way::Nobody => Ok(None),
             Way::Socket { socket, process } => loop {
                 if let Some(found) = receive_packet(socket)? {
                     return Ok(found);
@@ -345,7 +375,7 @@ fn receive_packet(socket: &Socket) -> Result<Option<Option<(u32, Vec<OwnedFd>, b
 #[derive(Debug)]
 pub(crate) struct Bells {
     /// Rung by the peers.
-    bell: Bell,
+    bell: Arc<Bell>,
     /// Rung by this process alone: no peer has a descriptor of it, and none can make ringing it wait.
     nudge: Arc<Nudge>,
     pollable: Pollable,
@@ -359,12 +389,32 @@ impl Bells {
     pub(crate) fn with(bell: Bell) -> std::io::Result<Bells> {
         let nudge = Nudge::new()?;
         let pollable = Pollable::new(&bell, &nudge)?;
-        Ok(Bells { bell, nudge: Arc::new(nudge), pollable })
+        Ok(Bells { bell: Arc::new(bell), nudge: Arc::new(nudge), pollable })
     }
 
     /// The bell that peers are given.
-    pub(crate) fn bell(&self) -> &Bell {
+    pub(crate) fn bell(&self) -> &Arc<Bell> {
         &self.bell
+    }
+
+    /// Also hears a bell that only one peer is given, lest it silence it for others.
+    pub(crate) fn add_bell(&self, bell: &Bell) -> std::io::Result<()> {
+        self.pollable.add_bell(bell)
+    }
+
+    /// Also hears of connections to a listener, or packets of those who visit it.
+    pub(crate) fn add_visits(&self, fd: BorrowedFd<'_>, visit: u32) -> std::io::Result<()> {
+        self.pollable.watch([Some((fd, EventFlags::IN)), None], Event::Visit(visit))
+    }
+
+    /// No longer.
+    pub(crate) fn remove_visits(&self, fd: BorrowedFd<'_>) {
+        self.pollable.forget([Some(fd), None]);
+    }
+
+    /// What there is to hear now, but for bells; those of only one peer are silenced.
+    pub(crate) fn hear(&self, events: &mut Vec<Event>) -> Result<()> {
+        self.pollable.events(events).map_err(Error::system("listening to the peers"))
     }
 
     /// The bell for this side's own reasons.
@@ -392,10 +442,10 @@ impl Bells {
 
 /// Has the pollable descriptor tell the end of the peer at this socket. A former peer's descriptors left it when they
 /// were closed.
-fn watch(pollable: &Pollable, socket: Socket) -> std::io::Result<Way> {
+fn watch(pollable: &Pollable, socket: Socket, lane: u32) -> std::io::Result<Way> {
     let process = socket.peer_process()?;
     let of_process = process.as_ref().map(|process| (process.as_fd(), EventFlags::IN));
-    pollable.watch([Some((socket.as_fd(), EventFlags::RDHUP)), of_process])?;
+    pollable.watch([Some((socket.as_fd(), EventFlags::RDHUP)), of_process], Event::Gone(lane))?;
     Ok(Way::Socket { socket, process })
 }
 

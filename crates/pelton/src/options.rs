@@ -2,6 +2,7 @@
 
 use crate::connect::{self, Listener};
 use crate::error::{Error, Result};
+use crate::gather::{self, Senders};
 use crate::path::{self, Make};
 use crate::receiver::Receiver;
 use crate::sender::Sender;
@@ -30,7 +31,8 @@ pub struct Options {
     pub(crate) uids: Vec<u32>,
     pub(crate) connect_deadline: Option<Instant>,
     pub(crate) mode: u32,
-    lanes: u32,
+    lanes: Option<u32>,
+    pub(crate) announces: bool,
 }
 
 impl Default for Options {
@@ -50,7 +52,8 @@ impl Options {
             uids: Vec::new(),
             connect_deadline: None,
             mode: 0o700,
-            lanes: 1,
+            lanes: None,
+            announces: false,
         }
     }
 
@@ -112,6 +115,33 @@ impl Options {
         Listener::with_options(name, self)
     }
 
+    /// Makes a receiver of many threads of this process, and what they make their senders by. Does not wait. Each sender has
+    /// a lane made with these options, and the receiver serves them by turns, at most 64 messages of one at a time.
+    ///
+    /// # Errors
+    /// [`Error::Option`], [`Error::System`].
+    pub fn gather(&self) -> Result<(Senders, Receiver)> {
+        let receiver = gather::gather(self, None)?;
+        Ok((receiver.senders()?, receiver))
+    }
+
+    /// Makes a receiver of many senders, which connect under `name`, a short name or `unix:PATH`, or are threads of this
+    /// process ([`Receiver::senders`]). Does not wait: each call that receives lets in who has come, and none of them keeps
+    /// it waiting. A sender's end touches no other, and receiving goes on.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn gather_at(&self, name: &str) -> Result<Receiver> {
+        gather::gather(self, Some(self.listen(name)?))
+    }
+
+    /// A receiver that gathers tells of its senders too: [`crate::Message::kind`] says that one has come, before its first
+    /// message, and that it has gone, after the last. Receiving in place does; copying out and batches pass over it.
+    pub fn announce(mut self, announce: bool) -> Options {
+        self.announces = announce;
+        self
+    }
+
     /// Permission bits of a path channel's directory, 0o700 at first: who besides its maker may open it. Its files have the
     /// same without the execute bits, whatever the umask. A directory that permits more than this is refused.
     pub fn mode(mut self, bits: u32) -> Options {
@@ -119,10 +149,11 @@ impl Options {
         self
     }
 
-    /// The most senders that a path channel can have at a time, 1 at first and 1024 at most. Each has a lane of its own, made
-    /// when it is first wanted, for which the receiver needs three descriptors. Decided when the channel is made.
+    /// The most senders that a receiver can have at a time: on a path 1 at first, decided when the channel is made; of a
+    /// receiver that gathers 1024 at first. At most 1024. Each has a lane of its own, made when it is first wanted, for which
+    /// the receiver needs three descriptors, or one for a thread's.
     pub fn lanes(mut self, lanes: u32) -> Options {
-        self.lanes = lanes;
+        self.lanes = Some(lanes);
         self
     }
 
@@ -170,11 +201,22 @@ impl Options {
         connect::threads(self)
     }
 
+    /// How many lanes a path channel is to have.
     pub(crate) fn checked_lanes(&self) -> Result<u32> {
-        if (1..=LANES_MAX).contains(&self.lanes) {
-            return Ok(self.lanes);
+        self.lanes_or(1)
+    }
+
+    /// How many senders a receiver that gathers is to have at most.
+    pub(crate) fn checked_senders(&self) -> Result<u32> {
+        self.lanes_or(LANES_MAX)
+    }
+
+    fn lanes_or(&self, usual: u32) -> Result<u32> {
+        let lanes = self.lanes.unwrap_or(usual);
+        if (1..=LANES_MAX).contains(&lanes) {
+            return Ok(lanes);
         }
-        Err(Error::Option { option: "lanes", found: self.lanes.into(), wanted: format!("1 to {LANES_MAX}") })
+        Err(Error::Option { option: "lanes", found: lanes.into(), wanted: format!("1 to {LANES_MAX}") })
     }
 
     /// The capacity and the message limit that these options come to.

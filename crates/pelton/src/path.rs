@@ -4,11 +4,12 @@
 use crate::connect::Origin;
 use crate::directory::{Access, Directory, SenderRole};
 use crate::error::{Error, Result};
+use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link, Whom};
 use crate::options::Options;
 use crate::os::lock::Lock;
 use crate::os::{Descriptor, Segment, membarrier};
-use crate::receiver::{Lane, LaneMemory, Receiver, ReceiverParts, receiver_sleeper};
+use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use pelton_lane::step;
 use std::path::Path;

@@ -2,14 +2,15 @@
 
 use crate::connect::Origin;
 use crate::error::{Error, Result};
-use crate::link::{Bells, Found, Link, Peer};
+use crate::gather::{Gate, Senders};
+use crate::lanes::{Lane, Lanes, Next};
+use crate::link::{Bells, Peer};
 use crate::options::Options;
 use crate::os::{Nudge, Owner, Ready, Segment};
 use crate::sender::End;
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
-use pelton_lane::{Consumer, LaneError, Record, Sleeper, Ticket, Wake, step};
-use std::collections::VecDeque;
+use pelton_lane::{LaneError, Record, Sleeper, Ticket, Wake, step};
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
@@ -25,17 +26,22 @@ use std::time::Instant;
 /// Dropping it closes: the sender is told [`Error::Closed`] with the number of messages that were not released.
 #[derive(Debug)]
 pub struct Receiver {
-    /// The lane whose turn it is.
-    lane: Box<Lane>,
-    /// The others, in the order of their turns.
-    others: VecDeque<Box<Lane>>,
+    lanes: Lanes,
     sleeper: Sleeper,
     owner: Owner,
-    /// Reasons not to go the common way: messages held, on which tickets may come back, and the end of a lane's turn.
+    /// Reasons not to go the common way: messages held, on which tickets may come back, the end of a lane's turn, something
+    /// to be told of a sender.
     detours: usize,
     turn_over: bool,
     /// Whether there are several lanes, or may be.
     many: bool,
+    /// Where senders come in, of a receiver that gathers; and whether it tells of them.
+    gate: Option<Box<Gate>>,
+    announces: bool,
+    /// Whether it is just telling.
+    announcing: bool,
+    /// Turns ended, to look at the gate now and then.
+    turns: u32,
     end: Option<End>,
     returned: Arc<Returned>,
     spin: Spin,
@@ -47,6 +53,8 @@ pub struct Receiver {
 /// Numbers of messages between which a lane's turn ends, where there are several lanes: so many at most before the next
 /// lane's. A guess: what a switch costs is little against so many messages.
 const TURN: u32 = 64;
+/// Turns between two looks at the gate, by a receiver that is never without messages.
+const TURNS_PER_LOOK: u32 = 16;
 
 /// What the hand-shake makes: a lane, and what the receiver has for itself.
 #[derive(Debug)]
@@ -54,125 +62,6 @@ pub(crate) struct ReceiverParts {
     pub(crate) lane: Lane,
     pub(crate) sleeper: Sleeper,
     pub(crate) bells: Bells,
-}
-
-/// A consumer with its memory and the link to its producer.
-#[derive(Debug)]
-pub(crate) struct Lane {
-    pub(crate) consumer: Consumer,
-    pub(crate) link: Link,
-    /// Messages up to this one, counted as the consumer's page does, may have been delivered to a predecessor.
-    pub(crate) redelivered: u64,
-    /// Which of its channel's lanes.
-    pub(crate) number: u32,
-    /// How its sender went, until that is told.
-    end: Option<End>,
-    /// After the consumer, which points into it.
-    pub(crate) memory: LaneMemory,
-}
-
-impl Lane {
-    pub(crate) fn new(consumer: Consumer, link: Link, redelivered: u64, number: u32, memory: LaneMemory) -> Lane {
-        Lane { consumer, link, redelivered, number, end: None, memory }
-    }
-
-    fn is_sender_here(&self) -> bool {
-        self.end.is_none() && self.link.peer().is_some()
-    }
-
-    /// Looks for the sender of a lane just opened, and tells it that the receiver has come. Who has gone before and left nothing
-    /// is no news.
-    fn meet(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
-        self.find_sender(bells, spin)?;
-        if !self.consumer.stirs() {
-            self.end = None;
-        }
-        step("receiver meets: looked");
-        self.link.ring_peer();
-        Ok(())
-    }
-
-    /// Looks for the sender of a path channel's lane that has none.
-    fn find_sender(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
-        loop {
-            let page = self.consumer.producer_page();
-            match self.link.find_peer(bells, || (page.generation(), page.pid()))? {
-                Found::Nothing => return Ok(()),
-                // Its life outlives it for a moment, in a child on its way to exec for instance.
-                Found::Peer if self.consumer.producer_closed() => self.note_end(bells),
-                Found::Peer => {
-                    self.end = None;
-                    spin.meet(self.link.peer());
-                    return Ok(());
-                }
-                // And perhaps its successor is here.
-                Found::Passed => self.note_end(bells),
-            }
-        }
-    }
-
-    /// Looks whether the sender has gone. True: it just has.
-    fn look_for_end(&mut self, bells: &Bells) -> Result<bool> {
-        let gone = self.is_sender_here() && (self.consumer.producer_closed() || self.link.is_peer_gone()?);
-        if gone {
-            self.note_end(bells);
-        }
-        Ok(gone)
-    }
-
-    fn note_end(&mut self, bells: &Bells) {
-        self.end = Some(if self.consumer.producer_closed() { End::Closed } else { End::PeerDied });
-        self.link.lose_peer(bells);
-    }
-}
-
-/// The segments that a consumer's lane lies in.
-#[derive(Debug)]
-pub(crate) struct LaneMemory {
-    pub(crate) page: Arc<Segment>,
-    pub(crate) data: Arc<Segment>,
-    pub(crate) consumer: Arc<Segment>,
-    pub(crate) receiver: Arc<Segment>,
-}
-
-impl LaneMemory {
-    pub(crate) fn attach(&self, message_bytes_max: u64, can_barrier: bool) -> Result<Consumer> {
-        let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
-        // SAFETY: the segments were checked for size, and are kept beside the lane until it is gone; this process made the
-        // consumer's page, or has the lock on its role, and so is the lane's one consumer.
-        Ok(unsafe { Consumer::attach(memory, message_bytes_max, can_barrier)? })
-    }
-
-    /// Goes on in the page of the consumer before, whose role this process has, where it had released to.
-    /// Answers also up to which message, as the page counts them, that one may have seen some.
-    pub(crate) fn take_over(&self, message_bytes_max: u64, can_barrier: bool) -> Result<(Consumer, u64)> {
-        let memory = os::lane_memory(&self.page, &self.consumer, &self.receiver, &self.data);
-        // SAFETY: the page is mapped.
-        let page = unsafe { memory.consumer.as_ref() };
-        let consumer = self.attach(message_bytes_max, can_barrier)?;
-        // What a predecessor may have seen: everything that was committed before now. Not from the stored tail on, which is
-        // in no order with the messages while the sender lives.
-        let redelivered = match page.generation() {
-            0 => 0,
-            _ => consumer.taken() + consumer.end_of_committed()?.1,
-        };
-        // Last: who failed to attach has seen nothing.
-        page.begin(std::process::id());
-        Ok((consumer, redelivered))
-    }
-
-    pub(crate) fn attach_producer(&mut self, lane: &mut Consumer, page: Arc<Segment>, can_barrier: bool) {
-        let memory = os::lane_memory(&page, &self.consumer, &self.receiver, &self.data);
-        // SAFETY: as above; the new segment replaces the old one right after.
-        unsafe { lane.attach_producer(memory.producer, can_barrier) };
-        self.page = page;
-    }
-}
-
-/// Takes over a receiver's page, which is to be kept as long as any of its lanes.
-pub(crate) fn receiver_sleeper(page: &Segment, can_barrier: bool) -> Sleeper {
-    // SAFETY: a receiver's page is mapped, writable, and this process made it or has the lock on its role; the lanes keep it.
-    unsafe { Sleeper::of_receiver(page.base().cast(), can_barrier) }
 }
 
 /// Room for `bytes`, apart from the way of a message that has it. What was there is not wanted any more.
@@ -201,8 +90,11 @@ impl Receiver {
         let spin = Spin::new(options.wait, lane.link.peer());
         let many = matches!(&origin, Origin::Path(place) if place.directory.lanes_max() > 1);
         Ok(Receiver {
-            lane: Box::new(lane),
-            others: VecDeque::new(),
+            lanes: Lanes::of_one(lane),
+            gate: None,
+            announces: false,
+            announcing: false,
+            turns: 0,
             sleeper,
             owner,
             detours: 0,
@@ -215,6 +107,31 @@ impl Receiver {
             bells,
             origin,
         })
+    }
+
+    /// A receiver of many senders, which come in by `gate`. `parts` are of the lane of nobody.
+    pub(crate) fn gathering(parts: ReceiverParts, options: &Options, gate: Gate) -> Result<Receiver> {
+        let mut receiver = Receiver::new(parts, options, Origin::Threads)?;
+        receiver.many = true;
+        receiver.gate = Some(Box::new(gate));
+        receiver.announces = options.announces;
+        receiver.lanes.let_leave();
+        Ok(receiver)
+    }
+
+    /// What threads of this process make their senders by, of a receiver that [`Options::gather`] or
+    /// [`Options::gather_at`] made. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for a receiver of one sender, and for a path's; [`Error::Forked`].
+    pub fn senders(&self) -> Result<Senders> {
+        if self.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        match &self.gate {
+            Some(gate) => Ok(gate.senders()),
+            None => Err(Error::Refused("this channel has its senders: make a receiver by gather".to_owned())),
+        }
     }
 
     /// Connects to a sender that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
@@ -325,7 +242,7 @@ impl Receiver {
     /// # Errors
     /// As [`Receiver::try_receive`].
     pub fn try_receive_batch(&mut self) -> Result<Option<Batch<'_>>> {
-        Ok(self.find_record(Patience::None)?.map(|_| Batch { receiver: self }))
+        Ok(self.find_record(Patience::None, false)?.map(|_| Batch { receiver: self, is_over: false }))
     }
 
     /// As [`Receiver::try_receive_batch`], but waits until there is a message.
@@ -333,8 +250,8 @@ impl Receiver {
     /// # Errors
     /// As [`Receiver::receive`].
     pub fn receive_batch(&mut self) -> Result<Batch<'_>> {
-        self.find_record(Patience::Endless)?;
-        Ok(Batch { receiver: self })
+        self.find_record(Patience::Endless, false)?;
+        Ok(Batch { receiver: self, is_over: false })
     }
 
     /// The next message in the common case: there at once. For bindings, which keep every other case out of the way.
@@ -371,7 +288,7 @@ impl Receiver {
             return None;
         }
         // SAFETY: the caller's promise.
-        unsafe { self.lane.consumer.copy_out(&record, target) };
+        unsafe { self.lanes.current.consumer.copy_out(&record, target) };
         self.release(&record);
         Some(record.bytes as usize)
     }
@@ -407,20 +324,20 @@ impl Receiver {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
-        let record = match self.lane.consumer.peek() {
+        let record = match self.lanes.current.consumer.peek() {
             Ok(Some(record)) if record.descriptors == 0 => record,
             Ok(_) => return Ok(false),
             Err(error) => return Err(self.failed(error)),
         };
         look(&std::mem::ManuallyDrop::new(Message { receiver: self, record }));
-        self.lane.consumer.take(&record);
+        self.lanes.current.consumer.take(&record);
         Ok(true)
     }
 
     /// Releases what [`Receiver::take_for_batch`] has taken. For bindings.
     #[doc(hidden)]
     pub fn release_batch(&mut self) {
-        drop(Batch { receiver: self });
+        drop(Batch { receiver: self, is_over: false });
     }
 
     /// Whether this process is a fork of the one that made the handle. For bindings.
@@ -435,7 +352,7 @@ impl Receiver {
         if !self.owner.is_current() || self.detours != 0 || self.sleeper.is_armed() {
             return None;
         }
-        self.lane.consumer.peek_at_cursor()
+        self.lanes.current.consumer.peek_at_cursor()
     }
 
     /// The message that was not there at once, if it is on its way.
@@ -451,7 +368,7 @@ impl Receiver {
     fn comes_soon(&self) -> bool {
         for _ in 0..self.spin.first_looks() {
             os::relax();
-            if self.lane.consumer.stirs() {
+            if self.lanes.current.consumer.stirs() {
                 return true;
             }
         }
@@ -461,24 +378,33 @@ impl Receiver {
     #[cold]
     #[inline(never)]
     fn receive_slowly(&mut self, patience: Patience) -> Result<Option<Message<'_>>> {
-        Ok(self.find_record(patience)?.map(|record| Message { receiver: self, record }))
+        Ok(self.find_record(patience, true)?.map(|record| Message { receiver: self, record }))
     }
 
     #[cold]
     #[inline(never)]
     fn copy_slowly(&mut self, buffer: &mut Vec<u8>, patience: Patience) -> Result<Option<usize>> {
-        Ok(self.find_record(patience)?.map(|record| self.copy_out(record, buffer)))
+        Ok(self.find_record(patience, false)?.map(|record| self.copy_out(record, buffer)))
     }
 
-    /// The next message, waiting for it as long as `patience` says.
-    fn find_record(&mut self, patience: Patience) -> Result<Option<Record>> {
+    /// The next message, waiting for it as long as `patience` says. `announced`: what is to be told of a sender too.
+    fn find_record(&mut self, patience: Patience, announced: bool) -> Result<Option<Record>> {
+        loop {
+            match self.find(patience)? {
+                Some(record) if !announced && Kind::told_by(&record).is_some() => self.pass(),
+                found => return Ok(found),
+            }
+        }
+    }
+
+    fn find(&mut self, patience: Patience) -> Result<Option<Record>> {
         let Some(deadline) = patience.deadline() else { return self.peek() };
         // The header was looked at just now; each look takes its line from the sender, who may be about to write there.
-        let usual = self.owner.is_current() && self.detours == 0 && !self.sleeper.is_armed() && self.others.is_empty();
+        let usual = self.owner.is_current() && self.detours == 0 && !self.sleeper.is_armed() && self.lanes.is_one();
         if !usual && let Some(record) = self.peek()? {
             return Ok(Some(record));
         }
-        self.lane.consumer.count_wait();
+        self.lanes.current.consumer.count_wait();
         while wait::wait(self, deadline)? {
             // A hostile sender may have taken back what the wait saw.
             if let Some(record) = self.peek()? {
@@ -493,8 +419,11 @@ impl Receiver {
             self.take_back();
             if std::mem::take(&mut self.turn_over) {
                 self.detours -= 1;
-                self.find_lanes()?;
-                self.next_lane();
+                self.turns = self.turns.wrapping_add(1);
+                if self.gate.is_none() || self.turns.is_multiple_of(TURNS_PER_LOOK) {
+                    self.find_lanes()?;
+                }
+                self.lanes.end_turn();
             }
         }
         if !self.owner.is_current() {
@@ -510,33 +439,51 @@ impl Receiver {
         }
     }
 
-    /// The next message of the lane whose turn it is, or of the next one that has any.
+    /// The next message of the lane whose turn it is, or of the next one that has any; or what is to be told of a sender.
     fn peek_in_turn(&mut self) -> Result<Option<Record>> {
-        for _ in 0..=self.others.len() {
-            match self.lane.consumer.peek() {
-                Ok(Some(record)) => return Ok(Some(record)),
-                Ok(None) => self.next_lane(),
+        loop {
+            let kind = match self.lanes.peek() {
+                Ok(Next::Record(record)) => return Ok(Some(record)),
+                Ok(Next::Nothing) => return Ok(None),
+                Ok(Next::Joined) => Kind::Joined,
+                Ok(Next::Left(end)) => Kind::of(end),
                 Err(error) => return Err(self.failed(error)),
+            };
+            if self.announces {
+                // Also for who looks again, before anything else of that lane.
+                if !std::mem::replace(&mut self.announcing, true) {
+                    self.detours += 1;
+                }
+                return Ok(Some(kind.record()));
             }
-        }
-        Ok(None)
-    }
-
-    fn next_lane(&mut self) {
-        if let Some(next) = self.others.pop_front() {
-            self.others.push_back(std::mem::replace(&mut self.lane, next));
+            self.pass();
         }
     }
 
-    fn lanes(&self) -> impl Iterator<Item = &Lane> {
-        std::iter::once(&*self.lane).chain(self.others.iter().map(|lane| &**lane))
+    /// What is to be told of a sender has been.
+    #[cold]
+    fn pass(&mut self) {
+        if std::mem::take(&mut self.announcing) {
+            self.detours -= 1;
+        }
+        if let Some(lane) = self.lanes.pass()
+            && let Some(gate) = &mut self.gate
+        {
+            // An error would be about those who wait to come in, and is for the next look to find.
+            let _ = gate.part_with(*lane, &self.bells);
+        }
     }
 
     /// All lanes are empty: perhaps for good.
     fn peek_when_empty(&mut self) -> Result<Option<Record>> {
         // Now and then, for who asks again and again without waiting, whether the senders are alive.
         self.empties = self.empties.wrapping_add(1);
-        let closed = self.others.is_empty() && self.lane.is_sender_here() && self.lane.consumer.producer_closed();
+        if let Some(gate) = &self.gate {
+            let due = gate.stirs() || (self.empties.is_multiple_of(16) && self.lanes.current.link.is_look_due());
+            return if due { self.peek_at_the_gate() } else { self.nothing_or_end() };
+        }
+        let closed =
+            self.lanes.is_one() && self.lanes.current.is_sender_here() && self.lanes.current.consumer.producer_closed();
         // An end noted while messages were still there is to be told now.
         let perhaps =
             closed || self.found_end().is_some() || (self.empties.is_multiple_of(16) && self.is_peer_known_gone()?);
@@ -546,16 +493,36 @@ impl Receiver {
         // What was committed before the end is visible now. [close]
         match self.peek_in_turn()? {
             Some(record) => Ok(Some(record)),
-            None => {
-                self.note_end();
-                Err(self.not_usable())
-            }
+            None => self.nothing_or_end(),
         }
+    }
+
+    /// As [`Receiver::peek_in_turn`], after a look who has come and gone.
+    fn peek_at_the_gate(&mut self) -> Result<Option<Record>> {
+        self.lanes.current.link.note_look();
+        self.find_lanes()?;
+        match self.peek_in_turn()? {
+            Some(record) => Ok(Some(record)),
+            None => self.nothing_or_end(),
+        }
+    }
+
+    /// Nothing waits: perhaps that is the end.
+    fn nothing_or_end(&mut self) -> Result<Option<Record>> {
+        if self.found_end().is_none() {
+            return Ok(None);
+        }
+        self.note_end();
+        Err(self.not_usable())
     }
 
     /// Notes which senders have gone; answers how the channel ended, if that was the last of them.
     fn look_for_ends(&mut self) -> Result<Option<End>> {
-        for lane in std::iter::once(&mut self.lane).chain(&mut self.others) {
+        if self.gate.is_some() {
+            self.find_lanes()?;
+            return Ok(self.found_end());
+        }
+        for lane in self.lanes.iter_mut() {
             lane.look_for_end(&self.bells)?;
         }
         Ok(self.found_end())
@@ -563,8 +530,12 @@ impl Receiver {
 
     /// As [`Receiver::look_for_ends`], by one system call however many lanes there are.
     fn ends_now(&mut self) -> Result<Option<End>> {
-        let one = self.others.is_empty();
-        if one || self.lanes().any(|lane| lane.is_sender_here() && lane.consumer.producer_closed()) {
+        if self.gate.is_some() {
+            // Looked at a moment ago, and what comes from now on rings.
+            return Ok(self.found_end());
+        }
+        let one = self.lanes.is_one();
+        if one || self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.producer_closed()) {
             return self.look_for_ends();
         }
         match self.bells.sleep_for_any(Some(Instant::now()))? {
@@ -575,28 +546,37 @@ impl Receiver {
 
     /// How the channel ended: no sender is here, and the end of some has not been told yet.
     fn found_end(&self) -> Option<End> {
-        if self.lanes().any(Lane::is_sender_here) {
+        if let Some(gate) = &self.gate {
+            return (self.lanes.count() == 0 && gate.is_shut()).then_some(End::Closed);
+        }
+        if self.lanes.iter().any(Lane::is_sender_here) {
             return None;
         }
-        let ends = || self.lanes().filter_map(|lane| lane.end);
+        let ends = || self.lanes.iter().filter_map(|lane| lane.end);
         ends().find(|end| *end == End::PeerDied).or_else(|| ends().next())
     }
 
-    /// Looks for new lanes of a path channel, which a busy receiver is not rung for.
+    /// Looks for new lanes, which a busy receiver is not rung for; of one that gathers, also which senders have gone.
     fn find_lanes(&mut self) -> Result<()> {
+        if let Some(gate) = &mut self.gate {
+            return gate.attend(&mut self.lanes, &self.bells, &mut self.spin);
+        }
         let Origin::Path(place) = &self.origin else { return Ok(()) };
-        for number in 1 + self.others.len() as u32..place.directory.lanes()? {
-            let mut lane = place.open_lane(number, self.lane.memory.receiver.clone())?;
+        for number in self.lanes.count() as u32..place.directory.lanes()? {
+            let mut lane = place.open_lane(number, self.lanes.current.memory.receiver.clone())?;
             lane.meet(&self.bells, &mut self.spin)?;
-            self.others.push_back(Box::new(lane));
+            self.lanes.add(Box::new(lane));
         }
         Ok(())
     }
 
     /// As [`Receiver::find_lanes`], and for senders that have come to old ones.
     fn find_senders(&mut self) -> Result<()> {
+        if self.gate.is_some() {
+            return self.find_lanes();
+        }
         let mut done = Ok(());
-        for lane in std::iter::once(&mut self.lane).chain(&mut self.others) {
+        for lane in self.lanes.iter_mut() {
             done = done.and(lane.find_sender(&self.bells, &mut self.spin));
         }
         // What could not be looked at, for want of descriptors for instance, is to be looked at again: the ring that said so
@@ -613,7 +593,7 @@ impl Receiver {
         // SAFETY: the lane checked that the record lies in the data; the vector has room; the two do not overlap, as no
         // safe code has a vector over a lane. A peer that writes meanwhile changes bytes, which any value is good for.
         unsafe {
-            self.lane.consumer.copy_out(&record, buffer.as_mut_ptr());
+            self.lanes.current.consumer.copy_out(&record, buffer.as_mut_ptr());
             buffer.set_len(bytes);
         }
         self.release(&record);
@@ -622,11 +602,11 @@ impl Receiver {
 
     #[inline(always)]
     fn release(&mut self, record: &Record) {
-        if record.descriptors != 0 {
-            self.drop_descriptors(record);
+        if record.descriptors != 0 && !self.drop_descriptors(record) {
+            return;
         }
-        if self.lane.consumer.release(record) == Wake::Ring {
-            self.lane.link.ring_peer();
+        if self.lanes.current.consumer.release(record) == Wake::Ring {
+            self.lanes.current.link.ring_peer();
         }
         if record.seq.is_multiple_of(TURN) && self.many {
             self.end_turn();
@@ -642,10 +622,15 @@ impl Receiver {
         }
     }
 
-    /// Descriptors of a message that nobody took.
+    /// Descriptors of a message that nobody took. False: it is no message, and there is nothing to release.
     #[cold]
-    fn drop_descriptors(&mut self, record: &Record) {
-        let _ = self.lane.link.receive_descriptors(record.seq, record.descriptors);
+    fn drop_descriptors(&mut self, record: &Record) -> bool {
+        if Kind::told_by(record).is_some() {
+            self.pass();
+            return false;
+        }
+        let _ = self.lanes.current.link.receive_descriptors(record.seq, record.descriptors);
+        true
     }
 
     /// Releases what has been dropped of the messages held.
@@ -654,9 +639,10 @@ impl Receiver {
         let tickets = std::mem::take(&mut *self.returned.tickets.lock().unwrap_or_else(PoisonError::into_inner));
         for (number, ticket) in tickets {
             self.detours -= 1;
-            let mut lanes = std::iter::once(&mut self.lane).chain(&mut self.others);
-            let lane = lanes.find(|lane| lane.number == number).expect("lanes stay as long as the receiver");
-            if lane.consumer.release_held(ticket) == Wake::Ring {
+            // One that has left with its sender needs nothing back.
+            if let Some(lane) = self.lanes.find(number)
+                && lane.consumer.release_held(ticket) == Wake::Ring
+            {
                 lane.link.ring_peer();
             }
         }
@@ -669,7 +655,7 @@ impl Receiver {
         }
         match self.end {
             Some(end) => {
-                let error = end.error(self.lanes().map(|lane| lane.consumer.held() as u64).sum());
+                let error = end.error(self.lanes.iter().map(|lane| lane.consumer.held() as u64).sum());
                 if let Origin::Path(_) = self.origin {
                     self.go_on_alone();
                 }
@@ -693,7 +679,7 @@ impl Receiver {
 
     /// The end of a path channel's senders has been told: the lanes are there for the next ones.
     fn go_on_alone(&mut self) {
-        for lane in std::iter::once(&mut self.lane).chain(&mut self.others) {
+        for lane in self.lanes.iter_mut() {
             lane.end = None;
         }
         self.end = None;
@@ -761,26 +747,29 @@ impl Receiver {
         if let Origin::Path(_) = self.origin {
             return self.wait_for_peer(deadline);
         }
-        if self.end.is_none() && !(self.owner.is_current() && self.lane.link.is_peer_gone()?) {
+        if self.gate.is_some() {
+            return Err(Error::Refused("a receiver that gathers takes in successors by itself".to_owned()));
+        }
+        if self.end.is_none() && !(self.owner.is_current() && self.lanes.current.link.is_peer_gone()?) {
             return Err(Error::Refused("the sender is alive: there is nobody to succeed it".to_owned()));
         }
-        if !self.origin.clone().resume_receiver(&mut self.lane, &self.bells, deadline)? {
+        if !self.origin.clone().resume_receiver(&mut self.lanes.current, &self.bells, deadline)? {
             return Ok(false);
         }
         self.owner.reinstate();
-        (self.end, self.lane.end) = (None, None);
+        (self.end, self.lanes.current.end) = (None, None);
         Ok(true)
     }
 
     /// Looks for the senders of a path channel just opened, and tells them that this receiver has come.
     pub(crate) fn meet(&mut self) -> Result<()> {
-        self.lane.meet(&self.bells, &mut self.spin)?;
+        self.lanes.current.meet(&self.bells, &mut self.spin)?;
         self.find_lanes()
     }
 
     /// Whether a message waits, as far as can be seen without taking it.
     pub(crate) fn has_messages(&self) -> bool {
-        self.lanes().any(|lane| lane.consumer.stirs())
+        self.lanes.stirs()
     }
 
     /// Until a path channel has a sender; false at the deadline.
@@ -795,7 +784,7 @@ impl Receiver {
             step("receiver waits for its peer: drained");
             self.find_senders()?;
             step("receiver waits for its peer: looked");
-            if self.lanes().any(Lane::is_sender_here) {
+            if self.lanes.iter().any(Lane::is_sender_here) {
                 return Ok(true);
             }
             if self.bells.sleep_for_any(deadline)? == Ready::TimedOut {
@@ -816,7 +805,8 @@ impl Receiver {
         let Origin::Path(_) = self.origin else {
             return Err(Error::Refused("only a path channel has a disk under it: open one by path:DIR".to_owned()));
         };
-        self.lanes()
+        self.lanes
+            .iter()
             .try_for_each(|lane| lane.memory.consumer.sync())
             .map_err(Error::system("syncing a consumer's page"))
     }
@@ -826,38 +816,32 @@ impl Receiver {
         if self.owner.is_forked() {
             return Counters::default();
         }
-        let mut sum = Counters::default();
-        for lane in self.lanes() {
-            lane.consumer.show_counters();
-            let page = lane.consumer.consumer_page();
-            sum.messages += page.messages();
-            sum.bytes += page.bytes();
-            sum.waits += page.waits();
-            sum.sleeps += page.sleeps();
-            sum.wakes_sent += page.wakes_sent();
+        let mut sum = self.gate.as_ref().map_or(Counters::default(), |gate| gate.parted());
+        for lane in self.lanes.iter() {
+            lane.add_to(&mut sum);
         }
         sum
     }
 
     /// Which producer of the lane sent the message received last: 1 for the first, one more for each successor.
     pub fn generation(&self) -> u32 {
-        self.lane.consumer.generation()
+        self.lanes.current.consumer.generation()
     }
 
     /// Bytes of the lane.
     pub fn capacity(&self) -> u64 {
-        self.lane.consumer.capacity()
+        self.lanes.current.consumer.capacity()
     }
 
     /// The largest message, in bytes.
     pub fn message_bytes_max(&self) -> u64 {
-        self.lane.consumer.message_bytes_max()
+        self.lanes.current.consumer.message_bytes_max()
     }
 
     /// Who sends, or of several senders, the one whose message was received last; `None` while a path channel has none that
     /// this side knows of.
     pub fn peer(&self) -> Option<Peer> {
-        self.lane.link.peer()
+        self.lanes.current.link.peer()
     }
 
     /// Closes: the sender is told [`Error::Closed`] with the number of messages not released. Does not wait. Dropping
@@ -878,13 +862,14 @@ impl Drop for Receiver {
         if self.detours != 0 {
             self.take_back();
         }
-        let mut lanes = std::iter::once(&mut self.lane).chain(&mut self.others);
-        lanes.by_ref().for_each(|lane| lane.consumer.close());
+        if let Some(gate) = &mut self.gate {
+            gate.shut(&mut self.lanes);
+        }
+        self.lanes.iter_mut().for_each(|lane| lane.consumer.close());
         self.sleeper.close();
         // The words first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
-        for lane in self.lanes() {
-            lane.link.ring_peer();
-            lane.link.shutdown();
+        for lane in self.lanes.iter() {
+            lane.hang_up();
             step("receiver closes: hung up");
         }
     }
@@ -923,7 +908,7 @@ impl Side for Receiver {
         if !matches!(there, Ok(false)) {
             self.sleeper.disarm();
         } else {
-            self.lane.consumer.count_sleep();
+            self.lanes.current.consumer.count_sleep();
         }
         Ok(!there?)
     }
@@ -945,12 +930,12 @@ impl Side for Receiver {
     }
 
     fn must_nap(&self) -> bool {
-        self.lanes().any(|lane| lane.is_sender_here() && lane.consumer.must_nap(&self.sleeper))
+        self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.must_nap(&self.sleeper))
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
-        match self.others.is_empty() {
-            true => self.bells.sleep(&self.lane.link, deadline),
+        match self.gate.is_none() && self.lanes.is_one() {
+            true => self.bells.sleep(&self.lanes.current.link, deadline),
             false => self.bells.sleep_for_any(deadline),
         }
     }
@@ -965,13 +950,17 @@ impl Side for Receiver {
     }
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {
-        if !self.lane.link.is_look_due() {
+        if !self.lanes.current.link.is_look_due() {
             return Ok(false);
         }
         self.find_senders()?;
+        if self.gate.is_some() {
+            self.lanes.current.link.note_look();
+            return Ok(self.found_end().is_some());
+        }
         // One system call, however many they are.
-        let gone = self.lane.link.is_peer_gone()? || self.found_end().is_some();
-        Ok(gone || (!self.others.is_empty() && self.bells.sleep_for_any(Some(Instant::now()))? == Ready::Gone))
+        let gone = self.lanes.current.link.is_peer_gone()? || self.found_end().is_some();
+        Ok(gone || (!self.lanes.is_one() && self.bells.sleep_for_any(Some(Instant::now()))? == Ready::Gone))
     }
 
     fn spin(&mut self) -> &mut Spin {
@@ -983,6 +972,47 @@ impl Side for Receiver {
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct RawMessage(Record);
+
+/// What is received: a message, or, where [`Options::announce`] asks for it, what became of a sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A message.
+    Message,
+    /// A sender has come. Its messages follow.
+    Joined,
+    /// A sender has closed, and all its messages were received.
+    Closed,
+    /// A sender has died, and all that it had committed was received.
+    PeerDied,
+    /// A sender has broken the rules of the layout: nothing more of it is received.
+    Corrupt,
+}
+
+impl Kind {
+    /// What is no message, in the order of their marks.
+    const TOLD: [Kind; 4] = [Kind::Joined, Kind::Closed, Kind::PeerDied, Kind::Corrupt];
+    /// More descriptors than a record can say that it has.
+    const MARK: u32 = 1 << 28;
+
+    fn of(end: End) -> Kind {
+        match end {
+            End::Closed => Kind::Closed,
+            End::PeerDied => Kind::PeerDied,
+            End::Corrupt => Kind::Corrupt,
+        }
+    }
+
+    /// A record that tells it.
+    fn record(self) -> Record {
+        let place = Kind::TOLD.iter().position(|kind| *kind == self).expect("a message has a record of its own");
+        Record::of_no_message(Kind::MARK + place as u32)
+    }
+
+    /// What a record tells, if it is of no message.
+    fn told_by(record: &Record) -> Option<Kind> {
+        Kind::TOLD.get(record.descriptors.checked_sub(Kind::MARK)? as usize).copied()
+    }
+}
 
 /// A message in the lane. Dropping it releases its space; the receiver can do nothing else meanwhile.
 #[must_use = "dropping a message releases it: it is then received"]
@@ -998,19 +1028,31 @@ impl Message<'_> {
         self.record.seq
     }
 
-    /// Whether a receiver that died may have seen this message before: it was not released then.
-    pub fn is_redelivered(&self) -> bool {
-        self.receiver.lane.consumer.taken() < self.receiver.lane.redelivered
+    /// Whether it is a message, or tells what became of a sender: then it has 0 bytes, and seq is 0.
+    pub fn kind(&self) -> Kind {
+        Kind::told_by(&self.record).unwrap_or(Kind::Message)
     }
 
-    /// Which of the channel's lanes it came by: 0, unless a path channel has several. Messages of one lane come in order.
+    /// Who sent it, or of whom it tells. Where many send, [`Message::lane`] tells one from another.
+    pub fn peer(&self) -> Option<Peer> {
+        self.receiver.lanes.current.link.peer()
+    }
+
+    /// Whether a receiver that died may have seen this message before: it was not released then.
+    pub fn is_redelivered(&self) -> bool {
+        self.kind() == Kind::Message
+            && self.receiver.lanes.current.consumer.taken() < self.receiver.lanes.current.redelivered
+    }
+
+    /// Which of the channel's lanes it came by: 0, unless there are several senders. Messages of one lane come in order. A
+    /// receiver that gathers gives each sender that comes the next number, from 1 on.
     pub fn lane(&self) -> u32 {
-        self.receiver.lane.number
+        self.receiver.lanes.current.number
     }
 
     /// How many descriptors came with the message and have not been taken.
     pub fn descriptors(&self) -> usize {
-        self.record.descriptors as usize
+        if self.kind() == Kind::Message { self.record.descriptors as usize } else { 0 }
     }
 
     /// The message without its borrow, not released: for bindings, whose languages know no borrows.
@@ -1025,7 +1067,7 @@ impl Message<'_> {
     #[doc(hidden)]
     #[inline(always)]
     pub fn raw_parts(&self) -> (NonNull<u8>, usize) {
-        (self.receiver.lane.consumer.payload(&self.record), self.record.bytes as usize)
+        (self.receiver.lanes.current.consumer.payload(&self.record), self.record.bytes as usize)
     }
 
     /// The descriptors that came with the message, once; none when there are none, or they have been taken. Those not
@@ -1034,10 +1076,13 @@ impl Message<'_> {
     /// # Errors
     /// [`Error::DescriptorsLost`] when this process had no room for all of them; [`Error::Corrupt`].
     pub fn take_descriptors(&mut self) -> Result<Vec<OwnedFd>> {
+        if self.kind() != Kind::Message {
+            return Ok(Vec::new());
+        }
         match std::mem::take(&mut self.record.descriptors) {
             0 => Ok(Vec::new()),
             _ if self.receiver.owner.is_forked() => Err(Error::Forked),
-            count => self.receiver.lane.link.receive_descriptors(self.record.seq, count),
+            count => self.receiver.lanes.current.link.receive_descriptors(self.record.seq, count),
         }
     }
 
@@ -1061,19 +1106,16 @@ impl Message<'_> {
         let record = message.record;
         let receiver = &mut *message.receiver;
         // In a forked child this is the child's own affair: nothing shared is touched.
-        if record.descriptors != 0 && !receiver.owner.is_forked() {
-            receiver.drop_descriptors(&record);
-        }
-        let ticket = receiver.lane.consumer.hold(&record);
-        receiver.detours += 1;
-        Held {
-            payload: receiver.lane.consumer.payload(&record),
-            bytes: record.bytes as usize,
-            seq: record.seq,
-            ticket: (receiver.lane.number, ticket),
-            _data: receiver.lane.memory.data.clone(),
-            returned: receiver.returned.clone(),
-        }
+        let forked = receiver.owner.is_forked();
+        let lane = &receiver.lanes.current;
+        let (payload, number, data) = (lane.consumer.payload(&record), lane.number, lane.memory.data.clone());
+        let is_message = record.descriptors == 0 || forked || receiver.drop_descriptors(&record);
+        let ticket = is_message.then(|| {
+            receiver.detours += 1;
+            (number, receiver.lanes.current.consumer.hold(&record))
+        });
+        let (bytes, seq, returned) = (record.bytes as usize, record.seq, receiver.returned.clone());
+        Held { payload, bytes, seq, ticket, _data: data, returned }
     }
 }
 
@@ -1081,7 +1123,7 @@ impl Deref for Message<'_> {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        let payload = self.receiver.lane.consumer.payload(&self.record);
+        let payload = self.receiver.lanes.current.consumer.payload(&self.record);
         // SAFETY: the lane checked that the record lies in the data. The sender does not write it before it is released,
         // which the borrow keeps from happening; a sender that does so nevertheless is one not to be received from in
         // place, as the crate's documentation says.
@@ -1104,6 +1146,8 @@ impl Drop for Message<'_> {
 #[derive(Debug)]
 pub struct Batch<'a> {
     receiver: &'a mut Receiver,
+    /// The lane's turn has ended, where there are several.
+    is_over: bool,
 }
 
 impl Batch<'_> {
@@ -1117,13 +1161,17 @@ impl Batch<'_> {
         if self.receiver.owner.is_forked() {
             return Err(Error::Forked);
         }
-        let lane = &mut self.receiver.lane.consumer;
+        if self.is_over {
+            return Ok(None);
+        }
+        let lane = &mut self.receiver.lanes.current.consumer;
         let record = match lane.peek() {
             Ok(Some(record)) => record,
             Ok(None) => return Ok(None),
             Err(error) => return Err(self.receiver.failed(error)),
         };
         lane.take(&record);
+        self.is_over = self.receiver.many && record.seq.is_multiple_of(TURN);
         let payload = lane.payload(&record);
         if record.descriptors != 0 {
             self.receiver.drop_descriptors(&record);
@@ -1138,7 +1186,7 @@ impl Drop for Batch<'_> {
         if self.receiver.owner.is_forked() {
             return;
         }
-        let lane = &mut self.receiver.lane;
+        let lane = &mut self.receiver.lanes.current;
         if lane.consumer.release_taken() == Wake::Ring {
             lane.link.ring_peer();
         }
@@ -1155,7 +1203,8 @@ pub struct Held {
     payload: NonNull<u8>,
     bytes: usize,
     seq: u32,
-    ticket: (u32, Ticket),
+    /// Of what is no message there is none.
+    ticket: Option<(u32, Ticket)>,
     _data: Arc<Segment>,
     returned: Arc<Returned>,
 }
@@ -1191,7 +1240,8 @@ impl Drop for Held {
         if self.returned.owner.is_forked() {
             return;
         }
-        self.returned.tickets.lock().unwrap_or_else(PoisonError::into_inner).push(self.ticket);
+        let Some(ticket) = self.ticket else { return };
+        self.returned.tickets.lock().unwrap_or_else(PoisonError::into_inner).push(ticket);
         // The receiver may be asleep while the sender waits for this very space.
         self.returned.nudge.ring();
     }

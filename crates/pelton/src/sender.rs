@@ -53,6 +53,8 @@ pub struct Sender {
 pub(crate) enum End {
     Closed,
     PeerDied,
+    /// Of one of many senders, whose lane breaks the rules.
+    Corrupt,
 }
 
 impl End {
@@ -60,6 +62,7 @@ impl End {
         match self {
             End::Closed => Error::Closed { unreleased },
             End::PeerDied => Error::PeerDied { unreleased },
+            End::Corrupt => Error::Corrupt("a sender broke the rules of the layout".to_owned()),
         }
     }
 }

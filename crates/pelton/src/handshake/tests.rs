@@ -68,7 +68,7 @@ mod vectors {
         let socket = accept_at(&listener).unwrap().unwrap();
         std::fs::remove_file(&path).unwrap();
         let options = Options::new();
-        let shake = Shake::new(socket, Instant::now() + PATIENCE, &options).unwrap();
+        let shake = Shake::new(socket, Pace::Until(Instant::now() + PATIENCE), &options).unwrap();
         let (bytes, bell) = (packet_bytes(vector), Bell::new().unwrap());
         let send = |bytes: &[u8], fds: &[BorrowedFd<'_>]| assert!(peer.try_send(bytes, fds).unwrap());
         let hello = |role, holds| Packet { role: role as u32, holds, ..Packet::new(HELLO) }.encode();
@@ -80,19 +80,20 @@ mod vectors {
                 let data = make_data(data_of(&packet)).unwrap();
                 send(&hello(Role::Sender, 0), &[]);
                 send(&bytes, &[page.as_fd(), bell.as_fd(), data.as_fd()]);
-                new_receiver(shake, false).map(|_| ())
+                receiver_of_one(shake, false).map(|_| ())
             }
             "CONSUMER" => {
                 let packet = Packet::decode(&bytes).unwrap();
-                let (consumer, receiver) = make_consumer_pages(Position::unpack(packet.head)).unwrap();
+                let consumer = make_consumer_page(Position::unpack(packet.head)).unwrap();
+                let receiver = make_receiver_page().unwrap();
                 let data = make_data(data_of(&packet)).unwrap();
                 send(&hello(Role::Receiver, 1), &[]);
                 send(&bytes, &[consumer.as_fd(), receiver.as_fd(), bell.as_fd(), data.as_fd()]);
-                new_sender(shake, &options, false).map(|_| ())
+                in_call(new_sender(shake, &options, false)).map(|_| ())
             }
             expected => {
                 send(&bytes, &[]);
-                shake.receive::<0>(if expected == "HELLO" { HELLO } else { READY }).map(|_| ())
+                in_call(shake.receive::<0>(if expected == "HELLO" { HELLO } else { READY })).map(|_| ())
             }
         };
         let error = refused.expect_err(&vector.to_string());
@@ -121,14 +122,14 @@ mod peers {
     }
 
     fn shake(socket: Socket) -> Shake {
-        Shake::new(socket, Instant::now() + PATIENCE, &Options::new()).unwrap()
+        Shake::new(socket, Pace::Until(Instant::now() + PATIENCE), &Options::new()).unwrap()
     }
 
     /// A new sender on the other end of a hand-shake that this end makes.
     fn with_new_sender<T>(name: &str, this: impl FnOnce(Shake) -> Result<T>) -> (SenderParts, T) {
         let (socket, peer) = pair(name);
         let options = Options::new().capacity(1 << 20);
-        let sender = std::thread::spawn(move || new_sender(shake(peer), &options, true).unwrap());
+        let sender = std::thread::spawn(move || in_call(new_sender(shake(peer), &options, true)).unwrap());
         let this = this(shake(socket)).unwrap();
         (sender.join().unwrap(), this)
     }
@@ -153,14 +154,14 @@ mod peers {
         let packet = lane_packet(PRODUCER, 1 << 20, limit, Position::START, Position::START);
         assert!(peer.try_send(&hello.encode(), &[]).unwrap());
         assert!(peer.try_send(&packet.encode(), &[page.as_fd(), bell.as_fd()]).unwrap());
-        let impatient = Shake { deadline: Instant::now(), ..shake(socket) };
-        assert!(surviving_receiver(impatient, &mut receiver.lane, &receiver.bells, false).is_err());
+        let impatient = Shake { pace: Pace::Until(Instant::now()), ..shake(socket) };
+        assert!(in_call(surviving_receiver(impatient, &mut receiver.lane, &receiver.bells, false)).is_err());
         peer
     }
 
     #[test]
     fn a_successor_that_the_survivor_has_given_up_never_hears_that_it_is_ready() {
-        let (sender, mut receiver) = with_new_sender("before", |shake| new_receiver(shake, false));
+        let (sender, mut receiver) = with_new_sender("before", |shake| receiver_of_one(shake, false));
         drop(sender);
         let peer = unfinished_successor("given-up", &mut receiver);
         let mut bytes = [0; PACKET_BYTES];
@@ -172,7 +173,7 @@ mod peers {
 
     #[test]
     fn a_successor_that_does_not_finish_the_hand_shake_leaves_the_floor_to_the_next() {
-        let (mut sender, mut receiver) = with_new_sender("first", |shake| new_receiver(shake, false));
+        let (mut sender, mut receiver) = with_new_sender("first", |shake| receiver_of_one(shake, false));
         // As in the vector "a successor keeps the floor": the lane jumped behind the lap's end, the front holds records.
         (0..3).for_each(|_| assert!(send(&mut sender, 65528)));
         (0..3).for_each(|_| receive(&mut receiver));
@@ -184,7 +185,7 @@ mod peers {
         let _peer = unfinished_successor("second", &mut receiver);
         // The next must not write over what is not released.
         let (lane, bells) = (&mut receiver.lane, &receiver.bells);
-        let (mut sender, ()) = with_new_sender("third", |shake| surviving_receiver(shake, lane, bells, false));
+        let (mut sender, ()) = with_new_sender("third", |shake| in_call(surviving_receiver(shake, lane, bells, false)));
         assert!(!send(&mut sender, 65528), "the head has not come past the floor");
     }
 

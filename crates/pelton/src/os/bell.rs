@@ -180,6 +180,37 @@ pub(crate) fn poll_until(
     }
 }
 
+/// What a [`Pollable`] may tell besides that a bell rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// The peer of the lane of that number has gone.
+    Gone(u32),
+    /// Somebody who is not a peer yet has something to say; who, is a number of the caller's.
+    Visit(u32),
+}
+
+const BELL: u64 = 0;
+const NO_EVENT: epoll::Event = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(BELL) };
+const GONE: u64 = 1 << 32;
+const VISIT: u64 = 2 << 32;
+
+impl Event {
+    fn data(self) -> EventData {
+        EventData::new_u64(match self {
+            Event::Gone(lane) => GONE | u64::from(lane),
+            Event::Visit(visit) => VISIT | u64::from(visit),
+        })
+    }
+
+    fn of(data: u64) -> Option<Event> {
+        match data & !0xffff_ffff {
+            GONE => Some(Event::Gone(data as u32)),
+            VISIT => Some(Event::Visit(data as u32)),
+            _ => None,
+        }
+    }
+}
+
 /// One descriptor that is readable while any of several is: for the caller's own loop.
 #[derive(Debug)]
 pub(crate) struct Pollable(Descriptor);
@@ -188,9 +219,15 @@ impl Pollable {
     /// Readable while the bell or the nudge rings.
     pub(crate) fn new(bell: &Bell, nudge: &Nudge) -> std::io::Result<Pollable> {
         let pollable = Pollable(Descriptor::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
-        epoll::add(&pollable.0, bell, EventData::new_u64(0), EventFlags::IN)?;
-        epoll::add(&pollable.0, nudge, EventData::new_u64(0), EventFlags::IN)?;
+        epoll::add(&pollable.0, bell, EventData::new_u64(BELL), EventFlags::IN)?;
+        epoll::add(&pollable.0, nudge, EventData::new_u64(BELL), EventFlags::IN)?;
         Ok(pollable)
+    }
+
+    /// Also readable once this bell has rung, until [`Pollable::events`] or [`Pollable::wait`] says so: its counter is left
+    /// alone, as it need not be known then which of many is to be silenced.
+    pub(crate) fn add_bell(&self, bell: &Bell) -> std::io::Result<()> {
+        Ok(epoll::add(&self.0, bell, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?)
     }
 
     /// No more because of a former peer, whose descriptors a stray process may have kept open.
@@ -201,11 +238,23 @@ impl Pollable {
     }
 
     /// Also readable once the peer is gone, as these descriptors tell by these events.
-    pub(crate) fn watch(&self, life: [Option<(BorrowedFd<'_>, EventFlags)>; 2]) -> std::io::Result<()> {
+    pub(crate) fn watch(&self, life: [Option<(BorrowedFd<'_>, EventFlags)>; 2], event: Event) -> std::io::Result<()> {
         for (fd, events) in life.into_iter().flatten() {
-            epoll::add(&self.0, fd, EventData::new_u64(1), events)?;
+            epoll::add(&self.0, fd, event.data(), events)?;
         }
         Ok(())
+    }
+
+    /// What there is now, without waiting: some of it, if it is much, and other the next time.
+    pub(crate) fn events(&self, found: &mut Vec<Event>) -> std::io::Result<()> {
+        let mut events = [NO_EVENT; 64];
+        let count = self.poll(&mut events)?;
+        found.extend(events[..count].iter().filter_map(|event| Event::of(event.data.u64())));
+        Ok(())
+    }
+
+    fn poll(&self, events: &mut [epoll::Event]) -> std::io::Result<usize> {
+        Ok(rustix::io::retry_on_intr(|| epoll::wait(&self.0, &mut *events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })))?)
     }
 
     /// Waits until it is readable, and says why.
@@ -213,15 +262,10 @@ impl Pollable {
         if poll_until(&[self.0.as_fd()], [None, None], deadline)? == Ready::TimedOut {
             return Ok(Ready::TimedOut);
         }
-        let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 8];
-        let found = loop {
-            match epoll::wait(&self.0, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-                Err(Errno::INTR) => {}
-                found => break found?,
-            }
-        };
+        let mut events = [NO_EVENT; 8];
+        let found = self.poll(&mut events)?;
         // An end first, as in `poll_until`.
-        let gone = events[..found].iter().any(|event| event.data.u64() != 0);
+        let gone = events[..found].iter().any(|event| matches!(Event::of(event.data.u64()), Some(Event::Gone(_))));
         Ok(if gone { Ready::Gone } else { Ready::Rung })
     }
 }

@@ -9,7 +9,7 @@ pub(crate) mod membarrier;
 mod segment;
 pub(crate) mod socket;
 
-pub(crate) use bell::{Bell, Nudge, Pollable, Ready, poll_until};
+pub(crate) use bell::{Bell, Event, Nudge, Pollable, Ready, poll_until};
 pub(crate) use descriptor::Descriptor;
 pub(crate) use fork::Owner;
 pub(crate) use segment::{Kind, Segment, allocate};

@@ -121,8 +121,13 @@ impl Segment {
 
     /// The mapping alone, which needs no descriptor for being read and written.
     pub(crate) fn without_descriptor(mut self) -> Segment {
-        self.fd = None;
+        self.forget_descriptor();
         self
+    }
+
+    /// Keeps the mapping alone.
+    pub(crate) fn forget_descriptor(&mut self) {
+        self.fd = None;
     }
 
     /// The first byte.

@@ -1,0 +1,395 @@
+//! How the senders of a receiver that gathers come in: by connecting under its name, as threads of its process, or both.
+
+use crate::connect::{Entrance, Listener, Origin};
+use crate::error::{Error, Result};
+use crate::handshake::{Reception, make_consumer_page, make_data, make_producer_page, make_receiver_page};
+use crate::lanes::{Lane, LaneMemory, Lanes};
+use crate::link::{Bells, Event, Link, Peer};
+use crate::options::Options;
+use crate::os::{Bell, Nudge, Owner, membarrier};
+use crate::receiver::{Receiver, ReceiverParts};
+use crate::sender::{End, Sender, SenderMemory, SenderParts, Sent};
+use crate::wait::Spin;
+use crate::{Counters, lanes};
+use pelton_lane::{CAPACITY_MIN, Position};
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A receiver's side of it.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    hall: Arc<Hall>,
+    /// Where processes come in.
+    entrance: Option<Entrance>,
+    /// Figures of the lanes that have left.
+    parted: Counters,
+}
+
+/// Where threads leave the lanes that they have made, for the receiver to take in, and say that they have gone.
+#[derive(Debug)]
+pub(crate) struct Hall {
+    state: Mutex<State>,
+    /// Whether there is anything for the receiver to see in the state.
+    stirred: AtomicBool,
+    reception: Reception,
+    nudge: Arc<Nudge>,
+    options: Options,
+    owner: Owner,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    arrived: Vec<Box<Lane>>,
+    gone: Vec<u32>,
+    /// Lanes of [`Senders::with`], which end with the last [`Senders`].
+    of_threads: Vec<u32>,
+    /// How many [`Senders`] there are.
+    handles: usize,
+    /// The number given last.
+    number: u32,
+    /// Senders that are there, or about to be.
+    present: u32,
+    is_closed: bool,
+}
+
+impl Hall {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each change is whole by itself.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the receiver's senders ring.
+    pub(crate) fn bell(&self) -> &Arc<Bell> {
+        &self.reception.bell
+    }
+
+    /// Tells the receiver that there is something to see.
+    fn stir(&self) {
+        self.stirred.store(true, Ordering::Release);
+        self.nudge.ring();
+    }
+
+    /// The sender of that lane has closed, or was given up.
+    pub(crate) fn note_gone(&self, number: u32) {
+        let mut state = self.state();
+        state.of_threads.retain(|of| *of != number);
+        state.gone.push(number);
+        drop(state);
+        self.stir();
+    }
+
+    /// A number for one more sender, if there may be one.
+    fn take_number(&self) -> Result<u32> {
+        let most = self.options.checked_senders()?;
+        let mut state = self.state();
+        if state.is_closed {
+            return Err(Error::Closed { unreleased: 0 });
+        }
+        if state.present >= most {
+            return Err(Error::Refused(format!(
+                "the receiver has {most} senders, as many as it takes: close one, or raise Options::lanes"
+            )));
+        }
+        state.present += 1;
+        state.number += 1;
+        Ok(state.number)
+    }
+
+    fn give_back_number(&self) {
+        self.state().present -= 1;
+    }
+}
+
+impl Gate {
+    pub(crate) fn senders(&self) -> Senders {
+        self.hall.state().handles += 1;
+        Senders { hall: self.hall.clone() }
+    }
+
+    /// Whether no sender can come any more.
+    pub(crate) fn is_shut(&self) -> bool {
+        let state = self.hall.state();
+        self.entrance.is_none() && state.handles == 0 && state.arrived.is_empty()
+    }
+
+    /// Whether a thread has come or gone, which who asks without waiting is to notice too.
+    pub(crate) fn stirs(&self) -> bool {
+        self.hall.stirred.load(Ordering::Relaxed)
+    }
+
+    /// Figures of the lanes that have left.
+    pub(crate) fn parted(&self) -> Counters {
+        self.parted
+    }
+
+    /// A lane has left, and everything it had was received.
+    pub(crate) fn part_with(&mut self, mut lane: Lane, bells: &Bells) -> Result<()> {
+        lane.add_to(&mut self.parted);
+        // For a sender that is there all the same.
+        lane.close();
+        self.hall.give_back_number();
+        self.entrance.as_mut().map_or(Ok(()), |entrance| entrance.listen_again(bells))
+    }
+
+    /// Takes in who has come, and notes who has gone. Does not wait.
+    pub(crate) fn attend(&mut self, lanes: &mut Lanes, bells: &Bells, spin: &mut Spin) -> Result<()> {
+        if self.hall.stirred.swap(false, Ordering::Acquire) {
+            self.attend_threads(lanes, bells);
+        }
+        let mut events = Vec::new();
+        bells.hear(&mut events)?;
+        for event in events {
+            match event {
+                Event::Gone(number) => {
+                    if let Some(lane) = lanes.find(number).filter(|lane| lane.end.is_none()) {
+                        lane.note_end(bells);
+                    }
+                }
+                Event::Visit(visit) => {
+                    let Some(entrance) = &mut self.entrance else { continue };
+                    let hall = &self.hall;
+                    let done = |lane: std::result::Result<Lane, u32>| match lane {
+                        Ok(lane) => {
+                            spin.meet(lane.link.peer());
+                            lanes.add(Box::new(lane));
+                        }
+                        Err(_) => hall.give_back_number(),
+                    };
+                    entrance.attend(visit, bells, &hall.reception, || hall.take_number(), done)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn attend_threads(&mut self, lanes: &mut Lanes, bells: &Bells) {
+        let mut state = self.hall.state();
+        let (arrived, mut gone) = (std::mem::take(&mut state.arrived), std::mem::take(&mut state.gone));
+        if state.handles == 0 {
+            // Nobody has a way to use them any more.
+            gone.append(&mut state.of_threads);
+        }
+        drop(state);
+        arrived.into_iter().for_each(|lane| lanes.add(lane));
+        for number in gone {
+            if let Some(lane) = lanes.find(number).filter(|lane| lane.end.is_none()) {
+                lane.end = Some(End::Closed);
+                lane.link.lose_peer(bells);
+            }
+        }
+    }
+
+    /// The receiver closes: who has arrived is told too.
+    pub(crate) fn shut(&mut self, lanes: &mut Lanes) {
+        let mut state = self.hall.state();
+        state.is_closed = true;
+        for lane in std::mem::take(&mut state.arrived) {
+            lanes.add(lane);
+        }
+    }
+}
+
+/// Makes the receiver of many senders; without a name, of this process only.
+pub(crate) fn gather(options: &Options, listener: Option<Listener>) -> Result<Receiver> {
+    options.checked_sizes()?;
+    options.checked_senders()?;
+    let can_barrier = membarrier::register();
+    let make = || -> std::io::Result<_> {
+        let receiver = Arc::new(make_receiver_page()?);
+        // A lane like any other, that nobody sends by: the receiver's own way needs no case for having none.
+        let memory = LaneMemory {
+            page: Arc::new(make_producer_page(CAPACITY_MIN, 0, 1)?.without_descriptor()),
+            data: Arc::new(make_data(CAPACITY_MIN)?.without_descriptor()),
+            consumer: Arc::new(make_consumer_page(Position::START)?.without_descriptor()),
+            receiver,
+        };
+        Ok((Bells::new()?, memory))
+    };
+    let (bells, memory) = make().map_err(Error::system("making a receiver"))?;
+    let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
+    let hall = Arc::new(Hall {
+        state: Mutex::default(),
+        stirred: AtomicBool::new(false),
+        reception: Reception { page: memory.receiver.clone(), bell: bells.bell().clone(), can_barrier },
+        nudge: bells.nudge().clone(),
+        options: options.clone(),
+        owner,
+    });
+    let sleeper = lanes::receiver_sleeper(&memory.receiver, can_barrier);
+    let nobody = Lane::new(memory.attach(0, can_barrier)?, Link::to_nobody(bells.bell().clone()), 0, 0, memory);
+    let entrance = listener.map(|listener| Entrance::new(listener, &bells)).transpose()?;
+    let gate = Gate { hall, entrance, parted: Counters::default() };
+    Receiver::gathering(ReceiverParts { lane: nobody, sleeper, bells }, options, gate)
+}
+
+/// Makes senders for threads of the receiver's process. `Clone`, `Send` and `Sync`.
+///
+/// [`Senders::sender`] makes one to keep, which is what costs least. [`Senders::send`] is for code that cannot keep one for each
+/// thread: it uses the calling thread's own, made at its first use and closed when the thread ends. Either way each thread
+/// has a lane of its own, and none waits for another.
+///
+/// The receiver is told [`Error::Closed`] once all of these, and all senders, are gone; one with a name goes on listening.
+///
+/// ```
+/// # fn main() -> pelton::Result<()> {
+/// let (senders, mut receiver) = pelton::Options::new().capacity(1 << 20).gather()?;
+/// std::thread::scope(|scope| {
+///     for n in 0..4u8 {
+///         let senders = &senders;
+///         scope.spawn(move || senders.send(&[n]));
+///     }
+/// });
+/// drop(senders);
+/// let mut sum = 0;
+/// loop {
+///     match receiver.receive() {
+///         Ok(message) => sum += message[0],
+///         Err(error) if error.is_closed() => break,
+///         Err(error) => return Err(error),
+///     }
+/// }
+/// assert_eq!(sum, 6);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Senders {
+    hall: Arc<Hall>,
+}
+
+impl Clone for Senders {
+    fn clone(&self) -> Senders {
+        self.hall.state().handles += 1;
+        Senders { hall: self.hall.clone() }
+    }
+}
+
+impl Drop for Senders {
+    fn drop(&mut self) {
+        // A forked child's are not counted, and the lock may be held by a thread that it does not have.
+        if self.hall.owner.is_forked() {
+            return;
+        }
+        let mut state = self.hall.state();
+        state.handles -= 1;
+        if state.handles == 0 {
+            drop(state);
+            self.hall.stir();
+        }
+    }
+}
+
+thread_local! {
+    /// This thread's own senders, each by the hall it leads to.
+    static OWN: RefCell<Vec<(Arc<Hall>, Sender)>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Senders {
+    /// A new sender, with a lane of its own. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when the receiver is gone; [`Error::Refused`] when it has as many senders as it takes, by
+    /// [`Options::lanes`]; [`Error::System`], [`Error::Forked`].
+    pub fn sender(&self) -> Result<Sender> {
+        self.make().map(|(sender, _)| sender)
+    }
+
+    fn make(&self) -> Result<(Sender, u32)> {
+        let hall = &self.hall;
+        if hall.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        let number = hall.take_number()?;
+        let made = self.make_lane(number).inspect_err(|_| hall.give_back_number())?;
+        let (sender, lane) = made;
+        let mut state = hall.state();
+        if state.is_closed {
+            return Err(Error::Closed { unreleased: 0 });
+        }
+        state.arrived.push(Box::new(lane));
+        drop(state);
+        hall.stir();
+        Ok((sender, number))
+    }
+
+    fn make_lane(&self, number: u32) -> Result<(Sender, Lane)> {
+        let hall = &self.hall;
+        let can_barrier = membarrier::register();
+        let (capacity, limit) = hall.options.checked_sizes()?;
+        let make = || -> std::io::Result<_> {
+            let [page, data, consumer] = [
+                make_producer_page(capacity, limit, 1)?.without_descriptor(),
+                // What `trim` gives back, it gives back by its descriptor.
+                make_data(capacity)?,
+                make_consumer_page(Position::START)?.without_descriptor(),
+            ]
+            .map(Arc::new);
+            let bells = Bells::new()?;
+            let (to_sender, to_receiver) = Link::of_thread(bells.bell().clone(), hall, number);
+            Ok((page, data, consumer, bells, to_sender, to_receiver))
+        };
+        let (page, data, consumer, bells, to_sender, to_receiver) = make().map_err(Error::system("making a lane"))?;
+        let memory = SenderMemory {
+            page: page.clone(),
+            data: data.clone(),
+            consumer: consumer.clone(),
+            receiver: hall.reception.page.clone(),
+        };
+        let producer = memory.attach(Position::START, Position::START, 0, can_barrier)?;
+        let parts = SenderParts { lane: producer, bells, link: to_receiver, memory };
+        let memory = LaneMemory { page, data, consumer, receiver: hall.reception.page.clone() };
+        let mut lane = Lane::new(memory.attach(limit, can_barrier)?, to_sender, 0, number, memory);
+        lane.is_announced = false;
+        Ok((Sender::new(parts, &hall.options, Origin::Threads)?, lane))
+    }
+
+    /// Does something with the calling thread's own sender, which is made when there is none yet, and closed when the thread
+    /// ends or when this and all its clones are gone. Waits as what it does waits.
+    ///
+    /// # Errors
+    /// As [`Senders::sender`].
+    ///
+    /// # Panics
+    /// When `with` is called from within `with`.
+    pub fn with<T>(&self, with: impl FnOnce(&mut Sender) -> T) -> Result<T> {
+        OWN.with_borrow_mut(|own| {
+            let place = own.iter().position(|(hall, _)| Arc::ptr_eq(hall, &self.hall));
+            let place = match place {
+                Some(place) => place,
+                None => self.make_own(own)?,
+            };
+            Ok(with(&mut own[place].1))
+        })
+    }
+
+    #[cold]
+    fn make_own(&self, own: &mut Vec<(Arc<Hall>, Sender)>) -> Result<usize> {
+        own.retain(|(hall, _)| hall.owner.is_forked() || hall.state().handles > 0);
+        let (sender, number) = self.make()?;
+        self.hall.state().of_threads.push(number);
+        own.push((self.hall.clone(), sender));
+        Ok(own.len() - 1)
+    }
+
+    /// Copies a message into the calling thread's own lane. Waits for room there, for ever if need be.
+    ///
+    /// # Errors
+    /// As [`Sender::send`] and [`Senders::sender`].
+    pub fn send(&self, payload: &[u8]) -> Result<()> {
+        self.with(|sender| sender.send(payload))?
+    }
+
+    /// As [`Senders::send`], if there is room now.
+    ///
+    /// # Errors
+    /// As [`Senders::send`].
+    pub fn try_send(&self, payload: &[u8]) -> Result<Sent> {
+        self.with(|sender| sender.try_send(payload))?
+    }
+}
+
+/// Who sends by a thread's lane.
+pub(crate) fn this_process() -> Peer {
+    Peer { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() }
+}

@@ -1,0 +1,446 @@
+//! Many senders, one receiver: threads and processes that come and go, served by turns, each lane in order.
+
+mod support;
+
+use pelton::{Error, Kind, Options, Receiver, Sender, Sent};
+use rustix::process::Signal;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use support::*;
+
+/// A sender's numbered messages: whose they are, and which one.
+fn numbered(who: u32, number: u32) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    bytes[..4].copy_from_slice(&who.to_le_bytes());
+    bytes[4..].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+fn read(message: &[u8]) -> (u32, u32) {
+    let word = |at: usize| u32::from_le_bytes(message[at..at + 4].try_into().unwrap());
+    (word(0), word(4))
+}
+
+/// How many messages of each sender have come; each sender's must come in order.
+#[derive(Default)]
+struct Seen(BTreeMap<u32, u32>);
+
+impl Seen {
+    fn take(&mut self, message: &[u8]) {
+        let (who, number) = read(message);
+        let next = self.0.entry(who).or_default();
+        assert_eq!(number, *next, "of sender {who}");
+        *next += 1;
+    }
+
+    fn total(&self) -> u64 {
+        self.0.values().map(|count| u64::from(*count)).sum()
+    }
+}
+
+/// Receives until the end is told.
+fn receive_to_the_end(receiver: &mut Receiver) -> Seen {
+    let mut seen = Seen::default();
+    loop {
+        match receiver.receive_until(deadline()) {
+            Ok(message) => seen.take(&message.expect("nothing came")),
+            Err(error) if error.is_closed() => return seen,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    match role.get("role") {
+        // Sends messages by connecting, and then closes, or waits to be killed.
+        "sender" => {
+            let who = role.number("who").unwrap() as u32;
+            let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
+            let mut sender = options.connect_sender(role.get("name")).unwrap();
+            for number in 0..role.number("count").unwrap() as u32 {
+                sender.send(&numbered(who, number)).unwrap();
+            }
+            if role.get("then") == "wait" {
+                say("sent");
+                hear();
+            }
+        }
+        // Sends as long as somebody receives.
+        "flooder" => {
+            let mut sender = Options::new().connect_deadline(deadline()).connect_sender(role.get("name")).unwrap();
+            say("flooding");
+            while sender.send(&numbered(0, 0)).is_ok() {}
+        }
+        // Receives so many, and then waits.
+        "receiver" => {
+            let mut receiver = Options::new().gather_at(role.get("name")).unwrap();
+            say("listening");
+            let count = role.number("count").unwrap();
+            let mut found = Vec::new();
+            while (found.len() as u64) < count {
+                let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+                found.push(read(&message).1);
+            }
+            say(format_args!("received {} to {}", found[0], found[found.len() - 1] + 1));
+            hear();
+        }
+        // Takes in many, round after round, and counts what is left of them.
+        "host" => {
+            let mut receiver = Options::new().announce(true).gather_at(role.get("name")).unwrap();
+            let mut left = Vec::new();
+            for round in 0..3 {
+                take_in_and_part(&mut receiver, round);
+                left.push((descriptors(), mappings()));
+            }
+            assert_eq!(left[1], left[2], "each lane has left");
+        }
+        other => panic!("no role {other}"),
+    }
+}
+
+fn sending(place: &Place, who: u32, count: u32) -> Role {
+    Role::new("sender").with("name", place.name()).with("who", who).with("count", count)
+}
+
+#[test]
+fn many_threads_each_in_order() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let threads: Vec<_> = (0..8u32)
+        .map(|who| {
+            let senders = senders.clone();
+            std::thread::spawn(move || {
+                let mut sender = senders.sender().unwrap();
+                (0..20_000).for_each(|number| sender.send(&numbered(who, number)).unwrap());
+            })
+        })
+        .collect();
+    drop(senders);
+    let seen = receive_to_the_end(&mut receiver);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(seen.0, (0..8).map(|who| (who, 20_000)).collect());
+    assert_eq!(receiver.counters().messages, 160_000, "also of lanes that have left");
+    assert!(receiver.try_receive().unwrap_err().is_closed(), "told again");
+}
+
+#[test]
+fn a_thread_sends_by_a_handle_that_all_share() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let sending = std::thread::spawn(move || {
+        std::thread::scope(|scope| {
+            for who in 0..4 {
+                let senders = &senders;
+                scope.spawn(move || {
+                    (0..10_000).for_each(|number| senders.send(&numbered(who, number)).unwrap());
+                });
+            }
+        });
+    });
+    let seen = receive_to_the_end(&mut receiver);
+    sending.join().unwrap();
+    assert_eq!(seen.total(), 40_000);
+}
+
+#[test]
+fn a_thread_that_lives_on_does_not_keep_the_channel_open() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    // This thread's own sender is still there when its last handle goes.
+    senders.send(&numbered(0, 0)).unwrap();
+    drop(senders);
+    assert_eq!(receive_to_the_end(&mut receiver).total(), 1);
+}
+
+#[test]
+fn the_end_of_the_receiver_is_told_to_every_sender() {
+    let (senders, receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let mut taken_in = senders.sender().unwrap();
+    let mut receiver = receiver;
+    assert!(receiver.try_receive().unwrap().is_none());
+    let mut just_made = senders.sender().unwrap();
+    assert_eq!(just_made.try_send(b"left").unwrap(), Sent::Sent);
+    drop(receiver);
+    let ended = |sender: &mut Sender| loop {
+        match sender.send(b"more") {
+            Ok(()) => {}
+            Err(error) => return error,
+        }
+    };
+    assert!(ended(&mut taken_in).is_closed());
+    assert!(ended(&mut just_made).is_closed());
+    assert!(senders.sender().unwrap_err().is_closed());
+}
+
+/// Receives from four processes until all have gone.
+fn take_in_and_part(receiver: &mut Receiver, round: u32) {
+    say(format_args!("round {round}"));
+    let (mut seen, mut here, mut left) = (Seen::default(), BTreeMap::new(), 0);
+    while left < 4 {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        let (lane, pid) = (message.lane(), message.peer().unwrap().pid);
+        match message.kind() {
+            Kind::Joined => assert_eq!(here.insert(lane, pid), None, "it comes once"),
+            Kind::Message => {
+                assert_eq!(here.get(&lane), Some(&pid), "it has come before");
+                seen.take(&message);
+            }
+            Kind::Closed => {
+                assert_eq!(here.remove(&lane), Some(pid));
+                left += 1;
+            }
+            kind => panic!("{kind:?}"),
+        }
+    }
+    assert_eq!(seen.0, (0..4).map(|who| (who, 5000)).collect(), "round {round}");
+}
+
+#[test]
+fn processes_come_and_go() {
+    let place = Place::new("processes come and go");
+    let host = Child::start(Role::new("host").with("name", place.name()));
+    for round in 0..3 {
+        host.expect(&format!("round {round}"));
+        let children: Vec<_> = (0..4).map(|who| Child::start(sending(&place, who, 5000))).collect();
+        children.into_iter().for_each(Child::wait_well);
+    }
+    host.wait_well();
+}
+
+#[test]
+fn the_death_of_one_is_told_after_its_last_message_and_touches_no_other() {
+    let place = Place::new("the death of one touches no other");
+    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    let dies = Child::start(sending(&place, 1, 1000).with("then", "wait"));
+    let mut lives = Child::start(sending(&place, 2, 1000).with("then", "wait"));
+    let mut seen = Seen::default();
+    let mut died = Vec::new();
+    // Both have come: what they send now fits into their lanes.
+    while seen.0.len() < 2 {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        if message.kind() == Kind::Message {
+            seen.take(&message);
+        }
+    }
+    dies.expect("sent");
+    dies.kill();
+    lives.expect("sent");
+    while seen.total() < 2000 || died.is_empty() {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        match message.kind() {
+            Kind::Joined => {}
+            Kind::Message => seen.take(&message),
+            Kind::PeerDied => died.push(seen.0[&1]),
+            kind => panic!("{kind:?}"),
+        }
+    }
+    assert_eq!(died, [1000], "after its last message");
+    lives.tell("go");
+    lives.wait_well();
+    assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nothing came").kind(), Kind::Closed);
+}
+
+#[test]
+fn a_flooding_sender_keeps_nobody_waiting_for_more_than_some_turns() {
+    let place = Place::new("a flooding sender starves nobody");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let flooder = Child::start(Role::new("flooder").with("name", place.name()));
+    let senders = receiver.senders().unwrap();
+    // Many who are idle, and one who speaks now and then.
+    let _idle: Vec<_> = (0..200).map(|_| senders.sender().unwrap()).collect();
+    let mut polite = senders.sender().unwrap();
+    while receiver.receive_until(deadline()).unwrap().expect("nothing came").peer().unwrap().pid != flooder.pid() {}
+    for number in 0..200 {
+        polite.send(&numbered(1, number)).unwrap();
+        let mut before = 0;
+        loop {
+            let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+            if message.peer().unwrap().pid != flooder.pid() {
+                assert_eq!(read(&message), (1, number));
+                break;
+            }
+            before += 1;
+            // A look at the gate each 16 turns, at 32 idle lanes each turn; 64 messages each turn of the flooder's.
+            assert!(before <= 64 * (16 + 201_u32.div_ceil(32) + 2), "{before} messages of the flooder came first");
+        }
+    }
+    flooder.kill();
+}
+
+#[test]
+fn one_who_connects_and_says_nothing_keeps_nobody_waiting() {
+    let place = Place::new("a silent one keeps nobody waiting");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let silent: Vec<_> = (0..100).map(|_| seqpacket(&place)).collect();
+    let child = Child::start(sending(&place, 7, 100));
+    let mut seen = Seen::default();
+    while seen.total() < 100 {
+        seen.take(&receiver.receive_until(deadline()).unwrap().expect("nothing came"));
+    }
+    child.wait_well();
+    drop(silent);
+}
+
+/// A connection that never says a word.
+fn seqpacket(place: &Place) -> std::os::fd::OwnedFd {
+    use rustix::net::*;
+    let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    connect(&fd, &SocketAddrUnix::new(place.socket()).unwrap()).unwrap();
+    fd
+}
+
+#[test]
+fn a_receiver_asleep_is_woken_by_whoever_comes_and_whoever_sends() {
+    let place = Place::new("a sleeping receiver is woken");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let senders = receiver.senders().unwrap();
+    let (thread, has_thread) = std::sync::mpsc::channel();
+    let receiving = std::thread::spawn(move || {
+        thread.send(this_thread()).unwrap();
+        for wanted in 0..50 {
+            let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+            assert_eq!(read(&message), (0, wanted));
+        }
+        receiver
+    });
+    let thread = has_thread.recv().unwrap();
+    for number in 0..50 {
+        wait_until_thread_polls(thread);
+        // A new sender each time: it comes, sends and goes.
+        match number % 2 {
+            0 => senders.sender().unwrap().send(&numbered(0, number)).unwrap(),
+            _ => Sender::connect(&place.name()).unwrap().send(&numbered(0, number)).unwrap(),
+        }
+    }
+    drop(receiving.join().unwrap());
+}
+
+#[test]
+fn one_descriptor_tells_of_all() {
+    let place = Place::new("one descriptor tells of all");
+    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    use std::os::fd::AsFd as _;
+    assert!(receiver.arm().unwrap());
+    assert!(!is_readable(receiver.as_fd()));
+    let children: Vec<_> = (0..3).map(|who| Child::start(sending(&place, who, 2000))).collect();
+    let (mut seen, mut left) = (Seen::default(), 0);
+    while left < 3 {
+        readable(receiver.as_fd());
+        while let Some(message) = receiver.try_receive().unwrap() {
+            match message.kind() {
+                Kind::Message => seen.take(&message),
+                Kind::Joined => {}
+                kind => {
+                    assert_eq!(kind, Kind::Closed);
+                    left += 1;
+                }
+            }
+        }
+        receiver.arm().unwrap();
+    }
+    assert_eq!(seen.total(), 6000);
+    assert!(receiver.arm().unwrap());
+    assert!(!is_readable(receiver.as_fd()), "idle again");
+    children.into_iter().for_each(Child::wait_well);
+}
+
+#[test]
+fn more_than_it_takes_are_refused_with_words() {
+    let place = Place::new("more than it takes are refused");
+    let mut receiver = Options::new().lanes(2).gather_at(&place.name()).unwrap();
+    let senders = receiver.senders().unwrap();
+    let first = senders.sender().unwrap();
+    let _second = senders.sender().unwrap();
+    let error = senders.sender().unwrap_err();
+    assert!(matches!(&error, Error::Refused(why) if why.contains("2 senders")), "{error}");
+    let name = place.name();
+    let connecting = std::thread::spawn(move || Sender::connect(&name).map(|_| ()));
+    while !connecting.is_finished() {
+        let _ = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
+    }
+    let error = connecting.join().unwrap().unwrap_err();
+    assert!(matches!(&error, Error::Refused(why) if why.contains("2 senders")), "{error}");
+    drop(first);
+    while receiver.try_receive().unwrap().is_some() {}
+    let _third = senders.sender().unwrap();
+}
+
+#[test]
+fn held_messages_outlive_their_senders() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+    let mut sender = senders.sender().unwrap();
+    sender.send(b"kept").unwrap();
+    drop(sender);
+    let mut held = Vec::new();
+    loop {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        match message.kind() {
+            Kind::Joined => {}
+            Kind::Message => held.push(message.hold()),
+            _ => break,
+        }
+    }
+    assert_eq!(&*held[0], b"kept");
+    let mut next = senders.sender().unwrap();
+    next.send(b"next").unwrap();
+    drop(held);
+    assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().kind(), Kind::Joined);
+    assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"next");
+}
+
+#[test]
+fn copies_and_batches_pass_over_what_is_told() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+    let mut buffer = Vec::new();
+    for number in 0..10u32 {
+        let mut sender = senders.sender().unwrap();
+        sender.send(&number.to_le_bytes()).unwrap();
+        sender.send(&number.to_le_bytes()).unwrap();
+        drop(sender);
+        assert_eq!(receiver.receive_into(&mut buffer).unwrap(), 4);
+        let mut batch = receiver.receive_batch().unwrap();
+        assert_eq!(batch.next().unwrap().unwrap(), number.to_le_bytes());
+        assert!(batch.next().unwrap().is_none());
+    }
+}
+
+#[test]
+fn a_stopped_sender_has_not_gone() {
+    let place = Place::new("a stopped sender has not gone");
+    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    let mut child = Child::start(sending(&place, 0, 100).with("then", "wait"));
+    assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nobody came").kind(), Kind::Joined);
+    child.expect("sent");
+    child.signal(Signal::STOP);
+    child.wait_for_state('T');
+    for number in 0..100 {
+        assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nothing came")), (0, number));
+    }
+    assert!(receiver.receive_until(Instant::now() + Duration::from_millis(20)).unwrap().is_none());
+    child.signal(Signal::CONT);
+    child.tell("go");
+    child.wait_well();
+    assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nothing came").kind(), Kind::Closed);
+}
+
+#[test]
+fn a_sender_that_survives_its_receiver_goes_on_with_the_next() {
+    let place = Place::new("a sender survives its receiver");
+    let receiver = |count: u32| Child::start(Role::new("receiver").with("name", place.name()).with("count", count));
+    let first = receiver(50);
+    first.expect("listening");
+    let mut sender = Sender::connect(&place.name()).unwrap();
+    for number in 0..100 {
+        sender.send(&numbered(0, number)).unwrap();
+    }
+    first.expect("received 0 to 50");
+    first.kill();
+    let error = sender.drain().unwrap_err();
+    assert!(error.is_peer_died() && error.to_string().contains("50"), "{error}");
+    let mut second = receiver(50);
+    second.expect("listening");
+    assert!(sender.resume_until(deadline()).unwrap());
+    second.expect("received 50 to 100");
+    second.tell("");
+    drop(sender);
+    second.wait_well();
+}
