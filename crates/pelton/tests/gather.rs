@@ -67,6 +67,32 @@ fn child() {
                 hear();
             }
         }
+        // Sends one message, then writes what is no header where the next would stand.
+        "liar" => {
+            let mut sender = Sender::connect(role.get("name")).unwrap();
+            sender.send(&numbered(9, 0)).unwrap();
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let data = maps.lines().find(|line| line.contains("pelton-data")).expect("the lane's data is mapped");
+            let start = usize::from_str_radix(data.split('-').next().unwrap(), 16).unwrap();
+            // SAFETY: mapped writable as long as the sender lives; 16 bytes are taken by the first message.
+            unsafe { ((start + 16) as *mut u64).write_volatile(0xdead_beef_dead_beef) };
+            say("lied");
+            hear();
+            // Told as soon as it has something to say.
+            while let Ok(()) = sender.send(&numbered(9, 1)) {}
+            assert!(sender.send(&numbered(9, 1)).unwrap_err().is_closed());
+        }
+        // Sends, as another user, when it is told to.
+        "stranger" => {
+            // SAFETY: no pointers.
+            assert_eq!(unsafe { libc::setgid(65_534) | libc::setuid(65_534) }, 0);
+            let options = Options::new().allow_uids(&[0]).connect_deadline(deadline());
+            let mut sender = options.connect_sender(role.get("name")).unwrap();
+            say("connected");
+            while hear() == "send" {
+                sender.send(&numbered(0, 0)).unwrap();
+            }
+        }
         // Sends as long as somebody receives.
         "flooder" => {
             let mut sender = Options::new().connect_deadline(deadline()).connect_sender(role.get("name")).unwrap();
@@ -237,6 +263,68 @@ fn the_death_of_one_is_told_after_its_last_message_and_touches_no_other() {
     lives.tell("go");
     lives.wait_well();
     assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nothing came").kind(), Kind::Closed);
+}
+
+#[test]
+fn a_sender_that_breaks_the_rules_touches_no_other() {
+    let place = Place::new("a liar touches no other");
+    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    let senders = receiver.senders().unwrap();
+    let mut honest = senders.sender().unwrap();
+    let mut liar = Child::start(Role::new("liar").with("name", place.name()));
+    let mut of_liar = Vec::new();
+    let mut of_honest = 0;
+    while of_liar.last() != Some(&Kind::Corrupt) {
+        honest.send(&numbered(0, of_honest)).unwrap();
+        of_honest += 1;
+        let mut seen = false;
+        while !seen {
+            let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+            match message.kind() {
+                Kind::Message if read(&message) == (0, of_honest - 1) => seen = true,
+                Kind::Joined if message.lane() == 1 => {}
+                kind => of_liar.push(kind),
+            }
+        }
+    }
+    assert_eq!(of_liar, [Kind::Joined, Kind::Message, Kind::Corrupt]);
+    liar.expect("lied");
+    liar.tell("go");
+    liar.wait_well();
+    honest.send(&numbered(0, of_honest)).unwrap();
+    assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nothing came")), (0, of_honest));
+}
+
+#[test]
+fn a_sender_of_another_user_wakes_the_receiver_by_a_bell_of_its_own() {
+    if !is_root() {
+        return eprintln!("skipped: needs root, to be another user");
+    }
+    let place = Place::new("another user's bell");
+    let all_may = |path: &std::path::Path| {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    };
+    all_may(place.path());
+    let mut receiver = Options::new().allow_uids(&[65_534]).gather_at(&place.name()).unwrap();
+    all_may(&place.socket());
+    let (thread, has_thread) = std::sync::mpsc::channel();
+    let receiving = std::thread::spawn(move || {
+        thread.send(this_thread()).unwrap();
+        for _ in 0..20 {
+            assert!(receiver.receive_until(deadline()).unwrap().is_some(), "nothing came");
+        }
+        receiver
+    });
+    let thread = has_thread.recv().unwrap();
+    let mut stranger = Child::start(Role::new("stranger").with("name", place.name()));
+    stranger.expect("connected");
+    for _ in 0..20 {
+        wait_until_thread_polls(thread);
+        stranger.tell("send");
+    }
+    drop(receiving.join().unwrap());
+    stranger.tell("end");
+    stranger.wait_well();
 }
 
 #[test]
