@@ -35,9 +35,10 @@ pub struct ChannelArgs {
     /// Who may open path:DIR: the permission bits of the directory [default: 700]
     #[arg(long, value_name = "OCTAL", value_parser = octal)]
     mode: Option<u32>,
-    /// The most senders that path:DIR can have at a time, said by whoever makes it [default: 1]
+    /// The most senders that path:DIR can have at a time, said by whoever makes it [default: 1]; of recv --follow NAME
+    /// [default: 1024]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    lanes: Option<u32>,
+    pub lanes: Option<u32>,
     /// Report as one JSON object at the end
     #[arg(long)]
     pub json: bool,
@@ -75,16 +76,13 @@ impl ChannelArgs {
                 ))),
                 None => Ok(Place::Directory(PathBuf::from(directory))),
             },
-            None => {
-                let common = [("--mode", self.mode.is_some()), ("--lanes", self.lanes.is_some())];
-                match first_given(&common).or_else(|| first_given(of_directories)) {
-                    Some(option) => Err(Failure::Input(format!(
-                        "{option} is only for a channel in a directory, found `{}`: leave it out, or write path:DIR",
-                        self.name
-                    ))),
-                    None => Ok(Place::Socket),
-                }
-            }
+            None => match first_given(&[("--mode", self.mode.is_some())]).or_else(|| first_given(of_directories)) {
+                Some(option) => Err(Failure::Input(format!(
+                    "{option} is only for a channel in a directory, found `{}`: leave it out, or write path:DIR",
+                    self.name
+                ))),
+                None => Ok(Place::Socket),
+            },
         }
     }
 

@@ -16,7 +16,7 @@ use crate::{
     signals::{SLICE, Signals},
 };
 use clap::Args;
-use pelton::Receiver;
+use pelton::{Kind, Receiver};
 use rustix::{
     event::PollFlags,
     fs::{FileType, Mode, OFlags},
@@ -48,22 +48,27 @@ pub struct RecvArgs {
     /// Close after so many messages
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// With path:DIR: when the last sender has gone, wait for the next one, until interrupted
+    /// Take in every sender that comes, as many as there are, until interrupted; with path:DIR, wait for the next one when
+    /// the last has gone
     #[arg(long)]
     follow: bool,
 }
 
 /// Runs `pelton recv`.
 pub fn run(args: &RecvArgs) -> Result<(), Failure> {
-    let of_directories = [("--follow", args.follow), ("--capacity", args.channel.capacity.is_some())];
+    let lanes = args.channel.lanes.is_some() && !args.follow;
+    let of_directories = [("--lanes", lanes), ("--capacity", args.channel.capacity.is_some())];
     let place = args.channel.place(&[("--connect", args.connect)], &of_directories)?;
+    if args.connect && args.follow {
+        return Err(Failure::Input("--follow takes senders in as they connect: leave --connect out".to_owned()));
+    }
     let signals = Signals::install()?;
     let receiver = appear(args, &place, &signals)?;
     let started = Instant::now();
     let mut receiving = Receiving {
         args,
         keeps: place.keeps(),
-        appear_by: if place.keeps() { args.channel.appear_by() } else { None },
+        appear_by: if place.keeps() || args.follow { args.channel.appear_by() } else { None },
         receiver,
         output: Output::new(),
         received: Passed::default(),
@@ -104,6 +109,7 @@ fn appear(args: &RecvArgs, place: &Place, signals: &Signals) -> Result<Receiver,
         Place::Socket if args.connect => channel.appear("listening sender", signals, |slice| {
             unless_timed_out(options.clone().connect_deadline(slice).connect_receiver(&channel.name))
         }),
+        Place::Socket if args.follow => Ok(options.announce(true).gather_at(&channel.name)?),
         Place::Socket => {
             let listener = options.listen(&channel.name)?;
             channel.appear("sender", signals, |slice| listener.accept_receiver_until(slice))
@@ -146,8 +152,7 @@ impl Receiving<'_> {
                 Err(Stop::Channel(pelton::Error::Closed { .. })) if self.args.follow => self.appear_by = None,
                 Err(Stop::Channel(pelton::Error::PeerDied { .. })) if self.args.follow => {
                     self.appear_by = None;
-                    let name = &self.args.channel.name;
-                    let _ = writeln!(std::io::stderr(), "pelton: a sender on `{name}` died, waiting for the next one");
+                    self.say_that_one("died");
                 }
                 Err(Stop::Channel(pelton::Error::Closed { .. })) => return Ok(Ended::Closed),
                 Err(stop) => return Err(stop),
@@ -192,10 +197,27 @@ impl Receiving<'_> {
             Waiting::First if args.channel.wait == WaitArg::Spin => receiver.receive_until(Instant::now() + SLICE),
             Waiting::First => receiver.receive_until(Instant::now() + FIRST_WAIT),
         }?;
-        let Some(message) = message else { return Ok(false) };
-        received.count(&message);
-        args.channel.frame.write(&message, &mut output.buffer);
-        Ok(true)
+        let found = message.map(|message| {
+            if message.kind() == Kind::Message {
+                received.count(&message);
+                args.channel.frame.write(&message, &mut output.buffer);
+            }
+            message.kind()
+        });
+        let Some(kind) = found else { return Ok(false) };
+        match kind {
+            Kind::Message => return Ok(true),
+            Kind::PeerDied => self.say_that_one("died"),
+            Kind::Corrupt => self.say_that_one("broke the rules of the layout"),
+            Kind::Joined | Kind::Closed => {}
+        }
+        self.appear_by = None;
+        Ok(false)
+    }
+
+    fn say_that_one(&self, went: &str) {
+        let name = &self.args.channel.name;
+        let _ = writeln!(std::io::stderr(), "pelton: a sender on `{name}` {went}, waiting for the next one");
     }
 
     /// Takes what messages there are, as far as they go into one write, and releases them once they are written: one that is lost
@@ -240,7 +262,7 @@ impl Receiving<'_> {
         if self.received.messages > 0 {
             self.appear_by = None;
         } else if self.appear_by.is_some_and(|by| by <= Instant::now()) {
-            if !self.receiver.resume_until(Instant::now())? {
+            if !self.keeps || !self.receiver.resume_until(Instant::now())? {
                 return Err(self.args.channel.nobody("sender").into());
             }
             self.appear_by = None;

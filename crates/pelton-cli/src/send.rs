@@ -41,7 +41,9 @@ pub struct SendArgs {
 
 /// Runs `pelton send`.
 pub fn run(args: &SendArgs) -> Result<(), Failure> {
-    let place = args.channel.place(&[("--listen", args.listen)], &[("--drain", args.drain)])?;
+    let place = args
+        .channel
+        .place(&[("--listen", args.listen)], &[("--lanes", args.channel.lanes.is_some()), ("--drain", args.drain)])?;
     let signals = Signals::install()?;
     let sender = appear(args, &place, &signals)?;
     let started = Instant::now();

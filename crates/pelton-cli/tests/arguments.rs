@@ -6,7 +6,7 @@ use common::Place;
 #[test]
 fn arguments_that_mean_nothing_are_refused_with_2() {
     let place = Place::new();
-    let refused: [(&[&str], &str); 18] = [
+    let refused: [(&[&str], &str); 19] = [
         (&[], "Usage"),
         (&["shout"], "unrecognized subcommand"),
         (&["send"], "<NAME>"),
@@ -16,7 +16,8 @@ fn arguments_that_mean_nothing_are_refused_with_2() {
         (&["send", "a", "--timeout", "soon"], "want seconds"),
         (&["recv", "a", "--count", "0"], "--count"),
         (&["recv", "a", "--capacity", "64M"], "--capacity is only for a channel in a directory"),
-        (&["recv", "unix:a", "--follow"], "--follow is only for a channel in a directory"),
+        (&["recv", "unix:a", "--follow", "--connect"], "leave --connect out"),
+        (&["recv", "unix:a", "--lanes", "2"], "--lanes is only for a channel in a directory"),
         (&["send", "a", "--mode", "700"], "--mode is only for a channel in a directory"),
         (&["send", "a", "--lanes", "2"], "--lanes is only for a channel in a directory"),
         (&["send", "a", "--drain"], "--drain is only for a channel in a directory"),

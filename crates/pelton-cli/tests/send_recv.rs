@@ -47,6 +47,36 @@ fn lines_arrive_as_they_were() {
 }
 
 #[test]
+fn one_receiver_takes_the_lines_of_every_sender_that_comes() {
+    let place = Place::new();
+    for name in names(&place) {
+        let mut receiver = place.start(&["recv", &name, "--follow"]);
+        let mut dies = place.start(&["send", &name]);
+        dies.write(b"from one that dies\n");
+        assert_eq!(receiver.line(), "from one that dies");
+        dies.signal(Signal::KILL);
+        assert_eq!(dies.wait().code, None);
+        let mut senders: Vec<_> = (0..4).map(|_| place.start(&["send", &name])).collect();
+        for (who, sender) in senders.iter_mut().enumerate() {
+            sender.write_all_and_close((0..5000).flat_map(|n| format!("{who} {n}\n").into_bytes()).collect());
+        }
+        // Each ends when all it sent was taken.
+        senders.into_iter().for_each(|sender| sender.wait().assert(0, &[]));
+        receiver.signal(Signal::INT);
+        let received = receiver.finish();
+        received.assert(130, &["a sender on", "died"]);
+        let text = String::from_utf8(received.stdout).unwrap();
+        for who in 0..4 {
+            let prefix = format!("{who} ");
+            let of_one: Vec<_> = text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+            assert!(of_one.iter().enumerate().all(|(n, found)| *found == n.to_string()), "{name}: of sender {who}");
+            assert_eq!(of_one.len(), 5000, "{name}: of sender {who}");
+        }
+    }
+    place.assert_nothing_left();
+}
+
+#[test]
 fn len32_carries_binary_and_empty_messages() {
     let place = Place::new();
     let mut input = Vec::new();

@@ -40,7 +40,7 @@ pub(crate) struct Hall {
 
 #[derive(Debug, Default)]
 struct State {
-    arrived: Vec<Box<Lane>>,
+    arrived: Vec<Lane>,
     gone: Vec<u32>,
     /// Lanes of [`Senders::with`], which end with the last [`Senders`].
     of_threads: Vec<u32>,
@@ -171,7 +171,7 @@ impl Gate {
             gone.append(&mut state.of_threads);
         }
         drop(state);
-        arrived.into_iter().for_each(|lane| lanes.add(lane));
+        arrived.into_iter().for_each(|lane| lanes.add(Box::new(lane)));
         for number in gone {
             if let Some(lane) = lanes.find(number).filter(|lane| lane.end.is_none()) {
                 lane.end = Some(End::Closed);
@@ -185,7 +185,7 @@ impl Gate {
         let mut state = self.hall.state();
         state.is_closed = true;
         for lane in std::mem::take(&mut state.arrived) {
-            lanes.add(lane);
+            lanes.add(Box::new(lane));
         }
     }
 }
@@ -307,7 +307,7 @@ impl Senders {
         if state.is_closed {
             return Err(Error::Closed { unreleased: 0 });
         }
-        state.arrived.push(Box::new(lane));
+        state.arrived.push(lane);
         drop(state);
         hall.stir();
         Ok((sender, number))

@@ -18,6 +18,7 @@ pub(crate) struct Lanes {
     /// Others that had something lately, in the order of their turns.
     busy: VecDeque<Box<Lane>>,
     /// Others that had nothing when it was their turn.
+    #[expect(clippy::vec_box, reason = "a lane goes from turn to turn as a pointer")]
     idle: Vec<Box<Lane>>,
     /// Where among the idle ones the next look begins.
     next_idle: usize,
