@@ -68,6 +68,14 @@
 //! # }
 //! ```
 //!
+//! # Many senders
+//! [`Options::gather_at`] makes a receiver that takes in every sender that connects under a name, up to 1,024, each with a
+//! lane of its own: no sender waits for another, or is harmed by its end. One wait and one descriptor are for all, also for
+//! those who come and go; a message says whose it is ([`Message::lane`], [`Message::peer`]), and with [`Options::announce`]
+//! also that a sender has come or gone. Served are they by turns, at most 64 messages of one at a time; one that has been idle
+//! waits at most another turn for each 32 idle ones. [`Options::gather`] does the same for threads, which make their senders
+//! by [`Senders`].
+//!
 //! # In an event loop
 //! Both ends are `AsFd`. The descriptor is level-triggered in meaning, between `arm` and the next `arm`:
 //! 1. *arm*: [`Receiver::arm`] (or [`Sender::arm`]) answers `true` when nothing is there: go back to the loop.
@@ -77,7 +85,7 @@
 //! 3. *disarm*: before using the waiting methods, or when the loop loses interest.
 //!
 //! # Threads
-//! Handles are `Send` and not `Sync`: one thread at a time. For many threads make many senders.
+//! Handles are `Send` and not `Sync`: one thread at a time. For many threads make many senders; [`Senders`] is for all.
 
 mod connect;
 mod directory;
