@@ -13,7 +13,8 @@
  * uv_unref((uv_handle_t *)&handle.poll) is for one that shall not.
  *
  * CALLBACKS run in uv_run only, never from within a function of this header. In each of them each function may be called, for
- * the same handle or another: start, stop, close; uv_stop too.
+ * the same handle or another: start, stop, close; after uv_stop the
+ * turn goes to its end, with what messages it has.
  *
  * RESULTS are pelton's codes. PELTON_SYSTEM with libuv's error as errno where libuv refuses something.
  *
@@ -24,7 +25,8 @@
  * A listener needs nothing of this header: uv_poll on pelton_listener_fd, for UV_READABLE, and in its callback
  * pelton_accept_receiver with PELTON_NO_WAIT, or uv_poll_stop and the work, and uv_poll_start after it.
  *
- * A FORKED child has its handles' ends told as PELTON_FORKED if it runs the loop (uv_loop_fork), and closes them. */
+ * FORK. A child has none of pelton's descriptors, so uv_loop_fork wants every handle stopped before the fork. The child closes its handles
+ * before it makes others; the parent starts them again. */
 #ifndef PELTON_UV_H
 #define PELTON_UV_H
 
@@ -73,18 +75,19 @@ struct pelton_uv_receiver {
     pelton_uv_message_cb on_message; /* private, from here on; NULL while stopped */
     pelton_uv_receiver_end_cb on_end;
     pelton_uv_receiver_close_cb on_close;
-    int in_message;  /* a message is with on_message */
-    int halvings;    /* how often the time of looking on is halved: once more when it did not pay */
+    int in_message; /* a message is with on_message */
+    int halvings;   /* how often the time of looking on is halved: once more when it did not pay */
 };
 
 struct pelton_uv_sender {
     void *data;            /* the caller's */
     pelton_sender *sender; /* to be used, not to be closed */
     uv_poll_t poll;        /* as above */
-    size_t size;           /* private, from here on */
-    pelton_uv_room_cb on_room; /* NULL while stopped */
+    pelton_uv_room_cb on_room; /* private, from here on; NULL while stopped */
     pelton_uv_sender_end_cb on_end;
     pelton_uv_sender_close_cb on_close;
+    size_t size;
+    unsigned turns; /* with room */
 };
 
 /* libuv's error as pelton's code. */
@@ -243,6 +246,8 @@ static inline void pelton_uv_sender_turn_(uv_poll_t *poll, int status, int event
         handle->on_room(handle);
         if (uv_is_closing((uv_handle_t *)poll) || !handle->on_room) return;
         code = pelton_uv_has_room_(handle);
+        /* Now and then whether the receiver is there, for who has room and sends nothing. */
+        if (code == PELTON_OK && ++handle->turns % 64 == 0) code = PELTON_AGAIN;
     }
     /* Not armed anew, the descriptor is readable still, for the next turn. */
     if (code == PELTON_AGAIN) code = pelton_sender_arm(handle->sender, handle->size);
