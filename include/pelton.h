@@ -7,6 +7,7 @@
  *   - by connect: one side listens under a name (pelton_listen), the other opens it (pelton_sender_open, pelton_receiver_open);
  *   - by path: both sides open a directory, "path:DIR", which keeps the messages when both are gone;
  *   - between threads of one process: pelton_threads.
+ * A receiver of many senders, that come and go, is made by pelton_gather.
  *
  *     pelton_sender *s;                                             pelton_receiver *r;
  *     pelton_sender_open("events", NULL, &s);                       ... pelton_listen, pelton_accept_receiver
@@ -36,7 +37,7 @@
  *
  * THREADS. A handle is used by one thread at a time; which one does not matter, and need not stay the same, as long as one
  * thread's call has returned, and the other knows, before the other begins. Different handles are independent. Only
- * pelton_held_release may be called at any time from any thread.
+ * pelton_held_release, and what takes a pelton_senders but its close, may be called at any time from any thread.
  *
  * UNITS. Sizes are in bytes, times in nanoseconds.
  */
@@ -111,6 +112,7 @@ enum pelton_code {
 typedef struct pelton_sender pelton_sender;
 typedef struct pelton_receiver pelton_receiver;
 typedef struct pelton_listener pelton_listener;
+typedef struct pelton_senders pelton_senders; /* makes senders for threads, and is for all of them */
 typedef struct pelton_held pelton_held; /* a message kept after the receiver has gone on */
 
 /* How a side waits (pelton_options.wait). */
@@ -130,10 +132,12 @@ typedef struct pelton_options {
     uint32_t uids_count;        /* and how many */
     uint32_t create;            /* path: 1 makes the channel if it is not there */
     uint32_t mode;              /* path: who may open it, 0700 */
-    uint32_t lanes;             /* path: the most senders at a time, 1, at most 1024; decided by its maker */
+    uint32_t lanes;             /* the most senders at a time, at most 1024: path: 1, decided by its maker; pelton_gather: 1024 */
+    uint32_t announce;          /* pelton_gather: 1 has the receiver told of its senders' coming and going */
+    uint32_t reserved;          /* 0 */
 } pelton_options;
 
-#define PELTON_OPTIONS_INIT {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0}
+#define PELTON_OPTIONS_INIT {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0, 0, 0}
 
 /* A message received in place. data stays good until the message is released; it is aligned to 8 bytes, and never NULL. Who
  * reads in place trusts the sender not to write after it has committed; pelton_receive_copy trusts nobody. */
@@ -141,13 +145,22 @@ typedef struct pelton_message {
     const void *data;
     size_t size;
     uint32_t seq;         /* its number in its lane: one more for each, modulo 2^32, never 0 */
-    uint32_t lane;        /* which of a path's lanes it came by, 0 elsewhere; order holds within a lane */
-    uint32_t flags;       /* PELTON_REDELIVERED */
+    uint32_t lane;        /* which of several senders' lanes it came by, else 0; order holds within a lane */
+    uint32_t flags;       /* PELTON_REDELIVERED, PELTON_TELLS */
     uint32_t descriptors; /* how many came along: pelton_take_descriptors */
 } pelton_message;
 
 /* pelton_message.flags: a receiver that died may have seen this message before. Other bits are 0, and not to be relied on. */
 #define PELTON_REDELIVERED 1
+
+/* Other flags, one of which is set in what is no message but tells, if options.announce asks for it, what became of the sender of that
+ * lane: it has come, before its first message; it has closed, has died, or has broken the rules of the layout, after its last. It has
+ * 0 bytes, its seq is 0, and it is released like a message. pelton_receive tells; pelton_receive_copy passes over it. */
+#define PELTON_JOINED 2
+#define PELTON_LEFT 4
+#define PELTON_DIED 8
+#define PELTON_BROKE_RULES 16
+#define PELTON_TELLS (PELTON_JOINED | PELTON_LEFT | PELTON_DIED | PELTON_BROKE_RULES)
 
 /* Figures of one side. They cost nothing to keep. */
 typedef struct pelton_info {
@@ -203,6 +216,30 @@ PELTON_MUST_USE int pelton_receiver_open(const char *name, const pelton_options 
 
 /* Makes both ends of a channel between threads of this process. Does not wait. Errors: PELTON_OPTION, PELTON_SYSTEM. */
 PELTON_MUST_USE int pelton_threads(const pelton_options *options, pelton_sender **out_sender, pelton_receiver **out_receiver);
+
+/* Makes a receiver of many senders, each with a lane of its own: of all that connect under the name, a short one or "unix:PATH", and of
+ * threads of this process (pelton_receiver_senders); name may be NULL for these alone. Does not wait: who comes is let in while
+ * receiving, or arming, and cannot keep it waiting. Its lanes are served by turns, at most 64 messages of one at a time. A sender's end
+ * touches no other, and receiving goes on: without a name until all senders and pelton_senders are closed, which is PELTON_CLOSED.
+ * pelton_message.lane is a number for each sender that comes, from 1 on. Without a name make pelton_senders before receiving.
+ * Errors: as pelton_listen. */
+PELTON_MUST_USE int pelton_gather(const char *name, const pelton_options *options, pelton_receiver **out);
+
+/* Makes what threads of this process make their senders by. Also while a message is not released.
+ * Errors: PELTON_REFUSED: the receiver is not of pelton_gather. */
+PELTON_MUST_USE int pelton_receiver_senders(pelton_receiver *receiver, pelton_senders **out);
+
+/* Makes a sender with a lane of its own, which one thread at a time uses. Does not wait. Any thread, at any time.
+ * Errors: PELTON_CLOSED: the receiver is closed; PELTON_REFUSED: it has as many senders as options.lanes says; PELTON_SYSTEM. */
+PELTON_MUST_USE int pelton_senders_open(pelton_senders *senders, pelton_sender **out);
+
+/* Sends by the calling thread's own lane, which is made when it has none yet, and given up when the thread ends. Any thread, at any time:
+ * none waits for another. Errors: as pelton_send and pelton_senders_open. */
+PELTON_MUST_USE int pelton_senders_send(pelton_senders *senders, const void *data, size_t size, int64_t deadline_ns);
+
+/* Closes and frees the handle; senders made by it stay, but for threads' own when it is the last of its receiver. NULL does nothing.
+ * No other thread may be in a call with it. */
+int pelton_senders_close(pelton_senders *senders);
 
 /* Listens under a short name or "unix:PATH". Does not wait. Each peer accepted gets a channel of its own, made with these
  * options. The name stands as long as the listener or an end that it accepted is open; one left behind by a dead process is

@@ -238,6 +238,8 @@ public:
     std::uint32_t seq() const noexcept { return message_.seq; }
     std::uint32_t lane() const noexcept { return message_.lane; }
     bool is_redelivered() const noexcept { return (message_.flags & PELTON_REDELIVERED) != 0; }
+    // PELTON_JOINED and the like, if it is no message, else 0.
+    std::uint32_t tells() const noexcept { return message_.flags & PELTON_TELLS; }
     std::uint32_t descriptors() const noexcept { return message_.descriptors; }
     // How many were taken; with PELTON_TOO_SMALL, how many there are.
     result<std::size_t> take_descriptors(int *out, std::size_t capacity) noexcept {
@@ -284,9 +286,35 @@ private:
     std::size_t count_ = 0;
 };
 
+// Makes senders for threads; used by any number of them at once, but for closing.
+class senders : public owned<pelton_senders, pelton_senders_close> {
+public:
+    using owned::owned;
+    result<sender> open() const noexcept {
+        pelton_sender *opened = nullptr;
+        int code = pelton_senders_open(handle_, &opened);
+        return {code, sender(opened)};
+    }
+    // By the calling thread's own lane.
+    answer send(bytes payload, std::int64_t deadline_ns = forever) const noexcept {
+        return pelton_senders_send(handle_, payload.data(), payload.size(), deadline_ns);
+    }
+};
+
 class receiver : public owned<pelton_receiver, pelton_receiver_close> {
 public:
     using owned::owned;
+    // Without a name, of threads of this process.
+    static result<receiver> gather(const char *name, const options &options = {}) noexcept {
+        pelton_receiver *gathering = nullptr;
+        int code = pelton_gather(name, &options, &gathering);
+        return {code, receiver(gathering)};
+    }
+    result<pelton::senders> senders() noexcept {
+        pelton_senders *made = nullptr;
+        int code = pelton_receiver_senders(handle_, &made);
+        return {code, pelton::senders(made)};
+    }
     static result<receiver> open(const char *name, const options &options = {}) noexcept {
         pelton_receiver *opened = nullptr;
         int code = pelton_receiver_open(name, &options, &opened);

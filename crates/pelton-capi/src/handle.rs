@@ -166,6 +166,26 @@ pub unsafe fn enter<T: Object, A>(handle: *mut Handle<T>, act: impl FnOnce(&mut 
     answer
 }
 
+/// As [`enter`], for what any threads may do at once.
+///
+/// # Safety
+/// As for [`enter`].
+pub unsafe fn share<T: Object + Sync>(handle: *const Handle<T>, act: impl FnOnce(&T) -> Answer) -> c_int {
+    // SAFETY: the caller's promise; see the module about closed ones.
+    let Some(shared) = (unsafe { handle.as_ref() }) else { return number(Err(code::null(T::KIND))) };
+    // Relaxed: the caller orders making and closing.
+    if !(T::FREE..=T::FREE + CLOSER).contains(&shared.head.gate.load(Relaxed)) {
+        let detail = format!("the handle given as {} is closed, or another kind's", T::KIND);
+        return code::tell(code::CLOSED_HANDLE, detail);
+    }
+    // SAFETY: only shared references are made of it until it is closed, when no call uses it, by the caller's promise.
+    let object = unsafe { (*shared.object.get()).assume_init_ref() };
+    number(catch(|| match object.is_forked() {
+        true => Err(code::of(&pelton::Error::Forked)),
+        false => act(object),
+    }))
+}
+
 /// As [`enter`], for what answers nothing but a code.
 ///
 /// # Safety

@@ -148,6 +148,30 @@ pub unsafe extern "C" fn pelton_threads(
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_gather(
+    name: *const c_char,
+    options: *const COptions,
+    out: *mut *mut Handle<Receiving>,
+) -> c_int {
+    let gather = || {
+        // SAFETY: the caller's promises.
+        let (options, _) = unsafe { options::of(options)? };
+        let gathered = match name.is_null() {
+            true => options.gather().map(|(_, receiver)| receiver),
+            // SAFETY: the caller's promise.
+            false => options.gather_at(text(unsafe { CStr::from_ptr(name) })?),
+        };
+        gathered.map(Receiving::new).map_err(|error| code::of(&error))
+    };
+    // SAFETY: the caller's promises.
+    number(catch(|| unsafe { give(out, gather) }))
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_listen(
     name: *const c_char,
     options: *const COptions,

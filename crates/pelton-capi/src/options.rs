@@ -19,9 +19,11 @@ pub struct COptions {
     create: u32,
     mode: u32,
     lanes: u32,
+    announce: u32,
+    reserved: u32,
 }
 
-const _: () = assert!(size_of::<COptions>() == 56);
+const _: () = assert!(size_of::<COptions>() == 64);
 
 /// Nanoseconds of CLOCK_MONOTONIC.
 pub fn now() -> i64 {
@@ -106,6 +108,14 @@ pub unsafe fn of(options: *const COptions) -> Answer<(Options, bool)> {
     }
     if given.lanes != 0 {
         made = made.lanes(given.lanes);
+    }
+    made = match given.announce {
+        0 => made,
+        1 => made.announce(true),
+        found => return Err(wrong("announce", found, "0 or 1")),
+    };
+    if given.reserved != 0 {
+        return Err(wrong("reserved", given.reserved, "0: begin with PELTON_OPTIONS_INIT"));
     }
     Ok((made, create))
 }

@@ -3,7 +3,8 @@
 use crate::code::{self, Answer};
 use crate::handle::{Handle, ONE, Object, call, close, enter};
 use crate::options::{Info, Until};
-use pelton::{Held, Message, RawMessage, Receiver};
+use crate::sending::Gathering;
+use pelton::{Held, Kind, Message, RawMessage, Receiver};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd};
 
@@ -66,7 +67,16 @@ pub struct CMessage {
 
 const _: () = assert!(size_of::<CMessage>() == 32);
 
-const REDELIVERED: u32 = 1;
+/// PELTON_REDELIVERED, PELTON_JOINED and so on.
+fn flags(message: &Message<'_>) -> u32 {
+    match message.kind() {
+        Kind::Message => u32::from(message.is_redelivered()),
+        Kind::Joined => 2,
+        Kind::Closed => 4,
+        Kind::PeerDied => 8,
+        Kind::Corrupt => 16,
+    }
+}
 
 impl CMessage {
     #[inline(always)]
@@ -77,7 +87,7 @@ impl CMessage {
             size,
             seq: message.seq(),
             lane: message.lane(),
-            flags: if message.is_redelivered() { REDELIVERED } else { 0 },
+            flags: flags(message),
             descriptors: message.descriptors() as u32,
         }
     }
@@ -175,7 +185,7 @@ pub unsafe extern "C" fn pelton_receive_batch(
         let first = next(receiver, deadline_ns)?;
         // SAFETY: the caller's promise, here and below.
         unsafe { out.write(CMessage::of(&first)) };
-        let alone = count == 1 || first.descriptors() != 0;
+        let alone = count == 1 || first.descriptors() != 0 || first.kind() != Kind::Message;
         let raw = first.into_raw();
         let mut found = 1;
         if alone {
@@ -260,7 +270,15 @@ unsafe fn copy_slowly(
         if out_size.is_null() || (buffer.is_null() && capacity > 0) {
             return Err(code::null("buffer or out_size"));
         }
-        let message = next(receiver, deadline_ns)?;
+        let message = loop {
+            let found = next(receiver, deadline_ns)?;
+            if found.kind() == Kind::Message {
+                // Again, as what is found in a loop cannot be borrowed beyond it.
+                let raw = found.into_raw();
+                // SAFETY: received last, and the receiver not used meanwhile.
+                break unsafe { receiver.message_from_raw(raw) };
+            }
+        };
         let (data, size) = message.raw_parts();
         // SAFETY: the caller's promise.
         unsafe { out_size.write(size) };
@@ -432,6 +450,25 @@ pub unsafe extern "C" fn pelton_take_descriptors(
     };
     // SAFETY: the caller's promises.
     unsafe { call(receiver, take) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_receiver_senders(receiver: Handled, out: *mut *mut Handle<Gathering>) -> c_int {
+    let senders = |receiving: &mut Receiving| {
+        if out.is_null() {
+            return Err(code::null("out"));
+        }
+        let senders = receiving.receiver.senders().map_err(|error| code::of(&error))?;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(Handle::boxed(Gathering(senders))) };
+        Ok(())
+    };
+    // SAFETY: the caller's promises.
+    unsafe { call(receiver, senders) }
 }
 
 /// See `pelton.h`.

@@ -1,9 +1,9 @@
 //! The sending end.
 
 use crate::code::{self, Answer};
-use crate::handle::{Handle, ONE, Object, call, close, enter};
+use crate::handle::{Handle, ONE, Object, call, close, enter, share};
 use crate::options::{Info, Until};
-use pelton::{RawReservation, Sender, Sent};
+use pelton::{RawReservation, Sender, Senders, Sent};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -109,6 +109,15 @@ pub unsafe extern "C" fn pelton_send(sender: Handled, data: *const c_void, size:
     unsafe { send_slowly(sender, data, size, deadline_ns) }
 }
 
+/// Sends, waiting as long as is said.
+fn send(sender: &mut Sender, payload: &[u8], deadline_ns: i64) -> pelton::Result<Sent> {
+    match Until::of(deadline_ns) {
+        Until::Now => sender.try_send(payload),
+        Until::Deadline(instant) => sender.send_until(payload, instant),
+        Until::Forever => sender.send(payload).map(|()| Sent::Sent),
+    }
+}
+
 #[cold]
 #[inline(never)]
 unsafe fn send_slowly(sender: Handled, data: *const c_void, size: usize, deadline_ns: i64) -> c_int {
@@ -116,11 +125,7 @@ unsafe fn send_slowly(sender: Handled, data: *const c_void, size: usize, deadlin
         let sender = sending.free()?;
         // SAFETY: the caller's promise.
         let payload = unsafe { bytes(data, size)? };
-        answer(match Until::of(deadline_ns) {
-            Until::Now => sender.try_send(payload),
-            Until::Deadline(instant) => sender.send_until(payload, instant),
-            Until::Forever => sender.send(payload).map(|()| Sent::Sent),
-        })
+        answer(send(sender, payload, deadline_ns))
     };
     // SAFETY: the caller's promises.
     unsafe { call(sender, send) }
@@ -496,4 +501,69 @@ pub unsafe extern "C" fn pelton_sender_info(sender: Handled, out: *mut Info) -> 
 pub unsafe extern "C" fn pelton_sender_close(sender: Handled) -> c_int {
     // SAFETY: the caller's promises.
     unsafe { close(sender) }
+}
+
+/// What makes senders for threads, behind a handle.
+pub struct Gathering(pub Senders);
+
+impl Object for Gathering {
+    const FREE: u32 = 0x7365_7300;
+    const KIND: &'static str = "senders";
+
+    fn is_forked(&self) -> bool {
+        self.0.is_forked()
+    }
+
+    fn is_free(&self) -> bool {
+        true
+    }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_senders_open(senders: *mut Handle<Gathering>, out: *mut Handled) -> c_int {
+    let open = |gathering: &Gathering| {
+        if out.is_null() {
+            return Err(code::null("out"));
+        }
+        let sender = gathering.0.sender().map_err(|error| code::of(&error))?;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(Handle::boxed(Sending::new(sender))) };
+        Ok(())
+    };
+    // SAFETY: the caller's promises.
+    unsafe { share(senders, open) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_senders_send(
+    senders: *mut Handle<Gathering>,
+    data: *const c_void,
+    size: usize,
+    deadline_ns: i64,
+) -> c_int {
+    let send = |gathering: &Gathering| {
+        // SAFETY: the caller's promise.
+        let payload = unsafe { bytes(data, size)? };
+        answer(gathering.0.with(|sender| send(sender, payload, deadline_ns)).flatten())
+    };
+    // SAFETY: the caller's promises.
+    unsafe { share(senders, send) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_senders_close(senders: *mut Handle<Gathering>) -> c_int {
+    // SAFETY: the caller's promises.
+    unsafe { close(senders) }
 }

@@ -88,7 +88,7 @@ impl Hall {
         }
         if state.present >= most {
             return Err(Error::Refused(format!(
-                "the receiver has {most} senders, as many as it takes: close one, or raise Options::lanes"
+                "the receiver has {most} senders, as many as its options take: close one, or raise lanes there"
             )));
         }
         state.present += 1;
@@ -286,6 +286,12 @@ thread_local! {
 }
 
 impl Senders {
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.hall.owner.is_forked()
+    }
+
     /// A new sender, with a lane of its own. Does not wait.
     ///
     /// # Errors
