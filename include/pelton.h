@@ -364,6 +364,10 @@ int pelton_sender_fd(const pelton_sender *sender);
  * Answers: PELTON_AGAIN: no room yet, wait for the descriptor. PELTON_OK: there is room. Errors: as pelton_send. */
 PELTON_MUST_USE int pelton_sender_arm(pelton_sender *sender, size_t size);
 
+/* For who has nothing to send: asks that the descriptor become readable when the receiver goes, and not while there is room; takes
+ * pelton_sender_arm back. When it is readable, again: it may have been for nothing. Does not wait. Errors: as pelton_send. */
+PELTON_MUST_USE int pelton_sender_arm_for_end(pelton_sender *sender);
+
 /* Takes pelton_sender_arm back. */
 int pelton_sender_disarm(pelton_sender *sender);
 

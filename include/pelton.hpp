@@ -195,6 +195,7 @@ public:
     answer sync() noexcept { return pelton_sender_sync(handle_); }
     int fd() const noexcept { return pelton_sender_fd(handle_); }
     answer arm(std::size_t size) noexcept { return pelton_sender_arm(handle_, size); }
+    answer arm_for_end() noexcept { return pelton_sender_arm_for_end(handle_); }
     answer disarm() noexcept { return pelton_sender_disarm(handle_); }
     result<pelton_info> info() const noexcept {
         pelton_info info{};

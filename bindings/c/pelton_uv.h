@@ -82,7 +82,7 @@ struct pelton_uv_sender {
     void *data;            /* the caller's */
     pelton_sender *sender; /* to be used, not to be closed */
     uv_poll_t poll;        /* as above */
-    /* Private from here on. on_room is NULL while stopped. */
+    /* Private from here on. on_end is NULL while stopped. */
     pelton_uv_room_cb on_room;
     pelton_uv_sender_end_cb on_end;
     pelton_uv_sender_close_cb on_close;
@@ -242,10 +242,10 @@ static inline void pelton_uv_sender_turn_(uv_poll_t *poll, int status, int event
     pelton_uv_sender *handle = (pelton_uv_sender *)poll->data;
     int code = pelton_uv_refused_(status);
     (void)events;
-    if (code == PELTON_OK) code = pelton_uv_has_room_(handle);
-    if (code == PELTON_OK) {
+    if (code == PELTON_OK) code = handle->on_room ? pelton_uv_has_room_(handle) : pelton_sender_arm_for_end(handle->sender);
+    if (code == PELTON_OK && handle->on_room) {
         handle->on_room(handle);
-        if (uv_is_closing((uv_handle_t *)poll) || !handle->on_room) return;
+        if (uv_is_closing((uv_handle_t *)poll) || !handle->on_end || !handle->on_room) return;
         code = pelton_uv_has_room_(handle);
         /* Now and then whether the receiver is there, for who has room and sends nothing. */
         if (code == PELTON_OK && ++handle->turns % 64 == 0) code = PELTON_AGAIN;
@@ -253,21 +253,23 @@ static inline void pelton_uv_sender_turn_(uv_poll_t *poll, int status, int event
     /* Not armed anew, the descriptor is readable still, for the next turn. */
     if (code == PELTON_AGAIN) code = pelton_sender_arm(handle->sender, handle->size);
     if (code != PELTON_AGAIN && code != PELTON_OK) {
-        handle->on_room = NULL;
+        pelton_uv_sender_end_cb on_end = handle->on_end;
+        handle->on_end = NULL;
         pelton_uv_sender_rest_(handle);
-        handle->on_end(handle, code);
+        on_end(handle, code);
     }
 }
 
 /* Has on_room called once in each turn of the loop in which there is room for a message of size bytes, until stopped. Where there
  * was none, it comes when the receiver has released half of what waits. Who produces without end does it there, some at a time.
+ * on_room may be NULL, for who has nothing to send: then nothing runs until the receiver goes, which is told to on_end.
  * Nothing may stay reserved while started. Started already: changes size and callbacks. Errors: PELTON_TOO_LARGE, PELTON_RESERVED, and
  * whatever would be told to on_end, which then is not called. */
 PELTON_MUST_USE static inline int pelton_uv_sender_start(pelton_uv_sender *handle, size_t size, pelton_uv_room_cb on_room,
                                                          pelton_uv_sender_end_cb on_end) {
-    int code = pelton_sender_arm(handle->sender, size);
+    int code = on_room ? pelton_sender_arm(handle->sender, size) : pelton_sender_arm_for_end(handle->sender);
     if (code != PELTON_OK && code != PELTON_AGAIN) return code;
-    if (!handle->on_room) {
+    if (!handle->on_end) {
         code = pelton_uv_refused_(uv_poll_start(&handle->poll, UV_READABLE, pelton_uv_sender_turn_));
         if (code != PELTON_OK) return code;
     }
@@ -277,9 +279,9 @@ PELTON_MUST_USE static inline int pelton_uv_sender_start(pelton_uv_sender *handl
     return PELTON_OK;
 }
 
-/* Has on_room called no more until started again. A stopped handle learns of the receiver's end when it sends. */
+/* Has neither called until started again. */
 static inline void pelton_uv_sender_stop(pelton_uv_sender *handle) {
-    handle->on_room = NULL;
+    handle->on_end = NULL;
     pelton_uv_sender_rest_(handle);
 }
 

@@ -250,6 +250,7 @@ static void descriptors_for_loops_are_armed() {
     IS(receiver.arm(), PELTON_OK);
     IS(receiver.disarm(), PELTON_OK);
     IS(sender.disarm(), PELTON_OK);
+    IS(sender.arm_for_end(), PELTON_OK);
 }
 
 int main() {

@@ -547,7 +547,7 @@ static void kill_receiver(uv_prepare_t *prepare) {
     uv_close((uv_handle_t *)prepare, NULL);
 }
 
-static void a_killed_receiver_is_an_event_for_who_waits_for_room(void) {
+static void tell_a_killed_receiver(int full) {
     char name[128];
     uv_loop_t loop;
     uv_prepare_t prepare;
@@ -562,11 +562,18 @@ static void a_killed_receiver_is_an_event_for_who_waits_for_room(void) {
     OK(pelton_listener_close(listener));
     CHECK(uv_loop_init(&loop) == 0 && uv_prepare_init(&loop, &prepare) == 0);
     CHECK(uv_prepare_start(&prepare, kill_receiver) == 0);
-    fill(new_sender(&loop, sender, &own));
-    OK(pelton_uv_sender_start(own.sender, 500, no_room, note_senders_end_and_close));
+    new_sender(&loop, sender, &own);
+    if (full) fill(own.sender);
+    OK(pelton_uv_sender_start(own.sender, 500, full ? no_room : NULL, note_senders_end_and_close));
     end_loop(&loop);
     ANSWERS(own.code, PELTON_PEER_DIED);
     CHECK(own.ends == 1 && own.closings == 1);
+}
+
+static void a_killed_receiver_is_an_event_also_for_who_sends_nothing(void) {
+    for (int full = 0; full < 2; full++) {
+        tell_a_killed_receiver(full);
+    }
 }
 
 static void a_forked_child_closes_its_handles_and_the_parents_go_on(void) {
@@ -669,7 +676,7 @@ int main(void) {
         TEST(other_handles_have_their_turn_while_messages_never_end),
         TEST(nothing_runs_while_nothing_happens),
         TEST(a_killed_sender_is_an_event_and_its_successor_goes_on),
-        TEST(a_killed_receiver_is_an_event_for_who_waits_for_room),
+        TEST(a_killed_receiver_is_an_event_also_for_who_sends_nothing),
         TEST(a_forked_child_closes_its_handles_and_the_parents_go_on),
         TEST(a_message_held_is_released_on_another_thread),
         TEST(descriptors_come_along_and_the_loop_can_be_stopped),
