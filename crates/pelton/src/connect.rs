@@ -196,6 +196,8 @@ impl std::fmt::Debug for Visitor {
 
 /// Hand-shakes that go on at a time. For one more, the oldest is given up: who is in earnest has finished before.
 const VISITORS_MAX: usize = 64;
+/// Connections taken at a time: one who connects again and again is not to keep the receiver from receiving.
+const ACCEPTS: usize = 16;
 
 impl Entrance {
     pub(crate) fn new(listener: Listener, bells: &Bells) -> Result<Entrance> {
@@ -227,7 +229,8 @@ impl Entrance {
             }
             return Ok(());
         }
-        loop {
+        // Those who are left are told of again.
+        for _ in 0..ACCEPTS {
             let socket = match accept_at(self.listener.inner.bound.socket()) {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return Ok(()),
@@ -261,6 +264,7 @@ impl Entrance {
                 Err(_) => done(Err(lane)),
             }
         }
+        Ok(())
     }
 
     fn welcome(&self, shake: Shake, lane: u32, bells: &Bells, reception: &Reception) -> Result<Visitor> {

@@ -327,7 +327,7 @@ impl Receiver {
         let record = match self.lanes.current.consumer.peek() {
             Ok(Some(record)) if record.descriptors == 0 => record,
             Ok(_) => return Ok(false),
-            Err(error) => return Err(self.failed(error)),
+            Err(error) => return self.failed_in_batch(error).map(|()| false),
         };
         look(&std::mem::ManuallyDrop::new(Message { receiver: self, record }));
         self.lanes.current.consumer.take(&record);
@@ -669,6 +669,16 @@ impl Receiver {
     fn failed(&mut self, error: LaneError) -> Error {
         self.owner.retire();
         error.into()
+    }
+
+    /// One of many senders has broken the rules: the lane's next turn tells so.
+    #[cold]
+    fn failed_in_batch(&mut self, error: LaneError) -> Result<()> {
+        if self.gate.is_none() {
+            return Err(self.failed(error));
+        }
+        self.lanes.current.end = Some(End::Corrupt);
+        Ok(())
     }
 
     /// The senders are gone and their last message read: the next call says so, or, but for a path channel's, each.
@@ -1168,7 +1178,7 @@ impl Batch<'_> {
         let record = match lane.peek() {
             Ok(Some(record)) => record,
             Ok(None) => return Ok(None),
-            Err(error) => return Err(self.receiver.failed(error)),
+            Err(error) => return self.receiver.failed_in_batch(error).map(|()| None),
         };
         lane.take(&record);
         self.is_over = self.receiver.many && record.seq.is_multiple_of(TURN);

@@ -296,6 +296,25 @@ fn a_sender_that_breaks_the_rules_touches_no_other() {
 }
 
 #[test]
+fn a_batch_ends_where_its_sender_breaks_the_rules() {
+    let place = Place::new("a batch ends at a lie");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let mut liar = Child::start(Role::new("liar").with("name", place.name()));
+    assert_eq!(read(receiver.receive_batch().unwrap().next().unwrap().unwrap()), (9, 0));
+    liar.expect("lied");
+    let mut honest = receiver.senders().unwrap().sender().unwrap();
+    honest.send(&numbered(0, 0)).unwrap();
+    loop {
+        let mut batch = receiver.receive_batch().unwrap();
+        if let Some(message) = batch.next().unwrap() {
+            break assert_eq!(read(message), (0, 0));
+        }
+    }
+    liar.tell("go");
+    liar.wait_well();
+}
+
+#[test]
 fn a_sender_of_another_user_wakes_the_receiver_by_a_bell_of_its_own() {
     if !is_root() {
         return eprintln!("skipped: needs root, to be another user");
