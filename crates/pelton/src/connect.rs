@@ -280,7 +280,7 @@ pub(crate) fn threads(options: &Options) -> Result<(Sender, Receiver)> {
         ))
     };
     let (page, data, consumer, receiver, [(bells, to_receiver), (receiver_bells, to_sender)]) =
-        make().map_err(Error::system("making a channel"))?;
+        make().map_err(Error::system("making a channel of memfds, eventfds and epolls"))?;
     let [page, consumer, receiver, data] = [page, consumer, receiver, data].map(Arc::new);
     let memory =
         SenderMemory { page: page.clone(), data: data.clone(), consumer: consumer.clone(), receiver: receiver.clone() };

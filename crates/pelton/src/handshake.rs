@@ -8,13 +8,14 @@ use crate::error::{Error, Result};
 use crate::link::{Bells, Link, Peer};
 use crate::options::Options;
 use crate::os::socket::{Socket, wait_for};
-use crate::os::{Bell, Kind, Segment, membarrier};
+use crate::os::{Bell, Descriptor, Kind, Segment, membarrier};
 use crate::receiver::{Lane, LaneMemory, ReceiverParts, receiver_sleeper};
 use crate::sender::{SenderMemory, SenderParts};
 use pelton_lane::{
     ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble, ProducerPage,
     ReceiverPage, SEGMENT_BYTES, WIRE_VERSION, capacity_is_valid, message_bytes_limit, step,
 };
+use rustix::io::Errno;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -201,10 +202,13 @@ impl Shake {
             if packet.kind != kind {
                 return Err(self.refuse(format!("packet of kind {} came, wanted {kind}", packet.kind)));
             }
-            if truncated {
-                return Err(self.refuse("this process cannot take the descriptors: raise its RLIMIT_NOFILE".to_owned()));
-            }
             let found = fds.len();
+            if truncated && found < N {
+                // The system's word is lost, but there is only one reason. Its own trouble, not the peer's.
+                self.refuse(format!("process {} cannot take {N} descriptors", std::process::id()));
+                let what = "taking the peer's descriptors: raise this process's RLIMIT_NOFILE";
+                return Err(Error::system(what)(Errno::MFILE.into()));
+            }
             step("hand-shake: packet received");
             let fds = fds
                 .try_into()
@@ -319,12 +323,17 @@ impl Shake {
         Ok(segment)
     }
 
-    fn into_link(self, own: &Bells, peer_bell: Bell) -> Result<Link> {
-        Link::over_socket(own, peer_bell, self.socket, self.peer).map_err(Error::system("watching the peer"))
+    /// Watches the peer. Before READY, after which nothing may fail: what the peer then sends would be lost.
+    fn watch(&self, own: &Bells) -> Result<Option<Descriptor>> {
+        own.watch(&self.socket).map_err(self.told("watching the peer"))
     }
 
-    fn reconnect(self, link: &mut Link, own: &Bells, peer_bell: Bell) -> Result<()> {
-        link.reconnect(own, peer_bell, self.socket, self.peer).map_err(Error::system("watching the peer"))
+    fn into_link(self, process: Option<Descriptor>, peer_bell: Bell) -> Link {
+        Link::over_socket(peer_bell, self.socket, process, self.peer)
+    }
+
+    fn reconnect(self, link: &mut Link, own: &Bells, process: Option<Descriptor>, peer_bell: Bell) {
+        link.reconnect(own, peer_bell, self.socket, process, self.peer);
     }
 }
 
@@ -413,8 +422,9 @@ pub(crate) fn new_sender(shake: Shake, options: &Options, listens: bool) -> Resu
     let memory = SenderMemory { page, data, consumer, receiver };
     let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| shake.refused_for(error))?;
     step("hand-shake: lane attached");
+    let process = shake.watch(&own)?;
     shake.ready(listens && !takes_over)?;
-    let link = shake.into_link(&own, peer.bell)?;
+    let link = shake.into_link(process, peer.bell);
     Ok(SenderParts { lane, bells: own, link, memory })
 }
 
@@ -435,8 +445,9 @@ pub(crate) fn surviving_sender(shake: Shake, parts: &mut SenderParts, listens: b
         .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
         .map_err(|error| shake.refused_for(error))?;
     step("hand-shake: consumer attached");
+    let process = shake.watch(&parts.bells)?;
     shake.ready(true)?;
-    shake.reconnect(&mut parts.link, &parts.bells, peer.bell)?;
+    shake.reconnect(&mut parts.link, &parts.bells, process, peer.bell);
     step("hand-shake: survivor goes on");
     Ok(())
 }
@@ -460,8 +471,9 @@ pub(crate) fn new_receiver(shake: Shake, listens: bool) -> Result<ReceiverParts>
     let sleeper = receiver_sleeper(&memory.receiver, can_barrier);
     let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), own.bell().as_fd()];
     shake.send(&Packet::new(CONSUMER), &fds)?;
+    let process = shake.watch(&own)?;
     shake.ready(listens && !takes_over)?;
-    let link = shake.into_link(&own, peer_bell)?;
+    let link = shake.into_link(process, peer_bell);
     let redelivered = Position::unpack(packet.tail).since(head);
     Ok(ReceiverParts { lane: Lane::new(consumer, link, redelivered, 0, memory), sleeper, bells: own })
 }
@@ -488,13 +500,14 @@ pub(crate) fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells: &Bell
     }
     let page = shake.open_producer(page_fd, &answer)?;
     let peer_bell = shake.open_bell(bell_fd)?;
+    let process = shake.watch(bells)?;
     // Only now is the successor's page complete: had it died before, the dead one's would still be needed.
     shake.ready(true)?;
     memory.attach_producer(lane, Arc::new(page), can_barrier);
     step("hand-shake: producer attached");
     // What came for messages that the dead sender committed is here; the rest was for messages that never were.
     survivor.link.forget_descriptors_from(tail.seq);
-    shake.reconnect(&mut survivor.link, bells, peer_bell)?;
+    shake.reconnect(&mut survivor.link, bells, process, peer_bell);
     step("hand-shake: survivor goes on");
     Ok(())
 }

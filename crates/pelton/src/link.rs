@@ -25,6 +25,9 @@ pub struct Peer {
 /// Descriptors on their way between threads, by the number of their message.
 type Local = Arc<Mutex<VecDeque<(u32, Vec<OwnedFd>)>>>;
 
+/// Descriptors that have come: of which message, and whether some were cut off.
+type Received = (u32, Vec<OwnedFd>, bool);
+
 /// How the peer is reached.
 #[derive(Debug)]
 enum Way {
@@ -71,7 +74,7 @@ pub(crate) struct Link {
     peer: Peer,
     looked: Instant,
     /// Descriptors received ahead of the message that they belong to.
-    received: VecDeque<(u32, Vec<OwnedFd>)>,
+    received: VecDeque<Received>,
 }
 
 /// How often an operation that finds no reason to sleep may look whether the peer is alive.
@@ -82,9 +85,9 @@ impl Link {
         Link { peer_bell, way, peer, looked: Instant::now(), received: VecDeque::new() }
     }
 
-    /// A link over a socket, whose end `bells` tell from now on.
-    pub(crate) fn over_socket(bells: &Bells, peer_bell: Bell, socket: Socket, peer: Peer) -> std::io::Result<Link> {
-        Ok(Link::new(peer_bell, watch(&bells.pollable, socket)?, peer))
+    /// A link over a socket that [`Bells::watch`] watches, with the process that it said.
+    pub(crate) fn over_socket(peer_bell: Bell, socket: Socket, process: Option<Descriptor>, peer: Peer) -> Link {
+        Link::new(peer_bell, Way::Socket { socket, process }, peer)
     }
 
     /// Two links between threads, and the bells of their handles.
@@ -113,18 +116,18 @@ impl Link {
         }
     }
 
-    /// Goes on with the peer's successor.
+    /// Goes on with the peer's successor, as [`Link::over_socket`] would.
     pub(crate) fn reconnect(
         &mut self,
         bells: &Bells,
         peer_bell: Bell,
         socket: Socket,
+        process: Option<Descriptor>,
         peer: Peer,
-    ) -> std::io::Result<()> {
+    ) {
         bells.pollable.forget(self.life());
-        self.way = watch(&bells.pollable, socket)?;
+        self.way = Way::Socket { socket, process };
         (self.peer_bell, self.peer) = (peer_bell, peer);
-        Ok(())
     }
 
     /// Whether the peer comes and goes without this side's doing anything about it: a path channel's.
@@ -284,10 +287,10 @@ impl Link {
         }
     }
 
-    /// What descriptors come next, of which message, and whether some were cut off. `None`: none do.
-    fn next_descriptors(&mut self, deadline: Instant) -> Result<Option<(u32, Vec<OwnedFd>, bool)>> {
-        if let Some((seq, fds)) = self.received.pop_front() {
-            return Ok(Some((seq, fds, false)));
+    /// What descriptors come next. `None`: none do.
+    fn next_descriptors(&mut self, deadline: Instant) -> Result<Option<Received>> {
+        if let Some(received) = self.received.pop_front() {
+            return Ok(Some(received));
         }
         match &self.way {
             Way::Threads(local) => {
@@ -311,8 +314,8 @@ impl Link {
     /// Takes in what a sender that died has sent along; its successor does not.
     pub(crate) fn take_in(&mut self) -> Result<()> {
         let Way::Socket { socket, .. } = &self.way else { return Ok(()) };
-        while let Some(Some((seq, fds, _))) = receive_packet(socket)? {
-            self.received.push_back((seq, fds));
+        while let Some(Some(received)) = receive_packet(socket)? {
+            self.received.push_back(received);
             if self.received.len() > 1024 {
                 return Err(Error::Corrupt("descriptors came for more than 1024 messages".to_owned()));
             }
@@ -322,13 +325,12 @@ impl Link {
 
     /// Forgets descriptors of message `seq` and later ones: their sender died before it committed them.
     pub(crate) fn forget_descriptors_from(&mut self, seq: u32) {
-        self.received.retain(|(of, _)| (of.wrapping_sub(seq) as i32) < 0);
+        self.received.retain(|(of, ..)| (of.wrapping_sub(seq) as i32) < 0);
     }
 }
 
 /// The next packet of descriptors. `None`: nothing there now; `Some(None)`: nor ever.
-#[allow(clippy::type_complexity)] // named nowhere else
-fn receive_packet(socket: &Socket) -> Result<Option<Option<(u32, Vec<OwnedFd>, bool)>>> {
+fn receive_packet(socket: &Socket) -> Result<Option<Option<Received>>> {
     let mut packet = [0; crate::handshake::PACKET_BYTES];
     let got = socket.try_receive(&mut packet).map_err(Error::system("receiving descriptors"))?;
     let Some((bytes, fds, truncated)) = got else { return Ok(None) };
@@ -372,6 +374,15 @@ impl Bells {
         &self.nudge
     }
 
+    /// Has the pollable descriptor tell the end of the peer at this socket, and of its process, which it answers. When the two are
+    /// closed they leave it.
+    pub(crate) fn watch(&self, socket: &Socket) -> std::io::Result<Option<Descriptor>> {
+        let process = socket.peer_process()?;
+        let of_process = process.as_ref().map(|process| (process.as_fd(), EventFlags::IN));
+        self.pollable.watch([Some((socket.as_fd(), EventFlags::RDHUP)), of_process])?;
+        Ok(process)
+    }
+
     /// Silences both bells, before announcing a sleep.
     pub(crate) fn drain(&self) {
         self.bell.drain();
@@ -388,15 +399,6 @@ impl Bells {
     pub(crate) fn sleep_for_any(&self, deadline: Option<Instant>) -> Result<Ready> {
         self.pollable.wait(deadline).map_err(Error::system("waiting for the peers"))
     }
-}
-
-/// Has the pollable descriptor tell the end of the peer at this socket. A former peer's descriptors left it when they
-/// were closed.
-fn watch(pollable: &Pollable, socket: Socket) -> std::io::Result<Way> {
-    let process = socket.peer_process()?;
-    let of_process = process.as_ref().map(|process| (process.as_fd(), EventFlags::IN));
-    pollable.watch([Some((socket.as_fd(), EventFlags::RDHUP)), of_process])?;
-    Ok(Way::Socket { socket, process })
 }
 
 impl AsFd for Bells {

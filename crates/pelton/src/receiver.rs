@@ -83,13 +83,14 @@ impl Lane {
     /// Looks for the sender of a lane just opened, and tells it that the receiver has come. Who has gone before and left nothing
     /// is no news.
     fn meet(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
-        self.find_sender(bells, spin)?;
+        let looked = self.find_sender(bells, spin);
         if !self.consumer.stirs() {
             self.end = None;
         }
         step("receiver meets: looked");
+        // Also by one that could not look now.
         self.link.ring_peer();
-        Ok(())
+        looked
     }
 
     /// Looks for the sender of a path channel's lane that has none.
@@ -586,9 +587,10 @@ impl Receiver {
     fn find_lanes(&mut self) -> Result<()> {
         let Origin::Path(place) = &self.origin else { return Ok(()) };
         for number in 1 + self.others.len() as u32..place.directory.lanes()? {
-            let mut lane = place.open_lane(number, self.lane.memory.receiver.clone())?;
-            lane.meet(&self.bells, &mut self.spin)?;
+            let lane = place.open_lane(number, self.lane.memory.receiver.clone())?;
             self.others.push_back(Box::new(lane));
+            // Kept even when its sender cannot be looked at now: opened again it would be another receiver's to that one.
+            self.others.back_mut().expect("just put there").meet(&self.bells, &mut self.spin)?;
         }
         Ok(())
     }
