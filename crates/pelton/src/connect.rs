@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::handshake::{
-    NewLane, Pace, Reception, Shake, in_call, make_consumer_page, make_data, make_producer_page, make_receiver_page,
+    Pace, Reception, Shake, in_call, make_consumer_page, make_data, make_producer_page, make_receiver_page,
     new_receiver, new_sender, receiver_of_one, surviving_receiver, surviving_sender,
 };
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
@@ -185,7 +185,7 @@ struct Visitor {
     visit: u32,
     lane: u32,
     own_bell: Option<Arc<Bell>>,
-    shaking: Pin<Box<dyn Future<Output = Result<NewLane>> + Send>>,
+    shaking: Pin<Box<dyn Future<Output = Result<Lane>> + Send>>,
 }
 
 impl std::fmt::Debug for Visitor {
@@ -236,7 +236,7 @@ impl Entrance {
                 Ok(None) => return Ok(()),
                 // They wait where they are. To be told of them again and again would help nobody.
                 Err(error) => {
-                    bells.remove_visits(self.listener.as_fd());
+                    bells.forget(self.listener.as_fd());
                     self.is_deaf = true;
                     return Err(Error::system("accepting a connection")(error));
                 }
@@ -253,6 +253,7 @@ impl Entrance {
             if self.visitors.len() == VISITORS_MAX
                 && let Some(oldest) = self.visitors.pop_front()
             {
+                oldest.own_bell.inspect(|bell| bells.forget(bell.as_fd()));
                 done(Err(oldest.lane));
             }
             self.visit = self.visit.checked_add(1).unwrap_or(1);
@@ -271,11 +272,14 @@ impl Entrance {
         // Who is not this user must not be able to silence the bell for others.
         let own_bell = match shake.peer().uid == rustix::process::geteuid().as_raw() {
             true => None,
-            false => Some(Arc::new(Bell::new().map_err(shake.told("making an eventfd"))?)),
+            false => {
+                let bell = Bell::new().and_then(|bell| bells.add_bell(&bell).map(|()| bell));
+                Some(Arc::new(bell.map_err(shake.told("making an eventfd"))?))
+            }
         };
         bells.add_visits(shake.socket(), self.visit).map_err(shake.told("watching a connection"))?;
         let bell = own_bell.clone().unwrap_or_else(|| reception.bell.clone());
-        let shaking = Box::pin(new_receiver(shake, Reception { bell, ..reception.clone() }, true));
+        let shaking = Box::pin(new_receiver(shake, Reception { bell, lane, ..reception.clone() }, true));
         Ok(Visitor { visit: self.visit, lane, own_bell, shaking })
     }
 
@@ -288,16 +292,17 @@ impl Entrance {
         let (number, own_bell) = (visitor.lane, visitor.own_bell.take());
         self.visitors.remove(place);
         // Why it failed, the peer has been told.
-        done(shaken.and_then(|new| admitted(new, number, own_bell, bells)).map_err(|_| number));
+        done(shaken.and_then(|lane| admitted(lane, own_bell.clone(), bells)).map_err(|_| {
+            own_bell.inspect(|bell| bells.forget(bell.as_fd()));
+            number
+        }));
     }
 }
 
-fn admitted(new: NewLane, number: u32, own_bell: Option<Arc<Bell>>, bells: &Bells) -> Result<Lane> {
-    bells.remove_visits(new.socket());
-    if let Some(bell) = &own_bell {
-        bells.add_bell(bell).map_err(Error::system("watching a bell"))?;
+fn admitted(mut lane: Lane, own_bell: Option<Arc<Bell>>, bells: &Bells) -> Result<Lane> {
+    if let [Some(socket), _] = lane.link.life() {
+        bells.end_visit(socket, lane.number).map_err(Error::system("watching the peer"))?;
     }
-    let mut lane = new.settle(bells, number)?;
     lane.is_announced = false;
     lane.own_bell = own_bell;
     lane.memory.forget_descriptors();
@@ -420,7 +425,7 @@ pub(crate) fn threads(options: &Options) -> Result<(Sender, Receiver)> {
         ))
     };
     let (page, data, consumer, receiver, [(bells, to_receiver), (receiver_bells, to_sender)]) =
-        make().map_err(Error::system("making a channel"))?;
+        make().map_err(Error::system("making a channel of memfds, eventfds and epolls"))?;
     let [page, consumer, receiver, data] = [page, consumer, receiver, data].map(Arc::new);
     let memory =
         SenderMemory { page: page.clone(), data: data.clone(), consumer: consumer.clone(), receiver: receiver.clone() };

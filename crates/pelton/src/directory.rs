@@ -11,7 +11,7 @@
 
 use crate::error::{Error, Result};
 use crate::os::lock::{self, Lock};
-use crate::os::{Bell, Descriptor, Segment, allocate};
+use crate::os::{Bell, Descriptor, Segment, allocate, can_allocate, check_file_size, write_at};
 use pelton_lane::{
     ChannelPage, ConsumerPage, LANES_MAX, LAYOUT_SIGNATURE, MAGIC_CHANNEL, MAGIC_CONSUMER, MAGIC_PRODUCER,
     MAGIC_RECEIVER, Position, Preamble, ProducerPage, ReceiverPage, SEGMENT_BYTES, WINDOW, WIRE_VERSION,
@@ -413,7 +413,9 @@ impl Directory {
         let path = &self.place.path;
         let _growth = self.lock_growth()?;
         let lanes = self.lanes()?;
-        let foreign = self.place.names()?.into_iter().filter(|name| match known(name) {
+        // Nothing is added to them under the growth lock. To read them later would want a descriptor when it is too late to fail.
+        let names = self.place.names()?;
+        let foreign = names.iter().filter(|name| match known(name) {
             Known::Channel => false,
             // The first that is not counted may be there, of a sender that died adding it.
             Known::Lane(number) => number > lanes,
@@ -451,7 +453,8 @@ impl Directory {
             }
         };
         step("removal: renamed");
-        clear(self.place.fd.as_fd()).map_err(|errno| self.failed("removing the files of", "", errno))?;
+        let cleared = remove_known(self.place.fd.as_fd(), names);
+        cleared.map_err(|errno| self.failed("removing the files of", "", errno))?;
         let removed = rustix::fs::unlinkat(&parent.fd, &aside, AtFlags::REMOVEDIR);
         step("removal: directory removed");
         match removed {
@@ -470,6 +473,12 @@ impl Directory {
 
     fn failed(&self, doing: &str, name: &str, errno: Errno) -> Error {
         self.place.failed(doing, name, 0, errno)
+    }
+
+    /// There is no space, or no permission, for so many bytes of a lane's data.
+    pub(crate) fn cannot_allocate(&self, number: u32, bytes: u64, source: std::io::Error) -> Error {
+        let errno = Errno::from_io_error(&source).unwrap_or(Errno::IO);
+        self.place.failed("allocating", &of_lane(number, DATA), bytes, errno)
     }
 
     fn check_number(&self, number: u32) -> Result<()> {
@@ -929,13 +938,14 @@ impl Place {
         let data = self.make_file(&name, header.capacity, &[])?;
         // What a lane whose reader keeps up uses. The rest is for the sender to ask for, before it first goes there.
         let first = header.capacity.min(WINDOW);
-        allocate(&data, 0, first).map_err(|error| match Errno::from_io_error(&error) {
-            Some(Errno::OPNOTSUPP) => self.refuse(format!(
+        if !can_allocate(&data) {
+            return Err(self.refuse(format!(
                 "the file system of {} cannot allocate space ahead: use tmpfs, ext4 or xfs",
                 self.path.display()
-            )),
-            errno => self.failed("allocating", &name, first, errno.unwrap_or(Errno::IO)),
-        })?;
+            )));
+        }
+        let errno = |error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        allocate(&data, 0, first).map_err(|error| self.failed("allocating", &name, first, errno(error)))?;
         step("make a lane: allocated");
         self.make_fifo(&of_lane(number, BELL))?;
         self.make_fifo(&of_lane(number, LIFE))
@@ -953,6 +963,7 @@ impl Place {
             }
             rustix::fs::fchmod(&fd, Mode::from_raw_mode(self.bits))?;
             step("make a file: permissions");
+            check_file_size(bytes)?;
             rustix::fs::ftruncate(&fd, bytes)?;
             step("make a file: size");
             // Written, not mapped: then the page has its place on the disk, and no store to it can fail.
@@ -999,6 +1010,7 @@ fn failure(what: String, path: String, bytes: u64, errno: Errno) -> Error {
     match errno {
         // A name costs a block too, more or less.
         Errno::NOSPC | Errno::DQUOT => Error::NoSpace { path, bytes: bytes.max(4096), source },
+        Errno::FBIG => Error::System { what: format!("{what}: raise this process's RLIMIT_FSIZE"), source },
         _ => Error::System { what, source },
     }
 }
@@ -1193,8 +1205,12 @@ impl Parent {
 
 /// Removes a channel's files from its directory, `channel` last: its lock says that somebody is at it.
 fn clear(directory: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
-    let mut known: Vec<OsString> =
-        names(directory)?.into_iter().filter(|name| !matches!(known(name), Known::Foreign)).collect();
+    remove_known(directory, names(directory)?)
+}
+
+/// As [`clear`], of these names.
+fn remove_known(directory: BorrowedFd<'_>, names: Vec<OsString>) -> std::result::Result<(), Errno> {
+    let mut known: Vec<OsString> = names.into_iter().filter(|name| !matches!(known(name), Known::Foreign)).collect();
     known.sort_by_key(|name| name == CHANNEL);
     for name in known {
         let removed = rustix::fs::unlinkat(directory, &name, AtFlags::empty());
@@ -1307,15 +1323,6 @@ fn bytes_of<Page>(page: Page) -> Vec<u8> {
 /// Whole pages of the machine's, so that none that is written to later is without its place on the disk.
 fn page_bytes(bytes: usize) -> usize {
     bytes.next_multiple_of(rustix::param::page_size()).min(SEGMENT_BYTES as usize)
-}
-
-fn write_at(fd: BorrowedFd<'_>, mut bytes: &[u8], mut offset: u64) -> std::result::Result<(), Errno> {
-    while !bytes.is_empty() {
-        let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(fd, bytes, offset))?;
-        bytes = &bytes[written..];
-        offset += written as u64;
-    }
-    Ok(())
 }
 
 fn descriptor(fd: OwnedFd) -> Result<Descriptor> {

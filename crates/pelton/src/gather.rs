@@ -13,6 +13,7 @@ use crate::wait::Spin;
 use crate::{Counters, lanes};
 use pelton_lane::{CAPACITY_MIN, Position};
 use std::cell::RefCell;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -128,6 +129,9 @@ impl Gate {
         lane.add_to(&mut self.parted);
         // For a sender that is there all the same.
         lane.close();
+        if let Some(bell) = &lane.own_bell {
+            bells.forget(bell.as_fd());
+        }
         self.hall.give_back_number();
         self.entrance.as_mut().map_or(Ok(()), |entrance| entrance.listen_again(bells))
     }
@@ -211,7 +215,13 @@ pub(crate) fn gather(options: &Options, listener: Option<Listener>) -> Result<Re
     let hall = Arc::new(Hall {
         state: Mutex::default(),
         stirred: AtomicBool::new(false),
-        reception: Reception { page: memory.receiver.clone(), bell: bells.bell().clone(), can_barrier },
+        reception: Reception {
+            page: memory.receiver.clone(),
+            bell: bells.bell().clone(),
+            bells: bells.clone(),
+            can_barrier,
+            lane: 0,
+        },
         nudge: bells.nudge().clone(),
         options: options.clone(),
         owner,

@@ -9,13 +9,14 @@ use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link, Peer};
 use crate::options::Options;
 use crate::os::socket::{Socket, wait_for};
-use crate::os::{Bell, Kind, Segment, membarrier};
+use crate::os::{Bell, Descriptor, Kind, Segment, membarrier};
 use crate::receiver::ReceiverParts;
 use crate::sender::{SenderMemory, SenderParts};
 use pelton_lane::{
-    Consumer, ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble,
-    ProducerPage, ReceiverPage, SEGMENT_BYTES, WIRE_VERSION, capacity_is_valid, message_bytes_limit, step,
+    ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble, ProducerPage,
+    ReceiverPage, SEGMENT_BYTES, WIRE_VERSION, capacity_is_valid, message_bytes_limit, step,
 };
+use rustix::io::Errno;
 use std::future::poll_fn;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -233,10 +234,13 @@ impl Shake {
             if packet.kind != kind {
                 return Err(self.refuse(format!("packet of kind {} came, wanted {kind}", packet.kind)));
             }
-            if truncated {
-                return Err(self.refuse("this process cannot take the descriptors: raise its RLIMIT_NOFILE".to_owned()));
-            }
             let found = fds.len();
+            if truncated && found < N {
+                // The system's word is lost, but there is only one reason. Its own trouble, not the peer's.
+                self.refuse(format!("process {} cannot take {N} descriptors", std::process::id()));
+                let what = "taking the peer's descriptors: raise this process's RLIMIT_NOFILE";
+                return Err(Error::system(what)(Errno::MFILE.into()));
+            }
             step("hand-shake: packet received");
             let fds = fds
                 .try_into()
@@ -351,8 +355,10 @@ impl Shake {
         Ok(segment)
     }
 
-    fn into_link(self, own: &Bells, peer_bell: Bell) -> Result<Link> {
-        Link::over_socket(own, peer_bell, self.socket, self.peer, 0).map_err(Error::system("watching the peer"))
+    /// Watches the peer, of the lane of that number. Before READY, after which nothing may fail: what the peer then sends would be
+    /// lost.
+    fn watch(&self, own: &Bells, lane: u32) -> Result<Option<Descriptor>> {
+        own.watch(&self.socket, lane).map_err(self.told("watching the peer"))
     }
 
     /// Who is at the other end.
@@ -365,8 +371,12 @@ impl Shake {
         self.socket.as_fd()
     }
 
-    fn reconnect(self, link: &mut Link, own: &Bells, peer_bell: Bell) -> Result<()> {
-        link.reconnect(own, peer_bell, self.socket, self.peer).map_err(Error::system("watching the peer"))
+    fn into_link(self, process: Option<Descriptor>, peer_bell: Bell) -> Link {
+        Link::over_socket(peer_bell, self.socket, process, self.peer)
+    }
+
+    fn reconnect(self, link: &mut Link, own: &Bells, process: Option<Descriptor>, peer_bell: Bell) {
+        link.reconnect(own, peer_bell, self.socket, process, self.peer);
     }
 }
 
@@ -458,8 +468,9 @@ pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -
     let memory = SenderMemory { page, data, consumer, receiver };
     let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| shake.refused_for(error))?;
     step("hand-shake: lane attached");
+    let process = shake.watch(&own, 0)?;
     shake.ready(listens && !takes_over).await?;
-    let link = shake.into_link(&own, peer.bell)?;
+    let link = shake.into_link(process, peer.bell);
     Ok(SenderParts { lane, bells: own, link, memory })
 }
 
@@ -480,46 +491,27 @@ pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, list
         .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
         .map_err(|error| shake.refused_for(error))?;
     step("hand-shake: consumer attached");
+    let process = shake.watch(&parts.bells, 0)?;
     shake.ready(true).await?;
-    shake.reconnect(&mut parts.link, &parts.bells, peer.bell)?;
+    shake.reconnect(&mut parts.link, &parts.bells, process, peer.bell);
     step("hand-shake: survivor goes on");
     Ok(())
 }
 
-/// What a receiver has for all its lanes, as far as their senders need it.
+/// What a lane is given of its receiver's.
 #[derive(Clone, Debug)]
 pub(crate) struct Reception {
     pub(crate) page: Arc<Segment>,
+    pub(crate) bells: Bells,
+    /// What its sender rings.
     pub(crate) bell: Arc<Bell>,
     pub(crate) can_barrier: bool,
-}
-
-/// A lane after the hand-shake, not watched yet.
-pub(crate) struct NewLane {
-    consumer: Consumer,
-    memory: LaneMemory,
-    redelivered: u64,
-    peer_bell: Bell,
-    shake: Shake,
-}
-
-impl NewLane {
-    /// The lane, whose sender's end `bells` tell from now on.
-    pub(crate) fn settle(self, bells: &Bells, number: u32) -> Result<Lane> {
-        let NewLane { consumer, memory, redelivered, peer_bell, shake } = self;
-        let link = Link::over_socket(bells, peer_bell, shake.socket, shake.peer, number);
-        let link = link.map_err(Error::system("watching the peer"))?;
-        Ok(Lane::new(consumer, link, redelivered, number, memory))
-    }
-
-    /// What was readable while the peer had something to say.
-    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
-        self.shake.socket()
-    }
+    /// The lane's number.
+    pub(crate) lane: u32,
 }
 
 /// The hand-shake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
-pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bool) -> Result<NewLane> {
+pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bool) -> Result<Lane> {
     let takes_over = shake.greet(Role::Receiver, false, listens).await?;
     let (packet, [page_fd, bell_fd, data_fd]) = shake.receive::<3>(PRODUCER).await?;
     let data = shake.open_data(data_fd, packet.capacity, false)?;
@@ -534,9 +526,11 @@ pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bo
     let consumer = attached.map_err(|error| shake.refused_for(error))?;
     let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), reception.bell.as_fd()];
     shake.send(&Packet::new(CONSUMER), &fds)?;
+    let process = shake.watch(&reception.bells, reception.lane)?;
     shake.ready(listens && !takes_over).await?;
+    let link = shake.into_link(process, peer_bell);
     let redelivered = Position::unpack(packet.tail).since(head);
-    Ok(NewLane { consumer, memory, redelivered, peer_bell, shake })
+    Ok(Lane::new(consumer, link, redelivered, reception.lane, memory))
 }
 
 /// All that a receiver of one sender is made of.
@@ -545,8 +539,8 @@ pub(crate) fn receiver_of_one(shake: Shake, listens: bool) -> Result<ReceiverPar
     let bells = own_bells()?;
     let page = Arc::new(make_receiver_page().map_err(shake.told("making the receiver's segment"))?);
     let sleeper = receiver_sleeper(&page, can_barrier);
-    let reception = Reception { page, bell: bells.bell().clone(), can_barrier };
-    let lane = in_call(new_receiver(shake, reception, listens))?.settle(&bells, 0)?;
+    let reception = Reception { page, bells: bells.clone(), bell: bells.bell().clone(), can_barrier, lane: 0 };
+    let lane = in_call(new_receiver(shake, reception, listens))?;
     Ok(ReceiverParts { lane, sleeper, bells })
 }
 
@@ -572,13 +566,14 @@ pub(crate) async fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells:
     }
     let page = shake.open_producer(page_fd, &answer)?;
     let peer_bell = shake.open_bell(bell_fd)?;
+    let process = shake.watch(bells, 0)?;
     // Only now is the successor's page complete: had it died before, the dead one's would still be needed.
     shake.ready(true).await?;
     memory.attach_producer(lane, Arc::new(page), can_barrier);
     step("hand-shake: producer attached");
     // What came for messages that the dead sender committed is here; the rest was for messages that never were.
     survivor.link.forget_descriptors_from(tail.seq);
-    shake.reconnect(&mut survivor.link, bells, peer_bell)?;
+    shake.reconnect(&mut survivor.link, bells, process, peer_bell);
     step("hand-shake: survivor goes on");
     Ok(())
 }

@@ -205,7 +205,9 @@ pub fn recover(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<Recove
     let mut done = Vec::new();
     for (lane, (found, report)) in channel.lanes.iter().zip(found) {
         let end = found.end.offset;
-        lane.data.allocate(end / 4096 * 4096, end + 8).map_err(Error::system("allocating space for the lane's end"))?;
+        let (from, to) = (end / os::PIECE * os::PIECE, (end + 8).next_multiple_of(os::PIECE).min(lane.data.bytes()));
+        let allocated = lane.data.allocate(from, to);
+        allocated.map_err(|error| channel.directory.cannot_allocate(lane.number, to - from, error))?;
         // SAFETY: all roles are claimed, so nobody else has the lane; the segments are mapped writable.
         unsafe { cut(&data_of(lane), producer_page(&lane.page), &found) };
         lane.data.sync().map_err(Error::system("syncing a lane"))?;

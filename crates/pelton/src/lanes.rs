@@ -236,13 +236,14 @@ impl Lane {
     /// Looks for the sender of a lane just opened, and tells it that the receiver has come. Who has gone before and left nothing
     /// is no news.
     pub(crate) fn meet(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
-        self.find_sender(bells, spin)?;
+        let looked = self.find_sender(bells, spin);
         if !self.consumer.stirs() {
             self.end = None;
         }
         step("receiver meets: looked");
+        // Also by one that could not look now.
         self.link.ring_peer();
-        Ok(())
+        looked
     }
 
     /// Looks for the sender of a path channel's lane that has none.

@@ -27,6 +27,9 @@ pub struct Peer {
 /// Descriptors on their way between threads, by the number of their message.
 type Local = Arc<Mutex<VecDeque<(u32, Vec<OwnedFd>)>>>;
 
+/// Descriptors that have come: of which message, and whether some were cut off.
+type Received = (u32, Vec<OwnedFd>, bool);
+
 /// How the peer is reached.
 #[derive(Debug)]
 enum Way {
@@ -80,7 +83,7 @@ pub(crate) struct Link {
     peer: Peer,
     looked: Instant,
     /// Descriptors received ahead of the message that they belong to.
-    received: VecDeque<(u32, Vec<OwnedFd>)>,
+    received: VecDeque<Received>,
 }
 
 /// How often an operation that finds no reason to sleep may look whether the peer is alive.
@@ -91,15 +94,9 @@ impl Link {
         Link { peer_bell: peer_bell.into(), way, peer, looked: Instant::now(), received: VecDeque::new() }
     }
 
-    /// A link over a socket, of the lane of that number, whose end `bells` tell from now on.
-    pub(crate) fn over_socket(
-        bells: &Bells,
-        peer_bell: Bell,
-        socket: Socket,
-        peer: Peer,
-        lane: u32,
-    ) -> std::io::Result<Link> {
-        Ok(Link::new(peer_bell, watch(&bells.pollable, socket, lane)?, peer))
+    /// A link over a socket that [`Bells::watch`] watches, with the process that it said.
+    pub(crate) fn over_socket(peer_bell: Bell, socket: Socket, process: Option<Descriptor>, peer: Peer) -> Link {
+        Link::new(peer_bell, Way::Socket { socket, process }, peer)
     }
 
     /// The two links of a lane that a thread makes to a receiver of many: to the thread, whose bell that is, and to the hall.
@@ -136,18 +133,18 @@ impl Link {
         }
     }
 
-    /// Goes on with the peer's successor.
+    /// Goes on with the peer's successor, as [`Link::over_socket`] would.
     pub(crate) fn reconnect(
         &mut self,
         bells: &Bells,
         peer_bell: Bell,
         socket: Socket,
+        process: Option<Descriptor>,
         peer: Peer,
-    ) -> std::io::Result<()> {
+    ) {
         bells.pollable.forget(self.life());
-        self.way = watch(&bells.pollable, socket, 0)?;
+        self.way = Way::Socket { socket, process };
         (self.peer_bell, self.peer) = (peer_bell.into(), peer);
-        Ok(())
     }
 
     /// Whether the peer comes and goes without this side's doing anything about it: a path channel's.
@@ -314,10 +311,10 @@ impl Link {
         }
     }
 
-    /// What descriptors come next, of which message, and whether some were cut off. `None`: none do.
-    fn next_descriptors(&mut self, deadline: Instant) -> Result<Option<(u32, Vec<OwnedFd>, bool)>> {
-        if let Some((seq, fds)) = self.received.pop_front() {
-            return Ok(Some((seq, fds, false)));
+    /// What descriptors come next. `None`: none do.
+    fn next_descriptors(&mut self, deadline: Instant) -> Result<Option<Received>> {
+        if let Some(received) = self.received.pop_front() {
+            return Ok(Some(received));
         }
         match &self.way {
             Way::Threads(local) => {
@@ -341,8 +338,8 @@ impl Link {
     /// Takes in what a sender that died has sent along; its successor does not.
     pub(crate) fn take_in(&mut self) -> Result<()> {
         let Way::Socket { socket, .. } = &self.way else { return Ok(()) };
-        while let Some(Some((seq, fds, _))) = receive_packet(socket)? {
-            self.received.push_back((seq, fds));
+        while let Some(Some(received)) = receive_packet(socket)? {
+            self.received.push_back(received);
             if self.received.len() > 1024 {
                 return Err(Error::Corrupt("descriptors came for more than 1024 messages".to_owned()));
             }
@@ -352,13 +349,12 @@ impl Link {
 
     /// Forgets descriptors of message `seq` and later ones: their sender died before it committed them.
     pub(crate) fn forget_descriptors_from(&mut self, seq: u32) {
-        self.received.retain(|(of, _)| (of.wrapping_sub(seq) as i32) < 0);
+        self.received.retain(|(of, ..)| (of.wrapping_sub(seq) as i32) < 0);
     }
 }
 
 /// The next packet of descriptors. `None`: nothing there now; `Some(None)`: nor ever.
-#[allow(clippy::type_complexity)] // named nowhere else
-fn receive_packet(socket: &Socket) -> Result<Option<Option<(u32, Vec<OwnedFd>, bool)>>> {
+fn receive_packet(socket: &Socket) -> Result<Option<Option<Received>>> {
     let mut packet = [0; crate::handshake::PACKET_BYTES];
     let got = socket.try_receive(&mut packet).map_err(Error::system("receiving descriptors"))?;
     let Some((bytes, fds, truncated)) = got else { return Ok(None) };
@@ -372,13 +368,13 @@ fn receive_packet(socket: &Socket) -> Result<Option<Option<(u32, Vec<OwnedFd>, b
 }
 
 /// What a handle has for itself, whoever its peers are.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Bells {
     /// Rung by the peers.
     bell: Arc<Bell>,
     /// Rung by this process alone: no peer has a descriptor of it, and none can make ringing it wait.
     nudge: Arc<Nudge>,
-    pollable: Pollable,
+    pollable: Arc<Pollable>,
 }
 
 impl Bells {
@@ -388,7 +384,7 @@ impl Bells {
 
     pub(crate) fn with(bell: Bell) -> std::io::Result<Bells> {
         let nudge = Nudge::new()?;
-        let pollable = Pollable::new(&bell, &nudge)?;
+        let pollable = Arc::new(Pollable::new(&bell, &nudge)?);
         Ok(Bells { bell: Arc::new(bell), nudge: Arc::new(nudge), pollable })
     }
 
@@ -407,9 +403,15 @@ impl Bells {
         self.pollable.watch([Some((fd, EventFlags::IN)), None], Event::Visit(visit))
     }
 
-    /// No longer.
-    pub(crate) fn remove_visits(&self, fd: BorrowedFd<'_>) {
+    /// Hears no more of that descriptor. Closing it would not do for a bell, which its peer has too.
+    pub(crate) fn forget(&self, fd: BorrowedFd<'_>) {
         self.pollable.forget([Some(fd), None]);
+    }
+
+    /// The visitor is the peer of the lane of that number from now on, of which only its end is told. Needs nothing that could
+    /// be wanting.
+    pub(crate) fn end_visit(&self, fd: BorrowedFd<'_>, lane: u32) -> std::io::Result<()> {
+        self.pollable.change(fd, EventFlags::RDHUP, Event::Gone(lane))
     }
 
     /// What there is to hear now, but for bells; those of only one peer are silenced.
@@ -420,6 +422,19 @@ impl Bells {
     /// The bell for this side's own reasons.
     pub(crate) fn nudge(&self) -> &Arc<Nudge> {
         &self.nudge
+    }
+
+    /// Has the pollable descriptor tell the end of the peer at this socket, of the lane of that number, and of its process,
+    /// which it answers. When the two are closed they leave it.
+    pub(crate) fn watch(&self, socket: &Socket, lane: u32) -> std::io::Result<Option<Descriptor>> {
+        let process = socket.peer_process()?;
+        let of_process = process.as_ref().map(|process| (process.as_fd(), EventFlags::IN));
+        self.pollable.watch([None, of_process], Event::Gone(lane))?;
+        match self.pollable.watch([Some((socket.as_fd(), EventFlags::RDHUP)), None], Event::Gone(lane)) {
+            // A visitor's, which [`Bells::end_visit`] sees to.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(process),
+            watched => watched.map(|()| process),
+        }
     }
 
     /// Silences both bells, before announcing a sleep.
@@ -438,15 +453,6 @@ impl Bells {
     pub(crate) fn sleep_for_any(&self, deadline: Option<Instant>) -> Result<Ready> {
         self.pollable.wait(deadline).map_err(Error::system("waiting for the peers"))
     }
-}
-
-/// Has the pollable descriptor tell the end of the peer at this socket. A former peer's descriptors left it when they
-/// were closed.
-fn watch(pollable: &Pollable, socket: Socket, lane: u32) -> std::io::Result<Way> {
-    let process = socket.peer_process()?;
-    let of_process = process.as_ref().map(|process| (process.as_fd(), EventFlags::IN));
-    pollable.watch([Some((socket.as_fd(), EventFlags::RDHUP)), of_process], Event::Gone(lane))?;
-    Ok(Way::Socket { socket, process })
 }
 
 impl AsFd for Bells {

@@ -81,11 +81,26 @@ impl Name {
         match &self.place {
             Place::Socket(path) => Ok(vec![path.clone()]),
             Place::Directory { base, directory } => match own_directory(base, false) {
-                Ok(true) => Ok(sockets_in(directory)),
+                Ok(true) => self.sockets_in(directory),
                 Ok(false) => Ok(Vec::new()),
                 Err(problem) => Err(self.wrong(problem)),
             },
         }
+    }
+
+    /// The sockets in a directory, none where there is no directory.
+    fn sockets_in(&self, directory: &Path) -> Result<Vec<PathBuf>> {
+        let entries = match std::fs::read_dir(directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(|error| self.failed("reading", directory, error))?,
+        };
+        let mut paths: Vec<PathBuf> = entries
+            .filter_map(|entry| entry.ok())
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()))
+            .map(|entry| entry.path())
+            .collect();
+        paths.sort();
+        Ok(paths)
     }
 
     /// The sockets under the name, and the process that listens at each; none at those left behind.
@@ -145,7 +160,7 @@ impl Name {
                     Err(error) if again(&error) => continue,
                     other => other.map_err(|e| self.failed("opening", directory, e))?,
                 };
-                for path in sockets_in(directory) {
+                for path in self.sockets_in(directory)? {
                     self.clear(&path)?;
                 }
                 static LISTENERS: AtomicU32 = AtomicU32::new(0);
@@ -196,18 +211,6 @@ impl Name {
             Err(error) => Err(self.failed("connecting to", path, error)),
         }
     }
-}
-
-/// The sockets in a directory, none where there is no directory.
-fn sockets_in(directory: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
-    let mut paths: Vec<PathBuf> = entries
-        .filter_map(|entry| entry.ok())
-        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()))
-        .map(|entry| entry.path())
-        .collect();
-    paths.sort();
-    paths
 }
 
 /// Holds off other listeners of a directory until dropped.

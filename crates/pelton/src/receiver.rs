@@ -564,8 +564,10 @@ impl Receiver {
         let Origin::Path(place) = &self.origin else { return Ok(()) };
         for number in self.lanes.count() as u32..place.directory.lanes()? {
             let mut lane = place.open_lane(number, self.lanes.current.memory.receiver.clone())?;
-            lane.meet(&self.bells, &mut self.spin)?;
+            let met = lane.meet(&self.bells, &mut self.spin);
+            // Kept even when its sender cannot be looked at now: opened again it would be another receiver's to that one.
             self.lanes.add(Box::new(lane));
+            met?;
         }
         Ok(())
     }

@@ -86,21 +86,23 @@ impl SenderParts {
         let (from, most) = (self.lane.backed(), self.lane.capacity());
         let data = &self.memory.data;
         // Less than a step is better than nothing.
-        let mut full = None;
-        for to in [bytes.next_multiple_of(STEP).min(most), bytes.next_multiple_of(4096).min(most)] {
+        let mut refused = None;
+        for to in [bytes.next_multiple_of(STEP).min(most), bytes.next_multiple_of(os::PIECE).min(most)] {
             match data.allocate(from, to) {
                 Ok(()) => {
                     step("lane: allocated");
                     self.lane.set_backed(to);
                     return Ok(());
                 }
-                Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-                    full = Some(error);
-                }
-                Err(error) => return Err(Error::system("allocating space for the lane")(error)),
+                Err(error) => refused = Some(error),
             }
         }
-        Err(self.link.no_space(bytes, full.expect("an attempt failed")))
+        let error = refused.expect("an attempt failed");
+        Err(match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => self.link.no_space(bytes, error),
+            ErrorKind::FileTooLarge => Error::system("stretching the lane: raise this process's RLIMIT_FSIZE")(error),
+            _ => Error::system("allocating space for the lane")(error),
+        })
     }
 }
 

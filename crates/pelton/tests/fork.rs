@@ -3,7 +3,7 @@
 
 mod support;
 
-use pelton::{Error, Listener, Options, Receiver, Sender};
+use pelton::{Error, Listener, Options, Receiver, Sender, Sent};
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _};
@@ -13,9 +13,11 @@ use support::{Place, deadline};
 
 fn main() {
     type Case<F> = (&'static str, F);
-    let cases: [Case<fn(How)>; 5] = [
+    let cases: [Case<fn(How)>; 7] = [
         ("inherited_handles_answer_forked_and_their_parents_go_on", inherited_handles_answer_forked),
         ("an_inherited_message_reservation_or_held_message_does_nothing", inherited_parts_do_nothing),
+        ("inherited_handles_of_every_kind_answer_forked_and_close_nothing", handles_of_every_kind),
+        ("a_sender_that_waits_in_another_thread_is_not_disturbed", beside_a_waiting_sender),
         ("a_child_makes_channels_of_its_own", a_child_makes_channels_of_its_own),
         ("dropping_inherited_handles_leaves_the_childs_own_descriptors_alone", dropping_closes_nothing),
         ("a_death_is_told_though_a_child_lives_on", a_death_is_told_though_a_child_lives_on),
@@ -180,8 +182,95 @@ fn inherited_handles_answer_forked(how: How) {
     assert_eq!(place.left(), Vec::<PathBuf>::new());
 }
 
+/// Both ends of a channel of each kind.
+fn every_kind(place: &Place) -> [(&'static str, Sender, Receiver); 3] {
+    let Ends { sender, receiver, listener: _ } = ends(place);
+    let path = place.path().join("channel");
+    let by_path = Options::new().capacity(65536).create_sender(&path).unwrap();
+    let (first, second) = Options::new().capacity(65536).threads().unwrap();
+    [
+        ("connect", sender, receiver),
+        ("path", by_path, Options::new().open_receiver(&path).unwrap()),
+        ("threads", first, second),
+    ]
+}
+
+fn handles_of_every_kind(how: How) {
+    let place = Place::new("handles_of_every_kind");
+    for (kind, sender, receiver) in every_kind(&place) {
+        let mut inherited = Some((sender, receiver));
+        inherited.as_mut().unwrap().0.send(b"before").unwrap();
+        Forked::new(how, || {
+            let (mut sender, mut receiver) = inherited.take().unwrap();
+            is_forked(sender.send(b"x"));
+            is_forked(sender.try_reserve(8));
+            is_forked(sender.arm(8));
+            is_forked(sender.drain());
+            is_forked(sender.resume());
+            is_forked(sender.sync());
+            is_forked(sender.trim());
+            is_forked(receiver.try_receive());
+            is_forked(receiver.receive_into(&mut Vec::new()));
+            is_forked(receiver.arm());
+            is_forked(receiver.resume());
+            is_forked(receiver.sync());
+        })
+        .wait();
+        let (mut sender, mut receiver) = inherited.unwrap();
+        assert_eq!(&*receiver.try_receive().unwrap().unwrap(), b"before", "{kind}");
+        sender.send(b"after").unwrap();
+        assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"after", "{kind}");
+        drop(sender);
+        assert!(receiver.receive_until(deadline()).unwrap_err().is_closed(), "{kind}");
+    }
+}
+
+/// Forked without and with what it then executes.
+fn beside_a_waiting_sender(how: How) {
+    let place = Place::new("beside_a_waiting_sender");
+    for (kind, mut sender, mut receiver) in every_kind(&place) {
+        let mut sent = 0u64;
+        while sender.try_send(&[7; 10_000]).unwrap() == Sent::Sent {
+            sent += 1;
+        }
+        std::thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            let waiting = scope.spawn(move || {
+                tell.send(support::this_thread()).unwrap();
+                sender.send(&[8; 10_000]).unwrap();
+                sender.drain().unwrap();
+                sender
+            });
+            support::wait_until_thread_polls(told.recv().unwrap());
+            for executes in [false, true] {
+                Forked::new(how, || {
+                    is_forked(receiver.try_receive());
+                    if executes {
+                        use std::os::unix::process::CommandExt;
+                        panic!("{}", std::process::Command::new("true").exec());
+                    }
+                })
+                .wait();
+            }
+            for _ in 0..sent {
+                assert_eq!(*receiver.receive_until(deadline()).unwrap().unwrap(), [7; 10_000], "{kind}");
+            }
+            assert_eq!(*receiver.receive_until(deadline()).unwrap().unwrap(), [8; 10_000], "{kind}");
+            let mut sender = waiting.join().unwrap();
+            sender.send(b"after").unwrap();
+            assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"after", "{kind}");
+        });
+    }
+}
+
 fn inherited_parts_do_nothing(how: How) {
-    let (mut sender, mut receiver) = Options::new().capacity(65536).threads().unwrap();
+    let place = Place::new("inherited_parts_do_nothing");
+    for (_, sender, receiver) in every_kind(&place) {
+        parts_do_nothing(how, sender, receiver);
+    }
+}
+
+fn parts_do_nothing(how: How, mut sender: Sender, mut receiver: Receiver) {
     for number in 0..4u8 {
         sender.send(&[number; 100]).unwrap();
     }

@@ -236,25 +236,42 @@ fn another_user_is_refused_unless_both_sides_allow_it() {
         return;
     }
     let place = Place::new("another_user_is_refused_unless_both_sides_allow_it");
-    let stranger = |allow: bool| {
-        let role = Role::new("connect-sender").with("name", place.name()).with("uid", 65534);
-        Child::start(if allow { role.with("allow", 0) } else { role })
-    };
-    let listener = open_to_all(&place, &Options::new());
-    // Refused by its own side, which does not take root.
-    let child = stranger(false);
-    let soon = Instant::now() + Duration::from_millis(500);
-    assert!(listener.accept_receiver_until(soon).unwrap().is_none());
-    let said = child.line();
-    assert!(said.starts_with("Refused") && said.contains("uid"), "{said}");
-    drop(listener);
-    // Allowed by both.
-    let listener = open_to_all(&place, &Options::new().allow_uids(&[65534]));
-    let child = stranger(true);
-    let mut receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
-    assert_eq!(receiver.peer().unwrap().uid, 65534);
-    assert_eq!(&*receiver.receive().unwrap(), b"hello");
-    child.expect("well");
+    for end in ["connect-sender", "connect-receiver"] {
+        let stranger = |allow: bool| {
+            let role = Role::new(end).with("name", place.name()).with("uid", 65534);
+            Child::start(if allow { role.with("allow", 0) } else { role })
+        };
+        // Refused by its own side, which does not take root.
+        let listener = open_to_all(&place, &Options::new());
+        let child = stranger(false);
+        assert!(nobody_comes(&listener, end));
+        let said = child.line();
+        assert!(said.starts_with("Refused") && said.contains("uid"), "{said}");
+        drop(listener);
+        // Allowed by both.
+        let listener = open_to_all(&place, &Options::new().allow_uids(&[65534]));
+        let child = stranger(true);
+        if end == "connect-sender" {
+            let mut receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
+            assert_eq!(receiver.peer().unwrap().uid, 65534);
+            assert_eq!(&*receiver.receive().unwrap(), b"hello");
+        } else {
+            let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
+            assert_eq!(sender.peer().unwrap().uid, 65534);
+            sender.send(b"hello").unwrap();
+            assert!(sender.drain_until(deadline()).unwrap());
+        }
+        child.expect("well");
+    }
+}
+
+/// For a while, at the end of a listener that is the other one's.
+fn nobody_comes(listener: &Listener, end: &str) -> bool {
+    let soon = Instant::now() + Duration::from_millis(300);
+    match end {
+        "connect-sender" => listener.accept_receiver_until(soon).unwrap().is_none(),
+        _ => listener.accept_sender_until(soon).unwrap().is_none(),
+    }
 }
 
 // Peers that do not keep to the protocol.
@@ -765,13 +782,14 @@ fn a_connector_of_another_user_is_told_so_by_the_listener_that_does_not_take_it(
     }
     let place = Place::new("a_connector_of_another_user_is_told_so_by_the_listener_that_does_not_take_it");
     let listener = open_to_all(&place, &Options::new());
-    let role = Role::new("connect-sender").with("name", place.name()).with("uid", 65534).with("allow", 0);
-    let child = Child::start(role);
-    // Its greeting waits unread when it is refused.
-    child.wait_until_it_polls();
-    assert!(listener.accept_receiver_until(Instant::now() + Duration::from_millis(200)).unwrap().is_none());
-    let said = child.line();
-    assert!(said.starts_with("Refused") && said.contains("uid 65534"), "{said}");
+    for end in ["connect-sender", "connect-receiver"] {
+        let child = Child::start(Role::new(end).with("name", place.name()).with("uid", 65534).with("allow", 0));
+        // Its greeting waits unread when it is refused.
+        child.wait_until_it_polls();
+        assert!(nobody_comes(&listener, end));
+        let said = child.line();
+        assert!(said.starts_with("Refused") && said.contains("uid 65534"), "{said}");
+    }
 }
 
 /// A successor that dies in the hand-shake must not take with it what the lane's layout is.

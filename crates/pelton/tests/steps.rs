@@ -27,15 +27,16 @@ type Scenario = (&'static str, bool, fn(&Run));
 
 /// Name, whether it is for stopping too, and what is done for each step.
 const SCENARIOS: &[Scenario] = &[
-    ("create, by a sender", false, |run| create(run, true)),
-    ("create, by a receiver", false, |run| create(run, false)),
-    ("create, over what a dead maker left", false, create_over_leftovers),
+    ("create, by a sender", true, |run| create(run, true)),
+    ("create, by a receiver", true, |run| create(run, false)),
+    ("create, over what a dead maker left", true, create_over_leftovers),
     ("sender attaches to a fresh lane", true, |run| sender_attaches(run, 0, 0)),
     ("sender attaches to a lane with messages", true, |run| sender_attaches(run, 5, 2)),
     ("sender attaches to a lane that has been read", true, |run| sender_attaches(run, 5, 5)),
     ("sender attaches behind a jump", false, sender_attaches_behind_a_jump),
     ("sender adds a lane", true, |run| sender_adds_a_lane(run, false)),
     ("sender adds a lane over what a dead one left", false, |run| sender_adds_a_lane(run, true)),
+    ("sender adds a lane, and another at the same time", true, two_senders_add_a_lane),
     ("sender commits: empty lane", true, |run| sender_commits(run, At::Empty, false)),
     ("sender commits: nobody receives", true, |run| sender_commits(run, At::Alone, false)),
     ("sender commits: nearly full", true, |run| sender_commits(run, At::NearlyFull, false)),
@@ -43,6 +44,7 @@ const SCENARIOS: &[Scenario] = &[
     ("sender commits: at an early wrap", true, |run| sender_commits(run, At::EarlyWrap, false)),
     ("sender commits: at a jump", true, |run| sender_commits(run, At::Jump, false)),
     ("sender commits: at the wrap after a jump", true, |run| sender_commits(run, At::AfterJump, false)),
+    ("sender commits: in the middle of the payload", true, |run| sender_commits(run, At::Payload, false)),
     ("sender commits: a batch", true, |run| sender_commits(run, At::Batch, false)),
     ("sender commits: a batch at an early wrap", true, |run| sender_commits(run, At::BatchAtWrap, false)),
     ("sender commits: a successor's first message", true, |run| sender_commits(run, At::Successor, false)),
@@ -74,22 +76,30 @@ const SCENARIOS: &[Scenario] = &[
     ("sender resumes", true, sender_resumes),
     ("sender commits, and its successor dies as well", false, successors_die),
     ("receiver closes", true, receiver_closes),
-    ("recover", false, recover),
-    ("remove", false, remove),
-    ("connect: sender commits", true, connected_sender_commits),
-    ("connect: receiver releases", true, connected_receiver_releases),
-    ("hand-shake: sender connects", false, |run| hand_shake(run, true, false, Before::Fresh)),
-    ("hand-shake: sender listens", false, |run| hand_shake(run, true, true, Before::Fresh)),
-    ("hand-shake: sender connects to a survivor", false, |run| hand_shake(run, true, false, Before::Survives)),
-    ("hand-shake: sender listens for a survivor", false, |run| hand_shake(run, true, true, Before::Survives)),
-    ("hand-shake: sender connects to the survivor of a jump", false, |run| {
-        hand_shake(run, true, false, Before::Jumped)
+    ("recover", true, recover),
+    ("remove", true, remove),
+    ("connect: sender commits", true, |run| connected_sender_commits(run, false)),
+    ("connect: sender commits, with descriptors", true, |run| connected_sender_commits(run, true)),
+    ("connect: receiver releases", true, |run| connected_receiver_releases(run, false)),
+    ("connect: receiver releases, with descriptors", true, |run| connected_receiver_releases(run, true)),
+    ("hand-shake: sender connects", true, |run| hand_shake(run, true, false, Before::Fresh)),
+    ("hand-shake: sender listens", true, |run| hand_shake(run, true, true, Before::Fresh)),
+    ("hand-shake: sender connects to a survivor", true, |run| hand_shake(run, true, false, Before::Survives)),
+    ("hand-shake: sender listens for a survivor", true, |run| hand_shake(run, true, true, Before::Survives)),
+    ("hand-shake: sender connects to the survivor of a jump", true, |run| hand_shake(run, true, false, Before::Jumped)),
+    ("hand-shake: sender listens for the survivor of a jump", true, |run| hand_shake(run, true, true, Before::Jumped)),
+    ("hand-shake: receiver connects", true, |run| hand_shake(run, false, false, Before::Fresh)),
+    ("hand-shake: receiver listens", true, |run| hand_shake(run, false, true, Before::Fresh)),
+    ("hand-shake: receiver connects to a survivor", true, |run| hand_shake(run, false, false, Before::Survives)),
+    ("hand-shake: receiver listens for a survivor", true, |run| hand_shake(run, false, true, Before::Survives)),
+    ("hand-shake by a short name: sender connects", true, |run| by_short_name(run, true, false, Before::Fresh)),
+    ("hand-shake by a short name: sender listens", true, |run| by_short_name(run, true, true, Before::Fresh)),
+    ("hand-shake by a short name: sender listens for a survivor", true, |run| {
+        by_short_name(run, true, true, Before::Survives)
     }),
-    ("hand-shake: sender listens for the survivor of a jump", false, |run| hand_shake(run, true, true, Before::Jumped)),
-    ("hand-shake: receiver connects", false, |run| hand_shake(run, false, false, Before::Fresh)),
-    ("hand-shake: receiver listens", false, |run| hand_shake(run, false, true, Before::Fresh)),
-    ("hand-shake: receiver connects to a survivor", false, |run| hand_shake(run, false, false, Before::Survives)),
-    ("hand-shake: receiver listens for a survivor", false, |run| hand_shake(run, false, true, Before::Survives)),
+    ("hand-shake by a short name: receiver connects to a survivor", true, |run| {
+        by_short_name(run, false, false, Before::Survives)
+    }),
 ];
 
 fn main() {
@@ -126,7 +136,7 @@ fn every_step(scenario: fn(&Run), stops: bool) -> Result<u64, String> {
     // Early enough that a victim of few steps is stopped too.
     let mut n = if stops { 2 } else { 1 };
     loop {
-        let run = Run { stops, root: root.path().join(n.to_string()) };
+        let run = Run { stops, root: root.path().join(n.to_string()), has_short_name: false };
         std::fs::create_dir(&run.root).unwrap();
         shared().begin(n, stops);
         let open = descriptors();
@@ -152,6 +162,8 @@ struct Run {
     stops: bool,
     /// Empty at first, and of this pass alone.
     root: PathBuf,
+    /// Which is then below the root.
+    has_short_name: bool,
 }
 
 impl Run {
@@ -160,7 +172,10 @@ impl Run {
     }
 
     fn name(&self) -> String {
-        format!("unix:{}", self.root.join("s").display())
+        match self.has_short_name {
+            true => "short".to_owned(),
+            false => format!("unix:{}", self.root.join("s").display()),
+        }
     }
 
     /// What there is in the root.
@@ -442,7 +457,7 @@ fn opened() -> Options {
 /// A receiver, and the number that the next message of each lane must have.
 struct Receiving {
     receiver: Receiver,
-    next: [u64; 2],
+    next: [u64; 3],
     bytes: u64,
     /// An end that was told, and is still to be asked for.
     told: Option<Error>,
@@ -450,12 +465,13 @@ struct Receiving {
 
 impl Receiving {
     fn new(receiver: Receiver, bytes: u64) -> Receiving {
-        Receiving { receiver, next: [0; 2], bytes, told: None }
+        Receiving { receiver, next: [0; 3], bytes, told: None }
     }
 
     /// One message: whole, in order, and doubled only if it says so. `None`: the deadline.
     fn one(&mut self, deadline: Instant) -> pelton::Result<Option<u64>> {
-        let Some(message) = self.receiver.receive_until(deadline)? else { return Ok(None) };
+        let Some(mut message) = self.receiver.receive_until(deadline)? else { return Ok(None) };
+        take_descriptors(&mut message);
         let number = u64::from_le_bytes(message[..8].try_into().unwrap());
         check(number, Sizes::Fixed(self.bytes), &message, &mut Vec::new());
         let next = &mut self.next[message.lane() as usize];
@@ -527,6 +543,13 @@ impl Receiving {
     }
 }
 
+/// Two come with each message, or none.
+fn take_descriptors(message: &mut pelton::Message<'_>) {
+    if message.descriptors() != 0 {
+        assert_eq!(message.take_descriptors().unwrap().len(), 2);
+    }
+}
+
 fn is_end(error: &Error) -> bool {
     error.is_closed() || error.is_peer_died()
 }
@@ -580,6 +603,34 @@ impl Sending {
     fn commit(&mut self, count: u64) {
         for _ in 0..count {
             self.send(1);
+            shared().committed.store(self.next, SeqCst);
+        }
+    }
+
+    /// The payload by halves, with a step between.
+    fn commit_by_halves(&mut self, count: u64) {
+        let mut message = Vec::new();
+        for _ in 0..count {
+            payload(self.next, self.bytes as usize, &mut message);
+            let mut room = self.sender.reserve(message.len()).unwrap();
+            let half = message.len() / 2;
+            room[..half].copy_from_slice(&message[..half]);
+            take_step("payload: half");
+            room[half..].copy_from_slice(&message[half..]);
+            take_step("payload: whole");
+            room.commit().unwrap();
+            self.next += 1;
+            shared().committed.store(self.next, SeqCst);
+        }
+    }
+
+    fn commit_with_descriptors(&mut self, count: u64) {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let mut message = Vec::new();
+        for _ in 0..count {
+            payload(self.next, self.bytes as usize, &mut message);
+            self.sender.send_with_descriptors(&message, &[null.as_fd(); 2]).unwrap();
+            self.next += 1;
             shared().committed.store(self.next, SeqCst);
         }
     }
@@ -676,7 +727,13 @@ fn create(run: &Run, sends: bool) {
             Box::new(with_capacity(SMALL).create_receiver(&path).unwrap())
         }
     });
-    run.finish(victim, || ());
+    // Another need not wait for a maker that is stopped, nor make what it has made.
+    run.finish(victim, || match with_capacity(SMALL).create_receiver(run.path()) {
+        Ok(_) => {}
+        // It has the role that it came for.
+        Err(Error::RoleTaken { .. }) if !sends => {}
+        role => panic!("{role:?}"),
+    });
     made_by_another(run);
 }
 
@@ -796,10 +853,61 @@ fn sender_adds_a_lane(run: &Run, leftovers: bool) {
         other.send(1);
         receiving.read(2);
     }
-    assert_eq!(receiving.next, [other.next, sending.next]);
+    assert_eq!(receiving.next, [other.next, sending.next, 0]);
     is_taken(opened().open_sender(&path));
     drop((sending, other, receiving));
     run.only_the_channel_is_left(2);
+}
+
+/// Who dies, or is stopped, in the middle of adding a lane keeps another from it no longer than that.
+fn two_senders_add_a_lane(run: &Run) {
+    let path = run.path();
+    let mut receiving = Receiving::new(with_capacity(SMALL).lanes(3).create_receiver(&path).unwrap(), 100);
+    let mut other = Sending::new(opened().open_sender(&path).unwrap(), 100);
+    let rival = fork(Last::Exit, |inside| {
+        inside.meet();
+        let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
+        sending.send(2);
+        inside.meet();
+        sending
+    });
+    rival.met();
+    let victim = fork(Last::Killed, |inside| {
+        inside.count();
+        let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
+        // By count: the number that it begins with may be the other's.
+        sending.send(1);
+        shared().committed.store(1, SeqCst);
+        sending.send(1);
+        shared().committed.store(2, SeqCst);
+        sending
+    });
+    rival.go();
+    run.finish(victim, || {
+        other.send(1);
+        receiving.nobody_is_dead();
+        assert_eq!(receiving.next[0], other.next);
+    });
+    rival.met();
+    receiving.for_a_moment();
+    // The rival's two, and the victim's.
+    all_committed_came(receiving.next[1] + receiving.next[2] - 2, 1);
+    let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
+    is_taken(if inspect::info(&path).unwrap().lanes.len() == 3 {
+        opened().open_sender(&path)
+    } else {
+        opened().open_receiver(&path).map(|_| unreachable!())
+    });
+    let before: u64 = receiving.next.iter().sum();
+    sending.send(3);
+    other.send(1);
+    receiving.read(4);
+    assert_eq!(receiving.next.iter().sum::<u64>(), before + 4);
+    rival.go();
+    rival.wait_well();
+    let lanes = inspect::info(&path).unwrap().lanes.len() as u32;
+    drop((sending, other, receiving));
+    run.only_the_channel_is_left(lanes);
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -811,6 +919,7 @@ enum At {
     EarlyWrap,
     Jump,
     AfterJump,
+    Payload,
     Batch,
     BatchAtWrap,
     Successor,
@@ -857,6 +966,7 @@ fn sender_commits(run: &Run, at: At, late: bool) {
         inside.count();
         match at {
             At::Batch | At::BatchAtWrap => sending.commit_batch(3),
+            At::Payload => sending.commit_by_halves(2),
             At::NearlyFull => sending.commit(1),
             _ => sending.commit(2),
         }
@@ -1001,7 +1111,8 @@ impl Receiving {
     fn begins(&mut self, released: u64, seen: u64, end: u64) -> u64 {
         let mut first = None;
         loop {
-            let message = self.receiver.receive_until(deadline()).unwrap().expect("a message was sent");
+            let mut message = self.receiver.receive_until(deadline()).unwrap().expect("a message was sent");
+            take_descriptors(&mut message);
             let number = u64::from_le_bytes(message[..8].try_into().unwrap());
             check(number, Sizes::Fixed(self.bytes), &message, &mut Vec::new());
             let from = *first.get_or_insert_with(|| {
@@ -1361,13 +1472,17 @@ fn recover(run: &Run) {
         inside.count();
         inspect::recover(&path, false).unwrap()
     });
-    run.finish(victim, || ());
+    run.finish(victim, || match opened().open_sender(&path) {
+        Err(Error::Rebooted { .. } | Error::RoleTaken { .. }) => {}
+        // It has given its roles back, and ends.
+        sender => assert_eq!(shared().step(), "lock: given back", "{sender:?}"),
+    });
     let done = inspect::recover(&path, false).unwrap();
     assert!(done.iter().all(|lane| lane.kept == 5), "{done:?}");
     assert!(inspect::check(&path, false).unwrap().iter().all(inspect::RecoveredLane::is_whole));
     let mut receiving = Receiving::new(opened().open_receiver(&path).unwrap(), 100);
     receiving.read(10);
-    assert_eq!(receiving.next, [5, 5]);
+    assert_eq!(receiving.next, [5, 5, 0]);
     go_on(opened().open_sender(&path).unwrap(), &mut receiving);
     drop(receiving);
     run.only_the_channel_is_left(2);
@@ -1435,7 +1550,7 @@ fn receive_to_close(receiver: Receiver) {
     shared().next.store(receiving.next[0], SeqCst);
 }
 
-fn connected_sender_commits(run: &Run) {
+fn connected_sender_commits(run: &Run, with_descriptors: bool) {
     let (name, listener) = (run.name(), listening(run));
     let (gone, life) = life();
     let successor = successor(gone, &life, || fill(connecting().connect_sender(&name).unwrap(), 100));
@@ -1444,7 +1559,10 @@ fn connected_sender_commits(run: &Run) {
         sending.commit(2);
         inside.meet();
         inside.count();
-        sending.commit(2);
+        match with_descriptors {
+            false => sending.commit(2),
+            true => sending.commit_with_descriptors(2),
+        }
         sending.commit_batch(3);
         (sending, life)
     });
@@ -1467,7 +1585,7 @@ fn connected_sender_commits(run: &Run) {
     assert_eq!(run.left(), Vec::<String>::new());
 }
 
-fn connected_receiver_releases(run: &Run) {
+fn connected_receiver_releases(run: &Run, with_descriptors: bool) {
     let (name, listener) = (run.name(), listening(run));
     let (gone, life) = life();
     let successor = successor(gone, &life, || receive_to_close(connecting().connect_receiver(&name).unwrap()));
@@ -1480,7 +1598,10 @@ fn connected_receiver_releases(run: &Run) {
         (receiver, life)
     });
     let mut sending = Sending::new(listener.accept_sender_until(deadline()).unwrap().unwrap(), 100);
-    sending.send(8);
+    match with_descriptors {
+        false => sending.send(8),
+        true => sending.commit_with_descriptors(8),
+    }
     victim.met();
     victim.go();
     run.finish(victim, || sending.nobody_is_dead());
@@ -1507,6 +1628,30 @@ enum Before {
     Survives,
     /// The same, with a floor, which the next sender must be told.
     Jumped,
+}
+
+fn by_short_name(run: &Run, sends: bool, listens: bool, before: Before) {
+    // SAFETY: this program has one thread.
+    unsafe { std::env::set_var("XDG_RUNTIME_DIR", &run.root) };
+    hand_shake(&Run { root: run.root.clone(), has_short_name: true, ..*run }, sends, listens, before);
+}
+
+/// Has a process go on that was stopped, after a moment, again and again until it ends: whoever waits for it cannot.
+fn go_on_when_stopped(victim: &Child) -> Child {
+    let pid = victim.pid;
+    fork(Last::Exit, |_| {
+        while let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+            match stat.rsplit(") ").next().unwrap().chars().next().unwrap() {
+                'Z' => return,
+                'T' => {
+                    std::thread::sleep(MOMENT);
+                    // SAFETY: no pointers. It has not been waited for: its parent is stopped in nothing but its hand-shake.
+                    unsafe { libc::kill(pid, libc::SIGCONT) };
+                }
+                _ => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+    })
 }
 
 /// The victim, `sends` or receives, and `listens` or connects, while the parent does the other; with a lane that survived
@@ -1575,6 +1720,7 @@ fn hand_shake(run: &Run, sends: bool, listens: bool, before: Before) {
             }
         })
     };
+    let waker;
     if sends {
         let receiver = || match &listener {
             Some(listener) => listener.accept_receiver_until(deadline()).unwrap().expect("somebody connects"),
@@ -1583,6 +1729,7 @@ fn hand_shake(run: &Run, sends: bool, listens: bool, before: Before) {
         let (mut receiving, victim) = match first {
             None => {
                 let victim = start();
+                waker = run.stops.then(|| go_on_when_stopped(&victim));
                 (Receiving::new(receiver(), bytes), victim)
             }
             Some(first) => {
@@ -1594,6 +1741,7 @@ fn hand_shake(run: &Run, sends: bool, listens: bool, before: Before) {
                 first.go();
                 first.wait();
                 let victim = start();
+                waker = run.stops.then(|| go_on_when_stopped(&victim));
                 // Without having read the rest: the successor must find its end.
                 assert!(receiving.receiver.resume_until(deadline()).unwrap());
                 (receiving, victim)
@@ -1623,6 +1771,7 @@ fn hand_shake(run: &Run, sends: bool, listens: bool, before: Before) {
         let (mut sending, victim) = match first {
             None => {
                 let victim = start();
+                waker = run.stops.then(|| go_on_when_stopped(&victim));
                 (Sending::new(sender(), 100), victim)
             }
             Some(first) => {
@@ -1634,6 +1783,7 @@ fn hand_shake(run: &Run, sends: bool, listens: bool, before: Before) {
                 first.go();
                 first.wait();
                 let victim = start();
+                waker = run.stops.then(|| go_on_when_stopped(&victim));
                 assert!(sending.sender.resume_until(deadline()).unwrap());
                 (sending, victim)
             }
@@ -1661,6 +1811,9 @@ fn hand_shake(run: &Run, sends: bool, listens: bool, before: Before) {
         run.finish(victim, || ());
         successor.wait_well();
         assert_eq!((shared().first.load(SeqCst), shared().next.load(SeqCst)), (if survives { 2 } else { 0 }, 9));
+    }
+    if let Some(waker) = waker {
+        waker.wait_well();
     }
     drop(listener);
     assert_eq!(run.left(), Vec::<String>::new());

@@ -417,6 +417,7 @@ fn files_of_another_kind_are_refused() {
 #[test]
 fn another_owner_is_refused_unless_allowed() {
     if !is_root() {
+        eprintln!("SKIPPED: needs root to give files away");
         return;
     }
     let (_root, path) = channel();
@@ -883,6 +884,12 @@ fn a_child() {
             }
             let hidden = path.with_file_name("hidden").join("ch");
             assert_refused(Directory::open(&hidden, &access), &["a directory above it does not let uid 65534 through"]);
+            let closed = path.with_file_name("closed");
+            assert_refused(Directory::open(&closed, &access), &["its mode does not let this user read it: `chmod` it"]);
+            let unreadable = Directory::open(&path.with_file_name("unreadable"), &access);
+            let says =
+                format!("its file channel belongs to uid 0, gid 0, has mode 600, and does not let uid {uid} read it");
+            assert_refused(unreadable, &[&says]);
             say("refused");
         }
         other => panic!("{other:?} is no task"),
@@ -1065,6 +1072,7 @@ fn the_umask_changes_nothing() {
 #[test]
 fn who_may_only_read_looks_on_and_is_told_what_it_may_not() {
     if !is_root() {
+        eprintln!("SKIPPED: needs root to be another user");
         return;
     }
     let (root, path) = root();
@@ -1072,6 +1080,11 @@ fn who_may_only_read_looks_on_and_is_told_what_it_may_not() {
     Directory::create(&path, &mode(0o755), CAPACITY, LIMIT, 1).unwrap();
     std::fs::create_dir(root.path().join("hidden")).unwrap();
     std::fs::set_permissions(root.path().join("hidden"), PermissionsExt::from_mode(0o700)).unwrap();
+    for (name, bits, of) in [("closed", 0o700, "."), ("unreadable", 0o600, CHANNEL)] {
+        let other = root.path().join(name);
+        Directory::create(&other, &mode(0o755), CAPACITY, LIMIT, 1).unwrap();
+        std::fs::set_permissions(other.join(of), PermissionsExt::from_mode(bits)).unwrap();
+    }
     // A copy of this program where that user finds it. Not written by this process, whose other children could have the
     // descriptor, and the program could not be run then.
     let program = root.path().join("program");
@@ -1084,4 +1097,31 @@ fn who_may_only_read_looks_on_and_is_told_what_it_may_not() {
         command.uid(65534).gid(65534).current_dir("/");
     });
     assert_eq!(task.said(), "refused");
+}
+
+#[test]
+fn a_file_system_that_cannot_allocate_ahead_is_refused_and_nothing_is_left() {
+    let (root, _) = root();
+    let point = root.path().join("mounted");
+    std::fs::create_dir(&point).unwrap();
+    if !is_root() || !mount(&["-t", "ramfs", "-o", "mode=700", "ramfs"], &point) {
+        eprintln!("SKIPPED: no permission to mount a ramfs");
+        return;
+    }
+    let mounted = Mounted(point);
+    assert_refused(create(&mounted.0.join("ch"), 1), &["cannot allocate space ahead: use tmpfs, ext4 or xfs"]);
+    assert!(files_of(&mounted.0).is_empty());
+}
+
+#[test]
+fn a_leftover_that_cannot_be_removed_is_said_and_the_other_lanes_stay() {
+    let (_root, path) = root();
+    let directory = create(&path, 2).unwrap();
+    let first = directory.claim_sender().unwrap();
+    std::fs::create_dir(path.join("1.data")).unwrap();
+    let error = directory.claim_sender().unwrap_err().to_string();
+    assert!(error.contains("removing the leftover") && error.contains("1.data"), "{error}");
+    assert_eq!((first.number, directory.lanes().unwrap()), (0, 1));
+    std::fs::remove_dir(path.join("1.data")).unwrap();
+    assert_eq!(directory.claim_sender().unwrap().number, 1);
 }

@@ -28,7 +28,13 @@ enum Form {
 impl Bell {
     pub(crate) fn new() -> std::io::Result<Bell> {
         let fd = Descriptor::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;
-        Ok(Bell { fd, form: Form::Eventfd })
+        let bell = Bell { fd, form: Form::Eventfd };
+        // Where that is refused it would ring for ever: said now, as nobody could say it then.
+        bell.drain_eventfd().map_err(|errno| {
+            let error = std::io::Error::from(errno);
+            std::io::Error::new(error.kind(), format!("reading an eventfd by preadv2: {error}"))
+        })?;
+        Ok(bell)
     }
 
     /// A FIFO, opened by this process for reading and writing, without waiting. Both, so that it has a reader whatever
@@ -70,18 +76,19 @@ impl Bell {
     /// Makes it silent until it is rung again. Never waits, whatever the peer did to the shared flags.
     pub(crate) fn drain(&self) {
         match self.form {
-            Form::Eventfd => self.drain_eventfd(),
+            Form::Eventfd => _ = self.drain_eventfd(),
             Form::Fifo => self.drain_fifo(),
         }
     }
 
-    fn drain_eventfd(&self) {
+    fn drain_eventfd(&self) -> rustix::io::Result<()> {
         let mut count = [0u8; 8];
         loop {
             let mut slice = [IoSliceMut::new(&mut count)];
             match rustix::io::preadv2(self.fd.as_fd(), &mut slice, u64::MAX, ReadWriteFlags::NOWAIT) {
                 Err(Errno::INTR) => {}
-                _ => return,
+                Ok(_) | Err(Errno::AGAIN) => return Ok(()),
+                Err(error) => return Err(error),
             }
         }
     }
@@ -243,6 +250,11 @@ impl Pollable {
             epoll::add(&self.0, fd, event.data(), events)?;
         }
         Ok(())
+    }
+
+    /// Of a descriptor that is watched: by these events, as this one, from now on.
+    pub(crate) fn change(&self, fd: BorrowedFd<'_>, events: EventFlags, event: Event) -> std::io::Result<()> {
+        Ok(epoll::modify(&self.0, fd, event.data(), events)?)
     }
 
     /// What there is now, without waiting: some of it, if it is much, and other the next time.

@@ -63,23 +63,34 @@ impl Owner {
 }
 
 fn word() -> std::io::Result<&'static AtomicU32> {
-    static WORD: OnceLock<Result<&'static AtomicU32, i32>> = OnceLock::new();
-    let made = WORD.get_or_init(|| {
-        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
-        let bytes = rustix::param::page_size();
-        // SAFETY: a fresh private mapping, never unmapped, so that the reference to its first word is good for ever.
-        unsafe {
-            let page =
-                mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-                    .map_err(|e| e.raw_os_error())?;
-            madvise(page, bytes, Advice::LinuxWipeOnFork).map_err(|e| e.raw_os_error())?;
-            if libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) != 0 {
-                return Err(libc::ENOMEM);
-            }
-            Ok(&*page.cast::<AtomicU32>())
+    static WORD: OnceLock<&'static AtomicU32> = OnceLock::new();
+    static MAKING: Mutex<()> = Mutex::new(());
+    if let Some(word) = WORD.get() {
+        return Ok(word);
+    }
+    // One at a time, for what pthread_atfork is given stays. A failure is of this time only: there may be more memory later.
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(word) = WORD.get() {
+        return Ok(word);
+    }
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+    let (bytes, protection) = (rustix::param::page_size(), ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: a fresh private mapping. Once its first word has been given out it is never unmapped, so that the reference is
+    // good for ever.
+    unsafe {
+        let page = mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE)?;
+        let wiped = madvise(page, bytes, Advice::LinuxWipeOnFork).map_err(std::io::Error::from);
+        let made =
+            wiped.and_then(|()| match libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) {
+                0 => Ok(()),
+                error => Err(std::io::Error::from_raw_os_error(error)),
+            });
+        if let Err(error) = made {
+            let _ = munmap(page, bytes);
+            return Err(error);
         }
-    });
-    made.map_err(std::io::Error::from_raw_os_error)
+        Ok(WORD.get_or_init(|| &*page.cast::<AtomicU32>()))
+    }
 }
 
 /// Descriptors to close in a child.

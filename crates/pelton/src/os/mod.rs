@@ -12,7 +12,7 @@ pub(crate) mod socket;
 pub(crate) use bell::{Bell, Event, Nudge, Pollable, Ready, poll_until};
 pub(crate) use descriptor::Descriptor;
 pub(crate) use fork::Owner;
-pub(crate) use segment::{Kind, Segment, allocate};
+pub(crate) use segment::{Kind, PIECE, Segment, allocate, can_allocate, check_file_size, write_at};
 
 /// Asks the processor to let the other side go first, in a loop that spins.
 #[inline(always)]

@@ -1,11 +1,18 @@
 //! Shared memory: a memfd, mapped and sealed, or the peer's, checked and mapped; or a file, mapped as it is.
 
 use super::Descriptor;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create};
+use pelton_lane::step;
+use rustix::fs::{
+    MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, seek,
+};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
+
+/// The type of file systems in memory, memfds' too.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// What a segment is for, and so who may write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,10 +59,15 @@ impl Segment {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Hardened systems insist on the last flag; before Linux 6.3 it is unknown.
         let fd = memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| memfd_create(name, flags))?;
+        step("segment: made");
+        check_file_size(bytes)?;
         ftruncate(&fd, bytes)?;
+        step("segment: size");
         let segment = Segment::map(fd, bytes, true)?;
         write(segment.base);
+        step("segment: written");
         fcntl_add_seals(&segment, kind.seals())?;
+        step("segment: sealed");
         Ok(segment)
     }
 
@@ -76,7 +88,6 @@ impl Segment {
             return Err(refuse(format!("the peer's {what} segment has seals {seals:?} and cannot be written")));
         }
         // Not hugetlbfs, whose pages a peer can take away again for good.
-        const TMPFS_MAGIC: i64 = 0x0102_1994;
         let system = fstatfs(&fd)?.f_type as i64;
         if system != TMPFS_MAGIC {
             return Err(refuse(format!("the peer's {what} segment is of file system {system:#x}, wanted tmpfs")));
@@ -112,11 +123,13 @@ impl Segment {
 
     fn map(fd: OwnedFd, bytes: u64, writable: bool) -> std::io::Result<Segment> {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        let bytes = usize::try_from(bytes).map_err(|_| rustix::io::Errno::NOMEM)?;
+        let bytes = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
+        // First, for a mapping without an owner would stay.
+        let fd = Descriptor::new(fd)?;
         // SAFETY: a new mapping at an address of the kernel's choice; the size was just set or checked.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &fd, 0)? };
-        let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Segment { base, bytes, fd: Some(Descriptor::new(fd)?) })
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Segment { base, bytes, fd: Some(fd) })
     }
 
     /// The mapping alone, which needs no descriptor for being read and written.
@@ -175,12 +188,75 @@ impl Segment {
     }
 }
 
+/// Whether this process may write a file up to `bytes`. Asked before, because the kernel would answer with a signal that ends it.
+pub(crate) fn check_file_size(bytes: u64) -> rustix::io::Result<()> {
+    use rustix::process::{Resource, getrlimit};
+    match getrlimit(Resource::Fsize).current {
+        Some(most) if most < bytes => Err(Errno::FBIG),
+        _ => Ok(()),
+    }
+}
+
 /// As [`Segment::allocate`], of a file that is not mapped.
 pub(crate) fn allocate(fd: impl AsFd, from: u64, to: u64) -> std::io::Result<()> {
+    match fstatfs(&fd)?.f_type as i64 {
+        TMPFS_MAGIC => allocate_memory(fd.as_fd(), from, to),
+        _ => Ok(write_holes(fd.as_fd(), from, to)?),
+    }
+}
+
+fn allocate_memory(fd: BorrowedFd<'_>, mut from: u64, to: u64) -> std::io::Result<()> {
     use rustix::fs::{FallocateFlags, fallocate};
-    if from < to {
-        // A signal makes tmpfs take back what it had allocated, and say so.
-        rustix::io::retry_on_intr(|| fallocate(&fd, FallocateFlags::empty(), from, to - from))?;
+    let mut piece = to.saturating_sub(from);
+    while from < to {
+        match fallocate(fd, FallocateFlags::empty(), from, piece.min(to - from)) {
+            Ok(()) => from += piece,
+            // A signal makes tmpfs take back what it had allocated, and say so. Where the next one comes before as much is
+            // allocated again, smaller pieces get through. Not at first: of one piece nothing is left where all of it fails.
+            Err(Errno::INTR) => piece = (piece / 2).next_multiple_of(4096),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Files are allocated by whole pieces of so many bytes, where their size has as many: the kernel keeps their pages together by
+/// as many as it likes, about this, and a store to one of them wants a place on the disk for all.
+pub(crate) const PIECE: u64 = 64 << 10;
+
+/// Writes zeros wherever nothing has been written. On a disk `fallocate` is not enough: the first store to each page of what it
+/// allocated makes a new entry in the file's map, for which a full disk may have no place, and then it is a SIGBUS (ext4).
+fn write_holes(fd: BorrowedFd<'_>, mut from: u64, to: u64) -> rustix::io::Result<()> {
+    static ZEROS: [u8; PIECE as usize] = [0; PIECE as usize];
+    while from < to {
+        // Of a hole in the file's map, not one of pages in memory: a page that has only been read is a hole still.
+        let hole = seek(fd, SeekFrom::Hole(from))?;
+        let end = match seek(fd, SeekFrom::Data(hole)) {
+            Err(Errno::NXIO) => to,
+            data => data?.min(to),
+        };
+        from = hole;
+        while from < end {
+            let next = end.min((from / PIECE + 1) * PIECE);
+            write_at(fd, &ZEROS[..(next - from) as usize], from)?;
+            from = next;
+        }
+    }
+    Ok(())
+}
+
+/// Whether [`allocate`] can find out what is to be allocated of this file, of which nothing has been written.
+pub(crate) fn can_allocate(fd: impl AsFd) -> bool {
+    seek(fd, SeekFrom::Hole(0)) == Ok(0)
+}
+
+/// Writes all of it. Not by a mapping: then what is written has its place.
+pub(crate) fn write_at(fd: BorrowedFd<'_>, mut bytes: &[u8], mut offset: u64) -> rustix::io::Result<()> {
+    check_file_size(offset + bytes.len() as u64)?;
+    while !bytes.is_empty() {
+        let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(fd, bytes, offset))?;
+        bytes = &bytes[written..];
+        offset += written as u64;
     }
     Ok(())
 }

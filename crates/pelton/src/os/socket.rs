@@ -32,8 +32,10 @@ pub(crate) fn listen_at(path: &Path) -> std::io::Result<Descriptor> {
     let fd = new()?;
     bind(&fd, &address)?;
     pelton_lane::step("name: bound");
-    listen(&fd, 128)?;
-    Descriptor::new(fd)
+    let listening = listen(&fd, 128).map_err(std::io::Error::from).and_then(|()| Descriptor::new(fd));
+    listening.inspect_err(|_| {
+        let _ = std::fs::remove_file(path);
+    })
 }
 
 /// The next connection; `None` when there is none yet.
