@@ -37,8 +37,8 @@
 extern "C" {
 #endif
 
-/* Nanoseconds for which a receiver with messages to deliver holds the loop in one turn; as long again at most, or for one callback
- * if that takes longer. Then the loop's other handles have their turn. To be defined otherwise before this is included. */
+/* Nanoseconds after which a receiver with more messages ends its turn, so that the loop's other handles have theirs. It looks at the
+ * clock after as many messages again as before: a turn takes twice this at most, if messages take alike. A program may define its own. */
 #ifndef PELTON_UV_TURN_NS
 #define PELTON_UV_TURN_NS 1000000
 #endif
@@ -147,7 +147,7 @@ static inline void pelton_uv_receiver_turn_(uv_poll_t *poll, int status, int eve
     uint64_t began = uv_hrtime();
     int code = pelton_uv_refused_(status);
     (void)events;
-    /* As many again as before while there is time: few looks at the clock, and twice the time at most. */
+    /* As many again as before while there is time. */
     for (uint64_t share = 1; code == PELTON_OK; share *= 2) {
         for (uint64_t i = 0; i < share; i++) {
             pelton_message message;

@@ -144,10 +144,12 @@ static void who_sends_nothing_is_told_the_end_only(void) {
         OK(pelton_threads(&options, &sender, &receiver));
         int fd = pelton_sender_fd(sender);
         if (ways == 1) {
-            /* Full and armed for room: that is taken back. */
-            OK(pelton_send(sender, large, sizeof large, PELTON_NO_WAIT));
-            OK(pelton_send(sender, large, sizeof large, PELTON_NO_WAIT));
-            ANSWERS(pelton_sender_arm(sender, sizeof large), PELTON_AGAIN);
+            /* Full to the last byte, and armed for room: that is taken back. */
+            for (size_t size = sizeof large; size > 0; size /= 2) {
+                while (pelton_send(sender, large, size - 1, PELTON_NO_WAIT) == PELTON_OK) {
+                }
+            }
+            ANSWERS(pelton_sender_arm(sender, 0), PELTON_AGAIN);
         } else {
             OK(pelton_sender_arm(sender, sizeof large));
             CHECK(is_readable(fd));

@@ -365,6 +365,29 @@ static void an_end_that_was_there_before_is_the_answer_of_start(void) {
     }
 }
 
+static pelton_receiver *unwatched;
+
+static void fill_lose_the_receiver_and_stop(pelton_uv_sender *handle) {
+    fill(handle);
+    OK(pelton_receiver_close(unwatched));
+    pelton_uv_sender_stop(handle);
+}
+
+static void who_stops_in_a_callback_is_told_nothing_more(void) {
+    uv_loop_t loop;
+    pelton_sender *sender;
+    notes own;
+    memset(&own, 0, sizeof own);
+    CHECK(uv_loop_init(&loop) == 0);
+    OK(pelton_threads(NULL, &sender, &unwatched));
+    OK(pelton_uv_sender_start(new_sender(&loop, sender, &own), 500, fill_lose_the_receiver_and_stop, no_senders_end));
+    CHECK(uv_run(&loop, UV_RUN_DEFAULT) == 0);
+    ANSWERS(pelton_uv_sender_start(own.sender, 500, NULL, no_senders_end), PELTON_CLOSED);
+    pelton_uv_sender_close(own.sender, free_sender);
+    end_loop(&loop);
+    CHECK(own.closings == 1);
+}
+
 /* ---- What a turn is ---- */
 
 static void count_turn(uv_prepare_t *prepare) {
@@ -673,6 +696,7 @@ int main(void) {
         TEST(who_stops_gets_nothing_and_goes_on_where_it_stopped),
         TEST(a_handle_is_closed_in_any_callback_of_its_own_and_of_others),
         TEST(an_end_that_was_there_before_is_the_answer_of_start),
+        TEST(who_stops_in_a_callback_is_told_nothing_more),
         TEST(other_handles_have_their_turn_while_messages_never_end),
         TEST(nothing_runs_while_nothing_happens),
         TEST(a_killed_sender_is_an_event_and_its_successor_goes_on),
