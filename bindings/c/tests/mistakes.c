@@ -292,6 +292,7 @@ static void what_cannot_be_sent_is_refused(void) {
     ANSWERS(pelton_reserve(sender, SIZE_MAX, PELTON_FOREVER, &room), PELTON_TOO_LARGE);
     ANSWERS(pelton_batch_begin(sender, SIZE_MAX, SIZE_MAX, PELTON_FOREVER), PELTON_TOO_LARGE);
     ANSWERS(pelton_sender_arm(sender, SIZE_MAX), PELTON_TOO_LARGE);
+    REFUSES(pelton_sender_arm(sender, sizeof large), PELTON_TOO_LARGE, "65536 bytes");
     ANSWERS(pelton_send_descriptors(sender, "x", 1, fds, 65, SOON), PELTON_TOO_MANY_DESCRIPTORS);
     fds[0] = -1;
     REFUSES(pelton_send_descriptors(sender, "x", 1, fds, 1, SOON), PELTON_SYSTEM, "descriptor -1");

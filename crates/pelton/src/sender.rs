@@ -641,6 +641,10 @@ impl Sender {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
+        // There will never be room, and waiting for it would never end.
+        if bytes as u64 > self.message_bytes_max() {
+            return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.message_bytes_max() });
+        }
         self.parts.bells.drain();
         step("sender arms: drained");
         let armed = Room { sender: self, want: Want::Message(bytes as u64, 0) }.arm()?;

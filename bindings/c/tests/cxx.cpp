@@ -1,0 +1,269 @@
+/* pelton.hpp: what it adds to pelton.h: who owns what, what is given back when, and that nothing of it is lost. */
+#include "check.h"
+#include <pelton.hpp>
+#include <thread>
+#include <vector>
+
+/* The code of an answer; errors are compared by it. */
+#define IS(call, wanted) ANSWERS((call).code(), wanted)
+
+static pelton::both_ends new_ends() {
+    pelton::options options;
+    options.capacity = 64 << 10;
+    auto made = pelton::threads(options);
+    IS(made, PELTON_OK);
+    return *std::move(made);
+}
+
+static uint64_t unreleased(pelton::sender &sender) {
+    auto info = sender.info();
+    IS(info, PELTON_OK);
+    return info->unreleased;
+}
+
+static void messages_are_released_at_the_end_of_their_scope() {
+    auto [sender, receiver] = new_ends();
+    for (const char *text : {"one", "two", "three", "four"}) {
+        IS(sender.send(text, pelton::no_wait), PELTON_OK);
+    }
+    const char *wanted[] = {"one", "two", "three", "four"};
+    uint32_t count = 0;
+    while (auto message = receiver.receive(pelton::no_wait)) {
+        CHECK(message->payload().text() == wanted[count++]);
+        CHECK(message->seq() == count && message->lane() == 0 && !message->is_redelivered() && message->descriptors() == 0);
+        CHECK(unreleased(sender) == 5 - count);
+        IS(receiver.receive(pelton::no_wait), PELTON_NOT_RELEASED);
+    }
+    CHECK(count == 4 && unreleased(sender) == 0);
+    IS(sender.send({}, pelton::no_wait), PELTON_OK);
+    auto last = receiver.receive();
+    IS(last, PELTON_OK);
+    CHECK(last->size() == 0);
+    /* Moved, it is released once, by the one moved to. */
+    {
+        auto moved = *std::move(last);
+        CHECK(unreleased(sender) == 1);
+    }
+    CHECK(unreleased(sender) == 0);
+    CHECK(receiver.receive(pelton::no_wait).is_again());
+    IS(sender.close(), PELTON_OK);
+    IS(receiver.receive(), PELTON_CLOSED);
+}
+
+static void what_is_reserved_is_seen_only_if_committed() {
+    auto [sender, receiver] = new_ends();
+    {
+        auto room = sender.reserve(100);
+        IS(room, PELTON_OK);
+        CHECK(room->size() == 100);
+        IS(sender.send("x"), PELTON_RESERVED);
+    }
+    CHECK(receiver.receive(pelton::no_wait).is_again());
+    {
+        auto room = sender.reserve(8);
+        IS(room, PELTON_OK);
+        IS(room->commit(9), PELTON_TOO_LARGE);
+        memcpy(room->data(), "12345678", 8);
+        IS(room->commit(4), PELTON_OK);
+        IS(room->commit(4), PELTON_NULL);
+    }
+    {
+        auto room = sender.reserve(8);
+        IS(room->abort(), PELTON_OK);
+        IS(sender.send("5678"), PELTON_OK);
+    }
+    {
+        auto batch = sender.batch_begin(2, 6);
+        IS(batch, PELTON_OK);
+        IS(batch->push("one"), PELTON_OK);
+        IS(batch->abort(), PELTON_OK);
+    }
+    {
+        auto batch = sender.batch_begin(2, 6);
+        IS(batch->push("one"), PELTON_OK);
+    }
+    {
+        auto batch = sender.batch_begin(2, 6);
+        IS(batch->push("one"), PELTON_OK);
+        IS(batch->push("two"), PELTON_OK);
+        CHECK(unreleased(sender) == 2);
+        IS(batch->commit(), PELTON_OK);
+    }
+    pelton_message array[8];
+    std::string_view wanted[] = {"1234", "5678", "one", "two"};
+    {
+        auto messages = receiver.receive_batch(array, 8);
+        IS(messages, PELTON_OK);
+        CHECK(messages->size() == 4);
+        size_t at = 0;
+        for (const pelton_message &message : *messages) {
+            CHECK(pelton::bytes(message.data, message.size).text() == wanted[at++]);
+        }
+        CHECK(unreleased(sender) == 4);
+    }
+    CHECK(unreleased(sender) == 0);
+    auto none = receiver.receive_batch(array, 8, pelton::deadline(std::chrono::microseconds(1)));
+    CHECK(none.is_again() && none->size() == 0);
+}
+
+static void handles_are_closed_once_by_their_last_owner() {
+    auto ends = new_ends();
+    pelton::sender first = std::move(ends.sender);
+    CHECK(first && !ends.sender);
+    IS(ends.sender.send("x"), PELTON_NULL);
+    pelton::sender second;
+    second = std::move(first);
+    IS(second.send("x"), PELTON_OK);
+    pelton_sender *raw = second.detach();
+    CHECK(raw && !second.get());
+    {
+        pelton::sender third(raw);
+        IS(third.send("y"), PELTON_OK);
+        IS(third.drain(pelton::no_wait), PELTON_AGAIN);
+        IS(third.trim(), PELTON_OK);
+    }
+    ANSWERS(pelton_sender_close(raw), PELTON_CLOSED_HANDLE);
+    /* Assigning closes what was there. */
+    auto others = new_ends();
+    ends.receiver = std::move(others.receiver);
+    IS(others.sender.send("z"), PELTON_OK);
+    CHECK(ends.receiver.receive()->payload().text() == "z");
+    IS(ends.receiver.close(), PELTON_OK);
+    IS(others.sender.drain(pelton::deadline(std::chrono::seconds(60))), PELTON_OK);
+    IS(others.sender.send("z"), PELTON_OK);
+    IS(others.sender.drain(pelton::deadline(std::chrono::seconds(60))), PELTON_CLOSED);
+}
+
+static void a_held_message_is_read_and_released_on_another_thread() {
+    auto [sender, receiver] = new_ends();
+    IS(sender.send("held"), PELTON_OK);
+    IS(sender.send("next"), PELTON_OK);
+    pelton::held held;
+    {
+        auto message = receiver.receive();
+        auto kept = message->hold();
+        IS(kept, PELTON_OK);
+        IS(message->release(), PELTON_NULL);
+        held = *std::move(kept);
+    }
+    CHECK(receiver.receive()->payload().text() == "next");
+    CHECK(unreleased(sender) == 2);
+    std::thread([held = std::move(held)]() mutable {
+        CHECK(held.payload().text() == "held" && held.size() == 4 && held.data());
+        held = {};
+    }).join();
+    CHECK(receiver.receive(pelton::no_wait).is_again());
+    CHECK(unreleased(sender) == 0);
+}
+
+static void what_is_too_small_says_what_is_wanted() {
+    auto [sender, receiver] = new_ends();
+    char buffer[8];
+    int fds[2], got[2];
+    IS(sender.send("longer than eight"), PELTON_OK);
+    auto size = receiver.receive_copy(buffer, sizeof buffer);
+    IS(size, PELTON_TOO_SMALL);
+    CHECK(*size == 17);
+    IS(receiver.receive()->release(), PELTON_OK);
+    IS(sender.send("short"), PELTON_OK);
+    CHECK(*receiver.receive_copy(buffer, sizeof buffer) == 5 && memcmp(buffer, "short", 5) == 0);
+    CHECK(pipe(fds) == 0);
+    IS(sender.send_descriptors("both", fds, 2), PELTON_OK);
+    {
+        auto message = receiver.receive();
+        CHECK(message->descriptors() == 2);
+        auto count = message->take_descriptors(got, 1);
+        IS(count, PELTON_TOO_SMALL);
+        CHECK(*count == 2 && *message->take_descriptors(got, 2) == 2);
+    }
+    CHECK(write(got[1], "x", 1) == 1 && read(fds[0], buffer, 8) == 1);
+    pelton_message one;
+    IS(sender.send_descriptors("one", fds, 1), PELTON_OK);
+    {
+        auto messages = receiver.receive_batch(&one, 1);
+        int again;
+        CHECK(*messages->take_descriptors(&again, 1) == 1);
+        close(again);
+        IS(messages->release(), PELTON_OK);
+    }
+    for (int fd : {fds[0], fds[1], got[0], got[1]}) {
+        close(fd);
+    }
+}
+
+static void a_child_sends_and_dies(const char *name) {
+    pelton::options options;
+    options.deadline_ns = SOON;
+    auto sender = pelton::sender::open(name, options);
+    IS(sender, PELTON_OK);
+    IS(sender->send("last words", SOON), PELTON_OK);
+    IS(sender->sync(), PELTON_REFUSED);
+    IS(sender->resume(pelton::no_wait), PELTON_REFUSED);
+    kill(getpid(), SIGKILL);
+}
+
+static void a_child_receives(const char *name) {
+    pelton::options options;
+    options.deadline_ns = SOON;
+    auto receiver = pelton::receiver::open(name, options);
+    IS(receiver, PELTON_OK);
+    CHECK(receiver->receive(SOON)->payload().text() == "to a receiver");
+}
+
+static void ends_connect_and_deaths_are_told() {
+    char name[128];
+    auto listener = pelton::listener::listen(place(name, "unix:%s/socket"));
+    IS(listener, PELTON_OK);
+    CHECK(listener->fd() >= 0);
+    CHECK(listener->accept_receiver(pelton::no_wait).is_again());
+    pid_t child = start(a_child_sends_and_dies, name);
+    auto receiver = listener->accept_receiver(SOON);
+    IS(receiver, PELTON_OK);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+    CHECK(receiver->receive(SOON)->payload().text() == "last words");
+    auto end = receiver->receive(SOON);
+    IS(end, PELTON_PEER_DIED);
+    CHECK(strstr(end.text(), "died") && strstr(pelton::error_detail(), "died without closing"));
+    CHECK(receiver->info()->generation == 1);
+    IS(receiver->sync(), PELTON_REFUSED);
+    IS(receiver->resume(pelton::deadline(std::chrono::milliseconds(1))), PELTON_AGAIN);
+    IS(receiver->close(), PELTON_OK);
+    child = start(a_child_receives, name);
+    auto sender = listener->accept_sender(SOON);
+    IS(sender, PELTON_OK);
+    IS(sender->send("to a receiver"), PELTON_OK);
+    finish(child);
+    IS(pelton::listener::listen(""), PELTON_NAME);
+    CHECK(pelton::version() == PELTON_VERSION);
+}
+
+static void descriptors_for_loops_are_armed() {
+    auto [sender, receiver] = new_ends();
+    std::vector<char> large(30000);
+    CHECK(sender.fd() >= 0 && receiver.fd() >= 0);
+    CHECK(receiver.arm().is_again());
+    IS(sender.arm(large.size()), PELTON_OK);
+    IS(sender.send({large.data(), large.size()}, pelton::no_wait), PELTON_OK);
+    IS(sender.send({large.data(), large.size()}, pelton::no_wait), PELTON_OK);
+    CHECK(sender.arm(large.size()).is_again());
+    IS(receiver.arm(), PELTON_OK);
+    IS(receiver.disarm(), PELTON_OK);
+    IS(sender.disarm(), PELTON_OK);
+}
+
+int main() {
+    static_assert(!std::is_copy_constructible_v<pelton::sender> && std::is_nothrow_move_assignable_v<pelton::sender>);
+    static_assert(!std::is_copy_constructible_v<pelton::message> && !std::is_move_assignable_v<pelton::message>);
+    static_assert(!std::is_move_assignable_v<pelton::reservation> && !std::is_move_assignable_v<pelton::batch>);
+    static const test tests[] = {
+        TEST(messages_are_released_at_the_end_of_their_scope),
+        TEST(what_is_reserved_is_seen_only_if_committed),
+        TEST(handles_are_closed_once_by_their_last_owner),
+        TEST(a_held_message_is_read_and_released_on_another_thread),
+        TEST(what_is_too_small_says_what_is_wanted),
+        TEST(ends_connect_and_deaths_are_told),
+        TEST(descriptors_for_loops_are_armed),
+    };
+    return run_tests(tests, sizeof tests / sizeof *tests);
+}

@@ -1,0 +1,363 @@
+// pelton.hpp: pelton.h for C++17. Header-only: each function is the one of the same word in pelton.h, which says what it does, whether it
+// waits, its errors and units; here is what C++ adds. Nothing throws and nothing allocates; with -fno-exceptions -fno-rtti it is the same.
+//
+//     auto sender = pelton::sender::open("events");                  auto listener = pelton::listener::listen("events");
+//     if (!sender) report(sender.text(), pelton::error_detail());    auto receiver = listener->accept_receiver();
+//     auto sent = sender->send("hello");                             while (auto message = receiver->receive()) {
+//     if (sent.is_again()) ... full, with a deadline                     use(message->data(), message->size());
+//                                                                    }
+//
+// Who owns what. sender, receiver, listener and held are handles: moved, not copied, closed when destroyed; one moved from, or from a
+// result that is an error, is empty, and answers PELTON_NULL. message, messages, reservation and batch are what a handle has given out for
+// a while: destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let its scope be the
+// loop's, as above. They can be returned and passed on, but not assigned to.
+#ifndef PELTON_HPP
+#define PELTON_HPP
+
+#include "pelton.h"
+
+#include <chrono>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+namespace pelton {
+
+// Deadlines.
+inline constexpr std::int64_t no_wait = PELTON_NO_WAIT;
+inline constexpr std::int64_t forever = PELTON_FOREVER;
+inline std::int64_t deadline(std::chrono::nanoseconds timeout) noexcept { return pelton_deadline(timeout.count()); }
+
+inline std::uint32_t version() noexcept { return pelton_version(); }
+inline const char *error_detail() noexcept { return pelton_error_detail(); }
+
+// What a function answered: true for PELTON_OK.
+class [[nodiscard]] answer {
+public:
+    constexpr answer(int code) noexcept : code_(code) {}
+    constexpr explicit operator bool() const noexcept { return code_ == PELTON_OK; }
+    constexpr bool is_again() const noexcept { return code_ == PELTON_AGAIN; }
+    constexpr int code() const noexcept { return code_; }
+    const char *text() const noexcept { return pelton_code_text(code_); }
+
+private:
+    int code_;
+};
+
+// An answer and what came with it: with another answer than PELTON_OK it is empty, or what the function says.
+template <typename T> class [[nodiscard]] result : public answer {
+public:
+    result(int code) noexcept : answer(code), value_() {}
+    result(int code, T &&value) noexcept : answer(code), value_(std::move(value)) {}
+    T &operator*() & noexcept { return value_; }
+    T &&operator*() && noexcept { return std::move(value_); }
+    T *operator->() noexcept { return &value_; }
+
+private:
+    T value_;
+};
+
+// Bytes that somebody else keeps.
+class bytes {
+public:
+    constexpr bytes() noexcept = default;
+    constexpr bytes(const void *data, std::size_t size) noexcept : data_(data), size_(size) {}
+    constexpr bytes(std::string_view text) noexcept : data_(text.data()), size_(text.size()) {}
+    constexpr bytes(const char *text) noexcept : bytes(std::string_view(text)) {}
+    constexpr const void *data() const noexcept { return data_; }
+    constexpr std::size_t size() const noexcept { return size_; }
+    const unsigned char *begin() const noexcept { return static_cast<const unsigned char *>(data_); }
+    const unsigned char *end() const noexcept { return begin() + size_; }
+    std::string_view text() const noexcept { return {static_cast<const char *>(data_), size_}; }
+
+private:
+    const void *data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+// pelton_options with its defaults: `pelton::options options; options.capacity = 1 << 20;`.
+struct options : pelton_options {
+    options() noexcept : pelton_options{} { struct_bytes = sizeof(pelton_options); }
+};
+
+// A handle of pelton.h's that closes itself. Not to be named.
+template <typename T, int (*Close)(T *)> class owned {
+public:
+    owned() noexcept = default;
+    explicit owned(T *handle) noexcept : handle_(handle) {}
+    owned(owned &&other) noexcept : handle_(other.detach()) {}
+    owned &operator=(owned &&other) noexcept {
+        if (this != &other) {
+            Close(handle_);
+            handle_ = other.detach();
+        }
+        return *this;
+    }
+    ~owned() { Close(handle_); }
+    // Closes now, and is empty.
+    answer close() noexcept { return Close(detach()); }
+    // For pelton.h's functions, and pelton_uv.h's.
+    T *get() const noexcept { return handle_; }
+    // Gives the handle up: it is the caller's to close.
+    T *detach() noexcept { return std::exchange(handle_, nullptr); }
+    // Whether it is not empty.
+    explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+protected:
+    T *handle_ = nullptr;
+};
+
+// What a handle has given out, and gets back by Back. Not to be named.
+template <typename T, int (*Back)(T *)> class lent {
+public:
+    lent() noexcept = default;
+    lent(lent &&other) noexcept : handle_(other.taken()) {}
+    lent &operator=(lent &&) = delete;
+    ~lent() {
+        if (handle_) Back(handle_);
+    }
+
+protected:
+    explicit lent(T *handle) noexcept : handle_(handle) {}
+    T *taken() noexcept { return std::exchange(handle_, nullptr); }
+    // Gives it back before the end; once.
+    answer back() noexcept { return Back(taken()); }
+    T *handle_ = nullptr;
+};
+
+// ---- Sending --------------------------------------------------------------------------------------------------------------
+
+// Room for a message, aborted unless committed.
+class reservation : lent<pelton_sender, pelton_abort> {
+public:
+    reservation() noexcept = default;
+    unsigned char *data() const noexcept { return data_; }
+    std::size_t size() const noexcept { return size_; }
+    // Commits the first size bytes. With PELTON_TOO_LARGE it is as before.
+    answer commit(std::size_t size) noexcept {
+        int code = pelton_commit(handle_, size);
+        if (code != PELTON_TOO_LARGE) taken();
+        return code;
+    }
+    answer commit() noexcept { return commit(size_); }
+    answer abort() noexcept { return back(); }
+
+private:
+    friend class sender;
+    reservation(pelton_sender *sender, void *data, std::size_t size) noexcept
+        : lent(sender), data_(static_cast<unsigned char *>(data)), size_(size) {}
+    unsigned char *data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+// Messages that appear together, aborted unless committed.
+class batch : lent<pelton_sender, pelton_abort> {
+public:
+    batch() noexcept = default;
+    answer push(bytes payload) noexcept { return pelton_batch_push(handle_, payload.data(), payload.size()); }
+    answer commit() noexcept { return pelton_batch_commit(taken()); }
+    answer abort() noexcept { return back(); }
+
+private:
+    friend class sender;
+    explicit batch(pelton_sender *sender) noexcept : lent(sender) {}
+};
+
+class sender : public owned<pelton_sender, pelton_sender_close> {
+public:
+    using owned::owned;
+    static result<sender> open(const char *name, const options &options = {}) noexcept {
+        pelton_sender *opened = nullptr;
+        int code = pelton_sender_open(name, &options, &opened);
+        return {code, sender(opened)};
+    }
+    answer send(bytes payload, std::int64_t deadline_ns = forever) noexcept {
+        return pelton_send(handle_, payload.data(), payload.size(), deadline_ns);
+    }
+    result<reservation> reserve(std::size_t size, std::int64_t deadline_ns = forever) noexcept {
+        void *room = nullptr;
+        int code = pelton_reserve(handle_, size, deadline_ns, &room);
+        if (code != PELTON_OK) return code;
+        return {code, reservation(handle_, room, size)};
+    }
+    result<batch> batch_begin(std::size_t count, std::size_t bytes_total, std::int64_t deadline_ns = forever) noexcept {
+        int code = pelton_batch_begin(handle_, count, bytes_total, deadline_ns);
+        if (code != PELTON_OK) return code;
+        return {code, batch(handle_)};
+    }
+    answer send_descriptors(bytes payload, const int *fds, std::size_t count, std::int64_t deadline_ns = forever) noexcept {
+        return pelton_send_descriptors(handle_, payload.data(), payload.size(), fds, count, deadline_ns);
+    }
+    answer drain(std::int64_t deadline_ns = forever) noexcept { return pelton_drain(handle_, deadline_ns); }
+    answer trim() noexcept { return pelton_trim(handle_); }
+    answer resume(std::int64_t deadline_ns = forever) noexcept { return pelton_sender_resume(handle_, deadline_ns); }
+    answer sync() noexcept { return pelton_sender_sync(handle_); }
+    int fd() const noexcept { return pelton_sender_fd(handle_); }
+    answer arm(std::size_t size) noexcept { return pelton_sender_arm(handle_, size); }
+    answer disarm() noexcept { return pelton_sender_disarm(handle_); }
+    result<pelton_info> info() const noexcept {
+        pelton_info info{};
+        info.struct_bytes = sizeof info;
+        int code = pelton_sender_info(handle_, &info);
+        return {code, std::move(info)};
+    }
+};
+
+// ---- Receiving ------------------------------------------------------------------------------------------------------------
+
+// A message kept: read and destroyed on any thread.
+class held {
+public:
+    held() noexcept = default;
+    held(held &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)), payload_(other.payload_) {}
+    held &operator=(held &&other) noexcept {
+        std::swap(handle_, other.handle_);
+        std::swap(payload_, other.payload_);
+        return *this;
+    }
+    ~held() { pelton_held_release(handle_); }
+    bytes payload() const noexcept { return payload_; }
+    const void *data() const noexcept { return payload_.data(); }
+    std::size_t size() const noexcept { return payload_.size(); }
+
+private:
+    friend class message;
+    held(pelton_held *handle, bytes payload) noexcept : handle_(handle), payload_(payload) {}
+    pelton_held *handle_ = nullptr;
+    bytes payload_;
+};
+
+// A message in place, released when destroyed.
+class message : lent<pelton_receiver, pelton_release> {
+public:
+    message() noexcept = default;
+    bytes payload() const noexcept { return {message_.data, message_.size}; }
+    const void *data() const noexcept { return message_.data; }
+    std::size_t size() const noexcept { return message_.size; }
+    std::uint32_t seq() const noexcept { return message_.seq; }
+    std::uint32_t lane() const noexcept { return message_.lane; }
+    bool is_redelivered() const noexcept { return (message_.flags & PELTON_REDELIVERED) != 0; }
+    std::uint32_t descriptors() const noexcept { return message_.descriptors; }
+    // How many were taken; with PELTON_TOO_SMALL, how many there are.
+    result<std::size_t> take_descriptors(int *out, std::size_t capacity) noexcept {
+        std::size_t count = 0;
+        int code = pelton_take_descriptors(handle_, out, capacity, &count);
+        return {code, std::move(count)};
+    }
+    answer release() noexcept { return back(); }
+    // Keeps it and lets the receiver go on: this is empty then.
+    result<held> hold() noexcept {
+        pelton_held *kept = nullptr;
+        int code = pelton_hold(handle_, &kept);
+        if (code != PELTON_OK) return code;
+        taken();
+        return {code, held(kept, payload())};
+    }
+
+private:
+    friend class receiver;
+    message(pelton_receiver *receiver, const pelton_message &found) noexcept : lent(receiver), message_(found) {}
+    pelton_message message_{};
+};
+
+// Several messages in place, released together when destroyed.
+class messages : lent<pelton_receiver, pelton_release> {
+public:
+    messages() noexcept = default;
+    const pelton_message *begin() const noexcept { return first_; }
+    const pelton_message *end() const noexcept { return first_ + count_; }
+    std::size_t size() const noexcept { return count_; }
+    // As message::take_descriptors: a message that has any comes alone.
+    result<std::size_t> take_descriptors(int *out, std::size_t capacity) noexcept {
+        std::size_t count = 0;
+        int code = pelton_take_descriptors(handle_, out, capacity, &count);
+        return {code, std::move(count)};
+    }
+    answer release() noexcept { return back(); }
+
+private:
+    friend class receiver;
+    messages(pelton_receiver *receiver, const pelton_message *first, std::size_t count) noexcept
+        : lent(receiver), first_(first), count_(count) {}
+    const pelton_message *first_ = nullptr;
+    std::size_t count_ = 0;
+};
+
+class receiver : public owned<pelton_receiver, pelton_receiver_close> {
+public:
+    using owned::owned;
+    static result<receiver> open(const char *name, const options &options = {}) noexcept {
+        pelton_receiver *opened = nullptr;
+        int code = pelton_receiver_open(name, &options, &opened);
+        return {code, receiver(opened)};
+    }
+    result<message> receive(std::int64_t deadline_ns = forever) noexcept {
+        pelton_message found;
+        int code = pelton_receive(handle_, deadline_ns, &found);
+        if (code != PELTON_OK) return code;
+        return {code, message(handle_, found)};
+    }
+    // Up to count messages, described in the caller's array, which stays as long as what this answers.
+    result<messages> receive_batch(pelton_message *array, std::size_t count, std::int64_t deadline_ns = forever) noexcept {
+        std::size_t found = 0;
+        int code = pelton_receive_batch(handle_, deadline_ns, array, count, &found);
+        if (code != PELTON_OK) return code;
+        return {code, messages(handle_, array, found)};
+    }
+    // The size of what was copied; with PELTON_TOO_SMALL, the size wanted.
+    result<std::size_t> receive_copy(void *buffer, std::size_t capacity, std::int64_t deadline_ns = forever) noexcept {
+        std::size_t size = 0;
+        int code = pelton_receive_copy(handle_, buffer, capacity, deadline_ns, &size);
+        return {code, std::move(size)};
+    }
+    answer resume(std::int64_t deadline_ns = forever) noexcept { return pelton_receiver_resume(handle_, deadline_ns); }
+    answer sync() noexcept { return pelton_receiver_sync(handle_); }
+    int fd() const noexcept { return pelton_receiver_fd(handle_); }
+    answer arm() noexcept { return pelton_receiver_arm(handle_); }
+    answer disarm() noexcept { return pelton_receiver_disarm(handle_); }
+    result<pelton_info> info() const noexcept {
+        pelton_info info{};
+        info.struct_bytes = sizeof info;
+        int code = pelton_receiver_info(handle_, &info);
+        return {code, std::move(info)};
+    }
+};
+
+// ---- Making a channel -----------------------------------------------------------------------------------------------------
+
+class listener : public owned<pelton_listener, pelton_listener_close> {
+public:
+    using owned::owned;
+    static result<listener> listen(const char *name, const options &options = {}) noexcept {
+        pelton_listener *listening = nullptr;
+        int code = pelton_listen(name, &options, &listening);
+        return {code, listener(listening)};
+    }
+    result<sender> accept_sender(std::int64_t deadline_ns = forever) noexcept {
+        pelton_sender *accepted = nullptr;
+        int code = pelton_accept_sender(handle_, deadline_ns, &accepted);
+        return {code, sender(accepted)};
+    }
+    result<receiver> accept_receiver(std::int64_t deadline_ns = forever) noexcept {
+        pelton_receiver *accepted = nullptr;
+        int code = pelton_accept_receiver(handle_, deadline_ns, &accepted);
+        return {code, receiver(accepted)};
+    }
+    int fd() const noexcept { return pelton_listener_fd(handle_); }
+};
+
+struct both_ends {
+    pelton::sender sender;
+    pelton::receiver receiver;
+};
+
+inline result<both_ends> threads(const options &options = {}) noexcept {
+    pelton_sender *sending = nullptr;
+    pelton_receiver *receiving = nullptr;
+    int code = pelton_threads(&options, &sending, &receiving);
+    return {code, both_ends{sender(sending), receiver(receiving)}};
+}
+
+} // namespace pelton
+
+#endif
