@@ -1,6 +1,6 @@
 /* One side of the bench as a C program has it: the pass's loop, through include/pelton.h. The bench compiles it with
  * `cc -O3 -fPIC -shared`, links it with libpelton.so and loads it (src/systems/c.rs); so each call of pelton's goes through the PLT, as
- * an installed program's does. It does what Rust's sides in src/workload.rs do, message by message. What a side says of itself (clock,
+ * an installed program's does. With SIDE_UV it has the sides in libuv's loop besides, through bindings/c/pelton_uv.h. It does what Rust's sides in src/workload.rs do, message by message. What a side says of itself (clock,
  * CPU time, system calls, percentiles) is the bench's; so is the look at every byte of a few messages, which is not what is measured. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -13,9 +13,12 @@
 #include <time.h>
 
 #include "pelton.h"
+#ifdef SIDE_UV
+#include "pelton_uv.h"
+#endif
 
 enum role { RECEIVER, SENDER, ASKER, ANSWERER };
-enum how { SPIN, BLOCK, EPOLL };
+enum how { SPIN, BLOCK, EPOLL, UV };
 
 /* One side. systems/c.rs has the same struct: it fills in the first part. */
 struct side {
@@ -230,14 +233,22 @@ static int receive_all(struct side *side, struct pass *pass) {
     return 0;
 }
 
+static int other_size(struct side *side, uint64_t n, size_t size, size_t came) {
+    snprintf(side->error, sizeof side->error, "round %llu went out with %zu bytes and came back with %zu", (unsigned long long)n,
+             size, came);
+    return -1;
+}
+
+static void tell_time(const struct pass *pass, uint64_t start, uint64_t delay_ns) {
+    uint64_t took = now_ns() - start;
+    pass->timed(pass->of, took > 2 * delay_ns ? took - 2 * delay_ns : 0);
+}
+
 static int ask_one(struct side *side, const struct pass *pass, size_t size, uint64_t n, uint64_t delay_ns) {
     size_t came;
     delay(delay_ns);
     if (send_one(side, size, n) != 0 || copy_one(side, pass, n, &came) != 0) return -1;
-    if (came == size) return 0;
-    snprintf(side->error, sizeof side->error, "round %llu went out with %zu bytes and came back with %zu", (unsigned long long)n,
-             size, came);
-    return -1;
+    return came == size ? 0 : other_size(side, n, size, came);
 }
 
 static int ask_all(struct side *side, struct pass *pass) {
@@ -248,8 +259,7 @@ static int ask_all(struct side *side, struct pass *pass) {
         if (pass->timed != NULL) {
             uint64_t start = now_ns();
             if (ask_one(side, pass, size, n, delay_ns) != 0) return -1;
-            uint64_t took = now_ns() - start;
-            pass->timed(pass->of, took > 2 * delay_ns ? took - 2 * delay_ns : 0);
+            tell_time(pass, start, delay_ns);
         } else if (ask_one(side, pass, size, n, delay_ns) != 0) {
             return -1;
         }
@@ -271,6 +281,175 @@ static int answer_all(struct side *side, struct pass *pass) {
     pass->bytes = bytes;
     return 0;
 }
+
+#ifdef SIDE_UV
+/* ---- The same in libuv's loop: a pass is a uv_run, which returns when nothing is started any more ------------------------------- */
+
+/* Messages sent in one turn of the loop, after which its other handles would have theirs; a turn costs about half a microsecond. */
+enum { A_TURN = 1000 };
+
+static struct {
+    uv_loop_t loop;
+    pelton_uv_sender sender;
+    pelton_uv_receiver receiver;
+    struct side *side;
+    struct pass *pass;
+    uint64_t n;         /* the message, or round, that is next */
+    uint64_t start;     /* of the round */
+    uint64_t bytes;
+    const void *unsent; /* what waits for room, */
+    size_t size;        /* and the size of what was sent last */
+    int code;           /* the pass's */
+} uv;
+
+static void uv_ends(int code) {
+    uv.code = code;
+    if (uv.sender.sender != NULL) pelton_uv_sender_stop(&uv.sender);
+    if (uv.receiver.receiver != NULL) pelton_uv_receiver_stop(&uv.receiver);
+}
+
+static void on_sender_end(pelton_uv_sender *handle, int code) {
+    (void)handle;
+    uv_ends(fail(uv.side, "sending", code));
+}
+
+static void on_receiver_end(pelton_uv_receiver *handle, int code) {
+    (void)handle;
+    uv_ends(fail(uv.side, "receiving", code));
+}
+
+/* Sends the stream's messages, those of one turn. */
+static void on_room_for_more(pelton_uv_sender *handle) {
+    /* Who works for each message gives the loop its turn after each. */
+    for (int i = 0; i < (uv.side->work_steps > 0 ? 1 : A_TURN); i++) {
+        if (uv.unsent == NULL) {
+            if (uv.n == uv.pass->count) {
+                uv_ends(0);
+                return;
+            }
+            uv.size = uv.pass->warms_up ? uv.side->size_max : next_size(uv.side);
+            work(uv.side, uv.pass);
+            uv.unsent = uv.side->payloads[uv.n % 2];
+        }
+        int code = pelton_send(handle->sender, uv.unsent, uv.size, PELTON_NO_WAIT);
+        if (code == PELTON_AGAIN) return;
+        if (code != PELTON_OK) {
+            uv_ends(fail(uv.side, "sending", code));
+            return;
+        }
+        uv.unsent = NULL;
+        prepare(uv.side, ++uv.n);
+        uv.bytes += uv.size;
+    }
+}
+
+/* The bytes in hand: where they are, or copied out as all sides do with messages of one size. NULL: they are wrong. */
+static const void *uv_take(const pelton_message *message) {
+    const void *data = message->data;
+    if (!uv.side->in_place) {
+        if (message->size > uv.side->size_max) {
+            uv_ends(fail(uv.side, "copying", PELTON_TOO_SMALL));
+            return NULL;
+        }
+        data = memcpy(uv.side->buffer, data, message->size);
+    }
+    if (check(uv.side, uv.pass, uv.n, data, message->size) == 0) return data;
+    uv_ends(-1);
+    return NULL;
+}
+
+static void on_message_of_stream(pelton_uv_receiver *handle, const pelton_message *message) {
+    (void)handle;
+    if (uv_take(message) == NULL) return;
+    work(uv.side, uv.pass);
+    uv.bytes += message->size;
+    if (++uv.n == uv.pass->count) uv_ends(0);
+}
+
+static void uv_send_or_wait(const void *data);
+
+static void on_room_for_unsent(pelton_uv_sender *handle) {
+    pelton_uv_sender_stop(handle);
+    uv_send_or_wait(uv.unsent);
+}
+
+static void uv_send_or_wait(const void *data) {
+    int code = pelton_send(uv.sender.sender, data, uv.size, PELTON_NO_WAIT);
+    if (code == PELTON_AGAIN) {
+        uv.unsent = data;
+        code = pelton_uv_sender_start(&uv.sender, uv.size, on_room_for_unsent, on_sender_end);
+    }
+    if (code != PELTON_OK) uv_ends(fail(uv.side, "sending", code));
+}
+
+static uint64_t uv_delay_ns(void) {
+    return uv.pass->warms_up ? 0 : uv.side->delay_ns;
+}
+
+static void uv_ask(void) {
+    uv.size = uv.pass->warms_up ? uv.side->size_max : next_size(uv.side);
+    uv.bytes += uv.size;
+    if (uv.pass->timed != NULL) uv.start = now_ns();
+    delay(uv_delay_ns());
+    uv_send_or_wait(uv.side->payloads[uv.n % 2]);
+    prepare(uv.side, uv.n + 1);
+}
+
+static void on_message_for_asker(pelton_uv_receiver *handle, const pelton_message *message) {
+    (void)handle;
+    if (uv_take(message) == NULL) return;
+    if (message->size != uv.size) {
+        uv_ends(other_size(uv.side, uv.n, uv.size, message->size));
+        return;
+    }
+    if (uv.pass->timed != NULL) tell_time(uv.pass, uv.start, uv_delay_ns());
+    if (++uv.n == uv.pass->count) uv_ends(0);
+    else uv_ask();
+}
+
+static void on_message_for_answerer(pelton_uv_receiver *handle, const pelton_message *message) {
+    const void *data = uv_take(message);
+    if (data == NULL) return;
+    delay(uv_delay_ns());
+    uv.size = message->size;
+    uv.bytes += uv.size;
+    /* The last answer may wait for room still. */
+    if (++uv.n == uv.pass->count) pelton_uv_receiver_stop(handle);
+    uv_send_or_wait(data);
+}
+
+static int uv_open(struct side *side) {
+    uv.side = side;
+    int code = uv_loop_init(&uv.loop) == 0 ? PELTON_OK : PELTON_SYSTEM;
+    if (code == PELTON_OK && side->sender != NULL) code = pelton_uv_sender_init(&uv.loop, &uv.sender, side->sender);
+    if (code == PELTON_OK && side->receiver != NULL) code = pelton_uv_receiver_init(&uv.loop, &uv.receiver, side->receiver);
+    return code;
+}
+
+static int uv_pass(struct side *side, struct pass *pass) {
+    uv.pass = pass;
+    uv.n = uv.bytes = 0;
+    uv.unsent = NULL;
+    uv.code = 0;
+    static const pelton_uv_message_cb on_message[] = {
+        [RECEIVER] = on_message_of_stream, [ASKER] = on_message_for_asker, [ANSWERER] = on_message_for_answerer};
+    int code = side->role == SENDER
+                   ? pelton_uv_sender_start(&uv.sender, side->size_max, on_room_for_more, on_sender_end)
+                   : pelton_uv_receiver_start(&uv.receiver, on_message[side->role], on_receiver_end);
+    if (code != PELTON_OK) return fail(side, "starting", code);
+    if (side->role == ASKER) uv_ask();
+    uv_run(&uv.loop, UV_RUN_DEFAULT);
+    pass->bytes = uv.bytes;
+    return uv.code;
+}
+
+static void uv_close_all(void) {
+    if (uv.sender.sender != NULL) pelton_uv_sender_close(&uv.sender, NULL);
+    if (uv.receiver.receiver != NULL) pelton_uv_receiver_close(&uv.receiver, NULL);
+    uv_run(&uv.loop, UV_RUN_DEFAULT);
+    uv_loop_close(&uv.loop);
+}
+#endif
 
 /* ---- For the bench ------------------------------------------------------------------------------------------------------------ */
 
@@ -314,6 +493,9 @@ int side_open(struct side *side) {
         break;
     }
     if (code != PELTON_OK) return fail(side, "connecting", code);
+#ifdef SIDE_UV
+    if (side->how == UV && (code = uv_open(side)) != PELTON_OK) return fail(side, "preparing libuv's loop", code);
+#endif
     if (side->how == EPOLL && ((side->sender != NULL && watch(&side->sender_epoll, pelton_sender_fd(side->sender)) != 0) ||
                                (side->receiver != NULL && watch(&side->receiver_epoll, pelton_receiver_fd(side->receiver)) != 0))) {
         snprintf(side->error, sizeof side->error, "watching with epoll: %s", strerror(errno));
@@ -326,6 +508,9 @@ int side_open(struct side *side) {
 int side_pass(struct side *side, struct pass *pass) {
     side->seed = 1;
     prepare(side, 0);
+#ifdef SIDE_UV
+    if (side->how == UV) return uv_pass(side, pass);
+#endif
     switch (side->role) {
     case SENDER: return send_all(side, pass);
     case RECEIVER: return receive_all(side, pass);
@@ -335,6 +520,12 @@ int side_pass(struct side *side, struct pass *pass) {
 }
 
 void side_close(struct side *side) {
+#ifdef SIDE_UV
+    if (side->how == UV) {
+        uv_close_all();
+        return;
+    }
+#endif
     pelton_sender_close(side->sender);
     pelton_receiver_close(side->receiver);
 }

@@ -43,6 +43,8 @@ pub enum Wait {
     Block,
     /// Never sleeps in the call; sleeps in an epoll instance of the caller's own
     Epoll,
+    /// In libuv's loop, both sides; pelton-c only
+    Uv,
 }
 
 /// Which side of a lopsided channel works ten times as long as the other.

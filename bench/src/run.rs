@@ -229,7 +229,7 @@ fn deadline(job: &Job) -> Instant {
 
 fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
     if job.system == SystemName::PeltonC {
-        c::compile()?;
+        c::compile(job.wait)?;
     }
     let directory = directory(job.system)?;
     let job = Job { directory: directory.path().to_path_buf(), ..job.clone() };

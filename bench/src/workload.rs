@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     measure::{self, CallCounter, Usage, delay, now_ns},
-    parameters::{Job, Pass, Role, SystemName, Workload},
+    parameters::{Job, Pass, Role, SystemName, Wait, Workload},
     systems::{
         ByDirectory, BySocket, Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System,
         c::CSide, lasting, limits,
@@ -59,12 +59,18 @@ pub struct Percentiles {
 
 /// Does one side's part and reports by standard output.
 pub fn side(job: &Job) -> Result<()> {
+    ensure!(
+        job.wait != Wait::Uv || job.system == SystemName::PeltonC,
+        "only a side in C is in libuv's loop: write pelton-c"
+    );
+    if job.workload == Workload::Reattach {
+        ensure!(job.system == SystemName::PeltonPath, "only a channel that a directory keeps can be gone back to");
+        return reattach(job);
+    }
     match job.system {
-        SystemName::PeltonPath if job.workload == Workload::Reattach => reattach(job),
-        _ if job.workload == Workload::Reattach => bail!("only a channel that a directory keeps can be gone back to"),
+        SystemName::PeltonC => serve_in_c(job),
         SystemName::Pelton => serve::<Pelton<BySocket>>(job),
         SystemName::PeltonPath => serve::<Pelton<ByDirectory>>(job),
-        SystemName::PeltonC => serve_in_c(job),
         SystemName::Pipe => serve::<Pipe>(job),
         SystemName::SockStream => serve::<SockStream>(job),
         SystemName::SockStreamBatched => serve::<SockStreamBatched>(job),

@@ -17,9 +17,13 @@ use crate::{
 };
 
 const SOURCE: &str = include_str!("../../c/side.c");
-const HEADER: &str = include_str!("../../../include/pelton.h");
-/// Where the compiler finds the header.
-const INCLUDE: &str = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../include");
+/// What it includes: as the source, a part of what tells one program made of it from another.
+const HEADERS: [&str; 2] = [include_str!("../../../include/pelton.h"), include_str!("../../../bindings/c/pelton_uv.h")];
+/// Where the compiler finds them.
+const INCLUDES: [&str; 2] = [
+    concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../include"),
+    concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../bindings/c"),
+];
 
 /// `struct side` of side.c.
 #[repr(C)]
@@ -68,11 +72,16 @@ pub struct CSide {
 }
 
 /// Makes what a side loads, unless it is there. Before the sides start, so that they need not wait for the compiler.
-pub fn compile() -> Result<std::path::PathBuf> {
+pub fn compile(wait: Wait) -> Result<std::path::PathBuf> {
+    // Of the library only the name is taken over, its soname.
     let library = library()?;
-    // The header is a part of what the name tells apart, the library is not: it is found anew at each start, by its soname.
-    let source = format!("/* pelton.h: {} */\n{SOURCE}", compiled::fingerprint(HEADER));
-    compiled::compile("side.c", &source, &["-O3", "-fPIC", "-shared", INCLUDE], &[&library])
+    let source = format!("/* {} */\n{SOURCE}", compiled::fingerprint(&HEADERS.concat()));
+    let flags = ["-O3", "-fPIC", "-shared", INCLUDES[0], INCLUDES[1]];
+    if wait == Wait::Uv {
+        return compiled::compile("side.c", &source, &[&flags[..], &["-DSIDE_UV"]].concat(), &[&library, "-luv"])
+            .context("libuv's header is wanted, too: on Debian it is in the package libuv1-dev");
+    }
+    compiled::compile("side.c", &source, &flags, &[&library])
 }
 
 /// libpelton.so as cargo has built it.
@@ -100,6 +109,7 @@ impl CSide {
             Wait::Spin => 0,
             Wait::Block => 1,
             Wait::Epoll => 2,
+            Wait::Uv => 3,
         };
         let name = |part| CString::new(format!("unix:{}", job.directory.join(part).display()));
         let (there, back) = (name("there")?, name("back")?);
@@ -130,7 +140,7 @@ impl CSide {
             error: [0; 512],
         });
         load(&library()?)?;
-        let library = load(compile()?.to_str().context("a path that is not UTF-8")?)?;
+        let library = load(compile(job.wait)?.to_str().context("a path that is not UTF-8")?)?;
         // SAFETY: side.c has these three functions with these types.
         let (open, pass, close) = unsafe {
             (
