@@ -69,7 +69,7 @@ struct Arguments {
     #[arg(long, value_name = "SIDE")]
     slow: Option<Slow>,
 
-    /// Lopsided: how long it works for each message, in microseconds [default: 100]
+    /// Lopsided: how long it works for each message, in microseconds [default: 200]
     #[arg(long, value_name = "US")]
     work: Option<u64>,
 
@@ -116,7 +116,7 @@ impl Arguments {
         if workload != Workload::Lopsided && (slow.is_some() || work.is_some()) {
             return Err("found --slow or --work with sides that do not work: use them with lopsided".to_string());
         }
-        let work = work.unwrap_or(100);
+        let work = work.unwrap_or(200);
         if !(1..=1_000_000).contains(&work) {
             return Err(format!("found --work {work}, wanted 1 to 1000000 microseconds"));
         }

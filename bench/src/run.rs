@@ -690,6 +690,27 @@ mod tests {
     }
 
     #[test]
+    fn a_lopsided_channel_is_compared_with_the_slower_sides_work_and_the_cpu_time_of_both() {
+        let passes = passes(&Plan { workload: Workload::Lopsided, delay_us: 0, ..plan() }, Wait::Block, false);
+        assert_eq!(
+            passes,
+            [Pass { count: 1000, ..Pass::default() }, Pass { count: 1000, alone: true, ..Pass::default() }]
+        );
+        let job = job_of(Workload::Lopsided, passes);
+        let part = |start_ns, end_ns, cpu_seconds| PassReport {
+            start_ns,
+            end_ns,
+            usage: Usage { cpu_seconds, ..Usage::default() },
+            ..PassReport::default()
+        };
+        let together = [part(900, 2000, 1.0), part(1000, 1950, 0.2)];
+        let alone = [part(5000, 5900, 0.9), part(5000, 5090, 0.1)];
+        let run = run_of(&job, &[together, alone]);
+        assert_eq!((run.figures.share_of_own_speed, run.figures.cpu_to_own_work), (Some(0.9), Some(1.2)));
+        assert_eq!(run.figures.round_trip_ns, None);
+    }
+
+    #[test]
     fn the_delays_are_taken_off() {
         let job = job_of(Workload::Roundtrip, vec![Pass { count: 10, time_each: true, ..Pass::default() }]);
         let usage = Usage { cpu_seconds: 0.25, voluntary_switches: 10, involuntary_switches: 0 };
