@@ -317,7 +317,8 @@ PELTON_MUST_USE int pelton_take_descriptors(pelton_receiver *receiver, int *out,
  *   2. when it is readable: receive (or send) with PELTON_NO_WAIT until PELTON_AGAIN, or as often as the loop can afford (the
  *      descriptor stays readable), then arm again. A descriptor that is readable with nothing there is possible: arm again.
  *   3. disarm before using the functions that wait, or when the loop loses interest.
- * Watch a sender's descriptor only while something waits to be sent: most of the time there is room, and it is readable.
+ * Watch a sender's descriptor only while something waits to be sent: most of the time there is room, and it is readable. With
+ * nothing to send, pelton_sender_arm_for_end has it tell the receiver's end. For libuv all this is done in pelton_uv.h.
  * The descriptor stays the same for the handle's life, and is the handle's: not to be read, written or closed. */
 
 /* Answers the descriptor, or a code. Also while something is reserved. */
@@ -326,6 +327,10 @@ int pelton_sender_fd(const pelton_sender *sender);
 /* Asks that the descriptor become readable when there is room for a message of size bytes, or the receiver goes. Does not wait.
  * Answers: PELTON_AGAIN: no room yet, wait for the descriptor. PELTON_OK: there is room. Errors: as pelton_send. */
 PELTON_MUST_USE int pelton_sender_arm(pelton_sender *sender, size_t size);
+
+/* For who has nothing to send: asks that the descriptor become readable when the receiver goes, and not while there is room; takes
+ * pelton_sender_arm back. When it is readable, again: it may have been for nothing. Does not wait. Errors: as pelton_send. */
+PELTON_MUST_USE int pelton_sender_arm_for_end(pelton_sender *sender);
 
 /* Takes pelton_sender_arm back. */
 int pelton_sender_disarm(pelton_sender *sender);

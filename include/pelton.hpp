@@ -62,8 +62,9 @@ class bytes {
 public:
     constexpr bytes() noexcept = default;
     constexpr bytes(const void *data, std::size_t size) noexcept : data_(data), size_(size) {}
-    constexpr bytes(std::string_view text) noexcept : data_(text.data()), size_(text.size()) {}
-    constexpr bytes(const char *text) noexcept : bytes(std::string_view(text)) {}
+    // A string, literal, or std::string_view.
+    template <typename T, typename = std::enable_if_t<std::is_convertible_v<const T &, std::string_view>>>
+    constexpr bytes(const T &text) noexcept : data_(std::string_view(text).data()), size_(std::string_view(text).size()) {}
     constexpr const void *data() const noexcept { return data_; }
     constexpr std::size_t size() const noexcept { return size_; }
     const unsigned char *begin() const noexcept { return static_cast<const unsigned char *>(data_); }
@@ -194,6 +195,7 @@ public:
     answer sync() noexcept { return pelton_sender_sync(handle_); }
     int fd() const noexcept { return pelton_sender_fd(handle_); }
     answer arm(std::size_t size) noexcept { return pelton_sender_arm(handle_, size); }
+    answer arm_for_end() noexcept { return pelton_sender_arm_for_end(handle_); }
     answer disarm() noexcept { return pelton_sender_disarm(handle_); }
     result<pelton_info> info() const noexcept {
         pelton_info info{};

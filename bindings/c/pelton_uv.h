@@ -7,26 +7,24 @@
  *     pelton_uv_receiver_init(uv_default_loop(), &handle, receiver);
  *     pelton_uv_receiver_start(&handle, on_message, on_end);
  *
- * HANDLES are the caller's memory, as libuv's are: it stays until the callback of close. The loop closes what it was given: init
- * takes the pelton_sender or pelton_receiver over, close closes it. Between the two the caller uses it for whatever does not wait:
- * it is the field of that name. The field data is the caller's. A handle is active, and keeps uv_run going, while it is started;
- * uv_unref((uv_handle_t *)&handle.poll) is for one that shall not.
+ * HANDLES are the caller's memory, as libuv's are, until the callback of close. init takes the pelton_sender or pelton_receiver
+ * over, and close closes it; in between it is the field of that name, for whatever does not wait. The field data is the caller's,
+ * NULL after init. A handle is active, and keeps uv_run going, while it is started; uv_unref((uv_handle_t *)&handle.poll) is for
+ * one that shall not.
  *
- * CALLBACKS run in uv_run only, never from within a function of this header. In each of them each function may be called, for
- * the same handle or another: start, stop, close; after uv_stop the
- * turn goes to its end, with what messages it has.
+ * CALLBACKS run in uv_run only, never from within a function of this header. In each of them every function may be called, for
+ * the same handle or another: start, stop, close. After uv_stop the turn goes to its end, with what messages it has.
  *
- * RESULTS are pelton's codes. PELTON_SYSTEM with libuv's error as errno where libuv refuses something.
+ * RESULTS are pelton's codes; PELTON_SYSTEM, with libuv's error as errno, where libuv refuses something.
  *
- * THREADS. The loop's thread alone calls these. OPENING and ACCEPTING shake hands within the call, for 5 and for half a second if the
- * peer is slow. A loop that cannot afford that has uv_queue_work do it: the work calls pelton_sender_open, or pelton_accept_receiver,
- * and keeps the answer and what pelton_error_detail() says; its after-work callback calls init. What resumes after PELTON_PEER_DIED waits
- * too: stopped by then, the handle's receiver may be handed to pelton_receiver_resume in uv_queue_work, and started again after.
- * A listener needs nothing of this header: uv_poll on pelton_listener_fd, for UV_READABLE, and in its callback
- * pelton_accept_receiver with PELTON_NO_WAIT, or uv_poll_stop and the work, and uv_poll_start after it.
+ * THREADS. Only the loop's thread calls these. OPENING, ACCEPTING and RESUMING shake hands within the call, for seconds if the peer
+ * is slow. A loop that cannot afford that has uv_queue_work do it. The work calls pelton_sender_open, pelton_accept_receiver or,
+ * with a stopped handle's receiver, pelton_receiver_resume, and keeps the answer and what pelton_error_detail() says; the after-work
+ * callback calls init, or start. Nothing else uses the pelton handle meanwhile. A listener needs nothing of this header: a uv_poll
+ * for UV_READABLE on pelton_listener_fd, which calls pelton_accept_receiver with PELTON_NO_WAIT, or stops until the work is done.
  *
- * FORK. A child has none of pelton's descriptors, so uv_loop_fork wants every handle stopped before the fork. The child closes its handles
- * before it makes others; the parent starts them again. */
+ * FORK. A child has none of pelton's descriptors, so uv_loop_fork wants every handle stopped before the fork. The child closes its
+ * handles before it makes others; the parent starts them again. */
 #ifndef PELTON_UV_H
 #define PELTON_UV_H
 
@@ -39,14 +37,14 @@
 extern "C" {
 #endif
 
-/* Nanoseconds for which a receiver with messages to deliver holds the loop in one turn, and as long again at most, or one callback's
- * time if that is longer. Then the loop's other handles have theirs. Define another before including this, if need be. */
+/* Nanoseconds after which a receiver with more messages ends its turn, so that the loop's other handles have theirs. It looks at the
+ * clock after as many messages again as before: a turn takes twice this at most, if messages take alike. A program may define its own. */
 #ifndef PELTON_UV_TURN_NS
 #define PELTON_UV_TURN_NS 1000000
 #endif
 
-/* Nanoseconds for which an empty receiver looks on for the next message before it lets the loop sleep: less, down to a sixteenth, when that
- * has not paid lately. Sleeping and being woken costs about as much on the two sides together. */
+/* Nanoseconds for which an empty receiver looks on for the next message before the loop sleeps: fewer, down to a sixteenth, when
+ * that has not paid lately. A sleep and a wake cost more: 25 to 40 us of processor time on a virtual machine. */
 #ifndef PELTON_UV_LOOK_NS
 #define PELTON_UV_LOOK_NS 10000
 #endif
@@ -72,7 +70,8 @@ struct pelton_uv_receiver {
     void *data;                /* the caller's */
     pelton_receiver *receiver; /* to be used, not to be closed */
     uv_poll_t poll;            /* for uv_ref, uv_unref, uv_is_active, uv_is_closing */
-    pelton_uv_message_cb on_message; /* private, from here on; NULL while stopped */
+    /* Private from here on. on_message is NULL while stopped. */
+    pelton_uv_message_cb on_message;
     pelton_uv_receiver_end_cb on_end;
     pelton_uv_receiver_close_cb on_close;
     int in_message; /* a message is with on_message */
@@ -83,7 +82,8 @@ struct pelton_uv_sender {
     void *data;            /* the caller's */
     pelton_sender *sender; /* to be used, not to be closed */
     uv_poll_t poll;        /* as above */
-    pelton_uv_room_cb on_room; /* private, from here on; NULL while stopped */
+    /* Private from here on. on_end is NULL while stopped. */
+    pelton_uv_room_cb on_room;
     pelton_uv_sender_end_cb on_end;
     pelton_uv_sender_close_cb on_close;
     size_t size;
@@ -147,7 +147,7 @@ static inline void pelton_uv_receiver_turn_(uv_poll_t *poll, int status, int eve
     uint64_t began = uv_hrtime();
     int code = pelton_uv_refused_(status);
     (void)events;
-    /* As many again as before, as long as there is time: the clock is looked at seldom, and the turn lasts twice its time at most. */
+    /* As many again as before while there is time. */
     for (uint64_t share = 1; code == PELTON_OK; share *= 2) {
         for (uint64_t i = 0; i < share; i++) {
             pelton_message message;
@@ -165,7 +165,7 @@ static inline void pelton_uv_receiver_turn_(uv_poll_t *poll, int status, int eve
                 return;
             }
         }
-        /* Not armed anew, the descriptor is readable still, and the next turn goes on without a system call of this one's. */
+        /* Not armed anew, the descriptor is readable still: the next turn goes on. */
         if (code == PELTON_OK && uv_hrtime() - began >= PELTON_UV_TURN_NS) return;
     }
     /* PELTON_OK: one has come meanwhile, and the descriptor is readable. */
@@ -173,8 +173,8 @@ static inline void pelton_uv_receiver_turn_(uv_poll_t *poll, int status, int eve
     if (code != PELTON_AGAIN && code != PELTON_OK) pelton_uv_receiver_ended_(handle, code);
 }
 
-/* Has messages delivered from now on; on_message takes its time at the cost of the loop. Started already: only changes the
- * callbacks. Errors: whatever would be told to on_end, which then is not called: the end of the channel too. */
+/* Has messages delivered from now on. Started already: changes the callbacks. Errors: whatever would be told to on_end, which then
+ * is not called: the end of the channel too. */
 PELTON_MUST_USE static inline int pelton_uv_receiver_start(pelton_uv_receiver *handle, pelton_uv_message_cb on_message,
                                                            pelton_uv_receiver_end_cb on_end) {
     /* Within on_message the turn goes on by itself. */
@@ -189,8 +189,9 @@ PELTON_MUST_USE static inline int pelton_uv_receiver_start(pelton_uv_receiver *h
     return PELTON_OK;
 }
 
-/* Has none delivered until started again, also if called in on_message. The lane fills, and the sender waits: back-pressure. While
- * stopped, the sender's end is not told. */
+/* Has none delivered until started again, also if called in on_message. The lane fills, and the sender waits: back-pressure. The
+ * sender's end is not told meanwhile. Who would rather have messages late than be woken for each stops in on_message, and starts
+ * by a uv_timer. */
 static inline void pelton_uv_receiver_stop(pelton_uv_receiver *handle) {
     handle->on_message = NULL;
     if (!handle->in_message) pelton_uv_receiver_rest_(handle);
@@ -202,8 +203,8 @@ static inline void pelton_uv_receiver_closed_(uv_handle_t *poll) {
     if (handle->on_close) handle->on_close(handle);
 }
 
-/* Closes the handle, and the receiver with it: no callback comes but on_close, in a later step of the loop, which may be NULL. What is in
- * on_message stays good until that returns. */
+/* Closes the handle, and the receiver with it. No callback comes but on_close, in a later step of the loop; NULL is none. The
+ * message that is in on_message stays good until that returns. */
 static inline void pelton_uv_receiver_close(pelton_uv_receiver *handle, pelton_uv_receiver_close_cb on_close) {
     handle->on_close = on_close;
     uv_close((uv_handle_t *)&handle->poll, pelton_uv_receiver_closed_);
@@ -241,10 +242,10 @@ static inline void pelton_uv_sender_turn_(uv_poll_t *poll, int status, int event
     pelton_uv_sender *handle = (pelton_uv_sender *)poll->data;
     int code = pelton_uv_refused_(status);
     (void)events;
-    if (code == PELTON_OK) code = pelton_uv_has_room_(handle);
-    if (code == PELTON_OK) {
+    if (code == PELTON_OK) code = handle->on_room ? pelton_uv_has_room_(handle) : pelton_sender_arm_for_end(handle->sender);
+    if (code == PELTON_OK && handle->on_room) {
         handle->on_room(handle);
-        if (uv_is_closing((uv_handle_t *)poll) || !handle->on_room) return;
+        if (uv_is_closing((uv_handle_t *)poll) || !handle->on_end || !handle->on_room) return;
         code = pelton_uv_has_room_(handle);
         /* Now and then whether the receiver is there, for who has room and sends nothing. */
         if (code == PELTON_OK && ++handle->turns % 64 == 0) code = PELTON_AGAIN;
@@ -252,21 +253,23 @@ static inline void pelton_uv_sender_turn_(uv_poll_t *poll, int status, int event
     /* Not armed anew, the descriptor is readable still, for the next turn. */
     if (code == PELTON_AGAIN) code = pelton_sender_arm(handle->sender, handle->size);
     if (code != PELTON_AGAIN && code != PELTON_OK) {
-        handle->on_room = NULL;
+        pelton_uv_sender_end_cb on_end = handle->on_end;
+        handle->on_end = NULL;
         pelton_uv_sender_rest_(handle);
-        handle->on_end(handle, code);
+        on_end(handle, code);
     }
 }
 
-/* Has on_room called once in each turn of the loop in which there is room for a message of size bytes, until stopped. Where there was none,
- * it comes when the receiver has released half of what waits. For who produces without end it is the place to do so, some at a
- * time. Nothing may stay reserved while started. Started already: changes size and callbacks. Errors: whatever would be told to on_end,
- * which then is not called; PELTON_TOO_LARGE. */
+/* Has on_room called once in each turn of the loop in which there is room for a message of size bytes, until stopped. Where there
+ * was none, it comes when the receiver has released half of what waits. Who produces without end does it there, some at a time.
+ * on_room may be NULL, for who has nothing to send: then nothing runs until the receiver goes, which is told to on_end.
+ * Nothing may stay reserved while started. Started already: changes size and callbacks. Errors: PELTON_TOO_LARGE, PELTON_RESERVED, and
+ * whatever would be told to on_end, which then is not called. */
 PELTON_MUST_USE static inline int pelton_uv_sender_start(pelton_uv_sender *handle, size_t size, pelton_uv_room_cb on_room,
                                                          pelton_uv_sender_end_cb on_end) {
-    int code = pelton_sender_arm(handle->sender, size);
+    int code = on_room ? pelton_sender_arm(handle->sender, size) : pelton_sender_arm_for_end(handle->sender);
     if (code != PELTON_OK && code != PELTON_AGAIN) return code;
-    if (!handle->on_room) {
+    if (!handle->on_end) {
         code = pelton_uv_refused_(uv_poll_start(&handle->poll, UV_READABLE, pelton_uv_sender_turn_));
         if (code != PELTON_OK) return code;
     }
@@ -276,9 +279,9 @@ PELTON_MUST_USE static inline int pelton_uv_sender_start(pelton_uv_sender *handl
     return PELTON_OK;
 }
 
-/* Has on_room called no more until started again. A stopped handle learns of the receiver's end when it sends. */
+/* Has neither called until started again. */
 static inline void pelton_uv_sender_stop(pelton_uv_sender *handle) {
-    handle->on_room = NULL;
+    handle->on_end = NULL;
     pelton_uv_sender_rest_(handle);
 }
 

@@ -88,6 +88,7 @@ static void what_is_reserved_is_seen_only_if_committed() {
         IS(batch->push("two"), PELTON_OK);
         CHECK(unreleased(sender) == 2);
         IS(batch->commit(), PELTON_OK);
+        IS(batch->commit(), PELTON_NULL);
     }
     pelton_message array[8];
     std::string_view wanted[] = {"1234", "5678", "one", "two"};
@@ -99,7 +100,7 @@ static void what_is_reserved_is_seen_only_if_committed() {
         for (const pelton_message &message : *messages) {
             CHECK(pelton::bytes(message.data, message.size).text() == wanted[at++]);
         }
-        CHECK(unreleased(sender) == 4);
+        CHECK(at == 4 && unreleased(sender) == 4);
     }
     CHECK(unreleased(sender) == 0);
     auto none = receiver.receive_batch(array, 8, pelton::deadline(std::chrono::microseconds(1)));
@@ -124,7 +125,9 @@ static void handles_are_closed_once_by_their_last_owner() {
     }
     ANSWERS(pelton_sender_close(raw), PELTON_CLOSED_HANDLE);
     /* Assigning closes what was there. */
-    auto others = new_ends();
+    auto others = new_ends(), abandoned = new_ends();
+    abandoned.receiver = std::move(ends.receiver);
+    IS(abandoned.sender.arm_for_end(), PELTON_CLOSED);
     ends.receiver = std::move(others.receiver);
     IS(others.sender.send("z"), PELTON_OK);
     CHECK(ends.receiver.receive()->payload().text() == "z");
@@ -250,6 +253,7 @@ static void descriptors_for_loops_are_armed() {
     IS(receiver.arm(), PELTON_OK);
     IS(receiver.disarm(), PELTON_OK);
     IS(sender.disarm(), PELTON_OK);
+    IS(sender.arm_for_end(), PELTON_OK);
 }
 
 int main() {

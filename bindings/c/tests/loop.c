@@ -133,9 +133,44 @@ static void the_descriptor_is_readable_while_there_is_something(void) {
     OK(pelton_receiver_close(receiver));
 }
 
+static void who_sends_nothing_is_told_the_end_only(void) {
+    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_message message;
+    for (int ways = 0; ways < 2; ways++) {
+        pelton_sender *sender;
+        pelton_receiver *receiver;
+        static char large[30000];
+        options.capacity = 64 << 10;
+        OK(pelton_threads(&options, &sender, &receiver));
+        int fd = pelton_sender_fd(sender);
+        if (ways == 1) {
+            /* Full to the last byte, and armed for room: that is taken back. */
+            for (size_t size = sizeof large; size > 0; size /= 2) {
+                while (pelton_send(sender, large, size - 1, PELTON_NO_WAIT) == PELTON_OK) {
+                }
+            }
+            ANSWERS(pelton_sender_arm(sender, 0), PELTON_AGAIN);
+        } else {
+            OK(pelton_sender_arm(sender, sizeof large));
+            CHECK(is_readable(fd));
+        }
+        OK(pelton_sender_arm_for_end(sender));
+        CHECK(!is_readable(fd));
+        while (pelton_receive(receiver, PELTON_NO_WAIT, &message) == PELTON_OK) {
+            OK(pelton_release(receiver));
+        }
+        CHECK(!is_readable(fd));
+        OK(pelton_receiver_close(receiver));
+        CHECK(is_readable(fd));
+        ANSWERS(pelton_sender_arm_for_end(sender), PELTON_CLOSED);
+        OK(pelton_sender_close(sender));
+    }
+}
+
 int main(void) {
     static const test tests[] = {
         TEST(the_descriptor_is_readable_while_there_is_something),
+        TEST(who_sends_nothing_is_told_the_end_only),
         TEST(both_ends_run_in_event_loops),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);

@@ -71,6 +71,7 @@ static void null_is_refused_everywhere(void) {
     REFUSES(pelton_sender_fd(NULL), PELTON_NULL, "sender");
     REFUSES(pelton_sender_arm(NULL, 1), PELTON_NULL, "sender");
     REFUSES(pelton_sender_disarm(NULL), PELTON_NULL, "sender");
+    REFUSES(pelton_sender_arm_for_end(NULL), PELTON_NULL, "sender");
     REFUSES(pelton_receiver_fd(NULL), PELTON_NULL, "receiver");
     REFUSES(pelton_receiver_arm(NULL), PELTON_NULL, "receiver");
     REFUSES(pelton_receiver_disarm(NULL), PELTON_NULL, "receiver");
@@ -167,6 +168,7 @@ static void what_is_reserved_comes_first(void) {
         ANSWERS(pelton_trim(sender), PELTON_RESERVED);
         ANSWERS(pelton_sender_arm(sender, 1), PELTON_RESERVED);
         ANSWERS(pelton_sender_disarm(sender), PELTON_RESERVED);
+        ANSWERS(pelton_sender_arm_for_end(sender), PELTON_RESERVED);
         ANSWERS(pelton_sender_resume(sender, PELTON_NO_WAIT), PELTON_RESERVED);
         ANSWERS(pelton_sender_sync(sender), PELTON_RESERVED);
         OK(pelton_sender_info(sender, &info));
@@ -365,6 +367,7 @@ static void use_handles_of_the_parent(const char *name) {
     ANSWERS(pelton_sender_fd(sender), PELTON_FORKED);
     ANSWERS(pelton_sender_arm(sender, 1), PELTON_FORKED);
     ANSWERS(pelton_sender_disarm(sender), PELTON_FORKED);
+    ANSWERS(pelton_sender_arm_for_end(sender), PELTON_FORKED);
     ANSWERS(pelton_sender_resume(sender, PELTON_FOREVER), PELTON_FORKED);
     ANSWERS(pelton_sender_sync(sender), PELTON_FORKED);
     ANSWERS(pelton_sender_info(sender, &info), PELTON_FORKED);

@@ -78,6 +78,7 @@ static void note_end_and_close(pelton_uv_receiver *handle, int code) {
     notes *own = (notes *)handle->data;
     own->ends++;
     own->code = code;
+    CHECK(!uv_is_active((uv_handle_t *)&handle->poll));
     pelton_uv_receiver_close(handle, free_receiver);
 }
 
@@ -85,6 +86,7 @@ static void note_senders_end_and_close(pelton_uv_sender *handle, int code) {
     notes *own = (notes *)handle->data;
     own->ends++;
     own->code = code;
+    CHECK(!uv_is_active((uv_handle_t *)&handle->poll));
     pelton_uv_sender_close(handle, free_sender);
 }
 
@@ -248,6 +250,9 @@ static void who_stops_gets_nothing_and_goes_on_where_it_stopped(void) {
     notes own;
     both_ends(&loop, &own);
     fill(own.sender);
+    OK(pelton_uv_receiver_start(own.receiver, no_message, no_end));
+    pelton_uv_receiver_stop(own.receiver);
+    CHECK(uv_run(&loop, UV_RUN_DEFAULT) == 0);
     OK(pelton_uv_receiver_start(own.receiver, stop_after_ten, no_end));
     CHECK(own.messages == 0);
     /* Stopped, it does not keep the loop; and the lane is full. */
@@ -360,6 +365,29 @@ static void an_end_that_was_there_before_is_the_answer_of_start(void) {
     }
 }
 
+static pelton_receiver *unwatched;
+
+static void fill_lose_the_receiver_and_stop(pelton_uv_sender *handle) {
+    fill(handle);
+    OK(pelton_receiver_close(unwatched));
+    pelton_uv_sender_stop(handle);
+}
+
+static void who_stops_in_a_callback_is_told_nothing_more(void) {
+    uv_loop_t loop;
+    pelton_sender *sender;
+    notes own;
+    memset(&own, 0, sizeof own);
+    CHECK(uv_loop_init(&loop) == 0);
+    OK(pelton_threads(NULL, &sender, &unwatched));
+    OK(pelton_uv_sender_start(new_sender(&loop, sender, &own), 500, fill_lose_the_receiver_and_stop, no_senders_end));
+    CHECK(uv_run(&loop, UV_RUN_DEFAULT) == 0);
+    ANSWERS(pelton_uv_sender_start(own.sender, 500, NULL, no_senders_end), PELTON_CLOSED);
+    pelton_uv_sender_close(own.sender, free_sender);
+    end_loop(&loop);
+    CHECK(own.closings == 1);
+}
+
 /* ---- What a turn is ---- */
 
 static void count_turn(uv_prepare_t *prepare) {
@@ -394,40 +422,70 @@ static void other_handles_have_their_turn_while_messages_never_end(void) {
     CHECK(own.closings == 2 && own.messages > 3);
 }
 
-/* Sends one message, a while after it has connected. */
-static void send_one_later(const char *name) {
+/* Sends two messages, each after a while. */
+static void send_two_later(const char *name) {
     pelton_options options = PELTON_OPTIONS_INIT;
     pelton_sender *sender;
-    uint32_t number = 0;
     options.deadline_ns = SOON;
     OK(pelton_sender_open(name, &options, &sender));
-    usleep(300000);
-    OK(pelton_send(sender, &number, sizeof number, SOON));
+    for (uint32_t number = 0; number < 2; number++) {
+        uint32_t payload[2] = {number, 0};
+        usleep(200000);
+        OK(pelton_send(sender, payload, size_of(number), SOON));
+    }
     OK(pelton_sender_close(sender));
 }
 
-static void nothing_runs_while_nothing_happens(void) {
-    char name[128];
-    uv_loop_t loop;
-    uv_prepare_t prepare;
+/* Receives everything, a while after it has connected. */
+static void receive_all_later(const char *name) {
+    pelton_options options = PELTON_OPTIONS_INIT;
     pelton_receiver *receiver;
-    notes own;
-    memset(&own, 0, sizeof own);
-    OK(pelton_listen(place(name, "unix:%s/socket"), NULL, &listener));
-    pid_t child = start(send_one_later, name);
-    OK(pelton_accept_receiver(listener, SOON, &receiver));
-    OK(pelton_listener_close(listener));
-    CHECK(uv_loop_init(&loop) == 0 && uv_prepare_init(&loop, &prepare) == 0);
-    prepare.data = &own;
-    CHECK(uv_prepare_start(&prepare, count_turn) == 0);
-    uv_unref((uv_handle_t *)&prepare);
-    OK(pelton_uv_receiver_start(new_receiver(&loop, receiver, &own), count_in_order, note_end_and_close));
-    CHECK(uv_run(&loop, UV_RUN_DEFAULT) == 0);
-    /* The message, the end, and each perhaps once for nothing. */
-    CHECK(own.messages == 1 && own.closings == 1 && own.turns <= 5);
-    uv_close((uv_handle_t *)&prepare, NULL);
-    end_loop(&loop);
-    finish(child);
+    pelton_message message;
+    int code;
+    options.deadline_ns = SOON;
+    OK(pelton_receiver_open(name, &options, &receiver));
+    usleep(300000);
+    while ((code = pelton_receive(receiver, SOON, &message)) == PELTON_OK) {
+        OK(pelton_release(receiver));
+    }
+    ANSWERS(code, PELTON_CLOSED);
+    OK(pelton_receiver_close(receiver));
+}
+
+static void nothing_runs_while_nothing_happens(void) {
+    for (int sends = 0; sends < 2; sends++) {
+        char name[128];
+        uv_loop_t loop;
+        uv_prepare_t prepare;
+        pelton_options options = PELTON_OPTIONS_INIT;
+        pelton_receiver *receiver;
+        pelton_sender *sender;
+        notes own;
+        memset(&own, 0, sizeof own);
+        options.capacity = 64 << 10;
+        OK(pelton_listen(place(name, "unix:%s/socket"), &options, &listener));
+        pid_t child = start(sends ? receive_all_later : send_two_later, name);
+        CHECK(uv_loop_init(&loop) == 0 && uv_prepare_init(&loop, &prepare) == 0);
+        prepare.data = &own;
+        CHECK(uv_prepare_start(&prepare, count_turn) == 0);
+        uv_unref((uv_handle_t *)&prepare);
+        if (sends) {
+            OK(pelton_accept_sender(listener, SOON, &sender));
+            fill(new_sender(&loop, sender, &own));
+            OK(pelton_uv_sender_start(own.sender, 500, close_sender_on_room, no_senders_end));
+        } else {
+            OK(pelton_accept_receiver(listener, SOON, &receiver));
+            OK(pelton_uv_receiver_start(new_receiver(&loop, receiver, &own), count_in_order, note_end_and_close));
+        }
+        OK(pelton_listener_close(listener));
+        CHECK(uv_run(&loop, UV_RUN_DEFAULT) == 0);
+        /* The messages and the end, or the room, and each perhaps once for nothing. */
+        CHECK(own.closings == 1 && own.turns <= 7);
+        CHECK(sends || own.messages == 2);
+        uv_close((uv_handle_t *)&prepare, NULL);
+        end_loop(&loop);
+        finish(child);
+    }
 }
 
 /* ---- Deaths and forks ---- */
@@ -512,7 +570,7 @@ static void kill_receiver(uv_prepare_t *prepare) {
     uv_close((uv_handle_t *)prepare, NULL);
 }
 
-static void a_killed_receiver_is_an_event_for_who_waits_for_room(void) {
+static void tell_a_killed_receiver(int full) {
     char name[128];
     uv_loop_t loop;
     uv_prepare_t prepare;
@@ -527,11 +585,18 @@ static void a_killed_receiver_is_an_event_for_who_waits_for_room(void) {
     OK(pelton_listener_close(listener));
     CHECK(uv_loop_init(&loop) == 0 && uv_prepare_init(&loop, &prepare) == 0);
     CHECK(uv_prepare_start(&prepare, kill_receiver) == 0);
-    fill(new_sender(&loop, sender, &own));
-    OK(pelton_uv_sender_start(own.sender, 500, no_room, note_senders_end_and_close));
+    new_sender(&loop, sender, &own);
+    if (full) fill(own.sender);
+    OK(pelton_uv_sender_start(own.sender, 500, full ? no_room : NULL, note_senders_end_and_close));
     end_loop(&loop);
     ANSWERS(own.code, PELTON_PEER_DIED);
     CHECK(own.ends == 1 && own.closings == 1);
+}
+
+static void a_killed_receiver_is_an_event_also_for_who_sends_nothing(void) {
+    for (int full = 0; full < 2; full++) {
+        tell_a_killed_receiver(full);
+    }
 }
 
 static void a_forked_child_closes_its_handles_and_the_parents_go_on(void) {
@@ -631,10 +696,11 @@ int main(void) {
         TEST(who_stops_gets_nothing_and_goes_on_where_it_stopped),
         TEST(a_handle_is_closed_in_any_callback_of_its_own_and_of_others),
         TEST(an_end_that_was_there_before_is_the_answer_of_start),
+        TEST(who_stops_in_a_callback_is_told_nothing_more),
         TEST(other_handles_have_their_turn_while_messages_never_end),
         TEST(nothing_runs_while_nothing_happens),
         TEST(a_killed_sender_is_an_event_and_its_successor_goes_on),
-        TEST(a_killed_receiver_is_an_event_for_who_waits_for_room),
+        TEST(a_killed_receiver_is_an_event_also_for_who_sends_nothing),
         TEST(a_forked_child_closes_its_handles_and_the_parents_go_on),
         TEST(a_message_held_is_released_on_another_thread),
         TEST(descriptors_come_along_and_the_loop_can_be_stopped),

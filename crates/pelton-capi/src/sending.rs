@@ -429,6 +429,16 @@ pub unsafe extern "C" fn pelton_sender_arm(sender: Handled, size: usize) -> c_in
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_sender_arm_for_end(sender: Handled) -> c_int {
+    // SAFETY: the caller's promises.
+    unsafe { call(sender, |sending| sending.free()?.arm_for_end().map_err(|error| code::of(&error))) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_sender_disarm(sender: Handled) -> c_int {
     let disarm = |sending: &mut Sending| {
         sending.free()?.disarm();

@@ -661,6 +661,19 @@ impl Sender {
         Ok(armed)
     }
 
+    /// For an event loop that has nothing to send: asks that the descriptor become readable when the receiver goes, and only
+    /// then, but for a time or two for nothing. Takes [`Sender::arm`] back. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Sender::try_send`]: this is where such a loop learns that the receiver is gone.
+    pub fn arm_for_end(&mut self) -> Result<()> {
+        // Which looks for the end. A ring that comes after that stays to be heard: only this side's own is silenced.
+        self.arm(0)?;
+        self.disarm();
+        self.parts.bells.nudge().drain();
+        Ok(())
+    }
+
     /// Takes [`Sender::arm`] back.
     pub fn disarm(&mut self) {
         if self.owner.is_current() {
