@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{CommandFactory, Parser, error::ErrorKind};
 
 use crate::{
-    parameters::{Choice, Job, SizeRange, Wait, Workload},
+    parameters::{Choice, Job, SizeRange, Slow, Wait, Workload},
     run::Plan,
 };
 
@@ -36,22 +36,24 @@ struct Arguments {
     /// What the two sides do
     workload: Workload,
 
-    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, 64 in a round trip, 16 in reattach]
+    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream and lopsided, 64 in a round trip, 16 in reattach]
     #[arg(long, value_name = "N|MIN..MAX")]
     size: Option<SizeRange>,
 
     /// Messages of a stream or in the lane, rounds of a round trip
     ///
     /// By default 5,000,000 messages of up to 1 KiB, 1,000,000 of up to 32 KiB, 100,000 larger ones; 200,000 round trips, 20,000 with a
-    /// delay; 1,000,000 messages to reattach to.
+    /// delay; 1,000,000 messages to reattach to; lopsided as many as the slow side works two seconds for.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
 
     /// Bytes of a pelton or limits lane
-    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
-    capacity: u64,
+    ///
+    /// [default: 64 MiB; 1 MiB for lopsided, so that it is full or empty many times]
+    #[arg(long, value_name = "BYTES")]
+    capacity: Option<u64>,
 
-    /// How both sides wait [default: spin; block for idle, reattach and with --delay]
+    /// How both sides wait [default: spin; block for idle, reattach, lopsided and with --delay]
     #[arg(long)]
     wait: Option<Wait>,
 
@@ -63,12 +65,20 @@ struct Arguments {
     #[arg(long, value_name = "US", default_value_t = 0)]
     delay: u64,
 
+    /// Lopsided: the side that works ten times as long as the other [default: receiver]
+    #[arg(long, value_name = "SIDE")]
+    slow: Option<Slow>,
+
+    /// Lopsided: how long it works for each message, in microseconds [default: 200]
+    #[arg(long, value_name = "US")]
+    work: Option<u64>,
+
     /// Systems, in turn, the first to be compared with the others
     ///
-    /// pelton; pelton-path, in a directory that keeps the channel; limits, the least code that could do the job; pipe; sock-stream, one write per message; sock-stream-batched, 64 KiB of
+    /// pelton; pelton-c, the same as a C program uses it; pelton-path, in a directory that keeps the channel; limits, the least code that could do the job; pipe; sock-stream, one write per message; sock-stream-batched, 64 KiB of
     /// buffer on both sides; sock-seqpacket. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
-    /// interleaved run. [default: all but pelton-path; for idle, pelton; for
-    /// reattach, pelton-path, the only one that can]
+    /// interleaved run. [default: all but pelton-c and pelton-path; for idle, pelton; for
+    /// reattach, pelton-path, the only one that can; for lopsided, pelton, sock-stream, sock-seqpacket]
     #[arg(long, value_name = "A,B,...", value_parser = systems)]
     systems: Option<Systems>,
 
@@ -95,25 +105,34 @@ fn systems(text: &str) -> Result<Systems, String> {
 
 impl Arguments {
     fn plan(self) -> Result<Plan, String> {
-        let Arguments { workload, size, count, capacity, wait, runs, delay, systems: chosen, json: _ } = self;
+        let Arguments { workload, size, count, capacity, wait, runs, delay, slow, work, systems: chosen, json: _ } =
+            self;
         if workload == Workload::Idle && (size.is_some() || count.is_some()) {
             return Err("found --size or --count with idle, which sends nothing: leave them out".to_string());
         }
         if workload != Workload::Roundtrip && delay > 0 {
             return Err(format!("found --delay {delay} with a workload that answers nothing: use it with roundtrip"));
         }
+        if workload != Workload::Lopsided && (slow.is_some() || work.is_some()) {
+            return Err("found --slow or --work with sides that do not work: use them with lopsided".to_string());
+        }
+        let work = work.unwrap_or(200);
+        if !(1..=1_000_000).contains(&work) {
+            return Err(format!("found --work {work}, wanted 1 to 1000000 microseconds"));
+        }
         // An hour: beyond it a sum of delays could overflow.
         if delay > 3_600_000_000 {
             return Err(format!("found --delay {delay}, wanted at most 3600000000 microseconds"));
         }
         let sizes = size.unwrap_or(SizeRange::fixed(match workload {
-            Workload::Stream => 256,
+            Workload::Stream | Workload::Lopsided => 256,
             Workload::Reattach => 16,
             Workload::Roundtrip | Workload::Idle => 64,
         }));
         if workload == Workload::Reattach && !sizes.is_fixed() {
             return Err(format!("found --size {sizes} with reattach, wanted one size"));
         }
+        let capacity = capacity.unwrap_or(if workload == Workload::Lopsided { 1 << 20 } else { 64 << 20 });
         if sizes.max as u64 + 32 > capacity / 2 {
             return Err(format!(
                 "found messages of {} bytes in lanes of {capacity}, wanted at most half the capacity less 32: write --capacity {} or more",
@@ -124,6 +143,7 @@ impl Arguments {
         let count = count.unwrap_or(match (workload, sizes.max) {
             (Workload::Idle, _) => 1,
             (Workload::Reattach, _) => 1_000_000,
+            (Workload::Lopsided, _) => (2_000_000 / work).max(1),
             (Workload::Roundtrip, _) if delay > 0 => 20_000,
             (Workload::Roundtrip, _) => 200_000,
             (Workload::Stream, ..=1024) => 5_000_000,
@@ -137,18 +157,30 @@ impl Arguments {
         if runs == 0 {
             return Err("found --runs 0, wanted at least 1".to_string());
         }
-        let asleep = matches!(workload, Workload::Idle | Workload::Reattach) || delay > 0;
+        let asleep = matches!(workload, Workload::Idle | Workload::Reattach | Workload::Lopsided) || delay > 0;
         let wait = wait.unwrap_or(if asleep { Wait::Block } else { Wait::Spin });
         let default = match workload {
             Workload::Idle => "pelton",
             Workload::Reattach => "pelton-path",
+            Workload::Lopsided => "pelton,sock-stream,sock-seqpacket",
             Workload::Stream | Workload::Roundtrip => SYSTEMS,
         };
         let Systems(systems) = match chosen {
             Some(chosen) => chosen,
             None => systems(default)?,
         };
-        Ok(Plan { workload, sizes, count, capacity, wait, runs, delay_us: delay, systems })
+        Ok(Plan {
+            workload,
+            sizes,
+            count,
+            capacity,
+            wait,
+            runs,
+            delay_us: delay,
+            slow: slow.unwrap_or(Slow::Receiver),
+            work_us: work,
+            systems,
+        })
     }
 }
 
@@ -248,6 +280,8 @@ mod tests {
             (&["stream", "--systems", "pelton,carrier"], "`carrier`, wanted one of pelton"),
             (&["stream", "--systems", "pipe,pipe"], "`pipe` twice"),
             (&["stream", "--delay", "20"], "use it with roundtrip"),
+            (&["stream", "--slow", "sender"], "use them with lopsided"),
+            (&["lopsided", "--work", "0"], "found --work 0"),
             (&["stream", "--count", "0"], "--count 0"),
             (&["stream", "--runs", "0"], "--runs 0"),
             (&["idle", "--count", "5"], "leave them out"),

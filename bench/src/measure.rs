@@ -175,15 +175,14 @@ impl CallCounter {
     }
 }
 
-/// The resident bytes of this process's mappings whose file is named after pelton, memfds and all, or lies below `directory`, where a
-/// channel keeps its own; without the program's own file. Memory that is allocated, but was never touched here, is not resident here.
+/// The resident bytes of this process's mappings of memfds that are named after pelton, and of files below `directory`, where a
+/// channel keeps its own. Memory that is allocated, but was never touched here, is not resident here.
 pub fn resident_bytes(directory: &Path) -> Result<u64> {
-    let own = fs::read_link("/proc/self/exe").context("reading /proc/self/exe")?;
     let smaps = fs::read_to_string("/proc/self/smaps").context("reading /proc/self/smaps")?;
-    Ok(resident_bytes_in(&smaps, &own.to_string_lossy(), directory))
+    Ok(resident_bytes_in(&smaps, directory))
 }
 
-fn resident_bytes_in(smaps: &str, own: &str, directory: &Path) -> u64 {
+fn resident_bytes_in(smaps: &str, directory: &Path) -> u64 {
     let mut ours = false;
     let mut bytes = 0;
     for line in smaps.lines() {
@@ -194,8 +193,7 @@ fn resident_bytes_in(smaps: &str, own: &str, directory: &Path) -> u64 {
         } else if line.split_whitespace().next().is_some_and(|first| !first.ends_with(':')) {
             // The head of a mapping: addresses, rights, offset, device, inode, and perhaps a path.
             let path = line.splitn(6, ' ').nth(5).unwrap_or("").trim();
-            let named = path.rsplit('/').next().is_some_and(|name| name.contains("pelton"));
-            ours = path != own && (named || Path::new(path).starts_with(directory));
+            ours = path.starts_with("/memfd:pelton") || Path::new(path).starts_with(directory);
         }
     }
     bytes
@@ -220,15 +218,12 @@ Rss:                   4 kB
 Rss:                  16 kB
 7f01-7f02 r--s 00000000 00:17 16    /dev/shm/run-12/there/0.data
 Rss:                  64 kB
-7f02-7f03 r--p 00000000 fe:00 14    /home/pelton/lib/libc.so.6
+7f02-7f03 r--p 00000000 fe:00 14    /home/pelton/lib/libpelton.so
 Rss:                 900 kB
 7f03-7f04 rw-p 00000000 00:00 0
 Rss:                  32 kB
 ";
-        assert_eq!(
-            resident_bytes_in(smaps, "/home/pelton/target/release/pelton-bench", Path::new("/dev/shm/run-1")),
-            148 * 1024
-        );
+        assert_eq!(resident_bytes_in(smaps, Path::new("/dev/shm/run-1")), 148 * 1024);
     }
 
     #[test]

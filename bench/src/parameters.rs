@@ -13,6 +13,8 @@ pub enum Workload {
     Stream,
     /// One message there and back at a time
     Roundtrip,
+    /// As a stream, but both sides work for each message, and one of them ten times as long as the other
+    Lopsided,
     /// An open channel whose receiver waits and gets nothing
     Idle,
     /// The successors of a receiver, and then of a sender, that were killed on a lane full of messages; pelton-path only
@@ -41,6 +43,18 @@ pub enum Wait {
     Block,
     /// Never sleeps in the call; sleeps in an epoll instance of the caller's own
     Epoll,
+    /// In libuv's loop, both sides; pelton-c only
+    Uv,
+}
+
+/// Which side of a lopsided channel works ten times as long as the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Slow {
+    /// So that the sender waits for room most of the time
+    Receiver,
+    /// So that the receiver waits for messages most of the time
+    Sender,
 }
 
 /// What carries the messages.
@@ -49,6 +63,8 @@ pub enum Wait {
 pub enum SystemName {
     /// pelton, connected by the name of a Unix socket
     Pelton,
+    /// pelton as a C program uses it, connected by the name of a Unix socket
+    PeltonC,
     /// pelton, in a directory that keeps the channel: a tmpfs where there is one
     PeltonPath,
     /// bench/limits/limits.c, the least code that could do the job
@@ -248,7 +264,7 @@ impl Role {
 }
 
 /// One go over the channel. Several follow each other in the same two processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pass {
     /// Messages, or rounds of a round trip
     pub count: u64,
@@ -256,6 +272,8 @@ pub struct Pass {
     pub time_each: bool,
     /// Count system calls instead of trusting the clock: the counter slows each of them down by 130 ns here
     pub count_calls: bool,
+    /// Only work, as for so many messages: nothing is sent
+    pub alone: bool,
 }
 
 /// All that one measured process needs to know.
@@ -275,6 +293,8 @@ pub struct Job {
     pub capacity: u64,
     /// Microseconds that each side of a round trip waits, busily, before it sends
     pub delay_us: u64,
+    /// What the receiver and the sender of a lopsided channel work for each message, in steps of [`work`](crate::workload::work)
+    pub work_steps: [u64; 2],
     /// The passes, in order
     pub passes: Vec<Pass>,
     /// The CPU to stay on
@@ -283,6 +303,18 @@ pub struct Job {
     pub directory: PathBuf,
     /// The process that started this one, without which it must not live on
     pub parent: u32,
+}
+
+impl Job {
+    /// What this side works for each message.
+    pub fn work_steps(&self) -> u64 {
+        self.work_steps[self.role.cpu_index()]
+    }
+
+    /// Whether messages are looked at in place, by systems that can.
+    pub fn in_place(&self) -> bool {
+        self.workload != Workload::Roundtrip && !self.sizes.is_fixed()
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     measure::Usage,
-    parameters::{Choice, Wait, Workload, word},
+    parameters::{Choice, Slow, Wait, Workload, word},
 };
 
 /// The figures of one run, or their medians. What does not apply or could not be had is null.
@@ -40,6 +40,10 @@ pub struct Figures {
     pub wakeups_per_second: Option<f64>,
     /// Resident memory of the channel, seen by the receiver
     pub resident_bytes: Option<f64>,
+    /// Of a lopsided channel: its messages a second, in parts of what the slower side does alone
+    pub share_of_own_speed: Option<f64>,
+    /// Of a lopsided channel: both sides' CPU time, in parts of what they need for their work alone
+    pub cpu_to_own_work: Option<f64>,
     /// From opening as the successor of a killed receiver to the first message in hand
     pub reattach_receiver_ns: Option<f64>,
     /// From opening as the successor of a killed sender to the first message sent
@@ -79,6 +83,10 @@ pub struct Parameters {
     pub capacity: u64,
     /// Of each side of a round trip
     pub delay_us: u64,
+    /// Of the slow side of a lopsided channel, for each message; the other one works a tenth of it
+    pub work_us: u64,
+    /// Which side that is; null elsewhere
+    pub slow: Option<Slow>,
     /// How many runs were asked for
     pub runs: usize,
     /// The receiver's (asker's) and the sender's (answerer's); empty if the processes were not pinned
@@ -185,7 +193,7 @@ impl Report {
 
     /// For people.
     pub fn write_table(&self, out: &mut impl Write) -> Result<()> {
-        let Parameters { size, count, capacity, delay_us, runs, cpus } = &self.parameters;
+        let Parameters { size, count, capacity, delay_us, work_us, slow, runs, cpus } = &self.parameters;
         match self.workload {
             Workload::Stream => writeln!(out, "stream of {count} messages of {size} bytes, lanes of {capacity} bytes")?,
             Workload::Roundtrip => {
@@ -194,6 +202,11 @@ impl Report {
             Workload::Reattach => writeln!(
                 out,
                 "successors on a lane of {capacity} bytes with {count} unreleased messages of {size} bytes"
+            )?,
+            Workload::Lopsided => writeln!(
+                out,
+                "{count} messages of {size} bytes, lanes of {capacity} bytes, the {} working {work_us} µs for each and the other a tenth",
+                slow.map(word).unwrap_or_default()
             )?,
             Workload::Idle => writeln!(out, "an open channel without messages, lanes of {capacity} bytes")?,
         }
@@ -246,6 +259,7 @@ fn primary(workload: Workload) -> Option<(&'static str, Figure)> {
         Workload::Stream => Some(("messages_per_second", |figures| figures.messages_per_second)),
         Workload::Roundtrip => Some(("round_trip_ns", |figures| figures.round_trip_ns)),
         Workload::Reattach => Some(("reattach_receiver_ns", |figures| figures.reattach_receiver_ns)),
+        Workload::Lopsided => Some(("share_of_own_speed", |figures| figures.share_of_own_speed)),
         Workload::Idle => None,
     }
 }
@@ -256,7 +270,7 @@ struct Column {
     figure: Figure,
 }
 
-const COLUMNS: [Column; 14] = [
+const COLUMNS: [Column; 16] = [
     Column { title: "M messages/s", scale: 1e-6, figure: |f| f.messages_per_second },
     Column { title: "MB/s", scale: 1e-6, figure: |f| f.bytes_per_second },
     Column { title: "round trip ns", scale: 1.0, figure: |f| f.round_trip_ns },
@@ -264,6 +278,8 @@ const COLUMNS: [Column; 14] = [
     Column { title: "p90 ns", scale: 1.0, figure: |f| f.p90_ns },
     Column { title: "p99 ns", scale: 1.0, figure: |f| f.p99_ns },
     Column { title: "p99.9 ns", scale: 1.0, figure: |f| f.p999_ns },
+    Column { title: "of own speed", scale: 1.0, figure: |f| f.share_of_own_speed },
+    Column { title: "CPU to own work", scale: 1.0, figure: |f| f.cpu_to_own_work },
     Column { title: "CPU s", scale: 1.0, figure: |f| f.cpu_seconds },
     Column { title: "calls/message", scale: 1.0, figure: |f| f.syscalls_per_message },
     Column { title: "sleeps/wait", scale: 1.0, figure: |f| f.sleeps_per_wait },
@@ -331,6 +347,8 @@ pub fn medians(runs: &[Run]) -> Figures {
         sleeps_per_wait: of(|f| f.sleeps_per_wait),
         wakeups_per_second: of(|f| f.wakeups_per_second),
         resident_bytes: of(|f| f.resident_bytes),
+        share_of_own_speed: of(|f| f.share_of_own_speed),
+        cpu_to_own_work: of(|f| f.cpu_to_own_work),
         reattach_receiver_ns: of(|f| f.reattach_receiver_ns),
         reattach_sender_ns: of(|f| f.reattach_sender_ns),
     }

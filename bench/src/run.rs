@@ -25,10 +25,10 @@ use rustix::{
 
 use crate::{
     measure::{CallCounter, Usage},
-    parameters::{Choice, Job, Pass, Role, SizeRange, SystemName, Wait, Workload},
+    parameters::{Choice, Job, Pass, Role, SizeRange, Slow, SystemName, Wait, Workload},
     report::{Figures, Parameters, Report, Run, SideFigures, SystemReport},
-    systems::limits,
-    workload::{PassReport, Percentiles},
+    systems::{c, limits},
+    workload::{PassReport, Percentiles, work},
 };
 
 /// What the command line asks for.
@@ -48,6 +48,10 @@ pub struct Plan {
     pub runs: usize,
     /// Of each side of a round trip
     pub delay_us: u64,
+    /// Which side of a lopsided channel works ten times as long as the other
+    pub slow: Slow,
+    /// How long, for each message
+    pub work_us: u64,
     /// In turn; the first is compared with the others
     pub systems: Vec<Choice>,
 }
@@ -93,11 +97,14 @@ pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
             count: plan.count,
             capacity: plan.capacity,
             delay_us: plan.delay_us,
+            work_us: plan.work_us,
+            slow: (plan.workload == Workload::Lopsided).then_some(plan.slow),
             runs: plan.runs,
             cpus: cpus.clone(),
         },
         systems: plan.systems.iter().map(|choice| system_report(plan, choice)).collect(),
     };
+    let work_steps = work_steps(plan);
     // On a terminal only, and drawn between runs only: a clock of its own would disturb what is measured.
     let bar = ProgressBar::new((plan.runs * plan.systems.len()) as u64);
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}")?);
@@ -105,7 +112,7 @@ pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
         for system in &mut report.systems {
             bar.set_message(format!("run {number} of {}: {}", plan.runs, system.choice));
             if system.skipped.is_none() {
-                let job = job(plan, system, &cpus, count_calls);
+                let job = Job { work_steps, ..job(plan, system, &cpus, count_calls) };
                 match run_once(&job, &cpus, &interrupts) {
                     Ok(run) => system.runs.push(run),
                     Err(error) if error.is::<Interrupted>() => {
@@ -139,7 +146,7 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
         _ => choice.wait.unwrap_or(plan.wait),
     };
     let version = match choice.system {
-        SystemName::Pelton | SystemName::PeltonPath => env!("CARGO_PKG_VERSION").to_string(),
+        SystemName::Pelton | SystemName::PeltonPath | SystemName::PeltonC => env!("CARGO_PKG_VERSION").to_string(),
         SystemName::Limits => limits::version(),
         _ => format!("Linux {}", rustix::system::uname().release().to_string_lossy()),
     };
@@ -156,6 +163,7 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
         sizes: plan.sizes,
         capacity: plan.capacity,
         delay_us: plan.delay_us,
+        work_steps: [0; 2],
         passes: passes(plan, system.wait, count_calls),
         cpu: cpus.first().copied(),
         directory: env::temp_dir(),
@@ -163,26 +171,48 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
     }
 }
 
+/// What the receiver and the sender work for each message: as many steps as take so long on this machine now.
+fn work_steps(plan: &Plan) -> [u64; 2] {
+    const MANY: u64 = 1 << 20;
+    if plan.workload != Workload::Lopsided {
+        return [0; 2];
+    }
+    let once = |_| {
+        let start = Instant::now();
+        work(MANY);
+        start.elapsed()
+    };
+    let shortest = (0..10).map(once).min().expect("ten are not none");
+    let slow = (plan.work_us as f64 * 1e-6 / shortest.as_secs_f64() * MANY as f64).max(10.0) as u64;
+    match plan.slow {
+        Slow::Receiver => [slow, slow / 10],
+        Slow::Sender => [slow / 10, slow],
+    }
+}
+
 /// The first pass makes the figures; those behind it only what would disturb it.
 fn passes(plan: &Plan, wait: Wait, count_calls: bool) -> Vec<Pass> {
     if plan.workload == Workload::Reattach {
-        return vec![Pass { count: plan.count, time_each: false, count_calls: false }];
+        return vec![Pass { count: plan.count, ..Pass::default() }];
     }
     if plan.workload == Workload::Idle {
-        return vec![Pass { count: 1, time_each: false, count_calls: false }];
+        return vec![Pass { count: 1, ..Pass::default() }];
     }
     // Asking the clock twice costs some 50 ns. A round trip that sleeps takes a hundred times as long and can bear it; one that spins
     // takes 250 and cannot, so its mean is of a pass without, its percentiles are of a second pass of half the count.
     let roundtrip = plan.workload == Workload::Roundtrip;
     let time_apart = roundtrip && wait == Wait::Spin && plan.delay_us == 0;
-    let mut passes = vec![Pass { count: plan.count, time_each: roundtrip && !time_apart, count_calls: false }];
+    let mut passes = vec![Pass { count: plan.count, time_each: roundtrip && !time_apart, ..Pass::default() }];
+    if plan.workload == Workload::Lopsided {
+        passes.push(Pass { count: plan.count, alone: true, ..Pass::default() });
+    }
     if time_apart {
-        passes.push(Pass { count: plan.count.div_ceil(2), time_each: true, count_calls: false });
+        passes.push(Pass { count: plan.count.div_ceil(2), time_each: true, ..Pass::default() });
     }
     if count_calls {
         // Enough to find one call in ten thousand messages.
         let count = plan.count.min((plan.count / 4).max(100_000));
-        passes.push(Pass { count, time_each: false, count_calls: true });
+        passes.push(Pass { count, count_calls: true, ..Pass::default() });
     }
     passes
 }
@@ -190,12 +220,17 @@ fn passes(plan: &Plan, wait: Wait, count_calls: bool) -> Vec<Pass> {
 /// Longer than any of the systems can need: they make at least 10,000 messages and 20 MB a second.
 fn deadline(job: &Job) -> Instant {
     let messages: u64 = job.passes.iter().map(|pass| job.workload.messages(pass.count)).sum();
-    let seconds = messages as f64 * (1e-4 + job.delay_us as f64 * 1e-6 + job.sizes.max as f64 / 20e6);
+    // A step of work takes a nanosecond or two.
+    let work = job.work_steps.iter().sum::<u64>() as f64 * 1e-8;
+    let seconds = messages as f64 * (1e-4 + job.delay_us as f64 * 1e-6 + work + job.sizes.max as f64 / 20e6);
     // A month is for ever, and within what an Instant can hold.
     Instant::now() + Duration::from_secs(60) + Duration::from_secs_f64(seconds.min(30.0 * 86400.0))
 }
 
 fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
+    if job.system == SystemName::PeltonC {
+        c::compile(job.wait)?;
+    }
     let directory = directory(job.system)?;
     let job = Job { directory: directory.path().to_path_buf(), ..job.clone() };
     let deadline = deadline(&job);
@@ -310,8 +345,16 @@ fn run_of(job: &Job, reports: &[[PassReport; 2]]) -> Run {
     let percentiles = reports.iter().find_map(|reports| reports[0].percentiles);
     let percentile = |of: fn(Percentiles) -> u64| percentiles.map(|percentiles| of(percentiles) as f64);
     let rate = |amount: f64| (!roundtrip && seconds > 0.0).then(|| amount / seconds);
+    // Both worked alone at the same time, too.
+    let alone = job.passes.iter().zip(reports).find(|(pass, _)| pass.alone).map(|(_, reports)| reports);
+    let alone_ns = |report: &PassReport| report.end_ns.saturating_sub(report.start_ns) as f64;
     let figures = Figures {
         seconds: Some(seconds),
+        share_of_own_speed: alone.map(|[first, second]| alone_ns(first).max(alone_ns(second)) / elapsed_ns),
+        cpu_to_own_work: alone.map(|[first_alone, second_alone]| {
+            (first.usage.cpu_seconds + second.usage.cpu_seconds)
+                / (first_alone.usage.cpu_seconds + second_alone.usage.cpu_seconds)
+        }),
         messages_per_second: rate(pass.count as f64),
         bytes_per_second: rate(first.bytes as f64),
         round_trip_ns: roundtrip.then(|| elapsed_ns / pass.count as f64 - 2000.0 * job.delay_us as f64),
@@ -611,6 +654,8 @@ mod tests {
             wait: Wait::Block,
             runs: 1,
             delay_us: 20,
+            slow: Slow::Receiver,
+            work_us: 20,
             systems: Vec::new(),
         }
     }
@@ -618,33 +663,56 @@ mod tests {
     #[test]
     fn the_clock_is_asked_apart_only_where_it_would_disturb() {
         let asleep = passes(&plan(), Wait::Block, true);
-        assert_eq!(asleep[0], Pass { count: 1000, time_each: true, count_calls: false });
-        assert_eq!(asleep[1..], [Pass { count: 1000, time_each: false, count_calls: true }]);
+        assert_eq!(asleep[0], Pass { count: 1000, time_each: true, ..Pass::default() });
+        assert_eq!(asleep[1..], [Pass { count: 1000, count_calls: true, ..Pass::default() }]);
         let spinning = passes(&Plan { delay_us: 0, ..plan() }, Wait::Spin, false);
         assert_eq!(
             spinning,
-            [
-                Pass { count: 1000, time_each: false, count_calls: false },
-                Pass { count: 500, time_each: true, count_calls: false }
-            ]
+            [Pass { count: 1000, ..Pass::default() }, Pass { count: 500, time_each: true, ..Pass::default() }]
         );
+    }
+
+    fn job_of(workload: Workload, passes: Vec<Pass>) -> Job {
+        Job {
+            system: SystemName::Pipe,
+            wait: Wait::Block,
+            workload,
+            role: workload.roles()[0],
+            sizes: SizeRange::fixed(64),
+            capacity: 1 << 20,
+            delay_us: 20,
+            work_steps: [0; 2],
+            passes,
+            cpu: None,
+            directory: env::temp_dir(),
+            parent: 1,
+        }
+    }
+
+    #[test]
+    fn a_lopsided_channel_is_compared_with_the_slower_sides_work_and_the_cpu_time_of_both() {
+        let passes = passes(&Plan { workload: Workload::Lopsided, delay_us: 0, ..plan() }, Wait::Block, false);
+        assert_eq!(
+            passes,
+            [Pass { count: 1000, ..Pass::default() }, Pass { count: 1000, alone: true, ..Pass::default() }]
+        );
+        let job = job_of(Workload::Lopsided, passes);
+        let part = |start_ns, end_ns, cpu_seconds| PassReport {
+            start_ns,
+            end_ns,
+            usage: Usage { cpu_seconds, ..Usage::default() },
+            ..PassReport::default()
+        };
+        let together = [part(900, 2000, 1.0), part(1000, 1950, 0.2)];
+        let alone = [part(5000, 5900, 0.9), part(5000, 5090, 0.1)];
+        let run = run_of(&job, &[together, alone]);
+        assert_eq!((run.figures.share_of_own_speed, run.figures.cpu_to_own_work), (Some(0.9), Some(1.2)));
+        assert_eq!(run.figures.round_trip_ns, None);
     }
 
     #[test]
     fn the_delays_are_taken_off() {
-        let job = Job {
-            system: SystemName::Pipe,
-            wait: Wait::Block,
-            workload: Workload::Roundtrip,
-            role: Role::Asker,
-            sizes: SizeRange::fixed(64),
-            capacity: 1 << 20,
-            delay_us: 20,
-            passes: vec![Pass { count: 10, time_each: true, count_calls: false }],
-            cpu: None,
-            directory: env::temp_dir(),
-            parent: 1,
-        };
+        let job = job_of(Workload::Roundtrip, vec![Pass { count: 10, time_each: true, ..Pass::default() }]);
         let usage = Usage { cpu_seconds: 0.25, voluntary_switches: 10, involuntary_switches: 0 };
         let asker = PassReport { start_ns: 1000, end_ns: 501_000, usage, ..PassReport::default() };
         let answerer = PassReport { usage: Usage { voluntary_switches: 9, ..usage }, ..PassReport::default() };

@@ -14,11 +14,11 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    measure::{CallCounter, Usage, delay, now_ns},
-    parameters::{Job, Pass, Role, SystemName, Workload},
+    measure::{self, CallCounter, Usage, delay, now_ns},
+    parameters::{Job, Pass, Role, SystemName, Wait, Workload},
     systems::{
         ByDirectory, BySocket, Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System,
-        lasting, limits,
+        c::CSide, lasting, limits,
     },
 };
 
@@ -59,9 +59,16 @@ pub struct Percentiles {
 
 /// Does one side's part and reports by standard output.
 pub fn side(job: &Job) -> Result<()> {
+    ensure!(
+        job.wait != Wait::Uv || job.system == SystemName::PeltonC,
+        "only a side in C is in libuv's loop: write pelton-c"
+    );
+    if job.workload == Workload::Reattach {
+        ensure!(job.system == SystemName::PeltonPath, "only a channel that a directory keeps can be gone back to");
+        return reattach(job);
+    }
     match job.system {
-        SystemName::PeltonPath if job.workload == Workload::Reattach => reattach(job),
-        _ if job.workload == Workload::Reattach => bail!("only a channel that a directory keeps can be gone back to"),
+        SystemName::PeltonC => serve_in_c(job),
         SystemName::Pelton => serve::<Pelton<BySocket>>(job),
         SystemName::PeltonPath => serve::<Pelton<ByDirectory>>(job),
         SystemName::Pipe => serve::<Pipe>(job),
@@ -88,6 +95,7 @@ fn serve<S: System>(job: &Job) -> Result<()> {
                 let section = Section::start(pass)?;
                 for n in 0..pass.count {
                     let size = sizes.next_size();
+                    work(job.work_steps());
                     send(&mut sending, &mut payloads, size, n)?;
                     bytes += size as u64;
                 }
@@ -105,11 +113,12 @@ fn serve<S: System>(job: &Job) -> Result<()> {
                 let section = Section::start(pass)?;
                 for n in 0..pass.count - 1 {
                     bytes += receive(&mut receiving, n, glance)? as u64;
+                    work(job.work_steps());
                 }
                 bytes += receive(&mut receiving, pass.count - 1, whole)? as u64;
+                work(job.work_steps());
                 let mut report = section.end(bytes)?;
-                let wanted = job.sizes.total(pass.count);
-                ensure!(bytes == wanted, "{bytes} bytes came, wanted {wanted}");
+                all_came(job, pass, bytes)?;
                 report.resident_bytes = receiving.resident_bytes()?;
                 Ok(report)
             })
@@ -121,9 +130,7 @@ fn serve<S: System>(job: &Job) -> Result<()> {
             for n in 0..WARM_UP {
                 ask(&mut sending, &mut receiving, (&mut payloads, job.sizes.max as usize), n, 0, whole)?;
             }
-            // From a nanosecond to a minute, three digits.
-            let mut histogram =
-                Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3).context("making a histogram")?;
+            let mut histogram = histogram()?;
             passes(job, |pass| {
                 histogram.reset();
                 let mut sizes = job.sizes.sequence();
@@ -142,12 +149,7 @@ fn serve<S: System>(job: &Job) -> Result<()> {
                     }
                 }
                 let mut report = section.end(bytes)?;
-                report.percentiles = pass.time_each.then(|| Percentiles {
-                    p50_ns: histogram.value_at_quantile(0.5),
-                    p90_ns: histogram.value_at_quantile(0.9),
-                    p99_ns: histogram.value_at_quantile(0.99),
-                    p999_ns: histogram.value_at_quantile(0.999),
-                });
+                report.percentiles = pass.time_each.then(|| Percentiles::of(&histogram));
                 Ok(report)
             })
         }
@@ -165,6 +167,47 @@ fn serve<S: System>(job: &Job) -> Result<()> {
                 }
                 section.end(bytes)
             })
+        }
+    }
+}
+
+/// As [`serve`], the loops being C's.
+fn serve_in_c(job: &Job) -> Result<()> {
+    let mut side = CSide::open(job)?;
+    side.warm_up(WARM_UP)?;
+    let mut histogram = histogram()?;
+    passes(job, |pass| {
+        histogram.reset();
+        let section = Section::start(pass)?;
+        let bytes = side.pass(pass, |ns| histogram.saturating_record(ns))?;
+        let mut report = section.end(bytes)?;
+        report.percentiles = (job.role == Role::Asker && pass.time_each).then(|| Percentiles::of(&histogram));
+        if job.role == Role::Receiver {
+            all_came(job, pass, bytes)?;
+            report.resident_bytes = Some(measure::resident_bytes(&job.directory)?);
+        }
+        Ok(report)
+    })
+}
+
+fn all_came(job: &Job, pass: &Pass, bytes: u64) -> Result<()> {
+    let wanted = job.sizes.total(pass.count);
+    ensure!(bytes == wanted, "{bytes} bytes came, wanted {wanted}");
+    Ok(())
+}
+
+/// From a nanosecond to a minute, three digits.
+fn histogram() -> Result<Histogram<u64>> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).context("making a histogram")
+}
+
+impl Percentiles {
+    fn of(histogram: &Histogram<u64>) -> Percentiles {
+        Percentiles {
+            p50_ns: histogram.value_at_quantile(0.5),
+            p90_ns: histogram.value_at_quantile(0.9),
+            p99_ns: histogram.value_at_quantile(0.99),
+            p999_ns: histogram.value_at_quantile(0.999),
         }
     }
 }
@@ -230,12 +273,38 @@ fn passes(job: &Job, mut pass_once: impl FnMut(&Pass) -> Result<PassReport>) -> 
         if job.role.listens() {
             say(&"started")?;
         }
-        say(&pass_once(pass)?)?;
+        say(&if pass.alone { work_alone(job, pass)? } else { pass_once(pass)? })?;
     }
     order.clear();
     orders.read_line(&mut order).context("waiting for the end")?;
     ensure!(order.is_empty(), "found the order {order:?}, wanted the end");
     Ok(())
+}
+
+/// What this side works for so many messages, without them.
+fn work_alone(job: &Job, pass: &Pass) -> Result<PassReport> {
+    let section = Section::start(pass)?;
+    for _ in 0..pass.count {
+        work(job.work_steps());
+    }
+    section.end(0)
+}
+
+/// Works: each step waits for the one before, so that they take the same time whatever else the processor does meanwhile.
+#[inline]
+pub fn work(steps: u64) {
+    if steps > 0 {
+        work_on(steps);
+    }
+}
+
+#[inline(never)]
+fn work_on(steps: u64) {
+    let mut value = steps;
+    for _ in 0..steps {
+        value = value.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    }
+    black_box(value);
 }
 
 /// One line of JSON to the process that asked.
@@ -276,8 +345,7 @@ struct Payloads([Vec<u8>; 2]);
 
 impl Payloads {
     fn new(size: usize) -> Payloads {
-        let buffer: Vec<u8> = (0..size).map(pattern).collect();
-        let mut payloads = Payloads([buffer.clone(), buffer]);
+        let mut payloads = Payloads(buffers(size));
         payloads.prepare(0);
         payloads
     }
@@ -292,6 +360,12 @@ impl Payloads {
     fn prepared(&self, n: u64, size: usize) -> &[u8] {
         &self.0[n as usize % 2][..size]
     }
+}
+
+/// The bytes that are sent, without a number yet.
+pub fn buffers(size: usize) -> [Vec<u8>; 2] {
+    let buffer: Vec<u8> = (0..size).map(pattern).collect();
+    [buffer.clone(), buffer]
 }
 
 /// Sends message `n`, and prepares the next.
@@ -369,7 +443,7 @@ fn glance(message: &[u8]) -> bool {
 }
 
 /// The check of the first and the last: every byte behind the number.
-fn whole(message: &[u8]) -> bool {
+pub fn whole(message: &[u8]) -> bool {
     message.iter().enumerate().skip(NUMBER_BYTES).all(|(at, byte)| *byte == pattern(at))
 }
 

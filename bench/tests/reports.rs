@@ -1,6 +1,10 @@
 //! The program as its user has it: small runs, whose report is read back. What it measures is not judged here, only that it is there.
 
-use std::process::{Command, Output};
+use std::{
+    path::Path,
+    process::{Command, Output},
+    sync::Once,
+};
 
 use serde_json::Value;
 
@@ -126,6 +130,89 @@ fn channels_of_directories_are_measured_as_those_of_sockets() {
     }
 }
 
+/// Whether a C compiler is there, and libuv if that is wanted too. Builds what C is linked with, which testing alone does not.
+fn can_c(uv: bool) -> bool {
+    static LIBRARY: Once = Once::new();
+    LIBRARY.call_once(|| {
+        let target = Path::new(env!("CARGO_BIN_EXE_pelton-bench")).ancestors().nth(2).unwrap();
+        let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "pelton-capi", "--profile", profile, "--target-dir"]).arg(target);
+        assert!(cargo.status().unwrap().success());
+    });
+    let include = if uv { "#include <uv.h>" } else { "" };
+    let mut cc = Command::new("sh");
+    cc.args(["-c", &format!("echo '{include}' | cc -E -x c - >/dev/null 2>&1")]);
+    cc.status().unwrap().success()
+}
+
+#[test]
+fn a_side_in_c_does_what_one_in_rust_does() {
+    if !can_c(false) {
+        return;
+    }
+    let mut systems = "pelton:block,pelton-c:block,pelton-c:epoll".to_string();
+    if can_c(true) {
+        systems += ",pelton-c:uv";
+    }
+    // A lane that is full many times, also with messages half as large as it, and one that need not be.
+    for (workload, size, capacity) in [
+        ("stream", "256", "65536"),
+        ("stream", "1..30000", "65536"),
+        ("stream", "0", "65536"),
+        ("stream", "3", "1048576"),
+        ("roundtrip", "64", "65536"),
+        ("roundtrip", "1..30000", "65536"),
+        ("roundtrip", "32000", "65536"),
+        ("idle", "", "65536"),
+    ] {
+        let mut arguments = vec![workload, "--runs", "1", "--capacity", capacity, "--systems", &systems];
+        if workload != "idle" {
+            arguments.extend(["--size", size, "--count", "3000"]);
+        }
+        let (systems, _) = report(&arguments);
+        for system in &systems {
+            assert_eq!(system["skipped"], Value::Null, "{system}");
+            match workload {
+                "roundtrip" => assert!(system["p50_ns"].as_f64().unwrap() > 0.0, "{system}"),
+                "idle" => assert!(system["wakeups_per_second"].is_number(), "{system}"),
+                // Not libpelton.so's memory, which is no channel's.
+                _ => assert!((1.0..3e6).contains(&system["resident_bytes"].as_f64().unwrap()), "{system}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn only_c_is_in_libuvs_loop() {
+    let output = bench(&["stream", "--count", "10", "--runs", "1", "--wait", "uv", "--systems", "pelton,pipe"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("only a side in C is in libuv's loop"), "{output:?}");
+}
+
+#[test]
+fn lopsided_sides_are_compared_with_their_own_work() {
+    let mut systems = "pelton,pipe,limits".to_string();
+    if can_c(true) {
+        systems += ",pelton-c:uv,pelton-c:block";
+    }
+    for slow in ["receiver", "sender"] {
+        let arguments =
+            ["lopsided", "--slow", slow, "--work", "20", "--count", "400", "--capacity", "65536", "--runs", "2"];
+        let (systems, ratios) = report(&[&arguments[..], &["--systems", &systems]].concat());
+        assert!(systems[2]["skipped"].as_str().unwrap().contains("no side that works"));
+        for system in systems.iter().filter(|system| system["system"] != "limits") {
+            assert_eq!(system["skipped"], Value::Null, "{system}");
+            assert_eq!((&system["parameters"]["slow"], &system["parameters"]["work_us"]), (&slow.into(), &20.into()));
+            assert!(system["share_of_own_speed"].as_f64().unwrap() > 0.0, "{system}");
+            // What is done besides the work can only add to it; but the clock and the machine are not that exact.
+            assert!(system["cpu_to_own_work"].as_f64().unwrap() > 0.0, "{system}");
+            assert!(system["messages_per_second"].as_f64().unwrap() > 0.0, "{system}");
+        }
+        assert_eq!(ratios["figure"], "share_of_own_speed");
+    }
+}
+
 #[test]
 fn successors_are_timed_where_there_can_be_any() {
     let arguments = ["reattach", "--count", "1000", "--runs", "2", "--systems", "pelton-path,pelton,limits"];
@@ -155,7 +242,7 @@ fn bad_arguments_end_with_2_and_say_what_is_wanted() {
     assert!(output.stdout.is_empty());
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(
-        errors.contains("found the system `telepathy`, wanted one of pelton, pelton-path, limits, pipe"),
+        errors.contains("found the system `telepathy`, wanted one of pelton, pelton-c, pelton-path, limits, pipe"),
         "{errors}"
     );
 }

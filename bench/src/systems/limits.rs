@@ -5,8 +5,7 @@
 //! is gone.
 
 use std::{
-    env, fs,
-    io::{Read, Write},
+    io::Read,
     process::{Command, Stdio},
 };
 
@@ -17,6 +16,7 @@ use rustix::{
 };
 use serde::Deserialize;
 
+use super::compiled;
 use crate::{
     measure::{CallCounter, Usage},
     parameters::{Job, Workload},
@@ -37,15 +37,7 @@ struct Printed {
 
 /// Says which source it is: the program has no version of its own.
 pub fn version() -> String {
-    format!("limits.c {}", fingerprint())
-}
-
-/// FNV-1a, 64 bits: enough to tell one source from another.
-fn fingerprint() -> String {
-    let hash = SOURCE
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3));
-    format!("{hash:016x}")
+    format!("limits.c {}", compiled::fingerprint(SOURCE))
 }
 
 /// What to call limits.c with for `count` messages or rounds, or why it has nothing to say on this job.
@@ -56,6 +48,7 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
     Ok(match job.workload {
         Workload::Idle => bail!("limits.c has no idle channel"),
         Workload::Reattach => bail!("limits.c has no successors"),
+        Workload::Lopsided => bail!("limits.c has no side that works"),
         Workload::Stream if job.sizes.is_fixed() => {
             vec![
                 "stream".to_string(),
@@ -93,30 +86,9 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
     })
 }
 
-/// Compiles limits.c beside this program, which is in cargo's target directory, unless it is there already.
+/// Compiles limits.c, unless that has been done.
 pub fn compile() -> Result<std::path::PathBuf> {
-    let own = env::current_exe().context("finding this program")?;
-    let directory = own.parent().context("this program is in no directory")?;
-    let program = directory.join(format!("limits-{}", fingerprint()));
-    if program.exists() {
-        return Ok(program);
-    }
-    let aside = directory.join(format!("limits-{}.{}", fingerprint(), std::process::id()));
-    let mut cc = Command::new("cc")
-        .args(["-O3", "-march=native", "-pthread", "-x", "c", "-", "-o"])
-        .arg(&aside)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("starting `cc` to compile limits.c: install a C compiler")?;
-    cc.stdin.take().expect("it is piped").write_all(SOURCE.as_bytes()).context("handing limits.c to cc")?;
-    let done = cc.wait_with_output().context("waiting for cc")?;
-    if !done.status.success() {
-        bail!("`cc -O3 -march=native -pthread` failed on limits.c: {}", String::from_utf8_lossy(&done.stderr).trim());
-    }
-    fs::rename(&aside, &program).with_context(|| format!("putting {} in its place", program.display()))?;
-    Ok(program)
+    compiled::compile("limits.c", SOURCE, &["-O3", "-march=native", "-pthread"], &[])
 }
 
 /// The guard: runs limits.c, once for the clock and once for each further pass, and says what it found.

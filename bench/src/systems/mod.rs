@@ -1,11 +1,16 @@
-//! The systems under measurement. Each is a file that implements [`System`]; the workloads know nothing else of it.
+//! The systems under measurement. Each is a file that implements [`System`]; the workloads know nothing else of it. Two are not: limits.c
+//! brings all of its own, and a side in C its loops.
 
+pub mod c;
+mod compiled;
 mod framed;
 pub mod limits;
 mod pelton;
 mod pipe;
 mod socket;
 mod wire;
+
+use std::time::Duration;
 
 use anyhow::Result;
 
@@ -15,6 +20,9 @@ pub use self::{
     socket::{SockSeqpacket, SockStream, SockStreamBatched},
 };
 use crate::parameters::Job;
+
+/// How long the sides of a pelton channel wait for each other to connect.
+const CONNECT: Duration = Duration::from_secs(20);
 
 /// What carries messages between two processes that know the same directory.
 pub trait System {

@@ -3,21 +3,18 @@
 use std::{
     marker::PhantomData,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context, Result, bail};
 use pelton::{Options, Receiver, Sender, Sent};
 use rustix::event::epoll::EventFlags;
 
-use super::{Receiving, Sending, System, wire::Watch};
+use super::{CONNECT, Receiving, Sending, System, wire::Watch};
 use crate::{
     measure,
-    parameters::{Job, Role, Wait, Workload},
+    parameters::{Job, Role, Wait},
 };
-
-/// How long the sides wait for each other to connect.
-const CONNECT: Duration = Duration::from_secs(20);
 
 /// pelton, whose two sides meet as `M` has it.
 pub struct Pelton<M>(PhantomData<M>);
@@ -167,8 +164,7 @@ pub struct PeltonReceiving {
 impl PeltonReceiving {
     fn new(receiver: pelton::Receiver, job: &Job) -> Result<PeltonReceiving> {
         let watch = if job.wait == Wait::Epoll { Some(Watch::new(&receiver, EventFlags::IN)?) } else { None };
-        let in_place = job.workload == Workload::Stream && !job.sizes.is_fixed();
-        let take = if in_place { Take::InPlace } else { Take::Copy(Vec::with_capacity(job.sizes.max as usize)) };
+        let take = if job.in_place() { Take::InPlace } else { Take::Copy(Vec::with_capacity(job.sizes.max as usize)) };
         Ok(PeltonReceiving { receiver, watch, take, directory: job.directory.clone() })
     }
 }

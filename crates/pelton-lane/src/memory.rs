@@ -136,7 +136,11 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     unsafe {
         match bytes {
             16..=32 => halves::<u128>(from, to, bytes),
-            33..=64 => halves::<[u128; 2]>(from, to, bytes),
+            // Not as pairs of u128, which are moved by way of the stack.
+            33..=64 => {
+                halves::<u128>(from, to, 32);
+                halves::<u128>(from.add(bytes - 32), to.add(bytes - 32), 32);
+            }
             8..=15 => halves::<u64>(from, to, bytes),
             _ => core::ptr::copy_nonoverlapping(from, to, bytes),
         }

@@ -1,0 +1,531 @@
+/* One side of the bench as a C program has it: the pass's loop, through include/pelton.h. The bench compiles it with
+ * `cc -O3 -fPIC -shared`, links it with libpelton.so and loads it (src/systems/c.rs); so each call of pelton's goes through the PLT, as
+ * an installed program's does. With SIDE_UV it has the sides in libuv's loop besides, through bindings/c/pelton_uv.h. It does what Rust's sides in src/workload.rs do, message by message. What a side says of itself (clock,
+ * CPU time, system calls, percentiles) is the bench's; so is the look at every byte of a few messages, which is not what is measured. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <time.h>
+
+#include "pelton.h"
+#ifdef SIDE_UV
+#include "pelton_uv.h"
+#endif
+
+enum role { RECEIVER, SENDER, ASKER, ANSWERER };
+enum how { SPIN, BLOCK, EPOLL, UV };
+
+/* One side. systems/c.rs has the same struct: it fills in the first part. */
+struct side {
+    const char *there; /* names of the channels, there and back */
+    const char *back;
+    uint64_t capacity;
+    int64_t connect_ns;
+    uint32_t role;
+    uint32_t how;
+    uint32_t size_min, size_max;
+    uint32_t in_place;
+    uint64_t delay_ns;
+    uint64_t work_steps;
+    uint8_t *payloads[2]; /* of size_max bytes each, they take turns */
+    uint8_t *buffer;      /* of size_max bytes, for what is copied out */
+    int (*is_whole)(const uint8_t *message, size_t size);
+    void (*work)(uint64_t steps);
+
+    pelton_sender *sender;
+    pelton_receiver *receiver;
+    int sender_epoll, receiver_epoll;
+    uint32_t seed;
+    char error[512];
+};
+
+/* One go over the channel. */
+struct pass {
+    uint64_t count;
+    uint64_t whole_from; /* from this message on every byte is looked at */
+    int warms_up;        /* all of the largest size, no delay and no work */
+    void (*timed)(void *of, uint64_t ns); /* each round's time, unless NULL */
+    void *of;
+    uint64_t bytes; /* sent by a sender or asker, taken by the others */
+};
+
+static int fail(struct side *side, const char *what, int code) {
+    snprintf(side->error, sizeof side->error, "%s: %s: %s", what, pelton_code_text(code), pelton_error_detail());
+    return -1;
+}
+
+/* ---- Messages: their sizes and numbers, as src/parameters.rs and src/workload.rs have them ----------------------------------- */
+
+static size_t next_size(struct side *side) {
+    if (side->size_min == side->size_max) return side->size_max;
+    side->seed = side->seed * 1664525u + 1013904223u;
+    return side->size_min + (side->seed >> 8) % (side->size_max - side->size_min + 1);
+}
+
+/* Writes number n into the buffer whose turn it will be. */
+static void prepare(struct side *side, uint64_t n) {
+    memcpy(side->payloads[n % 2], &n, side->size_max < sizeof n ? side->size_max : sizeof n);
+}
+
+static uint64_t number(const uint8_t *message, size_t size) {
+    uint64_t n = 0;
+    if (size >= sizeof n) memcpy(&n, message, sizeof n);
+    else memcpy(&n, message, size);
+    return n;
+}
+
+static uint64_t expected(uint64_t n, size_t size) {
+    return size >= sizeof n ? n : n & ((UINT64_C(1) << (8 * size)) - 1);
+}
+
+static int wrong(struct side *side, uint64_t n, uint64_t found, size_t size) {
+    if (found != expected(n, size)) {
+        snprintf(side->error, sizeof side->error,
+                 "message %llu has the number %llu: messages were lost, doubled or out of order", (unsigned long long)n,
+                 (unsigned long long)found);
+    } else {
+        snprintf(side->error, sizeof side->error, "message %llu has other bytes than were sent", (unsigned long long)n);
+    }
+    return -1;
+}
+
+static int check(struct side *side, const struct pass *pass, uint64_t n, const uint8_t *message, size_t size) {
+    uint64_t found = number(message, size);
+    if (found != expected(n, size) || (n >= pass->whole_from && !side->is_whole(message, size))) {
+        return wrong(side, n, found, size);
+    }
+    return 0;
+}
+
+static uint64_t now_ns(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+static void delay(uint64_t ns) {
+    if (ns == 0) return;
+    for (uint64_t end = now_ns() + ns; now_ns() < end;) {
+#ifdef __x86_64__
+        __builtin_ia32_pause();
+#endif
+    }
+}
+
+static void work(struct side *side, const struct pass *pass) {
+    if (side->work_steps > 0 && !pass->warms_up) side->work(side->work_steps);
+}
+
+/* ---- Sending and receiving, waiting in the call or in an epoll of our own ---------------------------------------------------- */
+
+static int watch(int *epoll, int fd) {
+    struct epoll_event event = {.events = EPOLLIN};
+    *epoll = epoll_create1(EPOLL_CLOEXEC);
+    return *epoll < 0 || epoll_ctl(*epoll, EPOLL_CTL_ADD, fd, &event) != 0 ? -1 : 0;
+}
+
+static void sleep_in(int epoll) {
+    struct epoll_event event;
+    (void)epoll_wait(epoll, &event, 1, -1);
+}
+
+__attribute__((noinline)) static int send_from_loop(struct side *side, const void *data, size_t size) {
+    int code;
+    while ((code = pelton_send(side->sender, data, size, PELTON_NO_WAIT)) == PELTON_AGAIN) {
+        code = pelton_sender_arm(side->sender, size);
+        if (code == PELTON_AGAIN) {
+            sleep_in(side->sender_epoll);
+            pelton_sender_disarm(side->sender);
+        } else if (code != PELTON_OK) {
+            break;
+        }
+    }
+    return code;
+}
+
+static int send_bytes(struct side *side, const void *data, size_t size) {
+    int code = side->how == EPOLL ? send_from_loop(side, data, size) : pelton_send(side->sender, data, size, PELTON_FOREVER);
+    return code == PELTON_OK ? 0 : fail(side, "sending", code);
+}
+
+/* Sends message n, and prepares the next. */
+static int send_one(struct side *side, size_t size, uint64_t n) {
+    if (send_bytes(side, side->payloads[n % 2], size) != 0) return -1;
+    prepare(side, n + 1);
+    return 0;
+}
+
+/* Tries, and waits in between, until there is a message. */
+#define RECEIVE_FROM_LOOP(side, code, call)                          \
+    while ((code = (call)) == PELTON_AGAIN) {                        \
+        code = pelton_receiver_arm((side)->receiver);                \
+        if (code == PELTON_AGAIN) {                                  \
+            sleep_in((side)->receiver_epoll);                        \
+            pelton_receiver_disarm((side)->receiver);                \
+        } else if (code != PELTON_OK) {                              \
+            break;                                                   \
+        }                                                            \
+    }
+
+__attribute__((noinline)) static int copy_from_loop(struct side *side, size_t *size) {
+    int code;
+    RECEIVE_FROM_LOOP(side, code, pelton_receive_copy(side->receiver, side->buffer, side->size_max, PELTON_NO_WAIT, size));
+    return code;
+}
+
+__attribute__((noinline)) static int receive_from_loop(struct side *side, pelton_message *message) {
+    int code;
+    RECEIVE_FROM_LOOP(side, code, pelton_receive(side->receiver, PELTON_NO_WAIT, message));
+    return code;
+}
+
+/* Copies message n to the buffer, and compares it. */
+static int copy_one(struct side *side, const struct pass *pass, uint64_t n, size_t *size) {
+    int code = side->how == EPOLL
+                   ? copy_from_loop(side, size)
+                   : pelton_receive_copy(side->receiver, side->buffer, side->size_max, PELTON_FOREVER, size);
+    return code == PELTON_OK ? check(side, pass, n, side->buffer, *size) : fail(side, "receiving", code);
+}
+
+/* Compares message n where it is. */
+static int look_at_one(struct side *side, const struct pass *pass, uint64_t n, size_t *size) {
+    pelton_message message;
+    int code = side->how == EPOLL ? receive_from_loop(side, &message) : pelton_receive(side->receiver, PELTON_FOREVER, &message);
+    if (code != PELTON_OK) return fail(side, "receiving", code);
+    *size = message.size;
+    code = check(side, pass, n, message.data, message.size);
+    int released = pelton_release(side->receiver);
+    return released == PELTON_OK ? code : fail(side, "releasing", released);
+}
+
+static int receive_one(struct side *side, const struct pass *pass, uint64_t n, size_t *size) {
+    return side->in_place ? look_at_one(side, pass, n, size) : copy_one(side, pass, n, size);
+}
+
+/* ---- What a side does in a pass ---------------------------------------------------------------------------------------------- */
+
+static int send_all(struct side *side, struct pass *pass) {
+    uint64_t bytes = 0;
+    for (uint64_t n = 0; n < pass->count; n++) {
+        size_t size = pass->warms_up ? side->size_max : next_size(side);
+        work(side, pass);
+        if (send_one(side, size, n) != 0) return -1;
+        bytes += size;
+    }
+    pass->bytes = bytes;
+    return 0;
+}
+
+static int receive_all(struct side *side, struct pass *pass) {
+    uint64_t bytes = 0;
+    for (uint64_t n = 0; n < pass->count; n++) {
+        size_t size;
+        if (receive_one(side, pass, n, &size) != 0) return -1;
+        work(side, pass);
+        bytes += size;
+    }
+    pass->bytes = bytes;
+    return 0;
+}
+
+static int other_size(struct side *side, uint64_t n, size_t size, size_t came) {
+    snprintf(side->error, sizeof side->error, "round %llu went out with %zu bytes and came back with %zu", (unsigned long long)n,
+             size, came);
+    return -1;
+}
+
+static void tell_time(const struct pass *pass, uint64_t start, uint64_t delay_ns) {
+    uint64_t took = now_ns() - start;
+    pass->timed(pass->of, took > 2 * delay_ns ? took - 2 * delay_ns : 0);
+}
+
+static int ask_one(struct side *side, const struct pass *pass, size_t size, uint64_t n, uint64_t delay_ns) {
+    size_t came;
+    delay(delay_ns);
+    if (send_one(side, size, n) != 0 || copy_one(side, pass, n, &came) != 0) return -1;
+    return came == size ? 0 : other_size(side, n, size, came);
+}
+
+static int ask_all(struct side *side, struct pass *pass) {
+    uint64_t delay_ns = pass->warms_up ? 0 : side->delay_ns, bytes = 0;
+    for (uint64_t n = 0; n < pass->count; n++) {
+        size_t size = pass->warms_up ? side->size_max : next_size(side);
+        bytes += size;
+        if (pass->timed != NULL) {
+            uint64_t start = now_ns();
+            if (ask_one(side, pass, size, n, delay_ns) != 0) return -1;
+            tell_time(pass, start, delay_ns);
+        } else if (ask_one(side, pass, size, n, delay_ns) != 0) {
+            return -1;
+        }
+    }
+    pass->bytes = bytes;
+    return 0;
+}
+
+/* Sends back the bytes where they were copied to. */
+static int answer_all(struct side *side, struct pass *pass) {
+    uint64_t delay_ns = pass->warms_up ? 0 : side->delay_ns, bytes = 0;
+    for (uint64_t n = 0; n < pass->count; n++) {
+        size_t size;
+        if (copy_one(side, pass, n, &size) != 0) return -1;
+        delay(delay_ns);
+        if (send_bytes(side, side->buffer, size) != 0) return -1;
+        bytes += size;
+    }
+    pass->bytes = bytes;
+    return 0;
+}
+
+#ifdef SIDE_UV
+/* ---- The same in libuv's loop: a pass is a uv_run, which returns when nothing is started any more ------------------------------- */
+
+/* Messages sent in one turn of the loop, after which its other handles would have theirs; a turn costs about half a microsecond. */
+enum { A_TURN = 1000 };
+
+static struct {
+    uv_loop_t loop;
+    pelton_uv_sender sender;
+    pelton_uv_receiver receiver;
+    struct side *side;
+    struct pass *pass;
+    uint64_t n;         /* the message, or round, that is next */
+    uint64_t start;     /* of the round */
+    uint64_t bytes;
+    const void *unsent; /* what waits for room, */
+    size_t size;        /* and the size of what was sent last */
+    int code;           /* the pass's */
+} uv;
+
+static void uv_ends(int code) {
+    uv.code = code;
+    if (uv.sender.sender != NULL) pelton_uv_sender_stop(&uv.sender);
+    if (uv.receiver.receiver != NULL) pelton_uv_receiver_stop(&uv.receiver);
+}
+
+static void on_sender_end(pelton_uv_sender *handle, int code) {
+    (void)handle;
+    uv_ends(fail(uv.side, "sending", code));
+}
+
+static void on_receiver_end(pelton_uv_receiver *handle, int code) {
+    (void)handle;
+    uv_ends(fail(uv.side, "receiving", code));
+}
+
+/* Sends the stream's messages, those of one turn. */
+static void on_room_for_more(pelton_uv_sender *handle) {
+    /* Who works for each message gives the loop its turn after each. */
+    for (int i = 0; i < (uv.side->work_steps > 0 ? 1 : A_TURN); i++) {
+        if (uv.unsent == NULL) {
+            if (uv.n == uv.pass->count) {
+                uv_ends(0);
+                return;
+            }
+            uv.size = uv.pass->warms_up ? uv.side->size_max : next_size(uv.side);
+            work(uv.side, uv.pass);
+            uv.unsent = uv.side->payloads[uv.n % 2];
+        }
+        int code = pelton_send(handle->sender, uv.unsent, uv.size, PELTON_NO_WAIT);
+        if (code == PELTON_AGAIN) return;
+        if (code != PELTON_OK) {
+            uv_ends(fail(uv.side, "sending", code));
+            return;
+        }
+        uv.unsent = NULL;
+        prepare(uv.side, ++uv.n);
+        uv.bytes += uv.size;
+    }
+}
+
+/* The bytes in hand: where they are, or copied out as all sides do with messages of one size. NULL: they are wrong. */
+static const void *uv_take(const pelton_message *message) {
+    const void *data = message->data;
+    if (!uv.side->in_place) {
+        if (message->size > uv.side->size_max) {
+            uv_ends(fail(uv.side, "copying", PELTON_TOO_SMALL));
+            return NULL;
+        }
+        data = memcpy(uv.side->buffer, data, message->size);
+    }
+    if (check(uv.side, uv.pass, uv.n, data, message->size) == 0) return data;
+    uv_ends(-1);
+    return NULL;
+}
+
+static void on_message_of_stream(pelton_uv_receiver *handle, const pelton_message *message) {
+    (void)handle;
+    if (uv_take(message) == NULL) return;
+    work(uv.side, uv.pass);
+    uv.bytes += message->size;
+    if (++uv.n == uv.pass->count) uv_ends(0);
+}
+
+static void uv_send_or_wait(const void *data);
+
+static void on_room_for_unsent(pelton_uv_sender *handle) {
+    pelton_uv_sender_stop(handle);
+    uv_send_or_wait(uv.unsent);
+}
+
+static void uv_send_or_wait(const void *data) {
+    int code = pelton_send(uv.sender.sender, data, uv.size, PELTON_NO_WAIT);
+    if (code == PELTON_AGAIN) {
+        uv.unsent = data;
+        code = pelton_uv_sender_start(&uv.sender, uv.size, on_room_for_unsent, on_sender_end);
+    }
+    if (code != PELTON_OK) uv_ends(fail(uv.side, "sending", code));
+}
+
+static uint64_t uv_delay_ns(void) {
+    return uv.pass->warms_up ? 0 : uv.side->delay_ns;
+}
+
+static void uv_ask(void) {
+    uv.size = uv.pass->warms_up ? uv.side->size_max : next_size(uv.side);
+    uv.bytes += uv.size;
+    if (uv.pass->timed != NULL) uv.start = now_ns();
+    delay(uv_delay_ns());
+    uv_send_or_wait(uv.side->payloads[uv.n % 2]);
+    prepare(uv.side, uv.n + 1);
+}
+
+static void on_message_for_asker(pelton_uv_receiver *handle, const pelton_message *message) {
+    (void)handle;
+    if (uv_take(message) == NULL) return;
+    if (message->size != uv.size) {
+        uv_ends(other_size(uv.side, uv.n, uv.size, message->size));
+        return;
+    }
+    if (uv.pass->timed != NULL) tell_time(uv.pass, uv.start, uv_delay_ns());
+    if (++uv.n == uv.pass->count) uv_ends(0);
+    else uv_ask();
+}
+
+static void on_message_for_answerer(pelton_uv_receiver *handle, const pelton_message *message) {
+    const void *data = uv_take(message);
+    if (data == NULL) return;
+    delay(uv_delay_ns());
+    uv.size = message->size;
+    uv.bytes += uv.size;
+    /* The last answer may wait for room still. */
+    if (++uv.n == uv.pass->count) pelton_uv_receiver_stop(handle);
+    uv_send_or_wait(data);
+}
+
+static int uv_open(struct side *side) {
+    uv.side = side;
+    int code = uv_loop_init(&uv.loop) == 0 ? PELTON_OK : PELTON_SYSTEM;
+    if (code == PELTON_OK && side->sender != NULL) code = pelton_uv_sender_init(&uv.loop, &uv.sender, side->sender);
+    if (code == PELTON_OK && side->receiver != NULL) code = pelton_uv_receiver_init(&uv.loop, &uv.receiver, side->receiver);
+    return code;
+}
+
+static int uv_pass(struct side *side, struct pass *pass) {
+    uv.pass = pass;
+    uv.n = uv.bytes = 0;
+    uv.unsent = NULL;
+    uv.code = 0;
+    static const pelton_uv_message_cb on_message[] = {
+        [RECEIVER] = on_message_of_stream, [ASKER] = on_message_for_asker, [ANSWERER] = on_message_for_answerer};
+    int code = side->role == SENDER
+                   ? pelton_uv_sender_start(&uv.sender, side->size_max, on_room_for_more, on_sender_end)
+                   : pelton_uv_receiver_start(&uv.receiver, on_message[side->role], on_receiver_end);
+    if (code != PELTON_OK) return fail(side, "starting", code);
+    if (side->role == ASKER) uv_ask();
+    uv_run(&uv.loop, UV_RUN_DEFAULT);
+    pass->bytes = uv.bytes;
+    return uv.code;
+}
+
+static void uv_close_all(void) {
+    if (uv.sender.sender != NULL) pelton_uv_sender_close(&uv.sender, NULL);
+    if (uv.receiver.receiver != NULL) pelton_uv_receiver_close(&uv.receiver, NULL);
+    uv_run(&uv.loop, UV_RUN_DEFAULT);
+    uv_loop_close(&uv.loop);
+}
+#endif
+
+/* ---- For the bench ------------------------------------------------------------------------------------------------------------ */
+
+static int open_sender(struct side *side, const pelton_options *options, const char *name, int first) {
+    if (!first) return pelton_sender_open(name, options, &side->sender);
+    pelton_listener *listener;
+    int code = pelton_listen(name, options, &listener);
+    if (code != PELTON_OK) return code;
+    code = pelton_accept_sender(listener, options->deadline_ns, &side->sender);
+    pelton_listener_close(listener);
+    return code;
+}
+
+static int open_receiver(struct side *side, const pelton_options *options, const char *name, int first) {
+    if (!first) return pelton_receiver_open(name, options, &side->receiver);
+    pelton_listener *listener;
+    int code = pelton_listen(name, options, &listener);
+    if (code != PELTON_OK) return code;
+    code = pelton_accept_receiver(listener, options->deadline_ns, &side->receiver);
+    pelton_listener_close(listener);
+    return code;
+}
+
+/* Connects, waiting for the other side. 0, or -1 and side->error says why. */
+int side_open(struct side *side) {
+    pelton_options options = PELTON_OPTIONS_INIT;
+    options.wait = side->how == SPIN ? PELTON_SPIN : PELTON_BLOCK;
+    options.capacity = side->capacity;
+    options.deadline_ns = pelton_deadline(side->connect_ns);
+    int code = PELTON_OK;
+    switch (side->role) {
+    case SENDER: code = open_sender(side, &options, side->there, 0); break;
+    case RECEIVER: code = open_receiver(side, &options, side->there, 1); break;
+    case ASKER:
+        code = open_sender(side, &options, side->there, 0);
+        if (code == PELTON_OK) code = open_receiver(side, &options, side->back, 0);
+        break;
+    case ANSWERER:
+        code = open_receiver(side, &options, side->there, 1);
+        if (code == PELTON_OK) code = open_sender(side, &options, side->back, 1);
+        break;
+    }
+    if (code != PELTON_OK) return fail(side, "connecting", code);
+#ifdef SIDE_UV
+    if (side->how == UV && (code = uv_open(side)) != PELTON_OK) return fail(side, "preparing libuv's loop", code);
+#endif
+    if (side->how == EPOLL && ((side->sender != NULL && watch(&side->sender_epoll, pelton_sender_fd(side->sender)) != 0) ||
+                               (side->receiver != NULL && watch(&side->receiver_epoll, pelton_receiver_fd(side->receiver)) != 0))) {
+        snprintf(side->error, sizeof side->error, "watching with epoll: %s", strerror(errno));
+        return -1;
+    }
+    return 0;
+}
+
+/* Makes one pass. 0, or -1 and side->error says why. */
+int side_pass(struct side *side, struct pass *pass) {
+    side->seed = 1;
+    prepare(side, 0);
+#ifdef SIDE_UV
+    if (side->how == UV) return uv_pass(side, pass);
+#endif
+    switch (side->role) {
+    case SENDER: return send_all(side, pass);
+    case RECEIVER: return receive_all(side, pass);
+    case ASKER: return ask_all(side, pass);
+    default: return answer_all(side, pass);
+    }
+}
+
+void side_close(struct side *side) {
+#ifdef SIDE_UV
+    if (side->how == UV) {
+        uv_close_all();
+        return;
+    }
+#endif
+    pelton_sender_close(side->sender);
+    pelton_receiver_close(side->receiver);
+}

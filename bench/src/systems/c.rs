@@ -1,0 +1,237 @@
+//! pelton as a C program uses it: the loops of c/side.c, compiled when they are needed and linked with libpelton.so.
+//!
+//! They are in a shared object of their own, which a side loads: its calls go through its PLT to libpelton.so, as those of an installed
+//! program do. The clock, what a side uses, and the look at every byte are this program's.
+
+use std::{
+    ffi::{CStr, CString, c_char, c_int, c_void},
+    mem, ptr,
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+use super::compiled;
+use crate::{
+    parameters::{Job, Pass, Role, Wait},
+    workload,
+};
+
+const SOURCE: &str = include_str!("../../c/side.c");
+/// What it includes: as the source, a part of what tells one program made of it from another.
+const HEADERS: [&str; 2] = [include_str!("../../../include/pelton.h"), include_str!("../../../bindings/c/pelton_uv.h")];
+/// Where the compiler finds them.
+const INCLUDES: [&str; 2] = [
+    concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../include"),
+    concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../bindings/c"),
+];
+
+/// `struct side` of side.c.
+#[repr(C)]
+struct Shared {
+    there: *const c_char,
+    back: *const c_char,
+    capacity: u64,
+    connect_ns: i64,
+    role: u32,
+    how: u32,
+    size_min: u32,
+    size_max: u32,
+    in_place: u32,
+    delay_ns: u64,
+    work_steps: u64,
+    payloads: [*mut u8; 2],
+    buffer: *mut u8,
+    is_whole: extern "C" fn(*const u8, usize) -> c_int,
+    work: extern "C" fn(u64),
+    sender: *mut c_void,
+    receiver: *mut c_void,
+    sender_epoll: c_int,
+    receiver_epoll: c_int,
+    seed: u32,
+    error: [c_char; 512],
+}
+
+/// `struct pass` of side.c.
+#[repr(C)]
+struct SharedPass {
+    count: u64,
+    whole_from: u64,
+    warms_up: c_int,
+    timed: Option<unsafe extern "C" fn(*mut c_void, u64)>,
+    of: *mut c_void,
+    bytes: u64,
+}
+
+/// One side, in C.
+pub struct CSide {
+    shared: Box<Shared>,
+    pass: unsafe extern "C" fn(*mut Shared, *mut SharedPass) -> c_int,
+    close: unsafe extern "C" fn(*mut Shared),
+    /// What `shared` points at.
+    _kept: (CString, CString, [Vec<u8>; 3]),
+}
+
+/// Makes what a side loads, unless it is there. Before the sides start, so that they need not wait for the compiler.
+pub fn compile(wait: Wait) -> Result<std::path::PathBuf> {
+    // Of the library only the name is taken over, its soname.
+    let library = library()?;
+    let source = format!("/* {} */\n{SOURCE}", compiled::fingerprint(&HEADERS.concat()));
+    let flags = ["-O3", "-fPIC", "-shared", INCLUDES[0], INCLUDES[1]];
+    if wait == Wait::Uv {
+        return compiled::compile("side.c", &source, &[&flags[..], &["-DSIDE_UV"]].concat(), &[&library, "-luv"])
+            .context("libuv's header is wanted, too: on Debian it is in the package libuv1-dev");
+    }
+    compiled::compile("side.c", &source, &flags, &[&library])
+}
+
+/// libpelton.so as cargo has built it.
+fn library() -> Result<String> {
+    let path = compiled::directory()?.join("libpelton_capi.so");
+    ensure!(
+        path.exists(),
+        "{} is not there: `cargo build -p pelton-capi`, in the profile of this program",
+        path.display()
+    );
+    path.to_str().map(str::to_string).with_context(|| format!("{} is not UTF-8", path.display()))
+}
+
+impl CSide {
+    /// Connects. Waits for the other side.
+    pub fn open(job: &Job) -> Result<CSide> {
+        let role = match job.role {
+            Role::Receiver => 0,
+            Role::Sender => 1,
+            Role::Asker => 2,
+            Role::Answerer => 3,
+            Role::Filler => bail!("there is nothing to fill"),
+        };
+        let how = match job.wait {
+            Wait::Spin => 0,
+            Wait::Block => 1,
+            Wait::Epoll => 2,
+            Wait::Uv => 3,
+        };
+        let name = |part| CString::new(format!("unix:{}", job.directory.join(part).display()));
+        let (there, back) = (name("there")?, name("back")?);
+        let size = job.sizes.max as usize;
+        let [first, second] = workload::buffers(size);
+        let mut buffers = [first, second, vec![0; size]];
+        let shared = Box::new(Shared {
+            there: there.as_ptr(),
+            back: back.as_ptr(),
+            capacity: job.capacity,
+            connect_ns: super::CONNECT.as_nanos() as i64,
+            role,
+            how,
+            size_min: job.sizes.min,
+            size_max: job.sizes.max,
+            in_place: job.in_place() as u32,
+            delay_ns: job.delay_us * 1000,
+            work_steps: job.work_steps(),
+            payloads: [buffers[0].as_mut_ptr(), buffers[1].as_mut_ptr()],
+            buffer: buffers[2].as_mut_ptr(),
+            is_whole,
+            work,
+            sender: ptr::null_mut(),
+            receiver: ptr::null_mut(),
+            sender_epoll: -1,
+            receiver_epoll: -1,
+            seed: 0,
+            error: [0; 512],
+        });
+        load(&library()?)?;
+        let library = load(compile(job.wait)?.to_str().context("a path that is not UTF-8")?)?;
+        // SAFETY: side.c has these three functions with these types.
+        let (open, pass, close) = unsafe {
+            (
+                mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Shared) -> c_int>(symbol(
+                    library,
+                    c"side_open",
+                )?),
+                mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Shared, *mut SharedPass) -> c_int>(symbol(
+                    library,
+                    c"side_pass",
+                )?),
+                mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Shared)>(symbol(library, c"side_close")?),
+            )
+        };
+        let mut side = CSide { shared, pass, close, _kept: (there, back, buffers) };
+        // SAFETY: all of its first part is filled in, and stays where it is.
+        let code = unsafe { open(&mut *side.shared) };
+        side.answer(code)?;
+        Ok(side)
+    }
+
+    /// The messages before the first pass, each looked at as a whole.
+    pub fn warm_up(&mut self, count: u64) -> Result<()> {
+        self.run(SharedPass { warms_up: 1, whole_from: 0, ..pass_of(count) }).map(|_| ())
+    }
+
+    /// Makes a pass, and answers the bytes of its messages. `timed` is given each round's time, where the pass wants that.
+    pub fn pass(&mut self, pass: &Pass, mut timed: impl FnMut(u64)) -> Result<u64> {
+        unsafe extern "C" fn call<F: FnMut(u64)>(of: *mut c_void, ns: u64) {
+            // SAFETY: `of` is the closure below, which nobody else has while C runs.
+            unsafe { (*of.cast::<F>())(ns) };
+        }
+        fn callback<F: FnMut(u64)>(_: &F) -> unsafe extern "C" fn(*mut c_void, u64) {
+            call::<F>
+        }
+        let whole_from = if self.shared.role == 0 { pass.count - 1 } else { u64::MAX };
+        let timed_by = pass.time_each.then(|| callback(&timed));
+        self.run(SharedPass { whole_from, timed: timed_by, of: (&raw mut timed).cast(), ..pass_of(pass.count) })
+    }
+
+    fn run(&mut self, mut pass: SharedPass) -> Result<u64> {
+        // SAFETY: the side is open, and the pass's pointers are good until the call returns.
+        let code = unsafe { (self.pass)(&mut *self.shared, &mut pass) };
+        self.answer(code)?;
+        Ok(pass.bytes)
+    }
+
+    fn answer(&self, code: c_int) -> Result<()> {
+        // SAFETY: side.c ends it with a zero, and it begins as one.
+        let error = unsafe { CStr::from_ptr(self.shared.error.as_ptr()) };
+        if code == 0 { Ok(()) } else { Err(anyhow!("{}", error.to_string_lossy())) }
+    }
+}
+
+impl Drop for CSide {
+    fn drop(&mut self) {
+        // SAFETY: what was opened is closed once; NULL is none.
+        unsafe { (self.close)(&mut *self.shared) };
+    }
+}
+
+fn pass_of(count: u64) -> SharedPass {
+    SharedPass { count, whole_from: u64::MAX, warms_up: 0, timed: None, of: ptr::null_mut(), bytes: 0 }
+}
+
+extern "C" fn is_whole(message: *const u8, size: usize) -> c_int {
+    // SAFETY: side.c shows a message that it has in hand.
+    workload::whole(unsafe { std::slice::from_raw_parts(message, size) }) as c_int
+}
+
+extern "C" fn work(steps: u64) {
+    workload::work(steps);
+}
+
+/// For as long as this process lives. A library that another needs is found among those loaded before.
+fn load(path: &str) -> Result<*mut c_void> {
+    let name = CString::new(path)?;
+    // SAFETY: the name ends with a zero; what the libraries do at their start is theirs to answer for.
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+    ensure!(!library.is_null(), "loading {path}: {}", trouble());
+    Ok(library)
+}
+
+fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void> {
+    // SAFETY: a loaded library, and a name that ends with a zero.
+    let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
+    ensure!(!symbol.is_null(), "finding {name:?}: {}", trouble());
+    Ok(symbol)
+}
+
+fn trouble() -> String {
+    // SAFETY: right after a failed call it answers a text of this thread's.
+    unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned()
+}

@@ -1,0 +1,60 @@
+//! C that the bench compiles when it needs it, beside this program, which is in cargo's target directory.
+
+use std::{
+    env, fs,
+    io::Write,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// FNV-1a, 64 bits: enough to tell one source from another.
+pub fn fingerprint(source: &str) -> String {
+    let hash = source
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x0100_0000_01b3));
+    format!("{hash:016x}")
+}
+
+/// Where cargo puts what it makes.
+pub fn directory() -> Result<PathBuf> {
+    let own = env::current_exe().context("finding this program")?;
+    Ok(own.parent().context("this program is in no directory")?.to_path_buf())
+}
+
+/// Compiles `source` with `cc FLAGS -x c - -o PLACE LIBRARIES` unless that has been done already. `name` is for people; with a fingerprint of
+/// source and arguments it is the name of what is made.
+pub fn compile(name: &str, source: &str, flags: &[&str], libraries: &[&str]) -> Result<PathBuf> {
+    let mark = fingerprint(&format!("{source}{flags:?}{libraries:?}"));
+    let place = directory()?.join(format!("{name}-{mark}"));
+    if place.exists() {
+        return Ok(place);
+    }
+    let aside = directory()?.join(format!("{name}-{mark}.{}", std::process::id()));
+    let mut cc = Command::new("cc")
+        .args(flags)
+        .args(["-x", "c", "-", "-o"])
+        .arg(&aside)
+        .args(["-x", "none"])
+        .args(libraries)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting `cc` to compile {name}: install a C compiler"))?;
+    // One that ends without reading says why.
+    let handed = cc.stdin.take().expect("it is piped").write_all(source.as_bytes());
+    let done = cc.wait_with_output().context("waiting for cc")?;
+    if !done.status.success() {
+        bail!(
+            "`cc {} {}` failed on {name}: {}",
+            flags.join(" "),
+            libraries.join(" "),
+            String::from_utf8_lossy(&done.stderr).trim()
+        );
+    }
+    handed.with_context(|| format!("handing {name} to cc"))?;
+    fs::rename(&aside, &place).with_context(|| format!("putting {} in its place", place.display()))?;
+    Ok(place)
+}
