@@ -704,8 +704,16 @@ impl Sender {
         self.end = None;
         self.unreleased();
         self.unsent = self.descriptors.len();
-        // What does not get through by the deadline goes before the next descriptors.
-        while !self.send_owed_descriptors()? && self.wait_for_descriptor_room(deadline)? {}
+        // What does not get through by the deadline goes before the next descriptors. A successor that dies meanwhile has come all
+        // the same: its end is for the next call to tell.
+        while !self.send_owed_descriptors()? {
+            match self.wait_for_descriptor_room(deadline) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(_) if self.end.is_some() => break,
+                Err(error) => return Err(error),
+            }
+        }
         Ok(true)
     }
 
