@@ -526,7 +526,11 @@ impl Storm {
                 Ok(lanes) if lanes.iter().all(|lane| lane.is_whole() && lane.kept == 0) => {}
                 found => faults.push(Fault::new(Kind::Miscounted, 1, format_args!("at the end: {found:?}"))),
             }
-            if let Err(error) = pelton::inspect::remove(&channel) {
+            // What a maker that was killed left aside is the next maker's to remove.
+            let remove = || pelton::inspect::remove(&channel);
+            let again =
+                || pelton::Options::new().capacity(1 << 16).create_sender(&channel).and_then(pelton::Sender::close);
+            if let Err(error) = remove().and_then(|()| again()).and_then(|()| remove()) {
                 faults.push(Fault::new(Kind::LeftBehind, 1, format_args!("the channel cannot be removed: {error}")));
             }
         }
