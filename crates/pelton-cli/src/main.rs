@@ -108,7 +108,7 @@ fn main() -> ExitCode {
         Command::Rm(args) => inspect::remove(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Torture(args) => torture::run(&args),
-        Command::TortureHost => torture::side::host(),
+        Command::TortureHost => torture::run_host(),
         Command::TortureSide(args) => torture::side::run(&args),
         Command::DemoSend(args) => demo::pipeline::send_stage(&args),
         Command::DemoReceive(args) => demo::pipeline::receive_stage(&args),

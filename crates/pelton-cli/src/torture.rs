@@ -5,6 +5,7 @@
 //! storm compares what one side says with what the other says and with what is left (`ledger`). It knows nothing of pelton but
 //! where it looks at a path channel from outside: sides of any other channel go through the same (`--against`).
 
+mod host;
 mod journal;
 mod ledger;
 mod message;
@@ -44,8 +45,8 @@ const PATIENCE_AGAINST: Duration = Duration::from_secs(4);
 const TELLING_AGAINST: Duration = Duration::from_millis(200);
 /// Between two looks at the journals.
 const LOOK: Duration = Duration::from_micros(200);
-/// So many faults are told in words; all are counted.
-const FAULTS_TOLD: usize = 10;
+/// So many faults of a kind are told in words, and one if they are no news; all are counted.
+const FAULTS_TOLD: usize = 3;
 /// So soon a survivor that waits is to be told, by the middle one of all times.
 const TOLD_WITHIN: Duration = Duration::from_millis(10);
 
@@ -152,6 +153,11 @@ pub fn run(args: &TortureArgs) -> Result<(), Failure> {
     }
 }
 
+/// Runs the process that starts pelton's sides.
+pub fn run_host() -> Result<(), Failure> {
+    host::host("torture-side").map_err(|error| Failure::system("starting a side", error))
+}
+
 /// The program that starts sides, this one or another.
 fn host_command(args: &TortureArgs) -> Result<Vec<String>, Failure> {
     let own = || {
@@ -200,6 +206,7 @@ struct Scenario {
     /// After so many messages, a pause of so many microseconds.
     sender_pause: (u64, u64),
     receiver_pause: (u64, u64),
+    /// How often somebody is killed; both at once count as one here.
     kills: u64,
     /// The last victim has no successor.
     ends_alone: bool,
@@ -247,6 +254,7 @@ impl Scenario {
             ((50, 500), (50, 500)),
         ]);
         let ends_alone = by == By::Connect && dice.one_in(3);
+        let kills = if victims == Victims::Both { (kills / 2).max(1) } else { kills };
         Scenario {
             index,
             seed,
@@ -379,7 +387,7 @@ impl Host {
 
     fn side(&mut self, plan: Plan) -> Result<Side, Failure> {
         let failed = |text: String| Failure::System(format!("starting a side: {text}"));
-        let journal = Journal::create(&plan.journal)?;
+        let journal = Journal::create(&plan.journal).map_err(|error| Failure::system("making a journal", error))?;
         let line = serde_json::to_string(&plan).expect("numbers and text");
         let requests = self.requests.as_mut().expect("until it is closed");
         writeln!(requests, "{line}").map_err(|error| failed(error.to_string()))?;
@@ -479,11 +487,11 @@ impl Storm {
             None => self.report.faults.push((kind, count)),
         }
         let index = scenario.index;
-        if self.report.failures.len() < FAULTS_TOLD {
+        let told = self.report.failures.iter().filter(|failed| failed.kind == kind).count();
+        if told < if self.is_own { FAULTS_TOLD } else { 1 } {
             let kills = kills.map(|kills| format!(" --kills {kills}")).unwrap_or_default();
-            let again = format!("--seed {}{kills} --scenario {index}", scenario.seed);
-            let what = format!("{}: {text}\n  {again}\n  {scenario:?}", kind.words());
-            self.bar.suspend(|| eprintln!("pelton: scenario {index}: {what}"));
+            let again = format!("pelton torture --seed {}{kills} --scenario {index}", scenario.seed);
+            self.bar.suspend(|| eprintln!("pelton: {}: {text}\n  `{again}`: {scenario:?}", kind.words()));
         }
         self.report.failures.push(Failed { kind, scenario: index, text });
     }

@@ -4,11 +4,11 @@
 //! Each word has one writer: the side, but for `Stop`. A side stores a word *before* or *after* the step of the channel that it
 //! tells of, in the order of the program; whoever reads it when the side is dead finds at most the one step in between undecided.
 
-use crate::failure::Failure;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::{
     ffi::c_void,
     fs::File,
+    io,
     path::Path,
     ptr::NonNull,
     sync::atomic::{AtomicU64, Ordering},
@@ -63,7 +63,7 @@ pub enum Word {
     Jumps,
 }
 
-/// A side has ended as it was asked to.
+/// See [`Word::State`].
 pub const READY: u64 = 1;
 /// See [`Word::State`].
 pub const DONE: u64 = 2;
@@ -77,29 +77,27 @@ pub struct Journal {
 
 impl Journal {
     /// A new one, all 0.
-    pub fn create(path: &Path) -> Result<Journal, Failure> {
-        let failed = |error| Failure::system(format_args!("making the journal `{}`", path.display()), error);
-        let file = File::options().read(true).write(true).create_new(true).open(path).map_err(failed)?;
-        file.set_len(BYTES as u64).map_err(failed)?;
-        Journal::map(&file).map_err(failed)
+    pub fn create(path: &Path) -> io::Result<Journal> {
+        let file = File::options().read(true).write(true).create_new(true).open(path)?;
+        file.set_len(BYTES as u64)?;
+        Journal::map(&file)
     }
 
     /// One that the storm has made.
-    pub fn open(path: &Path) -> Result<Journal, Failure> {
-        let failed = |error| Failure::system(format_args!("opening the journal `{}`", path.display()), error);
-        let file = File::options().read(true).write(true).open(path).map_err(failed)?;
-        match file.metadata().map_err(failed)?.len() {
-            length if length == BYTES as u64 => Journal::map(&file).map_err(failed),
-            length => Err(Failure::Input(format!("`{}` has {length} bytes, wanted {BYTES}", path.display()))),
+    pub fn open(path: &Path) -> io::Result<Journal> {
+        let file = File::options().read(true).write(true).open(path)?;
+        match file.metadata()?.len() {
+            length if length == BYTES as u64 => Journal::map(&file),
+            length => Err(io::Error::other(format!("a journal has {length} bytes, wanted {BYTES}"))),
         }
     }
 
-    fn map(file: &File) -> std::io::Result<Journal> {
+    fn map(file: &File) -> io::Result<Journal> {
         // SAFETY: a new mapping, which nobody knows yet, of a file as long as it.
         let map = unsafe {
             mmap(std::ptr::null_mut(), BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)?
         };
-        let words = NonNull::new(map.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let words = NonNull::new(map.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Journal { words })
     }
 

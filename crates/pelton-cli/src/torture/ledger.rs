@@ -181,6 +181,8 @@ impl Ledger {
             self.fault(Kind::Duplicate, notes.unmarked, text);
         }
         if notes.first == 0 {
+            // It died before it knew where it was: with this many messages in its hands, at most.
+            self.released.most += notes.pending;
             return;
         }
         let (Span { least, most }, first) = (self.released, notes.first);
@@ -211,7 +213,7 @@ impl Ledger {
             let text = format!("{} came, and at most {sent_most} were committed", notes.taken);
             self.fault(Kind::Garbage, notes.taken - sent_most, text);
         }
-        self.released = Span { least: notes.done, most: notes.pending };
+        self.released = Span { least: notes.done, most: notes.pending.max(notes.done) };
         self.given = self.given.max(notes.taken);
     }
 

@@ -1,6 +1,5 @@
 //! Pelton's own sides of a storm: each a process, told what to do by a [`Plan`], that says what it does in its [`Journal`] until
-//! it is killed, or asked to end. And the host that starts them, which programs of other channels have as well
-//! (`verify/controls/README.md`).
+//! it is killed, or asked to end.
 
 use super::journal::{DONE, FAILED, Journal, READY, Word};
 use super::message::{Dice, Pattern, Sizes, check};
@@ -13,10 +12,8 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::VecDeque,
     fs::File,
-    io::BufRead as _,
     os::fd::AsFd,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -89,33 +86,13 @@ pub struct SideArgs {
     plan: String,
 }
 
-/// Starts a process for each plan on standard input and answers its number; ends them all when the input ends.
-pub fn host() -> Result<(), Failure> {
-    let failed = |error| Failure::system("starting a side", error);
-    let program = std::env::current_exe().map_err(failed)?;
-    let mut children: Vec<Child> = Vec::new();
-    for line in std::io::stdin().lock().lines() {
-        children.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
-        let mut command = Command::new(&program);
-        command.arg("torture-side").arg(line.map_err(failed)?).stdin(Stdio::null()).stdout(Stdio::null());
-        let child = command.spawn().map_err(failed)?;
-        println!("{}", child.id());
-        children.push(child);
-    }
-    for mut child in children {
-        let _ = child.kill();
-        let _ = child.wait();
-    }
-    Ok(())
-}
-
 /// A side, until it is done; what is wrong goes to the journal.
 pub fn run(args: &SideArgs) -> Result<(), Failure> {
     let plan: Plan = serde_json::from_str(&args.plan).map_err(|error| Failure::Input(error.to_string()))?;
     // A side does not outlive its host.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| Failure::system("prctl", error))?;
-    let journal = Journal::open(&plan.journal)?;
+    let journal = Journal::open(&plan.journal).map_err(|error| Failure::system("opening the journal", error))?;
     let done = match plan.role {
         Role::Send => Sending::open(&plan, &journal).and_then(Sending::run),
         Role::Receive => Receiving::open(&plan, &journal).and_then(Receiving::run),
@@ -495,7 +472,6 @@ impl<'a> Receiving<'a> {
         }
         let bytes = message.len();
         if self.last == 0 {
-            self.journal.set(Word::Pending, number - 1);
             self.journal.set(Word::Done, number - 1);
             self.journal.set(Word::First, number);
             self.last = number - 1;
