@@ -38,7 +38,7 @@ use tempfile::TempDir;
 
 /// Without any progress for so long, with every process running, it is a hang. Pelton's sides make progress within milliseconds,
 /// on a loaded machine within a second or two.
-const PATIENCE: Duration = Duration::from_secs(8);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The same for other channels, whose hangs are no news and are waited for each time.
 const PATIENCE_AGAINST: Duration = Duration::from_secs(4);
 /// How long the survivor of another channel may take to say that it was told.
