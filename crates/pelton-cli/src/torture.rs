@@ -25,6 +25,7 @@ use rustix::{
 use serde::Serialize;
 use side::{By, Plan, Role, Waits};
 use std::{
+    cell::Cell,
     collections::BTreeSet,
     fmt::Write as _,
     fs,
@@ -290,6 +291,7 @@ struct Side {
     journal: Journal,
     pid: Pid,
     pidfd: OwnedFd,
+    is_killed: Cell<bool>,
 }
 
 impl Side {
@@ -311,8 +313,9 @@ impl Side {
         poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&wait)).is_ok_and(|ready| ready > 0)
     }
 
-    /// SIGKILL, and until it has taken effect.
+    /// SIGKILL.
     fn kill(&self) {
+        self.is_killed.set(true);
         // Gone already is as good.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
@@ -396,7 +399,7 @@ impl Host {
         let pid = answer.trim().parse().ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| failed(format!("the host answered {answer:?}, wanted a process's number")))?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.to_string()))?;
-        Ok(Side { plan, journal, pid, pidfd })
+        Ok(Side { plan, journal, pid, pidfd, is_killed: Cell::new(false) })
     }
 
     /// Its input ends, and so does it, in order.
@@ -682,11 +685,16 @@ impl Run<'_> {
 
     fn look_whether_failed(&self, side: &Side) -> Result<(), Stop> {
         let failed = |text: String| Err(Stop::Fault(Fault::new(Kind::Failed, 1, text)));
+        // Before its state: one that is done says so first.
+        let has_ended = !side.is_killed.get() && side.is_dead(Duration::ZERO);
         match side.get(Word::State) {
             FAILED => failed(format!("the {:?} side: {}", side.plan.role, side.journal.text())),
             _ if side.get(Word::Garbage) > 0 && !self.storm.is_own => {
                 let count = side.get(Word::Garbage);
                 Err(Stop::Fault(Fault::new(Kind::Garbage, count, side.journal.text())))
+            }
+            state if has_ended && state != DONE => {
+                failed(format!("the {:?} side ended by itself: {}", side.plan.role, side.journal.words()))
             }
             _ => Ok(()),
         }
