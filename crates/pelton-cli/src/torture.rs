@@ -798,7 +798,8 @@ impl Run<'_> {
                 let survivor = if sender_dies { &pair.receiver } else { &pair.sender };
                 !survivor.is_met()
             })?;
-        } else if must_tell && was_ready && survivor.is_ready() {
+        } else if must_tell && was_ready && was_met {
+            // One that came when the victim had died already is not told.
             self.wait(pair, "the survivor to be told", is_told)?;
         }
         if !is_told(pair) {
