@@ -125,7 +125,8 @@ fn role(name: &str, role: &RoleInfo) -> String {
     format!("{name}: process {}, {state}, generation {}", role.pid, role.generation)
 }
 
-fn text_of(info: &ChannelInfo) -> String {
+/// For people.
+pub fn text_of(info: &ChannelInfo) -> String {
     let boot = if info.is_from_this_boot { "" } else { ", made before the last reboot: see `pelton recover`" };
     let mut text = format!(
         "{}: lanes of {} bytes, messages up to {}, window {}, {} of {} lanes, mode {:o}{boot}\nwire version {}, layout {:#018x}\n{}\n",

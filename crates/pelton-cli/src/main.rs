@@ -10,6 +10,7 @@ mod recv;
 mod report;
 mod send;
 mod signals;
+mod torture;
 
 use clap::{Parser, Subcommand};
 use std::{io::Write as _, process::ExitCode, time::Duration};
@@ -19,7 +20,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
     0  done
     1  the other side died or went with messages unreleased (standard error says
-       how many); demo: what came out is not what went in
+       how many); demo: what came out is not what went in; torture: faults found
     2  usage or bad input
     3  refused: the name is taken or unusable, the other side may not connect, or
        what is at path:DIR is no channel, has that side already, or is of before
@@ -59,12 +60,21 @@ enum Command {
     /// Stream a file through a channel and zstd, check the result, and measure it against a Unix socket
     #[command(after_help = EXIT_CODES)]
     Demo(demo::DemoArgs),
+    /// Kill senders and receivers at random moments and check that nothing is lost, torn, doubled or left behind
+    #[command(after_help = EXIT_CODES)]
+    Torture(torture::TortureArgs),
     /// The sending process of a demo
     #[command(hide = true)]
     DemoSend(demo::pipeline::StageArgs),
     /// The receiving process of a demo
     #[command(hide = true)]
     DemoReceive(demo::pipeline::StageArgs),
+    /// What starts the sides of a storm
+    #[command(hide = true)]
+    TortureHost,
+    /// A side of a storm
+    #[command(hide = true)]
+    TortureSide(torture::side::SideArgs),
 }
 
 /// A time in seconds, with or without a fraction.
@@ -97,6 +107,9 @@ fn main() -> ExitCode {
         Command::Recover(args) => inspect::recover(&args),
         Command::Rm(args) => inspect::remove(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Torture(args) => torture::run(&args),
+        Command::TortureHost => torture::run_host(),
+        Command::TortureSide(args) => torture::side::run(&args),
         Command::DemoSend(args) => demo::pipeline::send_stage(&args),
         Command::DemoReceive(args) => demo::pipeline::receive_stage(&args),
     };

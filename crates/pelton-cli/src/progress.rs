@@ -46,6 +46,14 @@ pub fn bar(bytes_total: u64) -> ProgressBar {
     styled(ProgressBar::new(bytes_total), "{msg:<34} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}")
 }
 
+/// A bar over a number of `what`, if it is known, shown at once; hidden when standard error is no terminal.
+pub fn count(total: Option<u64>, what: &str) -> ProgressBar {
+    match total {
+        Some(total) => styled(ProgressBar::new(total), &format!("{{wide_bar}} {{pos}}/{{len}} {what}, {{eta}} left")),
+        None => styled(ProgressBar::no_length(), &format!("{{spinner}} {{pos}} {what}, {{elapsed}}")),
+    }
+}
+
 fn styled(bar: ProgressBar, template: &str) -> ProgressBar {
     bar.set_draw_target(ProgressDrawTarget::stderr());
     // cleared whatever the work's end was

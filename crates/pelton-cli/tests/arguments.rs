@@ -6,7 +6,7 @@ use common::Place;
 #[test]
 fn arguments_that_mean_nothing_are_refused_with_2() {
     let place = Place::new();
-    let refused: [(&[&str], &str); 19] = [
+    let refused: [(&[&str], &str); 23] = [
         (&[], "Usage"),
         (&["shout"], "unrecognized subcommand"),
         (&["send"], "<NAME>"),
@@ -26,6 +26,10 @@ fn arguments_that_mean_nothing_are_refused_with_2() {
         (&["send", "path:a", "--mode", "rwx"], "permission bits in octal"),
         (&["send", "path:a", "--lanes", "0"], "--lanes"),
         (&["demo", "--systems", "pigeon"], "sock-stream-batched"),
+        (&["torture", "--kills", "0"], "--kills"),
+        (&["torture", "--kills", "5", "--minutes", "1"], "cannot be used with"),
+        (&["torture", "--against", ""], "--against needs a program"),
+        (&["torture", "--against", "no-such-program"], "`no-such-program` cannot be run"),
     ];
     for (arguments, words) in refused {
         place.run(arguments).assert(2, &[words]);
@@ -43,6 +47,8 @@ fn help_lists_the_exit_codes_everywhere() {
         for words in ["Exit codes:", "130  interrupted", "143  terminated"] {
             assert!(help.contains(words), "{arguments:?}: `{words}` is missing in: {help}");
         }
-        assert!(!help.contains("demo-send"), "the stages of the demo are nobody's business: {help}");
+        for hidden in ["demo-send", "torture-side"] {
+            assert!(!help.contains(hidden), "{hidden} is nobody's business: {help}");
+        }
     }
 }

@@ -255,8 +255,9 @@ impl Link {
     pub(crate) fn try_send_descriptors(&self, seq: u32, fds: &[BorrowedFd<'_>]) -> Result<bool> {
         match &self.way {
             Way::Socket { socket, .. } => match socket.try_send(&crate::handshake::descriptors_packet(seq), fds) {
-                // Gone, which the wait for room tells; or too many on their way in all of this user's sockets.
-                Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+                // Gone, which the wait for room tells: reset if it left something unread. Or too many on their way in all of
+                // this user's sockets.
+                Err(error) if [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&error.kind()) => Ok(false),
                 Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
                     std::thread::sleep(LOOK_EVERY);
                     Ok(false)

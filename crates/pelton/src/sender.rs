@@ -726,8 +726,16 @@ impl Sender {
         self.end = None;
         self.unreleased();
         self.unsent = self.descriptors.len();
-        // What does not get through by the deadline goes before the next descriptors.
-        while !self.send_owed_descriptors()? && self.wait_for_descriptor_room(deadline)? {}
+        // What does not get through by the deadline goes before the next descriptors. A successor that dies meanwhile has come all
+        // the same: its end is for the next call to tell.
+        while !self.send_owed_descriptors()? {
+            match self.wait_for_descriptor_room(deadline) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(_) if self.end.is_some() => break,
+                Err(error) => return Err(error),
+            }
+        }
         Ok(true)
     }
 
@@ -962,7 +970,12 @@ impl Side for Room<'_> {
     }
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {
-        self.sender.is_peer_known_gone()
+        let gone = self.sender.is_peer_known_gone()?;
+        if gone {
+            // Now: one that has come and gone unseen is found but once, and there may be room now, which ends the wait.
+            self.sender.note_end();
+        }
+        Ok(gone)
     }
 
     fn spin(&mut self) -> &mut Spin {
@@ -1078,5 +1091,44 @@ impl SentBatch<'_> {
         let wake = self.sender.parts.lane.commit_batch();
         self.sender.after_publishing(wake);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wait::Wait;
+    use std::time::Duration;
+
+    /// Not a test: the receiver of the next one. Ends without closing.
+    #[test]
+    fn child() {
+        let Some(directory) = std::env::var_os("PELTON_DIRECTORY") else { return };
+        let mut receiver = Options::new().open_receiver(directory).unwrap();
+        while let Some(message) = receiver.try_receive().unwrap() {
+            drop(message);
+        }
+        std::process::exit(0);
+    }
+
+    #[test]
+    fn a_receiver_that_came_made_room_and_died_between_two_looks_is_told() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().join("c");
+        let mut sender = Options::new().capacity(1 << 16).wait(Wait::Spin).create_sender(&directory).unwrap();
+        while sender.try_send(&[0; 1000]).unwrap() == Sent::Sent {}
+        // What a sender that spins for room does, in its order, with all of it happening after the first step.
+        let mut room = Room { sender: &mut sender, want: Want::Message(1000, 0) };
+        assert!(!room.look().unwrap());
+        let mut receiver = std::process::Command::new(std::env::current_exe().unwrap());
+        receiver.args(["--exact", "sender::tests::child"]).env("PELTON_DIRECTORY", &directory);
+        assert!(receiver.output().unwrap().status.success());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !room.is_peer_known_gone().unwrap() {
+            assert!(Instant::now() < deadline, "the look is never due");
+        }
+        assert!(room.look().unwrap(), "it has made room");
+        let told = sender.try_send(&[0; 1000]).and_then(|_| sender.try_send(&[0; 1000]));
+        assert!(matches!(told, Err(Error::PeerDied { .. })), "{told:?}");
     }
 }

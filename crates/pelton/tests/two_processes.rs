@@ -109,6 +109,13 @@ fn child() {
             say(end.map_or("enough".to_owned(), |error| word(&error)));
             hear();
         }
+        "hold-pipes" => {
+            let mut receiver = receiver(&role);
+            let held: Vec<_> = (0..role.number("count").unwrap()).map(|_| receiver.receive().unwrap().hold()).collect();
+            say("enough");
+            hear();
+            drop(held);
+        }
         "receive-64" => {
             let mut receiver = receiver(&role);
             for _ in 0..2 {
@@ -805,12 +812,44 @@ fn many_descriptors_not_released_are_sent_again_to_a_successor() {
 
 #[test]
 fn sending_descriptors_to_a_dead_receiver_tells_its_death() {
-    let place = Place::new("sending_descriptors_to_a_dead_receiver_tells_its_death");
-    let role = Role::new("take-pipes").with("name", place.name()).with("count", 0);
-    let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, role);
-    child.expect("connected");
-    child.kill();
+    // The system resets the socket, rather than only closing it, when there is something in it that was not read.
+    for unread in [0, 1] {
+        let place = Place::new("sending_descriptors_to_a_dead_receiver_tells_its_death");
+        let role = Role::new("take-pipes").with("name", place.name()).with("count", 0);
+        let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, role);
+        let pipe = rustix::pipe::pipe().unwrap().0;
+        for _ in 0..unread {
+            sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap();
+        }
+        child.expect("connected");
+        child.kill();
+        let error = sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap_err();
+        assert_eq!(word(&error), format!("PeerDied {unread}"));
+    }
+}
+
+#[test]
+fn a_successor_that_dies_before_it_was_sent_the_descriptors_again_is_told_as_dead_by_the_next_call() {
+    let place =
+        Place::new("a_successor_that_dies_before_it_was_sent_the_descriptors_again_is_told_as_dead_by_the_next_call");
+    // More than a socket takes at a time, so that sending them again waits.
+    let count = 400;
+    let holding = Role::new("hold-pipes").with("name", place.name()).with("count", count);
+    let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, holding);
     let pipe = rustix::pipe::pipe().unwrap().0;
-    let error = sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap_err();
-    assert!(error.is_peer_died(), "{error}");
+    for _ in 0..count {
+        sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap();
+    }
+    child.expect("enough");
+    child.kill();
+    assert_eq!(word(&sender.drain().unwrap_err()), format!("PeerDied {count}"));
+    let idle = Role::new("take-pipes").with("name", place.name()).with("count", 0).with("at", "once");
+    let successor = Child::start(idle);
+    let killing = std::thread::spawn(move || {
+        successor.expect("enough");
+        successor.kill();
+    });
+    assert!(sender.resume_until(deadline()).unwrap(), "it came");
+    assert_eq!(word(&sender.send(b"").unwrap_err()), format!("PeerDied {count}"));
+    killing.join().unwrap();
 }

@@ -1,0 +1,1027 @@
+//! `pelton torture`: sides are killed at random moments, by the thousand, and everything that is promised of that is checked.
+//!
+//! A storm is a row of scenarios, each a channel with a sender and a receiver in processes of their own (`side`) that send and
+//! receive as fast as they may until they are killed, again and again. What they did stands in their journals (`journal`); the
+//! storm compares what one side says with what the other says and with what is left (`ledger`). It knows nothing of pelton but
+//! where it looks at a path channel from outside: sides of any other channel go through the same (`--against`).
+
+mod host;
+mod journal;
+mod ledger;
+mod message;
+pub mod side;
+
+use crate::{failure::Failure, inspect, progress, signals::Signals};
+use clap::Args;
+use indicatif::ProgressBar;
+use journal::{DONE, FAILED, Journal, READY, Word};
+use ledger::{Fault, KINDS, Kind, Ledger, Notes};
+use message::{Dice, Sizes, mix};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal},
+    time::{ClockId, clock_gettime},
+};
+use serde::Serialize;
+use side::{By, Plan, Role, Waits};
+use std::{
+    cell::Cell,
+    collections::BTreeSet,
+    fmt::Write as _,
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    os::{fd::OwnedFd, unix::process::CommandExt as _},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+/// Without any progress for so long, with every process running, it is a hang. Pelton's sides make progress within milliseconds,
+/// on a loaded machine within a second or two.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The same for other channels, whose hangs are no news and are waited for each time.
+const PATIENCE_AGAINST: Duration = Duration::from_secs(4);
+/// How long the survivor of another channel may take to say that it was told.
+const TELLING_AGAINST: Duration = Duration::from_millis(200);
+/// Between two looks at the journals.
+const LOOK: Duration = Duration::from_micros(200);
+/// So many faults of a kind are told in words, and one if they are no news; all are counted.
+const FAULTS_TOLD: usize = 3;
+/// So soon a survivor that waits is to be told, by the middle one of all times.
+const TOLD_WITHIN: Duration = Duration::from_millis(10);
+
+/// Options of `pelton torture`.
+#[derive(Args)]
+pub struct TortureArgs {
+    /// How many kills [default: 1000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "minutes")]
+    kills: Option<u64>,
+    /// Go on for so long instead
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    minutes: Option<u64>,
+    /// Repeat the scenarios of this seed (not their timing) [default: another each time]
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Only this scenario of them
+    #[arg(long, value_name = "I")]
+    scenario: Option<u64>,
+    /// Kill the sides of another channel, whose program this is: see verify/controls/README.md
+    #[arg(long, value_name = "COMMAND")]
+    against: Option<String>,
+    /// Report as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `pelton torture`.
+pub fn run(args: &TortureArgs) -> Result<(), Failure> {
+    let root = TempDir::with_prefix("pelton-torture-")
+        .map_err(|error| Failure::system("cannot make a temporary directory", error))?;
+    let kills = args.kills.or(if args.minutes.is_some() { None } else { Some(1000) });
+    let seed = args.seed.unwrap_or_else(|| mix(std::process::id().into()) ^ monotonic_ns());
+    let mut storm = Storm {
+        root,
+        host: host_command(args)?,
+        is_own: args.against.is_none(),
+        signals: Signals::install()?,
+        bar: progress::count(kills, "kills"),
+        seen: BTreeSet::new(),
+        before: BTreeSet::new(),
+        report: Report {
+            command: "torture",
+            against: args.against.clone(),
+            seed,
+            scenarios: 0,
+            kills: 0,
+            kills_of_senders: 0,
+            kills_of_receivers: 0,
+            kills_by_connect: 0,
+            kills_by_path: 0,
+            kills_while_starting: 0,
+            messages: 0,
+            bytes: 0,
+            redelivered: 0,
+            deaths_outlived_most: 0,
+            told_late: false,
+            told: Vec::new(),
+            faults: Vec::new(),
+            failures: Vec::new(),
+            seconds: 0.0,
+        },
+        told_ns: [Vec::new(), Vec::new()],
+    };
+    storm.before = storm.strangers();
+    let began = Instant::now();
+    let deadline = args.minutes.map(|minutes| began + Duration::from_secs(60 * minutes));
+    // Every combination has its turn, and a survivor lives through as many deaths as that leaves to it.
+    let each = kills.map_or(100, |kills| (kills / Scenario::COMBINATIONS).clamp(5, 400));
+    let is_over = |report: &Report| {
+        kills.is_some_and(|kills| report.kills >= kills) || deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    };
+    let mut index = args.scenario.unwrap_or(0);
+    while !is_over(&storm.report) {
+        let left = kills.map_or(each, |kills| kills - storm.report.kills);
+        let mut scenario = Scenario::of(seed, index, each.min(left));
+        if !storm.is_own {
+            scenario.against();
+        }
+        let faults = storm.scenario(&scenario)?;
+        for fault in faults {
+            storm.note(&scenario, fault, kills);
+        }
+        storm.report.scenarios += 1;
+        index += 1;
+        if args.scenario.is_some() || storm.report.failures.len() >= 100 {
+            break;
+        }
+    }
+    storm.bar.finish_and_clear();
+    let Storm { root, mut report, told_ns, .. } = storm;
+    report.seconds = began.elapsed().as_secs_f64();
+    report.told = [(By::Connect, &told_ns[0]), (By::Path, &told_ns[1])]
+        .into_iter()
+        .filter_map(|(by, times)| Told::of(if args.against.is_some() { None } else { Some(by) }, times))
+        .collect();
+    report.told_late = report.told.iter().any(|told| told.median_us > TOLD_WITHIN.as_micros() as f64);
+    // Gone before anything is said: whoever reads the report finds nothing left behind.
+    root.close().map_err(|error| Failure::system("removing the temporary directory", error))?;
+    report.print(args.json)?;
+    let wrong: u64 = report.faults.iter().map(|(_, count)| count).sum();
+    match wrong {
+        0 => Ok(()),
+        _ => Err(Failure::Peer(format!("the storm found {wrong} faults in {} kills", report.kills))),
+    }
+}
+
+/// Runs the process that starts pelton's sides.
+pub fn run_host() -> Result<(), Failure> {
+    host::host("torture-side").map_err(|error| Failure::system("starting a side", error))
+}
+
+/// The program that starts sides, this one or another.
+fn host_command(args: &TortureArgs) -> Result<Vec<String>, Failure> {
+    let own = || {
+        let program = std::env::current_exe().map_err(|error| Failure::system("finding this program", error))?;
+        let program = program.to_str().ok_or_else(|| Failure::System(format!("{program:?} is not UTF-8")))?;
+        Ok(vec![program.to_owned(), "torture-host".to_owned()])
+    };
+    let Some(command) = &args.against else { return own() };
+    let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+    match words.is_empty() {
+        true => Err(Failure::Input("--against needs a program: see verify/controls/README.md".to_owned())),
+        false => Ok(words),
+    }
+}
+
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Who is killed in a scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victims {
+    Sender,
+    Receiver,
+    /// Now one, now the other.
+    Either,
+    /// Both at once.
+    Both,
+}
+
+/// One channel and what happens to it: all that a seed decides.
+#[derive(Clone, Debug)]
+struct Scenario {
+    index: u64,
+    seed: u64,
+    by: By,
+    victims: Victims,
+    /// By connect: the sender listens.
+    sender_listens: bool,
+    sender_waits: Waits,
+    receiver_waits: Waits,
+    capacity: u64,
+    bytes_min: u64,
+    bytes_max: u64,
+    /// After so many messages, a pause of so many microseconds.
+    sender_pause: (u64, u64),
+    receiver_pause: (u64, u64),
+    /// How often somebody is killed; both at once count as one here.
+    kills: u64,
+    /// The last victim has no successor.
+    ends_alone: bool,
+}
+
+impl Scenario {
+    /// Who is killed, by what, who listens, how the survivor waits: each once before any comes again.
+    const COMBINATIONS: u64 = 24;
+
+    fn of(seed: u64, index: u64, kills: u64) -> Scenario {
+        let mut order: Vec<u64> = (0..Scenario::COMBINATIONS).collect();
+        let mut shuffle = Dice::new(seed ^ mix(index / Scenario::COMBINATIONS + 1));
+        for place in (1..order.len()).rev() {
+            order.swap(place, shuffle.below(place as u64 + 1) as usize);
+        }
+        let combination = order[(index % Scenario::COMBINATIONS) as usize];
+        let mut dice = Dice::new(seed ^ mix(!index));
+        let waits = [Waits::Block, Waits::Spin, Waits::Poll];
+        let waits_here = waits[(combination % 3) as usize];
+        let waits_there = dice.one_of(&waits);
+        let (by, victims, sender_listens) = match combination / 3 {
+            0 => (By::Connect, Victims::Sender, true),
+            1 => (By::Connect, Victims::Sender, false),
+            2 => (By::Connect, Victims::Receiver, true),
+            3 => (By::Connect, Victims::Receiver, false),
+            4 => (By::Path, Victims::Sender, false),
+            5 => (By::Path, Victims::Receiver, false),
+            6 => (By::Path, Victims::Either, false),
+            _ => (By::Path, Victims::Both, false),
+        };
+        let (sender_waits, receiver_waits) = match victims {
+            Victims::Receiver => (waits_here, waits_there),
+            _ => (waits_there, waits_here),
+        };
+        // Small ones are full at once and wrap all the time; large ones stretch.
+        let capacity = dice.one_of(&[64 << 10, 64 << 10, 128 << 10, 1 << 20, 8 << 20]);
+        let bytes_max = dice.one_of(&[0, 15, 64, 1000, 5000, capacity / 2 - 32]).min(1 << 20);
+        // As fast as it goes; a receiver that sleeps often; a sender that finds the lane full.
+        let (sender_pause, receiver_pause) = dice.one_of(&[
+            ((0, 0), (0, 0)),
+            ((8, 200), (0, 0)),
+            ((100, 2000), (0, 0)),
+            ((0, 0), (16, 300)),
+            ((0, 0), (100, 2000)),
+            ((50, 500), (50, 500)),
+        ]);
+        let ends_alone = by == By::Connect && dice.one_in(3);
+        let kills = if victims == Victims::Both { (kills / 2).max(1) } else { kills };
+        Scenario {
+            index,
+            seed,
+            by,
+            victims,
+            sender_listens,
+            sender_waits,
+            receiver_waits,
+            capacity,
+            bytes_min: 0,
+            bytes_max,
+            sender_pause,
+            receiver_pause,
+            kills,
+            ends_alone,
+        }
+    }
+
+    /// What any channel can do: every message has room for its number, and none is very large; a channel is not restored by more
+    /// than the program itself does, so that both kinds of channel are one.
+    fn against(&mut self) {
+        self.by = By::Path;
+        self.bytes_min = message::HEADER_BYTES as u64;
+        self.bytes_max = self.bytes_max.clamp(self.bytes_min, 20_000);
+        self.capacity = self.capacity.max(64 << 10);
+        self.ends_alone = false;
+    }
+}
+
+/// A process that was started.
+struct Side {
+    plan: Plan,
+    journal: Journal,
+    pid: Pid,
+    pidfd: OwnedFd,
+    is_killed: Cell<bool>,
+}
+
+impl Side {
+    fn get(&self, word: Word) -> u64 {
+        self.journal.get(word)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.get(Word::State) == READY
+    }
+
+    /// Ready, and not without the other side by connect.
+    fn is_met(&self) -> bool {
+        self.is_ready() && (self.plan.by == By::Path || self.get(Word::Met) > self.get(Word::Told))
+    }
+
+    fn is_dead(&self, wait: Duration) -> bool {
+        let wait = Timespec::try_from(wait).expect("it is short");
+        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&wait)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// SIGKILL.
+    fn kill(&self) {
+        self.is_killed.set(true);
+        // Gone already is as good.
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    fn await_death(&self) {
+        while !self.is_dead(Duration::from_secs(1)) {}
+    }
+
+    /// For people: what it says of itself, and where it is.
+    fn describe(&self) -> String {
+        let proc = |name: &str| {
+            let read = fs::read_to_string(format!("/proc/{}/{name}", self.pid.as_raw_nonzero()));
+            read.unwrap_or_else(|error| error.to_string()).trim().replace('\n', "\n    ")
+        };
+        format!(
+            "{:?}, process {}\n  journal: {}\n  text: {}\n  wchan: {}\n  syscall: {}\n  stack:\n    {}\n",
+            self.plan.role,
+            self.pid.as_raw_nonzero(),
+            self.journal.words(),
+            self.journal.text(),
+            proc("wchan"),
+            proc("syscall"),
+            proc("stack"),
+        )
+    }
+
+    /// Open descriptors, and mappings of files and shared memory. Not those that a sender keeps to send again, as many as there
+    /// are messages: it looks itself that none is left when they are released.
+    fn holdings(&self) -> (usize, usize) {
+        let open = fs::read_dir(format!("/proc/{}/fd", self.pid.as_raw_nonzero())).into_iter().flatten().flatten();
+        let is_kept = |path: PathBuf| self.plan.role == Role::Send && path == Path::new(side::ALONG);
+        let count = open.filter(|entry| !fs::read_link(entry.path()).is_ok_and(is_kept)).count();
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid.as_raw_nonzero())).unwrap_or_default();
+        (count, maps.lines().filter(|line| line.contains('/')).count())
+    }
+
+    /// Files in the directories for temporary ones that it has open or mapped.
+    fn files(&self) -> Vec<PathBuf> {
+        let pid = self.pid.as_raw_nonzero();
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let mapped = maps.lines().filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..])));
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let open = open.filter_map(|entry| fs::read_link(entry.path()).ok());
+        mapped.chain(open).filter(|path| path.starts_with("/dev/shm") || path.starts_with("/tmp")).collect()
+    }
+}
+
+/// The process that starts sides.
+struct Host {
+    child: Child,
+    requests: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Host {
+    /// In a process group of its own, so that Ctrl-C is the storm's alone, and all of it can be ended at once.
+    fn start(command: &[String], place: &Path) -> Result<Host, Failure> {
+        let failed = |error| Failure::Input(format!("`{}` cannot be run: {error}", command.join(" ")));
+        let mut child = Command::new(&command[0])
+            .args(&command[1..])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Whatever it leaves there is found.
+            .env("TMPDIR", place)
+            .env("XDG_RUNTIME_DIR", place)
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        let answers = BufReader::new(child.stdout.take().expect("piped"));
+        Ok(Host { requests: child.stdin.take(), answers, child })
+    }
+
+    fn side(&mut self, plan: Plan) -> Result<Side, Failure> {
+        let failed = |text: String| Failure::System(format!("starting a side: {text}"));
+        let journal = Journal::create(&plan.journal).map_err(|error| Failure::system("making a journal", error))?;
+        let line = serde_json::to_string(&plan).expect("numbers and text");
+        let requests = self.requests.as_mut().expect("until it is closed");
+        writeln!(requests, "{line}").map_err(|error| failed(error.to_string()))?;
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).map_err(|error| failed(error.to_string()))?;
+        let pid = answer.trim().parse().ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| failed(format!("the host answered {answer:?}, wanted a process's number")))?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.to_string()))?;
+        Ok(Side { plan, journal, pid, pidfd, is_killed: Cell::new(false) })
+    }
+
+    /// Its input ends, and so does it, in order.
+    fn close(mut self) {
+        self.requests = None;
+        let deadline = Instant::now() + PATIENCE_AGAINST;
+        while Instant::now() < deadline && !matches!(self.child.try_wait(), Ok(Some(_))) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some(group) = Pid::from_raw(self.child.id() as i32)
+            && !matches!(self.child.try_wait(), Ok(Some(_)))
+        {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// Both sides of a channel as they are now.
+struct Pair {
+    sender: Side,
+    receiver: Side,
+}
+
+impl Pair {
+    fn sides(&self) -> [&Side; 2] {
+        [&self.sender, &self.receiver]
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        for side in self.sides() {
+            side.kill();
+        }
+        for side in self.sides() {
+            side.await_death();
+        }
+    }
+}
+
+/// Why a scenario cannot go on: a fault that ends it, or that the storm cannot go on either.
+enum Stop {
+    Fault(Fault),
+    Storm(Failure),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Stop {
+        Stop::Storm(failure)
+    }
+}
+
+struct Storm {
+    root: TempDir,
+    host: Vec<String>,
+    is_own: bool,
+    signals: Signals,
+    bar: ProgressBar,
+    /// Files that sides had, outside the storm's directory.
+    seen: BTreeSet<PathBuf>,
+    before: BTreeSet<PathBuf>,
+    report: Report,
+    /// From the kill to the moment that a survivor that waited was told, by connect and by path.
+    told_ns: [Vec<u64>; 2],
+}
+
+impl Storm {
+    fn place(&self) -> PathBuf {
+        self.root.path().join("place")
+    }
+
+    /// What stands in the directories that sides could leave something in besides their own.
+    fn strangers(&self) -> BTreeSet<PathBuf> {
+        let all = ["/dev/shm", "/tmp"].into_iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten();
+        all.flatten().map(|entry| entry.path()).collect()
+    }
+
+    fn note(&mut self, scenario: &Scenario, fault: Fault, kills: Option<u64>) {
+        let Fault { kind, count, text } = fault;
+        match self.report.faults.iter_mut().find(|(found, _)| *found == kind) {
+            Some((_, sum)) => *sum += count,
+            None => self.report.faults.push((kind, count)),
+        }
+        let index = scenario.index;
+        let told = self.report.failures.iter().filter(|failed| failed.kind == kind).count();
+        if told < if self.is_own { FAULTS_TOLD } else { 1 } {
+            let kills = kills.map(|kills| format!(" --kills {kills}")).unwrap_or_default();
+            let again = format!("pelton torture --seed {}{kills} --scenario {index}", scenario.seed);
+            self.bar.suspend(|| eprintln!("pelton: {}: {text}\n  `{again}`: {scenario:?}", kind.words()));
+        }
+        self.report.failures.push(Failed { kind, scenario: index, text });
+    }
+
+    /// Runs one; what is wrong is answered.
+    fn scenario(&mut self, scenario: &Scenario) -> Result<Vec<Fault>, Failure> {
+        let (place, journals) = (self.place(), self.root.path().join("journals"));
+        let made = fs::create_dir(&place).and_then(|()| fs::create_dir(&journals));
+        made.map_err(|error| Failure::system("cannot make a temporary directory", error))?;
+        let mut host = Host::start(&self.host, &place)?;
+        let mut run = Run { storm: self, scenario, ledger: Ledger::default(), holdings: Vec::new(), started: 0 };
+        let went = run.run(&mut host);
+        let Run { mut ledger, holdings, .. } = run;
+        host.close();
+        let mut is_whole = true;
+        match went {
+            Ok(()) => {}
+            Err(Stop::Fault(fault)) => {
+                is_whole = false;
+                ledger.faults.push(fault);
+            }
+            Err(Stop::Storm(failure)) => return Err(failure),
+        }
+        ledger.faults.extend(grown(&holdings));
+        if is_whole {
+            ledger.faults.extend(self.left_behind(scenario));
+        }
+        let removed = fs::remove_dir_all(&place).and_then(|()| fs::remove_dir_all(&journals));
+        removed.map_err(|error| Failure::system("removing a scenario's directory", error))?;
+        Ok(ledger.faults)
+    }
+
+    /// After a scenario that ended in order: its place is to be empty, and nothing is to be anywhere else.
+    fn left_behind(&mut self, scenario: &Scenario) -> Vec<Fault> {
+        let place = self.place();
+        let mut faults = Vec::new();
+        if self.is_own && scenario.by == By::Path {
+            let channel = place.join("c");
+            match pelton::inspect::check(&channel, false) {
+                Ok(lanes) if lanes.iter().all(|lane| lane.is_whole() && lane.kept == 0) => {}
+                found => faults.push(Fault::new(Kind::Miscounted, 1, format_args!("at the end: {found:?}"))),
+            }
+            // What a maker that was killed left aside is the next maker's to remove.
+            let remove = || pelton::inspect::remove(&channel);
+            let again =
+                || pelton::Options::new().capacity(1 << 16).create_sender(&channel).and_then(pelton::Sender::close);
+            if let Err(error) = remove().and_then(|()| again()).and_then(|()| remove()) {
+                faults.push(Fault::new(Kind::LeftBehind, 1, format_args!("the channel cannot be removed: {error}")));
+            }
+        }
+        if self.is_own && scenario.by == By::Connect && scenario.ends_alone {
+            // The socket of a listener that was killed is the next listener's to remove.
+            let name = format!("unix:{}", place.join("s").display());
+            if let Err(error) = pelton::Listener::bind(&name) {
+                faults.push(Fault::new(Kind::LeftBehind, 1, format_args!("{name} cannot be bound again: {error}")));
+            }
+        }
+        let left = fs::read_dir(&place).into_iter().flatten().flatten().map(|entry| entry.path());
+        let own = self.root.path();
+        let is_new = |path: &&PathBuf| !path.ancestors().any(|above| above == own || self.before.contains(above));
+        let elsewhere = self.seen.iter().filter(is_new);
+        let left: Vec<PathBuf> = left.chain(elsewhere.filter(|path| path.exists()).cloned()).collect();
+        if !left.is_empty() {
+            faults.push(Fault::new(Kind::LeftBehind, left.len() as u64, format_args!("left behind: {left:?}")));
+        }
+        self.seen.clear();
+        faults
+    }
+}
+
+/// Descriptors and mappings of a survivor after each death it lived through: growth is when the least of the last quarter is more
+/// than the most of the first, so that what comes and goes does not count.
+fn grown(holdings: &[(usize, usize)]) -> Option<Fault> {
+    let quarter = holdings.len() / 4;
+    if quarter < 2 {
+        return None;
+    }
+    let (first, last) = (&holdings[..quarter], &holdings[holdings.len() - quarter..]);
+    let grows = |of: fn(&(usize, usize)) -> usize| first.iter().map(of).max() < last.iter().map(of).min();
+    (grows(|held| held.0) || grows(|held| held.1)).then(|| {
+        let text = format!("descriptors and mappings of a survivor: at first {first:?}, at last {last:?}");
+        Fault::new(Kind::Grown, 1, text)
+    })
+}
+
+/// One scenario on its way.
+struct Run<'a> {
+    storm: &'a mut Storm,
+    scenario: &'a Scenario,
+    ledger: Ledger,
+    holdings: Vec<(usize, usize)>,
+    /// Sides started so far.
+    started: u64,
+}
+
+impl Run<'_> {
+    fn run(&mut self, host: &mut Host) -> Result<(), Stop> {
+        let scenario = self.scenario;
+        let mut dice = Dice::new(scenario.seed ^ mix(scenario.index ^ 0x7075));
+        let mut pair = Pair { sender: self.start(host, Role::Send)?, receiver: self.start(host, Role::Receive)? };
+        for kill in 1..=scenario.kills {
+            self.storm.signals.check()?;
+            let (sender_dies, receiver_dies) = match scenario.victims {
+                Victims::Sender => (true, false),
+                Victims::Receiver => (false, true),
+                Victims::Either if dice.one_in(2) => (true, false),
+                Victims::Either => (false, true),
+                Victims::Both => (true, true),
+            };
+            // Some in the middle of their beginnings, most in the middle of their work.
+            let is_last = kill == scenario.kills;
+            if self.storm.is_own && dice.one_in(4) && !(is_last && scenario.ends_alone) {
+                std::thread::sleep(Duration::from_micros(dice.below(3000)));
+            } else {
+                self.wait(&pair, "both sides to meet", |pair| pair.sides().iter().all(|side| side.is_met()))?;
+                std::thread::sleep(Duration::from_micros(20 << dice.below(9)) + Duration::from_micros(dice.below(100)));
+                self.look_at_holdings(&pair, sender_dies, receiver_dies);
+            }
+            if sender_dies && receiver_dies {
+                self.kill_both(&pair, dice.one_in(2));
+            } else {
+                let must_tell = dice.one_in(2) || (is_last && scenario.ends_alone);
+                self.kill_one(&pair, sender_dies, must_tell)?;
+            }
+            if is_last && scenario.ends_alone {
+                return self.end_alone(&pair, sender_dies);
+            }
+            // The successors: the old side is dropped, which does nothing to a dead process.
+            if receiver_dies {
+                pair.receiver = self.start(host, Role::Receive)?;
+            }
+            if sender_dies {
+                pair.sender = self.start(host, Role::Send)?;
+            }
+        }
+        self.end(&pair)
+    }
+
+    fn start(&mut self, host: &mut Host, role: Role) -> Result<Side, Failure> {
+        let scenario = self.scenario;
+        self.started += 1;
+        let is_sender = role == Role::Send;
+        let (pause_every, pause_us) = if is_sender { scenario.sender_pause } else { scenario.receiver_pause };
+        let journal = self.storm.root.path().join("journals").join(self.started.to_string());
+        let sizes = Sizes {
+            seed: mix(scenario.seed ^ scenario.index) >> 1,
+            bytes_min: scenario.bytes_min,
+            bytes_max: scenario.bytes_max,
+        };
+        host.side(Plan {
+            role,
+            place: self.storm.place(),
+            journal,
+            sizes,
+            capacity: scenario.capacity,
+            pause_every,
+            pause_us,
+            next: self.ledger.next(),
+            turn: mix(scenario.seed ^ scenario.index ^ self.started << 32) >> 1,
+            by: scenario.by,
+            listens: is_sender == scenario.sender_listens,
+            waits: if is_sender { scenario.sender_waits } else { scenario.receiver_waits },
+            given: self.ledger.given(),
+        })
+    }
+
+    /// Until it is so. Fails when nothing moves any more, and when a side fails that should not.
+    fn wait(&self, pair: &Pair, what: &str, is_so: impl Fn(&Pair) -> bool) -> Result<(), Stop> {
+        let patience = if self.storm.is_own { PATIENCE } else { PATIENCE_AGAINST };
+        let prints = |pair: &Pair| pair.sides().map(|side| side.journal.fingerprint());
+        let (mut moved, mut print) = (Instant::now(), prints(pair));
+        while !is_so(pair) {
+            self.storm.signals.check()?;
+            for side in pair.sides() {
+                self.look_whether_failed(side)?;
+            }
+            std::thread::sleep(LOOK);
+            let now = prints(pair);
+            if now != print {
+                (moved, print) = (Instant::now(), now);
+            }
+            if moved.elapsed() > patience {
+                return Err(Stop::Fault(Fault::new(Kind::Hang, 1, self.hang(pair, what, patience))));
+            }
+        }
+        Ok(())
+    }
+
+    fn look_whether_failed(&self, side: &Side) -> Result<(), Stop> {
+        let failed = |text: String| Err(Stop::Fault(Fault::new(Kind::Failed, 1, text)));
+        // Before its state: one that is done says so first.
+        let has_ended = !side.is_killed.get() && side.is_dead(Duration::ZERO);
+        match side.get(Word::State) {
+            FAILED => failed(format!("the {:?} side: {}", side.plan.role, side.journal.text())),
+            _ if side.get(Word::Garbage) > 0 && !self.storm.is_own => {
+                let count = side.get(Word::Garbage);
+                Err(Stop::Fault(Fault::new(Kind::Garbage, count, side.journal.text())))
+            }
+            state if has_ended && state != DONE => {
+                failed(format!("the {:?} side ended by itself: {}", side.plan.role, side.journal.words()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn hang(&self, pair: &Pair, what: &str, patience: Duration) -> String {
+        let mut text = format!("nothing moved for {} s, waiting for {what}\n", patience.as_secs());
+        for side in pair.sides() {
+            text += &side.describe();
+        }
+        if self.storm.is_own && self.scenario.by == By::Path {
+            match pelton::inspect::info(self.storm.place().join("c")) {
+                Ok(info) => text += &inspect::text_of(&info),
+                Err(error) => text += &error.to_string(),
+            }
+        }
+        text
+    }
+
+    fn look_at_holdings(&mut self, pair: &Pair, sender_dies: bool, receiver_dies: bool) {
+        for side in pair.sides() {
+            self.storm.seen.extend(side.files());
+        }
+        match (sender_dies, receiver_dies) {
+            // Only a side that lives through all of it can show growth.
+            _ if self.scenario.victims == Victims::Either => {}
+            (true, false) => self.holdings.push(pair.receiver.holdings()),
+            (false, true) => self.holdings.push(pair.sender.holdings()),
+            _ => {}
+        }
+        self.storm.report.deaths_outlived_most =
+            self.storm.report.deaths_outlived_most.max(self.holdings.len().saturating_sub(1) as u64);
+    }
+
+    fn count(&mut self, victim: &Side) {
+        let report = &mut self.storm.report;
+        report.kills += 1;
+        match victim.plan.role {
+            Role::Send => report.kills_of_senders += 1,
+            Role::Receive => report.kills_of_receivers += 1,
+        }
+        match victim.plan.by {
+            By::Connect => report.kills_by_connect += 1,
+            By::Path => report.kills_by_path += 1,
+        }
+        report.kills_while_starting += u64::from(!victim.is_ready());
+        self.storm.bar.set_position(report.kills);
+        self.tally(victim);
+    }
+
+    /// A side that has ended: its figures.
+    fn tally(&mut self, side: &Side) {
+        let report = &mut self.storm.report;
+        report.redelivered += side.get(Word::Again);
+        if side.plan.role == Role::Receive {
+            report.messages += side.get(Word::Messages);
+            report.bytes += side.get(Word::Bytes);
+        }
+    }
+
+    /// The accounts of a side that has ended.
+    fn settle(&mut self, side: &Side, sender: &Side) {
+        let notes = Notes::of(&side.journal);
+        match side.plan.role {
+            Role::Send => self.ledger.sender_ended(&notes, self.storm.is_own),
+            Role::Receive => {
+                let sent_most = sender.get(Word::Pending).max(self.ledger.next() - 1);
+                self.ledger.receiver_ended(&notes, sent_most);
+            }
+        }
+        // It is mapped where it is wanted.
+        let _ = fs::remove_file(&side.plan.journal);
+    }
+
+    fn kill_one(&mut self, pair: &Pair, sender_dies: bool, must_tell: bool) -> Result<(), Stop> {
+        let (victim, survivor) =
+            if sender_dies { (&pair.sender, &pair.receiver) } else { (&pair.receiver, &pair.sender) };
+        let (told, was_met, was_ready) = (survivor.get(Word::Told), survivor.is_met(), victim.is_ready());
+        self.look_whether_failed(victim)?;
+        let was_waiting = survivor.get(Word::Waiting) == 1;
+        let killed_ns = monotonic_ns();
+        victim.kill();
+        victim.await_death();
+        self.count(victim);
+        self.settle(victim, &pair.sender);
+        let is_told = |pair: &Pair| {
+            let survivor = if sender_dies { &pair.receiver } else { &pair.sender };
+            survivor.get(Word::Told) > told
+        };
+        if !self.storm.is_own {
+            let deadline = Instant::now() + TELLING_AGAINST;
+            while must_tell && !is_told(pair) && Instant::now() < deadline {
+                std::thread::sleep(LOOK);
+            }
+            if must_tell && !is_told(pair) {
+                self.ledger.faults.push(Fault::new(Kind::NotTold, 1, "the survivor was not told"));
+            }
+        } else if self.scenario.by == By::Connect && must_tell {
+            // Also one that was meeting the victim: it has either met it, and is told, or has not.
+            self.wait(pair, "the survivor to be told", |pair| {
+                let survivor = if sender_dies { &pair.receiver } else { &pair.sender };
+                !survivor.is_met()
+            })?;
+        } else if must_tell && was_ready && was_met {
+            // One that came when the victim had died already is not told.
+            self.wait(pair, "the survivor to be told", is_told)?;
+        }
+        if !is_told(pair) {
+            return Ok(());
+        }
+        if was_waiting && was_met {
+            let by = usize::from(self.scenario.by == By::Path);
+            self.storm.told_ns[by].push(survivor.get(Word::ToldNs).saturating_sub(killed_ns));
+        }
+        if must_tell && self.storm.is_own {
+            let (unreleased, beside) = (survivor.get(Word::ToldUnreleased), survivor.get(Word::ToldBeside));
+            if sender_dies {
+                // What it holds is what it has not released; and it has all there was.
+                if unreleased != beside {
+                    let text = format!("a receiver that holds {beside} was told {unreleased}");
+                    self.ledger.faults.push(Fault::new(Kind::Miscounted, 1, text));
+                }
+                self.ledger.all_taken(survivor.get(Word::Taken));
+            } else {
+                self.ledger.unreleased_told(unreleased, beside);
+            }
+        }
+        Ok(())
+    }
+
+    fn kill_both(&mut self, pair: &Pair, sender_first: bool) {
+        let (first, second) =
+            if sender_first { (&pair.sender, &pair.receiver) } else { (&pair.receiver, &pair.sender) };
+        first.kill();
+        second.kill();
+        first.await_death();
+        second.await_death();
+        for side in pair.sides() {
+            self.count(side);
+            self.settle(side, &pair.sender);
+        }
+        let channel = self.storm.place().join("c");
+        // The first may have died before there was one.
+        if self.storm.is_own && channel.exists() {
+            match pelton::inspect::check(&channel, false) {
+                Ok(lanes) if lanes.len() == 1 && lanes[0].is_whole() => self.ledger.waiting_found(lanes[0].kept),
+                found => {
+                    let text = format!("both are dead, and the channel is not whole: {found:?}");
+                    self.ledger.faults.push(Fault::new(Kind::Garbage, 1, text));
+                }
+            }
+        }
+    }
+
+    /// The survivor is told that nobody comes, and ends.
+    fn end_alone(&mut self, pair: &Pair, sender_died: bool) -> Result<(), Stop> {
+        let survivor = if sender_died { &pair.receiver } else { &pair.sender };
+        survivor.journal.set(Word::Stop, 1);
+        self.wait(pair, "the survivor to end", |pair| {
+            let survivor = if sender_died { &pair.receiver } else { &pair.sender };
+            survivor.get(Word::State) == DONE
+        })?;
+        self.tally(survivor);
+        self.settle(survivor, &pair.sender);
+        Ok(())
+    }
+
+    /// The sender ends in order, and the receiver after the last message.
+    fn end(&mut self, pair: &Pair) -> Result<(), Stop> {
+        self.wait(pair, "both sides to meet", |pair| pair.sides().iter().all(|side| side.is_met()))?;
+        pair.sender.journal.set(Word::Stop, 1);
+        self.wait(pair, "the sender to end", |pair| pair.sender.get(Word::State) == DONE)?;
+        pair.receiver.journal.set(Word::Stop, pair.sender.get(Word::Done) + 1);
+        self.wait(pair, "the receiver to end", |pair| pair.receiver.get(Word::State) == DONE)?;
+        for side in pair.sides() {
+            self.tally(side);
+            self.settle(side, &pair.sender);
+            side.await_death();
+        }
+        self.ledger.closed();
+        Ok(())
+    }
+}
+
+/// How soon survivors that waited were told.
+#[derive(Serialize)]
+struct Told {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    by: Option<By>,
+    survivors: u64,
+    median_us: f64,
+    p99_us: f64,
+    max_us: f64,
+}
+
+impl Told {
+    fn of(by: Option<By>, times: &[u64]) -> Option<Told> {
+        let mut sorted = times.to_vec();
+        sorted.sort_unstable();
+        let last = sorted.len().checked_sub(1)?;
+        let at = |index: usize| sorted[index] as f64 / 1000.0;
+        Some(Told {
+            by,
+            survivors: sorted.len() as u64,
+            median_us: at(last / 2),
+            p99_us: at(last * 99 / 100),
+            max_us: at(last),
+        })
+    }
+}
+
+/// A fault, and where it was found.
+#[derive(Serialize)]
+struct Failed {
+    kind: Kind,
+    scenario: u64,
+    text: String,
+}
+
+/// What the storm says at its end.
+#[derive(Serialize)]
+struct Report {
+    command: &'static str,
+    against: Option<String>,
+    seed: u64,
+    scenarios: u64,
+    kills: u64,
+    kills_of_senders: u64,
+    kills_of_receivers: u64,
+    kills_by_connect: u64,
+    kills_by_path: u64,
+    /// before the victim had joined
+    kills_while_starting: u64,
+    /// received and checked, redelivered ones each time
+    messages: u64,
+    bytes: u64,
+    redelivered: u64,
+    /// by one process whose descriptors and mappings were counted after each
+    deaths_outlived_most: u64,
+    /// the median of one is above 10 ms
+    told_late: bool,
+    told: Vec<Told>,
+    /// those that are not zero
+    faults: Vec<(Kind, u64)>,
+    failures: Vec<Failed>,
+    seconds: f64,
+}
+
+impl Report {
+    fn print(&self, json: bool) -> Result<(), Failure> {
+        let text = match json {
+            true => serde_json::to_string(self).expect("numbers and text") + "\n",
+            false => self.table().expect("a String takes everything"),
+        };
+        match std::io::stdout().write_all(text.as_bytes()) {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
+            done => done.map_err(|error| Failure::system("standard output", error)),
+        }
+    }
+
+    fn table(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        let Report { seed, scenarios, kills, messages, bytes, redelivered, .. } = self;
+        let whom = self.against.as_deref().unwrap_or("pelton");
+        writeln!(text, "{whom}: {kills} kills in {scenarios} scenarios of seed {seed}, {:.1} s", self.seconds)?;
+        let mut row = |name: &str, value: u64| writeln!(text, "  {name:<38}{value:>14}");
+        row("senders killed", self.kills_of_senders)?;
+        row("receivers killed", self.kills_of_receivers)?;
+        if self.against.is_none() {
+            row("by connect", self.kills_by_connect)?;
+            row("by path", self.kills_by_path)?;
+        }
+        row("before they had joined", self.kills_while_starting)?;
+        row("deaths that one survivor outlived", self.deaths_outlived_most)?;
+        row("messages received and checked", *messages)?;
+        row("bytes", *bytes)?;
+        row("marked as given again", *redelivered)?;
+        for kind in KINDS {
+            row(kind.words(), self.count(kind))?;
+        }
+        for told in &self.told {
+            let by = told.by.map(|by| format!(" by {by:?}").to_lowercase()).unwrap_or_default();
+            let Told { survivors, median_us, p99_us, max_us, .. } = told;
+            writeln!(
+                text,
+                "{survivors} survivors that waited{by} were told after {median_us:.0} µs (median), {p99_us:.0} (p99), {max_us:.0} (most)"
+            )?;
+        }
+        if self.told_late {
+            writeln!(text, "LATE: half of the survivors were told after more than {TOLD_WITHIN:?}")?;
+        }
+        Ok(text)
+    }
+
+    fn count(&self, kind: Kind) -> u64 {
+        self.faults.iter().filter(|(found, _)| *found == kind).map(|(_, count)| count).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_decides_the_scenarios_and_each_combination_comes_once_a_round() {
+        let all = |seed| -> Vec<String> {
+            (0..Scenario::COMBINATIONS).map(|index| format!("{:?}", Scenario::of(seed, index, 5))).collect()
+        };
+        assert_eq!(all(1), all(1));
+        assert_ne!(all(1), all(2));
+        let kinds: BTreeSet<String> = (0..Scenario::COMBINATIONS)
+            .map(|index| {
+                let Scenario { by, victims, sender_listens, sender_waits, receiver_waits, .. } =
+                    Scenario::of(3, index, 5);
+                let waits = if victims == Victims::Receiver { sender_waits } else { receiver_waits };
+                format!("{by:?} {victims:?} {sender_listens} {waits:?}")
+            })
+            .collect();
+        assert_eq!(kinds.len() as u64, Scenario::COMBINATIONS);
+    }
+
+    #[test]
+    fn growth_is_what_stays() {
+        let steady = [(9, 20), (12, 20), (9, 21), (9, 20), (12, 20), (9, 20), (9, 20), (11, 20)];
+        assert_eq!(grown(&steady), None);
+        let descriptors: Vec<_> = (0..8).map(|death| (9 + death, 20)).collect();
+        let mappings: Vec<_> = (0..8).map(|death| (9, 20 + death)).collect();
+        assert!(grown(&descriptors).is_some() && grown(&mappings).is_some());
+    }
+}
