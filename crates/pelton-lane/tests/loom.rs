@@ -259,6 +259,11 @@ fn fence_a_sleeping_receiver_without_membarrier_is_rung() {
     sleeping_receiver(true, false, 2);
 }
 
+#[test]
+fn fence_a_sleeping_receiver_is_rung_when_neither_side_has_membarrier() {
+    sleeping_receiver(false, false, 2);
+}
+
 /// [sleep], producer: one that waits for room is rung when a good part is free, or all of it.
 fn sleeping_producer(producer_barrier: bool, consumer_barrier: bool) {
     // The numbers begin far from 0, which is what a stale look at room_seq would find: it must do no harm.
@@ -303,6 +308,11 @@ fn fence_a_producer_that_waits_for_room_is_rung_when_the_receiver_cannot_be_reac
 #[test]
 fn fence_a_producer_without_membarrier_that_waits_for_room_is_rung() {
     sleeping_producer(false, true);
+}
+
+#[test]
+fn fence_a_producer_that_waits_for_room_is_rung_when_neither_side_has_membarrier() {
+    sleeping_producer(false, false);
 }
 
 /// [close]: what was committed before closing is there once closing is seen.
