@@ -10,10 +10,10 @@ use std::thread;
 /// Round a small lane several times: the payload is read where the other thread has written it, and its space written again.
 #[test]
 fn messages_pass_between_two_threads_whole_and_in_order() {
-    let pages = Pages::new(512, Position { offset: 0, seq: u32::MAX - 5 });
+    let pages = Pages::new(4096, Position { offset: 0, seq: u32::MAX - 5 });
     let (mut producer, mut consumer) = pages.attach();
-    let size = |number: u64| (number * 29 % 90) as usize;
-    let count = if cfg!(miri) { 40 } else { 100_000 };
+    let size = |number: u64| (number * 29 % 900) as usize;
+    let count = if cfg!(miri) { 40 } else { 10_000 };
     thread::scope(|scope| {
         scope.spawn(move || {
             for number in 0..count {
@@ -42,11 +42,11 @@ fn messages_pass_between_two_threads_whole_and_in_order() {
 /// One that sleeps, with full fences on both sides (no membarrier among threads of a tool), is woken each time.
 #[test]
 fn a_sleeper_that_fences_is_rung() {
-    let pages = Pages::new(512, Position::START);
+    let pages = Pages::new(4096, Position::START);
     // SAFETY: the pages live as long as the test; this is the page's only writer.
     let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, false) };
     let (mut producer, mut consumer) = pages.attach_with(false, false);
-    let count = if cfg!(miri) { 20 } else { 20_000 };
+    let count = if cfg!(miri) { 20 } else { 5_000 };
     let (ring, bell) = std::sync::mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || {
