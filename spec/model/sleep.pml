@@ -10,7 +10,6 @@
  * MESSAGES  so many are sent                          LOSE    membarrier may be refused at any time, for good
  * CLOSES    the receiver may close at any time        DIES    the sender (1) or the receiver (2) may die at any time
  * LIVES     so many receivers, one after the other, take over the same pages, each with or without membarrier
- * DRAIN_BETWEEN  the bell is drained once more between announcing a sleep and looking again, which does no harm
  * Whether each side has membarrier is tried both ways. The other names are mistakes, one each: with any, the model must fail. */
 
 #ifndef MESSAGES
