@@ -16,7 +16,7 @@ fn child() {
 #[track_caller]
 fn exchange(refused: [&'static str; 2]) {
     for wanted in ["message", "room"] {
-        Race { processes: true, path: false, wanted, refused }.must_not_lose(20_000);
+        Race { processes: true, path: false, wanted, refused }.must_not_lose(4_000);
     }
 }
 

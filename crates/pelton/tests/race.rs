@@ -18,7 +18,7 @@ fn child() {
 /// Both directions, and both ways to order a sleep: by membarrier, and by fences where it is refused.
 #[track_caller]
 fn no_wake_up_is_lost(processes: bool, path: bool) {
-    let races = std::env::var("PELTON_RACES").map_or(320_000, |text| text.parse().unwrap());
+    let races = std::env::var("PELTON_RACES").map_or(80_000, |text| text.parse().unwrap());
     for wanted in ["message", "room"] {
         for refused in [["", ""], ["before", "before"]] {
             // One of sixteen in all.
