@@ -160,9 +160,7 @@ impl Waker {
     /// the other side is awake, costs one load and one branch.
     #[inline(always)]
     pub(crate) fn attention(&mut self) -> Attention {
-        if cfg!(not(loom)) || self.always == 0 {
-            light_barrier(); // [sleep]
-        }
+        light_barrier(); // [sleep]
         // Relaxed: the barrier orders it.
         // SAFETY: as in `new`.
         let word = unsafe { self.word.as_ref() }.load(Relaxed);
