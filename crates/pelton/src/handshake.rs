@@ -431,11 +431,16 @@ pub(crate) fn surviving_sender(shake: Shake, parts: &mut SenderParts, listens: b
     shake.send(&packet, &[memory.page.as_fd(), parts.bells.bell().as_fd(), memory.data.as_fd()])?;
     let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER)?;
     let peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
+    let (consumer, receiver) = (memory.consumer.clone(), memory.receiver.clone());
     memory
         .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
         .map_err(|error| shake.refused_for(error))?;
     step("hand-shake: consumer attached");
-    shake.ready(true)?;
+    if let Err(error) = shake.ready(true) {
+        // As if this one had never been: nobody looks at its page any more, whatever it writes there.
+        memory.attach_consumer(lane, consumer, receiver, can_barrier)?;
+        return Err(error);
+    }
     shake.reconnect(&mut parts.link, &parts.bells, peer.bell)?;
     step("hand-shake: survivor goes on");
     Ok(())
@@ -452,6 +457,14 @@ pub(crate) fn new_receiver(shake: Shake, listens: bool) -> Result<ReceiverParts>
     let page = shake.open_producer(page_fd, &packet)?;
     let peer_bell = shake.open_bell(bell_fd)?;
     let head = Position::unpack(packet.head);
+    let redelivered = Position::unpack(packet.tail).since(head);
+    if redelivered > packet.capacity / 8 {
+        return Err(shake.refuse(format!(
+            "{redelivered} messages are said to wait in a lane of {} bytes, wanted at most {}",
+            packet.capacity,
+            packet.capacity / 8
+        )));
+    }
     let (consumer, receiver) = make_consumer_pages(head).map_err(shake.told("making the consumer's segments"))?;
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
     let memory = LaneMemory { page, data, consumer, receiver };
@@ -462,7 +475,6 @@ pub(crate) fn new_receiver(shake: Shake, listens: bool) -> Result<ReceiverParts>
     shake.send(&Packet::new(CONSUMER), &fds)?;
     shake.ready(listens && !takes_over)?;
     let link = shake.into_link(&own, peer_bell)?;
-    let redelivered = Position::unpack(packet.tail).since(head);
     Ok(ReceiverParts { lane: Lane::new(consumer, link, redelivered, 0, memory), sleeper, bells: own })
 }
 

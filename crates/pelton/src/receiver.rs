@@ -2,7 +2,7 @@
 
 use crate::connect::Origin;
 use crate::error::{Error, Result};
-use crate::link::{Bells, Found, Link, Peer};
+use crate::link::{Bells, Found, Link, PASSED_MAX, Peer};
 use crate::options::Options;
 use crate::os::{Nudge, Owner, Ready, Segment};
 use crate::sender::End;
@@ -76,6 +76,17 @@ impl Lane {
         Lane { consumer, link, redelivered, number, end: None, memory }
     }
 
+    /// Whether a predecessor may have seen the message at the cursor.
+    fn is_redelivering(&self) -> bool {
+        self.consumer.taken() < self.redelivered
+    }
+
+    /// The descriptors of the message at the cursor.
+    fn take_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<OwnedFd>> {
+        let may_be_late = self.is_redelivering();
+        self.link.receive_descriptors(seq, count, may_be_late)
+    }
+
     fn is_sender_here(&self) -> bool {
         self.end.is_none() && self.link.peer().is_some()
     }
@@ -94,7 +105,7 @@ impl Lane {
 
     /// Looks for the sender of a path channel's lane that has none.
     fn find_sender(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
-        loop {
+        for _ in 0..=PASSED_MAX {
             let page = self.consumer.producer_page();
             match self.link.find_peer(bells, || (page.generation(), page.pid()))? {
                 Found::Nothing => return Ok(()),
@@ -109,6 +120,9 @@ impl Lane {
                 Found::Passed => self.note_end(bells),
             }
         }
+        // To be looked at again, after the other lanes.
+        bells.nudge().ring();
+        Ok(())
     }
 
     /// Looks whether the sender has gone. True: it just has.
@@ -154,7 +168,7 @@ impl LaneMemory {
         // in no order with the messages while the sender lives.
         let redelivered = match page.generation() {
             0 => 0,
-            _ => consumer.taken() + consumer.end_of_committed()?.1,
+            _ => consumer.taken().wrapping_add(consumer.end_of_committed()?.1),
         };
         // Last: who failed to attach has seen nothing.
         page.begin(std::process::id());
@@ -645,7 +659,7 @@ impl Receiver {
     /// Descriptors of a message that nobody took.
     #[cold]
     fn drop_descriptors(&mut self, record: &Record) {
-        let _ = self.lane.link.receive_descriptors(record.seq, record.descriptors);
+        let _ = self.lane.take_descriptors(record.seq, record.descriptors);
     }
 
     /// Releases what has been dropped of the messages held.
@@ -798,9 +812,11 @@ impl Receiver {
             if self.lanes().any(Lane::is_sender_here) {
                 return Ok(true);
             }
-            if self.bells.sleep_for_any(deadline)? == Ready::TimedOut {
+            // Not by what ended the sleep: a bell that never stops ringing is not to keep it from ending.
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
+            self.bells.sleep_for_any(deadline)?;
         }
     }
 
@@ -830,11 +846,11 @@ impl Receiver {
         for lane in self.lanes() {
             lane.consumer.show_counters();
             let page = lane.consumer.consumer_page();
-            sum.messages += page.messages();
-            sum.bytes += page.bytes();
-            sum.waits += page.waits();
-            sum.sleeps += page.sleeps();
-            sum.wakes_sent += page.wakes_sent();
+            sum.messages = sum.messages.wrapping_add(page.messages());
+            sum.bytes = sum.bytes.wrapping_add(page.bytes());
+            sum.waits = sum.waits.wrapping_add(page.waits());
+            sum.sleeps = sum.sleeps.wrapping_add(page.sleeps());
+            sum.wakes_sent = sum.wakes_sent.wrapping_add(page.wakes_sent());
         }
         sum
     }
@@ -1000,7 +1016,7 @@ impl Message<'_> {
 
     /// Whether a receiver that died may have seen this message before: it was not released then.
     pub fn is_redelivered(&self) -> bool {
-        self.receiver.lane.consumer.taken() < self.receiver.lane.redelivered
+        self.receiver.lane.is_redelivering()
     }
 
     /// Which of the channel's lanes it came by: 0, unless a path channel has several. Messages of one lane come in order.
@@ -1037,7 +1053,7 @@ impl Message<'_> {
         match std::mem::take(&mut self.record.descriptors) {
             0 => Ok(Vec::new()),
             _ if self.receiver.owner.is_forked() => Err(Error::Forked),
-            count => self.receiver.lane.link.receive_descriptors(self.record.seq, count),
+            count => self.receiver.lane.take_descriptors(self.record.seq, count),
         }
     }
 
@@ -1123,11 +1139,11 @@ impl Batch<'_> {
             Ok(None) => return Ok(None),
             Err(error) => return Err(self.receiver.failed(error)),
         };
-        lane.take(&record);
         let payload = lane.payload(&record);
         if record.descriptors != 0 {
             self.receiver.drop_descriptors(&record);
         }
+        self.receiver.lane.consumer.take(&record);
         // SAFETY: as for a message; not released before the batch is dropped, after this borrow of it.
         Ok(Some(unsafe { std::slice::from_raw_parts(payload.as_ptr(), record.bytes as usize) }))
     }
