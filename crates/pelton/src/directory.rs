@@ -414,6 +414,8 @@ impl Directory {
         let _growth = self.lock_growth()?;
         let lanes = self.lanes()?;
         let foreign = self.place.names()?.into_iter().filter(|name| match known(name) {
+            // What cannot be unlinked must not be found only when the rest is gone.
+            _ if self.place.is_directory(name) => true,
             Known::Channel => false,
             // The first that is not counted may be there, of a sender that died adding it.
             Known::Lane(number) => number > lanes,
@@ -792,6 +794,11 @@ impl Place {
 
     fn names(&self) -> Result<Vec<OsString>> {
         names(self.fd.as_fd()).map_err(|errno| self.failed("reading", "", 0, errno))
+    }
+
+    fn is_directory(&self, name: &OsStr) -> bool {
+        let found = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+        found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory)
     }
 
     /// Of a directory without a channel's file.

@@ -1,6 +1,7 @@
 //! A peer by hand: packets, segments and descriptors that keep to the protocol or do not, and memory that it goes on writing.
 
 use super::readable;
+use pelton::{Error, Held, Receiver, Sender};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::net::{
@@ -12,6 +13,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 pub const HELLO: u32 = 1;
 pub const PRODUCER: u32 = 2;
@@ -309,4 +311,63 @@ impl RawPeer {
 fn raw_ready(socket: &OwnedFd) {
     raw_send(socket, &packet(READY, 0), &[]);
     assert_eq!(kind_of(&raw_receive(socket).0), READY);
+}
+
+/// What may come of a peer that lies.
+#[track_caller]
+pub fn allowed<T>(answer: pelton::Result<T>, what: &str) -> bool {
+    match answer {
+        Ok(_) => true,
+        Err(Error::Corrupt(_) | Error::Closed { .. } | Error::PeerDied { .. }) => false,
+        Err(error) => panic!("{what}: {error}"),
+    }
+}
+
+/// Everything that a receiver does, once or some times.
+pub fn use_receiver(receiver: &mut Receiver, held: Option<Held>, what: &str) {
+    let mut buffer = Vec::new();
+    for turn in 0..6 {
+        let now = Instant::now();
+        let _ = match turn % 3 {
+            0 => allowed(receiver.receive_into_until(&mut buffer, now), what),
+            1 => match receiver.try_receive() {
+                Ok(Some(mut message)) => {
+                    let _ = (message.len(), message.seq(), message.is_redelivered(), message.take_descriptors());
+                    true
+                }
+                other => allowed(other, what),
+            },
+            _ => match receiver.try_receive_batch() {
+                Ok(Some(mut batch)) => allowed(batch.next(), what),
+                other => allowed(other, what),
+            },
+        };
+        if allowed(receiver.arm(), what) {
+            receiver.disarm();
+        }
+    }
+    drop(held);
+    let _ = allowed(receiver.try_receive_into(&mut buffer), what);
+    assert!(
+        buffer.capacity() as u64 <= 2 * receiver.message_bytes_max(),
+        "{what}: more than the largest message was asked of memory"
+    );
+    let _ = (receiver.counters(), receiver.generation(), receiver.peer());
+}
+
+/// Everything that a sender does, once or some times.
+pub fn use_sender(sender: &mut Sender, what: &str) {
+    for bytes in [0, 100, 5000, 30_000] {
+        let _ = allowed(sender.try_send(&vec![7; bytes]), what);
+        let _ = allowed(sender.send_until(&vec![7; bytes], Instant::now()), what);
+        if allowed(sender.arm(bytes), what) {
+            sender.disarm();
+        }
+        if let Ok(Some(mut batch)) = sender.try_reserve_batch([bytes, 8]) {
+            assert!(batch.push(&vec![7; bytes]) && batch.push(b"12345678"));
+            let _ = allowed(batch.commit(), what);
+        }
+        let _ = allowed(sender.drain_until(Instant::now()), what);
+    }
+    let _ = (sender.unreleased(), sender.counters(), sender.peer(), sender.trim());
 }
