@@ -39,11 +39,20 @@ pub fn lane(program: &[u8]) {
 fn scribble(pages: &Pages, lies: &mut Program) {
     let words = pages.memory.data.capacity() as usize / 8;
     let Memory { producer, consumer, receiver, .. } = pages.memory;
+    // SAFETY: the page outlives this.
+    let head = unsafe { consumer.as_ref() }.head();
     let at = match lies.byte() % 6 {
         0 => producer.as_ptr().cast::<u64>().wrapping_add(lies.of(&[16, 17, 18, 19, 25, 32, 33, 48, 49])),
         1 => consumer.as_ptr().cast::<u64>().wrapping_add(lies.of(&[16, 17, 22, 32, 33])),
         2 => receiver.as_ptr().cast::<u64>().wrapping_add(16),
-        // Where records mostly are, and anywhere.
+        // A message of another length where the next one stands.
+        3 if lies.byte() % 2 == 0 && head.offset + 8 <= pages.memory.data.capacity() => {
+            let length = lies.below(2100) as u64;
+            // SAFETY: as below.
+            let word = unsafe { AtomicU64::from_ptr(pages.word(head.offset).as_ptr()) };
+            return word.store(u64::from(head.seq) << 32 | length, Ordering::Release);
+        }
+        // Anywhere, and where records mostly are.
         3 => pages.word(8 * lies.below(words) as u64).as_ptr(),
         _ => pages.word(8 * lies.below(64) as u64).as_ptr(),
     };
