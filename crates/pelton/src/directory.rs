@@ -416,6 +416,8 @@ impl Directory {
         // Nothing is added to them under the growth lock. To read them later would want a descriptor when it is too late to fail.
         let names = self.place.names()?;
         let foreign = names.iter().filter(|name| match known(name) {
+            // What cannot be unlinked must not be found only when the rest is gone.
+            _ if self.place.is_directory(name) => true,
             Known::Channel => false,
             // The first that is not counted may be there, of a sender that died adding it.
             Known::Lane(number) => number > lanes,
@@ -801,6 +803,11 @@ impl Place {
 
     fn names(&self) -> Result<Vec<OsString>> {
         names(self.fd.as_fd()).map_err(|errno| self.failed("reading", "", 0, errno))
+    }
+
+    fn is_directory(&self, name: &OsStr) -> bool {
+        let found = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+        found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory)
     }
 
     /// Of a directory without a channel's file.

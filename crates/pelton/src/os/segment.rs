@@ -97,8 +97,9 @@ impl Segment {
             return Err(refuse(format!("the peer's {what} segment has {found} bytes, wanted {bytes}")));
         }
         Segment::map(fd, bytes, writable).map_err(|error| match error.kind() {
-            std::io::ErrorKind::PermissionDenied => {
-                refuse(format!("the peer's {what} segment cannot be mapped: {error}"))
+            // Its size was the peer's choice.
+            std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::OutOfMemory => {
+                refuse(format!("the peer's {what} segment of {bytes} bytes cannot be mapped: {error}"))
             }
             _ => error,
         })
