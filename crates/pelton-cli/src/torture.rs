@@ -393,7 +393,11 @@ impl Host {
         let journal = Journal::create(&plan.journal).map_err(|error| Failure::system("making a journal", error))?;
         let line = serde_json::to_string(&plan).expect("numbers and text");
         let requests = self.requests.as_mut().expect("until it is closed");
-        writeln!(requests, "{line}").map_err(|error| failed(error.to_string()))?;
+        match writeln!(requests, "{line}") {
+            // One that has ended already may have said why.
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(failed(error.to_string())),
+            _ => {}
+        }
         let mut answer = String::new();
         self.answers.read_line(&mut answer).map_err(|error| failed(error.to_string()))?;
         let pid = answer.trim().parse().ok().and_then(Pid::from_raw);
