@@ -39,6 +39,9 @@ pub struct ChannelArgs {
     /// [default: 1024]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub lanes: Option<u32>,
+    /// A user that may be at the other end besides this one; several times for several. Both sides have to say so.
+    #[arg(long = "uid", value_name = "UID")]
+    uids: Vec<u32>,
     /// Report as one JSON object at the end
     #[arg(long)]
     pub json: bool,
@@ -88,7 +91,7 @@ impl ChannelArgs {
 
     /// What the library is to be told.
     pub fn options(&self) -> Options {
-        let mut options = Options::new().wait(self.wait.into());
+        let mut options = Options::new().wait(self.wait.into()).allow_uids(&self.uids);
         if let Some(bytes) = self.capacity {
             options = options.capacity(bytes);
         }

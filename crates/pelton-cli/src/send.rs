@@ -107,9 +107,11 @@ fn appear(args: &SendArgs, place: &Place, signals: &Signals) -> Result<Sender, F
             let listener = options.listen(&channel.name)?;
             channel.appear("receiver", signals, |slice| listener.accept_sender_until(slice))
         }
-        Place::Socket => channel.appear("listening receiver", signals, |slice| {
-            unless_timed_out(options.clone().connect_deadline(slice).connect_sender(&channel.name))
-        }),
+        Place::Socket => channel.appear(
+            "receiver that listens and has no sender yet (`recv --follow` takes many)",
+            signals,
+            |slice| unless_timed_out(options.clone().connect_deadline(slice).connect_sender(&channel.name)),
+        ),
     }
 }
 

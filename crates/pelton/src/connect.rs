@@ -245,6 +245,10 @@ impl Entrance {
             let Ok(shake) = Shake::new(socket, Pace::Polled, &self.listener.inner.options) else { continue };
             let lane = match admit() {
                 Ok(lane) => lane,
+                Err(Error::Refused(why)) => {
+                    shake.refuse(why);
+                    continue;
+                }
                 Err(error) => {
                     shake.refuse(error.to_string());
                     continue;
@@ -403,8 +407,8 @@ fn reach<T>(name: &Name, options: &Options, reach: Reach, mut shake: impl FnMut(
         }
         if last {
             return Err(match reach {
-                Reach::Now => Error::NoListener { name: name.text().to_owned() },
-                Reach::Until(_) => Error::TimedOut(format!("waiting for somebody to listen at {}", name.text())),
+                Reach::Now => Error::NoListener { name: name.with_place() },
+                Reach::Until(_) => Error::TimedOut(format!("waiting for somebody to listen at {}", name.with_place())),
             });
         }
         std::thread::sleep(RETRY);

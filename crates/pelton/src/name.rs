@@ -37,12 +37,19 @@ impl Name {
             }
             Place::Socket(PathBuf::from(path))
         } else if let Some((scheme, _)) = text.split_once(':') {
-            return Err(wrong(&format!("begins with {scheme:?}: write unix:PATH, or a short name without a colon")));
+            let instead = match scheme {
+                "path" => {
+                    "a channel in a directory is nobody's to listen at: either side opens it, by create_sender, \
+                           create_receiver, open_sender or open_receiver (in C and the tool by this very name)"
+                }
+                _ => "write unix:PATH, or a short name without a colon",
+            };
+            return Err(wrong(&format!("begins with {scheme:?}: {instead}")));
         } else {
             let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
             if text.is_empty() || text.len() > 64 || text.starts_with('.') || !text.chars().all(fits) {
                 return Err(wrong(
-                    "is no short name: use 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.', or unix:PATH",
+                    "is no short name: use 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.', or unix:PATH; a channel in a directory is opened as path:DIR",
                 ));
             }
             let base = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_absolute()) {
@@ -54,12 +61,20 @@ impl Name {
         Ok(Name { text: text.to_owned(), place })
     }
 
-    pub(crate) fn text(&self) -> &str {
-        &self.text
+    /// The name, and where a short one is looked for: another user, or a service's environment, has another place.
+    pub(crate) fn with_place(&self) -> String {
+        match &self.place {
+            Place::Socket(_) => self.text.clone(),
+            Place::Directory { directory, .. } => format!("{} (a socket in {})", self.text, directory.display()),
+        }
     }
 
     fn wrong(&self, problem: String) -> Error {
         Error::Name { name: self.text.clone(), problem }
+    }
+
+    fn no_socket(&self, path: &Path) -> Error {
+        self.wrong(format!("is {}, which exists and is not a socket: choose another path", path.display()))
     }
 
     /// Puts what the system said about a path into words.
@@ -132,6 +147,7 @@ impl Name {
                 Ok(socket) => return Ok(Some(socket)),
                 // Gone, never there, or left behind by a process that died; a full backlog is a listener without time.
                 Err(error) => match error.kind() {
+                    ErrorKind::ConnectionRefused if !is_socket(&path) => return Err(self.no_socket(&path)),
                     ErrorKind::ConnectionRefused | ErrorKind::NotFound | ErrorKind::WouldBlock => {}
                     _ => return Err(self.failed("connecting to", &path, error)),
                 },
@@ -184,11 +200,7 @@ impl Name {
         match std::fs::symlink_metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(self.failed("looking at", path, error)),
-            Ok(found) if !found.file_type().is_socket() => {
-                return Err(
-                    self.wrong(format!("is {}, which exists and is not a socket: choose another path", path.display()))
-                );
-            }
+            Ok(found) if !found.file_type().is_socket() => return Err(self.no_socket(path)),
             Ok(_) => {}
         }
         match Socket::connect(path) {
@@ -246,7 +258,7 @@ fn own_directory(path: &Path, make: bool) -> std::result::Result<bool, String> {
             let (uid, mode) = (rustix::process::geteuid().as_raw(), found.mode() & 0o7777);
             if !found.is_dir() || found.uid() != uid || mode & 0o077 != 0 {
                 return Err(format!(
-                    "needs {} to be a directory of uid {uid} with mode 700; found {} of uid {} with mode {mode:o}: remove it, or set XDG_RUNTIME_DIR",
+                    "needs {} to be a directory of uid {uid} with mode 700; found {} of uid {} with mode {mode:o}: `chmod 700` it, or set XDG_RUNTIME_DIR",
                     path.display(),
                     if found.is_dir() { "a directory" } else { "something else" },
                     found.uid(),
@@ -255,6 +267,11 @@ fn own_directory(path: &Path, make: bool) -> std::result::Result<bool, String> {
             Ok(true)
         }
     }
+}
+
+/// Whether it is one, or nothing any more.
+fn is_socket(path: &Path) -> bool {
+    std::fs::metadata(path).map_or(true, |found| found.file_type().is_socket())
 }
 
 /// A listening socket and what to remove with it.
