@@ -183,19 +183,18 @@ pub unsafe extern "C" fn pelton_receive_batch(
             return Err(code::tell(code::TOO_SMALL, "room for 0 messages, wanted at least 1"));
         }
         let first = next(receiver, deadline_ns)?;
-        // SAFETY: the caller's promise, here and below.
-        unsafe { out.write(CMessage::of(&first)) };
-        let alone = count == 1 || first.descriptors() != 0 || first.kind() != Kind::Message;
-        let raw = first.into_raw();
-        let mut found = 1;
-        if alone {
-            receiving.current = Current::One(raw);
+        let mut found = 0;
+        if count == 1 || first.descriptors() != 0 || first.kind() != Kind::Message {
+            // SAFETY: the caller's promise.
+            unsafe { out.write(CMessage::of(&first)) };
+            receiving.current = Current::One(first.into_raw());
+            found = 1;
         } else {
             // From the first one on, which was only looked at so far.
-            found = 0;
+            let _ = first.into_raw();
             receiving.current = Current::Batch;
             while found < count {
-                // SAFETY: as above; less than count.
+                // SAFETY: the caller's promise; less than count.
                 let look = |message: &Message<'_>| unsafe { out.add(found).write(CMessage::of(message)) };
                 match receiving.receiver.take_for_batch(look) {
                     Ok(true) => found += 1,
@@ -420,11 +419,11 @@ pub unsafe extern "C" fn pelton_take_descriptors(
             Current::One(raw) => raw,
             // None of a batch's messages has any.
             other => {
-                let nothing = matches!(other, Current::Nothing);
                 receiving.current = other;
+                let Current::Batch = receiving.current else { return Err(code::plain(code::NOT_RECEIVED)) };
                 // SAFETY: the caller's promise.
                 unsafe { out_count.write(0) };
-                return if nothing { Err(code::plain(code::NOT_RECEIVED)) } else { Ok(()) };
+                return Ok(());
             }
         };
         // SAFETY: received last, and the receiver not used meanwhile.

@@ -446,7 +446,7 @@ pub unsafe extern "C" fn pelton_sender_arm_for_end(sender: Handled) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_sender_disarm(sender: Handled) -> c_int {
     let disarm = |sending: &mut Sending| {
-        sending.free()?.disarm();
+        sending.sender.disarm();
         Ok(())
     };
     // SAFETY: the caller's promises.
