@@ -1,6 +1,6 @@
 //! The receiving end, and messages held.
 
-use crate::code::{self, Answer};
+use crate::code::{self, Answer, came};
 use crate::handle::{Handle, ONE, Object, call, close, enter};
 use crate::options::{Info, Until};
 use crate::sending::Gathering;
@@ -486,11 +486,7 @@ pub unsafe extern "C" fn pelton_receiver_fd(receiver: *const Handle<Receiving>) 
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_receiver_arm(receiver: Handled) -> c_int {
-    let arm = |receiving: &mut Receiving| match receiving.free()?.arm() {
-        Ok(true) => Err(code::AGAIN),
-        Ok(false) => Ok(()),
-        Err(error) => Err(code::of(&error)),
-    };
+    let arm = |receiving: &mut Receiving| came(receiving.free()?.arm().map(|armed| !armed));
     // SAFETY: the caller's promises.
     unsafe { call(receiver, arm) }
 }
@@ -517,15 +513,10 @@ pub unsafe extern "C" fn pelton_receiver_disarm(receiver: Handled) -> c_int {
 pub unsafe extern "C" fn pelton_receiver_resume(receiver: Handled, deadline_ns: i64) -> c_int {
     let resume = |receiving: &mut Receiving| {
         let receiver = receiving.free()?;
-        let resumed = match Until::of(deadline_ns).instant() {
+        came(match Until::of(deadline_ns).instant() {
             Some(instant) => receiver.resume_until(instant),
             None => receiver.resume().map(|()| true),
-        };
-        match resumed {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(code::AGAIN),
-            Err(error) => Err(code::of(&error)),
-        }
+        })
     };
     // SAFETY: the caller's promises.
     unsafe { call(receiver, resume) }

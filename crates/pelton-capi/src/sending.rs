@@ -1,6 +1,6 @@
 //! The sending end.
 
-use crate::code::{self, Answer};
+use crate::code::{self, Answer, came};
 use crate::handle::{Handle, ONE, Object, call, close, enter, share};
 use crate::options::{Info, Until};
 use pelton::{RawReservation, Sender, Senders, Sent};
@@ -366,15 +366,6 @@ pub unsafe extern "C" fn pelton_send_descriptors(
     };
     // SAFETY: the caller's promises.
     unsafe { call(sender, send) }
-}
-
-/// Whether it came true.
-fn came(answer: pelton::Result<bool>) -> Answer {
-    match answer {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(code::AGAIN),
-        Err(error) => Err(code::of(&error)),
-    }
 }
 
 /// See `pelton.h`.
