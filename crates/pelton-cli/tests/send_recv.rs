@@ -3,7 +3,11 @@
 mod common;
 use common::{Appearance, DEADLINE, Place, Process, readable};
 use rustix::process::Signal;
-use std::{process::ChildStdout, time::Instant};
+use std::{
+    io::{Seek as _, Write as _},
+    process::ChildStdout,
+    time::Instant,
+};
 
 /// A name of each kind.
 fn names(place: &Place) -> [String; 2] {
@@ -250,9 +254,14 @@ fn an_interrupt_ends_a_wait_for_a_reader_that_does_not_read() {
 /// A receiver whose output nobody reads and whose pipe is full, and a sender with far more than the lane holds.
 fn stalled(place: &Place) -> (Process, ChildStdout, Process) {
     let mut receiver = Process::start_unread(place.pelton(&["recv", "stalled"]));
-    let mut sender = place.start(&["send", "stalled", "--capacity", "64K"]);
+    // From a file, so that the sender waits for nothing but room.
+    let mut input = tempfile::tempfile().unwrap();
+    input.write_all(&lines(20_000)).unwrap();
+    input.rewind().unwrap();
+    let mut sending = place.pelton(&["send", "stalled", "--capacity", "64K"]);
+    sending.stdin(input);
+    let sender = Process::start(sending);
     let stdout = receiver.take_stdout();
-    sender.write_all_and_close(lines(20_000));
     let deadline = Instant::now() + DEADLINE;
     // A pipe counts as full somewhat before its 64 KiB. Both asleep then: the one waits for room in it, the other in the lane.
     let stalls = || rustix::io::ioctl_fionread(&stdout).unwrap() > 60_000 && receiver.polls() && sender.polls();

@@ -209,8 +209,9 @@ impl Consumer {
         // Only a record of another lane could say otherwise.
         assert!(self.cursor + 8 <= self.capacity);
         self.seq = seq_after(self.seq);
-        self.messages += 1;
-        self.bytes += record.bytes;
+        // The first may be what a page that was taken over says: any number.
+        self.messages = self.messages.wrapping_add(1);
+        self.bytes = self.bytes.wrapping_add(record.bytes);
     }
 
     /// Gives back the space of everything taken and not held. Answers whether to ring the sender.
@@ -290,7 +291,7 @@ impl Consumer {
         }
         self.waker.rang(epoch);
         let page = self.page();
-        page.wakes_sent.store(page.wakes_sent.load(Relaxed) + 1, Relaxed);
+        page.wakes_sent.store(page.wakes_sent.load(Relaxed).wrapping_add(1), Relaxed);
         step("consumer finds a sleeper: counted");
         Wake::Ring
     }
@@ -308,14 +309,14 @@ impl Consumer {
     /// Counts a receive that found nothing and is going to wait.
     pub fn count_wait(&self) {
         let page = self.page();
-        page.waits.store(page.waits.load(Relaxed) + 1, Relaxed);
+        page.waits.store(page.waits.load(Relaxed).wrapping_add(1), Relaxed);
         step("consumer waits: counted");
     }
 
     /// Counts a sleep.
     pub fn count_sleep(&self) {
         let page = self.page();
-        page.sleeps.store(page.sleeps.load(Relaxed) + 1, Relaxed);
+        page.sleeps.store(page.sleeps.load(Relaxed).wrapping_add(1), Relaxed);
         step("consumer sleeps: counted");
     }
 

@@ -72,9 +72,10 @@ pub(crate) fn light_barrier() {
     #[cfg(not(loom))]
     core::sync::atomic::compiler_fence(Ordering::SeqCst);
     // Loom has no membarrier: a light and a heavy barrier together order like two full fences (C++ P1202), so that is
-    // what stands in for both, in the models of sleep; in the others nothing, lest a fence hide a missing edge.
+    // what stands in for both, in the models where a membarrier reaches the waker; in the others nothing, lest a fence hide
+    // a missing edge, or a missing fence.
     #[cfg(loom)]
-    if MODELS_SLEEP.get() && !weakened("light") {
+    if MEMBARRIER.get() && !weakened("light") {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
 }
@@ -82,13 +83,13 @@ pub(crate) fn light_barrier() {
 #[cfg(loom)]
 std::thread_local! {
     /// Loom runs a model's threads on one thread of the system.
-    static MODELS_SLEEP: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    static MEMBARRIER: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Whether the model that runs on this thread is about sleeping.
+/// Whether the model that runs on this thread has somebody sleep with a membarrier that reaches the waker.
 #[cfg(loom)]
-pub fn model_sleep(yes: bool) {
-    MODELS_SLEEP.set(yes);
+pub fn model_membarrier(yes: bool) {
+    MEMBARRIER.set(yes);
 }
 
 /// [sleep] The waker's half while it cannot rely on the sleeper's `membarrier`. SeqCst: the store of the header (or head)

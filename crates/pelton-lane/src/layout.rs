@@ -371,7 +371,7 @@ impl ProducerPage {
         self.state.store(State::Open as u32, relaxed);
         step("producer begins: state");
         // Last: who sees the new generation sees that it is open. [close]
-        self.generation.store(self.generation.load(relaxed) + 1, crate::edges::CLOSE.store());
+        self.generation.store(self.generation.load(relaxed).wrapping_add(1), crate::edges::CLOSE.store());
         step("producer begins: generation");
     }
 
@@ -444,7 +444,7 @@ impl ConsumerPage {
         self.state.store(State::Open as u32, relaxed);
         step("consumer begins: state");
         // Last, as there. [close]
-        self.generation.store(self.generation.load(relaxed) + 1, crate::edges::CLOSE.store());
+        self.generation.store(self.generation.load(relaxed).wrapping_add(1), crate::edges::CLOSE.store());
         step("consumer begins: generation");
     }
 

@@ -29,7 +29,7 @@ mod sleep;
 
 pub use consumer::{Consumer, Record, Survey, Ticket, cut, survey, walk};
 #[cfg(loom)]
-pub use edges::model_sleep;
+pub use edges::model_membarrier;
 #[doc(hidden)]
 pub use edges::step;
 pub use layout::{

@@ -502,8 +502,9 @@ impl Producer {
     fn advance(&mut self, end: u64, next_seq: u32, messages: u32, bytes: u64) -> Wake {
         self.seq = next_seq;
         self.tail = end;
-        self.messages += u64::from(messages);
-        self.bytes += bytes;
+        // The first may be what a page that was taken over says: any number.
+        self.messages = self.messages.wrapping_add(messages.into());
+        self.bytes = self.bytes.wrapping_add(bytes);
         let page = self.page();
         // Relaxed, all three: the tail is for a successor, who learns of the death by a system call and walks on from
         // here; the others are for people.
@@ -526,7 +527,7 @@ impl Producer {
             Attention::Sleeps(epoch) => {
                 self.waker.rang(epoch);
                 let page = self.page();
-                page.wakes_sent.store(page.wakes_sent.load(Relaxed) + 1, Relaxed);
+                page.wakes_sent.store(page.wakes_sent.load(Relaxed).wrapping_add(1), Relaxed);
                 step("producer finds a sleeper: counted");
                 Wake::Ring
             }
@@ -639,7 +640,7 @@ impl Producer {
             self.sleeper.disarm();
         } else {
             let page = self.page();
-            page.sleeps.store(page.sleeps.load(Relaxed) + 1, Relaxed);
+            page.sleeps.store(page.sleeps.load(Relaxed).wrapping_add(1), Relaxed);
             step("producer arms: counted");
         }
         looked.map(|()| !there)
@@ -648,7 +649,7 @@ impl Producer {
     /// Counts a send that found no room and is going to wait.
     pub fn count_wait(&self) {
         let page = self.page();
-        page.waits.store(page.waits.load(Relaxed) + 1, Relaxed);
+        page.waits.store(page.waits.load(Relaxed).wrapping_add(1), Relaxed);
         step("producer waits: counted");
     }
 

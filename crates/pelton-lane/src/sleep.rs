@@ -41,7 +41,7 @@ impl Sleeper {
         // asked wakers for stays asked: they have said that they fence, and must go on to.
         let unbarriered = if can_barrier { old & UNBARRIERED } else { UNBARRIERED };
         step("sleep word: before");
-        sleeper.set(((old & !FLAGS) + EPOCH) | unbarriered);
+        sleeper.set((old & !FLAGS).wrapping_add(EPOCH) | unbarriered);
         step("sleep word: taken over");
         sleeper
     }
@@ -58,7 +58,7 @@ impl Sleeper {
     pub fn arm(&mut self, barrier: impl FnOnce()) {
         let flags = self.value & (UNBARRIERED | CLOSED);
         step("arm: before");
-        self.set(((self.value & !FLAGS) + EPOCH) | flags | ARMED);
+        self.set((self.value & !FLAGS).wrapping_add(EPOCH) | flags | ARMED);
         step("arm: armed");
         barrier(); // [sleep]
         step("arm: barrier");
@@ -160,9 +160,7 @@ impl Waker {
     /// the other side is awake, costs one load and one branch.
     #[inline(always)]
     pub(crate) fn attention(&mut self) -> Attention {
-        if cfg!(not(loom)) || self.always == 0 {
-            light_barrier(); // [sleep]
-        }
+        light_barrier(); // [sleep]
         // Relaxed: the barrier orders it.
         // SAFETY: as in `new`.
         let word = unsafe { self.word.as_ref() }.load(Relaxed);

@@ -110,13 +110,13 @@ fn receive(consumer: &mut Consumer, expected: &[u8]) -> Option<bool> {
 }
 
 fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
-    model_sleep(false);
+    model_membarrier(false);
     check(preemptions, f);
 }
 
-/// A model in which somebody sleeps: the light barrier counts.
-fn sleep_model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
-    model_sleep(true);
+/// A model in which somebody sleeps: by membarrier if both sides have it, else the waker's own fence has to do.
+fn sleep_model(preemptions: usize, membarrier: bool, f: impl Fn() + Sync + Send + 'static) {
+    model_membarrier(membarrier);
     check(preemptions, f);
 }
 
@@ -215,7 +215,7 @@ fn publish_a_batch_across_the_wrap_is_seen_whole() {
 
 /// [sleep], receiver: whoever sleeps is rung for what was published, whichever side fences.
 fn sleeping_receiver(producer_barrier: bool, consumer_barrier: bool, messages: u8) {
-    sleep_model(3, move || {
+    sleep_model(3, producer_barrier && consumer_barrier, move || {
         let pages = Pages::new(128, Position::START);
         let (mut producer, mut consumer) = (pages.producer(producer_barrier), pages.consumer(consumer_barrier));
         // SAFETY: the pages live to the end of the model; this is the page's only writer.
@@ -259,10 +259,15 @@ fn fence_a_sleeping_receiver_without_membarrier_is_rung() {
     sleeping_receiver(true, false, 2);
 }
 
+#[test]
+fn fence_a_sleeping_receiver_is_rung_when_neither_side_has_membarrier() {
+    sleeping_receiver(false, false, 2);
+}
+
 /// [sleep], producer: one that waits for room is rung when a good part is free, or all of it.
 fn sleeping_producer(producer_barrier: bool, consumer_barrier: bool) {
     // The numbers begin far from 0, which is what a stale look at room_seq would find: it must do no harm.
-    sleep_model(2, move || {
+    sleep_model(2, producer_barrier && consumer_barrier, move || {
         let pages = Pages::new(128, Position { offset: 0, seq: 0x9000_0000 });
         let (mut producer, mut consumer) = (pages.producer(producer_barrier), pages.consumer(consumer_barrier));
         let bell = Bell::new();
@@ -303,6 +308,11 @@ fn fence_a_producer_that_waits_for_room_is_rung_when_the_receiver_cannot_be_reac
 #[test]
 fn fence_a_producer_without_membarrier_that_waits_for_room_is_rung() {
     sleeping_producer(false, true);
+}
+
+#[test]
+fn fence_a_producer_that_waits_for_room_is_rung_when_neither_side_has_membarrier() {
+    sleeping_producer(false, false);
 }
 
 /// [close]: what was committed before closing is there once closing is seen.

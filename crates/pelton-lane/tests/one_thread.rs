@@ -573,3 +573,99 @@ fn the_layout_signature_is_the_one_in_the_spec() {
     assert!(spec.contains(&format!("{LAYOUT_SIGNATURE:#018x}")), "spec/layout.md has not {LAYOUT_SIGNATURE:#018x}");
     assert!(spec.contains(LAYOUT_TEXT), "spec/layout.md has not the text that the signature is of:\n{LAYOUT_TEXT}");
 }
+
+/// The sleeper of the pages' receiver.
+fn sleeper_of(pages: &Pages, can_barrier: bool) -> Sleeper {
+    // SAFETY: the pages live as long as the test; this is the page's only writer.
+    unsafe { Sleeper::of_receiver(pages.memory.receiver, can_barrier) }
+}
+
+#[test]
+fn a_side_is_armed_from_announcing_a_sleep_to_taking_it_back() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, _consumer) = pages.attach();
+    let mut sleeper = sleeper_of(&pages, true);
+    assert!(!sleeper.is_armed() && !producer.is_armed());
+    sleeper.arm(|| {});
+    assert!(send(&mut producer, b"x"));
+    assert!(producer.arm(None, || {}).unwrap());
+    assert!(sleeper.is_armed() && producer.is_armed());
+    sleeper.disarm();
+    producer.disarm();
+    assert!(!sleeper.is_armed() && !producer.is_armed());
+}
+
+#[test]
+fn a_waker_says_that_it_fences_once_it_is_asked_to_and_not_before() {
+    let pages = Pages::new(4096, Position::START);
+    let mut sleeper = sleeper_of(&pages, true);
+    let (mut producer, consumer) = pages.attach();
+    sleeper.arm(|| {});
+    assert!(send(&mut producer, b"x"));
+    assert!(!producer.producer_page().is_fenced() && !consumer.must_nap(&sleeper));
+    sleeper.disarm();
+    // Twice is as once.
+    sleeper.lose_barrier();
+    sleeper.lose_barrier();
+    assert!(sleeper.needs_fenced_wakers() && consumer.must_nap(&sleeper));
+    assert!(send(&mut producer, b"x"));
+    assert!(producer.producer_page().is_fenced() && !consumer.must_nap(&sleeper));
+    // Who takes the word over asks on, membarrier or not.
+    assert!(sleeper_of(&pages, true).needs_fenced_wakers());
+    assert!(!producer.has_consumer_closed(), "asking is not closing");
+}
+
+#[test]
+fn a_receivers_word_says_that_it_closed_and_only_then() {
+    let pages = Pages::new(4096, Position::START);
+    let mut sleeper = sleeper_of(&pages, true);
+    let (mut producer, _consumer) = pages.attach();
+    assert!(!producer.has_consumer_closed());
+    sleeper.arm(|| {});
+    assert!(send(&mut producer, b"x"));
+    assert!(!producer.has_consumer_closed());
+    sleeper.close();
+    assert!(producer.has_consumer_closed());
+}
+
+#[test]
+fn what_a_consumer_tells_of_itself() {
+    let pages = Pages::with_limit(4096, 100, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    assert_eq!((consumer.capacity(), consumer.message_bytes_max(), consumer.taken()), (4096, 100, 0));
+    assert!(!consumer.stirs());
+    for message in [&b"one"[..], b"two, longer"] {
+        assert!(send(&mut producer, message));
+        assert!(consumer.stirs());
+        let record = consumer.peek().unwrap().unwrap();
+        let mut copy = vec![0; message.len()];
+        // SAFETY: the copy is as long as the message.
+        unsafe { consumer.copy_out(&record, copy.as_mut_ptr()) };
+        assert_eq!(copy, message);
+        let _ = consumer.release(&record);
+    }
+    assert_eq!(consumer.taken(), 2);
+    for count in 1..=3 {
+        consumer.count_wait();
+        consumer.count_sleep();
+        assert_eq!((consumer.consumer_page().waits(), consumer.consumer_page().sleeps()), (count, count));
+    }
+}
+
+#[test]
+fn a_survey_counts_no_more_than_it_is_asked_to_and_tells_a_start_outside() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, _consumer) = pages.attach();
+    for _ in 0..3 {
+        assert!(send(&mut producer, b"x"));
+    }
+    let survey = |start, most| survey(&pages.memory.data, message_bytes_limit(4096), start, most);
+    for most in 0..=3 {
+        assert_eq!(survey(Position::START, most).messages, most);
+    }
+    assert_eq!(survey(Position::START, 4).messages, 3);
+    for most in 0..2 {
+        let outside = survey(Position { offset: 4096, seq: 1 }, most);
+        assert!(matches!(outside.problem, Some(LaneError::Corrupt { what: "start of a walk", found: 4096, .. })));
+    }
+}

@@ -401,6 +401,8 @@ impl Directory {
         // Nothing is added to them under the growth lock. To read them later would want a descriptor when it is too late to fail.
         let names = self.place.names()?;
         let foreign = names.iter().filter(|name| match known(name) {
+            // What cannot be unlinked must not be found only when the rest is gone.
+            _ if self.place.is_directory(name) => true,
             Known::Channel => false,
             // The first that is not counted may be there, of a sender that died adding it.
             Known::Lane(number) => number > lanes,

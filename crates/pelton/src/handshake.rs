@@ -487,12 +487,17 @@ pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, list
     shake.send(&packet, &[memory.page.as_fd(), parts.bells.bell().as_fd(), memory.data.as_fd()])?;
     let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
     let peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
+    let (consumer, receiver) = (memory.consumer.clone(), memory.receiver.clone());
     memory
         .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
         .map_err(|error| shake.refused_for(error))?;
     step("hand-shake: consumer attached");
     let process = shake.watch(&parts.bells, 0)?;
-    shake.ready(true).await?;
+    if let Err(error) = shake.ready(true).await {
+        // As if this one had never been: nobody looks at its page any more, whatever it writes there.
+        memory.attach_consumer(lane, consumer, receiver, can_barrier)?;
+        return Err(error);
+    }
     shake.reconnect(&mut parts.link, &parts.bells, process, peer.bell);
     step("hand-shake: survivor goes on");
     Ok(())
@@ -519,6 +524,14 @@ pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bo
     let page = shake.open_producer(page_fd, &packet)?;
     let peer_bell = shake.open_bell(bell_fd)?;
     let head = Position::unpack(packet.head);
+    let redelivered = Position::unpack(packet.tail).since(head);
+    if redelivered > packet.capacity / 8 {
+        return Err(shake.refuse(format!(
+            "{redelivered} messages are said to wait in a lane of {} bytes, wanted at most {}",
+            packet.capacity,
+            packet.capacity / 8
+        )));
+    }
     let consumer = make_consumer_page(head).map_err(shake.told("making the consumer's segment"))?;
     let [page, data, consumer] = [page, data, consumer].map(Arc::new);
     let memory = LaneMemory { page, data, consumer, receiver: reception.page };
@@ -529,7 +542,6 @@ pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bo
     let process = shake.watch(&reception.bells, reception.lane)?;
     shake.ready(listens && !takes_over).await?;
     let link = shake.into_link(process, peer_bell);
-    let redelivered = Position::unpack(packet.tail).since(head);
     Ok(Lane::new(consumer, link, redelivered, reception.lane, memory))
 }
 

@@ -248,9 +248,11 @@ impl Claimed {
         let (head, (tail, _)) = (consumer_page(&role.consumer).head(), page.tail_and_floor());
         let synced = page.synced();
         let vouched = self.directory.is_from_this_boot() || keep_unsynced;
+        // No more fits; and whoever writes there all the same is not to keep the walk going.
+        let all = role.data.bytes() / 8;
         let most = match vouched {
-            true => u64::MAX,
-            false if is_behind(head, synced) => synced.since(head),
+            true => all,
+            false if is_behind(head, synced) => synced.since(head).min(all),
             false => 0,
         };
         let found = survey(&data_of(role), self.directory.message_bytes_max(), head, most);

@@ -2,12 +2,13 @@
 
 use crate::Counters;
 use crate::error::Result;
-use crate::link::{Bells, Found, Link};
+use crate::link::{Bells, Found, Link, PASSED_MAX};
 use crate::os::{self, Bell, Segment};
 use crate::sender::End;
 use crate::wait::Spin;
 use pelton_lane::{Consumer, LaneError, Record, Sleeper, step};
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// All lanes of a receiver. One has the turn; the others wait for theirs, or are idle, and are looked at now and then.
@@ -218,15 +219,27 @@ impl Lane {
         self.link.shutdown();
     }
 
+    /// Whether a predecessor may have seen the message at the cursor.
+    pub(crate) fn is_redelivering(&self) -> bool {
+        self.consumer.taken() < self.redelivered
+    }
+
+    /// The descriptors of the message at the cursor.
+    pub(crate) fn take_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<OwnedFd>> {
+        let may_be_late = self.is_redelivering();
+        self.link.receive_descriptors(seq, count, may_be_late)
+    }
+
     /// Adds its figures, which are also shown to others now.
     pub(crate) fn add_to(&self, sum: &mut Counters) {
         self.consumer.show_counters();
         let page = self.consumer.consumer_page();
-        sum.messages += page.messages();
-        sum.bytes += page.bytes();
-        sum.waits += page.waits();
-        sum.sleeps += page.sleeps();
-        sum.wakes_sent += page.wakes_sent();
+        // On a path other processes have written them, whatever they are.
+        sum.messages = sum.messages.wrapping_add(page.messages());
+        sum.bytes = sum.bytes.wrapping_add(page.bytes());
+        sum.waits = sum.waits.wrapping_add(page.waits());
+        sum.sleeps = sum.sleeps.wrapping_add(page.sleeps());
+        sum.wakes_sent = sum.wakes_sent.wrapping_add(page.wakes_sent());
     }
 
     pub(crate) fn is_sender_here(&self) -> bool {
@@ -248,7 +261,7 @@ impl Lane {
 
     /// Looks for the sender of a path channel's lane that has none.
     pub(crate) fn find_sender(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
-        loop {
+        for _ in 0..=PASSED_MAX {
             let page = self.consumer.producer_page();
             match self.link.find_peer(bells, || (page.generation(), page.pid()))? {
                 Found::Nothing => return Ok(()),
@@ -263,6 +276,9 @@ impl Lane {
                 Found::Passed => self.note_end(bells),
             }
         }
+        // To be looked at again, after the other lanes.
+        bells.nudge().ring();
+        Ok(())
     }
 
     /// Looks whether the sender has gone. True: it just has.
@@ -308,7 +324,7 @@ impl LaneMemory {
         // in no order with the messages while the sender lives.
         let redelivered = match page.generation() {
             0 => 0,
-            _ => consumer.taken() + consumer.end_of_committed()?.1,
+            _ => consumer.taken().wrapping_add(consumer.end_of_committed()?.1),
         };
         // Last: who failed to attach has seen nothing.
         page.begin(std::process::id());

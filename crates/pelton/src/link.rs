@@ -84,14 +84,24 @@ pub(crate) struct Link {
     looked: Instant,
     /// Descriptors received ahead of the message that they belong to.
     received: VecDeque<Received>,
+    /// Descriptors that were waited for did not come, and none have since.
+    is_silent: bool,
 }
 
 /// How often an operation that finds no reason to sleep may look whether the peer is alive.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
+/// How many peers of a path channel's end that have come and gone one look passes over. There is hardly ever more than one; a
+/// page whose generation never stands still is not to keep anybody looking.
+pub(crate) const PASSED_MAX: u32 = 8;
+
+/// The most packets of descriptors that are for other messages than the one asked for: far above what a socket holds.
+const PACKETS_MAX: usize = 1024;
+
 impl Link {
     fn new(peer_bell: impl Into<Arc<Bell>>, way: Way, peer: Peer) -> Link {
-        Link { peer_bell: peer_bell.into(), way, peer, looked: Instant::now(), received: VecDeque::new() }
+        let (peer_bell, received) = (peer_bell.into(), VecDeque::new());
+        Link { peer_bell, way, peer, looked: Instant::now(), received, is_silent: false }
     }
 
     /// A link over a socket that [`Bells::watch`] watches, with the process that it said.
@@ -144,7 +154,7 @@ impl Link {
     ) {
         bells.pollable.forget(self.life());
         self.way = Way::Socket { socket, process };
-        (self.peer_bell, self.peer) = (peer_bell.into(), peer);
+        (self.peer_bell, self.peer, self.is_silent) = (peer_bell.into(), peer, false);
     }
 
     /// Whether the peer comes and goes without this side's doing anything about it: a path channel's.
@@ -286,20 +296,26 @@ impl Link {
         }
     }
 
-    /// The descriptors of message `seq`, which were sent before it was committed, or are being sent again by a sender
-    /// that survived: waits for these.
-    pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<OwnedFd>> {
-        let deadline = Instant::now() + Duration::from_secs(1);
+    /// The descriptors of message `seq`, which were sent before it was committed, or, if it `may_be_late`, are being sent
+    /// again by a sender that survived: waits for these, a second at most, and not again once that was in vain.
+    pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32, may_be_late: bool) -> Result<Vec<OwnedFd>> {
+        let waits = may_be_late && !self.is_silent;
+        let deadline = Instant::now() + if waits { Duration::from_secs(1) } else { Duration::ZERO };
         let mut cut_off = false;
         let mut fds = Vec::new();
-        while let Some((of, came, truncated)) = self.next_descriptors(deadline)? {
+        for passed in 0.. {
+            let Some((of, came, truncated)) = self.next_descriptors(deadline)? else {
+                self.is_silent |= waits;
+                break;
+            };
             match of.wrapping_sub(seq) as i32 {
                 0 => {
-                    (fds, cut_off) = (came, truncated);
+                    (fds, cut_off, self.is_silent) = (came, truncated, false);
                     break;
                 }
                 // Of a message that was released, with its descriptors, by a predecessor.
-                ..0 => {}
+                ..0 if passed < PACKETS_MAX => {}
+                ..0 => return Err(Error::Corrupt(format!("descriptors of messages before {seq} come without end"))),
                 _ => return Err(Error::Corrupt(format!("descriptors of message {of} came before those of {seq}"))),
             }
         }
@@ -341,8 +357,8 @@ impl Link {
         let Way::Socket { socket, .. } = &self.way else { return Ok(()) };
         while let Some(Some(received)) = receive_packet(socket)? {
             self.received.push_back(received);
-            if self.received.len() > 1024 {
-                return Err(Error::Corrupt("descriptors came for more than 1024 messages".to_owned()));
+            if self.received.len() > PACKETS_MAX {
+                return Err(Error::Corrupt(format!("descriptors came for more than {PACKETS_MAX} messages")));
             }
         }
         Ok(())

@@ -534,7 +534,7 @@ impl Receiver {
             self.pass();
             return false;
         }
-        let _ = self.lanes.current.link.receive_descriptors(record.seq, record.descriptors);
+        let _ = self.lanes.current.take_descriptors(record.seq, record.descriptors);
         true
     }
 
@@ -702,9 +702,11 @@ impl Receiver {
             if self.lanes.iter().any(Lane::is_sender_here) {
                 return Ok(true);
             }
-            if self.bells.sleep_for_any(deadline)? == Ready::TimedOut {
+            // Not by what ended the sleep: a bell that never stops ringing is not to keep it from ending.
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
+            self.bells.sleep_for_any(deadline)?;
         }
     }
 

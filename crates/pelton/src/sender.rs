@@ -8,7 +8,7 @@ pub use reservation::{Reservation, SentBatch};
 
 use crate::connect::Origin;
 use crate::error::{Error, Result};
-use crate::link::{Bells, Found, Link, Peer};
+use crate::link::{Bells, Found, Link, PASSED_MAX, Peer};
 use crate::options::Options;
 use crate::os::socket::DESCRIPTORS_MAX;
 use crate::os::{Owner, Ready, Segment};
@@ -355,14 +355,21 @@ impl Sender {
         self.parts.lane.go_on();
         self.end = None;
         self.owner.reinstate();
-        loop {
-            match self.find_peer() {
-                Ok(true) => {}
-                Ok(false) => return,
-                // To be looked at again, by who hears it.
-                Err(_) => return self.parts.bells.nudge().ring(),
+        if self.find_next_peer().is_err() {
+            // To be looked at again, by who hears it.
+            self.parts.bells.nudge().ring();
+        }
+    }
+
+    /// Looks for the receiver behind those that have come and gone.
+    fn find_next_peer(&mut self) -> Result<()> {
+        for _ in 0..=PASSED_MAX {
+            if !self.find_peer()? {
+                return Ok(());
             }
         }
+        self.parts.bells.nudge().ring();
+        Ok(())
     }
 
     #[cold]
@@ -546,7 +553,8 @@ impl Sender {
             self.note_end();
             return Err(self.not_usable());
         }
-        Ok(room)
+        // The socket may have room all the time, and descriptors not: too many of this user's are on their way.
+        Ok(room && deadline.is_none_or(|deadline| Instant::now() < deadline))
     }
 
     /// Messages sent and not yet released by the receiver. Looks at the receiver's page; does not wait.
@@ -714,14 +722,16 @@ impl Sender {
             self.parts.bells.drain();
             step("sender waits for its peer: drained");
             // One that has passed may have a successor here already.
-            while self.find_peer()? {}
+            self.find_next_peer()?;
             step("sender waits for its peer: looked");
             if self.parts.link.peer().is_some() {
                 return Ok(true);
             }
-            if self.parts.bells.sleep(&self.parts.link, deadline)? == Ready::TimedOut {
+            // Not by what ended the sleep: a bell that never stops ringing is not to keep it from ending.
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
+            self.parts.bells.sleep(&self.parts.link, deadline)?;
         }
     }
 

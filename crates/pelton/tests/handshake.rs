@@ -4,16 +4,12 @@ mod support;
 
 use pelton::{Error, Listener, Options, Receiver, Sender};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind, connect, listen, recvmsg, sendmsg, socket_with,
-};
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use rustix::net::{SocketAddrUnix, accept, bind, listen};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use support::raw::*;
 use support::*;
 
 /// Not a test: what a child does. Without a role it does nothing.
@@ -275,141 +271,6 @@ fn nobody_comes(listener: &Listener, end: &str) -> bool {
 }
 
 // Peers that do not keep to the protocol.
-
-const HELLO: u32 = 1;
-const PRODUCER: u32 = 2;
-const CONSUMER: u32 = 3;
-const READY: u32 = 4;
-const REFUSED: u32 = 5;
-const SENDER: u32 = 1;
-const RECEIVER: u32 = 2;
-
-/// A well-made packet, by hand: kind, wire version, layout signature, role.
-fn packet(kind: u32, role: u32) -> Vec<u8> {
-    let mut bytes = vec![0; 80];
-    bytes[..4].copy_from_slice(&kind.to_le_bytes());
-    bytes[4..8].copy_from_slice(&pelton_lane::WIRE_VERSION.to_le_bytes());
-    bytes[8..16].copy_from_slice(&pelton_lane::LAYOUT_SIGNATURE.to_le_bytes());
-    bytes[16..20].copy_from_slice(&role.to_le_bytes());
-    bytes
-}
-
-fn seqpacket() -> OwnedFd {
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
-}
-
-fn raw_connect(path: &std::path::Path) -> OwnedFd {
-    let socket = seqpacket();
-    connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-    socket
-}
-
-fn raw_send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(fds));
-    }
-    // A peer that has hung up meanwhile is what some tests want.
-    let _ = sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL);
-}
-
-/// The next packet, within the deadline: its bytes, none at the end, and its descriptors.
-fn raw_receive(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
-    readable(socket.as_fd());
-    let mut bytes = vec![0; 1024];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC);
-    let mut fds = Vec::new();
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    bytes.truncate(got.map_or(0, |got| got.bytes));
-    (bytes, fds)
-}
-
-fn kind_of(bytes: &[u8]) -> u32 {
-    bytes.first_chunk().map_or(0, |word| u32::from_le_bytes(*word))
-}
-
-const CAPACITY: u64 = 65536;
-
-/// A packet of a producer with a lane of 64 KiB.
-fn producer_packet() -> Vec<u8> {
-    let mut bytes = packet(PRODUCER, 0);
-    bytes[24..32].copy_from_slice(&CAPACITY.to_le_bytes());
-    bytes[32..40].copy_from_slice(&(CAPACITY / 2 - 32).to_le_bytes());
-    bytes[40..48].copy_from_slice(&1u64.to_le_bytes());
-    let start = 1u64 << 32;
-    bytes[48..56].copy_from_slice(&start.to_le_bytes());
-    bytes[56..64].copy_from_slice(&start.to_le_bytes());
-    bytes
-}
-
-fn memfd(bytes: u64, content: &[u8], seals: SealFlags) -> OwnedFd {
-    let fd = memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-    ftruncate(&fd, bytes).unwrap();
-    rustix::io::pwrite(&fd, content, 0).unwrap();
-    fcntl_add_seals(&fd, seals).unwrap();
-    fd
-}
-
-fn size_seals() -> SealFlags {
-    SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL
-}
-
-fn control_seals() -> SealFlags {
-    size_seals() | SealFlags::FUTURE_WRITE
-}
-
-/// The first bytes of a control page.
-fn preamble(magic: u64) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    bytes.extend(magic.to_le_bytes());
-    bytes.extend(pelton_lane::WIRE_VERSION.to_le_bytes());
-    bytes.extend((pelton_lane::SEGMENT_BYTES as u32).to_le_bytes());
-    bytes.extend(pelton_lane::LAYOUT_SIGNATURE.to_le_bytes());
-    bytes
-}
-
-fn producer_page() -> Vec<u8> {
-    let mut bytes = preamble(pelton_lane::MAGIC_PRODUCER);
-    bytes.resize(64, 0);
-    bytes.extend(CAPACITY.to_le_bytes());
-    bytes.extend((CAPACITY / 2 - 32).to_le_bytes());
-    bytes.extend(1u32.to_le_bytes());
-    bytes.resize(144, 0);
-    bytes.extend(1u64.to_le_bytes());
-    bytes
-}
-
-fn good_page() -> OwnedFd {
-    memfd(65536, &producer_page(), control_seals())
-}
-
-fn good_data() -> OwnedFd {
-    memfd(CAPACITY, &[], size_seals())
-}
-
-fn good_bell() -> OwnedFd {
-    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap()
-}
-
-fn a_file() -> OwnedFd {
-    tempfile::tempfile().unwrap().into()
-}
-
-fn a_pipe() -> OwnedFd {
-    rustix::pipe::pipe().unwrap().1
-}
-
-fn an_o_path() -> OwnedFd {
-    use rustix::fs::{Mode, OFlags};
-    rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap()
-}
 
 /// A listener for a sender, which gets `hostile` first and a good one next. The hostile peer answers with the words that
 /// it was refused with, if any.

@@ -36,10 +36,7 @@ fn child() {
         "one message" => one_message(&role),
         "stream" => stream(&role),
         "contained" => contained(&role),
-        "ping-pong" => {
-            on_one_processor();
-            race::ping_pong(&role, || {});
-        }
+        "round trips" => round_trips(&role),
         other => panic!("{other}"),
     }
 }
@@ -1599,15 +1596,49 @@ fn on_one_processor_streams_that_fill_and_empty_the_lane_get_through_however_the
     }
 }
 
+/// One channel there and one back, a message at a time.
+fn round_trips(role: &Role) {
+    on_one_processor();
+    let (how, count, sizes) = (How::parse(role.get("how")), role.number("count").unwrap(), Sizes::Every(3000));
+    let back = role.clone().with("name", format!("{}-back", role.get("name")));
+    let asks = role.get("end") == "sender";
+    let (mut sender, mut receiver) = match asks {
+        true => (sender(role), receiver(&back)),
+        false => {
+            let receiver = receiver(role);
+            (sender(&back), receiver)
+        }
+    };
+    for number in 0..count {
+        if asks {
+            send_all(&mut sender, number..number + 1, sizes, how).unwrap();
+        }
+        let (next, end) = receive_all(&mut receiver, number, 1, sizes, how);
+        assert!(end.is_none() && next == number + 1, "{number}: {end:?}");
+        if !asks {
+            send_all(&mut sender, number..number + 1, sizes, how).unwrap();
+        }
+    }
+    // Who has asked last closes first, or the other would be told of a death.
+    if !asks {
+        assert!(sender.drain_until(deadline()).unwrap());
+    }
+}
+
 #[test]
 fn on_one_processor_round_trips_come_back_however_they_wait() {
     for by_path in [false, true] {
         for how in [How::Block, How::Epoll] {
             let place = Place::new("on one processor round trips come back however they wait");
             let name = if by_path { place.path_name() } else { place.name() };
-            let role = Role::new("ping-pong").with("name", name).with("how", format!("{how:?}"));
-            let role = role.with("rounds", rounds(1000)).with("seed", std::process::id());
-            race::run(role.clone(), role);
+            let role = Role::new("round trips").with("name", name).with("how", format!("{how:?}"));
+            let role = role.with("count", rounds(1000)).with("listen", "yes");
+            let answers = Child::start(role.clone().with("end", "receiver"));
+            answers.expect("listening");
+            let asks = Child::start(role.with("end", "sender").with("listen", ""));
+            answers.expect("listening");
+            asks.wait_well();
+            answers.wait_well();
         }
     }
 }

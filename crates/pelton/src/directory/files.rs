@@ -132,6 +132,11 @@ impl Place {
         names(self.fd.as_fd()).map_err(|errno| self.failed("reading", "", 0, errno))
     }
 
+    pub(super) fn is_directory(&self, name: &OsStr) -> bool {
+        let found = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+        found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory)
+    }
+
     /// Of a directory without a channel's file.
     pub(super) fn what_else_is_there(&self) -> String {
         let names: Vec<String> = self.names().unwrap_or_default().iter().map(|name| format!("{name:?}")).collect();

@@ -730,6 +730,10 @@ fn removing_is_refused_while_a_role_is_had_or_foreign_files_are_there() {
         assert_eq!(std::fs::read_to_string(path.join(foreign)).unwrap(), "text");
         std::fs::remove_file(path.join(foreign)).unwrap();
     }
+    // One of the channel's names, and no file: it would be found only when the others are gone.
+    std::fs::create_dir(path.join("2.data")).unwrap();
+    assert_refused(soon(remove), &["\"2.data\" in it is not of the channel: move that away first"]);
+    std::fs::remove_dir(path.join("2.data")).unwrap();
     assert_eq!(files_of(&path), before);
     use_all(&path, &mode(0o700)).unwrap();
     // What a sender that died adding a lane left is the channel's, and a damaged channel can be removed too.

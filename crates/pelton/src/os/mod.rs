@@ -27,7 +27,8 @@ pub(crate) fn has_two_processors(peer_pid: u32) -> bool {
     use rustix::process::Pid;
     use rustix::thread::{CpuSet, sched_getaffinity};
     let own = sched_getaffinity(None);
-    let peer = Pid::from_raw(peer_pid as i32).map(|pid| sched_getaffinity(Some(pid)));
+    // On a path channel it is what the peer's page says: anything.
+    let peer = i32::try_from(peer_pid).ok().and_then(Pid::from_raw).map(|pid| sched_getaffinity(Some(pid)));
     let allows = |set: &rustix::io::Result<CpuSet>, cpu| set.as_ref().is_ok_and(|set| set.is_set(cpu));
     let union = (0..CpuSet::MAX_CPU)
         .filter(|cpu| allows(&own, *cpu) || peer.as_ref().is_some_and(|peer| allows(peer, *cpu)))

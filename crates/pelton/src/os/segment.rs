@@ -96,9 +96,12 @@ impl Segment {
         if found != bytes {
             return Err(refuse(format!("the peer's {what} segment has {found} bytes, wanted {bytes}")));
         }
+        // Who has no room for the smallest lane lacks it; of a larger one the size was the peer's choice.
+        let too_large = kind == Kind::Data && bytes > pelton_lane::SEGMENT_BYTES;
         Segment::map(fd, bytes, writable).map_err(|error| match error.kind() {
-            std::io::ErrorKind::PermissionDenied => {
-                refuse(format!("the peer's {what} segment cannot be mapped: {error}"))
+            std::io::ErrorKind::OutOfMemory if !too_large => error,
+            std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::OutOfMemory => {
+                refuse(format!("the peer's {what} segment of {bytes} bytes cannot be mapped: {error}"))
             }
             _ => error,
         })

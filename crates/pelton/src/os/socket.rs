@@ -160,9 +160,8 @@ pub(crate) fn wait_for(
             let left = deadline.saturating_duration_since(Instant::now());
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
         });
-        let process = process.unwrap_or(fd);
-        let mut fds = [PollFd::new(&fd, flags), PollFd::new(&process, if to_write { flags } else { PollFlags::IN })];
-        match poll(&mut fds, timeout.as_ref()) {
+        let (also, its_flags) = process.map_or((fd, flags), |process| (process, PollFlags::IN));
+        match poll(&mut [PollFd::new(&fd, flags), PollFd::new(&also, its_flags)], timeout.as_ref()) {
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
             Ok(ready) => return Ok(ready > 0),

@@ -78,8 +78,7 @@ impl Message<'_> {
 
     /// Whether a receiver that died may have seen this message before: it was not released then.
     pub fn is_redelivered(&self) -> bool {
-        self.kind() == Kind::Message
-            && self.receiver.lanes.current.consumer.taken() < self.receiver.lanes.current.redelivered
+        self.kind() == Kind::Message && self.receiver.lanes.current.is_redelivering()
     }
 
     /// Which of the channel's lanes it came by: 0, unless there are several senders. Messages of one lane come in order. A
@@ -105,7 +104,7 @@ impl Message<'_> {
         match std::mem::take(&mut self.record.descriptors) {
             0 => Ok(Vec::new()),
             _ if self.receiver.owner.is_forked() => Err(Error::Forked),
-            count => self.receiver.lanes.current.link.receive_descriptors(self.record.seq, count),
+            count => self.receiver.lanes.current.take_descriptors(self.record.seq, count),
         }
     }
 
@@ -193,12 +192,12 @@ impl Batch<'_> {
             Ok(None) => return Ok(None),
             Err(error) => return self.receiver.failed_in_batch(error).map(|()| None),
         };
-        lane.take(&record);
-        self.is_over = self.receiver.many && record.seq.is_multiple_of(TURN);
         let payload = lane.payload(&record);
         if record.descriptors != 0 {
             self.receiver.drop_descriptors(&record);
         }
+        self.receiver.lanes.current.consumer.take(&record);
+        self.is_over = self.receiver.many && record.seq.is_multiple_of(TURN);
         // SAFETY: as for a message; not released before the batch is dropped, after this borrow of it.
         Ok(Some(unsafe { std::slice::from_raw_parts(payload.as_ptr(), record.bytes as usize) }))
     }

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part of it")]
 
 pub mod race;
+pub mod raw;
 
 use pelton::{Error, Options, Receiver, Sender, Sent, Wait};
 use rustix::event::epoll::{self, EventData, EventFlags};

@@ -1,0 +1,205 @@
+//! The lane alone, in memory of the heap.
+
+use crate::fixture::{Pages, bytes};
+use crate::program::{Over, Program};
+use pelton_lane::{Consumer, LaneError, Memory, Position, Producer, Record, Sleeper, Ticket, survey, walk};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Both sides work by the program's first half, and its second half is stored into whatever the other side of each may write:
+/// between their steps, or at the same time by another thread.
+pub fn lane(program: &[u8]) {
+    let mut program = Program(program);
+    let (capacity, threads) = (program.of(&[4096, 4160, 8192, 65536]), program.byte() % 2 == 1);
+    let seq = program.of(&[1, u32::MAX - 2, 1000]);
+    let pages = Pages::new(capacity, Position { offset: 0, seq });
+    let (work, lies) = program.split();
+    let is_over = AtomicBool::new(false);
+    let sides = Sides::new(&pages);
+    std::thread::scope(|scope| {
+        if threads {
+            scope.spawn(|| {
+                // Again and again, as long as the others work.
+                while !is_over.load(Ordering::Relaxed) {
+                    let mut again = Program(lies.0);
+                    loop {
+                        scribble(&pages, &mut again);
+                        if again.is_over() || is_over.load(Ordering::Relaxed) {
+                            break;
+                        }
+                    }
+                }
+            });
+        }
+        let _over = Over(&is_over);
+        sides.work(work, if threads { Program(&[]) } else { Program(lies.0) });
+    });
+}
+
+/// Stores one word.
+fn scribble(pages: &Pages, lies: &mut Program) {
+    let words = pages.memory.data.capacity() as usize / 8;
+    let Memory { producer, consumer, receiver, .. } = pages.memory;
+    // SAFETY: the page outlives this.
+    let head = unsafe { consumer.as_ref() }.head();
+    let at = match lies.byte() % 6 {
+        0 => producer.as_ptr().cast::<u64>().wrapping_add(lies.of(&[16, 17, 18, 19, 25, 32, 33, 48, 49])),
+        1 => consumer.as_ptr().cast::<u64>().wrapping_add(lies.of(&[16, 17, 22, 32, 33])),
+        2 => receiver.as_ptr().cast::<u64>().wrapping_add(16),
+        // A message of another length where the next one stands.
+        3 if lies.byte() % 2 == 0 && head.offset + 8 <= pages.memory.data.capacity() => {
+            let length = lies.below(2100) as u64;
+            // SAFETY: as below.
+            let word = unsafe { AtomicU64::from_ptr(pages.word(head.offset).as_ptr()) };
+            return word.store(u64::from(head.seq) << 32 | length, Ordering::Release);
+        }
+        // Anywhere, and where records mostly are.
+        3 => pages.word(8 * lies.below(words) as u64).as_ptr(),
+        _ => pages.word(8 * lies.below(64) as u64).as_ptr(),
+    };
+    // SAFETY: an aligned word of the pages, which outlive this; whoever else uses it does so atomically, but for payloads, of
+    // which any value is good.
+    let word = unsafe { AtomicU64::from_ptr(at) };
+    word.store(lies.lie(word.load(Ordering::Relaxed)), Ordering::Release);
+}
+
+struct Sides<'a> {
+    pages: &'a Pages,
+    /// `None`: it has been told that the lane is not to be used further.
+    producer: Option<Producer>,
+    consumer: Option<Consumer>,
+    sleeper: Sleeper,
+    held: Vec<(Ticket, Record)>,
+}
+
+impl Sides<'_> {
+    fn new(pages: &Pages) -> Sides<'_> {
+        let (producer, consumer) = pages.attach();
+        // SAFETY: the page outlives this, its only writer that keeps to the rules.
+        let sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
+        Sides { pages, producer: Some(producer), consumer: Some(consumer), sleeper, held: Vec::new() }
+    }
+
+    fn work(mut self, mut work: Program, mut lies: Program) {
+        while !work.is_over() {
+            let step = work.byte();
+            if step & 1 == 1 && !lies.is_over() {
+                scribble(self.pages, &mut lies);
+            }
+            let bytes = work.of(&[0, 1, 8, 24, 100, 500, 1000, 2016]);
+            let done = match step >> 1 & 1 {
+                0 => self.produce(step >> 2, bytes),
+                _ => self.consume(step >> 2),
+            };
+            if let Err(error) = done {
+                // A side that was lied to is used no more; another may come in its place.
+                assert!(
+                    matches!(error, LaneError::Corrupt { .. } | LaneError::Closed | LaneError::TooLarge { .. }),
+                    "{error}"
+                );
+                match step >> 1 & 1 {
+                    0 => self.producer = None,
+                    _ => self.consumer = None,
+                }
+            }
+        }
+    }
+
+    fn produce(&mut self, step: u8, bytes: u64) -> Result<(), LaneError> {
+        let memory = self.pages.memory;
+        let Some(producer) = &mut self.producer else {
+            // SAFETY: the pages outlive both, and the one before is gone.
+            let (page, consumer) = unsafe { (memory.producer.as_ref(), memory.consumer.as_ref()) };
+            let (stored, floor) = page.tail_and_floor();
+            let (tail, _) = walk(&memory.data, page.message_bytes_max, stored)?;
+            page.begin(1);
+            // SAFETY: as above.
+            self.producer = Some(unsafe { Producer::attach(memory, tail, consumer.head(), floor, true)? });
+            return Ok(());
+        };
+        match step % 6 {
+            0 | 1 => {
+                if let Some(space) = producer.try_reserve(bytes.min(producer.message_bytes_max()))? {
+                    producer.copy_in(space, &vec![step; space.bytes as usize]);
+                    let _ = producer.commit(space, space.bytes);
+                }
+            }
+            2 => {
+                if let Some(space) = producer.try_reserve_with_descriptors(bytes / 2, 3)? {
+                    let _ = producer.commit(space, space.bytes / 2);
+                }
+            }
+            3 => {
+                if producer.try_begin_batch(3 * 32)? {
+                    for _ in 0..4 {
+                        let space = producer.batch_message(20);
+                        space.into_iter().for_each(|space| producer.copy_in(space, &[step; 20]));
+                    }
+                    let _ = producer.commit_batch();
+                }
+            }
+            4 => {
+                producer.arm((step & 64 == 0).then_some(bytes), || ())?;
+                producer.disarm();
+            }
+            _ => {
+                producer.look_at_head()?;
+                for (offset, bytes) in producer.idle() {
+                    assert!(offset + bytes <= producer.capacity(), "what is idle lies in the data");
+                }
+                producer.go_on();
+            }
+        }
+        Ok(())
+    }
+
+    fn consume(&mut self, step: u8) -> Result<(), LaneError> {
+        let memory = self.pages.memory;
+        let Some(consumer) = &mut self.consumer else {
+            self.held.clear();
+            // SAFETY: as above.
+            let page = unsafe { memory.consumer.as_ref() };
+            // SAFETY: as above. The limit is what was agreed upon, whatever the page says by now.
+            let consumer =
+                unsafe { Consumer::attach(memory, pelton_lane::message_bytes_limit(memory.data.capacity()), true)? };
+            page.begin(1);
+            self.consumer = Some(consumer);
+            return Ok(());
+        };
+        let checked = |consumer: &Consumer, record: &Record| {
+            assert!(record.bytes <= consumer.message_bytes_max());
+            // Every byte of it can be read.
+            std::hint::black_box(bytes(consumer, record).iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)));
+        };
+        match step % 6 {
+            0 | 1 => {
+                if let Some(record) = consumer.peek()? {
+                    checked(consumer, &record);
+                    let _ = consumer.release(&record);
+                }
+            }
+            2 => {
+                if let Some(record) = consumer.peek()? {
+                    self.held.push((consumer.hold(&record), record));
+                }
+            }
+            3 => {
+                for (ticket, record) in self.held.drain(..) {
+                    checked(consumer, &record);
+                    let _ = consumer.release_held(ticket);
+                }
+            }
+            4 => {
+                self.sleeper.arm(|| ());
+                let _ = (consumer.stirs(), consumer.must_nap(&self.sleeper), consumer.producer_closed());
+                self.sleeper.disarm();
+            }
+            _ => {
+                consumer.end_of_committed()?;
+                let found =
+                    survey(&memory.data, consumer.message_bytes_max(), consumer.head(), consumer.capacity() / 8);
+                assert!(found.problem.is_some() || found.end.offset + 8 <= consumer.capacity());
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,105 @@
+//! A peer of a good hand-shake.
+
+use crate::program::{Over, Program};
+use crate::support::raw::{CAPACITY, DESCRIPTORS, RawPeer, good_bell, packet, raw_try_send, use_receiver, use_sender};
+use crate::support::{Place, deadline, descriptors};
+use pelton::{Error, Options};
+use rustix::net::{Shutdown, shutdown};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// The peer goes by the program, again and again, while the other side does everything it can.
+pub fn connected(program: &[u8]) {
+    let before = descriptors();
+    let mut program = Program(program);
+    let (receives, turns) = (program.byte() % 2 == 0, 1 + program.below(4));
+    let place = Place::unwatched();
+    let is_over = AtomicBool::new(false);
+    let misbehave = |peer: RawPeer| {
+        rustix::io::ioctl_fionbio(&peer.socket, true).unwrap();
+        rustix::io::ioctl_fionbio(&peer.bell, true).unwrap();
+        let mut progress = 0;
+        loop {
+            let mut again = Program(program.0);
+            while !again.is_over() {
+                let goes_on = misstep(&peer, receives, &mut progress, &mut again);
+                if !goes_on || is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+            if program.is_over() {
+                return;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let listener = Options::new().capacity(CAPACITY).listen(&place.name()).unwrap();
+        let socket = place.socket();
+        scope.spawn(move || misbehave(if receives { RawPeer::sender(&socket) } else { RawPeer::receiver(&socket) }));
+        let _over = Over(&is_over);
+        if receives {
+            let mut receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
+            let held = receiver.receive_until(Instant::now()).ok().flatten().map(|message| message.hold());
+            (0..turns).for_each(|_| use_receiver(&mut receiver, None, "scribbled"));
+            use_receiver(&mut receiver, held, "scribbled");
+            return;
+        }
+        let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
+        let bell = good_bell();
+        for _ in 0..turns {
+            use_sender(&mut sender, "scribbled");
+            let sent = sender.send_with_descriptors_until(b"x", &[bell.as_fd()], Instant::now());
+            assert!(!matches!(sent, Err(Error::System { .. })), "{sent:?}");
+        }
+    });
+    drop(place);
+    assert_eq!(descriptors(), before, "descriptors were kept");
+}
+
+/// One thing that it does; false when it has gone. `progress`: how many messages it has put into the lane.
+fn misstep(peer: &RawPeer, sends: bool, progress: &mut u32, program: &mut Program) -> bool {
+    // Fields that mean something, of the pages; of the data where records mostly are.
+    const FIELDS: [usize; 16] = [0, 64, 72, 80, 128, 136, 144, 152, 160, 176, 200, 256, 264, 384, 392, 400];
+    match program.byte() % 12 {
+        0..=4 => {
+            let segment = program.below(peer.shown.len());
+            let is_data = segment + 1 == peer.shown.len();
+            let words = if program.byte() % 4 == 0 { peer.shown[segment].words() } else { 32 };
+            let at = if is_data { 8 * program.below(words) } else { program.of(&FIELDS) };
+            let word = peer.shown[segment].word(at);
+            word.store(program.lie(word.load(Ordering::Relaxed)), Ordering::Release);
+        }
+        // A message that is right, of 8 bytes, so that there is something to be wrong about.
+        5..=7 if sends => {
+            peer.put(*progress as usize * 16 % CAPACITY as usize, *progress + 1, 8);
+            *progress += 1;
+            peer.ring();
+        }
+        5..=7 | 8 => peer.ring(),
+        9 => {
+            // Of a message that comes, came, or never will.
+            let mut bytes = packet(DESCRIPTORS, 0);
+            bytes[72..76].copy_from_slice(&(program.lie((*progress).into()) as u32).to_le_bytes());
+            let fds = vec![peer.own_bell.as_fd(); program.below(65)];
+            raw_try_send(&peer.socket, &bytes, &fds);
+        }
+        10 => {
+            raw_try_send(&peer.socket, program.bytes(100), &[]);
+        }
+        _ => match program.byte() {
+            0..8 => return shutdown(&peer.socket, Shutdown::Both).is_err(),
+            8..12 => {
+                let _ = shutdown(&peer.socket, Shutdown::Read);
+            }
+            // To the brim.
+            12..32 => {
+                let _ = rustix::io::write(&peer.bell, &(u64::MAX - 1).to_ne_bytes());
+            }
+            // What it is rung by is its own.
+            32..48 => rustix::io::ioctl_fionbio(&peer.own_bell, false).unwrap(),
+            _ => {}
+        },
+    }
+    true
+}
