@@ -471,6 +471,14 @@ impl Receiver {
         {
             // An error would be about those who wait to come in, and is for the next look to find.
             let _ = gate.part_with(*lane, &self.bells);
+            self.heed_newcomer();
+        }
+    }
+
+    /// The common way sees messages alone: of a lane that has just got the turn its sender's coming is to be told first.
+    fn heed_newcomer(&mut self) {
+        if !self.lanes.current.is_announced {
+            self.end_turn();
         }
     }
 
@@ -559,7 +567,10 @@ impl Receiver {
     /// Looks for new lanes, which a busy receiver is not rung for; of one that gathers, also which senders have gone.
     fn find_lanes(&mut self) -> Result<()> {
         if let Some(gate) = &mut self.gate {
-            return gate.attend(&mut self.lanes, &self.bells, &mut self.spin);
+            let attended = gate.attend(&mut self.lanes, &self.bells, &mut self.spin);
+            // Also when somebody came in before that failed.
+            self.heed_newcomer();
+            return attended;
         }
         let Origin::Path(place) = &self.origin else { return Ok(()) };
         for number in self.lanes.count() as u32..place.directory.lanes()? {

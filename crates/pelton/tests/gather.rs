@@ -551,3 +551,21 @@ fn a_sender_that_survives_its_receiver_goes_on_with_the_next() {
     drop(sender);
     second.wait_well();
 }
+
+#[test]
+fn each_sender_is_told_of_before_its_first_message() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+    for who in 0..3 {
+        senders.sender().unwrap().send(&numbered(who, 0)).unwrap();
+    }
+    let mut told = Vec::new();
+    while told.len() < 9 {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        told.push((message.lane(), message.kind()));
+    }
+    // By turns, but each lane in order.
+    for lane in 1..=3 {
+        let of_lane: Vec<_> = told.iter().filter(|(of, _)| *of == lane).map(|(_, kind)| *kind).collect();
+        assert_eq!(of_lane, [Kind::Joined, Kind::Message, Kind::Closed], "{told:?}");
+    }
+}
