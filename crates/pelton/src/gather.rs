@@ -43,10 +43,12 @@ pub(crate) struct Hall {
 struct State {
     arrived: Vec<Lane>,
     gone: Vec<u32>,
-    /// Lanes of [`Senders::with`], which end with the last [`Senders`].
+    /// Lanes of [`Senders::with`], which end with the last [`Senders`] of their round.
     of_threads: Vec<u32>,
     /// How many [`Senders`] there are.
     handles: usize,
+    /// How often the last of them has gone. There may be more after that.
+    round: u64,
     /// The number given last.
     number: u32,
     /// Senders that are there, or about to be.
@@ -104,8 +106,9 @@ impl Hall {
 
 impl Gate {
     pub(crate) fn senders(&self) -> Senders {
-        self.hall.state().handles += 1;
-        Senders { hall: self.hall.clone() }
+        let mut state = self.hall.state();
+        state.handles += 1;
+        Senders { hall: self.hall.clone(), round: state.round }
     }
 
     /// Whether no sender can come any more.
@@ -169,11 +172,7 @@ impl Gate {
 
     fn attend_threads(&mut self, lanes: &mut Lanes, bells: &Bells) {
         let mut state = self.hall.state();
-        let (arrived, mut gone) = (std::mem::take(&mut state.arrived), std::mem::take(&mut state.gone));
-        if state.handles == 0 {
-            // Nobody has a way to use them any more.
-            gone.append(&mut state.of_threads);
-        }
+        let (arrived, gone) = (std::mem::take(&mut state.arrived), std::mem::take(&mut state.gone));
         drop(state);
         arrived.into_iter().for_each(|lane| lanes.add(Box::new(lane)));
         for number in gone {
@@ -266,12 +265,14 @@ pub(crate) fn gather(options: &Options, listener: Option<Listener>) -> Result<Re
 #[derive(Debug)]
 pub struct Senders {
     hall: Arc<Hall>,
+    /// Threads' own senders serve the handles of their round alone: with the last of those they have ended.
+    round: u64,
 }
 
 impl Clone for Senders {
     fn clone(&self) -> Senders {
         self.hall.state().handles += 1;
-        Senders { hall: self.hall.clone() }
+        Senders { hall: self.hall.clone(), round: self.round }
     }
 }
 
@@ -284,15 +285,25 @@ impl Drop for Senders {
         let mut state = self.hall.state();
         state.handles -= 1;
         if state.handles == 0 {
+            state.round += 1;
+            // Nobody has a way to use them any more.
+            let State { gone, of_threads, .. } = &mut *state;
+            gone.append(of_threads);
             drop(state);
             self.hall.stir();
         }
     }
 }
 
+/// A thread's own sender: of which handles.
+struct Own {
+    hall: Arc<Hall>,
+    round: u64,
+    sender: Sender,
+}
+
 thread_local! {
-    /// This thread's own senders, each by the hall it leads to.
-    static OWN: RefCell<Vec<(Arc<Hall>, Sender)>> = const { RefCell::new(Vec::new()) };
+    static OWN: RefCell<Vec<Own>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Senders {
@@ -370,21 +381,21 @@ impl Senders {
     /// When `with` is called from within `with`.
     pub fn with<T>(&self, with: impl FnOnce(&mut Sender) -> T) -> Result<T> {
         OWN.with_borrow_mut(|own| {
-            let place = own.iter().position(|(hall, _)| Arc::ptr_eq(hall, &self.hall));
+            let place = own.iter().position(|own| Arc::ptr_eq(&own.hall, &self.hall) && own.round == self.round);
             let place = match place {
                 Some(place) => place,
                 None => self.make_own(own)?,
             };
-            Ok(with(&mut own[place].1))
+            Ok(with(&mut own[place].sender))
         })
     }
 
     #[cold]
-    fn make_own(&self, own: &mut Vec<(Arc<Hall>, Sender)>) -> Result<usize> {
-        own.retain(|(hall, _)| hall.owner.is_forked() || hall.state().handles > 0);
+    fn make_own(&self, own: &mut Vec<Own>) -> Result<usize> {
+        own.retain(|own| own.hall.owner.is_forked() || own.hall.state().round == own.round);
         let (sender, number) = self.make()?;
         self.hall.state().of_threads.push(number);
-        own.push((self.hall.clone(), sender));
+        own.push(Own { hall: self.hall.clone(), round: self.round, sender });
         Ok(own.len() - 1)
     }
 

@@ -569,3 +569,22 @@ fn each_sender_is_told_of_before_its_first_message() {
         assert_eq!(of_lane, [Kind::Joined, Kind::Message, Kind::Closed], "{told:?}");
     }
 }
+
+#[test]
+fn a_thread_sends_again_after_all_handles_were_gone() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    // Keeps the channel open meanwhile.
+    let kept = senders.sender().unwrap();
+    senders.send(&numbered(0, 0)).unwrap();
+    drop(senders);
+    // Before the receiver has noticed, and after.
+    receiver.senders().unwrap().send(&numbered(1, 0)).unwrap();
+    let mut seen = Seen::default();
+    while let Some(message) = receiver.try_receive().unwrap() {
+        seen.take(&message);
+    }
+    assert_eq!(seen.total(), 2);
+    receiver.senders().unwrap().send(&numbered(2, 0)).unwrap();
+    drop(kept);
+    assert_eq!(receive_to_the_end(&mut receiver).0, [(2, 1)].into());
+}
