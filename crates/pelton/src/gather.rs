@@ -271,14 +271,17 @@ pub struct Senders {
 
 impl Clone for Senders {
     fn clone(&self) -> Senders {
-        self.hall.state().handles += 1;
+        // A forked child's are not counted, and the lock may be held by a thread that it does not have.
+        if !self.hall.owner.is_forked() {
+            self.hall.state().handles += 1;
+        }
         Senders { hall: self.hall.clone(), round: self.round }
     }
 }
 
 impl Drop for Senders {
     fn drop(&mut self) {
-        // A forked child's are not counted, and the lock may be held by a thread that it does not have.
+        // As above.
         if self.hall.owner.is_forked() {
             return;
         }
