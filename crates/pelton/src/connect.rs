@@ -229,7 +229,6 @@ impl Entrance {
             }
             return Ok(());
         }
-        // Those who are left are told of again.
         for _ in 0..ACCEPTS {
             let socket = match accept_at(self.listener.inner.bound.socket()) {
                 Ok(Some(socket)) => socket,
@@ -265,6 +264,7 @@ impl Entrance {
                 Err(_) => done(Err(lane)),
             }
         }
+        bells.hear_again();
         Ok(())
     }
 

@@ -417,7 +417,15 @@ impl Bells {
 
     /// What there is to hear now, but for bells; those of only one peer are silenced.
     pub(crate) fn hear(&self, events: &mut Vec<Event>) -> Result<()> {
-        self.pollable.events(events).map_err(Error::system("listening to the peers"))
+        if self.pollable.events(events).map_err(Error::system("listening to the peers"))? {
+            self.hear_again();
+        }
+        Ok(())
+    }
+
+    /// There is more to hear than was heard now, which a caller's loop that hears edges alone would not be told again.
+    pub(crate) fn hear_again(&self) {
+        self.nudge.ring();
     }
 
     /// The bell for this side's own reasons.

@@ -588,3 +588,27 @@ fn a_thread_sends_again_after_all_handles_were_gone() {
     drop(kept);
     assert_eq!(receive_to_the_end(&mut receiver).0, [(2, 1)].into());
 }
+
+#[test]
+fn a_loop_that_hears_edges_alone_is_told_of_all_who_wait_to_come_in() {
+    use rustix::event::{Timespec, epoll};
+    let place = Place::new("a loop that hears edges");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let edges = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    epoll::add(&edges, &receiver, epoll::EventData::new_u64(0), epoll::EventFlags::IN | epoll::EventFlags::ET).unwrap();
+    // More than are let in by one call, of whom only the last one says something, which is to be answered.
+    let _silent: Vec<_> = (0..40).map(|_| seqpacket(&place)).collect();
+    let last = seqpacket(&place);
+    rustix::net::send(&last, b"?", rustix::net::SendFlags::NOSIGNAL).unwrap();
+    let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
+    loop {
+        assert!(receiver.try_receive().unwrap().is_none());
+        assert!(receiver.arm().unwrap());
+        if epoll::wait(&edges, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 0 {
+            break;
+        }
+    }
+    use std::os::fd::AsFd as _;
+    assert!(is_readable(last.as_fd()), "the last one waits to be let in");
+    assert!(!is_readable(receiver.as_fd()), "nobody else does");
+}

@@ -257,12 +257,13 @@ impl Pollable {
         Ok(epoll::modify(&self.0, fd, event.data(), events)?)
     }
 
-    /// What there is now, without waiting: some of it, if it is much, and other the next time.
-    pub(crate) fn events(&self, found: &mut Vec<Event>) -> std::io::Result<()> {
+    /// What there is now, without waiting: some of it, if it is much, and other the next time. Answers whether there may be
+    /// more.
+    pub(crate) fn events(&self, found: &mut Vec<Event>) -> std::io::Result<bool> {
         let mut events = [NO_EVENT; 64];
         let count = self.poll(&mut events)?;
         found.extend(events[..count].iter().filter_map(|event| Event::of(event.data.u64())));
-        Ok(())
+        Ok(count == events.len())
     }
 
     fn poll(&self, events: &mut [epoll::Event]) -> std::io::Result<usize> {
