@@ -176,7 +176,7 @@ pub(crate) struct Entrance {
     visitors: VecDeque<Visitor>,
     /// The number given last; 0 is the listener itself.
     visit: u32,
-    /// Not to be disturbed by connections, which would only fail, until a lane has left.
+    /// Not to be woken by connections, which could not be accepted last time. Each call looks again whether they can.
     is_deaf: bool,
 }
 
@@ -205,10 +205,16 @@ impl Entrance {
         Ok(Entrance { listener, visitors: VecDeque::new(), visit: 0, is_deaf: false })
     }
 
-    /// A lane has left: there may be descriptors again.
+    /// Whether connections have to be looked for, as nothing tells of them.
+    pub(crate) fn is_deaf(&self) -> bool {
+        self.is_deaf
+    }
+
+    /// Nothing speaks against accepting connections: a lane has left, or it went well.
     pub(crate) fn listen_again(&mut self, bells: &Bells) -> Result<()> {
-        if std::mem::take(&mut self.is_deaf) {
-            bells.add_visits(self.listener.as_fd(), 0).map_err(Error::system("watching the listener"))?;
+        if self.is_deaf {
+            bells.heed_visits(self.listener.as_fd(), 0, true).map_err(Error::system("watching the listener"))?;
+            self.is_deaf = false;
         }
         Ok(())
     }
@@ -231,13 +237,20 @@ impl Entrance {
         }
         for _ in 0..ACCEPTS {
             let socket = match accept_at(self.listener.inner.bound.socket()) {
-                Ok(Some(socket)) => socket,
-                Ok(None) => return Ok(()),
                 // They wait where they are. To be told of them again and again would help nobody.
+                Err(_) if self.is_deaf => return Ok(()),
                 Err(error) => {
-                    bells.forget(self.listener.as_fd());
+                    let heeded = bells.heed_visits(self.listener.as_fd(), 0, false);
+                    heeded.map_err(Error::system("watching the listener"))?;
                     self.is_deaf = true;
                     return Err(Error::system("accepting a connection")(error));
+                }
+                Ok(accepted) => {
+                    self.listen_again(bells)?;
+                    match accepted {
+                        Some(socket) => socket,
+                        None => return Ok(()),
+                    }
                 }
             };
             step("connect: accepted");

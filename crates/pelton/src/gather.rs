@@ -117,9 +117,10 @@ impl Gate {
         self.entrance.is_none() && state.handles == 0 && state.arrived.is_empty()
     }
 
-    /// Whether a thread has come or gone, which who asks without waiting is to notice too.
+    /// Whether there is something to attend to that nothing tells of, or of which who asks without waiting does not hear: a
+    /// thread has come or gone, or connections could not be accepted last time.
     pub(crate) fn stirs(&self) -> bool {
-        self.hall.stirred.load(Ordering::Relaxed)
+        self.hall.stirred.load(Ordering::Relaxed) || self.entrance.as_ref().is_some_and(Entrance::is_deaf)
     }
 
     /// Figures of the lanes that have left.
@@ -146,6 +147,9 @@ impl Gate {
         }
         let mut events = Vec::new();
         bells.hear(&mut events)?;
+        if self.entrance.as_ref().is_some_and(Entrance::is_deaf) {
+            events.push(Event::Visit(0));
+        }
         for event in events {
             match event {
                 Event::Gone(number) => {

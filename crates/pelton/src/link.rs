@@ -404,6 +404,12 @@ impl Bells {
         self.pollable.watch([Some((fd, EventFlags::IN)), None], Event::Visit(visit))
     }
 
+    /// Whether connections to a listener, or packets of those who visit it, are told.
+    pub(crate) fn heed_visits(&self, fd: BorrowedFd<'_>, visit: u32, heeds: bool) -> std::io::Result<()> {
+        let events = if heeds { EventFlags::IN } else { EventFlags::empty() };
+        self.pollable.change(fd, events, Event::Visit(visit))
+    }
+
     /// Hears no more of that descriptor. Closing it would not do for a bell, which its peer has too.
     pub(crate) fn forget(&self, fd: BorrowedFd<'_>) {
         self.pollable.forget([Some(fd), None]);

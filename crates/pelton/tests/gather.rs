@@ -99,6 +99,22 @@ fn child() {
             say("flooding");
             while sender.send(&numbered(0, 0)).is_ok() {}
         }
+        // Has no descriptor left when somebody comes, and later has some again.
+        "crowded" => {
+            let mut receiver = Options::new().gather_at(role.get("name")).unwrap();
+            let wanted = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
+            rustix::process::setrlimit(rustix::process::Resource::Nofile, wanted).unwrap();
+            let mut full = Vec::new();
+            while let Ok(fd) = rustix::io::dup(std::io::stdin()) {
+                full.push(fd);
+            }
+            say("full");
+            let error = receiver.receive_until(deadline()).unwrap_err();
+            assert!(error.to_string().contains("accepting"), "{error}");
+            assert!(receiver.receive_until(Instant::now()).unwrap().is_none(), "told once");
+            drop(full);
+            assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nobody came in")), (5, 0));
+        }
         // Receives so many, and then waits.
         "receiver" => {
             let mut receiver = Options::new().gather_at(role.get("name")).unwrap();
@@ -611,4 +627,14 @@ fn a_loop_that_hears_edges_alone_is_told_of_all_who_wait_to_come_in() {
     use std::os::fd::AsFd as _;
     assert!(is_readable(last.as_fd()), "the last one waits to be let in");
     assert!(!is_readable(receiver.as_fd()), "nobody else does");
+}
+
+#[test]
+fn who_came_when_descriptors_had_run_out_comes_in_when_there_are_some_again() {
+    let place = Place::new("descriptors run out and come back");
+    let host = Child::start(Role::new("crowded").with("name", place.name()));
+    host.expect("full");
+    let child = Child::start(sending(&place, 5, 1));
+    host.wait_well();
+    child.wait_well();
 }
