@@ -234,7 +234,8 @@ PELTON_MUST_USE int pelton_receiver_senders(pelton_receiver *receiver, pelton_se
 PELTON_MUST_USE int pelton_senders_open(pelton_senders *senders, pelton_sender **out);
 
 /* Sends by the calling thread's own lane, which is made when it has none yet, and given up when the thread ends. Any thread, at any time:
- * none waits for another. Errors: as pelton_send and pelton_senders_open. */
+ * none waits for another. Errors: as pelton_send and pelton_senders_open; PELTON_REFUSED also from the destructor of a thread's own data,
+ * when the thread's lane has been given up. */
 PELTON_MUST_USE int pelton_senders_send(pelton_senders *senders, const void *data, size_t size, int64_t deadline_ns);
 
 /* Closes and frees the handle; senders made by it stay, but for threads' own when it is the last of its receiver. NULL does nothing.

@@ -382,18 +382,25 @@ impl Senders {
     /// ends or when this and all its clones are gone. Waits as what it does waits.
     ///
     /// # Errors
-    /// As [`Senders::sender`].
+    /// As [`Senders::sender`]; [`Error::Refused`] in a thread that is ending and has closed its own sender.
     ///
     /// # Panics
     /// When `with` is called from within `with`.
     pub fn with<T>(&self, with: impl FnOnce(&mut Sender) -> T) -> Result<T> {
-        OWN.with_borrow_mut(|own| {
+        let with_own = |own: &RefCell<Vec<Own>>| {
+            let own = &mut *own.borrow_mut();
             let place = own.iter().position(|own| Arc::ptr_eq(&own.hall, &self.hall) && own.round == self.round);
             let place = match place {
                 Some(place) => place,
                 None => self.make_own(own)?,
             };
             Ok(with(&mut own[place].sender))
+        };
+        OWN.try_with(with_own).unwrap_or_else(|_| {
+            Err(Error::Refused(
+                "this thread is ending, and its own sender is closed: send earlier, or by a sender made for it"
+                    .to_owned(),
+            ))
         })
     }
 

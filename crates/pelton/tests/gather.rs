@@ -638,3 +638,26 @@ fn who_came_when_descriptors_had_run_out_comes_in_when_there_are_some_again() {
     host.wait_well();
     child.wait_well();
 }
+
+#[test]
+fn a_thread_that_is_ending_is_told_that_it_has_no_sender_of_its_own_any_more() {
+    struct Last(pelton::Senders, std::sync::mpsc::Sender<Option<String>>);
+    impl Drop for Last {
+        fn drop(&mut self) {
+            let sent = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.0.send(b"last")));
+            let _ = self.1.send(sent.ok().map(|sent| sent.unwrap_err().to_string()));
+        }
+    }
+    thread_local!(static LAST: std::cell::OnceCell<Last> = const { std::cell::OnceCell::new() });
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // Ends before what is made next.
+        LAST.with(|last| _ = last.set(Last(senders.clone(), tell)));
+        senders.send(b"first").unwrap();
+    });
+    let error = told.recv().unwrap().expect("it panicked");
+    assert!(error.contains("ending"), "{error}");
+    assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"first");
+    assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
+}
