@@ -194,7 +194,8 @@ impl std::fmt::Debug for Visitor {
     }
 }
 
-/// Hand-shakes that go on at a time. For one more, the oldest is given up: who is in earnest has finished before.
+/// Hand-shakes that go on at a time. For one more, or for one who would be refused because of it, the oldest is given up: who is in
+/// earnest has finished before.
 const VISITORS_MAX: usize = 64;
 /// Connections taken at a time: one who connects again and again is not to keep the receiver from receiving.
 const ACCEPTS: usize = 16;
@@ -235,6 +236,8 @@ impl Entrance {
             }
             return Ok(());
         }
+        // Who came before this call has had its turn.
+        let mut before = self.visitors.len();
         for _ in 0..ACCEPTS {
             let socket = match accept_at(self.listener.inner.bound.socket()) {
                 // They wait where they are. To be told of them again and again would help nobody.
@@ -255,18 +258,22 @@ impl Entrance {
             };
             step("connect: accepted");
             let Ok(shake) = Shake::new(socket, Pace::Polled, &self.listener.inner.options) else { continue };
-            let lane = match admit() {
+            let mut admitted = admit();
+            if admitted.is_err() && before > 0 {
+                before -= 1;
+                self.give_up_oldest(bells, &mut done);
+                admitted = admit();
+            }
+            let lane = match admitted {
                 Ok(lane) => lane,
                 Err(error) => {
                     shake.refuse(error.to_string());
                     continue;
                 }
             };
-            if self.visitors.len() == VISITORS_MAX
-                && let Some(oldest) = self.visitors.pop_front()
-            {
-                oldest.own_bell.inspect(|bell| bells.forget(bell.as_fd()));
-                done(Err(oldest.lane));
+            if self.visitors.len() == VISITORS_MAX {
+                before = before.saturating_sub(1);
+                self.give_up_oldest(bells, &mut done);
             }
             self.visit = self.visit.checked_add(1).unwrap_or(1);
             match self.welcome(shake, lane, bells, reception) {
@@ -279,6 +286,13 @@ impl Entrance {
         }
         bells.hear_again();
         Ok(())
+    }
+
+    fn give_up_oldest(&mut self, bells: &Bells, done: &mut impl FnMut(std::result::Result<Lane, u32>)) {
+        if let Some(oldest) = self.visitors.pop_front() {
+            oldest.own_bell.inspect(|bell| bells.forget(bell.as_fd()));
+            done(Err(oldest.lane));
+        }
     }
 
     fn welcome(&self, shake: Shake, lane: u32, bells: &Bells, reception: &Reception) -> Result<Visitor> {

@@ -150,6 +150,8 @@ impl Gate {
         if self.entrance.as_ref().is_some_and(Entrance::is_deaf) {
             events.push(Event::Visit(0));
         }
+        // Who is here comes before who comes.
+        events.sort_by_key(|event| *event == Event::Visit(0));
         for event in events {
             match event {
                 Event::Gone(number) => {

@@ -123,12 +123,15 @@ impl Receiver {
     /// [`Options::gather_at`] made. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Refused`] for a receiver of one sender, and for a path's; [`Error::Forked`].
+    /// [`Error::Refused`] for a receiver of one sender, and for a path's; [`Error::Closed`] when this receiver has been told so;
+    /// [`Error::Forked`].
     pub fn senders(&self) -> Result<Senders> {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
         match &self.gate {
+            // Nothing is received any more.
+            Some(_) if self.end.is_some() => Err(Error::Closed { unreleased: 0 }),
             Some(gate) => Ok(gate.senders()),
             None => Err(Error::Refused("this channel has its senders: make a receiver by gather".to_owned())),
         }

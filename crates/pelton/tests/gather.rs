@@ -661,3 +661,24 @@ fn a_thread_that_is_ending_is_told_that_it_has_no_sender_of_its_own_any_more() {
     assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"first");
     assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
 }
+
+#[test]
+fn who_says_nothing_takes_nobodys_place() {
+    let place = Place::new("who says nothing takes no place");
+    let mut receiver = Options::new().lanes(2).gather_at(&place.name()).unwrap();
+    let _lane = receiver.senders().unwrap().sender().unwrap();
+    let silent = seqpacket(&place);
+    assert!(receiver.arm().unwrap());
+    let child = Child::start(sending(&place, 7, 1));
+    assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nothing came")), (7, 0));
+    child.wait_well();
+    drop(silent);
+}
+
+#[test]
+fn after_the_end_there_are_no_new_senders() {
+    let (senders, mut receiver) = Options::new().gather().unwrap();
+    drop(senders);
+    assert!(receiver.receive().unwrap_err().is_closed());
+    assert!(receiver.senders().unwrap_err().is_closed());
+}
