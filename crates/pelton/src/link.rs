@@ -429,7 +429,8 @@ impl Bells {
         Ok(())
     }
 
-    /// There is more to hear than was heard now, which a caller's loop that hears edges alone would not be told again.
+    /// There is more than was heard now, which a caller's loop that hears edges alone would not be told again; or something was
+    /// heard that the loop is to be told of until [`Bells::drain`].
     pub(crate) fn hear_again(&self) {
         self.nudge.ring();
     }

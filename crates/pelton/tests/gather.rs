@@ -90,7 +90,10 @@ fn child() {
             let mut sender = options.connect_sender(role.get("name")).unwrap();
             say("connected");
             while hear() == "send" {
-                sender.send(&numbered(0, 0)).unwrap();
+                for number in 0..role.number("count").unwrap_or(1) {
+                    sender.send(&numbered(0, number as u32)).unwrap();
+                }
+                say("sent");
             }
         }
         // Sends as long as somebody receives.
@@ -336,9 +339,6 @@ fn a_sender_of_another_user_wakes_the_receiver_by_a_bell_of_its_own() {
         return eprintln!("skipped: needs root, to be another user");
     }
     let place = Place::new("another user's bell");
-    let all_may = |path: &std::path::Path| {
-        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    };
     all_may(place.path());
     let mut receiver = Options::new().allow_uids(&[65_534]).gather_at(&place.name()).unwrap();
     all_may(&place.socket());
@@ -681,4 +681,33 @@ fn after_the_end_there_are_no_new_senders() {
     drop(senders);
     assert!(receiver.receive().unwrap_err().is_closed());
     assert!(receiver.senders().unwrap_err().is_closed());
+}
+
+fn all_may(path: &std::path::Path) {
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+}
+
+#[test]
+fn the_descriptor_tells_of_another_users_messages_until_all_are_received() {
+    if !is_root() {
+        return eprintln!("skipped: needs root, to be another user");
+    }
+    let place = Place::new("another user's messages");
+    all_may(place.path());
+    let mut receiver = Options::new().announce(true).allow_uids(&[65_534]).gather_at(&place.name()).unwrap();
+    all_may(&place.socket());
+    let mut stranger = Child::start(Role::new("stranger").with("name", place.name()).with("count", 5000));
+    assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nobody came").kind(), Kind::Joined);
+    stranger.expect("connected");
+    assert!(receiver.arm().unwrap());
+    stranger.tell("send");
+    stranger.expect("sent");
+    // One message each time that the loop tells of it, and not armed in between.
+    for number in 0..5000 {
+        use std::os::fd::AsFd as _;
+        assert!(is_readable(receiver.as_fd()), "before message {number}");
+        assert_eq!(read(&receiver.try_receive().unwrap().expect("nothing came")), (0, number));
+    }
+    stranger.tell("end");
+    stranger.wait_well();
 }
