@@ -513,7 +513,13 @@ impl Receiver {
         self.lanes.current.link.note_look();
         self.find_lanes()?;
         match self.peek_in_turn()? {
-            Some(record) => Ok(Some(record)),
+            Some(record) => {
+                // Who comes or goes need not have rung, and the descriptor is to stay readable until the next `arm`.
+                if self.sleeper.is_armed() {
+                    self.bells.nudge().ring();
+                }
+                Ok(Some(record))
+            }
             None => self.nothing_or_end(),
         }
     }

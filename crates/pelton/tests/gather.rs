@@ -711,3 +711,38 @@ fn the_descriptor_tells_of_another_users_messages_until_all_are_received() {
     stranger.tell("end");
     stranger.wait_well();
 }
+
+#[test]
+fn the_descriptor_tells_of_what_a_survivor_brings_until_all_is_received() {
+    use std::os::fd::AsFd as _;
+    let place = Place::new("the descriptor tells of what a survivor brings");
+    let first = Child::start(Role::new("receiver").with("name", place.name()).with("count", 1));
+    first.expect("listening");
+    let mut sender = Sender::connect(&place.name()).unwrap();
+    for number in 0..5 {
+        sender.send(&numbered(0, number)).unwrap();
+    }
+    first.expect("received 0 to 1");
+    first.kill();
+    assert!(sender.drain().unwrap_err().is_peer_died());
+    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    assert!(receiver.arm().unwrap());
+    let resuming = std::thread::spawn(move || {
+        assert!(sender.resume_until(deadline()).unwrap());
+        sender
+    });
+    loop {
+        readable(receiver.as_fd());
+        if let Some(message) = receiver.try_receive().unwrap() {
+            break assert_eq!(message.kind(), Kind::Joined);
+        }
+    }
+    // Not armed meanwhile, and nobody rings for what has been there before.
+    let _sender = resuming.join().unwrap();
+    for number in 1..5 {
+        assert!(is_readable(receiver.as_fd()), "before message {number}");
+        assert_eq!(read(&receiver.try_receive().unwrap().expect("nothing came")), (0, number));
+    }
+    assert!(receiver.arm().unwrap());
+    assert!(!is_readable(receiver.as_fd()), "idle again");
+}
