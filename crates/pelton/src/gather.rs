@@ -13,6 +13,7 @@ use crate::wait::Spin;
 use crate::{Counters, lanes};
 use pelton_lane::{CAPACITY_MIN, Position};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,8 +52,8 @@ struct State {
     round: u64,
     /// The number given last.
     number: u32,
-    /// Senders that are there, or about to be.
-    present: u32,
+    /// Numbers of the senders that are there, or about to be.
+    present: BTreeSet<u32>,
     is_closed: bool,
 }
 
@@ -89,18 +90,23 @@ impl Hall {
         if state.is_closed {
             return Err(Error::Closed { unreleased: 0 });
         }
-        if state.present >= most {
+        if state.present.len() >= most as usize {
             return Err(Error::Refused(format!(
                 "the receiver has {most} senders, as many as its options take: close one, or raise lanes there"
             )));
         }
-        state.present += 1;
-        state.number += 1;
-        Ok(state.number)
+        loop {
+            let number = state.number.wrapping_add(1);
+            state.number = number;
+            // 0 is nobody's lane. Who comes and goes for long enough uses up all others, but for those in use.
+            if number != 0 && state.present.insert(number) {
+                return Ok(number);
+            }
+        }
     }
 
-    fn give_back_number(&self) {
-        self.state().present -= 1;
+    fn give_back_number(&self, number: u32) {
+        self.state().present.remove(&number);
     }
 }
 
@@ -136,7 +142,7 @@ impl Gate {
         if let Some(bell) = &lane.own_bell {
             bells.forget(bell.as_fd());
         }
-        self.hall.give_back_number();
+        self.hall.give_back_number(lane.number);
         self.entrance.as_mut().map_or(Ok(()), |entrance| entrance.listen_again(bells))
     }
 
@@ -167,7 +173,7 @@ impl Gate {
                             spin.meet(lane.link.peer());
                             lanes.add(Box::new(lane));
                         }
-                        Err(_) => hall.give_back_number(),
+                        Err(number) => hall.give_back_number(number),
                     };
                     entrance.attend(visit, bells, &hall.reception, || hall.take_number(), done)?;
                 }
@@ -337,7 +343,7 @@ impl Senders {
             return Err(Error::Forked);
         }
         let number = hall.take_number()?;
-        let made = self.make_lane(number).inspect_err(|_| hall.give_back_number())?;
+        let made = self.make_lane(number).inspect_err(|_| hall.give_back_number(number))?;
         let (sender, lane) = made;
         let mut state = hall.state();
         if state.is_closed {
@@ -435,4 +441,20 @@ impl Senders {
 /// Who sends by a thread's lane.
 pub(crate) fn this_process() -> Peer {
     Peer { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_begin_anew_after_the_last_and_leave_out_those_in_use() {
+        let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+        let mut kept = vec![senders.sender().unwrap()];
+        senders.hall.state().number = u32::MAX - 1;
+        kept.extend((0..3).map(|_| senders.sender().unwrap()));
+        let mut lanes: Vec<_> = (0..4).map(|_| receiver.receive().unwrap().lane()).collect();
+        lanes.sort_unstable();
+        assert_eq!(lanes, [1, 2, 3, u32::MAX]);
+    }
 }
