@@ -319,13 +319,17 @@ impl Receiver {
         Message { receiver: self, record: raw.0 }
     }
 
-    /// Takes one more message of a batch that [`Receiver::release_batch`] releases, after `look` has seen it. False: none is
-    /// there now, or one that came with descriptors, which is to be received alone. For bindings.
+    /// Takes one more message, or the first, of a batch that [`Receiver::release_batch`] releases, after `look` has seen it. False:
+    /// none is there now, or one that came with descriptors, which is to be received alone, or the lane's turn has ended, where
+    /// there are several. For bindings.
     #[doc(hidden)]
     #[inline]
-    pub fn take_for_batch(&mut self, look: impl FnOnce(&Message<'_>)) -> Result<bool> {
+    pub fn take_for_batch(&mut self, is_first: bool, look: impl FnOnce(&Message<'_>)) -> Result<bool> {
         if self.owner.is_forked() {
             return Err(Error::Forked);
+        }
+        if self.turn_over && !is_first {
+            return Ok(false);
         }
         let record = match self.lanes.current.consumer.peek() {
             Ok(Some(record)) if record.descriptors == 0 => record,
@@ -334,6 +338,7 @@ impl Receiver {
         };
         look(&std::mem::ManuallyDrop::new(Message { receiver: self, record }));
         self.lanes.current.consumer.take(&record);
+        self.count_to_turn(&record);
         Ok(true)
     }
 
@@ -630,6 +635,11 @@ impl Receiver {
         if self.lanes.current.consumer.release(record) == Wake::Ring {
             self.lanes.current.link.ring_peer();
         }
+        self.count_to_turn(record);
+    }
+
+    #[inline(always)]
+    fn count_to_turn(&mut self, record: &Record) {
         if record.seq.is_multiple_of(TURN) && self.many {
             self.end_turn();
         }
@@ -1144,6 +1154,7 @@ impl Message<'_> {
         let is_message = record.descriptors == 0 || forked || receiver.drop_descriptors(&record);
         let ticket = is_message.then(|| {
             receiver.detours += 1;
+            receiver.count_to_turn(&record);
             (number, receiver.lanes.current.consumer.hold(&record))
         });
         let (bytes, seq, returned) = (record.bytes as usize, record.seq, receiver.returned.clone());

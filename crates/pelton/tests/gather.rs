@@ -746,3 +746,46 @@ fn the_descriptor_tells_of_what_a_survivor_brings_until_all_is_received() {
     assert!(receiver.arm().unwrap());
     assert!(!is_readable(receiver.as_fd()), "idle again");
 }
+
+/// Receives by `take`, which answers how many it took of the first lane, or 0 if the message of the second came.
+#[track_caller]
+fn second_lane_gets_its_turn(mut take: impl FnMut(&mut Receiver) -> u32) {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let [mut many, mut few] = std::array::from_fn(|_| senders.sender().unwrap());
+    many.send(b"many").unwrap();
+    assert_eq!(receiver.receive().unwrap().lane(), 1);
+    few.send(b"few").unwrap();
+    let mut taken = 0;
+    loop {
+        while many.try_send(b"many").unwrap() == Sent::Sent {}
+        match take(&mut receiver) {
+            0 => break,
+            more => taken += more,
+        }
+        assert!(taken <= 128, "{taken} messages of one lane came first");
+    }
+}
+
+#[test]
+fn a_turn_ends_though_messages_are_held() {
+    second_lane_gets_its_turn(|receiver| {
+        let message = receiver.receive().unwrap();
+        let lane = message.lane();
+        drop(message.hold());
+        u32::from(lane == 1)
+    });
+}
+
+#[test]
+fn a_turn_ends_in_a_bindings_batch() {
+    second_lane_gets_its_turn(|receiver| {
+        let message = receiver.receive().unwrap();
+        let (lane, _) = (message.lane(), message.into_raw());
+        let mut taken = 0;
+        while taken < 1000 && receiver.take_for_batch(taken == 0, |_| ()).unwrap() {
+            taken += 1;
+        }
+        receiver.release_batch();
+        if lane == 1 { taken } else { 0 }
+    });
+}
