@@ -226,7 +226,7 @@ PELTON_MUST_USE int pelton_threads(const pelton_options *options, pelton_sender 
 PELTON_MUST_USE int pelton_gather(const char *name, const pelton_options *options, pelton_receiver **out);
 
 /* Makes what threads of this process make their senders by. Also while a message is not released.
- * Errors: PELTON_REFUSED: the receiver is not of pelton_gather. */
+ * Errors: PELTON_REFUSED: the receiver is not of pelton_gather; PELTON_CLOSED: it has been told so. */
 PELTON_MUST_USE int pelton_receiver_senders(pelton_receiver *receiver, pelton_senders **out);
 
 /* Makes a sender with a lane of its own, which one thread at a time uses. Does not wait. Any thread, at any time.
