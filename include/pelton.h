@@ -235,7 +235,7 @@ PELTON_MUST_USE int pelton_threads(const pelton_options *options, pelton_sender 
 PELTON_MUST_USE int pelton_gather(const char *name, const pelton_options *options, pelton_receiver **out);
 
 /* Makes what threads of this process make their senders by. Also while a message is not released.
- * Errors: PELTON_REFUSED: the receiver is not of pelton_gather. */
+ * Errors: PELTON_REFUSED: the receiver is not of pelton_gather; PELTON_CLOSED: it has been told so. */
 PELTON_MUST_USE int pelton_receiver_senders(pelton_receiver *receiver, pelton_senders **out);
 
 /* Makes a sender with a lane of its own, which one thread at a time uses. Does not wait. Any thread, at any time.
@@ -243,7 +243,8 @@ PELTON_MUST_USE int pelton_receiver_senders(pelton_receiver *receiver, pelton_se
 PELTON_MUST_USE int pelton_senders_open(pelton_senders *senders, pelton_sender **out);
 
 /* Sends by the calling thread's own lane, which is made when it has none yet, and given up when the thread ends. Any thread, at any time:
- * none waits for another. Errors: as pelton_send and pelton_senders_open. */
+ * none waits for another. Errors: as pelton_send and pelton_senders_open; PELTON_REFUSED also from the destructor of a thread's own data,
+ * when the thread's lane has been given up. */
 PELTON_MUST_USE int pelton_senders_send(pelton_senders *senders, const void *data, size_t size, int64_t deadline_ns);
 
 /* Closes and frees the handle; senders made by it stay, but for threads' own when it is the last of its receiver. NULL does nothing.

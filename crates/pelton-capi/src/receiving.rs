@@ -196,7 +196,7 @@ pub unsafe extern "C" fn pelton_receive_batch(
             while found < count {
                 // SAFETY: the caller's promise; less than count.
                 let look = |message: &Message<'_>| unsafe { out.add(found).write(CMessage::of(message)) };
-                match receiving.receiver.take_for_batch(look) {
+                match receiving.receiver.take_for_batch(found == 0, look) {
                     Ok(true) => found += 1,
                     Ok(false) => break,
                     // For the next call to tell.

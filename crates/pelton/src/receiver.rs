@@ -118,12 +118,15 @@ impl Receiver {
     /// [`Options::gather_at`] made. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Refused`] for a receiver of one sender, and for a path's; [`Error::Forked`].
+    /// [`Error::Refused`] for a receiver of one sender, and for a path's; [`Error::Closed`] when this receiver has been told so;
+    /// [`Error::Forked`].
     pub fn senders(&self) -> Result<Senders> {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
         match &self.gate {
+            // Nothing is received any more.
+            Some(_) if self.end.is_some() => Err(Error::Closed { unreleased: 0 }),
             Some(gate) => Ok(gate.senders()),
             None => Err(Error::Refused("this channel has its senders: make a receiver by gather".to_owned())),
         }
@@ -374,6 +377,14 @@ impl Receiver {
         {
             // An error would be about those who wait to come in, and is for the next look to find.
             let _ = gate.part_with(*lane, &self.bells);
+            self.heed_newcomer();
+        }
+    }
+
+    /// The common way sees messages alone: of a lane that has just got the turn its sender's coming is to be told first.
+    fn heed_newcomer(&mut self) {
+        if !self.lanes.current.is_announced {
+            self.end_turn();
         }
     }
 
@@ -405,7 +416,13 @@ impl Receiver {
         self.lanes.current.link.note_look();
         self.find_lanes()?;
         match self.peek_in_turn()? {
-            Some(record) => Ok(Some(record)),
+            Some(record) => {
+                // Who comes or goes need not have rung, and the descriptor is to stay readable until the next `arm`.
+                if self.sleeper.is_armed() {
+                    self.bells.nudge().ring();
+                }
+                Ok(Some(record))
+            }
             None => self.nothing_or_end(),
         }
     }
@@ -462,7 +479,10 @@ impl Receiver {
     /// Looks for new lanes, which a busy receiver is not rung for; of one that gathers, also which senders have gone.
     fn find_lanes(&mut self) -> Result<()> {
         if let Some(gate) = &mut self.gate {
-            return gate.attend(&mut self.lanes, &self.bells, &mut self.spin);
+            let attended = gate.attend(&mut self.lanes, &self.bells, &mut self.spin);
+            // Also when somebody came in before that failed.
+            self.heed_newcomer();
+            return attended;
         }
         let Origin::Path(place) = &self.origin else { return Ok(()) };
         for number in self.lanes.count() as u32..place.directory.lanes()? {
@@ -513,6 +533,11 @@ impl Receiver {
         if self.lanes.current.consumer.release(record) == Wake::Ring {
             self.lanes.current.link.ring_peer();
         }
+        self.count_to_turn(record);
+    }
+
+    #[inline(always)]
+    fn count_to_turn(&mut self, record: &Record) {
         if record.seq.is_multiple_of(TURN) && self.many {
             self.end_turn();
         }

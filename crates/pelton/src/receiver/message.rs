@@ -134,6 +134,7 @@ impl Message<'_> {
         let is_message = record.descriptors == 0 || forked || receiver.drop_descriptors(&record);
         let ticket = is_message.then(|| {
             receiver.detours += 1;
+            receiver.count_to_turn(&record);
             (number, receiver.lanes.current.consumer.hold(&record))
         });
         let (bytes, seq, returned) = (record.bytes as usize, record.seq, receiver.returned.clone());

@@ -1,7 +1,7 @@
 //! Receiving for bindings, whose languages know no borrows: what is received is kept beside the receiver, as long as that is used
 //! for nothing else. No part of the documented interface.
 
-use super::{Batch, Held, Message, Receiver, TURN};
+use super::{Batch, Held, Message, Receiver};
 use crate::error::{Error, Result};
 use pelton_lane::Record;
 use std::ptr::NonNull;
@@ -74,16 +74,16 @@ impl Receiver {
         Message { receiver: self, record: raw.0 }
     }
 
-    /// Takes one more message of a batch that [`Receiver::release_batch`] releases, after `look` has seen it. False: none is
-    /// there now, or one that came with descriptors, which is to be received alone, or the lane's turn has ended, where there
-    /// are several. For bindings.
+    /// Takes one more message, or the first, of a batch that [`Receiver::release_batch`] releases, after `look` has seen it. False:
+    /// none is there now, or one that came with descriptors, which is to be received alone, or the lane's turn has ended, where
+    /// there are several. For bindings.
     #[doc(hidden)]
     #[inline]
-    pub fn take_for_batch(&mut self, look: impl FnOnce(&Message<'_>)) -> Result<bool> {
+    pub fn take_for_batch(&mut self, is_first: bool, look: impl FnOnce(&Message<'_>)) -> Result<bool> {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
-        if self.turn_over {
+        if self.turn_over && !is_first {
             return Ok(false);
         }
         let record = match self.lanes.current.consumer.peek() {
@@ -93,9 +93,7 @@ impl Receiver {
         };
         look(&std::mem::ManuallyDrop::new(Message { receiver: self, record }));
         self.lanes.current.consumer.take(&record);
-        if self.many && record.seq.is_multiple_of(TURN) {
-            self.end_turn();
-        }
+        self.count_to_turn(&record);
         Ok(true)
     }
 
