@@ -20,7 +20,8 @@
  *
  * RESULTS. Functions that return int answer 0 (PELTON_OK) or a negative code; each function's comment lists those of its own.
  * PELTON_AGAIN is an answer, not an error: full, empty, or the deadline has passed. Any function may answer, besides:
- *   PELTON_NULL           a pointer is NULL that must not be. Only _close functions take a NULL handle, and do nothing.
+ *   PELTON_NULL           a pointer is NULL that must not be. Only _close functions and pelton_held_release take a NULL handle, and
+ *                         do nothing.
  *   PELTON_CLOSED_HANDLE  the handle was closed, or is of another kind. Closed handles are recognised for a while (at least the
  *                         next 64 closings in the process), not for ever: do not rely on it.
  *   PELTON_WRONG_THREAD   another thread is in a call with this handle. Found only where PELTON_CHECK_THREADS is set in the
@@ -33,7 +34,8 @@
  *
  * WAITING. A function with a deadline_ns may wait until then: nanoseconds of CLOCK_MONOTONIC, PELTON_NO_WAIT or PELTON_FOREVER;
  * pelton_deadline(n) is n nanoseconds from now. The deadline is looked at only when there is something to wait for. How it
- * waits, spinning or asleep, is an option. Signals do not end a wait. Functions without a deadline_ns do not wait.
+ * waits, spinning or asleep, is an option. Signals do not end a wait: who is to hear them, or to be woken by another thread, arms and
+ * polls ("In an event loop"). Functions without a deadline_ns do not wait, unless their comment says so.
  *
  * THREADS. A handle is used by one thread at a time; which one does not matter, and need not stay the same, as long as one
  * thread's call has returned, and the other knows, before the other begins. Different handles are independent. Only
@@ -125,9 +127,10 @@ enum pelton_wait {
 typedef struct pelton_options {
     uint32_t struct_bytes;      /* sizeof(pelton_options), set by PELTON_OPTIONS_INIT; later versions add at the end */
     uint32_t wait;              /* enum pelton_wait */
-    uint64_t capacity;          /* bytes of the lane, 64 MiB, at most 16 GiB; the sender's side, or the path's maker, decides */
+    uint64_t capacity;          /* bytes of the lane, 64 MiB, 4 KiB to 16 GiB, rounded up to a multiple of 64 KiB; the sender's side,
+                                   or the path's maker, decides */
     uint64_t message_bytes_max; /* the largest message, if less than half the capacity less 32 bytes; decided likewise */
-    int64_t deadline_ns;        /* opening waits until then: for somebody to listen; on a path, to be made and joined */
+    int64_t deadline_ns;        /* opening waits until then: for somebody to listen; on a path, for it to be made and joined */
     const uint32_t *uids;       /* users that may be at the other end besides this process's own, */
     uint32_t uids_count;        /* and how many */
     uint32_t create;            /* path: 1 makes the channel if it is not there */
@@ -140,7 +143,8 @@ typedef struct pelton_options {
 #define PELTON_OPTIONS_INIT {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0, 0, 0}
 
 /* A message received in place. data stays good until the message is released; it is aligned to 8 bytes, and never NULL. Who
- * reads in place trusts the sender not to write after it has committed; pelton_receive_copy trusts nobody. */
+ * reads in place trusts the sender not to write after it has committed; pelton_receive_copy trusts nobody, nor does who copies data
+ * once and looks at the copy alone. */
 typedef struct pelton_message {
     const void *data;
     size_t size;
@@ -155,19 +159,22 @@ typedef struct pelton_message {
 
 /* Other flags, one of which is set in what is no message but tells, if options.announce asks for it, what became of the sender of that
  * lane: it has come, before its first message; it has closed, has died, or has broken the rules of the layout, after its last. It has
- * 0 bytes, its seq is 0, and it is released like a message. pelton_receive tells; pelton_receive_copy passes over it. */
+ * 0 bytes, its seq is 0, and it is released like a message. pelton_receive tells, pelton_receive_batch too, with nothing else beside it;
+ * pelton_receive_copy passes over it. */
 #define PELTON_JOINED 2
 #define PELTON_LEFT 4
 #define PELTON_DIED 8
 #define PELTON_BROKE_RULES 16
 #define PELTON_TELLS (PELTON_JOINED | PELTON_LEFT | PELTON_DIED | PELTON_BROKE_RULES)
 
-/* Figures of one side. They cost nothing to keep. */
+/* Figures of one side. They cost nothing to keep. Those of the peer and of the lane are, at a receiver of several senders, of the one
+ * whose message came last. */
 typedef struct pelton_info {
-    uint32_t struct_bytes;      /* sizeof(pelton_info), set by the caller before the call: no more than that is written */
-    uint32_t has_peer;          /* 1 while the other side is there, as far as is known; only a path's may be missing */
-    uint32_t peer_pid;          /* its process when it connected, */
-    uint32_t peer_uid;          /* its user, as the kernel vouches for; the one whose message came last, of several senders */
+    uint32_t struct_bytes;      /* sizeof(pelton_info), set by the caller before the call: no more than that is written, and 0 where
+                                   the library is older than the header */
+    uint32_t has_peer;          /* 1 while the other side is there, as far as is known; a path's may be missing, and pelton_gather's */
+    uint32_t peer_pid;          /* its process when it connected; on a path, as it says */
+    uint32_t peer_uid;          /* its user, as the kernel vouches for; on a path, the directory's owner */
     uint32_t next_seq;          /* sender: the number that the next message will have */
     uint32_t generation;        /* receiver: which producer of the lane sent the last message, 1 for the first */
     uint64_t capacity;          /* bytes of the lane */
@@ -203,15 +210,17 @@ int64_t pelton_deadline(int64_t timeout_ns);
  *   "unix:PATH" connects to one that listens at this socket
  *   "path:DIR"  opens the channel in this directory, and goes on behind the last message that its sender before committed; no
  *               receiver need be there, unless there is a deadline in the options
- * Waits as the options' deadline says, for nobody without one; then, for a side that listens but is slow to accept, 5 seconds
- * at most. An event loop that cannot afford that opens in a thread of its own and hands the handle over.
+ * Waits until the options' deadline, hands shaken by then too. Without one it waits for nobody to come, and 5 seconds at most for a
+ * side that listens but is slow to accept. An event loop that cannot afford that opens in a thread of its own and hands the handle
+ * over.
  * Errors: PELTON_AGAIN: the deadline, or those seconds, have passed. PELTON_NAME, PELTON_OPTION. By connect:
  * PELTON_NO_LISTENER, PELTON_REFUSED (another user, version, or end: the detail has the other side's words), PELTON_HUNG_UP.
- * By path: PELTON_NO_CHANNEL, PELTON_NOT_A_CHANNEL, PELTON_ROLE_TAKEN, PELTON_NO_SPACE, PELTON_REBOOTED. PELTON_CORRUPT,
- * PELTON_SYSTEM. Nothing is left behind; it can be tried again. */
+ * By path: PELTON_NO_CHANNEL (none by the deadline either), PELTON_NOT_A_CHANNEL, PELTON_ROLE_TAKEN, PELTON_NO_SPACE,
+ * PELTON_REBOOTED. PELTON_CORRUPT, PELTON_SYSTEM. Nothing is left behind, but a channel that was made; it can be tried again. */
 PELTON_MUST_USE int pelton_sender_open(const char *name, const pelton_options *options, pelton_sender **out);
 
-/* Opens the receiving end of a channel. As pelton_sender_open; a path's begins with the oldest message not released. */
+/* Opens the receiving end of a channel. As pelton_sender_open; a path's begins with the oldest message not released, and by a deadline
+ * there must be a message or a sender. */
 PELTON_MUST_USE int pelton_receiver_open(const char *name, const pelton_options *options, pelton_receiver **out);
 
 /* Makes both ends of a channel between threads of this process. Does not wait. Errors: PELTON_OPTION, PELTON_SYSTEM. */
@@ -226,7 +235,7 @@ PELTON_MUST_USE int pelton_threads(const pelton_options *options, pelton_sender 
 PELTON_MUST_USE int pelton_gather(const char *name, const pelton_options *options, pelton_receiver **out);
 
 /* Makes what threads of this process make their senders by. Also while a message is not released.
- * Errors: PELTON_REFUSED: the receiver is not of pelton_gather. */
+ * Errors: PELTON_REFUSED: the receiver is not of pelton_gather; PELTON_CLOSED: it has been told so. */
 PELTON_MUST_USE int pelton_receiver_senders(pelton_receiver *receiver, pelton_senders **out);
 
 /* Makes a sender with a lane of its own, which one thread at a time uses. Does not wait. Any thread, at any time.
@@ -234,7 +243,8 @@ PELTON_MUST_USE int pelton_receiver_senders(pelton_receiver *receiver, pelton_se
 PELTON_MUST_USE int pelton_senders_open(pelton_senders *senders, pelton_sender **out);
 
 /* Sends by the calling thread's own lane, which is made when it has none yet, and given up when the thread ends. Any thread, at any time:
- * none waits for another. Errors: as pelton_send and pelton_senders_open. */
+ * none waits for another. Errors: as pelton_send and pelton_senders_open; PELTON_REFUSED also from the destructor of a thread's own data,
+ * when the thread's lane has been given up. */
 PELTON_MUST_USE int pelton_senders_send(pelton_senders *senders, const void *data, size_t size, int64_t deadline_ns);
 
 /* Closes and frees the handle; senders made by it stay, but for threads' own when it is the last of its receiver. NULL does nothing.
@@ -247,7 +257,7 @@ int pelton_senders_close(pelton_senders *senders);
 PELTON_MUST_USE int pelton_listen(const char *name, const pelton_options *options, pelton_listener **out);
 
 /* Waits until a receiver connects, and is its sender. Peers that are refused are told why and do not end the wait. Once one has
- * connected, also with PELTON_NO_WAIT, shaking hands may take half a second if it is slow.
+ * connected, also with PELTON_NO_WAIT or a deadline that has passed, it may take half a second if that one is slow, or refused.
  * Errors: PELTON_AGAIN; PELTON_SYSTEM, for instance when descriptors run out. */
 PELTON_MUST_USE int pelton_accept_sender(pelton_listener *listener, int64_t deadline_ns, pelton_sender **out);
 
@@ -273,7 +283,7 @@ int pelton_listener_close(pelton_listener *listener);
 PELTON_MUST_USE int pelton_send(pelton_sender *sender, const void *data, size_t size, int64_t deadline_ns);
 
 /* Reserves size bytes for a message to be written in place, aligned to 8; waits for room. Nothing is seen of it until it is
- * committed. What was reserved before, or a batch begun, is aborted. Errors: as pelton_send. */
+ * committed. What was reserved before, or a batch begun, is aborted, also when this fails. Errors: as pelton_send. */
 PELTON_MUST_USE int pelton_reserve(pelton_sender *sender, size_t size, int64_t deadline_ns, void **out);
 
 /* Publishes the first size bytes of what was reserved as one message. Does not wait. Nothing of it may be written afterwards.
@@ -285,8 +295,8 @@ PELTON_MUST_USE int pelton_commit(pelton_sender *sender, size_t size);
 int pelton_abort(pelton_sender *sender);
 
 /* Begins a batch: room for count messages of bytes_total bytes together, which appear to the receiver at once or not at all. Waits
- * for room. What was reserved before is aborted. Errors: as pelton_send; PELTON_TOO_LARGE when the messages with 16 bytes each
- * come to more than the largest message. */
+ * for room. What was reserved before, or a batch begun, is aborted, also when this fails. Errors: as pelton_send; PELTON_TOO_LARGE,
+ * but not while the messages, with 16 bytes more each, come to no more than the largest message. */
 PELTON_MUST_USE int pelton_batch_begin(pelton_sender *sender, size_t count, size_t bytes_total, int64_t deadline_ns);
 
 /* Copies the batch's next message. Does not wait. Errors: PELTON_AGAIN: the batch's room is used up: commit it and begin another.
@@ -296,7 +306,9 @@ PELTON_MUST_USE int pelton_batch_push(pelton_sender *sender, const void *data, s
 /* Publishes the messages pushed. Does not wait. Errors: PELTON_NOT_RESERVED. */
 PELTON_MUST_USE int pelton_batch_commit(pelton_sender *sender);
 
-/* Sends a message together with count descriptors, at most 64; waits for room. The caller keeps its own. Not on a path.
+/* Sends a message together with count descriptors, at most 64; waits for room. The caller keeps its own. Not on a path. The sender keeps
+ * duplicates, for a successor of the receiver, until it has noticed that the message was released: when this is called again, or
+ * pelton_sender_info.
  * Errors: as pelton_send; PELTON_TOO_MANY_DESCRIPTORS; PELTON_REFUSED: a path; PELTON_SYSTEM, EBADF: one that is not open. */
 PELTON_MUST_USE int pelton_send_descriptors(pelton_sender *sender, const void *data, size_t size, const int *fds, size_t count,
                                             int64_t deadline_ns);
@@ -311,18 +323,20 @@ int pelton_trim(pelton_sender *sender);
 /* ---- Receiving --------------------------------------------------------------------------------------------------------- *
  * After the last message all of them answer PELTON_CLOSED when the sender has closed, PELTON_PEER_DIED when it died; then
  * pelton_receiver_resume, or close. On a path the end is told once, and then receiving goes on for the next. PELTON_CORRUPT,
- * PELTON_SYSTEM. What was received is released, or held, before anything else is done with the receiver but closing it, asking
- * it for figures, its descriptor, or a message's descriptors: PELTON_NOT_RELEASED. */
+ * PELTON_SYSTEM. What was received is released, or held, before anything else is done with the receiver, but for what says
+ * otherwise, and taking its descriptors: PELTON_NOT_RELEASED. */
 
 /* The next message, in place; waits for one. Release it with pelton_release. Errors: PELTON_AGAIN: none. */
 PELTON_MUST_USE int pelton_receive(pelton_receiver *receiver, int64_t deadline_ns, pelton_message *out);
 
 /* Up to count messages in place, those that are there; waits for the first. *out_count is how many, at least 1. One pelton_release
- * releases all of them. A message with descriptors comes alone. Errors: PELTON_AGAIN: none. */
+ * releases all of them. All are of one lane; a message with descriptors comes alone.
+ * Errors: PELTON_AGAIN: none. PELTON_TOO_SMALL: count is 0. */
 PELTON_MUST_USE int pelton_receive_batch(pelton_receiver *receiver, int64_t deadline_ns, pelton_message *out, size_t count,
                                          size_t *out_count);
 
-/* Copies the next message to buffer and releases it; waits for one. *out_size is its size. Safe against any sender.
+/* Copies the next message to buffer and releases it; waits for one. *out_size is its size. Safe against any sender. Descriptors that came
+ * with it are closed. buffer may be NULL if capacity is 0.
  * Errors: PELTON_AGAIN: none. PELTON_TOO_SMALL: it has more than capacity bytes: *out_size says how many, the message stays. */
 PELTON_MUST_USE int pelton_receive_copy(pelton_receiver *receiver, void *buffer, size_t capacity, int64_t deadline_ns,
                                         size_t *out_size);
@@ -333,7 +347,7 @@ int pelton_release(pelton_receiver *receiver);
 
 /* Keeps the message received last, without a copy, and lets the receiver go on: data stays good until pelton_held_release. Space comes
  * back in order, so a message held long keeps what comes after it from being released too. Descriptors not taken are closed. Does not
- * wait. Errors: PELTON_NOT_RECEIVED, also for a batch of more than one. */
+ * wait. Errors: PELTON_NOT_RECEIVED, also for what pelton_receive_batch answered to a count above 1. */
 PELTON_MUST_USE int pelton_hold(pelton_receiver *receiver, pelton_held **out);
 
 /* Releases a message held, and frees the handle; in any order, from any thread, at any time: also while the receiver is in use by
@@ -342,8 +356,9 @@ PELTON_MUST_USE int pelton_hold(pelton_receiver *receiver, pelton_held **out);
 int pelton_held_release(pelton_held *held);
 
 /* The descriptors that came with the message received last, once: they are the caller's to close, and close on exec. Waits a second at
- * most for a sender that survived its receiver and sends them again. *out_count is how many; with PELTON_TOO_SMALL (more than capacity)
- * too, and they stay. Errors: PELTON_NOT_RECEIVED, PELTON_DESCRIPTORS_LOST, PELTON_CORRUPT. */
+ * most for a sender that survived its receiver and sends them again. *out_count is how many, 0 if none came or they were taken; with
+ * PELTON_TOO_SMALL (more than capacity) too, and they stay. out may be NULL if capacity is 0.
+ * Errors: PELTON_NOT_RECEIVED, PELTON_DESCRIPTORS_LOST, PELTON_CORRUPT, PELTON_SYSTEM: they are gone then, the message stays. */
 PELTON_MUST_USE int pelton_take_descriptors(pelton_receiver *receiver, int *out, size_t capacity, size_t *out_count);
 
 /* ---- In an event loop -------------------------------------------------------------------------------------------------- *
@@ -366,10 +381,11 @@ int pelton_sender_fd(const pelton_sender *sender);
 PELTON_MUST_USE int pelton_sender_arm(pelton_sender *sender, size_t size);
 
 /* For who has nothing to send: asks that the descriptor become readable when the receiver goes, and not while there is room; takes
- * pelton_sender_arm back. When it is readable, again: it may have been for nothing. Does not wait. Errors: as pelton_send. */
+ * pelton_sender_arm back. When it is readable, again: it may have been for nothing. Does not wait. Answers PELTON_OK while the receiver
+ * is there, or, on a path, may come. Errors: as pelton_send. */
 PELTON_MUST_USE int pelton_sender_arm_for_end(pelton_sender *sender);
 
-/* Takes pelton_sender_arm back. */
+/* Takes pelton_sender_arm back. Also while something is reserved. */
 int pelton_sender_disarm(pelton_sender *sender);
 
 /* Answers the descriptor, or a code. Also while a message is not released. */
@@ -379,7 +395,7 @@ int pelton_receiver_fd(const pelton_receiver *receiver);
  * Answers: PELTON_AGAIN: none yet, wait for the descriptor. PELTON_OK: one is there. Errors: as pelton_receive. */
 PELTON_MUST_USE int pelton_receiver_arm(pelton_receiver *receiver);
 
-/* Takes pelton_receiver_arm back. */
+/* Takes pelton_receiver_arm back. Also while a message is not released. */
 int pelton_receiver_disarm(pelton_receiver *receiver);
 
 /* ---- Either end -------------------------------------------------------------------------------------------------------- */
@@ -388,7 +404,8 @@ int pelton_receiver_disarm(pelton_receiver *receiver);
  * again; then sending goes on. An end that had connected connects under the name again; one that was accepted accepts there, and
  * needs no listener open. On a path it waits until a receiver is there, which sending does not need. Leave it some milliseconds: hands
  * are shaken within the deadline. Errors: PELTON_AGAIN: nobody came. PELTON_REFUSED: the channel has not lost its peer, or is one
- * between threads. PELTON_CORRUPT, PELTON_SYSTEM; it can be tried again. */
+ * between threads or of pelton_gather; or the successor's words. PELTON_HUNG_UP, PELTON_CORRUPT, PELTON_SYSTEM; it can be tried
+ * again. */
 PELTON_MUST_USE int pelton_sender_resume(pelton_sender *sender, int64_t deadline_ns);
 
 /* After PELTON_PEER_DIED: waits for the sender's successor, who goes on where the dead one committed last. As pelton_sender_resume. */
@@ -404,7 +421,7 @@ PELTON_MUST_USE int pelton_sender_sync(pelton_sender *sender);
 PELTON_MUST_USE int pelton_receiver_sync(pelton_receiver *receiver);
 
 /* Figures of this side. out->struct_bytes says how much of it to fill. Does not wait. Also while something is reserved.
- * Errors: PELTON_OPTION: struct_bytes is 0 or odd. */
+ * Errors: PELTON_OPTION: struct_bytes is not set: 0, no multiple of 8, or above 4096. */
 int pelton_sender_info(pelton_sender *sender, pelton_info *out);
 
 /* Figures of this side. As pelton_sender_info. Also while a message is not released. */

@@ -71,6 +71,22 @@ static void two_processes_connect_under_a_name(void) {
     finish(child);
 }
 
+static void who_is_there_is_accepted_when_the_deadline_has_passed(void) {
+    char name[128];
+    pelton_listener *listener;
+    pelton_receiver *receiver;
+    OK(pelton_listen(place(name, "unix:%s/socket"), NULL, &listener));
+    ANSWERS(pelton_accept_receiver(listener, pelton_deadline(-1), &receiver), PELTON_AGAIN);
+    pid_t child = start(send_many, name);
+    struct pollfd poll_for = {pelton_listener_fd(listener), POLLIN, 0};
+    CHECK(poll(&poll_for, 1, 60000) == 1);
+    OK(pelton_accept_receiver(listener, pelton_deadline(-1), &receiver));
+    receive_numbered(receiver, MANY);
+    OK(pelton_receiver_close(receiver));
+    OK(pelton_listener_close(listener));
+    finish(child);
+}
+
 static void answer_with_figures(const char *name) {
     pelton_listener *listener;
     pelton_sender *sender;
@@ -524,6 +540,7 @@ int main(void) {
     static const test tests[] = {
         TEST(the_table_of_codes_is_the_librarys),
         TEST(two_processes_connect_under_a_name),
+        TEST(who_is_there_is_accepted_when_the_deadline_has_passed),
         TEST(a_receiver_may_be_the_one_that_connects),
         TEST(a_path_keeps_what_was_sent_until_it_is_received),
         TEST(each_sender_of_a_path_has_a_lane),

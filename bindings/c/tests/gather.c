@@ -142,6 +142,34 @@ static void processes_come_and_go_and_each_end_is_told(void) {
     OK(pelton_receiver_close(receiver));
 }
 
+static void a_batch_is_no_longer_than_a_turn(void) {
+    enum { TURN = 64, TURNS = 3 };
+    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_receiver *receiver;
+    pelton_senders *senders;
+    pelton_sender *both[2];
+    static pelton_message messages[2 * TURNS * TURN];
+    size_t count;
+    options.capacity = 64 << 10;
+    OK(pelton_gather(NULL, &options, &receiver));
+    OK(pelton_receiver_senders(receiver, &senders));
+    for (int i = 0; i < 2; i++) {
+        OK(pelton_senders_open(senders, &both[i]));
+        for (int n = 0; n < TURNS * TURN; n++) OK(pelton_send(both[i], "x", 1, PELTON_NO_WAIT));
+    }
+    uint32_t last = 0;
+    for (size_t received = 0; received < 2 * TURNS * TURN; received += count) {
+        OK(pelton_receive_batch(receiver, SOON, messages, sizeof messages / sizeof *messages, &count));
+        CHECK(count <= TURN && messages[0].lane == messages[count - 1].lane && messages[0].lane != last);
+        last = messages[0].lane;
+        OK(pelton_release(receiver));
+    }
+    ANSWERS(pelton_receive_batch(receiver, PELTON_NO_WAIT, messages, 1, &count), PELTON_AGAIN);
+    for (int i = 0; i < 2; i++) OK(pelton_sender_close(both[i]));
+    OK(pelton_senders_close(senders));
+    OK(pelton_receiver_close(receiver));
+}
+
 static void mistakes_get_codes(void) {
     pelton_options options = PELTON_OPTIONS_INIT;
     pelton_receiver *receiver, *of_one;
@@ -193,6 +221,7 @@ int main(void) {
     static const test tests[] = {
         TEST(each_threads_messages_come_in_order),
         TEST(processes_come_and_go_and_each_end_is_told),
+        TEST(a_batch_is_no_longer_than_a_turn),
         TEST(mistakes_get_codes),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);

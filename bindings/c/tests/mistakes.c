@@ -167,7 +167,7 @@ static void what_is_reserved_comes_first(void) {
         ANSWERS(pelton_drain(sender, PELTON_NO_WAIT), PELTON_RESERVED);
         ANSWERS(pelton_trim(sender), PELTON_RESERVED);
         ANSWERS(pelton_sender_arm(sender, 1), PELTON_RESERVED);
-        ANSWERS(pelton_sender_disarm(sender), PELTON_RESERVED);
+        OK(pelton_sender_disarm(sender));
         ANSWERS(pelton_sender_arm_for_end(sender), PELTON_RESERVED);
         ANSWERS(pelton_sender_resume(sender, PELTON_NO_WAIT), PELTON_RESERVED);
         ANSWERS(pelton_sender_sync(sender), PELTON_RESERVED);
@@ -188,7 +188,9 @@ static void releasing_needs_a_message(void) {
     begin();
     REFUSES(pelton_release(receiver), PELTON_NOT_RECEIVED, "no message is received");
     ANSWERS(pelton_hold(receiver, &held), PELTON_NOT_RECEIVED);
+    count = 7;
     ANSWERS(pelton_take_descriptors(receiver, &fd, 1, &count), PELTON_NOT_RECEIVED);
+    CHECK(count == 7);
     for (int i = 0; i < 4; i++) {
         OK(pelton_send(sender, "x", 1, PELTON_NO_WAIT));
     }
@@ -231,6 +233,7 @@ static void what_is_received_comes_first(void) {
         ANSWERS(pelton_receiver_resume(receiver, PELTON_NO_WAIT), PELTON_NOT_RELEASED);
         ANSWERS(pelton_receiver_sync(receiver), PELTON_NOT_RELEASED);
         OK(pelton_receiver_info(receiver, &info));
+        OK(pelton_receiver_disarm(receiver));
         CHECK(pelton_receiver_fd(receiver) >= 0);
         OK(pelton_release(receiver));
         while (pelton_receive_copy(receiver, text, sizeof text, PELTON_NO_WAIT, &size) == PELTON_OK) {
@@ -272,8 +275,11 @@ static void options_are_checked(void) {
     } newer = {PELTON_OPTIONS_INIT, 0};
     newer.options.struct_bytes = sizeof newer;
     OK(pelton_threads(&newer.options, &sender, &receiver));
-    info.struct_bytes = 0;
-    REFUSES(pelton_sender_info(sender, &info), PELTON_OPTION, "sizeof(pelton_info)");
+    static const uint32_t unset[] = {0, 7, sizeof info + 4, 4104, UINT32_MAX - 7};
+    for (size_t i = 0; i < sizeof unset / sizeof *unset; i++) {
+        info.struct_bytes = unset[i];
+        REFUSES(pelton_sender_info(sender, &info), PELTON_OPTION, "sizeof(pelton_info)");
+    }
     end();
     newer.later = 1;
     REFUSES(pelton_threads(&newer.options, &sender, &receiver), PELTON_OPTION, "does not know");

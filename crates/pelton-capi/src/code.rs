@@ -82,6 +82,15 @@ pub fn of(error: &Error) -> c_int {
     code
 }
 
+/// Whether it came true, by the deadline if there is one.
+pub fn came(answer: pelton::Result<bool>) -> Answer {
+    match answer {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(AGAIN),
+        Err(error) => Err(of(&error)),
+    }
+}
+
 /// A mistake that the system would have found, told as it does.
 #[cold]
 pub fn system(errno: c_int, detail: &str) -> c_int {

@@ -140,7 +140,7 @@ pub unsafe fn enter<T: Object, A>(handle: *mut Handle<T>, act: impl FnOnce(&mut 
         return Err(code::tell(code::WRONG_THREAD, format!("another thread is in a call with this {}", T::KIND)));
     }
     let answer = if shared.head.is_broken.load(Relaxed) {
-        Err(code::tell(code::INTERNAL, "the handle is not usable since a bug was caught: close it"))
+        Err(broken())
     } else {
         // SAFETY: this thread alone uses the object, by the caller's promise or the exchange above; an open gate has one.
         let object = unsafe { (*shared.object.get()).assume_init_mut() };
@@ -166,6 +166,11 @@ pub unsafe fn enter<T: Object, A>(handle: *mut Handle<T>, act: impl FnOnce(&mut 
     answer
 }
 
+#[cold]
+fn broken() -> c_int {
+    code::tell(code::INTERNAL, "the handle is not usable since a bug was caught: close it")
+}
+
 /// As [`enter`], for what any threads may do at once.
 ///
 /// # Safety
@@ -178,12 +183,20 @@ pub unsafe fn share<T: Object + Sync>(handle: *const Handle<T>, act: impl FnOnce
         let detail = format!("the handle given as {} is closed, or another kind's", T::KIND);
         return code::tell(code::CLOSED_HANDLE, detail);
     }
+    if shared.head.is_broken.load(Relaxed) {
+        return broken();
+    }
     // SAFETY: only shared references are made of it until it is closed, when no call uses it, by the caller's promise.
     let object = unsafe { (*shared.object.get()).assume_init_ref() };
-    number(catch(|| match object.is_forked() {
+    let answer = catch(|| match object.is_forked() {
         true => Err(code::of(&pelton::Error::Forked)),
         false => act(object),
-    }))
+    });
+    if answer == Err(code::INTERNAL) {
+        // Relaxed: other threads' calls that go on meanwhile are as if they had come first.
+        shared.head.is_broken.store(true, Relaxed);
+    }
+    number(answer)
 }
 
 /// As [`enter`], for what answers nothing but a code.
@@ -303,6 +316,20 @@ mod tests {
                 assert_eq!(close(handle), 0);
                 assert_eq!(close(handle), code::CLOSED_HANDLE);
             }
+        }
+    }
+
+    #[test]
+    fn after_a_panic_a_shared_handle_too_can_only_be_closed() {
+        std::panic::set_hook(Box::new(|_| {}));
+        let handle = Handle::boxed(Fragile);
+        // SAFETY: a live handle of this thread's.
+        unsafe {
+            assert_eq!(share(handle, |_| panic!("number {}", 7)), code::INTERNAL);
+            assert_eq!(detail(), "a bug in pelton: number 7");
+            assert_eq!(share(handle, |_| Ok(())), code::INTERNAL);
+            assert!(detail().contains("close it"));
+            assert_eq!(close(handle), 0);
         }
     }
 

@@ -197,6 +197,11 @@ fn accept<T>(
 ) -> Answer<T> {
     /// As long as a peer may take to greet; once it has connected there is no accepting without it.
     const SHAKING: Duration = Duration::from_millis(500);
+    let until = match until {
+        // Who has connected is accepted all the same: pelton would let it go again.
+        Until::Deadline(instant) if instant <= Instant::now() => Until::Now,
+        until => until,
+    };
     loop {
         let deadline = match until {
             Until::Now => {

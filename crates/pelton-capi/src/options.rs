@@ -25,6 +25,9 @@ pub struct COptions {
 
 const _: () = assert!(size_of::<COptions>() == 64);
 
+/// More than a struct of any header will have.
+const BYTES_MAX: u32 = 4096;
+
 /// Nanoseconds of CLOCK_MONOTONIC.
 pub fn now() -> i64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -124,14 +127,15 @@ fn wrong(option: &str, found: impl std::fmt::Display, wanted: &str) -> i32 {
     code::tell(code::OPTION, format!("{option} is {found}, wanted {wanted}"))
 }
 
-/// Options of a caller whose header may be older, with fewer fields, or newer: then what this library does not know must be 0.
+/// Options of a caller whose header may be newer: then what this library does not know must be 0. An older one has no fewer
+/// fields yet.
 ///
 /// # Safety
 /// As for [`of`].
 unsafe fn copied(options: *const COptions) -> Answer<COptions> {
     // SAFETY: the caller's promise.
     let bytes = unsafe { (*options).struct_bytes } as usize;
-    if bytes < size_of::<COptions>() || bytes > 4096 {
+    if bytes < size_of::<COptions>() || bytes > BYTES_MAX as usize {
         return Err(wrong("struct_bytes", bytes, "sizeof(pelton_options): begin with PELTON_OPTIONS_INIT"));
     }
     // SAFETY: as above.
@@ -195,7 +199,8 @@ impl Info {
     pub unsafe fn write(mut self, out: *mut Info) -> Answer {
         // SAFETY: the caller's promise.
         let bytes = unsafe { (*out).struct_bytes };
-        if bytes < 8 || bytes % 8 != 0 {
+        // Set by nobody, it could be anything.
+        if bytes == 0 || bytes % 8 != 0 || bytes > BYTES_MAX {
             return Err(wrong("struct_bytes", bytes, "sizeof(pelton_info)"));
         }
         self.struct_bytes = bytes;

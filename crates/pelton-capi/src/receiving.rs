@@ -1,6 +1,6 @@
 //! The receiving end, and messages held.
 
-use crate::code::{self, Answer};
+use crate::code::{self, Answer, came};
 use crate::handle::{Handle, ONE, Object, call, close, enter};
 use crate::options::{Info, Until};
 use crate::sending::Gathering;
@@ -183,21 +183,20 @@ pub unsafe extern "C" fn pelton_receive_batch(
             return Err(code::tell(code::TOO_SMALL, "room for 0 messages, wanted at least 1"));
         }
         let first = next(receiver, deadline_ns)?;
-        // SAFETY: the caller's promise, here and below.
-        unsafe { out.write(CMessage::of(&first)) };
-        let alone = count == 1 || first.descriptors() != 0 || first.kind() != Kind::Message;
-        let raw = first.into_raw();
-        let mut found = 1;
-        if alone {
-            receiving.current = Current::One(raw);
+        let mut found = 0;
+        if count == 1 || first.descriptors() != 0 || first.kind() != Kind::Message {
+            // SAFETY: the caller's promise.
+            unsafe { out.write(CMessage::of(&first)) };
+            receiving.current = Current::One(first.into_raw());
+            found = 1;
         } else {
             // From the first one on, which was only looked at so far.
-            found = 0;
+            let _ = first.into_raw();
             receiving.current = Current::Batch;
             while found < count {
-                // SAFETY: as above; less than count.
+                // SAFETY: the caller's promise; less than count.
                 let look = |message: &Message<'_>| unsafe { out.add(found).write(CMessage::of(message)) };
-                match receiving.receiver.take_for_batch(look) {
+                match receiving.receiver.take_for_batch(found == 0, look) {
                     Ok(true) => found += 1,
                     Ok(false) => break,
                     // For the next call to tell.
@@ -420,11 +419,11 @@ pub unsafe extern "C" fn pelton_take_descriptors(
             Current::One(raw) => raw,
             // None of a batch's messages has any.
             other => {
-                let nothing = matches!(other, Current::Nothing);
                 receiving.current = other;
+                let Current::Batch = receiving.current else { return Err(code::plain(code::NOT_RECEIVED)) };
                 // SAFETY: the caller's promise.
                 unsafe { out_count.write(0) };
-                return if nothing { Err(code::plain(code::NOT_RECEIVED)) } else { Ok(()) };
+                return Ok(());
             }
         };
         // SAFETY: received last, and the receiver not used meanwhile.
@@ -487,11 +486,7 @@ pub unsafe extern "C" fn pelton_receiver_fd(receiver: *const Handle<Receiving>) 
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_receiver_arm(receiver: Handled) -> c_int {
-    let arm = |receiving: &mut Receiving| match receiving.free()?.arm() {
-        Ok(true) => Err(code::AGAIN),
-        Ok(false) => Ok(()),
-        Err(error) => Err(code::of(&error)),
-    };
+    let arm = |receiving: &mut Receiving| came(receiving.free()?.arm().map(|armed| !armed));
     // SAFETY: the caller's promises.
     unsafe { call(receiver, arm) }
 }
@@ -518,15 +513,10 @@ pub unsafe extern "C" fn pelton_receiver_disarm(receiver: Handled) -> c_int {
 pub unsafe extern "C" fn pelton_receiver_resume(receiver: Handled, deadline_ns: i64) -> c_int {
     let resume = |receiving: &mut Receiving| {
         let receiver = receiving.free()?;
-        let resumed = match Until::of(deadline_ns).instant() {
+        came(match Until::of(deadline_ns).instant() {
             Some(instant) => receiver.resume_until(instant),
             None => receiver.resume().map(|()| true),
-        };
-        match resumed {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(code::AGAIN),
-            Err(error) => Err(code::of(&error)),
-        }
+        })
     };
     // SAFETY: the caller's promises.
     unsafe { call(receiver, resume) }

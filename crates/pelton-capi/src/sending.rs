@@ -1,6 +1,6 @@
 //! The sending end.
 
-use crate::code::{self, Answer};
+use crate::code::{self, Answer, came};
 use crate::handle::{Handle, ONE, Object, call, close, enter, share};
 use crate::options::{Info, Until};
 use pelton::{RawReservation, Sender, Senders, Sent};
@@ -368,15 +368,6 @@ pub unsafe extern "C" fn pelton_send_descriptors(
     unsafe { call(sender, send) }
 }
 
-/// Whether it came true.
-fn came(answer: pelton::Result<bool>) -> Answer {
-    match answer {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(code::AGAIN),
-        Err(error) => Err(code::of(&error)),
-    }
-}
-
 /// See `pelton.h`.
 ///
 /// # Safety
@@ -446,7 +437,7 @@ pub unsafe extern "C" fn pelton_sender_arm_for_end(sender: Handled) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_sender_disarm(sender: Handled) -> c_int {
     let disarm = |sending: &mut Sending| {
-        sending.free()?.disarm();
+        sending.sender.disarm();
         Ok(())
     };
     // SAFETY: the caller's promises.

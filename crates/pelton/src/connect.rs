@@ -176,7 +176,7 @@ pub(crate) struct Entrance {
     visitors: VecDeque<Visitor>,
     /// The number given last; 0 is the listener itself.
     visit: u32,
-    /// Not to be disturbed by connections, which would only fail, until a lane has left.
+    /// Not to be woken by connections, which could not be accepted last time. Each call looks again whether they can.
     is_deaf: bool,
 }
 
@@ -194,7 +194,8 @@ impl std::fmt::Debug for Visitor {
     }
 }
 
-/// Hand-shakes that go on at a time. For one more, the oldest is given up: who is in earnest has finished before.
+/// Hand-shakes that go on at a time. For one more, or for one who would be refused because of it, the oldest is given up: who is in
+/// earnest has finished before.
 const VISITORS_MAX: usize = 64;
 /// Connections taken at a time: one who connects again and again is not to keep the receiver from receiving.
 const ACCEPTS: usize = 16;
@@ -205,10 +206,16 @@ impl Entrance {
         Ok(Entrance { listener, visitors: VecDeque::new(), visit: 0, is_deaf: false })
     }
 
-    /// A lane has left: there may be descriptors again.
+    /// Whether connections have to be looked for, as nothing tells of them.
+    pub(crate) fn is_deaf(&self) -> bool {
+        self.is_deaf
+    }
+
+    /// Nothing speaks against accepting connections: a lane has left, or it went well.
     pub(crate) fn listen_again(&mut self, bells: &Bells) -> Result<()> {
-        if std::mem::take(&mut self.is_deaf) {
-            bells.add_visits(self.listener.as_fd(), 0).map_err(Error::system("watching the listener"))?;
+        if self.is_deaf {
+            bells.heed_visits(self.listener.as_fd(), 0, true).map_err(Error::system("watching the listener"))?;
+            self.is_deaf = false;
         }
         Ok(())
     }
@@ -229,21 +236,35 @@ impl Entrance {
             }
             return Ok(());
         }
-        // Those who are left are told of again.
+        // Who came before this call has had its turn.
+        let mut before = self.visitors.len();
         for _ in 0..ACCEPTS {
             let socket = match accept_at(self.listener.inner.bound.socket()) {
-                Ok(Some(socket)) => socket,
-                Ok(None) => return Ok(()),
                 // They wait where they are. To be told of them again and again would help nobody.
+                Err(_) if self.is_deaf => return Ok(()),
                 Err(error) => {
-                    bells.forget(self.listener.as_fd());
+                    let heeded = bells.heed_visits(self.listener.as_fd(), 0, false);
+                    heeded.map_err(Error::system("watching the listener"))?;
                     self.is_deaf = true;
                     return Err(Error::system("accepting a connection")(error));
+                }
+                Ok(accepted) => {
+                    self.listen_again(bells)?;
+                    match accepted {
+                        Some(socket) => socket,
+                        None => return Ok(()),
+                    }
                 }
             };
             step("connect: accepted");
             let Ok(shake) = Shake::new(socket, Pace::Polled, &self.listener.inner.options) else { continue };
-            let lane = match admit() {
+            let mut admitted = admit();
+            if admitted.is_err() && before > 0 {
+                before -= 1;
+                self.give_up_oldest(bells, &mut done);
+                admitted = admit();
+            }
+            let lane = match admitted {
                 Ok(lane) => lane,
                 Err(Error::Refused(why)) => {
                     shake.refuse(why);
@@ -254,11 +275,9 @@ impl Entrance {
                     continue;
                 }
             };
-            if self.visitors.len() == VISITORS_MAX
-                && let Some(oldest) = self.visitors.pop_front()
-            {
-                oldest.own_bell.inspect(|bell| bells.forget(bell.as_fd()));
-                done(Err(oldest.lane));
+            if self.visitors.len() == VISITORS_MAX {
+                before = before.saturating_sub(1);
+                self.give_up_oldest(bells, &mut done);
             }
             self.visit = self.visit.checked_add(1).unwrap_or(1);
             match self.welcome(shake, lane, bells, reception) {
@@ -269,7 +288,15 @@ impl Entrance {
                 Err(_) => done(Err(lane)),
             }
         }
+        bells.hear_again();
         Ok(())
+    }
+
+    fn give_up_oldest(&mut self, bells: &Bells, done: &mut impl FnMut(std::result::Result<Lane, u32>)) {
+        if let Some(oldest) = self.visitors.pop_front() {
+            oldest.own_bell.inspect(|bell| bells.forget(bell.as_fd()));
+            done(Err(oldest.lane));
+        }
     }
 
     fn welcome(&self, shake: Shake, lane: u32, bells: &Bells, reception: &Reception) -> Result<Visitor> {

@@ -13,6 +13,7 @@ use crate::wait::Spin;
 use crate::{Counters, lanes};
 use pelton_lane::{CAPACITY_MIN, Position};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,14 +44,16 @@ pub(crate) struct Hall {
 struct State {
     arrived: Vec<Lane>,
     gone: Vec<u32>,
-    /// Lanes of [`Senders::with`], which end with the last [`Senders`].
+    /// Lanes of [`Senders::with`], which end with the last [`Senders`] of their round.
     of_threads: Vec<u32>,
     /// How many [`Senders`] there are.
     handles: usize,
+    /// How often the last of them has gone. There may be more after that.
+    round: u64,
     /// The number given last.
     number: u32,
-    /// Senders that are there, or about to be.
-    present: u32,
+    /// Numbers of the senders that are there, or about to be.
+    present: BTreeSet<u32>,
     is_closed: bool,
 }
 
@@ -87,25 +90,31 @@ impl Hall {
         if state.is_closed {
             return Err(Error::Closed { unreleased: 0 });
         }
-        if state.present >= most {
+        if state.present.len() >= most as usize {
             return Err(Error::Refused(format!(
                 "the receiver has {most} senders, as many as its options take: close one, or raise lanes there"
             )));
         }
-        state.present += 1;
-        state.number += 1;
-        Ok(state.number)
+        loop {
+            let number = state.number.wrapping_add(1);
+            state.number = number;
+            // 0 is nobody's lane. Who comes and goes for long enough uses up all others, but for those in use.
+            if number != 0 && state.present.insert(number) {
+                return Ok(number);
+            }
+        }
     }
 
-    fn give_back_number(&self) {
-        self.state().present -= 1;
+    fn give_back_number(&self, number: u32) {
+        self.state().present.remove(&number);
     }
 }
 
 impl Gate {
     pub(crate) fn senders(&self) -> Senders {
-        self.hall.state().handles += 1;
-        Senders { hall: self.hall.clone() }
+        let mut state = self.hall.state();
+        state.handles += 1;
+        Senders { hall: self.hall.clone(), round: state.round }
     }
 
     /// Whether no sender can come any more.
@@ -114,9 +123,10 @@ impl Gate {
         self.entrance.is_none() && state.handles == 0 && state.arrived.is_empty()
     }
 
-    /// Whether a thread has come or gone, which who asks without waiting is to notice too.
+    /// Whether there is something to attend to that nothing tells of, or of which who asks without waiting does not hear: a
+    /// thread has come or gone, or connections could not be accepted last time.
     pub(crate) fn stirs(&self) -> bool {
-        self.hall.stirred.load(Ordering::Relaxed)
+        self.hall.stirred.load(Ordering::Relaxed) || self.entrance.as_ref().is_some_and(Entrance::is_deaf)
     }
 
     /// Figures of the lanes that have left.
@@ -132,7 +142,7 @@ impl Gate {
         if let Some(bell) = &lane.own_bell {
             bells.forget(bell.as_fd());
         }
-        self.hall.give_back_number();
+        self.hall.give_back_number(lane.number);
         self.entrance.as_mut().map_or(Ok(()), |entrance| entrance.listen_again(bells))
     }
 
@@ -143,6 +153,11 @@ impl Gate {
         }
         let mut events = Vec::new();
         bells.hear(&mut events)?;
+        if self.entrance.as_ref().is_some_and(Entrance::is_deaf) {
+            events.push(Event::Visit(0));
+        }
+        // Who is here comes before who comes.
+        events.sort_by_key(|event| *event == Event::Visit(0));
         for event in events {
             match event {
                 Event::Gone(number) => {
@@ -158,7 +173,7 @@ impl Gate {
                             spin.meet(lane.link.peer());
                             lanes.add(Box::new(lane));
                         }
-                        Err(_) => hall.give_back_number(),
+                        Err(number) => hall.give_back_number(number),
                     };
                     entrance.attend(visit, bells, &hall.reception, || hall.take_number(), done)?;
                 }
@@ -169,11 +184,7 @@ impl Gate {
 
     fn attend_threads(&mut self, lanes: &mut Lanes, bells: &Bells) {
         let mut state = self.hall.state();
-        let (arrived, mut gone) = (std::mem::take(&mut state.arrived), std::mem::take(&mut state.gone));
-        if state.handles == 0 {
-            // Nobody has a way to use them any more.
-            gone.append(&mut state.of_threads);
-        }
+        let (arrived, gone) = (std::mem::take(&mut state.arrived), std::mem::take(&mut state.gone));
         drop(state);
         arrived.into_iter().for_each(|lane| lanes.add(Box::new(lane)));
         for number in gone {
@@ -266,33 +277,48 @@ pub(crate) fn gather(options: &Options, listener: Option<Listener>) -> Result<Re
 #[derive(Debug)]
 pub struct Senders {
     hall: Arc<Hall>,
+    /// Threads' own senders serve the handles of their round alone: with the last of those they have ended.
+    round: u64,
 }
 
 impl Clone for Senders {
     fn clone(&self) -> Senders {
-        self.hall.state().handles += 1;
-        Senders { hall: self.hall.clone() }
+        // A forked child's are not counted, and the lock may be held by a thread that it does not have.
+        if !self.hall.owner.is_forked() {
+            self.hall.state().handles += 1;
+        }
+        Senders { hall: self.hall.clone(), round: self.round }
     }
 }
 
 impl Drop for Senders {
     fn drop(&mut self) {
-        // A forked child's are not counted, and the lock may be held by a thread that it does not have.
+        // As above.
         if self.hall.owner.is_forked() {
             return;
         }
         let mut state = self.hall.state();
         state.handles -= 1;
         if state.handles == 0 {
+            state.round += 1;
+            // Nobody has a way to use them any more.
+            let State { gone, of_threads, .. } = &mut *state;
+            gone.append(of_threads);
             drop(state);
             self.hall.stir();
         }
     }
 }
 
+/// A thread's own sender: of which handles.
+struct Own {
+    hall: Arc<Hall>,
+    round: u64,
+    sender: Sender,
+}
+
 thread_local! {
-    /// This thread's own senders, each by the hall it leads to.
-    static OWN: RefCell<Vec<(Arc<Hall>, Sender)>> = const { RefCell::new(Vec::new()) };
+    static OWN: RefCell<Vec<Own>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Senders {
@@ -317,7 +343,7 @@ impl Senders {
             return Err(Error::Forked);
         }
         let number = hall.take_number()?;
-        let made = self.make_lane(number).inspect_err(|_| hall.give_back_number())?;
+        let made = self.make_lane(number).inspect_err(|_| hall.give_back_number(number))?;
         let (sender, lane) = made;
         let mut state = hall.state();
         if state.is_closed {
@@ -364,27 +390,34 @@ impl Senders {
     /// ends or when this and all its clones are gone. Waits as what it does waits.
     ///
     /// # Errors
-    /// As [`Senders::sender`].
+    /// As [`Senders::sender`]; [`Error::Refused`] in a thread that is ending and has closed its own sender.
     ///
     /// # Panics
     /// When `with` is called from within `with`.
     pub fn with<T>(&self, with: impl FnOnce(&mut Sender) -> T) -> Result<T> {
-        OWN.with_borrow_mut(|own| {
-            let place = own.iter().position(|(hall, _)| Arc::ptr_eq(hall, &self.hall));
+        let with_own = |own: &RefCell<Vec<Own>>| {
+            let own = &mut *own.borrow_mut();
+            let place = own.iter().position(|own| Arc::ptr_eq(&own.hall, &self.hall) && own.round == self.round);
             let place = match place {
                 Some(place) => place,
                 None => self.make_own(own)?,
             };
-            Ok(with(&mut own[place].1))
+            Ok(with(&mut own[place].sender))
+        };
+        OWN.try_with(with_own).unwrap_or_else(|_| {
+            Err(Error::Refused(
+                "this thread is ending, and its own sender is closed: send earlier, or by a sender made for it"
+                    .to_owned(),
+            ))
         })
     }
 
     #[cold]
-    fn make_own(&self, own: &mut Vec<(Arc<Hall>, Sender)>) -> Result<usize> {
-        own.retain(|(hall, _)| hall.owner.is_forked() || hall.state().handles > 0);
+    fn make_own(&self, own: &mut Vec<Own>) -> Result<usize> {
+        own.retain(|own| own.hall.owner.is_forked() || own.hall.state().round == own.round);
         let (sender, number) = self.make()?;
         self.hall.state().of_threads.push(number);
-        own.push((self.hall.clone(), sender));
+        own.push(Own { hall: self.hall.clone(), round: self.round, sender });
         Ok(own.len() - 1)
     }
 
@@ -408,4 +441,20 @@ impl Senders {
 /// Who sends by a thread's lane.
 pub(crate) fn this_process() -> Peer {
     Peer { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_begin_anew_after_the_last_and_leave_out_those_in_use() {
+        let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+        let mut kept = vec![senders.sender().unwrap()];
+        senders.hall.state().number = u32::MAX - 1;
+        kept.extend((0..3).map(|_| senders.sender().unwrap()));
+        let mut lanes: Vec<_> = (0..4).map(|_| receiver.receive().unwrap().lane()).collect();
+        lanes.sort_unstable();
+        assert_eq!(lanes, [1, 2, 3, u32::MAX]);
+    }
 }

@@ -420,6 +420,12 @@ impl Bells {
         self.pollable.watch([Some((fd, EventFlags::IN)), None], Event::Visit(visit))
     }
 
+    /// Whether connections to a listener, or packets of those who visit it, are told.
+    pub(crate) fn heed_visits(&self, fd: BorrowedFd<'_>, visit: u32, heeds: bool) -> std::io::Result<()> {
+        let events = if heeds { EventFlags::IN } else { EventFlags::empty() };
+        self.pollable.change(fd, events, Event::Visit(visit))
+    }
+
     /// Hears no more of that descriptor. Closing it would not do for a bell, which its peer has too.
     pub(crate) fn forget(&self, fd: BorrowedFd<'_>) {
         self.pollable.forget([Some(fd), None]);
@@ -433,7 +439,16 @@ impl Bells {
 
     /// What there is to hear now, but for bells; those of only one peer are silenced.
     pub(crate) fn hear(&self, events: &mut Vec<Event>) -> Result<()> {
-        self.pollable.events(events).map_err(Error::system("listening to the peers"))
+        if self.pollable.events(events).map_err(Error::system("listening to the peers"))? {
+            self.hear_again();
+        }
+        Ok(())
+    }
+
+    /// There is more than was heard now, which a caller's loop that hears edges alone would not be told again; or something was
+    /// heard that the loop is to be told of until [`Bells::drain`].
+    pub(crate) fn hear_again(&self) {
+        self.nudge.ring();
     }
 
     /// The bell for this side's own reasons.

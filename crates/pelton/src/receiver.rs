@@ -1,4 +1,10 @@
-//! The receiving end of a channel.
+//! The receiving end of a channel. What it gives out is in `receiver/message.rs`, its ways for bindings in `receiver/raw.rs`.
+
+mod message;
+mod raw;
+
+pub use message::{Batch, Held, Kind, Message};
+pub use raw::RawMessage;
 
 use crate::connect::Origin;
 use crate::error::{Error, Result};
@@ -6,14 +12,13 @@ use crate::gather::{Gate, Senders};
 use crate::lanes::{Lane, Lanes, Next};
 use crate::link::{Bells, Peer};
 use crate::options::Options;
-use crate::os::{Nudge, Owner, Ready, Segment};
+use crate::os::{Owner, Ready};
 use crate::sender::End;
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
-use pelton_lane::{LaneError, Record, Sleeper, Ticket, Wake, step};
-use std::ops::Deref;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::ptr::NonNull;
+use message::Returned;
+use pelton_lane::{LaneError, Record, Sleeper, Wake, step};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -72,16 +77,6 @@ fn grow(buffer: &mut Vec<u8>, bytes: usize) {
     buffer.reserve(bytes);
 }
 
-/// Tickets of held messages that have been dropped, on whatever thread.
-#[derive(Debug)]
-struct Returned {
-    /// Each with its lane's number.
-    tickets: Mutex<Vec<(u32, Ticket)>>,
-    /// The receiver's own: it may sleep with a lane full of held messages.
-    nudge: Arc<Nudge>,
-    owner: Owner,
-}
-
 impl Receiver {
     pub(crate) fn new(parts: ReceiverParts, options: &Options, origin: Origin) -> Result<Receiver> {
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
@@ -123,12 +118,15 @@ impl Receiver {
     /// [`Options::gather_at`] made. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Refused`] for a receiver of one sender, and for a path's; [`Error::Forked`].
+    /// [`Error::Refused`] for a receiver of one sender, and for a path's; [`Error::Closed`] when this receiver has been told so;
+    /// [`Error::Forked`].
     pub fn senders(&self) -> Result<Senders> {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
         match &self.gate {
+            // Nothing is received any more.
+            Some(_) if self.end.is_some() => Err(Error::Closed { unreleased: 0 }),
             Some(gate) => Ok(gate.senders()),
             None => Err(Error::Refused("this channel has its senders: make a receiver by gather".to_owned())),
         }
@@ -252,98 +250,6 @@ impl Receiver {
     pub fn receive_batch(&mut self) -> Result<Batch<'_>> {
         self.find_record(Patience::Endless, false)?;
         Ok(Batch { receiver: self, is_over: false })
-    }
-
-    /// The next message in the common case: there at once. For bindings, which keep every other case out of the way.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn receive_at_once(&mut self) -> Option<Message<'_>> {
-        let record = self.peek_at_once()?;
-        Some(Message { receiver: self, record })
-    }
-
-    /// As [`Receiver::receive_at_once`], for a message that is on its way: looks some times, which takes less than a
-    /// microsecond.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn receive_soon(&mut self) -> Option<Message<'_>> {
-        let record = self.peek_soon()?;
-        Some(Message { receiver: self, record })
-    }
-
-    /// Copies the next message out and releases it in the common case: there at once, or, if it `may_look_again`, on its way, and
-    /// not larger than `capacity`. For bindings.
-    ///
-    /// # Safety
-    /// `capacity` bytes can be written at `target`, which is not in a lane.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub unsafe fn copy_at_once(&mut self, target: *mut u8, capacity: usize, may_look_again: bool) -> Option<usize> {
-        let record = match self.peek_at_once() {
-            Some(record) => record,
-            None if may_look_again => self.peek_soon()?,
-            None => return None,
-        };
-        if record.bytes > capacity as u64 {
-            return None;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.lanes.current.consumer.copy_out(&record, target) };
-        self.release(&record);
-        Some(record.bytes as usize)
-    }
-
-    /// Releases the message that [`Message::into_raw`] took from its borrow, from where it is kept: moved whole, its words
-    /// would be loaded by pairs just after they were stored one by one, which makes a processor wait. For bindings.
-    ///
-    /// # Safety
-    /// As for [`Receiver::message_from_raw`]; it is released once.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub unsafe fn release_raw(&mut self, raw: &RawMessage) {
-        if !self.owner.is_forked() {
-            self.release(&raw.0);
-        }
-    }
-
-    /// The message again that [`Message::into_raw`] took from its borrow. For bindings.
-    ///
-    /// # Safety
-    /// It was this receiver's, which was not used since.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub unsafe fn message_from_raw(&mut self, raw: RawMessage) -> Message<'_> {
-        Message { receiver: self, record: raw.0 }
-    }
-
-    /// Takes one more message of a batch that [`Receiver::release_batch`] releases, after `look` has seen it. False: none is
-    /// there now, or one that came with descriptors, which is to be received alone. For bindings.
-    #[doc(hidden)]
-    #[inline]
-    pub fn take_for_batch(&mut self, look: impl FnOnce(&Message<'_>)) -> Result<bool> {
-        if self.owner.is_forked() {
-            return Err(Error::Forked);
-        }
-        let record = match self.lanes.current.consumer.peek() {
-            Ok(Some(record)) if record.descriptors == 0 => record,
-            Ok(_) => return Ok(false),
-            Err(error) => return self.failed_in_batch(error).map(|()| false),
-        };
-        look(&std::mem::ManuallyDrop::new(Message { receiver: self, record }));
-        self.lanes.current.consumer.take(&record);
-        Ok(true)
-    }
-
-    /// Releases what [`Receiver::take_for_batch`] has taken. For bindings.
-    #[doc(hidden)]
-    pub fn release_batch(&mut self) {
-        drop(Batch { receiver: self, is_over: false });
-    }
-
-    /// Whether this process is a fork of the one that made the handle. For bindings.
-    #[doc(hidden)]
-    pub fn is_forked(&self) -> bool {
-        self.owner.is_forked()
     }
 
     /// The common case: the handle is in use, a message stands at the cursor, and nobody holds one or sleeps.
@@ -471,6 +377,14 @@ impl Receiver {
         {
             // An error would be about those who wait to come in, and is for the next look to find.
             let _ = gate.part_with(*lane, &self.bells);
+            self.heed_newcomer();
+        }
+    }
+
+    /// The common way sees messages alone: of a lane that has just got the turn its sender's coming is to be told first.
+    fn heed_newcomer(&mut self) {
+        if !self.lanes.current.is_announced {
+            self.end_turn();
         }
     }
 
@@ -502,7 +416,13 @@ impl Receiver {
         self.lanes.current.link.note_look();
         self.find_lanes()?;
         match self.peek_in_turn()? {
-            Some(record) => Ok(Some(record)),
+            Some(record) => {
+                // Who comes or goes need not have rung, and the descriptor is to stay readable until the next `arm`.
+                if self.sleeper.is_armed() {
+                    self.bells.nudge().ring();
+                }
+                Ok(Some(record))
+            }
             None => self.nothing_or_end(),
         }
     }
@@ -559,7 +479,10 @@ impl Receiver {
     /// Looks for new lanes, which a busy receiver is not rung for; of one that gathers, also which senders have gone.
     fn find_lanes(&mut self) -> Result<()> {
         if let Some(gate) = &mut self.gate {
-            return gate.attend(&mut self.lanes, &self.bells, &mut self.spin);
+            let attended = gate.attend(&mut self.lanes, &self.bells, &mut self.spin);
+            // Also when somebody came in before that failed.
+            self.heed_newcomer();
+            return attended;
         }
         let Origin::Path(place) = &self.origin else { return Ok(()) };
         for number in self.lanes.count() as u32..place.directory.lanes()? {
@@ -610,6 +533,11 @@ impl Receiver {
         if self.lanes.current.consumer.release(record) == Wake::Ring {
             self.lanes.current.link.ring_peer();
         }
+        self.count_to_turn(record);
+    }
+
+    #[inline(always)]
+    fn count_to_turn(&mut self, record: &Record) {
         if record.seq.is_multiple_of(TURN) && self.many {
             self.end_turn();
         }
@@ -979,283 +907,5 @@ impl Side for Receiver {
 
     fn spin(&mut self) -> &mut Spin {
         &mut self.spin
-    }
-}
-
-/// A message without its borrow of the receiver: see [`Message::into_raw`].
-#[doc(hidden)]
-#[derive(Debug)]
-pub struct RawMessage(Record);
-
-/// What is received: a message, or, where [`Options::announce`] asks for it, what became of a sender.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A message.
-    Message,
-    /// A sender has come. Its messages follow.
-    Joined,
-    /// A sender has closed, and all its messages were received.
-    Closed,
-    /// A sender has died, and all that it had committed was received.
-    PeerDied,
-    /// A sender has broken the rules of the layout: nothing more of it is received.
-    Corrupt,
-}
-
-impl Kind {
-    /// What is no message, in the order of their marks.
-    const TOLD: [Kind; 4] = [Kind::Joined, Kind::Closed, Kind::PeerDied, Kind::Corrupt];
-    /// More descriptors than a record can say that it has.
-    const MARK: u32 = 1 << 28;
-
-    fn of(end: End) -> Kind {
-        match end {
-            End::Closed => Kind::Closed,
-            End::PeerDied => Kind::PeerDied,
-            End::Corrupt => Kind::Corrupt,
-        }
-    }
-
-    /// A record that tells it.
-    fn record(self) -> Record {
-        let place = Kind::TOLD.iter().position(|kind| *kind == self).expect("a message has a record of its own");
-        Record::of_no_message(Kind::MARK + place as u32)
-    }
-
-    /// What a record tells, if it is of no message.
-    fn told_by(record: &Record) -> Option<Kind> {
-        Kind::TOLD.get(record.descriptors.checked_sub(Kind::MARK)? as usize).copied()
-    }
-}
-
-/// A message in the lane. Dropping it releases its space; the receiver can do nothing else meanwhile.
-#[must_use = "dropping a message releases it: it is then received"]
-#[derive(Debug)]
-pub struct Message<'a> {
-    receiver: &'a mut Receiver,
-    record: Record,
-}
-
-impl Message<'_> {
-    /// The message's number in the lane: one more for each, modulo 2^32, never 0.
-    pub fn seq(&self) -> u32 {
-        self.record.seq
-    }
-
-    /// Whether it is a message, or tells what became of a sender: then it has 0 bytes, and seq is 0.
-    pub fn kind(&self) -> Kind {
-        Kind::told_by(&self.record).unwrap_or(Kind::Message)
-    }
-
-    /// Who sent it, or of whom it tells. Where many send, [`Message::lane`] tells one from another.
-    pub fn peer(&self) -> Option<Peer> {
-        self.receiver.lanes.current.link.peer()
-    }
-
-    /// Whether a receiver that died may have seen this message before: it was not released then.
-    pub fn is_redelivered(&self) -> bool {
-        self.kind() == Kind::Message && self.receiver.lanes.current.is_redelivering()
-    }
-
-    /// Which of the channel's lanes it came by: 0, unless there are several senders. Messages of one lane come in order. A
-    /// receiver that gathers gives each sender that comes the next number, from 1 on.
-    pub fn lane(&self) -> u32 {
-        self.receiver.lanes.current.number
-    }
-
-    /// How many descriptors came with the message and have not been taken.
-    pub fn descriptors(&self) -> usize {
-        if self.kind() == Kind::Message { self.record.descriptors as usize } else { 0 }
-    }
-
-    /// The message without its borrow, not released: for bindings, whose languages know no borrows.
-    /// [`Receiver::message_from_raw`] takes it back.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn into_raw(self) -> RawMessage {
-        RawMessage(std::mem::ManuallyDrop::new(self).record)
-    }
-
-    /// Where the bytes are, for bindings: a slice of what another process can write is made only where it is wanted.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn raw_parts(&self) -> (NonNull<u8>, usize) {
-        (self.receiver.lanes.current.consumer.payload(&self.record), self.record.bytes as usize)
-    }
-
-    /// The descriptors that came with the message, once; none when there are none, or they have been taken. Those not
-    /// taken are closed when the message is released.
-    ///
-    /// # Errors
-    /// [`Error::DescriptorsLost`] when this process had no room for all of them; [`Error::Corrupt`].
-    pub fn take_descriptors(&mut self) -> Result<Vec<OwnedFd>> {
-        if self.kind() != Kind::Message {
-            return Ok(Vec::new());
-        }
-        match std::mem::take(&mut self.record.descriptors) {
-            0 => Ok(Vec::new()),
-            _ if self.receiver.owner.is_forked() => Err(Error::Forked),
-            count => self.receiver.lanes.current.take_descriptors(self.record.seq, count),
-        }
-    }
-
-    /// Keeps the message, without a copy, for as long as the [`Held`] lives, on any thread; the receiver goes on. Space
-    /// comes back in order, so a message held long keeps everything after it from being released too.
-    ///
-    /// ```
-    /// # fn main() -> pelton::Result<()> {
-    /// let (mut sender, mut receiver) = pelton::Options::new().threads()?;
-    /// sender.send(b"first")?;
-    /// sender.send(b"second")?;
-    /// let first = receiver.receive()?.hold();
-    /// assert_eq!(&*receiver.receive()?, b"second");
-    /// std::thread::spawn(move || assert_eq!(&*first, b"first")).join().unwrap();
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn hold(self) -> Held {
-        // The message is not dropped: its record moves on into the ticket.
-        let mut message = std::mem::ManuallyDrop::new(self);
-        let record = message.record;
-        let receiver = &mut *message.receiver;
-        // In a forked child this is the child's own affair: nothing shared is touched.
-        let forked = receiver.owner.is_forked();
-        let lane = &receiver.lanes.current;
-        let (payload, number, data) = (lane.consumer.payload(&record), lane.number, lane.memory.data.clone());
-        let is_message = record.descriptors == 0 || forked || receiver.drop_descriptors(&record);
-        let ticket = is_message.then(|| {
-            receiver.detours += 1;
-            (number, receiver.lanes.current.consumer.hold(&record))
-        });
-        let (bytes, seq, returned) = (record.bytes as usize, record.seq, receiver.returned.clone());
-        Held { payload, bytes, seq, ticket, _data: data, returned }
-    }
-}
-
-impl Deref for Message<'_> {
-    type Target = [u8];
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        let payload = self.receiver.lanes.current.consumer.payload(&self.record);
-        // SAFETY: the lane checked that the record lies in the data. The sender does not write it before it is released,
-        // which the borrow keeps from happening; a sender that does so nevertheless is one not to be received from in
-        // place, as the crate's documentation says.
-        unsafe { std::slice::from_raw_parts(payload.as_ptr(), self.record.bytes as usize) }
-    }
-}
-
-impl Drop for Message<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        // A child that inherited the message releases nothing of its parent's.
-        if self.receiver.owner.is_forked() {
-            return;
-        }
-        self.receiver.release(&self.record);
-    }
-}
-
-/// Messages taken together. Dropping it releases those that [`Batch::next`] gave out, by one store.
-#[derive(Debug)]
-pub struct Batch<'a> {
-    receiver: &'a mut Receiver,
-    /// The lane's turn has ended, where there are several.
-    is_over: bool,
-}
-
-impl Batch<'_> {
-    /// The next message that is there, in place, good until the next call; `None` when there is none now.
-    ///
-    /// # Errors
-    /// As [`Receiver::try_receive`]; the end of the channel too is told by the receiver's next call, not here.
-    #[allow(clippy::should_implement_trait)] // an iterator's items would outlive the next call
-    #[inline]
-    pub fn next(&mut self) -> Result<Option<&[u8]>> {
-        if self.receiver.owner.is_forked() {
-            return Err(Error::Forked);
-        }
-        if self.is_over {
-            return Ok(None);
-        }
-        let lane = &mut self.receiver.lanes.current.consumer;
-        let record = match lane.peek() {
-            Ok(Some(record)) => record,
-            Ok(None) => return Ok(None),
-            Err(error) => return self.receiver.failed_in_batch(error).map(|()| None),
-        };
-        let payload = lane.payload(&record);
-        if record.descriptors != 0 {
-            self.receiver.drop_descriptors(&record);
-        }
-        self.receiver.lanes.current.consumer.take(&record);
-        self.is_over = self.receiver.many && record.seq.is_multiple_of(TURN);
-        // SAFETY: as for a message; not released before the batch is dropped, after this borrow of it.
-        Ok(Some(unsafe { std::slice::from_raw_parts(payload.as_ptr(), record.bytes as usize) }))
-    }
-}
-
-impl Drop for Batch<'_> {
-    fn drop(&mut self) {
-        if self.receiver.owner.is_forked() {
-            return;
-        }
-        let lane = &mut self.receiver.lanes.current;
-        if lane.consumer.release_taken() == Wake::Ring {
-            lane.link.ring_peer();
-        }
-        if self.receiver.many {
-            self.receiver.end_turn();
-        }
-    }
-}
-
-/// A message kept in the lane; see [`Message::hold`]. It stays readable after the receiver is gone, but its bytes are
-/// then kept only until the sender has found a successor: drop it, or copy it, before closing.
-#[derive(Debug)]
-pub struct Held {
-    payload: NonNull<u8>,
-    bytes: usize,
-    seq: u32,
-    /// Of what is no message there is none.
-    ticket: Option<(u32, Ticket)>,
-    _data: Arc<Segment>,
-    returned: Arc<Returned>,
-}
-
-// SAFETY: the bytes are read-only as long as this lives, and the mapping is kept by `_data`.
-unsafe impl Send for Held {}
-// SAFETY: as above.
-unsafe impl Sync for Held {}
-
-impl Held {
-    /// The message's number in the lane.
-    pub fn seq(&self) -> u32 {
-        self.seq
-    }
-
-    /// Whether this process is a fork of the one that made the handle. For bindings.
-    #[doc(hidden)]
-    pub fn is_forked(&self) -> bool {
-        self.returned.owner.is_forked()
-    }
-}
-
-impl Deref for Held {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        // SAFETY: as for a message; the ticket keeps it from being released.
-        unsafe { std::slice::from_raw_parts(self.payload.as_ptr(), self.bytes) }
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if self.returned.owner.is_forked() {
-            return;
-        }
-        let Some(ticket) = self.ticket else { return };
-        self.returned.tickets.lock().unwrap_or_else(PoisonError::into_inner).push(ticket);
-        // The receiver may be asleep while the sender waits for this very space.
-        self.returned.nudge.ring();
     }
 }

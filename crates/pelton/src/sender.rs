@@ -1,4 +1,10 @@
-//! The sending end of a channel.
+//! The sending end of a channel. What it lends out is in `sender/reservation.rs`, its ways for bindings in `sender/raw.rs`.
+
+mod raw;
+mod reservation;
+
+pub use raw::RawReservation;
+pub use reservation::{Reservation, SentBatch};
 
 use crate::connect::Origin;
 use crate::error::{Error, Result};
@@ -11,7 +17,6 @@ use crate::{Counters, os};
 use pelton_lane::{LaneError, Memory, Position, Producer, Space, Wake, record_bytes, step, walk};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -461,57 +466,6 @@ impl Sender {
             return Err(self.not_usable());
         }
         Ok(None)
-    }
-
-    /// Reserves in the common case: the handle is in use and there is room at the tail. For bindings.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn reserve_at_once(&mut self, bytes: usize) -> Option<Reservation<'_>> {
-        if !self.owner.is_current() {
-            return None;
-        }
-        let space = self.parts.lane.reserve_at_tail(bytes as u64)?;
-        Some(Reservation { sender: self, space })
-    }
-
-    /// Publishes the first `bytes` of a reservation that [`Reservation::into_raw`] took from its borrow, from where it is kept;
-    /// false when it has fewer, or the process is a fork. For bindings.
-    ///
-    /// # Safety
-    /// As for [`Sender::reservation_from_raw`]; it is committed once.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub unsafe fn commit_raw(&mut self, raw: &RawReservation, bytes: usize) -> bool {
-        let fits = bytes as u64 <= raw.0.bytes && !self.owner.is_forked();
-        if fits {
-            self.publish(raw.0, bytes);
-        }
-        fits
-    }
-
-    /// The reservation again that [`Reservation::into_raw`] took from its borrow. For bindings.
-    ///
-    /// # Safety
-    /// It was this sender's, which was not used since.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub unsafe fn reservation_from_raw(&mut self, raw: RawReservation) -> Reservation<'_> {
-        Reservation { sender: self, space: raw.0 }
-    }
-
-    /// The batch that was begun last. For bindings.
-    ///
-    /// # Safety
-    /// One was begun and not committed, and the sender was used for nothing else since.
-    #[doc(hidden)]
-    pub unsafe fn batch_again(&mut self) -> SentBatch<'_> {
-        SentBatch { sender: self }
-    }
-
-    /// Whether this process is a fork of the one that made the handle. For bindings.
-    #[doc(hidden)]
-    pub fn is_forked(&self) -> bool {
-        self.owner.is_forked()
     }
 
     /// Sends a message together with descriptors, which the receiver takes from [`crate::Message::take_descriptors`].
@@ -990,117 +944,6 @@ impl Side for Room<'_> {
 
     fn spin(&mut self) -> &mut Spin {
         &mut self.sender.spin
-    }
-}
-
-/// A reservation without its borrow of the sender: see [`Reservation::into_raw`].
-#[doc(hidden)]
-#[derive(Debug)]
-pub struct RawReservation(Space);
-
-/// Room in the lane for one message, to be written in place. Dropping it aborts: nothing is seen of it.
-#[derive(Debug)]
-pub struct Reservation<'a> {
-    sender: &'a mut Sender,
-    space: Space,
-}
-
-impl Reservation<'_> {
-    /// Publishes the message, all of its room. Does not wait.
-    ///
-    /// # Errors
-    /// [`Error::Forked`]. A channel that ended is told by the next call.
-    pub fn commit(self) -> Result<()> {
-        let bytes = self.space.bytes as usize;
-        self.commit_bytes(bytes)
-    }
-
-    /// Publishes the first `bytes` of the room as the message.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is sent then. A channel that
-    /// ended is told by the next call.
-    pub fn commit_bytes(self, bytes: usize) -> Result<()> {
-        if bytes as u64 > self.space.bytes {
-            return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.space.bytes });
-        }
-        if self.sender.owner.is_forked() {
-            return Err(Error::Forked);
-        }
-        self.sender.publish(self.space, bytes);
-        Ok(())
-    }
-
-    /// Gives the room back. Dropping does the same.
-    pub fn abort(self) {}
-
-    /// The reservation without its borrow: for bindings, whose languages know no borrows.
-    /// [`Sender::reservation_from_raw`] takes it back.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn into_raw(self) -> RawReservation {
-        RawReservation(self.space)
-    }
-}
-
-impl Deref for Reservation<'_> {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        let at = self.sender.parts.lane.payload(self.space);
-        // SAFETY: reserved for this sender, initialised (shared memory is), and kept by the borrow.
-        unsafe { std::slice::from_raw_parts(at.as_ptr(), self.space.bytes as usize) }
-    }
-}
-
-impl DerefMut for Reservation<'_> {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        let at = self.sender.parts.lane.payload(self.space);
-        // SAFETY: as above, and nobody else writes there.
-        unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), self.space.bytes as usize) }
-    }
-}
-
-/// Room in the lane for several messages, which appear at once. Dropping it aborts: nothing is seen of any.
-#[derive(Debug)]
-pub struct SentBatch<'a> {
-    sender: &'a mut Sender,
-}
-
-impl SentBatch<'_> {
-    /// Room for the batch's next message; `None` when the batch's room is used up.
-    pub fn reserve(&mut self, bytes: usize) -> Option<&mut [u8]> {
-        if self.sender.owner.is_forked() {
-            return None;
-        }
-        let lane = &mut self.sender.parts.lane;
-        let space = lane.batch_message(bytes as u64)?;
-        // SAFETY: as for a reservation; the next call comes after the borrow.
-        Some(unsafe { std::slice::from_raw_parts_mut(lane.payload(space).as_ptr(), bytes) })
-    }
-
-    /// Copies the batch's next message; false when the batch's room is used up, and nothing is copied.
-    #[must_use = "a message that did not fit is still yours"]
-    pub fn push(&mut self, payload: &[u8]) -> bool {
-        match self.reserve(payload.len()) {
-            Some(room) => {
-                room.copy_from_slice(payload);
-                true
-            }
-            None => false,
-        }
-    }
-
-    /// Publishes the messages. Does not wait.
-    ///
-    /// # Errors
-    /// [`Error::Forked`]. A channel that ended is told by the next call.
-    pub fn commit(self) -> Result<()> {
-        if self.sender.owner.is_forked() {
-            return Err(Error::Forked);
-        }
-        let wake = self.sender.parts.lane.commit_batch();
-        self.sender.after_publishing(wake);
-        Ok(())
     }
 }
 

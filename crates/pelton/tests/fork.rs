@@ -22,11 +22,12 @@ fn main() {
         ("dropping_inherited_handles_leaves_the_childs_own_descriptors_alone", dropping_closes_nothing),
         ("a_death_is_told_though_a_child_lives_on", a_death_is_told_though_a_child_lives_on),
     ];
-    let fork_cases: [Case<fn()>; 4] = [
+    let fork_cases: [Case<fn()>; 5] = [
         ("inherited_descriptors_are_closed_in_a_child", inherited_descriptors_are_closed),
         ("exec_leaves_no_descriptor", exec_leaves_no_descriptor),
         ("a_listener_does_not_stay_alive_in_a_child", a_listener_does_not_stay_alive_in_a_child),
         ("forking_beside_threads_that_make_channels_does_not_hang", forking_beside_threads),
+        ("forking_beside_threads_that_share_senders_does_not_hang", forking_beside_threads_that_share_senders),
     ];
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
     let (mut passed, mut failed) = (0, 0);
@@ -461,4 +462,36 @@ fn forking_beside_threads() {
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         all.unwrap();
     });
+}
+
+fn forking_beside_threads_that_share_senders() {
+    let (senders, mut receiver) = Options::new().capacity(65536).gather().unwrap();
+    senders.send(b"own").unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                drop(senders.clone());
+            }
+        });
+        let all = catch_unwind(AssertUnwindSafe(|| {
+            for _ in 0..200 {
+                Forked::new(How::Fork, || {
+                    let inherited = senders.clone();
+                    is_forked(inherited.sender().map(|_| ()));
+                    is_forked(inherited.send(b"x"));
+                    is_forked(receiver.senders().map(|_| ()));
+                    let (senders, mut receiver) = Options::new().capacity(65536).gather().unwrap();
+                    senders.send(b"y").unwrap();
+                    assert_eq!(&*receiver.receive().unwrap(), b"y");
+                })
+                .wait();
+            }
+        }));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        all.unwrap();
+    });
+    drop(senders);
+    assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"own");
+    assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
 }

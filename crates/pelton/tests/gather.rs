@@ -90,7 +90,10 @@ fn child() {
             let mut sender = options.connect_sender(role.get("name")).unwrap();
             say("connected");
             while hear() == "send" {
-                sender.send(&numbered(0, 0)).unwrap();
+                for number in 0..role.number("count").unwrap_or(1) {
+                    sender.send(&numbered(0, number as u32)).unwrap();
+                }
+                say("sent");
             }
         }
         // Sends as long as somebody receives.
@@ -98,6 +101,22 @@ fn child() {
             let mut sender = Options::new().connect_deadline(deadline()).connect_sender(role.get("name")).unwrap();
             say("flooding");
             while sender.send(&numbered(0, 0)).is_ok() {}
+        }
+        // Has no descriptor left when somebody comes, and later has some again.
+        "crowded" => {
+            let mut receiver = Options::new().gather_at(role.get("name")).unwrap();
+            let wanted = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
+            rustix::process::setrlimit(rustix::process::Resource::Nofile, wanted).unwrap();
+            let mut full = Vec::new();
+            while let Ok(fd) = rustix::io::dup(std::io::stdin()) {
+                full.push(fd);
+            }
+            say("full");
+            let error = receiver.receive_until(deadline()).unwrap_err();
+            assert!(error.to_string().contains("accepting"), "{error}");
+            assert!(receiver.receive_until(Instant::now()).unwrap().is_none(), "told once");
+            drop(full);
+            assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nobody came in")), (5, 0));
         }
         // Receives so many, and then waits.
         "receiver" => {
@@ -320,9 +339,6 @@ fn a_sender_of_another_user_wakes_the_receiver_by_a_bell_of_its_own() {
         return eprintln!("skipped: needs root, to be another user");
     }
     let place = Place::new("another user's bell");
-    let all_may = |path: &std::path::Path| {
-        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    };
     all_may(place.path());
     let mut receiver = Options::new().allow_uids(&[65_534]).gather_at(&place.name()).unwrap();
     all_may(&place.socket());
@@ -550,4 +566,226 @@ fn a_sender_that_survives_its_receiver_goes_on_with_the_next() {
     second.tell("");
     drop(sender);
     second.wait_well();
+}
+
+#[test]
+fn each_sender_is_told_of_before_its_first_message() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+    for who in 0..3 {
+        senders.sender().unwrap().send(&numbered(who, 0)).unwrap();
+    }
+    let mut told = Vec::new();
+    while told.len() < 9 {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        told.push((message.lane(), message.kind()));
+    }
+    // By turns, but each lane in order.
+    for lane in 1..=3 {
+        let of_lane: Vec<_> = told.iter().filter(|(of, _)| *of == lane).map(|(_, kind)| *kind).collect();
+        assert_eq!(of_lane, [Kind::Joined, Kind::Message, Kind::Closed], "{told:?}");
+    }
+}
+
+#[test]
+fn a_thread_sends_again_after_all_handles_were_gone() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    // Keeps the channel open meanwhile.
+    let kept = senders.sender().unwrap();
+    senders.send(&numbered(0, 0)).unwrap();
+    drop(senders);
+    // Before the receiver has noticed, and after.
+    receiver.senders().unwrap().send(&numbered(1, 0)).unwrap();
+    let mut seen = Seen::default();
+    while let Some(message) = receiver.try_receive().unwrap() {
+        seen.take(&message);
+    }
+    assert_eq!(seen.total(), 2);
+    receiver.senders().unwrap().send(&numbered(2, 0)).unwrap();
+    drop(kept);
+    assert_eq!(receive_to_the_end(&mut receiver).0, [(2, 1)].into());
+}
+
+#[test]
+fn a_loop_that_hears_edges_alone_is_told_of_all_who_wait_to_come_in() {
+    use rustix::event::{Timespec, epoll};
+    let place = Place::new("a loop that hears edges");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let edges = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    epoll::add(&edges, &receiver, epoll::EventData::new_u64(0), epoll::EventFlags::IN | epoll::EventFlags::ET).unwrap();
+    // More than are let in by one call, of whom only the last one says something, which is to be answered.
+    let _silent: Vec<_> = (0..40).map(|_| seqpacket(&place)).collect();
+    let last = seqpacket(&place);
+    rustix::net::send(&last, b"?", rustix::net::SendFlags::NOSIGNAL).unwrap();
+    let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
+    loop {
+        assert!(receiver.try_receive().unwrap().is_none());
+        assert!(receiver.arm().unwrap());
+        if epoll::wait(&edges, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 0 {
+            break;
+        }
+    }
+    use std::os::fd::AsFd as _;
+    assert!(is_readable(last.as_fd()), "the last one waits to be let in");
+    assert!(!is_readable(receiver.as_fd()), "nobody else does");
+}
+
+#[test]
+fn who_came_when_descriptors_had_run_out_comes_in_when_there_are_some_again() {
+    let place = Place::new("descriptors run out and come back");
+    let host = Child::start(Role::new("crowded").with("name", place.name()));
+    host.expect("full");
+    let child = Child::start(sending(&place, 5, 1));
+    host.wait_well();
+    child.wait_well();
+}
+
+#[test]
+fn a_thread_that_is_ending_is_told_that_it_has_no_sender_of_its_own_any_more() {
+    struct Last(pelton::Senders, std::sync::mpsc::Sender<Option<String>>);
+    impl Drop for Last {
+        fn drop(&mut self) {
+            let sent = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.0.send(b"last")));
+            let _ = self.1.send(sent.ok().map(|sent| sent.unwrap_err().to_string()));
+        }
+    }
+    thread_local!(static LAST: std::cell::OnceCell<Last> = const { std::cell::OnceCell::new() });
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // Ends before what is made next.
+        LAST.with(|last| _ = last.set(Last(senders.clone(), tell)));
+        senders.send(b"first").unwrap();
+    });
+    let error = told.recv().unwrap().expect("it panicked");
+    assert!(error.contains("ending"), "{error}");
+    assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"first");
+    assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
+}
+
+#[test]
+fn who_says_nothing_takes_nobodys_place() {
+    let place = Place::new("who says nothing takes no place");
+    let mut receiver = Options::new().lanes(2).gather_at(&place.name()).unwrap();
+    let _lane = receiver.senders().unwrap().sender().unwrap();
+    let silent = seqpacket(&place);
+    assert!(receiver.arm().unwrap());
+    let child = Child::start(sending(&place, 7, 1));
+    assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nothing came")), (7, 0));
+    child.wait_well();
+    drop(silent);
+}
+
+#[test]
+fn after_the_end_there_are_no_new_senders() {
+    let (senders, mut receiver) = Options::new().gather().unwrap();
+    drop(senders);
+    assert!(receiver.receive().unwrap_err().is_closed());
+    assert!(receiver.senders().unwrap_err().is_closed());
+}
+
+fn all_may(path: &std::path::Path) {
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+}
+
+#[test]
+fn the_descriptor_tells_of_another_users_messages_until_all_are_received() {
+    if !is_root() {
+        return eprintln!("skipped: needs root, to be another user");
+    }
+    let place = Place::new("another user's messages");
+    all_may(place.path());
+    let mut receiver = Options::new().announce(true).allow_uids(&[65_534]).gather_at(&place.name()).unwrap();
+    all_may(&place.socket());
+    let mut stranger = Child::start(Role::new("stranger").with("name", place.name()).with("count", 5000));
+    assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nobody came").kind(), Kind::Joined);
+    stranger.expect("connected");
+    assert!(receiver.arm().unwrap());
+    stranger.tell("send");
+    stranger.expect("sent");
+    // One message each time that the loop tells of it, and not armed in between.
+    for number in 0..5000 {
+        use std::os::fd::AsFd as _;
+        assert!(is_readable(receiver.as_fd()), "before message {number}");
+        assert_eq!(read(&receiver.try_receive().unwrap().expect("nothing came")), (0, number));
+    }
+    stranger.tell("end");
+    stranger.wait_well();
+}
+
+#[test]
+fn the_descriptor_tells_of_what_a_survivor_brings_until_all_is_received() {
+    use std::os::fd::AsFd as _;
+    let place = Place::new("the descriptor tells of what a survivor brings");
+    let first = Child::start(Role::new("receiver").with("name", place.name()).with("count", 1));
+    first.expect("listening");
+    let mut sender = Sender::connect(&place.name()).unwrap();
+    for number in 0..5 {
+        sender.send(&numbered(0, number)).unwrap();
+    }
+    first.expect("received 0 to 1");
+    first.kill();
+    assert!(sender.drain().unwrap_err().is_peer_died());
+    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    assert!(receiver.arm().unwrap());
+    let resuming = std::thread::spawn(move || {
+        assert!(sender.resume_until(deadline()).unwrap());
+        sender
+    });
+    loop {
+        readable(receiver.as_fd());
+        if let Some(message) = receiver.try_receive().unwrap() {
+            break assert_eq!(message.kind(), Kind::Joined);
+        }
+    }
+    // Not armed meanwhile, and nobody rings for what has been there before.
+    let _sender = resuming.join().unwrap();
+    for number in 1..5 {
+        assert!(is_readable(receiver.as_fd()), "before message {number}");
+        assert_eq!(read(&receiver.try_receive().unwrap().expect("nothing came")), (0, number));
+    }
+    assert!(receiver.arm().unwrap());
+    assert!(!is_readable(receiver.as_fd()), "idle again");
+}
+
+/// Receives by `take`, which answers how many it took of the first lane, or 0 if the message of the second came.
+#[track_caller]
+fn second_lane_gets_its_turn(mut take: impl FnMut(&mut Receiver) -> u32) {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let [mut many, mut few] = std::array::from_fn(|_| senders.sender().unwrap());
+    many.send(b"many").unwrap();
+    assert_eq!(receiver.receive().unwrap().lane(), 1);
+    few.send(b"few").unwrap();
+    let mut taken = 0;
+    loop {
+        while many.try_send(b"many").unwrap() == Sent::Sent {}
+        match take(&mut receiver) {
+            0 => break,
+            more => taken += more,
+        }
+        assert!(taken <= 128, "{taken} messages of one lane came first");
+    }
+}
+
+#[test]
+fn a_turn_ends_though_messages_are_held() {
+    second_lane_gets_its_turn(|receiver| {
+        let message = receiver.receive().unwrap();
+        let lane = message.lane();
+        drop(message.hold());
+        u32::from(lane == 1)
+    });
+}
+
+#[test]
+fn a_turn_ends_in_a_bindings_batch() {
+    second_lane_gets_its_turn(|receiver| {
+        let message = receiver.receive().unwrap();
+        let (lane, _) = (message.lane(), message.into_raw());
+        let mut taken = 0;
+        while taken < 1000 && receiver.take_for_batch(taken == 0, |_| ()).unwrap() {
+            taken += 1;
+        }
+        receiver.release_batch();
+        if lane == 1 { taken } else { 0 }
+    });
 }

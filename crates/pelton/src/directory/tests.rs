@@ -3,9 +3,12 @@
 //! What needs another user, a device or a mount runs as root and says so where it does not.
 
 use super::*;
+use pelton_lane::{ChannelPage, ConsumerPage, WINDOW, fnv1a};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

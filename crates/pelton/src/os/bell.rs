@@ -198,6 +198,8 @@ pub(crate) enum Event {
 }
 
 const BELL: u64 = 0;
+/// A bell that is silenced by hearing it.
+const BELL_ONCE: u64 = 3 << 32;
 const NO_EVENT: epoll::Event = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(BELL) };
 const GONE: u64 = 1 << 32;
 const VISIT: u64 = 2 << 32;
@@ -235,7 +237,7 @@ impl Pollable {
     /// Also readable once this bell has rung, until [`Pollable::events`] or [`Pollable::wait`] says so: its counter is left
     /// alone, as it need not be known then which of many is to be silenced.
     pub(crate) fn add_bell(&self, bell: &Bell) -> std::io::Result<()> {
-        Ok(epoll::add(&self.0, bell, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?)
+        Ok(epoll::add(&self.0, bell, EventData::new_u64(BELL_ONCE), EventFlags::IN | EventFlags::ET)?)
     }
 
     /// No more because of a former peer, whose descriptors a stray process may have kept open.
@@ -258,12 +260,13 @@ impl Pollable {
         Ok(epoll::modify(&self.0, fd, event.data(), events)?)
     }
 
-    /// What there is now, without waiting: some of it, if it is much, and other the next time.
-    pub(crate) fn events(&self, found: &mut Vec<Event>) -> std::io::Result<()> {
+    /// What there is now, without waiting: some of it, if it is much, and other the next time. Answers whether there is
+    /// something of which it may not be readable any more: what is left, or a bell that was silenced.
+    pub(crate) fn events(&self, found: &mut Vec<Event>) -> std::io::Result<bool> {
         let mut events = [NO_EVENT; 64];
         let count = self.poll(&mut events)?;
         found.extend(events[..count].iter().filter_map(|event| Event::of(event.data.u64())));
-        Ok(())
+        Ok(count == events.len() || events[..count].iter().any(|event| event.data.u64() == BELL_ONCE))
     }
 
     fn poll(&self, events: &mut [epoll::Event]) -> std::io::Result<usize> {

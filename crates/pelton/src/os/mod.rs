@@ -1,5 +1,6 @@
 //! What pelton asks of the operating system: memory, descriptors, sockets, locks, barriers, and what a fork leaves. All of the
-//! crate's `unsafe` lives here, but for the hand-over of memory to the lane in `sender.rs` and `receiver.rs`.
+//! crate's `unsafe` lives here, but for the hand-over of memory to the lane in `sender.rs` and `lanes.rs`, and the slices made of
+//! it where it is lent out, in `sender/` and `receiver/`.
 
 mod bell;
 mod descriptor;

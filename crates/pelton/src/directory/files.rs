@@ -1,0 +1,445 @@
+//! The files of a channel in their directory: their names, and what each must be like before it is used.
+
+use super::Access;
+use super::pages::{DAMAGED, Header, bytes_of};
+use crate::error::{Error, Result};
+use crate::os::{Descriptor, Segment, allocate, can_allocate, check_file_size, write_at};
+use pelton_lane::{ConsumerPage, LANES_MAX, Position, ProducerPage, ReceiverPage, SEGMENT_BYTES, WINDOW, step};
+use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use std::ffi::{CStr, OsStr, OsString};
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+pub(super) const CHANNEL: &str = "channel";
+pub(super) const RECEIVER: &str = "receiver";
+pub(super) const RECEIVER_BELL: &str = "receiver.bell";
+pub(super) const RECEIVER_LIFE: &str = "receiver.life";
+
+/// The files of a lane, each `N.` and this.
+pub(super) const PRODUCER: &str = "producer";
+pub(super) const CONSUMER: &str = "consumer";
+pub(super) const DATA: &str = "data";
+pub(super) const BELL: &str = "bell";
+pub(super) const LIFE: &str = "life";
+const OF_A_LANE: [&str; 5] = [PRODUCER, CONSUMER, DATA, BELL, LIFE];
+
+/// A directory that is a channel's, or is to be, and what its files must be like.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// Where it is, or will be.
+    pub(super) path: PathBuf,
+    pub(super) fd: Descriptor,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    /// Who may have made the files.
+    owners: Vec<u32>,
+    /// The widest permission bits of the files.
+    pub(super) bits: u32,
+}
+
+impl Place {
+    /// Opens a directory whose files have not been looked at. `None`: nothing is at the path.
+    pub(super) fn open(path: &Path, access: &Access) -> Result<Option<Place>> {
+        use rustix::fs::{CWD, openat, statat};
+        let refuse = |problem| Err(Error::NotAChannel { path: path.display().to_string(), problem });
+        let failed = |errno: Errno| Error::System { what: format!("opening {}", path.display()), source: errno.into() };
+        let check = |found: &Stat| {
+            let own = rustix::process::geteuid().as_raw();
+            let (kind, mode) = (FileType::from_raw_mode(found.st_mode), found.st_mode & 0o7777);
+            if kind != FileType::Directory {
+                return Err(format!("it is {}, wanted a directory: name a directory itself", in_words(kind)));
+            }
+            if found.st_uid != own && !access.uids.contains(&found.st_uid) {
+                return Err(format!(
+                    "it belongs to uid {}, wanted {}: allow that uid in the options, or choose another path",
+                    found.st_uid,
+                    uids_in_words(own, &access.uids)
+                ));
+            }
+            if mode & !access.mode != 0 {
+                return Err(format!(
+                    "its mode is {mode:o}, this side permits at most {:o}: `chmod {:o} {}`, or allow more in the options",
+                    access.mode,
+                    mode & access.mode,
+                    path.display()
+                ));
+            }
+            Ok(())
+        };
+        // By name first: the kernel has fewer words for what is no directory.
+        match statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::NOTDIR) => return refuse("a directory above it is none: choose another path".to_owned()),
+            Err(Errno::ACCESS) => {
+                let own = rustix::process::geteuid().as_raw();
+                return refuse(format!("a directory above it does not let uid {own} through: change its mode"));
+            }
+            Err(errno) => return Err(failed(errno)),
+            Ok(found) => {
+                if let Err(problem) = check(&found) {
+                    return refuse(problem);
+                }
+            }
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = match openat(CWD, path, flags, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::ACCESS) => return refuse("its mode does not let this user read it: `chmod` it".to_owned()),
+            opened => opened.map_err(failed)?,
+        };
+        let found = rustix::fs::fstat(&fd).map_err(failed)?;
+        if let Err(problem) = check(&found) {
+            return refuse(problem);
+        }
+        Place::new(path, fd, &found, access).map(Some)
+    }
+
+    pub(super) fn new(path: &Path, fd: OwnedFd, found: &Stat, access: &Access) -> Result<Place> {
+        let mut owners = vec![rustix::process::geteuid().as_raw(), found.st_uid];
+        owners.extend(&access.uids);
+        let (path, fd) = (path.to_owned(), descriptor(fd)?);
+        Ok(Place { path, fd, uid: found.st_uid, gid: found.st_gid, owners, bits: access.mode & 0o666 })
+    }
+
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        if name.is_empty() { self.path.clone() } else { self.path.join(name) }
+    }
+
+    pub(super) fn refuse(&self, problem: String) -> Error {
+        Error::NotAChannel { path: self.path.display().to_string(), problem }
+    }
+
+    /// Puts what the system said about a file that wants `bytes` into words.
+    pub(super) fn failed(&self, doing: &str, name: &str, bytes: u64, errno: Errno) -> Error {
+        let path = self.file(name).display().to_string();
+        failure(format!("{doing} {path}"), path, bytes, errno)
+    }
+
+    /// Whether this directory still stands at `path`.
+    pub(super) fn is_at(&self, path: &Path) -> Result<bool> {
+        let failed = |errno| self.failed("looking at", "", 0, errno);
+        let own = rustix::fs::fstat(&self.fd).map_err(failed)?;
+        match rustix::fs::lstat(path) {
+            Err(Errno::NOENT) => Ok(false),
+            found => Ok(found.map(|found| (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)).map_err(failed)?),
+        }
+    }
+
+    pub(super) fn names(&self) -> Result<Vec<OsString>> {
+        names(self.fd.as_fd()).map_err(|errno| self.failed("reading", "", 0, errno))
+    }
+
+    pub(super) fn is_directory(&self, name: &OsStr) -> bool {
+        let found = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+        found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory)
+    }
+
+    /// Of a directory without a channel's file.
+    pub(super) fn what_else_is_there(&self) -> String {
+        let names: Vec<String> = self.names().unwrap_or_default().iter().map(|name| format!("{name:?}")).collect();
+        match names.len() {
+            0 => "it is an empty directory, wanted a channel's: remove it, so that a channel can be made there"
+                .to_owned(),
+            _ => format!("it has no file {CHANNEL} but {}: choose another path", and_so_on(&names)),
+        }
+    }
+
+    /// Checks a file by its name. `None`: it is not there.
+    pub(super) fn look(&self, name: &str, kind: FileType) -> Result<Option<()>> {
+        match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(None),
+            found => {
+                let found = found.map_err(|errno| self.failed("looking at", name, 0, errno))?;
+                self.check(name, kind, &found).map(Some)
+            }
+        }
+    }
+
+    pub(super) fn check(&self, name: &str, kind: FileType, found: &Stat) -> Result<()> {
+        let (found_kind, mode) = (FileType::from_raw_mode(found.st_mode), found.st_mode & 0o7777);
+        if found_kind != kind {
+            return Err(self.refuse(format!(
+                "its file {name} is {}, wanted {}: {DAMAGED}",
+                in_words(found_kind),
+                in_words(kind)
+            )));
+        }
+        if !self.owners.contains(&found.st_uid) {
+            return Err(self.refuse(format!(
+                "its file {name} belongs to uid {}, wanted {}: allow that uid in the options, or choose another path",
+                found.st_uid,
+                uids_in_words(self.owners[0], &self.owners[1..])
+            )));
+        }
+        if mode & !self.bits != 0 {
+            return Err(self.refuse(format!(
+                "its file {name} has mode {mode:o}, the channel permits at most {:o}: `chmod {:o} {}`",
+                self.bits,
+                mode & self.bits,
+                self.file(name).display()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Opens a file that is of the kind, the owner and the mode that it must be of.
+    pub(super) fn open_file(&self, name: &str, kind: FileType, access: OFlags) -> Result<OwnedFd> {
+        let opened = self.try_open_file(name, kind, access)?;
+        opened.ok_or_else(|| self.failed("opening", name, 0, Errno::NXIO))
+    }
+
+    /// As [`Place::open_file`], with no child forked meanwhile that keeps a copy: what it locks, or lives by, ends with this
+    /// process.
+    pub(super) fn open_alone(&self, name: &str, kind: FileType, access: OFlags) -> Result<Descriptor> {
+        let opened = Descriptor::opened(|| self.open_file(name, kind, access));
+        opened.map_err(Error::system("keeping a descriptor"))?
+    }
+
+    /// `None`: a FIFO that nobody has open for reading, and that is to be written.
+    pub(super) fn try_open_file(&self, name: &str, kind: FileType, access: OFlags) -> Result<Option<OwnedFd>> {
+        let missing = || self.missing(name);
+        // By name first: opening some devices does something.
+        self.look(name, kind)?.ok_or_else(missing)?;
+        // Not waiting, should it be a FIFO all the same.
+        let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
+            Err(Errno::NXIO) => return Ok(None),
+            Err(Errno::NOENT) => return Err(missing()),
+            Err(Errno::ACCESS) => return Err(self.no_permission(name, access)),
+            opened => opened.map_err(|errno| self.failed("opening", name, 0, errno))?,
+        };
+        let found = rustix::fs::fstat(&fd).map_err(|errno| self.failed("looking at", name, 0, errno))?;
+        self.check(name, kind, &found)?;
+        Ok(Some(fd))
+    }
+
+    pub(super) fn missing(&self, name: &str) -> Error {
+        match self.is_at(&self.path) {
+            Ok(true) => self.refuse(format!("it has no file {name}: {DAMAGED}")),
+            // Removed since it was opened: not even the directory is there.
+            _ => Error::NoChannel { path: self.path.display().to_string() },
+        }
+    }
+
+    fn no_permission(&self, name: &str, access: OFlags) -> Error {
+        let own = rustix::process::geteuid().as_raw();
+        let what = if access == OFlags::RDONLY { "read" } else { "write" };
+        let (owner, gid, mode) = match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) => (found.st_uid.to_string(), found.st_gid.to_string(), format!("{:o}", found.st_mode & 0o7777)),
+            Err(_) => ("unknown".to_owned(), "unknown".to_owned(), "unknown".to_owned()),
+        };
+        self.refuse(format!(
+            "its file {name} belongs to uid {owner}, gid {gid}, has mode {mode}, and does not let uid {own} {what} it: make the channel with a mode that does"
+        ))
+    }
+
+    pub(super) fn map(&self, fd: OwnedFd, name: &str, bytes: u64, writable: bool) -> Result<Segment> {
+        Segment::open_file(fd, &format!("its file {name}"), bytes, writable).map_err(|error| match error.kind() {
+            ErrorKind::InvalidData => self.refuse(format!("{error}: {DAMAGED}")),
+            _ => Error::System { what: format!("mapping {}", self.file(name).display()), source: error },
+        })
+    }
+
+    /// One copy of a file's first bytes.
+    pub(super) fn read<const N: usize>(&self, fd: BorrowedFd<'_>, name: &str) -> Result<[u8; N]> {
+        let mut bytes = [0; N];
+        let read = rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut bytes, 0));
+        match read.map_err(|errno| self.failed("reading", name, 0, errno))? {
+            read if read == N => Ok(bytes),
+            read => Err(self.refuse(format!("its file {name} has {read} bytes, wanted {SEGMENT_BYTES}: {DAMAGED}"))),
+        }
+    }
+
+    /// Makes everything of a channel but its directory and its own file.
+    pub(super) fn make_receiver_and_first_lane(&self, header: &Header) -> Result<()> {
+        self.make_file(RECEIVER, SEGMENT_BYTES, &bytes_of(ReceiverPage::new()))?;
+        self.make_fifo(RECEIVER_BELL)?;
+        self.make_fifo(RECEIVER_LIFE)?;
+        self.make_lane(0, header)
+    }
+
+    /// Makes the files of a lane, none of which is there.
+    pub(super) fn make_lane(&self, number: u32, header: &Header) -> Result<()> {
+        let mut page = ProducerPage::new(header.capacity, header.message_bytes_max, 0, 0);
+        page.boot_id = header.boot_id;
+        self.make_file(&of_lane(number, PRODUCER), SEGMENT_BYTES, &bytes_of(page))?;
+        let page = ConsumerPage::new(Position::START, 0, 0);
+        self.make_file(&of_lane(number, CONSUMER), SEGMENT_BYTES, &bytes_of(page))?;
+        let name = of_lane(number, DATA);
+        let data = self.make_file(&name, header.capacity, &[])?;
+        // What a lane whose reader keeps up uses. The rest is for the sender to ask for, before it first goes there.
+        let first = header.capacity.min(WINDOW);
+        if !can_allocate(&data) {
+            return Err(self.refuse(format!(
+                "the file system of {} cannot allocate space ahead: use tmpfs, ext4 or xfs",
+                self.path.display()
+            )));
+        }
+        let errno = |error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        allocate(&data, 0, first).map_err(|error| self.failed("allocating", &name, first, errno(error)))?;
+        step("make a lane: allocated");
+        self.make_fifo(&of_lane(number, BELL))?;
+        self.make_fifo(&of_lane(number, LIFE))
+    }
+
+    pub(super) fn make_file(&self, name: &str, bytes: u64, contents: &[u8]) -> Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let make = || {
+            let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o600))?;
+            step("make a file: made");
+            // So that a group that the directory lets in gets at the files of all its members. Not allowed is no harm:
+            // then the files say whom they let in.
+            if rustix::fs::fstat(&fd)?.st_gid != self.gid {
+                let _ = rustix::fs::fchown(&fd, None, Some(Gid::from_raw(self.gid)));
+            }
+            rustix::fs::fchmod(&fd, Mode::from_raw_mode(self.bits))?;
+            step("make a file: permissions");
+            check_file_size(bytes)?;
+            rustix::fs::ftruncate(&fd, bytes)?;
+            step("make a file: size");
+            // Written, not mapped: then the page has its place on the disk, and no store to it can fail.
+            write_at(fd.as_fd(), contents, 0)?;
+            step("make a file: written");
+            Ok(fd)
+        };
+        make().map_err(|errno| self.failed("making", name, contents.len() as u64, errno))
+    }
+
+    fn make_fifo(&self, name: &str) -> Result<()> {
+        let make = || {
+            rustix::fs::mkfifoat(&self.fd, name, Mode::from_raw_mode(0o600))?;
+            step("make a FIFO: made");
+            let found = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            if found.st_gid != self.gid {
+                let gid = Some(Gid::from_raw(self.gid));
+                let _ = rustix::fs::chownat(&self.fd, name, None, gid, AtFlags::SYMLINK_NOFOLLOW);
+            }
+            rustix::fs::chmodat(&self.fd, name, Mode::from_raw_mode(self.bits), AtFlags::empty())?;
+            step("make a FIFO: permissions");
+            Ok(())
+        };
+        make().map_err(|errno| self.failed("making", name, 0, errno))
+    }
+
+    /// Removes what is there of a lane that does not exist.
+    pub(super) fn remove_lane(&self, number: u32) -> Result<()> {
+        for name in OF_A_LANE.map(|kind| of_lane(number, kind)) {
+            let removed = rustix::fs::unlinkat(&self.fd, &name, AtFlags::empty());
+            step("growth: a leftover removed, or none");
+            match removed {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(self.failed("removing the leftover", &name, 0, errno)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts into words what the system said of `path`, which wants `bytes`, or just a name.
+pub(super) fn failure(what: String, path: String, bytes: u64, errno: Errno) -> Error {
+    let source = errno.into();
+    match errno {
+        // A name costs a block too, more or less.
+        Errno::NOSPC | Errno::DQUOT => Error::NoSpace { path, bytes: bytes.max(4096), source },
+        Errno::FBIG => Error::System { what: format!("{what}: raise this process's RLIMIT_FSIZE"), source },
+        _ => Error::System { what, source },
+    }
+}
+
+/// Removes a channel's files from its directory, `channel` last: its lock says that somebody is at it.
+pub(super) fn clear(directory: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
+    remove_known(directory, names(directory)?)
+}
+
+/// As [`clear`], of these names.
+pub(super) fn remove_known(directory: BorrowedFd<'_>, names: Vec<OsString>) -> std::result::Result<(), Errno> {
+    let mut known: Vec<OsString> = names.into_iter().filter(|name| !matches!(known(name), Known::Foreign)).collect();
+    known.sort_by_key(|name| name == CHANNEL);
+    for name in known {
+        let removed = rustix::fs::unlinkat(directory, &name, AtFlags::empty());
+        step("clear: a file removed");
+        match removed {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Which file of a channel a name is.
+pub(super) enum Known {
+    Channel,
+    Lane(u32),
+    Foreign,
+}
+
+pub(super) fn known(name: &OsStr) -> Known {
+    let Some(name) = name.to_str() else { return Known::Foreign };
+    if [CHANNEL, RECEIVER, RECEIVER_BELL, RECEIVER_LIFE].contains(&name) {
+        return Known::Channel;
+    }
+    let Some((number, kind)) = name.split_once('.') else { return Known::Foreign };
+    match number.parse::<u32>() {
+        Ok(lane) if lane.to_string() == number && lane < LANES_MAX && OF_A_LANE.contains(&kind) => Known::Lane(lane),
+        _ => Known::Foreign,
+    }
+}
+
+/// The file of lane `number`.
+pub(super) fn of_lane(number: u32, kind: &str) -> String {
+    format!("{number}.{kind}")
+}
+
+pub(super) fn names(directory: BorrowedFd<'_>) -> std::result::Result<Vec<OsString>, Errno> {
+    let mut names = Vec::new();
+    // Anew: through a descriptor opened as a mere path nothing can be read.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    for entry in Dir::new(rustix::fs::openat(directory, c".", flags, Mode::empty())?)? {
+        let entry = entry?;
+        let name: &CStr = entry.file_name();
+        if name != c"." && name != c".." {
+            names.push(OsStr::from_bytes(name.to_bytes()).to_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+pub(super) fn descriptor(fd: OwnedFd) -> Result<Descriptor> {
+    Descriptor::new(fd).map_err(Error::system("keeping a descriptor"))
+}
+
+fn in_words(kind: FileType) -> &'static str {
+    match kind {
+        FileType::RegularFile => "a regular file",
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a symbolic link",
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice => "a character device",
+        FileType::BlockDevice => "a block device",
+        _ => "of a kind of its own",
+    }
+}
+
+fn uids_in_words(own: u32, others: &[u32]) -> String {
+    let mut text = format!("uid {own}");
+    let mut said = vec![own];
+    for uid in others {
+        if !said.contains(uid) {
+            text.push_str(&format!(" or {uid}"));
+            said.push(*uid);
+        }
+    }
+    text
+}
+
+/// The first few of a list.
+pub(super) fn and_so_on(texts: &[String]) -> String {
+    const MOST: usize = 8;
+    let more = if texts.len() > MOST { format!(" and {} more", texts.len() - MOST) } else { String::new() };
+    texts[..texts.len().min(MOST)].join(", ") + &more
+}

@@ -1,0 +1,104 @@
+//! Room in the lane that a sender has reserved, for a message or for a batch of them.
+
+use super::Sender;
+use crate::error::{Error, Result};
+use pelton_lane::Space;
+use std::ops::{Deref, DerefMut};
+
+/// Room in the lane for one message, to be written in place. Dropping it aborts: nothing is seen of it.
+#[derive(Debug)]
+pub struct Reservation<'a> {
+    pub(super) sender: &'a mut Sender,
+    pub(super) space: Space,
+}
+
+impl Reservation<'_> {
+    /// Publishes the message, all of its room. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Forked`]. A channel that ended is told by the next call.
+    pub fn commit(self) -> Result<()> {
+        let bytes = self.space.bytes as usize;
+        self.commit_bytes(bytes)
+    }
+
+    /// Publishes the first `bytes` of the room as the message.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is sent then. A channel that
+    /// ended is told by the next call.
+    pub fn commit_bytes(self, bytes: usize) -> Result<()> {
+        if bytes as u64 > self.space.bytes {
+            return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.space.bytes });
+        }
+        if self.sender.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        self.sender.publish(self.space, bytes);
+        Ok(())
+    }
+
+    /// Gives the room back. Dropping does the same.
+    pub fn abort(self) {}
+}
+
+impl Deref for Reservation<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        let at = self.sender.parts.lane.payload(self.space);
+        // SAFETY: reserved for this sender, initialised (shared memory is), and kept by the borrow.
+        unsafe { std::slice::from_raw_parts(at.as_ptr(), self.space.bytes as usize) }
+    }
+}
+
+impl DerefMut for Reservation<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let at = self.sender.parts.lane.payload(self.space);
+        // SAFETY: as above, and nobody else writes there.
+        unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), self.space.bytes as usize) }
+    }
+}
+
+/// Room in the lane for several messages, which appear at once. Dropping it aborts: nothing is seen of any.
+#[derive(Debug)]
+pub struct SentBatch<'a> {
+    pub(super) sender: &'a mut Sender,
+}
+
+impl SentBatch<'_> {
+    /// Room for the batch's next message; `None` when the batch's room is used up.
+    pub fn reserve(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        if self.sender.owner.is_forked() {
+            return None;
+        }
+        let lane = &mut self.sender.parts.lane;
+        let space = lane.batch_message(bytes as u64)?;
+        // SAFETY: as for a reservation; the next call comes after the borrow.
+        Some(unsafe { std::slice::from_raw_parts_mut(lane.payload(space).as_ptr(), bytes) })
+    }
+
+    /// Copies the batch's next message; false when the batch's room is used up, and nothing is copied.
+    #[must_use = "a message that did not fit is still yours"]
+    pub fn push(&mut self, payload: &[u8]) -> bool {
+        match self.reserve(payload.len()) {
+            Some(room) => {
+                room.copy_from_slice(payload);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Publishes the messages. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Forked`]. A channel that ended is told by the next call.
+    pub fn commit(self) -> Result<()> {
+        if self.sender.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        let wake = self.sender.parts.lane.commit_batch();
+        self.sender.after_publishing(wake);
+        Ok(())
+    }
+}
