@@ -154,7 +154,8 @@ typedef struct pelton_message {
     uint32_t descriptors; /* how many came along: pelton_take_descriptors */
 } pelton_message;
 
-/* pelton_message.flags: a receiver that died may have seen this message before. Other bits are 0, and not to be relied on. */
+/* pelton_message.flags: a receiver before this one may have seen the message: whatever was in the lane when this one came, and was
+ * not released, unless it is the first. How far that one had looked nobody knows. Other bits are 0, and not to be relied on. */
 #define PELTON_REDELIVERED 1
 
 /* Other flags, one of which is set in what is no message but tells, if options.announce asks for it, what became of the sender of that
@@ -275,7 +276,7 @@ int pelton_listener_close(pelton_listener *listener);
  * All of them answer, once the receiver is gone, PELTON_CLOSED or PELTON_PEER_DIED; the detail and pelton_info.unreleased say how
  * many messages were not released. Some messages may still be sent in between, which then count as unreleased. After
  * PELTON_PEER_DIED: pelton_sender_resume, or close. On a path the end of a receiver is told once, and then sending goes on for the
- * next. PELTON_CORRUPT, PELTON_SYSTEM; on a path PELTON_NO_SPACE. While something is reserved, other calls than those that say
+ * next. With whatever code but PELTON_OK, the call has sent nothing. PELTON_CORRUPT, PELTON_SYSTEM; on a path PELTON_NO_SPACE. While something is reserved, other calls than those that say
  * otherwise answer PELTON_RESERVED. */
 
 /* Copies a message into the lane; waits for room. data may be NULL if size is 0.

@@ -136,11 +136,12 @@ impl Listener {
             if !wait_for(bound.as_fd(), None, false, deadline).map_err(Error::system("waiting for a connection"))? {
                 return Ok(None);
             }
-            let accepted = accept_at(bound.socket()).map_err(Error::system("accepting a connection"))?;
+            // Before one is taken, who would have to be hung up on.
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(None);
             }
+            let accepted = accept_at(bound.socket()).map_err(Error::system("accepting a connection"))?;
             let Some(socket) = accepted else { continue };
             step("connect: accepted");
             // Who connects greets at once; who does not is not to keep others waiting.

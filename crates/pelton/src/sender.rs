@@ -181,8 +181,9 @@ impl Sender {
     /// # Errors
     /// [`Error::TooLarge`], in whatever state the lane is. [`Error::Closed`] and [`Error::PeerDied`] once the receiver is
     /// gone, with the number of messages it has not released; this call may still succeed for some messages after that,
-    /// which then count as unreleased. On a path channel the end of a receiver is told once, and then sending goes on for the
-    /// next; and [`Error::NoSpace`] when its file system is full: nothing was sent, and it can be tried again.
+    /// which then count as unreleased. With any error, nothing was sent by this call. On a path channel the end of a receiver is
+    /// told once: send the message again, it goes to the next one; and [`Error::NoSpace`] when its file system is full: it can be
+    /// tried again.
     /// [`Error::Corrupt`], [`Error::Forked`].
     #[inline]
     pub fn try_send(&mut self, payload: &[u8]) -> Result<Sent> {

@@ -76,7 +76,8 @@ impl Message<'_> {
         self.receiver.lanes.current.link.peer()
     }
 
-    /// Whether a receiver that died may have seen this message before: it was not released then.
+    /// Whether a receiver before this one may have seen this message: true of whatever was in the lane, and not released, when
+    /// this one came, unless it is the lane's first. How far that one had looked nobody knows.
     pub fn is_redelivered(&self) -> bool {
         self.kind() == Kind::Message && self.receiver.lanes.current.is_redelivering()
     }
