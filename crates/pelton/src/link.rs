@@ -286,10 +286,15 @@ impl Link {
         }
     }
 
-    /// The descriptors of message `seq`, which were sent before it was committed, or are being sent again by a sender
-    /// that survived: waits for these.
-    pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<OwnedFd>> {
-        let deadline = Instant::now() + Duration::from_secs(1);
+    /// The descriptors of message `seq`, which were sent before it was committed, or, if it `may_have_been_seen`, are being sent
+    /// again by a sender that survived: waits for these alone.
+    pub(crate) fn receive_descriptors(
+        &mut self,
+        seq: u32,
+        count: u32,
+        may_have_been_seen: bool,
+    ) -> Result<Vec<OwnedFd>> {
+        let deadline = may_have_been_seen.then(|| Instant::now() + Duration::from_secs(1));
         let mut cut_off = false;
         let mut fds = Vec::new();
         while let Some((of, came, truncated)) = self.next_descriptors(deadline)? {
@@ -313,7 +318,7 @@ impl Link {
     }
 
     /// What descriptors come next. `None`: none do.
-    fn next_descriptors(&mut self, deadline: Instant) -> Result<Option<Received>> {
+    fn next_descriptors(&mut self, deadline: Option<Instant>) -> Result<Option<Received>> {
         if let Some(received) = self.received.pop_front() {
             return Ok(Some(received));
         }
@@ -327,8 +332,11 @@ impl Link {
                 if let Some(found) = receive_packet(socket)? {
                     return Ok(found);
                 }
+                if deadline.is_none() {
+                    return Ok(None);
+                }
                 let process = process.as_ref().map(|process| process.as_fd());
-                let waited = wait_for(socket.as_fd(), process, false, Some(deadline));
+                let waited = wait_for(socket.as_fd(), process, false, deadline);
                 if !waited.map_err(Error::system("waiting for descriptors"))? {
                     return Ok(None);
                 }

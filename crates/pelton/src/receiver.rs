@@ -661,8 +661,25 @@ impl Receiver {
             self.pass();
             return false;
         }
-        let _ = self.lanes.current.link.receive_descriptors(record.seq, record.descriptors);
+        let _ = self.receive_descriptors(record.seq, record.descriptors);
         true
+    }
+
+    /// The descriptors of the current lane's next message, which is not released yet.
+    fn receive_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<OwnedFd>> {
+        let redelivered = self.is_redelivered();
+        let lane = &mut *self.lanes.current;
+        let received = lane.link.receive_descriptors(seq, count, redelivered);
+        if self.gate.is_some() && matches!(received, Err(Error::Corrupt(_))) {
+            // That sender's affair alone, and it is not to make others wait again.
+            lane.end = Some(End::Corrupt);
+        }
+        received
+    }
+
+    /// Whether the current lane's next message may have been delivered to a predecessor.
+    fn is_redelivered(&self) -> bool {
+        self.lanes.current.consumer.taken() < self.lanes.current.redelivered
     }
 
     /// Releases what has been dropped of the messages held.
@@ -1082,8 +1099,7 @@ impl Message<'_> {
 
     /// Whether a receiver that died may have seen this message before: it was not released then.
     pub fn is_redelivered(&self) -> bool {
-        self.kind() == Kind::Message
-            && self.receiver.lanes.current.consumer.taken() < self.receiver.lanes.current.redelivered
+        self.kind() == Kind::Message && self.receiver.is_redelivered()
     }
 
     /// Which of the channel's lanes it came by: 0, unless there are several senders. Messages of one lane come in order. A
@@ -1124,7 +1140,7 @@ impl Message<'_> {
         match std::mem::take(&mut self.record.descriptors) {
             0 => Ok(Vec::new()),
             _ if self.receiver.owner.is_forked() => Err(Error::Forked),
-            count => self.receiver.lanes.current.link.receive_descriptors(self.record.seq, count),
+            count => self.receiver.receive_descriptors(self.record.seq, count),
         }
     }
 
@@ -1213,12 +1229,13 @@ impl Batch<'_> {
             Ok(None) => return Ok(None),
             Err(error) => return self.receiver.failed_in_batch(error).map(|()| None),
         };
-        lane.take(&record);
-        self.is_over = self.receiver.many && record.seq.is_multiple_of(TURN);
-        let payload = lane.payload(&record);
         if record.descriptors != 0 {
             self.receiver.drop_descriptors(&record);
         }
+        let lane = &mut self.receiver.lanes.current.consumer;
+        lane.take(&record);
+        self.is_over = self.receiver.many && record.seq.is_multiple_of(TURN);
+        let payload = lane.payload(&record);
         // SAFETY: as for a message; not released before the batch is dropped, after this borrow of it.
         Ok(Some(unsafe { std::slice::from_raw_parts(payload.as_ptr(), record.bytes as usize) }))
     }
