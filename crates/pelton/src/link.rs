@@ -300,7 +300,7 @@ impl Link {
     /// again by a sender that survived: waits for these, a second at most, and not again once that was in vain.
     pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32, may_be_late: bool) -> Result<Vec<OwnedFd>> {
         let waits = may_be_late && !self.is_silent;
-        let deadline = Instant::now() + if waits { Duration::from_secs(1) } else { Duration::ZERO };
+        let deadline = waits.then(|| Instant::now() + Duration::from_secs(1));
         let mut cut_off = false;
         let mut fds = Vec::new();
         for passed in 0.. {
@@ -329,7 +329,7 @@ impl Link {
     }
 
     /// What descriptors come next. `None`: none do.
-    fn next_descriptors(&mut self, deadline: Instant) -> Result<Option<Received>> {
+    fn next_descriptors(&mut self, deadline: Option<Instant>) -> Result<Option<Received>> {
         if let Some(received) = self.received.pop_front() {
             return Ok(Some(received));
         }
@@ -343,8 +343,11 @@ impl Link {
                 if let Some(found) = receive_packet(socket)? {
                     return Ok(found);
                 }
+                if deadline.is_none() {
+                    return Ok(None);
+                }
                 let process = process.as_ref().map(|process| process.as_fd());
-                let waited = wait_for(socket.as_fd(), process, false, Some(deadline));
+                let waited = wait_for(socket.as_fd(), process, false, deadline);
                 if !waited.map_err(Error::system("waiting for descriptors"))? {
                     return Ok(None);
                 }

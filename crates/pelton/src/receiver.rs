@@ -18,7 +18,7 @@ use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
 use message::Returned;
 use pelton_lane::{LaneError, Record, Sleeper, Wake, step};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -559,8 +559,19 @@ impl Receiver {
             self.pass();
             return false;
         }
-        let _ = self.lanes.current.take_descriptors(record.seq, record.descriptors);
+        let _ = self.receive_descriptors(record.seq, record.descriptors);
         true
+    }
+
+    /// The descriptors of the current lane's next message, which is not released yet.
+    fn receive_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<OwnedFd>> {
+        let lane = &mut *self.lanes.current;
+        let received = lane.take_descriptors(seq, count);
+        if self.gate.is_some() && matches!(received, Err(Error::Corrupt(_))) {
+            // That sender's affair alone, and it is not to make others wait again.
+            lane.end = Some(End::Corrupt);
+        }
+        received
     }
 
     /// Releases what has been dropped of the messages held.

@@ -82,6 +82,24 @@ fn child() {
             while let Ok(()) = sender.send(&numbered(9, 1)) {}
             assert!(sender.send(&numbered(9, 1)).unwrap_err().is_closed());
         }
+        // Says of messages that descriptors came with them, which did not: one after another, again and again.
+        "boaster" => {
+            for _ in 0..role.number("count").unwrap() {
+                let mut sender = Sender::connect(role.get("name")).unwrap();
+                let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+                let data = maps.lines().find(|line| line.contains("pelton-data")).expect("the lane's data is mapped");
+                let start = usize::from_str_radix(data.split('-').next().unwrap(), 16).unwrap();
+                sender.send(&numbered(9, 0)).unwrap();
+                // Two messages of 0 bytes behind it, each after a mark.
+                for (place, word) in
+                    [(40, 3 << 32), (32, 3 << 32 | 0x9000_0001), (24, 2 << 32), (16, 2 << 32 | 0x9000_0001_u64)]
+                {
+                    // SAFETY: mapped writable as long as the sender lives.
+                    unsafe { ((start + place) as *mut u64).write_volatile(word) };
+                }
+                hear();
+            }
+        }
         // Sends, as another user, when it is told to.
         "stranger" => {
             // SAFETY: no pointers.
@@ -788,4 +806,26 @@ fn a_turn_ends_in_a_bindings_batch() {
         receiver.release_batch();
         if lane == 1 { taken } else { 0 }
     });
+}
+
+#[test]
+fn descriptors_that_do_not_come_are_not_waited_for_and_are_against_the_rules() {
+    let place = Place::new("descriptors that do not come");
+    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    let mut child = Child::start(Role::new("boaster").with("name", place.name()).with("count", 150));
+    for round in 0..150 {
+        let mut told = Vec::new();
+        while told.last() != Some(&Kind::Corrupt) {
+            // It does not ring.
+            let soon = Instant::now() + Duration::from_millis(1);
+            let Some(mut message) = receiver.receive_until(soon).unwrap() else { continue };
+            told.push(message.kind());
+            if message.descriptors() > 0 && round % 2 == 0 {
+                assert!(matches!(message.take_descriptors(), Err(Error::Corrupt(_))));
+            }
+        }
+        assert_eq!(told, [Kind::Joined, Kind::Message, Kind::Message, Kind::Corrupt]);
+        child.tell("go on");
+    }
+    child.wait_well();
 }

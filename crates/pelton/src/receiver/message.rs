@@ -105,7 +105,7 @@ impl Message<'_> {
         match std::mem::take(&mut self.record.descriptors) {
             0 => Ok(Vec::new()),
             _ if self.receiver.owner.is_forked() => Err(Error::Forked),
-            count => self.receiver.lanes.current.take_descriptors(self.record.seq, count),
+            count => self.receiver.receive_descriptors(self.record.seq, count),
         }
     }
 
