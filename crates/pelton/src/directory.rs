@@ -31,6 +31,7 @@ use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// Where a page says which process its writer is (spec/layout.md), for messages to people.
 const PRODUCER_PID_AT: u64 = 388;
@@ -215,7 +216,11 @@ impl Directory {
     /// # Errors
     /// [`Error::RoleTaken`], and of any check.
     pub(crate) fn claim_receiver(&self) -> Result<ReceiverRole> {
-        let Some(lock) = self.try_role(RECEIVER)? else { return Err(self.receiver_taken()) };
+        let lock = passing(|| match self.try_role(RECEIVER)? {
+            None => Ok((None, self.watch_receiver()?.is_none())),
+            lock => Ok((lock, false)),
+        })?;
+        let Some(lock) = lock else { return Err(self.receiver_taken()) };
         Ok(ReceiverRole {
             lock,
             page: self.control(RECEIVER, MAGIC_RECEIVER, true)?,
@@ -229,7 +234,11 @@ impl Directory {
     /// # Errors
     /// [`Error::RoleTaken`] when there are no more lanes to be had, [`Error::NoSpace`], and of any check.
     pub(crate) fn claim_sender(&self) -> Result<SenderRole> {
-        if let Some(role) = self.claim_free_lane()? {
+        let free = passing(|| match self.claim_free_lane()? {
+            None if self.lanes()? == self.header.lanes_max => Ok((None, self.is_any_sender_passing()?)),
+            found => Ok((found, false)),
+        })?;
+        if let Some(role) = free {
             return Ok(role);
         }
         if self.lanes()? < self.header.lanes_max {
@@ -256,6 +265,16 @@ impl Directory {
             Some(lock) => self.sender(number, lock),
             None => Err(self.taken("sender".to_owned(), self.sender_pid(number))),
         }
+    }
+
+    /// Whether some lane's role is held by nobody who lives.
+    fn is_any_sender_passing(&self) -> Result<bool> {
+        for number in 0..self.lanes()? {
+            if self.watch_sender(number)?.is_none() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn claim_free_lane(&self) -> Result<Option<SenderRole>> {
@@ -624,6 +643,18 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Looks again, for a while, where `look` says that who has the role is on its way out or in: of one that dies, the life ends
+/// before the lock does, and whoever has heard of it may come at once.
+fn passing<T>(mut look: impl FnMut() -> Result<(Option<T>, bool)>) -> Result<Option<T>> {
+    let deadline = Instant::now() + Duration::from_millis(200);
+    loop {
+        match look()? {
+            (None, true) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+            (found, _) => return Ok(found),
+        }
+    }
 }
 
 #[cfg(test)]

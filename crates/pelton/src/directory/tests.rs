@@ -499,6 +499,30 @@ fn a_lane_of_another_boot_than_its_channel_is_refused() {
     assert_refused(directory.lane_to_look_at(0), &["0.producer is of boot 0606", "the channel of boot "]);
 }
 
+/// Holds a role's lock, as a dying process does whose life has ended already, for some milliseconds.
+#[test]
+fn a_role_whose_holder_is_passing_is_had_once_it_has_passed() {
+    let (_root, path) = root();
+    let directory = create(&path, 1).unwrap();
+    for role in ["receiver", "sender"] {
+        let other = open(&path).unwrap().unwrap();
+        let (held, is_held) = std::sync::mpsc::channel();
+        let file = if role == "receiver" { RECEIVER.to_owned() } else { of_lane(0, PRODUCER) };
+        let passing = std::thread::spawn(move || {
+            let lock = other.try_role(&file).unwrap().expect("nobody has it");
+            held.send(()).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+            drop(lock);
+        });
+        is_held.recv().unwrap();
+        match role {
+            "receiver" => drop(directory.claim_receiver().unwrap()),
+            _ => drop(directory.claim_sender().unwrap()),
+        }
+        passing.join().unwrap();
+    }
+}
+
 #[test]
 fn each_role_is_had_once() {
     let (_root, path) = root();
