@@ -125,7 +125,8 @@ fn a_stage_that_fails_is_told_of_and_nothing_is_left() {
     fs::create_dir(&deep).unwrap();
     let mut command = place.pelton(&["demo", "input", "--output", "out.zst", "--systems", "sock-stream"]);
     command.env("TMPDIR", &deep);
-    Process::start(command).finish().assert(5, &["the receive process", "listening on the socket"]);
+    // Either stage may be the first to fail.
+    Process::start(command).finish().assert(5, &["process", "the socket"]);
     assert_eq!(fs::read_dir(&deep).unwrap().count(), 0);
     assert_eq!(fs::read_dir(place.path("work")).unwrap().count(), 1, "the input and nothing else");
 }

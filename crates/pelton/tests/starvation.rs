@@ -377,6 +377,8 @@ fn few_descriptors_come(role: &Role) {
             let mut receiver = small_path().lanes(2).create_receiver(path_of(role)).unwrap();
             say("have");
             assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"the first lane's");
+            // It watches the first lane's sender by now, which takes a descriptor.
+            assert!(receiver.resume_until(deadline()).unwrap());
             say("received");
             hear();
             let before = descriptors();
