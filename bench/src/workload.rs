@@ -80,6 +80,7 @@ pub fn side(job: &Job) -> Result<()> {
 }
 
 fn serve<S: System>(job: &Job) -> Result<()> {
+    let steps = job.work_steps();
     let mut payloads = Payloads::new(job.sizes.max as usize);
     match job.role {
         Role::Sender => {
@@ -93,12 +94,12 @@ fn serve<S: System>(job: &Job) -> Result<()> {
                 payloads.prepare(0);
                 let mut bytes = 0;
                 let section = Section::start(pass)?;
-                for n in 0..pass.count {
+                with_work(steps, 0..pass.count, |n| {
                     let size = sizes.next_size();
-                    work(job.work_steps());
                     send(&mut sending, &mut payloads, size, n)?;
                     bytes += size as u64;
-                }
+                    Ok(())
+                })?;
                 sending.flush()?;
                 section.end(bytes)
             })
@@ -111,12 +112,12 @@ fn serve<S: System>(job: &Job) -> Result<()> {
             passes(job, |pass| {
                 let mut bytes = 0;
                 let section = Section::start(pass)?;
-                for n in 0..pass.count - 1 {
+                with_work(steps, 0..pass.count - 1, |n| {
                     bytes += receive(&mut receiving, n, glance)? as u64;
-                    work(job.work_steps());
-                }
+                    Ok(())
+                })?;
                 bytes += receive(&mut receiving, pass.count - 1, whole)? as u64;
-                work(job.work_steps());
+                work(steps);
                 let mut report = section.end(bytes)?;
                 all_came(job, pass, bytes)?;
                 report.resident_bytes = receiving.resident_bytes()?;
@@ -288,6 +289,19 @@ fn work_alone(job: &Job, pass: &Pass) -> Result<PassReport> {
         work(job.work_steps());
     }
     section.end(0)
+}
+
+/// Each of `numbers`, with so much work for it. Two loops, since even asking whether there is any would be felt in the one without.
+#[inline(always)]
+fn with_work(steps: u64, numbers: std::ops::Range<u64>, mut each: impl FnMut(u64) -> Result<()>) -> Result<()> {
+    if steps == 0 {
+        return numbers.into_iter().try_for_each(each);
+    }
+    for n in numbers {
+        work(steps);
+        each(n)?;
+    }
+    Ok(())
 }
 
 /// Works: each step waits for the one before, so that they take the same time whatever else the processor does meanwhile.

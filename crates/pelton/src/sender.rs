@@ -185,7 +185,7 @@ impl Sender {
     /// told once: send the message again, it goes to the next one; and [`Error::NoSpace`] when its file system is full: it can be
     /// tried again.
     /// [`Error::Corrupt`], [`Error::Forked`].
-    #[inline]
+    #[inline(always)]
     pub fn try_send(&mut self, payload: &[u8]) -> Result<Sent> {
         match self.send_at_once(payload) {
             true => Ok(Sent::Sent),
@@ -197,7 +197,7 @@ impl Sender {
     ///
     /// # Errors
     /// As [`Sender::try_send`]; a wait ends at once when the receiver goes.
-    #[inline]
+    #[inline(always)]
     pub fn send(&mut self, payload: &[u8]) -> Result<()> {
         match self.send_at_once(payload) {
             true => Ok(()),
