@@ -72,7 +72,7 @@
 //! [`Options::gather_at`] makes a receiver that takes in every sender that connects under a name, up to 1,024, each with a
 //! lane of its own: no sender waits for another, or is harmed by its end. One wait and one descriptor are for all, also for
 //! those who come and go; a message says whose it is ([`Message::lane`], [`Message::peer`]), and with [`Options::announce`]
-//! also that a sender has come or gone. Served are they by turns, at most 64 messages of one at a time; one that has been idle
+//! also that a sender has come or gone. They are served by turns, at most 64 messages of one at a time; one that has been idle
 //! waits at most another turn for each 32 idle ones. [`Options::gather`] does the same for threads, which make their senders
 //! by [`Senders`].
 //!
