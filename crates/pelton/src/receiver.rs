@@ -16,10 +16,11 @@ use crate::os::{Owner, Ready};
 use crate::sender::End;
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
+use crossbeam_queue::SegQueue;
 use message::Returned;
 use pelton_lane::{LaneError, Record, Sleeper, Wake, step};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The receiving end of a channel. `Send`, not `Sync`: one thread at a time.
@@ -81,7 +82,7 @@ impl Receiver {
     pub(crate) fn new(parts: ReceiverParts, options: &Options, origin: Origin) -> Result<Receiver> {
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
         let ReceiverParts { lane, sleeper, bells } = parts;
-        let returned = Arc::new(Returned { tickets: Mutex::default(), nudge: bells.nudge().clone(), owner });
+        let returned = Arc::new(Returned { tickets: SegQueue::new(), nudge: bells.nudge().clone(), owner });
         let spin = Spin::new(options.wait, lane.link.peer());
         let many = matches!(&origin, Origin::Path(place) if place.directory.lanes_max() > 1);
         Ok(Receiver {
@@ -577,8 +578,7 @@ impl Receiver {
     /// Releases what has been dropped of the messages held.
     #[cold]
     fn take_back(&mut self) {
-        let tickets = std::mem::take(&mut *self.returned.tickets.lock().unwrap_or_else(PoisonError::into_inner));
-        for (number, ticket) in tickets {
+        while let Some((number, ticket)) = self.returned.tickets.pop() {
             self.detours -= 1;
             // One that has left with its sender needs nothing back.
             if let Some(lane) = self.lanes.find(number)

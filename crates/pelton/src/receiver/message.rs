@@ -5,11 +5,12 @@ use crate::error::{Error, Result};
 use crate::link::Peer;
 use crate::os::{Nudge, Owner, Segment};
 use crate::sender::End;
+use crossbeam_queue::SegQueue;
 use pelton_lane::{Record, Ticket, Wake};
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// What is received: a message, or, where [`crate::Options::announce`] asks for it, what became of a sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,7 +260,7 @@ impl Drop for Held {
             return;
         }
         let Some(ticket) = self.ticket else { return };
-        self.returned.tickets.lock().unwrap_or_else(PoisonError::into_inner).push(ticket);
+        self.returned.tickets.push(ticket);
         // The receiver may be asleep while the sender waits for this very space.
         self.returned.nudge.ring();
     }
@@ -268,8 +269,8 @@ impl Drop for Held {
 /// Tickets of held messages that have been dropped, on whatever thread.
 #[derive(Debug)]
 pub(super) struct Returned {
-    /// Each with its lane's number.
-    pub(super) tickets: Mutex<Vec<(u32, Ticket)>>,
+    /// Each with its lane's number. No lock: whoever drops a message never waits for the receiver.
+    pub(super) tickets: SegQueue<(u32, Ticket)>,
     /// The receiver's own: it may sleep with a lane full of held messages.
     pub(super) nudge: Arc<Nudge>,
     pub(super) owner: Owner,
