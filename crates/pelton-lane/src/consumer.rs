@@ -65,6 +65,30 @@ impl Record {
     }
 }
 
+/// Records that were taken as the bytes they are: whole ones, each behind the other, with nothing between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    offset: u64,
+    /// Bytes of the records: of each a header of 8, the payload, and what fills that up to a multiple of 8.
+    pub bytes: u64,
+    /// The first message's number.
+    pub first_seq: u32,
+    /// How many there are, at least one.
+    pub messages: u32,
+}
+
+impl Run {
+    /// Makes it one with `next`, of the same lane, if that stands right behind it.
+    pub fn join(&mut self, next: &Run) -> bool {
+        let follows = self.offset + self.bytes == next.offset;
+        if follows {
+            self.bytes += next.bytes;
+            self.messages += next.messages;
+        }
+        follows
+    }
+}
+
 /// What a held record is released by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(u64);
@@ -212,6 +236,56 @@ impl Consumer {
         // The first may be what a page that was taken over says: any number.
         self.messages = self.messages.wrapping_add(1);
         self.bytes = self.bytes.wrapping_add(record.bytes);
+    }
+
+    /// Takes the record that [`Consumer::peek`] answered last, and those behind it without marks, until they are at least
+    /// `bytes_wanted` long or nothing more is there. They stay where they are until [`Consumer::release_taken`].
+    pub fn take_run(&mut self, first: &Record, bytes_wanted: u64) -> Run {
+        let messages = self.messages;
+        self.take(first);
+        while self.cursor - first.offset < bytes_wanted
+            && let Some(next) = self.peek_at_cursor()
+        {
+            self.take(&next);
+        }
+        self.run_from(first, self.messages.wrapping_sub(messages))
+    }
+
+    /// As [`Consumer::take_run`], for who knows where it ends: the lane's producer itself, at whose tail that is, and which has
+    /// put no marks behind `first`. Nothing is looked at.
+    ///
+    /// # Panics
+    /// When `end` is not behind `first`.
+    pub fn take_run_to(&mut self, first: &Record, end: Position) -> Run {
+        assert!(first.offset < end.offset && end.offset + 8 <= self.capacity);
+        let messages = end.since(Position { offset: first.offset, seq: first.seq });
+        (self.cursor, self.seq) = (end.offset, end.seq);
+        self.messages = self.messages.wrapping_add(messages);
+        // Relaxed: for people, and of who asks.
+        self.bytes = self.producer_page().bytes.load(Relaxed);
+        self.run_from(first, messages)
+    }
+
+    /// What was taken from `first` on.
+    fn run_from(&self, first: &Record, messages: u64) -> Run {
+        let bytes = self.cursor - first.offset;
+        debug_assert!(messages >= 1 && messages * 8 <= bytes);
+        Run { offset: first.offset, bytes, first_seq: first.seq, messages: messages as u32 }
+    }
+
+    /// The bytes of a run that is not released yet.
+    ///
+    /// # Panics
+    /// When the run is of a longer lane.
+    #[cfg(not(loom))]
+    pub fn bytes_of(&self, run: &Run) -> NonNull<[u8]> {
+        assert!(run.offset + run.bytes <= self.capacity);
+        NonNull::slice_from_raw_parts(self.data().payload(run.offset, run.bytes), run.bytes as usize)
+    }
+
+    /// Whether something is taken and neither released nor held.
+    pub fn has_taken(&self) -> bool {
+        self.held.is_empty() && self.head() != Position { offset: self.cursor, seq: self.seq }
     }
 
     /// Gives back the space of everything taken and not held. Answers whether to ring the sender.

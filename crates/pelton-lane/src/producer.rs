@@ -210,6 +210,11 @@ impl Producer {
         self.limit = 0;
     }
 
+    /// Whether a message of `bytes`, at the tail, would end behind the window.
+    pub fn is_past_window(&self, bytes: u64) -> bool {
+        self.tail + record_bytes(bytes.min(self.bytes_max)) + 8 > self.window
+    }
+
     /// Says how many bytes of the data, from its start, have memory or disk behind them; all of it at first. A reservation
     /// that needs more answers [`LaneError::Unbacked`].
     pub fn set_backed(&mut self, bytes: u64) {

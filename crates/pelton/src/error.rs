@@ -144,6 +144,9 @@ pub enum Error {
         /// What it may be.
         wanted: String,
     },
+    /// What a flush hands its messages to did not take them: nothing of them is released, and they come again.
+    #[error("the sink took nothing: {0}")]
+    Sink(String),
     /// The operating system refused something.
     #[error("{what}: {source}")]
     System {

@@ -2,11 +2,12 @@
 
 use crate::Counters;
 use crate::error::Result;
+use crate::flush::LaneId;
 use crate::link::{Bells, Found, Link, PASSED_MAX};
 use crate::os::{self, Bell, Segment};
 use crate::sender::End;
 use crate::wait::Spin;
-use pelton_lane::{Consumer, LaneError, Record, Sleeper, step};
+use pelton_lane::{Consumer, LaneError, ProducerPage, Record, Sleeper, step};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -172,6 +173,10 @@ pub(crate) struct Lane {
     pub(crate) end: Option<End>,
     /// Whether it has been told that the sender is here.
     pub(crate) is_announced: bool,
+    /// Tells it from every other lane, also after a restart of either side.
+    pub(crate) id: LaneId,
+    /// Whether a flush has looked what its sink has of this lane.
+    pub(crate) is_compared: bool,
     /// What the sender rings, if that is not what all ring.
     pub(crate) own_bell: Option<Arc<Bell>>,
     /// After the consumer, which points into it.
@@ -180,7 +185,9 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub(crate) fn new(consumer: Consumer, link: Link, redelivered: u64, number: u32, memory: LaneMemory) -> Lane {
-        Lane { consumer, link, redelivered, number, end: None, is_announced: true, own_bell: None, memory }
+        let id = memory.id();
+        let (end, is_announced, is_compared, own_bell) = (None, true, false, None);
+        Lane { consumer, link, redelivered, number, end, is_announced, id, is_compared, own_bell, memory }
     }
 
     /// What comes next of this lane. If it is one that `leaves` with its sender, that sender's coming and going too.
@@ -191,13 +198,15 @@ impl Lane {
         if !self.is_announced {
             return Ok(Next::Joined);
         }
+        // What a flush has taken is to be released first.
+        let left = |consumer: &Consumer, end| if consumer.has_taken() { Next::Nothing } else { Next::Left(end) };
         if self.end == Some(End::Corrupt) {
-            return Ok(Next::Left(End::Corrupt));
+            return Ok(left(&self.consumer, End::Corrupt));
         }
         // What was committed before the end was noted is visible. [close]
         Ok(match (self.consumer.peek()?, self.end) {
             (Some(record), _) => Next::Record(record),
-            (None, Some(end)) => Next::Left(end),
+            (None, Some(end)) => left(&self.consumer, end),
             (None, None) => Next::Nothing,
         })
     }
@@ -329,6 +338,16 @@ impl LaneMemory {
         // Last: who failed to attach has seen nothing.
         page.begin(std::process::id());
         Ok((consumer, redelivered))
+    }
+
+    /// Names the lane by its data, which all who succeed one another share. That of a path channel is named anew when the
+    /// machine has been restarted: numbers may come again then.
+    fn id(&self) -> LaneId {
+        // SAFETY: the page is mapped.
+        let boot = unsafe { self.page.base().cast::<ProducerPage>().as_ref() }.boot_id;
+        let [low, high] = [0, 8].map(|at| u64::from_le_bytes(boot[at..at + 8].try_into().expect("eight bytes")));
+        let [place, made] = self.data.identity();
+        LaneId([place ^ low, made ^ high])
     }
 
     /// Keeps the mappings alone, of a lane that is offered to no successor: a thousand lanes are many descriptors.

@@ -116,6 +116,14 @@ impl Link {
         (Link::new(bell, Way::Threads(local), this_process()), Link::new(hall.bell().clone(), to_hall, this_process()))
     }
 
+    /// Which of the hall's lanes it is of; 0 of a link to elsewhere.
+    pub(crate) fn number(&self) -> u32 {
+        match self.way {
+            Way::Hall { number, .. } => number,
+            _ => 0,
+        }
+    }
+
     /// To nobody, ever.
     pub(crate) fn to_nobody(bell: Arc<Bell>) -> Link {
         Link::new(bell, Way::Nobody, Peer { pid: 0, uid: 0 })

@@ -2,6 +2,7 @@
 
 use crate::connect::{self, Listener};
 use crate::error::{Error, Result};
+use crate::flush::{Appenders, Flush, Sink};
 use crate::gather::{self, Senders};
 use crate::path::{self, Make};
 use crate::receiver::Receiver;
@@ -9,7 +10,7 @@ use crate::sender::Sender;
 use crate::wait::Wait;
 use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How a channel is made. The sender's side decides the capacity and the message limit, or of a path channel whoever makes it;
 /// each side decides how it waits.
@@ -33,6 +34,10 @@ pub struct Options {
     pub(crate) mode: u32,
     lanes: Option<u32>,
     pub(crate) announces: bool,
+    pub(crate) flush_bytes: u64,
+    pub(crate) flush_interval: Option<Duration>,
+    /// How much of a lane is used as long as its reader keeps up, if not the usual.
+    pub(crate) window: Option<u64>,
 }
 
 impl Default for Options {
@@ -54,6 +59,9 @@ impl Options {
             mode: 0o700,
             lanes: None,
             announces: false,
+            flush_bytes: 1 << 20,
+            flush_interval: Some(Duration::from_millis(100)),
+            window: None,
         }
     }
 
@@ -142,6 +150,37 @@ impl Options {
         self
     }
 
+    /// What is flushed is handed to the sink when it has come to so many bytes, 1 MiB at first: of messages with their headers,
+    /// 8 bytes each and filled up to a multiple of 8.
+    pub fn flush_bytes(mut self, bytes: u64) -> Options {
+        self.flush_bytes = bytes;
+        self
+    }
+
+    /// What is flushed is handed to the sink so long after it came, 100 ms at first, if it is not before. `None`: of a
+    /// [`Flush`], as soon as nothing more is there; of [`Appenders`], not before a buffer is full or somebody asks.
+    pub fn flush_interval(mut self, interval: Option<Duration>) -> Options {
+        self.flush_interval = interval;
+        self
+    }
+
+    /// Takes what `receiver` receives to `sink`, by [`Flush::run`]. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Option`].
+    pub fn flush(&self, receiver: Receiver, sink: impl Sink + 'static) -> Result<Flush> {
+        Flush::new(self, receiver, Box::new(sink))
+    }
+
+    /// Makes what many threads of this process append to `sink` by, each in a buffer of its own of [`Options::flush_bytes`].
+    /// Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Option`], [`Error::System`].
+    pub fn append(&self, sink: impl Sink + 'static) -> Result<Appenders> {
+        Appenders::new(self, Box::new(sink))
+    }
+
     /// Permission bits of a path channel's directory, 0o700 at first: who besides its maker may open it. Its files have the
     /// same without the execute bits, whatever the umask. A directory that permits more than this is refused.
     pub fn mode(mut self, bits: u32) -> Options {
@@ -217,6 +256,11 @@ impl Options {
             return Ok(lanes);
         }
         Err(Error::Option { option: "lanes", found: lanes.into(), wanted: format!("1 to {LANES_MAX}") })
+    }
+
+    /// The largest message: as it was set, but at most `bytes`.
+    pub(crate) fn message_bytes_max_or(&self, bytes: u64) -> u64 {
+        self.message_bytes_max.map_or(bytes, |most| most.min(bytes))
     }
 
     /// The capacity and the message limit that these options come to.

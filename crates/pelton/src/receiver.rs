@@ -2,9 +2,11 @@
 
 mod message;
 mod raw;
+mod run;
 
 pub use message::{Batch, Held, Kind, Message};
 pub use raw::RawMessage;
+pub(crate) use run::Taken;
 
 use crate::connect::Origin;
 use crate::error::{Error, Result};

@@ -436,6 +436,21 @@ impl Sender {
         Ok(space.map(|space| Reservation { sender: self, space }))
     }
 
+    /// Whether a message of `bytes` would go past what of its lane this sender is to use before that is flushed.
+    pub(crate) fn is_past_window(&self, bytes: usize) -> bool {
+        self.parts.lane.is_past_window(bytes as u64)
+    }
+
+    /// Behind the message that it sent last.
+    pub(crate) fn tail(&self) -> Position {
+        self.parts.lane.tail()
+    }
+
+    /// Which of its receiver's lanes it has, of a thread's.
+    pub(crate) fn lane(&self) -> u32 {
+        self.parts.link.number()
+    }
+
     /// Begins a batch: one reservation for several messages, which appear to the receiver all at once or not at all.
     /// `lens` are the messages' most bytes each. Never waits; `None` when the lane has no room for all of them.
     ///

@@ -163,6 +163,18 @@ impl Segment {
         unsafe { &*self.base.as_ptr().add(offset).cast() }
     }
 
+    /// Two words that no other segment has: where it is, and when it was made. Zeros if the system does not say.
+    pub(crate) fn identity(&self) -> [u64; 2] {
+        use rustix::fs::{AtFlags, StatxFlags, statx};
+        let Some(fd) = &self.fd else { return [0; 2] };
+        let wanted = StatxFlags::INO | StatxFlags::BTIME;
+        statx(fd, c"", AtFlags::EMPTY_PATH, wanted).map_or([0; 2], |found| {
+            let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);
+            let made = found.stx_btime;
+            [found.stx_ino ^ device.rotate_left(48), made.tv_sec as u64 * 1_000_000_000 + u64::from(made.tv_nsec)]
+        })
+    }
+
     /// Puts memory, or blocks of the disk, behind a range of a file, so that writing there cannot fail for want of them.
     pub(crate) fn allocate(&self, from: u64, to: u64) -> std::io::Result<()> {
         debug_assert!(to <= self.bytes(), "the file would grow");

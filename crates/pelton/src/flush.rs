@@ -1,0 +1,577 @@
+//! Messages as the bytes they are, handed to a sink a bufferful at a time: what a receiver takes in ([`Flush`]), or what threads
+//! append ([`Appenders`]).
+
+use crate::error::{Error, Result};
+use crate::gather::{Senders, gather};
+use crate::link::Peer;
+use crate::options::Options;
+use crate::os::{Bell, Owner, Ready, poll_until};
+use crate::receiver::{Receiver, Taken};
+use crate::sender::{Reservation, Sender, Sent};
+use crate::wait::Patience;
+use pelton_lane::{SEGMENT_BYTES, seq_after, step};
+use std::fmt;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Which lane, of all that ever were: two words that tell it from any other, also after a restart of either side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LaneId(pub [u64; 2]);
+
+/// A run of whole records of one lane, as the bytes they are: for each message a header, a little-endian u64 of
+/// `seq << 32 | bytes`; the payload; and up to seven bytes, of any value, so that the next begins at a multiple of eight.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    id: LaneId,
+    peer: Option<Peer>,
+    first_seq: u32,
+    messages: u32,
+    bytes: &'a [u8],
+}
+
+impl<'a> Run<'a> {
+    /// Whose messages they are.
+    pub fn lane(&self) -> LaneId {
+        self.id
+    }
+
+    /// Who sent them, if that is known: of a path channel's sender that had gone before, it is not.
+    pub fn peer(&self) -> Option<Peer> {
+        self.peer
+    }
+
+    /// The first message's number. The others follow, modulo 2^32 and leaving out 0.
+    pub fn first_seq(&self) -> u32 {
+        self.first_seq
+    }
+
+    /// How many messages, at least one.
+    pub fn messages(&self) -> u32 {
+        self.messages
+    }
+
+    /// The records. A sender in another process that breaks the rules can change them at any time, also while they are looked
+    /// at: what they say is to be checked where it matters, and [`Run::payloads`] does.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The messages' payloads, in order. Ends early where a record is not what it must be, which only a sender's breaking the
+    /// rules can cause: compare the number of them with [`Run::messages`].
+    pub fn payloads(&self) -> impl Iterator<Item = &'a [u8]> {
+        let (mut rest, mut seq, mut left) = (self.bytes, self.first_seq, self.messages);
+        std::iter::from_fn(move || {
+            left = left.checked_sub(1)?;
+            let (header, behind) = rest.split_first_chunk::<8>()?;
+            let header = u64::from_le_bytes(*header);
+            let bytes = header as u32 as usize;
+            if (header >> 32) as u32 != seq || bytes > behind.len() {
+                return None;
+            }
+            rest = behind.get(bytes.next_multiple_of(8)..).unwrap_or_default();
+            seq = seq_after(seq);
+            Some(&behind[..bytes])
+        })
+    }
+}
+
+/// Where messages are flushed to. A closure that takes runs is one: it is called with some thousand messages at a time, and what
+/// it returned for is released.
+pub trait Sink: Send {
+    /// Takes all of `runs`, in order, or none of them: after an error they come again, perhaps with more behind them.
+    /// When it returns, they are as safe as the sink makes them.
+    ///
+    /// # Errors
+    /// Any; [`Error::Sink`] is for one's own. Nothing of `runs` is released then.
+    fn write(&mut self, runs: &[Run<'_>]) -> Result<()>;
+
+    /// Has everything that was written before on the disk, where there is one. Waits.
+    ///
+    /// # Errors
+    /// As [`Sink::write`].
+    fn sync(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// The number of the last message of a lane that the sink has, if it may have some from before: its process may have been
+    /// killed after writing and before releasing, and what came up to that message is not to be written again.
+    fn last_seq(&self, lane: LaneId) -> Option<u32> {
+        let _ = lane;
+        None
+    }
+}
+
+impl<F: FnMut(&[Run<'_>]) -> Result<()> + Send> Sink for F {
+    fn write(&mut self, runs: &[Run<'_>]) -> Result<()> {
+        self(runs)
+    }
+}
+
+/// Another channel as a sink: each message is sent on, by itself. Waits for room there.
+#[derive(Debug)]
+pub struct Forward {
+    sender: Sender,
+    /// Messages of the runs to be written that are sent already, since an error.
+    sent: usize,
+}
+
+impl Forward {
+    /// Sends on by `sender`.
+    pub fn new(sender: Sender) -> Forward {
+        Forward { sender, sent: 0 }
+    }
+}
+
+impl Sink for Forward {
+    fn write(&mut self, runs: &[Run<'_>]) -> Result<()> {
+        let messages = runs.iter().map(|run| run.messages as usize).sum::<usize>();
+        for payload in runs.iter().flat_map(Run::payloads).skip(self.sent) {
+            self.sender.send(payload)?;
+            self.sent += 1;
+        }
+        match std::mem::take(&mut self.sent) {
+            sent if sent == messages => Ok(()),
+            sent => Err(Error::Corrupt(format!("{sent} of {messages} messages are whole: a sender wrote where it must not"))),
+        }
+    }
+}
+
+/// Takes what a receiver receives to a sink: made by [`Options::flush`]. `Send`, not `Sync`.
+///
+/// Nothing is copied on the way, and a message is released when the sink has it. Everything that was committed comes to the sink
+/// once and in the order of its sender: also what a sender committed before it died, and, if the sink can say what it has
+/// ([`Sink::last_seq`]), also after this process was killed at any point. Descriptors that come with messages are closed.
+///
+/// ```
+/// # fn main() -> pelton::Result<()> {
+/// use pelton::{Options, Run};
+/// let (senders, receiver) = Options::new().capacity(1 << 20).gather()?;
+/// senders.send(b"one")?;
+/// senders.send(b"two")?;
+/// drop(senders);
+/// let mut lines = Vec::new();
+/// let (give, take) = std::sync::mpsc::channel();
+/// let sink = move |runs: &[Run<'_>]| {
+///     runs.iter().flat_map(Run::payloads).for_each(|payload| give.send(payload.to_vec()).unwrap());
+///     Ok(())
+/// };
+/// Options::new().flush(receiver, sink)?.run()?;
+/// lines.extend(take);
+/// assert_eq!(lines, [b"one", b"two"]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Flush {
+    receiver: Receiver,
+    sink: Box<dyn Sink>,
+    bytes: u64,
+    interval: Option<Duration>,
+    /// What is taken and not released, in the order in which it came.
+    taken: Vec<Taken>,
+    taken_bytes: u64,
+    /// Since when there is something.
+    since: Option<Instant>,
+    /// How the channel ended, to be told once everything is written.
+    end: Option<Error>,
+    /// Empty: kept for its memory.
+    runs: Vec<Run<'static>>,
+}
+
+/// So many runs are looked at, newest first, for the one that what comes next follows on. With more senders than that at a time
+/// there are more runs.
+const RUNS_LOOKED_AT: usize = 64;
+
+impl Flush {
+    pub(crate) fn new(options: &Options, receiver: Receiver, sink: Box<dyn Sink>) -> Result<Flush> {
+        Ok(Flush {
+            receiver,
+            sink,
+            bytes: checked_bytes(options)?,
+            interval: options.flush_interval,
+            taken: Vec::new(),
+            taken_bytes: 0,
+            since: None,
+            end: None,
+            runs: Vec::new(),
+        })
+    }
+
+    /// Flushes until there are no more senders, and has the sink sync then. A receiver with a name, which goes on listening,
+    /// has always some to come; on a path channel the end is that of the last sender there is, and it can be called again.
+    /// Waits as the receiver's options say.
+    ///
+    /// # Errors
+    /// Those of the sink, and [`Receiver::receive`]'s, but for [`Error::Closed`]. What came before such an error is in the sink.
+    /// After any it can be called again.
+    pub fn run(&mut self) -> Result<()> {
+        self.run_to(None).map(|_| ())
+    }
+
+    /// As [`Flush::run`], until `deadline`; false when it passes. Something may be taken then that is not due yet: see
+    /// [`Flush::now`].
+    ///
+    /// # Errors
+    /// As [`Flush::run`].
+    pub fn run_until(&mut self, deadline: Instant) -> Result<bool> {
+        self.run_to(Some(deadline))
+    }
+
+    fn run_to(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        loop {
+            let drained = self.take();
+            if self.is_due() || (drained && self.interval.is_none()) {
+                self.write()?;
+            }
+            if let Some(end) = self.end.take() {
+                return if end.is_closed() { self.sink.sync().map(|()| true) } else { Err(end) };
+            }
+            if !drained {
+                continue;
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(false);
+            }
+            let due = self.since.zip(self.interval).map(|(since, interval)| since + interval);
+            let patience = match due.into_iter().chain(deadline).min() {
+                Some(until) => Patience::Until(until),
+                None => Patience::Endless,
+            };
+            if let Err(error) = self.receiver.wait_for_run(patience) {
+                self.end = Some(error);
+            }
+        }
+    }
+
+    /// Hands everything that is there to the sink, now. Does not wait for messages.
+    ///
+    /// # Errors
+    /// As [`Flush::run`]; the end of the channel, once everything is in the sink, by [`Error::Closed`] too.
+    pub fn now(&mut self) -> Result<()> {
+        loop {
+            let drained = self.take();
+            self.write()?;
+            match self.end.take() {
+                Some(end) => return Err(end),
+                None if drained => return Ok(()),
+                None => {}
+            }
+        }
+    }
+
+    /// As [`Flush::now`], and has the sink sync.
+    ///
+    /// # Errors
+    /// As [`Flush::now`].
+    pub fn sync(&mut self) -> Result<()> {
+        let ended = match self.now() {
+            Err(error) if error.is_closed() => Err(error),
+            done => return done.and_then(|()| self.sink.sync()),
+        };
+        self.sink.sync().and(ended)
+    }
+
+    /// Takes what is there, up to a bufferful. True: nothing more is.
+    fn take(&mut self) -> bool {
+        while self.taken_bytes < self.bytes && self.end.is_none() {
+            let Flush { receiver, sink, .. } = self;
+            match receiver.take_run(self.bytes - self.taken_bytes, |lane| sink.last_seq(lane)) {
+                Ok(Some(taken)) => self.add(taken),
+                Ok(None) => return true,
+                Err(error) => self.end = Some(error),
+            }
+        }
+        self.end.is_some()
+    }
+
+    fn add(&mut self, taken: Taken) {
+        self.taken_bytes += taken.run.bytes;
+        if self.since.is_none() {
+            self.since = self.interval.map(|_| Instant::now());
+        }
+        if !self.taken.iter_mut().rev().take(RUNS_LOOKED_AT).any(|before| before.join(&taken)) {
+            self.taken.push(taken);
+        }
+        step("flush: taken");
+    }
+
+    /// Whether what is taken is to be written before more comes.
+    fn is_due(&self) -> bool {
+        self.taken_bytes >= self.bytes
+            || self.end.is_some()
+            || self.since.zip(self.interval).is_some_and(|(since, interval)| since.elapsed() >= interval)
+            || self.taken.iter().rev().take(RUNS_LOOKED_AT).any(Taken::is_plenty)
+    }
+
+    /// Hands what is taken to the sink, and releases it.
+    fn write(&mut self) -> Result<()> {
+        if self.taken.is_empty() {
+            return Ok(());
+        }
+        let mut runs = emptied(std::mem::take(&mut self.runs));
+        runs.extend(self.taken.iter().map(|taken| Run {
+            id: taken.id,
+            peer: taken.peer,
+            first_seq: taken.run.first_seq,
+            messages: taken.run.messages,
+            bytes: self.receiver.bytes_of(taken),
+        }));
+        step("flush: before the sink");
+        let written = self.sink.write(&runs);
+        self.runs = emptied(runs);
+        written?;
+        step("flush: written");
+        self.receiver.release_runs();
+        step("flush: released");
+        self.taken.clear();
+        (self.taken_bytes, self.since) = (0, None);
+        Ok(())
+    }
+
+    /// Hands that sender's messages to the sink, and what was left of others'.
+    fn lane_of(&mut self, sender: &Sender) -> Result<()> {
+        if let Some(taken) = self.receiver.take_run_of(sender)? {
+            self.add(taken);
+        }
+        self.write()
+    }
+}
+
+impl fmt::Debug for Flush {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flush").field("receiver", &self.receiver).field("taken", &self.taken).finish_non_exhaustive()
+    }
+}
+
+/// The vector without what was in it, for runs that live shorter or longer.
+fn emptied<'b>(mut runs: Vec<Run<'_>>) -> Vec<Run<'b>> {
+    runs.clear();
+    // Collected in place, from nothing.
+    runs.into_iter().map(|run| Run { bytes: &[], ..run }).collect()
+}
+
+fn checked_bytes(options: &Options) -> Result<u64> {
+    const MOST: u64 = 1 << 30;
+    match options.flush_bytes {
+        bytes @ 1..=MOST => Ok(bytes),
+        found => Err(Error::Option { option: "flush_bytes", found, wanted: format!("1 to {MOST} bytes") }),
+    }
+}
+
+/// Makes what threads of this process append by: made by [`Options::append`]. `Clone`, `Send` and `Sync`.
+///
+/// Each thread writes into a buffer of its own, and no thread waits for another but to flush: when its buffer is full, a thread hands
+/// that to the sink itself, one thread at a time. [`Appenders::appender`] makes what a thread keeps, which costs least;
+/// [`Appenders::append`] finds the calling thread's own. In the sink the messages of one thread are in order; those of different
+/// threads are in whatever order their buffers were flushed.
+///
+/// When the last of these and of the [`Appender`]s is dropped, everything is flushed; an error would be lost there, so call
+/// [`Appenders::sync`] before.
+///
+/// ```
+/// # fn main() -> pelton::Result<()> {
+/// use pelton::{Options, Run};
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// static MESSAGES: AtomicU64 = AtomicU64::new(0);
+/// let appenders = Options::new().append(|runs: &[Run<'_>]| {
+///     MESSAGES.fetch_add(runs.iter().map(|run| u64::from(run.messages())).sum(), Ordering::Relaxed);
+///     Ok(())
+/// })?;
+/// std::thread::scope(|scope| {
+///     for _ in 0..4 {
+///         scope.spawn(|| {
+///             let mut appender = appenders.appender().unwrap();
+///             for n in 0..10_000u64 {
+///                 appender.append(&n.to_le_bytes()).unwrap();
+///             }
+///         });
+///     }
+/// });
+/// appenders.sync()?;
+/// assert_eq!(MESSAGES.load(Ordering::Relaxed), 40_000);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Appenders {
+    senders: Senders,
+    shared: Arc<Shared>,
+}
+
+/// What one thread appends by: made by [`Appenders::appender`]. `Send`, not `Sync`.
+#[derive(Debug)]
+pub struct Appender {
+    sender: Sender,
+    shared: Arc<Shared>,
+}
+
+/// What all who append share. Ends with the last of them.
+#[derive(Debug)]
+struct Shared {
+    /// Until the end, which the thread that flushes at intervals may not have heard of yet.
+    flush: Arc<Mutex<Option<Flush>>>,
+    /// Rung at the end.
+    ends: Arc<Bell>,
+    owner: Owner,
+}
+
+impl Shared {
+    fn with<T>(&self, with: impl FnOnce(&mut Flush) -> Result<T>) -> Result<T> {
+        // A forked child does not have the thread that may hold the lock.
+        if self.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        with(lock(&self.flush).as_mut().expect("it is there until this ends"))
+    }
+
+    /// Until a message of `bytes` has room in the sender's buffer.
+    #[cold]
+    #[inline(never)]
+    fn make_room(&self, sender: &Sender, bytes: usize) -> Result<()> {
+        match sender.is_past_window(bytes) {
+            true => self.with(|flush| flush.lane_of(sender)),
+            false => Ok(()),
+        }
+    }
+
+    /// Has a thread of its own flush what has waited for so long. It sleeps while there is nothing.
+    fn flush_at_intervals(&self, interval: Duration) -> Result<()> {
+        let (flush, ends) = (self.flush.clone(), self.ends.clone());
+        let fd = self.with(|flush| flush.receiver.as_fd().try_clone_to_owned().map_err(Error::system("duplicating")))?;
+        let work = move || {
+            loop {
+                // Sleeps without the lock.
+                let idle = match lock(&flush).as_mut().map(|flush| (flush.receiver.arm(), flush.taken.is_empty())) {
+                    None | Some((Err(Error::Closed { .. } | Error::Forked), _)) => return,
+                    Some((armed, is_empty)) => is_empty && armed.unwrap_or(false),
+                };
+                if idle {
+                    let _ = poll_until(&[fd.as_fd(), ends.as_fd()], [None; 2], None);
+                }
+                if let Ok(Ready::Rung) = poll_until(&[ends.as_fd()], [None; 2], Some(Instant::now() + interval)) {
+                    return;
+                }
+                // An error of the sink is told to whoever flushes next: nothing has been released.
+                let _ = lock(&flush).as_mut().map(Flush::now);
+            }
+        };
+        std::thread::Builder::new()
+            .name("pelton-flush".to_owned())
+            .spawn(work)
+            .map(|_| ())
+            .map_err(Error::system("starting the thread that flushes"))
+    }
+
+    #[inline(always)]
+    fn append(&self, sender: &mut Sender, payload: &[u8]) -> Result<()> {
+        if sender.send_at_once(payload) { Ok(()) } else { self.append_slowly(sender, payload) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn append_slowly(&self, sender: &mut Sender, payload: &[u8]) -> Result<()> {
+        self.make_room(sender, payload.len())?;
+        match sender.try_send(payload)? {
+            Sent::Sent => Ok(()),
+            Sent::Full | Sent::TimedOut => unreachable!("a buffer just flushed has room for any message"),
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.owner.is_forked() {
+            return;
+        }
+        let flush = lock(&self.flush).take();
+        self.ends.ring();
+        let _ = flush.map(|mut flush| flush.sync());
+    }
+}
+
+/// A sink that panicked has released nothing.
+fn lock<T>(flush: &Mutex<T>) -> MutexGuard<'_, T> {
+    flush.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Appenders {
+    pub(crate) fn new(options: &Options, sink: Box<dyn Sink>) -> Result<Appenders> {
+        let bytes = checked_bytes(options)?.max(SEGMENT_BYTES);
+        // Up to the window, and behind it, in an empty lane, the largest message.
+        let mut of_lanes = options.clone().capacity(2 * bytes + SEGMENT_BYTES);
+        of_lanes = of_lanes.message_bytes_max(options.message_bytes_max_or(bytes - 16));
+        of_lanes.window = Some(bytes);
+        let receiver = gather(&of_lanes, None)?;
+        let senders = receiver.senders()?;
+        let flush = Arc::new(Mutex::new(Some(Flush::new(options, receiver, sink)?)));
+        let ends = Arc::new(Bell::new().map_err(Error::system("making a bell"))?);
+        let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
+        let shared = Shared { flush, ends, owner };
+        if let Some(interval) = options.flush_interval {
+            shared.flush_at_intervals(interval)?;
+        }
+        Ok(Appenders { senders, shared: Arc::new(shared) })
+    }
+
+    /// A new appender, with a buffer of its own. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Senders::sender`].
+    pub fn appender(&self) -> Result<Appender> {
+        Ok(Appender { sender: self.senders.sender()?, shared: self.shared.clone() })
+    }
+
+    /// Appends a message to the calling thread's own buffer, which is made at its first use.
+    ///
+    /// # Errors
+    /// As [`Appender::append`] and [`Senders::with`].
+    pub fn append(&self, payload: &[u8]) -> Result<()> {
+        self.senders.with(|sender| self.shared.append(sender, payload))?
+    }
+
+    /// Hands to the sink what any thread has appended. Everything whose append had returned before is there when this returns.
+    ///
+    /// # Errors
+    /// The sink's; [`Error::Forked`].
+    pub fn flush(&self) -> Result<()> {
+        self.shared.with(Flush::now)
+    }
+
+    /// As [`Appenders::flush`], and has the sink sync.
+    ///
+    /// # Errors
+    /// As [`Appenders::flush`].
+    pub fn sync(&self) -> Result<()> {
+        self.shared.with(Flush::sync)
+    }
+}
+
+impl Appender {
+    /// Appends a message. Hands a full buffer to the sink, which takes as long as that takes and as long as other threads do that;
+    /// else it waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] when the message is larger than the buffer; the sink's, which took nothing: this message is not
+    /// appended, those before it are kept, and it can be tried again. [`Error::Forked`].
+    #[inline(always)]
+    pub fn append(&mut self, payload: &[u8]) -> Result<()> {
+        self.shared.append(&mut self.sender, payload)
+    }
+
+    /// Room for a message of `bytes`, to be written in place: appended by [`Reservation::commit`]. Waits as [`Appender::append`].
+    ///
+    /// # Errors
+    /// As [`Appender::append`].
+    pub fn reserve(&mut self, bytes: usize) -> Result<Reservation<'_>> {
+        self.shared.make_room(&self.sender, bytes)?;
+        Ok(self.sender.try_reserve(bytes)?.expect("a buffer just flushed has room for any message"))
+    }
+
+    /// As [`Appenders::flush`].
+    ///
+    /// # Errors
+    /// As [`Appenders::flush`].
+    pub fn flush(&mut self) -> Result<()> {
+        self.shared.with(Flush::now)
+    }
+}

@@ -1,0 +1,114 @@
+//! Runs of messages, as the bytes they are: what a flush takes of a receiver.
+
+use super::{Kind, Receiver};
+use crate::error::Result;
+use crate::flush::LaneId;
+use crate::lanes::Lane;
+use crate::link::Peer;
+use crate::sender::Sender;
+use crate::wait::Patience;
+use pelton_lane::{Run, Wake};
+use std::ptr::NonNull;
+
+/// A run that has been taken: of which lane, and whose messages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) lane: u32,
+    pub(crate) id: LaneId,
+    pub(crate) peer: Option<Peer>,
+    pub(crate) run: Run,
+    /// In the lane's data.
+    start: NonNull<u8>,
+    /// So much of the lane makes its sender want room before long.
+    plenty: u64,
+}
+
+// SAFETY: the pointer is into shared memory, which is no thread's own.
+unsafe impl Send for Taken {}
+
+impl Taken {
+    fn new(lane: &Lane, run: Run) -> Taken {
+        let (start, plenty) = (lane.consumer.bytes_of(&run).cast(), lane.consumer.capacity() / 4);
+        Taken { lane: lane.number, id: lane.id, peer: lane.link.peer(), run, start, plenty }
+    }
+
+    /// Adds what was taken later. False: it does not stand right behind this.
+    pub(crate) fn join(&mut self, next: &Taken) -> bool {
+        self.lane == next.lane && self.peer == next.peer && self.run.join(&next.run)
+    }
+
+    /// Whether its sender may want room before long.
+    pub(crate) fn is_plenty(&self) -> bool {
+        self.run.bytes >= self.plenty
+    }
+}
+
+impl Receiver {
+    /// Takes messages of the lane whose turn it is, or of the next one that has any, about `bytes` of them. `None`: nothing is
+    /// there. They are released by [`Receiver::release_run`]. What came up to the message that `last` answers is not taken, but
+    /// released at once.
+    pub(crate) fn take_run(&mut self, bytes: u64, last: impl Fn(LaneId) -> Option<u32>) -> Result<Option<Taken>> {
+        while let Some(record) = self.peek()? {
+            if Kind::told_by(&record).is_some() {
+                self.pass();
+                continue;
+            }
+            let lane = &mut *self.lanes.current;
+            if !lane.is_compared {
+                // A lane has no more messages than this.
+                let most = (lane.consumer.capacity() / 8) as u32;
+                let is_old = |last: u32| last.wrapping_sub(record.seq) < most;
+                if last(lane.id).is_some_and(is_old) {
+                    self.release(&record);
+                    continue;
+                }
+                lane.is_compared = true;
+            }
+            if record.descriptors != 0 {
+                // They do not go where the bytes go.
+                let _ = self.receive_descriptors(record.seq, record.descriptors);
+            }
+            let lane = &mut *self.lanes.current;
+            let run = lane.consumer.take_run(&record, bytes);
+            let taken = Taken::new(lane, run);
+            if self.many {
+                self.end_turn();
+            }
+            return Ok(Some(taken));
+        }
+        Ok(None)
+    }
+
+    /// As [`Receiver::take_run`], all there is of a sender's lane, by that sender: one that has everything flushed before it goes
+    /// back to the front.
+    pub(crate) fn take_run_of(&mut self, sender: &Sender) -> Result<Option<Taken>> {
+        if self.gate.as_ref().is_some_and(|gate| gate.stirs()) {
+            self.find_lanes()?;
+        }
+        let Some(lane) = self.lanes.find(sender.lane()) else { return Ok(None) };
+        let Some(first) = lane.consumer.peek()? else { return Ok(None) };
+        let run = lane.consumer.take_run_to(&first, sender.tail());
+        Ok(Some(Taken::new(lane, run)))
+    }
+
+    /// The bytes of a run that was taken of this receiver and is not released yet.
+    pub(crate) fn bytes_of<'a>(&'a self, taken: &'a Taken) -> &'a [u8] {
+        // SAFETY: the lane checked that the records lie in its data, and stays with it until they are released, for which this
+        // receiver is wanted mutably. A peer that writes meanwhile changes bytes, which any value is good for.
+        unsafe { std::slice::from_raw_parts(taken.start.as_ptr(), taken.run.bytes as usize) }
+    }
+
+    /// Releases all that was taken.
+    pub(crate) fn release_runs(&mut self) {
+        for lane in self.lanes.iter_mut() {
+            if lane.consumer.has_taken() && lane.consumer.release_taken() == Wake::Ring {
+                lane.link.ring_peer();
+            }
+        }
+    }
+
+    /// Until there is something to take, as long as `patience` says.
+    pub(crate) fn wait_for_run(&mut self, patience: Patience) -> Result<()> {
+        self.find_record(patience, false).map(|_| ())
+    }
+}
