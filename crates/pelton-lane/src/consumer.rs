@@ -283,6 +283,11 @@ impl Consumer {
         NonNull::slice_from_raw_parts(self.data().payload(run.offset, run.bytes), run.bytes as usize)
     }
 
+    /// Whether the producer has announced that it sleeps until there is more room. It may just be about to.
+    pub fn producer_waits(&mut self) -> bool {
+        matches!(self.waker.attention(), Attention::Sleeps(_))
+    }
+
     /// Whether something is taken and neither released nor held.
     pub fn has_taken(&self) -> bool {
         self.held.is_empty() && self.head() != Position { offset: self.cursor, seq: self.seq }

@@ -84,6 +84,8 @@ pub struct Producer {
     alone: bool,
     /// Bytes of the data, from its start, that are known to have memory, or disk, behind them.
     backed: u64,
+    /// Whether the next message is to go to the front.
+    wraps: bool,
     sleeper: Sleeper,
 }
 
@@ -159,6 +161,7 @@ impl Producer {
             consumer_gone: false,
             alone: false,
             backed: capacity,
+            wraps: false,
             // SAFETY: as above.
             sleeper: Sleeper::new(unsafe { field(memory.producer, |p| &raw mut (*p).sleep) }, can_barrier),
         };
@@ -210,9 +213,16 @@ impl Producer {
         self.limit = 0;
     }
 
-    /// Whether a message of `bytes`, at the tail, would end behind the window.
+    /// Whether a message of `bytes` does not go at the tail, inside the window, as the head was last looked at.
     pub fn is_past_window(&self, bytes: u64) -> bool {
-        self.tail + record_bytes(bytes.min(self.bytes_max)) + 8 > self.window
+        let end = if self.tail < self.head.offset { self.window.min(self.head.offset) } else { self.window };
+        self.tail + record_bytes(bytes.min(self.bytes_max)) + 8 > end
+    }
+
+    /// The next message goes to the front, if that is free, wherever in the window the tail is.
+    pub fn wrap(&mut self) {
+        self.wraps = true;
+        self.limit = 0;
     }
 
     /// Says how many bytes of the data, from its start, have memory or disk behind them; all of it at first. A reservation
@@ -330,12 +340,13 @@ impl Producer {
         let mut looked = false;
         loop {
             let (tail, head) = (self.tail, self.head.offset);
-            let past_window = tail + need > window;
+            let past_window = tail + need > window || self.wraps;
             let end = if tail >= head { self.capacity } else { head };
             let fits = tail + need <= end;
             // Wrapped records must end before the head, and the head be on the lap that the tail is on.
             let front = tail >= head && need <= head && head >= self.floor;
             if front && (past_window || !fits) {
+                self.wraps = false;
                 self.limit = 0;
                 return self.backed_for(0, need);
             }

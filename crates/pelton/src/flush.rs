@@ -132,7 +132,9 @@ impl Sink for Forward {
         }
         match std::mem::take(&mut self.sent) {
             sent if sent == messages => Ok(()),
-            sent => Err(Error::Corrupt(format!("{sent} of {messages} messages are whole: a sender wrote where it must not"))),
+            sent => Err(Error::Corrupt(format!(
+                "{sent} of {messages} messages are whole: a sender wrote where it must not"
+            ))),
         }
     }
 }
@@ -178,6 +180,10 @@ pub struct Flush {
     runs: Vec<Run<'static>>,
 }
 
+/// While something is taken that is not due, it is looked so often whether a sender sleeps for want of that room: nothing
+/// tells of it.
+const NAP: Duration = Duration::from_millis(10);
+
 /// So many runs are looked at, newest first, for the one that what comes next follows on. With more senders than that at a time
 /// there are more runs.
 const RUNS_LOOKED_AT: usize = 64;
@@ -220,7 +226,7 @@ impl Flush {
     fn run_to(&mut self, deadline: Option<Instant>) -> Result<bool> {
         loop {
             let drained = self.take();
-            if self.is_due() || (drained && self.interval.is_none()) {
+            if self.is_due() || (drained && (self.interval.is_none() || self.receiver.is_room_wanted())) {
                 self.write()?;
             }
             if let Some(end) = self.end.take() {
@@ -233,7 +239,8 @@ impl Flush {
                 return Ok(false);
             }
             let due = self.since.zip(self.interval).map(|(since, interval)| since + interval);
-            let patience = match due.into_iter().chain(deadline).min() {
+            let nap = (!self.taken.is_empty()).then(|| Instant::now() + NAP);
+            let patience = match due.into_iter().chain(deadline).chain(nap).min() {
                 Some(until) => Patience::Until(until),
                 None => Patience::Endless,
             };
@@ -248,13 +255,29 @@ impl Flush {
     /// # Errors
     /// As [`Flush::run`]; the end of the channel, once everything is in the sink, by [`Error::Closed`] too.
     pub fn now(&mut self) -> Result<()> {
+        match self.receiver.ends_of_lanes() {
+            // What comes meanwhile is not waited for, lest a sender that never stops keep this from returning.
+            Ok(ends) => ends.into_iter().try_for_each(|end| self.lane_before(end))?,
+            Err(error) => self.end = Some(error),
+        }
+        self.write()?;
+        self.end.take().map_or_else(|| self.receiver.tell_end(), Err)
+    }
+
+    /// Takes, and writes, what came by a lane before some message of it.
+    fn lane_before(&mut self, end: (u32, u32)) -> Result<()> {
         loop {
-            let drained = self.take();
-            self.write()?;
-            match self.end.take() {
-                Some(end) => return Err(end),
-                None if drained => return Ok(()),
-                None => {}
+            let Flush { receiver, sink, .. } = self;
+            match receiver.take_run_before(end, self.bytes, |lane| sink.last_seq(lane)) {
+                Ok(Some(taken)) => self.add(taken),
+                Ok(None) => return Ok(()),
+                Err(error) => {
+                    self.end = Some(error);
+                    return Ok(());
+                }
+            }
+            if self.taken_bytes >= self.bytes {
+                self.write()?;
             }
         }
     }
@@ -424,20 +447,23 @@ impl Shared {
         with(lock(&self.flush).as_mut().expect("it is there until this ends"))
     }
 
-    /// Until a message of `bytes` has room in the sender's buffer.
+    /// Flushes the sender's buffer, unless a message of `bytes` has room there.
     #[cold]
     #[inline(never)]
-    fn make_room(&self, sender: &Sender, bytes: usize) -> Result<()> {
-        match sender.is_past_window(bytes) {
-            true => self.with(|flush| flush.lane_of(sender)),
-            false => Ok(()),
+    fn make_room(&self, sender: &mut Sender, bytes: usize) -> Result<()> {
+        if sender.is_past_window(bytes) {
+            self.with(|flush| flush.lane_of(sender))?;
+            // Nothing is in it: all of it is for the next bufferful.
+            sender.wrap();
         }
+        Ok(())
     }
 
     /// Has a thread of its own flush what has waited for so long. It sleeps while there is nothing.
     fn flush_at_intervals(&self, interval: Duration) -> Result<()> {
         let (flush, ends) = (self.flush.clone(), self.ends.clone());
-        let fd = self.with(|flush| flush.receiver.as_fd().try_clone_to_owned().map_err(Error::system("duplicating")))?;
+        let fd =
+            self.with(|flush| flush.receiver.as_fd().try_clone_to_owned().map_err(Error::system("duplicating")))?;
         let work = move || {
             loop {
                 // Sleeps without the lock.
@@ -563,7 +589,7 @@ impl Appender {
     /// # Errors
     /// As [`Appender::append`].
     pub fn reserve(&mut self, bytes: usize) -> Result<Reservation<'_>> {
-        self.shared.make_room(&self.sender, bytes)?;
+        self.shared.make_room(&mut self.sender, bytes)?;
         Ok(self.sender.try_reserve(bytes)?.expect("a buffer just flushed has room for any message"))
     }
 

@@ -134,6 +134,16 @@ impl Lanes {
         }
     }
 
+    /// Gives that lane the turn. False: there is none.
+    pub(crate) fn turn_to(&mut self, number: u32) -> bool {
+        if self.current.number == number {
+            return true;
+        }
+        let others = self.busy.iter_mut().chain(&mut self.idle);
+        let found = others.into_iter().find(|lane| lane.number == number);
+        found.map(|lane| std::mem::swap(&mut self.current, lane)).is_some()
+    }
+
     /// The current lane has had its turn.
     pub(crate) fn end_turn(&mut self) {
         for _ in 0..IDLE_LOOKS.min(self.idle.len()) {

@@ -157,8 +157,9 @@ impl Options {
         self
     }
 
-    /// What is flushed is handed to the sink so long after it came, 100 ms at first, if it is not before. `None`: of a
-    /// [`Flush`], as soon as nothing more is there; of [`Appenders`], not before a buffer is full or somebody asks.
+    /// What is flushed is handed to the sink so long after it came, 100 ms at first, if it is not before: when there is enough, or
+    /// when it is a quarter of what a lane holds. A sender that does not sleep while it waits
+    /// for room may have to wait so long, if its messages are about as large as that. `None`: of a [`Flush`], as soon as nothing more is there; of [`Appenders`], not before a buffer is full or somebody asks.
     pub fn flush_interval(mut self, interval: Option<Duration>) -> Options {
         self.flush_interval = interval;
         self

@@ -441,6 +441,11 @@ impl Sender {
         self.parts.lane.is_past_window(bytes as u64)
     }
 
+    /// Has the next message go to the front of the lane, of which everything is released.
+    pub(crate) fn wrap(&mut self) {
+        self.parts.lane.wrap();
+    }
+
     /// Behind the message that it sent last.
     pub(crate) fn tail(&self) -> Position {
         self.parts.lane.tail()

@@ -41,6 +41,8 @@ pub(crate) struct Segment {
     base: NonNull<u8>,
     bytes: usize,
     fd: Option<Descriptor>,
+    /// What the descriptor told while it was there.
+    identity: [u64; 2],
 }
 
 // SAFETY: an address range and a descriptor; who reads and writes the range when is the lane's business.
@@ -132,7 +134,7 @@ impl Segment {
         // SAFETY: a new mapping at an address of the kernel's choice; the size was just set or checked.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &fd, 0)? };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Segment { base, bytes, fd: Some(fd) })
+        Ok(Segment { base, bytes, fd: Some(fd), identity: [0; 2] })
     }
 
     /// The mapping alone, which needs no descriptor for being read and written.
@@ -143,6 +145,7 @@ impl Segment {
 
     /// Keeps the mapping alone.
     pub(crate) fn forget_descriptor(&mut self) {
+        self.identity = self.identity();
         self.fd = None;
     }
 
@@ -166,7 +169,7 @@ impl Segment {
     /// Two words that no other segment has: where it is, and when it was made. Zeros if the system does not say.
     pub(crate) fn identity(&self) -> [u64; 2] {
         use rustix::fs::{AtFlags, StatxFlags, statx};
-        let Some(fd) = &self.fd else { return [0; 2] };
+        let Some(fd) = &self.fd else { return self.identity };
         let wanted = StatxFlags::INO | StatxFlags::BTIME;
         statx(fd, c"", AtFlags::EMPTY_PATH, wanted).map_or([0; 2], |found| {
             let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);

@@ -7,7 +7,7 @@ use crate::lanes::Lane;
 use crate::link::Peer;
 use crate::sender::Sender;
 use crate::wait::Patience;
-use pelton_lane::{Run, Wake};
+use pelton_lane::{Record, Run, Wake};
 use std::ptr::NonNull;
 
 /// A run that has been taken: of which lane, and whose messages.
@@ -45,7 +45,7 @@ impl Taken {
 
 impl Receiver {
     /// Takes messages of the lane whose turn it is, or of the next one that has any, about `bytes` of them. `None`: nothing is
-    /// there. They are released by [`Receiver::release_run`]. What came up to the message that `last` answers is not taken, but
+    /// there. They are released by [`Receiver::release_runs`]. What came up to the message that `last` answers is not taken, but
     /// released at once.
     pub(crate) fn take_run(&mut self, bytes: u64, last: impl Fn(LaneId) -> Option<u32>) -> Result<Option<Taken>> {
         while let Some(record) = self.peek()? {
@@ -53,30 +53,71 @@ impl Receiver {
                 self.pass();
                 continue;
             }
-            let lane = &mut *self.lanes.current;
-            if !lane.is_compared {
-                // A lane has no more messages than this.
-                let most = (lane.consumer.capacity() / 8) as u32;
-                let is_old = |last: u32| last.wrapping_sub(record.seq) < most;
-                if last(lane.id).is_some_and(is_old) {
-                    self.release(&record);
-                    continue;
-                }
-                lane.is_compared = true;
-            }
-            if record.descriptors != 0 {
-                // They do not go where the bytes go.
-                let _ = self.receive_descriptors(record.seq, record.descriptors);
-            }
-            let lane = &mut *self.lanes.current;
-            let run = lane.consumer.take_run(&record, bytes);
-            let taken = Taken::new(lane, run);
+            let Some(taken) = self.take_here(record, bytes, &last) else { continue };
             if self.many {
                 self.end_turn();
             }
             return Ok(Some(taken));
         }
         Ok(None)
+    }
+
+    /// Takes the current lane's next message, and what follows it; unless it is an old one, which is released.
+    fn take_here(&mut self, record: Record, bytes: u64, last: impl Fn(LaneId) -> Option<u32>) -> Option<Taken> {
+        let lane = &mut *self.lanes.current;
+        if !lane.is_compared {
+            // A lane has no more messages than this.
+            let most = (lane.consumer.capacity() / 8) as u32;
+            if last(lane.id).is_some_and(|last| last.wrapping_sub(record.seq) < most) {
+                self.release(&record);
+                return None;
+            }
+            lane.is_compared = true;
+        }
+        if record.descriptors != 0 {
+            // They do not go where the bytes go.
+            let _ = self.receive_descriptors(record.seq, record.descriptors);
+        }
+        let lane = &mut *self.lanes.current;
+        let run = lane.consumer.take_run(&record, bytes);
+        Some(Taken::new(lane, run))
+    }
+
+    /// Which lanes there are now, also of senders that have just come, and behind which message each one's last is.
+    pub(crate) fn ends_of_lanes(&mut self) -> Result<Vec<(u32, u32)>> {
+        if !self.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        self.find_lanes()?;
+        let end = |lane: &Lane| (lane.number, lane.consumer.producer_page().tail_and_floor().0.seq);
+        Ok(self.lanes.iter().map(end).collect())
+    }
+
+    /// As [`Receiver::take_run`], of that lane alone, and only what came before message `end`.
+    pub(crate) fn take_run_before(
+        &mut self,
+        (number, end): (u32, u32),
+        bytes: u64,
+        last: impl Fn(LaneId) -> Option<u32>,
+    ) -> Result<Option<Taken>> {
+        if !self.lanes.turn_to(number) {
+            return Ok(None);
+        }
+        loop {
+            let record = match self.lanes.current.consumer.peek() {
+                Ok(Some(record)) => record,
+                Ok(None) => return Ok(None),
+                // Its next turn tells so.
+                Err(error) => return self.failed_in_batch(error).map(|()| None),
+            };
+            // Also a sender that says what is not so, and goes on sending, keeps nobody here for long.
+            if end.wrapping_sub(record.seq).wrapping_sub(1) >= (self.lanes.current.consumer.capacity() / 8) as u32 {
+                return Ok(None);
+            }
+            if let Some(taken) = self.take_here(record, bytes, &last) {
+                return Ok(Some(taken));
+            }
+        }
     }
 
     /// As [`Receiver::take_run`], all there is of a sender's lane, by that sender: one that has everything flushed before it goes
@@ -105,6 +146,16 @@ impl Receiver {
                 lane.link.ring_peer();
             }
         }
+    }
+
+    /// Whether a sender waits for room that is taken, as far as it has said so.
+    pub(crate) fn is_room_wanted(&mut self) -> bool {
+        self.lanes.iter_mut().any(|lane| lane.consumer.has_taken() && lane.consumer.producer_waits())
+    }
+
+    /// The end of the channel, if that has come and nothing is there.
+    pub(crate) fn tell_end(&mut self) -> Result<()> {
+        self.peek().map(|_| ())
     }
 
     /// Until there is something to take, as long as `patience` says.
