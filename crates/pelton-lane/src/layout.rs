@@ -539,7 +539,7 @@ impl Position {
 
 /// The number after `seq`: modulo 2^32, but never 0.
 #[inline(always)]
-pub(crate) const fn seq_after(seq: u32) -> u32 {
+pub const fn seq_after(seq: u32) -> u32 {
     let next = seq.wrapping_add(1);
     if next == 0 { 1 } else { next }
 }

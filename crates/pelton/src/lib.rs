@@ -90,6 +90,7 @@
 mod connect;
 mod directory;
 mod error;
+mod flush;
 mod gather;
 mod handshake;
 pub mod inspect;
@@ -107,6 +108,8 @@ mod wait;
 
 pub use connect::Listener;
 pub use error::{Error, Result};
+pub use flush::record_file::{Chunk, Record, RecordFile, RecordFileOptions, RecordReader, Records};
+pub use flush::{LaneId, Run, Sink};
 pub use gather::Senders;
 pub use link::Peer;
 pub use options::Options;
