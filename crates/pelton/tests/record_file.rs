@@ -17,7 +17,9 @@ fn child() {
     let path = PathBuf::from(role.get("at"));
     match role.get("role") {
         "limited" => limited(&path),
-        "no io_uring" => without_io_uring(&path, role.number("call").unwrap() as i64, role.number("errno").unwrap() as i32),
+        "no io_uring" => {
+            without_io_uring(&path, role.number("call").unwrap() as i64, role.number("errno").unwrap() as i32)
+        }
         "writer" => {
             let mut file = RecordFile::open(&path).unwrap();
             write(&mut file, &[run(1, 1, 5)]);

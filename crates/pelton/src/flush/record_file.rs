@@ -17,7 +17,10 @@ use crate::error::{Error, Result, failure};
 use crate::flush::{LaneId, Run, Sink};
 use crate::os::lock::{self, Lock};
 use crate::os::{Descriptor, Owner, Syncer, check_file_size, sync};
-use format::{CHUNK_BYTES_MAX, ChunkHeader, Chunks, FileHeader, HEADER, KIND_LAST, KIND_RUN, LAST_ENTRY, LAST_ENTRIES_MAX, u32_at, u64_at};
+use format::{
+    CHUNK_BYTES_MAX, ChunkHeader, Chunks, FileHeader, HEADER, KIND_LAST, KIND_RUN, LAST_ENTRIES_MAX, LAST_ENTRY,
+    u32_at, u64_at,
+};
 use pelton_lane::step;
 use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -358,7 +361,8 @@ impl RecordFile {
                 header.bytes(&self.header)
             })
             .collect();
-        let pieces = headers.iter().zip(&bytes_of).flat_map(|(header, bytes)| [IoSlice::new(header), IoSlice::new(bytes)]);
+        let pieces =
+            headers.iter().zip(&bytes_of).flat_map(|(header, bytes)| [IoSlice::new(header), IoSlice::new(bytes)]);
         let mut pieces: Vec<IoSlice<'_>> = pieces.collect();
         write_all_at(self.file.as_fd(), &mut pieces, self.end)
     }

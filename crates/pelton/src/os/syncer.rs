@@ -1,8 +1,8 @@
 //! Having a file's data on its disk without waiting for it: fdatasync by io_uring, at most one at a time. Where io_uring is refused
 //! (`kernel.io_uring_disabled`, seccomp, an old kernel, no memory for it) the call itself is made, which waits.
 
-use rustix::io::Errno;
 use io_uring::{IoUring, opcode, types};
+use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd};
 
 /// The kernel has its own reference to the file from the start of a sync to its end, and none to any memory of ours.
@@ -13,7 +13,7 @@ pub(crate) struct Syncer {
 
 enum Ring {
     NotYet,
-    Made(IoUring),
+    Made(Box<IoUring>),
     Refused,
 }
 
@@ -32,7 +32,7 @@ impl Syncer {
     pub(crate) fn start(&mut self, file: impl AsFd) -> rustix::io::Result<()> {
         debug_assert!(!self.in_flight, "at most one at a time");
         if matches!(self.ring, Ring::NotYet) {
-            self.ring = IoUring::new(1).map_or(Ring::Refused, Ring::Made);
+            self.ring = IoUring::new(1).map_or(Ring::Refused, |ring| Ring::Made(Box::new(ring)));
         }
         if let Ring::Made(ring) = &mut self.ring {
             let flags = types::FsyncFlags::DATASYNC;

@@ -74,7 +74,9 @@ impl FileHeader {
         }
         let version = u32_at(bytes, 8);
         if version != VERSION || u64::from(u32_at(bytes, 12)) != HEADER {
-            return Err(format!("it has version {version}, this program knows {VERSION}: use a pelton as new as its writer"));
+            return Err(format!(
+                "it has version {version}, this program knows {VERSION}: use a pelton as new as its writer"
+            ));
         }
         Ok(FileHeader { created: u64_at(bytes, 16), number: u64_at(bytes, 24), id: u64_at(bytes, 32) })
     }
@@ -146,7 +148,7 @@ impl ChunkHeader {
         if header.bytes > room {
             return Err(Broken::new(format!("{room} bytes of a chunk's records"), header.bytes.to_string()));
         }
-        if header.bytes % 8 != 0 || header.bytes > CHUNK_BYTES_MAX {
+        if !header.bytes.is_multiple_of(8) || header.bytes > CHUNK_BYTES_MAX {
             let wanted = format!("a multiple of 8, at most {CHUNK_BYTES_MAX}");
             return Err(Broken::new(format!("a chunk of {} bytes", header.bytes), wanted));
         }
@@ -154,7 +156,9 @@ impl ChunkHeader {
             let found = format!("{} messages from number {}", header.messages, header.first_seq);
             return Err(Broken::new(found, "at least one, from 1 on"));
         }
-        if header.kind == KIND_LAST && (header.bytes % LAST_ENTRY as u64 != 0 || header.bytes > LAST_BYTES_MAX) {
+        if header.kind == KIND_LAST
+            && (!header.bytes.is_multiple_of(LAST_ENTRY as u64) || header.bytes > LAST_BYTES_MAX)
+        {
             let wanted = format!("a multiple of {LAST_ENTRY}, at most {LAST_BYTES_MAX}");
             return Err(Broken::new(format!("{} bytes of last numbers", header.bytes), wanted));
         }
@@ -211,14 +215,21 @@ impl Broken {
 }
 
 /// The record at `at`: its payload's place, and where the next one begins.
-pub(super) fn record_at(records: &[u8], at: usize, seq: u32) -> std::result::Result<(std::ops::Range<usize>, usize), Broken> {
+pub(super) fn record_at(
+    records: &[u8],
+    at: usize,
+    seq: u32,
+) -> std::result::Result<(std::ops::Range<usize>, usize), Broken> {
     let left = (records.len() - at) as u64;
     if left < 8 {
         return Err(Broken::new(format!("the end of the chunk at byte {at} of its records"), format!("message {seq}")));
     }
     let (found, bytes) = (u32_at(records, at + 4), u64::from(u32_at(records, at)));
     if found != seq {
-        return Err(Broken::new(format!("message {found} at byte {at} of the chunk's records"), format!("message {seq}")));
+        return Err(Broken::new(
+            format!("message {found} at byte {at} of the chunk's records"),
+            format!("message {seq}"),
+        ));
     }
     if bytes >> 31 != 0 || record_bytes(bytes) > left {
         return Err(Broken::new(

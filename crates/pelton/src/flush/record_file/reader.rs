@@ -1,6 +1,6 @@
 //! Reading a record file: chunk by chunk, each checked before anything of it is given out.
 
-use super::format::{Chunks, ChunkHeader, HEADER, KIND_RUN, check_checksum, check_records, read_at, record_at};
+use super::format::{ChunkHeader, Chunks, HEADER, KIND_RUN, check_checksum, check_records, read_at, record_at};
 use crate::error::{Error, Result};
 use crate::flush::{LaneId, Run};
 use crate::link::Peer;
