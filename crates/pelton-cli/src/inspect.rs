@@ -47,14 +47,17 @@ fn directory(text: &str) -> &Path {
     Path::new(text.strip_prefix("path:").unwrap_or(text))
 }
 
-fn print(text: &str) -> Result<(), Failure> {
-    match std::io::stdout().write_all(text.as_bytes()) {
+/// Writes it to standard output.
+pub fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout();
+    match stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
         done => done.map_err(|error| Failure::system("standard output", error)),
     }
 }
 
-fn json(value: &impl Serialize) -> String {
+/// As JSON, on a line of its own.
+pub fn json(value: &impl Serialize) -> String {
     let mut line = serde_json::to_string(value).expect("numbers and text");
     line.push('\n');
     line
@@ -66,7 +69,7 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
     let is_directory = args.name.starts_with("path:") || (args.name.contains('/') && !args.name.starts_with("unix:"));
     if is_directory {
         let found = inspect::info(directory(&args.name))?;
-        return print(&if args.json { json(&channel(&found)) } else { text_of(&found) });
+        return print(if args.json { json(&channel(&found)) } else { text_of(&found) });
     }
     let found = inspect::listeners(&args.name)?;
     if found.is_empty() {
@@ -77,7 +80,7 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
         Some(pid) => format!("{}  process {pid}  alive\n", listener.path.display()),
         None => format!("{}  dead; the next listener replaces it\n", listener.path.display()),
     };
-    print(&if args.json { json(&listeners(&args.name, &found)) } else { found.iter().map(line).collect() })
+    print(if args.json { json(&listeners(&args.name, &found)) } else { found.iter().map(line).collect() })
 }
 
 /// Runs `pelton recover`.
@@ -89,12 +92,12 @@ pub fn recover(args: &RecoverArgs) -> Result<(), Failure> {
     };
     let is_whole = lanes.iter().all(RecoveredLane::is_whole);
     if args.json {
-        print(&json(&recovery(args.repair, &lanes)))?;
+        print(json(&recovery(args.repair, &lanes)))?;
     } else {
         let (kept, dropped) = if args.repair { ("kept", "dropped") } else { ("whole", "cannot be kept") };
         for lane in &lanes {
             let problem = lane.problem.as_ref().map(|problem| format!(": {problem}")).unwrap_or_default();
-            print(&format!(
+            print(format!(
                 "lane {}: {} messages {kept}, {} {dropped}{problem}\n",
                 lane.number, lane.kept, lane.dropped
             ))?;

@@ -1,5 +1,6 @@
 //! `pelton`, the command-line tool: what its commands and their options are, and the one table of exit codes that they share.
 
+mod cat;
 mod channel;
 mod demo;
 mod failure;
@@ -20,13 +21,14 @@ const EXIT_CODES: &str = "\
 Exit codes:
     0  done
     1  the other side died or went with messages unreleased (standard error says
-       how many); demo: what came out is not what went in; torture: faults found
+       how many); demo: what came out is not what went in; torture: faults found;
+       cat: the end of a file is torn, or --verify found gaps
     2  usage or bad input
     3  refused: the name is taken or unusable, the other side may not connect, or
        what is at path:DIR is no channel, has that side already, or is of before
        the last reboot
     4  timed out
-    5  the system failed: disk full, no memory, a corrupt channel
+    5  the system failed: disk full, no memory, a corrupt channel or file
   130  interrupted (SIGINT): the channel was closed, the other side told so
   141  standard output was closed by its reader, as `head` does
   143  terminated (SIGTERM), closed alike";
@@ -48,6 +50,9 @@ enum Command {
     /// Receive messages and write each as a frame to standard output
     #[command(after_help = EXIT_CODES)]
     Recv(recv::RecvArgs),
+    /// Write the messages of record files to standard output, or check them
+    #[command(after_help = EXIT_CODES)]
+    Cat(cat::CatArgs),
     /// See who uses a channel and what waits in it, without touching it
     #[command(after_help = EXIT_CODES)]
     Info(inspect::InfoArgs),
@@ -103,6 +108,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Send(args) => send::run(&args),
         Command::Recv(args) => recv::run(&args),
+        Command::Cat(args) => cat::run(&args),
         Command::Info(args) => inspect::info(&args),
         Command::Recover(args) => inspect::recover(&args),
         Command::Rm(args) => inspect::remove(&args),

@@ -1,6 +1,7 @@
 //! What can go wrong, in words that say what was found, what was wanted, and what to do.
 
 use pelton_lane::LaneError;
+use rustix::io::Errno;
 
 /// The result of an operation that may fail.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -109,8 +110,30 @@ pub enum Error {
         /// Its process, as it says; 0 while it has not said so.
         pid: u32,
     },
+    /// What is at the path is no record file, or one of a version that this program does not know.
+    #[error("{path} cannot be used as a record file: {problem}")]
+    NotARecordFile {
+        /// The file.
+        path: String,
+        /// What was found, what was wanted, and what to do.
+        problem: String,
+    },
+    /// A record file is not as its format says. What comes before that place is whole.
+    #[error("{path} is {} at byte {offset}: found {found}, wanted {wanted}; {}", torn(*next), after(*next))]
+    Damaged {
+        /// The file.
+        path: String,
+        /// Where, in bytes from its beginning.
+        offset: u64,
+        /// What is there.
+        found: String,
+        /// What should be there.
+        wanted: String,
+        /// Where the next whole chunk begins; `None` when nothing whole comes after it, as where a writer was killed.
+        next: Option<u64>,
+    },
     /// The file system, or this user's part of it, is full. Nothing is damaged.
-    #[error("no space for {bytes} bytes of {path}: free some, or make the channel elsewhere or smaller: {source}")]
+    #[error("no space for {bytes} bytes of {path}: free some, or have it elsewhere or smaller: {source}")]
     NoSpace {
         /// The file.
         path: String,
@@ -180,10 +203,36 @@ impl Error {
     }
 }
 
+/// Puts into words what the system said of `path`, which wants `bytes`, or just a name.
+pub(crate) fn failure(what: String, path: String, bytes: u64, errno: Errno) -> Error {
+    let source = errno.into();
+    match errno {
+        // A name costs a block too, more or less.
+        Errno::NOSPC | Errno::DQUOT => Error::NoSpace { path, bytes: bytes.max(4096), source },
+        Errno::FBIG => Error::System { what: format!("{what}: raise this process's RLIMIT_FSIZE"), source },
+        _ => Error::System { what, source },
+    }
+}
+
+/// Whether it is a tail or a hole.
+fn torn(next: Option<u64>) -> &'static str {
+    if next.is_none() { "torn" } else { "damaged" }
+}
+
+/// What to do about it.
+fn after(next: Option<u64>) -> String {
+    match next {
+        None => "nothing whole comes after it, and whoever next writes to the file cuts it there".to_owned(),
+        Some(next) => format!(
+            "whole chunks come after it, from byte {next}: move the file away and begin a new one; `pelton cat` reads what is whole"
+        ),
+    }
+}
+
 /// A process in words.
 fn process(pid: u32) -> String {
     match pid {
-        0 => "a process that has not said its number yet".to_owned(),
+        0 => "a process whose number is not known".to_owned(),
         pid => format!("process {pid}"),
     }
 }

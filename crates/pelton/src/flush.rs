@@ -1,6 +1,8 @@
 //! Messages as the bytes they are, handed to a sink a bufferful at a time: what a receiver takes in ([`Flush`]), or what threads
 //! append ([`Appenders`]).
 
+pub(crate) mod record_file;
+
 use crate::error::{Error, Result};
 use crate::gather::{Senders, gather};
 use crate::link::Peer;
@@ -23,7 +25,7 @@ pub struct LaneId(pub [u64; 2]);
 /// `seq << 32 | bytes`; the payload; and up to seven bytes, of any value, so that the next begins at a multiple of eight.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
-    id: LaneId,
+    lane: LaneId,
     peer: Option<Peer>,
     first_seq: u32,
     messages: u32,
@@ -31,9 +33,15 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
+    /// For tests of sinks: `bytes` are what they are to be, or the sink is to find out.
+    #[doc(hidden)]
+    pub fn new(lane: LaneId, peer: Option<Peer>, first_seq: u32, messages: u32, bytes: &'a [u8]) -> Run<'a> {
+        Run { lane, peer, first_seq, messages, bytes }
+    }
+
     /// Whose messages they are.
     pub fn lane(&self) -> LaneId {
-        self.id
+        self.lane
     }
 
     /// Who sent them, if that is known: of a path channel's sender that had gone before, it is not.
@@ -333,7 +341,7 @@ impl Flush {
         }
         let mut runs = emptied(std::mem::take(&mut self.runs));
         runs.extend(self.taken.iter().map(|taken| Run {
-            id: taken.id,
+            lane: taken.id,
             peer: taken.peer,
             first_seq: taken.run.first_seq,
             messages: taken.run.messages,

@@ -108,6 +108,7 @@ mod wait;
 
 pub use connect::Listener;
 pub use error::{Error, Result};
+pub use flush::record_file::{Chunk, Record, RecordFile, RecordFileOptions, RecordReader, Records};
 pub use flush::{Appender, Appenders, Flush, Forward, LaneId, Run, Sink};
 pub use gather::Senders;
 pub use link::Peer;

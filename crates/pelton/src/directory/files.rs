@@ -2,7 +2,7 @@
 
 use super::Access;
 use super::pages::{DAMAGED, Header, bytes_of};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, failure};
 use crate::os::{Descriptor, Segment, allocate, can_allocate, check_file_size, write_at};
 use pelton_lane::{ConsumerPage, LANES_MAX, Position, ProducerPage, ReceiverPage, SEGMENT_BYTES, WINDOW, step};
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat};
@@ -335,17 +335,6 @@ impl Place {
             }
         }
         Ok(())
-    }
-}
-
-/// Puts into words what the system said of `path`, which wants `bytes`, or just a name.
-pub(super) fn failure(what: String, path: String, bytes: u64, errno: Errno) -> Error {
-    let source = errno.into();
-    match errno {
-        // A name costs a block too, more or less.
-        Errno::NOSPC | Errno::DQUOT => Error::NoSpace { path, bytes: bytes.max(4096), source },
-        Errno::FBIG => Error::System { what: format!("{what}: raise this process's RLIMIT_FSIZE"), source },
-        _ => Error::System { what, source },
     }
 }
 

@@ -1,9 +1,9 @@
 //! Making a channel aside and putting it into place; removing what makers that died have left.
 
 use super::Access;
-use super::files::{CHANNEL, Place, clear, descriptor, failure, names};
+use super::files::{CHANNEL, Place, clear, descriptor, names};
 use super::pages::Header;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, failure};
 use crate::os::lock::{self, Lock};
 use crate::os::{Descriptor, write_at};
 use pelton_lane::{SEGMENT_BYTES, step};

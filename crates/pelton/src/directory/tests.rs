@@ -533,7 +533,7 @@ fn each_role_is_had_once() {
     let lane = directory.lane_for_receiver(0).unwrap();
     let error = other.claim_receiver().unwrap_err();
     assert!(matches!(&error, Error::RoleTaken { role, pid: 0, .. } if role == "receiver"), "{error:?}");
-    assert!(error.to_string().contains("has not said its number"), "{error}");
+    assert!(error.to_string().contains("whose number is not known"), "{error}");
     // SAFETY: writable mappings of pages that this test has for itself.
     unsafe { lane.consumer.base().cast::<ConsumerPage>().as_ref().begin(4711) };
     let error = other.claim_receiver().unwrap_err().to_string();

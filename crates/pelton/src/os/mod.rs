@@ -9,11 +9,13 @@ pub(crate) mod lock;
 pub(crate) mod membarrier;
 mod segment;
 pub(crate) mod socket;
+mod syncer;
 
 pub(crate) use bell::{Bell, Event, Nudge, Pollable, Ready, poll_until};
 pub(crate) use descriptor::Descriptor;
 pub(crate) use fork::Owner;
 pub(crate) use segment::{Kind, PIECE, Segment, allocate, can_allocate, check_file_size, write_at};
+pub(crate) use syncer::{Syncer, sync};
 
 /// Asks the processor to let the other side go first, in a loop that spins.
 #[inline(always)]

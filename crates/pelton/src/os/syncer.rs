@@ -1,0 +1,114 @@
+//! Having a file's data on its disk without waiting for it: fdatasync by io_uring, at most one at a time. Where io_uring is refused
+//! (`kernel.io_uring_disabled`, seccomp, an old kernel, no memory for it) the call itself is made, which waits.
+
+use io_uring::{IoUring, opcode, types};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// The kernel has its own reference to the file from the start of a sync to its end, and none to any memory of ours.
+pub(crate) struct Syncer {
+    ring: Ring,
+    in_flight: bool,
+}
+
+enum Ring {
+    NotYet,
+    Made(Box<IoUring>),
+    Refused,
+}
+
+impl Syncer {
+    /// Asks nothing of the system yet.
+    pub(crate) fn new() -> Syncer {
+        Syncer { ring: Ring::NotYet, in_flight: false }
+    }
+
+    /// Whether one is under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.in_flight
+    }
+
+    /// Begins to sync; there must be none under way. When it is not busy after it, everything is done.
+    pub(crate) fn start(&mut self, file: impl AsFd) -> rustix::io::Result<()> {
+        debug_assert!(!self.in_flight, "at most one at a time");
+        if matches!(self.ring, Ring::NotYet) {
+            self.ring = IoUring::new(1).map_or(Ring::Refused, |ring| Ring::Made(Box::new(ring)));
+        }
+        if let Ring::Made(ring) = &mut self.ring {
+            let flags = types::FsyncFlags::DATASYNC;
+            let entry = opcode::Fsync::new(types::Fd(file.as_fd().as_raw_fd())).flags(flags).build();
+            // SAFETY: the entry names no memory, and a descriptor that is open until `submit` has returned.
+            let pushed = unsafe { ring.submission().push(&entry) };
+            let submitted = loop {
+                match ring.submit() {
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                    done => break done,
+                }
+            };
+            if pushed.is_ok() && matches!(submitted, Ok(1)) {
+                self.in_flight = true;
+                return Ok(());
+            }
+            // What was pushed, if it was, is not to be submitted later.
+            self.give_up();
+        }
+        sync(file)
+    }
+
+    /// What became of the one under way, if that is known by now.
+    pub(crate) fn ended(&mut self, file: impl AsFd) -> Option<rustix::io::Result<()>> {
+        let Ring::Made(ring) = &mut self.ring else { return None };
+        let result = ring.completion().next()?.result();
+        self.in_flight = false;
+        Some(self.judge(result, file))
+    }
+
+    /// Waits for the one under way.
+    pub(crate) fn wait(&mut self, file: impl AsFd) -> rustix::io::Result<()> {
+        while self.in_flight {
+            if let Some(ended) = self.ended(&file) {
+                return ended;
+            }
+            let Ring::Made(ring) = &mut self.ring else { unreachable!("nothing else is in flight") };
+            match ring.submit_and_wait(1) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    // Refused from now on; what is under way is of no use to us.
+                    self.give_up();
+                    return sync(file);
+                }
+                Ok(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What the kernel did not do, as where the thread that asked has ended, is done here.
+    fn judge(&mut self, result: i32, file: impl AsFd) -> rustix::io::Result<()> {
+        match result {
+            0.. => Ok(()),
+            error if [libc::ECANCELED, libc::EINTR, libc::EAGAIN].contains(&-error) => sync(file),
+            error if [libc::EINVAL, libc::EOPNOTSUPP, libc::ENOSYS, libc::EPERM, libc::EACCES].contains(&-error) => {
+                self.give_up();
+                sync(file)
+            }
+            error => Err(Errno::from_raw_os_error(-error)),
+        }
+    }
+
+    fn give_up(&mut self) {
+        self.ring = Ring::Refused;
+        self.in_flight = false;
+    }
+}
+
+/// Waits until everything that was written to the file is on its disk.
+pub(crate) fn sync(file: impl AsFd) -> rustix::io::Result<()> {
+    rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&file))
+}
+
+impl std::fmt::Debug for Syncer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Syncer").field("in_flight", &self.in_flight).finish_non_exhaustive()
+    }
+}

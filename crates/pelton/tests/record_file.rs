@@ -1,0 +1,546 @@
+//! Record files: what is written is read back; what a failed or killed writer leaves, and damage, is found, told and never
+//! taken for records. With the feature `failpoints` a writer is killed at every step of beginning, writing and rotating.
+
+mod support;
+
+use pelton::{Error, LaneId, Peer, RecordFile, RecordFileOptions, RecordReader, Run, Sink};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use support::*;
+
+/// Not a test: what a child does. Without a role it does nothing.
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    let path = PathBuf::from(role.get("at"));
+    match role.get("role") {
+        "limited" => limited(&path),
+        "no io_uring" => {
+            without_io_uring(&path, role.number("call").unwrap() as i64, role.number("errno").unwrap() as i32)
+        }
+        "writer" => {
+            let mut file = RecordFile::open(&path).unwrap();
+            write(&mut file, &[run(1, 1, 5)]);
+            say("written");
+            hear();
+        }
+        #[cfg(feature = "failpoints")]
+        "killed" => steps::victim(&path, &role),
+        other => panic!("{other}"),
+    }
+}
+
+/// A run that owns its bytes.
+#[derive(Clone, Debug)]
+struct Owned {
+    lane: LaneId,
+    peer: Option<Peer>,
+    first_seq: u32,
+    messages: u32,
+    bytes: Vec<u8>,
+}
+
+impl Owned {
+    fn run(&self) -> Run<'_> {
+        Run::new(self.lane, self.peer, self.first_seq, self.messages, &self.bytes)
+    }
+}
+
+fn lane(number: u64) -> LaneId {
+    LaneId([number, !number])
+}
+
+fn seq_after(seq: u32) -> u32 {
+    seq.checked_add(1).unwrap_or(1)
+}
+
+/// Messages of many sizes, whose payloads tell their numbers; the padding is not zero.
+fn run(of: u64, first_seq: u32, messages: u32) -> Owned {
+    let (mut bytes, mut one, mut seq) = (Vec::new(), Vec::new(), first_seq);
+    for _ in 0..messages {
+        payload(u64::from(seq) << 8 | of, seq as usize * 37 % 300, &mut one);
+        bytes.extend((u64::from(seq) << 32 | one.len() as u64).to_le_bytes());
+        bytes.extend(&one);
+        bytes.resize(bytes.len().next_multiple_of(8), 0xee);
+        seq = seq_after(seq);
+    }
+    Owned { lane: lane(of), peer: None, first_seq, messages, bytes }
+}
+
+fn write(file: &mut RecordFile, runs: &[Owned]) {
+    file.write(&runs.iter().map(Owned::run).collect::<Vec<_>>()).unwrap();
+}
+
+/// Reads what is whole from the beginning on, checking each payload: chunks as lane, first number and count.
+fn read(path: &Path) -> (Vec<(u64, u32, u32)>, Option<Error>) {
+    let mut reader = RecordReader::open(path).unwrap();
+    let (mut found, mut wanted) = (Vec::new(), Vec::new());
+    loop {
+        match reader.next_chunk() {
+            Ok(Some(chunk)) => {
+                let (of, mut seq, mut count) = (chunk.lane().0[0], chunk.first_seq(), 0);
+                for record in chunk.records() {
+                    payload(u64::from(seq) << 8 | of, seq as usize * 37 % 300, &mut wanted);
+                    assert_eq!((record.seq(), record.payload()), (seq, &wanted[..]));
+                    (seq, count) = (seq_after(seq), count + 1);
+                }
+                assert_eq!(count, chunk.messages());
+                found.push((of, chunk.first_seq(), chunk.messages()));
+            }
+            Ok(None) => return (found, None),
+            Err(error) => return (found, Some(error)),
+        }
+    }
+}
+
+#[track_caller]
+fn expect(path: &Path, wanted: &[(u64, u32, u32)]) {
+    let (found, error) = read(path);
+    assert!(error.is_none(), "{error:?}");
+    assert_eq!(found, wanted);
+}
+
+fn place() -> (Place, PathBuf) {
+    let place = Place::unwatched();
+    let path = place.path().join("log");
+    (place, path)
+}
+
+fn bytes_of(path: &Path) -> u64 {
+    std::fs::metadata(path).unwrap().len()
+}
+
+fn names(place: &Place) -> Vec<String> {
+    let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+    let mut names: Vec<String> = place.left().into_iter().map(name).collect();
+    names.sort();
+    names
+}
+
+fn inverted(path: &Path, at: u64) {
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[!byte[0]], at).unwrap();
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o137, 0, "0640 less the umask");
+    let peer = Some(Peer { pid: 7, uid: u32::MAX - 1 });
+    let before = std::time::SystemTime::now();
+    write(&mut file, &[run(1, 1, 10), Owned { peer, ..run(2, 5, 1) }]);
+    write(&mut file, &[]);
+    write(&mut file, &[run(1, 11, 300)]);
+    // More pieces than one call takes.
+    let many: Vec<Owned> = (0..700).map(|i| run(3 + i, 1, 1)).collect();
+    write(&mut file, &many);
+    let mut wanted = vec![(1, 1, 10), (2, 5, 1), (1, 11, 300)];
+    wanted.extend((0..700).map(|i| (3 + i, 1, 1)));
+    expect(&path, &wanted);
+
+    let mut reader = RecordReader::open(&path).unwrap();
+    assert_eq!(reader.number(), 1);
+    let first = reader.next_chunk().unwrap().unwrap();
+    assert_eq!((first.peer(), first.offset(), first.last_seq()), (None, 64, 10));
+    assert_eq!(first.run().bytes(), run(1, 1, 10).bytes);
+    assert!(first.written_at() >= before && first.written_at() <= std::time::SystemTime::now());
+    assert_eq!(reader.next_chunk().unwrap().unwrap().peer(), peer);
+}
+
+#[test]
+fn a_reader_at_the_end_sees_what_is_written_later() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    let mut reader = RecordReader::open(&path).unwrap();
+    for seq in 1..100 {
+        assert!(reader.next_chunk().unwrap().is_none());
+        write(&mut file, &[run(1, seq, 1)]);
+        assert_eq!(reader.next_chunk().unwrap().unwrap().first_seq(), seq);
+    }
+}
+
+#[test]
+fn opened_again_it_goes_on_and_knows_the_last_number_of_each_lane() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    // Numbers skip 0.
+    write(&mut file, &[run(1, u32::MAX - 2, 5), run(2, 1, 1), run(3, u32::MAX, 1), run(4, 1, 7)]);
+    write(&mut file, &[run(2, 2, 9)]);
+    for reopened in [false, true] {
+        if reopened {
+            drop(file);
+            file = RecordFile::open(&path).unwrap();
+            assert_eq!(file.cut_bytes(), 0);
+        }
+        let found: Vec<Option<u32>> = (1..6).map(|number| file.last_seq(lane(number))).collect();
+        assert_eq!(found, [Some(2), Some(10), Some(u32::MAX), Some(7), None], "{reopened}");
+    }
+    write(&mut file, &[run(1, 3, 4)]);
+    expect(&path, &[(1, u32::MAX - 2, 5), (2, 1, 1), (3, u32::MAX, 1), (4, 1, 7), (2, 2, 9), (1, 3, 4)]);
+}
+
+#[test]
+fn a_tail_that_is_torn_at_any_byte_is_told_and_cut() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    write(&mut file, &[run(1, 1, 4), run(2, 1, 4)]);
+    let whole = bytes_of(&path);
+    write(&mut file, &[run(1, 5, 4)]);
+    drop(file);
+    let all = std::fs::read(&path).unwrap();
+    for cut in whole as usize..all.len() {
+        std::fs::write(&path, &all[..cut]).unwrap();
+        let (found, error) = read(&path);
+        assert_eq!(found, [(1, 1, 4), (2, 1, 4)], "{cut}");
+        match error {
+            None => assert_eq!(cut as u64, whole),
+            Some(Error::Damaged { offset, next: None, .. }) => assert_eq!(offset, whole, "{cut}"),
+            other => panic!("{cut}: {other:?}"),
+        }
+        let mut file = RecordFile::open(&path).unwrap();
+        assert_eq!((file.cut_bytes(), bytes_of(&path)), (cut as u64 - whole, whole), "{cut}");
+        assert_eq!((file.last_seq(lane(1)), file.last_seq(lane(2))), (Some(4), Some(4)));
+        write(&mut file, &[run(1, 5, 2)]);
+        expect(&path, &[(1, 1, 4), (2, 1, 4), (1, 5, 2)]);
+    }
+}
+
+#[test]
+fn the_last_chunk_with_any_byte_changed_is_cut() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    write(&mut file, &[run(1, 1, 4)]);
+    let whole = bytes_of(&path);
+    write(&mut file, &[run(1, 5, 4)]);
+    drop(file);
+    let all = std::fs::read(&path).unwrap();
+    for at in whole..all.len() as u64 {
+        std::fs::write(&path, &all).unwrap();
+        inverted(&path, at);
+        assert!(matches!(read(&path).1, Some(Error::Damaged { next: None, offset, .. }) if offset == whole), "{at}");
+        let file = RecordFile::open(&path).unwrap();
+        assert_eq!((file.cut_bytes(), bytes_of(&path)), (all.len() as u64 - whole, whole), "{at}");
+        assert_eq!(file.last_seq(lane(1)), Some(4));
+    }
+}
+
+#[test]
+fn damage_with_whole_chunks_after_it_is_refused_and_never_cut() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    write(&mut file, &[run(1, 1, 4)]);
+    let second = bytes_of(&path);
+    write(&mut file, &[run(2, 5, 4)]);
+    let third = bytes_of(&path);
+    write(&mut file, &[run(3, 1, 4)]);
+    drop(file);
+    let all = std::fs::read(&path).unwrap();
+    for at in second..third {
+        std::fs::write(&path, &all).unwrap();
+        inverted(&path, at);
+        let changed = std::fs::read(&path).unwrap();
+        let error = RecordFile::open(&path).unwrap_err();
+        let Error::Damaged { offset, next, .. } = &error else { panic!("{error:?}") };
+        assert_eq!((*offset, *next), (second, Some(third)), "{at}");
+        assert!(error.to_string().contains("move the file away"), "{error}");
+        assert!(std::fs::read(&path).unwrap() == changed, "it was changed");
+        // Reading goes on after it.
+        let mut reader = RecordReader::open(&path).unwrap();
+        assert_eq!(reader.next_chunk().unwrap().unwrap().lane(), lane(1));
+        assert!(matches!(reader.next_chunk(), Err(Error::Damaged { .. })));
+        assert_eq!(reader.next_chunk().unwrap().unwrap().lane(), lane(3));
+        assert!(reader.next_chunk().unwrap().is_none());
+    }
+}
+
+#[test]
+fn what_looks_like_a_chunk_within_a_payload_is_none() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    write(&mut file, &[run(1, 1, 4)]);
+    let mut chunk = std::fs::read(&path).unwrap()[64..].to_vec();
+    drop(file);
+    // Somebody who sends what they know a chunk to be, but for the number of this file.
+    std::fs::remove_file(&path).unwrap();
+    let mut file = RecordFile::open(&path).unwrap();
+    chunk.splice(..0, ((1 << 32) | chunk.len() as u64).to_le_bytes());
+    let sent = Owned { lane: lane(1), peer: None, first_seq: 1, messages: 1, bytes: chunk };
+    write(&mut file, &[sent]);
+    drop(file);
+    inverted(&path, 64);
+    let file = RecordFile::open(&path).unwrap();
+    assert_eq!((file.cut_bytes() > 0, bytes_of(&path)), (true, 64));
+}
+
+#[test]
+fn a_second_writer_is_refused() {
+    let (place, path) = place();
+    let file = RecordFile::open(&path).unwrap();
+    let error = RecordFile::open(&path).unwrap_err();
+    assert!(matches!(&error, Error::RoleTaken { role, .. } if role == "writer"), "{error:?}");
+    assert!(error.to_string().contains("has a writer already"), "{error}");
+    // Also under another name.
+    std::os::unix::fs::symlink("log", place.path().join("link")).unwrap();
+    assert!(matches!(RecordFile::open(place.path().join("link")), Err(Error::RoleTaken { .. })));
+    drop(file);
+    let child = Child::start(Role::new("writer").with("at", path.display()));
+    child.expect("written");
+    assert!(matches!(RecordFile::open(&path), Err(Error::RoleTaken { .. })));
+    child.kill();
+    assert_eq!(RecordFile::open(&path).unwrap().last_seq(lane(1)), Some(5));
+}
+
+#[test]
+fn what_is_no_record_file_is_refused_and_left_alone() {
+    let (place, path) = place();
+    let refused = |path: &Path, words: &str| {
+        for error in [RecordFile::open(path).err().unwrap(), RecordReader::open(path).err().unwrap()] {
+            assert!(matches!(error, Error::NotARecordFile { .. }), "{error:?}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    };
+    std::fs::write(&path, "a diary, of more than sixty-four bytes, which nobody wants to lose at all").unwrap();
+    refused(&path, "it begins with \"a diary,\"");
+    std::fs::write(&path, "short").unwrap();
+    refused(&path, "it has 5 bytes");
+    assert_eq!(std::fs::read(&path).unwrap(), b"short");
+    let fifo = place.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    refused(&fifo, "not a regular file");
+    std::fs::remove_file(&path).unwrap();
+    RecordFile::open(&path).unwrap();
+    inverted(&path, 20);
+    refused(&path, "checksum");
+    assert!(matches!(RecordReader::open(place.path().join("none")), Err(Error::System { .. })));
+    assert!(matches!(RecordFileOptions::new().rotate_bytes(0).open(&path), Err(Error::Option { .. })));
+    // An empty file, made by somebody for its mode, is a beginning.
+    std::fs::write(&path, "").unwrap();
+    write(&mut RecordFile::open(&path).unwrap(), &[run(1, 1, 1)]);
+    expect(&path, &[(1, 1, 1)]);
+}
+
+#[test]
+fn it_rotates_by_size_and_forgets_no_number() {
+    let (place, path) = place();
+    // Not numbered like ours, and one that is.
+    for name in ["log.1", "log.00000x", "log.000003"] {
+        std::fs::write(place.path().join(name), "").unwrap();
+    }
+    let rotating = RecordFileOptions::new().rotate_bytes(4000);
+    let mut file = rotating.open(&path).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o604)).unwrap();
+    write(&mut file, &[run(1, 1, 3)]);
+    let mut seq = 1;
+    while !place.path().join("log.000005").exists() {
+        write(&mut file, &[run(2, seq, 2)]);
+        seq += 2;
+        assert!(bytes_of(&path) <= 4000);
+    }
+    assert_eq!(names(&place), ["log", "log.000003", "log.000004", "log.000005", "log.00000x", "log.1"]);
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o604);
+    let mut found = Vec::new();
+    for (name, number) in [("log.000004", 4), ("log.000005", 5), ("log", 6)] {
+        let path = place.path().join(name);
+        assert_eq!(RecordReader::open(&path).unwrap().number(), number);
+        let (chunks, error) = read(&path);
+        assert!(error.is_none(), "{error:?}");
+        found.extend(chunks);
+    }
+    assert_eq!(found[0], (1, 1, 3));
+    let wanted: Vec<(u64, u32, u32)> = (1..seq).step_by(2).map(|seq| (2, seq, 2)).collect();
+    assert_eq!(found[1..], wanted);
+    // Larger than a file should be: it has one of its own.
+    write(&mut file, &[run(2, seq, 100)]);
+    assert!(bytes_of(&path) > 4000);
+    write(&mut file, &[run(3, 1, 1)]);
+    drop(file);
+    let file = rotating.open(&path).unwrap();
+    // Neither has records in this file.
+    assert_eq!((file.last_seq(lane(1)), file.last_seq(lane(2))), (Some(3), Some(seq + 99)));
+    drop(file);
+    // A file that follows one that was taken away has a number of its own all the same.
+    std::fs::remove_file(&path).unwrap();
+    rotating.open(&path).unwrap();
+    assert_eq!(RecordReader::open(&path).unwrap().number(), 8);
+}
+
+#[test]
+fn of_very_many_lanes_the_last_are_remembered_over_a_rotation() {
+    let (_place, path) = place();
+    let mut file = RecordFileOptions::new().rotate_bytes(1 << 20).open(&path).unwrap();
+    for number in 0..20_000 {
+        write(&mut file, &[run(number, 1 + number as u32 % 7, 1)]);
+    }
+    drop(file);
+    let file = RecordFile::open(&path).unwrap();
+    assert!(RecordReader::open(&path).unwrap().number() > 1);
+    for number in 20_000 - 4096..20_000 {
+        assert_eq!(file.last_seq(lane(number)), Some(1 + number as u32 % 7), "{number}");
+    }
+}
+
+#[test]
+fn it_syncs_as_it_is_told_with_io_uring_and_without() {
+    let (_place, path) = place();
+    let each = [
+        RecordFileOptions::new().sync_bytes(0),
+        RecordFileOptions::new().sync_bytes(1),
+        RecordFileOptions::new().sync_bytes(10_000).rotate_bytes(40_000),
+        RecordFileOptions::new().sync_interval(Duration::ZERO),
+        RecordFileOptions::new().sync_interval(Duration::from_secs(3600)),
+    ];
+    let mut seq = 1;
+    for options in each {
+        let mut file = options.open(&path).unwrap();
+        for _ in 0..100 {
+            write(&mut file, &[run(1, seq, 5)]);
+            seq += 5;
+        }
+        file.sync().unwrap();
+        assert_eq!(file.sync_due(), None);
+        write(&mut file, &[run(1, seq, 5)]);
+        seq += 5;
+        if let Some(due) = file.sync_due() {
+            assert!(due > Instant::now() + Duration::from_secs(3000), "only of the last options");
+        }
+    }
+    for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter] {
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            let role = Role::new("no io_uring").with("at", path.display()).with("call", call).with("errno", errno);
+            let child = Child::start(role);
+            child.expect("well");
+            child.wait_well();
+        }
+    }
+    assert_eq!(RecordFile::open(&path).unwrap().last_seq(lane(9)), Some(400));
+}
+
+fn without_io_uring(path: &Path, call: i64, errno: i32) {
+    refuse(call, errno);
+    let mut file = RecordFileOptions::new().sync_bytes(1000).open(path).unwrap();
+    let first = file.last_seq(lane(9)).map_or(1, seq_after);
+    for seq in first..first + 100 {
+        write(&mut file, &[run(9, seq, 1)]);
+    }
+    file.sync().unwrap();
+    say("well");
+}
+
+/// Has the kernel refuse a call to this thread from now on.
+fn refuse(call: i64, errno: i32) {
+    let op = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut program = [
+        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
+        op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
+        op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the program lives across the calls, which copy it.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter), 0);
+    }
+}
+
+#[test]
+fn a_limit_to_the_size_of_files_is_an_error_and_nothing_of_the_write_counts() {
+    let (_place, path) = place();
+    let child = Child::start(Role::new("limited").with("at", path.display()));
+    child.expect("well");
+    child.wait_well();
+    expect(&path, &[(1, 1, 4), (1, 5, 1), (1, 6, 400)]);
+}
+
+fn limited(path: &Path) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let before = getrlimit(Resource::Fsize);
+    let limit = |bytes| setrlimit(Resource::Fsize, Rlimit { current: Some(bytes), ..before }).unwrap();
+    let mut file = RecordFile::open(path).unwrap();
+    write(&mut file, &[run(1, 1, 4)]);
+    let whole = bytes_of(path);
+    let all = run(1, 5, 400);
+    for more in [0, 1, 63, 64, 65, 10_000] {
+        limit(whole + more);
+        let error = file.write(&[all.run()]).unwrap_err();
+        let Error::System { source, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(source.raw_os_error(), Some(libc::EFBIG));
+        assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+        assert!(error.to_string().contains("RLIMIT_FSIZE"), "{error}");
+        assert_eq!((bytes_of(path), file.last_seq(lane(1))), (whole, Some(4)));
+    }
+    write(&mut file, &[run(1, 5, 1)]);
+    // A new file needs room too.
+    limit(63);
+    let other = path.with_extension("other");
+    assert!(RecordFile::open(&other).is_err());
+    assert!(!other.exists());
+    limit(1 << 20);
+    write(&mut file, &[run(1, 6, 400)]);
+    say("well");
+}
+
+/// A tmpfs of a test's own, gone with it. `None` where that is not allowed.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(at: &Path, options: &str) -> Option<Small> {
+        std::fs::create_dir_all(at).unwrap();
+        let done = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at).status();
+        if !done.is_ok_and(|status| status.success()) {
+            eprintln!("SKIPPED: no permission to mount a tmpfs");
+            return None;
+        }
+        Some(Small(at.to_owned()))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_when_there_is_room() {
+    let place = Place::unwatched();
+    let Some(small) = Small::mount(&place.path().join("small"), "size=256k") else { return };
+    let path = small.0.join("log");
+    let mut file = RecordFileOptions::new().rotate_bytes(100_000).open(&path).unwrap();
+    let mut wanted: Vec<(u64, u32, u32)> = Vec::new();
+    let (mut seq, mut refused) = (1, 0);
+    while refused < 3 {
+        // Three runs at once, of which the first would often fit alone.
+        let runs: Vec<Owned> = (0..3).map(|i| run(i, seq, 40)).collect();
+        let before = (bytes_of(&path), file.last_seq(lane(0)));
+        match file.write(&runs.iter().map(Owned::run).collect::<Vec<_>>()) {
+            Ok(()) => {
+                wanted.extend((0..3).map(|i| (i, seq, 40)));
+                seq += 40;
+            }
+            Err(error) => {
+                assert!(matches!(&error, Error::NoSpace { path, .. } if path.contains("log")), "{error:?}");
+                assert_eq!((bytes_of(&path), file.last_seq(lane(0))), before);
+                refused += 1;
+                if refused == 2 {
+                    // The oldest may go.
+                    let oldest = small.0.join("log.000001");
+                    wanted.drain(..read(&oldest).0.len());
+                    std::fs::remove_file(oldest).unwrap();
+                }
+            }
+        }
+    }
+    drop(file);
+    assert_eq!(RecordFile::open(&path).unwrap().cut_bytes(), 0);
+    let mut names: Vec<PathBuf> = std::fs::read_dir(&small.0).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    names.rotate_left(1);
+    let found: Vec<(u64, u32, u32)> = names.iter().flat_map(|path| read(path).0).collect();
+    assert_eq!(found, wanted);
+}
