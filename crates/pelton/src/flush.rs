@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Which lane, of all that ever were: two words that tell it from any other, also after a restart of either side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneId(pub [u64; 2]);
 
 /// A run of whole records of one lane, as the bytes they are: for each message a header, a little-endian u64 of

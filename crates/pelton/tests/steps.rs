@@ -8,8 +8,9 @@
 
 mod support;
 
-use pelton::{Error, Listener, Options, Receiver, Sender, Sent, inspect};
+use pelton::{Error, LaneId, Listener, Options, Receiver, RecordFileOptions, RecordReader, Sender, Sent, inspect};
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -72,6 +73,10 @@ const SCENARIOS: &[Scenario] = &[
     ("receiver releases: held, out of order", true, |run| receiver_releases(run, Take::Held)),
     ("receiver releases: wakes a full sender", true, |run| receiver_releases(run, Take::Wake)),
     ("receiver releases: nobody sends", true, receiver_releases_alone),
+    ("receiver flushes to a file", true, |run| receiver_flushes(run, &RecordFileOptions::new())),
+    ("receiver flushes to files by turns", true, |run| {
+        receiver_flushes(run, &RecordFileOptions::new().rotate_bytes(700))
+    }),
     ("receiver resumes", true, receiver_resumes),
     ("sender resumes", true, sender_resumes),
     ("sender commits, and its successor dies as well", false, successors_die),
@@ -1317,6 +1322,51 @@ fn receiver_releases_alone(run: &Run) {
     let mut sending = Sending::new(opened().open_sender(&path).unwrap(), 100);
     assert_eq!(sending.next, 6);
     received_by_another(run, &mut sending, shared().released.load(SeqCst));
+}
+
+/// Two lanes, whose messages a receiver takes to a file a few at a time.
+fn receiver_flushes(run: &Run, options: &RecordFileOptions) {
+    let path = run.path();
+    let file = run.root.join("file");
+    let mut sending = [0, 1].map(|lane| {
+        let lanes = with_capacity(SMALL).lanes(2);
+        let sender = if lane == 0 { lanes.create_sender(&path) } else { lanes.open_sender(&path) };
+        let mut sending = Sending::new(sender.unwrap(), 100);
+        sending.send(5);
+        sending
+    });
+    let flush = || -> pelton::Result<()> {
+        let receiver = opened().open_receiver(&path)?;
+        let sink = options.open(&file)?;
+        let mut flush = Options::new().flush_bytes(300).flush_interval(None).flush(receiver, sink)?;
+        flush.now()
+    };
+    let victim = fork(Last::Killed, |inside| {
+        inside.count();
+        flush().unwrap();
+    });
+    run.finish(victim, || is_taken(flush()));
+    // Its successor, and then one more that finds nothing to do but this.
+    flush().unwrap();
+    sending.iter_mut().for_each(|sending| sending.send(1));
+    flush().unwrap();
+    assert_eq!(sending.each_mut().map(|sending| sending.sender.unreleased()), [0, 0]);
+    let mut names: Vec<_> = names(&run.root).into_iter().filter(|name| name.starts_with("file")).collect();
+    // The one without a number is the last.
+    names.sort_by_key(|name| (!name.contains('.'), name.clone()));
+    let mut next: BTreeMap<LaneId, u64> = BTreeMap::new();
+    for name in names {
+        let mut reader = RecordReader::open(run.root.join(name)).unwrap();
+        while let Some(chunk) = reader.next_chunk().unwrap() {
+            let next = next.entry(chunk.lane()).or_default();
+            for record in chunk.records() {
+                check(*next, Sizes::Fixed(100), record.payload(), &mut Vec::new());
+                assert_eq!(u64::from(record.seq()), *next + 1);
+                *next += 1;
+            }
+        }
+    }
+    assert_eq!(next.into_values().collect::<Vec<_>>(), [6, 6], "each message once");
 }
 
 /// A receiver that waits for a sender to come.
