@@ -13,7 +13,7 @@ use crate::sender::{Reservation, Sender, Sent};
 use crate::wait::Patience;
 use pelton_lane::{SEGMENT_BYTES, seq_after, step};
 use std::fmt;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -100,6 +100,11 @@ pub trait Sink: Send {
     /// As [`Sink::write`].
     fn sync(&mut self) -> Result<()> {
         Ok(())
+    }
+
+    /// When it wants to be written to again, if only nothing: one that has the disk sync so long after it was written, for instance.
+    fn due(&self) -> Option<Instant> {
+        None
     }
 
     /// The number of the last message of a lane that the sink has, if it may have some from before: its process may have been
@@ -233,29 +238,59 @@ impl Flush {
 
     fn run_to(&mut self, deadline: Option<Instant>) -> Result<bool> {
         loop {
-            let drained = self.take();
-            if self.is_due() || (drained && (self.interval.is_none() || self.receiver.is_room_wanted())) {
-                self.write()?;
-            }
-            if let Some(end) = self.end.take() {
-                return if end.is_closed() { self.sink.sync().map(|()| true) } else { Err(end) };
-            }
-            if !drained {
+            let due = match self.turn() {
+                Ok(due) => due,
+                Err(error) if error.is_closed() => return self.sync_sink().map(|()| true),
+                Err(error) => return Err(error),
+            };
+            let now = Instant::now();
+            if due.is_some_and(|due| due <= now) {
                 continue;
             }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if deadline.is_some_and(|deadline| deadline <= now) {
                 return Ok(false);
             }
-            let due = self.since.zip(self.interval).map(|(since, interval)| since + interval);
-            let nap = (!self.taken.is_empty()).then(|| Instant::now() + NAP);
-            let patience = match due.into_iter().chain(deadline).chain(nap).min() {
-                Some(until) => Patience::Until(until),
-                None => Patience::Endless,
-            };
-            if let Err(error) = self.receiver.wait_for_run(patience) {
+            let until = due.into_iter().chain(deadline).min();
+            if let Err(error) = self.receiver.wait_for_run(until.map_or(Patience::Endless, Patience::Until)) {
                 self.end = Some(error);
             }
         }
+    }
+
+    /// For an event loop: takes what is there, up to a bufferful, and hands it to the sink if it is due. Answers when to call
+    /// again, if the descriptor does not become readable before; at once, while there is more. Waits for the sink alone. See
+    /// [`Flush::arm`].
+    ///
+    /// # Errors
+    /// As [`Flush::now`].
+    pub fn turn(&mut self) -> Result<Option<Instant>> {
+        let drained = self.take();
+        let is_due = self.taken_bytes >= self.bytes
+            || self.end.is_some()
+            || self.since.zip(self.interval).is_some_and(|(since, interval)| since.elapsed() >= interval)
+            || self.taken.iter().rev().take(RUNS_LOOKED_AT).any(Taken::is_plenty)
+            || (drained && (self.interval.is_none() || self.receiver.is_room_wanted()));
+        if is_due || self.taken.is_empty() {
+            self.write()?;
+        }
+        if let Some(end) = self.end.take() {
+            return Err(end);
+        }
+        if !drained {
+            return Ok(Some(Instant::now()));
+        }
+        let due = self.since.zip(self.interval).map(|(since, interval)| since + interval);
+        let nap = (!self.taken.is_empty()).then(|| Instant::now() + NAP);
+        Ok(due.into_iter().chain(nap).chain(self.sink.due()).min())
+    }
+
+    /// As [`Receiver::arm`], whose descriptor this has: true, go back to the loop. Does not fail: what is wrong is told by the next
+    /// [`Flush::turn`], after what came before.
+    pub fn arm(&mut self) -> bool {
+        self.receiver.arm().unwrap_or_else(|error| {
+            self.end = Some(error);
+            false
+        })
     }
 
     /// Hands everything that is there to the sink, now. Does not wait for messages.
@@ -297,9 +332,13 @@ impl Flush {
     pub fn sync(&mut self) -> Result<()> {
         let ended = match self.now() {
             Err(error) if error.is_closed() => Err(error),
-            done => return done.and_then(|()| self.sink.sync()),
+            done => return done.and_then(|()| self.sync_sink()),
         };
-        self.sink.sync().and(ended)
+        self.sync_sink().and(ended)
+    }
+
+    fn sync_sink(&mut self) -> Result<()> {
+        self.sink.sync().map_err(of_sink)
     }
 
     /// Takes what is there, up to a bufferful. True: nothing more is.
@@ -326,18 +365,11 @@ impl Flush {
         step("flush: taken");
     }
 
-    /// Whether what is taken is to be written before more comes.
-    fn is_due(&self) -> bool {
-        self.taken_bytes >= self.bytes
-            || self.end.is_some()
-            || self.since.zip(self.interval).is_some_and(|(since, interval)| since.elapsed() >= interval)
-            || self.taken.iter().rev().take(RUNS_LOOKED_AT).any(Taken::is_plenty)
-    }
-
     /// Hands what is taken to the sink, and releases it.
     fn write(&mut self) -> Result<()> {
         if self.taken.is_empty() {
-            return Ok(());
+            let wants = self.sink.due().is_some_and(|due| due <= Instant::now());
+            return if wants { self.sink.write(&[]).map_err(of_sink) } else { Ok(()) };
         }
         let mut runs = emptied(std::mem::take(&mut self.runs));
         runs.extend(self.taken.iter().map(|taken| Run {
@@ -350,7 +382,7 @@ impl Flush {
         step("flush: before the sink");
         let written = self.sink.write(&runs);
         self.runs = emptied(runs);
-        written?;
+        written.map_err(of_sink)?;
         step("flush: written");
         self.receiver.release_runs();
         step("flush: released");
@@ -368,10 +400,21 @@ impl Flush {
     }
 }
 
+impl AsFd for Flush {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.receiver.as_fd()
+    }
+}
+
 impl fmt::Debug for Flush {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Flush").field("receiver", &self.receiver).field("taken", &self.taken).finish_non_exhaustive()
     }
+}
+
+/// The end of a channel that the sink sends to is not that of the flush's own.
+fn of_sink(error: Error) -> Error {
+    if error.is_closed() || error.is_peer_died() { Error::Sink(error.to_string()) } else { error }
 }
 
 /// The vector without what was in it, for runs that live shorter or longer.
@@ -474,13 +517,15 @@ impl Shared {
             self.with(|flush| flush.receiver.as_fd().try_clone_to_owned().map_err(Error::system("duplicating")))?;
         let work = move || {
             loop {
-                // Sleeps without the lock.
-                let idle = match lock(&flush).as_mut().map(|flush| (flush.receiver.arm(), flush.taken.is_empty())) {
-                    None | Some((Err(Error::Closed { .. } | Error::Forked), _)) => return,
-                    Some((armed, is_empty)) => is_empty && armed.unwrap_or(false),
+                let Some((idle, due)) = lock(&flush).as_mut().map(|flush| {
+                    let idle = flush.arm() && flush.taken.is_empty();
+                    (idle, flush.sink.due())
+                }) else {
+                    return;
                 };
+                // Without the lock.
                 if idle {
-                    let _ = poll_until(&[fd.as_fd(), ends.as_fd()], [None; 2], None);
+                    let _ = poll_until(&[fd.as_fd(), ends.as_fd()], [None; 2], due);
                 }
                 if let Ok(Ready::Rung) = poll_until(&[ends.as_fd()], [None; 2], Some(Instant::now() + interval)) {
                     return;
