@@ -1,26 +1,23 @@
-//! What `send` and `recv` have in common: where the channel is and how it is opened, waiting for the other side, and the report.
+//! What `send`, `recv` and `flush` have in common: where the channel is and how it is opened, waiting for the other side, and the report.
 
 use crate::{
     failure::Failure,
-    frame::Framing,
     report::{Ended, Report},
     signals::{SLICE, Signals},
 };
 use clap::{Args, ValueEnum};
-use pelton::{Counters, Options};
+use pelton::{Counters, Options, Receiver};
 use std::{
+    io::Write as _,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
-/// Options of `send` and `recv`.
+/// Options of `send`, `recv` and `flush`.
 #[derive(Args)]
 pub struct ChannelArgs {
     /// The channel: a short name, unix:PATH for a socket at PATH, or path:DIR for a directory that keeps it
     pub name: String,
-    /// How messages are told apart in the stream of bytes
-    #[arg(long, value_enum, default_value_t = Framing::Lines)]
-    pub frame: Framing,
     /// Give up when the other side has not appeared after so long [default: wait for ever]
     #[arg(long, value_name = "SECONDS", value_parser = crate::seconds)]
     timeout: Option<Duration>,
@@ -45,6 +42,81 @@ pub struct ChannelArgs {
     /// Report as one JSON object at the end
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `recv` and `flush`.
+#[derive(Args)]
+pub struct ReceiveArgs {
+    #[command(flatten)]
+    pub channel: ChannelArgs,
+    /// Connect to a `send --listen` instead of listening
+    #[arg(long)]
+    connect: bool,
+    /// Take in every sender that comes, as many as there are, until interrupted; with path:DIR, wait for the next one when
+    /// the last has gone
+    #[arg(long)]
+    pub follow: bool,
+}
+
+impl ReceiveArgs {
+    /// Where the channel is.
+    pub fn place(&self) -> Result<Place, Failure> {
+        let lanes = self.channel.lanes.is_some() && !self.follow;
+        let of_directories = [("--lanes", lanes), ("--capacity", self.channel.capacity.is_some())];
+        let place = self.channel.place(&[("--connect", self.connect)], &of_directories)?;
+        if self.connect && self.follow {
+            return Err(Failure::Input("--follow takes senders in as they connect: leave --connect out".to_owned()));
+        }
+        Ok(place)
+    }
+
+    /// Listens, or connects, until the sender is there; a channel in a directory is opened whether it is or not.
+    pub fn appear(&self, place: &Place, signals: &Signals, options: Options) -> Result<Receiver, Failure> {
+        let channel = &self.channel;
+        match place {
+            Place::Directory(directory) => Ok(options.create_receiver(directory)?),
+            Place::Socket if self.connect => channel.appear("listening sender", signals, |slice| {
+                unless_timed_out(options.clone().connect_deadline(slice).connect_receiver(&channel.name))
+            }),
+            Place::Socket if self.follow => Ok(options.gather_at(&channel.name)?),
+            Place::Socket => {
+                let listener = options.listen(&channel.name)?;
+                channel.appear("sender", signals, |slice| listener.accept_receiver_until(slice))
+            }
+        }
+    }
+
+    /// Until when a channel in a directory, or one that takes in every sender, is to have one.
+    pub fn appear_by(&self, place: &Place) -> Option<Instant> {
+        if place.keeps() || self.follow { self.channel.appear_by() } else { None }
+    }
+
+    /// Tells what became of it: by the answer, and by `--json`.
+    pub fn finish(
+        &self,
+        command: &'static str,
+        done: Result<Ended, Stop>,
+        passed: &Passed,
+        seconds: f64,
+        counters: Counters,
+    ) -> Result<(), Failure> {
+        let name = &self.channel.name;
+        let (ended, unreleased, result) = match done {
+            Ok(ended) => (ended, 0, Ok(())),
+            Err(Stop::Channel(pelton::Error::PeerDied { unreleased })) => {
+                let text = format!("the sender on `{name}` died after {} messages, without closing", passed.messages);
+                (Ended::PeerDied, unreleased, Err(Failure::Peer(text)))
+            }
+            Err(Stop::Channel(error)) => (Ended::Failed, 0, Err(error.into())),
+            Err(Stop::Other(failure)) => (Ended::by(&failure), 0, Err(failure)),
+        };
+        if self.channel.json {
+            let end = End { ended, result: &result, unreleased, seconds };
+            let report = self.channel.report(command, passed, end, counters);
+            let _ = std::io::stderr().write_all(report.as_bytes());
+        }
+        result
+    }
 }
 
 /// Where a channel is.

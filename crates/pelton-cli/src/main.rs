@@ -4,6 +4,7 @@ mod cat;
 mod channel;
 mod demo;
 mod failure;
+mod flush;
 mod frame;
 mod inspect;
 mod progress;
@@ -50,6 +51,9 @@ enum Command {
     /// Receive messages and write each as a frame to standard output
     #[command(after_help = EXIT_CODES)]
     Recv(recv::RecvArgs),
+    /// Receive messages and write them to a record file, each once, also when killed and started again
+    #[command(after_help = EXIT_CODES)]
+    Flush(flush::FlushArgs),
     /// Write the messages of record files to standard output, or check them
     #[command(after_help = EXIT_CODES)]
     Cat(cat::CatArgs),
@@ -108,6 +112,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Send(args) => send::run(&args),
         Command::Recv(args) => recv::run(&args),
+        Command::Flush(args) => flush::run(&args),
         Command::Cat(args) => cat::run(&args),
         Command::Info(args) => inspect::info(&args),
         Command::Recover(args) => inspect::recover(&args),

@@ -9,8 +9,9 @@
 //! blocking (the flag on the one that was inherited would be everybody's).
 
 use crate::{
-    channel::{ChannelArgs, End, Passed, Place, Stop, WaitArg, unless_timed_out},
+    channel::{Passed, ReceiveArgs, Stop, WaitArg},
     failure::Failure,
+    frame::Framing,
     progress::Progress,
     report::Ended,
     signals::{SLICE, Signals},
@@ -41,34 +42,25 @@ const FIRST_WAIT: Duration = Duration::from_millis(1);
 #[derive(Args)]
 pub struct RecvArgs {
     #[command(flatten)]
-    channel: ChannelArgs,
-    /// Connect to a `send --listen` instead of listening
-    #[arg(long)]
-    connect: bool,
+    receive: ReceiveArgs,
+    /// How messages are told apart in the stream of bytes
+    #[arg(long, value_enum, default_value_t = Framing::Lines)]
+    frame: Framing,
     /// Close after so many messages
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Take in every sender that comes, as many as there are, until interrupted; with path:DIR, wait for the next one when
-    /// the last has gone
-    #[arg(long)]
-    follow: bool,
 }
 
 /// Runs `pelton recv`.
 pub fn run(args: &RecvArgs) -> Result<(), Failure> {
-    let lanes = args.channel.lanes.is_some() && !args.follow;
-    let of_directories = [("--lanes", lanes), ("--capacity", args.channel.capacity.is_some())];
-    let place = args.channel.place(&[("--connect", args.connect)], &of_directories)?;
-    if args.connect && args.follow {
-        return Err(Failure::Input("--follow takes senders in as they connect: leave --connect out".to_owned()));
-    }
+    let place = args.receive.place()?;
     let signals = Signals::install()?;
-    let receiver = appear(args, &place, &signals)?;
+    let receiver = args.receive.appear(&place, &signals, args.receive.channel.options().announce(true))?;
     let started = Instant::now();
     let mut receiving = Receiving {
         args,
         keeps: place.keeps(),
-        appear_by: if place.keeps() || args.follow { args.channel.appear_by() } else { None },
+        appear_by: args.receive.appear_by(&place),
         receiver,
         output: Output::new(),
         received: Passed::default(),
@@ -80,41 +72,7 @@ pub fn run(args: &RecvArgs) -> Result<(), Failure> {
     // what could go wrong with it would change nothing: the sender is told by it, or by our end
     let _ = receiver.close();
     let seconds = started.elapsed().as_secs_f64();
-
-    let (ended, unreleased, result) = match done {
-        Ok(ended) => (ended, 0, Ok(())),
-        Err(Stop::Channel(pelton::Error::PeerDied { unreleased })) => {
-            let text = format!(
-                "the sender on `{}` died after {} messages, without closing",
-                args.channel.name, received.messages
-            );
-            (Ended::PeerDied, unreleased, Err(Failure::Peer(text)))
-        }
-        Err(Stop::Channel(error)) => (Ended::Failed, 0, Err(error.into())),
-        Err(Stop::Other(failure)) => (Ended::by(&failure), 0, Err(failure)),
-    };
-    if args.channel.json {
-        let end = End { ended, result: &result, unreleased, seconds };
-        let report = args.channel.report("recv", &received, end, counters);
-        let _ = std::io::stderr().write_all(report.as_bytes());
-    }
-    result
-}
-
-/// Listens, or connects, until the sender is there; a channel in a directory is opened whether it is or not.
-fn appear(args: &RecvArgs, place: &Place, signals: &Signals) -> Result<Receiver, Failure> {
-    let (channel, options) = (&args.channel, args.channel.options());
-    match place {
-        Place::Directory(directory) => Ok(options.create_receiver(directory)?),
-        Place::Socket if args.connect => channel.appear("listening sender", signals, |slice| {
-            unless_timed_out(options.clone().connect_deadline(slice).connect_receiver(&channel.name))
-        }),
-        Place::Socket if args.follow => Ok(options.announce(true).gather_at(&channel.name)?),
-        Place::Socket => {
-            let listener = options.listen(&channel.name)?;
-            channel.appear("sender", signals, |slice| listener.accept_receiver_until(slice))
-        }
-    }
+    args.receive.finish("recv", done, &received, seconds, counters)
 }
 
 /// The receiver at work.
@@ -149,8 +107,8 @@ impl Receiving<'_> {
             match self.step(&mut waiting, &mut progress) {
                 Ok(None) => {}
                 Ok(Some(ended)) => return Ok(ended),
-                Err(Stop::Channel(pelton::Error::Closed { .. })) if self.args.follow => self.appear_by = None,
-                Err(Stop::Channel(pelton::Error::PeerDied { .. })) if self.args.follow => {
+                Err(Stop::Channel(pelton::Error::Closed { .. })) if self.args.receive.follow => self.appear_by = None,
+                Err(Stop::Channel(pelton::Error::PeerDied { .. })) if self.args.receive.follow => {
                     self.appear_by = None;
                     self.say_that_one("died");
                 }
@@ -194,13 +152,15 @@ impl Receiving<'_> {
         let message = match waiting {
             Waiting::Not => receiver.try_receive(),
             Waiting::Linger => receiver.receive_until(Instant::now() + LINGER),
-            Waiting::First if args.channel.wait == WaitArg::Spin => receiver.receive_until(Instant::now() + SLICE),
+            Waiting::First if args.receive.channel.wait == WaitArg::Spin => {
+                receiver.receive_until(Instant::now() + SLICE)
+            }
             Waiting::First => receiver.receive_until(Instant::now() + FIRST_WAIT),
         }?;
         let found = message.map(|message| {
             if message.kind() == Kind::Message {
                 received.count(&message);
-                args.channel.frame.write(&message, &mut output.buffer);
+                args.frame.write(&message, &mut output.buffer);
             }
             message.kind()
         });
@@ -216,7 +176,7 @@ impl Receiving<'_> {
     }
 
     fn say_that_one(&self, went: &str) {
-        let name = &self.args.channel.name;
+        let name = &self.args.receive.channel.name;
         let _ = writeln!(std::io::stderr(), "pelton: a sender on `{name}` {went}, waiting for the next one");
     }
 
@@ -225,7 +185,7 @@ impl Receiving<'_> {
     fn take_batch(&mut self, waiting: Waiting) -> Result<bool, Stop> {
         let Receiving { args, receiver, output, received, signals, .. } = self;
         if !matches!(waiting, Waiting::Not) {
-            let until = Instant::now() + if args.channel.wait == WaitArg::Spin { SLICE } else { LINGER };
+            let until = Instant::now() + if args.receive.channel.wait == WaitArg::Spin { SLICE } else { LINGER };
             while receiver.try_receive_batch()?.is_none() && Instant::now() < until {
                 std::hint::spin_loop();
             }
@@ -235,7 +195,7 @@ impl Receiving<'_> {
             match batch.next() {
                 Ok(Some(message)) => {
                     received.count(message);
-                    args.channel.frame.write(message, &mut output.buffer);
+                    args.frame.write(message, &mut output.buffer);
                 }
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(error),
@@ -263,7 +223,7 @@ impl Receiving<'_> {
             self.appear_by = None;
         } else if self.appear_by.is_some_and(|by| by <= Instant::now()) {
             if !self.keeps || !self.receiver.resume_until(Instant::now())? {
-                return Err(self.args.channel.nobody("sender").into());
+                return Err(self.args.receive.channel.nobody("sender").into());
             }
             self.appear_by = None;
         }
@@ -272,7 +232,7 @@ impl Receiving<'_> {
 
     /// Sleeps until a message comes or somebody goes; when spinning, only looks whether somebody has gone.
     fn idle(&mut self) -> Result<(), Stop> {
-        let timeout = match (self.args.channel.wait, self.appear_by) {
+        let timeout = match (self.args.receive.channel.wait, self.appear_by) {
             (WaitArg::Spin, _) => Some(Duration::ZERO),
             (WaitArg::Block, by) => by.map(|by| by.saturating_duration_since(Instant::now()).min(SLICE)),
         };

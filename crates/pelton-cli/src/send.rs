@@ -7,7 +7,7 @@
 use crate::{
     channel::{ChannelArgs, End, Passed, Place, Stop, WaitArg, unless_timed_out},
     failure::Failure,
-    frame::Splitter,
+    frame::{Framing, Splitter},
     progress::Progress,
     report::Ended,
     signals::{SLICE, Signals},
@@ -31,6 +31,9 @@ const FIRST_WAIT: Duration = Duration::from_millis(1);
 pub struct SendArgs {
     #[command(flatten)]
     channel: ChannelArgs,
+    /// How messages are told apart in the stream of bytes
+    #[arg(long, value_enum, default_value_t = Framing::Lines)]
+    frame: Framing,
     /// Wait for `recv --connect` instead of connecting to a listening `recv`
     #[arg(long)]
     listen: bool,
@@ -135,7 +138,7 @@ impl Sending<'_> {
         let mut progress = Progress::new(is_file.then_some(metadata.st_size as u64), stdin.is_terminal());
         // a len32 length cannot say more
         let bytes_max = self.sender.message_bytes_max().min(u32::MAX.into());
-        let mut splitter = Splitter::new(self.args.channel.frame, bytes_max, READ_BYTES);
+        let mut splitter = Splitter::new(self.args.frame, bytes_max, READ_BYTES);
         loop {
             while let Some(message) = splitter.next().map_err(|error| Failure::Input(larger(&error)))? {
                 self.signals.check()?;

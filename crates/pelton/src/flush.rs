@@ -3,6 +3,7 @@
 
 pub(crate) mod record_file;
 
+use crate::Counters;
 use crate::error::{Error, Result};
 use crate::gather::{Senders, gather};
 use crate::link::Peer;
@@ -284,6 +285,11 @@ impl Flush {
         Ok(due.into_iter().chain(nap).chain(self.sink.due()).min())
     }
 
+    /// Figures of the receiver: what it has released, the sink has.
+    pub fn counters(&self) -> Counters {
+        self.receiver.counters()
+    }
+
     /// As [`Receiver::arm`], whose descriptor this has: true, go back to the loop. Does not fail: what is wrong is told by the next
     /// [`Flush::turn`], after what came before.
     pub fn arm(&mut self) -> bool {
@@ -330,11 +336,12 @@ impl Flush {
     /// # Errors
     /// As [`Flush::now`].
     pub fn sync(&mut self) -> Result<()> {
-        let ended = match self.now() {
-            Err(error) if error.is_closed() => Err(error),
-            done => return done.and_then(|()| self.sync_sink()),
-        };
-        self.sync_sink().and(ended)
+        let done = self.now();
+        match &done {
+            Err(error) if !error.is_closed() && !error.is_peer_died() => done,
+            // The end of the channel is told after what came before it is safe.
+            _ => self.sync_sink().and(done),
+        }
     }
 
     fn sync_sink(&mut self) -> Result<()> {

@@ -1,0 +1,112 @@
+//! `pelton flush`: a channel to a record file, and `pelton cat` of what is in it.
+
+mod common;
+
+use common::*;
+use rustix::process::Signal;
+use std::time::Instant;
+
+fn lines(count: usize) -> String {
+    (0..count).map(|number| format!("line {number}\n")).collect()
+}
+
+/// Until it is so, of which nothing tells.
+#[track_caller]
+fn wait_until(otherwise: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + DEADLINE;
+    while !is_so() {
+        assert!(Instant::now() < until, "{otherwise}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn what_is_flushed_is_what_cat_writes() {
+    let place = Place::new();
+    let input = lines(50_000);
+    let channel = format!("path:{}", place.path("work/channel").display());
+    let mut send = place.start(&["send", &channel]);
+    let flush =
+        place.start(&["flush", &channel, "file", "--json", "--rotate", "200K", "--buffer", "64K", "--timeout", "60"]);
+    send.write_all_and_close(input.clone().into_bytes());
+    send.wait().assert(0, &[]);
+    let ended = flush.finish();
+    ended.assert(0, &[]);
+    let report: serde_json::Value = serde_json::from_str(ended.stderr.trim()).unwrap();
+    assert_eq!((report["ended"].as_str(), report["messages"].as_u64()), (Some("closed"), Some(50_000)));
+    let mut files: Vec<String> = std::fs::read_dir(place.path("work"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with("file"))
+        .collect();
+    assert!(files.len() > 2, "{files:?}");
+    files.sort_by_key(|name| (!name.contains('.'), name.clone()));
+    let mut cat = vec!["cat"];
+    cat.extend(files.iter().map(String::as_str));
+    let ended = place.run(&cat);
+    ended.assert(0, &[]);
+    assert!(ended.stdout == input.as_bytes());
+    place.assert_nothing_left();
+}
+
+#[test]
+fn killed_and_started_again_it_writes_each_line_once() {
+    let place = Place::new();
+    let channel = format!("path:{}", place.path("work/channel").display());
+    let input = lines(400_000);
+    let mut send = place.start(&["send", &channel, "--capacity", "256K"]);
+    send.write_all_and_close(input.clone().into_bytes());
+    let size = || std::fs::metadata(place.path("work/file")).map_or(0, |file| file.len());
+    for round in 1..=8 {
+        let flush = place.start(&["flush", &channel, "file", "--buffer", "32K"]);
+        // Somewhere in the middle.
+        wait_until("the file does not grow", || size() > round * 200_000);
+        flush.signal(Signal::KILL);
+        assert_eq!(flush.finish().code, None);
+    }
+    let flush = place.start(&["flush", &channel, "file"]);
+    send.wait().assert(0, &[]);
+    flush.finish().assert(0, &[]);
+    let ended = place.run(&["cat", "file"]);
+    ended.assert(0, &[]);
+    assert!(ended.stdout == input.as_bytes(), "lines are missing, or there twice");
+    place.run(&["cat", "--verify", "file"]).assert(0, &[]);
+}
+
+#[test]
+fn everything_of_many_senders_is_in_the_file_when_it_is_interrupted() {
+    let place = Place::new();
+    let flush = place.start(&["flush", "--follow", "many", "file", "--json"]);
+    wait_until("nobody listens", || !matches!(place.run(&["send", "many"]).code, Some(4)));
+    let all: String = (0..3)
+        .map(|who| {
+            let input: String = (0..1000).map(|number| format!("{who} line {number}\n")).collect();
+            let mut send = place.start(&["send", "many"]);
+            send.write_all_and_close(input.clone().into_bytes());
+            send.wait().assert(0, &[]);
+            input
+        })
+        .collect();
+    flush.signal(Signal::INT);
+    flush.finish().assert(130, &["\"ended\":\"interrupted\"", "\"messages\":3000"]);
+    let ended = place.run(&["cat", "file"]);
+    ended.assert(0, &[]);
+    assert_eq!(std::str::from_utf8(&ended.stdout).unwrap(), all);
+    place.assert_nothing_left();
+}
+
+#[test]
+fn a_file_that_cannot_be_written_to_is_refused_before_anybody_connects() {
+    let place = Place::new();
+    place.file("other", b"no record file at all, but something of somebody's");
+    place.run(&["flush", "name", "other"]).assert(5, &["other"]);
+    assert_eq!(std::fs::read(place.path("work/other")).unwrap(), b"no record file at all, but something of somebody's");
+    place.run(&["flush", "name", "missing/file"]).assert(5, &["missing"]);
+    let first = place.start(&["flush", "name", "file"]);
+    wait_until("the file is not there", || place.path("work/file").exists());
+    place.run(&["flush", "another", "file"]).assert(3, &["file"]);
+    first.signal(Signal::TERM);
+    first.finish().assert(143, &[]);
+    place.run(&["flush", "--connect", "--follow", "name", "file"]).assert(2, &["--follow"]);
+    place.assert_nothing_left();
+}
