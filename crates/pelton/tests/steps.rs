@@ -8,7 +8,9 @@
 
 mod support;
 
-use pelton::{Error, LaneId, Listener, Options, Receiver, RecordFileOptions, RecordReader, Sender, Sent, inspect};
+use pelton::{
+    Error, Kind, LaneId, Listener, Options, Receiver, RecordFileOptions, RecordReader, Sender, Sent, inspect,
+};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -87,6 +89,8 @@ const SCENARIOS: &[Scenario] = &[
     ("connect: sender commits, with descriptors", true, |run| connected_sender_commits(run, true)),
     ("connect: receiver releases", true, |run| connected_receiver_releases(run, false)),
     ("connect: receiver releases, with descriptors", true, |run| connected_receiver_releases(run, true)),
+    ("gather: sender comes, commits and closes", true, gathered_sender),
+    ("gather: receiver takes senders in and releases", false, gathering_receiver),
     ("hand-shake: sender connects", true, |run| hand_shake(run, true, false, Before::Fresh)),
     ("hand-shake: sender listens", true, |run| hand_shake(run, true, true, Before::Fresh)),
     ("hand-shake: sender connects to a survivor", true, |run| hand_shake(run, true, false, Before::Survives)),
@@ -1632,6 +1636,112 @@ fn connected_sender_commits(run: &Run, with_descriptors: bool) {
     successor.wait_well();
     assert_eq!(receiving.next[0], shared().next.load(SeqCst));
     drop((receiving, listener));
+    assert_eq!(run.left(), Vec::<String>::new());
+}
+
+/// One of two senders of a receiver that gathers; the other is a thread's, and notices nothing.
+fn gathered_sender(run: &Run) {
+    let name = run.name();
+    let mut receiver = connecting().announce(true).gather_at(&name).unwrap();
+    let mut other = receiver.senders().unwrap().sender().unwrap();
+    let victim = fork(Last::Killed, |inside| {
+        inside.count();
+        let mut sending = Sending::new(connecting().connect_sender(&name).unwrap(), 100);
+        sending.commit(3);
+        sending.commit_batch(3);
+        let sender = sending.sender;
+        sender.close().unwrap();
+    });
+    let (mut next, mut others, mut told) = (0, 0, Vec::new());
+    let mut look = |receiver: &mut Receiver| {
+        while let Some(message) = receiver.try_receive().unwrap() {
+            match message.kind() {
+                Kind::Message if message.len() == 100 => {
+                    check(next, Sizes::Fixed(100), &message, &mut Vec::new());
+                    next += 1;
+                }
+                Kind::Message => others += 1,
+                kind => told.push((kind, message.peer().unwrap().pid)),
+            }
+        }
+        (next, others, told.clone())
+    };
+    loop {
+        match victim.state() {
+            'Z' => break,
+            'T' => {
+                std::thread::sleep(MOMENT);
+                let (.., told) = look(&mut receiver);
+                assert!(told.iter().all(|(kind, _)| *kind != Kind::PeerDied), "{told:?}");
+                // SAFETY: no pointers.
+                unsafe { libc::kill(victim.pid, libc::SIGCONT) };
+                while victim.state() == 'T' {}
+            }
+            _ => _ = look(&mut receiver),
+        }
+    }
+    let pid = victim.pid as u32;
+    victim.wait();
+    other.send(b"other").unwrap();
+    let until = deadline();
+    let (next, _, told) = loop {
+        let seen = look(&mut receiver);
+        let of_victim: Vec<Kind> = seen.2.iter().filter(|(_, of)| *of == pid).map(|(kind, _)| *kind).collect();
+        // Who has come also goes.
+        if seen.1 == 1 && of_victim.len() != 1 {
+            break (seen.0, seen.1, of_victim);
+        }
+        assert!(Instant::now() < until, "{seen:?}");
+    };
+    assert!(matches!(told[..], [] | [Kind::Joined, Kind::PeerDied | Kind::Closed]), "{told:?}");
+    all_committed_came(next, 3);
+    assert_eq!(receiver.counters().messages, next + 1);
+    drop((other, receiver));
+    assert_eq!(run.left(), Vec::<String>::new());
+}
+
+/// A receiver of two senders, which are both told of its death.
+fn gathering_receiver(run: &Run) {
+    let name = run.name();
+    let victim = fork(Last::Killed, |inside| {
+        let mut receiver = connecting().gather_at(&name).unwrap();
+        inside.meet();
+        inside.count();
+        for _ in 0..8 {
+            drop(receiver.receive().unwrap());
+            shared().released.fetch_add(1, SeqCst);
+        }
+        receiver
+    });
+    victim.met();
+    victim.go();
+    // Without a deadline: nobody comes after the victim.
+    let senders = (0..2).map_while(|_| with_capacity(LARGE).connect_sender(&name).ok());
+    let mut sending: Vec<_> = senders.map(|sender| Sending::new(sender, 100)).collect();
+    let mut message = Vec::new();
+    for number in 0..4 {
+        for sending in &mut sending {
+            payload(number, 100, &mut message);
+            // The victim may be dead by now.
+            sending.next += u64::from(sending.sender.try_send(&message).is_ok_and(|sent| sent == Sent::Sent));
+        }
+    }
+    run.finish(victim, || {});
+    let mut left = 0;
+    for one in &mut sending {
+        match one.until_end() {
+            Some(Error::PeerDied { unreleased }) => left += unreleased,
+            None => {}
+            Some(end) => panic!("{end}"),
+        }
+    }
+    let (released, sent) = (shared().released.load(SeqCst), sending.iter().map(|sending| sending.next).sum::<u64>());
+    // One may be released and not yet counted.
+    assert!((released..=released + 1).contains(&(sent - left)), "{left} of {sent} are left, {released} were released");
+    drop(sending);
+    let stale = run.left();
+    assert!(stale.len() <= 1, "the socket alone is left, for the next one to remove: {stale:?}");
+    drop(connecting().gather_at(&name).unwrap());
     assert_eq!(run.left(), Vec::<String>::new());
 }
 
