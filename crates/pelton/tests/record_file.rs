@@ -364,6 +364,10 @@ fn it_rotates_by_size_and_forgets_no_number() {
     // Neither has records in this file.
     assert_eq!((file.last_seq(lane(1)), file.last_seq(lane(2))), (Some(3), Some(seq + 99)));
     drop(file);
+    // What a killed rotation left beside a file is of no use.
+    std::fs::copy(&path, place.path().join("log.pelton-next")).unwrap();
+    drop(rotating.open(&path).unwrap());
+    assert!(!names(&place).contains(&"log.pelton-next".to_owned()));
     // A file that follows one that was taken away has a number of its own all the same.
     std::fs::remove_file(&path).unwrap();
     rotating.open(&path).unwrap();
