@@ -224,7 +224,7 @@ fn after(next: Option<u64>) -> String {
     match next {
         None => "nothing whole comes after it, and whoever next writes to the file cuts it there".to_owned(),
         Some(next) => format!(
-            "whole chunks come after it, from byte {next}: move the file away and begin a new one; `pelton cat` reads what is whole"
+            "what comes from byte {next} on is whole, and `pelton cat` reads around it; to write, move the file away and begin a new one"
         ),
     }
 }

@@ -20,6 +20,7 @@ fn child() {
         "no io_uring" => {
             without_io_uring(&path, role.number("call").unwrap() as i64, role.number("errno").unwrap() as i32)
         }
+        "no fdatasync" => sync_fails(&path),
         "writer" => {
             let mut file = RecordFile::open(&path).unwrap();
             write(&mut file, &[run(1, 1, 5)]);
@@ -363,6 +364,10 @@ fn it_rotates_by_size_and_forgets_no_number() {
     // Neither has records in this file.
     assert_eq!((file.last_seq(lane(1)), file.last_seq(lane(2))), (Some(3), Some(seq + 99)));
     drop(file);
+    // What a killed rotation left beside a file is of no use.
+    std::fs::copy(&path, place.path().join("log.pelton-next")).unwrap();
+    drop(rotating.open(&path).unwrap());
+    assert!(!names(&place).contains(&"log.pelton-next".to_owned()));
     // A file that follows one that was taken away has a number of its own all the same.
     std::fs::remove_file(&path).unwrap();
     rotating.open(&path).unwrap();
@@ -428,6 +433,46 @@ fn without_io_uring(path: &Path, call: i64, errno: i32) {
         write(&mut file, &[run(9, seq, 1)]);
     }
     file.sync().unwrap();
+    say("well");
+}
+
+#[test]
+fn a_sync_that_fails_is_told_once_and_by_the_write_that_promises_it() {
+    let (_place, path) = place();
+    let child = Child::start(Role::new("no fdatasync").with("at", path.display()));
+    child.expect("well");
+    child.wait_well();
+    expect(&path, &[(1, 1, 1), (1, 2, 1), (1, 3, 1), (1, 4, 1)]);
+}
+
+fn sync_fails(path: &Path) {
+    let is_eio = |done: pelton::Result<()>| match done.unwrap_err() {
+        Error::System { what, source } => {
+            assert!(what.contains(&path.display().to_string()), "{what}");
+            source.raw_os_error() == Some(libc::EIO)
+        }
+        error => panic!("{error:?}"),
+    };
+    let mut each = RecordFileOptions::new().sync_bytes(0).open(path).unwrap();
+    write(&mut each, &[run(1, 1, 1)]);
+    let whole = bytes_of(path);
+    // So that the call itself is made.
+    refuse(libc::SYS_io_uring_setup, libc::EPERM);
+    refuse(libc::SYS_fdatasync, libc::EIO);
+    for _ in 0..2 {
+        assert!(is_eio(each.write(&[run(1, 2, 1).run()])));
+        assert_eq!((bytes_of(path), each.last_seq(lane(1))), (whole, Some(1)));
+    }
+    drop(each);
+    let mut later = RecordFileOptions::new().sync_bytes(1).open(path).unwrap();
+    write(&mut later, &[run(1, 2, 1)]);
+    // Of the write before.
+    assert!(is_eio(later.write(&[run(1, 3, 1).run()])));
+    assert_eq!(later.last_seq(lane(1)), Some(2));
+    write(&mut later, &[run(1, 3, 1)]);
+    assert!(is_eio(later.sync()));
+    drop(later);
+    write(&mut RecordFile::open(path).unwrap(), &[run(1, 4, 1)]);
     say("well");
 }
 
@@ -543,4 +588,294 @@ fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_when_there_is_room() {
     names.rotate_left(1);
     let found: Vec<(u64, u32, u32)> = names.iter().flat_map(|path| read(path).0).collect();
     assert_eq!(found, wanted);
+}
+
+#[test]
+fn a_forked_child_can_do_nothing_with_it_and_its_end_changes_nothing() {
+    let (_place, path) = place();
+    let mut file = RecordFileOptions::new().sync_bytes(1).open(&path).unwrap();
+    write(&mut file, &[run(1, 1, 5)]);
+    // SAFETY: the child does little, which needs no other thread, and ends without unwinding.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let next = run(1, 6, 1);
+        let refused =
+            matches!(file.write(&[next.run()]), Err(Error::Forked)) && matches!(file.sync(), Err(Error::Forked));
+        drop(file);
+        // SAFETY: no pointers.
+        unsafe { libc::_exit(i32::from(!refused)) };
+    }
+    let mut status = 0;
+    // SAFETY: one word, which is ours.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0);
+    assert!(matches!(RecordFile::open(&path), Err(Error::RoleTaken { .. })), "the child gave the lock back");
+    write(&mut file, &[run(1, 6, 2)]);
+    file.sync().unwrap();
+    expect(&path, &[(1, 1, 5), (1, 6, 2)]);
+}
+
+#[test]
+fn a_stranger_who_changes_records_meanwhile_cannot_damage_the_file() {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    let bytes = run(1, 1, 2000).bytes;
+    let shared: Vec<AtomicU64> =
+        bytes.chunks(8).map(|word| AtomicU64::new(u64::from_ne_bytes(word.try_into().unwrap()))).collect();
+    // SAFETY: the same memory; as of a mapping that another process can write, what is read may be anything.
+    let seen = unsafe { std::slice::from_raw_parts(shared.as_ptr().cast::<u8>(), bytes.len()) };
+    let done = AtomicBool::new(false);
+    let stranger = Some(Peer { pid: 7, uid: rustix::process::geteuid().as_raw() + 1 });
+    const WRITES: u64 = 200;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random::new(1);
+            while !done.load(Relaxed) {
+                shared[random.below(shared.len() as u64) as usize].store(random.next(), Relaxed);
+            }
+        });
+        for _ in 0..WRITES {
+            let mine = run(2, 1, 1);
+            file.write(&[Run::new(lane(1), stranger, 1, 2000, seen), mine.run()]).unwrap();
+        }
+        done.store(true, Relaxed);
+    });
+    drop(file);
+    // Their records are what they are, but no checksum is wrong, so that nobody else's are lost by it.
+    assert_eq!(RecordFile::open(&path).unwrap().cut_bytes(), 0);
+    let mut reader = RecordReader::open(&path).unwrap();
+    let (mut mine, mut broken) = (0, 0);
+    loop {
+        match reader.next_chunk() {
+            Ok(Some(chunk)) => mine += u64::from(chunk.lane() == lane(2)),
+            Ok(None) => break,
+            Err(Error::Damaged { found, next: Some(_), .. }) => {
+                assert!(!found.contains("checksum"), "{found}");
+                broken += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(mine, WRITES);
+    assert!(broken > 0, "nothing was changed");
+}
+
+/// A file of several lanes and chunks, after a rotation, as its bytes.
+fn sample() -> Vec<u8> {
+    let (_place, path) = place();
+    let mut file = RecordFileOptions::new().rotate_bytes(1500).open(&path).unwrap();
+    write(&mut file, &[run(1, 1, 7), run(2, u32::MAX - 1, 3)]);
+    write(&mut file, &[run(1, 8, 1)]);
+    while bytes_of(&path) > 600 || RecordReader::open(&path).unwrap().number() == 1 {
+        write(&mut file, &[run(1, 9, 1)]);
+    }
+    write(&mut file, &[run(3, 1, 2), run(4, 1, 1)]);
+    write(&mut file, &[run(3, 3, 1)]);
+    std::fs::read(&path).unwrap()
+}
+
+/// What a file is changed by.
+#[derive(Clone, Debug)]
+enum Change {
+    Byte(usize, u8),
+    Word(usize, u64),
+    Cut(usize),
+    Append(Vec<u8>),
+    Move {
+        from: usize,
+        to: usize,
+        bytes: usize,
+    },
+    /// The checksum of a header here is made right, as only somebody who can read the file could.
+    Sign(usize),
+}
+
+fn changes() -> impl proptest::strategy::Strategy<Value = Vec<Change>> {
+    use proptest::prelude::*;
+    let word = prop_oneof![Just(0), Just(u64::MAX), Just(1 << 31), Just(1 << 34), 0..4096u64, any::<u64>()];
+    let change = prop_oneof![
+        (any::<usize>(), any::<u8>()).prop_map(|(at, to)| Change::Byte(at, to)),
+        (any::<usize>(), word).prop_map(|(at, to)| Change::Word(at, to)),
+        any::<usize>().prop_map(Change::Cut),
+        proptest::collection::vec(any::<u8>(), 0..200).prop_map(Change::Append),
+        (any::<usize>(), any::<usize>(), 0..300usize).prop_map(|(from, to, bytes)| Change::Move { from, to, bytes }),
+        any::<usize>().prop_map(Change::Sign),
+    ];
+    proptest::collection::vec(change, 1..12)
+}
+
+fn change(file: &mut Vec<u8>, change: &Change) {
+    let len = file.len().max(1);
+    match change {
+        Change::Byte(at, to) if !file.is_empty() => file[at % len] = *to,
+        Change::Word(at, to) if file.len() >= 8 => {
+            let at = at % (len / 8) * 8;
+            file[at..at + 8].copy_from_slice(&to.to_le_bytes());
+        }
+        Change::Cut(at) => file.truncate(at % len),
+        Change::Append(bytes) => file.extend(bytes),
+        Change::Move { from, to, bytes } => {
+            let (from, to) = (from % len / 8 * 8, to % len / 8 * 8);
+            let bytes = (*bytes).min(file.len() - from).min(file.len() - to);
+            file.copy_within(from..from + bytes, to);
+        }
+        Change::Sign(which) => {
+            let headers: Vec<usize> =
+                (64..file.len().saturating_sub(64)).step_by(8).filter(|at| file[*at..].starts_with(b"pchk")).collect();
+            if let Some(&at) = headers.get(which % headers.len().max(1)) {
+                let signed = [&file[32..40], &file[at..at + 60]].concat();
+                let checksum = crc32(&signed).to_le_bytes();
+                file[at + 60..at + 64].copy_from_slice(&checksum);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Bit by bit, as the specification defines it.
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 })
+    })
+}
+
+proptest::proptest! {
+    /// Never a panic, always an end; and what a writer makes of it can be read as far as it says.
+    #[test]
+    fn whatever_the_bytes_are_they_are_read_or_refused(changes in changes()) {
+        let (_place, path) = place();
+        let mut file = sample();
+        changes.iter().for_each(|one| change(&mut file, one));
+        std::fs::write(&path, &file).unwrap();
+        let read_all = |path: &Path| {
+            let mut reader = RecordReader::open(path).ok()?;
+            let (mut chunks, mut at) = (0, 64);
+            loop {
+                match reader.next_chunk() {
+                    Ok(Some(chunk)) => {
+                        assert!(chunk.offset() >= at && chunk.records().count() == chunk.messages() as usize);
+                        (chunks, at) = (chunks + 1, chunk.offset() + 64);
+                    }
+                    Ok(None) => return Some((chunks, None)),
+                    Err(Error::Damaged { offset, next: Some(next), .. }) => assert!(offset >= at && next > offset),
+                    Err(error) => return Some((chunks, Some(error))),
+                }
+            }
+        };
+        let before = read_all(&path);
+        match RecordFile::open(&path) {
+            Ok(opened) => {
+                let cut = opened.cut_bytes();
+                drop(opened);
+                let (chunks, error) = read_all(&path).unwrap();
+                assert!(error.is_none(), "{error:?}");
+                // Nothing at all is a beginning.
+                if let Some((chunks_before, torn)) = before {
+                    assert_eq!((chunks, bytes_of(&path)), (chunks_before, file.len() as u64 - cut));
+                    assert_eq!(cut > 0, torn.is_some());
+                } else {
+                    assert!(file.is_empty());
+                }
+            }
+            Err(Error::Damaged { next, .. }) => assert!(next.is_some()),
+            Err(Error::NotARecordFile { .. }) => {}
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}
+
+#[cfg(feature = "failpoints")]
+mod steps {
+    //! A writer is killed at its every step, again and again until it gets through; after each kill the next writer goes on with
+    //! what the files do not have yet, and so does a third. In the files everything is once.
+
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+    static LEFT: AtomicU64 = AtomicU64::new(0);
+
+    fn take_step(_: &'static str) {
+        if LEFT.fetch_sub(1, SeqCst) == 1 {
+            // SAFETY: no pointers.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+
+    /// Of each of three lanes.
+    const MESSAGES: u32 = 12;
+
+    fn options(sync: bool) -> RecordFileOptions {
+        let options = RecordFileOptions::new().rotate_bytes(1500);
+        if sync { options.sync_bytes(0) } else { options }
+    }
+
+    /// Writes what is not there yet. Lane 1 comes only at last, so that its number is to be kept for long; of lane 9 there are so
+    /// many runs that they need several calls.
+    fn go_on(path: &Path, sync: bool) {
+        let mut file = options(sync).open(path).unwrap();
+        let give = |file: &mut RecordFile, runs: &[Owned]| {
+            let is_new = |run: &Owned| file.last_seq(run.lane).is_none_or(|last| last < run.first_seq);
+            let new: Vec<Owned> = runs.iter().filter(|run| is_new(run)).cloned().collect();
+            if !new.is_empty() {
+                write(file, &new);
+            }
+        };
+        give(&mut file, &[run(1, 1, 1)]);
+        for seq in (1..MESSAGES).step_by(2) {
+            give(&mut file, &[run(2, seq, 2), run(3, seq, 1), run(3, seq + 1, 1)]);
+        }
+        give(&mut file, &(1..=600).map(|seq| run(9, seq, 1)).collect::<Vec<_>>());
+        give(&mut file, &[run(1, 2, 1)]);
+    }
+
+    pub fn victim(path: &Path, role: &Role) {
+        LEFT.store(role.number("step").unwrap(), SeqCst);
+        pelton::failpoints::set(take_step);
+        go_on(path, role.number("sync").unwrap() == 1);
+        say("through");
+    }
+
+    #[test]
+    fn a_writer_killed_at_any_step_leaves_everything_once() {
+        for sync in [0, 1] {
+            let mut through = false;
+            for step in 1.. {
+                assert!(step < 1000, "it does not get through");
+                let (place, path) = place();
+                let role = Role::new("killed").with("at", path.display()).with("sync", sync);
+                let first = Child::start(role.clone().with("step", step));
+                through = first.wait().success();
+                // Its successor dies early too, as it puts in order what it finds.
+                for step in [1, 2, 3] {
+                    Child::start(role.clone().with("step", step)).wait();
+                }
+                go_on(&path, sync == 1);
+                let mut files: Vec<PathBuf> = place.left();
+                files.sort();
+                files.rotate_left(1);
+                let mut seen: BTreeMap<u64, u32> = BTreeMap::new();
+                for (place, file) in files.iter().enumerate() {
+                    assert_eq!(RecordReader::open(file).unwrap().number(), 1 + place as u64, "step {step}: {files:?}");
+                    let (found, error) = read(file);
+                    assert!(error.is_none(), "step {step}: {error:?}");
+                    for (of, first_seq, messages) in found {
+                        let last = seen.entry(of).or_default();
+                        assert_eq!(first_seq, *last + 1, "step {step}: lane {of}");
+                        *last += messages;
+                    }
+                }
+                assert_eq!(seen, BTreeMap::from([(1, 2), (2, MESSAGES), (3, MESSAGES), (9, 600)]), "step {step}");
+                assert!(files.len() > 2, "it does not rotate: {files:?}");
+                if through {
+                    break;
+                }
+            }
+            assert!(through);
+        }
+    }
 }

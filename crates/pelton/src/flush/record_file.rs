@@ -10,6 +10,8 @@
 
 mod format;
 mod reader;
+#[cfg(test)]
+mod tests;
 
 pub use reader::{Chunk, Record, RecordReader, Records};
 

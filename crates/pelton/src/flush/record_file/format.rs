@@ -352,8 +352,12 @@ impl Chunks {
             Err(_) => at + 8,
         };
         let next = self.whole_from(fd, from, end)?;
+        Ok((next, self.damaged(at, broken, next)))
+    }
+
+    pub fn damaged(&self, offset: u64, broken: Broken, next: Option<u64>) -> Error {
         let Broken { found, wanted } = broken;
-        Ok((next, Error::Damaged { path: self.path.clone(), offset: at, found, wanted, next }))
+        Error::Damaged { path: self.path.clone(), offset, found, wanted, next }
     }
 
     /// Up to `wanted` bytes from `at` on: fewer only at the end of the file.

@@ -1,6 +1,6 @@
 //! Reading a record file: chunk by chunk, each checked before anything of it is given out.
 
-use super::format::{ChunkHeader, Chunks, HEADER, KIND_RUN, check_checksum, check_records, read_at, record_at};
+use super::format::{Broken, ChunkHeader, Chunks, HEADER, KIND_RUN, check_checksum, check_records, read_at, record_at};
 use crate::error::{Error, Result};
 use crate::flush::{LaneId, Run};
 use crate::link::Peer;
@@ -73,34 +73,16 @@ impl RecordReader {
                 self.chunks.forget();
                 return Ok(None);
             }
-            let fd = self.file.as_fd();
-            let header = match self.chunks.chunk(fd, self.at, end, false)? {
-                Ok(header) if header.kind != KIND_RUN => match self.chunks.chunk(fd, self.at, end, true)? {
-                    Ok(header) => {
-                        self.at += header.all_bytes();
-                        continue;
-                    }
-                    broken => broken,
-                },
-                Ok(header) => {
-                    let what = || format!("reading {} bytes of {}", header.bytes, self.chunks.path);
-                    let more = (header.bytes as usize).saturating_sub(self.records.len());
-                    let reserved = self.records.try_reserve(more).map_err(|_| std::io::ErrorKind::OutOfMemory.into());
-                    reserved.map_err(Error::system(what()))?;
-                    self.records.resize(header.bytes as usize, 0);
-                    let read = read_at(fd, &mut self.records, self.at + HEADER).map_err(Error::system(what()))?;
-                    // What is not there, as the file has become shorter meanwhile, has another checksum, or is zeros as here.
-                    self.records[read..].fill(0);
-                    check_checksum(&header, crc32fast::hash(&self.records))
-                        .and_then(|()| check_records(&header, &self.records))
-                        .map(|()| header)
-                }
+            let found = match self.chunks.chunk(self.file.as_fd(), self.at, end, false)? {
+                Ok(header) if header.kind == KIND_RUN => self.read_records(header)?,
+                Ok(_) => self.chunks.chunk(self.file.as_fd(), self.at, end, true)?,
                 broken => broken,
             };
-            match header {
-                Ok(header) => break header,
+            match found {
+                Ok(header) if header.kind == KIND_RUN => break header,
+                Ok(header) => self.at += header.all_bytes(),
                 Err(broken) => {
-                    let (next, error) = self.chunks.damage(fd, self.at, end, broken)?;
+                    let (next, error) = self.chunks.damage(self.file.as_fd(), self.at, end, broken)?;
                     self.chunks.forget();
                     self.at = next.unwrap_or(self.at);
                     return Err(error);
@@ -109,7 +91,23 @@ impl RecordReader {
         };
         let offset = self.at;
         self.at += header.all_bytes();
-        Ok(Some(Chunk { header, offset, records: &self.records }))
+        match check_records(&header, &self.records) {
+            Ok(()) => Ok(Some(Chunk { header, offset, records: &self.records })),
+            // It was written so: whatever comes after it is as good as anything.
+            Err(broken) => Err(self.chunks.damaged(offset, broken, Some(self.at))),
+        }
+    }
+
+    /// Reads the records of the chunk here, and compares their checksum.
+    fn read_records(&mut self, header: ChunkHeader) -> Result<std::result::Result<ChunkHeader, Broken>> {
+        let what = || format!("reading {} bytes of {}", header.bytes, self.chunks.path);
+        let bytes = header.bytes as usize;
+        let reserved = self.records.try_reserve(bytes.saturating_sub(self.records.len()));
+        reserved.map_err(|_| Error::system(what())(std::io::ErrorKind::OutOfMemory.into()))?;
+        self.records.resize(bytes, 0);
+        let read = read_at(&self.file, &mut self.records, self.at + HEADER).map_err(Error::system(what()))?;
+        // What is not there any more, as the file has become shorter meanwhile, is no part of it.
+        Ok(check_checksum(&header, crc32fast::hash(&self.records[..read])).map(|()| header))
     }
 
     /// The file's place in its rotation: 1 for the first.
