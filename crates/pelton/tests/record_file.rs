@@ -407,10 +407,10 @@ fn it_syncs_as_it_is_told_with_io_uring_and_without() {
             seq += 5;
         }
         file.sync().unwrap();
-        assert_eq!(file.sync_due(), None);
+        assert_eq!(file.due(), None);
         write(&mut file, &[run(1, seq, 5)]);
         seq += 5;
-        if let Some(due) = file.sync_due() {
+        if let Some(due) = file.due() {
             assert!(due > Instant::now() + Duration::from_secs(3000), "only of the last options");
         }
     }

@@ -84,8 +84,8 @@ impl RecordFileOptions {
         self
     }
 
-    /// Have what is written on the disk so long after it was written. It is looked at with each write, also of nothing:
-    /// [`RecordFile::sync_due`] says when to.
+    /// Have what is written on the disk so long after it was written. It is looked at with each write, also of nothing,
+    /// which a flush makes in time.
     #[must_use]
     pub fn sync_interval(mut self, interval: Duration) -> RecordFileOptions {
         self.sync_interval = Some(interval);
@@ -176,12 +176,6 @@ impl RecordFile {
     /// Where it is: absolute, and without symbolic links.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// By when there should be another write, be it of nothing, for the sake of [`RecordFileOptions::sync_interval`]. `None`: there
-    /// is nothing to be synced, or it is under way.
-    pub fn sync_due(&self) -> Option<Instant> {
-        Some(self.unsynced_since? + self.options.sync_interval?)
     }
 
     fn with(path: &Path, options: RecordFileOptions) -> Result<RecordFile> {
@@ -464,6 +458,11 @@ impl Sink for RecordFile {
     fn sync(&mut self) -> Result<()> {
         self.check_owner()?;
         self.sync_all()
+    }
+
+    /// When the next sync is due, by [`RecordFileOptions::sync_interval`].
+    fn due(&self) -> Option<Instant> {
+        Some(self.unsynced_since? + self.options.sync_interval?)
     }
 
     fn last_seq(&self, lane: LaneId) -> Option<u32> {
