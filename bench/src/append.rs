@@ -21,7 +21,7 @@ use crate::{
     fan_in::first_number,
     parameters::{Job, Pass, SystemName},
     systems::append::{AppendSystem, Appender, Bump, HEADER, MutexVec, Opened, Pelton, Queue, Sink, record_bytes},
-    workload::{PassReport, Section, buffers, number, passes, stamp, whole, with_work, work},
+    workload::{PassReport, Section, buffers, number, passes, stamp, whole, work},
 };
 
 /// Messages of each thread that are looked at one by one: some buffers full, and one that is not.
@@ -82,27 +82,38 @@ fn append<S: AppendSystem, const NUMBERED: bool>(job: &Job, pass: &Pass, sink: A
 fn append_all<A: Appender, const NUMBERED: bool>(job: &Job, thread: u32, appender: A, count: u64) -> Result<()> {
     let mut payload = buffers(job.sizes.max as usize)[0].clone();
     stamp(&mut payload, first_number(thread));
-    // A size that the program knows is copied without a call.
+    // Of a size that the program knows, copied without a call.
     match <[u8; 16]>::try_from(&payload[..]) {
-        Ok(mut payload) => append_each::<A, NUMBERED>(job, thread, appender, count, black_box(&mut payload)),
-        Err(_) => append_each::<A, NUMBERED>(job, thread, appender, count, black_box(&mut payload)),
+        Ok(mut payload) => append_each::<A, _, NUMBERED>(job, thread, appender, count, black_box(&mut payload)),
+        Err(_) => append_each::<A, _, NUMBERED>(job, thread, appender, count, black_box(&mut payload)),
     }
 }
 
-#[inline(always)]
-fn append_each<A: Appender, const NUMBERED: bool>(
+fn append_each<A: Appender, P: AsRef<[u8]> + AsMut<[u8]>, const NUMBERED: bool>(
     job: &Job,
     thread: u32,
     mut appender: A,
     count: u64,
-    payload: &mut [u8],
+    payload: &mut P,
 ) -> Result<()> {
-    with_work(job.work_steps(), 0..count, |n| {
-        if NUMBERED {
-            stamp(payload, first_number(thread) + n);
+    let steps = job.work_steps();
+    if NUMBERED {
+        for n in 0..count {
+            stamp(payload.as_mut(), first_number(thread) + n);
+            appender.append(n as u32, payload.as_ref())?;
         }
-        appender.append(n as u32, payload)
-    })
+    } else if steps > 0 {
+        for n in 0..count {
+            work(steps);
+            appender.append(n as u32, payload.as_ref())?;
+        }
+    } else {
+        // Apart: even asking whether there is any work would be felt.
+        for n in 0..count {
+            appender.append(n as u32, payload.as_ref())?;
+        }
+    }
+    Ok(())
 }
 
 /// What all threads work for so many messages, without them.

@@ -221,8 +221,10 @@ impl Arguments {
             Workload::Idle => "pelton",
             Workload::Reattach => "pelton-path",
             Workload::Lopsided => "pelton,sock-stream,sock-seqpacket",
-            Workload::FanIn if idle > 0 => "pelton,pelton-alone,pelton-stream,limits,sock-stream,sock-seqpacket",
-            Workload::FanIn => "pelton,pelton-stream,limits,sock-stream,sock-seqpacket",
+            Workload::FanIn if idle > 0 => {
+                "pelton,pelton-alone,pelton-stream,limits,sock-stream:block,sock-seqpacket:block"
+            }
+            Workload::FanIn => "pelton,pelton-stream,limits,sock-stream:block,sock-seqpacket:block",
             Workload::Append => "pelton,limits,bump,mutex-vec,array-queue,seg-queue",
             Workload::Stream | Workload::Roundtrip => SYSTEMS,
         };

@@ -308,7 +308,7 @@ fn work_alone(job: &Job, pass: &Pass) -> Result<PassReport> {
 
 /// Each of `numbers`, with so much work for it. Two loops, since even asking whether there is any would be felt in the one without.
 #[inline(always)]
-pub fn with_work(steps: u64, numbers: std::ops::Range<u64>, mut each: impl FnMut(u64) -> Result<()>) -> Result<()> {
+fn with_work(steps: u64, numbers: std::ops::Range<u64>, mut each: impl FnMut(u64) -> Result<()>) -> Result<()> {
     if steps == 0 {
         return numbers.into_iter().try_for_each(each);
     }

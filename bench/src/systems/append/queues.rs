@@ -12,7 +12,7 @@ use crate::parameters::Job;
 const SIZE: usize = 16;
 type Message = [u8; SIZE];
 
-/// Messages that fit the bounded queue. Measured: see bench/README.md.
+/// Messages that fit the bounded queue. Measured: with 2^12 one thread is a tenth slower, and eight on two CPUs are half as fast.
 const CAPACITY: usize = 1 << 16;
 
 /// One of the two.
