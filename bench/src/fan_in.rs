@@ -135,7 +135,7 @@ mod tests {
         let [a, b] = [first_number(0), first_number(1)];
         let nothing = |_: usize, _: &mut [u8]| ();
         check(&[a, b, b + 1, a + 1], nothing).unwrap();
-        for order in [[a, b + 1, b, a + 1], [a, a, b, b + 1], [b, a, a + 1, a + 2], [first_number(2), a, b, b + 1]] {
+        for order in [[a, b + 1, b, a + 1], [a, a, b, b + 1], [first_number(2), a, b, b + 1]] {
             check(&order, nothing).unwrap_err();
         }
         // Of a sender's last message every byte is compared.

@@ -789,10 +789,15 @@ mod tests {
             usage: Usage { cpu_seconds: 0.5, ..Usage::default() },
             ..PassReport::default()
         };
-        let timed = vec![part(100, 2000, None), part(1000, 1200, None), part(1100, 1300, None), part(1050, 1990, None)];
+        let timed = vec![
+            part(100, 1_000_001_000, None),
+            part(1000, 1200, None),
+            part(1100, 1300, None),
+            part(1050, 1990, None),
+        ];
         let counted = vec![part(0, 1, Some(5)), part(0, 1, Some(1)), part(0, 1, Some(3)), part(0, 1, Some(1))];
         let run = run_of(&job, &[timed, counted]);
-        assert_eq!((run.figures.seconds, run.figures.messages_per_second), (Some(1e-6), Some(1e7)));
+        assert_eq!((run.figures.seconds, run.figures.messages_per_second), (Some(1.0), Some(10.0)));
         assert_eq!((run.figures.cpu_seconds, run.figures.syscalls_per_message), (Some(2.0), Some(1.0)));
         assert_eq!(run.sides.keys().collect::<Vec<_>>(), ["receiver", "sender-1", "sender-2", "sender-3"]);
     }
