@@ -4,10 +4,12 @@
 //! a writer two stores to a cache line of its own, no second read-modify-write instruction: it says which buffer it is about to write
 //! to, and afterwards that it writes to none.
 //!
+//! ```text
 //! [take]   writer: store `writing`, fetch_add the tail  ->  who overflows: fetch_add the tail, load `writing`
 //!          whose space was taken before is seen to write
 //! [wrote]  writer: store `writing` none  ->  who overflows: load it       the records are visible
 //! [open]   who overflows: reset a tail, store the epoch  ->  writer: load the epoch     the buffer is empty, and flushed
+//! ```
 
 use std::{
     cell::UnsafeCell,
