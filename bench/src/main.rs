@@ -1,8 +1,11 @@
 //! The benchmark of pelton: workloads that measure it beside the machine's limits and the operating system's own channels.
 //!
 //! `main.rs` reads the command line, `run.rs` starts the processes and puts their figures together, `workload.rs` is what those
-//! processes do, `systems/` what they do it with, `measure.rs` what they can say of themselves, `report.rs` what comes out.
+//! processes do (`fan_in.rs` where there are many, `append.rs` where it is threads), `systems/` what they do it with, `measure.rs`
+//! what they can say of themselves, `report.rs` what comes out.
 
+mod append;
+mod fan_in;
 mod measure;
 mod parameters;
 mod report;
@@ -36,24 +39,25 @@ struct Arguments {
     /// What the two sides do
     workload: Workload,
 
-    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream and lopsided, 64 in a round trip, 16 in reattach]
+    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, fan-in and lopsided, 64 in a round trip, 16 in
+    /// reattach and append]
     #[arg(long, value_name = "N|MIN..MAX")]
     size: Option<SizeRange>,
 
-    /// Messages of a stream or in the lane, rounds of a round trip
+    /// Messages of a stream, of all senders of a fan-in together, of each thread of an append, or in the lane; rounds of a round trip
     ///
-    /// By default 5,000,000 messages of up to 1 KiB, 1,000,000 of up to 32 KiB, 100,000 larger ones; 200,000 round trips, 20,000 with a
+    /// By default 25,600,000 messages of each thread that appends, or as many as it works two seconds for; else 5,000,000 messages of up to 1 KiB, 1,000,000 of up to 32 KiB, 100,000 larger ones; 200,000 round trips, 20,000 with a
     /// delay; 1,000,000 messages to reattach to; lopsided as many as the slow side works two seconds for.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
 
     /// Bytes of a pelton or limits lane
     ///
-    /// [default: 64 MiB; 1 MiB for lopsided, so that it is full or empty many times]
+    /// [default: 64 MiB; 1 MiB for append, and for lopsided, so that it is full or empty many times]
     #[arg(long, value_name = "BYTES")]
     capacity: Option<u64>,
 
-    /// How both sides wait [default: spin; block for idle, reattach, lopsided and with --delay]
+    /// How both sides wait [default: spin; block for idle, reattach, lopsided, append and with --delay]
     #[arg(long)]
     wait: Option<Wait>,
 
@@ -69,16 +73,33 @@ struct Arguments {
     #[arg(long, value_name = "SIDE")]
     slow: Option<Slow>,
 
-    /// Lopsided: how long it works for each message, in microseconds [default: 200]
-    #[arg(long, value_name = "US")]
+    /// Lopsided: how long it works for each message, in microseconds [default: 200]. Append: how long each thread does, in
+    /// NANOSECONDS [default: 0]
+    #[arg(long, value_name = "N")]
     work: Option<u64>,
+
+    /// Fan-in: processes that send [default: 2]
+    #[arg(long, value_name = "K")]
+    senders: Option<u32>,
+
+    /// Fan-in: connected senders more that send nothing, in one process [default: 0]
+    #[arg(long, value_name = "N")]
+    idle: Option<u32>,
+
+    /// Append: threads, all in one process [default: 2]
+    #[arg(long, value_name = "T")]
+    threads: Option<u32>,
 
     /// Systems, in turn, the first to be compared with the others
     ///
     /// pelton; pelton-c, the same as a C program uses it; pelton-path, in a directory that keeps the channel; limits, the least code that could do the job; pipe; sock-stream, one write per message; sock-stream-batched, 64 KiB of
-    /// buffer on both sides; sock-seqpacket. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
+    /// buffer on both sides; sock-seqpacket. For a fan-in also pelton-stream, one sender whatever --senders says; and pelton-alone,
+    /// no idle ones whatever --idle says. Between threads, to append: bump, a buffer in which space is taken by fetch_add;
+    /// mutex-vec; array-queue and seg-queue, crossbeam's. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
     /// interleaved run. [default: all but pelton-c and pelton-path; for idle, pelton; for
-    /// reattach, pelton-path, the only one that can; for lopsided, pelton, sock-stream, sock-seqpacket]
+    /// reattach, pelton-path, the only one that can; for lopsided, pelton, sock-stream, sock-seqpacket; for fan-in, pelton,
+    /// pelton-stream, limits, sock-stream, sock-seqpacket, and pelton-alone if there are idle ones; for append, pelton, limits,
+    /// bump, mutex-vec, array-queue, seg-queue]
     #[arg(long, value_name = "A,B,...", value_parser = systems)]
     systems: Option<Systems>,
 
@@ -105,34 +126,63 @@ fn systems(text: &str) -> Result<Systems, String> {
 
 impl Arguments {
     fn plan(self) -> Result<Plan, String> {
-        let Arguments { workload, size, count, capacity, wait, runs, delay, slow, work, systems: chosen, json: _ } =
-            self;
+        let Arguments { workload, size, count, capacity, wait, runs, delay, slow, work, .. } = self;
+        let Arguments { senders, idle, threads, systems: chosen, .. } = self;
         if workload == Workload::Idle && (size.is_some() || count.is_some()) {
             return Err("found --size or --count with idle, which sends nothing: leave them out".to_string());
         }
         if workload != Workload::Roundtrip && delay > 0 {
             return Err(format!("found --delay {delay} with a workload that answers nothing: use it with roundtrip"));
         }
-        if workload != Workload::Lopsided && (slow.is_some() || work.is_some()) {
-            return Err("found --slow or --work with sides that do not work: use them with lopsided".to_string());
+        let append = workload == Workload::Append;
+        if workload != Workload::Lopsided && (slow.is_some() || (work.is_some() && !append)) {
+            return Err(
+                "found --slow or --work with sides that do not work: use them with lopsided, --work also with append"
+                    .to_string(),
+            );
         }
-        let work = work.unwrap_or(200);
-        if !(1..=1_000_000).contains(&work) {
-            return Err(format!("found --work {work}, wanted 1 to 1000000 microseconds"));
+        if workload != Workload::FanIn && (senders.is_some() || idle.is_some()) {
+            return Err("found --senders or --idle with one sender: use them with fan-in".to_string());
+        }
+        if !append && threads.is_some() {
+            return Err("found --threads with processes of one thread: use it with append".to_string());
+        }
+        let (senders, idle, threads) = (senders.unwrap_or(2), idle.unwrap_or(0), threads.unwrap_or(2));
+        if senders == 0 || senders as u64 + idle as u64 > 1024 {
+            return Err(format!("found --senders {senders} --idle {idle}, wanted 1 to 1024 together, one that sends"));
+        }
+        if !(1..=1024).contains(&threads) {
+            return Err(format!("found --threads {threads}, wanted 1 to 1024"));
+        }
+        let (work_us, work_ns) = if append { (200, work.unwrap_or(0)) } else { (work.unwrap_or(200), 0) };
+        if !(1..=1_000_000).contains(&work_us) {
+            return Err(format!("found --work {work_us}, wanted 1 to 1000000 microseconds"));
+        }
+        if work_ns > 1_000_000_000 {
+            return Err(format!("found --work {work_ns}, wanted at most 1000000000 nanoseconds"));
         }
         // An hour: beyond it a sum of delays could overflow.
         if delay > 3_600_000_000 {
             return Err(format!("found --delay {delay}, wanted at most 3600000000 microseconds"));
         }
         let sizes = size.unwrap_or(SizeRange::fixed(match workload {
-            Workload::Stream | Workload::Lopsided => 256,
-            Workload::Reattach => 16,
+            Workload::Stream | Workload::FanIn | Workload::Lopsided => 256,
+            Workload::Reattach | Workload::Append => 16,
             Workload::Roundtrip | Workload::Idle => 64,
         }));
         if workload == Workload::Reattach && !sizes.is_fixed() {
             return Err(format!("found --size {sizes} with reattach, wanted one size"));
         }
-        let capacity = capacity.unwrap_or(if workload == Workload::Lopsided { 1 << 20 } else { 64 << 20 });
+        if append && !(sizes.is_fixed() && (8..=65_536).contains(&sizes.max)) {
+            return Err(format!("found --size {sizes} with append, wanted one size from 8 to 65536"));
+        }
+        if workload == Workload::FanIn && sizes.min < 8 {
+            return Err(format!("found --size {sizes} with fan-in, wanted 8 or more: a message says whose it is"));
+        }
+        let capacity = capacity.unwrap_or(match workload {
+            Workload::Lopsided | Workload::Append => 1 << 20,
+            _ => 64 << 20,
+        });
         if sizes.max as u64 + 32 > capacity / 2 {
             return Err(format!(
                 "found messages of {} bytes in lanes of {capacity}, wanted at most half the capacity less 32: write --capacity {} or more",
@@ -143,26 +193,39 @@ impl Arguments {
         let count = count.unwrap_or(match (workload, sizes.max) {
             (Workload::Idle, _) => 1,
             (Workload::Reattach, _) => 1_000_000,
-            (Workload::Lopsided, _) => (2_000_000 / work).max(1),
+            (Workload::Lopsided, _) => (2_000_000 / work_us).max(1),
+            (Workload::Append, _) => 25_600_000.min(2_000_000_000u64.checked_div(work_ns).unwrap_or(u64::MAX)).max(1),
             (Workload::Roundtrip, _) if delay > 0 => 20_000,
             (Workload::Roundtrip, _) => 200_000,
-            (Workload::Stream, ..=1024) => 5_000_000,
-            (Workload::Stream, ..=32_768) => 1_000_000,
-            (Workload::Stream, _) => 100_000,
+            (Workload::Stream | Workload::FanIn, ..=1024) => 5_000_000,
+            (Workload::Stream | Workload::FanIn, ..=32_768) => 1_000_000,
+            (Workload::Stream | Workload::FanIn, _) => 100_000,
         });
         // Deadlines and totals are computed from it: stay far from overflow.
         if count == 0 || count > 1 << 40 {
             return Err(format!("found --count {count}, wanted 1 to {}", 1u64 << 40));
         }
+        if workload == Workload::FanIn && count < senders as u64 {
+            return Err(format!("found --count {count}, wanted at least one for each of {senders} senders"));
+        }
+        if append && count > u32::MAX as u64 {
+            return Err(format!("found --count {count}, wanted at most {}: a header's number has 32 bits", u32::MAX));
+        }
         if runs == 0 {
             return Err("found --runs 0, wanted at least 1".to_string());
         }
-        let asleep = matches!(workload, Workload::Idle | Workload::Reattach | Workload::Lopsided) || delay > 0;
+        let asleep = delay > 0
+            || matches!(workload, Workload::Idle | Workload::Reattach | Workload::Lopsided | Workload::Append);
         let wait = wait.unwrap_or(if asleep { Wait::Block } else { Wait::Spin });
         let default = match workload {
             Workload::Idle => "pelton",
             Workload::Reattach => "pelton-path",
             Workload::Lopsided => "pelton,sock-stream,sock-seqpacket",
+            Workload::FanIn if idle > 0 => {
+                "pelton,pelton-alone,pelton-stream,limits,sock-stream:block,sock-seqpacket:block"
+            }
+            Workload::FanIn => "pelton,pelton-stream,limits,sock-stream:block,sock-seqpacket:block",
+            Workload::Append => "pelton,limits,bump,mutex-vec,array-queue,seg-queue",
             Workload::Stream | Workload::Roundtrip => SYSTEMS,
         };
         let Systems(systems) = match chosen {
@@ -178,7 +241,11 @@ impl Arguments {
             runs,
             delay_us: delay,
             slow: slow.unwrap_or(Slow::Receiver),
-            work_us: work,
+            work_us,
+            work_ns,
+            senders,
+            idle,
+            threads,
             systems,
         })
     }
@@ -269,6 +336,11 @@ mod tests {
         let asleep = plan(&["roundtrip", "--delay", "20"]).unwrap();
         assert_eq!((asleep.sizes.max, asleep.count, asleep.wait), (64, 20_000, Wait::Block));
         assert_eq!(plan(&["idle"]).unwrap().systems, [Choice::from_str("pelton").unwrap()]);
+        let many = plan(&["fan-in", "--senders", "10", "--idle", "990"]).unwrap();
+        assert_eq!((many.sizes.max, many.count, many.wait, many.systems.len()), (256, 5_000_000, Wait::Spin, 6));
+        let append = plan(&["append"]).unwrap();
+        assert_eq!((append.sizes.max, append.count, append.threads, append.work_ns), (16, 25_600_000, 2, 0));
+        assert_eq!(plan(&["append", "--work", "2000"]).unwrap().count, 1_000_000);
     }
 
     #[test]
@@ -285,6 +357,17 @@ mod tests {
             (&["stream", "--count", "0"], "--count 0"),
             (&["stream", "--runs", "0"], "--runs 0"),
             (&["idle", "--count", "5"], "leave them out"),
+            (&["stream", "--senders", "2"], "use them with fan-in"),
+            (&["stream", "--threads", "2"], "use it with append"),
+            (&["stream", "--work", "2"], "--work also with append"),
+            (&["fan-in", "--senders", "0"], "found --senders 0"),
+            (&["fan-in", "--senders", "10", "--idle", "1015"], "wanted 1 to 1024 together"),
+            (&["fan-in", "--size", "4"], "wanted 8 or more"),
+            (&["fan-in", "--senders", "8", "--count", "7"], "wanted at least one for each"),
+            (&["append", "--threads", "0"], "found --threads 0"),
+            (&["append", "--size", "1..16"], "wanted one size"),
+            (&["append", "--work", "1000000001"], "nanoseconds"),
+            (&["append", "--count", "5000000000"], "32 bits"),
         ] {
             let error = plan(arguments).unwrap_err();
             assert!(error.contains(words), "{arguments:?}: {error}");

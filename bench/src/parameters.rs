@@ -19,17 +19,20 @@ pub enum Workload {
     Idle,
     /// The successors of a receiver, and then of a sender, that were killed on a lane full of messages; pelton-path only
     Reattach,
+    /// As a stream, but many processes send to one receiver
+    FanIn,
+    /// Threads of one process append messages with headers, which are flushed by the buffer
+    Append,
 }
 
 impl Workload {
-    /// How many messages both sides send together when each does its part `count` times.
-    pub fn messages(self, count: u64) -> u64 {
-        if self == Workload::Roundtrip { 2 * count } else { count }
-    }
-
-    /// The two processes, that of the first CPU first.
-    pub fn roles(self) -> [Role; 2] {
-        if self == Workload::Roundtrip { [Role::Asker, Role::Answerer] } else { [Role::Receiver, Role::Sender] }
+    /// The processes, that of the first CPU first. A fan-in has more of the second.
+    pub fn roles(self) -> &'static [Role] {
+        match self {
+            Workload::Roundtrip => &[Role::Asker, Role::Answerer],
+            Workload::Append => &[Role::Appender],
+            _ => &[Role::Receiver, Role::Sender],
+        }
     }
 }
 
@@ -77,6 +80,46 @@ pub enum SystemName {
     SockStreamBatched,
     /// A Unix socket that keeps messages apart by itself
     SockSeqpacket,
+    /// Of a fan-in: pelton with one sender, by a channel of two, whatever --senders says
+    PeltonStream,
+    /// Of a fan-in: pelton without the idle senders, whatever --idle says
+    PeltonAlone,
+    /// Of appending: one buffer for all threads, in which each takes space by fetch_add
+    Bump,
+    /// Of appending: one buffer for all threads, behind a lock
+    MutexVec,
+    /// Of appending: crossbeam's bounded queue, and a thread that takes the messages out of it into a buffer
+    ArrayQueue,
+    /// Of appending: crossbeam's unbounded queue, and such a thread
+    SegQueue,
+}
+
+impl SystemName {
+    /// Whether this is a system of that workload, or else where it belongs.
+    pub fn belongs(self, workload: Workload) -> Result<(), &'static str> {
+        let (appends, gathers) = (workload == Workload::Append, workload == Workload::FanIn);
+        match self {
+            SystemName::Pelton | SystemName::Limits => Ok(()),
+            SystemName::Bump | SystemName::MutexVec | SystemName::ArrayQueue | SystemName::SegQueue => {
+                if appends {
+                    Ok(())
+                } else {
+                    Err("it is between threads only: measure it with append")
+                }
+            }
+            SystemName::PeltonStream | SystemName::PeltonAlone => {
+                if gathers {
+                    Ok(())
+                } else {
+                    Err("it is what many senders are compared with: measure it with fan-in")
+                }
+            }
+            SystemName::SockStream | SystemName::SockSeqpacket if !appends => Ok(()),
+            _ if appends => Err("it is between processes: measure it with another workload than append"),
+            _ if gathers => Err("it has no side here that receives of many senders"),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The word of the command line for a value of one of the enums above.
@@ -238,12 +281,16 @@ pub enum Role {
     Asker,
     /// Sends back what comes; on the second CPU
     Answerer,
+    /// Connects as many senders, and sends nothing; on the second CPU
+    Idler,
+    /// All threads of an append; on any CPU
+    Appender,
 }
 
 impl Role {
     /// Which of the two CPUs is this role's.
     pub fn cpu_index(self) -> usize {
-        matches!(self, Role::Sender | Role::Filler | Role::Answerer) as usize
+        matches!(self, Role::Sender | Role::Filler | Role::Answerer | Role::Idler) as usize
     }
 
     /// Whether this side makes the name that the other connects to.
@@ -259,6 +306,8 @@ impl Role {
             Role::Filler => "filler",
             Role::Asker => "asker",
             Role::Answerer => "answerer",
+            Role::Idler => "idler",
+            Role::Appender => "appender",
         }
     }
 }
@@ -293,8 +342,17 @@ pub struct Job {
     pub capacity: u64,
     /// Microseconds that each side of a round trip waits, busily, before it sends
     pub delay_us: u64,
-    /// What the receiver and the sender of a lopsided channel work for each message, in steps of [`work`](crate::workload::work)
+    /// What the receiver and the sender of a lopsided channel work for each message, in steps of [`work`](crate::workload::work);
+    /// the first is also each appending thread's
     pub work_steps: [u64; 2],
+    /// Processes that send in a fan-in
+    pub senders: u32,
+    /// Connected senders of a fan-in that send nothing
+    pub idle: u32,
+    /// Which of the senders this is
+    pub index: u32,
+    /// Threads of an append
+    pub threads: u32,
     /// The passes, in order
     pub passes: Vec<Pass>,
     /// The CPU to stay on
@@ -306,6 +364,21 @@ pub struct Job {
 }
 
 impl Job {
+    /// How many messages are sent together when a pass is of `count`: rounds, or messages of each thread.
+    pub fn messages(&self, count: u64) -> u64 {
+        match self.workload {
+            Workload::Roundtrip => 2 * count,
+            Workload::Append => self.threads as u64 * count,
+            _ => count,
+        }
+    }
+
+    /// How many of `count` messages that sender sends.
+    pub fn share(&self, index: u32, count: u64) -> u64 {
+        let senders = self.senders as u64;
+        count / senders + u64::from((index as u64) < count % senders)
+    }
+
     /// What this side works for each message.
     pub fn work_steps(&self) -> u64 {
         self.work_steps[self.role.cpu_index()]
@@ -347,6 +420,23 @@ mod tests {
         assert!("carrier-pigeon".parse::<Choice>().unwrap_err().contains("`carrier-pigeon`"));
         assert!("pipe:doze".parse::<Choice>().unwrap_err().contains("`doze`"));
         assert!("limits:spin".parse::<Choice>().is_err());
+    }
+
+    #[test]
+    fn every_system_says_where_it_belongs() {
+        assert_eq!(SystemName::Pelton.belongs(Workload::Append), Ok(()));
+        assert_eq!(SystemName::Bump.belongs(Workload::Append), Ok(()));
+        assert_eq!(SystemName::PeltonAlone.belongs(Workload::FanIn), Ok(()));
+        assert_eq!(SystemName::Pipe.belongs(Workload::Stream), Ok(()));
+        for (system, workload) in [
+            (SystemName::Bump, Workload::Stream),
+            (SystemName::SockStream, Workload::Append),
+            (SystemName::PeltonStream, Workload::Roundtrip),
+            (SystemName::Pipe, Workload::FanIn),
+            (SystemName::PeltonC, Workload::Append),
+        ] {
+            assert!(system.belongs(workload).is_err(), "{system:?} {workload:?}");
+        }
     }
 
     #[test]

@@ -87,6 +87,14 @@ pub struct Parameters {
     pub work_us: u64,
     /// Which side that is; null elsewhere
     pub slow: Option<Slow>,
+    /// Of each appending thread, for each message; null elsewhere
+    pub work_ns: Option<u64>,
+    /// Threads of an append; null elsewhere
+    pub threads: Option<u32>,
+    /// Processes that send in a fan-in; null elsewhere
+    pub senders: Option<u32>,
+    /// Connected senders of a fan-in that send nothing; null elsewhere
+    pub idle: Option<u32>,
     /// How many runs were asked for
     pub runs: usize,
     /// The receiver's (asker's) and the sender's (answerer's); empty if the processes were not pinned
@@ -173,7 +181,7 @@ impl Report {
         let line = RatioLine {
             workload: self.workload,
             first: self.systems.first().map(|first| first.choice.to_string()),
-            figure: primary(self.workload).map(|(name, _)| name),
+            figure: self.primary().map(|(name, _)| name),
             ratios: self.ratios(),
         };
         writeln!(out, "{}", serde_json::to_string(&line)?)?;
@@ -182,7 +190,7 @@ impl Report {
 
     /// Of the first system to each other, for the workload's first figure.
     pub fn ratios(&self) -> BTreeMap<String, Ratio> {
-        let (Some((_, figure)), Some((first, others))) = (primary(self.workload), self.systems.split_first()) else {
+        let (Some((_, figure)), Some((first, others))) = (self.primary(), self.systems.split_first()) else {
             return BTreeMap::new();
         };
         let values = |system: &SystemReport| system.runs.iter().map(|run| figure(&run.figures)).collect::<Vec<_>>();
@@ -191,9 +199,26 @@ impl Report {
         others.iter().filter_map(pair).collect()
     }
 
+    /// The figure that this is about, and its name.
+    fn primary(&self) -> Option<(&'static str, Figure)> {
+        match self.workload {
+            Workload::Roundtrip => Some(("round_trip_ns", |figures| figures.round_trip_ns)),
+            Workload::Reattach => Some(("reattach_receiver_ns", |figures| figures.reattach_receiver_ns)),
+            Workload::Append if self.parameters.work_ns > Some(0) => {
+                Some(("share_of_own_speed", |figures| figures.share_of_own_speed))
+            }
+            Workload::Lopsided => Some(("share_of_own_speed", |figures| figures.share_of_own_speed)),
+            Workload::Stream | Workload::FanIn | Workload::Append => {
+                Some(("messages_per_second", |figures| figures.messages_per_second))
+            }
+            Workload::Idle => None,
+        }
+    }
+
     /// For people.
     pub fn write_table(&self, out: &mut impl Write) -> Result<()> {
-        let Parameters { size, count, capacity, delay_us, work_us, slow, runs, cpus } = &self.parameters;
+        let Parameters { size, count, capacity, delay_us, work_us, slow, work_ns, threads, senders, idle, runs, cpus } =
+            &self.parameters;
         match self.workload {
             Workload::Stream => writeln!(out, "stream of {count} messages of {size} bytes, lanes of {capacity} bytes")?,
             Workload::Roundtrip => {
@@ -209,6 +234,18 @@ impl Report {
                 slow.map(word).unwrap_or_default()
             )?,
             Workload::Idle => writeln!(out, "an open channel without messages, lanes of {capacity} bytes")?,
+            Workload::FanIn => writeln!(
+                out,
+                "{count} messages of {size} bytes in total, lanes of {capacity} bytes, senders: {} that send and {} that do not",
+                senders.unwrap_or_default(),
+                idle.unwrap_or_default()
+            )?,
+            Workload::Append => writeln!(
+                out,
+                "{count} messages of {size} bytes by each of {} threads, each with {} ns of work",
+                threads.unwrap_or_default(),
+                work_ns.unwrap_or_default()
+            )?,
         }
         let pinned =
             if cpus.is_empty() { "not pinned".to_string() } else { format!("on CPUs {} and {}", cpus[0], cpus[1]) };
@@ -230,7 +267,8 @@ impl Report {
                     (column.figure)(&medians).map(|value| digits(value * column.scale)).unwrap_or_default()
                 }),
             );
-            let values = primary(self.workload)
+            let values = self
+                .primary()
                 .map(|(_, figure)| system.runs.iter().filter_map(|run| figure(&run.figures)).collect::<Vec<_>>())
                 .unwrap_or_default();
             row.push(spread(&values).map(|spread| format!("{:.0} %", spread * 100.0)).unwrap_or_default());
@@ -252,17 +290,6 @@ impl Report {
 
 /// One of the figures.
 type Figure = fn(&Figures) -> Option<f64>;
-
-/// The figure that a workload is about, and its name.
-fn primary(workload: Workload) -> Option<(&'static str, Figure)> {
-    match workload {
-        Workload::Stream => Some(("messages_per_second", |figures| figures.messages_per_second)),
-        Workload::Roundtrip => Some(("round_trip_ns", |figures| figures.round_trip_ns)),
-        Workload::Reattach => Some(("reattach_receiver_ns", |figures| figures.reattach_receiver_ns)),
-        Workload::Lopsided => Some(("share_of_own_speed", |figures| figures.share_of_own_speed)),
-        Workload::Idle => None,
-    }
-}
 
 struct Column {
     title: &'static str,

@@ -52,6 +52,14 @@ pub struct Plan {
     pub slow: Slow,
     /// How long, for each message
     pub work_us: u64,
+    /// How long each appending thread works for each message
+    pub work_ns: u64,
+    /// Processes that send in a fan-in
+    pub senders: u32,
+    /// Connected senders of a fan-in that send nothing
+    pub idle: u32,
+    /// Threads of an append
+    pub threads: u32,
     /// In turn; the first is compared with the others
     pub systems: Vec<Choice>,
 }
@@ -79,8 +87,10 @@ const END: Duration = Duration::from_secs(10);
 pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
     let interrupts = Interrupts::new()?;
     let available = available_cpus()?;
-    let cpus = if available.len() >= 2 { available[..2].to_vec() } else { Vec::new() };
-    if cpus.is_empty() {
+    // Threads of one process are where the kernel puts them.
+    let pinned = plan.workload != Workload::Append;
+    let cpus = if pinned && available.len() >= 2 { available[..2].to_vec() } else { Vec::new() };
+    if pinned && cpus.is_empty() {
         eprintln!("note: one CPU only, so that nothing is pinned and the two sides take turns on it");
     }
     let count_calls = match CallCounter::start() {
@@ -99,6 +109,10 @@ pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
             delay_us: plan.delay_us,
             work_us: plan.work_us,
             slow: (plan.workload == Workload::Lopsided).then_some(plan.slow),
+            work_ns: (plan.workload == Workload::Append).then_some(plan.work_ns),
+            threads: (plan.workload == Workload::Append).then_some(plan.threads),
+            senders: (plan.workload == Workload::FanIn).then_some(plan.senders),
+            idle: (plan.workload == Workload::FanIn).then_some(plan.idle),
             runs: plan.runs,
             cpus: cpus.clone(),
         },
@@ -146,8 +160,14 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
         _ => choice.wait.unwrap_or(plan.wait),
     };
     let version = match choice.system {
-        SystemName::Pelton | SystemName::PeltonPath | SystemName::PeltonC => env!("CARGO_PKG_VERSION").to_string(),
+        SystemName::Pelton
+        | SystemName::PeltonPath
+        | SystemName::PeltonC
+        | SystemName::PeltonStream
+        | SystemName::PeltonAlone => env!("CARGO_PKG_VERSION").to_string(),
         SystemName::Limits => limits::version(),
+        SystemName::Bump | SystemName::MutexVec => "Rust's std".to_string(),
+        SystemName::ArrayQueue | SystemName::SegQueue => "crossbeam-queue 0.3".to_string(),
         _ => format!("Linux {}", rustix::system::uname().release().to_string_lossy()),
     };
     SystemReport { choice: choice.clone(), wait, version, runs: Vec::new(), skipped: None }
@@ -155,6 +175,12 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
 
 /// The job of the side on the first CPU.
 fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) -> Job {
+    let (senders, idle) = match (plan.workload, system.choice.system) {
+        (Workload::FanIn, SystemName::PeltonAlone) => (plan.senders, 0),
+        (Workload::FanIn, SystemName::PeltonStream) => (1, 0),
+        (Workload::FanIn, _) => (plan.senders, plan.idle),
+        _ => (1, 0),
+    };
     Job {
         system: system.choice.system,
         wait: system.wait,
@@ -164,6 +190,10 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
         capacity: plan.capacity,
         delay_us: plan.delay_us,
         work_steps: [0; 2],
+        senders,
+        idle,
+        index: 0,
+        threads: plan.threads,
         passes: passes(plan, system.wait, count_calls),
         cpu: cpus.first().copied(),
         directory: env::temp_dir(),
@@ -174,7 +204,8 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
 /// What the receiver and the sender work for each message: as many steps as take so long on this machine now.
 fn work_steps(plan: &Plan) -> [u64; 2] {
     const MANY: u64 = 1 << 20;
-    if plan.workload != Workload::Lopsided {
+    let works = plan.workload == Workload::Lopsided || (plan.workload == Workload::Append && plan.work_ns > 0);
+    if !works {
         return [0; 2];
     }
     let once = |_| {
@@ -183,7 +214,11 @@ fn work_steps(plan: &Plan) -> [u64; 2] {
         start.elapsed()
     };
     let shortest = (0..10).map(once).min().expect("ten are not none");
-    let slow = (plan.work_us as f64 * 1e-6 / shortest.as_secs_f64() * MANY as f64).max(10.0) as u64;
+    let steps = |seconds: f64, least: f64| (seconds / shortest.as_secs_f64() * MANY as f64).max(least) as u64;
+    if plan.workload == Workload::Append {
+        return [steps(plan.work_ns as f64 * 1e-9, 1.0); 2];
+    }
+    let slow = steps(plan.work_us as f64 * 1e-6, 10.0);
     match plan.slow {
         Slow::Receiver => [slow, slow / 10],
         Slow::Sender => [slow / 10, slow],
@@ -203,7 +238,7 @@ fn passes(plan: &Plan, wait: Wait, count_calls: bool) -> Vec<Pass> {
     let roundtrip = plan.workload == Workload::Roundtrip;
     let time_apart = roundtrip && wait == Wait::Spin && plan.delay_us == 0;
     let mut passes = vec![Pass { count: plan.count, time_each: roundtrip && !time_apart, ..Pass::default() }];
-    if plan.workload == Workload::Lopsided {
+    if plan.workload == Workload::Lopsided || (plan.workload == Workload::Append && plan.work_ns > 0) {
         passes.push(Pass { count: plan.count, alone: true, ..Pass::default() });
     }
     if time_apart {
@@ -219,8 +254,8 @@ fn passes(plan: &Plan, wait: Wait, count_calls: bool) -> Vec<Pass> {
 
 /// Longer than any of the systems can need: they make at least 10,000 messages and 20 MB a second.
 fn deadline(job: &Job) -> Instant {
-    let messages: u64 = job.passes.iter().map(|pass| job.workload.messages(pass.count)).sum();
-    // A step of work takes a nanosecond or two.
+    let messages: u64 = job.passes.iter().map(|pass| job.messages(pass.count)).sum();
+    // A step of work takes a nanosecond or two, and sixteen threads may share a CPU.
     let work = job.work_steps.iter().sum::<u64>() as f64 * 1e-8;
     let seconds = messages as f64 * (1e-4 + job.delay_us as f64 * 1e-6 + work + job.sizes.max as f64 / 20e6);
     // A month is for ever, and within what an Instant can hold.
@@ -228,6 +263,7 @@ fn deadline(job: &Job) -> Instant {
 }
 
 fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
+    job.system.belongs(job.workload).map_err(|reason| anyhow!("{reason}"))?;
     if job.system == SystemName::PeltonC {
         c::compile(job.wait)?;
     }
@@ -240,20 +276,30 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
     if job.workload == Workload::Reattach {
         return run_reattach(&job, cpus, interrupts, deadline);
     }
-    let mut sides = Vec::new();
+    let mut sides = Sides { sides: Vec::new(), interrupts, deadline };
     for role in job.workload.roles() {
-        sides.push(Side::start(&Job { role, cpu: cpus.get(role.cpu_index()).copied(), ..job.clone() })?);
+        if *role == Role::Sender && job.idle > 0 {
+            // All connected before anybody sends.
+            sides.start(&job, Role::Idler, 0, cpus)?;
+            sides.expect_word(sides.sides.len() - 1, "ready")?;
+        }
+        for index in 0..if *role == Role::Sender { job.senders } else { 1 } {
+            sides.start(&job, *role, index, cpus)?;
+        }
     }
-    let mut sides = Sides { sides, interrupts, deadline };
-    let early = if job.workload.roles()[0].listens() { 0 } else { 1 };
-    let late = 1 - early;
-    let mut reports: Vec<[PassReport; 2]> = Vec::new();
+    let reporting: Vec<usize> = (0..sides.sides.len()).filter(|side| sides.sides[*side].role != Role::Idler).collect();
+    let (early, late): (Vec<usize>, Vec<usize>) =
+        reporting.iter().copied().partition(|side| sides.sides[*side].role.listens());
+    let mut reports: Vec<Vec<PassReport>> = Vec::new();
     let mut idle = None;
     for _ in &job.passes {
-        sides.expect_word(early, "ready")?;
-        sides.expect_word(late, "ready")?;
-        sides.order_go(early)?;
-        sides.expect_word(early, "started")?;
+        for side in early.iter().chain(&late) {
+            sides.expect_word(*side, "ready")?;
+        }
+        for side in &early {
+            sides.order_go(*side)?;
+            sides.expect_word(*side, "started")?;
+        }
         if job.workload == Workload::Idle {
             sides.leave_alone(IDLE_BEFORE)?;
             let (before, start) = (sides.usages()?, Instant::now());
@@ -261,23 +307,24 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
             let (after, seconds) = (sides.usages()?, start.elapsed().as_secs_f64());
             idle = Some(([after[0].since(before[0]), after[1].since(before[1])], seconds));
         }
-        sides.order_go(late)?;
-        let mut pass = [PassReport::default(); 2];
-        for (side, report) in pass.iter_mut().enumerate() {
-            let line = sides.line(side)?;
-            *report = serde_json::from_str(&line).with_context(|| format!("reading a report: `{line}`"))?;
+        for side in &late {
+            sides.order_go(*side)?;
         }
-        ensure!(
-            pass[0].bytes == pass[1].bytes,
-            "one side says {} bytes and the other {}",
-            pass[0].bytes,
-            pass[1].bytes
-        );
+        let mut pass = Vec::new();
+        for side in &reporting {
+            let line = sides.line(*side)?;
+            let report: PassReport =
+                serde_json::from_str(&line).with_context(|| format!("reading a report: `{line}`"))?;
+            pass.push(report);
+        }
+        let (first, others) = pass.split_first().context("nobody reported")?;
+        let bytes: u64 = others.iter().map(|other| other.bytes).sum();
+        ensure!(others.is_empty() || first.bytes == bytes, "one side says {} bytes and the other {bytes}", first.bytes);
         reports.push(pass);
     }
     sides.end()?;
     Ok(match idle {
-        Some((usages, seconds)) => idle_run(usages, seconds, &reports[0]),
+        Some((usages, seconds)) => idle_run(usages, seconds, &reports[0][0]),
         None => run_of(&job, &reports),
     })
 }
@@ -328,72 +375,76 @@ fn run_limits(job: &Job, cpus: &[usize], interrupts: &Interrupts, deadline: Inst
     serde_json::from_str(&line).with_context(|| format!("reading a report: `{line}`"))
 }
 
-/// The figures of a run of messages.
-fn run_of(job: &Job, reports: &[[PassReport; 2]]) -> Run {
-    let [first, second] = &reports[0];
+/// The figures of a run of messages: for each pass the reports of all sides, the one of the first CPU first.
+fn run_of(job: &Job, reports: &[Vec<PassReport>]) -> Run {
+    let (first, others) = reports[0].split_first().expect("a run has a side");
     let roundtrip = job.workload == Workload::Roundtrip;
     let pass = &job.passes[0];
-    // The start is the sender's or the asker's, the end the receiver's or again the asker's: one clock for all processes.
-    let start_ns = if roundtrip { first.start_ns } else { second.start_ns };
+    // The start is that of who sends first or asks, the end the receiver's or again the asker's: one clock for all processes.
+    let start_ns = match others.iter().map(|other| other.start_ns).min() {
+        Some(start_ns) if !roundtrip => start_ns,
+        _ => first.start_ns,
+    };
     let elapsed_ns = first.end_ns.saturating_sub(start_ns) as f64;
     let seconds = elapsed_ns * 1e-9;
     let counted = job.passes.iter().zip(reports).find(|(pass, _)| pass.count_calls);
     let calls = counted.and_then(|(pass, reports)| {
-        Some(([reports[0].calls?, reports[1].calls?], job.workload.messages(pass.count) as f64))
+        let calls: Option<Vec<u64>> = reports.iter().map(|report| report.calls).collect();
+        Some((calls?, job.messages(pass.count) as f64))
     });
     let sleeps = |report: &PassReport| roundtrip.then(|| report.usage.voluntary_switches as f64 / pass.count as f64);
     let percentiles = reports.iter().find_map(|reports| reports[0].percentiles);
     let percentile = |of: fn(Percentiles) -> u64| percentiles.map(|percentiles| of(percentiles) as f64);
     let rate = |amount: f64| (!roundtrip && seconds > 0.0).then(|| amount / seconds);
-    // Both worked alone at the same time, too.
+    // All worked alone at the same time, too.
     let alone = job.passes.iter().zip(reports).find(|(pass, _)| pass.alone).map(|(_, reports)| reports);
     let alone_ns = |report: &PassReport| report.end_ns.saturating_sub(report.start_ns) as f64;
+    let cpu_seconds = |reports: &[PassReport]| reports.iter().map(|report| report.usage.cpu_seconds).sum::<f64>();
     let figures = Figures {
         seconds: Some(seconds),
-        share_of_own_speed: alone.map(|[first, second]| alone_ns(first).max(alone_ns(second)) / elapsed_ns),
-        cpu_to_own_work: alone.map(|[first_alone, second_alone]| {
-            (first.usage.cpu_seconds + second.usage.cpu_seconds)
-                / (first_alone.usage.cpu_seconds + second_alone.usage.cpu_seconds)
-        }),
-        messages_per_second: rate(pass.count as f64),
+        share_of_own_speed: alone.map(|alone| alone.iter().map(alone_ns).fold(0.0, f64::max) / elapsed_ns),
+        cpu_to_own_work: alone.map(|alone| cpu_seconds(&reports[0]) / cpu_seconds(alone)),
+        messages_per_second: rate(job.messages(pass.count) as f64),
         bytes_per_second: rate(first.bytes as f64),
         round_trip_ns: roundtrip.then(|| elapsed_ns / pass.count as f64 - 2000.0 * job.delay_us as f64),
         p50_ns: percentile(|p| p.p50_ns),
         p90_ns: percentile(|p| p.p90_ns),
         p99_ns: percentile(|p| p.p99_ns),
         p999_ns: percentile(|p| p.p999_ns),
-        cpu_seconds: Some(first.usage.cpu_seconds + second.usage.cpu_seconds),
-        syscalls_per_message: calls.map(|(calls, messages)| (calls[0] + calls[1]) as f64 / messages),
-        sleeps_per_wait: sleeps(first).zip(sleeps(second)).map(|(first, second)| first.min(second)),
+        cpu_seconds: Some(cpu_seconds(&reports[0])),
+        syscalls_per_message: calls.as_ref().map(|(calls, messages)| calls.iter().sum::<u64>() as f64 / messages),
+        sleeps_per_wait: reports[0].iter().filter_map(sleeps).reduce(f64::min),
         resident_bytes: first.resident_bytes.map(|bytes| bytes as f64),
         ..Figures::default()
     };
-    let side = |index: usize| {
-        let report = &reports[0][index];
-        SideFigures {
-            usage: report.usage,
-            syscalls_per_message: calls.map(|(calls, messages)| calls[index] as f64 / messages),
-            sleeps_per_wait: sleeps(report),
-        }
-    };
-    Run { figures, sides: by_role(job.workload, [side(0), side(1)]) }
+    let sides = reports[0].iter().enumerate().map(|(index, report)| SideFigures {
+        usage: report.usage,
+        syscalls_per_message: calls.as_ref().map(|(calls, messages)| calls[index] as f64 / messages),
+        sleeps_per_wait: sleeps(report),
+    });
+    Run { figures, sides: by_role(job.workload, sides) }
 }
 
 /// The figures of a window in which nothing was sent.
-fn idle_run(usages: [Usage; 2], seconds: f64, reports: &[PassReport; 2]) -> Run {
+fn idle_run(usages: [Usage; 2], seconds: f64, receiver: &PassReport) -> Run {
     let switches: u64 = usages.iter().map(|usage| usage.voluntary_switches + usage.involuntary_switches).sum();
     let figures = Figures {
         seconds: Some(seconds),
         cpu_seconds: Some(usages[0].cpu_seconds + usages[1].cpu_seconds),
         wakeups_per_second: Some(switches as f64 / seconds),
-        resident_bytes: reports[0].resident_bytes.map(|bytes| bytes as f64),
+        resident_bytes: receiver.resident_bytes.map(|bytes| bytes as f64),
         ..Figures::default()
     };
     Run { figures, sides: by_role(Workload::Idle, usages.map(|usage| SideFigures { usage, ..SideFigures::default() })) }
 }
 
-fn by_role(workload: Workload, sides: [SideFigures; 2]) -> BTreeMap<String, SideFigures> {
-    workload.roles().map(|role| role.name().to_string()).into_iter().zip(sides).collect()
+/// Senders of a fan-in have numbers.
+fn by_role(workload: Workload, sides: impl IntoIterator<Item = SideFigures>) -> BTreeMap<String, SideFigures> {
+    let name = |index: usize| match workload.roles() {
+        [_, role] if workload == Workload::FanIn && index > 0 => format!("{}-{index}", role.name()),
+        roles => roles[index].name().to_string(),
+    };
+    sides.into_iter().enumerate().map(|(index, side)| (name(index), side)).collect()
 }
 
 fn available_cpus() -> Result<Vec<usize>> {
@@ -540,10 +591,17 @@ impl Sides<'_> {
         Ok(())
     }
 
+    /// Starts one side more: `index` tells several of one role apart.
+    fn start(&mut self, job: &Job, role: Role, index: u32, cpus: &[usize]) -> Result<()> {
+        let cpu = cpus.get(role.cpu_index()).copied();
+        self.sides.push(Side::start(&Job { role, index, cpu, ..job.clone() })?);
+        Ok(())
+    }
+
     /// Starts one side more and has it do its part.
     fn come(&mut self, job: &Job, role: Role, cpus: &[usize]) -> Result<PassReport> {
         let index = self.sides.len();
-        self.sides.push(Side::start(&Job { role, cpu: cpus.get(role.cpu_index()).copied(), ..job.clone() })?);
+        self.start(job, role, 0, cpus)?;
         self.expect_word(index, "ready")?;
         self.order_go(index)?;
         if role.listens() {
@@ -656,6 +714,10 @@ mod tests {
             delay_us: 20,
             slow: Slow::Receiver,
             work_us: 20,
+            work_ns: 0,
+            senders: 2,
+            idle: 0,
+            threads: 2,
             systems: Vec::new(),
         }
     }
@@ -682,6 +744,10 @@ mod tests {
             capacity: 1 << 20,
             delay_us: 20,
             work_steps: [0; 2],
+            senders: 1,
+            idle: 0,
+            index: 0,
+            threads: 2,
             passes,
             cpu: None,
             directory: env::temp_dir(),
@@ -705,9 +771,35 @@ mod tests {
         };
         let together = [part(900, 2000, 1.0), part(1000, 1950, 0.2)];
         let alone = [part(5000, 5900, 0.9), part(5000, 5090, 0.1)];
-        let run = run_of(&job, &[together, alone]);
+        let run = run_of(&job, &[together.to_vec(), alone.to_vec()]);
         assert_eq!((run.figures.share_of_own_speed, run.figures.cpu_to_own_work), (Some(0.9), Some(1.2)));
         assert_eq!(run.figures.round_trip_ns, None);
+    }
+
+    #[test]
+    fn a_fan_in_lasts_from_the_first_that_sends_and_costs_what_all_cost() {
+        let passes =
+            vec![Pass { count: 10, ..Pass::default() }, Pass { count: 10, count_calls: true, ..Pass::default() }];
+        let job = Job { senders: 3, ..job_of(Workload::FanIn, passes) };
+        assert_eq!((0..3).map(|index| job.share(index, 10)).collect::<Vec<_>>(), [4, 3, 3]);
+        let part = |start_ns, end_ns, calls| PassReport {
+            start_ns,
+            end_ns,
+            calls,
+            usage: Usage { cpu_seconds: 0.5, ..Usage::default() },
+            ..PassReport::default()
+        };
+        let timed = vec![
+            part(100, 1_000_001_000, None),
+            part(1000, 1200, None),
+            part(1100, 1300, None),
+            part(1050, 1990, None),
+        ];
+        let counted = vec![part(0, 1, Some(5)), part(0, 1, Some(1)), part(0, 1, Some(3)), part(0, 1, Some(1))];
+        let run = run_of(&job, &[timed, counted]);
+        assert_eq!((run.figures.seconds, run.figures.messages_per_second), (Some(1.0), Some(10.0)));
+        assert_eq!((run.figures.cpu_seconds, run.figures.syscalls_per_message), (Some(2.0), Some(1.0)));
+        assert_eq!(run.sides.keys().collect::<Vec<_>>(), ["receiver", "sender-1", "sender-2", "sender-3"]);
     }
 
     #[test]
@@ -716,7 +808,7 @@ mod tests {
         let usage = Usage { cpu_seconds: 0.25, voluntary_switches: 10, involuntary_switches: 0 };
         let asker = PassReport { start_ns: 1000, end_ns: 501_000, usage, ..PassReport::default() };
         let answerer = PassReport { usage: Usage { voluntary_switches: 9, ..usage }, ..PassReport::default() };
-        let run = run_of(&job, &[[asker, answerer]]);
+        let run = run_of(&job, &[vec![asker, answerer]]);
         assert_eq!(run.figures.round_trip_ns, Some(10_000.0));
         assert_eq!(run.figures.sleeps_per_wait, Some(0.9));
         assert_eq!(run.figures.cpu_seconds, Some(0.5));

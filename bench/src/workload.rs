@@ -14,6 +14,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    append, fan_in,
     measure::{self, CallCounter, Usage, delay, now_ns},
     parameters::{Job, Pass, Role, SystemName, Wait, Workload},
     systems::{
@@ -23,7 +24,7 @@ use crate::{
 };
 
 /// Messages before the first pass: enough for the paths to be loaded and the first pages touched.
-const WARM_UP: u64 = 16;
+pub const WARM_UP: u64 = 16;
 
 /// What a side found in one pass.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -67,6 +68,14 @@ pub fn side(job: &Job) -> Result<()> {
         ensure!(job.system == SystemName::PeltonPath, "only a channel that a directory keeps can be gone back to");
         return reattach(job);
     }
+    if job.system == SystemName::Limits {
+        return say(&limits::guard(job)?);
+    }
+    match job.workload {
+        Workload::FanIn => return fan_in::side(job),
+        Workload::Append => return append::side(job),
+        _ => {}
+    }
     match job.system {
         SystemName::PeltonC => serve_in_c(job),
         SystemName::Pelton => serve::<Pelton<BySocket>>(job),
@@ -75,26 +84,30 @@ pub fn side(job: &Job) -> Result<()> {
         SystemName::SockStream => serve::<SockStream>(job),
         SystemName::SockStreamBatched => serve::<SockStreamBatched>(job),
         SystemName::SockSeqpacket => serve::<SockSeqpacket>(job),
-        SystemName::Limits => say(&limits::guard(job)?),
+        system => bail!("{system:?} is no system of {:?}", job.workload),
     }
 }
 
-fn serve<S: System>(job: &Job) -> Result<()> {
+/// One side's part in any workload of two sides, and a sender's in a fan-in.
+pub fn serve<S: System>(job: &Job) -> Result<()> {
     let steps = job.work_steps();
     let mut payloads = Payloads::new(job.sizes.max as usize);
     match job.role {
         Role::Sender => {
             let mut sending = S::sending(job)?;
-            for n in 0..WARM_UP {
+            // Of several senders each has numbers of its own.
+            let first = fan_in::first_number(job.index);
+            payloads.prepare(first);
+            for n in first..first + WARM_UP {
                 send(&mut sending, &mut payloads, job.sizes.max as usize, n)?;
             }
             sending.flush()?;
             passes(job, |pass| {
                 let mut sizes = job.sizes.sequence();
-                payloads.prepare(0);
+                payloads.prepare(first);
                 let mut bytes = 0;
                 let section = Section::start(pass)?;
-                with_work(steps, 0..pass.count, |n| {
+                with_work(steps, first..first + job.share(job.index, pass.count), |n| {
                     let size = sizes.next_size();
                     send(&mut sending, &mut payloads, size, n)?;
                     bytes += size as u64;
@@ -124,7 +137,7 @@ fn serve<S: System>(job: &Job) -> Result<()> {
                 Ok(report)
             })
         }
-        Role::Filler => bail!("there is nothing to fill"),
+        Role::Filler | Role::Idler | Role::Appender => bail!("that is no part of this workload"),
         Role::Asker => {
             let (mut sending, mut receiving) = S::both(job)?;
             let delay_ns = job.delay_us * 1000;
@@ -191,8 +204,9 @@ fn serve_in_c(job: &Job) -> Result<()> {
     })
 }
 
-fn all_came(job: &Job, pass: &Pass, bytes: u64) -> Result<()> {
-    let wanted = job.sizes.total(pass.count);
+/// Whether all bytes of a pass have come.
+pub fn all_came(job: &Job, pass: &Pass, bytes: u64) -> Result<()> {
+    let wanted: u64 = (0..job.senders).map(|index| job.sizes.total(job.share(index, pass.count))).sum();
     ensure!(bytes == wanted, "{bytes} bytes came, wanted {wanted}");
     Ok(())
 }
@@ -263,7 +277,7 @@ fn reattach(job: &Job) -> Result<()> {
 
 /// Makes the passes as the asking process says, and then stays until that closes our input: a side that ended before the other has
 /// read its last message would be measured as a death.
-fn passes(job: &Job, mut pass_once: impl FnMut(&Pass) -> Result<PassReport>) -> Result<()> {
+pub fn passes(job: &Job, mut pass_once: impl FnMut(&Pass) -> Result<PassReport>) -> Result<()> {
     let mut orders = std::io::stdin().lock();
     let mut order = String::new();
     for pass in &job.passes {
@@ -274,7 +288,8 @@ fn passes(job: &Job, mut pass_once: impl FnMut(&Pass) -> Result<PassReport>) -> 
         if job.role.listens() {
             say(&"started")?;
         }
-        say(&if pass.alone { work_alone(job, pass)? } else { pass_once(pass)? })?;
+        let alone = pass.alone && job.workload != Workload::Append;
+        say(&if alone { work_alone(job, pass)? } else { pass_once(pass)? })?;
     }
     order.clear();
     orders.read_line(&mut order).context("waiting for the end")?;
@@ -322,7 +337,7 @@ fn work_on(steps: u64) {
 }
 
 /// One line of JSON to the process that asked.
-fn say(value: &impl Serialize) -> Result<()> {
+pub fn say(value: &impl Serialize) -> Result<()> {
     let mut output = std::io::stdout().lock();
     serde_json::to_writer(&mut output, value)?;
     output.write_all(b"\n")?;
@@ -331,20 +346,22 @@ fn say(value: &impl Serialize) -> Result<()> {
 }
 
 /// The part of a pass that is measured.
-struct Section {
+pub struct Section {
     usage: Usage,
     counter: Option<CallCounter>,
     start_ns: u64,
 }
 
 impl Section {
-    fn start(pass: &Pass) -> Result<Section> {
+    /// It starts here.
+    pub fn start(pass: &Pass) -> Result<Section> {
         let usage = Usage::of_self();
         let counter = if pass.count_calls { Some(CallCounter::start()?) } else { None };
         Ok(Section { usage, counter, start_ns: now_ns() })
     }
 
-    fn end(self, bytes: u64) -> Result<PassReport> {
+    /// It ends here.
+    pub fn end(self, bytes: u64) -> Result<PassReport> {
         let end_ns = now_ns();
         let calls = self.counter.map(CallCounter::stop).transpose()?;
         let usage = Usage::of_self().since(self.usage);
@@ -451,7 +468,7 @@ fn answer(
 
 /// The check of most messages: that all of it was really copied is kept from the optimiser, and that is all.
 #[inline]
-fn glance(message: &[u8]) -> bool {
+pub fn glance(message: &[u8]) -> bool {
     black_box(message.as_ptr());
     true
 }
@@ -469,7 +486,7 @@ fn pattern(at: usize) -> u8 {
 const NUMBER_BYTES: usize = 8;
 
 #[inline]
-fn stamp(payload: &mut [u8], n: u64) {
+pub fn stamp(payload: &mut [u8], n: u64) {
     match payload.first_chunk_mut::<NUMBER_BYTES>() {
         Some(first) => *first = n.to_le_bytes(),
         None => {
@@ -480,7 +497,7 @@ fn stamp(payload: &mut [u8], n: u64) {
 }
 
 #[inline]
-fn number(message: &[u8]) -> u64 {
+pub fn number(message: &[u8]) -> u64 {
     match message.first_chunk::<NUMBER_BYTES>() {
         Some(first) => u64::from_le_bytes(*first),
         None => message.iter().rev().fold(0, |number, byte| number << 8 | *byte as u64),

@@ -229,6 +229,98 @@ fn successors_are_timed_where_there_can_be_any() {
 }
 
 #[test]
+fn many_senders_are_measured_beside_one_and_those_that_idle_beside_none() {
+    let systems =
+        "pelton:block,pelton:epoll,pelton-alone:block,pelton-stream:block,sock-stream:block,sock-seqpacket:block";
+    for (senders, idle, size, count) in
+        [("3", "5", "256", "1000"), ("1", "0", "8", "10"), ("8", "0", "8..3000", "1000"), ("2", "40", "64", "2")]
+    {
+        let arguments =
+            ["fan-in", "--senders", senders, "--idle", idle, "--size", size, "--count", count, "--runs", "2"];
+        let (reports, ratios) = report(&[&arguments[..], &["--capacity", "65536", "--systems", systems]].concat());
+        assert_eq!(reports.len(), 6);
+        for system in &reports {
+            assert_eq!(system["skipped"], Value::Null, "{system}");
+            assert_eq!(system["workload"], "fan-in");
+            let parameters = &system["parameters"];
+            assert_eq!(parameters["senders"], senders.parse::<u64>().unwrap());
+            assert_eq!(parameters["idle"], idle.parse::<u64>().unwrap());
+            assert!(system["messages_per_second"].as_f64().unwrap() > 0.0, "{system}");
+            assert!(system["bytes_per_second"].as_f64().unwrap() > 0.0, "{system}");
+            // The receiver and each that sends; one of one, whatever was asked for.
+            let sides = if system["system"] == "pelton-stream" { 2 } else { 1 + senders.parse::<usize>().unwrap() };
+            let sides_found = system["runs"][1]["sides"].as_object().unwrap();
+            assert_eq!(sides_found.len(), sides, "{system}");
+            assert!(sides_found["receiver"]["cpu_seconds"].as_f64().unwrap() >= 0.0);
+            assert!(sides_found["sender-1"]["cpu_seconds"].as_f64().unwrap() >= 0.0);
+        }
+        assert_eq!(ratios["figure"], "messages_per_second");
+        for other in ["pelton-stream:block", "pelton-alone:block"] {
+            assert_eq!(ratios["ratios"][other]["runs"], 2);
+        }
+    }
+}
+
+#[test]
+fn what_threads_append_is_flushed_by_every_system() {
+    let systems = "pelton,bump,mutex-vec,array-queue,seg-queue";
+    // Of a buffer or two, and of one that is never full.
+    for (threads, count) in [("1", "60000"), ("3", "30000"), ("2", "1")] {
+        let arguments = ["append", "--threads", threads, "--count", count, "--runs", "2", "--systems", systems];
+        let (reports, ratios) = report(&arguments);
+        let names: Vec<&str> = reports.iter().map(|system| system["system"].as_str().unwrap()).collect();
+        assert_eq!(names.join(","), systems);
+        for system in &reports {
+            assert_eq!(system["skipped"], Value::Null, "{system}");
+            assert_eq!(system["parameters"]["threads"], threads.parse::<u64>().unwrap());
+            assert!(system["messages_per_second"].as_f64().unwrap() > 0.0, "{system}");
+            assert!(system["runs"][1]["sides"]["appender"]["cpu_seconds"].as_f64().unwrap() >= 0.0);
+        }
+        assert_eq!(ratios["figure"], "messages_per_second");
+        assert_eq!(ratios["ratios"].as_object().unwrap().len(), 4);
+    }
+}
+
+#[test]
+fn messages_of_other_sizes_are_appended_where_they_fit() {
+    for size in ["8", "21", "65536"] {
+        let arguments = ["append", "--size", size, "--count", "300", "--capacity", "262144", "--runs", "1"];
+        let (reports, _) = report(&[&arguments[..], &["--systems", "pelton,bump,mutex-vec,array-queue"]].concat());
+        for system in &reports[..3] {
+            assert_eq!(system["skipped"], Value::Null, "{system}");
+        }
+        assert!(reports[3]["skipped"].as_str().unwrap().contains("messages are of 16 bytes"), "{}", reports[3]);
+    }
+}
+
+#[test]
+fn threads_that_work_are_compared_with_their_work_alone() {
+    let arguments = ["append", "--work", "500", "--count", "3000", "--runs", "1", "--systems", "pelton,bump,limits"];
+    let (reports, ratios) = report(&arguments);
+    for system in &reports[..2] {
+        assert_eq!(system["parameters"]["work_ns"], 500);
+        assert!(system["share_of_own_speed"].as_f64().unwrap() > 0.0, "{system}");
+        assert!(system["cpu_to_own_work"].as_f64().unwrap() > 0.0, "{system}");
+    }
+    assert!(reports[2]["skipped"].as_str().unwrap().contains("no thread that works"), "{}", reports[2]);
+    assert_eq!(ratios["figure"], "share_of_own_speed");
+}
+
+#[test]
+fn a_system_of_another_workload_is_skipped_and_says_where_it_belongs() {
+    for (workload, system, words) in [
+        ("stream", "bump", "measure it with append"),
+        ("stream", "pelton-alone", "measure it with fan-in"),
+        ("append", "sock-stream", "another workload than append"),
+        ("fan-in", "pipe", "receives of many senders"),
+    ] {
+        let output = bench(&[workload, "--count", "10", "--runs", "1", "--systems", system]);
+        assert_eq!(output.status.code(), Some(1), "{workload} {system}");
+        assert!(String::from_utf8_lossy(&output.stdout).contains(words), "{output:?}");
+    }
+}
+
+#[test]
 fn nothing_measured_is_a_failure() {
     let output = bench(&["idle", "--systems", "limits", "--runs", "1"]);
     assert_eq!(output.status.code(), Some(1));

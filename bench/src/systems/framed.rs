@@ -3,11 +3,14 @@
 //! Without batching the sender makes one write per message, and the receiver's reads ask for as much as one largest message occupies, so
 //! that messages of one size take one read each. With batching both sides have 64 KiB of buffer.
 
-use std::io::IoSlice;
+use std::{
+    io::IoSlice,
+    os::fd::{AsFd, BorrowedFd},
+};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Receiving, Sending, wire::Wire};
+use super::{Receiving, Sending, many::OneOfMany, wire::Wire};
 
 /// The buffer of each side when batching.
 const BATCH_BYTES: usize = 64 * 1024;
@@ -103,7 +106,8 @@ impl FramedReceiving {
         Ok((rest.len() >= len).then_some(len))
     }
 
-    fn read(&mut self) -> Result<()> {
+    /// Room for more behind what is there.
+    fn make_room(&mut self) {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.start > 0 {
@@ -111,13 +115,56 @@ impl FramedReceiving {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
+    }
+
+    fn read(&mut self) -> Result<()> {
+        self.make_room();
         let room = &mut self.buffer[self.end..];
         let done = self.wire.again(|fd| rustix::io::read(fd, &mut *room)).context("reading")?;
+        self.note_read(done)
+    }
+
+    fn note_read(&mut self, done: usize) -> Result<()> {
         if done == 0 {
             bail!("the sender is gone before its last message");
         }
         self.end += done;
         Ok(())
+    }
+
+    #[inline]
+    fn show<R>(&mut self, len: usize, look: impl FnOnce(&[u8]) -> R) -> R {
+        let at = self.start + PREFIX_BYTES;
+        self.start = at + len;
+        look(&self.buffer[at..at + len])
+    }
+}
+
+impl AsFd for FramedReceiving {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wire.as_fd()
+    }
+}
+
+impl OneOfMany for FramedReceiving {
+    #[inline]
+    fn fetch(&mut self) -> Result<Option<usize>> {
+        loop {
+            if let Some(len) = self.whole()? {
+                return Ok(Some(len));
+            }
+            self.make_room();
+            let room = &mut self.buffer[self.end..];
+            match self.wire.at_once(|fd| rustix::io::read(fd, &mut *room)).context("reading")? {
+                Some(done) => self.note_read(done)?,
+                None => return Ok(None),
+            }
+        }
+    }
+
+    #[inline]
+    fn take<R>(&mut self, len: usize, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        Ok(self.show(len, look))
     }
 }
 
@@ -126,9 +173,7 @@ impl Receiving for FramedReceiving {
     fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         loop {
             if let Some(len) = self.whole()? {
-                let at = self.start + PREFIX_BYTES;
-                self.start = at + len;
-                return Ok(look(&self.buffer[at..at + len]));
+                return Ok(self.show(len, look));
             }
             self.read()?;
         }

@@ -49,7 +49,14 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
         Workload::Idle => bail!("limits.c has no idle channel"),
         Workload::Reattach => bail!("limits.c has no successors"),
         Workload::Lopsided => bail!("limits.c has no side that works"),
-        Workload::Stream if job.sizes.is_fixed() => {
+        Workload::Append if job.work_steps() > 0 => bail!("limits.c has no thread that works"),
+        Workload::Append if !job.sizes.is_fixed() || job.sizes.max > 4096 => {
+            bail!("limits.c appends messages of one size of up to 4096 bytes, wanted {}", job.sizes)
+        }
+        Workload::Append => {
+            vec!["append".to_string(), job.threads.to_string(), count.to_string(), job.sizes.max.to_string()]
+        }
+        Workload::Stream | Workload::FanIn if job.sizes.is_fixed() => {
             vec![
                 "stream".to_string(),
                 job.sizes.max.to_string(),
@@ -58,10 +65,10 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
                 "131072".to_string(),
             ]
         }
-        Workload::Stream if job.sizes.min != 1 => {
+        Workload::Stream | Workload::FanIn if job.sizes.min != 1 => {
             bail!("limits.c has random sizes from 1 up only, wanted {}", job.sizes)
         }
-        Workload::Stream => {
+        Workload::Stream | Workload::FanIn => {
             // A window must hold several of the largest messages: with 128 KiB those up to 512 KiB would hardly fit.
             let window = if job.sizes.max > 131_072 { 1_048_576 } else { 131_072 };
             vec![
@@ -102,8 +109,7 @@ pub fn guard(job: &Job) -> Result<Run> {
         if pass.count_calls {
             let counter = CallCounter::start()?;
             run(&program, &arguments)?;
-            result.figures.syscalls_per_message =
-                Some(counter.stop()? as f64 / job.workload.messages(pass.count) as f64);
+            result.figures.syscalls_per_message = Some(counter.stop()? as f64 / job.messages(pass.count) as f64);
             continue;
         }
         let before = Usage::of_children();

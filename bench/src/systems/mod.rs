@@ -1,10 +1,12 @@
 //! The systems under measurement. Each is a file that implements [`System`]; the workloads know nothing else of it. Two are not: limits.c
-//! brings all of its own, and a side in C its loops.
+//! brings all of its own, and a side in C its loops. Those that threads append to are in [`append`].
 
+pub mod append;
 pub mod c;
 mod compiled;
 mod framed;
 pub mod limits;
+mod many;
 mod pelton;
 mod pipe;
 mod socket;

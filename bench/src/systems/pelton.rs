@@ -91,6 +91,14 @@ impl<M: Meeting> System for Pelton<M> {
     }
 }
 
+impl Pelton<BySocket> {
+    /// The receiver of many senders, which come in while it receives.
+    pub fn gathering(job: &Job) -> Result<PeltonReceiving> {
+        let name = format!("unix:{}", job.directory.join("there").display());
+        PeltonReceiving::new(lasting(job).gather_at(&name).context("listening")?, job)
+    }
+}
+
 fn options(job: &Job) -> Options {
     lasting(job).connect_deadline(Instant::now() + CONNECT)
 }

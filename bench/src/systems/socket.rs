@@ -1,6 +1,9 @@
 //! Unix sockets, streams and packets.
 
-use std::{os::fd::OwnedFd, time::Duration};
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
 use rustix::{
@@ -11,9 +14,10 @@ use rustix::{
 use super::{
     Receiving, Sending, System,
     framed::{FramedReceiving, FramedSending},
+    many::{Many, OneOfMany},
     wire::Wire,
 };
-use crate::parameters::Job;
+use crate::parameters::{Job, Wait};
 
 /// One write per message.
 pub type SockStream = Stream<false>;
@@ -44,8 +48,24 @@ impl<const BATCHED: bool> System for Stream<BATCHED> {
     }
 }
 
+impl SockStream {
+    /// The receiver of many senders. Waits until all of them are connected.
+    pub fn gathering(job: &Job) -> Result<Many<FramedReceiving>> {
+        let end = |socket| Ok(FramedReceiving::new(Wire::incoming(socket, Wait::Spin)?, false, job.sizes.max as usize));
+        Many::new(job.wait, accepted(job, SocketType::STREAM)?.into_iter().map(end).collect::<Result<_>>()?)
+    }
+}
+
 /// A socket that keeps messages apart: one call per message and side, no length needed.
 pub struct SockSeqpacket;
+
+impl SockSeqpacket {
+    /// As [`SockStream::gathering`].
+    pub fn gathering(job: &Job) -> Result<Many<PacketReceiving>> {
+        let end = |socket| PacketReceiving::new(socket, job, Wait::Spin);
+        Many::new(job.wait, accepted(job, SocketType::SEQPACKET)?.into_iter().map(end).collect::<Result<_>>()?)
+    }
+}
 
 impl System for SockSeqpacket {
     type Sending = PacketSending;
@@ -56,13 +76,13 @@ impl System for SockSeqpacket {
     }
 
     fn receiving(job: &Job) -> Result<PacketReceiving> {
-        PacketReceiving::new(packet_socket(job)?, job)
+        PacketReceiving::new(packet_socket(job)?, job, job.wait)
     }
 
     fn both(job: &Job) -> Result<(PacketSending, PacketReceiving)> {
         let socket = packet_socket(job)?;
         let wire = Wire::outgoing(socket.try_clone()?, job.wait)?;
-        Ok((PacketSending { wire }, PacketReceiving::new(socket, job)?))
+        Ok((PacketSending { wire }, PacketReceiving::new(socket, job, job.wait)?))
     }
 }
 
@@ -90,8 +110,39 @@ pub struct PacketReceiving {
 }
 
 impl PacketReceiving {
-    fn new(socket: OwnedFd, job: &Job) -> Result<PacketReceiving> {
-        Ok(PacketReceiving { wire: Wire::incoming(socket, job.wait)?, buffer: vec![0; job.sizes.max as usize] })
+    fn new(socket: OwnedFd, job: &Job, wait: Wait) -> Result<PacketReceiving> {
+        Ok(PacketReceiving { wire: Wire::incoming(socket, wait)?, buffer: vec![0; job.sizes.max as usize] })
+    }
+
+    #[inline]
+    fn show<R>(&self, len: usize, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        if len == 0 {
+            bail!("the sender is gone before its last message");
+        }
+        let Some(packet) = self.buffer.get(..len) else {
+            bail!("a packet has {len} bytes, wanted at most {}", self.buffer.len());
+        };
+        Ok(look(packet))
+    }
+}
+
+impl AsFd for PacketReceiving {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wire.as_fd()
+    }
+}
+
+impl OneOfMany for PacketReceiving {
+    #[inline]
+    fn fetch(&mut self) -> Result<Option<usize>> {
+        let buffer = &mut self.buffer;
+        let received = self.wire.at_once(|fd| rustix::net::recv(fd, &mut buffer[..], RecvFlags::TRUNC));
+        Ok(received.context("receiving a packet")?.map(|(_, len)| len))
+    }
+
+    #[inline]
+    fn take<R>(&mut self, len: usize, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        self.show(len, look)
     }
 }
 
@@ -104,13 +155,7 @@ impl Receiving for PacketReceiving {
             .wire
             .again(|fd| rustix::net::recv(fd, &mut buffer[..], RecvFlags::TRUNC))
             .context("receiving a packet")?;
-        if len == 0 {
-            bail!("the sender is gone before its last message");
-        }
-        let Some(packet) = self.buffer.get(..len) else {
-            bail!("a packet has {len} bytes, wanted at most {}", self.buffer.len());
-        };
-        Ok(look(packet))
+        self.show(len, look)
     }
 }
 
@@ -137,25 +182,38 @@ fn packet_socket(job: &Job) -> Result<OwnedFd> {
     Ok(socket)
 }
 
+/// The one end of a connection; the other side's is the other.
 fn connected(job: &Job, kind: SocketType) -> Result<OwnedFd> {
-    let path = job.directory.join("socket");
-    let address = SocketAddrUnix::new(&path)
-        .with_context(|| format!("naming the socket {}: set TMPDIR to a shorter path", path.display()))?;
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).context("making a socket")?;
     if job.role.listens() {
-        rustix::net::bind(&socket, &address).with_context(|| format!("binding the socket {}", path.display()))?;
-        rustix::net::listen(&socket, 1).context("listening")?;
-        return rustix::net::accept_with(&socket, SocketFlags::CLOEXEC).context("accepting");
+        return accepted(job, kind)?.pop().context("nobody is to be accepted");
     }
+    let (socket, address) = named(job, kind)?;
     // The other side may not have come so far. Whoever started both ends this loop if it never does.
     loop {
         match rustix::net::connect(&socket, &address) {
             Ok(()) => return Ok(socket),
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::INTR) => std::thread::sleep(Duration::from_millis(1)),
             Err(error) => {
-                return Err(error).with_context(|| format!("connecting to {}", path.display()));
+                return Err(error).context("connecting to the run's socket");
             }
         }
     }
+}
+
+/// The ends of all who connect: one, but for a fan-in.
+fn accepted(job: &Job, kind: SocketType) -> Result<Vec<OwnedFd>> {
+    let (socket, address) = named(job, kind)?;
+    let all = job.senders + job.idle;
+    rustix::net::bind(&socket, &address).context("binding the run's socket")?;
+    rustix::net::listen(&socket, all as i32).context("listening")?;
+    (0..all).map(|_| rustix::net::accept_with(&socket, SocketFlags::CLOEXEC).context("accepting")).collect()
+}
+
+fn named(job: &Job, kind: SocketType) -> Result<(OwnedFd, SocketAddrUnix)> {
+    let path = job.directory.join("socket");
+    let address = SocketAddrUnix::new(&path)
+        .with_context(|| format!("naming the socket {}: set TMPDIR to a shorter path", path.display()))?;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).context("making a socket")?;
+    Ok((socket, address))
 }

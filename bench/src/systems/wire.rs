@@ -32,6 +32,12 @@ impl Watch {
     }
 }
 
+impl AsFd for Wire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 /// One direction of a pipe or socket.
 pub struct Wire {
     fd: OwnedFd,
@@ -55,6 +61,19 @@ impl Wire {
             .context("setting the descriptor's flags")?;
         let watch = if wait == Wait::Epoll { Some(Watch::new(&fd, flags)?) } else { None };
         Ok(Wire { fd, watch })
+    }
+
+    /// As [`Wire::again`], but answers `None` where it would have to wait, if the descriptor does not.
+    #[inline]
+    pub fn at_once<T>(&self, mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> Result<Option<T>> {
+        loop {
+            match call(self.fd.as_fd()) {
+                Ok(value) => return Ok(Some(value)),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Repeats the call until it is neither interrupted nor would have to wait, waiting between as the job says.

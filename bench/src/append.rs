@@ -1,0 +1,308 @@
+//! Threads of one process append messages, which are flushed by the buffer to a callback that counts them.
+//!
+//! Before the passes each system does a smaller one in which every record is looked at: its length and number, its place in the order of
+//! its thread, and all its bytes. In the passes a thread's messages all have the same bytes, and the callback looks at the first length
+//! of each buffer and at how many bytes so many messages have; at the end the sums must be exact.
+
+use std::{
+    hint::black_box,
+    panic,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use anyhow::{Result, bail, ensure};
+use crossbeam_queue::{ArrayQueue, SegQueue};
+
+use crate::{
+    fan_in::first_number,
+    parameters::{Job, Pass, SystemName},
+    systems::append::{AppendSystem, Appender, Bump, HEADER, MutexVec, Opened, Pelton, Queue, Sink, record_bytes},
+    workload::{PassReport, Section, buffers, number, passes, stamp, whole, work},
+};
+
+/// Messages of each thread that are looked at one by one: some buffers full, and one that is not.
+const LOOKED_AT: u64 = 100_000;
+
+/// Does all threads' part.
+pub fn side(job: &Job) -> Result<()> {
+    match job.system {
+        SystemName::Pelton => part::<Pelton>(job),
+        SystemName::Bump => part::<Bump>(job),
+        SystemName::MutexVec => part::<MutexVec>(job),
+        SystemName::ArrayQueue => part::<Queue<ArrayQueue<_>>>(job),
+        SystemName::SegQueue => part::<Queue<SegQueue<_>>>(job),
+        system => bail!("{system:?} is nothing to append to"),
+    }
+}
+
+fn part<S: AppendSystem>(job: &Job) -> Result<()> {
+    let size = job.sizes.max as usize;
+    let looking =
+        Arc::new(Looking { size, state: Mutex::new(Looked { due: first_numbers(job), ..Looked::default() }) });
+    let look = Pass { count: job.passes[0].count.min(LOOKED_AT), ..Pass::default() };
+    append::<S, true>(job, &look, looking.clone())?;
+    looking.finish(job, &look)?;
+    passes(job, |pass| {
+        if pass.alone {
+            return work_alone(job, pass);
+        }
+        let counting = Arc::new(Counting { size, ..Counting::default() });
+        let report = append::<S, false>(job, pass, counting.clone())?;
+        counting.finish(job, pass)?;
+        Ok(report)
+    })
+}
+
+fn first_numbers(job: &Job) -> Vec<u64> {
+    (0..job.threads).map(first_number).collect()
+}
+
+/// All threads append `pass.count` messages each. `NUMBERED`: each says whose it is and which.
+fn append<S: AppendSystem, const NUMBERED: bool>(job: &Job, pass: &Pass, sink: Arc<dyn Sink>) -> Result<PassReport> {
+    let Opened { appenders, consumer, finish } = S::open(job, pass.count, sink)?;
+    let section = Section::start(pass)?;
+    thread::scope(|scope| -> Result<()> {
+        let consumer = consumer.map(|consumer| scope.spawn(consumer));
+        let append =
+            |(thread, appender)| scope.spawn(move || append_all::<_, NUMBERED>(job, thread, appender, pass.count));
+        let threads: Vec<_> = (0..job.threads).zip(appenders).map(append).collect();
+        let ended: Vec<_> = threads.into_iter().chain(consumer).map(thread::ScopedJoinHandle::join).collect();
+        // What failed first made the others fail: an end that was gone, for instance.
+        ended.into_iter().try_for_each(|ended| ended.unwrap_or_else(|panic| panic::resume_unwind(panic)))
+    })?;
+    finish.map_or(Ok(()), |finish| finish())?;
+    section.end(job.messages(pass.count) * job.sizes.max as u64)
+}
+
+/// One thread's part.
+fn append_all<A: Appender, const NUMBERED: bool>(job: &Job, thread: u32, appender: A, count: u64) -> Result<()> {
+    let mut payload = buffers(job.sizes.max as usize)[0].clone();
+    stamp(&mut payload, first_number(thread));
+    // Of a size that the program knows, copied without a call.
+    match <[u8; 16]>::try_from(&payload[..]) {
+        Ok(mut payload) => append_each::<A, _, NUMBERED>(job, thread, appender, count, black_box(&mut payload)),
+        Err(_) => append_each::<A, _, NUMBERED>(job, thread, appender, count, black_box(&mut payload)),
+    }
+}
+
+fn append_each<A: Appender, P: AsRef<[u8]> + AsMut<[u8]>, const NUMBERED: bool>(
+    job: &Job,
+    thread: u32,
+    mut appender: A,
+    count: u64,
+    payload: &mut P,
+) -> Result<()> {
+    let steps = job.work_steps();
+    if NUMBERED {
+        for n in 0..count {
+            stamp(payload.as_mut(), first_number(thread) + n);
+            appender.append(n as u32, payload.as_ref())?;
+        }
+    } else if steps > 0 {
+        for n in 0..count {
+            work(steps);
+            appender.append(n as u32, payload.as_ref())?;
+        }
+    } else {
+        // Apart: even asking whether there is any work would be felt.
+        for n in 0..count {
+            appender.append(n as u32, payload.as_ref())?;
+        }
+    }
+    Ok(())
+}
+
+/// What all threads work for so many messages, without them.
+fn work_alone(job: &Job, pass: &Pass) -> Result<PassReport> {
+    let section = Section::start(pass)?;
+    thread::scope(|scope| {
+        for _ in 0..job.threads {
+            scope.spawn(|| (0..pass.count).for_each(|_| work(job.work_steps())));
+        }
+    });
+    section.end(0)
+}
+
+/// Counts what it is given.
+#[derive(Default)]
+struct Counting {
+    size: usize,
+    messages: AtomicU64,
+    bytes: AtomicU64,
+    wrong: AtomicBool,
+}
+
+impl Sink for Counting {
+    fn take(&self, records: &[u8], messages: u64) {
+        let len = number(records) as u32;
+        if len as usize != self.size || records.len() as u64 != messages * record_bytes(self.size) as u64 {
+            self.wrong.store(true, Ordering::Relaxed);
+        }
+        self.count(messages, records.len() as u64);
+    }
+
+    fn count(&self, messages: u64, bytes: u64) {
+        self.messages.fetch_add(messages, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn look(&self, _payload: &[u8]) {}
+
+    fn looks(&self) -> bool {
+        false
+    }
+}
+
+impl Counting {
+    fn finish(&self, job: &Job, pass: &Pass) -> Result<()> {
+        ensure!(!self.wrong.load(Ordering::Relaxed), "a buffer does not begin with a record, or is not full of them");
+        exact(job, pass, self.messages.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
+}
+
+fn exact(job: &Job, pass: &Pass, messages: u64, bytes: u64) -> Result<()> {
+    let wanted = job.messages(pass.count);
+    let bytes_wanted = wanted * record_bytes(job.sizes.max as usize) as u64;
+    ensure!(
+        (messages, bytes) == (wanted, bytes_wanted),
+        "{messages} messages in {bytes} bytes came, wanted {wanted} in {bytes_wanted}"
+    );
+    Ok(())
+}
+
+/// Looks at every record.
+struct Looking {
+    size: usize,
+    state: Mutex<Looked>,
+}
+
+#[derive(Default)]
+struct Looked {
+    /// The next number of each thread.
+    due: Vec<u64>,
+    messages: u64,
+    bytes: u64,
+    wrong: Option<String>,
+}
+
+impl Looked {
+    /// The next message of any thread; answers its number.
+    fn look(&mut self, payload: &[u8], size: usize) -> u64 {
+        let found = if payload.len() == size { number(payload) } else { u64::MAX };
+        match self.due.iter_mut().find(|due| **due == found) {
+            Some(due) if whole(payload) => *due += 1,
+            _ => self.fail(format!("message {found:#x} is none that is due, of {:x?}, or has other bytes", self.due)),
+        }
+        self.messages += 1;
+        found
+    }
+
+    fn fail(&mut self, reason: String) {
+        self.wrong.get_or_insert(reason);
+    }
+}
+
+impl Looking {
+    fn state(&self) -> MutexGuard<'_, Looked> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn finish(&self, job: &Job, pass: &Pass) -> Result<()> {
+        let state = self.state();
+        if let Some(reason) = &state.wrong {
+            bail!("{reason}");
+        }
+        exact(job, pass, state.messages, state.bytes)
+    }
+}
+
+impl Sink for Looking {
+    fn take(&self, records: &[u8], messages: u64) {
+        let mut state = self.state();
+        let before = state.messages;
+        state.bytes += records.len() as u64;
+        for record in records.chunks(record_bytes(self.size)) {
+            let (header, rest) = record.split_at(HEADER.min(record.len()));
+            let (len, counted) = (number(header) as u32 as usize, (number(header) >> 32) as u32);
+            let in_all = state.messages;
+            let payload = rest.get(..len).unwrap_or_default();
+            let own = state.look(payload, self.size);
+            // A message's number is its thread's, or where one thread makes all records, that one's.
+            if counted != own as u32 && counted != in_all as u32 {
+                state.fail(format!("the header of message {own:#x} has the number {counted}"));
+            }
+        }
+        if state.messages - before != messages {
+            state.fail(format!("a buffer of {} bytes is said to have {messages} messages", records.len()));
+        }
+    }
+
+    fn count(&self, _messages: u64, bytes: u64) {
+        self.state().bytes += bytes;
+    }
+
+    fn look(&self, payload: &[u8]) {
+        self.state().look(payload, self.size);
+    }
+
+    fn looks(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::systems::append::header;
+
+    const SIZE: usize = 20;
+
+    fn looking(threads: u32) -> Looking {
+        let due = (0..threads).map(first_number).collect();
+        Looking { size: SIZE, state: Mutex::new(Looked { due, ..Looked::default() }) }
+    }
+
+    fn record(thread: u32, n: u64) -> Vec<u8> {
+        let mut payload = buffers(SIZE)[0].clone();
+        stamp(&mut payload, first_number(thread) + n);
+        let mut record = header(n as u32, SIZE).to_le_bytes().to_vec();
+        record.extend(payload);
+        record.resize(record_bytes(SIZE), 0);
+        record
+    }
+
+    #[test]
+    fn a_record_lost_doubled_changed_or_out_of_order_is_seen() {
+        let wrong = |records: &[Vec<u8>], messages: u64| {
+            let looking = looking(2);
+            looking.take(&records.concat(), messages);
+            looking.state().wrong.clone()
+        };
+        let right = [record(0, 0), record(1, 0), record(1, 1), record(0, 1)];
+        assert_eq!(wrong(&right, 4), None);
+        assert!(wrong(&right, 5).unwrap().contains("said to have 5"));
+        let order = [record(0, 0), record(1, 1), record(1, 0)];
+        assert!(wrong(&order, 3).unwrap().contains("none that is due"));
+        assert!(wrong(&[record(0, 0), record(0, 0)], 2).unwrap().contains("none that is due"));
+        assert!(wrong(&[record(2, 0)], 1).unwrap().contains("none that is due"));
+        for (at, words) in [(0, "none that is due"), (4, "has the number"), (HEADER + SIZE - 1, "other bytes")] {
+            let mut changed = record(0, 0);
+            changed[at] ^= 4;
+            assert!(wrong(&[changed], 1).unwrap().contains(words), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_buffer_cut_off_is_seen_by_who_only_counts() {
+        let counting = Counting { size: SIZE, ..Counting::default() };
+        let records = [record(0, 0), record(0, 1)].concat();
+        counting.take(&records, 2);
+        assert!(!counting.wrong.load(Ordering::Relaxed));
+        counting.take(&records[..40], 2);
+        assert!(counting.wrong.load(Ordering::Relaxed));
+    }
+}
