@@ -36,15 +36,6 @@ pub const fn record_bytes(len: usize) -> usize {
 pub trait Sink: Send + Sync {
     /// So many records, back to back.
     fn take(&self, records: &[u8], messages: u64);
-
-    /// So many messages, of so many bytes as records, of a system that has them in no buffer of its own: it has looked at them itself.
-    fn count(&self, messages: u64, bytes: u64);
-
-    /// One of those messages, if they are to be looked at one by one.
-    fn look(&self, payload: &[u8]);
-
-    /// Whether they are to be.
-    fn looks(&self) -> bool;
 }
 
 /// What one thread appends by.
