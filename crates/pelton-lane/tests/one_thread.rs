@@ -431,8 +431,17 @@ fn marks_that_lead_astray_are_corrupt() {
         for (offset, word) in &words {
             pages.word(*offset).set(*word);
         }
+        let bound = match what {
+            "mark" => 1 << 31,
+            "place after a mark" => 4096 - 16,
+            "length of a record" => 2016,
+            "end of a record" => 4096 - 8,
+            _ => 1,
+        };
         match consumer.peek() {
-            Err(LaneError::Corrupt { what: found, .. }) => assert_eq!(found, what, "{words:x?}"),
+            Err(LaneError::Corrupt { what: found, wanted, .. }) => {
+                assert_eq!((found, wanted), (what, bound), "{words:x?}");
+            }
             other => panic!("{words:x?}: {other:?}"),
         }
         assert!(consumer.end_of_committed().is_err());
