@@ -267,3 +267,108 @@ fn a_position_outside_is_corrupt_and_so_is_one_without_a_number() {
         assert_eq!(producer, corrupt("tail"), "{position:?}");
     }
 }
+
+#[test]
+fn who_takes_a_page_over_goes_on_in_it() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    for bytes in [100, 20, 3] {
+        assert!(send(&mut producer, &payload(bytes, bytes as usize)));
+    }
+    assert_eq!(receive(&mut consumer), Some(payload(100, 100)));
+    let (tail, head) = (producer.tail(), consumer.head());
+    producer.close();
+    consumer.close();
+    // SAFETY: the pages outlive these, and those before do nothing any more.
+    let attach = |tail, head, floor| unsafe { Producer::attach(pages.memory, tail, head, floor, true) };
+    let far = Position { seq: tail.seq + 512, ..tail };
+    let too_many = LaneError::Corrupt { what: "records between head and tail", found: 512 + 2, wanted: 512 };
+    assert_eq!(attach(far, head, 0).map(|_| ()), Err(too_many));
+    assert!(attach(Position { seq: head.seq + 512, ..tail }, head, 0).is_ok(), "as many as the smallest records");
+    // SAFETY: as above.
+    let (mut producer, mut consumer) = unsafe {
+        let consumer = Consumer::attach(pages.memory, 2016, true).unwrap();
+        (attach(tail, head, tail.offset).unwrap(), consumer)
+    };
+    let page = producer.producer_page();
+    assert!(!page.is_closed() && !consumer.consumer_page().is_closed());
+    assert_eq!((page.tail_and_floor(), page.messages(), page.bytes()), ((tail, tail.offset), 3, 123));
+    assert_eq!((consumer.taken(), consumer.consumer_page().bytes()), (1, 100));
+    assert!(send(&mut producer, b"four"));
+    for bytes in [20, 3] {
+        assert_eq!(receive(&mut consumer), Some(payload(bytes, bytes as usize)));
+    }
+    assert_eq!(receive(&mut consumer).unwrap(), b"four");
+    assert_eq!(consumer.peek(), Ok(None));
+    assert_eq!((producer.producer_page().messages(), producer.producer_page().bytes()), (4, 127));
+    let page = consumer.consumer_page();
+    assert_eq!((consumer.taken(), page.messages(), page.bytes()), (4, 4, 127));
+    // A floor that a crash left without its jump.
+    let tail = producer.tail();
+    assert_eq!(attach(tail, tail, tail.offset + 64).unwrap().producer_page().tail_and_floor(), (tail, 0));
+}
+
+#[test]
+fn a_successor_of_the_consumer_begins_where_the_producer_saw_the_dead_one() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    assert!(send(&mut producer, b"released") && send(&mut producer, b"not released"));
+    release_one(&mut consumer);
+    assert_eq!(producer.look_at_head(), Ok(1));
+    let head = producer.head();
+    let elsewhere = Position { seq: head.seq + 1, ..head };
+    for (position, wanted) in [
+        (
+            elsewhere,
+            Err(LaneError::Corrupt { what: "the successor's head", found: elsewhere.pack(), wanted: head.pack() }),
+        ),
+        (head, Ok(1)),
+    ] {
+        let page = std::ptr::NonNull::from(Box::leak(Box::new(ConsumerPage::new(position, 2, 3))));
+        // SAFETY: the page is never freed, the receiver's lives as long as the test.
+        assert_eq!(unsafe { producer.attach_consumer(page, pages.memory.receiver, true) }, wanted);
+    }
+}
+
+#[test]
+fn what_is_cut_off_was_never_committed() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    for _ in 0..4 {
+        assert!(send(&mut producer, &[1; 792]));
+    }
+    release_one(&mut consumer);
+    release_one(&mut consumer);
+    // To the front, then behind the lap's end at 3264: a floor.
+    assert!(send(&mut producer, &[2; 992]) && send(&mut producer, &[3; 600]) && send(&mut producer, b"last"));
+    let head = consumer.head();
+    drop((producer, consumer));
+    let limit = message_bytes_limit(4096);
+    for (most, end, floor) in [(4, 3264 + 608, 3264), (3, 1000, 0)] {
+        let found = survey(&pages.memory.data, limit, head, most);
+        assert_eq!((found.end.offset, found.messages, found.floor, found.problem), (end, most, floor, None));
+        // SAFETY: nobody uses the lane.
+        unsafe { cut(&pages.memory.data, pages.memory.producer.as_ref(), &found) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { pages.memory.producer.as_ref() }.tail_and_floor(), (found.end, floor));
+        let all = survey(&pages.memory.data, limit, head, u64::MAX);
+        assert_eq!((all.end, all.messages, all.problem), (found.end, most, None));
+    }
+}
+
+#[test]
+fn every_short_size_is_copied_out_to_the_byte() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    for bytes in 0..200 {
+        let message = payload(bytes, bytes as usize);
+        assert!(send(&mut producer, &message));
+        let record = consumer.peek().unwrap().unwrap();
+        let mut copy = vec![0xa5; bytes as usize + 64];
+        // SAFETY: the copy is longer than the message.
+        unsafe { consumer.copy_out(&record, copy.as_mut_ptr().add(32)) };
+        assert_eq!(copy[32..][..bytes as usize], message);
+        assert!(copy[..32].iter().chain(&copy[32 + bytes as usize..]).all(|byte| *byte == 0xa5), "nothing beside it");
+        let _ = consumer.release(&record);
+    }
+}
