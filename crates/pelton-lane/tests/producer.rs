@@ -165,7 +165,7 @@ fn either_word_of_a_receiver_that_closes_is_believed() {
     // By its page alone it is told when the producer looks, which it does when there is no more room.
     let refused = loop {
         match producer.try_reserve(100) {
-            Ok(Some(space)) => assert_eq!(producer.commit(space, 100), Wake::None),
+            Ok(Some(space)) if producer.unreleased() < 100 => assert_eq!(producer.commit(space, 100), Wake::None),
             refused => break refused,
         }
     };
@@ -187,6 +187,7 @@ fn who_goes_on_without_a_consumer_is_told_only_of_the_next_ones_close() {
     let mut sent = 2;
     while send(&mut producer, &[1; 100]) {
         sent += 1;
+        assert!(sent < 100, "as long as there is room");
     }
     assert_eq!(producer.look_at_head(), Ok(sent));
     assert!(sent > 30, "as long as there is room");
@@ -311,23 +312,25 @@ fn who_takes_a_page_over_goes_on_in_it() {
 #[test]
 fn a_successor_of_the_consumer_begins_where_the_producer_saw_the_dead_one() {
     let pages = Pages::new(4096, Position::START);
+    let mut sleeper = sleeper_of(&pages);
     let (mut producer, mut consumer) = pages.attach();
     assert!(send(&mut producer, b"released") && send(&mut producer, b"not released"));
     release_one(&mut consumer);
     assert_eq!(producer.look_at_head(), Ok(1));
+    sleeper.close();
+    assert!(send(&mut producer, b"on its way"));
+    assert_eq!(producer.try_reserve(1), Err(LaneError::Closed));
     let head = producer.head();
     let elsewhere = Position { seq: head.seq + 1, ..head };
-    for (position, wanted) in [
-        (
-            elsewhere,
-            Err(LaneError::Corrupt { what: "the successor's head", found: elsewhere.pack(), wanted: head.pack() }),
-        ),
-        (head, Ok(1)),
-    ] {
+    let corrupt = LaneError::Corrupt { what: "the successor's head", found: elsewhere.pack(), wanted: head.pack() };
+    let mut receiver = ReceiverPage::new();
+    let receiver = std::ptr::NonNull::from(&mut receiver);
+    for (position, wanted) in [(elsewhere, Err(corrupt)), (head, Ok(2))] {
         let page = std::ptr::NonNull::from(Box::leak(Box::new(ConsumerPage::new(position, 2, 3))));
-        // SAFETY: the page is never freed, the receiver's lives as long as the test.
-        assert_eq!(unsafe { producer.attach_consumer(page, pages.memory.receiver, true) }, wanted);
+        // SAFETY: this page is never freed, the receiver's lives as long as the test.
+        assert_eq!(unsafe { producer.attach_consumer(page, receiver, true) }, wanted);
     }
+    assert!(send(&mut producer, b"to the successor"), "who closed has gone");
 }
 
 #[test]
