@@ -379,6 +379,8 @@ fn a_new_generation_is_marked_at_its_first_message_even_the_largest() {
         let _ = successor.commit(space, max);
         let record = consumer.peek().unwrap().unwrap();
         assert_eq!((record.bytes, record.descriptors, consumer.generation()), (max, 1, 2));
+        successor.close();
+        assert!(consumer.producer_closed(), "by the successor's page");
     }
 }
 
