@@ -451,6 +451,17 @@ fn marks_that_lead_astray_are_corrupt() {
 }
 
 #[test]
+fn the_last_place_of_the_data_takes_an_empty_message_behind_a_mark() {
+    let pages = Pages::new(4096, Position { offset: 4072, seq: 1 });
+    let (_producer, mut consumer) = pages.attach();
+    pages.word(4072).set(1 << 32 | 1 << 31 | 1 << 28 | 3);
+    pages.word(4080).set(1 << 32);
+    let record = consumer.peek().unwrap().unwrap();
+    assert_eq!((record.bytes, record.descriptors), (0, 3));
+    assert_eq!(consumer.end_of_committed(), Ok((Position { offset: 4088, seq: 2 }, 1)));
+}
+
+#[test]
 fn a_head_that_lies_is_corrupt_or_only_the_liars_loss() {
     for offset in [0u64, 8, 2048, 4088, 4096, 1 << 20, (u32::MAX as u64) << 3] {
         for seq in [0u32, 1, 2, 3, 4, 5, 6, 1000, u32::MAX] {
