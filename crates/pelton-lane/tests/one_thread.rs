@@ -372,6 +372,7 @@ fn a_new_generation_is_marked_at_its_first_message_even_the_largest() {
         let memory = Memory { producer: std::ptr::NonNull::from(&mut page), ..pages.memory };
         // SAFETY: the page outlives both sides, which are dropped before it at the end of this round.
         let mut successor = unsafe { Producer::attach(memory, tail, consumer.head(), 0, true).unwrap() };
+        assert_eq!(successor.producer_page().tail_and_floor(), (tail, 0), "for the next successor");
         // SAFETY: as above.
         unsafe { consumer.attach_producer(memory.producer, true) };
         let max = successor.message_bytes_max();
