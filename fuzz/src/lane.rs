@@ -16,7 +16,7 @@ pub fn lane(program: &[u8]) {
     let is_over = AtomicBool::new(false);
     let sides = Sides::new(&pages);
     std::thread::scope(|scope| {
-        if threads {
+        let scribbler = threads.then(|| {
             scope.spawn(|| {
                 // Again and again, as long as the others work.
                 while !is_over.load(Ordering::Relaxed) {
@@ -28,10 +28,13 @@ pub fn lane(program: &[u8]) {
                         }
                     }
                 }
-            });
-        }
-        let _over = Over(&is_over);
+            })
+        });
+        let over = Over(&is_over);
         sides.work(work, if threads { Program(&[]) } else { Program(lies.0) });
+        drop(over);
+        // The scope waits for what it does, this for its end: before, what it has on the heap is a leak to who looks for them.
+        scribbler.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
 

@@ -36,22 +36,26 @@ pub fn connected(program: &[u8]) {
     std::thread::scope(|scope| {
         let listener = Options::new().capacity(CAPACITY).listen(&place.name()).unwrap();
         let socket = place.socket();
-        scope.spawn(move || misbehave(if receives { RawPeer::sender(&socket) } else { RawPeer::receiver(&socket) }));
-        let _over = Over(&is_over);
+        let peer = move || misbehave(if receives { RawPeer::sender(&socket) } else { RawPeer::receiver(&socket) });
+        let peer = scope.spawn(peer);
+        let over = Over(&is_over);
         if receives {
             let mut receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
             let held = receiver.receive_until(Instant::now()).ok().flatten().map(|message| message.hold());
             (0..turns).for_each(|_| use_receiver(&mut receiver, None, "scribbled"));
             use_receiver(&mut receiver, held, "scribbled");
-            return;
+        } else {
+            let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
+            let bell = good_bell();
+            for _ in 0..turns {
+                use_sender(&mut sender, "scribbled");
+                let sent = sender.send_with_descriptors_until(b"x", &[bell.as_fd()], Instant::now());
+                assert!(!matches!(sent, Err(Error::System { .. })), "{sent:?}");
+            }
         }
-        let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
-        let bell = good_bell();
-        for _ in 0..turns {
-            use_sender(&mut sender, "scribbled");
-            let sent = sender.send_with_descriptors_until(b"x", &[bell.as_fd()], Instant::now());
-            assert!(!matches!(sent, Err(Error::System { .. })), "{sent:?}");
-        }
+        drop(over);
+        // The scope waits for what it does, this for its end: see `lane`.
+        peer.join().unwrap();
     });
     drop(place);
     assert_eq!(descriptors(), before, "descriptors were kept");

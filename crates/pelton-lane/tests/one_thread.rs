@@ -372,6 +372,7 @@ fn a_new_generation_is_marked_at_its_first_message_even_the_largest() {
         let memory = Memory { producer: std::ptr::NonNull::from(&mut page), ..pages.memory };
         // SAFETY: the page outlives both sides, which are dropped before it at the end of this round.
         let mut successor = unsafe { Producer::attach(memory, tail, consumer.head(), 0, true).unwrap() };
+        assert_eq!(successor.producer_page().tail_and_floor(), (tail, 0), "for the next successor");
         // SAFETY: as above.
         unsafe { consumer.attach_producer(memory.producer, true) };
         let max = successor.message_bytes_max();
@@ -379,6 +380,8 @@ fn a_new_generation_is_marked_at_its_first_message_even_the_largest() {
         let _ = successor.commit(space, max);
         let record = consumer.peek().unwrap().unwrap();
         assert_eq!((record.bytes, record.descriptors, consumer.generation()), (max, 1, 2));
+        successor.close();
+        assert!(consumer.producer_closed(), "by the successor's page");
     }
 }
 
@@ -431,12 +434,32 @@ fn marks_that_lead_astray_are_corrupt() {
         for (offset, word) in &words {
             pages.word(*offset).set(*word);
         }
+        let bound = match what {
+            "mark" => 1 << 31,
+            "place after a mark" => 4096 - 16,
+            "length of a record" => 2016,
+            "end of a record" => 4096 - 8,
+            _ => 1,
+        };
         match consumer.peek() {
-            Err(LaneError::Corrupt { what: found, .. }) => assert_eq!(found, what, "{words:x?}"),
+            Err(LaneError::Corrupt { what: found, wanted, .. }) => {
+                assert_eq!((found, wanted), (what, bound), "{words:x?}");
+            }
             other => panic!("{words:x?}: {other:?}"),
         }
         assert!(consumer.end_of_committed().is_err());
     }
+}
+
+#[test]
+fn the_last_place_of_the_data_takes_an_empty_message_behind_a_mark() {
+    let pages = Pages::new(4096, Position { offset: 4072, seq: 1 });
+    let (_producer, mut consumer) = pages.attach();
+    pages.word(4072).set(1 << 32 | 1 << 31 | 1 << 28 | 3);
+    pages.word(4080).set(1 << 32);
+    let record = consumer.peek().unwrap().unwrap();
+    assert_eq!((record.bytes, record.descriptors), (0, 3));
+    assert_eq!(consumer.end_of_committed(), Ok((Position { offset: 4088, seq: 2 }, 1)));
 }
 
 #[test]
@@ -546,6 +569,7 @@ fn what_is_idle_holds_no_record() {
     for number in 0..4000u64 {
         let message = payload(number, (number * 37 % 3000) as usize);
         while !send(&mut producer, &message) {
+            assert!(!queue.is_empty(), "an empty lane takes any message");
             assert_eq!(receive(&mut consumer), queue.pop_front());
         }
         queue.push_back(message);
@@ -570,7 +594,9 @@ fn what_is_idle_holds_no_record() {
 #[test]
 fn the_layout_signature_is_the_one_in_the_spec() {
     let spec = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../spec/layout.md")).unwrap();
-    assert!(spec.contains(&format!("{LAYOUT_SIGNATURE:#018x}")), "spec/layout.md has not {LAYOUT_SIGNATURE:#018x}");
+    // Not anywhere: the same line has the hash of nothing, too.
+    let signature = format!("Layout signature: **`{LAYOUT_SIGNATURE:#018x}`**");
+    assert!(spec.contains(&signature), "spec/layout.md has not {signature}");
     assert!(spec.contains(LAYOUT_TEXT), "spec/layout.md has not the text that the signature is of:\n{LAYOUT_TEXT}");
 }
 
