@@ -126,7 +126,7 @@ pub struct Waker {
 }
 
 /// Rings for messages of numbers no further apart count as near. A membarrier costs the sleeper 2 to 20 µs, and disturbs this
-/// side; the fences of so many messages 0.2 to 1 µs.
+/// side (docs/decisions/0009-fencing-by-choice.md); the fences of so many messages less than one.
 const NEAR: u32 = 16;
 /// So many near rings one after the other make a waker fence. A guess: enough that a wake now and then is none of them.
 const RINGS_TO_FENCE: u32 = if cfg!(loom) { 1 } else { 8 };

@@ -62,8 +62,8 @@ fn a_receiver_calls_no_membarrier_while_its_sender_rings_for_each_message_and_do
     let claim = "a_receiver_calls_no_membarrier_while_its_sender_rings_for_each_message_and_does_again_when_it_stops";
     let place = Place::new(claim);
     let role = Role::new("receive").with("name", place.path_name()).with("count", 500);
+    let child = Child::start(role.clone());
     let mut sender = sender(&role);
-    let child = Child::start(role);
     child.expect("here");
     let (sleep, fenced) = (Word::of(&place, "receiver", 128), Word::of(&place, "0.producer", 392));
     let until = deadline();

@@ -44,20 +44,21 @@ impl Meeting {
 
     /// Waits until the sleeper is on its way to something after `last`.
     fn next(&self, last: u64) -> u64 {
-        let mut looks = 0u32;
-        loop {
-            let going = self.going.0.load(Ordering::Acquire);
-            if going > last {
-                return going;
-            }
-            looks += 1;
-            // The two may be on one processor.
-            if looks.is_multiple_of(1 << 14) { std::thread::yield_now() } else { std::hint::spin_loop() }
-        }
+        wait_until(|| self.going.0.load(Ordering::Acquire) > last);
+        self.going.0.load(Ordering::Acquire)
     }
 
     fn is_done(&self, race: u64) -> bool {
         self.done.0.load(Ordering::Acquire) >= race
+    }
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let mut looks = 0u32;
+    while !condition() {
+        looks += 1;
+        // The two may be on one processor.
+        if looks.is_multiple_of(1 << 14) { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 }
 
@@ -243,9 +244,7 @@ impl Sleepy for Receiver {
             return race;
         }
         meeting.going.0.store(race, Ordering::Release);
-        while !meeting.is_done(race) {
-            std::thread::yield_now();
-        }
+        wait_until(|| meeting.is_done(race));
         for _ in 0..others {
             drop(self.try_receive().unwrap().expect("it has been sent"));
         }
