@@ -319,7 +319,13 @@ fn fence_a_producer_that_waits_for_room_is_rung_when_neither_side_has_membarrier
 /// is run in these models, and the light barrier is none: who cannot rely on fences does not sleep.
 #[test]
 fn fence_own_stop_a_receiver_that_relies_on_fences_by_choice_is_rung() {
-    sleep_model(3, false, || {
+    // By the message at which the sender stops, which nothing follows, and by the one after it.
+    relying_receiver(3);
+    relying_receiver(4);
+}
+
+fn relying_receiver(last: u8) {
+    sleep_model(3, false, move || {
         let pages = Pages::new(128, Position::START);
         let (mut producer, mut consumer) = (pages.producer(true), pages.consumer(true));
         // SAFETY: the pages live to the end of the model; this is the page's only writer.
@@ -336,14 +342,14 @@ fn fence_own_stop_a_receiver_that_relies_on_fences_by_choice_is_rung() {
         let sender = thread::spawn({
             let bell = bell.clone();
             move || {
-                for n in 3..=4u8 {
+                for n in 3..=last {
                     if try_send(&mut producer, &[n; 4]).unwrap() {
                         bell.ring();
                     }
                 }
             }
         });
-        for n in 3..=4u8 {
+        for n in 3..=last {
             while receive(&mut consumer, &[n; 4]).is_none() {
                 let mut relies = false;
                 sleeper.arm(|| relies = consumer.is_producer_fencing());

@@ -718,7 +718,6 @@ fn a_successor_fences_on_where_its_predecessor_said_so_and_stops_by_itself() {
     let mut sleeper = sleeper_of(&pages, true);
     while wake(&mut sleeper, &mut producer, &mut consumer).1 {}
     let (tail, head) = (producer.tail(), consumer.head());
-    drop(producer);
     // SAFETY: the pages live as long as the test; the one before is gone.
     let mut producer = unsafe { Producer::attach(pages.memory, tail, head, 0, true) }.unwrap();
     assert!(consumer.is_producer_fencing(), "somebody may sleep who relies on it");
