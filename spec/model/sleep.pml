@@ -10,6 +10,7 @@
  * MESSAGES  so many are sent                          LOSE    membarrier may be refused at any time, for good
  * CLOSES    the receiver may close at any time        DIES    the sender (1) or the receiver (2) may die at any time
  * LIVES     so many receivers, one after the other, take over the same pages, each with or without membarrier
+ * CHOOSES   a side that rings may fence from then on, and stop at any time; who reads that it fences leaves membarrier out
  * Whether each side has membarrier is tried both ways. The other names are mistakes, one each: with any, the model must fail. */
 
 #ifndef MESSAGES
@@ -78,8 +79,23 @@ end:
     od
 }
 
-/* The sleeper's half: with membarrier, what the other has stored so far is seen too, if its process is registered. */
+/* The sleeper's half: with membarrier, what the other has stored so far is seen too, if its process is registered. Not if the other
+ * says, behind the sleeper's own fence, that it fences. */
 inline barrier(who) {
+#ifdef CHOOSES
+#ifndef NO_OWN_FENCE
+    fence(who);
+#endif
+    if
+    :: memory[page(other(who)) + FENCED] -> skip
+    :: else -> membarrier(who)
+    fi
+#else
+    membarrier(who)
+#endif
+}
+
+inline membarrier(who) {
 #ifdef LOSE
     if
     :: registered[who] -> refused = 1
@@ -142,9 +158,9 @@ inline look_for_sleeper(who) {
     found = memory[page(other(who)) + SLEEP];
     if
 #ifdef WAKER_TRUSTS
-    :: found & UNBARRIERED ->
+    :: (found & UNBARRIERED) || fences ->
 #else
-    :: (found & UNBARRIERED) || !registered[who] ->
+    :: (found & UNBARRIERED) || fences || !registered[who] ->
 #endif
 #ifndef NO_FENCE
         fence(who);
@@ -153,12 +169,40 @@ inline look_for_sleeper(who) {
         found = memory[page(other(who)) + SLEEP]
     :: else
     fi
+#ifdef CHOOSES
+    ;
+    if
+    :: fences && registered[who] && !(found & UNBARRIERED) ->
+        fences = 0;
+        store(who, page(who) + FENCED, 0);
+#ifndef STOP_BLINDLY
+        fence(who);
+        found = memory[page(other(who)) + SLEEP];
+#endif
+        if
+        :: found & UNBARRIERED -> store(who, page(who) + FENCED, 1)
+        :: else
+        fi
+#ifdef BEGIN_ANYWHERE
+    :: fences = 1;
+        store(who, page(who) + FENCED, 1)
+#endif
+    :: skip
+    fi
+#endif
 }
 
 #define sleeps (found & ARMED && found / EPOCH != rung)
 
 inline ring(who) {
     rung = found / EPOCH;
+#ifdef CHOOSES
+    if
+    :: fences = 1;
+        store(who, page(who) + FENCED, 1)
+    :: skip
+    fi;
+#endif
     store(who, page(who) + RING, 1)
 }
 
@@ -175,7 +219,7 @@ inline close(who) {
 
 proctype sender() {
     byte sent, head, epoch = EPOCH, flags, found, rung, wanted;
-    bool nap, refused, all;
+    bool nap, refused, all, fences;
 #ifdef GUARD
     byte guard;
 #endif
@@ -274,7 +318,7 @@ over:
 
 proctype receiver() {
     byte taken, epoch = EPOCH, flags, found, rung, header, lives = 1;
-    bool nap, refused;
+    bool nap, refused, fences;
     {
 #ifndef SLEEPER_SILENT
         flags = (registered[R] -> 0 : UNBARRIERED);
@@ -367,7 +411,9 @@ proctype receiver() {
 #endif
             disarm(R);
             found = memory[page(S) + SLEEP];
-            store(R, page(R) + FENCED, ((found & UNBARRIERED) || !registered[R] -> 1 : 0));
+            /* What the one before said may be relied on already. */
+            fences = memory[page(R) + FENCED];
+            store(R, page(R) + FENCED, (fences || (found & UNBARRIERED) || !registered[R] -> 1 : 0));
             store(R, page(R) + RING, 1)
 #ifdef CLOSES
         :: goto close_now

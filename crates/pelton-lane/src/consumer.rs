@@ -368,7 +368,7 @@ impl Consumer {
         if (self.head().seq.wrapping_sub(target) as i32) < 0 {
             return Wake::None;
         }
-        self.waker.rang(epoch);
+        self.waker.rang(epoch, self.seq);
         let page = self.page();
         page.wakes_sent.store(page.wakes_sent.load(Relaxed).wrapping_add(1), Relaxed);
         step("consumer finds a sleeper: counted");
@@ -399,9 +399,14 @@ impl Consumer {
         step("consumer sleeps: counted");
     }
 
+    /// Whether the producer fences, so that a sleeper need not have its barrier reach it: see [`crate::Sleeper::arm`].
+    pub fn is_producer_fencing(&self) -> bool {
+        self.producer_page().is_fenced()
+    }
+
     /// Whether a sleep may last only a millisecond, because the producer is not yet known to fence.
     pub fn must_nap(&self, sleeper: &crate::Sleeper) -> bool {
-        sleeper.needs_fenced_wakers() && !self.producer_page().is_fenced()
+        sleeper.needs_fenced_wakers() && !self.is_producer_fencing()
     }
 
     /// Whether the producer has closed. Look at [`Consumer::peek`] once more after this says yes: what it committed

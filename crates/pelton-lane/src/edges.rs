@@ -9,7 +9,10 @@
 //! [sleep]    sleeper: store sleep word, barrier, look again  <->  waker: store header or head, barrier, load sleep word
 //!            store buffering: at least one of them sees the other's store, so either the sleeper sees the message or
 //!            the waker sees the sleeper. The same holds for what the sleeper stored before its word (room_seq). The waker's
-//!            barrier is a compiler fence while the sleeper's is a `membarrier`.
+//!            barrier is a compiler fence while the sleeper's is a `membarrier`. Likewise, of a waker that stops fencing and a
+//!            sleeper that may rely on it: store fenced = 0, fence, load sleep word  <->  store sleep word, fence, load fenced
+//! [fenced]   waker: store fenced = 1              ->  sleeper: load fenced, behind its fence
+//!            what was published (or released) before, without a fence, is visible to a sleeper that leaves its barrier out
 //!
 //! Under loom an edge can be weakened by name (`PELTON_WEAKEN=publish`), to show that a test fails without it.
 
@@ -29,6 +32,7 @@ pub(crate) struct Edge {
 pub(crate) const PUBLISH: Edge = Edge::named("publish");
 pub(crate) const RELEASE: Edge = Edge::named("release");
 pub(crate) const CLOSE: Edge = Edge::named("close");
+pub(crate) const FENCED: Edge = Edge::named("fenced");
 
 #[cfg(not(loom))]
 impl Edge {
@@ -73,9 +77,9 @@ pub(crate) fn light_barrier() {
     core::sync::atomic::compiler_fence(Ordering::SeqCst);
     // Loom has no membarrier: a light and a heavy barrier together order like two full fences (C++ P1202), so that is
     // what stands in for both, in the models where a membarrier reaches the waker; in the others nothing, lest a fence hide
-    // a missing edge, or a missing fence.
+    // a missing edge, or a missing fence. Without the heavy one the light one is nothing, whatever else the sleeper does.
     #[cfg(loom)]
-    if MEMBARRIER.get() && !weakened("light") {
+    if MEMBARRIER.get() && !weakened("light") && !weakened("heavy") {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
 }
@@ -92,14 +96,21 @@ pub fn model_membarrier(yes: bool) {
     MEMBARRIER.set(yes);
 }
 
-/// [sleep] The waker's half while it cannot rely on the sleeper's `membarrier`. SeqCst: the store of the header (or head)
-/// must not pass the load of the sleep word; if it did, the sleeper would sleep for ever on a message that is there.
+/// [sleep] A full fence; loom knows it by its `name`:
+///
+/// - `fence`: the waker's half while it cannot rely on the sleeper's `membarrier`, or lets the sleeper rely on its fences. SeqCst:
+///   the store of the header (or head) must not pass the load of the sleep word; if it did, the sleeper would sleep for ever on a
+///   message that is there.
+/// - `own`: the sleeper's, which is its half against wakers that fence. SeqCst: the store of its word must not pass the load of
+///   `fenced`, nor the look that follows.
+/// - `stop`: of a waker that stops fencing. SeqCst: the store of `fenced` must not pass the load of the sleep word.
 #[inline]
-pub(crate) fn full_fence() {
+#[cfg_attr(not(loom), allow(unused_variables, reason = "the name is for loom"))]
+pub(crate) fn full_fence(name: &'static str) {
     #[cfg(not(loom))]
     core::sync::atomic::fence(Ordering::SeqCst);
     #[cfg(loom)]
-    if !weakened("fence") {
+    if !weakened(name) {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
 }

@@ -401,9 +401,9 @@ impl ProducerPage {
         self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32 // [close]
     }
 
-    /// Whether the producer fences each publication. Relaxed: the sleeper that reads it naps until it says yes.
+    /// Whether the producer fences each publication from now on, until a look that sees who relied on it.
     pub fn is_fenced(&self) -> bool {
-        self.fenced.load(core::sync::atomic::Ordering::Relaxed) == 1
+        self.fenced.load(crate::edges::FENCED.load()) == 1 // [fenced]
     }
 
     /// The stored tail and floor, for whoever takes over or looks on; unchecked.
@@ -463,9 +463,9 @@ impl ConsumerPage {
         self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32 // [close]
     }
 
-    /// Whether the consumer fences each release. Relaxed: the sleeper that reads it naps until it says yes.
+    /// Whether the consumer fences each release from now on, until a look that sees who relied on it.
     pub fn is_fenced(&self) -> bool {
-        self.fenced.load(core::sync::atomic::Ordering::Relaxed) == 1
+        self.fenced.load(crate::edges::FENCED.load()) == 1 // [fenced]
     }
 
     /// The head, for whoever takes over or looks on; unchecked.

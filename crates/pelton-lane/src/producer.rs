@@ -541,7 +541,7 @@ impl Producer {
     fn attend(&mut self, attention: Attention) -> Wake {
         match attention {
             Attention::Sleeps(epoch) => {
-                self.waker.rang(epoch);
+                self.waker.rang(epoch, self.seq);
                 let page = self.page();
                 page.wakes_sent.store(page.wakes_sent.load(Relaxed).wrapping_add(1), Relaxed);
                 step("producer finds a sleeper: counted");
@@ -628,7 +628,8 @@ impl Producer {
     }
 
     /// Announces that the producer is about to sleep until there is room for a message of `bytes`, or, for `None`, until
-    /// the lane is empty. True: it still is not so, sleep. False: it is, do not. `barrier` as for [`Sleeper::arm`].
+    /// the lane is empty. True: it still is not so, sleep. False: it is, do not. `barrier` as for [`Sleeper::arm`]; it is not run
+    /// while the consumer fences.
     ///
     /// # Errors
     /// [`LaneError::Closed`] and [`LaneError::Corrupt`]: do not sleep either.
@@ -645,7 +646,13 @@ impl Producer {
         step("room_seq: before");
         self.page().room_seq.store(target.into(), Relaxed); // ordered by the barrier below [sleep]
         step("room_seq: after");
-        self.sleeper.arm(barrier);
+        // SAFETY: `attach`'s caller promises the mapping.
+        let consumer = unsafe { self.memory.consumer.as_ref() };
+        self.sleeper.arm(|| {
+            if !consumer.is_fenced() {
+                barrier();
+            }
+        });
         let looked = self.look();
         let there = looked.is_err()
             || match bytes {

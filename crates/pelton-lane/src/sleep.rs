@@ -6,11 +6,14 @@
 //! |---|---|
 //! | drain the descriptor | store header (or head) |
 //! | `arm`: store the word with the next epoch, armed | barrier: light, or full when either side says so |
-//! | barrier: `membarrier`, or a full fence | load the word |
+//! | full fence; `membarrier`, unless every waker says that it fences | load the word |
 //! | look again; `disarm` if there is something | armed, and this epoch not rung yet: ring the descriptor, once |
 //! | sleep; on waking `disarm` | |
+//!
+//! A waker that rings for nearly each message says so in its word `fenced` and fences, which spares the sleeper a
+//! `membarrier` each time; one that no longer rings takes it back, and looks at the sleep word once more.
 
-use crate::edges::{AtomicU32, AtomicU64, CLOSE, full_fence, light_barrier, step};
+use crate::edges::{AtomicU32, AtomicU64, CLOSE, FENCED, full_fence, light_barrier, step};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -54,12 +57,15 @@ impl Sleeper {
     }
 
     /// Announces a sleep and runs `barrier`. The caller then looks again at what it waits for, and sleeps only if it
-    /// still is not there. `barrier` is `membarrier(GLOBAL_EXPEDITED)` or a full fence, as said at attach.
+    /// still is not there. `barrier` is `membarrier(GLOBAL_EXPEDITED)`, as said at attach; or, behind the full fence that comes
+    /// before it, nothing, if each waker says that it fences ([`crate::Consumer::is_producer_fencing`]).
     pub fn arm(&mut self, barrier: impl FnOnce()) {
         let flags = self.value & (UNBARRIERED | CLOSED);
         step("arm: before");
         self.set((self.value & !FLAGS).wrapping_add(EPOCH) | flags | ARMED);
         step("arm: armed");
+        // Before `barrier` asks which wakers fence: one that is about to stop is seen to have, or sees this.
+        full_fence("own"); // [sleep]
         barrier(); // [sleep]
         step("arm: barrier");
     }
@@ -107,10 +113,26 @@ impl Sleeper {
 pub struct Waker {
     word: NonNull<AtomicU64>,
     fenced: NonNull<AtomicU32>,
-    /// Bits that count as set in whatever the word says; UNBARRIERED where this side must fence for a reason of its own.
+    /// Bits that count as set in whatever the word says; UNBARRIERED while this side fences, which is what `fenced` says too.
     always: u64,
+    registered: bool,
     rung: u64,
+    /// The number of the message that was rung for last.
+    rung_at: u32,
+    /// Rings of late, each near the one before.
+    rings: u32,
+    /// Looks since the last ring, while this side fences of its own choice.
+    quiet: u32,
 }
+
+/// Rings for messages of numbers no further apart count as near. A membarrier costs the sleeper 2 to 20 µs, and disturbs this
+/// side (docs/decisions/0009-fencing-by-choice.md); the fences of so many messages less than one.
+const NEAR: u32 = 16;
+/// So many near rings one after the other make a waker fence. A guess: enough that a wake now and then is none of them.
+const RINGS_TO_FENCE: u32 = if cfg!(loom) { 1 } else { 8 };
+/// So many looks without a ring make it stop. More than NEAR, lest it stop between two near rings; a stream that has begun is
+/// fenced no longer than that.
+const LOOKS_TO_STOP: u32 = if cfg!(loom) { 1 } else { 64 };
 
 // SAFETY: as for `Sleeper`; the word is only read, and `fenced` has this as its only writer.
 unsafe impl Send for Waker {}
@@ -143,17 +165,44 @@ impl Waker {
     /// The view of `word`. `fenced` is this side's own word that acknowledges fencing. `registered`: this process is
     /// registered for `membarrier`, so that the other's barrier reaches it.
     pub(crate) fn new(word: NonNull<AtomicU64>, fenced: NonNull<AtomicU32>, registered: bool) -> Waker {
-        let waker = Waker { word, fenced, always: if registered { 0 } else { UNBARRIERED }, rung: 0 };
         // SAFETY: the caller's memory lives as long as this (see `Data::new`).
-        let peer = unsafe { word.as_ref() }.load(Relaxed);
-        waker.acknowledge((peer | waker.always) & UNBARRIERED != 0);
+        let (peer, said) = unsafe { (word.as_ref().load(Relaxed), fenced.as_ref().load(Relaxed)) };
+        // What a predecessor said, or this side to another peer, may be relied on already.
+        let fences = !registered || peer & UNBARRIERED != 0 || said == 1;
+        let always = if fences { UNBARRIERED } else { 0 };
+        let waker = Waker { word, fenced, always, registered, rung: 0, rung_at: 0, rings: 0, quiet: 0 };
+        waker.say(fences);
         waker
     }
 
-    fn acknowledge(&self, fenced: bool) {
-        // SAFETY: as in `new`. Relaxed: the other side naps until it reads 1, whenever that is.
-        unsafe { self.fenced.as_ref() }.store(fenced as u32, Relaxed);
+    fn say(&self, fences: bool) {
+        // SAFETY: as in `new`.
+        unsafe { self.fenced.as_ref() }.store(fences as u32, FENCED.store()); // [fenced]
         step("fenced");
+    }
+
+    /// Each publication, or release, is followed by a full fence from now on.
+    fn begin_fencing(&mut self) {
+        if self.always == 0 {
+            (self.always, self.quiet) = (UNBARRIERED, 0);
+            self.say(true);
+        }
+    }
+
+    /// Takes that back. Answers the word as it is then: who announced a sleep relying on it is in there, or will see that it
+    /// cannot.
+    fn stop_fencing(&mut self) -> u64 {
+        self.say(false);
+        full_fence("stop"); // [sleep]
+        self.always = 0;
+        self.rings = 0;
+        // Relaxed: the fence orders it.
+        // SAFETY: as in `new`.
+        let word = unsafe { self.word.as_ref() }.load(Relaxed);
+        if word & UNBARRIERED != 0 {
+            self.begin_fencing();
+        }
+        word
     }
 
     /// After a store that the other side may be waiting for: whether something wants attention. The common answer, that
@@ -171,11 +220,17 @@ impl Waker {
     #[inline(never)]
     fn look(&mut self, mut word: u64) -> Attention {
         if (word | self.always) & UNBARRIERED != 0 {
-            full_fence(); // [sleep]
-            self.acknowledge(true);
+            full_fence("fence"); // [sleep]
+            self.begin_fencing();
             // Relaxed: as above; now behind the fence.
             // SAFETY: as in `new`.
             word = unsafe { self.word.as_ref() }.load(Relaxed);
+            if self.registered && word & UNBARRIERED == 0 {
+                self.quiet += 1;
+                if self.quiet > LOOKS_TO_STOP {
+                    word = self.stop_fencing();
+                }
+            }
         }
         if word & CLOSED != 0 && self.is_closed() {
             Attention::Closed
@@ -194,8 +249,15 @@ impl Waker {
         unsafe { self.word.as_ref() }.load(CLOSE.load()) & CLOSED != 0 // [close]
     }
 
-    /// Notes that this epoch has been rung: once is enough.
-    pub(crate) fn rang(&mut self, epoch: u64) {
+    /// Notes that this epoch has been rung: once is enough. `seq` is the number of the message behind the one that it was
+    /// rung for.
+    pub(crate) fn rang(&mut self, epoch: u64, seq: u32) {
         self.rung = epoch;
+        self.rings = if seq.wrapping_sub(self.rung_at) <= NEAR { self.rings + 1 } else { 0 };
+        (self.rung_at, self.quiet) = (seq, 0);
+        if self.rings >= RINGS_TO_FENCE {
+            self.begin_fencing();
+            self.rings = 0;
+        }
     }
 }

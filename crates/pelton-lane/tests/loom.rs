@@ -315,6 +315,116 @@ fn fence_a_producer_that_waits_for_room_is_rung_when_neither_side_has_membarrier
     sleeping_producer(false, false);
 }
 
+/// [sleep], by choice: a sleeper that relies on the sender's fences is rung, also by one that has just stopped. No membarrier
+/// is run in these models, and the light barrier is none: who cannot rely on fences does not sleep.
+#[test]
+fn fence_own_stop_a_receiver_that_relies_on_fences_by_choice_is_rung() {
+    // By the message at which the sender stops, which nothing follows, and by the one after it.
+    relying_receiver(3);
+    relying_receiver(4);
+}
+
+fn relying_receiver(last: u8) {
+    sleep_model(3, false, move || {
+        let pages = Pages::new(128, Position::START);
+        let (mut producer, mut consumer) = (pages.producer(true), pages.consumer(true));
+        // SAFETY: the pages live to the end of the model; this is the page's only writer.
+        let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
+        // A ring, after which it fences, and a message that nobody waits for, so that it stops at the next such.
+        sleeper.arm(|| ());
+        assert_eq!(try_send(&mut producer, &[1; 4]), Some(true));
+        sleeper.disarm();
+        assert!(receive(&mut consumer, &[1; 4]).is_some());
+        assert_eq!(try_send(&mut producer, &[2; 4]), Some(false));
+        assert!(receive(&mut consumer, &[2; 4]).is_some());
+        assert!(consumer.is_producer_fencing());
+        let bell = Bell::new();
+        let sender = thread::spawn({
+            let bell = bell.clone();
+            move || {
+                for n in 3..=last {
+                    if try_send(&mut producer, &[n; 4]).unwrap() {
+                        bell.ring();
+                    }
+                }
+            }
+        });
+        for n in 3..=last {
+            while receive(&mut consumer, &[n; 4]).is_none() {
+                let mut relies = false;
+                sleeper.arm(|| relies = consumer.is_producer_fencing());
+                if consumer.peek().unwrap().is_none() {
+                    if relies { bell.wait() } else { thread::yield_now() }
+                }
+                sleeper.disarm();
+            }
+        }
+        sender.join().unwrap();
+    });
+}
+
+/// [sleep], by choice, the other way round: a producer that waits for room, and a consumer that stops fencing meanwhile.
+#[test]
+fn fence_own_stop_a_producer_that_relies_on_fences_by_choice_is_rung() {
+    sleep_model(3, false, || {
+        let pages = Pages::new(128, Position::START);
+        let (mut producer, mut consumer) = (pages.producer(true), pages.consumer(true));
+        assert_eq!(try_send(&mut producer, &[1; 32]), Some(false));
+        // A ring, after which it fences, and a release that nobody waits for, so that it stops at the next such.
+        assert!(producer.arm(None, || ()).unwrap());
+        assert_eq!(receive(&mut consumer, &[1; 32]), Some(true));
+        producer.disarm();
+        assert_eq!(try_send(&mut producer, &[2; 32]), Some(false));
+        assert_eq!(receive(&mut consumer, &[2; 32]), Some(false));
+        assert!(consumer.consumer_page().is_fenced());
+        let bell = Bell::new();
+        for n in 3..=4u8 {
+            assert_eq!(try_send(&mut producer, &[n; 32]), Some(false));
+        }
+        let sender = thread::spawn({
+            let bell = bell.clone();
+            move || {
+                while producer.look_at_head().unwrap() != 0 {
+                    let mut relies = true;
+                    if producer.arm(None, || relies = false).unwrap() {
+                        if relies { bell.wait() } else { thread::yield_now() }
+                    }
+                    producer.disarm();
+                }
+            }
+        });
+        for n in 3..=4u8 {
+            if receive(&mut consumer, &[n; 32]).unwrap() {
+                bell.ring();
+            }
+        }
+        sender.join().unwrap();
+    });
+}
+
+/// [fenced]: what was published before the sender began to fence is seen by a sleeper that relies on that.
+#[test]
+fn fenced_what_was_published_without_a_fence_is_seen_by_who_relies_on_fences() {
+    sleep_model(4, false, || {
+        let pages = Pages::new(128, Position::START);
+        let (mut producer, mut consumer) = (pages.producer(true), pages.consumer(true));
+        // SAFETY: the pages live to the end of the model; this is the page's only writer.
+        let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
+        sleeper.arm(|| ());
+        let sender = thread::spawn(move || {
+            try_send(&mut producer, &[1; 4]).unwrap();
+        });
+        // It has not slept, and announces its next sleep before it is rung for the first.
+        sleeper.disarm();
+        let mut relies = false;
+        sleeper.arm(|| relies = consumer.is_producer_fencing());
+        if relies {
+            assert!(receive(&mut consumer, &[1; 4]).is_some(), "the sender fences, and its message is not there");
+        }
+        sender.join().unwrap();
+    });
+}
+
 /// [close]: what was committed before closing is there once closing is seen.
 #[test]
 fn close_the_last_message_is_seen_before_the_end() {

@@ -641,6 +641,139 @@ fn a_waker_says_that_it_fences_once_it_is_asked_to_and_not_before() {
     assert!(!producer.has_consumer_closed(), "asking is not closing");
 }
 
+/// Sends a message; answers whether somebody is to be rung.
+fn rings(producer: &mut Producer) -> bool {
+    let space = producer.try_reserve(1).unwrap().expect("there is room");
+    producer.commit(space, 1) == Wake::Ring
+}
+
+/// Has the receiver announce a sleep, and the producer send; answers whether it rang, and whether the sleeper called for its
+/// barrier.
+fn wake(sleeper: &mut Sleeper, producer: &mut Producer, consumer: &mut Consumer) -> (bool, bool) {
+    let mut barrier = false;
+    sleeper.arm(|| barrier = !consumer.is_producer_fencing());
+    let rang = rings(producer);
+    sleeper.disarm();
+    receive(consumer).unwrap();
+    (rang, barrier)
+}
+
+#[test]
+fn a_waker_that_rings_for_nearly_each_message_fences_until_it_no_longer_does() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    let mut sleeper = sleeper_of(&pages, true);
+    for _ in 0..2 {
+        let mut with_barrier = 0;
+        while let (true, barrier) = wake(&mut sleeper, &mut producer, &mut consumer)
+            && barrier
+        {
+            with_barrier += 1;
+            assert!(with_barrier < 20, "it never begins to fence");
+        }
+        assert!(with_barrier > 2, "one wake or two are no habit");
+        // Some messages for which nobody is rung, between two rings, change nothing.
+        for _ in 0..10 {
+            for _ in 0..15 {
+                assert!(!rings(&mut producer));
+                receive(&mut consumer).unwrap();
+            }
+            assert_eq!(wake(&mut sleeper, &mut producer, &mut consumer), (true, false));
+        }
+        // A stream: it stops, soon, and for good.
+        let mut fenced = 0;
+        for _ in 0..1000 {
+            assert!(!rings(&mut producer));
+            receive(&mut consumer).unwrap();
+            fenced += u32::from(consumer.is_producer_fencing());
+        }
+        assert!((16..=100).contains(&fenced), "it fenced {fenced} messages of a stream");
+        // Rings far apart are no reason.
+        for _ in 0..50 {
+            for _ in 0..50 {
+                assert!(!rings(&mut producer));
+                receive(&mut consumer).unwrap();
+            }
+            assert_eq!(wake(&mut sleeper, &mut producer, &mut consumer), (true, true));
+        }
+    }
+}
+
+#[test]
+fn who_sleeps_when_its_waker_stops_fencing_is_rung() {
+    let mut stopped = 0;
+    // One of these messages is that at which it stops.
+    for quiet in 0..100 {
+        let pages = Pages::new(4096, Position::START);
+        let (mut producer, mut consumer) = pages.attach();
+        let mut sleeper = sleeper_of(&pages, true);
+        while wake(&mut sleeper, &mut producer, &mut consumer).1 {}
+        for _ in 0..quiet {
+            assert!(!rings(&mut producer));
+            receive(&mut consumer).unwrap();
+        }
+        let (rang, barrier) = wake(&mut sleeper, &mut producer, &mut consumer);
+        assert!(rang);
+        stopped += u32::from(!barrier && !consumer.is_producer_fencing());
+    }
+    assert_eq!(stopped, 1);
+}
+
+#[test]
+fn a_producer_that_waits_for_room_leaves_its_barrier_out_while_the_consumer_fences() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    let mut with_barrier = 0;
+    for _ in 0..100 {
+        send(&mut producer, b"x");
+        let mut barrier = false;
+        assert!(producer.arm(None, || barrier = true).unwrap());
+        assert_eq!(barrier, !consumer.consumer_page().is_fenced());
+        with_barrier += u32::from(barrier);
+        let record = consumer.peek().unwrap().unwrap();
+        assert_eq!(consumer.release(&record), Wake::Ring);
+        producer.disarm();
+    }
+    assert!((3..20).contains(&with_barrier), "{with_barrier} barriers in a hundred sleeps");
+}
+
+#[test]
+fn a_successor_fences_on_where_its_predecessor_said_so_and_stops_by_itself() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    let mut sleeper = sleeper_of(&pages, true);
+    while wake(&mut sleeper, &mut producer, &mut consumer).1 {}
+    let (tail, head) = (producer.tail(), consumer.head());
+    // SAFETY: the pages live as long as the test; the one before is gone.
+    let mut producer = unsafe { Producer::attach(pages.memory, tail, head, 0, true) }.unwrap();
+    assert!(consumer.is_producer_fencing(), "somebody may sleep who relies on it");
+    assert_eq!(wake(&mut sleeper, &mut producer, &mut consumer), (true, false));
+    for _ in 0..100 {
+        assert!(!rings(&mut producer));
+        receive(&mut consumer).unwrap();
+    }
+    assert!(!consumer.is_producer_fencing());
+}
+
+#[test]
+fn who_cannot_be_reached_by_a_membarrier_or_is_asked_to_fence_never_stops() {
+    for registered in [true, false] {
+        let pages = Pages::new(4096, Position::START);
+        let mut sleeper = sleeper_of(&pages, registered);
+        // SAFETY: as above.
+        let mut producer =
+            unsafe { Producer::attach(pages.memory, Position::START, Position::START, 0, !registered) }.unwrap();
+        // SAFETY: as above.
+        let mut consumer = unsafe { Consumer::attach(pages.memory, 4096, true) }.unwrap();
+        for _ in 0..200 {
+            assert!(!rings(&mut producer));
+            receive(&mut consumer).unwrap();
+            assert!(consumer.is_producer_fencing());
+        }
+        assert_eq!(wake(&mut sleeper, &mut producer, &mut consumer), (true, false));
+    }
+}
+
 #[test]
 fn a_receivers_word_says_that_it_closed_and_only_then() {
     let pages = Pages::new(4096, Position::START);

@@ -855,7 +855,9 @@ impl Side for Receiver {
 
     fn arm(&mut self) -> Result<bool> {
         let mut everywhere = true;
-        self.sleeper.arm(|| everywhere = os::membarrier::barrier());
+        // Who comes after this rings first.
+        let do_fence = || self.lanes.iter().all(|lane| !lane.is_sender_here() || lane.consumer.is_producer_fencing());
+        self.sleeper.arm(|| everywhere = do_fence() || os::membarrier::barrier());
         if !everywhere {
             self.sleeper.lose_barrier();
         }

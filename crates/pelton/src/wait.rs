@@ -65,18 +65,24 @@ const SPIN_MAX: Duration = Duration::from_micros(10);
 const LOADS_PER_CLOCK: u32 = 32;
 /// Failed spins after which the next ones are this much shorter: by halves, down to 1/16.
 const SHORTEST: u32 = 4;
+/// Failed spins after which one is long enough for a peer that sleeps to be woken and to answer: two sides that wait for each
+/// other would otherwise go on sleeping when once something has kept both. At once when they begin to; later seldom enough to be
+/// no cost, 1 µs for each sleep.
+const LONG_AFTER: [u32; 2] = [1, 64];
+const SPIN_LONG: Duration = Duration::from_micros(50);
 
 /// How long to spin before sleeping, by what it brought lately.
 #[derive(Debug)]
 pub(crate) struct Spin {
     wait: Wait,
     one_processor: bool,
-    halvings: u32,
+    /// Since one last paid, or was long.
+    failed: u32,
 }
 
 impl Spin {
     pub(crate) fn new(wait: Wait, peer: Option<crate::Peer>) -> Spin {
-        let mut spin = Spin { wait, one_processor: false, halvings: 0 };
+        let mut spin = Spin { wait, one_processor: false, failed: 0 };
         spin.meet(peer);
         spin
     }
@@ -86,6 +92,19 @@ impl Spin {
         if let Some(peer) = peer {
             self.one_processor = !os::has_two_processors(peer.pid);
         }
+    }
+
+    fn longest(&self) -> Duration {
+        if LONG_AFTER.contains(&self.failed) { SPIN_LONG } else { SPIN_MAX / (1 << self.failed.min(SHORTEST)) }
+    }
+
+    fn has_paid(&mut self) {
+        let was_long = LONG_AFTER.contains(&self.failed);
+        self.failed = if was_long { 0 } else { self.failed.min(SHORTEST).saturating_sub(1) };
+    }
+
+    fn has_failed(&mut self) {
+        self.failed = if self.failed == LONG_AFTER[1] { SHORTEST } else { self.failed + 1 };
     }
 
     /// Looks that may be made before the wait proper.
@@ -110,8 +129,7 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
                 }
             }
             if side.look()? {
-                let spin = side.spin();
-                spin.halvings = spin.halvings.saturating_sub(1);
+                side.spin().has_paid();
                 return Ok(true);
             }
             // The clock comes late: most waits are over before.
@@ -126,12 +144,11 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
                 if one_processor {
                     std::thread::yield_now();
                 }
-            } else if now >= *until.get_or_insert_with(|| now + SPIN_MAX / (1 << side.spin().halvings)) {
+            } else if now >= *until.get_or_insert_with(|| now + side.spin().longest()) {
                 break;
             }
         }
-        let spin = side.spin();
-        spin.halvings = (spin.halvings + 1).min(SHORTEST);
+        side.spin().has_failed();
     }
     loop {
         if !side.arm()? {

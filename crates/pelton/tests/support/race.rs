@@ -44,20 +44,21 @@ impl Meeting {
 
     /// Waits until the sleeper is on its way to something after `last`.
     fn next(&self, last: u64) -> u64 {
-        let mut looks = 0u32;
-        loop {
-            let going = self.going.0.load(Ordering::Acquire);
-            if going > last {
-                return going;
-            }
-            looks += 1;
-            // The two may be on one processor.
-            if looks.is_multiple_of(1 << 14) { std::thread::yield_now() } else { std::hint::spin_loop() }
-        }
+        wait_until(|| self.going.0.load(Ordering::Acquire) > last);
+        self.going.0.load(Ordering::Acquire)
     }
 
     fn is_done(&self, race: u64) -> bool {
         self.done.0.load(Ordering::Acquire) >= race
+    }
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let mut looks = 0u32;
+    while !condition() {
+        looks += 1;
+        // The two may be on one processor.
+        if looks.is_multiple_of(1 << 14) { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 }
 
@@ -126,6 +127,17 @@ impl std::fmt::Display for Tally {
         write!(f, "{} races: {both:.1} % saw each other, {woken:.1} % woken by the bell, ", self.races)?;
         write!(f, "{looked:.1} % found it on looking again; {} wake-ups lost", self.lost)
     }
+}
+
+/// So many messages that no race is about come before that of this number. A waker that rings for nearly each message fences, and
+/// one that does not stops: by turns, of `span` numbers, both.
+fn between(number: u64, span: u64) -> u64 {
+    if (number / span).is_multiple_of(2) { 0 } else { 40 + number * 37 % 40 }
+}
+
+/// Of a receiver's races: instead of the one of this number.
+fn instead(race: u64) -> u64 {
+    if race.is_multiple_of(2) { 0 } else { between(race, 64) }
 }
 
 /// A moment before the waker's part, steered to where the outcome is open.
@@ -201,7 +213,7 @@ trait Sleepy {
     /// How often it has slept in a call.
     fn sleeps(&self) -> u64;
     /// Goes to where it will wait; the number of the race is one that the waker understands.
-    fn begin(&mut self, last: u64) -> u64;
+    fn begin(&mut self, last: u64, meeting: &Meeting) -> u64;
 }
 
 /// A receiver that waits for a message with the number of the race.
@@ -225,8 +237,18 @@ impl Sleepy for Receiver {
     fn sleeps(&self) -> u64 {
         self.counters().sleeps
     }
-    fn begin(&mut self, last: u64) -> u64 {
-        last + 1
+    fn begin(&mut self, last: u64, meeting: &Meeting) -> u64 {
+        let race = last + 1;
+        let others = instead(race);
+        if others == 0 {
+            return race;
+        }
+        meeting.going.0.store(race, Ordering::Release);
+        wait_until(|| meeting.is_done(race));
+        for _ in 0..others {
+            drop(self.try_receive().unwrap().expect("it has been sent"));
+        }
+        race + 1
     }
 }
 
@@ -247,8 +269,12 @@ impl Sleepy for Sender {
     fn sleeps(&self) -> u64 {
         self.counters().sleeps
     }
-    fn begin(&mut self, last: u64) -> u64 {
+    fn begin(&mut self, last: u64, _meeting: &Meeting) -> u64 {
         let mut sent = last;
+        for _ in 0..between(last, 1024) {
+            self.try_reserve(8).unwrap().expect("the lane is empty").commit().unwrap();
+            sent += 1;
+        }
         while let Some(room) = self.try_reserve(LARGE).unwrap() {
             // Nobody reads what is in it.
             room.commit().unwrap();
@@ -263,7 +289,7 @@ fn sleep_again_and_again(side: &mut impl Sleepy, meeting: &Meeting, races: u64) 
     let mut tally = Tally::default();
     let (mut race, mut blocks) = (0, true);
     while tally.races < races && tally.lost < ENOUGH {
-        race = side.begin(race);
+        race = side.begin(race, meeting);
         RACE.store(race, Ordering::Relaxed);
         tally.races += 1;
         let manner = Manner::of(race);
@@ -318,8 +344,9 @@ fn is_rung(fd: BorrowedFd<'_>, meeting: &Meeting, race: u64, manner: Manner) -> 
     }
 }
 
-/// The waker's part: `act` does it, for the race of that number, and answers how often it has rung so far.
-fn wake_again_and_again(meeting: &Meeting, seed: u64, mut act: impl FnMut(u64, &mut Random) -> u64) -> Tally {
+/// The waker's part: `act` does it, for the race of that number, and answers how often it has rung so far; `None` if that was no
+/// race.
+fn wake_again_and_again(meeting: &Meeting, seed: u64, mut act: impl FnMut(u64, &mut Random) -> Option<u64>) -> Tally {
     let mut moment = Moment { most: [500.0, 2000.0, 10_000.0], random: Random::new(seed) };
     let mut tally = Tally::default();
     let mut race = 0;
@@ -334,8 +361,10 @@ fn wake_again_and_again(meeting: &Meeting, seed: u64, mut act: impl FnMut(u64, &
         let rung = act(race, &mut moment.random);
         // Relaxed would do on this processor and not on others: what the calls did comes first.
         meeting.done.0.store(race, Ordering::Release);
-        moment.steer(manner, rung > tally.rang);
-        tally.rang = rung;
+        if let Some(rung) = rung {
+            moment.steer(manner, rung > tally.rang);
+            tally.rang = rung;
+        }
     }
 }
 
@@ -348,10 +377,15 @@ fn play(end: End, meeting: &'static Meeting, role: &Role) -> Tally {
         ("message", End::Sender(mut sender)) => {
             let mut bytes = [0; LARGE];
             wake_again_and_again(meeting, seed, |race, random| {
+                let others = instead(race);
+                if others > 0 {
+                    (0..others).for_each(|_| assert_eq!(sender.try_send(&[0; 8]).unwrap(), Sent::Sent));
+                    return None;
+                }
                 bytes[..8].copy_from_slice(&race.to_le_bytes());
                 let sent = sender.try_send(&bytes[..[8, 100, LARGE][random.below(3) as usize]]).unwrap();
                 assert_eq!(sent, Sent::Sent, "race {race}");
-                sender.counters().wakes_sent
+                Some(sender.counters().wakes_sent)
             })
         }
         ("room", End::Receiver(mut receiver)) => {
@@ -364,7 +398,7 @@ fn play(end: End, meeting: &'static Meeting, role: &Role) -> Tally {
                         std::hint::black_box(turn);
                     }
                 }
-                receiver.counters().wakes_sent
+                Some(receiver.counters().wakes_sent)
             })
         }
         (wanted, _) => panic!("nobody waits for a {wanted}"),
