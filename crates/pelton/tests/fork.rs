@@ -22,12 +22,13 @@ fn main() {
         ("dropping_inherited_handles_leaves_the_childs_own_descriptors_alone", dropping_closes_nothing),
         ("a_death_is_told_though_a_child_lives_on", a_death_is_told_though_a_child_lives_on),
     ];
-    let fork_cases: [Case<fn()>; 5] = [
+    let fork_cases: [Case<fn()>; 6] = [
         ("inherited_descriptors_are_closed_in_a_child", inherited_descriptors_are_closed),
         ("exec_leaves_no_descriptor", exec_leaves_no_descriptor),
         ("a_listener_does_not_stay_alive_in_a_child", a_listener_does_not_stay_alive_in_a_child),
         ("forking_beside_threads_that_make_channels_does_not_hang", forking_beside_threads),
         ("forking_beside_threads_that_share_senders_does_not_hang", forking_beside_threads_that_share_senders),
+        ("forking_beside_threads_that_append_flushes_nothing_twice", forking_beside_threads_that_append),
     ];
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
     let (mut passed, mut failed) = (0, 0);
@@ -494,4 +495,52 @@ fn forking_beside_threads_that_share_senders() {
     drop(senders);
     assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"own");
     assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
+}
+
+fn forking_beside_threads_that_append() {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+    use std::time::Duration;
+    let flushed = std::sync::Arc::new(AtomicU64::new(0));
+    let count = flushed.clone();
+    let sink = move |runs: &[pelton::Run<'_>]| {
+        count.fetch_add(runs.iter().map(|run| u64::from(run.messages())).sum(), SeqCst);
+        Ok(())
+    };
+    let options = Options::new().flush_bytes(1 << 16).flush_interval(Some(Duration::from_millis(1)));
+    let appenders = options.append(sink).unwrap();
+    let mut own = Some(appenders.appender().unwrap());
+    let stop = AtomicBool::new(false);
+    let mut appended = 0;
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let mut appender = appenders.appender().unwrap();
+            let mut appended = 0;
+            while !stop.load(SeqCst) {
+                appender.append(&[7; 40]).unwrap();
+                appended += 1;
+            }
+            appended
+        });
+        let all = catch_unwind(AssertUnwindSafe(|| {
+            for _ in 0..200 {
+                own.as_mut().unwrap().append(b"own").unwrap();
+                appended += 1;
+                Forked::new(How::Fork, || {
+                    let mut own = own.take().unwrap();
+                    is_forked(own.append(b"x"));
+                    is_forked(own.reserve(1).map(|_| ()));
+                    is_forked(own.flush());
+                    is_forked(appenders.append(b"x"));
+                    is_forked(appenders.sync());
+                    drop((own, appenders.clone()));
+                })
+                .wait();
+            }
+        }));
+        stop.store(true, SeqCst);
+        appended += thread.join().unwrap();
+        all.unwrap();
+    });
+    drop((own, appenders));
+    assert_eq!(flushed.load(SeqCst), appended);
 }
