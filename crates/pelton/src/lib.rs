@@ -76,6 +76,12 @@
 //! waits at most another turn for each 32 idle ones. [`Options::gather`] does the same for threads, which make their senders
 //! by [`Senders`].
 //!
+//! # Whole buffers
+//! [`Options::flush`] takes what a receiver receives to a [`Sink`]: a closure, another channel ([`Forward`]), or a [`RecordFile`], which
+//! [`RecordReader`] and `pelton cat` read. It gets a bufferful at a time, uncopied, and what it took is released. Of a path channel each
+//! message is in the file once, also if the process is killed at any point and started again. [`Options::append`] does the same
+//! for threads that append, each to a buffer of its own, which it flushes itself when it is full.
+//!
 //! # In an event loop
 //! Both ends are `AsFd`. The descriptor is level-triggered in meaning, between `arm` and the next `arm`:
 //! 1. *arm*: [`Receiver::arm`] (or [`Sender::arm`]) answers `true` when nothing is there: go back to the loop.
