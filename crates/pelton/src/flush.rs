@@ -197,6 +197,18 @@ const NAP: Duration = Duration::from_millis(10);
 const RUNS_LOOKED_AT: usize = 64;
 
 impl Flush {
+    /// Whether a flush can be made with these options. For bindings, whose receiver stays where it is if not.
+    #[doc(hidden)]
+    pub fn check_options(options: &Options) -> Result<()> {
+        checked_bytes(options).map(drop)
+    }
+
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.receiver.is_forked()
+    }
+
     pub(crate) fn new(options: &Options, receiver: Receiver, sink: Box<dyn Sink>) -> Result<Flush> {
         Ok(Flush {
             receiver,
@@ -547,6 +559,12 @@ impl Appenders {
         Ok(Appenders { senders, shared: Arc::new(shared) })
     }
 
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.shared.owner.is_forked()
+    }
+
     /// A new appender, with a buffer of its own. Does not wait.
     ///
     /// # Errors
@@ -581,6 +599,19 @@ impl Appenders {
 }
 
 impl Appender {
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.shared.owner.is_forked()
+    }
+
+    /// Its sender. For bindings, which send and reserve by it what has room at once, and commit what they reserved.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn sender(&mut self) -> &mut Sender {
+        &mut self.sender
+    }
+
     /// Appends a message. Hands a full buffer to the sink, which takes as long as that takes and as long as other threads do that;
     /// else it waits for nothing.
     ///
