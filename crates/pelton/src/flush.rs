@@ -252,11 +252,12 @@ impl Flush {
             if let Some(end) = self.end.take() {
                 return if end.is_closed() { self.sink.sync().map(|()| true) } else { Err(end) };
             }
-            if !drained {
-                continue;
-            }
+            // Also while there is always more.
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
+            }
+            if !drained {
+                continue;
             }
             let due = self.since.zip(self.interval).map(|(since, interval)| since + interval);
             let nap = (!self.taken.is_empty()).then(|| Instant::now() + NAP);
