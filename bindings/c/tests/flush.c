@@ -1,4 +1,7 @@
-/* Flushing and appending: what the C interface adds to it: sinks that are functions, their numbers, files, handles and their mistakes. */
+/* Flushing and appending: what the C interface adds to it: sinks that are functions, their numbers, files, handles and their mistakes.
+ *
+ *     flush                 all tests
+ *     flush uncontended     those in which no thread waits for another that flushes, for ThreadSanitizer */
 #include "check.h"
 
 /* A message says whose it is, and which one. */
@@ -363,6 +366,31 @@ static void what_many_threads_append_comes_to_the_sink_once_and_in_their_order(v
     }
 }
 
+static void one_thread_flushes_while_others_append(void) {
+    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_appenders *appenders;
+    pthread_t threads[THREADS];
+    thread given[THREADS];
+    seen all;
+    pelton_sink sink = sink_of(&all);
+    /* All of a thread's messages fit into its buffer: it never flushes itself. */
+    options.flush_bytes = 8 << 20;
+    options.flush_interval_ns = PELTON_FOREVER;
+    OK(pelton_appenders_open(&options, &sink, &appenders));
+    for (uint32_t who = 0; who < THREADS; who++) {
+        given[who].appenders = appenders;
+        given[who].who = who;
+        CHECK(pthread_create(&threads[who], NULL, appends, &given[who]) == 0);
+    }
+    while (all.messages < THREADS * EACH) {
+        OK(pelton_appenders_flush(appenders));
+        sched_yield();
+    }
+    for (int who = 0; who < THREADS; who++) CHECK(pthread_join(threads[who], NULL) == 0 && all.next[who] == EACH);
+    OK(pelton_appenders_close(appenders));
+    CHECK(all.messages == THREADS * EACH);
+}
+
 static void what_is_reserved_is_seen_by_no_flush_until_it_is_committed(void) {
     pelton_options options = PELTON_OPTIONS_INIT;
     pelton_appenders *appenders;
@@ -674,7 +702,14 @@ static void a_file_that_would_be_too_large_is_followed_by_another(void) {
     }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    static const test uncontended[] = {
+        TEST(everything_sent_comes_to_the_sink_up_to_the_end),
+        TEST(a_sink_that_answers_a_number_below_0_has_taken_nothing),
+        TEST(one_thread_flushes_while_others_append),
+        TEST(what_is_reserved_is_seen_by_no_flush_until_it_is_committed),
+        TEST(what_is_in_a_record_file_is_read_back_while_it_grows),
+    };
     static const test tests[] = {
         TEST(everything_sent_comes_to_the_sink_up_to_the_end),
         TEST(a_sink_that_answers_a_number_below_0_has_taken_nothing),
@@ -684,6 +719,7 @@ int main(void) {
         TEST(a_program_of_an_older_header_is_understood),
         TEST(a_run_that_is_not_what_it_says_ends_early),
         TEST(what_many_threads_append_comes_to_the_sink_once_and_in_their_order),
+        TEST(one_thread_flushes_while_others_append),
         TEST(what_is_reserved_is_seen_by_no_flush_until_it_is_committed),
         TEST(a_full_buffer_is_handed_over_and_a_refusal_of_the_sink_is_told),
         TEST(mistakes_get_codes),
@@ -692,5 +728,6 @@ int main(void) {
         TEST(a_torn_end_is_told_and_cut_off_and_damage_is_passed_over),
         TEST(a_file_that_would_be_too_large_is_followed_by_another),
     };
+    if (argc > 1 && strcmp(argv[1], "uncontended") == 0) return run_tests(uncontended, sizeof uncontended / sizeof *uncontended);
     return run_tests(tests, sizeof tests / sizeof *tests);
 }
