@@ -684,7 +684,7 @@ static void a_file_that_would_be_too_large_is_followed_by_another(void) {
     sink.rotate_bytes = 4096;
     options.flush_interval_ns = PELTON_FOREVER;
     OK(pelton_flush_open(small_channel(&sender), &options, &sink, &flush));
-    static const char large[3000];
+    static const char large[3000] = {0};
     for (int i = 0; i < 2; i++) {
         OK(pelton_send(sender, large, sizeof large, PELTON_NO_WAIT));
         OK(pelton_flush_sync(flush));
