@@ -90,7 +90,7 @@ impl Sink for Callback {
 /// What a `pelton_sink` says.
 enum Given {
     Callback(Callback),
-    File(RecordFile),
+    File(Box<RecordFile>),
 }
 
 impl Given {
@@ -110,7 +110,7 @@ impl Given {
                 Ok(Given::Callback(Callback { write, context: sink.context, runs: Vec::new() }))
             }
             // SAFETY: the caller's promise.
-            None if !sink.path.is_null() => Ok(Given::File(unsafe { sink.file()? })),
+            None if !sink.path.is_null() => Ok(Given::File(Box::new(unsafe { sink.file()? }))),
             _ => Err(code::tell(code::OPTION, "a sink has either write or path, wanted one of them")),
         }
     }
@@ -118,14 +118,14 @@ impl Given {
     fn flush(self, options: &Options, receiver: pelton::Receiver) -> pelton::Result<Flush> {
         match self {
             Given::Callback(callback) => options.flush(receiver, callback),
-            Given::File(file) => options.flush(receiver, file),
+            Given::File(file) => options.flush(receiver, *file),
         }
     }
 
     fn append(self, options: &Options) -> pelton::Result<Appenders> {
         match self {
             Given::Callback(callback) => options.append(callback),
-            Given::File(file) => options.append(file),
+            Given::File(file) => options.append(*file),
         }
     }
 }
