@@ -117,7 +117,7 @@ static void everything_sent_comes_to_the_sink_up_to_the_end(void) {
         /* It is the flush's now. */
         REFUSES(pelton_receiver_close(receiver), PELTON_CLOSED_HANDLE, "receiver is closed");
         CHECK(pthread_create(&thread, NULL, sends, sender) == 0);
-        OK(pelton_flush_run(flush, SOON));
+        OK(pelton_flush_run(flush, PELTON_FOREVER));
         CHECK(pthread_join(thread, NULL) == 0);
         CHECK(all.next[1] == SENT && all.messages == SENT && all.first_seq == 1);
         CHECK(all.pid == (uint32_t)getpid() && all.uid == getuid());
@@ -184,6 +184,15 @@ static void a_deadline_ends_a_flush_and_it_goes_on(void) {
     REFUSES(pelton_drain(sender, SOON), PELTON_CLOSED, "1 messages were not released");
     OK(pelton_sender_close(sender));
     CHECK(all.messages == 1);
+    /* Not by time at all: at once. */
+    options.flush_interval_ns = PELTON_FOREVER;
+    sink = sink_of(&all);
+    OK(pelton_flush_open(small_channel(&sender), &options, &sink, &flush));
+    OK(pelton_send(sender, &message, sizeof message, PELTON_NO_WAIT));
+    ANSWERS(pelton_flush_run(flush, PELTON_NO_WAIT), PELTON_AGAIN);
+    CHECK(all.messages == 1);
+    OK(pelton_flush_close(flush));
+    OK(pelton_sender_close(sender));
 }
 
 static void sends_and_dies(const char *name) {
@@ -544,11 +553,14 @@ static void is_told_that_it_is_a_fork(const char *name) {
 }
 
 static void a_forked_child_flushes_nothing_of_its_parents(void) {
+    pelton_options options = PELTON_OPTIONS_INIT;
     pelton_sender *sender;
     note message = {0, 0};
     seen all, flushed;
     pelton_sink sink = sink_of(&all), other = sink_of(&flushed);
-    OK(pelton_appenders_open(NULL, &sink, &inherited));
+    /* No thread that flushes: a child has not got it, and what was that thread's would look lost there. */
+    options.flush_interval_ns = PELTON_FOREVER;
+    OK(pelton_appenders_open(&options, &sink, &inherited));
     OK(pelton_appender_open(inherited, &inherited_appender));
     OK(pelton_append(inherited_appender, &message, sizeof message));
     OK(pelton_flush_open(small_channel(&sender), NULL, &other, &inherited_flush));
