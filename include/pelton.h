@@ -148,7 +148,8 @@ typedef struct pelton_options {
     uint32_t announce;          /* pelton_gather: 1 has the receiver told of its senders' coming and going */
     uint32_t reserved;          /* 0 */
     uint64_t flush_bytes;       /* flushing: the sink is called when so much has come, 1 MiB, at most 1 GiB; a header of 8 bytes for each
-                                   message counts too, and filling up to a multiple of 8. Appending: also the size of each buffer */
+                                   message counts too, and filling up to a multiple of 8. Appending: also the size of each buffer, at
+                                   least 64 KiB */
     int64_t flush_interval_ns;  /* flushing: or so long after it came, 100 ms. PELTON_FOREVER: not by time; then pelton_flush_run calls the
                                    sink when nothing more is there */
 } pelton_options;
@@ -229,7 +230,8 @@ typedef struct pelton_record {
  * more. Or it takes nothing, and answers less than 0, an errno negated for instance: then nothing is released, all of it comes again with
  * the next flush, perhaps with more behind it, and whoever flushed is answered PELTON_SINK, with that number negated in errno. Called
  * by one thread at a time: the one that flushes, appends to a full buffer, closes the last of the appenders, or the library's own
- * for options.flush_interval_ns. It must return, and use neither the handles that lead to it nor wait for a thread that does. */
+ * for options.flush_interval_ns. It must return, and must neither use the handles that lead to it nor
+ * wait for a thread that does. */
 typedef int (*pelton_write)(void *context, const pelton_run *runs, size_t count);
 
 /* Where messages are flushed to: a function, or a record file, which pelton_records_open and `pelton cat` read. It is copied. Of these one
