@@ -7,7 +7,8 @@
  *   - by connect: one side listens under a name (pelton_listen), the other opens it (pelton_sender_open, pelton_receiver_open);
  *   - by path: both sides open a directory, "path:DIR", which keeps the messages when both are gone;
  *   - between threads of one process: pelton_threads.
- * A receiver of many senders, that come and go, is made by pelton_gather.
+ * A receiver of many senders, that come and go, is made by pelton_gather. What a receiver takes in is handed to a file, or a function, a
+ * bufferful at a time by pelton_flush_open, and what threads of one process write by pelton_appenders_open.
  *
  *     pelton_sender *s;                                             pelton_receiver *r;
  *     pelton_sender_open("events", NULL, &s);                       ... pelton_listen, pelton_accept_receiver
@@ -39,7 +40,7 @@
  *
  * THREADS. A handle is used by one thread at a time; which one does not matter, and need not stay the same, as long as one
  * thread's call has returned, and the other knows, before the other begins. Different handles are independent. Only
- * pelton_held_release, and what takes a pelton_senders but its close, may be called at any time from any thread.
+ * pelton_held_release, and what takes a pelton_senders or a pelton_appenders but their close, may be called at any time from any thread.
  *
  * UNITS. Sizes are in bytes, times in nanoseconds.
  */
@@ -98,7 +99,11 @@ extern "C" {
     X(PELTON_NOT_RESERVED, -26, "mistake of the caller: nothing is reserved, or no batch begun") \
     X(PELTON_RESERVED, -27, "mistake of the caller: commit or abort what is reserved first") \
     X(PELTON_NOT_RECEIVED, -28, "mistake of the caller: no message is received, or it was released already") \
-    X(PELTON_NOT_RELEASED, -29, "mistake of the caller: release or hold what was received first")
+    X(PELTON_NOT_RELEASED, -29, "mistake of the caller: release or hold what was received first") \
+    X(PELTON_SINK, -30, "the sink took nothing: nothing of it is released, and it comes again") \
+    X(PELTON_NOT_A_RECORD_FILE, -31, "what is at the path cannot be used as a record file") \
+    X(PELTON_DAMAGED, -32, "a record file is damaged somewhere, and goes on after that") \
+    X(PELTON_TORN, -33, "a record file's end is torn, as a killed writer leaves it: all before it is whole")
 
 enum pelton_code {
 #define PELTON_CODE_(name, number, text) name = number,
@@ -116,6 +121,10 @@ typedef struct pelton_receiver pelton_receiver;
 typedef struct pelton_listener pelton_listener;
 typedef struct pelton_senders pelton_senders; /* makes senders for threads, and is for all of them */
 typedef struct pelton_held pelton_held; /* a message kept after the receiver has gone on */
+typedef struct pelton_flush pelton_flush;         /* takes what a receiver receives to a sink */
+typedef struct pelton_appenders pelton_appenders; /* makes appenders for threads, and is for all of them */
+typedef struct pelton_appender pelton_appender;   /* what one thread appends by */
+typedef struct pelton_records pelton_records;     /* reads a record file */
 
 /* How a side waits (pelton_options.wait). */
 enum pelton_wait {
@@ -138,9 +147,14 @@ typedef struct pelton_options {
     uint32_t lanes;             /* the most senders at a time, at most 1024: path: 1, decided by its maker; pelton_gather: 1024 */
     uint32_t announce;          /* pelton_gather: 1 has the receiver told of its senders' coming and going */
     uint32_t reserved;          /* 0 */
+    uint64_t flush_bytes;       /* flushing: the sink is called when so much has come, 1 MiB, at most 1 GiB; a header of 8 bytes for each
+                                   message counts too, and filling up to a multiple of 8. Appending: also the size of each buffer, at
+                                   least 64 KiB */
+    int64_t flush_interval_ns;  /* flushing: or so long after it came, 100 ms. PELTON_FOREVER: not by time; then pelton_flush_run calls the
+                                   sink when nothing more is there */
 } pelton_options;
 
-#define PELTON_OPTIONS_INIT {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0, 0, 0}
+#define PELTON_OPTIONS_INIT {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* A message received in place. data stays good until the message is released; it is aligned to 8 bytes, and never NULL. Who
  * reads in place trusts the sender not to write after it has committed; pelton_receive_copy trusts nobody, nor does who copies data
@@ -188,6 +202,56 @@ typedef struct pelton_info {
     uint64_t wakes_sent;        /* times that this side rang the other */
     uint64_t depth_max;         /* sender: the most unreleased messages that it noticed */
 } pelton_info;
+
+/* A run of whole records of one lane, as the bytes they are: for each message a header, a little-endian u64 of seq << 32 | size; its
+ * bytes; and up to seven more, of any value, so that the next begins at a multiple of 8. pelton_run_next goes through them. */
+typedef struct pelton_run {
+    uint64_t lane_id[2]; /* the lane: tells it from any other that ever was */
+    const void *bytes;   /* the records, aligned to 8. A sender in another process that breaks the rules can change them at any time */
+    size_t size;
+    uint32_t first_seq;  /* the first message's number; the others follow, modulo 2^32 and leaving out 0 */
+    uint32_t messages;   /* how many, at least 1 */
+    uint32_t pid;        /* the process that sent them, 0 if that is not known, as of a path's sender that had gone before */
+    uint32_t uid;        /* its user, UINT32_MAX if that is not known */
+} pelton_run;
+
+/* A message of a run, or of a record file, with what the run says of it. */
+typedef struct pelton_record {
+    const void *data;    /* aligned to 8, never NULL */
+    size_t size;
+    uint64_t lane_id[2];
+    uint32_t seq;
+    uint32_t pid;
+    uint32_t uid;
+    uint32_t reserved;   /* 0 */
+} pelton_record;
+
+/* Takes all of the runs, in order, and answers 0 or more when it has them safely: then they are released, and must not be looked at any
+ * more. Or it takes nothing, and answers less than 0, an errno negated for instance: then nothing is released, all of it comes again with
+ * the next flush, perhaps with more behind it, and whoever flushed is answered PELTON_SINK, with that number negated in errno. Called
+ * by one thread at a time: the one that flushes, appends to a full buffer, closes the last of the appenders, or the library's own
+ * for options.flush_interval_ns. It must return, and must neither use the handles that lead to it nor
+ * wait for a thread that does. */
+typedef int (*pelton_write)(void *context, const pelton_run *runs, size_t count);
+
+/* Where messages are flushed to: a function, or a record file, which pelton_records_open and `pelton cat` read. It is copied. Of these one
+ * is given: write or path. */
+typedef struct pelton_sink {
+    uint32_t struct_bytes;     /* sizeof(pelton_sink), set by PELTON_SINK_INIT; later versions add at the end */
+    uint32_t reserved;         /* 0 */
+    pelton_write write;
+    void *context;             /* for write */
+    const char *path;          /* the file, made if it is not there, else gone on with: what a killed writer left torn is cut off */
+    uint64_t rotate_bytes;     /* a write that would make the file larger than this begins a new one: FILE is renamed to FILE.000001,
+                                  FILE.000002 and so on. 0: never */
+    uint64_t sync_bytes;       /* fdatasync each time that so much more is written; the next writes do not wait for it. 0: not for that */
+    int64_t sync_interval_ns;  /* fdatasync so long after something was written; 0: not for that */
+} pelton_sink;
+
+#define PELTON_SINK_INIT {(uint32_t)sizeof(pelton_sink), 0, NULL, NULL, NULL, 0, 0, 0}
+
+/* pelton_sink.sync_bytes: before each write counts as done. What is released is on the disk then. */
+#define PELTON_EACH_WRITE UINT64_MAX
 
 /* ---- The library ------------------------------------------------------------------------------------------------------- */
 
@@ -436,6 +500,141 @@ int pelton_sender_close(pelton_sender *sender);
 /* Closes and frees the handle, also while a message is not released, which counts as unreleased then. The sender is told PELTON_CLOSED
  * with how many were not released. As pelton_sender_close. */
 int pelton_receiver_close(pelton_receiver *receiver);
+
+/* ---- Flushing ---------------------------------------------------------------------------------------------------------- *
+ * What a receiver receives goes to a sink a bufferful at a time, without a copy on the way, and is released when the sink has it. Every
+ * message that was committed comes to the sink once, and in the order of its sender, also after that has died. If this process is
+ * killed at any point, a record file that is opened again by the next receiver knows what it has; a sink of one's own gets what was
+ * not released again, and tells by lane_id and seq what it has had. Descriptors that come with messages are closed.
+ *
+ *     pelton_sink sink = PELTON_SINK_INIT;
+ *     sink.path = "log";
+ *     pelton_flush_open(receiver, NULL, &sink, &flush);
+ *     while ((code = pelton_flush_run(flush, PELTON_FOREVER)) == PELTON_SINK || code == PELTON_NO_SPACE) ... make room, or wait
+ *     pelton_flush_close(flush);
+ *
+ * Errors of the sink, wherever something is handed to it: PELTON_SINK: write answered so. Of a record file: PELTON_NO_SPACE and
+ * PELTON_SYSTEM: the file is as it was. Nothing is released after any of them, and it can be tried again. PELTON_SYSTEM is also told
+ * of an earlier sync that has failed since, once: what was written before may not be on the disk. */
+
+/* Makes a flush of a receiver, which is closed as a handle, and goes on as part of the flush: pelton_senders and held messages stay good.
+ * Does not wait. If it fails, the receiver is as before.
+ * Errors: PELTON_NOT_RELEASED: a message is received. PELTON_OPTION: of the options, or the sink. Of a record file: PELTON_ROLE_TAKEN:
+ * another handle writes to it; PELTON_DAMAGED: it is broken in the middle, and was not changed: move it away; PELTON_NOT_A_RECORD_FILE:
+ * it is something else, or of a later version; PELTON_NO_SPACE, PELTON_SYSTEM. */
+PELTON_MUST_USE int pelton_flush_open(pelton_receiver *receiver, const pelton_options *options, const pelton_sink *sink,
+                                      pelton_flush **out);
+
+/* Flushes until the receiver is told that there are no more senders, which a receiver with a name that gathers never is; then it has
+ * all of it synced, and answers PELTON_OK. Waits as the receiver's options say. Errors: PELTON_AGAIN: the deadline has passed; something
+ * may have come that is not due yet: pelton_flush_now. The sink's. As pelton_receive, but for PELTON_CLOSED; what came before is in the
+ * sink then. After any of them it can be called again. */
+PELTON_MUST_USE int pelton_flush_run(pelton_flush *flush, int64_t deadline_ns);
+
+/* Hands what has come to the sink. Waits for no message, but as long as the sink takes. Errors: as pelton_flush_run; PELTON_CLOSED:
+ * there are no more senders, and all of it is in the sink. */
+PELTON_MUST_USE int pelton_flush_now(pelton_flush *flush);
+
+/* As pelton_flush_now, and has everything that the sink has written to the disk, if it is a record file: waits for that. */
+PELTON_MUST_USE int pelton_flush_sync(pelton_flush *flush);
+
+/* Closes and frees the handle, its receiver and its sink. What the sink does not have counts as unreleased: pelton_flush_now before. As
+ * pelton_receiver_close. */
+int pelton_flush_close(pelton_flush *flush);
+
+/* The record at *at of a run, which is 0 at first; *at goes on to the next. Answers 1, or 0 where there is none, or not what it must be,
+ * which only a sender's breaking the rules can cause: compare how many there were with run->messages. *out is the one before.
+ *
+ *     size_t at = 0, found = 0;
+ *     pelton_record record;
+ *     while (pelton_run_next(&runs[i], &at, &record)) found++, use(record.data, record.size); */
+static inline int pelton_run_next(const pelton_run *run, size_t *at, pelton_record *out) {
+    const unsigned char *record = (const unsigned char *)run->bytes + *at;
+    uint32_t seq = *at == 0 ? run->first_seq : out->seq == UINT32_MAX ? 1 : out->seq + 1;
+    if (*at > run->size || run->size - *at < 8) return 0;
+    /* Looked at once. */
+    uint64_t header = *(const volatile uint64_t *)(const void *)record;
+    size_t size = (uint32_t)header, room = run->size - *at - 8;
+    if (header >> 32 != seq || size > room) return 0;
+    out->data = record + 8;
+    out->size = size;
+    out->lane_id[0] = run->lane_id[0];
+    out->lane_id[1] = run->lane_id[1];
+    out->seq = seq;
+    out->pid = run->pid;
+    out->uid = run->uid;
+    out->reserved = 0;
+    *at += 8 + ((size + 7) & ~(size_t)7);
+    return 1;
+}
+
+/* ---- Appending --------------------------------------------------------------------------------------------------------- *
+ * Threads of this process write messages each into a buffer of its own, and no thread waits for another but to flush: when its buffer
+ * is full, a thread hands that to the sink itself, one thread at a time. In the sink the messages of one appender are in order; those of
+ * different ones are in whatever order their buffers were flushed. */
+
+/* Makes what threads append by. Of the options flush_bytes, flush_interval_ns, message_bytes_max and lanes, the most appenders, are looked
+ * at. Does not wait; unless flush_interval_ns is PELTON_FOREVER it starts a thread that flushes at intervals and sleeps while there is
+ * nothing. Errors: PELTON_OPTION, PELTON_SYSTEM; those of a record file, as pelton_flush_open. */
+PELTON_MUST_USE int pelton_appenders_open(const pelton_options *options, const pelton_sink *sink, pelton_appenders **out);
+
+/* Appends a message by the calling thread's own appender, which is made when it has none yet, and given up when the thread ends. Any
+ * thread, at any time. data may be NULL if size is 0. Errors: as pelton_append and pelton_appender_open; PELTON_REFUSED also from the
+ * destructor of a thread's own data, when the thread's appender has been given up. */
+PELTON_MUST_USE int pelton_appenders_append(pelton_appenders *appenders, const void *data, size_t size);
+
+/* Hands to the sink what any thread has appended: everything whose append had returned before is there when this returns. Waits as long
+ * as the sink takes, and for another thread that flushes. Any thread, at any time. Errors: the sink's. */
+PELTON_MUST_USE int pelton_appenders_flush(pelton_appenders *appenders);
+
+/* As pelton_appenders_flush, and has everything that the sink has written to the disk, if it is a record file: waits for that. */
+PELTON_MUST_USE int pelton_appenders_sync(pelton_appenders *appenders);
+
+/* Closes and frees the handle; appenders made by it stay, but for threads' own. When it, or an appender, is the last that is closed,
+ * everything is handed to the sink and synced, and the sink closed: that waits as long as it takes, and an error would not be told:
+ * pelton_appenders_sync before. The sink's write is not called afterwards. NULL does nothing. No other thread may be in a call with it. */
+int pelton_appenders_close(pelton_appenders *appenders);
+
+/* Makes an appender with a buffer of its own, which one thread at a time uses: what appends fastest. Does not wait. Any thread, at any
+ * time. Errors: PELTON_REFUSED: there are as many as options.lanes says; PELTON_SYSTEM. */
+PELTON_MUST_USE int pelton_appender_open(pelton_appenders *appenders, pelton_appender **out);
+
+/* Copies a message into the buffer. Waits for nothing; but when the buffer is full, it is handed to the sink, which waits as long as that
+ * takes, and for another thread that flushes. data may be NULL if size is 0.
+ * Errors: PELTON_TOO_LARGE: larger than the buffer less 16 bytes, or than options.message_bytes_max. The sink's: this message was not
+ * appended, and those before it are kept. PELTON_RESERVED. */
+PELTON_MUST_USE int pelton_append(pelton_appender *appender, const void *data, size_t size);
+
+/* Reserves size bytes for a message to be written in place, aligned to 8. Nothing is seen of it until it is committed, whoever flushes.
+ * What was reserved before is aborted, also when this fails. Waits, and errors, as pelton_append. */
+PELTON_MUST_USE int pelton_append_reserve(pelton_appender *appender, size_t size, void **out);
+
+/* Appends the first size bytes of what was reserved as one message. Does not wait. Nothing of it may be written afterwards.
+ * Errors: PELTON_NOT_RESERVED; PELTON_TOO_LARGE: more than was reserved, which stays. */
+PELTON_MUST_USE int pelton_append_commit(pelton_appender *appender, size_t size);
+
+/* Gives back what was reserved. Errors: PELTON_NOT_RESERVED. */
+int pelton_append_abort(pelton_appender *appender);
+
+/* Closes and frees the handle, also while something is reserved. What was appended stays to be flushed: see pelton_appenders_close. NULL
+ * does nothing. */
+int pelton_appender_close(pelton_appender *appender);
+
+/* ---- Reading a record file --------------------------------------------------------------------------------------------- */
+
+/* Opens a record file for reading; nobody is kept from writing to it. Does not wait. Errors: PELTON_NOT_A_RECORD_FILE: it is something
+ * else, or of a later version; PELTON_SYSTEM. */
+PELTON_MUST_USE int pelton_records_open(const char *path, pelton_records **out);
+
+/* The next message of the file, in the order in which they were written; data stays good until the next call with the handle. Nothing is
+ * given out that has not been checked, with whatever was written together with it. Does not wait, but for the disk.
+ * Errors: PELTON_AGAIN: the file ends here, and a writer may add more: ask again. PELTON_TORN: what comes is not whole, and nothing
+ * whole comes after it: a writer was killed, or is writing just now: ask again, or stop. PELTON_DAMAGED: what comes is not whole, and was
+ * passed over: the next call goes on behind it. PELTON_NOT_A_RECORD_FILE: it goes on with a later version. PELTON_SYSTEM. */
+PELTON_MUST_USE int pelton_records_next(pelton_records *records, pelton_record *out);
+
+/* Closes and frees the handle. NULL does nothing. */
+int pelton_records_close(pelton_records *records);
 
 #ifdef __cplusplus
 }

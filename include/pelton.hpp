@@ -7,9 +7,9 @@
 //     if (sent.is_again()) ... full, with a deadline                     use(message->data(), message->size());
 //                                                                    }
 //
-// Who owns what. sender, receiver, listener and held are handles: moved, not copied, closed when destroyed; one moved from, or from a
-// result that is an error, is empty, and answers PELTON_NULL. message, messages, reservation and batch are what a handle has given out for
-// a while: destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let its scope be the
+// Who owns what. sender, receiver, listener, held, flush, appenders, appender and records are handles: moved, not copied, closed when
+// destroyed; one moved from, or from a result that is an error, is empty, and answers PELTON_NULL. message, messages, reservation,
+// append_reservation and batch are what a handle has given out for a while: destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let its scope be the
 // loop's, as above. They can be returned and passed on, but not assigned to.
 #ifndef PELTON_HPP
 #define PELTON_HPP
@@ -17,6 +17,8 @@
 #include "pelton.h"
 
 #include <chrono>
+#include <cstddef>
+#include <memory>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -128,28 +130,34 @@ protected:
 
 // ---- Sending --------------------------------------------------------------------------------------------------------------
 
-// Room for a message, aborted unless committed.
-class reservation : lent<pelton_sender, pelton_abort> {
+// Room for a message, aborted unless committed. Of a sender it is reservation, of an appender append_reservation.
+template <typename T, int (*Commit)(T *, std::size_t), int (*Abort)(T *)> class room : lent<T, Abort> {
+    using lent<T, Abort>::handle_;
+    using lent<T, Abort>::taken;
+
 public:
-    reservation() noexcept = default;
+    room() noexcept = default;
     unsigned char *data() const noexcept { return data_; }
     std::size_t size() const noexcept { return size_; }
     // Commits the first size bytes. With PELTON_TOO_LARGE it is as before.
     answer commit(std::size_t size) noexcept {
-        int code = pelton_commit(handle_, size);
+        int code = Commit(handle_, size);
         if (code != PELTON_TOO_LARGE) taken();
         return code;
     }
     answer commit() noexcept { return commit(size_); }
-    answer abort() noexcept { return back(); }
+    answer abort() noexcept { return this->back(); }
 
 private:
     friend class sender;
-    reservation(pelton_sender *sender, void *data, std::size_t size) noexcept
-        : lent(sender), data_(static_cast<unsigned char *>(data)), size_(size) {}
+    friend class appender;
+    room(T *handle, void *data, std::size_t size) noexcept
+        : lent<T, Abort>(handle), data_(static_cast<unsigned char *>(data)), size_(size) {}
     unsigned char *data_ = nullptr;
     std::size_t size_ = 0;
 };
+
+using reservation = room<pelton_sender, pelton_commit, pelton_abort>;
 
 // Messages that appear together, aborted unless committed.
 class batch : lent<pelton_sender, pelton_abort> {
@@ -176,10 +184,10 @@ public:
         return pelton_send(handle_, payload.data(), payload.size(), deadline_ns);
     }
     result<reservation> reserve(std::size_t size, std::int64_t deadline_ns = forever) noexcept {
-        void *room = nullptr;
-        int code = pelton_reserve(handle_, size, deadline_ns, &room);
+        void *at = nullptr;
+        int code = pelton_reserve(handle_, size, deadline_ns, &at);
         if (code != PELTON_OK) return code;
-        return {code, reservation(handle_, room, size)};
+        return {code, reservation(handle_, at, size)};
     }
     result<batch> batch_begin(std::size_t count, std::size_t bytes_total, std::int64_t deadline_ns = forever) noexcept {
         int code = pelton_batch_begin(handle_, count, bytes_total, deadline_ns);
@@ -387,6 +395,137 @@ inline result<both_ends> threads(const options &options = {}) noexcept {
     int code = pelton_threads(&options, &sending, &receiving);
     return {code, both_ends{sender(sending), receiver(receiving)}};
 }
+
+// ---- Flushing -------------------------------------------------------------------------------------------------------------
+
+// The records of a run: `for (const pelton_record &record : pelton::records_of(run))`.
+class records_of {
+public:
+    explicit records_of(const pelton_run &run) noexcept : run_(&run) {}
+    struct sentinel {};
+    class iterator {
+    public:
+        const pelton_record &operator*() const noexcept { return record_; }
+        const pelton_record *operator->() const noexcept { return &record_; }
+        iterator &operator++() noexcept {
+            found_ = pelton_run_next(run_, &at_, &record_);
+            return *this;
+        }
+        bool operator!=(sentinel) const noexcept { return found_ != 0; }
+
+    private:
+        friend class records_of;
+        explicit iterator(const pelton_run *run) noexcept : run_(run) { ++*this; }
+        const pelton_run *run_;
+        std::size_t at_ = 0;
+        pelton_record record_{};
+        int found_ = 0;
+    };
+    iterator begin() const noexcept { return iterator(run_); }
+    sentinel end() const noexcept { return {}; }
+
+private:
+    const pelton_run *run_;
+};
+
+// What a callback is given.
+class runs {
+public:
+    runs(const pelton_run *first, std::size_t count) noexcept : first_(first), count_(count) {}
+    const pelton_run *begin() const noexcept { return first_; }
+    const pelton_run *end() const noexcept { return first_ + count_; }
+    std::size_t size() const noexcept { return count_; }
+
+private:
+    const pelton_run *first_;
+    std::size_t count_;
+};
+
+// pelton_sink. `pelton::sink sink("log"); sink.rotate_bytes = 1 << 30;` is a file. `pelton::sink sink(take);` is a callback, something
+// that is called with runs, answers an int as pelton_write does, and lives until the flush, or the last of the appenders, is closed;
+// what it throws ends the program.
+struct sink : pelton_sink {
+    explicit sink(const char *file) noexcept : pelton_sink{} {
+        struct_bytes = sizeof(pelton_sink);
+        path = file;
+    }
+    template <typename F, typename = std::enable_if_t<std::is_invocable_r_v<int, F &, runs>>>
+    explicit sink(F &callback) noexcept : pelton_sink{} {
+        struct_bytes = sizeof(pelton_sink);
+        context = const_cast<void *>(static_cast<const void *>(std::addressof(callback)));
+        write = [](void *given, const pelton_run *first, std::size_t count) noexcept -> int {
+            return (*static_cast<F *>(given))(runs(first, count));
+        };
+    }
+};
+
+class flush : public owned<pelton_flush, pelton_flush_close> {
+public:
+    using owned::owned;
+    // Takes the receiver, unless it fails.
+    static result<flush> open(receiver &&from, const sink &sink, const options &options = {}) noexcept {
+        pelton_flush *opened = nullptr;
+        int code = pelton_flush_open(from.get(), &options, &sink, &opened);
+        if (code == PELTON_OK) from.detach();
+        return {code, flush(opened)};
+    }
+    answer run(std::int64_t deadline_ns = forever) noexcept { return pelton_flush_run(handle_, deadline_ns); }
+    answer now() noexcept { return pelton_flush_now(handle_); }
+    answer sync() noexcept { return pelton_flush_sync(handle_); }
+};
+
+// ---- Appending ------------------------------------------------------------------------------------------------------------
+
+using append_reservation = room<pelton_appender, pelton_append_commit, pelton_append_abort>;
+
+class appender : public owned<pelton_appender, pelton_appender_close> {
+public:
+    using owned::owned;
+    answer append(bytes payload) noexcept { return pelton_append(handle_, payload.data(), payload.size()); }
+    result<append_reservation> reserve(std::size_t size) noexcept {
+        void *at = nullptr;
+        int code = pelton_append_reserve(handle_, size, &at);
+        if (code != PELTON_OK) return code;
+        return {code, append_reservation(handle_, at, size)};
+    }
+};
+
+// Makes appenders for threads; used by any number of them at once, but for closing.
+class appenders : public owned<pelton_appenders, pelton_appenders_close> {
+public:
+    using owned::owned;
+    static result<appenders> open(const sink &sink, const options &options = {}) noexcept {
+        pelton_appenders *opened = nullptr;
+        int code = pelton_appenders_open(&options, &sink, &opened);
+        return {code, appenders(opened)};
+    }
+    result<pelton::appender> appender() const noexcept {
+        pelton_appender *opened = nullptr;
+        int code = pelton_appender_open(handle_, &opened);
+        return {code, pelton::appender(opened)};
+    }
+    // By the calling thread's own appender.
+    answer append(bytes payload) const noexcept { return pelton_appenders_append(handle_, payload.data(), payload.size()); }
+    answer flush() const noexcept { return pelton_appenders_flush(handle_); }
+    answer sync() const noexcept { return pelton_appenders_sync(handle_); }
+};
+
+// Reads a record file: `while (auto record = records->next()) use(record->data, record->size);`.
+class records : public owned<pelton_records, pelton_records_close> {
+public:
+    using owned::owned;
+    static result<records> open(const char *path) noexcept {
+        pelton_records *opened = nullptr;
+        int code = pelton_records_open(path, &opened);
+        return {code, records(opened)};
+    }
+    // Its data stays good until the next call.
+    result<pelton_record> next() noexcept {
+        pelton_record found{};
+        int code = pelton_records_next(handle_, &found);
+        return {code, std::move(found)};
+    }
+};
 
 } // namespace pelton
 

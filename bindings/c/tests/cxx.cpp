@@ -256,6 +256,115 @@ static void descriptors_for_loops_are_armed() {
     IS(sender.arm_for_end(), PELTON_OK);
 }
 
+/* Numbers, 8 bytes each, that have come to a sink in order. */
+struct counting {
+    uint64_t next = 0;
+    int refuses = 0;
+    int operator()(pelton::runs runs) {
+        if (refuses < 0) return refuses;
+        for (const pelton_run &run : runs) {
+            uint32_t messages = 0;
+            for (const pelton_record &record : pelton::records_of(run)) {
+                uint64_t number;
+                CHECK(record.size == sizeof number && record.seq == run.first_seq + messages++);
+                memcpy(&number, record.data, sizeof number);
+                CHECK(number == next++);
+            }
+            CHECK(messages == run.messages);
+        }
+        return 0;
+    }
+};
+
+static void a_flush_takes_the_receiver_and_calls_back() {
+    auto [sender, receiver] = new_ends();
+    counting counted;
+    pelton::sink none("/nowhere/at/all");
+    IS(pelton::flush::open(std::move(receiver), none), PELTON_SYSTEM);
+    CHECK(receiver);
+    auto flush = pelton::flush::open(std::move(receiver), pelton::sink(counted));
+    IS(flush, PELTON_OK);
+    CHECK(!receiver);
+    for (uint64_t number = 0; number < 10; number++) {
+        IS(sender.send({&number, sizeof number}), PELTON_OK);
+    }
+    counted.refuses = -ENOSPC;
+    IS(flush->now(), PELTON_SINK);
+    CHECK(errno == ENOSPC && unreleased(sender) == 10);
+    counted.refuses = 0;
+    IS(flush->sync(), PELTON_OK);
+    CHECK(counted.next == 10 && unreleased(sender) == 0);
+    CHECK(flush->run(pelton::no_wait).is_again());
+    IS(sender.close(), PELTON_OK);
+    IS(flush->run(), PELTON_OK);
+    /* A function is a callback too, and so is what is constant. */
+    static const auto answers_a_number = [](pelton::runs runs) { return static_cast<int>(runs.size()); };
+    auto others = new_ends();
+    IS(pelton::flush::open(std::move(others.receiver), pelton::sink(answers_a_number))->now(), PELTON_OK);
+}
+
+static void what_is_appended_is_flushed_at_the_end_of_the_last_appender() {
+    counting counted;
+    pelton::options options;
+    options.flush_interval_ns = PELTON_FOREVER;
+    auto opened = pelton::appenders::open(pelton::sink(counted), options);
+    IS(opened, PELTON_OK);
+    {
+        pelton::appenders appenders = *std::move(opened);
+        auto appender = appenders.appender();
+        IS(appender, PELTON_OK);
+        uint64_t number = 0;
+        IS(appender->append({&number, sizeof number}), PELTON_OK);
+        {
+            auto room = appender->reserve(100);
+            IS(appender->append("x"), PELTON_RESERVED);
+            IS(room->abort(), PELTON_OK);
+        }
+        {
+            auto room = appender->reserve(100);
+            IS(room, PELTON_OK);
+            number = 1;
+            memcpy(room->data(), &number, sizeof number);
+            IS(room->commit(101), PELTON_TOO_LARGE);
+            IS(appenders.flush(), PELTON_OK);
+            CHECK(counted.next == 1);
+            IS(room->commit(sizeof number), PELTON_OK);
+        }
+        IS(appenders.sync(), PELTON_OK);
+        CHECK(counted.next == 2);
+        std::thread([&appenders] {
+            for (uint64_t number = 2; number < 1000; number++) {
+                IS(appenders.append({&number, sizeof number}), PELTON_OK);
+            }
+        }).join();
+        CHECK(counted.next == 2);
+    }
+    CHECK(counted.next == 1000);
+}
+
+static void a_record_file_is_read_back() {
+    char path[128];
+    pelton::sink file(place(path, "%s/log"));
+    file.sync_bytes = PELTON_EACH_WRITE;
+    {
+        auto appenders = pelton::appenders::open(file);
+        IS(appenders, PELTON_OK);
+        IS(appenders->append("one"), PELTON_OK);
+        IS(appenders->append("two"), PELTON_OK);
+    }
+    auto records = pelton::records::open(path);
+    IS(records, PELTON_OK);
+    std::string_view wanted[] = {"one", "two"};
+    size_t at = 0;
+    while (auto record = records->next()) {
+        CHECK(at < 2 && pelton::bytes(record->data, record->size).text() == wanted[at]);
+        CHECK(record->seq == ++at);
+    }
+    CHECK(at == 2 && records->next().is_again());
+    IS(pelton::records::open("/dev/null"), PELTON_NOT_A_RECORD_FILE);
+    CHECK(unlink(path) == 0);
+}
+
 int main() {
     static_assert(!std::is_copy_constructible_v<pelton::sender> && std::is_nothrow_move_assignable_v<pelton::sender>);
     static_assert(!std::is_copy_constructible_v<pelton::message> && !std::is_move_assignable_v<pelton::message>);
@@ -268,6 +377,9 @@ int main() {
         TEST(what_is_too_small_says_what_is_wanted),
         TEST(ends_connect_and_deaths_are_told),
         TEST(descriptors_for_loops_are_armed),
+        TEST(a_flush_takes_the_receiver_and_calls_back),
+        TEST(what_is_appended_is_flushed_at_the_end_of_the_last_appender),
+        TEST(a_record_file_is_read_back),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);
 }

@@ -1,7 +1,7 @@
 //! The codes, which `build.rs` reads from the header, and the text that explains the last one.
 
 use pelton::Error;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int};
 
 include!(concat!(env!("OUT_DIR"), "/codes.rs"));
@@ -70,6 +70,10 @@ pub fn of(error: &Error) -> c_int {
         Error::HungUp => HUNG_UP,
         Error::TimedOut(_) => AGAIN,
         Error::Option { .. } => OPTION,
+        Error::NotARecordFile { .. } => NOT_A_RECORD_FILE,
+        Error::Damaged { next: Some(_), .. } => DAMAGED,
+        Error::Damaged { next: None, .. } => TORN,
+        Error::Sink(_) => SINK,
         Error::System { .. } => SYSTEM,
         other => return tell(INTERNAL, format!("no code for this error: {other}")),
     };
@@ -79,7 +83,22 @@ pub fn of(error: &Error) -> c_int {
     if let Error::System { source, .. } | Error::NoSpace { source, .. } = error {
         set_errno(source.raw_os_error().unwrap_or(libc::EIO));
     }
+    if code == SINK {
+        set_errno(SINK_ANSWERED.get());
+    }
     code
+}
+
+thread_local! {
+    /// What a sink of the caller's answered last in this thread, negated: it has an error number for whoever flushes.
+    static SINK_ANSWERED: Cell<c_int> = const { Cell::new(0) };
+}
+
+/// The error of a sink of the caller's that answered a number below 0.
+#[cold]
+pub fn sink_error(answered: c_int) -> Error {
+    SINK_ANSWERED.set(answered.checked_neg().unwrap_or(c_int::MAX));
+    Error::Sink(format!("its write answered {answered}"))
 }
 
 /// Whether it came true, by the deadline if there is one.

@@ -213,26 +213,50 @@ pub unsafe fn call<T: Object>(handle: *mut Handle<T>, act: impl FnOnce(&mut T) -
 /// # Safety
 /// As for [`enter`].
 pub unsafe fn close<T: Object>(handle: *mut Handle<T>) -> c_int {
-    // SAFETY: the caller's promise.
-    let Some(shared) = (unsafe { handle.as_ref() }) else { return 0 };
+    if handle.is_null() {
+        return 0;
+    }
     let mut forked = Ok(());
-    // SAFETY: as above. A broken or forked one is closed too.
+    // SAFETY: the caller's promise. A broken or forked one is closed too.
     let entered = unsafe { enter(handle, |_| Ok(())) };
     match entered {
         Err(code @ (code::CLOSED_HANDLE | code::WRONG_THREAD)) => return code,
         Err(code::FORKED) => forked = Err(code::FORKED),
         _ => {}
     }
-    shared.head.gate.store(CLOSED, Relaxed);
-    // SAFETY: this thread alone uses the object; from now on nobody does.
-    let object = unsafe { (*shared.object.get()).assume_init_read() };
+    // SAFETY: this thread alone uses the object.
+    let object = unsafe { emptied(handle) };
     let dropped = catch(|| {
         drop(object);
         Ok(())
     });
-    // SAFETY: made by `boxed`, and without an object by now.
-    unsafe { retire(handle.cast()) };
     number(forked.and(dropped))
+}
+
+/// Closes a handle whose object goes on elsewhere, once it is sure that it can.
+///
+/// # Safety
+/// As for [`enter`].
+pub unsafe fn take<T: Object, A>(handle: *mut Handle<T>, sure: impl FnOnce(&mut T) -> Answer<A>) -> Answer<(T, A)> {
+    // SAFETY: the caller's promise; what could be entered has an object, which this thread alone uses.
+    unsafe {
+        let answer = enter(handle, sure)?;
+        Ok((emptied(handle), answer))
+    }
+}
+
+/// Closes the handle, and takes the object out of it.
+///
+/// # Safety
+/// The handle has an object, and nobody else uses it.
+unsafe fn emptied<T: Object>(handle: *mut Handle<T>) -> T {
+    // SAFETY: the caller's promise. Made by `boxed`, and without an object in the end.
+    unsafe {
+        (*handle).head.gate.store(CLOSED, Relaxed);
+        let object = (*(*handle).object.get()).assume_init_read();
+        retire(handle.cast());
+        object
+    }
 }
 
 /// Keeps a closed handle's memory for a while. Without a lock, which in a forked child might be held for ever.

@@ -11,10 +11,12 @@
 //!   refused before.
 
 mod code;
+mod flushing;
 mod handle;
 mod making;
 mod options;
 mod receiving;
+mod records;
 mod sending;
 
 use std::ffi::{c_char, c_int};

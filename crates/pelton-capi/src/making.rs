@@ -107,7 +107,7 @@ pub unsafe extern "C" fn pelton_receiver_open(
 ///
 /// # Safety
 /// `out` is NULL, or may be written.
-unsafe fn give<T: Object>(out: *mut *mut Handle<T>, make: impl FnOnce() -> Answer<T>) -> Answer {
+pub unsafe fn give<T: Object>(out: *mut *mut Handle<T>, make: impl FnOnce() -> Answer<T>) -> Answer {
     if out.is_null() {
         return Err(code::null("out"));
     }

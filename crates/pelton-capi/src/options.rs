@@ -2,7 +2,7 @@
 
 use crate::code::{self, Answer};
 use pelton::{Options, Peer, Wait};
-use std::mem::size_of;
+use std::mem::{MaybeUninit, size_of};
 use std::time::{Duration, Instant};
 
 /// `pelton_options`.
@@ -21,9 +21,13 @@ pub struct COptions {
     lanes: u32,
     announce: u32,
     reserved: u32,
+    flush_bytes: u64,
+    flush_interval_ns: i64,
 }
 
-const _: () = assert!(size_of::<COptions>() == 64);
+const _: () = assert!(size_of::<COptions>() == 80);
+/// Of the first header.
+const OPTIONS_BYTES_MIN: usize = 64;
 
 /// More than a struct of any header will have.
 const BYTES_MAX: u32 = 4096;
@@ -75,7 +79,7 @@ pub unsafe fn of(options: *const COptions) -> Answer<(Options, bool)> {
         return Ok((Options::new(), false));
     }
     // SAFETY: the caller's promise.
-    let given = unsafe { copied(options)? };
+    let given = unsafe { copied(options, OPTIONS_BYTES_MIN, "pelton_options: begin with PELTON_OPTIONS_INIT")? };
     let wait = match given.wait {
         0 => Wait::Block,
         1 => Wait::Spin,
@@ -120,36 +124,52 @@ pub unsafe fn of(options: *const COptions) -> Answer<(Options, bool)> {
     if given.reserved != 0 {
         return Err(wrong("reserved", given.reserved, "0: begin with PELTON_OPTIONS_INIT"));
     }
+    if given.flush_bytes != 0 {
+        made = made.flush_bytes(given.flush_bytes);
+    }
+    made = match given.flush_interval_ns {
+        0 => made,
+        i64::MAX => made.flush_interval(None),
+        found => made.flush_interval(Some(interval("flush_interval_ns", found)?)),
+    };
     Ok((made, create))
 }
 
-fn wrong(option: &str, found: impl std::fmt::Display, wanted: &str) -> i32 {
+/// A time that is no deadline.
+pub fn interval(option: &str, found: i64) -> Answer<Duration> {
+    u64::try_from(found).map(Duration::from_nanos).map_err(|_| wrong(option, found, "nanoseconds, not less than 0"))
+}
+
+#[cold]
+pub fn wrong(option: &str, found: impl std::fmt::Display, wanted: &str) -> i32 {
     code::tell(code::OPTION, format!("{option} is {found}, wanted {wanted}"))
 }
 
-/// Options of a caller whose header may be newer: then what this library does not know must be 0. An older one has no fewer
-/// fields yet.
+/// A struct of a caller whose header may be newer: then what this library does not know must be 0. What an older one lacks is 0.
 ///
 /// # Safety
-/// As for [`of`].
-unsafe fn copied(options: *const COptions) -> Answer<COptions> {
+/// `given` points to as many bytes as its first word, an u32, says; all zeros are a `T`.
+pub unsafe fn copied<T: Copy>(given: *const T, bytes_min: usize, what: &str) -> Answer<T> {
+    let bytes_known = size_of::<T>();
     // SAFETY: the caller's promise.
-    let bytes = unsafe { (*options).struct_bytes } as usize;
-    if bytes < size_of::<COptions>() || bytes > BYTES_MAX as usize {
-        return Err(wrong("struct_bytes", bytes, "sizeof(pelton_options): begin with PELTON_OPTIONS_INIT"));
+    let bytes = unsafe { given.cast::<u32>().read() } as usize;
+    if bytes < bytes_min || bytes > BYTES_MAX as usize {
+        return Err(wrong("struct_bytes", bytes, &format!("the size of {what}")));
     }
     // SAFETY: as above.
-    let beyond = unsafe {
-        std::slice::from_raw_parts(options.cast::<u8>().add(size_of::<COptions>()), bytes - size_of::<COptions>())
-    };
-    if beyond.iter().any(|byte| *byte != 0) {
+    let all = unsafe { std::slice::from_raw_parts(given.cast::<u8>(), bytes) };
+    if all.iter().skip(bytes_known).any(|byte| *byte != 0) {
         return Err(code::tell(
             code::OPTION,
             "an option is set that this libpelton does not know: install one as new as the program's pelton.h",
         ));
     }
-    // SAFETY: as above.
-    Ok(unsafe { *options })
+    let mut copy = MaybeUninit::<T>::zeroed();
+    // SAFETY: no more than both have; the caller's promise about zeros.
+    unsafe {
+        std::ptr::copy_nonoverlapping(all.as_ptr(), copy.as_mut_ptr().cast(), bytes.min(bytes_known));
+        Ok(copy.assume_init())
+    }
 }
 
 /// `pelton_info`.

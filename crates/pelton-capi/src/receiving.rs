@@ -26,8 +26,13 @@ impl Receiving {
         Receiving { receiver, current: Current::Nothing }
     }
 
+    /// The receiver alone, once nothing is received.
+    pub fn into_receiver(self) -> Receiver {
+        self.receiver
+    }
+
     /// The receiver, for calls that would move what is received.
-    fn free(&mut self) -> Answer<&mut Receiver> {
+    pub fn free(&mut self) -> Answer<&mut Receiver> {
         match self.current {
             Current::Nothing => Ok(&mut self.receiver),
             _ => Err(code::plain(code::NOT_RELEASED)),

@@ -3,7 +3,7 @@
 use crate::code::{self, Answer, came};
 use crate::handle::{Handle, ONE, Object, call, close, enter, share};
 use crate::options::{Info, Until};
-use pelton::{RawReservation, Sender, Senders, Sent};
+use pelton::{RawReservation, Reservation, Sender, Senders, Sent};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -14,10 +14,25 @@ pub struct Sending {
 }
 
 /// What is reserved. While it is not nothing the sender is used for nothing else.
-enum Open {
+pub enum Open {
     Nothing,
     Message(RawReservation, usize),
     Batch,
+}
+
+impl Open {
+    /// Whether the sender may be used for something else.
+    pub fn check_nothing(&self) -> Answer {
+        match self {
+            Open::Nothing => Ok(()),
+            _ => Err(code::plain(code::RESERVED)),
+        }
+    }
+}
+
+/// What has a sender, and may have reserved room in its lane.
+pub trait Sends: Object {
+    fn parts(&mut self) -> (&mut Sender, &mut Open);
 }
 
 impl Sending {
@@ -27,10 +42,14 @@ impl Sending {
 
     /// The sender, for calls that would move what is reserved.
     fn free(&mut self) -> Answer<&mut Sender> {
-        match self.open {
-            Open::Nothing => Ok(&mut self.sender),
-            _ => Err(code::plain(code::RESERVED)),
-        }
+        self.open.check_nothing().map(|()| &mut self.sender)
+    }
+}
+
+impl Sends for Sending {
+    #[inline(always)]
+    fn parts(&mut self) -> (&mut Sender, &mut Open) {
+        (&mut self.sender, &mut self.open)
     }
 }
 
@@ -57,7 +76,7 @@ type Handled = *mut Handle<Sending>;
 ///
 /// # Safety
 /// `size` bytes can be read at `data`, unless it is NULL.
-unsafe fn bytes<'a>(data: *const c_void, size: usize) -> Answer<&'a [u8]> {
+pub unsafe fn bytes<'a>(data: *const c_void, size: usize) -> Answer<&'a [u8]> {
     match (data.is_null(), size) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(code::null("data")),
@@ -70,7 +89,7 @@ unsafe fn bytes<'a>(data: *const c_void, size: usize) -> Answer<&'a [u8]> {
 }
 
 /// Whether a size may be asked for at all.
-fn fits(size: usize) -> Answer {
+pub fn fits(size: usize) -> Answer {
     if size <= isize::MAX as usize {
         return Ok(());
     }
@@ -92,21 +111,33 @@ fn answer(sent: pelton::Result<Sent>) -> Answer {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_send(sender: Handled, data: *const c_void, size: usize, deadline_ns: i64) -> c_int {
     // SAFETY: the caller's promises.
-    if let Some(sending) = unsafe { Handle::object_at(sender, Sending::FREE) }
-        && !data.is_null()
-        && size <= u32::MAX as usize
-    {
-        // SAFETY: the caller's promise; no longer than a slice may be.
-        let payload = unsafe { std::slice::from_raw_parts(data.cast(), size) };
-        // SAFETY: the gate was open.
-        match unsafe { Handle::briefly(sender, || sending.sender.send_at_once(payload)) } {
-            Ok(true) => return 0,
-            Ok(false) => {}
-            Err(code) => return code,
+    unsafe {
+        match send_at_once(sender, data, size) {
+            Some(answer) => answer,
+            None => send_slowly(sender, data, size, deadline_ns),
         }
     }
+}
+
+/// Sends in the common case.
+///
+/// # Safety
+/// As for [`Handle::object_at`] and [`bytes`].
+#[inline(always)]
+pub unsafe fn send_at_once<T: Sends>(handle: *mut Handle<T>, data: *const c_void, size: usize) -> Option<c_int> {
     // SAFETY: the caller's promises.
-    unsafe { send_slowly(sender, data, size, deadline_ns) }
+    let sends = unsafe { Handle::object_at(handle, T::FREE) }?;
+    if data.is_null() || size > u32::MAX as usize {
+        return None;
+    }
+    // SAFETY: the caller's promise; no longer than a slice may be.
+    let payload = unsafe { std::slice::from_raw_parts(data.cast(), size) };
+    // SAFETY: the gate was open.
+    match unsafe { Handle::briefly(handle, || sends.parts().0.send_at_once(payload)) } {
+        Ok(true) => Some(0),
+        Ok(false) => None,
+        Err(code) => Some(code),
+    }
 }
 
 /// Sends, waiting as long as is said.
@@ -143,46 +174,75 @@ pub unsafe extern "C" fn pelton_reserve(
     out: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: the caller's promises.
-    if let Some(sending) = unsafe { Handle::object_at(sender, Sending::FREE) }
-        && !out.is_null()
-        && let Some(mut room) = sending.sender.reserve_at_once(size)
-    {
-        // SAFETY: the caller's promise; the gate was open.
-        unsafe {
-            out.write(room.as_mut_ptr().cast());
-            sending.open = Open::Message(room.into_raw(), size);
-            Handle::set_gate(sender, Sending::FREE + ONE);
-        }
+    if unsafe { reserve_at_once(sender, size, out) } {
         return 0;
     }
-    // SAFETY: the caller's promises.
-    unsafe { reserve_slowly(sender, size, deadline_ns, out) }
-}
-
-#[cold]
-#[inline(never)]
-unsafe fn reserve_slowly(sender: Handled, size: usize, deadline_ns: i64, out: *mut *mut c_void) -> c_int {
-    let reserve = |sending: &mut Sending| {
-        if out.is_null() {
-            return Err(code::null("out"));
-        }
-        sending.open = Open::Nothing;
-        fits(size)?;
+    let wait = |sending: &mut Sending| {
         let sender = &mut sending.sender;
         let reserved = match Until::of(deadline_ns) {
             Until::Now => sender.try_reserve(size),
             Until::Deadline(instant) => sender.reserve_until(size, instant),
             Until::Forever => sender.reserve(size).map(Some),
         };
-        let mut room = reserved.map_err(|error| code::of(&error))?.ok_or(code::AGAIN)?;
+        reserved.map_err(|error| code::of(&error))?.map(Reservation::into_raw).ok_or(code::AGAIN)
+    };
+    // SAFETY: the caller's promises.
+    unsafe { reserve_slowly(sender, size, out, wait) }
+}
+
+/// Reserves in the common case; false in another.
+///
+/// # Safety
+/// As for [`Handle::object_at`]; `out` is NULL, or may be written.
+#[inline(always)]
+pub unsafe fn reserve_at_once<T: Sends>(handle: *mut Handle<T>, size: usize, out: *mut *mut c_void) -> bool {
+    // SAFETY: the caller's promises.
+    if let Some(sends) = unsafe { Handle::object_at(handle, T::FREE) }
+        && !out.is_null()
+        && let (sender, open) = sends.parts()
+        && let Some(mut room) = sender.reserve_at_once(size)
+    {
+        // SAFETY: the caller's promise; the gate was open.
+        unsafe {
+            out.write(room.as_mut_ptr().cast());
+            *open = Open::Message(room.into_raw(), size);
+            Handle::set_gate(handle, T::FREE + ONE);
+        }
+        return true;
+    }
+    false
+}
+
+/// Reserves by `reserve`, which may wait.
+///
+/// # Safety
+/// As for [`reserve_at_once`].
+#[cold]
+#[inline(never)]
+pub unsafe fn reserve_slowly<T: Sends>(
+    handle: *mut Handle<T>,
+    size: usize,
+    out: *mut *mut c_void,
+    reserve: impl FnOnce(&mut T) -> Answer<RawReservation>,
+) -> c_int {
+    let reserve = |sends: &mut T| {
+        if out.is_null() {
+            return Err(code::null("out"));
+        }
+        *sends.parts().1 = Open::Nothing;
+        fits(size)?;
+        let raw = reserve(sends)?;
+        let (sender, open) = sends.parts();
+        // SAFETY: just reserved.
+        let mut room = unsafe { sender.reservation_from_raw(raw) };
         let at = room.as_mut_ptr();
-        sending.open = Open::Message(room.into_raw(), size);
+        *open = Open::Message(room.into_raw(), size);
         // SAFETY: the caller's promise.
         unsafe { out.write(at.cast()) };
         Ok(())
     };
     // SAFETY: the caller's promises.
-    unsafe { call(sender, reserve) }
+    unsafe { call(handle, reserve) }
 }
 
 /// See `pelton.h`.
@@ -192,51 +252,65 @@ unsafe fn reserve_slowly(sender: Handled, size: usize, deadline_ns: i64, out: *m
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_commit(sender: Handled, size: usize) -> c_int {
     // SAFETY: the caller's promises.
-    if let Some(sending) = unsafe { Handle::object_at(sender, Sending::FREE + ONE) }
-        && let Sending { sender: own, open: Open::Message(raw, _) } = &mut *sending
+    unsafe { commit(sender, size) }
+}
+
+/// Commits what is reserved.
+///
+/// # Safety
+/// As for [`Handle::object_at`].
+#[inline(always)]
+pub unsafe fn commit<T: Sends>(handle: *mut Handle<T>, size: usize) -> c_int {
+    // SAFETY: the caller's promises.
+    if let Some(sends) = unsafe { Handle::object_at(handle, T::FREE + ONE) }
+        && let (sender, open) = sends.parts()
+        && let Open::Message(raw, _) = &*open
     {
         // SAFETY: kept since it was reserved, and the sender not used meanwhile; the gate was found as it is then.
-        match unsafe { Handle::briefly(sender, || own.commit_raw(raw, size)) } {
+        match unsafe { Handle::briefly(handle, || sender.commit_raw(raw, size)) } {
             Ok(true) => {
-                sending.open = Open::Nothing;
+                *open = Open::Nothing;
                 // SAFETY: as above.
-                unsafe { Handle::set_gate(sender, Sending::FREE) };
+                unsafe { Handle::set_gate(handle, T::FREE) };
                 return 0;
             }
             Ok(false) => {}
             Err(code) => {
-                sending.open = Open::Nothing;
+                *open = Open::Nothing;
                 return code;
             }
         }
     }
     // SAFETY: the caller's promises.
-    unsafe { commit_slowly(sender, size) }
+    unsafe { commit_slowly(handle, size) }
 }
 
 #[cold]
 #[inline(never)]
-unsafe fn commit_slowly(sender: Handled, size: usize) -> c_int {
-    let commit = |sending: &mut Sending| match std::mem::replace(&mut sending.open, Open::Nothing) {
-        Open::Message(raw, reserved) if size > reserved => {
-            sending.open = Open::Message(raw, reserved);
-            Err(code::tell(
-                code::TOO_LARGE,
-                format!("{size} bytes committed of {reserved} reserved: commit at most those"),
-            ))
-        }
-        Open::Message(raw, _) => {
-            // SAFETY: kept since it was reserved, and the sender not used meanwhile.
-            let reservation = unsafe { sending.sender.reservation_from_raw(raw) };
-            reservation.commit_bytes(size).map_err(|error| code::of(&error))
-        }
-        other => {
-            sending.open = other;
-            Err(code::plain(code::NOT_RESERVED))
+unsafe fn commit_slowly<T: Sends>(handle: *mut Handle<T>, size: usize) -> c_int {
+    let commit = |sends: &mut T| {
+        let (sender, open) = sends.parts();
+        match std::mem::replace(open, Open::Nothing) {
+            Open::Message(raw, reserved) if size > reserved => {
+                *open = Open::Message(raw, reserved);
+                Err(code::tell(
+                    code::TOO_LARGE,
+                    format!("{size} bytes committed of {reserved} reserved: commit at most those"),
+                ))
+            }
+            Open::Message(raw, _) => {
+                // SAFETY: kept since it was reserved, and the sender not used meanwhile.
+                let reservation = unsafe { sender.reservation_from_raw(raw) };
+                reservation.commit_bytes(size).map_err(|error| code::of(&error))
+            }
+            other => {
+                *open = other;
+                Err(code::plain(code::NOT_RESERVED))
+            }
         }
     };
     // SAFETY: the caller's promises.
-    unsafe { call(sender, commit) }
+    unsafe { call(handle, commit) }
 }
 
 /// See `pelton.h`.
@@ -245,12 +319,21 @@ unsafe fn commit_slowly(sender: Handled, size: usize) -> c_int {
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_abort(sender: Handled) -> c_int {
-    let abort = |sending: &mut Sending| match std::mem::replace(&mut sending.open, Open::Nothing) {
+    // SAFETY: the caller's promises.
+    unsafe { abort(sender) }
+}
+
+/// Gives back what is reserved.
+///
+/// # Safety
+/// As for [`call`].
+pub unsafe fn abort<T: Sends>(handle: *mut Handle<T>) -> c_int {
+    let abort = |sends: &mut T| match std::mem::replace(sends.parts().1, Open::Nothing) {
         Open::Nothing => Err(code::plain(code::NOT_RESERVED)),
         _ => Ok(()),
     };
     // SAFETY: the caller's promises.
-    unsafe { call(sender, abort) }
+    unsafe { call(handle, abort) }
 }
 
 /// See `pelton.h`.

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::gather::{Senders, gather};
 use crate::link::Peer;
 use crate::options::Options;
-use crate::os::{Bell, Owner, Ready, poll_until};
+use crate::os::{self, Bell, Owner, Ready, poll_until};
 use crate::receiver::{Receiver, Taken};
 use crate::sender::{Reservation, Sender, Sent};
 use crate::wait::Patience;
@@ -203,6 +203,18 @@ const NAP: Duration = Duration::from_millis(10);
 const RUNS_LOOKED_AT: usize = 64;
 
 impl Flush {
+    /// Whether a flush can be made with these options. For bindings, whose receiver stays where it is if not.
+    #[doc(hidden)]
+    pub fn check_options(options: &Options) -> Result<()> {
+        checked_bytes(options).map(drop)
+    }
+
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.receiver.is_forked()
+    }
+
     pub(crate) fn new(options: &Options, receiver: Receiver, sink: Box<dyn Sink>) -> Result<Flush> {
         Ok(Flush {
             receiver,
@@ -245,11 +257,12 @@ impl Flush {
                 Err(error) => return Err(error),
             };
             let now = Instant::now();
-            if due.is_some_and(|due| due <= now) {
-                continue;
-            }
+            // Also while there is always more.
             if deadline.is_some_and(|deadline| deadline <= now) {
                 return Ok(false);
+            }
+            if due.is_some_and(|due| due <= now) {
+                continue;
             }
             let until = due.into_iter().chain(deadline).min();
             if let Err(error) = self.receiver.wait_for_run(until.map_or(Patience::Endless, Patience::Until)) {
@@ -523,6 +536,7 @@ impl Shared {
         let fd =
             self.with(|flush| flush.receiver.as_fd().try_clone_to_owned().map_err(Error::system("duplicating")))?;
         let work = move || {
+            os::block_signals();
             loop {
                 let Some((idle, due)) = lock(&flush).as_mut().map(|flush| {
                     let idle = flush.arm() && flush.taken.is_empty();
@@ -599,6 +613,12 @@ impl Appenders {
         Ok(Appenders { senders, shared: Arc::new(shared) })
     }
 
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.shared.owner.is_forked()
+    }
+
     /// A new appender, with a buffer of its own. Does not wait.
     ///
     /// # Errors
@@ -633,6 +653,19 @@ impl Appenders {
 }
 
 impl Appender {
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.shared.owner.is_forked()
+    }
+
+    /// Its sender. For bindings, which send and reserve by it what has room at once, and commit what they reserved.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn sender(&mut self) -> &mut Sender {
+        &mut self.sender
+    }
+
     /// Appends a message. Hands a full buffer to the sink, which takes as long as that takes and as long as other threads do that;
     /// else it waits for nothing.
     ///

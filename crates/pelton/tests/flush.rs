@@ -111,6 +111,25 @@ fn what_one_sender_sends_is_flushed_up_to_its_close() {
 }
 
 #[test]
+fn a_deadline_ends_a_flush_though_there_is_always_more() {
+    let _hang = Watchdog::new("a flush ends at its deadline");
+    let (mut sender, receiver) = Options::new().capacity(1 << 16).threads().unwrap();
+    sender.send(b"first").unwrap();
+    let writes = Arc::new(AtomicUsize::new(0));
+    let counted = writes.clone();
+    // Whenever it has written there is another to be written.
+    let sink = move |_: &[Run<'_>]| {
+        counted.fetch_add(1, SeqCst);
+        sender.send(b"another")
+    };
+    let mut flush = Options::new().flush_bytes(1).flush(receiver, sink).unwrap();
+    assert!(!flush.run_until(Instant::now() + Duration::from_millis(20)).unwrap());
+    let so_far = writes.load(SeqCst);
+    assert!(!flush.run_until(Instant::now()).unwrap());
+    assert!(so_far >= 1 && writes.load(SeqCst) == so_far + 1);
+}
+
+#[test]
 fn many_threads_and_processes_come_and_go_and_die() {
     let place = Place::new("a flush of many senders ends");
     let receiver = Options::new().gather_at(&place.name()).unwrap();

@@ -775,7 +775,7 @@ fn a_full_file_system_is_an_error_and_leaves_nothing() {
     let make = || Directory::create(&path, &mode(0o700), 1 << 20, LIMIT, 3);
     let error = make().unwrap_err();
     assert!(matches!(error, Error::NoSpace { bytes: WINDOW, .. }), "{error:?}");
-    let says = format!("no space for 262144 bytes of {}/0.data: free some, or make", path.display());
+    let says = format!("no space for 262144 bytes of {}/0.data: free some, or have it", path.display());
     assert!(error.to_string().contains(&says), "{error}");
     assert!(files_of(&mounted.0).is_empty());
     // The second lane fits, the third does not; then the others are as they were.

@@ -17,6 +17,16 @@ pub(crate) use fork::Owner;
 pub(crate) use segment::{Kind, PIECE, Segment, allocate, can_allocate, check_file_size, write_at};
 pub(crate) use syncer::{Syncer, sync};
 
+/// Leaves all signals to the program's own threads, in one that is not.
+pub(crate) fn block_signals() {
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the set is filled before it is used, and lives as long as the calls.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), std::ptr::null_mut());
+    }
+}
+
 /// Asks the processor to let the other side go first, in a loop that spins.
 #[inline(always)]
 pub(crate) fn relax() {
