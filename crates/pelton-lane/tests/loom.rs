@@ -154,7 +154,7 @@ fn clear_old_bytes_are_never_taken_for_a_record() {
         let pages = Pages::new(128, Position::START);
         let (mut producer, mut consumer) = (pages.producer(true), pages.consumer(true));
         // A first lap of records whose headers stand where the second lap's end will be.
-        for n in 1..=4u8 {
+        for n in 1..=5u8 {
             assert_eq!(try_send(&mut producer, &[n; 16]), Some(false));
             assert!(receive(&mut consumer, &[n; 16]).is_some());
         }
