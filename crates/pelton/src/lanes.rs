@@ -1,6 +1,7 @@
 //! The lanes that a receiver serves: each with its sender, and whose turn it is.
 
 use crate::Counters;
+use crate::call::Back;
 use crate::error::Result;
 use crate::link::{Bells, Found, Link, PASSED_MAX};
 use crate::os::{self, Bell, Segment};
@@ -174,13 +175,15 @@ pub(crate) struct Lane {
     pub(crate) is_announced: bool,
     /// What the sender rings, if that is not what all ring.
     pub(crate) own_bell: Option<Arc<Bell>>,
+    /// Of a link: whom what comes by this lane is answered to.
+    pub(crate) back: Option<Back>,
     /// After the consumer, which points into it.
     pub(crate) memory: LaneMemory,
 }
 
 impl Lane {
     pub(crate) fn new(consumer: Consumer, link: Link, redelivered: u64, number: u32, memory: LaneMemory) -> Lane {
-        Lane { consumer, link, redelivered, number, end: None, is_announced: true, own_bell: None, memory }
+        Lane { consumer, link, redelivered, number, end: None, is_announced: true, own_bell: None, back: None, memory }
     }
 
     /// What comes next of this lane. If it is one that `leaves` with its sender, that sender's coming and going too.
@@ -194,6 +197,9 @@ impl Lane {
         if self.end == Some(End::Corrupt) {
             return Ok(Next::Left(End::Corrupt));
         }
+        if self.is_stalled() {
+            return Ok(Next::Nothing);
+        }
         // What was committed before the end was noted is visible. [close]
         Ok(match (self.consumer.peek()?, self.end) {
             (Some(record), _) => Next::Record(record),
@@ -204,7 +210,13 @@ impl Lane {
 
     /// Whether [`Lane::peek`] may find something.
     fn stirs(&self, leaves: bool) -> bool {
-        self.consumer.stirs() || (leaves && (self.end.is_some() || !self.is_announced))
+        (self.consumer.stirs() && !self.is_stalled()) || (leaves && (self.end.is_some() || !self.is_announced))
+    }
+
+    /// Whether nothing is to be taken now: of a client that does not read its replies.
+    #[inline(always)]
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.back.as_ref().is_some_and(|back| back.caller.is_clogged()) && self.end.is_none()
     }
 
     /// Tells the sender that nothing more is received.

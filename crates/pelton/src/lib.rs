@@ -87,6 +87,7 @@
 //! # Threads
 //! Handles are `Send` and not `Sync`: one thread at a time. For many threads make many senders; [`Senders`] is for all.
 
+mod call;
 mod connect;
 mod directory;
 mod error;
@@ -105,6 +106,7 @@ mod sender;
 pub mod tokio;
 mod wait;
 
+pub use call::{CallId, Client, Completion, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper};
 pub use connect::Listener;
 pub use error::{Error, Result};
 pub use gather::Senders;

@@ -88,6 +88,11 @@ impl Spin {
         }
     }
 
+    /// To spin did not pay.
+    fn fail(&mut self) {
+        self.halvings = (self.halvings + 1).min(SHORTEST);
+    }
+
     /// Looks that may be made before the wait proper.
     #[inline(always)]
     pub(crate) fn first_looks(&self) -> u32 {
@@ -103,15 +108,7 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
     if spins_only || !one_processor {
         let mut until = None;
         loop {
-            for _ in 0..LOADS_PER_CLOCK {
-                os::relax();
-                if side.stirs() {
-                    break;
-                }
-            }
-            if side.look()? {
-                let spin = side.spin();
-                spin.halvings = spin.halvings.saturating_sub(1);
+            if look_often(side)? {
                 return Ok(true);
             }
             // The clock comes late: most waits are over before.
@@ -130,8 +127,7 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
                 break;
             }
         }
-        let spin = side.spin();
-        spin.halvings = (spin.halvings + 1).min(SHORTEST);
+        side.spin().fail();
     }
     loop {
         if !side.arm()? {
@@ -154,6 +150,44 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
             return Ok(true);
         }
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Ok(false);
+        }
+    }
+}
+
+/// Some loads, and a look.
+#[inline(always)]
+fn look_often(side: &mut impl Side) -> Result<bool> {
+    for _ in 0..LOADS_PER_CLOCK {
+        os::relax();
+        if side.stirs() {
+            break;
+        }
+    }
+    let there = side.look()?;
+    if there {
+        let spin = side.spin();
+        spin.halvings = spin.halvings.saturating_sub(1);
+    }
+    Ok(there)
+}
+
+/// Whether it is there, or comes so soon that a caller's loop may be held for it: for `most` at the longest, less when that has
+/// not paid lately, and not at all with one processor.
+pub(crate) fn linger(side: &mut impl Side, most: Duration) -> Result<bool> {
+    if side.look()? {
+        return Ok(true);
+    }
+    if most.is_zero() || side.spin().one_processor {
+        return Ok(false);
+    }
+    let until = Instant::now() + most / (1 << side.spin().halvings);
+    loop {
+        if look_often(side)? {
+            return Ok(true);
+        }
+        if Instant::now() >= until {
+            side.spin().fail();
             return Ok(false);
         }
     }
