@@ -72,7 +72,7 @@ pub struct Client {
     clock: Clock,
     hold: Duration,
     late: u64,
-    is_broken: bool,
+    fate: Option<Fate>,
 }
 
 /// Which call: as [`Client::submit`] answers it, and as its [`Completion`]s say it. No two of a client's calls are the same.
@@ -147,6 +147,16 @@ struct Answer {
     call: CallId,
     outcome: Outcome,
     bytes: Vec<u8>,
+}
+
+/// How the link ended, once the lane of replies has told it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// With so many requests not taken.
+    Closed(u64),
+    Died(u64),
+    /// The service broke the rules.
+    Broken,
 }
 
 /// What a look came upon.
@@ -282,7 +292,7 @@ impl Client {
             clock: Clock::new(),
             hold: options.hold,
             late: 0,
-            is_broken: false,
+            fate: None,
         })
     }
 
@@ -397,8 +407,8 @@ impl Client {
 
     #[inline(always)]
     fn check(&self, bytes: usize) -> Result<()> {
-        if self.is_broken {
-            return Err(Error::Corrupt("the service broke the rules before".to_owned()));
+        if self.fate.is_some() {
+            return Err(self.ended_before());
         }
         check_size(bytes, self.request_bytes_max)
     }
@@ -638,7 +648,7 @@ impl Client {
     /// What is wanted, if it is there now: of what else has come before it, answers to other calls are put aside.
     #[inline(always)]
     fn look_for(&mut self, want: Want) -> Result<Option<Found>> {
-        if self.is_broken || self.found.is_some() || !self.aside.is_empty() || !self.outbox.is_empty() {
+        if self.fate.is_some() || self.found.is_some() || !self.aside.is_empty() || !self.outbox.is_empty() {
             if let Some(found) = self.look_aside(want)? {
                 return Ok(Some(found));
             }
@@ -677,7 +687,9 @@ impl Client {
     /// What there is to do, and to be found, apart from the lane of replies.
     #[cold]
     fn look_aside(&mut self, want: Want) -> Result<Option<Found>> {
-        self.check(0)?;
+        if self.fate == Some(Fate::Broken) {
+            return Err(self.ended_before());
+        }
         match (want, self.found.take()) {
             (Want::Room { .. } | Want::Written, Some(Found::Room)) => return Ok(Some(Found::Room)),
             (Want::Any, found @ Some(Found::InPlace(..) | Found::Apart(_))) => return Ok(found),
@@ -797,7 +809,7 @@ impl Client {
 
     #[cold]
     fn broken(&mut self, rule: &str, record: &Record) -> Error {
-        self.is_broken = true;
+        self.fate = Some(Fate::Broken);
         self.replies.retire();
         Error::Corrupt(format!("the service's message {} breaks the rule {rule:?} of calls", record.seq))
     }
@@ -811,7 +823,18 @@ impl Client {
             error => return error,
         };
         let unreleased = self.outbox.sender.unreleased();
-        if closed { Error::Closed { unreleased } } else { Error::PeerDied { unreleased } }
+        self.fate = Some(if closed { Fate::Closed(unreleased) } else { Fate::Died(unreleased) });
+        self.outbox.clear();
+        self.ended_before()
+    }
+
+    #[cold]
+    fn ended_before(&self) -> Error {
+        match self.fate {
+            Some(Fate::Closed(unreleased)) => Error::Closed { unreleased },
+            Some(Fate::Died(unreleased)) => Error::PeerDied { unreleased },
+            _ => Error::Corrupt("the service broke the rules before".to_owned()),
+        }
     }
 }
 

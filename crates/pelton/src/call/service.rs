@@ -54,7 +54,8 @@ pub struct Service {
     desk: Arc<Desk>,
     /// Clients that do not read their replies.
     clogged: Vec<Arc<Caller>>,
-    /// Found by a wait, for who waited.
+    /// Found by a wait, for who waited: taken before anything else is asked of the lanes, since of a record in place it says
+    /// nothing of whose it is.
     found: Option<Found>,
     corrupt: u64,
 }
@@ -140,6 +141,8 @@ struct Out {
     outbox: Outbox,
     /// Somebody waits for room, and hears the bell.
     is_polled: bool,
+    /// Room was waited for when the lock was last given back: whoever finds some ends that, and is to say so.
+    is_awaited: bool,
 }
 
 const TAKEN: u64 = 1;
@@ -153,7 +156,7 @@ impl Caller {
         Ok(Caller {
             life: sender.shared_life(),
             peer: sender.peer(),
-            out: Mutex::new(Out { outbox: Outbox::new(sender), is_polled: false }),
+            out: Mutex::new(Out { outbox: Outbox::new(sender), is_polled: false, is_awaited: false }),
             desk,
             turn: Condvar::new(),
             is_clogged: AtomicBool::new(false),
@@ -238,12 +241,13 @@ impl Caller {
     fn send_last(self: &Arc<Caller>, header: Header, payload: &[u8]) -> Result<()> {
         let mut out = self.lock()?;
         self.calls[slot_of(header.id) as usize].store(0, Ordering::Release);
+        self.check_gone()?;
         if out.outbox.is_whole(payload.len())
             && out.outbox.try_write(header, payload).map_err(|error| self.went(error))?
         {
+            self.pass_on(&mut out);
             return Ok(());
         }
-        self.check_gone()?;
         out.outbox.push(header, payload);
         self.flush(&mut out)
     }
@@ -264,6 +268,7 @@ impl Caller {
     /// Writes what there is room for; notes whether anything is left.
     fn flush(self: &Arc<Caller>, out: &mut Out) -> Result<()> {
         let flushed = out.outbox.flush();
+        self.pass_on(out);
         if !matches!(flushed, Ok(false)) || self.is_gone.load(Ordering::Acquire) {
             if self.clear(out) {
                 // Its requests may be taken again.
@@ -278,6 +283,15 @@ impl Caller {
         Ok(())
     }
 
+    /// To write is to be awake: who waits for room has to ask for it again. Both the service's loop and who polls hear the bell.
+    #[inline(always)]
+    fn pass_on(&self, out: &mut Out) {
+        if out.is_awaited && !out.outbox.sender.is_armed() {
+            out.is_awaited = false;
+            self.bell().ring();
+        }
+    }
+
     /// Writes a part of a reply, waiting for room for as long as `patience` says.
     fn send_part(self: &Arc<Caller>, header: Header, payload: &[u8], patience: Patience) -> Result<Sent> {
         let mut out = self.lock()?;
@@ -290,6 +304,7 @@ impl Caller {
                 return Ok(Sent::Sent);
             }
             if out.outbox.try_write(header, payload).map_err(|error| self.went(error))? {
+                self.pass_on(&mut out);
                 return Ok(Sent::Sent);
             }
             let Some(deadline) = patience.deadline() else { return Ok(Sent::Full) };
@@ -323,7 +338,7 @@ impl Caller {
         if !out.outbox.sender.arm_for_room(bytes).map_err(|error| self.went(error))? {
             return Ok(out);
         }
-        out.is_polled = true;
+        (out.is_polled, out.is_awaited) = (true, true);
         let nap = out.outbox.sender.must_nap().then(|| Instant::now() + Duration::from_millis(1));
         drop(out);
         let until = deadline.into_iter().chain(nap).min();
@@ -332,7 +347,7 @@ impl Caller {
         });
         let ready = poll_until(&[self.bell().as_fd(), self.desk.mute.as_fd()], [socket, process], until);
         let mut out = self.lock()?;
-        out.is_polled = false;
+        (out.is_polled, out.is_awaited) = (false, false);
         out.outbox.sender.disarm();
         self.turn.notify_all();
         if self.is_clogged() {
@@ -352,6 +367,7 @@ impl Caller {
         }
         // Who has the lock is writing.
         let Ok(mut out) = self.out.try_lock() else { return true };
+        out.is_awaited &= out.is_polled;
         // An error is of the client's end, which its lane tells.
         let _ = self.flush(&mut out);
         self.is_clogged()
@@ -366,7 +382,8 @@ impl Caller {
         self.bells.bell().drain();
         let bytes = out.outbox.wanted();
         // As above.
-        out.outbox.sender.arm_for_room(bytes).unwrap_or(true)
+        out.is_awaited = out.outbox.sender.arm_for_room(bytes).unwrap_or(true);
+        out.is_awaited
     }
 
     /// The lock, which nobody has for long while replies wait: room is reserved only when none do.
@@ -378,6 +395,7 @@ impl Caller {
         if let Some(mut out) = self.lock_clogged()
             && !out.is_polled
         {
+            out.is_awaited = false;
             out.outbox.sender.disarm();
         }
     }
@@ -495,14 +513,13 @@ impl Service {
     /// # Errors
     /// As [`Service::receive`].
     pub fn arm(&mut self) -> Result<bool> {
-        if self.found.is_none() {
-            self.found = self.look_for()?;
-        }
+        // Nothing is to be found before: to arm may give another lane the turn.
+        self.tend()?;
         let mut armed = self.requests.arm()?;
         for caller in &self.clogged {
             armed &= caller.arm();
         }
-        armed &= self.found.is_none() && !self.desk.is_stirred.load(Ordering::Acquire);
+        armed &= !self.desk.is_stirred.load(Ordering::Acquire);
         if !armed || self.clogged.iter().any(|caller| caller.must_nap()) {
             self.desk.nudge.ring();
         }
@@ -1013,7 +1030,9 @@ impl ReplyRoom<'_> {
             // Before the reply, which lets the client use the place again.
             self.held.caller.calls[slot_of(self.id) as usize].store(0, Ordering::Release);
         }
-        sender.publish_room(self.space, Header::new(kind, self.id).words(), bytes)
+        sender.publish_room(self.space, Header::new(kind, self.id).words(), bytes)?;
+        self.held.caller.pass_on(&mut self.held.out);
+        Ok(())
     }
 }
 

@@ -77,6 +77,12 @@ impl Sender {
         Room { sender: self, want: Want::Message((bytes + HEADER_BYTES) as u64, 0) }.arm()
     }
 
+    /// Whether a wait for room is announced still: to find some takes that back.
+    #[inline(always)]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.parts.lane.is_armed()
+    }
+
     /// Whether a wait for room may last only a millisecond.
     pub(crate) fn must_nap(&self) -> bool {
         self.parts.lane.must_nap()
