@@ -11,6 +11,8 @@ mod client;
 mod frame;
 mod outbox;
 mod service;
+#[cfg(test)]
+mod tests;
 
 pub use client::{CallId, Client, Completion, Outcome, RequestRoom};
 pub(crate) use service::{Back, Caller, Desk};
@@ -18,6 +20,10 @@ pub use service::{ReplyRoom, Request, Responder, Service, Stopper};
 
 use crate::receiver::Message;
 use frame::HEADER_BYTES;
+
+/// Records that are no answer to who looks, and are passed over in one look: who floods the lane with such is not to keep the
+/// other side's loop. The next look goes on.
+const LOOKS: usize = 1024;
 
 /// The bytes of a request, or of an answer.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! The asking side of a link.
 
-use super::Body;
 use super::frame::{Assembly, By, CALLS_MAX, Clock, HEADER_BYTES, Header, Kind, check_size, generation_of, slot_of};
 use super::outbox::Outbox;
+use super::{Body, LOOKS};
 use crate::connect::{self, Origin};
 use crate::error::{Error, Result};
 use crate::handshake::LinkParts;
@@ -56,7 +56,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Client {
     /// Before the replies: when it is dropped, the service reads what was sent, and that it was closed.
-    outbox: Outbox,
+    pub(super) outbox: Outbox,
     replies: Receiver,
     calls: Calls,
     /// Answers to other calls than the one that was awaited when they came.
@@ -653,7 +653,7 @@ impl Client {
                 return Ok(Some(found));
             }
         }
-        loop {
+        for _ in 0..LOOKS {
             let next = self.replies.next_record().map_err(|error| self.ended(error))?;
             let Some(record) = next else { break };
             let Some((call, outcome)) = self.sort(&record)? else {
@@ -754,6 +754,9 @@ impl Client {
             None => Err("length"),
         };
         let header = read.map_err(|rule| self.broken(rule, record))?;
+        if record.bytes - HEADER_BYTES as u64 > self.reply_bytes_max {
+            return Err(self.broken("size", record));
+        }
         let state = self.calls.state(header.id);
         if state == State::Free {
             return Err(self.broken("id", record));

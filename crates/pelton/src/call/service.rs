@@ -4,9 +4,9 @@
 //! requests is taken meanwhile, so that this is no more than what it had asked before. The service writes it as room comes,
 //! whenever it looks for requests; so does every thread that answers that client.
 
-use super::Body;
 use super::frame::{Assembly, By, CALLS_MAX, Clock, HEADER_BYTES, Header, Kind, check_size, generation_of, slot_of};
 use super::outbox::Outbox;
+use super::{Body, LOOKS};
 use crate::connect::{Listener, Origin};
 use crate::error::{Error, Result};
 use crate::gather;
@@ -120,7 +120,7 @@ impl Drop for Back {
 #[derive(Debug)]
 pub(crate) struct Caller {
     desk: Arc<Desk>,
-    out: Mutex<Out>,
+    pub(super) out: Mutex<Out>,
     /// For who waits for room while another polls.
     turn: Condvar,
     is_clogged: AtomicBool,
@@ -137,8 +137,8 @@ pub(crate) struct Caller {
 
 /// What is behind the lock, which is held for as long as it takes to copy a reply.
 #[derive(Debug)]
-struct Out {
-    outbox: Outbox,
+pub(super) struct Out {
+    pub(super) outbox: Outbox,
     /// Somebody waits for room, and hears the bell.
     is_polled: bool,
     /// Room was waited for when the lock was last given back: whoever finds some ends that, and is to say so.
@@ -582,7 +582,7 @@ impl Service {
         if self.found.is_some() {
             return Ok(self.found.take());
         }
-        loop {
+        for _ in 0..LOOKS {
             if !self.clogged.is_empty() || self.desk.is_stirred.load(Ordering::Relaxed) {
                 self.tend()?;
             }
@@ -601,12 +601,16 @@ impl Service {
                 }
             }
         }
+        Ok(None)
     }
 
     /// What the next record asks, if it asks something and is whole; else it has been released. An error is the rule that it
     /// breaks.
     #[inline(always)]
     fn sort(&mut self, record: &Record, header: Header) -> std::result::Result<Option<Found>, &'static str> {
+        if record.bytes - HEADER_BYTES as u64 > self.desk.options.call_bytes_max {
+            return Err("size");
+        }
         let is_gone = self.requests.is_sender_gone();
         let Some(back) = self.requests.back() else { return Err("lane") };
         if header.kind == Kind::Request && !header.continued && !back.caller.begin(header.id) {
@@ -771,7 +775,7 @@ impl Stopper {
 #[derive(Debug)]
 pub struct Request<'a> {
     body: Body<'a>,
-    responder: Responder,
+    pub(super) responder: Responder,
 }
 
 impl Request<'_> {
@@ -844,8 +848,8 @@ impl std::ops::Deref for Request<'_> {
 /// Answers one request, on any thread. Dropped without an answer it tells the client that the call was abandoned.
 #[derive(Debug)]
 pub struct Responder {
-    caller: Arc<Caller>,
-    id: u64,
+    pub(super) caller: Arc<Caller>,
+    pub(super) id: u64,
     deadline: u64,
     is_answered: bool,
 }
