@@ -648,10 +648,9 @@ impl Client {
     /// What is wanted, if it is there now: of what else has come before it, answers to other calls are put aside.
     #[inline(always)]
     fn look_for(&mut self, want: Want) -> Result<Option<Found>> {
-        if self.fate.is_some() || self.found.is_some() || !self.aside.is_empty() || !self.outbox.is_empty() {
-            if let Some(found) = self.look_aside(want)? {
-                return Ok(Some(found));
-            }
+        let usual = self.fate.is_none() && self.found.is_none() && self.aside.is_empty() && self.outbox.is_empty();
+        if !usual && let Some(found) = self.look_aside(want)? {
+            return Ok(Some(found));
         }
         for _ in 0..LOOKS {
             let next = self.replies.next_record().map_err(|error| self.ended(error))?;

@@ -77,7 +77,7 @@ impl Header {
     }
 
     pub(crate) fn words(&self) -> [u64; 3] {
-        let flags = u64::from(self.more) * MORE | u64::from(self.continued) * CONTINUED;
+        let flags = if self.more { MORE } else { 0 } | if self.continued { CONTINUED } else { 0 };
         [self.id, self.kind as u64 | flags | u64::from(self.code) << 32, self.deadline]
     }
 

@@ -184,7 +184,11 @@ fn who_floods_with_what_is_no_answer_does_not_keep_a_loop() {
     let mut responder = service.receive().unwrap().into_responder();
     let stop = std::sync::atomic::AtomicBool::new(false);
     let looks = std::thread::scope(|scope| -> Result<usize> {
-        scope.spawn(|| while !stop.load(std::sync::atomic::Ordering::Relaxed) && responder.try_part(b"").is_ok() {});
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) && responder.try_part(b"").is_ok() {
+                std::hint::spin_loop();
+            }
+        });
         client.cancel(call)?;
         let mut looks = 0;
         while looks < 100 || client.late() < 2000 {
@@ -209,8 +213,9 @@ fn random_headers_are_refused_or_mean_what_they_say() {
     let mut read = 0;
     for _ in 0..200_000 {
         // Mostly near what is well made.
-        let id = if random() % 4 == 0 { random() } else { (random() % 3) << 32 | random() % 1030 };
-        let word = random() % 24 | (random() % 5) << 8 | (random() % 8 / 7) << 40 | (random() % 16 / 15) * random();
+        let id = if random() % 4 == 0 { random() } else { ((random() % 3) << 32) | (random() % 1030) };
+        let word =
+            (random() % 24) | ((random() % 5) << 8) | ((random() % 8 / 7) << 40) | ((random() % 16 / 15) * random());
         let deadline = (random() % 3 / 2) * random();
         let words = [id, word, deadline];
         for by in [By::Client, By::Service] {
