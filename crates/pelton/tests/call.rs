@@ -239,7 +239,7 @@ fn who_awaits_one_call_finds_the_answers_to_others_later() {
     for _ in 0..100 {
         let reply = client.completion_until(deadline()).unwrap().expect("no answer");
         let number = calls.iter().position(|call| *call == reply.call()).unwrap() as u64;
-        assert!(number % 2 == 0 && *reply == *numbered(number, 900));
+        assert!(number.is_multiple_of(2) && *reply == *numbered(number, 900));
     }
     assert!(matches!(client.completion_of(calls[0]), Err(Error::Refused(_))));
 }
@@ -562,6 +562,11 @@ fn failures_are_values_and_a_call_let_go_of_is_abandoned() {
         b"fail" => request.fail(42, b"why").unwrap(),
         b"forget" => {}
         b"panic" => panic!("of a handler, on purpose"),
+        b"panic while it writes" => {
+            let mut responder = request.into_responder();
+            let _room = responder.try_reserve(10).unwrap().expect("an empty lane has room");
+            panic!("of a handler that has room, on purpose");
+        }
         b"end" => request.into_responder().end().unwrap(),
         b"large" => request.fail(u32::MAX, &[3; 100_000]).unwrap(),
         b"too large" => {
@@ -578,6 +583,7 @@ fn failures_are_values_and_a_call_let_go_of_is_abandoned() {
     assert_eq!(ask(b"fail"), (Outcome::Failed(42), b"why".to_vec()));
     assert_eq!(ask(b"forget"), (Outcome::Abandoned, vec![]));
     assert_eq!(ask(b"panic"), (Outcome::Abandoned, vec![]));
+    assert_eq!(ask(b"panic while it writes"), (Outcome::Abandoned, vec![]));
     assert_eq!(ask(b"end"), (Outcome::End, vec![]));
     assert_eq!(ask(b"large"), (Outcome::Failed(u32::MAX), vec![3; 100_000]));
     assert_eq!(ask(b"too large"), (Outcome::Abandoned, vec![]));
@@ -693,7 +699,7 @@ fn requests_and_replies_are_written_in_place() {
     let name = place.name();
     let asking = std::thread::spawn(move || {
         let mut client = tiny().connect_client(&name).unwrap();
-        drop(client.reserve(100).unwrap());
+        let _ = client.reserve(100).unwrap();
         assert_eq!(client.in_flight(), 0, "nothing is asked with room given back");
         let mut room = client.reserve(100).unwrap();
         room[..7].copy_from_slice(b"request");

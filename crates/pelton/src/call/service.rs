@@ -74,6 +74,7 @@ pub(crate) struct Desk {
     is_stirred: AtomicBool,
     is_stopped: AtomicBool,
     dropped: AtomicU64,
+    owner: Owner,
 }
 
 impl Desk {
@@ -88,12 +89,16 @@ impl Desk {
             is_stirred: AtomicBool::new(false),
             is_stopped: AtomicBool::new(false),
             dropped: AtomicU64::new(0),
+            owner: Owner::current().map_err(Error::system("looking whose handle this is"))?,
         })
     }
 
     fn stir(&self) {
-        self.is_stirred.store(true, Ordering::Release);
-        self.nudge.ring();
+        // In a forked child the descriptor is closed.
+        if !self.owner.is_forked() {
+            self.is_stirred.store(true, Ordering::Release);
+            self.nudge.ring();
+        }
     }
 }
 
@@ -182,11 +187,8 @@ impl Caller {
     /// The client has gone: what waits is nobody's.
     fn leave(&self) {
         self.is_gone.store(true, Ordering::Release);
-        if self.owner.is_forked() {
-            return;
-        }
         // Who has the lock finds out.
-        if let Ok(mut out) = self.out.try_lock() {
+        if let Ok(Some(mut out)) = self.try_lock() {
             let _ = self.clear(&mut out);
         }
         self.turn.notify_all();
@@ -199,17 +201,26 @@ impl Caller {
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, Out>> {
+        match self.try_lock()? {
+            Some(out) => Ok(out),
+            None if ROOM_OF.with(|of| of.get()) == Some(std::ptr::from_ref(self) as usize) => Err(Error::Refused(
+                "this thread has room reserved for another reply to the same client: send that first".to_owned(),
+            )),
+            None => Ok(self.out.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+
+    /// The lock, if nobody has it. In a forked child a thread that it does not have may.
+    #[inline(always)]
+    fn try_lock(&self) -> Result<Option<MutexGuard<'_, Out>>> {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
-        let own = || ROOM_OF.with(|of| of.get()) == Some(std::ptr::from_ref(self) as usize);
         match self.out.try_lock() {
-            Ok(out) => Ok(out),
-            Err(TryLockError::WouldBlock) if own() => Err(Error::Refused(
-                "this thread has room reserved for another reply to the same client: send that first".to_owned(),
-            )),
-            // A panic there was in nothing that could be left half done.
-            _ => Ok(self.out.lock().unwrap_or_else(PoisonError::into_inner)),
+            Ok(out) => Ok(Some(out)),
+            // A panic there, while room was being written, was in nothing that could be left half done.
+            Err(TryLockError::Poisoned(out)) => Ok(Some(out.into_inner())),
+            Err(TryLockError::WouldBlock) => Ok(None),
         }
     }
 
@@ -366,7 +377,7 @@ impl Caller {
             return false;
         }
         // Who has the lock is writing.
-        let Ok(mut out) = self.out.try_lock() else { return true };
+        let Ok(Some(mut out)) = self.try_lock() else { return true };
         out.is_awaited &= out.is_polled;
         // An error is of the client's end, which its lane tells.
         let _ = self.flush(&mut out);
@@ -470,23 +481,25 @@ impl Service {
     /// thread goes on.
     ///
     /// # Errors
-    /// As [`Service::receive`], but for [`Error::Closed`], which is how this ends.
+    /// As [`Service::receive`], but for [`Error::Closed`], which is how this ends. After an error it can be called again.
     pub fn run(&mut self, threads: usize, handler: impl Fn(Request<'_>) + Sync) -> Result<()> {
-        let stopper = self.stopper();
-        let service = Mutex::new(self);
+        let service = Mutex::new((self, false));
         let work = || {
             let mut buffer = Vec::new();
             loop {
-                let mut service = service.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut turn = service.lock().unwrap_or_else(PoisonError::into_inner);
+                let (service, is_over) = &mut *turn;
+                if *is_over {
+                    return Ok(());
+                }
                 let responder = match service.receive() {
                     Ok(request) => request.copy_out(&mut buffer),
                     Err(error) => {
-                        // The other threads too.
-                        stopper.stop();
+                        *is_over = true;
                         return if error.is_closed() { Ok(()) } else { Err(error) };
                     }
                 };
-                drop(service);
+                drop(turn);
                 let request = Request { body: Body::Lent(&buffer), responder };
                 // The responder says that it was abandoned; what else the handler has is its own affair, as in any thread that panics.
                 let _ = catch_unwind(AssertUnwindSafe(|| handler(request)));
