@@ -520,38 +520,36 @@ fn parts_of_other_calls_are_kept_up_to_a_bound() {
     let stop = std::sync::Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
-        if *request == *b"quiet" {
-            return std::mem::drop(request.into_responder().part(b"only part"));
-        }
+        let is_quiet = *request == *b"quiet";
         let mut responder = request.into_responder();
-        while !stopped.load(Ordering::Relaxed) {
-            let _ = responder.part_until(&[5; 10_000], Instant::now() + Duration::from_millis(1)).unwrap();
+        for number in 0.. {
+            if stopped.load(Ordering::Relaxed) {
+                break;
+            }
+            if is_quiet {
+                std::thread::yield_now();
+                continue;
+            }
+            let part = numbered(number, 10_000);
+            while !stopped.load(Ordering::Relaxed)
+                && responder.part_until(&part, Instant::now() + Duration::from_millis(1)).unwrap() != Sent::Sent
+            {
+            }
         }
     });
     let mut client = tiny().call_bytes_max(200_000).connect_client(&place.name()).unwrap();
-    let loud = client.submit(b"loud").unwrap();
-    let quiet = client.submit(b"quiet").unwrap();
-    let mut outcomes = Vec::new();
-    let error = loop {
-        match client.completion_of(quiet) {
-            Ok(answer) if answer.outcome().is_final() => outcomes.push(answer.outcome()),
-            Ok(answer) => outcomes.push(answer.outcome()),
-            Err(error) => break error,
-        }
-        if outcomes.last() == Some(&Outcome::Abandoned) {
-            // Answered all the same: then nothing is left but to wait for a call that has ended.
-            break client.completion_of(quiet).unwrap_err();
-        }
-    };
-    assert!(matches!(error, Error::Refused(_)), "{error}");
+    let (loud, quiet) = (client.submit(b"loud").unwrap(), client.submit(b"quiet").unwrap());
+    let error = client.completion_of_until(quiet, deadline()).unwrap_err();
+    assert!(matches!(&error, Error::Refused(why) if why.contains("bytes of parts")), "{error}");
     stop.store(true, Ordering::Relaxed);
-    // Nothing of it is lost.
-    loop {
+    // Nothing of it is lost, and all is in order.
+    for number in 0.. {
         let answer = client.completion_of_until(loud, deadline()).unwrap().expect("parts are lost");
         if answer.outcome() == Outcome::Abandoned {
+            assert!(number > 20, "{number}");
             break;
         }
-        assert_eq!(*answer, [5; 10_000]);
+        assert!(*answer == *numbered(number, 10_000), "part {number}");
     }
 }
 
