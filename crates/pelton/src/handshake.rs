@@ -61,11 +61,11 @@ impl Role {
 
     fn word(role: u32) -> String {
         match role {
-            1 => "a sender".to_owned(),
-            2 => "a receiver".to_owned(),
-            3 => "a client".to_owned(),
-            4 => "a service".to_owned(),
-            role => format!("of role {role}"),
+            1 => "sender".to_owned(),
+            2 => "receiver".to_owned(),
+            3 => "client".to_owned(),
+            4 => "service".to_owned(),
+            role => format!("peer of role {role}"),
         }
     }
 }
@@ -293,14 +293,15 @@ impl Shake {
         let (peer, []) = self.receive::<0>(HELLO).await?;
         if peer.role == role as u32 {
             let side = Role::word(peer.role);
-            return Err(self.refuse(format!("both sides are {side}: one must be {}", Role::word(role.other() as u32))));
+            return Err(self.refuse(format!("both sides are the {side}: one must be the other")));
         }
-        if peer.role != role.other() as u32 {
+        let wanted = role.other() as u32;
+        if peer.role != wanted {
             return Err(self.refuse(format!(
-                "one side is {}, the other {}: that one wants {}",
+                "one side is a {}, the other a {}: that one wants a {}",
                 Role::word(peer.role),
                 Role::word(role as u32),
-                Role::word(role.other() as u32)
+                Role::word(wanted)
             )));
         }
         if peer.holds != 0 && matches!(role, Role::Client | Role::Service) {
