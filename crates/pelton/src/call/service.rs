@@ -478,7 +478,8 @@ impl Service {
     /// Answers requests on `threads` threads, each by `handler`, until [`Stopper::stop`] is called; then waits for the handlers
     /// that are at work. The threads take turns at waiting for the next request, so one of them needs no other to hand it on.
     /// The handler gets a copy of the request, which no client can change. One that panics has its call abandoned, and the
-    /// thread goes on.
+    /// thread goes on. One that waits in [`Responder::part`] for a client that does not read keeps its thread, and this from
+    /// returning: [`Responder::part_until`] does not.
     ///
     /// # Errors
     /// As [`Service::receive`], but for [`Error::Closed`], which is how this ends. After an error it can be called again.
