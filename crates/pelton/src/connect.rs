@@ -3,8 +3,8 @@
 
 use crate::error::{Error, Result};
 use crate::handshake::{
-    Pace, Reception, Shake, in_call, make_consumer_page, make_data, make_producer_page, make_receiver_page,
-    new_receiver, new_sender, receiver_of_one, surviving_receiver, surviving_sender,
+    LinkParts, Pace, Reception, Shake, in_call, make_consumer_page, make_data, make_producer_page, make_receiver_page,
+    new_caller, new_client, new_receiver, new_sender, receiver_of_one, surviving_receiver, surviving_sender,
 };
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link};
@@ -311,7 +311,11 @@ impl Entrance {
         };
         bells.add_visits(shake.socket(), self.visit).map_err(shake.told("watching a connection"))?;
         let bell = own_bell.clone().unwrap_or_else(|| reception.bell.clone());
-        let shaking = Box::pin(new_receiver(shake, Reception { bell, lane, ..reception.clone() }, true));
+        let reception = Reception { bell, lane, ..reception.clone() };
+        let shaking: Pin<Box<dyn Future<Output = Result<Lane>> + Send>> = match reception.desk.clone() {
+            Some(desk) => Box::pin(new_caller(shake, reception, desk)),
+            None => Box::pin(new_receiver(shake, reception, true)),
+        };
         Ok(Visitor { visit: self.visit, lane, own_bell, shaking })
     }
 
@@ -338,6 +342,9 @@ fn admitted(mut lane: Lane, own_bell: Option<Arc<Bell>>, bells: &Bells) -> Resul
     lane.is_announced = false;
     lane.own_bell = own_bell;
     lane.memory.forget_descriptors();
+    if let Some(back) = &lane.back {
+        bells.add_bell(back.caller.bell()).map_err(Error::system("hearing a client's bell"))?;
+    }
     Ok(lane)
 }
 
@@ -396,6 +403,11 @@ pub(crate) fn connect_receiver(name: &str, options: &Options) -> Result<Receiver
     let name = Name::parse(name)?;
     let parts = reach(&name, options, Reach::of(options), |shake| receiver_of_one(shake, false))?;
     Receiver::new(parts, options, Origin::Connected(Box::new((name, options.clone()))))
+}
+
+pub(crate) fn connect_client(name: &str, options: &Options) -> Result<LinkParts> {
+    options.checked_sizes()?;
+    reach(&Name::parse(name)?, options, Reach::of(options), |shake| new_client(shake, options))
 }
 
 /// How long to look for a listener.

@@ -1,5 +1,6 @@
 //! How the senders of a receiver that gathers come in: by connecting under its name, as threads of its process, or both.
 
+use crate::call::Desk;
 use crate::connect::{Entrance, Listener, Origin};
 use crate::error::{Error, Result};
 use crate::handshake::{Reception, make_consumer_page, make_data, make_producer_page, make_receiver_page};
@@ -117,6 +118,11 @@ impl Gate {
         Senders { hall: self.hall.clone(), round: state.round }
     }
 
+    /// Of a service's.
+    pub(crate) fn desk(&self) -> Option<Arc<Desk>> {
+        self.hall.reception.desk.clone()
+    }
+
     /// Whether no sender can come any more.
     pub(crate) fn is_shut(&self) -> bool {
         let state = self.hall.state();
@@ -141,6 +147,9 @@ impl Gate {
         lane.close();
         if let Some(bell) = &lane.own_bell {
             bells.forget(bell.as_fd());
+        }
+        if let Some(back) = &lane.back {
+            bells.forget(back.caller.bell().as_fd());
         }
         self.hall.give_back_number(lane.number);
         self.entrance.as_mut().map_or(Ok(()), |entrance| entrance.listen_again(bells))
@@ -207,6 +216,15 @@ impl Gate {
 
 /// Makes the receiver of many senders; without a name, of this process only.
 pub(crate) fn gather(options: &Options, listener: Option<Listener>) -> Result<Receiver> {
+    gather_with(options, listener, |_| Ok(None))
+}
+
+/// As [`gather`], perhaps with a desk, which gets the bells: then those who come are clients.
+pub(crate) fn gather_with(
+    options: &Options,
+    listener: Option<Listener>,
+    desk: impl FnOnce(&Bells) -> Result<Option<Arc<Desk>>>,
+) -> Result<Receiver> {
     options.checked_sizes()?;
     options.checked_senders()?;
     let can_barrier = membarrier::register();
@@ -232,6 +250,7 @@ pub(crate) fn gather(options: &Options, listener: Option<Listener>) -> Result<Re
             bells: bells.clone(),
             can_barrier,
             lane: 0,
+            desk: desk(&bells)?,
         },
         nudge: bells.nudge().clone(),
         options: options.clone(),

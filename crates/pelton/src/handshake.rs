@@ -4,6 +4,7 @@
 //! Whatever comes over the socket is copied once, checked, and only the copy is used. The last READY decides: whoever
 //! sends it has mapped and attached everything, and so has who receives it.
 
+use crate::call::{Back, Caller, Desk};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link, Peer};
@@ -13,8 +14,9 @@ use crate::os::{Bell, Descriptor, Kind, Segment, membarrier};
 use crate::receiver::ReceiverParts;
 use crate::sender::{SenderMemory, SenderParts};
 use pelton_lane::{
-    ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble, ProducerPage,
-    ReceiverPage, SEGMENT_BYTES, WIRE_VERSION, capacity_is_valid, message_bytes_limit, step,
+    Consumer, ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble,
+    Producer, ProducerPage, ReceiverPage, SEGMENT_BYTES, Sleeper, WIRE_VERSION, capacity_is_valid, message_bytes_limit,
+    step,
 };
 use rustix::io::Errno;
 use std::future::poll_fn;
@@ -41,6 +43,31 @@ const DESCRIPTORS: u32 = 6;
 enum Role {
     Sender = 1,
     Receiver = 2,
+    /// Of a link of two lanes: sends requests, receives replies.
+    Client = 3,
+    Service = 4,
+}
+
+impl Role {
+    /// What the peer must be.
+    fn other(self) -> Role {
+        match self {
+            Role::Sender => Role::Receiver,
+            Role::Receiver => Role::Sender,
+            Role::Client => Role::Service,
+            Role::Service => Role::Client,
+        }
+    }
+
+    fn word(role: u32) -> String {
+        match role {
+            1 => "sender".to_owned(),
+            2 => "receiver".to_owned(),
+            3 => "client".to_owned(),
+            4 => "service".to_owned(),
+            role => format!("peer of role {role}"),
+        }
+    }
 }
 
 /// A packet of the hand-shake. Fields that a kind does not use are 0.
@@ -76,6 +103,10 @@ impl Packet {
             floor: 0,
             seq: 0,
         }
+    }
+
+    fn hello(role: Role, holds: bool) -> Packet {
+        Packet { role: role as u32, holds: holds.into(), ..Packet::new(HELLO) }
     }
 
     /// The same about the lane, as another kind.
@@ -251,16 +282,32 @@ impl Shake {
 
     /// Both sides say who they are; answers whether the peer holds a lane.
     async fn greet(&self, role: Role, holds: bool, listens: bool) -> Result<bool> {
-        let own = Packet { role: role as u32, holds: holds.into(), ..Packet::new(HELLO) };
+        Ok(self.greet_with(role, Packet::hello(role, holds), listens).await?.holds != 0)
+    }
+
+    /// As [`Shake::greet`], with more to say; answers what the peer says.
+    async fn greet_with(&self, role: Role, own: Packet, listens: bool) -> Result<Packet> {
         if !listens {
             self.send(&own, &[])?;
         }
         let (peer, []) = self.receive::<0>(HELLO).await?;
         if peer.role == role as u32 {
-            let side = if role == Role::Sender { "sender" } else { "receiver" };
+            let side = Role::word(peer.role);
             return Err(self.refuse(format!("both sides are the {side}: one must be the other")));
         }
-        if peer.holds != 0 && holds {
+        let wanted = role.other() as u32;
+        if peer.role != wanted {
+            return Err(self.refuse(format!(
+                "one side is a {}, the other a {}: that one wants a {}",
+                Role::word(peer.role),
+                Role::word(role as u32),
+                Role::word(wanted)
+            )));
+        }
+        if peer.holds != 0 && matches!(role, Role::Client | Role::Service) {
+            return Err(self.refuse("the lanes of a link have no successors: connect anew".to_owned()));
+        }
+        if peer.holds != 0 && own.holds != 0 {
             return Err(self.refuse(
                 "both sides hold a lane whose peer died: one of them must give its own up and make a new handle"
                     .to_owned(),
@@ -269,7 +316,7 @@ impl Shake {
         if listens {
             self.send(&own, &[])?;
         }
-        Ok(peer.holds != 0)
+        Ok(peer)
     }
 
     /// Both sides have mapped everything. The last to say so decides: a survivor, lest a lane get two successors; else
@@ -375,6 +422,11 @@ impl Shake {
         Link::over_socket(peer_bell, self.socket, process, self.peer)
     }
 
+    /// Of two lanes there and back, which have one socket between them.
+    fn into_links(self, process: Option<Descriptor>, peer_bells: [Bell; 2]) -> [Link; 2] {
+        Link::two_over_socket(peer_bells, self.socket, process, self.peer)
+    }
+
     fn reconnect(self, link: &mut Link, own: &Bells, process: Option<Descriptor>, peer_bell: Bell) {
         link.reconnect(own, peer_bell, self.socket, process, self.peer);
     }
@@ -428,17 +480,32 @@ impl ConsumerSide {
             bell: shake.open_bell(bell)?,
         })
     }
+
+    /// The producer of the lane between these segments, from tail, head and floor on; and what it rings.
+    fn attach(
+        self,
+        shake: &Shake,
+        page: Segment,
+        data: Segment,
+        (tail, head, floor): (Position, Position, u64),
+        can_barrier: bool,
+    ) -> Result<(Producer, SenderMemory, Bell)> {
+        let [page, data, consumer, receiver] = [page, data, self.consumer, self.receiver].map(Arc::new);
+        let memory = SenderMemory { page, data, consumer, receiver };
+        let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| shake.refused_for(error))?;
+        step("hand-shake: lane attached");
+        Ok((lane, memory, self.bell))
+    }
 }
 
 /// The hand-shake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
 pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -> Result<SenderParts> {
     let can_barrier = membarrier::register();
     let own = own_bells()?;
-    let (page, data, peer, tail, head, floor);
     let takes_over = shake.greet(Role::Sender, false, listens).await?;
-    if takes_over {
+    let (lane, memory, peer_bell) = if takes_over {
         let (packet, [consumer_fd, receiver_fd, bell_fd, data_fd]) = shake.receive::<4>(CONSUMER).await?;
-        data = shake.open_data(data_fd, packet.capacity, true)?;
+        let data = shake.open_data(data_fd, packet.capacity, true)?;
         shake.check_limit(&packet)?;
         let (most, _) = options.checked_sizes().map_err(|error| shake.refused_for(error))?;
         if packet.capacity > most {
@@ -447,31 +514,39 @@ pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -
                 packet.capacity
             )));
         }
-        peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
+        let peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
         // Above 1: this is not the lane's first producer, and marks its first message so.
         let generation = packet.generation.saturating_add(1).max(2);
         let made = make_producer_page(packet.capacity, packet.message_bytes_max, generation);
-        page = made.map_err(shake.told("making the producer's segment"))?;
+        let page = made.map_err(shake.told("making the producer's segment"))?;
         shake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), own.bell().as_fd()])?;
-        (tail, head, floor) = (Position::unpack(packet.tail), Position::unpack(packet.head), packet.floor);
+        let (tail, head) = (Position::unpack(packet.tail), Position::unpack(packet.head));
+        peer.attach(&shake, page, data, (tail, head, packet.floor), can_barrier)?
     } else {
-        let (capacity, limit) = options.checked_sizes().map_err(|error| shake.refused_for(error))?;
-        page = make_producer_page(capacity, limit, 1).map_err(shake.told("making the producer's segment"))?;
-        data = make_data(capacity).map_err(shake.told("making the lane's data"))?;
-        (tail, head, floor) = (Position::START, Position::START, 0);
-        let packet = Packet { generation: 1, ..lane_packet(PRODUCER, capacity, limit, tail, head) };
-        shake.send(&packet, &[page.as_fd(), own.bell().as_fd(), data.as_fd()])?;
-        let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
-        peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
-    }
-    let [page, data, consumer, receiver] = [page, data, peer.consumer, peer.receiver].map(Arc::new);
-    let memory = SenderMemory { page, data, consumer, receiver };
-    let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| shake.refused_for(error))?;
-    step("hand-shake: lane attached");
+        offer_lane(&shake, options, own.bell(), can_barrier).await?
+    };
     let process = shake.watch(&own, 0)?;
     shake.ready(listens && !takes_over).await?;
-    let link = shake.into_link(process, peer.bell);
+    let link = shake.into_link(process, peer_bell);
     Ok(SenderParts { lane, bells: own, link, memory })
+}
+
+/// A fresh lane, whose consumer the peer becomes.
+async fn offer_lane(
+    shake: &Shake,
+    options: &Options,
+    bell: &Bell,
+    can_barrier: bool,
+) -> Result<(Producer, SenderMemory, Bell)> {
+    let (capacity, limit) = options.checked_sizes().map_err(|error| shake.refused_for(error))?;
+    let page = make_producer_page(capacity, limit, 1).map_err(shake.told("making the producer's segment"))?;
+    let data = make_data(capacity).map_err(shake.told("making the lane's data"))?;
+    let (tail, head) = (Position::START, Position::START);
+    let packet = Packet { generation: 1, ..lane_packet(PRODUCER, capacity, limit, tail, head) };
+    shake.send(&packet, &[page.as_fd(), bell.as_fd(), data.as_fd()])?;
+    let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
+    let peer = ConsumerSide::open(shake, consumer_fd, receiver_fd, bell_fd)?;
+    peer.attach(shake, page, data, (tail, head, 0), can_barrier)
 }
 
 /// The hand-shake of a sender whose receiver died: it offers its lane.
@@ -513,11 +588,22 @@ pub(crate) struct Reception {
     pub(crate) can_barrier: bool,
     /// The lane's number.
     pub(crate) lane: u32,
+    /// Of a service, which answers by a lane back to each.
+    pub(crate) desk: Option<Arc<Desk>>,
 }
 
 /// The hand-shake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
 pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bool) -> Result<Lane> {
     let takes_over = shake.greet(Role::Receiver, false, listens).await?;
+    let (consumer, memory, redelivered, peer_bell) = take_lane(&shake, &reception).await?;
+    let process = shake.watch(&reception.bells, reception.lane)?;
+    shake.ready(listens && !takes_over).await?;
+    let link = shake.into_link(process, peer_bell);
+    Ok(Lane::new(consumer, link, redelivered, reception.lane, memory))
+}
+
+/// The lane that the peer, its producer, offers; how many messages in it may have been delivered before; and what to ring.
+async fn take_lane(shake: &Shake, reception: &Reception) -> Result<(Consumer, LaneMemory, u64, Bell)> {
     let (packet, [page_fd, bell_fd, data_fd]) = shake.receive::<3>(PRODUCER).await?;
     let data = shake.open_data(data_fd, packet.capacity, false)?;
     shake.check_limit(&packet)?;
@@ -534,26 +620,75 @@ pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bo
     }
     let consumer = make_consumer_page(head).map_err(shake.told("making the consumer's segment"))?;
     let [page, data, consumer] = [page, data, consumer].map(Arc::new);
-    let memory = LaneMemory { page, data, consumer, receiver: reception.page };
+    let memory = LaneMemory { page, data, consumer, receiver: reception.page.clone() };
     let attached = memory.attach(packet.message_bytes_max, reception.can_barrier);
     let consumer = attached.map_err(|error| shake.refused_for(error))?;
     let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), reception.bell.as_fd()];
     shake.send(&Packet::new(CONSUMER), &fds)?;
-    let process = shake.watch(&reception.bells, reception.lane)?;
-    shake.ready(listens && !takes_over).await?;
-    let link = shake.into_link(process, peer_bell);
-    Ok(Lane::new(consumer, link, redelivered, reception.lane, memory))
+    Ok((consumer, memory, redelivered, peer_bell))
 }
 
 /// All that a receiver of one sender is made of.
 pub(crate) fn receiver_of_one(shake: Shake, listens: bool) -> Result<ReceiverParts> {
+    let (reception, sleeper) = reception_of_one(&shake)?;
+    let bells = reception.bells.clone();
+    let lane = in_call(new_receiver(shake, reception, listens))?;
+    Ok(ReceiverParts { lane, sleeper, bells })
+}
+
+fn reception_of_one(shake: &Shake) -> Result<(Reception, Sleeper)> {
     let can_barrier = membarrier::register();
     let bells = own_bells()?;
     let page = Arc::new(make_receiver_page().map_err(shake.told("making the receiver's segment"))?);
     let sleeper = receiver_sleeper(&page, can_barrier);
-    let reception = Reception { page, bells: bells.clone(), bell: bells.bell().clone(), can_barrier, lane: 0 };
-    let lane = in_call(new_receiver(shake, reception, listens))?;
-    Ok(ReceiverParts { lane, sleeper, bells })
+    let bell = bells.bell().clone();
+    Ok((Reception { page, bells, bell, can_barrier, lane: 0, desk: None }, sleeper))
+}
+
+/// A link of two lanes, as its client has it.
+#[derive(Debug)]
+pub(crate) struct LinkParts {
+    pub(crate) requests: SenderParts,
+    pub(crate) replies: ReceiverParts,
+    /// The largest request that the service takes.
+    pub(crate) bytes_max: u64,
+}
+
+/// The hand-shake of a client, who connects: it offers the lane of requests and takes that of replies. One bell and one
+/// descriptor for the caller's loop serve both.
+pub(crate) fn new_client(shake: Shake, options: &Options) -> Result<LinkParts> {
+    let (reception, sleeper) = reception_of_one(&shake)?;
+    in_call(async {
+        let own = Packet { message_bytes_max: options.call_bytes_max, ..Packet::hello(Role::Client, false) };
+        let bytes_max = shake.greet_with(Role::Client, own, false).await?.message_bytes_max;
+        let bells = reception.bells.clone();
+        let (lane, memory, request_bell) = offer_lane(&shake, options, bells.bell(), reception.can_barrier).await?;
+        let (consumer, reply_memory, redelivered, reply_bell) = take_lane(&shake, &reception).await?;
+        let process = shake.watch(&bells, 0)?;
+        shake.ready(false).await?;
+        let [there, back] = shake.into_links(process, [request_bell, reply_bell]);
+        let requests = SenderParts { lane, bells: bells.clone(), link: there, memory };
+        let lane = Lane::new(consumer, back, redelivered, 0, reply_memory);
+        Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, bells }, bytes_max })
+    })
+}
+
+/// The same of a service, which listens: the lane of requests has with it who is answered by the other.
+pub(crate) async fn new_caller(shake: Shake, reception: Reception, desk: Arc<Desk>) -> Result<Lane> {
+    let own = Packet { message_bytes_max: desk.options.call_bytes_max, ..Packet::hello(Role::Service, false) };
+    let bytes_max = shake.greet_with(Role::Service, own, true).await?.message_bytes_max;
+    let (consumer, memory, redelivered, request_bell) = take_lane(&shake, &reception).await?;
+    let bells = reception.bells.of_one_lane(&desk.mute).map_err(shake.told("making an eventfd"))?;
+    let (lane, mut reply_memory, reply_bell) =
+        offer_lane(&shake, &desk.options, bells.bell(), reception.can_barrier).await?;
+    reply_memory.forget_descriptors();
+    let process = shake.watch(&reception.bells, reception.lane)?;
+    shake.ready(true).await?;
+    let [there, back] = shake.into_links(process, [request_bell, reply_bell]);
+    let parts = SenderParts { lane, bells, link: back, memory: reply_memory };
+    let mut lane = Lane::new(consumer, there, redelivered, reception.lane, memory);
+    lane.back = Some(Back::new(Caller::new(parts, desk, bytes_max)?));
+    Ok(lane)
 }
 
 /// The hand-shake of a receiver whose sender died: it offers the lane, and says where the dead one's records end.

@@ -1,6 +1,7 @@
 //! The lanes that a receiver serves: each with its sender, and whose turn it is.
 
 use crate::Counters;
+use crate::call::Back;
 use crate::error::Result;
 use crate::flush::LaneId;
 use crate::link::{Bells, Found, Link, PASSED_MAX};
@@ -189,6 +190,8 @@ pub(crate) struct Lane {
     pub(crate) is_compared: bool,
     /// What the sender rings, if that is not what all ring.
     pub(crate) own_bell: Option<Arc<Bell>>,
+    /// Of a link: whom what comes by this lane is answered to.
+    pub(crate) back: Option<Back>,
     /// After the consumer, which points into it.
     pub(crate) memory: LaneMemory,
 }
@@ -196,8 +199,8 @@ pub(crate) struct Lane {
 impl Lane {
     pub(crate) fn new(consumer: Consumer, link: Link, redelivered: u64, number: u32, memory: LaneMemory) -> Lane {
         let id = memory.id();
-        let (end, is_announced, is_compared, own_bell) = (None, true, false, None);
-        Lane { consumer, link, redelivered, number, end, is_announced, id, is_compared, own_bell, memory }
+        let (end, is_announced, is_compared, own_bell, back) = (None, true, false, None, None);
+        Lane { consumer, link, redelivered, number, end, is_announced, id, is_compared, own_bell, back, memory }
     }
 
     /// What comes next of this lane. If it is one that `leaves` with its sender, that sender's coming and going too.
@@ -213,6 +216,9 @@ impl Lane {
         if self.end == Some(End::Corrupt) {
             return Ok(left(&self.consumer, End::Corrupt));
         }
+        if self.is_stalled() {
+            return Ok(Next::Nothing);
+        }
         // What was committed before the end was noted is visible. [close]
         Ok(match (self.consumer.peek()?, self.end) {
             (Some(record), _) => Next::Record(record),
@@ -223,7 +229,13 @@ impl Lane {
 
     /// Whether [`Lane::peek`] may find something.
     fn stirs(&self, leaves: bool) -> bool {
-        self.consumer.stirs() || (leaves && (self.end.is_some() || !self.is_announced))
+        (self.consumer.stirs() && !self.is_stalled()) || (leaves && (self.end.is_some() || !self.is_announced))
+    }
+
+    /// Whether nothing is to be taken now: of a client that does not read its replies.
+    #[inline(always)]
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.back.as_ref().is_some_and(|back| back.caller.is_clogged()) && self.end.is_none()
     }
 
     /// Tells the sender that nothing more is received.

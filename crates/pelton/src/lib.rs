@@ -82,6 +82,37 @@
 //! message is in the file once, also if the process is killed at any point and started again. [`Options::append`] does the same
 //! for threads that append, each to a buffer of its own, which it flushes itself when it is full.
 //!
+//! # Calls
+//! A [`Client`] asks a [`Service`] in another process or thread, and awaits the answer: [`Client::call`]. Up to 1,024 calls are in
+//! flight at a time, and are answered in any order ([`Client::submit`], [`Client::completion`]), by replies, by parts and an
+//! end, or by a failure with a code ([`Outcome`]); the service takes the requests of up to 1,024 clients in turn, in a loop of
+//! its own ([`Service::receive`]) or on several threads ([`Service::run`]), and answers from any thread ([`Responder`]).
+//! - A service that dies fails its calls at once. Whether it had carried them out nobody knows: a call is never repeated by
+//!   itself.
+//! - A client that does not read its replies stalls itself alone. Two full lanes never wait for each other.
+//! - Requests and replies of up to [`Options::call_bytes_max`] travel, in pieces if need be.
+//!
+//! ```
+//! # fn main() -> pelton::Result<()> {
+//! let name = format!("unix:{}/calls-doc-{}", std::env::temp_dir().display(), std::process::id());
+//! let mut service = pelton::Service::listen(&name)?;
+//! let stopper = service.stopper();
+//! let serving = std::thread::spawn(move || {
+//!     service.run(2, |request| {
+//!         let _ = match std::str::from_utf8(&request).ok().and_then(|text| text.parse::<u64>().ok()) {
+//!             Some(number) => request.reply((number + 1).to_string().as_bytes()),
+//!             None => request.fail(1, b"no number"),
+//!         };
+//!     })
+//! });
+//! let mut client = pelton::Client::connect(&name)?;
+//! assert_eq!(&*client.call(b"41")?, b"42");
+//! assert_eq!(client.call(b"forty-one")?.outcome(), pelton::Outcome::Failed(1));
+//! stopper.stop();
+//! # serving.join().unwrap()
+//! # }
+//! ```
+//!
 //! # In an event loop
 //! Both ends are `AsFd`. The descriptor is level-triggered in meaning, between `arm` and the next `arm`:
 //! 1. *arm*: [`Receiver::arm`] (or [`Sender::arm`]) answers `true` when nothing is there: go back to the loop.
@@ -90,9 +121,12 @@
 //!    the loop can afford (it stays readable), then arm again.
 //! 3. *disarm*: before using the waiting methods, or when the loop loses interest.
 //!
+//! [`Client`] and [`Service`] have the same three.
+//!
 //! # Threads
 //! Handles are `Send` and not `Sync`: one thread at a time. For many threads make many senders; [`Senders`] is for all.
 
+mod call;
 mod connect;
 mod directory;
 mod error;
@@ -112,6 +146,7 @@ mod sender;
 pub mod tokio;
 mod wait;
 
+pub use call::{CallId, Client, Completion, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper};
 pub use connect::Listener;
 pub use error::{Error, Result};
 pub use flush::record_file::{Chunk, Record, RecordFile, RecordFileOptions, RecordReader, Records};

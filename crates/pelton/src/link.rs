@@ -34,8 +34,8 @@ type Received = (u32, Vec<OwnedFd>, bool);
 #[derive(Debug)]
 enum Way {
     Socket {
-        socket: Socket,
-        process: Option<Descriptor>,
+        socket: Arc<Socket>,
+        process: Option<Arc<Descriptor>>,
     },
     Threads(Local),
     /// To a receiver of many, which is told by its hall that this sender's lane has ended.
@@ -55,6 +55,22 @@ enum Way {
         met: u64,
         gone: u64,
     },
+}
+
+/// A socket and the process at its other end.
+pub(crate) type SharedLife = (Arc<Socket>, Option<Arc<Descriptor>>);
+
+impl Way {
+    fn over(socket: Socket, process: Option<Descriptor>) -> Way {
+        Way::Socket { socket: Arc::new(socket), process: process.map(Arc::new) }
+    }
+
+    fn shared(&self) -> Option<SharedLife> {
+        match self {
+            Way::Socket { socket, process } => Some((socket.clone(), process.clone())),
+            _ => None,
+        }
+    }
 }
 
 /// What came of looking for the peer of a path channel's end.
@@ -106,7 +122,25 @@ impl Link {
 
     /// A link over a socket that [`Bells::watch`] watches, with the process that it said.
     pub(crate) fn over_socket(peer_bell: Bell, socket: Socket, process: Option<Descriptor>, peer: Peer) -> Link {
-        Link::new(peer_bell, Way::Socket { socket, process }, peer)
+        Link::new(peer_bell, Way::over(socket, process), peer)
+    }
+
+    /// The same of two lanes there and back: one socket carries the descriptors of both, and tells the peer's end to both.
+    pub(crate) fn two_over_socket(
+        peer_bells: [Bell; 2],
+        socket: Socket,
+        process: Option<Descriptor>,
+        peer: Peer,
+    ) -> [Link; 2] {
+        let way = Way::over(socket, process);
+        let [there, back] = peer_bells;
+        let Some((socket, process)) = way.shared() else { unreachable!("it was made over a socket") };
+        [Link::new(there, way, peer), Link::new(back, Way::Socket { socket, process }, peer)]
+    }
+
+    /// What tells the peer's end, for who waits while the link is somebody else's to use.
+    pub(crate) fn shared_life(&self) -> Option<SharedLife> {
+        self.way.shared()
     }
 
     /// The two links of a lane that a thread makes to a receiver of many: to the thread, whose bell that is, and to the hall.
@@ -161,7 +195,7 @@ impl Link {
         peer: Peer,
     ) {
         bells.pollable.forget(self.life());
-        self.way = Way::Socket { socket, process };
+        self.way = Way::over(socket, process);
         (self.peer_bell, self.peer, self.is_silent) = (peer_bell.into(), peer, false);
     }
 
@@ -414,6 +448,12 @@ impl Bells {
         let nudge = Nudge::new()?;
         let pollable = Arc::new(Pollable::new(&bell, &nudge)?);
         Ok(Bells { bell: Arc::new(bell), nudge: Arc::new(nudge), pollable })
+    }
+
+    /// For one lane of many that a handle sends by: a bell of its own, which the handle's descriptor tells of once
+    /// [`Bells::add_bell`] has been asked to. The `mute` nudge is nobody's to hear.
+    pub(crate) fn of_one_lane(&self, mute: &Arc<Nudge>) -> std::io::Result<Bells> {
+        Ok(Bells { bell: Arc::new(Bell::new()?), nudge: mute.clone(), pollable: self.pollable.clone() })
     }
 
     /// The bell that peers are given.

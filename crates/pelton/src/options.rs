@@ -1,5 +1,6 @@
 //! How a channel is made: two numbers, a way to wait, and who may connect.
 
+use crate::call::{Client, Service};
 use crate::connect::{self, Listener};
 use crate::error::{Error, Result};
 use crate::flush::{Appenders, Flush, Sink};
@@ -26,7 +27,8 @@ use std::time::{Duration, Instant};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Options {
-    capacity: u64,
+    /// What it is if nobody has said so depends on what is made.
+    capacity: Option<u64>,
     message_bytes_max: Option<u64>,
     pub(crate) wait: Wait,
     pub(crate) uids: Vec<u32>,
@@ -38,6 +40,8 @@ pub struct Options {
     pub(crate) flush_interval: Option<Duration>,
     /// How much of a lane is used as long as its reader keeps up, if not the usual.
     pub(crate) window: Option<u64>,
+    pub(crate) call_bytes_max: u64,
+    pub(crate) hold: Duration,
 }
 
 impl Default for Options {
@@ -47,11 +51,13 @@ impl Default for Options {
 }
 
 impl Options {
-    /// 64 MiB, messages up to half of that less 32 bytes, [`Wait::Block`], the same user only; a path channel of mode 0o700
+    /// 64 MiB (calls: 4 MiB each way), messages up to half of that less 32 bytes, [`Wait::Block`], the same user only; a path channel of mode 0o700
     /// with one lane.
     pub fn new() -> Options {
         Options {
-            capacity: 64 << 20,
+            capacity: None,
+            call_bytes_max: 64 << 20,
+            hold: Duration::from_micros(20),
             message_bytes_max: None,
             wait: Wait::default(),
             uids: Vec::new(),
@@ -68,7 +74,7 @@ impl Options {
     /// Bytes of the lane: what the sender can be ahead of the receiver. Rounded up to a multiple of 64 KiB, at most
     /// 16 GiB. Memory is taken only as it is used, and a lane whose receiver keeps up uses 256 KiB of it, and a little more at times.
     pub fn capacity(mut self, bytes: u64) -> Options {
-        self.capacity = bytes;
+        self.capacity = Some(bytes);
         self
     }
 
@@ -241,6 +247,53 @@ impl Options {
         connect::threads(self)
     }
 
+    /// Connects to the service that listens under `name`, a short name or `unix:PATH`, as [`Client::connect`] does.
+    ///
+    /// # Errors
+    /// As [`Options::connect_sender`].
+    pub fn connect_client(&self, name: &str) -> Result<Client> {
+        Client::with(name, &self.of_link()?)
+    }
+
+    /// Makes a service that listens under `name`, a short name or `unix:PATH`, as [`Service::listen`] does. It takes as many
+    /// clients as [`Options::lanes`] says.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn listen_service(&self, name: &str) -> Result<Service> {
+        Service::with(name, &self.of_link()?)
+    }
+
+    /// The largest request, or reply, or part of one, that this side takes, in bytes; 64 MiB at first. What is larger than the
+    /// lane's largest message is put together in this side's memory, one from each peer at a time.
+    pub fn call_bytes_max(mut self, bytes: u64) -> Options {
+        self.call_bytes_max = bytes;
+        self
+    }
+
+    /// How long [`Client::arm`] may hold the caller's loop while it looks for replies that have lately come within that time;
+    /// 20 µs at first. Zero: not at all.
+    pub fn hold(mut self, most: Duration) -> Options {
+        self.hold = most;
+        self
+    }
+
+    /// The same for a link of two lanes, whose memory each of a thousand clients may fill: 4 MiB a lane unless something else was
+    /// said.
+    fn of_link(&self) -> Result<Options> {
+        /// Room for a header and some bytes: in pieces of less nothing large would ever arrive.
+        const LEAST: u64 = 1024;
+        let options = Options { capacity: Some(self.capacity.unwrap_or(4 << 20)), ..self.clone() };
+        match options.checked_sizes()? {
+            (_, limit) if limit < LEAST => Err(Error::Option {
+                option: "message_bytes_max",
+                found: limit,
+                wanted: format!("at least {LEAST} bytes for calls"),
+            }),
+            _ => Ok(options),
+        }
+    }
+
     /// How many lanes a path channel is to have.
     pub(crate) fn checked_lanes(&self) -> Result<u32> {
         self.lanes_or(1)
@@ -267,11 +320,12 @@ impl Options {
     /// The capacity and the message limit that these options come to.
     pub(crate) fn checked_sizes(&self) -> Result<(u64, u64)> {
         const GRANULE: u64 = 64 * 1024;
-        if self.capacity < CAPACITY_MIN || self.capacity > CAPACITY_MAX {
+        let capacity = self.capacity.unwrap_or(64 << 20);
+        if !(CAPACITY_MIN..=CAPACITY_MAX).contains(&capacity) {
             let wanted = format!("{CAPACITY_MIN} to {CAPACITY_MAX} bytes");
-            return Err(Error::Option { option: "capacity", found: self.capacity, wanted });
+            return Err(Error::Option { option: "capacity", found: capacity, wanted });
         }
-        let capacity = self.capacity.next_multiple_of(GRANULE);
+        let capacity = capacity.next_multiple_of(GRANULE);
         let limit = message_bytes_limit(capacity);
         match self.message_bytes_max {
             Some(bytes) if bytes > limit => Err(Error::Option {

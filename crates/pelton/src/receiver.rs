@@ -1,5 +1,6 @@
 //! The receiving end of a channel. What it gives out is in `receiver/message.rs`, its ways for bindings in `receiver/raw.rs`.
 
+mod calls;
 mod message;
 mod raw;
 mod run;

@@ -1,5 +1,6 @@
 //! The sending end of a channel. What it lends out is in `sender/reservation.rs`, its ways for bindings in `sender/raw.rs`.
 
+mod calls;
 mod raw;
 mod reservation;
 
@@ -143,6 +144,15 @@ impl SenderMemory {
         let (tail, _) = walk(&memory.data, message_bytes_max, stored)?;
         page.begin(std::process::id());
         self.attach(tail, consumer.head(), floor, can_barrier)
+    }
+
+    /// Keeps the mappings alone, of a lane that is offered to no successor.
+    pub(crate) fn forget_descriptors(&mut self) {
+        for segment in [&mut self.page, &mut self.data, &mut self.consumer, &mut self.receiver] {
+            if let Some(segment) = Arc::get_mut(segment) {
+                segment.forget_descriptor();
+            }
+        }
     }
 
     pub(crate) fn attach_consumer(

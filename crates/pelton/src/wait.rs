@@ -95,7 +95,11 @@ impl Spin {
     }
 
     fn longest(&self) -> Duration {
-        if LONG_AFTER.contains(&self.failed) { SPIN_LONG } else { SPIN_MAX / (1 << self.failed.min(SHORTEST)) }
+        if LONG_AFTER.contains(&self.failed) { SPIN_LONG } else { self.shortened(SPIN_MAX) }
+    }
+
+    fn shortened(&self, most: Duration) -> Duration {
+        most / (1 << self.failed.min(SHORTEST))
     }
 
     fn has_paid(&mut self) {
@@ -122,14 +126,7 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
     if spins_only || !one_processor {
         let mut until = None;
         loop {
-            for _ in 0..LOADS_PER_CLOCK {
-                os::relax();
-                if side.stirs() {
-                    break;
-                }
-            }
-            if side.look()? {
-                side.spin().has_paid();
+            if look_often(side)? {
                 return Ok(true);
             }
             // The clock comes late: most waits are over before.
@@ -171,6 +168,43 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
             return Ok(true);
         }
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Ok(false);
+        }
+    }
+}
+
+/// Some loads, and a look.
+#[inline(always)]
+fn look_often(side: &mut impl Side) -> Result<bool> {
+    for _ in 0..LOADS_PER_CLOCK {
+        os::relax();
+        if side.stirs() {
+            break;
+        }
+    }
+    let there = side.look()?;
+    if there {
+        side.spin().has_paid();
+    }
+    Ok(there)
+}
+
+/// Whether it is there, or comes so soon that a caller's loop may be held for it: for `most` at the longest, less when that has
+/// not paid lately, and not at all with one processor.
+pub(crate) fn linger(side: &mut impl Side, most: Duration) -> Result<bool> {
+    if side.look()? {
+        return Ok(true);
+    }
+    if most.is_zero() || side.spin().one_processor {
+        return Ok(false);
+    }
+    let until = Instant::now() + side.spin().shortened(most);
+    loop {
+        if look_often(side)? {
+            return Ok(true);
+        }
+        if Instant::now() >= until {
+            side.spin().has_failed();
             return Ok(false);
         }
     }

@@ -1,0 +1,58 @@
+//! Calls: the second verb. A *link* is two lanes, there and back, that one hand-shake makes; a *client* writes requests into the
+//! one and reads replies from the other; a *service* gathers the requests of all its clients as any receiver of many senders
+//! does, and has for each the lane back. `spec/call.md` has what is in the records.
+//!
+//! - `frame.rs`: the header before each request and reply, every check of a peer's, and messages cut into pieces;
+//! - `outbox.rs`: the way into one lane, and what waits for room there;
+//! - `client.rs`, `service.rs`: the two sides. Neither ever waits for room in one lane while the other is not read: that is what
+//!   keeps two full lanes from waiting for each other.
+
+mod client;
+mod frame;
+mod outbox;
+mod service;
+#[cfg(test)]
+mod tests;
+
+pub use client::{CallId, Client, Completion, Outcome, RequestRoom};
+pub(crate) use service::{Back, Caller, Desk};
+pub use service::{ReplyRoom, Request, Responder, Service, Stopper};
+
+use crate::receiver::Message;
+use frame::HEADER_BYTES;
+
+/// Records that are no answer to who looks, and are passed over in one look: who floods the lane with such is not to keep the
+/// other side's loop. The next look goes on.
+const LOOKS: usize = 1024;
+
+/// The bytes of a request, or of an answer.
+#[derive(Debug)]
+enum Body<'a> {
+    /// In the lane, behind the header.
+    InPlace(Message<'a>),
+    /// In somebody's buffer.
+    Lent(&'a [u8]),
+    Apart(Vec<u8>),
+}
+
+impl Body<'_> {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Body::InPlace(message) => &message[HEADER_BYTES..],
+            Body::Lent(bytes) => bytes,
+            Body::Apart(bytes) => bytes,
+        }
+    }
+
+    fn copy_into(&self, buffer: &mut Vec<u8>) {
+        buffer.clear();
+        buffer.extend_from_slice(self.bytes());
+    }
+
+    fn into_vec(self) -> Vec<u8> {
+        match self {
+            Body::Apart(bytes) => bytes,
+            body => body.bytes().to_vec(),
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What calls need of a sender: a header before each payload, and the parts of waiting for room.
+
+use super::{Room, Sender, Want};
+use crate::error::{Error, Result};
+use crate::link::SharedLife;
+use crate::wait::{Patience, Side};
+use pelton_lane::Space;
+
+/// Bytes of a header, which is three words.
+const HEADER_BYTES: usize = size_of::<[u64; 3]>();
+
+impl Sender {
+    /// Writes a message of a header and a payload, if there is room now.
+    #[inline(always)]
+    pub(crate) fn try_write(&mut self, header: [u64; 3], payload: &[u8]) -> Result<bool> {
+        let bytes = payload.len() + HEADER_BYTES;
+        let usual = if self.owner.is_current() { self.parts.lane.reserve_at_tail(bytes as u64) } else { None };
+        let Some(space) = (match usual {
+            Some(space) => Some(space),
+            None => self.find_space(bytes, Patience::None)?,
+        }) else {
+            return Ok(false);
+        };
+        let target = self.parts.lane.payload(space).as_ptr();
+        // SAFETY: so many bytes are reserved there, for this sender, and are in no slice.
+        unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), target.add(HEADER_BYTES), payload.len()) };
+        self.write_header(space, header);
+        self.publish(space, bytes);
+        Ok(true)
+    }
+
+    /// Room for a header and `bytes` to be written in place, if there is now.
+    pub(crate) fn try_room(&mut self, bytes: usize) -> Result<Option<Space>> {
+        self.find_space(bytes.saturating_add(HEADER_BYTES), Patience::None)
+    }
+
+    /// What is to be written behind the header.
+    pub(crate) fn room(&mut self, space: Space) -> &mut [u8] {
+        let target = self.parts.lane.payload(space).as_ptr();
+        // SAFETY: as above; shared memory is initialised, and the borrow keeps it from being published meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(target.add(HEADER_BYTES), space.bytes as usize - HEADER_BYTES) }
+    }
+
+    /// The same, to look at.
+    pub(crate) fn room_read(&self, space: Space) -> &[u8] {
+        let target = self.parts.lane.payload(space).as_ptr();
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(target.add(HEADER_BYTES), space.bytes as usize - HEADER_BYTES) }
+    }
+
+    /// Publishes room with the first `bytes` of what was written there.
+    pub(crate) fn publish_room(&mut self, space: Space, header: [u64; 3], bytes: usize) -> Result<()> {
+        if self.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        let most = space.bytes as usize - HEADER_BYTES;
+        if bytes > most {
+            return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: most as u64 });
+        }
+        self.write_header(space, header);
+        self.publish(space, bytes + HEADER_BYTES);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn write_header(&mut self, space: Space, header: [u64; 3]) {
+        let target = self.parts.lane.payload(space).cast::<u64>();
+        // SAFETY: at least so many bytes are reserved there; a payload begins at a multiple of 8.
+        header.into_iter().enumerate().for_each(|(place, word)| unsafe { target.add(place).write(word) });
+    }
+
+    /// Announces a wait for room for a header and `bytes`, without draining the bells: false if there is room.
+    pub(crate) fn arm_for_room(&mut self, bytes: usize) -> Result<bool> {
+        if !self.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        Room { sender: self, want: Want::Message((bytes + HEADER_BYTES) as u64, 0) }.arm()
+    }
+
+    /// Whether a wait for room is announced still: to find some takes that back.
+    #[inline(always)]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.parts.lane.is_armed()
+    }
+
+    /// Whether a wait for room may last only a millisecond.
+    pub(crate) fn must_nap(&self) -> bool {
+        self.parts.lane.must_nap()
+    }
+
+    /// Whether there may be room by now.
+    pub(crate) fn stirs(&self) -> bool {
+        self.parts.lane.stirs()
+    }
+
+    /// Whether the receiver has closed on purpose.
+    pub(crate) fn has_receiver_closed(&self) -> bool {
+        self.parts.lane.has_consumer_closed()
+    }
+
+    pub(crate) fn shared_life(&self) -> Option<SharedLife> {
+        self.parts.link.shared_life()
+    }
+}
