@@ -80,7 +80,9 @@ pub struct Run {
 impl Run {
     /// Makes it one with `next`, of the same lane, if that stands right behind it.
     pub fn join(&mut self, next: &Run) -> bool {
-        let follows = self.offset + self.bytes == next.offset;
+        // The numbering skips 0.
+        let (seq, wrapped) = self.first_seq.overflowing_add(self.messages);
+        let follows = self.offset + self.bytes == next.offset && seq + u32::from(wrapped) == next.first_seq;
         if follows {
             self.bytes += next.bytes;
             self.messages += next.messages;
@@ -252,7 +254,7 @@ impl Consumer {
     }
 
     /// As [`Consumer::take_run`], for who knows where it ends: the lane's producer itself, at whose tail that is, and which has
-    /// put no marks behind `first`. Nothing is looked at.
+    /// put no marks behind `first`, as one does that is rewound whenever its window is full. Nothing is looked at.
     ///
     /// # Panics
     /// When `end` is not behind `first`.
@@ -290,7 +292,19 @@ impl Consumer {
 
     /// Whether something is taken and neither released nor held.
     pub fn has_taken(&self) -> bool {
-        self.held.is_empty() && self.head() != Position { offset: self.cursor, seq: self.seq }
+        let released = self.held.back().map_or(self.head(), |newest| newest.end);
+        released != Position { offset: self.cursor, seq: self.seq }
+    }
+
+    /// The consumer's part of [`crate::Producer::rewind`]. False: not everything before `tail` is taken and released.
+    pub(crate) fn rewind(&mut self, tail: Position) -> bool {
+        let is_empty =
+            self.held.is_empty() && self.head() == tail && (self.cursor, self.seq) == (tail.offset, tail.seq);
+        if is_empty {
+            self.cursor = 0;
+            self.page().head.store(Position { offset: 0, ..tail }.pack(), RELEASE.store());
+        }
+        is_empty
     }
 
     /// Gives back the space of everything taken and not held. Answers whether to ring the sender.

@@ -16,6 +16,7 @@
 //! - marks and the records of a batch are written before the one release store at the tail that publishes them all;
 //! - bytes of the data are never read while the lane runs: a hostile consumer that scribbles there deceives itself.
 
+use crate::consumer::Consumer;
 use crate::edges::{CLOSE, PUBLISH, step};
 use crate::layout::{
     MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, Position, ProducerPage, State, WINDOW, header, mark, record_bytes,
@@ -84,8 +85,6 @@ pub struct Producer {
     alone: bool,
     /// Bytes of the data, from its start, that are known to have memory, or disk, behind them.
     backed: u64,
-    /// Whether the next message is to go to the front.
-    wraps: bool,
     sleeper: Sleeper,
 }
 
@@ -161,7 +160,6 @@ impl Producer {
             consumer_gone: false,
             alone: false,
             backed: capacity,
-            wraps: false,
             // SAFETY: as above.
             sleeper: Sleeper::new(unsafe { field(memory.producer, |p| &raw mut (*p).sleep) }, can_barrier),
         };
@@ -213,16 +211,25 @@ impl Producer {
         self.limit = 0;
     }
 
-    /// Whether a message of `bytes` does not go at the tail, inside the window, as the head was last looked at.
+    /// Whether a message of `bytes`, at the tail, would end behind the window.
     pub fn is_past_window(&self, bytes: u64) -> bool {
-        let end = if self.tail < self.head.offset { self.window.min(self.head.offset) } else { self.window };
-        self.tail + record_bytes(bytes.min(self.bytes_max)) + 8 > end
+        self.tail + record_bytes(bytes.min(self.bytes_max)) + 8 > self.window
     }
 
-    /// The next message goes to the front, if that is free, wherever in the window the tail is.
-    pub fn wrap(&mut self) {
-        self.wraps = true;
-        self.limit = 0;
+    /// Has both sides of an empty lane go on at its front, without a mark: for who is both, as nobody else looks at the data.
+    /// Does nothing when something is there.
+    pub fn rewind(&mut self, consumer: &mut Consumer) {
+        if !consumer.rewind(self.tail()) {
+            return;
+        }
+        // Relaxed, all of it: whoever is the consumer later has that from who is both now.
+        self.data().header(0).store(0, Relaxed);
+        self.tail = 0;
+        self.head = self.tail();
+        (self.floor, self.limit, self.lap_end) = (0, 0, self.capacity);
+        let page = self.page();
+        page.floor.store(0, Relaxed);
+        page.tail.store(self.tail().pack(), Relaxed);
     }
 
     /// Says how many bytes of the data, from its start, have memory or disk behind them; all of it at first. A reservation
@@ -340,13 +347,12 @@ impl Producer {
         let mut looked = false;
         loop {
             let (tail, head) = (self.tail, self.head.offset);
-            let past_window = tail + need > window || self.wraps;
+            let past_window = tail + need > window;
             let end = if tail >= head { self.capacity } else { head };
             let fits = tail + need <= end;
             // Wrapped records must end before the head, and the head be on the lap that the tail is on.
             let front = tail >= head && need <= head && head >= self.floor;
             if front && (past_window || !fits) {
-                self.wraps = false;
                 self.limit = 0;
                 return self.backed_for(0, need);
             }

@@ -72,7 +72,7 @@ fn a_run_ends_before_a_mark_and_begins_behind_one() {
 }
 
 #[test]
-fn a_producer_that_wraps_when_all_is_taken_has_the_whole_window_each_time() {
+fn who_is_both_sides_goes_on_at_the_front_when_all_is_taken_and_has_the_whole_window_each_time() {
     for start in [1, u32::MAX - 40] {
         let pages = Pages::new(8192, Position { offset: 0, seq: start });
         let (mut producer, mut consumer) = pages.attach();
@@ -103,14 +103,49 @@ fn a_producer_that_wraps_when_all_is_taken_has_the_whole_window_each_time() {
                 assert_eq!(consumer.taken(), number);
             }
             assert_eq!(producer.look_at_head(), Ok(0));
-            producer.wrap();
-            // Not only up to where the lap before ended.
-            assert!(send(&mut producer, &payload(number, size(number))));
-            assert!(producer.tail().offset <= 8 + record_bytes(size(number) as u64), "at the front");
-            number += 1;
+            producer.rewind(&mut consumer);
+            assert_eq!(
+                (producer.tail(), consumer.head()),
+                (Position { offset: 0, ..producer.tail() }, producer.tail())
+            );
+            assert_eq!(consumer.peek(), Ok(None), "nothing of the lap before");
         }
         let page = producer.producer_page();
         consumer.show_counters();
         assert_eq!(page.messages(), number);
     }
+}
+
+#[test]
+fn nothing_is_rewound_while_something_is_there() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    assert!(send(&mut producer, &payload(0, 9)));
+    let tail = producer.tail();
+    producer.rewind(&mut consumer);
+    assert_eq!(producer.tail(), tail, "one is not taken");
+    let first = consumer.peek().unwrap().unwrap();
+    let run = consumer.take_run(&first, 1);
+    producer.rewind(&mut consumer);
+    assert_eq!(producer.tail(), tail, "one is not released");
+    assert_eq!(messages_of(&consumer, &run), [(1, payload(0, 9))]);
+    let _ = consumer.release_taken();
+    producer.rewind(&mut consumer);
+    assert_eq!(producer.tail().offset, 0);
+    assert!(send(&mut producer, &payload(1, 20)));
+    let first = consumer.peek().unwrap().unwrap();
+    let ticket = consumer.hold(&first);
+    let tail = producer.tail();
+    assert!(!consumer.has_taken(), "held is not taken");
+    assert!(send(&mut producer, &payload(2, 20)));
+    let first = consumer.peek().unwrap().unwrap();
+    let _ = consumer.take_run(&first, 1);
+    assert!(consumer.has_taken(), "also behind one that is held");
+    let _ = consumer.release_taken();
+    assert!(!consumer.has_taken());
+    producer.rewind(&mut consumer);
+    assert!(producer.tail().offset > tail.offset, "one is held");
+    let _ = consumer.release_held(ticket);
+    producer.rewind(&mut consumer);
+    assert_eq!(producer.tail().offset, 0);
 }

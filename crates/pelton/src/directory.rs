@@ -185,6 +185,11 @@ impl Directory {
         self.header.capacity
     }
 
+    /// The boot that it was made, or recovered, in.
+    pub(crate) fn boot_id(&self) -> [u8; 16] {
+        self.header.boot_id
+    }
+
     /// The largest message, in bytes.
     pub(crate) fn message_bytes_max(&self) -> u64 {
         self.header.message_bytes_max

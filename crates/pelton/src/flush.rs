@@ -15,12 +15,26 @@ use crate::wait::Patience;
 use pelton_lane::{SEGMENT_BYTES, seq_after, step};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Which lane, of all that ever were: two words that tell it from any other, also after a restart of either side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneId(pub [u64; 2]);
+
+impl LaneId {
+    /// Where the system does not say when a file was made: no sink can know such a lane again.
+    pub(crate) const NONE: LaneId = LaneId([0; 2]);
+
+    pub(crate) fn since_boot(self, boot: [u8; 16]) -> LaneId {
+        if self == LaneId::NONE {
+            return self;
+        }
+        let [low, high] = [0, 8].map(|at| u64::from_le_bytes(boot[at..at + 8].try_into().expect("eight bytes")));
+        LaneId([self.0[0] ^ low, self.0[1] ^ high])
+    }
+}
 
 /// A run of whole records of one lane, as the bytes they are: for each message a header, a little-endian u64 of
 /// `seq << 32 | bytes`; the payload; and up to seven bytes, of any value, so that the next begins at a multiple of eight.
@@ -88,7 +102,7 @@ impl<'a> Run<'a> {
 /// Where messages are flushed to. A closure that takes runs is one: it is called with some thousand messages at a time, and what
 /// it returned for is released.
 pub trait Sink: Send {
-    /// Takes all of `runs`, in order, or none of them: after an error they come again, perhaps with more behind them.
+    /// Takes all of `runs`, in order, or none of them: after an error the same come again, before any others.
     /// When it returns, they are as safe as the sink makes them.
     ///
     /// # Errors
@@ -122,34 +136,44 @@ impl<F: FnMut(&[Run<'_>]) -> Result<()> + Send> Sink for F {
     }
 }
 
-/// Another channel as a sink: each message is sent on, by itself. Waits for room there.
+/// Another channel as a sink: each message is sent on, by itself. Waits for room there. Of a run that is not what it must be, which is
+/// its sender's doing, what is whole is sent, and that is told once, by [`Error::Corrupt`].
 #[derive(Debug)]
 pub struct Forward {
     sender: Sender,
-    /// Messages of the runs to be written that are sent already, since an error.
-    sent: usize,
+    /// Of the runs to be written, those that are sent already, since an error; and messages of the next.
+    sent: (usize, usize),
+    /// What is to be told of them.
+    broken: Option<String>,
 }
 
 impl Forward {
     /// Sends on by `sender`.
     pub fn new(sender: Sender) -> Forward {
-        Forward { sender, sent: 0 }
+        Forward { sender, sent: (0, 0), broken: None }
     }
 }
 
 impl Sink for Forward {
     fn write(&mut self, runs: &[Run<'_>]) -> Result<()> {
-        let messages = runs.iter().map(|run| run.messages as usize).sum::<usize>();
-        for payload in runs.iter().flat_map(Run::payloads).skip(self.sent) {
-            self.sender.send(payload)?;
-            self.sent += 1;
+        for run in &runs[self.sent.0.min(runs.len())..] {
+            for payload in run.payloads().skip(self.sent.1) {
+                self.sender.send(payload)?;
+                self.sent.1 += 1;
+            }
+            if self.sent.1 != run.messages as usize {
+                self.broken = Some(format!(
+                    "{} of {} messages are whole: their sender wrote behind them",
+                    self.sent.1, run.messages
+                ));
+            }
+            self.sent = (self.sent.0 + 1, 0);
         }
-        match std::mem::take(&mut self.sent) {
-            sent if sent == messages => Ok(()),
-            sent => Err(Error::Corrupt(format!(
-                "{sent} of {messages} messages are whole: a sender wrote where it must not"
-            ))),
+        if let Some(broken) = self.broken.take() {
+            return Err(Error::Corrupt(broken));
         }
+        self.sent = (0, 0);
+        Ok(())
     }
 }
 
@@ -188,8 +212,12 @@ pub struct Flush {
     taken_bytes: u64,
     /// Since when there is something.
     since: Option<Instant>,
+    /// Whether the sink has refused what is taken: it gets just that again.
+    is_refused: bool,
     /// How the channel ended, to be told once everything is written.
     end: Option<Error>,
+    /// What nobody has been told of yet.
+    untold: Option<Error>,
     /// Empty: kept for its memory.
     runs: Vec<Run<'static>>,
 }
@@ -224,7 +252,9 @@ impl Flush {
             taken: Vec::new(),
             taken_bytes: 0,
             since: None,
+            is_refused: false,
             end: None,
+            untold: None,
             runs: Vec::new(),
         })
     }
@@ -278,12 +308,17 @@ impl Flush {
     /// # Errors
     /// As [`Flush::now`].
     pub fn turn(&mut self) -> Result<Option<Instant>> {
+        if self.is_refused {
+            self.write()?;
+        }
         let drained = self.take();
         let is_due = self.taken_bytes >= self.bytes
             || self.end.is_some()
+            || self.sink.due().is_some_and(|due| due <= Instant::now())
             || self.since.zip(self.interval).is_some_and(|(since, interval)| since.elapsed() >= interval)
             || self.taken.iter().rev().take(RUNS_LOOKED_AT).any(Taken::is_plenty)
-            || (drained && (self.interval.is_none() || self.receiver.is_room_wanted()));
+            || (drained
+                && (self.interval.is_none() || self.receiver.is_room_wanted() || self.receiver.have_all_gone()));
         if is_due || self.taken.is_empty() {
             self.write()?;
         }
@@ -317,6 +352,9 @@ impl Flush {
     /// # Errors
     /// As [`Flush::run`]; the end of the channel, once everything is in the sink, by [`Error::Closed`] too.
     pub fn now(&mut self) -> Result<()> {
+        if self.is_refused {
+            self.write()?;
+        }
         match self.receiver.ends_of_lanes() {
             // What comes meanwhile is not waited for, lest a sender that never stops keep this from returning.
             Ok(ends) => ends.into_iter().try_for_each(|end| self.lane_before(end))?,
@@ -328,10 +366,19 @@ impl Flush {
 
     /// Takes, and writes, what came by a lane before some message of it.
     fn lane_before(&mut self, end: (u32, u32)) -> Result<()> {
+        let mut bytes = 0;
         loop {
             let Flush { receiver, sink, .. } = self;
             match receiver.take_run_before(end, self.bytes, |lane| sink.last_seq(lane)) {
-                Ok(Some(taken)) => self.add(taken),
+                Ok(Some(taken)) => {
+                    bytes += taken.run.bytes;
+                    let is_all = bytes > taken.capacity();
+                    self.add(taken);
+                    // No more than a lane can have had, whatever its sender says.
+                    if is_all {
+                        return Ok(());
+                    }
+                }
                 Ok(None) => return Ok(()),
                 Err(error) => {
                     self.end = Some(error);
@@ -387,6 +434,9 @@ impl Flush {
 
     /// Hands what is taken to the sink, and releases it.
     fn write(&mut self) -> Result<()> {
+        if self.receiver.is_forked_here() {
+            return Err(Error::Forked);
+        }
         if self.taken.is_empty() {
             let wants = self.sink.due().is_some_and(|due| due <= Instant::now());
             return if wants { self.sink.write(&[]).map_err(of_sink) } else { Ok(()) };
@@ -400,8 +450,11 @@ impl Flush {
             bytes: self.receiver.bytes_of(taken),
         }));
         step("flush: before the sink");
+        // Also of one that panics.
+        self.is_refused = true;
         let written = self.sink.write(&runs);
         self.runs = emptied(runs);
+        self.is_refused = written.is_err();
         written.map_err(of_sink)?;
         step("flush: written");
         self.receiver.release_runs();
@@ -411,12 +464,17 @@ impl Flush {
         Ok(())
     }
 
-    /// Hands that sender's messages to the sink, and what was left of others'.
-    fn lane_of(&mut self, sender: &Sender) -> Result<()> {
+    /// Hands a sender's messages to the sink, and what was left of others'. All of its buffer is free then.
+    fn lane_of(&mut self, sender: &mut Sender) -> Result<()> {
+        if self.is_refused {
+            self.write()?;
+        }
         if let Some(taken) = self.receiver.take_run_of(sender)? {
             self.add(taken);
         }
-        self.write()
+        self.write()?;
+        self.receiver.rewind(sender);
+        Ok(())
     }
 }
 
@@ -515,19 +573,23 @@ impl Shared {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
-        with(lock(&self.flush).as_mut().expect("it is there until this ends"))
+        let mut flush = lock(&self.flush);
+        let flush = flush.as_mut().expect("it is there until this ends");
+        match flush.untold.take() {
+            Some(error) => Err(error),
+            None => with(flush),
+        }
     }
 
     /// Flushes the sender's buffer, unless a message of `bytes` has room there.
     #[cold]
     #[inline(never)]
     fn make_room(&self, sender: &mut Sender, bytes: usize) -> Result<()> {
-        if sender.is_past_window(bytes) {
-            self.with(|flush| flush.lane_of(sender))?;
-            // Nothing is in it: all of it is for the next bufferful.
-            sender.wrap();
+        // One that is too large is for the lane to refuse.
+        match sender.is_past_window(bytes) && bytes as u64 <= sender.message_bytes_max() {
+            true => self.with(|flush| flush.lane_of(sender)),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Has a thread of its own flush what has waited for so long. It sleeps while there is nothing.
@@ -547,12 +609,20 @@ impl Shared {
                 // Without the lock.
                 if idle {
                     let _ = poll_until(&[fd.as_fd(), ends.as_fd()], [None; 2], due);
+                    // Until the next sleep nobody need look whether this one does.
+                    let _ = lock(&flush).as_mut().map(|flush| flush.receiver.disarm());
                 }
                 if let Ok(Ready::Rung) = poll_until(&[ends.as_fd()], [None; 2], Some(Instant::now() + interval)) {
                     return;
                 }
-                // An error of the sink is told to whoever flushes next: nothing has been released.
-                let _ = lock(&flush).as_mut().map(Flush::now);
+                let mut flush = lock(&flush);
+                let Some(flush) = flush.as_mut() else { return };
+                let done = catch_unwind(AssertUnwindSafe(|| flush.now()));
+                // Whoever flushes next is told: some errors are told only once.
+                flush.untold = match done.unwrap_or_else(|_| Err(Error::Sink("it panicked".to_owned()))) {
+                    Err(error) if !error.is_closed() => Some(error),
+                    _ => flush.untold.take(),
+                };
             }
         };
         std::thread::Builder::new()
@@ -624,7 +694,15 @@ impl Appenders {
     /// # Errors
     /// As [`Senders::sender`].
     pub fn appender(&self) -> Result<Appender> {
-        Ok(Appender { sender: self.senders.sender()?, shared: self.shared.clone() })
+        let sender = match self.senders.sender() {
+            // Perhaps only those that have gone are too many.
+            Err(Error::Refused(_)) => {
+                self.flush()?;
+                self.senders.sender()?
+            }
+            sender => sender?,
+        };
+        Ok(Appender { sender, shared: self.shared.clone() })
     }
 
     /// Appends a message to the calling thread's own buffer, which is made at its first use.
@@ -632,7 +710,14 @@ impl Appenders {
     /// # Errors
     /// As [`Appender::append`] and [`Senders::with`].
     pub fn append(&self, payload: &[u8]) -> Result<()> {
-        self.senders.with(|sender| self.shared.append(sender, payload))?
+        let append = |sender: &mut Sender| self.shared.append(sender, payload);
+        match self.senders.with(append) {
+            Err(Error::Refused(_)) => {
+                self.flush()?;
+                self.senders.with(append)?
+            }
+            appended => appended?,
+        }
     }
 
     /// Hands to the sink what any thread has appended. Everything whose append had returned before is there when this returns.

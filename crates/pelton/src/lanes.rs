@@ -8,7 +8,7 @@ use crate::link::{Bells, Found, Link, PASSED_MAX};
 use crate::os::{self, Bell, Segment};
 use crate::sender::End;
 use crate::wait::Spin;
-use pelton_lane::{Consumer, LaneError, ProducerPage, Record, Sleeper, step};
+use pelton_lane::{Consumer, LaneError, Record, Sleeper, step};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -198,7 +198,8 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub(crate) fn new(consumer: Consumer, link: Link, redelivered: u64, number: u32, memory: LaneMemory) -> Lane {
-        let id = memory.id();
+        // Its data all share who succeed one another.
+        let id = LaneId(memory.data.identity());
         let (end, is_announced, is_compared, own_bell, back) = (None, true, false, None, None);
         Lane { consumer, link, redelivered, number, end, is_announced, id, is_compared, own_bell, back, memory }
     }
@@ -229,7 +230,8 @@ impl Lane {
 
     /// Whether [`Lane::peek`] may find something.
     fn stirs(&self, leaves: bool) -> bool {
-        (self.consumer.stirs() && !self.is_stalled()) || (leaves && (self.end.is_some() || !self.is_announced))
+        let goes = self.end.is_some() && !self.consumer.has_taken();
+        (self.consumer.stirs() && !self.is_stalled()) || (leaves && (goes || !self.is_announced))
     }
 
     /// Whether nothing is to be taken now: of a client that does not read its replies.
@@ -360,16 +362,6 @@ impl LaneMemory {
         // Last: who failed to attach has seen nothing.
         page.begin(std::process::id());
         Ok((consumer, redelivered))
-    }
-
-    /// Names the lane by its data, which all who succeed one another share. That of a path channel is named anew when the
-    /// machine has been restarted: numbers may come again then.
-    fn id(&self) -> LaneId {
-        // SAFETY: the page is mapped.
-        let boot = unsafe { self.page.base().cast::<ProducerPage>().as_ref() }.boot_id;
-        let [low, high] = [0, 8].map(|at| u64::from_le_bytes(boot[at..at + 8].try_into().expect("eight bytes")));
-        let [place, made] = self.data.identity();
-        LaneId([place ^ low, made ^ high])
     }
 
     /// Keeps the mappings alone, of a lane that is offered to no successor: a thousand lanes are many descriptors.

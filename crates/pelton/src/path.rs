@@ -132,6 +132,9 @@ impl Place {
         let limit = self.directory.message_bytes_max();
         let (consumer, redelivered) = memory.take_over(limit, membarrier::register())?;
         let link = Link::through_directory(self.directory.clone(), Whom::SenderOf(number), files.bell);
-        Ok(Lane::new(consumer, link, redelivered, number, memory))
+        let mut lane = Lane::new(consumer, link, redelivered, number, memory);
+        // After the machine's end numbers may come again, of what was not on the disk.
+        lane.id = lane.id.since_boot(self.directory.boot_id());
+        Ok(lane)
     }
 }

@@ -15,7 +15,7 @@ use crate::os::socket::DESCRIPTORS_MAX;
 use crate::os::{Owner, Ready, Segment};
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
-use pelton_lane::{LaneError, Memory, Position, Producer, Space, Wake, record_bytes, step, walk};
+use pelton_lane::{Consumer, LaneError, Memory, Position, Producer, Space, Wake, record_bytes, step, walk};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -451,9 +451,9 @@ impl Sender {
         self.parts.lane.is_past_window(bytes as u64)
     }
 
-    /// Has the next message go to the front of the lane, of which everything is released.
-    pub(crate) fn wrap(&mut self) {
-        self.parts.lane.wrap();
+    /// Has the lane, if everything is released, begin at its front again.
+    pub(crate) fn rewind(&mut self, consumer: &mut Consumer) {
+        self.parts.lane.rewind(consumer);
     }
 
     /// Behind the message that it sent last.

@@ -235,7 +235,7 @@ fn a_sink_that_fails_gets_the_same_again_and_nothing_is_released_before() {
     for more in 0..3 {
         let error = flush.now().unwrap_err();
         assert!(matches!(&error, Error::Sink(text) if text == "not now"), "{error}");
-        assert_eq!((count.load(SeqCst), sender.unreleased()), (10 + more, 10 + more as u64));
+        assert_eq!((count.load(SeqCst), sender.unreleased()), (10, 10 + more), "just the same again");
         sender.send(&numbered(0, 10 + more as u32, 10)).unwrap();
     }
     fails.store(false, SeqCst);

@@ -171,7 +171,11 @@ impl Segment {
         use rustix::fs::{AtFlags, StatxFlags, statx};
         let Some(fd) = &self.fd else { return self.identity };
         let wanted = StatxFlags::INO | StatxFlags::BTIME;
-        statx(fd, c"", AtFlags::EMPTY_PATH, wanted).map_or([0; 2], |found| {
+        // Without the time an inode's next file could be taken for it.
+        let found = statx(fd, c"", AtFlags::EMPTY_PATH, wanted)
+            .ok()
+            .filter(|found| found.stx_mask & wanted.bits() == wanted.bits());
+        found.map_or([0; 2], |found| {
             let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);
             let made = found.stx_btime;
             [found.stx_ino ^ device.rotate_left(48), made.tv_sec as u64 * 1_000_000_000 + u64::from(made.tv_nsec)]

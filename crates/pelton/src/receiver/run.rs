@@ -37,6 +37,11 @@ impl Taken {
         self.lane == next.lane && self.peer == next.peer && self.run.join(&next.run)
     }
 
+    /// Bytes of its lane.
+    pub(crate) fn capacity(&self) -> u64 {
+        4 * self.plenty
+    }
+
     /// Whether its sender may want room before long.
     pub(crate) fn is_plenty(&self) -> bool {
         self.run.bytes >= self.plenty
@@ -68,7 +73,7 @@ impl Receiver {
         if !lane.is_compared {
             // A lane has no more messages than this.
             let most = (lane.consumer.capacity() / 8) as u32;
-            if last(lane.id).is_some_and(|last| last.wrapping_sub(record.seq) < most) {
+            if lane.id != LaneId::NONE && last(lane.id).is_some_and(|last| last.wrapping_sub(record.seq) < most) {
                 self.release(&record);
                 return None;
             }
@@ -130,6 +135,18 @@ impl Receiver {
         let Some(first) = lane.consumer.peek()? else { return Ok(None) };
         let run = lane.consumer.take_run_to(&first, sender.tail());
         Ok(Some(Taken::new(lane, run)))
+    }
+
+    /// What a sender's lane had is released: it begins at its front again.
+    pub(crate) fn rewind(&mut self, sender: &mut Sender) {
+        if let Some(lane) = self.lanes.find(sender.lane()) {
+            sender.rewind(&mut lane.consumer);
+        }
+    }
+
+    /// Whether all senders have gone, and what is left is what is taken.
+    pub(crate) fn have_all_gone(&self) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.is_shut()) && self.lanes.iter().all(|lane| lane.end.is_some())
     }
 
     /// The bytes of a run that was taken of this receiver and is not released yet.
