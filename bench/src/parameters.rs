@@ -432,18 +432,22 @@ mod tests {
 
     #[test]
     fn every_system_says_where_it_belongs() {
-        assert_eq!(SystemName::Pelton.belongs(Workload::Append), Ok(()));
-        assert_eq!(SystemName::Bump.belongs(Workload::Append), Ok(()));
-        assert_eq!(SystemName::PeltonAlone.belongs(Workload::FanIn), Ok(()));
-        assert_eq!(SystemName::Pipe.belongs(Workload::Stream), Ok(()));
+        assert_eq!(SystemName::Pelton.belongs(Workload::Append, false), Ok(()));
+        assert_eq!(SystemName::Bump.belongs(Workload::Append, false), Ok(()));
+        assert_eq!(SystemName::PeltonAlone.belongs(Workload::FanIn, false), Ok(()));
+        assert_eq!(SystemName::Pipe.belongs(Workload::Stream, false), Ok(()));
+        assert_eq!(SystemName::Write.belongs(Workload::Append, true), Ok(()));
+        assert_eq!(SystemName::Pelton.belongs(Workload::Append, true), Ok(()));
+        assert!(SystemName::Limits.belongs(Workload::Append, true).is_err());
         for (system, workload) in [
+            (SystemName::Write, Workload::Append),
             (SystemName::Bump, Workload::Stream),
             (SystemName::SockStream, Workload::Append),
             (SystemName::PeltonStream, Workload::Roundtrip),
             (SystemName::Pipe, Workload::FanIn),
             (SystemName::PeltonC, Workload::Append),
         ] {
-            assert!(system.belongs(workload).is_err(), "{system:?} {workload:?}");
+            assert!(system.belongs(workload, false).is_err(), "{system:?} {workload:?}");
         }
     }
 

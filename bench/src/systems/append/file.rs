@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use pelton::{LaneId, RecordFile, RecordReader, Run};
 
 use super::{AppendSystem, BUFFER, MutexVec, Opened, Sink, pelton::open, record_bytes};
@@ -74,10 +74,12 @@ impl AppendSystem for Write {
         let file = File::create_new(&path).with_context(|| format!("making {}", path.display()))?;
         let written = Arc::new(Written { file, failed: OnceLock::new() });
         let opened = MutexVec::open(job, count, written.clone())?;
+        // The file is closed with the last buffer's writing, as pelton's is.
+        let finish = move || {
+            opened.finish.map_or(Ok(()), |finish| finish())?;
+            written.failed.get().map_or(Ok(()), |error| bail!("writing to the file: {error}"))
+        };
         let read_back = move || {
-            if let Some(error) = written.failed.get() {
-                return Err(io::Error::from(error.kind())).with_context(|| format!("writing {}", path.display()));
-            }
             let mut file = BufReader::with_capacity(BUFFER, File::open(&path)?);
             let mut bytes = vec![0; record];
             while !file.fill_buf()?.is_empty() {
@@ -86,7 +88,7 @@ impl AppendSystem for Write {
             }
             remove(&path)
         };
-        Ok(Opened { read_back: Some(Box::new(read_back)), ..opened })
+        Ok(Opened { finish: Some(Box::new(finish)), read_back: Some(Box::new(read_back)), ..opened })
     }
 }
 
