@@ -1,4 +1,5 @@
-//! Threads of one process append messages, which are flushed by the buffer to a callback that counts them.
+//! Threads of one process append messages, which are flushed by the buffer to a callback that counts them, or to a file, whose records
+//! the same callback is given after the pass.
 //!
 //! Before the passes each system does a smaller one in which every record is looked at: its length and number, its place in the order of
 //! its thread, and all its bytes. In the passes a thread's messages all have the same bytes, and the callback looks at the first length
@@ -20,7 +21,9 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use crate::{
     fan_in::first_number,
     parameters::{Job, Pass, SystemName},
-    systems::append::{AppendSystem, Appender, Bump, HEADER, MutexVec, Opened, Pelton, Queue, Sink, record_bytes},
+    systems::append::{
+        AppendSystem, Appender, Bump, HEADER, MutexVec, Opened, Pelton, PeltonFile, Queue, Sink, Write, record_bytes,
+    },
     workload::{PassReport, Section, buffers, number, passes, stamp, whole, work},
 };
 
@@ -30,6 +33,8 @@ const LOOKED_AT: u64 = 100_000;
 /// Does all threads' part.
 pub fn side(job: &Job) -> Result<()> {
     match job.system {
+        SystemName::Pelton if job.to_file => part::<PeltonFile>(job),
+        SystemName::Write => part::<Write>(job),
         SystemName::Pelton => part::<Pelton>(job),
         SystemName::Bump => part::<Bump>(job),
         SystemName::MutexVec => part::<MutexVec>(job),
@@ -63,7 +68,7 @@ fn first_numbers(job: &Job) -> Vec<u64> {
 
 /// All threads append `pass.count` messages each. `NUMBERED`: each says whose it is and which.
 fn append<S: AppendSystem, const NUMBERED: bool>(job: &Job, pass: &Pass, sink: Arc<dyn Sink>) -> Result<PassReport> {
-    let Opened { appenders, consumer, finish } = S::open(job, pass.count, sink)?;
+    let Opened { appenders, consumer, finish, read_back } = S::open(job, pass.count, sink)?;
     let section = Section::start(pass)?;
     thread::scope(|scope| -> Result<()> {
         let consumer = consumer.map(|consumer| scope.spawn(consumer));
@@ -75,7 +80,9 @@ fn append<S: AppendSystem, const NUMBERED: bool>(job: &Job, pass: &Pass, sink: A
         ended.into_iter().try_for_each(|ended| ended.unwrap_or_else(|panic| panic::resume_unwind(panic)))
     })?;
     finish.map_or(Ok(()), |finish| finish())?;
-    section.end(job.messages(pass.count) * job.sizes.max as u64)
+    let report = section.end(job.messages(pass.count) * job.sizes.max as u64)?;
+    read_back.map_or(Ok(()), |read_back| read_back())?;
+    Ok(report)
 }
 
 /// One thread's part.

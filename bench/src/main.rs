@@ -13,7 +13,7 @@ mod run;
 mod systems;
 mod workload;
 
-use std::{io::Write, process::ExitCode, str::FromStr};
+use std::{io::Write, path::PathBuf, process::ExitCode, str::FromStr};
 
 use anyhow::{Context, Result, ensure};
 use clap::{CommandFactory, Parser, error::ErrorKind};
@@ -40,13 +40,13 @@ struct Arguments {
     workload: Workload,
 
     /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, fan-in and lopsided, 64 in a round trip, 16 in
-    /// reattach and append]
+    /// reattach and append, 256 with --file]
     #[arg(long, value_name = "N|MIN..MAX")]
     size: Option<SizeRange>,
 
     /// Messages of a stream, of all senders of a fan-in together, of each thread of an append, or in the lane; rounds of a round trip
     ///
-    /// By default 25,600,000 messages of each thread that appends, or as many as it works two seconds for; else 5,000,000 messages of up to 1 KiB, 1,000,000 of up to 32 KiB, 100,000 larger ones; 200,000 round trips, 20,000 with a
+    /// By default 25,600,000 messages of each thread that appends, 1,000,000 with --file, or as many as it works two seconds for; else 5,000,000 messages of up to 1 KiB, 1,000,000 of up to 32 KiB, 100,000 larger ones; 200,000 round trips, 20,000 with a
     /// delay; 1,000,000 messages to reattach to; lopsided as many as the slow side works two seconds for.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
@@ -90,16 +90,23 @@ struct Arguments {
     #[arg(long, value_name = "T")]
     threads: Option<u32>,
 
+    /// Append: to a file in this directory, removed at the end, instead of to a callback that counts
+    ///
+    /// Nothing is synced. What the file holds is checked after each pass, which is not measured.
+    #[arg(long, value_name = "DIR")]
+    file: Option<PathBuf>,
+
     /// Systems, in turn, the first to be compared with the others
     ///
     /// pelton; pelton-c, the same as a C program uses it; pelton-path, in a directory that keeps the channel; limits, the least code that could do the job; pipe; sock-stream, one write per message; sock-stream-batched, 64 KiB of
     /// buffer on both sides; sock-seqpacket. For a fan-in also pelton-stream, one sender whatever --senders says; and pelton-alone,
     /// no idle ones whatever --idle says. Between threads, to append: bump, a buffer in which space is taken by fetch_add;
-    /// mutex-vec; array-queue and seg-queue, crossbeam's. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
+    /// mutex-vec; array-queue and seg-queue, crossbeam's. With --file: pelton, whose sink is a RecordFile, and write, one buffer
+    /// of 1 MiB behind a lock, given to write(2) when full. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
     /// interleaved run. [default: all but pelton-c and pelton-path; for idle, pelton; for
     /// reattach, pelton-path, the only one that can; for lopsided, pelton, sock-stream, sock-seqpacket; for fan-in, pelton,
     /// pelton-stream, limits, sock-stream, sock-seqpacket, and pelton-alone if there are idle ones; for append, pelton, limits,
-    /// bump, mutex-vec, array-queue, seg-queue]
+    /// bump, mutex-vec, array-queue, seg-queue, and with --file, pelton, write]
     #[arg(long, value_name = "A,B,...", value_parser = systems)]
     systems: Option<Systems>,
 
@@ -127,7 +134,7 @@ fn systems(text: &str) -> Result<Systems, String> {
 impl Arguments {
     fn plan(self) -> Result<Plan, String> {
         let Arguments { workload, size, count, capacity, wait, runs, delay, slow, work, .. } = self;
-        let Arguments { senders, idle, threads, systems: chosen, .. } = self;
+        let Arguments { senders, idle, threads, file, systems: chosen, .. } = self;
         if workload == Workload::Idle && (size.is_some() || count.is_some()) {
             return Err("found --size or --count with idle, which sends nothing: leave them out".to_string());
         }
@@ -146,6 +153,12 @@ impl Arguments {
         }
         if !append && threads.is_some() {
             return Err("found --threads with processes of one thread: use it with append".to_string());
+        }
+        if !append && file.is_some() {
+            return Err("found --file with messages that go to a receiver: use it with append".to_string());
+        }
+        if let Some(file) = file.as_ref().filter(|file| !file.is_dir()) {
+            return Err(format!("found --file {}, wanted a directory", file.display()));
         }
         let (senders, idle, threads) = (senders.unwrap_or(2), idle.unwrap_or(0), threads.unwrap_or(2));
         if senders == 0 || senders as u64 + idle as u64 > 1024 {
@@ -167,6 +180,7 @@ impl Arguments {
         }
         let sizes = size.unwrap_or(SizeRange::fixed(match workload {
             Workload::Stream | Workload::FanIn | Workload::Lopsided => 256,
+            Workload::Append if file.is_some() => 256,
             Workload::Reattach | Workload::Append => 16,
             Workload::Roundtrip | Workload::Idle => 64,
         }));
@@ -194,7 +208,10 @@ impl Arguments {
             (Workload::Idle, _) => 1,
             (Workload::Reattach, _) => 1_000_000,
             (Workload::Lopsided, _) => (2_000_000 / work_us).max(1),
-            (Workload::Append, _) => 25_600_000.min(2_000_000_000u64.checked_div(work_ns).unwrap_or(u64::MAX)).max(1),
+            (Workload::Append, _) => {
+                let most = if file.is_some() { 1_000_000 } else { 25_600_000 };
+                most.min(2_000_000_000u64.checked_div(work_ns).unwrap_or(u64::MAX)).max(1)
+            }
             (Workload::Roundtrip, _) if delay > 0 => 20_000,
             (Workload::Roundtrip, _) => 200_000,
             (Workload::Stream | Workload::FanIn, ..=1024) => 5_000_000,
@@ -225,6 +242,7 @@ impl Arguments {
                 "pelton,pelton-alone,pelton-stream,limits,sock-stream:block,sock-seqpacket:block"
             }
             Workload::FanIn => "pelton,pelton-stream,limits,sock-stream:block,sock-seqpacket:block",
+            Workload::Append if file.is_some() => "pelton,write",
             Workload::Append => "pelton,limits,bump,mutex-vec,array-queue,seg-queue",
             Workload::Stream | Workload::Roundtrip => SYSTEMS,
         };
@@ -246,6 +264,7 @@ impl Arguments {
             senders,
             idle,
             threads,
+            file,
             systems,
         })
     }
@@ -341,6 +360,8 @@ mod tests {
         let append = plan(&["append"]).unwrap();
         assert_eq!((append.sizes.max, append.count, append.threads, append.work_ns), (16, 25_600_000, 2, 0));
         assert_eq!(plan(&["append", "--work", "2000"]).unwrap().count, 1_000_000);
+        let to_file = plan(&["append", "--file", "/"]).unwrap();
+        assert_eq!((to_file.sizes.max, to_file.count, to_file.systems.len()), (256, 1_000_000, 2));
     }
 
     #[test]
@@ -364,6 +385,8 @@ mod tests {
             (&["fan-in", "--senders", "10", "--idle", "1015"], "wanted 1 to 1024 together"),
             (&["fan-in", "--size", "4"], "wanted 8 or more"),
             (&["fan-in", "--senders", "8", "--count", "7"], "wanted at least one for each"),
+            (&["stream", "--file", "/"], "use it with append"),
+            (&["append", "--file", "/dev/null"], "found --file /dev/null, wanted a directory"),
             (&["append", "--threads", "0"], "found --threads 0"),
             (&["append", "--size", "1..16"], "wanted one size"),
             (&["append", "--work", "1000000001"], "nanoseconds"),

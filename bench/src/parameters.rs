@@ -88,6 +88,8 @@ pub enum SystemName {
     Bump,
     /// Of appending: one buffer for all threads, behind a lock
     MutexVec,
+    /// Of appending to a file: one buffer for all threads, behind a lock, and a plain write of it when it is full
+    Write,
     /// Of appending: crossbeam's bounded queue, and a thread that takes the messages out of it into a buffer
     ArrayQueue,
     /// Of appending: crossbeam's unbounded queue, and such a thread
@@ -95,11 +97,15 @@ pub enum SystemName {
 }
 
 impl SystemName {
-    /// Whether this is a system of that workload, or else where it belongs.
-    pub fn belongs(self, workload: Workload) -> Result<(), &'static str> {
+    /// Whether this is a system of that workload, which may append to a file, or else where it belongs.
+    pub fn belongs(self, workload: Workload, to_file: bool) -> Result<(), &'static str> {
         let (appends, gathers) = (workload == Workload::Append, workload == Workload::FanIn);
         match self {
-            SystemName::Pelton | SystemName::Limits => Ok(()),
+            SystemName::Pelton => Ok(()),
+            SystemName::Write if to_file => Ok(()),
+            SystemName::Write => Err("it writes to a file: measure it with append --file DIR"),
+            _ if to_file => Err("it does not append to a file: leave out --file"),
+            SystemName::Limits => Ok(()),
             SystemName::Bump | SystemName::MutexVec | SystemName::ArrayQueue | SystemName::SegQueue => {
                 if appends {
                     Ok(())
@@ -353,6 +359,8 @@ pub struct Job {
     pub index: u32,
     /// Threads of an append
     pub threads: u32,
+    /// Whether they append to a file, in `directory`
+    pub to_file: bool,
     /// The passes, in order
     pub passes: Vec<Pass>,
     /// The CPU to stay on
@@ -424,18 +432,22 @@ mod tests {
 
     #[test]
     fn every_system_says_where_it_belongs() {
-        assert_eq!(SystemName::Pelton.belongs(Workload::Append), Ok(()));
-        assert_eq!(SystemName::Bump.belongs(Workload::Append), Ok(()));
-        assert_eq!(SystemName::PeltonAlone.belongs(Workload::FanIn), Ok(()));
-        assert_eq!(SystemName::Pipe.belongs(Workload::Stream), Ok(()));
+        assert_eq!(SystemName::Pelton.belongs(Workload::Append, false), Ok(()));
+        assert_eq!(SystemName::Bump.belongs(Workload::Append, false), Ok(()));
+        assert_eq!(SystemName::PeltonAlone.belongs(Workload::FanIn, false), Ok(()));
+        assert_eq!(SystemName::Pipe.belongs(Workload::Stream, false), Ok(()));
+        assert_eq!(SystemName::Write.belongs(Workload::Append, true), Ok(()));
+        assert_eq!(SystemName::Pelton.belongs(Workload::Append, true), Ok(()));
+        assert!(SystemName::Limits.belongs(Workload::Append, true).is_err());
         for (system, workload) in [
+            (SystemName::Write, Workload::Append),
             (SystemName::Bump, Workload::Stream),
             (SystemName::SockStream, Workload::Append),
             (SystemName::PeltonStream, Workload::Roundtrip),
             (SystemName::Pipe, Workload::FanIn),
             (SystemName::PeltonC, Workload::Append),
         ] {
-            assert!(system.belongs(workload).is_err(), "{system:?} {workload:?}");
+            assert!(system.belongs(workload, false).is_err(), "{system:?} {workload:?}");
         }
     }
 

@@ -91,6 +91,8 @@ pub struct Parameters {
     pub work_ns: Option<u64>,
     /// Threads of an append; null elsewhere
     pub threads: Option<u32>,
+    /// The directory of the file that they append to; null without one
+    pub file: Option<String>,
     /// Processes that send in a fan-in; null elsewhere
     pub senders: Option<u32>,
     /// Connected senders of a fan-in that send nothing; null elsewhere
@@ -217,8 +219,21 @@ impl Report {
 
     /// For people.
     pub fn write_table(&self, out: &mut impl Write) -> Result<()> {
-        let Parameters { size, count, capacity, delay_us, work_us, slow, work_ns, threads, senders, idle, runs, cpus } =
-            &self.parameters;
+        let Parameters {
+            size,
+            count,
+            capacity,
+            delay_us,
+            work_us,
+            slow,
+            work_ns,
+            threads,
+            file,
+            senders,
+            idle,
+            runs,
+            cpus,
+        } = &self.parameters;
         match self.workload {
             Workload::Stream => writeln!(out, "stream of {count} messages of {size} bytes, lanes of {capacity} bytes")?,
             Workload::Roundtrip => {
@@ -242,9 +257,10 @@ impl Report {
             )?,
             Workload::Append => writeln!(
                 out,
-                "{count} messages of {size} bytes by each of {} threads, each with {} ns of work",
+                "{count} messages of {size} bytes by each of {} threads, each with {} ns of work{}",
                 threads.unwrap_or_default(),
-                work_ns.unwrap_or_default()
+                work_ns.unwrap_or_default(),
+                file.as_ref().map(|file| format!(", to a file in {file}")).unwrap_or_default()
             )?,
         }
         let pinned =

@@ -12,6 +12,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::{net::UnixStream, process::CommandExt, process::ExitStatusExt},
     },
+    path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -60,6 +61,8 @@ pub struct Plan {
     pub idle: u32,
     /// Threads of an append
     pub threads: u32,
+    /// The directory for the file that they append to; without it they do to none
+    pub file: Option<PathBuf>,
     /// In turn; the first is compared with the others
     pub systems: Vec<Choice>,
 }
@@ -111,6 +114,7 @@ pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
             slow: (plan.workload == Workload::Lopsided).then_some(plan.slow),
             work_ns: (plan.workload == Workload::Append).then_some(plan.work_ns),
             threads: (plan.workload == Workload::Append).then_some(plan.threads),
+            file: plan.file.as_ref().map(|file| file.display().to_string()),
             senders: (plan.workload == Workload::FanIn).then_some(plan.senders),
             idle: (plan.workload == Workload::FanIn).then_some(plan.idle),
             runs: plan.runs,
@@ -166,7 +170,7 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
         | SystemName::PeltonStream
         | SystemName::PeltonAlone => env!("CARGO_PKG_VERSION").to_string(),
         SystemName::Limits => limits::version(),
-        SystemName::Bump | SystemName::MutexVec => "Rust's std".to_string(),
+        SystemName::Bump | SystemName::MutexVec | SystemName::Write => "Rust's std".to_string(),
         SystemName::ArrayQueue | SystemName::SegQueue => "crossbeam-queue 0.3".to_string(),
         _ => format!("Linux {}", rustix::system::uname().release().to_string_lossy()),
     };
@@ -194,9 +198,10 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
         idle,
         index: 0,
         threads: plan.threads,
+        to_file: plan.file.is_some(),
         passes: passes(plan, system.wait, count_calls),
         cpu: cpus.first().copied(),
-        directory: env::temp_dir(),
+        directory: plan.file.clone().unwrap_or_else(env::temp_dir),
         parent: std::process::id(),
     }
 }
@@ -263,11 +268,11 @@ fn deadline(job: &Job) -> Instant {
 }
 
 fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
-    job.system.belongs(job.workload).map_err(|reason| anyhow!("{reason}"))?;
+    job.system.belongs(job.workload, job.to_file).map_err(|reason| anyhow!("{reason}"))?;
     if job.system == SystemName::PeltonC {
         c::compile(job.wait)?;
     }
-    let directory = directory(job.system)?;
+    let directory = directory(job.system, &job.directory)?;
     let job = Job { directory: directory.path().to_path_buf(), ..job.clone() };
     let deadline = deadline(&job);
     if job.system == SystemName::Limits {
@@ -329,8 +334,8 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
     })
 }
 
-/// A run's own. Channels that a directory keeps are to be in memory, as the others are.
-fn directory(system: SystemName) -> Result<tempfile::TempDir> {
+/// A run's own, which goes with it. Channels that a directory keeps are to be in memory, as the others are.
+fn directory(system: SystemName, parent: &Path) -> Result<tempfile::TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("pelton-bench-");
     if system == SystemName::PeltonPath
@@ -338,7 +343,7 @@ fn directory(system: SystemName) -> Result<tempfile::TempDir> {
     {
         return Ok(directory);
     }
-    builder.tempdir().context("making a temporary directory")
+    builder.tempdir_in(parent).with_context(|| format!("making a directory in {}", parent.display()))
 }
 
 /// Each end is killed on a lane full of messages, and a fresh process takes its place.
@@ -718,6 +723,7 @@ mod tests {
             senders: 2,
             idle: 0,
             threads: 2,
+            file: None,
             systems: Vec::new(),
         }
     }
@@ -748,6 +754,7 @@ mod tests {
             idle: 0,
             index: 0,
             threads: 2,
+            to_file: false,
             passes,
             cpu: None,
             directory: env::temp_dir(),

@@ -58,6 +58,26 @@ fn an_interrupt_ends_all_and_removes_the_directory() {
 }
 
 #[test]
+fn an_interrupted_append_leaves_no_file() {
+    let temporary = tempfile::tempdir().unwrap();
+    let directory = temporary.path().to_str().unwrap();
+    // More messages than there is time for, and few at a time, or the file would be as large.
+    let mut program = Command::new(env!("CARGO_BIN_EXE_pelton-bench"))
+        .args(["append", "--file", directory, "--work", "1000000000", "--count", "1000000", "--runs", "1"])
+        .env("TMPDIR", directory)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let has_file = |entry: fs::DirEntry| entry.path().join("records").exists();
+    until("there is a file", || fs::read_dir(directory).unwrap().any(|entry| entry.is_ok_and(has_file)));
+    kill_process(Pid::from_child(&program), Signal::INT).unwrap();
+    assert_eq!(program.wait().unwrap().code(), Some(130));
+    until("no process is left", || processes(directory) == 0);
+    assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
+}
+
+#[test]
 fn a_killed_program_takes_its_processes_along() {
     for system in ["pipe", "limits"] {
         let temporary = tempfile::tempdir().unwrap();

@@ -1,6 +1,7 @@
 //! The program as its user has it: small runs, whose report is read back. What it measures is not judged here, only that it is there.
 
 use std::{
+    fs,
     path::Path,
     process::{Command, Output},
     sync::Once,
@@ -282,6 +283,44 @@ fn what_threads_append_is_flushed_by_every_system() {
 }
 
 #[test]
+fn what_threads_append_is_in_a_file_and_nothing_stays_of_it() {
+    let temporary = tempfile::tempdir().unwrap();
+    let directory = temporary.path().to_str().unwrap();
+    // Of some buffers, of one that is never full, and with bytes between the records.
+    for (threads, count, size) in [("1", "30000", "256"), ("3", "10000", "256"), ("2", "1", "8"), ("2", "40000", "21")]
+    {
+        let arguments = ["append", "--file", directory, "--threads", threads, "--count", count, "--size", size];
+        let (reports, ratios) = report(&[&arguments[..], &["--runs", "2", "--systems", "pelton,write,bump"]].concat());
+        for system in &reports[..2] {
+            assert_eq!(system["skipped"], Value::Null, "{system}");
+            assert_eq!(system["parameters"]["file"], directory);
+            assert!(system["bytes_per_second"].as_f64().unwrap() > 0.0, "{system}");
+        }
+        assert!(reports[2]["skipped"].as_str().unwrap().contains("leave out --file"), "{}", reports[2]);
+        assert_eq!(ratios["ratios"]["write"]["runs"], 2);
+        assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_no_figure_and_does_not_stay() {
+    let temporary = tempfile::tempdir().unwrap();
+    let directory = temporary.path().to_str().unwrap();
+    for system in ["pelton", "write"] {
+        // A file may have 8 MiB (or 16, where the shell counts in KiB), lanes have less; who goes on is not ended by a signal but told.
+        let output = Command::new("sh")
+            .args(["-c", "trap '' XFSZ; ulimit -f 16384; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_pelton-bench")])
+            .args(["append", "--file", directory, "--count", "60000", "--runs", "1", "--systems", system])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains(&format!("skipped {system}")) && text.contains("writing"), "{output:?}");
+        assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
+    }
+}
+
+#[test]
 fn messages_of_other_sizes_are_appended_where_they_fit() {
     for size in ["8", "21", "65536"] {
         let arguments = ["append", "--size", size, "--count", "300", "--capacity", "262144", "--runs", "1"];
@@ -311,6 +350,7 @@ fn a_system_of_another_workload_is_skipped_and_says_where_it_belongs() {
     for (workload, system, words) in [
         ("stream", "bump", "measure it with append"),
         ("stream", "pelton-alone", "measure it with fan-in"),
+        ("append", "write", "measure it with append --file"),
         ("append", "sock-stream", "another workload than append"),
         ("fan-in", "pipe", "receives of many senders"),
     ] {

@@ -375,6 +375,18 @@ fn it_rotates_by_size_and_forgets_no_number() {
 }
 
 #[test]
+fn what_stands_aside_and_is_not_whole_is_emptied_before_a_file_is_made_of_it() {
+    let (place, path) = place();
+    std::fs::write(place.path().join("log.pelton-next"), [7; 1000]).unwrap();
+    let file = RecordFile::open(&path).unwrap();
+    assert_eq!(file.cut_bytes(), 0);
+    // As one that was begun from nothing.
+    let other = RecordFile::open(place.path().join("other")).unwrap();
+    assert_eq!(bytes_of(&path), bytes_of(other.path()));
+    assert_eq!(names(&place).len(), 2);
+}
+
+#[test]
 fn of_very_many_lanes_the_last_are_remembered_over_a_rotation() {
     let (_place, path) = place();
     let mut file = RecordFileOptions::new().rotate_bytes(1 << 20).open(&path).unwrap();

@@ -108,7 +108,7 @@ impl AppendSystem for Bump {
             bump.flush(buffer, buffer.tail.0.load(Ordering::Acquire));
             Ok(())
         };
-        Ok(Opened { appenders, consumer: None, finish: Some(Box::new(finish)) })
+        Ok(Opened { appenders, consumer: None, finish: Some(Box::new(finish)), read_back: None })
     }
 }
 

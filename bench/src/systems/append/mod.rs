@@ -2,6 +2,7 @@
 //! and hands full buffers to a [`Sink`].
 
 mod bump;
+mod file;
 mod mutex_vec;
 mod pelton;
 mod queues;
@@ -10,7 +11,13 @@ use std::{hint, sync::Arc, thread};
 
 use anyhow::Result;
 
-pub use self::{bump::Bump, mutex_vec::MutexVec, pelton::Pelton, queues::Queue};
+pub use self::{
+    bump::Bump,
+    file::{PeltonFile, Write},
+    mutex_vec::MutexVec,
+    pelton::Pelton,
+    queues::Queue,
+};
 use crate::parameters::Job;
 
 /// Bytes of a buffer.
@@ -55,6 +62,8 @@ pub struct Opened<A> {
     pub consumer: Option<Task>,
     /// When all threads have ended: hands on what is left
     pub finish: Option<Task>,
+    /// Where it all went to a file: gives what is there to the sink, and removes it. Not measured
+    pub read_back: Option<Task>,
 }
 
 /// What threads append to.

@@ -39,7 +39,7 @@ impl AppendSystem for MutexVec {
             }
             Ok(())
         };
-        Ok(Opened { appenders, consumer: None, finish: Some(Box::new(finish)) })
+        Ok(Opened { appenders, consumer: None, finish: Some(Box::new(finish)), read_back: None })
     }
 }
 

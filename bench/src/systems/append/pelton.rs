@@ -15,17 +15,22 @@ impl AppendSystem for Pelton {
     type Appender = pelton::Appender;
 
     fn open(job: &Job, _count: u64, sink: Arc<dyn Sink>) -> Result<Opened<pelton::Appender>> {
-        // As the others: flushed when full and at the end, not by the clock.
-        let options = Options::new().flush_bytes(BUFFER as u64).flush_interval(None).lanes(job.threads);
         let take = move |runs: &[Run<'_>]| {
             runs.iter().for_each(|run| sink.take(run.bytes(), run.messages().into()));
             Ok(())
         };
-        let appenders = options.append(take).context("making the buffers")?;
-        let each = (0..job.threads).map(|_| appenders.appender().context("making a buffer")).collect::<Result<_>>()?;
-        let finish = move || Ok(appenders.sync()?);
-        Ok(Opened { appenders: each, consumer: None, finish: Some(Box::new(finish)) })
+        open(job, take)
     }
+}
+
+/// With any of pelton's sinks.
+pub fn open(job: &Job, sink: impl pelton::Sink + 'static) -> Result<Opened<pelton::Appender>> {
+    // As the others: flushed when full and at the end, not by the clock.
+    let options = Options::new().flush_bytes(BUFFER as u64).flush_interval(None).lanes(job.threads);
+    let appenders = options.append(sink).context("making the buffers")?;
+    let each = (0..job.threads).map(|_| appenders.appender().context("making a buffer")).collect::<Result<_>>()?;
+    let finish = move || Ok(appenders.sync()?);
+    Ok(Opened { appenders: each, consumer: None, finish: Some(Box::new(finish)), read_back: None })
 }
 
 impl Appender for pelton::Appender {

@@ -69,7 +69,7 @@ impl<Q: CrossbeamQueue> AppendSystem for Queue<Q> {
             drain(&*queue, total, &*sink);
             Ok(())
         };
-        Ok(Opened { appenders, consumer: Some(Box::new(consumer)), finish: None })
+        Ok(Opened { appenders, consumer: Some(Box::new(consumer)), finish: None, read_back: None })
     }
 }
 

@@ -660,7 +660,12 @@ fn begin_file(file: &Lock, path: &Path, header: &FileHeader, lanes: &[u8]) -> Re
         bytes.extend(lanes);
     }
     let end = bytes.len() as u64;
-    let done = rustix::fs::ftruncate(file, 0)
+    // Not of an empty one: ext4 would begin to write out all that is written after it when the file is closed, and have that wait.
+    let emptied = match rustix::fs::fstat(file).map_err(failed("reading", path, 0))?.st_size {
+        0 => Ok(()),
+        _ => rustix::fs::ftruncate(file, 0),
+    };
+    let done = emptied
         .and_then(|()| check_file_size(end))
         .and_then(|()| write_all_at(file.as_fd(), &mut [IoSlice::new(&bytes)], 0));
     done.map_err(failed("writing to", path, end))?;
