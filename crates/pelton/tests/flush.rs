@@ -604,3 +604,159 @@ fn sender_of_the_flushed_is_told_of_the_end_of_the_flush() {
     assert!(matches!(sender.drain().unwrap_err(), Error::Closed { unreleased: 1 }));
     assert_eq!(take.iter().collect::<Vec<_>>(), [1]);
 }
+
+#[test]
+fn senders_have_more_when_the_sink_refused_and_each_message_is_forwarded_once() {
+    let place = Place::new("forwarding goes on");
+    let path = place.path().join("c");
+    let (senders, receiver) = Options::new().capacity(1 << 20).gather().unwrap();
+    let mut sending = [senders.sender().unwrap(), senders.sender().unwrap()];
+    let mut onward = Options::new().capacity(1 << 16).create_receiver(&path).unwrap();
+    let forward = Forward::new(Options::new().open_sender(&path).unwrap());
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, forward).unwrap();
+    let mut send = |numbers: std::ops::Range<u32>| {
+        for number in numbers {
+            (0..2).for_each(|who| sending[who].send(&numbered(who as u32, number, 300)).unwrap());
+        }
+    };
+    send(0..300);
+    let seen = Seen::default();
+    let take = |receiver: &mut pelton::Receiver| {
+        let message = receiver.receive_until(deadline()).unwrap().unwrap();
+        let word = |at: usize| u32::from_le_bytes(message[at..at + 4].try_into().unwrap());
+        seen.numbers.lock().unwrap().entry(word(0)).or_default().push(word(4));
+    };
+    std::thread::scope(|scope| {
+        let flushing = scope.spawn(|| {
+            let refused = flush.now().unwrap_err();
+            assert!(matches!(refused, Error::Sink(_)), "{refused}");
+            flush
+        });
+        (0..20).for_each(|_| take(&mut onward));
+        drop(onward);
+        let mut flush = flushing.join().unwrap();
+        // Of the first of the two runs that the sink has a part of.
+        send(300..350);
+        let mut onward = Options::new().open_receiver(&path).unwrap();
+        scope.spawn(move || flush.now().unwrap());
+        (20..700).for_each(|_| take(&mut onward));
+    });
+    seen.check(2, 350);
+}
+
+#[test]
+fn a_run_that_is_not_whole_is_told_once_and_costs_the_others_nothing() {
+    let record = |seq: u64, byte: u8| [&(seq << 32 | 8).to_le_bytes()[..], &[byte; 8]].concat();
+    let (bad, good) = ([record(1, 1), record(9, 2)].concat(), [record(1, 3), record(2, 4)].concat());
+    let run = |lane, bytes| Run::new(LaneId([lane, lane]), None, 1, 2, bytes);
+    let (onward, mut receiver) = Options::new().capacity(1 << 16).threads().unwrap();
+    let mut forward = Forward::new(onward);
+    let runs = [run(1, &bad), run(2, &good)];
+    assert!(matches!(forward.write(&runs), Err(Error::Corrupt(_))));
+    forward.write(&runs).unwrap();
+    let mut came = Vec::new();
+    while let Some(message) = receiver.try_receive().unwrap() {
+        came.push(message[0]);
+    }
+    assert_eq!(came, [1, 3, 4]);
+}
+
+#[test]
+fn a_lane_stays_while_a_run_of_it_is_taken_behind_a_message_that_is_held() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 20).gather().unwrap();
+    let (mut leaves, mut stays) = (senders.sender().unwrap(), senders.sender().unwrap());
+    stays.send(&numbered(1, 0, 8)).unwrap();
+    leaves.send(&numbered(0, 0, 8)).unwrap();
+    let held: Vec<_> = (0..2).map(|_| receiver.receive().unwrap().hold()).collect();
+    leaves.send(&numbered(0, 1, 5000)).unwrap();
+    let seen = Seen::default();
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, seen.sink()).unwrap();
+    flush.turn().unwrap();
+    drop(leaves);
+    (0..3).for_each(|_| _ = flush.turn().unwrap());
+    drop(held);
+    flush.turn().unwrap();
+    flush.now().unwrap();
+    assert_eq!(*seen.numbers.lock().unwrap(), BTreeMap::from([(0, vec![1])]));
+}
+
+#[test]
+fn a_sink_that_is_due_is_written_to_though_something_is_taken_that_is_not() {
+    struct Due(Arc<AtomicUsize>);
+    impl Sink for Due {
+        fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+            self.0.fetch_add(1, SeqCst);
+            Ok(())
+        }
+        fn due(&self) -> Option<Instant> {
+            (self.0.load(SeqCst) == 0).then(Instant::now)
+        }
+    }
+    let _hang = Watchdog::new("a deadline passes");
+    let (mut sender, receiver) = Options::new().threads().unwrap();
+    sender.send(b"x").unwrap();
+    let writes = Arc::new(AtomicUsize::new(0));
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, Due(writes.clone())).unwrap();
+    assert!(!flush.run_until(Instant::now() + Duration::from_millis(5)).unwrap());
+    assert_eq!(writes.load(SeqCst), 1);
+}
+
+#[test]
+fn one_that_is_too_large_spoils_nothing_and_buffers_are_always_filled() {
+    let sizes = Arc::new(Mutex::new(Vec::new()));
+    let sink = {
+        let sizes = sizes.clone();
+        move |runs: &[Run<'_>]| {
+            sizes.lock().unwrap().extend(runs.iter().map(|run| run.bytes().len()));
+            Ok(())
+        }
+    };
+    let appenders = Options::new().flush_bytes(1 << 16).flush_interval(None).append(sink).unwrap();
+    let mut appender = appenders.appender().unwrap();
+    for _ in 0..2000 {
+        appender.append(&[1; 992]).unwrap();
+        assert!(matches!(appender.append(&vec![0; 2 << 20]), Err(Error::TooLarge { .. })));
+    }
+    let sizes = sizes.lock().unwrap();
+    assert_eq!(sizes.len(), 2000 / 65);
+    assert!(sizes.iter().all(|bytes| *bytes == 65 * 1000), "{sizes:?}");
+}
+
+#[test]
+fn appenders_of_threads_that_have_ended_are_no_hindrance() {
+    let seen = Seen::default();
+    let options = Options::new().lanes(8).capacity(1 << 16).flush_bytes(1 << 16).flush_interval(None);
+    let appenders = options.append(seen.sink()).unwrap();
+    for number in 0..100 {
+        appenders.appender().unwrap().append(&numbered(0, number, 9)).unwrap();
+        std::thread::scope(|scope| scope.spawn(|| appenders.append(&numbered(1, number, 9)).unwrap()).join()).unwrap();
+    }
+    appenders.flush().unwrap();
+    seen.check(2, 100);
+}
+
+#[test]
+fn what_goes_wrong_between_two_flushes_is_told_by_the_next() {
+    struct Fails(Arc<AtomicUsize>);
+    impl Sink for Fails {
+        fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+            match self.0.fetch_add(1, SeqCst) {
+                0 => Err(Error::Sink("told once".to_owned())),
+                1 => panic!("the sink panics, as the test wants"),
+                _ => Ok(()),
+            }
+        }
+    }
+    let calls = Arc::new(AtomicUsize::new(0));
+    let options = Options::new().flush_interval(Some(Duration::from_millis(2)));
+    let appenders = options.append(Fails(calls.clone())).unwrap();
+    appenders.append(b"x").unwrap();
+    let until = deadline();
+    while calls.load(SeqCst) < 3 {
+        assert!(Instant::now() < until, "nothing is flushed at intervals any more");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let told = appenders.sync().unwrap_err();
+    assert!(matches!(told, Error::Sink(_)), "{told}");
+    appenders.sync().unwrap();
+}

@@ -22,13 +22,14 @@ fn main() {
         ("dropping_inherited_handles_leaves_the_childs_own_descriptors_alone", dropping_closes_nothing),
         ("a_death_is_told_though_a_child_lives_on", a_death_is_told_though_a_child_lives_on),
     ];
-    let fork_cases: [Case<fn()>; 6] = [
+    let fork_cases: [Case<fn()>; 7] = [
         ("inherited_descriptors_are_closed_in_a_child", inherited_descriptors_are_closed),
         ("exec_leaves_no_descriptor", exec_leaves_no_descriptor),
         ("a_listener_does_not_stay_alive_in_a_child", a_listener_does_not_stay_alive_in_a_child),
         ("forking_beside_threads_that_make_channels_does_not_hang", forking_beside_threads),
         ("forking_beside_threads_that_share_senders_does_not_hang", forking_beside_threads_that_share_senders),
         ("forking_beside_threads_that_append_flushes_nothing_twice", forking_beside_threads_that_append),
+        ("an_inherited_flush_writes_and_releases_nothing", an_inherited_flush_writes_nothing),
     ];
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
     let (mut passed, mut failed) = (0, 0);
@@ -543,4 +544,27 @@ fn forking_beside_threads_that_append() {
     });
     drop((own, appenders));
     assert_eq!(flushed.load(SeqCst), appended);
+}
+
+fn an_inherited_flush_writes_nothing() {
+    let (mut sender, receiver) = Options::new().capacity(65536).threads().unwrap();
+    let (reads, writes) = rustix::pipe::pipe().unwrap();
+    let sink = move |_: &[pelton::Run<'_>]| {
+        rustix::io::write(&writes, b"x").unwrap();
+        Ok(())
+    };
+    let hour = std::time::Duration::from_secs(3600);
+    let mut flush = Options::new().flush_interval(Some(hour)).flush(receiver, sink).unwrap();
+    sender.send(b"one").unwrap();
+    assert!(!flush.run_until(std::time::Instant::now()).unwrap());
+    Forked::new(How::Fork, || {
+        is_forked(flush.now());
+        is_forked(flush.turn().map(|_| ()));
+        is_forked(flush.sync());
+    })
+    .wait();
+    assert_eq!(sender.unreleased(), 1);
+    flush.now().unwrap();
+    drop(flush);
+    assert_eq!(rustix::io::read(&reads, &mut [0; 8]), Ok(1));
 }
