@@ -1,4 +1,4 @@
-//! `pelton flush`: a channel to a record file, a bufferful at a time, each message released once it is there.
+//! `pelton flush`: a channel to a record file, or to standard output, a bufferful at a time, each message released once it is there.
 //!
 //! What comes is taken by turns of the library's; between two of them one poll waits for the channel, the signals, and the time
 //! at which something is due.
@@ -6,15 +6,16 @@
 use crate::{
     channel::{Passed, ReceiveArgs, Stop, WaitArg},
     failure::Failure,
+    frame::Framing,
     progress::Progress,
     report::Ended,
     signals::{SLICE, Signals},
 };
 use clap::Args;
-use pelton::{Error, Flush, RecordFileOptions};
+use pelton::{Error, Flush, RecordFileOptions, Run, Sink};
 use rustix::event::PollFlags;
 use std::{
-    io::Write as _,
+    io::{ErrorKind, Write as _},
     os::fd::AsFd,
     path::PathBuf,
     time::{Duration, Instant},
@@ -28,8 +29,11 @@ const FIRST_WAIT: Duration = Duration::from_millis(1);
 pub struct FlushArgs {
     #[command(flatten)]
     receive: ReceiveArgs,
-    /// The record file: begun, or gone on with; `pelton cat FILE` writes out what is in it
+    /// The record file: begun, or gone on with; `pelton cat FILE` writes out what is in it. With -, standard output
     file: PathBuf,
+    /// How messages are told apart on standard output [default: lines]
+    #[arg(long, value_enum)]
+    frame: Option<Framing>,
     /// Write when so much has come, with K, M or G
     #[arg(long, value_name = "BYTES", value_parser = crate::bytes, default_value = "1M")]
     buffer: u64,
@@ -52,18 +56,11 @@ pub fn run(args: &FlushArgs) -> Result<(), Failure> {
     let place = args.receive.place()?;
     let signals = Signals::install()?;
     // First: nobody is to connect to what cannot write.
-    let file = args.sink().open(&args.file)?;
-    if file.cut_bytes() > 0 {
-        let (bytes, path) = (file.cut_bytes(), args.file.display());
-        let _ = writeln!(
-            std::io::stderr(),
-            "pelton: cut {bytes} bytes from the end of {path}, which a killed writer left torn"
-        );
-    }
+    let sink = args.sink()?;
     let receiver = args.receive.appear(&place, &signals, args.receive.channel.options())?;
     let started = Instant::now();
     let options = args.receive.channel.options().flush_bytes(args.buffer).flush_interval(Some(args.interval));
-    let mut flush = options.flush(receiver, file)?;
+    let mut flush = options.flush(receiver, sink)?;
     let done = flush_all(args, &mut flush, args.receive.appear_by(&place), &signals);
     // Whatever ended it: what is here is to be in the file, and the file on the disk, before anybody is told.
     let done = match (done, flush.sync()) {
@@ -71,6 +68,12 @@ pub fn run(args: &FlushArgs) -> Result<(), Failure> {
         (Ok(_), Err(error)) => Err(Stop::Channel(error)),
         (done, Err(_)) => done,
     };
+    let done = done.map_err(|stop| match stop {
+        Stop::Channel(Error::System { source, .. }) if source.kind() == ErrorKind::BrokenPipe => {
+            Stop::Other(Failure::OutputClosed)
+        }
+        stop => stop,
+    });
     let counters = flush.counters();
     drop(flush);
     let seconds = started.elapsed().as_secs_f64();
@@ -79,7 +82,27 @@ pub fn run(args: &FlushArgs) -> Result<(), Failure> {
 }
 
 impl FlushArgs {
-    fn sink(&self) -> RecordFileOptions {
+    fn sink(&self) -> Result<Box<dyn Sink>, Failure> {
+        let of_files = [
+            ("--rotate", self.rotate.is_some()),
+            ("--sync", self.sync.is_some()),
+            ("--sync-interval", self.sync_interval.is_some()),
+        ];
+        let is_file = self.file.as_os_str() != "-";
+        let wrong = match is_file {
+            true => self.frame.map(|_| ("--frame", "a record file, which keeps messages apart by itself")),
+            false => of_files.iter().find(|(_, given)| *given).map(|(name, _)| (*name, "standard output")),
+        };
+        if let Some((option, what)) = wrong {
+            return Err(Failure::Input(format!("{option} means nothing for {what}: leave it out")));
+        }
+        if !is_file {
+            return Ok(Box::new(Stdout {
+                frame: self.frame.unwrap_or(Framing::Lines),
+                buffer: Vec::new(),
+                written: 0,
+            }));
+        }
         let mut options = RecordFileOptions::new();
         if let Some(bytes) = self.rotate {
             options = options.rotate_bytes(bytes);
@@ -90,7 +113,40 @@ impl FlushArgs {
         if let Some(interval) = self.sync_interval {
             options = options.sync_interval(interval);
         }
-        options
+        let file = options.open(&self.file)?;
+        if file.cut_bytes() > 0 {
+            let (bytes, path) = (file.cut_bytes(), self.file.display());
+            let text = format!("pelton: cut {bytes} bytes from the end of {path}, which a killed writer left torn");
+            let _ = writeln!(std::io::stderr(), "{text}");
+        }
+        Ok(Box::new(file))
+    }
+}
+
+/// Standard output as a sink. What was written of what it refused is not written again.
+struct Stdout {
+    frame: Framing,
+    buffer: Vec<u8>,
+    written: usize,
+}
+
+impl Sink for Stdout {
+    fn write(&mut self, runs: &[Run<'_>]) -> pelton::Result<()> {
+        if self.written == 0 {
+            self.buffer.clear();
+            runs.iter().flat_map(Run::payloads).for_each(|payload| self.frame.write(payload, &mut self.buffer));
+        }
+        while self.written < self.buffer.len() {
+            let left = &self.buffer[self.written..];
+            match rustix::io::retry_on_intr(|| rustix::io::write(rustix::stdio::stdout(), left)) {
+                Ok(bytes) => self.written += bytes,
+                Err(error) => {
+                    return Err(Error::System { what: "writing to standard output".to_owned(), source: error.into() });
+                }
+            }
+        }
+        self.written = 0;
+        Ok(())
     }
 }
 

@@ -110,3 +110,28 @@ fn a_file_that_cannot_be_written_to_is_refused_before_anybody_connects() {
     place.run(&["flush", "--connect", "--follow", "name", "file"]).assert(2, &["--follow"]);
     place.assert_nothing_left();
 }
+
+#[test]
+fn to_standard_output_it_writes_what_recv_would() {
+    let place = Place::new();
+    let input = lines(20_000);
+    let channel = format!("path:{}", place.path("work/channel").display());
+    let mut send = place.start(&["send", &channel]);
+    send.write_all_and_close(input.clone().into_bytes());
+    send.wait().assert(0, &[]);
+    let ended = place.run(&["flush", &channel, "-", "--buffer", "64K"]);
+    ended.assert(0, &[]);
+    assert!(ended.stdout == input.as_bytes());
+    place.run(&["flush", &channel, "-", "--sync", "0"]).assert(2, &["--sync", "standard output"]);
+    place.run(&["flush", &channel, "file", "--frame", "lines"]).assert(2, &["--frame"]);
+    // Its reader goes: nothing is released that was not written.
+    let mut send = place.start(&["send", &channel]);
+    send.write_all_and_close(input.clone().into_bytes());
+    send.wait().assert(0, &[]);
+    let mut flush = Process::start_unread(place.pelton(&["flush", &channel, "-"]));
+    drop(flush.take_stdout());
+    assert_eq!(flush.wait().code, Some(141));
+    let ended = place.run(&["flush", &channel, "-"]);
+    assert!(ended.stdout == input.as_bytes());
+    place.assert_nothing_left();
+}

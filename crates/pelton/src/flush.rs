@@ -130,6 +130,24 @@ pub trait Sink: Send {
     }
 }
 
+impl Sink for Box<dyn Sink> {
+    fn write(&mut self, runs: &[Run<'_>]) -> Result<()> {
+        (**self).write(runs)
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        (**self).sync()
+    }
+
+    fn due(&self) -> Option<Instant> {
+        (**self).due()
+    }
+
+    fn last_seq(&self, lane: LaneId) -> Option<u32> {
+        (**self).last_seq(lane)
+    }
+}
+
 impl<F: FnMut(&[Run<'_>]) -> Result<()> + Send> Sink for F {
     fn write(&mut self, runs: &[Run<'_>]) -> Result<()> {
         self(runs)

@@ -193,6 +193,14 @@ pub(crate) fn in_call<T>(shaking: impl Future<Output = T>) -> T {
     }
 }
 
+/// What a packet says, if it says why not.
+fn refusal(bytes: &[u8]) -> Option<Error> {
+    let packet = Packet::decode(bytes).filter(|packet| packet.kind == REFUSED);
+    let text = packet.map(|_| String::from_utf8_lossy(&bytes[FIXED_BYTES..]))?;
+    // Somebody else's words, which may go to a terminal.
+    Some(Error::Refused(text.chars().filter(|c| !c.is_control()).collect()))
+}
+
 impl Shake {
     /// Begins with a peer that this side wants to deal with.
     pub(crate) fn new(socket: Socket, pace: Pace, options: &Options) -> Result<Shake> {
@@ -214,7 +222,7 @@ impl Shake {
         step("hand-shake: packet sent");
         let sent = match sent {
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
-                return Err(Error::HungUp);
+                return Err(self.last_words());
             }
             sent => sent.map_err(Error::system("greeting the peer"))?,
         };
@@ -227,6 +235,13 @@ impl Shake {
         bytes.extend(why.bytes().take(PACKET_BYTES - FIXED_BYTES));
         let _ = self.socket.try_send(&bytes, &[]);
         Error::Refused(why)
+    }
+
+    /// Why the peer has gone: it may have refused before this side had said anything.
+    fn last_words(&self) -> Error {
+        let mut bytes = [0; PACKET_BYTES];
+        let heard = self.socket.try_receive(&mut bytes).ok().flatten();
+        heard.and_then(|(len, ..)| refusal(&bytes[..len])).unwrap_or(Error::HungUp)
     }
 
     /// The next packet, which must be of `kind`, with `fds` descriptors.
@@ -251,10 +266,8 @@ impl Shake {
             }
             let packet = Packet::decode(&bytes[..len])
                 .ok_or_else(|| self.refuse(format!("a packet of {len} bytes came, wanted at least {FIXED_BYTES}")))?;
-            if packet.kind == REFUSED {
-                let text = String::from_utf8_lossy(&bytes[FIXED_BYTES..len]);
-                // Somebody else's words, which may go to a terminal.
-                return Err(Error::Refused(text.chars().filter(|c| !c.is_control()).collect()));
+            if let Some(refused) = refusal(&bytes[..len]) {
+                return Err(refused);
             }
             if (packet.wire_version, packet.layout_signature) != (WIRE_VERSION, LAYOUT_SIGNATURE) {
                 return Err(self.refuse(format!(
