@@ -227,8 +227,8 @@ typedef struct pelton_record {
 } pelton_record;
 
 /* Takes all of the runs, in order, and answers 0 or more when it has them safely: then they are released, and must not be looked at any
- * more. Or it takes nothing, and answers less than 0, an errno negated for instance: then nothing is released, all of it comes again with
- * the next flush, perhaps with more behind it, and whoever flushed is answered PELTON_SINK, with that number negated in errno. Called
+ * more. Or it takes nothing, and answers less than 0, an errno negated for instance: then nothing is released, just the same comes again
+ * with the next flush, before anything else, and whoever flushed is answered PELTON_SINK, with that number negated in errno. Called
  * by one thread at a time: the one that flushes, appends to a full buffer, closes the last of the appenders, or the library's own
  * for options.flush_interval_ns. It must return, and must neither use the handles that lead to it nor
  * wait for a thread that does. */

@@ -237,6 +237,14 @@ impl Shake {
         Error::Refused(why)
     }
 
+    /// The lanes of a link begin with it, and so have nothing in them.
+    fn check_new(&self, waiting: u64) -> Result<()> {
+        match waiting {
+            0 => Ok(()),
+            _ => Err(self.refuse(format!("{waiting} messages are said to wait in a lane of a new link, wanted none"))),
+        }
+    }
+
     /// Why the peer has gone: it may have refused before this side had said anything.
     fn last_words(&self) -> Error {
         let mut bytes = [0; PACKET_BYTES];
@@ -676,12 +684,13 @@ pub(crate) fn new_client(shake: Shake, options: &Options) -> Result<LinkParts> {
         let bytes_max = shake.greet_with(Role::Client, own, false).await?.message_bytes_max;
         let bells = reception.bells.clone();
         let (lane, memory, request_bell) = offer_lane(&shake, options, bells.bell(), reception.can_barrier).await?;
-        let (consumer, reply_memory, redelivered, reply_bell) = take_lane(&shake, &reception).await?;
+        let (consumer, reply_memory, waiting, reply_bell) = take_lane(&shake, &reception).await?;
+        shake.check_new(waiting)?;
         let process = shake.watch(&bells, 0)?;
         shake.ready(false).await?;
         let [there, back] = shake.into_links(process, [request_bell, reply_bell]);
         let requests = SenderParts { lane, bells: bells.clone(), link: there, memory };
-        let lane = Lane::new(consumer, back, redelivered, 0, reply_memory);
+        let lane = Lane::new(consumer, back, 0, 0, reply_memory);
         Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, bells }, bytes_max })
     })
 }
@@ -690,7 +699,8 @@ pub(crate) fn new_client(shake: Shake, options: &Options) -> Result<LinkParts> {
 pub(crate) async fn new_caller(shake: Shake, reception: Reception, desk: Arc<Desk>) -> Result<Lane> {
     let own = Packet { message_bytes_max: desk.options.call_bytes_max, ..Packet::hello(Role::Service, false) };
     let bytes_max = shake.greet_with(Role::Service, own, true).await?.message_bytes_max;
-    let (consumer, memory, redelivered, request_bell) = take_lane(&shake, &reception).await?;
+    let (consumer, memory, waiting, request_bell) = take_lane(&shake, &reception).await?;
+    shake.check_new(waiting)?;
     let bells = reception.bells.of_one_lane(&desk.mute).map_err(shake.told("making an eventfd"))?;
     let (lane, mut reply_memory, reply_bell) =
         offer_lane(&shake, &desk.options, bells.bell(), reception.can_barrier).await?;
@@ -699,7 +709,7 @@ pub(crate) async fn new_caller(shake: Shake, reception: Reception, desk: Arc<Des
     shake.ready(true).await?;
     let [there, back] = shake.into_links(process, [request_bell, reply_bell]);
     let parts = SenderParts { lane, bells, link: back, memory: reply_memory };
-    let mut lane = Lane::new(consumer, there, redelivered, reception.lane, memory);
+    let mut lane = Lane::new(consumer, there, 0, reception.lane, memory);
     lane.back = Some(Back::new(Caller::new(parts, desk, bytes_max)?));
     Ok(lane)
 }

@@ -283,7 +283,8 @@ impl Options {
     fn of_link(&self) -> Result<Options> {
         /// Room for a header and some bytes: in pieces of less nothing large would ever arrive.
         const LEAST: u64 = 1024;
-        let options = Options { capacity: Some(self.capacity.unwrap_or(4 << 20)), ..self.clone() };
+        // Who has come and gone is not a request.
+        let options = Options { capacity: Some(self.capacity.unwrap_or(4 << 20)), announces: false, ..self.clone() };
         match options.checked_sizes()? {
             (_, limit) if limit < LEAST => Err(Error::Option {
                 option: "message_bytes_max",

@@ -68,8 +68,8 @@ pub(crate) struct Desk {
     pub(crate) mute: Arc<Nudge>,
     nudge: Arc<Nudge>,
     clock: Clock,
-    /// Clients that are clogged since the service last looked.
-    arrived: Mutex<Vec<Arc<Caller>>>,
+    /// Clients that are clogged since the service last looked; none any more when it is gone.
+    arrived: Mutex<Option<Vec<Arc<Caller>>>>,
     /// Whether there is anything for the service to see here.
     is_stirred: AtomicBool,
     is_stopped: AtomicBool,
@@ -78,6 +78,14 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
+    /// Has the service look at a client.
+    fn look_at(&self, caller: &Arc<Caller>) {
+        if let Some(arrived) = &mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner) {
+            arrived.push(caller.clone());
+        }
+        self.stir();
+    }
+
     fn new(options: &Options, bells: &Bells) -> Result<Desk> {
         let mute = Nudge::new().map_err(Error::system("making an eventfd"))?;
         Ok(Desk {
@@ -85,7 +93,7 @@ impl Desk {
             mute: Arc::new(mute),
             nudge: bells.nudge().clone(),
             clock: Clock::new(),
-            arrived: Mutex::default(),
+            arrived: Mutex::new(Some(Vec::new())),
             is_stirred: AtomicBool::new(false),
             is_stopped: AtomicBool::new(false),
             dropped: AtomicU64::new(0),
@@ -129,6 +137,9 @@ pub(crate) struct Caller {
     /// For who waits for room while another polls.
     turn: Condvar,
     is_clogged: AtomicBool,
+    /// Last answers of threads that must not wait for the lock, for the service's loop to take up; and whether there are any.
+    later: Mutex<Vec<(Header, Vec<u8>)>>,
+    has_later: AtomicBool,
     is_gone: AtomicBool,
     /// By slot, 0 or the call in it: its generation, and what is to be known of it.
     calls: Box<[AtomicU64]>,
@@ -165,6 +176,8 @@ impl Caller {
             desk,
             turn: Condvar::new(),
             is_clogged: AtomicBool::new(false),
+            later: Mutex::default(),
+            has_later: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
             calls: (0..CALLS_MAX).map(|_| AtomicU64::new(0)).collect(),
             bells,
@@ -181,7 +194,7 @@ impl Caller {
     /// Whether replies wait for room.
     #[inline(always)]
     pub(crate) fn is_clogged(&self) -> bool {
-        self.is_clogged.load(Ordering::Acquire)
+        self.is_clogged.load(Ordering::Acquire) || self.has_later.load(Ordering::Acquire)
     }
 
     /// The client has gone: what waits is nobody's.
@@ -196,6 +209,7 @@ impl Caller {
 
     /// Nothing waits any more. True: something did.
     fn clear(&self, out: &mut Out) -> bool {
+        let _ = self.take_later();
         out.outbox.clear();
         self.is_clogged.swap(false, Ordering::AcqRel)
     }
@@ -203,9 +217,10 @@ impl Caller {
     fn lock(&self) -> Result<MutexGuard<'_, Out>> {
         match self.try_lock()? {
             Some(out) => Ok(out),
-            None if ROOM_OF.with(|of| of.get()) == Some(std::ptr::from_ref(self) as usize) => Err(Error::Refused(
-                "this thread has room reserved for another reply to the same client: send that first".to_owned(),
-            )),
+            // Whoever has it may have room reserved as well, and wait for this thread's.
+            None if has_room() => {
+                Err(Error::Refused("this thread has room reserved for another reply: send that first".to_owned()))
+            }
             None => Ok(self.out.lock().unwrap_or_else(PoisonError::into_inner)),
         }
     }
@@ -250,7 +265,14 @@ impl Caller {
     /// Writes the last of a call, or has it wait for room. Never waits.
     #[inline]
     fn send_last(self: &Arc<Caller>, header: Header, payload: &[u8]) -> Result<()> {
-        let mut out = self.lock()?;
+        let mut out = match self.try_lock()? {
+            Some(out) => out,
+            None if has_room() => {
+                self.leave_to_the_loop(header, payload);
+                return Ok(());
+            }
+            None => self.lock()?,
+        };
         self.calls[slot_of(header.id) as usize].store(0, Ordering::Release);
         self.check_gone()?;
         if out.outbox.is_whole(payload.len())
@@ -261,6 +283,26 @@ impl Caller {
         }
         out.outbox.push(header, payload);
         self.flush(&mut out)
+    }
+
+    /// A last answer that is not to wait for the lock.
+    #[cold]
+    fn leave_to_the_loop(self: &Arc<Caller>, header: Header, payload: &[u8]) {
+        self.calls[slot_of(header.id) as usize].store(0, Ordering::Release);
+        let mut later = self.later.lock().unwrap_or_else(PoisonError::into_inner);
+        later.push((header, payload.to_vec()));
+        self.has_later.store(true, Ordering::Release);
+        drop(later);
+        self.desk.look_at(self);
+    }
+
+    fn take_later(&self) -> Vec<(Header, Vec<u8>)> {
+        if !self.has_later.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let mut later = self.later.lock().unwrap_or_else(PoisonError::into_inner);
+        self.has_later.store(false, Ordering::Release);
+        std::mem::take(&mut later)
     }
 
     #[cold]
@@ -278,6 +320,9 @@ impl Caller {
 
     /// Writes what there is room for; notes whether anything is left.
     fn flush(self: &Arc<Caller>, out: &mut Out) -> Result<()> {
+        for (header, payload) in self.take_later() {
+            out.outbox.push(header, &payload);
+        }
         let flushed = out.outbox.flush();
         self.pass_on(out);
         if !matches!(flushed, Ok(false)) || self.is_gone.load(Ordering::Acquire) {
@@ -288,8 +333,7 @@ impl Caller {
             return flushed.map(|_| ());
         }
         if !self.is_clogged.swap(true, Ordering::AcqRel) {
-            self.desk.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(self.clone());
-            self.desk.stir();
+            self.desk.look_at(self);
         }
         Ok(())
     }
@@ -387,6 +431,9 @@ impl Caller {
     /// For the service's loop, before it sleeps: has the client ring when there is room. False: there is some.
     fn arm(&self) -> bool {
         let Some(mut out) = self.lock_clogged() else { return false };
+        if self.has_later.load(Ordering::Acquire) {
+            return false;
+        }
         if out.is_polled {
             return true;
         }
@@ -421,11 +468,24 @@ thread_local! {
     static ROOM_OF: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
 }
 
+fn has_room() -> bool {
+    ROOM_OF.with(|of| of.get()).is_some()
+}
+
 /// What a look came upon, of the current lane.
 #[derive(Debug)]
 enum Found {
     InPlace(Record, Header, Arc<Caller>),
     Apart(Vec<u8>, Header, Arc<Caller>),
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if !self.desk.owner.is_forked() {
+            // They have it, and it would have them.
+            let _ = self.desk.arrived.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
+    }
 }
 
 impl Service {
@@ -683,8 +743,11 @@ impl Service {
         if self.desk.is_stirred.swap(false, Ordering::Acquire) {
             let mut arrived = self.desk.arrived.lock().unwrap_or_else(PoisonError::into_inner);
             // One that was clogged, was not, and is again may be here already.
-            arrived.retain(|new| !self.clogged.iter().any(|old| Arc::ptr_eq(old, new)));
-            self.clogged.append(&mut arrived);
+            for new in arrived.iter_mut().flat_map(|arrived| arrived.drain(..)) {
+                if !self.clogged.iter().any(|old| Arc::ptr_eq(old, &new)) {
+                    self.clogged.push(new);
+                }
+            }
         }
         self.clogged.retain(|caller| caller.tend());
         match self.desk.is_stopped.load(Ordering::Acquire) {
@@ -969,6 +1032,9 @@ impl Responder {
         if self.id == 0 {
             return Err(Error::Refused("a notification is not answered".to_owned()));
         }
+        if self.is_answered {
+            return Err(Error::Refused("the call has been answered".to_owned()));
+        }
         check_size(bytes, self.caller.bytes_max)
     }
 
@@ -1005,6 +1071,12 @@ struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
+        if self.caller.has_later.load(Ordering::Acquire) {
+            // An error is of the client's end, which its lane tells.
+            let _ = self.caller.flush(&mut self.out);
+        }
+        // Also when nothing was written: to reserve was to be awake.
+        self.caller.pass_on(&mut self.out);
         ROOM_OF.with(|of| of.set(None));
     }
 }
@@ -1048,9 +1120,7 @@ impl ReplyRoom<'_> {
             // Before the reply, which lets the client use the place again.
             self.held.caller.calls[slot_of(self.id) as usize].store(0, Ordering::Release);
         }
-        sender.publish_room(self.space, Header::new(kind, self.id).words(), bytes)?;
-        self.held.caller.pass_on(&mut self.held.out);
-        Ok(())
+        sender.publish_room(self.space, Header::new(kind, self.id).words(), bytes)
     }
 }
 
