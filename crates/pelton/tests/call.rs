@@ -946,3 +946,105 @@ fn one_by_the_model(name: &str, random: &mut Random) {
         assert!(Instant::now() < until, "{} places do not come back", client.in_flight());
     }
 }
+
+/// A service, and a client of it that has asked so many times.
+fn asked(place: &Place, calls: usize) -> (pelton::Service, pelton::Client, Vec<Responder>, Vec<pelton::CallId>) {
+    let name = place.name();
+    let mut service = tiny().listen_service(&name).unwrap();
+    let asking = std::thread::spawn(move || {
+        let mut client = tiny().connect_client(&name).unwrap();
+        let ids = (0..calls).map(|_| client.submit(b"asked").unwrap()).collect();
+        (client, ids)
+    });
+    let responders = (0..calls).map(|_| service.receive_until(deadline()).unwrap().unwrap().into_responder()).collect();
+    let (client, ids) = asking.join().unwrap();
+    (service, client, responders, ids)
+}
+
+#[test]
+fn a_thread_with_room_for_one_reply_answers_other_calls_too() {
+    let place = Place::new("an answer beside reserved room arrives");
+    let (_service, mut client, mut responders, ids) = asked(&place, 3);
+    let (dropped, replied) = (responders.pop().unwrap(), responders.pop().unwrap());
+    let mut reserved = responders.pop().unwrap();
+    let room = reserved.try_reserve(4).unwrap().unwrap();
+    replied.reply(b"two").unwrap();
+    drop(dropped);
+    room.reply(0).unwrap();
+    for (id, wanted) in ids.into_iter().zip([Outcome::Reply, Outcome::Reply, Outcome::Abandoned]) {
+        assert_eq!(client.completion_of_until(id, deadline()).unwrap().unwrap().outcome(), wanted);
+    }
+}
+
+#[test]
+fn two_threads_with_room_for_two_clients_answer_each_others() {
+    let place = Place::new("two threads with room do not wait for each other");
+    let other = Place::new("the other client's");
+    let (mut first, mut client, mut ours, ids) = asked(&place, 2);
+    let (mut second, mut another, mut theirs, their_ids) = asked(&other, 2);
+    let both = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        for (mut reserved, replied) in
+            [(ours.pop().unwrap(), theirs.pop().unwrap()), (theirs.pop().unwrap(), ours.pop().unwrap())]
+        {
+            let both = &both;
+            scope.spawn(move || {
+                let room = reserved.try_reserve(0).unwrap().unwrap();
+                both.wait();
+                replied.reply(b"").unwrap();
+                room.reply(0).unwrap();
+            });
+        }
+    });
+    // What was left to the services' loops.
+    assert!(first.try_receive().unwrap().is_none() && second.try_receive().unwrap().is_none());
+    for id in ids {
+        assert!(client.completion_of_until(id, deadline()).unwrap().is_some());
+    }
+    for id in their_ids {
+        assert!(another.completion_of_until(id, deadline()).unwrap().is_some());
+    }
+}
+
+#[test]
+fn a_call_is_answered_once() {
+    let place = Place::new("a call is answered once");
+    let name = place.name();
+    let mut service = tiny().announce(true).listen_service(&name).unwrap();
+    let asking = std::thread::spawn(move || {
+        let mut client = tiny().connect_client(&name).unwrap();
+        assert!(client.call_until(b"one", deadline()).unwrap().is_some());
+        assert!(client.call_until(b"two", deadline()).unwrap().is_some());
+    });
+    let mut request = service.receive_until(deadline()).unwrap().unwrap();
+    let (_, responder) = request.split();
+    responder.try_reserve(1).unwrap().unwrap().reply(1).unwrap();
+    assert!(matches!(request.reply(b"again"), Err(Error::Refused(_))));
+    service.receive_until(deadline()).unwrap().unwrap().reply(b"").unwrap();
+    asking.join().unwrap();
+}
+
+#[test]
+fn room_given_back_leaves_who_waits_for_room_to_be_woken() {
+    let place = Place::new("who waits for room is woken");
+    let (_service, mut client, mut responders, _) = asked(&place, 2);
+    let (mut other, mut streams) = (responders.pop().unwrap(), responders.pop().unwrap());
+    let mut parts = 0;
+    while streams.try_part(&[0; 9000]).unwrap() == Sent::Sent {
+        parts += 1;
+    }
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(move || (streams.part_until(&[1; 20000], deadline()).unwrap(), streams));
+        // Whenever there is some room, it is had for a moment, and given back.
+        while !waiting.is_finished() {
+            drop(other.try_reserve(100).unwrap());
+            parts -= u64::from(client.try_completion().unwrap().is_some());
+            std::thread::yield_now();
+            if parts == 0 {
+                break;
+            }
+        }
+        // An empty lane has room.
+        assert_eq!(waiting.join().unwrap().0, Sent::Sent);
+    });
+}
