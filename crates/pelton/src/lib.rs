@@ -89,7 +89,8 @@
 //! its own ([`Service::receive`]) or on several threads ([`Service::run`]), and answers from any thread ([`Responder`]).
 //! - A service that dies fails its calls at once. Whether it had carried them out nobody knows: a call is never repeated by
 //!   itself.
-//! - A client that does not read its replies stalls itself alone. Two full lanes never wait for each other.
+//! - A client that does not read its replies stalls itself alone; one that does not read a stream also keeps the threads that wait
+//!   for it, unless they do so by [`Responder::part_until`]. Two full lanes never wait for each other.
 //! - Requests and replies of up to [`Options::call_bytes_max`] travel, in pieces if need be.
 //!
 //! ```
