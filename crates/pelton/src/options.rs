@@ -51,8 +51,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// 64 MiB (calls: 4 MiB each way), messages up to half of that less 32 bytes, [`Wait::Block`], the same user only; a path channel of mode 0o700
-    /// with one lane.
+    /// 64 MiB (calls: 4 MiB each way), messages up to half of that less 32 bytes, [`Wait::Block`], the same user only; a path
+    /// channel of mode 0o700 with one lane.
     pub fn new() -> Options {
         Options {
             capacity: None,
@@ -164,8 +164,9 @@ impl Options {
     }
 
     /// What is flushed is handed to the sink so long after it came, 100 ms at first, if it is not before: when there is enough, or
-    /// when it is a quarter of what a lane holds. A sender that does not sleep while it waits
-    /// for room may have to wait so long, if its messages are about as large as that. `None`: of a [`Flush`], as soon as nothing more is there; of [`Appenders`], not before a buffer is full or somebody asks.
+    /// when it is a quarter of what a lane holds. A sender that does not sleep while it waits for room may have to wait so long,
+    /// if its messages are about as large as that. `None`: of a [`Flush`], as soon as nothing more is there; of [`Appenders`], not
+    /// before a buffer is full or somebody asks.
     pub fn flush_interval(mut self, interval: Option<Duration>) -> Options {
         self.flush_interval = interval;
         self
