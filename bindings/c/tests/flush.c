@@ -1,7 +1,4 @@
-/* Flushing and appending: what the C interface adds to it: sinks that are functions, their numbers, files, handles and their mistakes.
- *
- *     flush                 all tests
- *     flush uncontended     those in which no thread waits for another that flushes, for ThreadSanitizer */
+/* Flushing and appending: what the C interface adds to it: sinks that are functions, their numbers, files, handles and their mistakes. */
 #include "check.h"
 
 /* A message says whose it is, and which one. */
@@ -716,14 +713,7 @@ static void a_file_that_would_be_too_large_is_followed_by_another(void) {
     }
 }
 
-int main(int argc, char **argv) {
-    static const test uncontended[] = {
-        TEST(everything_sent_comes_to_the_sink_up_to_the_end),
-        TEST(a_sink_that_answers_a_number_below_0_has_taken_nothing),
-        TEST(one_thread_flushes_while_others_append),
-        TEST(what_is_reserved_is_seen_by_no_flush_until_it_is_committed),
-        TEST(what_is_in_a_record_file_is_read_back_while_it_grows),
-    };
+int main(void) {
     static const test tests[] = {
         TEST(everything_sent_comes_to_the_sink_up_to_the_end),
         TEST(a_sink_that_answers_a_number_below_0_has_taken_nothing),
@@ -742,6 +732,5 @@ int main(int argc, char **argv) {
         TEST(a_torn_end_is_told_and_cut_off_and_damage_is_passed_over),
         TEST(a_file_that_would_be_too_large_is_followed_by_another),
     };
-    if (argc > 1 && strcmp(argv[1], "uncontended") == 0) return run_tests(uncontended, sizeof uncontended / sizeof *uncontended);
     return run_tests(tests, sizeof tests / sizeof *tests);
 }

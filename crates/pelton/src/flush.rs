@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::gather::{Senders, gather};
 use crate::link::Peer;
 use crate::options::Options;
-use crate::os::{self, Bell, Owner, Ready, poll_until};
+use crate::os::{self, Bell, Owner, Ready, locked, poll_until};
 use crate::receiver::{Receiver, Taken};
 use crate::sender::{Reservation, Sender, Sent};
 use crate::wait::Patience;
@@ -16,7 +16,7 @@ use pelton_lane::{SEGMENT_BYTES, seq_after, step};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Which lane, of all that ever were: two words that tell it from any other, also after a restart of either side.
@@ -591,7 +591,7 @@ impl Shared {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
-        let mut flush = lock(&self.flush);
+        let mut flush = locked(&self.flush);
         let flush = flush.as_mut().expect("it is there until this ends");
         match flush.untold.take() {
             Some(error) => Err(error),
@@ -618,7 +618,7 @@ impl Shared {
         let work = move || {
             os::block_signals();
             loop {
-                let Some((idle, due)) = lock(&flush).as_mut().map(|flush| {
+                let Some((idle, due)) = locked(&flush).as_mut().map(|flush| {
                     let idle = flush.arm() && flush.taken.is_empty();
                     (idle, flush.sink.due())
                 }) else {
@@ -628,12 +628,12 @@ impl Shared {
                 if idle {
                     let _ = poll_until(&[fd.as_fd(), ends.as_fd()], [None; 2], due);
                     // Until the next sleep nobody need look whether this one does.
-                    let _ = lock(&flush).as_mut().map(|flush| flush.receiver.disarm());
+                    let _ = locked(&flush).as_mut().map(|flush| flush.receiver.disarm());
                 }
                 if let Ok(Ready::Rung) = poll_until(&[ends.as_fd()], [None; 2], Some(Instant::now() + interval)) {
                     return;
                 }
-                let mut flush = lock(&flush);
+                let mut flush = locked(&flush);
                 let Some(flush) = flush.as_mut() else { return };
                 let done = catch_unwind(AssertUnwindSafe(|| flush.now()));
                 // Whoever flushes next is told: some errors are told only once.
@@ -671,15 +671,10 @@ impl Drop for Shared {
         if self.owner.is_forked() {
             return;
         }
-        let flush = lock(&self.flush).take();
+        let flush = locked(&self.flush).take();
         self.ends.ring();
         let _ = flush.map(|mut flush| flush.sync());
     }
-}
-
-/// A sink that panicked has released nothing.
-fn lock<T>(flush: &Mutex<T>) -> MutexGuard<'_, T> {
-    flush.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Appenders {

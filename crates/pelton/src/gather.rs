@@ -7,7 +7,7 @@ use crate::handshake::{Reception, make_consumer_page, make_data, make_producer_p
 use crate::lanes::{Lane, LaneMemory, Lanes};
 use crate::link::{Bells, Event, Link, Peer};
 use crate::options::Options;
-use crate::os::{Bell, Nudge, Owner, membarrier};
+use crate::os::{Bell, Nudge, Owner, locked, membarrier};
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{End, Sender, SenderMemory, SenderParts, Sent};
 use crate::wait::Spin;
@@ -17,7 +17,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A receiver's side of it.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ struct State {
 impl Hall {
     fn state(&self) -> MutexGuard<'_, State> {
         // Each change is whole by itself.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// What the receiver's senders ring.

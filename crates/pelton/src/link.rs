@@ -6,13 +6,13 @@ use crate::error::{Error, Result};
 use crate::gather::{Hall, this_process};
 pub(crate) use crate::os::Event;
 use crate::os::socket::{Socket, wait_for};
-use crate::os::{Bell, Descriptor, Nudge, Pollable, Ready, poll_until};
+use crate::os::{Bell, Descriptor, Nudge, Pollable, Ready, locked, poll_until};
 use pelton_lane::step;
 use rustix::event::epoll::EventFlags;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Who is at the other end.
@@ -319,7 +319,7 @@ impl Link {
             Way::Threads(local) | Way::Hall { local, .. } => {
                 let owned = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
                 let owned = owned.map_err(Error::system("duplicating descriptors"))?;
-                local.lock().unwrap_or_else(PoisonError::into_inner).push_back((seq, owned));
+                locked(local).push_back((seq, owned));
                 Ok(true)
             }
             Way::Path { .. } | Way::Nobody => unreachable!("a path channel's sender has refused them"),
@@ -377,7 +377,7 @@ impl Link {
         }
         match &self.way {
             Way::Threads(local) => {
-                let next = local.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                let next = locked(local).pop_front();
                 Ok(next.map(|(seq, fds)| (seq, fds, false)))
             }
             Way::Path { .. } | Way::Hall { .. } | Way::Nobody => Ok(None),

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::gather;
 use crate::link::{Bells, Peer, SharedLife};
 use crate::options::Options;
-use crate::os::{Bell, Nudge, Owner, Ready, poll_until};
+use crate::os::{Bell, Nudge, Owner, Ready, locked, poll_until};
 use crate::receiver::Receiver;
 use crate::sender::{Sender, SenderParts, Sent};
 use crate::wait::{self, Patience, Side, Spin};
@@ -80,7 +80,7 @@ pub(crate) struct Desk {
 impl Desk {
     /// Has the service look at a client.
     fn look_at(&self, caller: &Arc<Caller>) {
-        if let Some(arrived) = &mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(arrived) = &mut *locked(&self.arrived) {
             arrived.push(caller.clone());
         }
         self.stir();
@@ -221,7 +221,7 @@ impl Caller {
             None if has_room() => {
                 Err(Error::Refused("this thread has room reserved for another reply: send that first".to_owned()))
             }
-            None => Ok(self.out.lock().unwrap_or_else(PoisonError::into_inner)),
+            None => Ok(locked(&self.out)),
         }
     }
 
@@ -289,7 +289,7 @@ impl Caller {
     #[cold]
     fn leave_to_the_loop(self: &Arc<Caller>, header: Header, payload: &[u8]) {
         self.calls[slot_of(header.id) as usize].store(0, Ordering::Release);
-        let mut later = self.later.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut later = locked(&self.later);
         later.push((header, payload.to_vec()));
         self.has_later.store(true, Ordering::Release);
         drop(later);
@@ -300,7 +300,7 @@ impl Caller {
         if !self.has_later.load(Ordering::Acquire) {
             return Vec::new();
         }
-        let mut later = self.later.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut later = locked(&self.later);
         self.has_later.store(false, Ordering::Release);
         std::mem::take(&mut later)
     }
@@ -483,7 +483,7 @@ impl Drop for Service {
     fn drop(&mut self) {
         if !self.desk.owner.is_forked() {
             // They have it, and it would have them.
-            let _ = self.desk.arrived.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let _ = locked(&self.desk.arrived).take();
         }
     }
 }
@@ -548,7 +548,7 @@ impl Service {
         let work = || {
             let mut buffer = Vec::new();
             loop {
-                let mut turn = service.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut turn = locked(&service);
                 let (service, is_over) = &mut *turn;
                 if *is_over {
                     return Ok(());
@@ -741,7 +741,7 @@ impl Service {
             return Err(Error::Forked);
         }
         if self.desk.is_stirred.swap(false, Ordering::Acquire) {
-            let mut arrived = self.desk.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut arrived = locked(&self.desk.arrived);
             // One that was clogged, was not, and is again may be here already.
             for new in arrived.iter_mut().flat_map(|arrived| arrived.drain(..)) {
                 if !self.clogged.iter().any(|old| Arc::ptr_eq(old, &new)) {

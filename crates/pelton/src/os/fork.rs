@@ -4,10 +4,11 @@
 //! the word's value from when it was made. And a child of `fork` closes the descriptors that it inherited, so that its
 //! parent's peers are told of the parent's death, and its listeners' sockets do not live on.
 
+use super::locked;
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// The process that made a handle, and whether the handle is still in use.
 #[derive(Debug, Clone, Copy)]
@@ -69,7 +70,7 @@ fn word() -> std::io::Result<&'static AtomicU32> {
         return Ok(word);
     }
     // One at a time, for what pthread_atfork is given stays. A failure is of this time only: there may be more memory later.
-    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _making = locked(&MAKING);
     if let Some(word) = WORD.get() {
         return Ok(word);
     }
@@ -102,8 +103,7 @@ thread_local! {
 }
 
 fn open() -> MutexGuard<'static, BTreeSet<RawFd>> {
-    // A set of numbers has no state that a panic could leave half done.
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(&OPEN)
 }
 
 /// Opens a descriptor and notes it, with no fork in between: of a lock or a life a child must not keep a copy.

@@ -11,11 +11,33 @@ mod segment;
 pub(crate) mod socket;
 mod syncer;
 
+#[cfg(not(thread_sanitizer))]
+use std::sync::PoisonError;
+#[cfg(thread_sanitizer)]
+use std::sync::TryLockError;
+use std::sync::{Mutex, MutexGuard};
+
 pub(crate) use bell::{Bell, Event, Nudge, Pollable, Ready, poll_until};
 pub(crate) use descriptor::Descriptor;
 pub(crate) use fork::Owner;
 pub(crate) use segment::{Kind, PIECE, Segment, allocate, can_allocate, check_file_size, write_at};
 pub(crate) use syncer::{Syncer, sync};
+
+/// Takes a lock, also one whose holder panicked: nothing that this crate keeps under a lock is left half done by that.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // ThreadSanitizer does not see what a thread waits for inside the standard library, which comes without it, and takes what is
+    // done under the lock for a race. What is tried is compiled here, where it sees it.
+    #[cfg(thread_sanitizer)]
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return guard,
+            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
+    }
+    #[cfg(not(thread_sanitizer))]
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Leaves all signals to the program's own threads, in one that is not.
 pub(crate) fn block_signals() {
