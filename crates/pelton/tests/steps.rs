@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-use support::{DEADLINE, Sizes, check, deadline, descriptors, payload, readable};
+use support::{DEADLINE, Sizes, check, deadline, descriptors, payload, readable, readable_until};
 
 /// Long enough for whoever wrongly believes in a death to say so, short enough to wait for at each step.
 const MOMENT: Duration = Duration::from_millis(4);
@@ -525,14 +525,24 @@ impl Receiving {
         }
     }
 
-    /// What is there for a moment, and whatever end is told.
+    /// What is there until nothing comes for a moment, and whatever end is told. It goes by the descriptor: that has what was sent,
+    /// and the lane of who is new, also when the machine lets the moment pass before the first look.
     #[track_caller]
     fn for_a_moment(&mut self) {
-        let until = Instant::now() + MOMENT;
         loop {
-            match self.one(until) {
-                Ok(None) => return,
-                Ok(Some(_)) => {}
+            let is_armed = match self.one(Instant::now()) {
+                Ok(None) => self.receiver.arm(),
+                read => read.map(|_| false),
+            };
+            match is_armed {
+                Ok(false) => {}
+                Ok(true) => {
+                    let rings = readable_until(self.receiver.as_fd(), Instant::now() + MOMENT);
+                    self.receiver.disarm();
+                    if !rings {
+                        return;
+                    }
+                }
                 Err(error) => assert!(is_end(&error), "{error}"),
             }
         }
