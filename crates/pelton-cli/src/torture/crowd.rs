@@ -92,8 +92,8 @@ impl Scenario {
             flush_bytes: dice.one_of(&[2 << 10, 16 << 10, 128 << 10]),
             flush_interval_us: dice.one_of(&[None, Some(300), Some(5000), Some(100_000)]),
             rotate_bytes: dice.one_of(&[None, None, Some(100 << 10), Some(1 << 20)]),
-            // Each death may cost as many numbers as there are threads.
-            kills: kills.min(400),
+            // Of four, one is of two at once. And each death may cost as many numbers as there are threads.
+            kills: (kills * 4 / 5).clamp(1, 400),
         }
     }
 
