@@ -51,8 +51,8 @@ fn serve_receiver(listener: Listener, survives: bool, place: &Place, program: Pr
                 receiver
             }
         };
-        let good =
-            receiver.receive_until(Instant::now() + GOOD).is_ok_and(|got| got.is_some_and(|m| *m == *b"a good one"));
+        // One that was taken at its word has gone before the good one comes, and is told to have.
+        let good = receiver.receive_until(deadline()).is_ok_and(|got| got.is_some_and(|m| *m == *b"a good one"));
         use_receiver(&mut receiver, None, "after a hand-shake");
         drop((receiver, listener));
         let served = comers.join().unwrap();
@@ -88,7 +88,8 @@ fn serve_sender(listener: Listener, survives: bool, place: &Place, program: Prog
                 sender
             }
         };
-        let drained = sender.drain_until(Instant::now() + GOOD);
+        // As above.
+        let drained = sender.drain_until(deadline());
         use_sender(&mut sender, "after a hand-shake");
         drop((sender, listener));
         if let Ok(received) = comers.join().unwrap() {
@@ -96,9 +97,6 @@ fn serve_sender(listener: Listener, survives: bool, place: &Place, program: Prog
         }
     });
 }
-
-/// How long a good one may take on a loaded machine to send its message. One that was taken at its word and sends none costs it.
-const GOOD: std::time::Duration = std::time::Duration::from_millis(300);
 
 /// Comes as `role`, mostly, and goes.
 fn come(path: &std::path::Path, role: u32, mut program: Program) {

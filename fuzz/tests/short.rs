@@ -6,7 +6,7 @@
 fn whatever_a_peer_does_it_is_answered() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let only = std::env::var("PELTON_TARGET").ok();
-    for ((name, target), rounds) in pelton_fuzz::TARGETS.into_iter().zip([15_000, 1500, 2000, 300]) {
+    for ((name, target), rounds) in pelton_fuzz::TARGETS.into_iter().zip([15_000, 1500, 2000, 300, 2000, 600]) {
         if only.as_ref().is_some_and(|only| only != name) {
             continue;
         }

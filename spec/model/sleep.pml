@@ -174,10 +174,15 @@ inline look_for_sleeper(who) {
     if
     :: fences && registered[who] && !(found & UNBARRIERED) ->
         fences = 0;
+#ifndef SAID_LATE
         store(who, page(who) + FENCED, 0);
+#endif
 #ifndef STOP_BLINDLY
         fence(who);
         found = memory[page(other(who)) + SLEEP];
+#endif
+#ifdef SAID_LATE
+        store(who, page(who) + FENCED, 0);
 #endif
         if
         :: found & UNBARRIERED -> store(who, page(who) + FENCED, 1)

@@ -3,8 +3,11 @@
 //! A storm is a row of scenarios, each a channel with a sender and a receiver in processes of their own (`side`) that send and
 //! receive as fast as they may until they are killed, again and again. What they did stands in their journals (`journal`); the
 //! storm compares what one side says with what the other says and with what is left (`ledger`). It knows nothing of pelton but
-//! where it looks at a path channel from outside: sides of any other channel go through the same (`--against`).
+//! where it looks at a path channel from outside: sides of any other channel go through the same (`--against`). Pelton's own go
+//! through others besides, of many senders and of record files (`crowd`).
 
+mod crowd;
+mod crowd_side;
 mod host;
 mod journal;
 mod ledger;
@@ -99,7 +102,9 @@ pub fn run(args: &TortureArgs) -> Result<(), Failure> {
             kills_by_connect: 0,
             kills_by_path: 0,
             kills_while_starting: 0,
+            kills_of_many: 0,
             messages: 0,
+            messages_in_files: 0,
             bytes: 0,
             redelivered: 0,
             deaths_outlived_most: 0,
@@ -115,20 +120,30 @@ pub fn run(args: &TortureArgs) -> Result<(), Failure> {
     let began = Instant::now();
     let deadline = args.minutes.map(|minutes| began + Duration::from_secs(60 * minutes));
     // Every combination has its turn, and a survivor lives through as many deaths as that leaves to it.
-    let each = kills.map_or(100, |kills| (kills / Scenario::COMBINATIONS).clamp(5, 400));
+    let combinations = Scenario::COMBINATIONS + if storm.is_own { crowd::Scenario::COMBINATIONS } else { 0 };
+    let each = kills.map_or(100, |kills| (kills / combinations).clamp(5, 400));
     let is_over = |report: &Report| {
         kills.is_some_and(|kills| report.kills >= kills) || deadline.is_some_and(|deadline| Instant::now() >= deadline)
     };
     let mut index = args.scenario.unwrap_or(0);
     while !is_over(&storm.report) {
         let left = kills.map_or(each, |kills| kills - storm.report.kills);
-        let mut scenario = Scenario::of(seed, index, each.min(left));
-        if !storm.is_own {
-            scenario.against();
-        }
-        let faults = storm.scenario(&scenario)?;
+        let combination = in_turn(seed, index, combinations);
+        let (faults, words) = match combination.checked_sub(Scenario::COMBINATIONS) {
+            None => {
+                let mut scenario = Scenario::of(seed, index, combination, each.min(left));
+                if !storm.is_own {
+                    scenario.against();
+                }
+                (storm.scenario(&scenario)?, format!("{scenario:?}"))
+            }
+            Some(of_many) => {
+                let scenario = crowd::Scenario::of(seed, index, of_many, each.min(left));
+                (storm.crowd(&scenario)?, format!("{scenario:?}"))
+            }
+        };
         for fault in faults {
-            storm.note(&scenario, fault, kills);
+            storm.note(seed, index, &words, fault, kills);
         }
         storm.report.scenarios += 1;
         index += 1;
@@ -179,6 +194,16 @@ fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// Which of so many combinations the scenario of this index has: each once before any comes again, in an order that the seed gives.
+fn in_turn(seed: u64, index: u64, combinations: u64) -> u64 {
+    let mut order: Vec<u64> = (0..combinations).collect();
+    let mut shuffle = Dice::new(seed ^ mix(index / combinations + 1));
+    for place in (1..order.len()).rev() {
+        order.swap(place, shuffle.below(place as u64 + 1) as usize);
+    }
+    order[(index % combinations) as usize]
+}
+
 /// Who is killed in a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victims {
@@ -217,13 +242,7 @@ impl Scenario {
     /// Who is killed, by what, who listens, how the survivor waits: each once before any comes again.
     const COMBINATIONS: u64 = 24;
 
-    fn of(seed: u64, index: u64, kills: u64) -> Scenario {
-        let mut order: Vec<u64> = (0..Scenario::COMBINATIONS).collect();
-        let mut shuffle = Dice::new(seed ^ mix(index / Scenario::COMBINATIONS + 1));
-        for place in (1..order.len()).rev() {
-            order.swap(place, shuffle.below(place as u64 + 1) as usize);
-        }
-        let combination = order[(index % Scenario::COMBINATIONS) as usize];
+    fn of(seed: u64, index: u64, combination: u64, kills: u64) -> Scenario {
         let mut dice = Dice::new(seed ^ mix(!index));
         let waits = [Waits::Block, Waits::Spin, Waits::Poll];
         let waits_here = waits[(combination % 3) as usize];
@@ -487,55 +506,74 @@ impl Storm {
         all.flatten().map(|entry| entry.path()).collect()
     }
 
-    fn note(&mut self, scenario: &Scenario, fault: Fault, kills: Option<u64>) {
+    fn note(&mut self, seed: u64, index: u64, words: &str, fault: Fault, kills: Option<u64>) {
         let Fault { kind, count, text } = fault;
         match self.report.faults.iter_mut().find(|(found, _)| *found == kind) {
             Some((_, sum)) => *sum += count,
             None => self.report.faults.push((kind, count)),
         }
-        let index = scenario.index;
         let told = self.report.failures.iter().filter(|failed| failed.kind == kind).count();
         if told < if self.is_own { FAULTS_TOLD } else { 1 } {
             let kills = kills.map(|kills| format!(" --kills {kills}")).unwrap_or_default();
-            let again = format!("pelton torture --seed {}{kills} --scenario {index}", scenario.seed);
-            self.bar.suspend(|| eprintln!("pelton: {}: {text}\n  `{again}`: {scenario:?}", kind.words()));
+            let again = format!("pelton torture --seed {seed}{kills} --scenario {index}");
+            self.bar.suspend(|| eprintln!("pelton: {}: {text}\n  `{again}`: {words}", kind.words()));
         }
         self.report.failures.push(Failed { kind, scenario: index, text });
     }
 
     /// Runs one; what is wrong is answered.
     fn scenario(&mut self, scenario: &Scenario) -> Result<Vec<Fault>, Failure> {
+        self.staged(scenario.by, scenario.ends_alone, |storm, host, _| {
+            let mut run = Run { storm, scenario, ledger: Ledger::default(), holdings: Vec::new(), started: 0 };
+            let went = run.run(host);
+            let Run { mut ledger, holdings, .. } = run;
+            ledger.faults.extend(grown(&holdings));
+            Ok((went, ledger.faults))
+        })
+    }
+
+    /// Runs one of many senders.
+    fn crowd(&mut self, scenario: &crowd::Scenario) -> Result<Vec<Fault>, Failure> {
+        // Who appends has no channel.
+        let by = if scenario.job == crowd_side::Job::Append { By::Connect } else { scenario.by };
+        let before = self.report.kills;
+        let faults = self.staged(by, false, |storm, host, journals| {
+            let mut run = crowd::Run::new(storm, scenario, journals)?;
+            let went = run.run(host);
+            Ok((went, run.faults))
+        })?;
+        self.report.kills_of_many += self.report.kills - before;
+        Ok(faults)
+    }
+
+    /// Makes a scenario's directories, and its host; and looks, when it has ended in order, that nothing is left.
+    fn staged(
+        &mut self,
+        by: By,
+        ends_alone: bool,
+        run: impl FnOnce(&mut Storm, &mut Host, &Path) -> Result<(Result<(), Stop>, Vec<Fault>), Failure>,
+    ) -> Result<Vec<Fault>, Failure> {
         let (place, journals) = (self.place(), self.root.path().join("journals"));
         let made = fs::create_dir(&place).and_then(|()| fs::create_dir(&journals));
         made.map_err(|error| Failure::system("cannot make a temporary directory", error))?;
         let mut host = Host::start(&self.host, &place)?;
-        let mut run = Run { storm: self, scenario, ledger: Ledger::default(), holdings: Vec::new(), started: 0 };
-        let went = run.run(&mut host);
-        let Run { mut ledger, holdings, .. } = run;
+        let (went, mut faults) = run(self, &mut host, &journals)?;
         host.close();
-        let mut is_whole = true;
         match went {
-            Ok(()) => {}
-            Err(Stop::Fault(fault)) => {
-                is_whole = false;
-                ledger.faults.push(fault);
-            }
+            Ok(()) => faults.extend(self.left_behind(by, ends_alone)),
+            Err(Stop::Fault(fault)) => faults.push(fault),
             Err(Stop::Storm(failure)) => return Err(failure),
-        }
-        ledger.faults.extend(grown(&holdings));
-        if is_whole {
-            ledger.faults.extend(self.left_behind(scenario));
         }
         let removed = fs::remove_dir_all(&place).and_then(|()| fs::remove_dir_all(&journals));
         removed.map_err(|error| Failure::system("removing a scenario's directory", error))?;
-        Ok(ledger.faults)
+        Ok(faults)
     }
 
     /// After a scenario that ended in order: its place is to be empty, and nothing is to be anywhere else.
-    fn left_behind(&mut self, scenario: &Scenario) -> Vec<Fault> {
+    fn left_behind(&mut self, by: By, ends_alone: bool) -> Vec<Fault> {
         let place = self.place();
         let mut faults = Vec::new();
-        if self.is_own && scenario.by == By::Path {
+        if self.is_own && by == By::Path {
             let channel = place.join("c");
             match pelton::inspect::check(&channel, false) {
                 Ok(lanes) if lanes.iter().all(|lane| lane.is_whole() && lane.kept == 0) => {}
@@ -549,7 +587,7 @@ impl Storm {
                 faults.push(Fault::new(Kind::LeftBehind, 1, format_args!("the channel cannot be removed: {error}")));
             }
         }
-        if self.is_own && scenario.by == By::Connect && scenario.ends_alone {
+        if self.is_own && by == By::Connect && ends_alone {
             // The socket of a listener that was killed is the next listener's to remove.
             let name = format!("unix:{}", place.join("s").display());
             if let Err(error) = pelton::Listener::bind(&name) {
@@ -567,6 +605,102 @@ impl Storm {
         self.seen.clear();
         faults
     }
+}
+
+/// While something is waited for: since when, and when any side moved last.
+struct Patience {
+    began: Instant,
+    moved: Instant,
+    prints: Vec<Vec<u64>>,
+}
+
+impl Storm {
+    fn patience(&self, sides: &[&Side]) -> Patience {
+        Patience { began: Instant::now(), moved: Instant::now(), prints: prints(sides) }
+    }
+
+    /// A moment, of a wait for something that is not so. Fails when nothing moves any more, and when a side fails that should not.
+    fn wait_on(&self, patience: &mut Patience, sides: &[&Side], what: &str, by: By) -> Result<(), Stop> {
+        let most = if self.is_own { PATIENCE } else { PATIENCE_AGAINST };
+        self.signals.check()?;
+        for side in sides {
+            self.look_whether_failed(side)?;
+        }
+        std::thread::sleep(LOOK);
+        let now = prints(sides);
+        if now != patience.prints {
+            *patience = Patience { moved: Instant::now(), prints: now, ..*patience };
+        }
+        // Others may move while what is waited for does not come.
+        if patience.moved.elapsed() > most || patience.began.elapsed() > 3 * most {
+            return Err(Stop::Fault(Fault::new(Kind::Hang, 1, self.hang(sides, what, by, most))));
+        }
+        Ok(())
+    }
+
+    fn look_whether_failed(&self, side: &Side) -> Result<(), Stop> {
+        let failed = |text: String| Err(Stop::Fault(Fault::new(Kind::Failed, 1, text)));
+        // Before its state: one that is done says so first.
+        let has_ended = !side.is_killed.get() && side.is_dead(Duration::ZERO);
+        match side.get(Word::State) {
+            FAILED => failed(format!("the {:?} side: {}", side.plan.role, side.journal.text())),
+            _ if side.get(Word::Garbage) > 0 && !self.is_own => {
+                let count = side.get(Word::Garbage);
+                Err(Stop::Fault(Fault::new(Kind::Garbage, count, side.journal.text())))
+            }
+            state if has_ended && state != DONE => {
+                failed(format!("the {:?} side ended by itself: {}", side.plan.role, side.journal.words()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn hang(&self, sides: &[&Side], what: &str, by: By, patience: Duration) -> String {
+        let mut text = format!(
+            "for {} s, or three times that in all, nothing moved that is waited for: {what}\n",
+            patience.as_secs()
+        );
+        for side in sides {
+            text += &side.describe();
+        }
+        if self.is_own && by == By::Path {
+            match pelton::inspect::info(self.place().join("c")) {
+                Ok(info) => text += &inspect::text_of(&info),
+                Err(error) => text += &error.to_string(),
+            }
+        }
+        text
+    }
+
+    fn count(&mut self, victim: &Side) {
+        let report = &mut self.report;
+        report.kills += 1;
+        match victim.plan.role {
+            Role::Send => report.kills_of_senders += 1,
+            Role::Receive => report.kills_of_receivers += 1,
+        }
+        match victim.plan.by {
+            By::Connect => report.kills_by_connect += 1,
+            By::Path => report.kills_by_path += 1,
+        }
+        report.kills_while_starting += u64::from(!victim.is_ready());
+        self.bar.set_position(report.kills);
+        self.tally(victim);
+    }
+
+    /// A side that has ended: its figures.
+    fn tally(&mut self, side: &Side) {
+        let report = &mut self.report;
+        report.redelivered += side.get(Word::Again);
+        if side.plan.role == Role::Receive {
+            report.messages += side.get(Word::Messages);
+            report.bytes += side.get(Word::Bytes);
+        }
+    }
+}
+
+fn prints(sides: &[&Side]) -> Vec<Vec<u64>> {
+    sides.iter().map(|side| side.journal.fingerprint()).collect()
 }
 
 /// Descriptors and mappings of a survivor after each death it lived through: growth is when the least of the last quarter is more
@@ -662,60 +796,17 @@ impl Run<'_> {
             listens: is_sender == scenario.sender_listens,
             waits: if is_sender { scenario.sender_waits } else { scenario.receiver_waits },
             given: self.ledger.given(),
+            crowd: None,
         })
     }
 
     /// Until it is so. Fails when nothing moves any more, and when a side fails that should not.
     fn wait(&self, pair: &Pair, what: &str, is_so: impl Fn(&Pair) -> bool) -> Result<(), Stop> {
-        let patience = if self.storm.is_own { PATIENCE } else { PATIENCE_AGAINST };
-        let prints = |pair: &Pair| pair.sides().map(|side| side.journal.fingerprint());
-        let (mut moved, mut print) = (Instant::now(), prints(pair));
+        let mut patience = self.storm.patience(&pair.sides());
         while !is_so(pair) {
-            self.storm.signals.check()?;
-            for side in pair.sides() {
-                self.look_whether_failed(side)?;
-            }
-            std::thread::sleep(LOOK);
-            let now = prints(pair);
-            if now != print {
-                (moved, print) = (Instant::now(), now);
-            }
-            if moved.elapsed() > patience {
-                return Err(Stop::Fault(Fault::new(Kind::Hang, 1, self.hang(pair, what, patience))));
-            }
+            self.storm.wait_on(&mut patience, &pair.sides(), what, self.scenario.by)?;
         }
         Ok(())
-    }
-
-    fn look_whether_failed(&self, side: &Side) -> Result<(), Stop> {
-        let failed = |text: String| Err(Stop::Fault(Fault::new(Kind::Failed, 1, text)));
-        // Before its state: one that is done says so first.
-        let has_ended = !side.is_killed.get() && side.is_dead(Duration::ZERO);
-        match side.get(Word::State) {
-            FAILED => failed(format!("the {:?} side: {}", side.plan.role, side.journal.text())),
-            _ if side.get(Word::Garbage) > 0 && !self.storm.is_own => {
-                let count = side.get(Word::Garbage);
-                Err(Stop::Fault(Fault::new(Kind::Garbage, count, side.journal.text())))
-            }
-            state if has_ended && state != DONE => {
-                failed(format!("the {:?} side ended by itself: {}", side.plan.role, side.journal.words()))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn hang(&self, pair: &Pair, what: &str, patience: Duration) -> String {
-        let mut text = format!("nothing moved for {} s, waiting for {what}\n", patience.as_secs());
-        for side in pair.sides() {
-            text += &side.describe();
-        }
-        if self.storm.is_own && self.scenario.by == By::Path {
-            match pelton::inspect::info(self.storm.place().join("c")) {
-                Ok(info) => text += &inspect::text_of(&info),
-                Err(error) => text += &error.to_string(),
-            }
-        }
-        text
     }
 
     fn look_at_holdings(&mut self, pair: &Pair, sender_dies: bool, receiver_dies: bool) {
@@ -731,32 +822,6 @@ impl Run<'_> {
         }
         self.storm.report.deaths_outlived_most =
             self.storm.report.deaths_outlived_most.max(self.holdings.len().saturating_sub(1) as u64);
-    }
-
-    fn count(&mut self, victim: &Side) {
-        let report = &mut self.storm.report;
-        report.kills += 1;
-        match victim.plan.role {
-            Role::Send => report.kills_of_senders += 1,
-            Role::Receive => report.kills_of_receivers += 1,
-        }
-        match victim.plan.by {
-            By::Connect => report.kills_by_connect += 1,
-            By::Path => report.kills_by_path += 1,
-        }
-        report.kills_while_starting += u64::from(!victim.is_ready());
-        self.storm.bar.set_position(report.kills);
-        self.tally(victim);
-    }
-
-    /// A side that has ended: its figures.
-    fn tally(&mut self, side: &Side) {
-        let report = &mut self.storm.report;
-        report.redelivered += side.get(Word::Again);
-        if side.plan.role == Role::Receive {
-            report.messages += side.get(Word::Messages);
-            report.bytes += side.get(Word::Bytes);
-        }
     }
 
     /// The accounts of a side that has ended.
@@ -777,12 +842,12 @@ impl Run<'_> {
         let (victim, survivor) =
             if sender_dies { (&pair.sender, &pair.receiver) } else { (&pair.receiver, &pair.sender) };
         let (told, was_met, was_ready) = (survivor.get(Word::Told), survivor.is_met(), victim.is_ready());
-        self.look_whether_failed(victim)?;
+        self.storm.look_whether_failed(victim)?;
         let was_waiting = survivor.get(Word::Waiting) == 1;
         let killed_ns = monotonic_ns();
         victim.kill();
         victim.await_death();
-        self.count(victim);
+        self.storm.count(victim);
         self.settle(victim, &pair.sender);
         let is_told = |pair: &Pair| {
             let survivor = if sender_dies { &pair.receiver } else { &pair.sender };
@@ -837,7 +902,7 @@ impl Run<'_> {
         first.await_death();
         second.await_death();
         for side in pair.sides() {
-            self.count(side);
+            self.storm.count(side);
             self.settle(side, &pair.sender);
         }
         let channel = self.storm.place().join("c");
@@ -861,7 +926,7 @@ impl Run<'_> {
             let survivor = if sender_died { &pair.receiver } else { &pair.sender };
             survivor.get(Word::State) == DONE
         })?;
-        self.tally(survivor);
+        self.storm.tally(survivor);
         self.settle(survivor, &pair.sender);
         Ok(())
     }
@@ -874,7 +939,7 @@ impl Run<'_> {
         pair.receiver.journal.set(Word::Stop, pair.sender.get(Word::Done) + 1);
         self.wait(pair, "the receiver to end", |pair| pair.receiver.get(Word::State) == DONE)?;
         for side in pair.sides() {
-            self.tally(side);
+            self.storm.tally(side);
             self.settle(side, &pair.sender);
             side.await_death();
         }
@@ -932,8 +997,12 @@ struct Report {
     kills_by_path: u64,
     /// before the victim had joined
     kills_while_starting: u64,
+    /// where many senders have one receiver, or append to one file
+    kills_of_many: u64,
     /// received and checked, redelivered ones each time
     messages: u64,
+    /// found in record files and checked
+    messages_in_files: u64,
     bytes: u64,
     redelivered: u64,
     /// by one process whose descriptors and mappings were counted after each
@@ -972,8 +1041,14 @@ impl Report {
             row("by path", self.kills_by_path)?;
         }
         row("before they had joined", self.kills_while_starting)?;
+        if self.against.is_none() {
+            row("of many senders or their receiver", self.kills_of_many)?;
+        }
         row("deaths that one survivor outlived", self.deaths_outlived_most)?;
         row("messages received and checked", *messages)?;
+        if self.against.is_none() {
+            row("messages checked in record files", self.messages_in_files)?;
+        }
         row("bytes", *bytes)?;
         row("marked as given again", *redelivered)?;
         for kind in KINDS {
@@ -1005,14 +1080,15 @@ mod tests {
     #[test]
     fn a_seed_decides_the_scenarios_and_each_combination_comes_once_a_round() {
         let all = |seed| -> Vec<String> {
-            (0..Scenario::COMBINATIONS).map(|index| format!("{:?}", Scenario::of(seed, index, 5))).collect()
+            let of = |index| Scenario::of(seed, index, in_turn(seed, index, Scenario::COMBINATIONS), 5);
+            (0..Scenario::COMBINATIONS).map(|index| format!("{:?}", of(index))).collect()
         };
         assert_eq!(all(1), all(1));
         assert_ne!(all(1), all(2));
         let kinds: BTreeSet<String> = (0..Scenario::COMBINATIONS)
             .map(|index| {
                 let Scenario { by, victims, sender_listens, sender_waits, receiver_waits, .. } =
-                    Scenario::of(3, index, 5);
+                    Scenario::of(3, index, in_turn(3, index, Scenario::COMBINATIONS), 5);
                 let waits = if victims == Victims::Receiver { sender_waits } else { receiver_waits };
                 format!("{by:?} {victims:?} {sender_listens} {waits:?}")
             })

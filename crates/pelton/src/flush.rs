@@ -13,6 +13,7 @@ use crate::receiver::{Receiver, Taken};
 use crate::sender::{Reservation, Sender, Sent};
 use crate::wait::Patience;
 use pelton_lane::{SEGMENT_BYTES, seq_after, step};
+use std::cell::RefCell;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -236,6 +237,8 @@ pub struct Flush {
     end: Option<Error>,
     /// What nobody has been told of yet.
     untold: Option<Error>,
+    /// When a sender was last believed that it wants room.
+    believed: Option<Instant>,
     /// Empty: kept for its memory.
     runs: Vec<Run<'static>>,
 }
@@ -273,6 +276,7 @@ impl Flush {
             is_refused: false,
             end: None,
             untold: None,
+            believed: None,
             runs: Vec::new(),
         })
     }
@@ -335,8 +339,7 @@ impl Flush {
             || self.sink.due().is_some_and(|due| due <= Instant::now())
             || self.since.zip(self.interval).is_some_and(|(since, interval)| since.elapsed() >= interval)
             || self.taken.iter().rev().take(RUNS_LOOKED_AT).any(Taken::is_plenty)
-            || (drained
-                && (self.interval.is_none() || self.receiver.is_room_wanted() || self.receiver.have_all_gone()));
+            || (drained && (self.interval.is_none() || self.is_room_wanted() || self.receiver.have_all_gone()));
         if is_due || self.taken.is_empty() {
             self.write()?;
         }
@@ -348,7 +351,25 @@ impl Flush {
         }
         let due = self.since.zip(self.interval).map(|(since, interval)| since + interval);
         let nap = (!self.taken.is_empty()).then(|| Instant::now() + NAP);
-        Ok(due.into_iter().chain(nap).chain(self.sink.due()).min())
+        Ok(due.into_iter().chain(nap).chain(self.sink_due()).min())
+    }
+
+    /// When the sink is to be written to again. One that was, just now, and is due still, waits for something itself.
+    fn sink_due(&self) -> Option<Instant> {
+        let due = self.sink.due()?;
+        let now = Instant::now();
+        Some(if due <= now { now + NAP } else { due })
+    }
+
+    /// Whether a sender waits for room that is taken. So little as is taken of its lane it needs for a message nearly as large as can
+    /// be, and not often: one that says so with every message is believed once in a while, lest each be a write.
+    fn is_room_wanted(&mut self) -> bool {
+        let now = Instant::now();
+        if self.believed.is_some_and(|at| now - at < NAP) || !self.receiver.is_room_wanted() {
+            return false;
+        }
+        self.believed = Some(now);
+        true
     }
 
     /// Figures of the receiver: what it has released, the sink has.
@@ -535,6 +556,9 @@ fn checked_bytes(options: &Options) -> Result<u64> {
 /// [`Appenders::append`] finds the calling thread's own. In the sink the messages of one thread are in order; those of different
 /// threads are in whatever order their buffers were flushed.
 ///
+/// A sink that appends to what is flushed to it is refused ([`Error::Refused`]) once that would have to be flushed; to other
+/// `Appenders` it appends by an [`Appender`].
+///
 /// When the last of these and of the [`Appender`]s is dropped, everything is flushed; an error would be lost there, so call
 /// [`Appenders::sync`] before.
 ///
@@ -585,12 +609,42 @@ struct Shared {
     owner: Owner,
 }
 
+thread_local! {
+    /// What the calling thread is flushing, one from within the sink of the other.
+    static FLUSHING: RefCell<Vec<*const Mutex<Option<Flush>>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// While it lives, the calling thread is flushing.
+struct Flushing;
+
+impl Flushing {
+    /// Refused in the sink of this very flush: the thread would wait for itself.
+    fn begin(flush: &Mutex<Option<Flush>>) -> Result<Flushing> {
+        FLUSHING.with_borrow_mut(|flushing| {
+            if flushing.contains(&std::ptr::from_ref(flush)) {
+                let why =
+                    "a sink cannot append to, or flush, what is being flushed to it: append to something else there";
+                return Err(Error::Refused(why.to_owned()));
+            }
+            flushing.push(flush);
+            Ok(Flushing)
+        })
+    }
+}
+
+impl Drop for Flushing {
+    fn drop(&mut self) {
+        FLUSHING.with_borrow_mut(|flushing| flushing.pop());
+    }
+}
+
 impl Shared {
     fn with<T>(&self, with: impl FnOnce(&mut Flush) -> Result<T>) -> Result<T> {
         // A forked child does not have the thread that may hold the lock.
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
+        let _flushing = Flushing::begin(&self.flush)?;
         let mut flush = locked(&self.flush);
         let flush = flush.as_mut().expect("it is there until this ends");
         match flush.untold.take() {
@@ -620,19 +674,26 @@ impl Shared {
             loop {
                 let Some((idle, due)) = locked(&flush).as_mut().map(|flush| {
                     let idle = flush.arm() && flush.taken.is_empty();
-                    (idle, flush.sink.due())
+                    (idle, flush.sink_due())
                 }) else {
                     return;
                 };
                 // Without the lock.
-                if idle {
+                let due = if idle {
                     let _ = poll_until(&[fd.as_fd(), ends.as_fd()], [None; 2], due);
                     // Until the next sleep nobody need look whether this one does.
-                    let _ = locked(&flush).as_mut().map(|flush| flush.receiver.disarm());
-                }
-                if let Ok(Ready::Rung) = poll_until(&[ends.as_fd()], [None; 2], Some(Instant::now() + interval)) {
+                    locked(&flush).as_mut().and_then(|flush| {
+                        flush.receiver.disarm();
+                        flush.sink.due()
+                    })
+                } else {
+                    due
+                };
+                let until = due.into_iter().chain([Instant::now() + interval]).min();
+                if let Ok(Ready::Rung) = poll_until(&[ends.as_fd()], [None; 2], until) {
                     return;
                 }
+                let _flushing = Flushing::begin(&flush);
                 let mut flush = locked(&flush);
                 let Some(flush) = flush.as_mut() else { return };
                 let done = catch_unwind(AssertUnwindSafe(|| flush.now()));

@@ -412,13 +412,14 @@ impl Senders {
     /// ends or when this and all its clones are gone. Waits as what it does waits.
     ///
     /// # Errors
-    /// As [`Senders::sender`]; [`Error::Refused`] in a thread that is ending and has closed its own sender.
-    ///
-    /// # Panics
-    /// When `with` is called from within `with`.
+    /// As [`Senders::sender`]; [`Error::Refused`] in a thread that is ending and has closed its own sender, and from within `with`.
     pub fn with<T>(&self, with: impl FnOnce(&mut Sender) -> T) -> Result<T> {
         let with_own = |own: &RefCell<Vec<Own>>| {
-            let own = &mut *own.borrow_mut();
+            let Ok(mut own) = own.try_borrow_mut() else {
+                let why = "this thread is just using its own sender: use one made for what is done meanwhile";
+                return Err(Error::Refused(why.to_owned()));
+            };
+            let own = &mut *own;
             let place = own.iter().position(|own| Arc::ptr_eq(&own.hall, &self.hall) && own.round == self.round);
             let place = match place {
                 Some(place) => place,

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 use support::*;
 
+/// Where the sleep word of a sender stands in its page.
+const SLEEP: usize = 256;
 const LONG: Option<Duration> = Some(Duration::from_secs(3600));
 
 /// What has come to a sink: of each sender, who says in its messages who it is, the numbers in the order in which they came.
@@ -759,4 +761,124 @@ fn what_goes_wrong_between_two_flushes_is_told_by_the_next() {
     let told = appenders.sync().unwrap_err();
     assert!(matches!(told, Error::Sink(_)), "{told}");
     appenders.sync().unwrap();
+}
+
+#[test]
+fn a_sink_that_is_due_while_nothing_is_appended_is_written_to_then_and_not_an_interval_later() {
+    struct Due(Arc<AtomicUsize>);
+    impl Sink for Due {
+        fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+            self.0.fetch_add(1, SeqCst);
+            Ok(())
+        }
+        fn due(&self) -> Option<Instant> {
+            (self.0.load(SeqCst) == 0).then(Instant::now)
+        }
+    }
+    let writes = Arc::new(AtomicUsize::new(0));
+    let appenders = Options::new().flush_interval(LONG).append(Due(writes.clone())).unwrap();
+    let until = deadline();
+    while writes.load(SeqCst) == 0 {
+        assert!(Instant::now() < until, "the sink is due, and nothing is written to it");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(appenders);
+}
+
+#[test]
+fn a_sink_that_is_due_still_is_asked_again_after_a_while_and_not_all_the_time() {
+    struct Busy(Arc<AtomicUsize>);
+    impl Sink for Busy {
+        fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+            self.0.fetch_add(1, SeqCst);
+            Ok(())
+        }
+        fn due(&self) -> Option<Instant> {
+            Some(Instant::now())
+        }
+    }
+    let (_sender, receiver) = Options::new().threads().unwrap();
+    let writes = Arc::new(AtomicUsize::new(0));
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, Busy(writes.clone())).unwrap();
+    let began = Instant::now();
+    while writes.load(SeqCst) < 3 {
+        assert!(!flush.run_until(Instant::now() + Duration::from_millis(50)).unwrap());
+    }
+    // One each 10 ms, and one more in each call.
+    let (writes, most) =
+        (writes.load(SeqCst) as u128, began.elapsed().as_millis() / 10 + 2 * began.elapsed().as_millis() / 50);
+    assert!(writes <= most + 4, "{writes} writes, where {most} were wanted");
+}
+
+#[test]
+fn a_sink_that_appends_to_what_is_flushed_to_it_is_refused() {
+    let _hang = Watchdog::new("a sink that appends to its own ends");
+    let own: Arc<Mutex<Option<pelton::Appenders>>> = Arc::default();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let other = Seen::default();
+    let others = Options::new().flush_interval(None).append(other.sink()).unwrap();
+    let sink = {
+        let (own, told) = (own.clone(), told.clone());
+        let mut number = 0;
+        move |_: &[Run<'_>]| {
+            let Some(own) = own.lock().unwrap().clone() else { return Ok(()) };
+            let mut told = told.lock().unwrap();
+            told.push(own.flush().unwrap_err());
+            told.push(own.sync().unwrap_err());
+            let mut appender = own.appender().unwrap();
+            // As long as it has room.
+            let refused = (0..).find_map(|_| appender.append(&[0; 1000]).err());
+            told.push(refused.unwrap());
+            // To others it may.
+            others.appender().unwrap().append(&numbered(0, number, 8)).unwrap();
+            others.flush().unwrap();
+            number += 1;
+            Ok(())
+        }
+    };
+    let appenders = Options::new().flush_bytes(1 << 16).flush_interval(None).append(sink).unwrap();
+    *own.lock().unwrap() = Some(appenders.clone());
+    appenders.append(b"by the thread's own").unwrap();
+    appenders.flush().unwrap();
+    other.wait_for(1);
+    // The same in the middle of the thread's own append, when its buffer is full.
+    while other.count() < 2 {
+        appenders.append(&[1; 1000]).unwrap();
+    }
+    *own.lock().unwrap() = None;
+    for error in &*told.lock().unwrap() {
+        assert!(matches!(error, Error::Refused(why) if why.contains("sink")), "{error}");
+    }
+    assert_eq!(told.lock().unwrap().len(), 6);
+    appenders.sync().unwrap();
+}
+
+#[test]
+fn a_sender_that_says_with_every_message_that_it_waits_for_room_does_not_make_each_a_write() {
+    let place = Place::new("a flush by turns ends");
+    let listener = Options::new().listen(&place.name()).unwrap();
+    let socket = place.socket();
+    let connecting = std::thread::spawn(move || raw::RawPeer::sender(&socket));
+    let receiver = listener.accept_receiver_until(deadline()).unwrap().expect("it connects");
+    let peer = connecting.join().unwrap();
+    let (writes, messages) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let sink = {
+        let (writes, messages) = (writes.clone(), messages.clone());
+        move |runs: &[Run<'_>]| {
+            writes.fetch_add(1, SeqCst);
+            messages.fetch_add(runs.iter().map(|run| run.messages() as usize).sum(), SeqCst);
+            Ok(())
+        }
+    };
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, sink).unwrap();
+    let began = Instant::now();
+    // Together less than what is written at once, a quarter of the lane.
+    for number in 0..800u32 {
+        peer.put(number as usize * 16, number + 1, 8);
+        peer.shown[0].word(SLEEP).store(u64::from(number + 1) << 3 | 1, SeqCst);
+        flush.turn().unwrap();
+    }
+    let most = began.elapsed().as_millis() as usize / 10 + 2;
+    assert!(messages.load(SeqCst) > 0, "it is believed the first time");
+    assert!(writes.load(SeqCst) <= most, "{} writes, where {most} were wanted", writes.load(SeqCst));
 }

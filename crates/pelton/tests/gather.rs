@@ -159,8 +159,127 @@ fn child() {
             }
             assert_eq!(left[1], left[2], "each lane has left");
         }
+        // Is the parent of many that send, each a process.
+        "crowd" => crowd(&role),
+        // Receives from as many as it takes, tells one more that it is too many, and counts what is left of them.
+        "crowded host" => crowded_host(&role),
         other => panic!("no role {other}"),
     }
+}
+
+/// Forks as many as it may, each of which connects, sends, and stays until it is told to go.
+fn crowd(role: &Role) {
+    let (wanted, count) = (role.number("senders").unwrap(), role.number("count").unwrap() as u32);
+    // So many connect at a time; and the end of the other pipe says that all may go.
+    let (tokens, token) = rustix::pipe::pipe().unwrap();
+    let (go, going) = rustix::pipe::pipe().unwrap();
+    rustix::io::write(&token, &[0; 16]).unwrap();
+    let send_all = |who: u32| {
+        let mut byte = [0];
+        rustix::io::read(&tokens, &mut byte).unwrap();
+        let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
+        let mut sender = loop {
+            match options.connect_sender(role.get("name")) {
+                // Who does not get to say the first word in time is hung up on, and comes again.
+                Err(Error::HungUp) => {}
+                connected => break connected.unwrap(),
+            }
+        };
+        rustix::io::write(&token, &byte).unwrap();
+        for number in 0..count {
+            sender.send(&numbered(who, number)).unwrap();
+        }
+        assert_eq!(rustix::io::read(&go, &mut byte).unwrap(), 0);
+    };
+    let mut children = Vec::new();
+    for who in 0..wanted as u32 {
+        // SAFETY: the child goes on with this thread alone, allocates (which the C library sees to), and ends without unwinding.
+        match unsafe { libc::fork() } {
+            0 => {
+                // SAFETY: no pointers. A child does not outlive its parent, nor a hang.
+                unsafe {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    libc::alarm(2 * DEADLINE.as_secs() as u32);
+                    libc::close(std::os::fd::AsRawFd::as_raw_fd(&going));
+                }
+                let sent = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| send_all(who)));
+                // SAFETY: ends this process.
+                unsafe { libc::_exit(i32::from(sent.is_err())) };
+            }
+            // The system has enough of them.
+            -1 => break,
+            child => children.push(child),
+        }
+    }
+    say(children.len());
+    assert_eq!(hear(), "go");
+    drop(going);
+    for child in children {
+        let mut status = 0;
+        // SAFETY: a child of this process, and where its status goes.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "a sender failed");
+    }
+}
+
+fn crowded_host(role: &Role) {
+    let (wanted, count) = (role.number("senders").unwrap(), role.number("count").unwrap());
+    let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limits.maximum, ..limits };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+    let options = Options::new().announce(true).lanes(wanted as u32);
+    let mut receiver = options.gather_at(role.get("name")).unwrap();
+    let of_lanes = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("pelton-").count();
+    let before = (descriptors(), of_lanes());
+    say("listening");
+    let (mut seen, mut here) = (Seen::default(), BTreeMap::new());
+    while (here.len() as u64) < wanted || seen.total() < wanted * count {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        match message.kind() {
+            Kind::Joined => assert_eq!(here.insert(message.peer().unwrap().pid, message.lane()), None),
+            kind => {
+                assert_eq!(kind, Kind::Message);
+                assert_eq!(here.get(&message.peer().unwrap().pid), Some(&message.lane()), "of another's lane");
+                seen.take(&message);
+            }
+        }
+    }
+    assert!((0..wanted as u32).eq(seen.0.keys().copied()) && seen.0.values().all(|got| u64::from(*got) == count));
+    let name = role.get("name").to_owned();
+    let one_more = std::thread::spawn(move || Sender::connect(&name).map(|_| ()));
+    while !one_more.is_finished() {
+        assert!(receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+    }
+    let error = one_more.join().unwrap().unwrap_err();
+    assert!(matches!(&error, Error::Refused(why) if why.contains(&format!("{wanted} senders"))), "{error}");
+    say("complete");
+    while !here.is_empty() {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        assert_eq!(message.kind(), Kind::Closed);
+        assert!(here.remove(&message.peer().unwrap().pid).is_some());
+    }
+    assert!(receiver.try_receive().unwrap().is_none());
+    assert_eq!((descriptors(), of_lanes()), before, "descriptors, and mappings of lanes");
+}
+
+#[test]
+fn a_thousand_processes_send_to_one_and_one_more_is_refused() {
+    let place = Place::new("a thousand processes send to one");
+    // The receiver needs three descriptors for each, and some for itself.
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    let wanted = (most.saturating_sub(100) / 3).min(1024);
+    let with = |role: &str| Role::new(role).with("name", place.name()).with("count", 20);
+    let mut crowd = Child::start(with("crowd").with("senders", wanted));
+    let senders = crowd.line();
+    if senders != "1024" {
+        eprintln!("with {senders} processes: this system allows no more descriptors, or processes");
+    }
+    let host = Child::start(with("crowded host").with("senders", senders));
+    host.expect("listening");
+    host.expect("complete");
+    crowd.tell("go");
+    crowd.wait_well();
+    host.wait_well();
 }
 
 fn sending(place: &Place, who: u32, count: u32) -> Role {

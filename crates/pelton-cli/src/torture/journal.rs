@@ -70,50 +70,87 @@ pub const DONE: u64 = 2;
 /// See [`Word::State`].
 pub const FAILED: u64 = 3;
 
-/// A journal, mapped.
-pub struct Journal {
+/// Words in a file that several processes map. Each word has one writer.
+pub struct Words {
     words: NonNull<AtomicU64>,
+    count: usize,
 }
 
-impl Journal {
-    /// A new one, all 0.
-    pub fn create(path: &Path) -> io::Result<Journal> {
+// SAFETY: a mapping of its own, of which only whole words are loaded and stored, atomically.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// New ones, all 0.
+    pub fn create(path: &Path, count: usize) -> io::Result<Words> {
         let file = File::options().read(true).write(true).create_new(true).open(path)?;
-        file.set_len(BYTES as u64)?;
-        Journal::map(&file)
+        file.set_len(count as u64 * 8)?;
+        Words::map(&file, count)
     }
 
-    /// One that the storm has made.
-    pub fn open(path: &Path) -> io::Result<Journal> {
+    /// Those that the storm has made.
+    pub fn open(path: &Path, count: usize) -> io::Result<Words> {
         let file = File::options().read(true).write(true).open(path)?;
         match file.metadata()?.len() {
-            length if length == BYTES as u64 => Journal::map(&file),
-            length => Err(io::Error::other(format!("a journal has {length} bytes, wanted {BYTES}"))),
+            length if length == count as u64 * 8 => Words::map(&file, count),
+            length => Err(io::Error::other(format!("a journal has {length} bytes, wanted {}", count * 8))),
         }
     }
 
-    fn map(file: &File) -> io::Result<Journal> {
+    fn map(file: &File, count: usize) -> io::Result<Words> {
         // SAFETY: a new mapping, which nobody knows yet, of a file as long as it.
         let map = unsafe {
-            mmap(std::ptr::null_mut(), BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)?
+            mmap(std::ptr::null_mut(), count * 8, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)?
         };
         let words = NonNull::new(map.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Journal { words })
+        Ok(Words { words, count })
     }
 
     fn at(&self, index: usize) -> &AtomicU64 {
-        assert!(index < BYTES / 8);
+        assert!(index < self.count);
         // SAFETY: within the mapping, which lives as long as `self`; aligned, as a page is; other processes store whole words.
         unsafe { self.words.add(index).as_ref() }
     }
 
-    pub fn get(&self, word: Word) -> u64 {
-        self.at(word as usize).load(Ordering::Acquire)
+    pub fn load(&self, index: usize) -> u64 {
+        self.at(index).load(Ordering::Acquire)
     }
 
     /// Stored neither before what the program did before it, nor after what it does then: both are stores, with release.
+    pub fn store(&self, index: usize, value: u64) {
+        self.at(index).store(value, Ordering::Release);
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, and nothing of it is lent any more. An error would leave some pages mapped, no more.
+        let _ = unsafe { munmap(self.words.as_ptr().cast::<c_void>(), self.count * 8) };
+    }
+}
+
+/// A journal, mapped.
+pub struct Journal(Words);
+
+impl Journal {
+    /// A new one, all 0.
+    pub fn create(path: &Path) -> io::Result<Journal> {
+        Words::create(path, BYTES / 8).map(Journal)
+    }
+
+    /// One that the storm has made.
+    pub fn open(path: &Path) -> io::Result<Journal> {
+        Words::open(path, BYTES / 8).map(Journal)
+    }
+
+    pub fn get(&self, word: Word) -> u64 {
+        self.0.load(word as usize)
+    }
+
+    /// As [`Words::store`].
     pub fn set(&self, word: Word, value: u64) {
-        self.at(word as usize).store(value, Ordering::Release);
+        self.0.store(word as usize, value);
     }
 
     pub fn add(&self, word: Word, more: u64) {
@@ -125,40 +162,40 @@ impl Journal {
         let count = self.get(Word::Jumps);
         if count < JUMPS_MAX {
             let at = JUMPS_AT + 2 * count as usize;
-            self.at(at).store(expected, Ordering::Release);
-            self.at(at + 1).store(found, Ordering::Release);
+            self.0.store(at, expected);
+            self.0.store(at + 1, found);
         }
         self.set(Word::Jumps, count + 1);
     }
 
     /// The jumps, up to as many as are kept.
     pub fn jumps(&self) -> Vec<(u64, u64)> {
-        let load = |at| self.at(at).load(Ordering::Acquire);
+        let load = |at| self.0.load(at);
         let count = self.get(Word::Jumps).min(JUMPS_MAX) as usize;
         (0..count).map(|jump| (load(JUMPS_AT + 2 * jump), load(JUMPS_AT + 2 * jump + 1))).collect()
     }
 
     /// Says what is wrong; the first text stays.
     pub fn explain(&self, text: &str) {
-        if self.at(TEXT_AT).load(Ordering::Acquire) != 0 {
+        if self.0.load(TEXT_AT) != 0 {
             return;
         }
         for (index, bytes) in text.as_bytes().chunks(8).take(BYTES / 8 - TEXT_AT - 1).enumerate() {
             let mut word = [0; 8];
             word[..bytes.len()].copy_from_slice(bytes);
-            self.at(TEXT_AT + index).store(u64::from_le_bytes(word), Ordering::Release);
+            self.0.store(TEXT_AT + index, u64::from_le_bytes(word));
         }
     }
 
     pub fn text(&self) -> String {
-        let words = (TEXT_AT..BYTES / 8).map(|index| self.at(index).load(Ordering::Acquire));
+        let words = (TEXT_AT..BYTES / 8).map(|index| self.0.load(index));
         let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).take_while(|byte| *byte != 0).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Every word that tells of progress, for who looks whether there is any.
     pub fn fingerprint(&self) -> Vec<u64> {
-        (0..=Word::Jumps as usize).map(|index| self.at(index).load(Ordering::Acquire)).collect()
+        (0..=Word::Jumps as usize).map(|index| self.0.load(index)).collect()
     }
 
     /// Its words by name, for people.
@@ -187,12 +224,5 @@ impl Journal {
             ]
         };
         ALL.iter().map(|word| format!("{word:?} {}", self.get(*word))).collect::<Vec<_>>().join(", ")
-    }
-}
-
-impl Drop for Journal {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and nothing of it is lent any more. An error would leave a page mapped, no more.
-        let _ = unsafe { munmap(self.words.as_ptr().cast::<c_void>(), BYTES) };
     }
 }

@@ -1,6 +1,7 @@
 //! Pelton's own sides of a storm: each a process, told what to do by a [`Plan`], that says what it does in its [`Journal`] until
 //! it is killed, or asked to end.
 
+use super::crowd_side::{self, Part};
 use super::journal::{DONE, FAILED, Journal, READY, Word};
 use super::message::{Dice, Pattern, Sizes, check};
 use crate::failure::Failure;
@@ -77,6 +78,9 @@ pub struct Plan {
     pub waits: Waits,
     /// A receiver: the highest number that one before it was given.
     pub given: u64,
+    /// In a storm of many senders.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crowd: Option<Part>,
 }
 
 /// Options of the hidden commands.
@@ -93,9 +97,10 @@ pub fn run(args: &SideArgs) -> Result<(), Failure> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| Failure::system("prctl", error))?;
     let journal = Journal::open(&plan.journal).map_err(|error| Failure::system("opening the journal", error))?;
-    let done = match plan.role {
-        Role::Send => Sending::open(&plan, &journal).and_then(Sending::run),
-        Role::Receive => Receiving::open(&plan, &journal).and_then(Receiving::run),
+    let done = match (&plan.crowd, plan.role) {
+        (Some(part), _) => crowd_side::run(&plan, part, &journal),
+        (None, Role::Send) => Sending::open(&plan, &journal).and_then(Sending::run),
+        (None, Role::Receive) => Receiving::open(&plan, &journal).and_then(Receiving::run),
     };
     if let Err(error) = &done {
         journal.explain(&error.to_string());
@@ -104,18 +109,18 @@ pub fn run(args: &SideArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn options(plan: &Plan) -> Options {
+pub fn options(plan: &Plan) -> Options {
     let wait = if plan.waits == Waits::Spin { Wait::Spin } else { Wait::Block };
     Options::new().capacity(plan.capacity).wait(wait)
 }
 
 /// By connect: one for who connects to wait for who listens.
-fn reaching(plan: &Plan) -> Options {
+pub fn reaching(plan: &Plan) -> Options {
     options(plan).connect_deadline(Instant::now() + PATIENCE)
 }
 
 /// Connects, again where the other side went in the middle of it: it may have been killed.
-fn reach<T>(connect: impl Fn() -> pelton::Result<T>) -> pelton::Result<T> {
+pub fn reach<T>(connect: impl Fn() -> pelton::Result<T>) -> pelton::Result<T> {
     loop {
         match connect() {
             Err(Error::HungUp) => {}
@@ -124,11 +129,11 @@ fn reach<T>(connect: impl Fn() -> pelton::Result<T>) -> pelton::Result<T> {
     }
 }
 
-fn name(plan: &Plan) -> String {
+pub fn name(plan: &Plan) -> String {
     format!("unix:{}", plan.place.join("s").display())
 }
 
-fn pause(plan: &Plan, messages: &mut u64) {
+pub fn pause(plan: &Plan, messages: &mut u64) {
     *messages += 1;
     if plan.pause_every > 0 && messages.is_multiple_of(plan.pause_every) {
         std::thread::sleep(Duration::from_micros(plan.pause_us));
@@ -136,7 +141,7 @@ fn pause(plan: &Plan, messages: &mut u64) {
 }
 
 /// The caller's own loop: until the armed end is readable. No time limit: a wake that is missed must show.
-fn wait_readable(end: &impl AsFd) {
+pub fn wait_readable(end: &impl AsFd) {
     while let Err(error) = poll(&mut [PollFd::new(end, PollFlags::IN)], None) {
         assert_eq!(error, rustix::io::Errno::INTR, "a descriptor can be polled");
     }
@@ -147,7 +152,7 @@ fn carries_descriptor(plan: &Plan, number: u64) -> bool {
 }
 
 /// Notes in the journal that the other side died, and when that was known.
-fn note_told(journal: &Journal, unreleased: u64, beside: u64) {
+pub fn note_told(journal: &Journal, unreleased: u64, beside: u64) {
     let now = clock_gettime(ClockId::Monotonic);
     journal.set(Word::Waiting, 0);
     journal.set(Word::ToldUnreleased, unreleased);

@@ -1,0 +1,192 @@
+//! Record files.
+
+use crate::program::Program;
+use crate::support::{Place, descriptors};
+use pelton::{Error, LaneId, RecordFile, RecordFileOptions, RecordReader, Run, Sink};
+use std::path::Path;
+
+const HEADER: usize = 64;
+
+/// A file is written, or is any bytes, and is changed by the program, where it likes with checksums that hold; it is read, and opened by a
+/// writer, who goes on writing in it. The same as what a killed rotation left aside.
+pub fn records(program: &[u8]) {
+    let before = descriptors();
+    let mut program = Program(program);
+    let place = Place::unwatched();
+    let (path, aside) = (place.path().join("log"), place.path().join("log.pelton-next"));
+    let mut bytes = match program.byte() % 8 {
+        0 => program.bytes(300).to_vec(),
+        _ => written(&path, &mut program),
+    };
+    for _ in 0..program.below(6) {
+        change(&mut bytes, &mut program);
+    }
+    for entry in std::fs::read_dir(place.path()).unwrap() {
+        std::fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    let is_aside = program.byte() % 8 == 0;
+    let at = if is_aside { &aside } else { &path };
+    std::fs::write(at, &bytes).unwrap();
+    read(at);
+    go_on(&path, &bytes, is_aside, &mut program);
+    drop(place);
+    assert_eq!(descriptors(), before, "descriptors were kept");
+}
+
+/// Messages of one lane as they stand in it, from this number on.
+fn run_of(first_seq: u32, messages: u32, program: &mut Program) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for nth in 0..messages {
+        let payload = program.below(40);
+        // The numbering skips 0.
+        let (seq, wrapped) = first_seq.overflowing_add(nth);
+        bytes.extend((u64::from(seq + u32::from(wrapped)) << 32 | payload as u64).to_le_bytes());
+        bytes.extend(std::iter::repeat_n(nth as u8, payload.next_multiple_of(8)));
+    }
+    bytes
+}
+
+fn write(file: &mut RecordFile, lane: u64, first_seq: u32, program: &mut Program) {
+    let messages = 1 + program.below(5) as u32;
+    let bytes = run_of(first_seq, messages, program);
+    file.write(&[Run::new(LaneId([lane, 7]), None, first_seq, messages, &bytes)]).unwrap();
+}
+
+/// What a writer writes, and rotates.
+fn written(path: &Path, program: &mut Program) -> Vec<u8> {
+    let mut options = RecordFileOptions::new();
+    if program.byte() % 2 == 0 {
+        options = options.rotate_bytes(500);
+    }
+    let mut file = options.open(path).unwrap();
+    for turn in 0..program.below(8) as u32 {
+        let lane = program.below(3) as u64;
+        let first_seq = program.of(&[1 + turn * 5, u32::MAX - 2]);
+        write(&mut file, lane, first_seq, program);
+    }
+    drop(file);
+    std::fs::read(path).unwrap()
+}
+
+fn change(bytes: &mut Vec<u8>, program: &mut Program) {
+    let some_word = |bytes: &[u8], program: &mut Program| match program.byte() % 2 {
+        // In a header, most often; they stand anywhere.
+        0 => program.below(HEADER / 8) * 8,
+        _ => program.below((bytes.len() / 8).max(1)) * 8,
+    };
+    match program.byte() % 8 {
+        0..=2 => {
+            let at = some_word(bytes, program);
+            if let Some(word) = bytes.get_mut(at..at + 8) {
+                let lie = program.lie(u64::from_le_bytes((&*word).try_into().unwrap()));
+                word.copy_from_slice(&lie.to_le_bytes());
+            }
+        }
+        3 => bytes.truncate(program.below(bytes.len() + 1)),
+        4 => bytes.extend(program.bytes(200)),
+        5 => {
+            // A part of it comes again.
+            let at = some_word(bytes, program).min(bytes.len());
+            let part = bytes[at..].iter().copied().take(200).collect::<Vec<u8>>();
+            bytes.extend(part);
+        }
+        _ => mend(bytes, program),
+    }
+}
+
+/// Has the checksums hold of the file's header, and of some of its chunks, whatever they say.
+fn mend(bytes: &mut [u8], program: &mut Program) {
+    if bytes.len() < HEADER {
+        return;
+    }
+    let sum = crc32fast::hash(&bytes[..60]);
+    bytes[60..64].copy_from_slice(&sum.to_le_bytes());
+    let id: [u8; 8] = bytes[32..40].try_into().unwrap();
+    let mut at = HEADER;
+    while at + HEADER <= bytes.len() {
+        let records = u64::from_le_bytes(bytes[at + 8..at + 16].try_into().unwrap());
+        let end = (at + HEADER).saturating_add(records as usize);
+        if let Some(records) = bytes.get(at + HEADER..end).filter(|_| program.byte() % 4 != 0) {
+            let sum = crc32fast::hash(records);
+            bytes[at + 56..at + 60].copy_from_slice(&sum.to_le_bytes());
+        }
+        let mut sum = crc32fast::Hasher::new();
+        sum.update(&id);
+        sum.update(&bytes[at..at + 60]);
+        bytes[at + 60..at + 64].copy_from_slice(&sum.finalize().to_le_bytes());
+        if end <= at || end > bytes.len() {
+            return;
+        }
+        at = end.next_multiple_of(8);
+    }
+}
+
+/// Reads to the end, or to where it does not go on; answers the last number of each chunk, with its lane. `None` stands for what is damaged.
+fn read(path: &Path) -> Vec<Option<(LaneId, u32)>> {
+    let mut found = Vec::new();
+    let mut reader = match RecordReader::open(path) {
+        Ok(reader) => reader,
+        Err(error) => {
+            refused(error);
+            return found;
+        }
+    };
+    let bytes = std::fs::metadata(path).unwrap().len();
+    // No more chunks than have room, and each may be damaged.
+    for _ in 0..2 + bytes / 8 {
+        match reader.next_chunk() {
+            Ok(Some(chunk)) => {
+                let mut seqs = chunk.records().map(|record| {
+                    std::hint::black_box(record.payload().iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)));
+                    record.seq()
+                });
+                assert_eq!(seqs.next(), Some(chunk.first_seq()));
+                assert_eq!(seqs.last().unwrap_or(chunk.first_seq()), chunk.last_seq());
+                assert_eq!(chunk.run().payloads().count(), chunk.messages() as usize);
+                assert!(chunk.offset() + chunk.run().bytes().len() as u64 <= bytes);
+                found.push(Some((chunk.lane(), chunk.last_seq())));
+            }
+            Ok(None) => return found,
+            Err(error) => {
+                refused(error);
+                found.push(None);
+            }
+        }
+    }
+    found
+}
+
+fn refused(error: Error) {
+    match error {
+        Error::NotARecordFile { .. } | Error::Damaged { .. } => {}
+        error => panic!("{error}"),
+    }
+}
+
+/// A writer refuses it and changes nothing, or cuts what is torn, knows the last number of each lane, and what it writes is read.
+fn go_on(path: &Path, bytes: &[u8], is_aside: bool, program: &mut Program) {
+    let mut file = match RecordFile::open(path) {
+        Ok(file) => file,
+        Err(error) => {
+            refused(error);
+            assert!(is_aside || std::fs::read(path).unwrap() == bytes, "what is refused is left alone");
+            return;
+        }
+    };
+    let kept = read(path);
+    // A chunk that was written so, with records that are none, has numbers all the same.
+    let last =
+        |place: usize| kept[place + 1..].iter().all(|later| later.is_some_and(|it| it.0 != kept[place].unwrap().0));
+    for (place, (lane, seq)) in kept.iter().enumerate().filter_map(|(place, it)| Some((place, (*it)?))) {
+        assert!(!last(place) || file.last_seq(lane) == Some(seq));
+    }
+    assert!(is_aside || std::fs::metadata(path).unwrap().len() + file.cut_bytes() == bytes.len().max(HEADER) as u64);
+    write(&mut file, 99, 5, program);
+    drop(file);
+    let now = read(path);
+    assert!(
+        now.len() == kept.len() + 1
+            && now.starts_with(&kept)
+            && now[kept.len()].is_some_and(|it| it.0 == LaneId([99, 7]))
+    );
+}
