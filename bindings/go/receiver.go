@@ -68,16 +68,19 @@ func newReceiver(canBarrier bool, page *segment, bell *bell, options Options) *R
 	}
 }
 
-func (r *Receiver) leave() {
+func (r *Receiver) leave() { r.leaveFrom(inUse) }
+
+func (r *Receiver) leaveFrom(state uint32) {
 	for {
-		if r.guard.leave() {
+		if r.guard.leave(state) {
 			r.takeDown()
 			return
 		}
-		// Who gave something back and found this goroutine in a call has counted it before, and relies on this look.
-		if r.returns.Load() == 0 || r.guard.enter() != nil {
+		// Who gave something back and found this goroutine in has counted it before, and relies on this look.
+		if r.returns.Load() == 0 || !r.guard.enterBriefly() {
 			return
 		}
+		state = inBrief
 		r.takeBack()
 	}
 }
@@ -153,9 +156,9 @@ func (m Message) Release() error {
 	loan := m.lent.loan
 	loan.closeFiles()
 	r := loan.receiver
-	if r.guard.enter() == nil {
+	if r.guard.enterBriefly() {
 		r.giveBack(loan, m.lent)
-		r.leave()
+		r.leaveFrom(inBrief)
 		return nil
 	}
 	r.giveBackLater(returned{loan, m.lent})
@@ -186,9 +189,9 @@ func (r *Receiver) giveBackLater(what returned) {
 	r.returned = append(r.returned, what)
 	r.mutex.Unlock()
 	r.returns.Add(1)
-	if r.guard.enter() == nil {
+	if r.guard.enterBriefly() {
 		r.takeBack()
-		r.leave()
+		r.leaveFrom(inBrief)
 		return
 	}
 	if r.guard.isClosing() {

@@ -45,7 +45,7 @@ func (s *Sender) enter() error {
 }
 
 func (s *Sender) leave() {
-	if s.guard.leave() {
+	if s.guard.leave(inUse) {
 		s.takeDown()
 	}
 }

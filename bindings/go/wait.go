@@ -13,21 +13,30 @@ type guard struct{ state atomic.Uint32 }
 const (
 	inUse   = 1
 	closing = 2
+	// By somebody who gives something back, and waits for nothing: whose call it is waits for that one.
+	inBrief = 4
 )
 
 // enter begins a call.
 func (g *guard) enter() error {
-	if g.state.CompareAndSwap(0, inUse) {
-		return nil
+	for !g.state.CompareAndSwap(0, inUse) {
+		state := g.state.Load()
+		if state&closing != 0 {
+			return failure(ErrClosedHandle, "the handle is closed: make a new one")
+		}
+		if state&inUse != 0 {
+			return failure(ErrWrongThread, "another goroutine is in a call with this handle: one at a time may use it, but for Close and Release")
+		}
+		runtime.Gosched()
 	}
-	if g.state.Load()&closing != 0 {
-		return failure(ErrClosedHandle, "the handle is closed: make a new one")
-	}
-	return failure(ErrWrongThread, "another goroutine is in a call with this handle: one at a time may use it, but for Close and Release")
+	return nil
 }
 
-// leave ends it. True: the handle has been closed meanwhile, and it is the caller who takes it down.
-func (g *guard) leave() bool { return !g.state.CompareAndSwap(inUse, 0) }
+// enterBriefly is for who waits for nothing. False: somebody is in, or the handle is closed.
+func (g *guard) enterBriefly() bool { return g.state.CompareAndSwap(0, inBrief) }
+
+// leave ends either. True: the handle has been closed meanwhile, and it is the caller who takes it down.
+func (g *guard) leave(from uint32) bool { return !g.state.CompareAndSwap(from, 0) }
 
 // close says so to later calls. True: nobody is in one, and the caller takes the handle down. again: it was closed before.
 func (g *guard) close() (alone, again bool) {
