@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -90,4 +91,11 @@ func isPayload(b []byte, n int) bool {
 		}
 	}
 	return true
+}
+
+func stop(t *testing.T, p *process) {
+	t.Helper()
+	if err := p.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
 }
