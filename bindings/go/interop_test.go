@@ -224,8 +224,9 @@ func TestRustsReceiverKilledIsToldAndARustSuccessorGetsTheRestAgain(t *testing.T
 	if err := sender.Resume(ctx); err != nil {
 		t.Fatal(err)
 	}
+	already := n
 	go func() {
-		for ; n < 2000; n++ {
+		for n := already; n < 2000; n++ {
 			if err := sender.Send(ctx, payload(n, sizes[n%len(sizes)])); err != nil {
 				t.Error(err)
 				return

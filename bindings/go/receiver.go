@@ -94,7 +94,11 @@ func (r *Receiver) leaveFrom(state uint32) {
 type Message struct {
 	bytes []byte
 	lent  *lent
-	use   uint32
+	link  *link
+	// Which use of what is lent: the next message has another.
+	use                   uint32
+	seq, generation, lane uint32
+	again                 bool
 }
 
 // loan is a message that is lent out. What frees it if it leaks must not lead to the lent that is waited for.
@@ -104,10 +108,8 @@ type loan struct {
 	ticket   uint64
 	seq      uint32
 	// Odd while it is lent; one more at each end of its use.
-	uses       atomic.Uint32
-	again      bool
-	generation uint32
-	files      []*os.File
+	uses  atomic.Uint32
+	files []*os.File
 }
 
 // lent is what messages point to, and the receiver only while nobody has it: so that one that leaks is unreachable.
@@ -123,23 +125,26 @@ type returned struct {
 func (m Message) Bytes() []byte { return m.bytes }
 
 // Seq is the message's number: 1 for a lane's first, one more for each, modulo 2^32, never 0.
-func (m Message) Seq() uint32 { return m.lent.loan.seq }
+func (m Message) Seq() uint32 { return m.seq }
 
 // Redelivered says that a receiver that died may have had this message before.
-func (m Message) Redelivered() bool { return m.lent.loan.again }
+func (m Message) Redelivered() bool { return m.again }
 
 // Generation is which of the lane's senders sent it: 1 for the first, one more for each successor.
-func (m Message) Generation() uint32 { return m.lent.loan.generation }
+func (m Message) Generation() uint32 { return m.generation }
 
 // Lane is which sender of a receiver of many sent it: from 1 on, never the same for two that are there; 0 of a receiver of one.
-func (m Message) Lane() uint32 { return m.lent.loan.in.number }
+func (m Message) Lane() uint32 { return m.lane }
 
 // Peer is who sent it.
-func (m Message) Peer() Peer { return m.lent.loan.in.link.peer }
+func (m Message) Peer() Peer { return m.link.peer }
 
 // Files are the descriptors that came with the message. Who asks has them, and closes them; those that nobody asked for are closed
 // with the message's release. Ask once.
 func (m Message) Files() []*os.File {
+	if m.lent == nil || m.lent.loan.uses.Load() != m.use {
+		return nil
+	}
 	files := m.lent.loan.files
 	m.lent.loan.files = nil
 	return files
@@ -252,13 +257,15 @@ func (r *Receiver) lend() (Message, error) {
 		runtime.AddCleanup(out, leaked, out.loan)
 	}
 	l := out.loan
-	l.in, l.seq, l.files, l.generation = in, record.Seq, files, in.consumer.Generation()
-	l.again = in.consumer.Taken() < in.redelivered
-	bytes := in.consumer.Payload(record)
+	message := Message{
+		bytes: in.consumer.Payload(record), lent: out, link: in.link, use: l.uses.Add(1),
+		seq: record.Seq, generation: in.consumer.Generation(), lane: in.number, again: in.consumer.Taken() < in.redelivered,
+	}
+	l.in, l.seq, l.files = in, record.Seq, files
 	l.ticket = in.consumer.Hold(record)
 	in.memory.use()
 	r.taken++
-	return Message{bytes, out, l.uses.Add(1)}, nil
+	return message, nil
 }
 
 // Receive waits for the next message, until the context ends; one that needs no wait does not look at the context. The message lies
