@@ -603,7 +603,7 @@ func (s *shake) newReceiver(to *reception, listens bool) (*inLane, error) {
 	p.keep()
 	m.use()
 	link := newLink(s.socket, process, peerBell, s.peer, to.bell.kick)
-	return &inLane{consumer: consumer, memory: m, link: link, redelivered: redelivered}, nil
+	return &inLane{consumer: consumer, memory: m, link: link, again: redelivered}, nil
 }
 
 // survivingReceiver is the hand-shake of a receiver whose sender died: it offers the lane, and says where that one's records end.

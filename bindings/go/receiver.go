@@ -46,8 +46,8 @@ type inLane struct {
 	consumer *lane.Consumer
 	memory   *memory
 	link     *link
-	// Messages up to this one may have been delivered to a predecessor.
-	redelivered uint64
+	// So many of the next messages may have been delivered to a predecessor.
+	again uint64
 	// Which of the receiver's: 0 of one sender, else from 1 on.
 	number uint32
 	// What this sender alone rings, if it is another user's.
@@ -259,13 +259,21 @@ func (r *Receiver) lend() (Message, error) {
 	l := out.loan
 	message := Message{
 		bytes: in.consumer.Payload(record), lent: out, link: in.link, use: l.uses.Add(1),
-		seq: record.Seq, generation: in.consumer.Generation(), lane: in.number, again: in.consumer.Taken() < in.redelivered,
+		seq: record.Seq, generation: in.consumer.Generation(), lane: in.number, again: in.again > 0,
 	}
 	l.in, l.seq, l.files = in, record.Seq, files
 	l.ticket = in.consumer.Hold(record)
 	in.memory.use()
-	r.taken++
+	r.count(in)
 	return message, nil
+}
+
+// count notes that a message was taken.
+func (r *Receiver) count(in *inLane) {
+	r.taken++
+	if in.again > 0 {
+		in.again--
+	}
 }
 
 // Receive waits for the next message, until the context ends; one that needs no wait does not look at the context. The message lies
@@ -321,7 +329,7 @@ func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) 
 	(&loan{files: files}).closeFiles()
 	bytes := copy(buffer, in.consumer.Payload(r.found))
 	in.consumer.Take(r.found)
-	r.taken++
+	r.count(in)
 	if in.consumer.ReleaseTaken() == lane.Ring {
 		in.link.ring()
 	}
@@ -442,8 +450,7 @@ func (r *Receiver) lookAt(in *inLane) (bool, error) {
 
 // receiveFiles takes in what came with the message at the cursor. What was lost is said once: see takeFiles.
 func (in *inLane) receiveFiles(record lane.Record) error {
-	comesAgain := in.consumer.Taken() < in.redelivered
-	in.files, in.filesLost = in.link.receiveDescriptors(record.Seq, record.Descriptors, comesAgain)
+	in.files, in.filesLost = in.link.receiveDescriptors(record.Seq, record.Descriptors, in.again > 0)
 	in.filesFor = record.Seq
 	return in.filesLost
 }

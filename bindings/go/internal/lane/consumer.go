@@ -62,6 +62,36 @@ func NewConsumer(memory Memory, bytesMax uint64) (*Consumer, error) {
 	return c, nil
 }
 
+// TakeOverConsumer goes on in the page of the consumer before, of a path channel, whose role this process has. It answers how many messages
+// that one may have seen.
+func TakeOverConsumer(memory Memory, bytesMax uint64, pid uint32) (c *Consumer, seen uint64, err error) {
+	if c, err = NewConsumer(memory, bytesMax); err != nil {
+		return nil, 0, err
+	}
+	if load64(memory.Consumer, consumerGeneration) != 0 {
+		// Everything that was committed before now. Not from the stored tail on, which is in no order with the messages while
+		// the sender lives.
+		if _, seen, err = c.EndOfCommitted(); err != nil {
+			return nil, 0, err
+		}
+	}
+	// Last: who failed to attach has seen nothing.
+	begin(memory.Consumer, consumerPid, consumerState, consumerGeneration, pid)
+	return c, seen, nil
+}
+
+// begin is another's time in a page that its predecessor used: who sees the new generation sees that it is open. [close]
+func begin(page []byte, pidAt, stateAt, generationAt uint64, pid uint32) {
+	store32(page, pidAt, pid)
+	store32(page, stateAt, stateOpen)
+	store64(page, generationAt, load64(page, generationAt)+1)
+}
+
+// Producer is what the producer's page says of its generation and its process. [close]
+func (c *Consumer) Producer() (generation uint64, pid uint32) {
+	return load64(c.memory.Producer, producerGeneration), load32(c.memory.Producer, producerPid)
+}
+
 // AttachProducer goes on with the page of a producer that succeeds the dead one.
 func (c *Consumer) AttachProducer(page []byte) {
 	c.memory.Producer = page
@@ -77,7 +107,7 @@ func (c *Consumer) Peek() (Record, bool, error) {
 		return Record{Offset: c.cursor, Bytes: bytes, Seq: c.seq}, true, nil
 	}
 	c.showCounters()
-	found, generation, ok, err := c.recordAt(word, Position{c.cursor, c.seq})
+	found, generation, ok, err := recordAt(c.memory.Data, c.bytesMax, word, Position{c.cursor, c.seq})
 	if ok && generation >= 0 {
 		c.generation = uint32(generation)
 	}
@@ -86,8 +116,9 @@ func (c *Consumer) Peek() (Record, bool, error) {
 
 // recordAt follows the marks from word, which stands at place, and checks each step as spec/protocol.md says ("What it checks of
 // a record"). The generation is -1 where no mark says one.
-func (c *Consumer) recordAt(word uint64, place Position) (record Record, generation int64, ok bool, err error) {
+func recordAt(data []byte, bytesMax, word uint64, place Position) (record Record, generation int64, ok bool, err error) {
 	generation = -1
+	capacity := uint64(len(data))
 	offset, ranks := place.Offset, uint32(0)
 	for {
 		if word == 0 && ranks == 0 {
@@ -99,11 +130,11 @@ func (c *Consumer) recordAt(word uint64, place Position) (record Record, generat
 		}
 		if low&markBit == 0 {
 			bytes := uint64(low)
-			if bytes > c.bytesMax {
-				return record, generation, false, &Corrupt{"length of a record", bytes, c.bytesMax}
+			if bytes > bytesMax {
+				return record, generation, false, &Corrupt{"length of a record", bytes, bytesMax}
 			}
-			if end := offset + RecordBytes(bytes); end+8 > c.capacity {
-				return record, generation, false, &Corrupt{"end of a record", end, c.capacity - 8}
+			if end := offset + RecordBytes(bytes); end+8 > capacity {
+				return record, generation, false, &Corrupt{"end of a record", end, capacity - 8}
 			}
 			record.Offset, record.Bytes, record.Seq = offset, bytes, seq
 			return record, generation, true, nil
@@ -123,10 +154,10 @@ func (c *Consumer) recordAt(word uint64, place Position) (record Record, generat
 		case markGeneration:
 			generation = int64(value)
 		}
-		if offset+16 > c.capacity {
-			return record, generation, false, &Corrupt{"place after a mark", offset, c.capacity - 16}
+		if offset+16 > capacity {
+			return record, generation, false, &Corrupt{"place after a mark", offset, capacity - 16}
 		}
-		word = load64(c.memory.Data, offset) // [publish]
+		word = load64(data, offset) // [publish]
 	}
 }
 
@@ -250,9 +281,15 @@ func (c *Consumer) ProducerClosed() bool {
 // EndOfCommitted walks over everything committed from the cursor on: where a dead producer's successor goes on, and how many
 // messages lie before it. Errors: [Corrupt].
 func (c *Consumer) EndOfCommitted() (Position, uint64, error) {
-	end := Position{c.cursor, c.seq}
-	for most, found := c.capacity/8, uint64(0); ; found++ {
-		record, _, ok, err := c.recordAt(load64(c.memory.Data, end.Offset), end)
+	return walk(c.memory.Data, c.bytesMax, Position{c.cursor, c.seq})
+}
+
+func walk(data []byte, bytesMax uint64, end Position) (Position, uint64, error) {
+	if err := end.check("start of a walk", uint64(len(data))); err != nil {
+		return end, 0, err
+	}
+	for most, found := uint64(len(data))/8, uint64(0); ; found++ {
+		record, _, ok, err := recordAt(data, bytesMax, load64(data, end.Offset), end)
 		if err != nil || !ok {
 			return end, found, err
 		}
@@ -270,9 +307,6 @@ func (c *Consumer) DeadProducer() (floor, generation uint64) {
 
 // Head is up to where everything is released.
 func (c *Consumer) Head() Position { return Unpack(load64(c.memory.Consumer, consumerHead)) }
-
-// Taken is how many messages were taken by this consumer.
-func (c *Consumer) Taken() uint64 { return c.messages }
 
 // Generation is which producer's message was looked at last, modulo 2^28.
 func (c *Consumer) Generation() uint32 { return c.generation }

@@ -53,6 +53,7 @@ const (
 	MagicProducer = 0x502d6e6f746c6570
 	MagicConsumer = 0x432d6e6f746c6570
 	MagicReceiver = 0x522d6e6f746c6570
+	MagicChannel  = 0x442d6e6f746c6570
 )
 
 // Offsets in the pages, as spec/layout.md has them.
@@ -60,6 +61,7 @@ const (
 	producerCapacity   = 64
 	producerBytesMax   = 72
 	producerCursors    = 80
+	producerBootID     = 96
 	producerTail       = 128
 	producerFloor      = 136
 	producerGeneration = 144
@@ -180,6 +182,13 @@ func (e *TooLarge) Error() string {
 	return fmt.Sprintf("a message of %d bytes is larger than this lane's limit of %d", e.Bytes, e.BytesMax)
 }
 
+// Unbacked says that so many bytes of the data, from its start, must have memory or disk behind them first.
+type Unbacked struct{ Bytes uint64 }
+
+func (e *Unbacked) Error() string {
+	return fmt.Sprintf("%d bytes of the lane are not allocated yet", e.Bytes)
+}
+
 // Memory is the four segments that a lane lies in: the pages at least as long as their fields, all of them aligned to 8.
 type Memory struct {
 	Producer, Consumer, Receiver, Data []byte
@@ -205,6 +214,29 @@ func store32(segment []byte, offset uint64, value uint32) {
 
 // count adds one to a counter for people.
 func count(segment []byte, offset uint64) { store64(segment, offset, load64(segment, offset)+1) }
+
+// SetBootID is of a path lane's producer page.
+func SetBootID(page []byte, id [16]byte) { copy(page[producerBootID:], id[:]) }
+
+// BootID is what the page says.
+func BootID(page []byte) (id [16]byte) {
+	copy(id[:], page[producerBootID:])
+	return id
+}
+
+// MakeUnused makes a page, as MakeProducerPage or MakeConsumerPage wrote it, one that nobody has used yet, as a path channel's maker leaves
+// it.
+func MakeUnused(page []byte) {
+	generation, pid := uint64(producerGeneration), uint64(producerPid)
+	if load64(page, 0) == MagicConsumer {
+		generation, pid = consumerGeneration, consumerPid
+	}
+	store64(page, generation, 0)
+	store32(page, pid, 0)
+}
+
+// WritePreamble is of a segment that this side makes.
+func WritePreamble(page []byte, magic uint64) { writePreamble(page, magic) }
 
 func writePreamble(page []byte, magic uint64) {
 	binary.LittleEndian.PutUint64(page, magic)

@@ -32,6 +32,10 @@ type Producer struct {
 	lapEnd        uint64
 	generationDue uint32
 	consumerGone  bool
+	// The caller knows that the consumer has closed, and goes on without.
+	alone bool
+	// Bytes of the data, from its start, that have memory or disk behind them.
+	backed uint64
 
 	// Of the reservation under way: where its first header goes and how much it has, and what comes between it and the tail.
 	at        uint64
@@ -84,6 +88,7 @@ func NewProducer(memory Memory, tail, head Position, floor uint64, canBarrier bo
 		head:     head,
 		floor:    floor,
 		lapEnd:   capacity,
+		backed:   capacity,
 		sleeper:  newSleeper(word64(page, producerSleep), canBarrier),
 		waker:    newWaker(word64(memory.Receiver, receiverSleep), word32(page, producerFenced)),
 	}
@@ -95,6 +100,45 @@ func NewProducer(memory Memory, tail, head Position, floor uint64, canBarrier bo
 	store32(page, producerState, stateOpen)
 	return p, nil
 }
+
+// TakeOverProducer goes on in the page of the producer before, of a path channel, whose role this process has: behind the last message
+// that it committed. Of nothing is known that it has memory behind it, and whoever received last may have closed.
+func TakeOverProducer(memory Memory, bytesMax uint64, canBarrier bool, pid uint32) (*Producer, error) {
+	page := memory.Producer
+	tail, _, err := walk(memory.Data, bytesMax, Unpack(load64(page, producerTail)))
+	if err != nil {
+		return nil, err
+	}
+	begin(page, producerPid, producerState, producerGeneration, pid)
+	head := Unpack(load64(memory.Consumer, consumerHead))
+	p, err := NewProducer(memory, tail, head, load64(page, producerFloor), canBarrier)
+	if err != nil {
+		return nil, err
+	}
+	p.GoOn()
+	p.SetBacked(0)
+	return p, nil
+}
+
+// GoOn goes on whether or not the consumer has closed, for its successor. Only a close after this is [ErrConsumerClosed].
+func (p *Producer) GoOn() {
+	p.consumerGone, p.alone, p.limit = false, p.ConsumerClosed(), 0
+}
+
+// Consumer is what the consumer's page says of its generation and its process. [close]
+func (p *Producer) Consumer() (generation uint64, pid uint32) {
+	return load64(p.memory.Consumer, consumerGeneration), load32(p.memory.Consumer, consumerPid)
+}
+
+// Backed is how many bytes of the data, from its start, have memory or disk behind them; SetBacked says so. A reservation that needs more
+// answers [Unbacked].
+func (p *Producer) Backed() uint64 { return p.backed }
+
+// SetBacked: see Backed.
+func (p *Producer) SetBacked(bytes uint64) { p.backed, p.limit = min(bytes, p.capacity), 0 }
+
+// NoteSynced says in the page that everything before tail is on disk.
+func (p *Producer) NoteSynced(tail Position) { store64(p.memory.Producer, producerSynced, tail.Pack()) }
 
 // CheckSuccessor says whether the page of a consumer that is to succeed the dead one has its head where that one's was.
 func (p *Producer) CheckSuccessor(consumer []byte) error {
@@ -172,20 +216,20 @@ func (p *Producer) place(need uint64) (uint64, bool, error) {
 		front := tail >= head && need <= head && head >= p.floor
 		if front && (pastWindow || !fits) {
 			p.limit = 0
-			return 0, true, nil // B
+			return p.backedFor(0, need) // B
 		}
 		if fits && !pastWindow {
 			p.limit = p.allow(min(end, p.window))
-			return tail, true, nil // A
+			return p.backedFor(tail, need) // A
 		}
 		if looked {
 			if fits {
 				p.limit = p.allow(min(end, tail+need+lookAgain))
-				return tail, true, nil // A, beyond the window
+				return p.backedFor(tail, need) // A, beyond the window
 			}
 			if behind := (p.lapEnd + 8 + 63) &^ 63; tail < head && behind+need <= p.capacity {
 				p.limit = 0
-				return behind, true, nil // C
+				return p.backedFor(behind, need) // C
 			}
 			return 0, false, nil
 		}
@@ -193,6 +237,16 @@ func (p *Producer) place(need uint64) (uint64, bool, error) {
 			return 0, false, err
 		}
 	}
+}
+
+// backedFor is the place, if there is memory behind it.
+func (p *Producer) backedFor(place, need uint64) (uint64, bool, error) {
+	if place+need > p.backed {
+		p.limit = 0
+		return 0, false, &Unbacked{place + need}
+	}
+	p.limit = min(p.limit, p.backed)
+	return place, true, nil
 }
 
 // allow is up to where messages may be placed without asking again: nowhere while the next one needs its generation's mark.
@@ -204,9 +258,10 @@ func (p *Producer) allow(limit uint64) uint64 {
 }
 
 func (p *Producer) look() error {
-	if p.consumerStateClosed() {
+	if !p.alone && p.consumerStateClosed() {
 		return ErrConsumerClosed
 	}
+	p.alone = p.alone && p.ConsumerClosed()
 	_, err := p.LookAtHead()
 	return err
 }
@@ -294,6 +349,9 @@ func (p *Producer) advance(end uint64, nextSeq, messages uint32, bytes uint64) W
 }
 
 func (p *Producer) attend(word uint64, isClosed bool) Wake {
+	if isClosed && p.alone {
+		return false
+	}
 	if isClosed {
 		// The next reservation says so.
 		p.limit, p.consumerGone = 0, true
@@ -375,6 +433,11 @@ func (p *Producer) Arm(bytes uint64, empty bool, membarrier func() bool) (bool, 
 		there = p.Unreleased() == 0
 	} else if err == nil {
 		_, there, err = p.place(16 + RecordBytes(min(bytes, p.bytesMax)) + 8)
+		var unbacked *Unbacked
+		if errors.As(err, &unbacked) {
+			// Whether it can be had is for the reservation to find.
+			there, err = true, nil
+		}
 		there = there || err != nil
 	}
 	if there {
@@ -408,6 +471,9 @@ func (p *Producer) Stirs() bool {
 func (p *Producer) consumerStateClosed() bool {
 	return load32(p.memory.Consumer, consumerState) == stateClosed // [close]
 }
+
+// HasNewsOfClosing says whether the consumer has closed, and the caller does not know yet.
+func (p *Producer) HasNewsOfClosing() bool { return !p.alone && p.ConsumerClosed() }
 
 // ConsumerClosed says whether the consumer has closed, by its state or its sleep word.
 func (p *Producer) ConsumerClosed() bool {
