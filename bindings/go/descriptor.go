@@ -82,6 +82,34 @@ type bell struct {
 	vector   unix.Iovec
 }
 
+// newFIFOBell is the bell of a path channel's end: a FIFO, open for reading and writing, so that it never hangs up. It takes the descriptor.
+func newFIFOBell(fd int) (*bell, error) {
+	p, err := newPolled(fd, "pelton bell")
+	if err != nil {
+		return nil, err
+	}
+	b := &bell{polled: *p}
+	rings := make([]byte, 1024)
+	b.drain = func(fd uintptr) bool {
+		// Who rings faster than this drains has it ring on, which costs a turn of whoever waits, and no more.
+		for drained := 0; drained < 64; {
+			n, err := unix.Read(int(fd), rings)
+			if err == unix.EINTR {
+				continue
+			}
+			if drained++; err != nil {
+				return drained > 1 || err != unix.EAGAIN
+			}
+			// A short read has emptied it. What came since rings anew.
+			if n < len(rings) {
+				break
+			}
+		}
+		return true
+	}
+	return b, nil
+}
+
 func newBell() (*bell, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
@@ -148,10 +176,11 @@ func takeBell(fd int) (int, error) {
 
 var one = [8]byte{1}
 
-// ring wakes who polls the peer's bell. A counter at its maximum is a bell that rings already.
-func ring(fd int) {
+// ring wakes who polls the peer's bell, by 8 bytes of an eventfd, one of a FIFO. A counter at its maximum, or a full FIFO, is a bell that
+// rings already.
+func ring(fd, bytes int) {
 	for {
-		if _, err := unix.Write(fd, one[:]); err != unix.EINTR {
+		if _, err := unix.Write(fd, one[:bytes]); err != unix.EINTR {
 			return
 		}
 	}

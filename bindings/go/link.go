@@ -21,6 +21,8 @@ type link struct {
 	// Descriptors received ahead of the message that they belong to.
 	received []descriptors
 	isSilent bool
+	// Of a path channel there is no socket, and the peer comes and goes.
+	path *pathPeer
 }
 
 type descriptors struct {
@@ -51,10 +53,29 @@ func (l *link) watch(p *polled, events int16) {
 	l.kick()
 }
 
-func (l *link) ring() { ring(l.peerBell) }
+func (l *link) ring() {
+	if l.path != nil {
+		ring(l.peerBell, 1)
+		return
+	}
+	ring(l.peerBell, 8)
+}
+
+// hasGone says whether the peer that was there is not any more, as far as has been heard.
+func (l *link) hasGone() bool {
+	if l.path != nil {
+		return l.path.life != nil && l.path.life.isGone.Load()
+	}
+	return l.isGone.Load()
+}
 
 // close hangs up, whoever else has the socket.
 func (l *link) close() {
+	if l.path != nil {
+		l.path.lose()
+		unix.Close(l.peerBell)
+		return
+	}
 	_ = unix.Shutdown(l.socket.fd, unix.SHUT_RDWR)
 	l.forget()
 }
@@ -102,6 +123,9 @@ func (l *link) takeIn() {
 }
 
 func (l *link) nextPacket() (descriptors, bool, error) {
+	if l.path != nil {
+		return descriptors{}, false, nil
+	}
 	b := make([]byte, packetBytesMax)
 	n, fds, isCut, err := tryReceive(l.socket.fd, b)
 	if err == unix.EAGAIN || err == nil && n == 0 {

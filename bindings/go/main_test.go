@@ -3,6 +3,7 @@ package pelton
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -74,6 +75,37 @@ func runSide(arguments []string) error {
 		fmt.Println("done", count)
 		if end == "close" {
 			return receiver.Close()
+		}
+	case "path-send":
+		// Numbers that go on from what is in the lane: the channel's own count.
+		sender, err := OpenSender(ctx, arguments[1], nil)
+		if err != nil {
+			return err
+		}
+		for {
+			message := binary.LittleEndian.AppendUint64(nil, uint64(sender.lane.Tail().Seq))
+			if err := sender.Send(ctx, append(message, payload(0, int(message[0])*5)...)); err != nil && !errors.Is(err, ErrPeerDied) {
+				return err
+			}
+		}
+	case "path-receive":
+		receiver, err := OpenReceiver(ctx, arguments[1], nil)
+		if err != nil {
+			return err
+		}
+		for {
+			message, err := receiver.Receive(ctx)
+			if errors.Is(err, ErrPeerDied) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if bytes := message.Bytes(); binary.LittleEndian.Uint64(bytes) != uint64(message.Seq()) || len(bytes) != 8+int(bytes[0])*5 || !isPayload(bytes[8:], 0) {
+				fmt.Fprintln(os.Stderr, "a message is wrong")
+				return errors.New("wrong")
+			}
+			message.Release()
 		}
 	}
 	<-ctx.Done()

@@ -30,9 +30,15 @@ type Options struct {
 	Wait Wait
 	// UIDs are users that may be at the other end besides this process's own.
 	UIDs []int
-	// Await has connecting wait, as long as its context lasts, until somebody listens. Without it that fails at once with
-	// [ErrNoListener].
+	// Await has connecting wait, as long as its context lasts, until somebody listens; and opening a path until there is a channel, and
+	// until the other side has opened it too (or, for a receiver, messages wait in it). Without it that fails at once with
+	// [ErrNoListener] or [ErrNoChannel], and nobody need be at the other end of a path.
 	Await bool
+	// Lanes is how many senders a path channel can have at a time, said by whoever makes it: 1 if 0, at most 1024. Each has a lane.
+	Lanes int
+	// Mode is the permission bits of a path channel's directory: of one that is made, and the most that one that is opened may have.
+	// 0o700 if 0. Its files have them without the execute bits.
+	Mode uint32
 	// SendersMax is the most senders that a receiver made by [Gather] has at a time: 1024 if 0, which is the most.
 	SendersMax int
 	// OnLeak is told of a message that was neither released nor is referenced any more, some time after that, on a goroutine of
@@ -45,6 +51,13 @@ func (o *Options) orDefault() Options {
 		return Options{}
 	}
 	return *o
+}
+
+func (o *Options) mode() uint32 {
+	if o.Mode == 0 {
+		return 0o700
+	}
+	return o.Mode
 }
 
 // sizes is the capacity and the message limit that the options come to.

@@ -26,6 +26,8 @@ type Receiver struct {
 	origin  origin
 	// Of a receiver of many senders.
 	gate *gate
+	// Of a path channel: the role. Then the senders' end is told once, and receiving goes on.
+	place *pathRole
 
 	// Whose turn it is, and how many messages it has had of it.
 	turn, taken int
@@ -53,6 +55,8 @@ type inLane struct {
 	// What this sender alone rings, if it is another user's.
 	ownBell *bell
 	hasLeft bool
+	// Of a path channel: how its sender went, until that is told.
+	end Code
 	// Descriptors of the message at the cursor, once it has been found, and why there are none.
 	filesFor  uint32
 	files     []*os.File
@@ -94,7 +98,7 @@ func (r *Receiver) leaveFrom(state uint32) {
 type Message struct {
 	bytes []byte
 	lent  *lent
-	link  *link
+	peer  Peer
 	// Which use of what is lent: the next message has another.
 	use                   uint32
 	seq, generation, lane uint32
@@ -137,7 +141,7 @@ func (m Message) Generation() uint32 { return m.generation }
 func (m Message) Lane() uint32 { return m.lane }
 
 // Peer is who sent it.
-func (m Message) Peer() Peer { return m.link.peer }
+func (m Message) Peer() Peer { return m.peer }
 
 // Files are the descriptors that came with the message. Who asks has them, and closes them; those that nobody asked for are closed
 // with the message's release. Ask once.
@@ -258,7 +262,7 @@ func (r *Receiver) lend() (Message, error) {
 	}
 	l := out.loan
 	message := Message{
-		bytes: in.consumer.Payload(record), lent: out, link: in.link, use: l.uses.Add(1),
+		bytes: in.consumer.Payload(record), lent: out, peer: in.link.peer, use: l.uses.Add(1),
 		seq: record.Seq, generation: in.consumer.Generation(), lane: in.number, again: in.again > 0,
 	}
 	l.in, l.seq, l.files = in, record.Seq, files
@@ -384,7 +388,20 @@ func (r *Receiver) look() (bool, error) {
 	}
 	if r.taken >= turnMost {
 		r.nextTurn()
+		if r.place != nil {
+			// A busy receiver is not rung for new lanes.
+			if err := r.findSenders(); err != nil {
+				return false, err
+			}
+		}
 	}
+	if ok, err := r.lookAround(); ok || err != nil || r.place == nil {
+		return ok, err
+	}
+	return r.lookForEnds()
+}
+
+func (r *Receiver) lookAround() (bool, error) {
 	for range len(r.lanes) {
 		if len(r.lanes) == 0 {
 			break
@@ -413,6 +430,9 @@ func (r *Receiver) nextTurn() {
 func (r *Receiver) lookAt(in *inLane) (bool, error) {
 	record, ok, err := in.consumer.Peek()
 	isClosed, isGone := false, false
+	if err == nil && !ok && r.place != nil {
+		return false, nil
+	}
 	if err == nil && !ok {
 		isGone, isClosed = in.link.isGone.Load(), in.consumer.ProducerClosed()
 		if !isGone && !isClosed {
@@ -536,15 +556,18 @@ func (r *Receiver) mustNap() bool { return r.sleeper.NeedsFencedWakers() && !r.a
 
 // Resume waits, after [ErrPeerDied], for the sender's successor and offers it the lane, to go on where the dead one committed last. A
 // receiver that had connected connects under the name again; one that a [Listener] accepted accepts the successor there, so keep that
-// open.
+// open. Of a path channel it waits until a sender is there, which receiving does not need.
 //
-// Errors: the context's; [ErrRefused] when the channel has not lost its sender, and of a receiver of many, which takes successors in by
+// Errors: the context's; [ErrRefused] when the channel has not lost its sender (not of a path), and of a receiver of many, which takes successors in by
 // itself; [ErrCorrupt], [ErrSystem]. After an error it can be tried again.
 func (r *Receiver) Resume(ctx context.Context) error {
 	if err := r.guard.enter(); err != nil {
 		return err
 	}
 	defer r.leave()
+	if r.place != nil {
+		return r.waitForSender(ctx)
+	}
 	if r.gate != nil {
 		return failure(ErrRefused, "a receiver that gathers takes in successors by itself")
 	}
@@ -574,7 +597,7 @@ func (r *Receiver) Capacity() int {
 
 // Peer is who sends; nobody of a receiver of many, whose messages say: [Message.Peer].
 func (r *Receiver) Peer() Peer {
-	if r.gate != nil {
+	if r.gate != nil || r.place != nil {
 		return Peer{}
 	}
 	return r.lanes[0].link.peer
@@ -608,7 +631,10 @@ func (r *Receiver) takeDown() {
 	for _, in := range r.lanes {
 		in.close()
 	}
-	if r.gate != nil {
+	if r.place != nil {
+		r.place.close()
+	}
+	if r.gate != nil || r.place != nil {
 		// Messages lie in the data, and no lane looks at this any more.
 		r.page.close()
 	}

@@ -19,6 +19,8 @@ type Sender struct {
 	spin    spin
 	options Options
 	origin  origin
+	// Of a path channel: the role. Then the receiver's end is told once, and sending goes on.
+	place *pathRole
 	// Why the handle cannot be used any more: the receiver has gone, or has broken the rules.
 	broken *Error
 	// Bytes reserved, and not committed yet; -1 when nothing is.
@@ -101,6 +103,13 @@ func (s *Sender) SendBatch(ctx context.Context, messages ...[]byte) error {
 			return err
 		}
 		ok, err := s.lane.TryBeginBatch(records)
+		var unbacked *lane.Unbacked
+		if errors.As(err, &unbacked) {
+			if err := s.place.back(s, unbacked.Bytes); err != nil {
+				return err
+			}
+			continue
+		}
 		if err != nil {
 			return s.failed(err)
 		}
@@ -198,17 +207,36 @@ func (s *Sender) tryRoom(bytes int) ([]byte, bool, error) {
 	if bytes < 0 {
 		return nil, false, failure(ErrOption, "a message of %d bytes is wanted, at least 0 are possible", bytes)
 	}
-	if s.broken != nil || s.link.isGone.Load() {
+	if s.broken != nil || s.link.hasGone() || s.place != nil && s.lane.Tail().Seq%256 == 0 {
 		if uint64(bytes) > s.lane.BytesMax() {
 			return nil, false, laneError(&lane.TooLarge{Bytes: uint64(bytes), BytesMax: s.lane.BytesMax()})
 		}
-		return nil, false, s.usable()
+		if err := s.usable(); err != nil {
+			return nil, false, err
+		}
 	}
-	room, ok, err := s.lane.TryReserve(uint64(bytes), 0)
-	if err != nil {
-		return nil, false, s.failed(err)
+	room, ok, err := s.tryReserve(uint64(bytes))
+	if err == nil && !ok && s.place != nil {
+		err = s.usable()
 	}
-	return room, ok, nil
+	return room, ok, err
+}
+
+// tryReserve asks the lane for room, and puts memory behind it where that is wanting.
+func (s *Sender) tryReserve(bytes uint64) ([]byte, bool, error) {
+	for {
+		room, ok, err := s.lane.TryReserve(bytes, 0)
+		if err == nil {
+			return room, ok, nil
+		}
+		var unbacked *lane.Unbacked
+		if !errors.As(err, &unbacked) {
+			return nil, false, s.failed(err)
+		}
+		if err := s.place.back(s, unbacked.Bytes); err != nil {
+			return nil, false, err
+		}
+	}
 }
 
 func (s *Sender) commit(bytes int) {
@@ -219,16 +247,30 @@ func (s *Sender) commit(bytes int) {
 
 // usable says why the handle is not.
 func (s *Sender) usable() error {
-	if s.broken == nil && s.link.isGone.Load() {
+	if s.broken == nil {
+		hasGone, err := s.hasGone()
+		if err != nil || !hasGone {
+			return err
+		}
 		s.end()
 	}
-	if s.broken == nil {
-		return nil
+	if s.broken.Code == ErrCorrupt {
+		return s.broken
 	}
-	if s.broken.Code != ErrCorrupt {
-		return ended(s.broken.Code, s.unreleased())
+	told := ended(s.broken.Code, s.unreleased())
+	if s.place != nil {
+		s.goOnAlone()
 	}
-	return s.broken
+	return told
+}
+
+// hasGone says whether the receiver has; of a path channel's this looks for one that has come.
+func (s *Sender) hasGone() (bool, error) {
+	if s.place == nil {
+		return s.link.isGone.Load(), nil
+	}
+	passed, err := s.findReceiver()
+	return passed || s.link.hasGone() || s.link.path.life != nil && s.lane.HasNewsOfClosing(), err
 }
 
 // end notes that the receiver has gone.
@@ -287,7 +329,11 @@ func (s *Sender) Drain(ctx context.Context) error {
 }
 
 func (s *Sender) look() (bool, error) {
-	if s.link.isGone.Load() || s.lane.ConsumerClosed() {
+	hasGone, err := s.hasGone()
+	if err != nil {
+		return false, err
+	}
+	if hasGone || s.place == nil && s.lane.ConsumerClosed() {
 		s.end()
 		if s.untilAll && s.unreleased() == 0 {
 			return true, nil
@@ -301,11 +347,8 @@ func (s *Sender) look() (bool, error) {
 		}
 		return waiting == 0, nil
 	}
-	_, ok, err := s.lane.TryReserve(s.want, 0)
-	if err != nil {
-		return false, s.failed(err)
-	}
-	return ok, nil
+	_, ok, err := s.tryReserve(s.want)
+	return ok, err
 }
 
 func (s *Sender) stirs() bool { return s.lane.Stirs() }
@@ -319,9 +362,17 @@ func (s *Sender) arm() (bool, error) {
 	if err != nil {
 		return false, s.failed(err)
 	}
-	if sleeps && s.link.isGone.Load() {
-		s.disarm()
-		return false, nil
+	if sleeps {
+		hasGone, err := s.hasGone()
+		if hasGone || err != nil {
+			s.disarm()
+			// Of a receiver that came and went unseen this is the only look that finds it.
+			if hasGone {
+				s.end()
+				return false, s.usable()
+			}
+			return false, err
+		}
 	}
 	return sleeps, nil
 }
@@ -331,15 +382,18 @@ func (s *Sender) mustNap() bool { return s.lane.MustNap() }
 
 // Resume waits, after [ErrPeerDied], for the receiver's successor and offers it the lane with everything unreleased: it is delivered
 // again from the oldest such message on. A sender that had connected connects under the name again; one that a [Listener] accepted
-// accepts the successor there, so keep that open.
+// accepts the successor there, so keep that open. Of a path channel it waits until a receiver is there, which sending does not need.
 //
-// Errors: the context's; [ErrRefused] when the channel has not lost its receiver; [ErrCorrupt], [ErrSystem]. After an error it can be
+// Errors: the context's; [ErrRefused] when the channel has not lost its receiver (not of a path); [ErrCorrupt], [ErrSystem]. After an error it can be
 // tried again.
 func (s *Sender) Resume(ctx context.Context) error {
 	if err := s.enter(); err != nil {
 		return err
 	}
 	defer s.leave()
+	if s.place != nil {
+		return s.waitForReceiver(ctx)
+	}
 	if s.usable() == nil {
 		return failure(ErrRefused, "the receiver is alive: there is nobody to succeed it")
 	}
@@ -367,6 +421,9 @@ func (s *Sender) Trim() error {
 	page := uint64(unix.Getpagesize())
 	for _, idle := range s.lane.Idle() {
 		from, to := (idle[0]+page-1)/page*page, (idle[0]+idle[1])/page*page
+		if s.place != nil && idle[1] > 0 {
+			s.lane.SetBacked(min(s.lane.Backed(), idle[0]))
+		}
 		if from >= to {
 			continue
 		}
@@ -406,6 +463,9 @@ func (s *Sender) takeDown() {
 	// The word first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
 	s.link.ring()
 	s.link.close()
+	if s.place != nil {
+		s.place.close()
+	}
 	_ = s.bell.file.Close()
 	s.memory.leave()
 }
