@@ -426,7 +426,7 @@ func TestTrimGivesMemoryBack(t *testing.T) {
 func TestNamesAreThoseOfRust(t *testing.T) {
 	for text, says := range map[string]string{
 		"": "1 to 64", ".hidden": "not beginning with '.'", "a/b": "letters, digits", "tcp:1": "write unix:PATH", "unix:": "write unix:PATH",
-		strings.Repeat("x", 65): "1 to 64", "path:/x": "does not open",
+		strings.Repeat("x", 65): "1 to 64", "path:/x": "CreateSender",
 	} {
 		if _, err := parseName(text); !errors.Is(err, ErrName) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v", text, err)

@@ -721,7 +721,10 @@ func createDirectory(path string, options *Options) (*directory, error) {
 	if header.bootID, err = bootID(); err != nil {
 		return nil, err
 	}
-	if problem := header.problem(); problem != "" || options.Lanes < 0 {
+	if options.Lanes < 0 {
+		return nil, failure(ErrOption, "Lanes is %d, wanted 1 to 1024", options.Lanes)
+	}
+	if problem := header.problem(); problem != "" {
 		return nil, failure(ErrOption, "the options say %s", problem)
 	}
 	if path, err = filepath.Abs(path); err != nil {

@@ -19,6 +19,10 @@
 // A name is short ("events": a directory of sockets under $XDG_RUNTIME_DIR/pelton/, else /tmp/pelton-UID/) or a socket's path
 // ("unix:/run/app/events"). Either end may listen. [Gather] makes a receiver of many senders.
 //
+// A channel that survives both sides is a directory, on tmpfs or disk: [CreateSender] and [CreateReceiver] make or open it. Either side
+// may come first, die, and start again; what was committed and not released waits. There the other side's end is told once, and then the
+// handle goes on: the next one may come at any time.
+//
 // # Waiting
 //
 // Calls that begin with Try never wait, nor do Commit, Abort, Release, Trim and Close. Others take a context, and end with its error when
@@ -29,7 +33,7 @@
 // # Errors
 //
 // errors.Is finds the [Code], errors.As an [*Error] with the details. [ErrClosed] is the ordinary end of a channel, [ErrPeerDied] a
-// process that ended without closing: proved by the system, never guessed from time, so a stopped process is not dead. What it had
+// process that ended without closing, proved by the system, never guessed from time, so a stopped process is not dead. What it had
 // committed is received first; Resume goes on with its successor. After [ErrCorrupt] a handle cannot be used further.
 //
 // # Goroutines
@@ -57,6 +61,6 @@
 //
 // # Not here
 //
-// Channels in a directory (path:DIR), calls, sending descriptors along with messages (receiving them is: [Message.Files]), flushing and
-// record files are not in this package yet.
+// Calls, sending descriptors along with messages (receiving them is: [Message.Files]), flushing and record files are not in this package
+// yet; nor is looking at a path channel from outside, repairing and removing it: pelton info, recover and rm do that.
 package pelton

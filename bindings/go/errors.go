@@ -10,8 +10,8 @@ import (
 // Code is what failed, by the numbers and texts of the library's other languages (include/pelton.h). It is an error itself, for
 // errors.Is; a *[Error] that wraps it has the details.
 //
-// Codes of what this package has no way to run into (descriptors sent, path channels, flushing, record files) are here for
-// completeness of the list.
+// Codes of what this package has no way to run into (descriptors sent, flushing, record files) are here for completeness of the
+// list.
 type Code int
 
 // The codes. Full, empty and out of time are answers, not errors: see [Sender.TrySend] and [Receiver.TryReceive]; a wait that

@@ -34,7 +34,7 @@ func parseName(text string) (name, error) {
 	}
 	if scheme, _, ok := strings.Cut(text, ":"); ok {
 		if scheme == "path" {
-			return wrong("is a channel in a directory, which this package does not open: use Rust, C or the tool, or a short name")
+			return wrong("is a channel in a directory, nobody's to listen at: either side opens it, by CreateSender, CreateReceiver, OpenSender or OpenReceiver")
 		}
 		return wrong(fmt.Sprintf("begins with %q: write unix:PATH, or a short name without a colon", scheme))
 	}

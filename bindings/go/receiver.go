@@ -544,7 +544,8 @@ func (r *Receiver) arm() (bool, error) {
 
 func (r *Receiver) areSendersFencing() bool {
 	for _, in := range r.lanes {
-		if !in.consumer.IsProducerFencing() {
+		// Of a path channel, who comes later rings.
+		if (r.place == nil || in.isSenderHere()) && !in.consumer.IsProducerFencing() {
 			return false
 		}
 	}

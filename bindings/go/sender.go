@@ -58,6 +58,9 @@ func (s *Sender) leave() {
 // Errors: the context's; [ErrClosed] and [ErrPeerDied] once the receiver has gone, with the number of messages that it has not
 // released (some sends may still succeed after that, which count as unreleased); [ErrTooLarge]; [ErrCorrupt]: close the channel.
 // With any error nothing was sent. It allocates nothing unless it waits.
+//
+// On a path channel the end of a receiver is told once: send the message again, it goes to the next one. Also [ErrNoSpace], when its file
+// system is full: nothing is damaged, and it can be tried again.
 func (s *Sender) Send(ctx context.Context, message []byte) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -310,7 +313,7 @@ func (s *Sender) Unreleased() uint64 {
 	return s.unreleased()
 }
 
-// Drain waits until the receiver has released every message. Errors as Send.
+// Drain waits until the receiver has released every message; of a path channel that has none, until the next one has. Errors as Send.
 func (s *Sender) Drain(ctx context.Context) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -329,13 +332,17 @@ func (s *Sender) Drain(ctx context.Context) error {
 }
 
 func (s *Sender) look() (bool, error) {
-	hasGone, err := s.hasGone()
-	if err != nil {
-		return false, err
+	if s.broken == nil {
+		hasGone, err := s.hasGone()
+		if err != nil {
+			return false, err
+		}
+		if hasGone || s.place == nil && s.lane.ConsumerClosed() {
+			s.end()
+		}
 	}
-	if hasGone || s.place == nil && s.lane.ConsumerClosed() {
-		s.end()
-		if s.untilAll && s.unreleased() == 0 {
+	if s.broken != nil {
+		if s.untilAll && s.broken.Code != ErrCorrupt && s.unreleased() == 0 {
 			return true, nil
 		}
 		return false, s.usable()
@@ -366,10 +373,9 @@ func (s *Sender) arm() (bool, error) {
 		hasGone, err := s.hasGone()
 		if hasGone || err != nil {
 			s.disarm()
-			// Of a receiver that came and went unseen this is the only look that finds it.
+			// Of a receiver that came and went unseen this is the only look that finds it; what follows is said there.
 			if hasGone {
 				s.end()
-				return false, s.usable()
 			}
 			return false, err
 		}
