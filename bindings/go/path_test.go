@@ -456,6 +456,38 @@ func ctx2(t *testing.T, after time.Duration) context.Context {
 	return ctx
 }
 
+// As a child on its way to exec does, the test keeps the dead one's life, so that nothing hangs up.
+func TestADeathIsToldByTheSuccessorsGenerationWhereTheLifeOutlivesIt(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	sender := must(CreateSender(ctx, path, small))
+	defer sender.Close()
+	receiver := child(t, "path-receive", path)
+	if err := sender.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	life := must(unix.Open(path+"/receiver.life", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0))
+	defer unix.Close(life)
+	receiver.kill()
+	for range 1000 {
+		if _, err := sender.TrySend(nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := must(OpenReceiver(ctx, path, nil))
+	defer next.Close()
+	told := 0
+	for range 1000 {
+		if _, err := sender.TrySend(nil); errors.Is(err, ErrPeerDied) {
+			told++
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if told != 1 || sender.Peer().PID != os.Getpid() {
+		t.Fatalf("told %d times, sends to %v", told, sender.Peer())
+	}
+}
+
 func TestKillsByPathAtAnyMoment(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
