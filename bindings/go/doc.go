@@ -1,7 +1,8 @@
 // Package pelton sends messages between the processes of one machine at the speed of memory: a lane of shared memory for each sender,
 // in which a message is written once and read in place. It speaks to pelton in Rust, C and any other language.
 //
-// It is pure Go: no cgo, and no thread that waits in the kernel. What it does is written in spec/layout.md and spec/protocol.md, which it
+// It is pure Go: no cgo, and no thread that waits in the kernel (but for what a disk or a file's lock takes, in opening a path channel
+// and in Sync). What it does is written in spec/layout.md and spec/protocol.md, which it
 // obeys by itself.
 //
 //	// One process:
