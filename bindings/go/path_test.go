@@ -456,6 +456,50 @@ func ctx2(t *testing.T, after time.Duration) context.Context {
 	return ctx
 }
 
+func TestWhoeverComesToAPathWakesTheOtherSide(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	waits := make(chan error, 1)
+	sleeps := func(wait func() error) {
+		go func() { waits <- wait() }()
+		// So long that it sleeps; if it does not yet, the test shows less.
+		time.Sleep(20 * time.Millisecond)
+	}
+	sender := must(CreateSender(ctx, path, &Options{Capacity: 1 << 16}))
+	sleeps(func() error { return sender.Resume(ctx) })
+	receiver := must(OpenReceiver(ctx, path, nil))
+	if err := <-waits; err != nil {
+		t.Fatal(err)
+	}
+	sender.Close()
+	if _, err := receiver.Receive(ctx); err == nil || !errors.Is(err, ErrClosed) {
+		t.Fatal(err)
+	}
+	sleeps(func() error { return receiver.Resume(ctx) })
+	sender = must(OpenSender(ctx, path, nil))
+	defer sender.Close()
+	if err := <-waits; err != nil {
+		t.Fatal(err)
+	}
+	receiver.Close()
+	for n := 0; ; n++ {
+		if sent, err := sender.TrySend(payload(n, 1000)); err == nil && !sent {
+			break
+		} else if err != nil && !errors.Is(err, ErrClosed) {
+			t.Fatal(err)
+		}
+	}
+	// Full, and nobody there; what wakes it is the next one's coming, and then its releasing.
+	sleeps(func() error { return sender.Send(ctx, payload(0, 1000)) })
+	receiver = must(OpenReceiver(ctx, path, nil))
+	defer receiver.Close()
+	for receiver.stirs() {
+		must(receiver.Receive(ctx)).Release()
+	}
+	if err := <-waits; err != nil {
+		t.Fatal(err)
+	}
+}
+
 // As a child on its way to exec does, the test keeps the dead one's life, so that nothing hangs up.
 func TestADeathIsToldByTheSuccessorsGenerationWhereTheLifeOutlivesIt(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
