@@ -278,7 +278,7 @@ func TestADirectoryThatIsNoChannelIsRefusedAndNotTouched(t *testing.T) {
 		"data cut short":         {func(p string) error { return os.Truncate(p+"/0.data", 4096) }, ErrNotAChannel},
 		"a bell that is a file":  {func(p string) error { os.Remove(p + "/0.bell"); return os.WriteFile(p+"/0.bell", nil, 0o600) }, ErrNotAChannel},
 		"a life that is a file":  {func(p string) error { os.Remove(p + "/0.life"); return os.WriteFile(p+"/0.life", nil, 0o600) }, ErrNotAChannel},
-		"a flipped bit":          {flip("channel", 70), ErrNotAChannel},
+		"a flipped bit":          {flip("channel", 90), ErrNotAChannel},
 		"a count of lanes":       {flip("channel", 129), ErrNotAChannel},
 		"a page of another kind": {flip("receiver", 3), ErrNotAChannel},
 		"another boot": {func(p string) error {
