@@ -165,10 +165,11 @@ impl Ledger {
             return;
         }
         self.sender_began(notes);
+        self.committed = Span { least: notes.done, most: notes.pending };
+        // Now, not when the next one ends: a receiver may end before that.
         if !numbered && self.committed.least < self.committed.most {
             self.uncertain.push(self.committed.least + 1..=self.committed.most);
         }
-        self.committed = Span { least: notes.done, most: notes.pending };
     }
 
     /// A receiver is dead, or done. `sent_most`: the highest number that any sender may have committed, looked at after it.
@@ -391,6 +392,16 @@ mod tests {
         ledger.released = Span::default();
         ledger.receiver_ended(&jump(10, 12), 20);
         assert_eq!(kinds(&ledger), [(Kind::Lost, 1)]);
+    }
+
+    #[test]
+    fn what_was_never_certain_may_be_missing_while_the_next_sender_lives() {
+        let mut ledger = Ledger::default();
+        ledger.sender_ended(&sent(1, 10, 11), false);
+        // The next sender, which has begun at 12, has not ended.
+        let jump = Notes { jumps_count: 1, jumps: vec![(11, 12)], ..received(1, 12, 12, 12) };
+        ledger.receiver_ended(&jump, 12);
+        assert_eq!(ledger.faults, []);
     }
 
     #[test]

@@ -1,0 +1,26 @@
+package pelton
+
+import (
+	"context"
+	"testing"
+)
+
+// One goroutine that sends and receives: what the calls cost by themselves. Between processes: go run ./bench.
+func BenchmarkSendReceiveRelease256(b *testing.B) {
+	name := b.TempDir() + "/socket"
+	ctx := context.Background()
+	receiver := must(Gather("unix:"+name, nil))
+	defer receiver.Close()
+	sender := must(ConnectSender(ctx, "unix:"+name, nil))
+	defer sender.Close()
+	message := payload(0, 256)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := sender.Send(ctx, message); err != nil {
+			b.Fatal(err)
+		}
+		if received, err := receiver.Receive(ctx); err != nil || received.Release() != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,278 @@
+package pelton
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// How long a whole hand-shake may take, unless the context ends it before.
+	patience = 5 * time.Second
+	// How long a peer that has connected may take to say the first word.
+	greeting = 500 * time.Millisecond
+	// Between two looks whether somebody listens by now.
+	retry = 10 * time.Millisecond
+)
+
+// Listener waits for connections under a name. Either end may listen; one listener may accept many peers, one after another, as
+// senders or receivers. One goroutine at a time accepts; Close may be called by any.
+type Listener struct {
+	bound   *bound
+	options Options
+	closed  context.Context
+	close   context.CancelFunc
+}
+
+// Listen listens under a short name, or unix:PATH. It does not wait. Each accepted peer gets a lane made with these options.
+//
+// Errors: [ErrInUse] while another process listens there; [ErrName], [ErrOption], [ErrSystem].
+func Listen(name string, options *Options) (*Listener, error) {
+	o := options.orDefault()
+	if _, _, err := o.sizes(); err != nil {
+		return nil, err
+	}
+	parsed, err := parseName(name)
+	if err != nil {
+		return nil, err
+	}
+	bound, err := parsed.listen()
+	if err != nil {
+		return nil, err
+	}
+	l := &Listener{bound: bound, options: o}
+	l.closed, l.close = context.WithCancel(context.Background())
+	return l, nil
+}
+
+// AcceptReceiver waits until a sender connects, and is its receiver. Peers that are refused (another uid, another version, the wrong end)
+// are told why and do not end the wait.
+//
+// Errors: the context's; [ErrClosedHandle]; [ErrSystem], for instance when descriptors run out.
+func (l *Listener) AcceptReceiver(ctx context.Context) (receiver *Receiver, err error) {
+	err = l.accept(ctx, func(s *shake, listens bool) (err error) {
+		receiver, err = s.receiverOfOne(listens)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	receiver.origin = origin{listener: l}
+	return receiver, nil
+}
+
+// AcceptSender waits until a receiver connects, and is its sender. Otherwise as AcceptReceiver.
+func (l *Listener) AcceptSender(ctx context.Context) (sender *Sender, err error) {
+	err = l.accept(ctx, func(s *shake, listens bool) (err error) {
+		sender, err = s.newSender(listens)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	sender.origin = origin{listener: l}
+	return sender, nil
+}
+
+// Close ends a wait of another goroutine with [ErrClosedHandle], and removes the socket. Ends that were accepted stay, but find no
+// successor any more.
+func (l *Listener) Close() error {
+	if l.closed.Err() == nil {
+		l.close()
+		l.bound.close()
+	}
+	return nil
+}
+
+// next waits for a connection.
+func (l *Listener) next(ctx context.Context) (int, error) {
+	fd := -1
+	var failed error
+	err := l.bound.socket.until(ctx, func() bool {
+		fd, _, failed = unix.Accept4(l.bound.socket.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		return failed != unix.EAGAIN && failed != unix.EINTR && failed != unix.ECONNABORTED
+	})
+	switch {
+	case l.closed.Err() != nil:
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+		return -1, failure(ErrClosedHandle, "the listener is closed: make a new one")
+	case err != nil:
+		return -1, err
+	case failed != nil:
+		return -1, system("accepting a connection", failed)
+	}
+	return fd, nil
+}
+
+// accept goes on until a hand-shake succeeds.
+func (l *Listener) accept(ctx context.Context, do func(s *shake, listens bool) error) error {
+	for {
+		fd, err := l.next(ctx)
+		if err != nil {
+			return err
+		}
+		err = l.shake(ctx, fd, greeting, do)
+		var found *Error
+		switch {
+		case err == nil:
+			return nil
+		case l.closed.Err() != nil:
+			return failure(ErrClosedHandle, "the listener is closed: make a new one")
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.As(err, &found) && found.Code == ErrSystem:
+			// The system's trouble is ours; anything else was the peer's, who has been told.
+			return err
+		}
+	}
+}
+
+// shake shakes hands with who has connected, and has to say the first word within that time.
+func (l *Listener) shake(ctx context.Context, fd int, first time.Duration, do func(s *shake, listens bool) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	s, err := newShake(ctx, fd, l.options)
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(l.closed, cancel)()
+	soon, cancelSoon := context.WithTimeout(ctx, first)
+	err = s.socket.until(soon, func() bool { return isReady(fd, unix.POLLIN) })
+	cancelSoon()
+	if err == nil {
+		err = do(s, true)
+	}
+	if err != nil {
+		s.close()
+	}
+	return err
+}
+
+func (s *shake) receiverOfOne(listens bool) (*Receiver, error) {
+	canBarrier := membarrier()
+	bell, err := newBell()
+	if err != nil {
+		return nil, s.told(err)
+	}
+	page, err := makeReceiverPage()
+	if err != nil {
+		_ = bell.file.Close()
+		return nil, s.told(err)
+	}
+	// Before the page is shown: a sender that finds U there fences from the first on.
+	r := newReceiver(canBarrier, page, bell, s.options)
+	in, err := s.newReceiver(&reception{page: page, bell: bell, peersBell: -1}, listens)
+	if err != nil {
+		page.close()
+		_ = bell.file.Close()
+		return nil, err
+	}
+	r.lanes = []*inLane{in}
+	return r, nil
+}
+
+// origin is how a handle found its peer, and so how it finds the peer's successor.
+type origin struct {
+	listener *Listener
+	name     name
+	options  Options
+}
+
+func (o *origin) resume(ctx context.Context, do func(s *shake, listens bool) error) error {
+	if o.listener != nil {
+		return o.listener.accept(ctx, do)
+	}
+	options := o.options
+	options.Await = true
+	return reach(ctx, o.name, options, do)
+}
+
+// ConnectSender connects to a receiver that listens under a short name, or unix:PATH. It waits for the hand-shake, 5 s at most unless
+// [Options.Await] says otherwise.
+//
+// Errors: the context's; [ErrNoListener], [ErrRefused] with the other side's words, [ErrHungUp], [ErrAgain] when it does not answer in
+// time; [ErrName], [ErrOption]; [ErrCorrupt] when the other side does not keep to the protocol; [ErrSystem].
+func ConnectSender(ctx context.Context, name string, options *Options) (sender *Sender, err error) {
+	o := options.orDefault()
+	if _, _, err := o.sizes(); err != nil {
+		return nil, err
+	}
+	parsed, err := parseName(name)
+	if err != nil {
+		return nil, err
+	}
+	err = reach(ctx, parsed, o, func(s *shake, listens bool) (err error) {
+		sender, err = s.newSender(listens)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	sender.origin = origin{name: parsed, options: o}
+	return sender, nil
+}
+
+// ConnectReceiver connects to a sender that listens under a name. Otherwise as ConnectSender.
+func ConnectReceiver(ctx context.Context, name string, options *Options) (receiver *Receiver, err error) {
+	o := options.orDefault()
+	parsed, err := parseName(name)
+	if err != nil {
+		return nil, err
+	}
+	err = reach(ctx, parsed, o, func(s *shake, listens bool) (err error) {
+		receiver, err = s.receiverOfOne(listens)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	receiver.origin = origin{name: parsed, options: o}
+	return receiver, nil
+}
+
+// reach connects to whoever listens under the name.
+func reach(ctx context.Context, n name, options Options, do func(s *shake, listens bool) error) error {
+	for {
+		fd, err := n.connect()
+		if err != nil {
+			return err
+		}
+		if fd >= 0 {
+			err := reached(ctx, fd, options, do)
+			// It went while we greeted it: another may come. If this side has time, slowness does not matter either.
+			if !options.Await || !errors.Is(err, ErrHungUp) && !errors.Is(err, ErrAgain) {
+				return err
+			}
+		} else if !options.Await {
+			return failure(ErrNoListener, "nobody listens at %s: start the other side first, or set Await", n.place())
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(retry):
+		}
+	}
+}
+
+func reached(ctx context.Context, fd int, options Options, do func(s *shake, listens bool) error) error {
+	limited, cancel := ctx, context.CancelFunc(func() {})
+	if !options.Await {
+		limited, cancel = context.WithTimeout(ctx, patience)
+	}
+	defer cancel()
+	s, err := newShake(limited, fd, options)
+	if err != nil {
+		return err
+	}
+	if err = do(s, false); err != nil {
+		s.close()
+	}
+	if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+		return failure(ErrAgain, "timed out while waiting for the peer to answer: is it accepting?")
+	}
+	return err
+}

@@ -1,0 +1,371 @@
+package pelton
+
+import (
+	"errors"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Both sides are Go's; interop_test.go has the same with Rust's.
+
+func TestAKilledSenderIsToldAfterItsLastMessageAndItsSuccessorGoesOn(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	listener := must(Listen(name, nil))
+	defer listener.Close()
+	first := child(t, "send", name, 0, 50, 100, "stay")
+	receiver := must(listener.AcceptReceiver(ctx))
+	defer receiver.Close()
+	first.says("connected")
+	first.says("done 50")
+	kept := must(receiver.Receive(ctx))
+	first.kill()
+	for n := 1; n < 50; n++ {
+		message := must(receiver.Receive(ctx))
+		if !isPayload(message.Bytes(), n) {
+			t.Fatal(n)
+		}
+		message.Release()
+	}
+	var died *Error
+	if _, err := receiver.Receive(ctx); !errors.As(err, &died) || died.Code != ErrPeerDied || died.Unreleased != 1 {
+		t.Fatal(err)
+	}
+	kept.Release()
+	for generation := uint32(2); generation < 5; generation++ {
+		next := child(t, "send", name, 1000, 300, 500, "stay")
+		if err := receiver.Resume(ctx); err != nil {
+			t.Fatal(err)
+		}
+		for n := 1000; n < 1300; n++ {
+			message := must(receiver.Receive(ctx))
+			if !isPayload(message.Bytes(), n) || message.Generation() != generation || message.Redelivered() {
+				t.Fatal(n, message.Generation())
+			}
+			message.Release()
+		}
+		next.says("connected")
+		next.says("done 300")
+		next.kill()
+		if _, err := receiver.Receive(ctx); !errors.Is(err, ErrPeerDied) {
+			t.Fatal(err)
+		}
+	}
+	last := child(t, "send", name, 0, 1, 10, "close")
+	if err := receiver.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	must(receiver.Receive(ctx)).Release()
+	if _, err := receiver.Receive(ctx); !errors.Is(err, ErrClosed) {
+		t.Fatal(err)
+	}
+	last.exits(0)
+}
+
+func TestAKilledReceiverIsToldToASenderThatSleepsAndItsSuccessorGetsTheRestAgain(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	listener := must(Listen(name, &Options{Capacity: 1 << 16}))
+	defer listener.Close()
+	first := child(t, "receive", name, 10, "stay")
+	sender := must(listener.AcceptSender(ctx))
+	defer sender.Close()
+	first.says("connected")
+	for n := range 10 {
+		if err := sender.Send(ctx, payload(n, 1000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first.says("done 10")
+	// Until the lane is full; then it sleeps, and hears of the death there.
+	go func() { time.Sleep(50 * time.Millisecond); first.kill() }()
+	n, died := 10, (*Error)(nil)
+	for ; ; n++ {
+		if err := sender.Send(ctx, payload(n, 1000)); errors.As(err, &died) {
+			break
+		}
+	}
+	if died.Code != ErrPeerDied || died.Unreleased != uint64(n-10) {
+		t.Fatalf("%v: %d of %d", died, died.Unreleased, n-10)
+	}
+	if err := sender.Drain(ctx); !errors.Is(err, ErrPeerDied) {
+		t.Fatal(err)
+	}
+	// One that is refused on the way does not end the wait, and changes nothing.
+	refused := make(chan error, 1)
+	go func() { _, err := ConnectSender(ctx, name, nil); refused <- err }()
+	received := make(chan int, 1)
+	go func() {
+		if err := <-refused; !errors.Is(err, ErrRefused) {
+			t.Error(err)
+		}
+		receiver, err := ConnectReceiver(ctx, name, &Options{Await: true})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer receiver.Close()
+		at := 10
+		for message, err := range receiver.Messages(ctx) {
+			if err != nil || !isPayload(message.Bytes(), at) || message.Redelivered() != (at < n) {
+				t.Error(at, err, message.Redelivered())
+			}
+			at++
+		}
+		received <- at
+	}()
+	if err := sender.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 500 {
+		if err := sender.Send(ctx, payload(n+i, 1000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sender.Close()
+	if at := <-received; at != n+500 {
+		t.Fatalf("%d messages, wanted %d", at, n+500)
+	}
+}
+
+func TestTheEndOfASideThatClosesIsNoDeath(t *testing.T) {
+	sender, receiver := pair(t, nil)
+	ctx := soon(t)
+	if err := sender.Send(ctx, payload(1, 10)); err != nil {
+		t.Fatal(err)
+	}
+	waits := make(chan error, 1)
+	go func() { waits <- sender.Drain(ctx) }()
+	time.Sleep(10 * time.Millisecond)
+	receiver.Close()
+	var closed *Error
+	if err := <-waits; !errors.As(err, &closed) || closed.Code != ErrClosed || closed.Unreleased != 1 {
+		t.Fatal(err)
+	}
+	if sent, err := sender.TrySend(nil); sent || !errors.Is(err, ErrClosed) {
+		t.Fatal(sent, err)
+	}
+}
+
+func TestAStoppedProcessIsNotADeadOne(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	listener := must(Listen(name, nil))
+	defer listener.Close()
+	other := child(t, "send", name, 0, 1, 10, "stay")
+	receiver := must(listener.AcceptReceiver(ctx))
+	defer receiver.Close()
+	must(receiver.Receive(ctx)).Release()
+	stop(t, other)
+	for range 20 {
+		if _, ok, err := receiver.TryReceive(); ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	other.kill()
+	if _, err := receiver.Receive(ctx); !errors.Is(err, ErrPeerDied) {
+		t.Fatal(err)
+	}
+}
+
+// rounds is how many processes a test kills.
+func rounds(t *testing.T) int {
+	if text := os.Getenv("PELTON_ROUNDS"); text != "" {
+		return must(strconv.Atoi(text))
+	}
+	return 12
+}
+
+func TestSendersKilledAtAnyMomentLeaveWholeMessagesInOrder(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 2))
+	name, ctx := place(t), soon(t)
+	listener := must(Listen(name, nil))
+	defer listener.Close()
+	var receiver *Receiver
+	total := 0
+	for round := range rounds(t) {
+		size := random.IntN(3000)
+		sender := child(t, "send", name, 0, 1<<30, size, "stay")
+		if round == 0 {
+			receiver = must(listener.AcceptReceiver(ctx))
+			defer receiver.Close()
+		} else if err := receiver.Resume(ctx); err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Duration(random.IntN(30000))*time.Microsecond, func() { _ = sender.Process.Kill() })
+		for n := 0; ; n++ {
+			message, err := receiver.Receive(ctx)
+			if errors.Is(err, ErrPeerDied) {
+				break
+			}
+			if err != nil || len(message.Bytes()) != size || !isPayload(message.Bytes(), n) || message.Generation() != uint32(round+1) {
+				t.Fatalf("round %d, message %d: %v", round, n, err)
+			}
+			message.Release()
+			total++
+		}
+		sender.kill()
+	}
+	if t.Logf("%d messages", total); total == 0 {
+		t.Fatal("nothing was received")
+	}
+}
+
+func TestReceiversKilledAtAnyMomentLeaveEverythingUnreleasedToTheNext(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 3))
+	name, ctx := place(t), soon(t)
+	listener := must(Listen(name, &Options{Capacity: 1 << 16}))
+	defer listener.Close()
+	var sender *Sender
+	n, died := 0, (*Error)(nil)
+	for round := range rounds(t) {
+		receiver := child(t, "receive", name, 1<<30, "stay")
+		if round == 0 {
+			sender = must(listener.AcceptSender(ctx))
+			defer sender.Close()
+		} else if err := sender.Resume(ctx); err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Duration(random.IntN(30000))*time.Microsecond, func() { _ = receiver.Process.Kill() })
+		for ; ; n++ {
+			if err := sender.Send(ctx, payload(n, n%2000)); errors.As(err, &died) && died.Code == ErrPeerDied {
+				break
+			} else if err != nil {
+				t.Fatal(round, err)
+			}
+		}
+		receiver.kill()
+	}
+	// The last one finds what they left: from the first message not released on, nothing is missing.
+	go func() {
+		if err := sender.Resume(ctx); err != nil {
+			t.Error(err)
+		}
+	}()
+	last := must(ConnectReceiver(ctx, name, &Options{Await: true}))
+	defer last.Close()
+	for at := n - int(died.Unreleased); at < n; at++ {
+		message, err := last.Receive(ctx)
+		if err != nil || len(message.Bytes()) != at%2000 || !isPayload(message.Bytes(), at) || !message.Redelivered() {
+			t.Fatalf("message %d of %d: %v", at, n, err)
+		}
+		message.Release()
+	}
+	if _, ok, err := last.TryReceive(); ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	t.Logf("%d messages", n)
+}
+
+func TestDescriptorsComeWithTheirMessage(t *testing.T) {
+	sender, receiver := pair(t, nil)
+	ctx := soon(t)
+	// As another language sends them: the packet first, then the message with its mark.
+	send := func(message string, files ...*os.File) {
+		p := newPacket(kindDescriptors)
+		p.seq = sender.lane.Tail().Seq
+		var fds []int
+		for _, file := range files {
+			fds = append(fds, int(file.Fd()))
+		}
+		if err := trySend(sender.link.socket.fd, p.encode(), fds...); err != nil {
+			t.Fatal(err)
+		}
+		room, ok, err := sender.lane.TryReserve(uint64(len(message)), uint32(len(files)))
+		if !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		copy(room, message)
+		sender.commit(len(message))
+	}
+	file := must(os.CreateTemp(t.TempDir(), ""))
+	defer file.Close()
+	if _, err := file.WriteString("a file"); err != nil {
+		t.Fatal(err)
+	}
+	count := func() int { return len(must(os.ReadDir("/proc/self/fd"))) }
+	before := count()
+	send("one", file)
+	if err := sender.Send(ctx, []byte("none")); err != nil {
+		t.Fatal(err)
+	}
+	send("two", file, file)
+	send("copied", file)
+	first := must(receiver.Receive(ctx))
+	files := first.Files()
+	text := make([]byte, 6)
+	if len(files) != 1 || must(files[0].ReadAt(text, 0)) != 6 || string(text) != "a file" || first.Files() != nil {
+		t.Fatal(files)
+	}
+	files[0].Close()
+	if none := must(receiver.Receive(ctx)); string(none.Bytes()) != "none" || none.Files() != nil || none.Release() != nil {
+		t.Fatal("none")
+	}
+	// Not asked for, so closed with the release.
+	two := must(receiver.Receive(ctx))
+	two.Release()
+	if two.Files() != nil {
+		t.Fatal("after the release")
+	}
+	if n := must(receiver.ReceiveInto(ctx, make([]byte, 10))); n != 6 {
+		t.Fatal(n)
+	}
+	first.Release()
+	if after := count(); after != before {
+		t.Fatalf("%d descriptors before, %d after", before, after)
+	}
+	// Another count than the mark's is corrupt.
+	p := newPacket(kindDescriptors)
+	p.seq = sender.lane.Tail().Seq
+	if err := trySend(sender.link.socket.fd, p.encode(), int(file.Fd())); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok, err := sender.lane.TryReserve(1, 2); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	sender.commit(1)
+	if _, err := receiver.Receive(ctx); !errors.Is(err, ErrCorrupt) {
+		t.Fatal(err)
+	}
+}
+
+func TestNothingIsLeftOfChannelsThatEnded(t *testing.T) {
+	count := func() (int, int) {
+		maps := must(os.ReadFile("/proc/self/maps"))
+		return len(must(os.ReadDir("/proc/self/fd"))), strings.Count(string(maps), "memfd:pelton")
+	}
+	round := func() {
+		name, ctx := place(t), soon(t)
+		listener := must(Listen(name, nil))
+		ready := make(chan *Sender)
+		go func() { ready <- must(ConnectSender(ctx, name, nil)) }()
+		receiver, sender := must(listener.AcceptReceiver(ctx)), (*Sender)(nil)
+		sender = <-ready
+		if err := sender.Send(ctx, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		message := must(receiver.Receive(ctx))
+		sender.Close()
+		receiver.Close()
+		listener.Close()
+		message.Release()
+		gathers := must(Gather(name, nil))
+		sender = must(ConnectSender(ctx, name, nil))
+		gathers.Close()
+		sender.Close()
+	}
+	round()
+	files, mappings := count()
+	for range 20 {
+		round()
+	}
+	if filesNow, mappingsNow := count(); filesNow > files || mappingsNow > mappings {
+		t.Fatalf("%d descriptors and %d mappings before, %d and %d after", files, mappings, filesNow, mappingsNow)
+	}
+}

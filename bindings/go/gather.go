@@ -1,0 +1,194 @@
+package pelton
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"os"
+)
+
+// gate is how senders come in to a receiver of many: a goroutine accepts, each hand-shake goes on in one of its own, and the receiver
+// takes in what has come of them, in its calls.
+type gate struct {
+	listener *Listener
+	most     int
+	// Whether something has arrived.
+	isStirred atomic.Bool
+	mutex     sync.Mutex
+	arrived   []*inLane
+	// Senders that are there, or about to be.
+	present  int
+	number   uint32
+	visitors []context.CancelFunc
+	isShut   bool
+	done     sync.WaitGroup
+}
+
+// visitorsMax is how many hand-shakes go on at a time. For one more the oldest is given up: who is in earnest has finished before.
+const visitorsMax = 64
+
+// Gather makes a receiver of many senders, which connect under a short name, or unix:PATH. It does not wait. Each sender has a lane of its
+// own; they are served by turns of at most 64 messages, so a sender's message waits for at most 64 of each of the others. A sender's
+// end touches no other; what it had committed is received, then its lane is given up, and so is that of one that breaks the rules.
+//
+// The capacity of a lane is its sender's to choose, so Capacity and MessageBytesMax do not matter here.
+//
+// Errors: as [Listen].
+func Gather(name string, options *Options) (*Receiver, error) {
+	o := options.orDefault()
+	most, err := o.sendersMax()
+	if err != nil {
+		return nil, err
+	}
+	listener, err := Listen(name, &o)
+	if err != nil {
+		return nil, err
+	}
+	bell, err := newBell()
+	if err != nil {
+		_ = listener.Close()
+		return nil, err
+	}
+	page, err := makeReceiverPage()
+	if err != nil {
+		_ = listener.Close()
+		_ = bell.file.Close()
+		return nil, err
+	}
+	r := newReceiver(membarrier(), page, bell, o)
+	r.gate = &gate{listener: listener, most: most}
+	r.gate.done.Add(1)
+	go r.gate.accept(r)
+	return r, nil
+}
+
+func (g *gate) accept(r *Receiver) {
+	defer g.done.Done()
+	for g.listener.closed.Err() == nil {
+		fd, err := g.listener.next(context.Background())
+		if err != nil {
+			// Descriptors have run out, for instance; who waits to come in waits where it is.
+			select {
+			case <-g.listener.closed.Done():
+			case <-time.After(10 * time.Millisecond):
+			}
+			continue
+		}
+		g.done.Add(1)
+		go g.visit(r, fd)
+	}
+}
+
+func (g *gate) visit(r *Receiver, fd int) {
+	defer g.done.Done()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	g.mutex.Lock()
+	if len(g.visitors) == visitorsMax {
+		g.visitors[0]()
+		g.visitors = g.visitors[1:]
+	}
+	g.visitors = append(g.visitors, cancel)
+	g.mutex.Unlock()
+	var in *inLane
+	err := g.listener.shake(ctx, fd, patience, func(s *shake, listens bool) (err error) {
+		if !g.takePlace() {
+			return s.refuse("the receiver has %d senders, as many as its options take: close one, or raise SendersMax there", g.most)
+		}
+		in, err = g.welcome(r, s)
+		if err != nil {
+			g.left()
+		}
+		return err
+	})
+	if err != nil {
+		return
+	}
+	g.mutex.Lock()
+	g.number++
+	in.number = max(g.number, 1)
+	isShut := g.isShut
+	if !isShut {
+		g.arrived = append(g.arrived, in)
+		g.isStirred.Store(true)
+	}
+	g.mutex.Unlock()
+	if isShut {
+		in.close()
+		return
+	}
+	r.bell.kick()
+}
+
+func (g *gate) takePlace() bool {
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	if g.isShut || g.present >= g.most {
+		return false
+	}
+	g.present++
+	return true
+}
+
+func (g *gate) left() {
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	g.present--
+}
+
+func (g *gate) welcome(r *Receiver, s *shake) (*inLane, error) {
+	to := &reception{page: r.page, bell: r.bell, peersBell: -1, isShared: true}
+	var own *bell
+	if s.peer.UID != os.Geteuid() {
+		// Who is not this user must not be able to silence the bell for others.
+		var err error
+		if own, err = newBell(); err != nil {
+			return nil, s.told(err)
+		}
+		to.peersBell = own.fd
+	}
+	in, err := s.newReceiver(to, true)
+	if err != nil {
+		if own != nil {
+			_ = own.file.Close()
+		}
+		return nil, err
+	}
+	// No successor will ask for them, and a thousand lanes are many descriptors.
+	in.memory.producer.forgetDescriptor()
+	in.memory.consumer.forgetDescriptor()
+	in.memory.data.forgetDescriptor()
+	if own != nil {
+		in.ownBell = own
+		go func() {
+			for own.raw.Read(own.drain) == nil {
+				r.bell.kick()
+			}
+		}()
+	}
+	return in, nil
+}
+
+// admit takes in who has arrived. Does not wait.
+func (g *gate) admit(r *Receiver) {
+	if !g.isStirred.Load() {
+		return
+	}
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	g.isStirred.Store(false)
+	r.lanes = append(r.lanes, g.arrived...)
+	g.arrived = nil
+}
+
+// shut ends it: who has arrived is taken in, to be told, and nobody comes any more.
+func (g *gate) shut(r *Receiver) {
+	_ = g.listener.Close()
+	g.mutex.Lock()
+	g.isShut = true
+	g.mutex.Unlock()
+	g.admit(r)
+	g.done.Wait()
+}

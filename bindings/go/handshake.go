@@ -1,0 +1,661 @@
+package pelton
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+	"pelton/internal/lane"
+)
+
+// The hand-shake of two processes that have a socket between them: each side makes its segments, shows them to the other, and
+// checks the other's. spec/protocol.md has the packets and their order. What comes over the socket is copied once, checked, and
+// only the copy is used.
+
+const (
+	packetBytesMax = 512
+	packetBytes    = 80
+)
+
+const (
+	kindHello       = 1
+	kindProducer    = 2
+	kindConsumer    = 3
+	kindReady       = 4
+	kindRefused     = 5
+	kindDescriptors = 6
+)
+
+type role uint32
+
+// Clients and services (3 and 4, spec/call.md) are refused in words, as any other role.
+const (
+	roleSender   role = 1
+	roleReceiver role = 2
+)
+
+func (r role) String() string {
+	switch r {
+	case roleSender:
+		return "sender"
+	case roleReceiver:
+		return "receiver"
+	case 3:
+		return "client"
+	case 4:
+		return "service"
+	}
+	return fmt.Sprintf("peer of role %d", uint32(r))
+}
+
+func (r role) other() role { return 3 - r }
+
+// packet is the first 80 bytes of each. Fields that a kind does not use are 0.
+type packet struct {
+	kind, wireVersion uint32
+	layoutSignature   uint64
+	role              role
+	holds             uint32
+	capacity          uint64
+	bytesMax          uint64
+	generation        uint64
+	head, tail        uint64
+	floor             uint64
+	seq               uint32
+}
+
+func newPacket(kind uint32) packet {
+	return packet{kind: kind, wireVersion: lane.WireVersion, layoutSignature: lane.LayoutSignature}
+}
+
+func lanePacket(kind uint32, capacity, bytesMax uint64, tail, head lane.Position) packet {
+	p := newPacket(kind)
+	p.capacity, p.bytesMax, p.tail, p.head = capacity, bytesMax, tail.Pack(), head.Pack()
+	return p
+}
+
+func (p *packet) encode() []byte {
+	le := binary.LittleEndian
+	b := make([]byte, packetBytes)
+	le.PutUint32(b[0:], p.kind)
+	le.PutUint32(b[4:], p.wireVersion)
+	le.PutUint64(b[8:], p.layoutSignature)
+	le.PutUint32(b[16:], uint32(p.role))
+	le.PutUint32(b[20:], p.holds)
+	for i, word := range []uint64{p.capacity, p.bytesMax, p.generation, p.head, p.tail, p.floor} {
+		le.PutUint64(b[24+8*i:], word)
+	}
+	le.PutUint32(b[72:], p.seq)
+	return b
+}
+
+func decodePacket(b []byte) (p packet, ok bool) {
+	if len(b) < packetBytes {
+		return p, false
+	}
+	le := binary.LittleEndian
+	p.kind, p.wireVersion, p.layoutSignature = le.Uint32(b[0:]), le.Uint32(b[4:]), le.Uint64(b[8:])
+	p.role, p.holds = role(le.Uint32(b[16:])), le.Uint32(b[20:])
+	for i, word := range []*uint64{&p.capacity, &p.bytesMax, &p.generation, &p.head, &p.tail, &p.floor} {
+		*word = le.Uint64(b[24+8*i:])
+	}
+	p.seq = le.Uint32(b[72:])
+	return p, true
+}
+
+// shake is a connection during the hand-shake.
+type shake struct {
+	ctx     context.Context
+	socket  *polled
+	peer    Peer
+	options Options
+}
+
+// newShake begins with a peer that this side wants to deal with. It takes the descriptor, also when it fails.
+func newShake(ctx context.Context, fd int, options Options) (*shake, error) {
+	peer, err := peerOf(fd)
+	if err != nil {
+		unix.Close(fd)
+		return nil, system("asking who the peer is", err)
+	}
+	socket, err := newPolled(fd, "pelton socket")
+	if err != nil {
+		return nil, err
+	}
+	s := &shake{ctx, socket, peer, options}
+	if peer.UID != os.Geteuid() && !slices.Contains(options.UIDs, peer.UID) {
+		defer s.close()
+		return nil, s.refuse("the peer is uid %d, this side takes uid %d and %v: allow the other's uid in the options of both sides",
+			peer.UID, os.Geteuid(), options.UIDs)
+	}
+	return s, nil
+}
+
+// close hangs up, of a hand-shake that came to nothing.
+func (s *shake) close() { _ = s.socket.file.Close() }
+
+// refuse says why not; the peer's next read finds it, even after this side has closed.
+func (s *shake) refuse(format string, args ...any) error {
+	why := fmt.Sprintf(format, args...)
+	s.say(why)
+	return failure(ErrRefused, "refused: %s", why)
+}
+
+func (s *shake) say(why string) {
+	p := newPacket(kindRefused)
+	text := append(p.encode(), why...)
+	_ = trySend(s.socket.fd, text[:min(len(text), packetBytesMax)])
+}
+
+// told tells the peer too why this side gives up.
+func (s *shake) told(err error) error {
+	if err != nil {
+		s.say(err.Error())
+	}
+	return err
+}
+
+// refusal is what a packet says, if it says why not: somebody else's words, which may go to a terminal.
+func refusal(b []byte) error {
+	p, ok := decodePacket(b)
+	if !ok || p.kind != kindRefused {
+		return nil
+	}
+	text := strings.Map(func(c rune) rune {
+		if unicode.IsControl(c) {
+			return -1
+		}
+		return c
+	}, strings.ToValidUTF8(string(b[packetBytes:]), "\uFFFD"))
+	return failure(ErrRefused, "refused: %s", text)
+}
+
+func hungUp() error {
+	return failure(ErrHungUp, "the peer hung up during the hand-shake: see what it says")
+}
+
+func (s *shake) send(p packet, fds ...int) error {
+	err := trySend(s.socket.fd, p.encode(), fds...)
+	switch {
+	case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET):
+		// It may have refused before this side had said anything.
+		b := make([]byte, packetBytesMax)
+		if n, fds, _, err := tryReceive(s.socket.fd, b); err == nil {
+			closeAll(fds)
+			if refused := refusal(b[:n]); refused != nil {
+				return refused
+			}
+		}
+		return hungUp()
+	case errors.Is(err, unix.EAGAIN):
+		return failure(ErrAgain, "timed out while greeting a peer that does not read")
+	}
+	return system("greeting the peer", err)
+}
+
+// receive waits for the next packet, which must be of that kind, with so many descriptors.
+func (s *shake) receive(kind uint32, count int) (packet, []int, error) {
+	b := make([]byte, packetBytesMax)
+	var n int
+	var fds []int
+	var isCut bool
+	var failed error
+	err := s.socket.until(s.ctx, func() bool {
+		n, fds, isCut, failed = tryReceive(s.socket.fd, b)
+		return !errors.Is(failed, unix.EAGAIN)
+	})
+	if err != nil {
+		return packet{}, nil, err
+	}
+	if failed != nil {
+		return packet{}, nil, system("hearing from the peer", failed)
+	}
+	p, err := s.judge(b[:n], kind, count, len(fds), isCut)
+	if err != nil {
+		closeAll(fds)
+		return packet{}, nil, err
+	}
+	return p, fds, nil
+}
+
+// judge is what must hold of a packet by itself.
+func (s *shake) judge(b []byte, kind uint32, wanted, found int, isCut bool) (packet, error) {
+	if len(b) == 0 {
+		return packet{}, hungUp()
+	}
+	p, ok := decodePacket(b)
+	if !ok {
+		return p, s.refuse("a packet of %d bytes came, wanted at least %d", len(b), packetBytes)
+	}
+	if refused := refusal(b); refused != nil {
+		return p, refused
+	}
+	if p.wireVersion != lane.WireVersion || p.layoutSignature != lane.LayoutSignature {
+		return p, s.refuse("one side speaks wire version %d with layout %#x, the other %d with %#x: run the same version of pelton on both sides",
+			p.wireVersion, p.layoutSignature, lane.WireVersion, uint64(lane.LayoutSignature))
+	}
+	if p.kind != kind {
+		return p, s.refuse("packet of kind %d came, wanted %d", p.kind, kind)
+	}
+	if isCut && found < wanted {
+		s.say(fmt.Sprintf("process %d cannot take %d descriptors", os.Getpid(), wanted))
+		return p, system("taking the peer's descriptors: raise this process's RLIMIT_NOFILE", unix.EMFILE)
+	}
+	if found != wanted {
+		return p, s.refuse("%d descriptors came with packet %d, wanted %d", found, kind, wanted)
+	}
+	return p, nil
+}
+
+// greet has both sides say who they are; answers whether the peer holds a lane.
+func (s *shake) greet(own role, holds, listens bool) (bool, error) {
+	hello := newPacket(kindHello)
+	hello.role = own
+	if holds {
+		hello.holds = 1
+	}
+	if !listens {
+		if err := s.send(hello); err != nil {
+			return false, err
+		}
+	}
+	peer, _, err := s.receive(kindHello, 0)
+	if err != nil {
+		return false, err
+	}
+	if peer.role == own {
+		return false, s.refuse("both sides are the %v: one must be the other", own)
+	}
+	if peer.role != own.other() {
+		return false, s.refuse("one side is a %v, the other a %v: that one wants a %v", peer.role, own, own.other())
+	}
+	if peer.holds != 0 && holds {
+		return false, s.refuse("both sides hold a lane whose peer died: one of them must give its own up and make a new handle")
+	}
+	if listens {
+		if err := s.send(hello); err != nil {
+			return false, err
+		}
+	}
+	return peer.holds != 0, nil
+}
+
+// ready ends the hand-shake. The last to say so decides: a survivor, lest a lane get two successors; else the listener.
+func (s *shake) ready(last bool) error {
+	if last {
+		if _, _, err := s.receive(kindReady, 0); err != nil {
+			return err
+		}
+	}
+	if err := s.send(newPacket(kindReady)); err != nil || last {
+		return err
+	}
+	_, _, err := s.receive(kindReady, 0)
+	return err
+}
+
+func (s *shake) openControl(fd int, what string, magic uint64) (*segment, error) {
+	page, err := openSegment(fd, what, controlSeals, lane.SegmentBytes, false)
+	if err != nil {
+		return nil, s.told(err)
+	}
+	if err := lane.CheckPreamble(page.bytes, magic); err != nil {
+		page.close()
+		return nil, s.refuse("the %s segment: %v", what, err)
+	}
+	return page, nil
+}
+
+// openData checks the figures before it uses them for anything.
+func (s *shake) openData(fd int, p packet, writable bool) (*segment, error) {
+	if !lane.CapacityIsValid(p.capacity) {
+		unix.Close(fd)
+		return nil, s.refuse("the lane has a capacity of %d bytes, which cannot be", p.capacity)
+	}
+	if p.bytesMax > lane.MessageBytesLimit(p.capacity) {
+		unix.Close(fd)
+		return nil, s.refuse("the lane has a message limit of %d bytes, more than its capacity of %d allows", p.bytesMax, p.capacity)
+	}
+	data, err := openSegment(fd, "data", sizeSeals, p.capacity, writable)
+	return data, s.told(err)
+}
+
+func (s *shake) openProducer(fd int, p packet) (*segment, error) {
+	page, err := s.openControl(fd, "producer", lane.MagicProducer)
+	if err != nil {
+		return nil, err
+	}
+	if capacity, bytesMax, cursors := lane.ProducerFigures(page.bytes); capacity != p.capacity || bytesMax != p.bytesMax || cursors != 1 {
+		page.close()
+		return nil, s.refuse("the producer's page says capacity %d, limit %d, %d cursors; its packet %d, %d, wanted 1",
+			capacity, bytesMax, cursors, p.capacity, p.bytesMax)
+	}
+	return page, nil
+}
+
+// parts collects what a hand-shake makes and takes, so that all of it is given back unless it succeeds.
+type parts struct {
+	segments []*segment
+	fds      []int
+}
+
+func (p *parts) segment(s *segment, err error) (*segment, error) {
+	if err == nil {
+		p.segments = append(p.segments, s)
+	}
+	return s, err
+}
+
+// owns takes descriptors; each that is handed on is claimed before.
+func (p *parts) owns(fds []int) { p.fds = append(p.fds, fds...) }
+
+func (p *parts) claim(fd int) int {
+	if i := slices.Index(p.fds, fd); i >= 0 {
+		p.fds = slices.Delete(p.fds, i, i+1)
+	}
+	return fd
+}
+
+func (p *parts) giveBack() {
+	for _, segment := range p.segments {
+		segment.close()
+	}
+	closeAll(p.fds)
+}
+
+func (p *parts) keep() { *p = parts{} }
+
+// consumerSide is what a sender has of its peer after the middle of the hand-shake.
+type consumerSide struct {
+	consumer, receiver *segment
+	bell               int
+}
+
+func (s *shake) openConsumerSide(p *parts, fds []int) (side consumerSide, err error) {
+	if side.consumer, err = p.segment(s.openControl(p.claim(fds[0]), "consumer", lane.MagicConsumer)); err != nil {
+		return side, err
+	}
+	if side.receiver, err = p.segment(s.openControl(p.claim(fds[1]), "receiver", lane.MagicReceiver)); err != nil {
+		return side, err
+	}
+	side.bell, err = takeBell(p.claim(fds[2]))
+	if err == nil {
+		p.owns([]int{side.bell})
+	}
+	return side, s.told(err)
+}
+
+// newSender is the hand-shake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
+func (s *shake) newSender(listens bool) (*Sender, error) {
+	var p parts
+	defer p.giveBack()
+	canBarrier := membarrier()
+	own, err := newBell()
+	if err != nil {
+		return nil, s.told(err)
+	}
+	defer func() {
+		if own != nil {
+			_ = own.file.Close()
+		}
+	}()
+	takesOver, err := s.greet(roleSender, false, listens)
+	if err != nil {
+		return nil, err
+	}
+	capacity, limit, err := s.options.sizes()
+	if err != nil {
+		return nil, s.told(err)
+	}
+	tail, head, floor := lane.Start, lane.Start, uint64(0)
+	var page, data *segment
+	var side consumerSide
+	if takesOver {
+		offer, fds, err := s.receive(kindConsumer, 4)
+		if err != nil {
+			return nil, err
+		}
+		p.owns(fds)
+		if data, err = p.segment(s.openData(p.claim(fds[3]), offer, true)); err != nil {
+			return nil, err
+		}
+		if offer.capacity > capacity {
+			return nil, s.refuse("the lane to take over has %d bytes, this sender's capacity is %d: raise it to at least as much", offer.capacity, capacity)
+		}
+		if side, err = s.openConsumerSide(&p, fds); err != nil {
+			return nil, err
+		}
+		// Above 1: this is not the lane's first producer, and marks its first message so.
+		generation := max(offer.generation+1, 2)
+		if page, err = p.segment(makeProducerPage(offer.capacity, offer.bytesMax, generation)); err != nil {
+			return nil, s.told(err)
+		}
+		answer := offer
+		answer.kind, answer.generation = kindProducer, generation
+		if err := s.send(answer, page.fd, own.fd); err != nil {
+			return nil, err
+		}
+		tail, head, floor = lane.Unpack(offer.tail), lane.Unpack(offer.head), offer.floor
+	} else {
+		if page, err = p.segment(makeProducerPage(capacity, limit, 1)); err != nil {
+			return nil, s.told(err)
+		}
+		if data, err = p.segment(makeData(capacity)); err != nil {
+			return nil, s.told(err)
+		}
+		offer := lanePacket(kindProducer, capacity, limit, tail, head)
+		offer.generation = 1
+		if err := s.send(offer, page.fd, own.fd, data.fd); err != nil {
+			return nil, err
+		}
+		_, fds, err := s.receive(kindConsumer, 3)
+		if err != nil {
+			return nil, err
+		}
+		p.owns(fds)
+		if side, err = s.openConsumerSide(&p, fds); err != nil {
+			return nil, err
+		}
+	}
+	m := &memory{producer: page, consumer: side.consumer, receiver: side.receiver, data: data}
+	producer, err := lane.NewProducer(m.lane(), tail, head, floor, canBarrier)
+	if err != nil {
+		return nil, s.told(laneError(err))
+	}
+	process, err := processOf(s.socket.fd, s.peer)
+	if err != nil {
+		return nil, s.told(system("watching the peer", err))
+	}
+	if process >= 0 {
+		p.owns([]int{process})
+	}
+	if err := s.ready(listens && !takesOver); err != nil {
+		return nil, err
+	}
+	p.keep()
+	sender := newSender(producer, m, own, newLink(s.socket, process, side.bell, s.peer, own.kick), s.options)
+	own = nil
+	return sender, nil
+}
+
+// survivingSender is the hand-shake of a sender whose receiver died: it offers its lane.
+func (s *shake) survivingSender(sender *Sender, listens bool) error {
+	var p parts
+	defer p.giveBack()
+	if _, err := s.greet(roleSender, true, listens); err != nil {
+		return err
+	}
+	producer, m := sender.lane, sender.memory
+	if _, err := producer.LookAtHead(); err != nil {
+		return s.told(laneError(err))
+	}
+	offer := lanePacket(kindProducer, producer.Capacity(), producer.BytesMax(), producer.Tail(), producer.Head())
+	offer.generation = producer.Generation()
+	if err := s.send(offer, m.producer.fd, sender.bell.fd, m.data.fd); err != nil {
+		return err
+	}
+	_, fds, err := s.receive(kindConsumer, 3)
+	if err != nil {
+		return err
+	}
+	p.owns(fds)
+	side, err := s.openConsumerSide(&p, fds)
+	if err != nil {
+		return err
+	}
+	if err := producer.CheckSuccessor(side.consumer.bytes); err != nil {
+		return s.told(laneError(err))
+	}
+	process, err := processOf(s.socket.fd, s.peer)
+	if err != nil {
+		return s.told(system("watching the peer", err))
+	}
+	if process >= 0 {
+		p.owns([]int{process})
+	}
+	// Nothing of this side's has changed before the last READY: a successor that goes is as if it had never been.
+	if err := s.ready(true); err != nil {
+		return err
+	}
+	p.keep()
+	m.consumer.close()
+	m.receiver.close()
+	m.consumer, m.receiver = side.consumer, side.receiver
+	producer.AttachConsumer(side.consumer.bytes, side.receiver.bytes)
+	sender.link.close()
+	sender.link = newLink(s.socket, process, side.bell, s.peer, sender.bell.kick)
+	return nil
+}
+
+// reception is what a lane is given of its receiver's.
+type reception struct {
+	page *segment
+	bell *bell
+	// What the sender is given to ring, if that is not the receiver's own bell.
+	peersBell  int
+	canBarrier bool
+	isShared   bool
+}
+
+// newReceiver is the hand-shake of a new receiver's lane: a fresh one, or that of a sender that survived its receiver.
+func (s *shake) newReceiver(to *reception, listens bool) (*inLane, error) {
+	var p parts
+	defer p.giveBack()
+	takesOver, err := s.greet(roleReceiver, false, listens)
+	if err != nil {
+		return nil, err
+	}
+	offer, fds, err := s.receive(kindProducer, 3)
+	if err != nil {
+		return nil, err
+	}
+	p.owns(fds)
+	data, err := p.segment(s.openData(p.claim(fds[2]), offer, false))
+	if err != nil {
+		return nil, err
+	}
+	page, err := p.segment(s.openProducer(p.claim(fds[0]), offer))
+	if err != nil {
+		return nil, err
+	}
+	peerBell, err := takeBell(p.claim(fds[1]))
+	if err != nil {
+		return nil, s.told(err)
+	}
+	p.owns([]int{peerBell})
+	head := lane.Unpack(offer.head)
+	redelivered := lane.Unpack(offer.tail).Since(head)
+	if redelivered > offer.capacity/8 {
+		return nil, s.refuse("%d messages are said to wait in a lane of %d bytes, wanted at most %d", redelivered, offer.capacity, offer.capacity/8)
+	}
+	consumerPage, err := p.segment(makeConsumerPage(head))
+	if err != nil {
+		return nil, s.told(err)
+	}
+	m := &memory{producer: page, consumer: consumerPage, receiver: to.page, data: data, keepsReceiver: to.isShared}
+	consumer, err := lane.NewConsumer(m.lane(), offer.bytesMax)
+	if err != nil {
+		return nil, s.told(laneError(err))
+	}
+	bell := to.bell.fd
+	if to.peersBell >= 0 {
+		bell = to.peersBell
+	}
+	if err := s.send(newPacket(kindConsumer), consumerPage.fd, to.page.fd, bell); err != nil {
+		return nil, err
+	}
+	process, err := processOf(s.socket.fd, s.peer)
+	if err != nil {
+		return nil, s.told(system("watching the peer", err))
+	}
+	if process >= 0 {
+		p.owns([]int{process})
+	}
+	if err := s.ready(listens && !takesOver); err != nil {
+		return nil, err
+	}
+	p.keep()
+	m.use()
+	link := newLink(s.socket, process, peerBell, s.peer, to.bell.kick)
+	return &inLane{consumer: consumer, memory: m, link: link, again: redelivered}, nil
+}
+
+// survivingReceiver is the hand-shake of a receiver whose sender died: it offers the lane, and says where that one's records end.
+func (s *shake) survivingReceiver(r *Receiver, listens bool) error {
+	var p parts
+	defer p.giveBack()
+	if _, err := s.greet(roleReceiver, true, listens); err != nil {
+		return err
+	}
+	in := r.lanes[0]
+	consumer, m := in.consumer, in.memory
+	tail, _, err := consumer.EndOfCommitted()
+	if err != nil {
+		return s.told(laneError(err))
+	}
+	offer := lanePacket(kindConsumer, consumer.Capacity(), consumer.BytesMax(), tail, consumer.Head())
+	offer.floor, offer.generation = consumer.DeadProducer()
+	if err := s.send(offer, m.consumer.fd, m.receiver.fd, r.bell.fd, m.data.fd); err != nil {
+		return err
+	}
+	answer, fds, err := s.receive(kindProducer, 2)
+	if err != nil {
+		return err
+	}
+	p.owns(fds)
+	if answer.capacity != offer.capacity || answer.bytesMax != offer.bytesMax {
+		return s.refuse("the successor speaks of %d bytes, the lane has %d", answer.capacity, offer.capacity)
+	}
+	page, err := p.segment(s.openProducer(p.claim(fds[0]), answer))
+	if err != nil {
+		return err
+	}
+	peerBell, err := takeBell(p.claim(fds[1]))
+	if err != nil {
+		return s.told(err)
+	}
+	p.owns([]int{peerBell})
+	process, err := processOf(s.socket.fd, s.peer)
+	if err != nil {
+		return s.told(system("watching the peer", err))
+	}
+	if process >= 0 {
+		p.owns([]int{process})
+	}
+	// Only then is the successor's page complete: had it died before, the dead one's would still be needed.
+	if err := s.ready(true); err != nil {
+		return err
+	}
+	p.keep()
+	m.producer.close()
+	m.producer = page
+	consumer.AttachProducer(page.bytes)
+	in.link.handOver(newLink(s.socket, process, peerBell, s.peer, r.bell.kick), tail.Seq, in)
+	return nil
+}

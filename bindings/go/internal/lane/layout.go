@@ -1,0 +1,289 @@
+// Package lane is the algorithm of spec/layout.md and spec/protocol.md over memory that somebody else owns: a producer, a
+// consumer, and the words by which they sleep and wake each other. It makes no system call and never waits.
+//
+// # Synchronisation
+//
+// Go's atomics are sequentially consistent. Of what the specification asks for, that gives:
+//
+//   - [publish], [release], [close], [fenced]: an atomic store and an atomic load, which are stronger than the release and
+//     the acquire asked for.
+//   - [sleep], at the waker: the atomic store of the header (or the head) and the atomic load of the sleep word that
+//     follows it are never exchanged (x86-64: the store is an XCHG, which is a full fence; arm64: STLR and LDAR are kept
+//     in order). So a lane's side in Go always fences, says so in the word fenced from attach on, and never takes it back.
+//   - [sleep], at the sleeper: the same, between the store of the sleep word and the look that follows. It calls
+//     membarrier besides, unless the other side says that it fences: see [Sleeper.Arm].
+//
+// What the specification calls plain is an ordinary store of Go's, of one aligned word, where the other side looks at it
+// only behind one of these edges or not at all while this side lives; otherwise it is atomic.
+//
+// Words of the other side's are loaded once, checked, and only the copy is used. All access to memory is by slices, which
+// Go checks: what a check of the specification's would miss is a panic, and never an access out of bounds.
+package lane
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+)
+
+const (
+	// WireVersion counts the protocol; two sides refuse each other when it differs.
+	WireVersion = 1
+	// LayoutSignature is the hash of the layout's text in spec/layout.md.
+	LayoutSignature = 0x3704e993d4074093
+	// SegmentBytes is the size of a control segment.
+	SegmentBytes = 65536
+
+	CapacityMin = 4096
+	CapacityMax = 1 << 34
+
+	// Window is how far a lane whose reader keeps up grows before it is wrapped.
+	Window = 256 << 10
+	// lookAgain is how many bytes a lane that stretches goes on for without looking at the head: its line is the consumer's,
+	// and fetching it costs as much as a message.
+	lookAgain = 16 << 10
+
+	// DescriptorsMax is how many descriptors can go with one message.
+	DescriptorsMax = 64
+)
+
+// The first words of the control segments: "pelton-P" and so on in memory order.
+const (
+	MagicProducer = 0x502d6e6f746c6570
+	MagicConsumer = 0x432d6e6f746c6570
+	MagicReceiver = 0x522d6e6f746c6570
+	MagicChannel  = 0x442d6e6f746c6570
+)
+
+// Offsets in the pages, as spec/layout.md has them.
+const (
+	producerCapacity   = 64
+	producerBytesMax   = 72
+	producerCursors    = 80
+	producerBootID     = 96
+	producerTail       = 128
+	producerFloor      = 136
+	producerGeneration = 144
+	producerMessages   = 152
+	producerBytes      = 160
+	producerWaits      = 168
+	producerSleeps     = 176
+	producerWakesSent  = 184
+	producerDepthMax   = 192
+	producerSynced     = 200
+	producerSleep      = 256
+	producerRoomSeq    = 264
+	producerState      = 384
+	producerPid        = 388
+	producerFenced     = 392
+
+	consumerHead       = 128
+	consumerMessages   = 136
+	consumerBytes      = 144
+	consumerWaits      = 152
+	consumerSleeps     = 160
+	consumerWakesSent  = 168
+	consumerGeneration = 176
+	consumerState      = 256
+	consumerPid        = 260
+	consumerFenced     = 264
+
+	receiverSleep = 128
+)
+
+const (
+	stateOpen   = 1
+	stateClosed = 2
+)
+
+// Marks, and their order before one message: jump, generation, descriptors.
+const (
+	markBit         = 1 << 31
+	markJump        = 0
+	markDescriptors = 1
+	markGeneration  = 2
+	valueMask       = 0x0fffffff
+)
+
+var markRank = [3]uint32{markJump: 0, markDescriptors: 2, markGeneration: 1}
+
+// CapacityIsValid says whether a lane can have so many bytes of data.
+func CapacityIsValid(capacity uint64) bool {
+	return capacity%64 == 0 && capacity >= CapacityMin && capacity <= CapacityMax
+}
+
+// MessageBytesLimit is the largest message that a lane of a valid capacity may allow.
+func MessageBytesLimit(capacity uint64) uint64 {
+	return min(capacity/2-32, 1<<31-16)
+}
+
+// RecordBytes is what a message of so many bytes takes, with its header and padding.
+func RecordBytes(bytes uint64) uint64 { return (bytes + 15) &^ 7 }
+
+// SeqAfter is the number behind seq: 0 is left out.
+func SeqAfter(seq uint32) uint32 {
+	if seq++; seq == 0 {
+		return 1
+	}
+	return seq
+}
+
+// Position is a place in the data, and the number of the record that stands there or will.
+type Position struct {
+	Offset uint64
+	Seq    uint32
+}
+
+// Start is where a fresh lane begins.
+var Start = Position{Offset: 0, Seq: 1}
+
+// Unpack reads the word of a position.
+func Unpack(word uint64) Position {
+	return Position{Offset: (word & 0xffffffff) * 8, Seq: uint32(word >> 32)}
+}
+
+// Pack is the word of a position.
+func (p Position) Pack() uint64 { return uint64(p.Seq)<<32 | p.Offset/8 }
+
+// Since is the number of records between an earlier position and this one.
+func (p Position) Since(earlier Position) uint64 {
+	steps := p.Seq - earlier.Seq
+	if p.Seq < earlier.Seq {
+		steps-- // the numbering skips 0
+	}
+	return uint64(steps)
+}
+
+func (p Position) check(what string, capacity uint64) error {
+	if p.Offset+8 > capacity {
+		return &Corrupt{what, p.Offset, capacity - 8}
+	}
+	if p.Seq == 0 {
+		return &Corrupt{what, p.Pack(), 1 << 32}
+	}
+	return nil
+}
+
+// Corrupt says which rule the other side broke.
+type Corrupt struct {
+	What          string
+	Found, Wanted uint64
+}
+
+func (e *Corrupt) Error() string {
+	return fmt.Sprintf("%s is %#x, wanted %#x or what the lane allows", e.What, e.Found, e.Wanted)
+}
+
+// TooLarge says that a message is above the lane's limit.
+type TooLarge struct{ Bytes, BytesMax uint64 }
+
+func (e *TooLarge) Error() string {
+	return fmt.Sprintf("a message of %d bytes is larger than this lane's limit of %d", e.Bytes, e.BytesMax)
+}
+
+// Unbacked says that so many bytes of the data, from its start, must have memory or disk behind them first.
+type Unbacked struct{ Bytes uint64 }
+
+func (e *Unbacked) Error() string {
+	return fmt.Sprintf("%d bytes of the lane are not allocated yet", e.Bytes)
+}
+
+// Memory is the four segments that a lane lies in: the pages at least as long as their fields, all of them aligned to 8.
+type Memory struct {
+	Producer, Consumer, Receiver, Data []byte
+}
+
+// word64 is a word of a segment. The index is checked by Go; a segment's length is a multiple of 8, and so is the offset.
+func word64(segment []byte, offset uint64) *uint64 {
+	return (*uint64)(unsafe.Pointer(&segment[offset]))
+}
+
+func word32(segment []byte, offset uint64) *uint32 {
+	return (*uint32)(unsafe.Pointer(&segment[offset]))
+}
+
+func load64(segment []byte, offset uint64) uint64 { return atomic.LoadUint64(word64(segment, offset)) }
+func load32(segment []byte, offset uint64) uint32 { return atomic.LoadUint32(word32(segment, offset)) }
+func store64(segment []byte, offset, value uint64) {
+	atomic.StoreUint64(word64(segment, offset), value)
+}
+func store32(segment []byte, offset uint64, value uint32) {
+	atomic.StoreUint32(word32(segment, offset), value)
+}
+
+// count adds one to a counter for people.
+func count(segment []byte, offset uint64) { store64(segment, offset, load64(segment, offset)+1) }
+
+// SetBootID is of a path lane's producer page.
+func SetBootID(page []byte, id [16]byte) { copy(page[producerBootID:], id[:]) }
+
+// BootID is what the page says.
+func BootID(page []byte) (id [16]byte) {
+	copy(id[:], page[producerBootID:])
+	return id
+}
+
+// MakeUnused makes a page, as MakeProducerPage or MakeConsumerPage wrote it, one that nobody has used yet, as a path channel's maker leaves
+// it.
+func MakeUnused(page []byte) {
+	generation, pid := uint64(producerGeneration), uint64(producerPid)
+	if load64(page, 0) == MagicConsumer {
+		generation, pid = consumerGeneration, consumerPid
+	}
+	store64(page, generation, 0)
+	store32(page, pid, 0)
+}
+
+// WritePreamble is of a segment that this side makes.
+func WritePreamble(page []byte, magic uint64) { writePreamble(page, magic) }
+
+func writePreamble(page []byte, magic uint64) {
+	binary.LittleEndian.PutUint64(page, magic)
+	binary.LittleEndian.PutUint32(page[8:], WireVersion)
+	binary.LittleEndian.PutUint32(page[12:], SegmentBytes)
+	binary.LittleEndian.PutUint64(page[16:], LayoutSignature)
+}
+
+// CheckPreamble says what is wrong with the beginning of a control segment that another side made.
+func CheckPreamble(page []byte, magic uint64) error {
+	var own [24]byte
+	writePreamble(own[:], magic)
+	for offset := uint64(0); offset < 24; offset += 8 {
+		found, wanted := load64(page, offset), binary.LittleEndian.Uint64(own[offset:])
+		if found != wanted {
+			return &Corrupt{fmt.Sprintf("word %d of a segment", offset), found, wanted}
+		}
+	}
+	return nil
+}
+
+// MakeProducerPage writes what a producer's page has before it is shared to one of zeros.
+func MakeProducerPage(page []byte, capacity, bytesMax, generation uint64, pid uint32) {
+	writePreamble(page, MagicProducer)
+	store64(page, producerCapacity, capacity)
+	store64(page, producerBytesMax, bytesMax)
+	store32(page, producerCursors, 1)
+	store64(page, producerTail, Start.Pack())
+	store64(page, producerSynced, Start.Pack())
+	store64(page, producerGeneration, generation)
+	store32(page, producerState, stateOpen)
+	store32(page, producerPid, pid)
+}
+
+// MakeConsumerPage does the same for a consumer's page.
+func MakeConsumerPage(page []byte, head Position, pid uint32) {
+	writePreamble(page, MagicConsumer)
+	store64(page, consumerHead, head.Pack())
+	store64(page, consumerGeneration, 1)
+	store32(page, consumerState, stateOpen)
+	store32(page, consumerPid, pid)
+}
+
+// MakeReceiverPage does the same for a receiver's page.
+func MakeReceiverPage(page []byte) { writePreamble(page, MagicReceiver) }
+
+// ProducerFigures is what a producer's page says of its lane: capacity, limit, cursors.
+func ProducerFigures(page []byte) (capacity, bytesMax uint64, cursors uint32) {
+	return load64(page, producerCapacity), load64(page, producerBytesMax), load32(page, producerCursors)
+}

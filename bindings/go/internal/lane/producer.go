@@ -1,0 +1,524 @@
+package lane
+
+import (
+	"errors"
+	"sync/atomic"
+)
+
+// ErrConsumerClosed says that the consumer has closed: nobody will read further.
+var ErrConsumerClosed = errors.New("the consumer has closed")
+
+// Producer is the sending side of a lane.
+//
+// The free room is what is neither unreleased nor needed for the cleared header behind the last record; spec/protocol.md
+// has the picture. The header at the tail is always cleared, and marks and the records of a batch are written before the
+// one store at the tail that publishes them all. The data are never read.
+type Producer struct {
+	memory   Memory
+	capacity uint64
+	bytesMax uint64
+	window   uint64
+
+	tail uint64
+	seq  uint32
+	// Up to here records may be placed at the tail without looking again.
+	limit    uint64
+	messages uint64
+	bytes    uint64
+
+	head  Position
+	floor uint64
+	// Where the lap before this one ended, while the tail is behind the head.
+	lapEnd        uint64
+	generationDue uint32
+	consumerGone  bool
+	// The caller knows that the consumer has closed, and goes on without.
+	alone bool
+	// Bytes of the data, from its start, that have memory or disk behind them.
+	backed uint64
+
+	// Of the reservation under way: where its first header goes and how much it has, and what comes between it and the tail.
+	at        uint64
+	reserved  uint64
+	jump      uint64
+	jumps     bool
+	marks     [2]uint32
+	markCount uint64
+	batch     batch
+
+	sleeper Sleeper
+	waker   waker
+}
+
+type batch struct {
+	end, limit uint64
+	first      uint64
+	nextSeq    uint32
+	messages   uint32
+	bytes      uint64
+}
+
+// NewProducer is the producer of a lane whose records go on at tail, with everything before head released. The floor is 0 of a fresh
+// lane, else the dead producer's. The generation in the page, if above 1, is marked at the first message.
+func NewProducer(memory Memory, tail, head Position, floor uint64, canBarrier bool) (*Producer, error) {
+	capacity := uint64(len(memory.Data))
+	if err := tail.check("tail", capacity); err != nil {
+		return nil, err
+	}
+	if err := head.check("head", capacity); err != nil {
+		return nil, err
+	}
+	if records := tail.Since(head); records > capacity/8 {
+		return nil, &Corrupt{"records between head and tail", records, capacity / 8}
+	}
+	page := memory.Producer
+	if floor > tail.Offset {
+		// A floor is meant for a tail past it; a crash between the two stores leaves one that is not.
+		floor = 0
+	}
+	p := &Producer{
+		memory:   memory,
+		capacity: capacity,
+		bytesMax: load64(page, producerBytesMax),
+		window:   min(Window, capacity),
+		tail:     tail.Offset,
+		seq:      tail.Seq,
+		messages: load64(page, producerMessages),
+		bytes:    load64(page, producerBytes),
+		head:     head,
+		floor:    floor,
+		lapEnd:   capacity,
+		backed:   capacity,
+		sleeper:  newSleeper(word64(page, producerSleep), canBarrier),
+		waker:    newWaker(word64(memory.Receiver, receiverSleep), word32(page, producerFenced)),
+	}
+	if generation := load64(page, producerGeneration); generation > 1 {
+		p.generationDue = markBit | markGeneration<<28 | uint32(generation)&valueMask
+	}
+	store64(page, producerFloor, floor)
+	store64(page, producerTail, tail.Pack())
+	store32(page, producerState, stateOpen)
+	return p, nil
+}
+
+// TakeOverProducer goes on in the page of the producer before, of a path channel, whose role this process has: behind the last message
+// that it committed. Of nothing is known that it has memory behind it, and whoever received last may have closed.
+func TakeOverProducer(memory Memory, bytesMax uint64, canBarrier bool, pid uint32) (*Producer, error) {
+	page := memory.Producer
+	tail, _, err := walk(memory.Data, bytesMax, Unpack(load64(page, producerTail)))
+	if err != nil {
+		return nil, err
+	}
+	begin(page, producerPid, producerState, producerGeneration, pid)
+	head := Unpack(load64(memory.Consumer, consumerHead))
+	p, err := NewProducer(memory, tail, head, load64(page, producerFloor), canBarrier)
+	if err != nil {
+		return nil, err
+	}
+	p.GoOn()
+	p.SetBacked(0)
+	return p, nil
+}
+
+// GoOn goes on whether or not the consumer has closed, for its successor. Only a close after this is [ErrConsumerClosed].
+func (p *Producer) GoOn() {
+	p.consumerGone, p.alone, p.limit = false, p.ConsumerClosed(), 0
+}
+
+// Consumer is what the consumer's page says of its generation and its process. [close]
+func (p *Producer) Consumer() (generation uint64, pid uint32) {
+	return load64(p.memory.Consumer, consumerGeneration), load32(p.memory.Consumer, consumerPid)
+}
+
+// Backed is how many bytes of the data, from its start, have memory or disk behind them; SetBacked says so. A reservation that needs more
+// answers [Unbacked].
+func (p *Producer) Backed() uint64 { return p.backed }
+
+// SetBacked: see Backed.
+func (p *Producer) SetBacked(bytes uint64) { p.backed, p.limit = min(bytes, p.capacity), 0 }
+
+// NoteSynced says in the page that everything before tail is on disk.
+func (p *Producer) NoteSynced(tail Position) { store64(p.memory.Producer, producerSynced, tail.Pack()) }
+
+// CheckSuccessor says whether the page of a consumer that is to succeed the dead one has its head where that one's was.
+func (p *Producer) CheckSuccessor(consumer []byte) error {
+	if head := Unpack(load64(consumer, consumerHead)); head != p.head {
+		return &Corrupt{"the successor's head", head.Pack(), p.head.Pack()}
+	}
+	return nil
+}
+
+// AttachConsumer goes on with the pages of a consumer that [Producer.CheckSuccessor] found right.
+func (p *Producer) AttachConsumer(consumer, receiver []byte) {
+	p.memory.Consumer, p.memory.Receiver = consumer, receiver
+	p.consumerGone, p.limit = false, 0
+	p.waker = newWaker(word64(receiver, receiverSleep), word32(p.memory.Producer, producerFenced))
+}
+
+// TryReserve reserves room for one message of so many bytes, with a mark before it if descriptors travel with it; false when
+// the lane is full. The slice is written in place until Commit; what is not committed is as if it had never been.
+//
+// Errors: [TooLarge], [ErrConsumerClosed], [Corrupt].
+func (p *Producer) TryReserve(bytes uint64, descriptors uint32) ([]byte, bool, error) {
+	// bytes is bounded before it is added to anything.
+	if bytes <= p.bytesMax && descriptors == 0 && p.tail+RecordBytes(bytes)+8 <= p.limit {
+		p.at, p.reserved, p.jumps, p.markCount, p.batch.limit = p.tail, bytes, false, 0, 0
+		return p.memory.Data[p.tail+8:][:bytes:bytes], true, nil
+	}
+	if bytes > p.bytesMax {
+		return nil, false, &TooLarge{bytes, p.bytesMax}
+	}
+	fits, err := p.makeRoom(RecordBytes(bytes), descriptors)
+	if err != nil || !fits {
+		return nil, false, err
+	}
+	p.reserved = bytes
+	return p.memory.Data[p.at+8:][:bytes:bytes], true, nil
+}
+
+// makeRoom sets where the next records go, and what comes before them; false when there is no room.
+func (p *Producer) makeRoom(records uint64, descriptors uint32) (bool, error) {
+	if p.consumerGone {
+		return false, ErrConsumerClosed
+	}
+	p.batch.limit = 0
+	p.markCount = 0
+	if p.generationDue != 0 {
+		p.marks[0] = p.generationDue
+		p.markCount = 1
+	}
+	if descriptors > 0 {
+		p.marks[p.markCount] = markBit | markDescriptors<<28 | descriptors
+		p.markCount++
+	}
+	// The cleared header behind the last record is also where the next jump goes.
+	start, fits, err := p.place(8*p.markCount + records + 8)
+	if err != nil || !fits {
+		return false, err
+	}
+	p.sleeper.Disarm()
+	p.jumps, p.jump = start != p.tail, start
+	p.at = start + 8*p.markCount
+	return true, nil
+}
+
+// place finds need contiguous bytes, and sets limit for the records after them. What is in which case: "Where a record may
+// go" in spec/protocol.md.
+func (p *Producer) place(need uint64) (uint64, bool, error) {
+	for looked := false; ; looked = true {
+		tail, head := p.tail, p.head.Offset
+		pastWindow := tail+need > p.window
+		end := head
+		if tail >= head {
+			end = p.capacity
+		}
+		fits := tail+need <= end
+		front := tail >= head && need <= head && head >= p.floor
+		if front && (pastWindow || !fits) {
+			p.limit = 0
+			return p.backedFor(0, need) // B
+		}
+		if fits && !pastWindow {
+			p.limit = p.allow(min(end, p.window))
+			return p.backedFor(tail, need) // A
+		}
+		if looked {
+			if fits {
+				p.limit = p.allow(min(end, tail+need+lookAgain))
+				return p.backedFor(tail, need) // A, beyond the window
+			}
+			if behind := (p.lapEnd + 8 + 63) &^ 63; tail < head && behind+need <= p.capacity {
+				p.limit = 0
+				return p.backedFor(behind, need) // C
+			}
+			return 0, false, nil
+		}
+		if err := p.look(); err != nil {
+			return 0, false, err
+		}
+	}
+}
+
+// backedFor is the place, if there is memory behind it.
+func (p *Producer) backedFor(place, need uint64) (uint64, bool, error) {
+	if place+need > p.backed {
+		p.limit = 0
+		return 0, false, &Unbacked{place + need}
+	}
+	p.limit = min(p.limit, p.backed)
+	return place, true, nil
+}
+
+// allow is up to where messages may be placed without asking again: nowhere while the next one needs its generation's mark.
+func (p *Producer) allow(limit uint64) uint64 {
+	if p.generationDue != 0 {
+		return 0
+	}
+	return limit
+}
+
+func (p *Producer) look() error {
+	if !p.alone && p.consumerStateClosed() {
+		return ErrConsumerClosed
+	}
+	p.alone = p.alone && p.ConsumerClosed()
+	_, err := p.LookAtHead()
+	return err
+}
+
+// LookAtHead loads the consumer's head, even if that has closed, and answers how many messages are not released.
+func (p *Producer) LookAtHead() (uint64, error) {
+	head := Unpack(load64(p.memory.Consumer, consumerHead)) // [release]
+	if head != p.head {
+		if err := head.check("head", p.capacity); err != nil {
+			return 0, err
+		}
+		if tail := p.Tail(); head.Since(p.head) > tail.Since(p.head) {
+			return 0, &Corrupt{"seq at the head", uint64(head.Seq), uint64(tail.Seq)}
+		}
+		p.head = head
+	}
+	depth := p.Unreleased()
+	if depth > load64(p.memory.Producer, producerDepthMax) {
+		store64(p.memory.Producer, producerDepthMax, depth)
+	}
+	return depth, nil
+}
+
+// Commit publishes the reserved message, of which bytes are used: at most as many as reserved.
+func (p *Producer) Commit(bytes uint64) Wake {
+	if bytes > p.reserved || p.batch.limit != 0 {
+		panic("lane: commit of more than was reserved")
+	}
+	p.reserved = 0
+	end := p.at + RecordBytes(bytes)
+	*word64(p.memory.Data, end) = 0
+	p.publish(uint64(p.seq)<<32 | bytes)
+	return p.advance(end, SeqAfter(p.seq), 1, bytes)
+}
+
+// publish stores the word of the first record, and before it whatever comes between it and the tail.
+func (p *Producer) publish(word uint64) {
+	data := p.memory.Data
+	if p.at == p.tail {
+		store64(data, p.tail, word) // [publish]
+		return
+	}
+	*word64(data, p.at) = word
+	for i := p.markCount; i > 0; i-- {
+		offset := p.at - 8*(p.markCount-i+1)
+		mark := uint64(p.seq)<<32 | uint64(p.marks[i-1])
+		if offset == p.tail {
+			store64(data, offset, mark) // [publish]
+		} else {
+			*word64(data, offset) = mark
+		}
+	}
+	if p.jumps {
+		if p.jump > p.tail {
+			// Before the jump: a successor must not take the front for free.
+			p.floor = p.jump
+			store64(p.memory.Producer, producerFloor, p.floor)
+		}
+		store64(data, p.tail, uint64(p.seq)<<32|markBit|markJump<<28|p.jump/64) // [publish]
+		if p.jump < p.tail {
+			p.floor = 0
+			store64(p.memory.Producer, producerFloor, 0)
+			p.lapEnd = p.tail
+		}
+	}
+	p.generationDue = 0
+}
+
+// advance moves the tail behind what was just published, and looks whether to ring.
+func (p *Producer) advance(end uint64, nextSeq, messages uint32, bytes uint64) Wake {
+	p.tail, p.seq = end, nextSeq
+	p.messages += uint64(messages)
+	p.bytes += bytes
+	page := p.memory.Producer
+	// Plain: the tail is for a successor, who learns of the death by a system call and walks on from here; the others are
+	// for people.
+	*word64(page, producerTail) = Position{end, nextSeq}.Pack()
+	*word64(page, producerMessages) = p.messages
+	*word64(page, producerBytes) = p.bytes
+	word, sleeps, isClosed := p.waker.look()
+	if !sleeps && !isClosed {
+		return false
+	}
+	return p.attend(word, isClosed)
+}
+
+func (p *Producer) attend(word uint64, isClosed bool) Wake {
+	if isClosed && p.alone {
+		return false
+	}
+	if isClosed {
+		// The next reservation says so.
+		p.limit, p.consumerGone = 0, true
+		return false
+	}
+	p.waker.rang(word)
+	count(p.memory.Producer, producerWakesSent)
+	return Ring
+}
+
+// TryBeginBatch begins a batch of messages whose records take up to so many bytes ([RecordBytes] of each, added up); false
+// when there is no room. Errors as TryReserve.
+func (p *Producer) TryBeginBatch(records uint64) (bool, error) {
+	if most := RecordBytes(p.bytesMax); records > most {
+		return false, &TooLarge{records, most}
+	}
+	fits, err := p.makeRoom(records, 0)
+	if err != nil || !fits {
+		return false, err
+	}
+	p.batch = batch{end: p.at, limit: p.at + records, nextSeq: p.seq}
+	return true, nil
+}
+
+// BatchMessage is room for the next message of the batch; false when its room is used up.
+func (p *Producer) BatchMessage(bytes uint64) ([]byte, bool) {
+	b := &p.batch
+	if bytes > p.bytesMax || b.end+RecordBytes(bytes) > b.limit {
+		return nil, false
+	}
+	offset := b.end
+	b.end += RecordBytes(bytes)
+	if b.messages == 0 {
+		b.first = bytes
+	} else {
+		// Not reachable before the batch's first header is published. [publish]
+		*word64(p.memory.Data, offset) = uint64(b.nextSeq)<<32 | bytes
+	}
+	b.nextSeq = SeqAfter(b.nextSeq)
+	b.messages++
+	b.bytes += bytes
+	return p.memory.Data[offset+8:][:bytes:bytes], true
+}
+
+// CommitBatch publishes the batch's messages, all of them by one store.
+func (p *Producer) CommitBatch() Wake {
+	b := p.batch
+	p.batch = batch{}
+	if b.messages == 0 {
+		return false
+	}
+	*word64(p.memory.Data, b.end) = 0
+	p.publish(uint64(p.seq)<<32 | b.first)
+	return p.advance(b.end, b.nextSeq, b.messages, b.bytes)
+}
+
+// Arm announces a sleep until there is room for a message of so many bytes with as many marks as there can be, or, if empty,
+// until the lane is empty. True: it still is not so, sleep. membarrier is as for [Sleeper.Arm].
+//
+// Errors: [ErrConsumerClosed], [Corrupt]: do not sleep either.
+func (p *Producer) Arm(bytes uint64, empty bool, membarrier func() bool) (bool, error) {
+	if err := p.look(); err != nil {
+		return false, err
+	}
+	// Half of the messages that wait: woken at the first one, the producer would be woken for each; at the last, late.
+	wanted := p.Unreleased()
+	if !empty {
+		wanted = (wanted + 1) / 2
+	}
+	target := p.head.Seq + uint32(wanted)
+	if target < p.head.Seq {
+		target = SeqAfter(target) // the numbering skips 0
+	}
+	store64(p.memory.Producer, producerRoomSeq, uint64(target))
+	p.sleeper.Arm(p.IsConsumerFencing, membarrier)
+	err := p.look()
+	there := err != nil
+	if err == nil && empty {
+		there = p.Unreleased() == 0
+	} else if err == nil {
+		_, there, err = p.place(16 + RecordBytes(min(bytes, p.bytesMax)) + 8)
+		var unbacked *Unbacked
+		if errors.As(err, &unbacked) {
+			// Whether it can be had is for the reservation to find.
+			there, err = true, nil
+		}
+		there = there || err != nil
+	}
+	if there {
+		p.sleeper.Disarm()
+		return false, err
+	}
+	count(p.memory.Producer, producerSleeps)
+	return true, nil
+}
+
+// Disarm says that the producer is awake again.
+func (p *Producer) Disarm() { p.sleeper.Disarm() }
+
+// LoseBarrier asks the consumer to fence from now on: membarrier has been refused.
+func (p *Producer) LoseBarrier() { p.sleeper.LoseBarrier() }
+
+// IsConsumerFencing says whether the consumer fences, so that a sleeper's membarrier is not needed. [fenced]
+func (p *Producer) IsConsumerFencing() bool { return load32(p.memory.Consumer, consumerFenced) == 1 }
+
+// MustNap says whether a sleep may last only a millisecond, because the consumer is not yet known to fence.
+func (p *Producer) MustNap() bool { return p.sleeper.NeedsFencedWakers() && !p.IsConsumerFencing() }
+
+// CountWait counts a send that found no room and is going to wait.
+func (p *Producer) CountWait() { count(p.memory.Producer, producerWaits) }
+
+// Stirs says whether the head has moved since it was last looked at: a hint for who spins.
+func (p *Producer) Stirs() bool {
+	return load64(p.memory.Consumer, consumerHead) != p.head.Pack()
+}
+
+func (p *Producer) consumerStateClosed() bool {
+	return load32(p.memory.Consumer, consumerState) == stateClosed // [close]
+}
+
+// HasNewsOfClosing says whether the consumer has closed, and the caller does not know yet.
+func (p *Producer) HasNewsOfClosing() bool { return !p.alone && p.ConsumerClosed() }
+
+// ConsumerClosed says whether the consumer has closed, by its state or its sleep word.
+func (p *Producer) ConsumerClosed() bool {
+	return p.consumerStateClosed() || atomic.LoadUint64(p.waker.word)&closed != 0
+}
+
+// Tail is the place of the next record.
+func (p *Producer) Tail() Position { return Position{p.tail, p.seq} }
+
+// Head is where the consumer had released to when last looked.
+func (p *Producer) Head() Position { return p.head }
+
+// Unreleased is how many messages were committed and not released, as the head was last looked at.
+func (p *Producer) Unreleased() uint64 { return p.Tail().Since(p.head) }
+
+// Capacity is the bytes of data.
+func (p *Producer) Capacity() uint64 { return p.capacity }
+
+// BytesMax is the largest message.
+func (p *Producer) BytesMax() uint64 { return p.bytesMax }
+
+// Generation is which of the lane's producers this is.
+func (p *Producer) Generation() uint64 { return load64(p.memory.Producer, producerGeneration) }
+
+// Idle is the part of the data that holds no record and will not be written before the tail comes there again: what can be
+// given back to the system. Two ranges of offset and bytes, either may be empty.
+func (p *Producer) Idle() [2][2]uint64 {
+	tail, head := p.tail+8, p.head.Offset
+	if p.tail >= head {
+		front := uint64(0)
+		if head >= p.floor {
+			front = head
+		}
+		return [2][2]uint64{{0, front}, {tail, p.capacity - tail}}
+	}
+	behind := min(p.lapEnd+8, p.capacity)
+	gap := uint64(0)
+	if head > tail {
+		gap = head - tail
+	}
+	return [2][2]uint64{{tail, gap}, {behind, p.capacity - behind}}
+}
+
+// Close says for good that no more will come. The receiver is to be rung afterwards.
+func (p *Producer) Close() {
+	store32(p.memory.Producer, producerState, stateClosed) // [close]
+	p.sleeper.Close()
+}

@@ -1,0 +1,196 @@
+package pelton
+
+import (
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"pelton/internal/lane"
+)
+
+// link is what ties a handle to one peer: whom to ring, and what tells its end. Two goroutines, parked in the poller, hear the
+// hang-up of the socket and the end of the process.
+type link struct {
+	peer     Peer
+	peerBell int
+	socket   *polled
+	process  *polled
+	isGone   atomic.Bool
+	kick     func()
+	// Descriptors received ahead of the message that they belong to.
+	received []descriptors
+	isSilent bool
+	// Of a path channel there is no socket, and the peer comes and goes.
+	path *pathPeer
+}
+
+type descriptors struct {
+	seq   uint32
+	fds   []int
+	isCut bool
+}
+
+// newLink takes the descriptors. Nothing of it may fail: the peer has this side's READY.
+func newLink(socket *polled, process, peerBell int, peer Peer, kick func()) *link {
+	l := &link{peer: peer, peerBell: peerBell, socket: socket, kick: kick}
+	// Of a socket packets may be there, which are the receiver's to read.
+	go l.watch(socket, unix.POLLRDHUP)
+	if process >= 0 {
+		// A descriptor of a process that the poller does not take tells nothing; the hang-up does.
+		if polled, err := newPolled(process, "pelton peer"); err == nil {
+			l.process = polled
+			go l.watch(polled, unix.POLLIN)
+		}
+	}
+	return l
+}
+
+func (l *link) watch(p *polled, events int16) {
+	_ = p.raw.Read(func(fd uintptr) bool { return isReady(int(fd), events) })
+	// Also when this side has closed it, which matters to nobody.
+	l.isGone.Store(true)
+	l.kick()
+}
+
+func (l *link) ring() {
+	if l.path != nil {
+		ring(l.peerBell, 1)
+		return
+	}
+	ring(l.peerBell, 8)
+}
+
+// hasGone says whether the peer that was there is not any more, as far as has been heard.
+func (l *link) hasGone() bool {
+	if l.path != nil {
+		return l.path.life != nil && l.path.life.isGone.Load()
+	}
+	return l.isGone.Load()
+}
+
+// close hangs up, whoever else has the socket.
+func (l *link) close() {
+	if l.path != nil {
+		l.path.lose()
+		unix.Close(l.peerBell)
+		return
+	}
+	_ = unix.Shutdown(l.socket.fd, unix.SHUT_RDWR)
+	l.forget()
+}
+
+func (l *link) forget() {
+	_ = l.socket.file.Close()
+	if l.process != nil {
+		_ = l.process.file.Close()
+	}
+	unix.Close(l.peerBell)
+	for _, some := range l.received {
+		closeAll(some.fds)
+	}
+	l.received = nil
+}
+
+// handOver replaces the link to a sender that died, keeping the descriptors that came for messages that it committed: those before
+// the end. The rest was for messages that never were.
+func (l *link) handOver(next *link, end uint32, in *inLane) {
+	l.takeIn()
+	for _, some := range l.received {
+		if int32(some.seq-end) < 0 {
+			next.received = append(next.received, some)
+		} else {
+			closeAll(some.fds)
+		}
+	}
+	l.received = nil
+	l.forget()
+	in.link = next
+}
+
+// packetsMax is the most packets of descriptors that are for other messages than the one asked for: far above what a socket holds.
+const packetsMax = 1024
+
+// takeIn takes what a sender that died has sent along; its successor does not.
+func (l *link) takeIn() {
+	for len(l.received) < packetsMax {
+		some, ok, err := l.nextPacket()
+		if err != nil || !ok {
+			return
+		}
+		l.received = append(l.received, some)
+	}
+}
+
+func (l *link) nextPacket() (descriptors, bool, error) {
+	if l.path != nil {
+		return descriptors{}, false, nil
+	}
+	b := make([]byte, packetBytesMax)
+	n, fds, isCut, err := tryReceive(l.socket.fd, b)
+	if err == unix.EAGAIN || err == nil && n == 0 {
+		closeAll(fds)
+		return descriptors{}, false, nil
+	}
+	if err != nil {
+		return descriptors{}, false, system("receiving descriptors", err)
+	}
+	p, ok := decodePacket(b[:n])
+	if !ok || p.kind != kindDescriptors {
+		closeAll(fds)
+		return descriptors{}, false, failure(ErrCorrupt, "a packet of %d bytes came, wanted descriptors", n)
+	}
+	return descriptors{p.seq, fds, isCut}, true, nil
+}
+
+// receiveDescriptors answers those of message seq, which were sent before it was committed; or, if the message comes again, are
+// being sent again by a sender that survived: waits for these, a second at most, and not again once that was in vain.
+func (l *link) receiveDescriptors(seq, count uint32, comesAgain bool) ([]*os.File, error) {
+	patience := 0
+	if comesAgain && !l.isSilent {
+		patience = 1000
+	}
+	var found descriptors
+	for passed := 0; ; {
+		var some descriptors
+		var ok bool
+		var err error
+		if len(l.received) > 0 {
+			some, ok = l.received[0], true
+			l.received = l.received[1:]
+		} else if some, ok, err = l.nextPacket(); err != nil {
+			return nil, err
+		}
+		if !ok {
+			if patience > 0 && !l.isGone.Load() {
+				patience--
+				time.Sleep(time.Millisecond)
+				continue
+			}
+			l.isSilent = l.isSilent || comesAgain
+			break
+		}
+		if some.seq == seq {
+			found, l.isSilent = some, false
+			break
+		}
+		closeAll(some.fds)
+		// Else of a message that was released, with its descriptors, by a predecessor.
+		if passed++; int32(some.seq-seq) > 0 || passed > packetsMax {
+			return nil, failure(ErrCorrupt, "descriptors of message %d came before those of %d", some.seq, seq)
+		}
+	}
+	if len(found.fds) != int(count) || count > lane.DescriptorsMax {
+		closeAll(found.fds)
+		if found.isCut {
+			return nil, failure(ErrDescriptorsLost, "%d descriptors came with message %d, %d could be received: raise this process's RLIMIT_NOFILE",
+				count, seq, len(found.fds))
+		}
+		return nil, failure(ErrCorrupt, "message %d came with %d descriptors, said %d", seq, len(found.fds), count)
+	}
+	files := make([]*os.File, len(found.fds))
+	for i, fd := range found.fds {
+		files[i] = os.NewFile(uintptr(fd), "received")
+	}
+	return files, nil
+}

@@ -1,0 +1,179 @@
+package pelton
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// This test's own program as another process, which is one side of a channel: see child.
+const childVariable = "PELTON_GO_TEST_SIDE"
+
+func TestMain(m *testing.M) {
+	if side, ok := os.LookupEnv(childVariable); ok {
+		if err := runSide(strings.Fields(side)); err != nil {
+			fmt.Println("error:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// runSide is what a child does: "send NAME FROM COUNT SIZE END" or "receive NAME COUNT END", by connecting, with a lane of 64 KiB. It says
+// what it has done. END is close, or stay until killed.
+func runSide(arguments []string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	options := &Options{Capacity: 1 << 16, Await: true}
+	var from, count, size int
+	end := arguments[len(arguments)-1]
+	switch arguments[0] {
+	case "send":
+		if _, err := fmt.Sscan(strings.Join(arguments[2:5], " "), &from, &count, &size); err != nil {
+			return err
+		}
+		sender, err := ConnectSender(ctx, arguments[1], options)
+		if err != nil {
+			return err
+		}
+		fmt.Println("connected")
+		for n := from; n < from+count; n++ {
+			if err := sender.Send(ctx, payload(n, size)); err != nil {
+				return err
+			}
+		}
+		fmt.Println("done", count)
+		if end == "close" {
+			return errors.Join(sender.Drain(ctx), sender.Close())
+		}
+	case "receive":
+		if _, err := fmt.Sscan(arguments[2], &count); err != nil {
+			return err
+		}
+		receiver, err := ConnectReceiver(ctx, arguments[1], options)
+		if err != nil {
+			return err
+		}
+		fmt.Println("connected")
+		for range count {
+			message, err := receiver.Receive(ctx)
+			if err != nil {
+				return err
+			}
+			message.Release()
+		}
+		fmt.Println("done", count)
+		if end == "close" {
+			return receiver.Close()
+		}
+	case "path-send":
+		// Numbers that go on from what is in the lane: the channel's own count.
+		sender, err := OpenSender(ctx, arguments[1], nil)
+		if err != nil {
+			return err
+		}
+		for {
+			message := binary.LittleEndian.AppendUint64(nil, uint64(sender.lane.Tail().Seq))
+			if err := sender.Send(ctx, append(message, payload(0, int(message[0])*5)...)); err != nil && !errors.Is(err, ErrPeerDied) {
+				return err
+			}
+		}
+	case "path-receive":
+		receiver, err := OpenReceiver(ctx, arguments[1], nil)
+		if err != nil {
+			return err
+		}
+		for {
+			message, err := receiver.Receive(ctx)
+			if errors.Is(err, ErrPeerDied) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if bytes := message.Bytes(); binary.LittleEndian.Uint64(bytes) != uint64(message.Seq()) || len(bytes) != 8+int(bytes[0])*5 || !isPayload(bytes[8:], 0) {
+				fmt.Fprintln(os.Stderr, "a message is wrong")
+				return errors.New("wrong")
+			}
+			message.Release()
+		}
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// process is a child, ended with the test whatever happens.
+type process struct {
+	*exec.Cmd
+	t      *testing.T
+	output *bufio.Reader
+	input  io.WriteCloser
+	errors strings.Builder
+	once   sync.Once
+	ended  error
+}
+
+func start(t *testing.T, environment, program string, arguments ...string) *process {
+	t.Helper()
+	p := &process{Cmd: exec.Command(program, arguments...), t: t}
+	p.Env = append(os.Environ(), environment)
+	p.input = must(p.StdinPipe())
+	p.output = bufio.NewReaderSize(must(p.StdoutPipe()), 1<<20)
+	p.Stderr = &p.errors
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.kill() })
+	return p
+}
+
+func child(t *testing.T, side ...any) *process {
+	t.Helper()
+	return start(t, childVariable+"="+fmt.Sprintln(side...), must(os.Executable()))
+}
+
+// tool is the pelton command, which ./run test-go builds and names.
+func tool(t *testing.T, arguments ...string) *process {
+	t.Helper()
+	program := os.Getenv("PELTON_TOOL")
+	if program == "" {
+		t.Skip("PELTON_TOOL does not name the pelton command: ./run test-go does")
+	}
+	return start(t, "LANG=C", program, arguments...)
+}
+
+func (p *process) kill() { _ = p.Process.Kill(); _ = p.end() }
+
+func (p *process) end() error {
+	p.once.Do(func() { p.ended = p.Wait() })
+	return p.ended
+}
+
+// says waits for a line.
+func (p *process) says(line string) {
+	p.t.Helper()
+	found, err := p.output.ReadString('\n')
+	if strings.TrimSpace(found) != line {
+		p.t.Fatalf("found %q, wanted %q: %v %s", found, line, err, p.errors.String())
+	}
+}
+
+// exits waits for the process's end, with that code.
+func (p *process) exits(code int) {
+	p.t.Helper()
+	_, _ = io.Copy(io.Discard, p.output)
+	_ = p.end()
+	if found := p.ProcessState.ExitCode(); found != code {
+		p.t.Fatalf("ended with %d, wanted %d: %s", found, code, p.errors.String())
+	}
+}

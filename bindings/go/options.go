@@ -1,0 +1,101 @@
+package pelton
+
+import (
+	"fmt"
+	"log"
+
+	"pelton/internal/lane"
+)
+
+// Wait is how a call that has to wait does so.
+type Wait int
+
+const (
+	// Block looks for some microseconds, fewer when that has not paid lately, letting other goroutines run; then the goroutine
+	// is parked until the other side rings. No thread waits in the kernel for it.
+	Block Wait = iota
+	// Spin looks again and again, and lets other goroutines run in between. The lowest latency, for a whole processor.
+	Spin
+)
+
+// Options say how a channel is made. The zero value, or nil, has the defaults. The sender's side decides the capacity and the
+// message limit; each side decides how it waits.
+type Options struct {
+	// Capacity is the bytes of the lane: what the sender can be ahead of the receiver. 64 MiB if 0; 4096 to 16 GiB, rounded up
+	// to a multiple of 64 KiB. Memory is taken only as it is used: a lane whose receiver keeps up uses 256 KiB.
+	Capacity int
+	// MessageBytesMax is the largest message in bytes, if less than what the capacity allows (0): half of it less 32, below 2 GiB.
+	MessageBytesMax int
+	// Wait is how this side waits.
+	Wait Wait
+	// UIDs are users that may be at the other end besides this process's own.
+	UIDs []int
+	// Await has connecting wait, as long as its context lasts, until somebody listens; and opening a path until there is a channel, and
+	// until the other side has opened it too (or, for a receiver, messages wait in it). Without it that fails at once with
+	// [ErrNoListener] or [ErrNoChannel], and nobody need be at the other end of a path.
+	Await bool
+	// Lanes is how many senders a path channel can have at a time, said by whoever makes it: 1 if 0, at most 1024. Each has a lane.
+	Lanes int
+	// Mode is the permission bits of a path channel's directory: of one that is made, and the most that one that is opened may have.
+	// 0o700 if 0. Its files have them without the execute bits.
+	Mode uint32
+	// SendersMax is the most senders that a receiver made by [Gather] has at a time: 1024 if 0, which is the most.
+	SendersMax int
+	// OnLeak is told of a message that was neither released nor is referenced any more, some time after that, on a goroutine of
+	// its own. Its space is given back. nil: it is logged.
+	OnLeak func(seq uint32)
+}
+
+func (o *Options) orDefault() Options {
+	if o == nil {
+		return Options{}
+	}
+	return *o
+}
+
+func (o *Options) mode() uint32 {
+	if o.Mode == 0 {
+		return 0o700
+	}
+	return o.Mode
+}
+
+// sizes is the capacity and the message limit that the options come to.
+func (o *Options) sizes() (capacity, limit uint64, err error) {
+	const granule = 64 << 10
+	capacity = uint64(o.Capacity)
+	if o.Capacity == 0 {
+		capacity = 64 << 20
+	}
+	if capacity < lane.CapacityMin || capacity > lane.CapacityMax {
+		return 0, 0, failure(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin, uint64(lane.CapacityMax))
+	}
+	capacity = (capacity + granule - 1) &^ (granule - 1)
+	limit = lane.MessageBytesLimit(capacity)
+	if o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > limit {
+		return 0, 0, failure(ErrOption, "MessageBytesMax is %d, wanted at most %d bytes with a capacity of %d: raise the capacity",
+			o.MessageBytesMax, limit, capacity)
+	}
+	if o.MessageBytesMax > 0 {
+		limit = uint64(o.MessageBytesMax)
+	}
+	return capacity, limit, nil
+}
+
+func (o *Options) sendersMax() (int, error) {
+	if o.SendersMax < 0 || o.SendersMax > 1024 {
+		return 0, failure(ErrOption, "SendersMax is %d, wanted 1 to 1024", o.SendersMax)
+	}
+	if o.SendersMax == 0 {
+		return 1024, nil
+	}
+	return o.SendersMax, nil
+}
+
+func (o *Options) leaked(seq uint32) {
+	if o.OnLeak != nil {
+		o.OnLeak(seq)
+		return
+	}
+	log.Print(fmt.Sprintf("pelton: message %d was dropped without Release; its space is given back only now", seq))
+}

@@ -1,0 +1,567 @@
+package pelton
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// channelPlace is where a test makes a channel: in memory.
+func channelPlace(t *testing.T) string {
+	t.Helper()
+	directory, err := os.MkdirTemp("/dev/shm", "pelton-go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(directory) })
+	return directory + "/channel"
+}
+
+var small = &Options{Capacity: 1 << 18}
+
+func TestAPathChannelKeepsWhatWasSentForWhoComesLater(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	for generation := range 3 {
+		sender := must(CreateSender(ctx, path, small))
+		for n := range 100 {
+			if err := sender.Send(ctx, payload(100*generation+n, n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if sender.Unreleased() != uint64(100*(generation+1)) {
+			t.Fatal(sender.Unreleased())
+		}
+		sender.Close()
+	}
+	receiver := must(OpenReceiver(ctx, path, nil))
+	for n := range 150 {
+		message := must(receiver.Receive(ctx))
+		if !isPayload(message.Bytes(), n) || message.Redelivered() || n >= 100 && message.Generation() != uint32(n/100+1) {
+			t.Fatal(n, message.Redelivered(), message.Generation())
+		}
+		if n < 140 {
+			message.Release()
+		}
+	}
+	if _, err := OpenReceiver(ctx, path, nil); !errors.Is(err, ErrRoleTaken) || !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
+		t.Fatal(err)
+	}
+	receiver.Close()
+	receiver = must(OpenReceiver(ctx, path, nil))
+	defer receiver.Close()
+	for n := 140; n < 300; n++ {
+		message := must(receiver.Receive(ctx))
+		if !isPayload(message.Bytes(), n) || !message.Redelivered() {
+			t.Fatal(n, message.Redelivered())
+		}
+		message.Release()
+	}
+	// The end of the senders is told once; then the next may come.
+	if _, _, err := receiver.TryReceive(); !errors.Is(err, ErrClosed) {
+		t.Fatal(err)
+	}
+	if _, ok, err := receiver.TryReceive(); ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	go func() {
+		sender, err := OpenSender(ctx, path, nil)
+		if err == nil {
+			err = errors.Join(sender.Send(ctx, []byte("late")), sender.Close())
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}()
+	message := must(receiver.Receive(ctx))
+	if string(message.Bytes()) != "late" || message.Redelivered() || message.Generation() != 4 || message.Release() != nil {
+		t.Fatalf("%q", message.Bytes())
+	}
+	if _, err := receiver.Receive(ctx); !errors.Is(err, ErrClosed) {
+		t.Fatal(err)
+	}
+}
+
+func TestASenderByPathIsToldOnceAndGoesOn(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	sender := must(CreateSender(ctx, path, small))
+	defer sender.Close()
+	for round := range 4 {
+		receiver := must(OpenReceiver(ctx, path, nil))
+		if err := sender.Resume(ctx); err != nil {
+			t.Fatal(round, err)
+		}
+		if err := sender.Send(ctx, payload(round, 1000)); err != nil {
+			t.Fatal(round, err)
+		}
+		for receiver.stirs() {
+			must(receiver.Receive(ctx)).Release()
+		}
+		if err := errors.Join(sender.Drain(ctx), receiver.Close()); err != nil {
+			t.Fatal(round, err)
+		}
+		told := 0
+		for range 1000 {
+			if _, err := sender.TrySend(nil); errors.Is(err, ErrClosed) {
+				told++
+			} else if err != nil {
+				t.Fatal(round, err)
+			}
+		}
+		if told != 1 {
+			t.Fatalf("round %d: told %d times", round, told)
+		}
+	}
+}
+
+func TestALaneByPathStretchesIntoSpaceThatIsAllocatedAhead(t *testing.T) {
+	for _, directory := range []string{"/dev/shm", os.TempDir()} {
+		t.Run(directory, func(t *testing.T) {
+			path, ctx := must(os.MkdirTemp(directory, "pelton-go")), soon(t)
+			defer os.RemoveAll(path)
+			path += "/channel"
+			sender := must(CreateSender(ctx, path, &Options{Capacity: 8 << 20}))
+			defer sender.Close()
+			blocks := func() int64 {
+				var stat unix.Stat_t
+				if err := unix.Stat(path+"/0.data", &stat); err != nil {
+					t.Fatal(err)
+				}
+				return stat.Blocks * 512
+			}
+			first, n := blocks(), 0
+			for ; n < 3000; n++ {
+				if err := sender.Send(ctx, payload(n, 2000)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if first < 256<<10 || first > 300<<10 || uint64(blocks()) < sender.lane.Backed() || sender.lane.Backed() < 6_000_000 {
+				t.Fatal(first, blocks(), sender.lane.Backed())
+			}
+			if err := sender.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			receiver := must(OpenReceiver(ctx, path, nil))
+			defer receiver.Close()
+			for n := range 3000 {
+				message := must(receiver.Receive(ctx))
+				if !isPayload(message.Bytes(), n) {
+					t.Fatal(n)
+				}
+				message.Release()
+			}
+			if err := errors.Join(receiver.Sync(), sender.Trim(), sender.Send(ctx, payload(1, 3_000_000))); err != nil {
+				t.Fatal(err)
+			}
+			if message := must(receiver.Receive(ctx)); !isPayload(message.Bytes(), 1) {
+				t.Fatal("after trimming")
+			}
+		})
+	}
+}
+
+func TestSeveralSendersByPathHaveALaneEach(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	options := &Options{Capacity: 1 << 16, Lanes: 5}
+	receiver := must(CreateReceiver(ctx, path, options))
+	defer receiver.Close()
+	var group sync.WaitGroup
+	for range 5 {
+		group.Go(func() {
+			sender, err := OpenSender(ctx, path, nil)
+			for n := 0; n < 500 && err == nil; n++ {
+				err = sender.Send(ctx, payload(n, n))
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			if err := sender.Drain(ctx); err != nil {
+				t.Error(err)
+			}
+			sender.Close()
+		})
+	}
+	next, total := map[uint32]int{}, 0
+	for total < 2500 {
+		message, err := receiver.Receive(ctx)
+		if errors.Is(err, ErrClosed) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(message.Bytes()); !isPayload(message.Bytes(), n) || n != next[message.Lane()]%500 {
+			t.Fatalf("lane %d: %d, wanted %d", message.Lane(), n, next[message.Lane()])
+		}
+		next[message.Lane()]++
+		total++
+		message.Release()
+	}
+	group.Wait()
+	var senders []*Sender
+	for range 5 {
+		senders = append(senders, must(OpenSender(ctx, path, nil)))
+	}
+	if _, err := OpenSender(ctx, path, nil); !errors.Is(err, ErrRoleTaken) {
+		t.Fatal(err)
+	}
+	for _, sender := range senders {
+		sender.Close()
+	}
+	must(OpenSender(ctx, path, nil)).Close()
+}
+
+func TestWhoeverMakesAChannelAtTheSameTimeFindsOne(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	// What makers left that died: one empty, one without more than the channel's file, and something that is none.
+	left := filepath.Dir(path) + "/.channel.pelton-1-"
+	for i, file := range []string{"", "channel", "other"} {
+		if err := os.Mkdir(left+fmt.Sprint(i), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if file != "" {
+			if err := os.WriteFile(left+fmt.Sprint(i)+"/"+file, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var group sync.WaitGroup
+	for range 10 {
+		group.Go(func() {
+			sender, err := CreateSender(ctx, path, &Options{Capacity: 1 << 16, Lanes: 10})
+			if err == nil {
+				err = sender.Send(ctx, []byte("x"))
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			sender.Close()
+		})
+	}
+	group.Wait()
+	receiver := must(OpenReceiver(ctx, path, nil))
+	defer receiver.Close()
+	for range 10 {
+		must(receiver.Receive(ctx)).Release()
+	}
+	entries := must(os.ReadDir(filepath.Dir(path)))
+	if len(entries) != 2 || entries[0].Name() != ".channel.pelton-1-2" {
+		t.Fatal(entries)
+	}
+}
+
+// Each check of opening, broken once.
+func TestADirectoryThatIsNoChannelIsRefusedAndNotTouched(t *testing.T) {
+	ctx := soon(t)
+	for name, c := range map[string]struct {
+		spoil func(path string) error
+		code  Code
+	}{
+		"no channel":             {func(p string) error { return os.RemoveAll(p) }, ErrNoChannel},
+		"an empty directory":     {func(p string) error { os.RemoveAll(p); return os.Mkdir(p, 0o700) }, ErrNotAChannel},
+		"a file":                 {func(p string) error { os.RemoveAll(p); return os.WriteFile(p, nil, 0o600) }, ErrNotAChannel},
+		"a link":                 {func(p string) error { return errors.Join(os.Rename(p, p+"2"), os.Symlink(p+"2", p)) }, ErrNotAChannel},
+		"a mode that is wider":   {func(p string) error { return os.Chmod(p, 0o755) }, ErrNotAChannel},
+		"a file's wider mode":    {func(p string) error { return os.Chmod(p+"/0.data", 0o644) }, ErrNotAChannel},
+		"a missing page":         {func(p string) error { return os.Remove(p + "/0.consumer") }, ErrNotAChannel},
+		"a page cut short":       {func(p string) error { return os.Truncate(p+"/0.consumer", 4096) }, ErrNotAChannel},
+		"data cut short":         {func(p string) error { return os.Truncate(p+"/0.data", 4096) }, ErrNotAChannel},
+		"a bell that is a file":  {func(p string) error { os.Remove(p + "/0.bell"); return os.WriteFile(p+"/0.bell", nil, 0o600) }, ErrNotAChannel},
+		"a life that is a file":  {func(p string) error { os.Remove(p + "/0.life"); return os.WriteFile(p+"/0.life", nil, 0o600) }, ErrNotAChannel},
+		"a flipped bit":          {flip("channel", 90), ErrNotAChannel},
+		"a count of lanes":       {flip("channel", 129), ErrNotAChannel},
+		"a page of another kind": {flip("receiver", 3), ErrNotAChannel},
+		"another boot": {func(p string) error {
+			b, err := os.ReadFile(p + "/channel")
+			b[100] ^= 1
+			binary.LittleEndian.PutUint64(b[112:], checksum(b))
+			return errors.Join(err, os.WriteFile(p+"/channel", b, 0o600))
+		}, ErrRebooted},
+		"a page of another boot": {flip("0.producer", 96), ErrNotAChannel},
+		"a page's capacity":      {flip("0.producer", 66), ErrNotAChannel},
+		"a head outside":         {flip("0.consumer", 131), ErrCorrupt},
+		"a tail of number 0":     {flip("0.producer", 132), ErrCorrupt},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := channelPlace(t)
+			must(CreateSender(ctx, path, small)).Close()
+			if err := c.spoil(path); err != nil {
+				t.Fatal(err)
+			}
+			_, receiverErr := OpenReceiver(ctx, path, nil)
+			sender, err := OpenSender(ctx, path, nil)
+			if name == "a tail of number 0" {
+				// At which a receiver does not look.
+				receiverErr = err
+			}
+			if !errors.Is(err, c.code) || !errors.Is(receiverErr, c.code) {
+				t.Fatal(sender, err, receiverErr)
+			}
+			if c.code == ErrNotAChannel {
+				if _, err := CreateSender(ctx, path, small); !errors.Is(err, c.code) {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func flip(file string, at int) func(string) error {
+	return func(path string) error {
+		b, err := os.ReadFile(path + "/" + file)
+		if err != nil {
+			return err
+		}
+		b[at] ^= 1
+		return os.WriteFile(path+"/"+file, b, 0o600)
+	}
+}
+
+func TestBothLanguagesShareAChannelByPath(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	// Go makes it and fills it, Rust adds to it, Go receives some of it, Rust the rest.
+	sender := must(CreateSender(ctx, path, &Options{Capacity: 1 << 20, Lanes: 2}))
+	for n := range 100 {
+		if err := sender.Send(ctx, []byte(fmt.Sprint(n))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sender.Close()
+	sends := tool(t, "send", "path:"+path)
+	for n := 100; n < 200; n++ {
+		fmt.Fprintln(sends.input, n)
+	}
+	sends.input.Close()
+	sends.exits(0)
+	receiver := must(OpenReceiver(ctx, path, nil))
+	for n := range 120 {
+		message := must(receiver.Receive(ctx))
+		if string(message.Bytes()) != fmt.Sprint(n) || n >= 100 && message.Generation() != 2 {
+			t.Fatalf("%d: %q of %d", n, message.Bytes(), message.Generation())
+		}
+		message.Release()
+	}
+	receiver.Close()
+	receives := tool(t, "recv", "path:"+path)
+	for n := 120; n < 200; n++ {
+		receives.says(fmt.Sprint(n))
+	}
+	receives.exits(0)
+	info := tool(t, "info", path)
+	info.exits(0)
+}
+
+// One side stays, the other is killed again and again, and is of either language; each time the one that stays is told once.
+func TestSidesByPathOfEitherLanguageAreSucceeded(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	receiver := must(CreateReceiver(ctx, path, small))
+	next := 0
+	for round := range 6 {
+		var sends *process
+		if round%2 == 0 {
+			sends = tool(t, "send", "--drain", "path:"+path)
+		} else {
+			sends = tool(t, "send", "path:"+path)
+		}
+		for range 50 {
+			fmt.Fprintln(sends.input, next)
+			message, err := receiver.Receive(ctx)
+			if err != nil || string(message.Bytes()) != fmt.Sprint(next) {
+				t.Fatalf("%d: %q %v %s", next, message.Bytes(), err, sends.errors.String())
+			}
+			message.Release()
+			next++
+		}
+		wanted := ErrPeerDied
+		if round%3 == 2 {
+			sends.input.Close()
+			wanted = ErrClosed
+		} else {
+			sends.kill()
+		}
+		if _, err := receiver.Receive(ctx); !errors.Is(err, wanted) {
+			t.Fatal(round, err)
+		}
+		if wanted == ErrClosed {
+			// It has the role until it ends.
+			sends.exits(0)
+		}
+	}
+	receiver.Close()
+	sender := must(OpenSender(ctx, path, nil))
+	defer sender.Close()
+	for round := range 6 {
+		receives := tool(t, "recv", "--follow", "path:"+path)
+		for range 50 {
+			if err := sender.Send(ctx, []byte(fmt.Sprint(next))); err != nil {
+				t.Fatal(err)
+			}
+			receives.says(fmt.Sprint(next))
+			next++
+		}
+		if err := sender.Drain(ctx); err != nil {
+			t.Fatal(err)
+		}
+		receives.kill()
+		// Into what nobody reads, until the death is told.
+		var died *Error
+		for deadline := time.Now().Add(30 * time.Second); died == nil; {
+			sent, err := sender.TrySend([]byte("lost?"))
+			if errors.As(err, &died) && died.Code != ErrPeerDied || time.Now().After(deadline) || err == nil && !sent {
+				t.Fatal(round, sent, err)
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+		again := must(OpenReceiver(ctx, path, nil))
+		for again.stirs() {
+			if message := must(again.Receive(ctx)); string(message.Bytes()) != "lost?" || message.Release() != nil {
+				t.Fatalf("%q", message.Bytes())
+			}
+		}
+		if err := errors.Join(sender.Resume(ctx), again.Close()); err != nil {
+			t.Fatal(err)
+		}
+		for told := false; !told; {
+			told = errors.Is(sender.Drain(ctx), ErrClosed)
+			if _, err := sender.TrySend([]byte("lost?")); errors.Is(err, ErrClosed) {
+				told = true
+			}
+		}
+		rest := must(OpenReceiver(ctx, path, nil))
+		for rest.stirs() {
+			must(rest.Receive(ctx)).Release()
+		}
+		if err := errors.Join(sender.Resume(ctx), rest.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if err := sender.Resume(ctx2(t, 20*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func ctx2(t *testing.T, after time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), after)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestWhoeverComesToAPathWakesTheOtherSide(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	waits := make(chan error, 1)
+	sleeps := func(wait func() error) {
+		go func() { waits <- wait() }()
+		// So long that it sleeps; if it does not yet, the test shows less.
+		time.Sleep(20 * time.Millisecond)
+	}
+	sender := must(CreateSender(ctx, path, &Options{Capacity: 1 << 16}))
+	sleeps(func() error { return sender.Resume(ctx) })
+	receiver := must(OpenReceiver(ctx, path, nil))
+	if err := <-waits; err != nil {
+		t.Fatal(err)
+	}
+	sender.Close()
+	if _, err := receiver.Receive(ctx); err == nil || !errors.Is(err, ErrClosed) {
+		t.Fatal(err)
+	}
+	sleeps(func() error { return receiver.Resume(ctx) })
+	sender = must(OpenSender(ctx, path, nil))
+	defer sender.Close()
+	if err := <-waits; err != nil {
+		t.Fatal(err)
+	}
+	receiver.Close()
+	for n := 0; ; n++ {
+		if sent, err := sender.TrySend(payload(n, 1000)); err == nil && !sent {
+			break
+		} else if err != nil && !errors.Is(err, ErrClosed) {
+			t.Fatal(err)
+		}
+	}
+	// Full, and nobody there; what wakes it is the next one's coming, and then its releasing.
+	sleeps(func() error { return sender.Send(ctx, payload(0, 1000)) })
+	receiver = must(OpenReceiver(ctx, path, nil))
+	defer receiver.Close()
+	for receiver.stirs() {
+		must(receiver.Receive(ctx)).Release()
+	}
+	if err := <-waits; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// As a child on its way to exec does, the test keeps the dead one's life, so that nothing hangs up.
+func TestADeathIsToldByTheSuccessorsGenerationWhereTheLifeOutlivesIt(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	sender := must(CreateSender(ctx, path, small))
+	defer sender.Close()
+	receiver := child(t, "path-receive", path)
+	if err := sender.Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	life := must(unix.Open(path+"/receiver.life", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0))
+	defer unix.Close(life)
+	receiver.kill()
+	for range 1000 {
+		if _, err := sender.TrySend(nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := must(OpenReceiver(ctx, path, nil))
+	defer next.Close()
+	told := 0
+	for range 1000 {
+		if _, err := sender.TrySend(nil); errors.Is(err, ErrPeerDied) {
+			told++
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if told != 1 || sender.Peer().PID != os.Getpid() {
+		t.Fatalf("told %d times, sends to %v", told, sender.Peer())
+	}
+}
+
+func TestKillsByPathAtAnyMoment(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 4))
+	path, ctx := channelPlace(t), soon(t)
+	must(CreateSender(ctx, path, &Options{Capacity: 1 << 16})).Close()
+	for range rounds(t) {
+		sender, receiver := child(t, "path-send", path), child(t, "path-receive", path)
+		time.Sleep(time.Duration(random.IntN(30000)) * time.Microsecond)
+		for _, victim := range []*process{sender, receiver} {
+			if random.IntN(3) > 0 {
+				victim.kill()
+			}
+		}
+		for _, other := range []*process{sender, receiver} {
+			other.kill()
+			if strings.Contains(other.errors.String(), "wrong") {
+				t.Fatal(other.errors.String())
+			}
+		}
+	}
+	last := must(OpenReceiver(ctx, path, nil))
+	defer last.Close()
+	for at := uint64(0); last.stirs(); {
+		message := must(last.Receive(ctx))
+		n := binary.LittleEndian.Uint64(message.Bytes())
+		if at != 0 && n != at+1 {
+			t.Fatalf("%d after %d", n, at)
+		}
+		at = n
+		message.Release()
+	}
+}

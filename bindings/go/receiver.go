@@ -1,0 +1,680 @@
+package pelton
+
+import (
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"pelton/internal/lane"
+)
+
+// Receiver is the receiving end of a channel. One goroutine at a time uses it; Close may be called by any, also during a call, and
+// so may [Message.Release].
+type Receiver struct {
+	guard   guard
+	lanes   []*inLane
+	sleeper lane.Sleeper
+	page    *segment
+	bell    *bell
+	spin    spin
+	options Options
+	origin  origin
+	// Of a receiver of many senders.
+	gate *gate
+	// Of a path channel: the role. Then the senders' end is told once, and receiving goes on.
+	place *pathRole
+
+	// Whose turn it is, and how many messages it has had of it.
+	turn, taken int
+	// Found by a look, for the call to take.
+	found  lane.Record
+	broken *Error
+
+	// Loans for messages to come.
+	free []*lent
+	// What was released while another goroutine was in a call, or leaked.
+	returns  atomic.Int32
+	mutex    sync.Mutex
+	returned []returned
+}
+
+// inLane is a consumer with its memory and the link to its producer.
+type inLane struct {
+	consumer *lane.Consumer
+	memory   *memory
+	link     *link
+	// So many of the next messages may have been delivered to a predecessor.
+	again uint64
+	// Which of the receiver's: 0 of one sender, else from 1 on.
+	number uint32
+	// What this sender alone rings, if it is another user's.
+	ownBell *bell
+	hasLeft bool
+	// Of a path channel: how its sender went, until that is told.
+	end Code
+	// Descriptors of the message at the cursor, once it has been found, and why there are none.
+	filesFor  uint32
+	files     []*os.File
+	filesLost error
+}
+
+// turnMost is after how many messages of one sender it is the next one's turn.
+const turnMost = 64
+
+func newReceiver(canBarrier bool, page *segment, bell *bell, options Options) *Receiver {
+	return &Receiver{
+		sleeper: lane.NewReceiverSleeper(page.bytes, canBarrier), page: page, bell: bell, spin: spin{wait: options.Wait}, options: options,
+	}
+}
+
+func (r *Receiver) leave() { r.leaveFrom(inUse) }
+
+func (r *Receiver) leaveFrom(state uint32) {
+	for {
+		if r.guard.leave(state) {
+			r.takeDown()
+			return
+		}
+		// Who gave something back and found this goroutine in has counted it before, and relies on this look.
+		if r.returns.Load() == 0 || !r.guard.enterBriefly() {
+			return
+		}
+		state = inBrief
+		r.takeBack()
+	}
+}
+
+// Message is one that was received. It lies in the lane, where it stays until it is released: the sender's space comes back in the
+// order of sending, so one that is kept keeps what came after it, too. Any goroutine may use and release it; copies of it are the same
+// message. One that is dropped without being released is reported: see [Options.OnLeak].
+//
+// A sender that breaks the rules can change the bytes while they are read; who does not trust it copies them first, or uses
+// [Receiver.ReceiveInto].
+type Message struct {
+	bytes []byte
+	lent  *lent
+	peer  Peer
+	// Which use of what is lent: the next message has another.
+	use                   uint32
+	seq, generation, lane uint32
+	again                 bool
+}
+
+// loan is a message that is lent out. What frees it if it leaks must not lead to the lent that is waited for.
+type loan struct {
+	receiver *Receiver
+	in       *inLane
+	ticket   uint64
+	seq      uint32
+	// Odd while it is lent; one more at each end of its use.
+	uses  atomic.Uint32
+	files []*os.File
+}
+
+// lent is what messages point to, and the receiver only while nobody has it: so that one that leaks is unreachable.
+type lent struct{ loan *loan }
+
+type returned struct {
+	loan *loan
+	// nil of a leak.
+	lent *lent
+}
+
+// Bytes is the message, in place: valid until Release.
+func (m Message) Bytes() []byte { return m.bytes }
+
+// Seq is the message's number: 1 for a lane's first, one more for each, modulo 2^32, never 0.
+func (m Message) Seq() uint32 { return m.seq }
+
+// Redelivered says that a receiver that died may have had this message before.
+func (m Message) Redelivered() bool { return m.again }
+
+// Generation is which of the lane's senders sent it: 1 for the first, one more for each successor.
+func (m Message) Generation() uint32 { return m.generation }
+
+// Lane is which sender of a receiver of many sent it: from 1 on, never the same for two that are there; 0 of a receiver of one.
+func (m Message) Lane() uint32 { return m.lane }
+
+// Peer is who sent it.
+func (m Message) Peer() Peer { return m.peer }
+
+// Files are the descriptors that came with the message. Who asks has them, and closes them; those that nobody asked for are closed
+// with the message's release. Ask once.
+func (m Message) Files() []*os.File {
+	if m.lent == nil || m.lent.loan.uses.Load() != m.use {
+		return nil
+	}
+	files := m.lent.loan.files
+	m.lent.loan.files = nil
+	return files
+}
+
+// Release gives the message's space back to the sender. Any goroutine may do it, at any time, also after the receiver was closed.
+// It does not wait.
+//
+// Errors: [ErrNotReceived] of a message that was released before.
+func (m Message) Release() error {
+	if m.lent == nil || !m.lent.loan.uses.CompareAndSwap(m.use, m.use+1) {
+		return failure(ErrNotReceived, "the message was released already, or never received")
+	}
+	loan := m.lent.loan
+	loan.closeFiles()
+	r := loan.receiver
+	if r.guard.enterBriefly() {
+		r.giveBack(loan, m.lent)
+		r.leaveFrom(inBrief)
+		return nil
+	}
+	r.giveBackLater(returned{loan, m.lent})
+	return nil
+}
+
+func (l *loan) closeFiles() {
+	for _, file := range l.files {
+		_ = file.Close()
+	}
+	l.files = nil
+}
+
+// leaked is called when nobody can reach the lent any more.
+func leaked(l *loan) {
+	if l.uses.Load()%2 == 0 {
+		return
+	}
+	l.uses.Add(1)
+	l.receiver.options.leaked(l.seq)
+	l.closeFiles()
+	l.receiver.giveBackLater(returned{l, nil})
+}
+
+// giveBackLater leaves it to who is in a call, or does it if nobody is by now. Of a closed handle only the memory is given back.
+func (r *Receiver) giveBackLater(what returned) {
+	r.mutex.Lock()
+	r.returned = append(r.returned, what)
+	r.mutex.Unlock()
+	r.returns.Add(1)
+	if r.guard.enterBriefly() {
+		r.takeBack()
+		r.leaveFrom(inBrief)
+		return
+	}
+	if r.guard.isClosing() {
+		r.takeBackMemory()
+		return
+	}
+	// It may sleep, and so may the sender, for want of this room.
+	r.bell.kick()
+}
+
+func (r *Receiver) takeReturned() []returned {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	all := r.returned
+	r.returned = nil
+	r.returns.Add(-int32(len(all)))
+	return all
+}
+
+func (r *Receiver) takeBack() {
+	for _, returned := range r.takeReturned() {
+		r.giveBack(returned.loan, returned.lent)
+	}
+}
+
+// takeBackMemory is for what comes back after the end.
+func (r *Receiver) takeBackMemory() {
+	for _, returned := range r.takeReturned() {
+		returned.loan.in.memory.leave()
+	}
+}
+
+func (r *Receiver) giveBack(l *loan, lent *lent) {
+	in := l.in
+	if !in.hasLeft && in.consumer.ReleaseHeld(l.ticket) == lane.Ring {
+		in.link.ring()
+	}
+	in.memory.leave()
+	if lent != nil {
+		r.free = append(r.free, lent)
+	}
+}
+
+// lend makes a message of what was found, behind which the cursor goes.
+func (r *Receiver) lend() (Message, error) {
+	in, record := r.lanes[r.turn], r.found
+	files, err := in.takeFiles()
+	if err != nil {
+		return Message{}, err
+	}
+	var out *lent
+	if n := len(r.free); n > 0 {
+		out = r.free[n-1]
+		r.free[n-1] = nil
+		r.free = r.free[:n-1]
+	} else {
+		out = &lent{&loan{receiver: r}}
+		runtime.AddCleanup(out, leaked, out.loan)
+	}
+	l := out.loan
+	message := Message{
+		bytes: in.consumer.Payload(record), lent: out, peer: in.link.peer, use: l.uses.Add(1),
+		seq: record.Seq, generation: in.consumer.Generation(), lane: in.number, again: in.again > 0,
+	}
+	l.in, l.seq, l.files = in, record.Seq, files
+	l.ticket = in.consumer.Hold(record)
+	in.memory.use()
+	r.count(in)
+	return message, nil
+}
+
+// count notes that a message was taken.
+func (r *Receiver) count(in *inLane) {
+	r.taken++
+	if in.again > 0 {
+		in.again--
+	}
+}
+
+// Receive waits for the next message, until the context ends; one that needs no wait does not look at the context. The message lies
+// in the lane until it is released.
+//
+// Errors: the context's. After the last message [ErrClosed] when the sender has closed, [ErrPeerDied] when it died: Resume goes on with a
+// successor. A receiver of many senders has neither. [ErrDescriptorsLost]; [ErrCorrupt]: close the channel. It allocates nothing unless
+// it waits, or more messages are kept than ever before.
+func (r *Receiver) Receive(ctx context.Context) (Message, error) {
+	if err := r.guard.enter(); err != nil {
+		return Message{}, err
+	}
+	defer r.leave()
+	if err := r.find(ctx); err != nil {
+		return Message{}, err
+	}
+	return r.lend()
+}
+
+// TryReceive is the next message if it is there now. It never waits. Errors as Receive.
+func (r *Receiver) TryReceive() (message Message, ok bool, err error) {
+	if err := r.guard.enter(); err != nil {
+		return Message{}, false, err
+	}
+	defer r.leave()
+	if ok, err := r.look(); err != nil || !ok {
+		return Message{}, false, err
+	}
+	message, err = r.lend()
+	return message, err == nil, err
+}
+
+// ReceiveInto copies the next message into the buffer and releases it; answers how many bytes it has. Descriptors that came with it are
+// closed. Otherwise as Receive.
+//
+// Errors: also [ErrTooSmall], with the number of bytes that are wanted: the message stays the next one.
+func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) {
+	if err := r.guard.enter(); err != nil {
+		return 0, err
+	}
+	defer r.leave()
+	if err := r.find(ctx); err != nil {
+		return 0, err
+	}
+	if r.found.Bytes > uint64(len(buffer)) {
+		return int(r.found.Bytes), failure(ErrTooSmall, "the next message has %d bytes, the buffer %d", r.found.Bytes, len(buffer))
+	}
+	in := r.lanes[r.turn]
+	files, err := in.takeFiles()
+	if err != nil {
+		return 0, err
+	}
+	(&loan{files: files}).closeFiles()
+	bytes := copy(buffer, in.consumer.Payload(r.found))
+	in.consumer.Take(r.found)
+	r.count(in)
+	if in.consumer.ReleaseTaken() == lane.Ring {
+		in.link.ring()
+	}
+	return bytes, nil
+}
+
+// Messages are all that come, until the sender closes or the context ends. Each is released when the loop's body is done with it, unless
+// the body has done so. The error, if there is one, comes last, with no message: that the sender has closed is none.
+func (r *Receiver) Messages(ctx context.Context) iter.Seq2[Message, error] {
+	return func(yield func(Message, error) bool) {
+		for {
+			message, err := r.Receive(ctx)
+			if err != nil {
+				if !errors.Is(err, ErrClosed) {
+					yield(Message{}, err)
+				}
+				return
+			}
+			goesOn := yield(message, nil)
+			// Unless it has been already.
+			_ = message.Release()
+			if !goesOn {
+				return
+			}
+		}
+	}
+}
+
+func (r *Receiver) find(ctx context.Context) error {
+	if ok, err := r.look(); ok || err != nil {
+		return err
+	}
+	if len(r.lanes) > 0 {
+		r.lanes[r.turn].consumer.CountWait()
+	}
+	return await(ctx, r, r.bell, &r.spin, &r.guard)
+}
+
+// look finds the next message: of the sender whose turn it is, or of the next one that has any.
+func (r *Receiver) look() (bool, error) {
+	if r.returns.Load() != 0 {
+		r.takeBack()
+	}
+	if r.broken != nil {
+		if r.broken.Code == ErrCorrupt {
+			return false, r.broken
+		}
+		return false, ended(r.broken.Code, r.unreleased())
+	}
+	if r.gate != nil {
+		r.gate.admit(r)
+	}
+	if r.taken >= turnMost {
+		r.nextTurn()
+		if r.place != nil {
+			// A busy receiver is not rung for new lanes.
+			if err := r.findSenders(); err != nil {
+				return false, err
+			}
+		}
+	}
+	if ok, err := r.lookAround(); ok || err != nil || r.place == nil {
+		return ok, err
+	}
+	return r.lookForEnds()
+}
+
+func (r *Receiver) lookAround() (bool, error) {
+	for range len(r.lanes) {
+		if len(r.lanes) == 0 {
+			break
+		}
+		ok, err := r.lookAt(r.lanes[r.turn])
+		if ok {
+			r.sleeper.Disarm()
+		}
+		if ok || err != nil {
+			return ok, err
+		}
+		r.nextTurn()
+	}
+	return false, nil
+}
+
+func (r *Receiver) nextTurn() {
+	r.taken = 0
+	if r.turn++; r.turn >= len(r.lanes) {
+		r.turn = 0
+	}
+}
+
+// lookAt looks for the lane's next message, and for its end behind the last one. Of many senders, one that has gone or has broken the
+// rules is given up, and touches no other.
+func (r *Receiver) lookAt(in *inLane) (bool, error) {
+	record, ok, err := in.consumer.Peek()
+	isClosed, isGone := false, false
+	if err == nil && !ok && r.place != nil {
+		return false, nil
+	}
+	if err == nil && !ok {
+		isGone, isClosed = in.link.isGone.Load(), in.consumer.ProducerClosed()
+		if !isGone && !isClosed {
+			return false, nil
+		}
+		// What was committed before the end is visible now. [close]
+		record, ok, err = in.consumer.Peek()
+		// Closed, not died, if it was the one before the other.
+		isClosed = isClosed || in.consumer.ProducerClosed()
+	}
+	if err != nil {
+		return false, r.failed(laneError(err))
+	}
+	if ok && record.Descriptors > 0 && in.filesFor != record.Seq {
+		err := in.receiveFiles(record)
+		if errors.Is(err, ErrCorrupt) {
+			return false, r.failed(err)
+		}
+	}
+	if ok {
+		r.found = record
+		return true, nil
+	}
+	if r.gate != nil {
+		r.giveUp(in)
+		return false, nil
+	}
+	code := ErrPeerDied
+	if isClosed {
+		code = ErrClosed
+	}
+	r.broken = ended(code, 0)
+	return false, ended(code, r.unreleased())
+}
+
+// receiveFiles takes in what came with the message at the cursor. What was lost is said once: see takeFiles.
+func (in *inLane) receiveFiles(record lane.Record) error {
+	in.files, in.filesLost = in.link.receiveDescriptors(record.Seq, record.Descriptors, in.again > 0)
+	in.filesFor = record.Seq
+	return in.filesLost
+}
+
+// takeFiles hands them on.
+func (in *inLane) takeFiles() ([]*os.File, error) {
+	files, err := in.files, in.filesLost
+	in.files, in.filesLost = nil, nil
+	return files, err
+}
+
+// failed notes that the sender whose turn it is has broken the rules.
+func (r *Receiver) failed(err error) error {
+	if r.gate != nil {
+		r.giveUp(r.lanes[r.turn])
+		return nil
+	}
+	errors.As(err, &r.broken)
+	return err
+}
+
+// giveUp parts with the lane whose turn it is.
+func (r *Receiver) giveUp(in *inLane) {
+	r.lanes = append(r.lanes[:r.turn], r.lanes[r.turn+1:]...)
+	// The caller goes on to the next one, which stands here now.
+	r.turn--
+	in.close()
+	r.gate.left()
+}
+
+// close tells the sender, of a lane that nothing more is received of.
+func (in *inLane) close() {
+	in.hasLeft = true
+	in.consumer.Close()
+	in.link.ring()
+	in.link.close()
+	if in.ownBell != nil {
+		_ = in.ownBell.file.Close()
+	}
+	(&loan{files: in.files}).closeFiles()
+	in.memory.leave()
+}
+
+func (r *Receiver) unreleased() (held uint64) {
+	for _, in := range r.lanes {
+		held += in.consumer.Unreleased()
+	}
+	return held
+}
+
+func (r *Receiver) stirs() bool {
+	for _, in := range r.lanes {
+		if in.consumer.Stirs() {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *Receiver) arm() (bool, error) {
+	r.sleeper.Arm(r.areSendersFencing, membarrier)
+	if ok, err := r.look(); ok || err != nil {
+		r.sleeper.Disarm()
+		return false, err
+	}
+	if len(r.lanes) > 0 {
+		r.lanes[r.turn].consumer.CountSleep()
+	}
+	return true, nil
+}
+
+func (r *Receiver) areSendersFencing() bool {
+	for _, in := range r.lanes {
+		// Of a path channel, who comes later rings.
+		if (r.place == nil || in.isSenderHere()) && !in.consumer.IsProducerFencing() {
+			return false
+		}
+	}
+	return true
+}
+
+func (r *Receiver) disarm()       { r.sleeper.Disarm() }
+func (r *Receiver) mustNap() bool { return r.sleeper.NeedsFencedWakers() && !r.areSendersFencing() }
+
+// Resume waits, after [ErrPeerDied], for the sender's successor and offers it the lane, to go on where the dead one committed last. A
+// receiver that had connected connects under the name again; one that a [Listener] accepted accepts the successor there, so keep that
+// open. Of a path channel it waits until a sender is there, which receiving does not need.
+//
+// Errors: the context's; [ErrRefused] when the channel has not lost its sender (not of a path), and of a receiver of many, which takes successors in by
+// itself; [ErrCorrupt], [ErrSystem]. After an error it can be tried again.
+func (r *Receiver) Resume(ctx context.Context) error {
+	if err := r.guard.enter(); err != nil {
+		return err
+	}
+	defer r.leave()
+	if r.place != nil {
+		return r.waitForSender(ctx)
+	}
+	if r.gate != nil {
+		return failure(ErrRefused, "a receiver that gathers takes in successors by itself")
+	}
+	if r.broken == nil && !r.lanes[0].link.isGone.Load() {
+		return failure(ErrRefused, "the sender is alive: there is nobody to succeed it")
+	}
+	if r.broken != nil && r.broken.Code == ErrCorrupt {
+		return r.broken
+	}
+	if _, _, err := r.lanes[0].consumer.EndOfCommitted(); err != nil {
+		return r.failed(laneError(err))
+	}
+	if err := r.origin.resume(ctx, func(shake *shake, listens bool) error { return shake.survivingReceiver(r, listens) }); err != nil {
+		return err
+	}
+	r.broken = nil
+	return nil
+}
+
+// Capacity is the bytes of the lane; 0 of a receiver of many, whose senders decide.
+func (r *Receiver) Capacity() int {
+	if r.gate != nil {
+		return 0
+	}
+	return int(r.lanes[0].consumer.Capacity())
+}
+
+// Peer is who sends; nobody of a receiver of many, whose messages say: [Message.Peer].
+func (r *Receiver) Peer() Peer {
+	if r.gate != nil || r.place != nil {
+		return Peer{}
+	}
+	return r.lanes[0].link.peer
+}
+
+// Close says that nothing more will be received: the sender is told [ErrClosed], with the number of messages not released. It does not
+// wait. A call of another goroutine ends with [ErrClosedHandle]; messages received stay readable until they are released. Closing
+// twice does nothing.
+func (r *Receiver) Close() error {
+	alone, again := r.guard.close()
+	switch {
+	case again:
+	case alone:
+		r.takeDown()
+	default:
+		r.bell.kick()
+	}
+	return nil
+}
+
+func (r *Receiver) takeDown() {
+	if r.gate != nil {
+		r.gate.shut(r)
+	}
+	r.takeBack()
+	// The words first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
+	for _, in := range r.lanes {
+		in.consumer.Close()
+	}
+	r.sleeper.Close()
+	for _, in := range r.lanes {
+		in.close()
+	}
+	if r.place != nil {
+		r.place.close()
+	}
+	if r.gate != nil || r.place != nil {
+		// Messages lie in the data, and no lane looks at this any more.
+		r.page.close()
+	}
+	_ = r.bell.file.Close()
+	// What came back meanwhile was left to this.
+	r.takeBackMemory()
+}
+
+// NewReader is an io.Reader of what the messages are made of, one behind the other: it does not tell where one ends. io.EOF when the
+// sender has closed; other errors as Receive. Waiting ends with the context.
+func (r *Receiver) NewReader(ctx context.Context) io.Reader { return &reader{ctx: ctx, receiver: r} }
+
+type reader struct {
+	ctx      context.Context
+	receiver *Receiver
+	message  Message
+	rest     []byte
+}
+
+func (r *reader) Read(buffer []byte) (int, error) {
+	if len(buffer) == 0 {
+		return 0, nil
+	}
+	for len(r.rest) == 0 {
+		message, err := r.receiver.Receive(r.ctx)
+		if errors.Is(err, ErrClosed) {
+			return 0, io.EOF
+		}
+		if err != nil {
+			return 0, err
+		}
+		r.message, r.rest = message, message.Bytes()
+		if len(r.rest) == 0 {
+			_ = message.Release()
+		}
+	}
+	n := copy(buffer, r.rest)
+	if r.rest = r.rest[n:]; len(r.rest) == 0 {
+		_ = r.message.Release()
+	}
+	return n, nil
+}

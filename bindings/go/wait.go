@@ -1,0 +1,175 @@
+package pelton
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+// guard lets one goroutine at a time into a handle, and closing wait for it.
+type guard struct{ state atomic.Uint32 }
+
+const (
+	inUse   = 1
+	closing = 2
+	// By somebody who gives something back, and waits for nothing: whose call it is waits for that one.
+	inBrief = 4
+)
+
+// enter begins a call.
+func (g *guard) enter() error {
+	for !g.state.CompareAndSwap(0, inUse) {
+		state := g.state.Load()
+		if state&closing != 0 {
+			return failure(ErrClosedHandle, "the handle is closed: make a new one")
+		}
+		if state&inUse != 0 {
+			return failure(ErrWrongThread, "another goroutine is in a call with this handle: one at a time may use it, but for Close and Release")
+		}
+		runtime.Gosched()
+	}
+	return nil
+}
+
+// enterBriefly is for who waits for nothing. False: somebody is in, or the handle is closed.
+func (g *guard) enterBriefly() bool { return g.state.CompareAndSwap(0, inBrief) }
+
+// leave ends either. True: the handle has been closed meanwhile, and it is the caller who takes it down.
+func (g *guard) leave(from uint32) bool { return !g.state.CompareAndSwap(from, 0) }
+
+// close says so to later calls. True: nobody is in one, and the caller takes the handle down. again: it was closed before.
+func (g *guard) close() (alone, again bool) {
+	for {
+		state := g.state.Load()
+		if state&closing != 0 {
+			return false, true
+		}
+		if g.state.CompareAndSwap(state, state|closing) {
+			return state == 0, false
+		}
+	}
+}
+
+func (g *guard) isClosing() bool { return g.state.Load()&closing != 0 }
+
+// side is one that waits.
+type side interface {
+	// look says whether it is there. An error, the end of the channel too, ends the wait.
+	look() (bool, error)
+	// stirs says whether it may be there: a hint, by a load or two.
+	stirs() bool
+	// arm announces a sleep. False: it is there after all, or may be, and the announcement is taken back.
+	arm() (bool, error)
+	disarm()
+	// mustNap says whether a sleep may last only a millisecond.
+	mustNap() bool
+}
+
+const (
+	// Sleeping costs some microseconds and a wake about as many; to spin for longer than that cannot pay.
+	spinMost = 10 * time.Microsecond
+	// Once, when spinning begins to fail, and seldom later, long enough for a peer that sleeps to be woken and to answer: two
+	// sides that wait for each other would otherwise go on sleeping when once something has kept both.
+	spinLong = 50 * time.Microsecond
+	// Loads between two looks at the clock, which costs as much as several of them.
+	loadsPerClock = 32
+	// Failed spins make the next ones shorter: by halves, down to 1/16.
+	shortest = 4
+	longAt   = 64
+)
+
+// spin is how long to spin before sleeping, by what it brought lately.
+type spin struct {
+	wait   Wait
+	failed uint
+}
+
+// oneProcessor: spinning would only keep the other side from running.
+var oneProcessor = runtime.NumCPU() == 1
+
+func (s *spin) most() time.Duration {
+	if s.failed == 1 || s.failed == longAt {
+		return spinLong
+	}
+	return spinMost >> min(s.failed, shortest)
+}
+
+func (s *spin) hasPaid() {
+	if s.failed == 1 || s.failed == longAt {
+		s.failed = 0
+	} else {
+		s.failed = max(min(s.failed, shortest), 1) - 1
+	}
+}
+
+func (s *spin) hasFailed() {
+	if s.failed == longAt {
+		s.failed = shortest
+	} else {
+		s.failed++
+	}
+}
+
+// await waits until the side finds what it looks for, the context ends, or the handle is closed.
+func await(ctx context.Context, on side, bell *bell, spin *spin, guard *guard) error {
+	if ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, bell.kick)
+		defer stop()
+	}
+	for until := (time.Time{}); spin.wait == Spin || !oneProcessor; {
+		for range loadsPerClock {
+			if on.stirs() {
+				break
+			}
+		}
+		if there, err := on.look(); there || err != nil {
+			spin.hasPaid()
+			return err
+		}
+		if err := interrupted(ctx, guard); err != nil {
+			return err
+		}
+		runtime.Gosched()
+		if spin.wait == Spin {
+			continue
+		}
+		// The clock comes late: most waits are over before.
+		if now := time.Now(); until.IsZero() {
+			until = now.Add(spin.most())
+		} else if now.After(until) {
+			spin.hasFailed()
+			break
+		}
+	}
+	for {
+		// In this order: a kick that comes behind this ends the sleep, the reason of one before is found by the looks.
+		bell.awake()
+		sleeps, err := on.arm()
+		if err != nil {
+			return err
+		}
+		if sleeps {
+			if err := interrupted(ctx, guard); err != nil {
+				on.disarm()
+				return err
+			}
+			// Drains the bell first, behind the announcement: who finds a ring there does not sleep, and looks again.
+			bell.sleep(on.mustNap())
+			on.disarm()
+		}
+		if there, err := on.look(); there || err != nil {
+			return err
+		}
+		if err := interrupted(ctx, guard); err != nil {
+			return err
+		}
+	}
+}
+
+func interrupted(ctx context.Context, guard *guard) error {
+	if guard.isClosing() {
+		return failure(ErrClosedHandle, "the handle was closed during the call")
+	}
+	return ctx.Err()
+}
