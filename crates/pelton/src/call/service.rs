@@ -49,7 +49,7 @@ use std::time::Instant;
 /// ```
 #[derive(Debug)]
 pub struct Service {
-    requests: Receiver,
+    pub(super) requests: Receiver,
     desk: Arc<Desk>,
     /// Clients that do not read their replies.
     clogged: Vec<Arc<Caller>>,
