@@ -19,9 +19,13 @@ struct Name {
 
 impl Name {
     fn new(claim: &'static str) -> Name {
+        Name::at(Place::new(claim))
+    }
+
+    fn at(place: Place) -> Name {
         static NAMES: AtomicU32 = AtomicU32::new(0);
         let number = NAMES.fetch_add(1, Ordering::Relaxed);
-        Name { name: format!("test-services-{}-{number}", std::process::id()), place: Place::new(claim) }
+        Name { name: format!("test-services-{}-{number}", std::process::id()), place }
     }
 
     fn directory(&self) -> PathBuf {
@@ -74,8 +78,10 @@ fn child() {
         "serve" => {
             let options = options(&role).capacity(1 << 16);
             let mut service = options.listen_service(role.get("name")).unwrap();
-            let path = format!("{}/{}", role.get("journals"), std::process::id());
-            let journal = std::fs::File::options().create(true).append(true).open(path).unwrap();
+            let journal = (!role.get("journals").is_empty()).then(|| {
+                let path = format!("{}/{}", role.get("journals"), std::process::id());
+                std::fs::File::options().create(true).append(true).open(path).unwrap()
+            });
             let stopper = service.stopper();
             std::thread::spawn(move || {
                 loop {
@@ -87,13 +93,29 @@ fn child() {
                 }
             });
             say("listening");
+            if role.get("soaks") == "yes" {
+                // Longer than a hang may last.
+                // SAFETY: no pointers.
+                unsafe { libc::alarm(0) };
+            }
             let work = Duration::from_micros(role.number("microseconds").unwrap_or(0));
             let answer = |request: Request<'_>| {
                 let bytes: [u8; 8] = request[..8].try_into().unwrap();
-                // One write, whole: the system appends.
-                (&journal).write_all(&bytes).unwrap();
+                if let Some(mut journal) = journal.as_ref() {
+                    // One write, whole: the system appends.
+                    journal.write_all(&bytes).unwrap();
+                }
                 if !work.is_zero() {
                     std::thread::sleep(work);
+                }
+                if request.is_notification() {
+                    return;
+                }
+                if request.ends_with(b"stream") {
+                    let mut responder = request.into_responder();
+                    // Until it is cancelled, or its client has gone.
+                    while !responder.is_cancelled() && responder.part(&[7; 500]).is_ok() {}
+                    return;
                 }
                 let answer = [&u64::from(std::process::id()).to_le_bytes()[..], &bytes].concat();
                 // Who has gone is not answered.
@@ -255,6 +277,108 @@ fn kills_under_load_lose_only_calls_that_are_not_idempotent() {
         assert!(number.is_multiple_of(2) || times <= 1, "call {number} was carried out {times} times");
     }
     println!("{lost} of {} calls were lost", outcomes.len());
+}
+
+/// Descriptors and resident bytes of a process.
+fn costs(pid: u32) -> (usize, u64) {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
+    (descriptors, statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096)
+}
+
+/// Calls, streams, cancels and notifications, while of three services one after the other is drained or killed and replaced, for
+/// seconds, or for as many as PELTON_SECONDS says: the client and the service that stays cost at the end what they cost at the
+/// beginning.
+#[test]
+fn a_soak_costs_no_descriptors_and_no_memory() {
+    let seconds = std::env::var("PELTON_SECONDS").map_or(4, |seconds| seconds.parse().unwrap());
+    // A soak of a day is no hang: each wait in it has a deadline of its own.
+    let name = Name::at(Place::unwatched());
+    let without_journals = |role: Role| role.with("journals", "").with("threads", 3).with("soaks", "yes");
+    let stays = name.serve(without_journals);
+    let mut replaced: Vec<Child> = (0..2).map(|_| name.serve(without_journals)).collect();
+    let mut client = name.client();
+    let (until, mut round, mut before, mut calls) = (Instant::now() + Duration::from_secs(seconds), 0u64, None, 0u64);
+    while Instant::now() < until || round < 8 {
+        round += 1;
+        replaced.push(name.serve(without_journals));
+        let mut old = replaced.remove(0);
+        let mut asked = HashMap::new();
+        for number in 0..600u64 {
+            let is_stream = number.is_multiple_of(50);
+            let wanted = if is_stream { [&number.to_le_bytes()[..], b"stream"].concat() } else { request(number) };
+            let call = loop {
+                match client.try_submit(&wanted).unwrap() {
+                    Some(call) => break call,
+                    None if asked.is_empty() => std::thread::yield_now(),
+                    None => take_one(&mut client, &mut asked),
+                }
+            };
+            client.mark_idempotent(call).unwrap();
+            asked.insert(call, is_stream);
+            if number.is_multiple_of(7) {
+                client.notify(&number.to_le_bytes()).unwrap();
+            }
+            if number.is_multiple_of(11) && client.cancel(call).unwrap() {
+                asked.remove(&call);
+            }
+            if number == 300 {
+                match round.is_multiple_of(2) {
+                    true => old.tell("drain"),
+                    false => old.signal(rustix::process::Signal::KILL),
+                }
+            }
+            while asked.len() > 60 {
+                take_one(&mut client, &mut asked);
+            }
+        }
+        while !asked.is_empty() {
+            take_one(&mut client, &mut asked);
+        }
+        calls += 600;
+        // Those cancelled are answered too, and the new one is found.
+        let settled = deadline();
+        while client.in_flight() > 0 || client.services() != 3 {
+            assert!(Instant::now() < settled, "{} in flight at {} services", client.in_flight(), client.services());
+            let call = client.submit(&request(1)).unwrap();
+            let _ = client.completion_of_until(call, deadline()).map(|reply| assert!(reply.is_some()));
+        }
+        // Which only a client that reads its replies lets drain.
+        old.wait();
+        let now = (costs(std::process::id()), costs(stays.pid()));
+        match before {
+            // The first rounds fill caches and arenas.
+            None if round == 5 => before = Some(now),
+            None => {}
+            Some(before) => {
+                let ((own, own_bytes), (its, its_bytes)) = now;
+                let ((own_before, own_bytes_before), (its_before, its_bytes_before)) = before;
+                assert_eq!(its, its_before, "descriptors of the service that stays, after {calls} calls");
+                // Other tests of this process have theirs.
+                assert!(own <= own_before + 100, "{own_before} descriptors became {own}");
+                const SLACK: u64 = 48 << 20;
+                assert!(own_bytes < own_bytes_before + SLACK, "{own_bytes_before} resident bytes became {own_bytes}");
+                assert!(its_bytes < its_bytes_before + SLACK, "{its_bytes_before} resident bytes became {its_bytes}");
+            }
+        }
+    }
+    println!(
+        "{calls} calls in {round} rounds: {before:?} became {:?}",
+        (costs(std::process::id()), costs(stays.pid()))
+    );
+}
+
+/// Takes one completion; a stream is cancelled after its first part.
+fn take_one(client: &mut Client, asked: &mut HashMap<CallId, bool>) {
+    let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
+    let (call, outcome) = (completion.call(), completion.outcome());
+    drop(completion);
+    match outcome {
+        Outcome::Part => assert!(client.cancel(call).unwrap()),
+        // A stream whose service was killed after its first part was cancelled by then.
+        outcome => assert!(asked[&call] || outcome == Outcome::Reply, "{outcome:?}"),
+    }
+    asked.remove(&call);
 }
 
 #[test]

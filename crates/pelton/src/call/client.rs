@@ -70,9 +70,10 @@ pub struct Client {
     homeless: VecDeque<CallId>,
     /// Answers to other calls than the one that was awaited when they came.
     aside: VecDeque<Answer>,
-    /// What they come to in memory, and parts alone.
+    /// What they come to in memory, and parts alone; and how many are last ones.
     aside_bytes: u64,
     part_bytes: u64,
+    aside_last: usize,
     /// Found by a wait, for who waited.
     found: Option<Found>,
     /// The link to look at first, so that none is heard more than others.
@@ -283,6 +284,7 @@ impl Client {
             aside: VecDeque::new(),
             aside_bytes: 0,
             part_bytes: 0,
+            aside_last: 0,
             found: None,
             turn: 0,
             next_open: 1,
@@ -413,7 +415,7 @@ impl Client {
 
     /// Whether so many answers wait in memory that no more are to be asked for.
     fn is_sated(&self) -> bool {
-        self.aside_bytes > self.reply_bytes_max || self.aside.len() >= CALLS_MAX as usize
+        self.aside_bytes > self.reply_bytes_max || self.aside_last >= CALLS_MAX as usize
     }
 
     fn submit_to_any(&mut self, call: CallId, header: Header, request: &[u8]) -> Result<Option<CallId>> {
@@ -753,15 +755,9 @@ impl Client {
         self.check(0)?;
         self.keep_found();
         let before = self.aside.len();
-        let (aside_bytes, part_bytes) = (&mut self.aside_bytes, &mut self.part_bytes);
-        self.aside.retain(|answer| {
-            let stays = answer.call != call;
-            if !stays {
-                *aside_bytes -= answer.cost();
-                *part_bytes -= if answer.outcome.is_final() { 0 } else { answer.cost() };
-            }
-            stays
-        });
+        for place in (0..before).rev().filter(|place| self.aside[*place].call == call).collect::<Vec<_>>() {
+            self.remove_aside(place);
+        }
         self.late += (before - self.aside.len()) as u64;
         if self.calls.state(call.0) != State::Waiting {
             return Ok(before > self.aside.len());
@@ -1107,10 +1103,17 @@ impl Client {
             Want::Of(call) => self.aside.iter().position(|answer| answer.call == call),
             Want::Room { .. } | Want::Written => None,
         };
-        let answer = self.aside.remove(place?)?;
+        Some(Found::Apart(self.remove_aside(place?)))
+    }
+
+    fn remove_aside(&mut self, place: usize) -> Answer {
+        let answer = self.aside.remove(place).expect("it was found there");
         self.aside_bytes -= answer.cost();
-        self.part_bytes -= if answer.outcome.is_final() { 0 } else { answer.cost() };
-        Some(Found::Apart(answer))
+        match answer.outcome.is_final() {
+            true => self.aside_last -= 1,
+            false => self.part_bytes -= answer.cost(),
+        }
+        answer
     }
 
     /// Puts aside what was found for somebody else.
@@ -1133,9 +1136,12 @@ impl Client {
     /// Makes room in the lane by keeping an answer in memory.
     fn put_aside(&mut self, answer: Answer) {
         self.aside_bytes += answer.cost();
-        if answer.outcome == Outcome::Part {
-            self.part_bytes += answer.cost();
-            self.calls.note_part(answer.call);
+        match answer.outcome.is_final() {
+            true => self.aside_last += 1,
+            false => {
+                self.part_bytes += answer.cost();
+                self.calls.note_part(answer.call);
+            }
         }
         self.aside.push_back(answer);
     }
