@@ -1265,6 +1265,8 @@ impl Client {
     /// The service of a call does not answer it.
     fn lose_call(&mut self, call: CallId, loss: Loss) {
         let is_awaited = self.calls.state(call.0) == State::Waiting;
+        // Who has given a part of it had begun it, whatever it says.
+        let loss = if loss == Loss::Returned && self.calls.has_part(call.0) { Loss::Corrupt } else { loss };
         if is_awaited && self.crowd.is_some() && self.calls.may_move(call, loss) {
             self.calls.unhouse(call, loss);
             self.homeless.push_back(call);
