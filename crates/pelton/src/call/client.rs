@@ -414,10 +414,12 @@ impl Client {
     }
 
     /// Whether so many answers wait in memory that no more are to be asked for.
+    #[cold]
     fn is_sated(&self) -> bool {
         self.aside_bytes > self.reply_bytes_max || self.aside_last >= CALLS_MAX as usize
     }
 
+    #[inline(never)]
     fn submit_to_any(&mut self, call: CallId, header: Header, request: &[u8]) -> Result<Option<CallId>> {
         match self.write_to_any(header, request)? {
             Written::By(at) => {
@@ -566,6 +568,7 @@ impl Client {
         }
     }
 
+    #[inline(never)]
     fn check_of_many(&self, bytes: usize) -> Result<()> {
         if self.owner.is_forked() {
             return Err(Error::Forked);
@@ -1125,6 +1128,7 @@ impl Client {
         }
     }
 
+    #[inline(never)]
     fn copy_aside(&mut self, at: usize, record: &Record, call: CallId, outcome: Outcome) {
         let mut bytes = Vec::new();
         let replies = &mut self.links[at].replies;
@@ -1468,6 +1472,10 @@ impl Awaiting<'_> {
         let Client { calls, homeless, crowd, .. } = &*self.client;
         if !link.outbox.is_empty() {
             return Some(link.outbox.wanted());
+        }
+        // The usual wait, which asks this again and again.
+        if crowd.is_none() && self.wanted.is_none() && matches!(self.want, Want::Any | Want::Of(_)) {
+            return None;
         }
         if crowd.is_some() && !link.is_open() {
             return None;
