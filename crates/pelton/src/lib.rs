@@ -87,8 +87,10 @@
 //! flight at a time, and are answered in any order ([`Client::submit`], [`Client::completion`]), by replies, by parts and an
 //! end, or by a failure with a code ([`Outcome`]); the service takes the requests of up to 1,024 clients in turn, in a loop of
 //! its own ([`Service::receive`]) or on several threads ([`Service::run`]), and answers from any thread ([`Responder`]).
-//! - A service that dies fails its calls at once. Whether it had carried them out nobody knows: a call is never repeated by
-//!   itself.
+//! - A service that dies fails its calls at once. Whether it had carried them out nobody knows: a call is not repeated, unless
+//!   [`Client::mark_idempotent`] allows it.
+//! - Several processes may serve one short name. A client spreads its calls to the least busy; a new version takes over while calls
+//!   run, by [`Stopper::drain`] in the old one: no call fails, and none is done twice.
 //! - A client that does not read its replies stalls itself alone; one that does not read a stream also keeps the threads that wait
 //!   for it, unless they do so by [`Responder::part_until`]. Two full lanes never wait for each other.
 //! - Requests and replies of up to [`Options::call_bytes_max`] travel, in pieces if need be.
@@ -147,7 +149,9 @@ mod sender;
 pub mod tokio;
 mod wait;
 
-pub use call::{CallId, Client, Completion, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper};
+pub use call::{
+    CallId, Client, Completion, Loss, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper,
+};
 pub use connect::Listener;
 pub use error::{Error, Result};
 pub use flush::record_file::{Chunk, Record, RecordFile, RecordFileOptions, RecordReader, Records};
