@@ -194,12 +194,15 @@ impl Calling<'_> {
         }
         loop {
             self.ask()?;
-            self.take()?;
+            let took = self.take()?;
             if self.input.ended && self.input.held.is_none() && self.awaited.is_empty() {
                 return self.output.write(self.signals);
             }
             self.signals.check()?;
-            self.wait()?;
+            // Where something was taken there may be room now, and nothing else to come.
+            if !(took && self.input.held.is_some()) {
+                self.wait()?;
+            }
         }
     }
 
@@ -308,10 +311,14 @@ impl Calling<'_> {
 
     /// Hands in what there is, as far as there is room.
     fn ask(&mut self) -> Result<(), Failure> {
-        if let Some(held) = self.input.held.take()
-            && !self.hand_in(&held)?
-        {
-            return self.hold(held);
+        if let Some(held) = self.input.held.take() {
+            if self.places.is_empty() {
+                // No answer will come that says that there is room.
+                let call = self.client.submit(&held)?;
+                self.begin(call, held.len());
+            } else if !self.hand_in(&held)? {
+                return self.hold(held);
+            }
         }
         while !self.input.ended && self.waiting_bytes < WAITING_BYTES {
             let next = self.input.splitter.next().map_err(|error| Failure::Input(format!("standard input: {error}")))?;
@@ -327,9 +334,11 @@ impl Calling<'_> {
         Ok(())
     }
 
-    /// Takes the answers that have come, and writes those whose turn it is.
-    fn take(&mut self) -> Result<(), Failure> {
-        loop {
+    /// Takes the answers that have come, and writes those whose turn it is. Answers whether there were any.
+    fn take(&mut self) -> Result<bool, Failure> {
+        let before = self.places.len();
+        // Once there are all, the service may go.
+        while !self.places.is_empty() {
             let came = self.client.try_completion()?.map(|answer| (answer.call(), answer.outcome(), answer.into_vec()));
             let Some((call, outcome, bytes)) = came else { break };
             self.took(call, outcome, bytes);
@@ -339,7 +348,8 @@ impl Calling<'_> {
             }
             self.signals.check()?;
         }
-        self.output.write(self.signals)
+        self.output.write(self.signals)?;
+        Ok(self.places.len() < before)
     }
 
     fn took(&mut self, call: CallId, outcome: Outcome, bytes: Vec<u8>) {
@@ -430,6 +440,7 @@ impl Calling<'_> {
                 Err(Failure::Call(format!("{} of {} calls failed", self.counts.failed, self.counts.calls)))
             }
             (Err(Failure::Peer(text)), _) => {
+                self.output.write(self.signals)?;
                 let left = self.awaited.len();
                 Err(Failure::Peer(format!("the service on `{}` has gone, {left} calls unanswered: {text}", self.args.name)))
             }

@@ -143,6 +143,12 @@ struct Once {
     responder: Option<Responder>,
 }
 
+impl Once {
+    fn is_cancelled(&self) -> bool {
+        self.responder.as_ref().is_some_and(Responder::is_cancelled)
+    }
+}
+
 /// A process that lasts, and whom it is to answer.
 struct Lasting {
     process: Process,
@@ -201,6 +207,10 @@ impl Serving<'_> {
             if !full && !self.service.arm()? {
                 continue;
             }
+            // To arm was to look who has gone.
+            if self.queue.iter().any(Asked::is_cancelled) || self.once.iter().any(Once::is_cancelled) {
+                continue;
+            }
             let service = (!full).then_some((self.service.as_fd(), PollFlags::IN));
             let once = self.once.iter().flat_map(|once| once.process.waits());
             let lasting = self.lasting.iter().flat_map(|lasting| lasting.process.waits());
@@ -232,7 +242,7 @@ impl Serving<'_> {
             *queue_bytes -= if stays { 0 } else { asked.bytes.len() };
             stays
         });
-        self.once.retain(|once| !once.responder.as_ref().is_some_and(Responder::is_cancelled));
+        self.once.retain(|once| !once.is_cancelled());
         self.counts.cancelled += (before - self.queue.len() - self.once.len()) as u64;
         Ok(full(self))
     }
