@@ -162,13 +162,8 @@ impl Arguments {
         let Arguments { workload, size, count, capacity, wait, runs, delay, slow, work, .. } = self;
         let Arguments { senders, idle, threads, file, systems: chosen, .. } = self;
         let Arguments { clients, in_flight, rate, beside_flood, one_cpu, .. } = self;
-        let calls = Calls {
-            clients: clients.unwrap_or(1),
-            in_flight: in_flight.unwrap_or(1),
-            rate,
-            beside_flood,
-            one_cpu,
-        };
+        let calls =
+            Calls { clients: clients.unwrap_or(1), in_flight: in_flight.unwrap_or(1), rate, beside_flood, one_cpu };
         let call = workload == Workload::Call;
         if !call && (calls != Calls::default() || clients.is_some() || in_flight.is_some()) {
             return Err(
@@ -197,7 +192,9 @@ impl Arguments {
             return Err("found --size or --count with idle, which sends nothing: leave them out".to_string());
         }
         if !call && workload != Workload::Roundtrip && delay > 0 {
-            return Err(format!("found --delay {delay} with a workload that answers nothing: use it with roundtrip or call"));
+            return Err(format!(
+                "found --delay {delay} with a workload that answers nothing: use it with roundtrip or call"
+            ));
         }
         let append = workload == Workload::Append;
         if workload != Workload::Lopsided && (slow.is_some() || (work.is_some() && !append)) {
@@ -252,7 +249,9 @@ impl Arguments {
             return Err(format!("found --size {sizes} with fan-in, wanted 8 or more: a message says whose it is"));
         }
         if call && sizes.min < 8 && (calls.clients > 1 || beside_flood) {
-            return Err(format!("found --size {sizes} with several clients, wanted 8 or more: a request says whose it is"));
+            return Err(format!(
+                "found --size {sizes} with several clients, wanted 8 or more: a request says whose it is"
+            ));
         }
         let capacity = capacity.unwrap_or(match workload {
             Workload::Lopsided | Workload::Append => 1 << 20,
@@ -276,7 +275,13 @@ impl Arguments {
                 most.min(2_000_000_000u64.checked_div(work_ns).unwrap_or(u64::MAX)).max(1)
             }
             (Workload::Call, _) if rate.is_some() => 5 * rate.unwrap_or_default() as u64,
-            (Workload::Call, 32_769..) => if calls.one_by_one() { 10_000 } else { 50_000 },
+            (Workload::Call, 32_769..) => {
+                if calls.one_by_one() {
+                    10_000
+                } else {
+                    50_000
+                }
+            }
             (Workload::Call, _) if !calls.one_by_one() => 1_000_000,
             (Workload::Roundtrip | Workload::Call, _) if delay > 0 => 20_000,
             (Workload::Roundtrip | Workload::Call, _) => 200_000,
@@ -434,6 +439,12 @@ mod tests {
         assert_eq!(plan(&["idle"]).unwrap().systems, [Choice::from_str("pelton").unwrap()]);
         let many = plan(&["fan-in", "--senders", "10", "--idle", "990"]).unwrap();
         assert_eq!((many.sizes.max, many.count, many.wait, many.systems.len()), (256, 5_000_000, Wait::Spin, 6));
+        let call = plan(&["call"]).unwrap();
+        assert_eq!((call.sizes.max, call.count, call.wait, call.capacity), (64, 200_000, Wait::Spin, 4 << 20));
+        let many = plan(&["call", "--in-flight", "1000", "--size", "5000000"]).unwrap();
+        assert_eq!((many.count, many.wait, many.systems.len()), (50_000, Wait::Spin, 3));
+        let seldom = plan(&["call", "--rate", "1"]).unwrap();
+        assert_eq!((seldom.count, seldom.wait, seldom.systems.len()), (5, Wait::Block, 2));
         let append = plan(&["append"]).unwrap();
         assert_eq!((append.sizes.max, append.count, append.threads, append.work_ns), (16, 25_600_000, 2, 0));
         assert_eq!(plan(&["append", "--work", "2000"]).unwrap().count, 1_000_000);
@@ -464,6 +475,15 @@ mod tests {
             (&["fan-in", "--senders", "8", "--count", "7"], "wanted at least one for each"),
             (&["stream", "--file", "/"], "use it with append"),
             (&["append", "--file", "/dev/null"], "found --file /dev/null, wanted a directory"),
+            (&["stream", "--clients", "1"], "use them with call"),
+            (&["fan-in", "--one-cpu"], "use them with call"),
+            (&["call", "--in-flight", "1025"], "found --in-flight 1025, wanted 1 to 1024"),
+            (&["call", "--clients", "0"], "found --clients 0"),
+            (&["call", "--clients", "2", "--size", "7"], "wanted 8 or more"),
+            (&["call", "--clients", "5", "--count", "4"], "at least one for each"),
+            (&["call", "--in-flight", "2", "--delay", "20"], "leave out --clients and --in-flight"),
+            (&["call", "--rate", "0"], "found --rate 0"),
+            (&["call", "--rate", "5", "--beside-flood"], "use one of them"),
             (&["append", "--threads", "0"], "found --threads 0"),
             (&["append", "--size", "1..16"], "wanted one size"),
             (&["append", "--work", "1000000001"], "nanoseconds"),

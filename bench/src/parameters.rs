@@ -112,7 +112,9 @@ impl SystemName {
             SystemName::Pelton => Ok(()),
             SystemName::PeltonFanIn | SystemName::PeltonAlone if calls => Ok(()),
             SystemName::SockStream | SystemName::SockStreamAlone | SystemName::SockStreamBatched if calls => Ok(()),
-            SystemName::PeltonFanIn | SystemName::SockStreamAlone => Err("it is what calls are compared with: measure it with call"),
+            SystemName::PeltonFanIn | SystemName::SockStreamAlone => {
+                Err("it is what calls are compared with: measure it with call")
+            }
             SystemName::Write if to_file => Ok(()),
             SystemName::Write => Err("it writes to a file: measure it with append --file DIR"),
             _ if to_file => Err("it does not append to a file: leave out --file"),
@@ -131,7 +133,7 @@ impl SystemName {
                     Err("it is what many senders are compared with: measure it with fan-in")
                 }
             }
-            SystemName::SockStream | SystemName::SockSeqpacket if !appends => Ok(()),
+            SystemName::SockStream | SystemName::SockSeqpacket if !appends && !calls => Ok(()),
             _ if appends => Err("it is between processes: measure it with another workload than append"),
             _ if gathers => Err("it has no side here that receives of many senders"),
             _ if calls => Err("it has no calls here"),
@@ -314,10 +316,8 @@ pub enum Role {
 impl Role {
     /// Which of the two CPUs is this role's.
     pub fn cpu_index(self) -> usize {
-        matches!(
-            self,
-            Role::Sender | Role::Filler | Role::Answerer | Role::Idler | Role::Client | Role::Flooder
-        ) as usize
+        matches!(self, Role::Sender | Role::Filler | Role::Answerer | Role::Idler | Role::Client | Role::Flooder)
+            as usize
     }
 
     /// Whether this side makes the name that the other connects to.
@@ -490,6 +490,7 @@ mod tests {
         assert_eq!(SystemName::Bump.belongs(Workload::Append, false), Ok(()));
         assert_eq!(SystemName::PeltonAlone.belongs(Workload::FanIn, false), Ok(()));
         assert_eq!(SystemName::Pipe.belongs(Workload::Stream, false), Ok(()));
+        assert_eq!(SystemName::PeltonFanIn.belongs(Workload::Call, false), Ok(()));
         assert_eq!(SystemName::Write.belongs(Workload::Append, true), Ok(()));
         assert_eq!(SystemName::Pelton.belongs(Workload::Append, true), Ok(()));
         assert!(SystemName::Limits.belongs(Workload::Append, true).is_err());
@@ -500,6 +501,10 @@ mod tests {
             (SystemName::PeltonStream, Workload::Roundtrip),
             (SystemName::Pipe, Workload::FanIn),
             (SystemName::PeltonC, Workload::Append),
+            (SystemName::Pipe, Workload::Call),
+            (SystemName::SockSeqpacket, Workload::Call),
+            (SystemName::PeltonFanIn, Workload::FanIn),
+            (SystemName::SockStreamAlone, Workload::Stream),
         ] {
             assert!(system.belongs(workload, false).is_err(), "{system:?} {workload:?}");
         }

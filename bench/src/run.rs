@@ -321,9 +321,8 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
             sides.start(&job, *role, index, cpus)?;
         }
     }
-    let reporting: Vec<usize> = (0..sides.sides.len())
-        .filter(|side| !matches!(sides.sides[*side].role, Role::Idler | Role::Flooder))
-        .collect();
+    let reporting: Vec<usize> =
+        (0..sides.sides.len()).filter(|side| !matches!(sides.sides[*side].role, Role::Idler | Role::Flooder)).collect();
     let (early, late): (Vec<usize>, Vec<usize>) =
         reporting.iter().copied().partition(|side| sides.sides[*side].role.listens());
     let mut reports: Vec<Vec<PassReport>> = Vec::new();
@@ -512,7 +511,9 @@ fn idle_run(usages: [Usage; 2], seconds: f64, receiver: &PassReport) -> Run {
 /// Senders of a fan-in have numbers, and so have clients.
 fn by_role(workload: Workload, sides: impl IntoIterator<Item = SideFigures>) -> BTreeMap<String, SideFigures> {
     let name = |index: usize| match workload.roles() {
-        [_, role] if matches!(workload, Workload::FanIn | Workload::Call) && index > 0 => format!("{}-{index}", role.name()),
+        [_, role] if matches!(workload, Workload::FanIn | Workload::Call) && index > 0 => {
+            format!("{}-{index}", role.name())
+        }
         roles => roles[index].name().to_string(),
     };
     sides.into_iter().enumerate().map(|(index, side)| (name(index), side)).collect()
@@ -875,6 +876,40 @@ pub mod tests {
         assert_eq!((run.figures.seconds, run.figures.messages_per_second), (Some(1.0), Some(10.0)));
         assert_eq!((run.figures.cpu_seconds, run.figures.syscalls_per_message), (Some(2.0), Some(1.0)));
         assert_eq!(run.sides.keys().collect::<Vec<_>>(), ["receiver", "sender-1", "sender-2", "sender-3"]);
+    }
+
+    #[test]
+    fn calls_last_from_the_first_client_to_the_last_and_the_slowest_is_told() {
+        let percentiles = |p99_ns| Some(Percentiles { p99_ns, mean_ns: 50.0, ..Percentiles::default() });
+        let part = |start_ns, end_ns, percentiles| PassReport {
+            start_ns,
+            end_ns,
+            bytes: 640,
+            percentiles,
+            ..PassReport::default()
+        };
+        // The service hears late that all is over.
+        let service = || part(0, 9_000_000_000, None);
+        let calls = Calls { clients: 2, in_flight: 10, ..Calls::default() };
+        let passes =
+            vec![Pass { count: 10, ..Pass::default() }, Pass { count: 10, time_each: true, ..Pass::default() }];
+        let job = Job { senders: 2, calls, delay_us: 0, ..job_of(Workload::Call, passes) };
+        let reports = [
+            vec![service(), part(1000, 900_001_000, None), part(1500, 1_000_001_000, None)],
+            vec![service(), part(0, 1, percentiles(70)), part(0, 1, percentiles(90))],
+        ];
+        let run = run_of_calls(&job, &reports);
+        assert_eq!((run.figures.seconds, run.figures.calls_per_second), (Some(1.0), Some(10.0)));
+        assert_eq!((run.figures.messages_per_second, run.figures.bytes_per_second), (Some(20.0), Some(1280.0)));
+        assert_eq!((run.figures.p99_ns, run.figures.round_trip_ns), (Some(90.0), None));
+        assert_eq!(run.sides.keys().collect::<Vec<_>>(), ["client-1", "client-2", "service"]);
+
+        // Of calls that come seldom the time between them is none of theirs.
+        let calls = Calls { rate: Some(10), ..Calls::default() };
+        let passes = vec![Pass { count: 10, time_each: true, ..Pass::default() }];
+        let job = Job { calls, delay_us: 0, ..job_of(Workload::Call, passes) };
+        let run = run_of_calls(&job, &[vec![service(), part(0, 1_000_000_000, percentiles(90))]]);
+        assert_eq!((run.figures.round_trip_ns, run.figures.calls_per_second), (Some(50.0), None));
     }
 
     #[test]

@@ -140,7 +140,9 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
                 Ok(report)
             })
         }
-        Role::Filler | Role::Idler | Role::Appender | Role::Service | Role::Client | Role::Flooder => bail!("that is no part of this workload"),
+        Role::Filler | Role::Idler | Role::Appender | Role::Service | Role::Client | Role::Flooder => {
+            bail!("that is no part of this workload")
+        }
         Role::Asker => {
             let (mut sending, mut receiving) = S::both(job)?;
             let delay_ns = job.delay_us * 1000;

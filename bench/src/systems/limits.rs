@@ -93,7 +93,9 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
         Workload::Roundtrip | Workload::Call if job.sizes.max > 500_000 => {
             bail!("limits.c has round trips of up to 500000 bytes, wanted {}", job.sizes.max)
         }
-        Workload::Roundtrip | Workload::Call => vec!["roundtrip".to_string(), job.sizes.max.to_string(), count.to_string()],
+        Workload::Roundtrip | Workload::Call => {
+            vec!["roundtrip".to_string(), job.sizes.max.to_string(), count.to_string()]
+        }
     })
 }
 

@@ -321,7 +321,8 @@ impl Calling<'_> {
             }
         }
         while !self.input.ended && self.waiting_bytes < WAITING_BYTES {
-            let next = self.input.splitter.next().map_err(|error| Failure::Input(format!("standard input: {error}")))?;
+            let next =
+                self.input.splitter.next().map_err(|error| Failure::Input(format!("standard input: {error}")))?;
             // A copy: what it is cut from belongs to the input.
             let Some(request) = next.map(<[u8]>::to_vec) else {
                 self.input.ended = self.input.splitter.ended();
@@ -442,7 +443,10 @@ impl Calling<'_> {
             (Err(Failure::Peer(text)), _) => {
                 self.output.write(self.signals)?;
                 let left = self.awaited.len();
-                Err(Failure::Peer(format!("the service on `{}` has gone, {left} calls unanswered: {text}", self.args.name)))
+                Err(Failure::Peer(format!(
+                    "the service on `{}` has gone, {left} calls unanswered: {text}",
+                    self.args.name
+                )))
             }
             (Err(failure), _) => Err(failure),
         }

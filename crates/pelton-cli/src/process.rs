@@ -54,8 +54,10 @@ impl Process {
             .map_err(failed)?;
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
-        let ours = [stdin.as_ref().map(AsFd::as_fd), stdout.as_ref().map(AsFd::as_fd), stderr.as_ref().map(AsFd::as_fd)];
-        let unblocked = ours.into_iter().flatten().try_for_each(|fd| fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK));
+        let ours =
+            [stdin.as_ref().map(AsFd::as_fd), stdout.as_ref().map(AsFd::as_fd), stderr.as_ref().map(AsFd::as_fd)];
+        let unblocked =
+            ours.into_iter().flatten().try_for_each(|fd| fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK));
         let pidfd = pidfd.and_then(|pidfd| unblocked.map(|()| pidfd)).map_err(|error| {
             let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
             let _ = child.wait();

@@ -361,7 +361,8 @@ impl Serving<'_> {
             let code = if has_ended && !status.success() { code_of(status) } else { OWN_CODE };
             if !(self.is_ending && awaited.is_empty()) {
                 let lost = awaited.len();
-                let _ = writeln!(std::io::stderr(), "pelton: `{}`: {says}, {lost} calls failed ({status})", self.args.exec);
+                let _ =
+                    writeln!(std::io::stderr(), "pelton: `{}`: {says}, {lost} calls failed ({status})", self.args.exec);
             }
             for responder in awaited {
                 self.fail(responder, code, says.as_bytes());

@@ -62,7 +62,8 @@ fn a_call_is_answered_by_a_process() {
     assert_eq!((reply.stdout, &*reply.stderr), (b"HELLO\n".to_vec(), ""));
     assert_eq!(place.run(&["call", "it"]).stdout, b"");
     // More than a lane, both ways, and not as fast as it is written.
-    let large: Vec<u8> = (0..9_000_000).map(|at: u32| b'a' + (at.wrapping_mul(2_654_435_761) >> 24) as u8 % 26).collect();
+    let large: Vec<u8> =
+        (0..9_000_000).map(|at: u32| b'a' + (at.wrapping_mul(2_654_435_761) >> 24) as u8 % 26).collect();
     let mut call = place.start(&["call", "it", "-"]);
     call.write_all_and_close(large.clone());
     let reply = call.wait();
@@ -118,7 +119,10 @@ fn replies_to_frames_come_in_the_order_of_the_input() {
     let mut calls = place.start(&["call", "it", "--frame", "len32", "--json"]);
     calls.write_all_and_close(len32(&[b"1\n", b"2\n", b"3\n", b"4\n", b"5\n"]));
     let replies = calls.wait();
-    replies.assert(6, &["call 4 failed with code 9", "1 of 5 calls failed", "\"calls\":5,\"failed\":1,\"bytes_asked\":10"]);
+    replies.assert(
+        6,
+        &["call 4 failed with code 9", "1 of 5 calls failed", "\"calls\":5,\"failed\":1,\"bytes_asked\":10"],
+    );
     assert_eq!(replies.stdout, len32(&[b"11", b"22", b"33", b"", b"55"]));
     end(service);
 }

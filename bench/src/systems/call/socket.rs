@@ -35,6 +35,8 @@ const EVENTS: usize = 64;
 struct Connection {
     incoming: Incoming,
     outgoing: Outgoing,
+    /// There was no room for a reply: requests wait until there is
+    is_stuck: bool,
 }
 
 /// What has come, and is not taken yet.
@@ -65,6 +67,7 @@ impl Connection {
         Connection {
             incoming: Incoming { buffer, start: 0, end: 0, size_max },
             outgoing: Outgoing { socket, held: Vec::with_capacity(2 * BATCH_BYTES), sent: 0, batched, flags },
+            is_stuck: false,
         }
     }
 
@@ -348,21 +351,17 @@ impl SockStreamService<'_> {
     fn turn(&mut self, index: usize, tally: &mut Tally) -> Result<()> {
         let SockStreamService { connections, epoll, job } = self;
         let connection = &mut connections[index];
-        let was_full = !connection.outgoing.is_empty();
-        if was_full {
-            if !connection.outgoing.flush()? {
-                return Ok(());
-            }
-        } else {
+        let was_stuck = connection.is_stuck;
+        if !was_stuck {
             let waits = epoll.is_none() && job.wait == Wait::Block;
             if !connection.read(if waits { RecvFlags::empty() } else { RecvFlags::DONTWAIT })? {
                 return Ok(());
             }
         }
-        answer(connection, job.delay_us * 1000, tally)?;
-        let is_full = !connection.outgoing.is_empty();
-        if let Some(epoll) = epoll.as_ref().filter(|_| was_full != is_full) {
-            let flags = if is_full { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+        connection.is_stuck = !answer(connection, job.delay_us * 1000, tally)?;
+        let is_stuck = connection.is_stuck;
+        if let Some(epoll) = epoll.as_ref().filter(|_| was_stuck != is_stuck) {
+            let flags = if is_stuck { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
             epoll::modify(epoll, &connection.outgoing.socket, epoll::EventData::new_u64(index as u64), flags)
                 .context("changing what is waited for")?;
         }
@@ -370,19 +369,19 @@ impl SockStreamService<'_> {
     }
 }
 
-/// Answers what has come whole, as far as there is room.
-fn answer(connection: &mut Connection, delay_ns: u64, tally: &mut Tally) -> Result<()> {
-    let Connection { incoming, outgoing } = connection;
+/// Answers what has come whole, as far as there is room. Whether that was all, and has been sent.
+fn answer(connection: &mut Connection, delay_ns: u64, tally: &mut Tally) -> Result<bool> {
+    let Connection { incoming, outgoing, .. } = connection;
     while let Some(len) = incoming.whole()? {
         let request = incoming.message(len);
         delay(delay_ns);
         if !outgoing.put(request)? {
-            return Ok(());
+            return Ok(false);
         }
         tally.note(request);
         incoming.take(len);
     }
-    outgoing.flush().map(drop)
+    outgoing.flush()
 }
 
 impl Serving for SockStreamService<'_> {
@@ -393,7 +392,7 @@ impl Serving for SockStreamService<'_> {
         let measured = self.job.senders as usize;
         // Who floods always has more to come: those that are measured are accepted after it, so they are the last ones.
         let first = self.connections.len() - measured;
-        while tally.count < count || self.connections[first..].iter().any(|one| !one.outgoing.is_empty()) {
+        while tally.count < count || self.connections[first..].iter().any(|one| one.is_stuck) {
             let Some(epoll) = &self.epoll else {
                 self.turn(0, &mut tally)?;
                 continue;
