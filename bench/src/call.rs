@@ -245,11 +245,13 @@ mod tests {
         run::tests::job_of,
     };
 
+    type Spoil = fn(&mut Vec<u8>);
+
     /// Answers what it was asked, but for one reply.
     struct Echo {
         asked: VecDeque<Vec<u8>>,
         most: usize,
-        spoil: Option<(u64, fn(&mut Vec<u8>))>,
+        spoil: Option<(u64, Spoil)>,
         replies: u64,
     }
 
@@ -277,7 +279,7 @@ mod tests {
         }
     }
 
-    fn pass(in_flight: u32, sizes: SizeRange, spoil: Option<(u64, fn(&mut Vec<u8>))>) -> Result<u64> {
+    fn pass(in_flight: u32, sizes: SizeRange, spoil: Option<(u64, Spoil)>) -> Result<u64> {
         let calls = Calls { in_flight, ..Calls::default() };
         let job = Job { sizes, calls, delay_us: 0, ..job_of(Workload::Call, Vec::new()) };
         // Less room than may be in flight.
@@ -296,7 +298,7 @@ mod tests {
                 assert_eq!(pass(in_flight, sizes, None).unwrap(), sizes.total(100));
             }
         }
-        let spoils: [fn(&mut Vec<u8>); 4] = [
+        let spoils: [Spoil; 4] = [
             |reply| *reply.last_mut().unwrap() ^= 1,
             |reply| reply[0] ^= 1,
             |reply| reply.truncate(63),
