@@ -4,19 +4,27 @@
 //!
 //! - `frame.rs`: the header before each request and reply, every check of a peer's, and messages cut into pieces;
 //! - `outbox.rs`: the way into one lane, and what waits for room there;
-//! - `client.rs`, `service.rs`: the two sides. Neither ever waits for room in one lane while the other is not read: that is what
+//! - `service.rs`, with `caller.rs` (each of its clients), `responder.rs` (requests and what answers them) and `pool.rs` (threads);
+//! - `client.rs`, with `calls.rs` (those in flight) and `crowd.rs` (its links, and how it finds services): the other side. Neither ever waits for room in one lane while the other is not read: that is what
 //!   keeps two full lanes from waiting for each other.
 
+mod caller;
+mod calls;
 mod client;
+mod crowd;
 mod frame;
 mod outbox;
+mod pool;
+mod responder;
 mod service;
 #[cfg(test)]
 mod tests;
 
-pub use client::{CallId, Client, Completion, Outcome, RequestRoom};
-pub(crate) use service::{Back, Caller, Desk};
-pub use service::{ReplyRoom, Request, Responder, Service, Stopper};
+pub(crate) use caller::{Back, Caller};
+pub use client::{CallId, Client, Completion, Loss, Outcome, RequestRoom};
+pub use responder::{ReplyRoom, Request, Responder};
+pub(crate) use service::Desk;
+pub use service::{Service, Stopper};
 
 use crate::receiver::Message;
 use frame::HEADER_BYTES;

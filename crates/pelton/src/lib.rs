@@ -147,7 +147,9 @@ mod sender;
 pub mod tokio;
 mod wait;
 
-pub use call::{CallId, Client, Completion, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper};
+pub use call::{
+    CallId, Client, Completion, Loss, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper,
+};
 pub use connect::Listener;
 pub use error::{Error, Result};
 pub use flush::record_file::{Chunk, Record, RecordFile, RecordFileOptions, RecordReader, Records};

@@ -92,7 +92,7 @@ impl Name {
     }
 
     /// Where somebody may listen.
-    fn sockets(&self) -> Result<Vec<PathBuf>> {
+    pub(crate) fn sockets(&self) -> Result<Vec<PathBuf>> {
         match &self.place {
             Place::Socket(path) => Ok(vec![path.clone()]),
             Place::Directory { base, directory } => match own_directory(base, false) {
@@ -140,24 +140,37 @@ impl Name {
         Ok(found)
     }
 
-    /// Connects to a live listener; `None` when there is none.
-    pub(crate) fn connect(&self) -> Result<Option<Socket>> {
+    /// Whether several processes may listen under the name.
+    pub(crate) fn is_of_many(&self) -> bool {
+        matches!(self.place, Place::Directory { .. })
+    }
+
+    /// Connects to a live listener, and says where; `None` when there is none.
+    pub(crate) fn connect_at(&self) -> Result<Option<(PathBuf, Socket)>> {
         for path in self.sockets()? {
-            match Socket::connect(&path) {
-                Ok(socket) => return Ok(Some(socket)),
-                // Gone, never there, or left behind by a process that died; a full backlog is a listener without time.
-                Err(error) => match error.kind() {
-                    ErrorKind::ConnectionRefused if !is_socket(&path) => return Err(self.no_socket(&path)),
-                    ErrorKind::ConnectionRefused | ErrorKind::NotFound | ErrorKind::WouldBlock => {}
-                    _ => return Err(self.failed("connecting to", &path, error)),
-                },
+            if let Some(socket) = self.connect_to(&path)? {
+                return Ok(Some((path, socket)));
             }
         }
         Ok(None)
     }
 
-    /// Listens under the name, replacing what dead listeners left behind.
-    pub(crate) fn listen(&self) -> Result<Bound> {
+    /// Connects to who listens there, if somebody does.
+    pub(crate) fn connect_to(&self, path: &Path) -> Result<Option<Socket>> {
+        match Socket::connect(path) {
+            Ok(socket) => Ok(Some(socket)),
+            // Gone, never there, or left behind by a process that died; a full backlog is a listener without time.
+            Err(error) => match error.kind() {
+                ErrorKind::ConnectionRefused if !is_socket(path) => Err(self.no_socket(path)),
+                ErrorKind::ConnectionRefused | ErrorKind::NotFound | ErrorKind::WouldBlock => Ok(None),
+                _ => Err(self.failed("connecting to", path, error)),
+            },
+        }
+    }
+
+    /// Listens under the name, replacing what dead listeners left behind; if it `is_shared`, beside others that listen under a short
+    /// one.
+    pub(crate) fn listen(&self, is_shared: bool) -> Result<Bound> {
         match &self.place {
             Place::Socket(path) => {
                 let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -177,7 +190,10 @@ impl Name {
                     other => other.map_err(|e| self.failed("opening", directory, e))?,
                 };
                 for path in self.sockets_in(directory)? {
-                    self.clear(&path)?;
+                    match self.clear(&path) {
+                        Err(Error::InUse { .. }) if is_shared => {}
+                        cleared => cleared?,
+                    }
                 }
                 static LISTENERS: AtomicU32 = AtomicU32::new(0);
                 let number = LISTENERS.fetch_add(1, Ordering::Relaxed);

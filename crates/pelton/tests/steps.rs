@@ -6,6 +6,8 @@
 //! from a place that it names, and ends itself at the n-th, with n from 1 on until it gets through. What it has done by
 //! then it notes in a page that it shares with the parent, which is the survivor, and mostly the successor too.
 
+#[path = "steps/calls.rs"]
+mod calls;
 mod support;
 
 use pelton::{
@@ -91,6 +93,15 @@ const SCENARIOS: &[Scenario] = &[
     ("connect: receiver releases, with descriptors", true, |run| connected_receiver_releases(run, true)),
     ("gather: sender comes, commits and closes", true, gathered_sender),
     ("gather: receiver takes senders in and releases", false, gathering_receiver),
+    ("call: client connects, calls and closes: empty lanes", true, |run| calls::client_calls(run, calls::Lanes::Empty)),
+    ("call: client connects, calls and closes: full lanes", false, |run| calls::client_calls(run, calls::Lanes::Full)),
+    ("call: client connects, calls and closes: in pieces", false, |run| calls::client_calls(run, calls::Lanes::Pieces)),
+    ("call: service answers and closes: empty lanes", true, |run| calls::service_answers(run, calls::Lanes::Empty)),
+    ("call: service answers and closes: full lanes", false, |run| calls::service_answers(run, calls::Lanes::Full)),
+    ("call: service answers and closes: in pieces", false, |run| calls::service_answers(run, calls::Lanes::Pieces)),
+    ("call: service drains: empty lanes", true, |run| calls::service_drains(run, calls::Lanes::Empty)),
+    ("call: service drains: full lanes", false, |run| calls::service_drains(run, calls::Lanes::Full)),
+    ("call: service drains: in pieces", false, |run| calls::service_drains(run, calls::Lanes::Pieces)),
     ("hand-shake: sender connects", true, |run| hand_shake(run, true, false, Before::Fresh)),
     ("hand-shake: sender listens", true, |run| hand_shake(run, true, true, Before::Fresh)),
     ("hand-shake: sender connects to a survivor", true, |run| hand_shake(run, true, false, Before::Survives)),

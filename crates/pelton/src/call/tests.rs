@@ -1,10 +1,11 @@
 //! `spec/vectors/calls.json`, replayed on a real link whose one side writes what it should not; and such sides otherwise.
 
 use super::frame::{By, Header, Kind};
-use super::{CallId, Client, Outcome, Service};
+use super::{CallId, Client, Loss, Outcome, Service};
 use crate::Options;
 use crate::error::{Error, Result};
 use serde_json::Value;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// What both sides take at most, as the vectors say.
@@ -50,6 +51,9 @@ fn name_of(kind: Kind) -> &'static str {
         Kind::End => "END",
         Kind::Failed => "FAILED",
         Kind::Abandoned => "ABANDONED",
+        Kind::Draining => "DRAINING",
+        Kind::Returned => "RETURNED",
+        Kind::Drained => "DRAINED",
     }
 }
 
@@ -116,7 +120,7 @@ fn records_come_to_what_the_vectors_say() {
 
 fn replay_client(vector: &Value, Link { service, clients }: &mut Link) {
     let records = vector["records"].as_array().unwrap();
-    records.iter().for_each(|record| write(&mut clients[0].outbox.sender, record));
+    records.iter().for_each(|record| write(&mut clients[0].links[0].outbox.sender, record));
     // Taken and not answered, so that their places stay taken.
     let mut taken = Vec::new();
     for wanted in vector["messages"].as_array().unwrap() {
@@ -136,7 +140,11 @@ fn replay_client(vector: &Value, Link { service, clients }: &mut Link) {
     assert_eq!(&*clients[1].completion_of(call).unwrap(), b"answer");
     if corrupt {
         let until = Instant::now() + Duration::from_secs(60);
-        let error = clients[0].outbox.sender.send_until(b"gone", until).and_then(|_| clients[0].outbox.sender.drain());
+        let error = clients[0].links[0]
+            .outbox
+            .sender
+            .send_until(b"gone", until)
+            .and_then(|_| clients[0].links[0].outbox.sender.drain());
         assert!(error.unwrap_err().is_closed());
     }
 }
@@ -158,6 +166,8 @@ fn replay_service(vector: &Value, Link { service, clients }: &mut Link) {
             Outcome::End => ("END", 0),
             Outcome::Failed(code) => ("FAILED", code.into()),
             Outcome::Abandoned => ("ABANDONED", 0),
+            Outcome::Lost(Loss::Returned) => ("RETURNED", 0),
+            Outcome::Lost(loss) => panic!("{loss:?}"),
         };
         assert!(answer.iter().all(|byte| *byte == 7));
         assert_eq!(outcome, (wanted["kind"].as_str().unwrap(), wanted["code"].as_u64().unwrap()));
@@ -166,6 +176,10 @@ fn replay_service(vector: &Value, Link { service, clients }: &mut Link) {
     let then = client.try_completion().map(|answer| answer.is_none());
     match vector["then"].as_str().unwrap() {
         "well" => assert!(then.unwrap()),
+        "closed" => {
+            let error = then.unwrap_err();
+            assert!(error.is_closed() && client.submit(b"x").unwrap_err().is_closed(), "{error}");
+        }
         rule => {
             let error = then.unwrap_err();
             assert!(matches!(&error, Error::Corrupt(why) if why.contains(&format!("{rule:?}"))), "{error}");
@@ -226,4 +240,28 @@ fn random_headers_are_refused_or_mean_what_they_say() {
         }
     }
     assert!(read > 1000, "{read}");
+}
+
+#[test]
+fn a_service_whose_lane_of_requests_is_damaged_is_corrupt_to_its_client_and_stays_so() {
+    let Link { mut service, clients } = link(1);
+    let mut client = clients.into_iter().next().unwrap();
+    client.submit(b"call").unwrap();
+    service.receive().unwrap().reply(b"").unwrap();
+    drop(client.completion().unwrap());
+    // The service says that it has released what was never sent.
+    let page = service.requests.consumer_page();
+    // SAFETY: the page is mapped, writable, and 128 is where its head is: 8 bytes, of any value to who reads it.
+    unsafe { page.add(128).cast::<std::sync::atomic::AtomicU64>().as_ref() }.fetch_xor(1 << 62, Ordering::Release);
+    let until = Instant::now() + Duration::from_secs(60);
+    let error = loop {
+        assert!(Instant::now() < until, "it is never looked at");
+        match client.try_submit(&[7; 3000]) {
+            Err(error) => break error,
+            Ok(_) => {}
+        }
+    };
+    assert!(matches!(error, Error::Corrupt(_)), "{error}");
+    let again = [client.submit(b"x").map(|_| ()), client.completion().map(|_| ()), client.arm().map(|_| ())];
+    assert!(again.iter().all(|result| matches!(result, Err(Error::Corrupt(_)))), "{again:?}");
 }

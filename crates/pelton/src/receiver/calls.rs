@@ -3,7 +3,6 @@
 use super::{Message, Receiver};
 use crate::call::{Back, Desk};
 use crate::error::Result;
-use crate::link::Bells;
 use crate::sender::End;
 use pelton_lane::Record;
 use std::sync::Arc;
@@ -67,6 +66,18 @@ impl Receiver {
         self.lanes.current.back.as_mut()
     }
 
+    /// Whom the records of all lanes are answered to.
+    pub(crate) fn backs(&self) -> impl Iterator<Item = &Back> {
+        self.lanes.iter().filter_map(|lane| lane.back.as_ref())
+    }
+
+    /// Lets nobody in any more; its name is free.
+    pub(crate) fn stop_listening(&mut self) {
+        if let Some(gate) = &mut self.gate {
+            gate.stop_listening(&self.bells);
+        }
+    }
+
     /// Whether the current lane's sender is known to have gone.
     pub(crate) fn is_sender_gone(&self) -> bool {
         self.lanes.current.end.is_some()
@@ -84,12 +95,14 @@ impl Receiver {
         self.owner.retire();
     }
 
-    pub(crate) fn is_forked_here(&self) -> bool {
-        self.owner.is_forked()
+    /// The current lane's page of this side's, for a test to damage it.
+    #[cfg(test)]
+    pub(crate) fn consumer_page(&self) -> std::ptr::NonNull<u8> {
+        self.lanes.current.memory.consumer.base()
     }
 
-    pub(crate) fn bells(&self) -> &Bells {
-        &self.bells
+    pub(crate) fn is_forked_here(&self) -> bool {
+        self.owner.is_forked()
     }
 
     /// Of a service's.
