@@ -12,7 +12,7 @@ use crate::{
     signals::{SLICE, Signals},
 };
 use clap::Args;
-use pelton::{CallId, Client, Options, Outcome};
+use pelton::{CallId, Client, Loss, Options, Outcome};
 use rustix::event::PollFlags;
 use serde::Serialize;
 use std::{
@@ -96,6 +96,7 @@ pub fn run(args: &CallArgs) -> Result<(), Failure> {
         output: Output::new(),
         counts: Counts::default(),
         first_failure: None,
+        is_lost: false,
     };
     let done = calling.all();
     let done = calling.finish(done);
@@ -185,6 +186,8 @@ struct Calling<'a> {
     output: Output,
     counts: Counts,
     first_failure: Option<String>,
+    /// With a service that has gone, of several by one name
+    is_lost: bool,
 }
 
 impl Calling<'_> {
@@ -374,6 +377,16 @@ impl Calling<'_> {
                 let says = says.trim_end();
                 format!("{which} failed with code {code}{}{says}", if says.is_empty() { "" } else { ": " })
             }
+            Outcome::Lost(loss) => {
+                self.is_lost = true;
+                let why = match loss {
+                    Loss::PeerDied => "died before it answered",
+                    Loss::Closed => "closed before it answered",
+                    Loss::Corrupt => "broke the rules",
+                    Loss::Returned => "took no more calls: ask again",
+                };
+                format!("{which} was lost: the service on `{}` {why}", self.args.name)
+            }
             _ => format!("{which} was let go by the service, without a reply"),
         };
         self.counts.failed += 1;
@@ -436,9 +449,10 @@ impl Calling<'_> {
     fn finish(&mut self, done: Result<(), Failure>) -> Result<(), Failure> {
         match (done, self.first_failure.take()) {
             (Ok(()), None) => Ok(()),
-            (Ok(()), Some(text)) if self.args.frame.is_none() => Err(Failure::Call(text)),
-            (Ok(()), Some(_)) => {
-                Err(Failure::Call(format!("{} of {} calls failed", self.counts.failed, self.counts.calls)))
+            (Ok(()), Some(text)) => {
+                let Counts { calls, failed, .. } = self.counts;
+                let text = if self.args.frame.is_none() { text } else { format!("{failed} of {calls} calls failed") };
+                Err(if self.is_lost { Failure::Peer(text) } else { Failure::Call(text) })
             }
             (Err(Failure::Peer(text)), _) => {
                 self.output.write(self.signals)?;

@@ -36,7 +36,7 @@ const OWN_CODE: u32 = 256;
 /// Options of `pelton serve`.
 #[derive(Args)]
 pub struct ServeArgs {
-    /// The service: a short name, or unix:PATH for a socket at PATH
+    /// The service: a short name, by which several may serve, or unix:PATH for a socket at PATH
     name: String,
     /// Run by `sh -c` for each request, which is its standard input; its standard output is the reply
     ///
@@ -110,6 +110,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         once: Vec::new(),
         lasting: Vec::new(),
         is_ending: false,
+        is_drained: false,
         counts: Counts::default(),
     };
     let done = serving.until_signal(&signals);
@@ -165,13 +166,15 @@ struct Serving<'a> {
     queue_bytes: usize,
     once: Vec<Once>,
     lasting: Vec<Lasting>,
-    /// No more requests: what runs is finished
+    /// It drains: what was taken is answered, and no more is taken
     is_ending: bool,
+    /// That is done, and every client knows
+    is_drained: bool,
     counts: Counts,
 }
 
 impl Serving<'_> {
-    /// Serves until a signal comes, and then finishes what runs; a second one ends that.
+    /// Serves until a signal comes, and then drains; a second one ends that.
     fn until_signal(&mut self, signals: &Signals) -> Result<(), Failure> {
         while self.args.co_process && self.lasting.len() < self.parallel {
             self.start_lasting()?;
@@ -182,8 +185,7 @@ impl Serving<'_> {
         };
         signals.forget();
         self.is_ending = true;
-        // Their clients are told when the service closes, as those are whose requests were not taken.
-        self.queue.clear();
+        self.service.stopper().drain();
         match self.serve(signals) {
             Ok(()) => Err(signal),
             failed => failed,
@@ -192,11 +194,11 @@ impl Serving<'_> {
 
     fn serve(&mut self, signals: &Signals) -> Result<(), Failure> {
         loop {
-            let full = self.take()?;
+            let is_deaf = self.take()?;
             self.hand_out()?;
             self.step_once()?;
             self.step_lasting()?;
-            if self.is_ending && self.once.is_empty() && self.lasting.is_empty() {
+            if self.is_drained && self.once.is_empty() && self.lasting.is_empty() {
                 return Ok(());
             }
             signals.check()?;
@@ -204,32 +206,47 @@ impl Serving<'_> {
             if self.has_time() && !self.queue.is_empty() {
                 continue;
             }
-            if !full && !self.service.arm()? {
+            if !is_deaf && !self.arm()? {
                 continue;
             }
             // To arm was to look who has gone.
             if self.queue.iter().any(Asked::is_cancelled) || self.once.iter().any(Once::is_cancelled) {
                 continue;
             }
-            let service = (!full).then_some((self.service.as_fd(), PollFlags::IN));
+            let service = (!is_deaf).then_some((self.service.as_fd(), PollFlags::IN));
             let once = self.once.iter().flat_map(|once| once.process.waits());
             let lasting = self.lasting.iter().flat_map(|lasting| lasting.process.waits());
             let polled = signals.poll_all(service.into_iter().chain(once).chain(lasting), None);
-            if !full {
+            if !is_deaf {
                 self.service.disarm();
             }
             polled?;
         }
     }
 
-    /// Takes what requests there are; drops what nobody awaits. Answers whether the queue is full.
+    fn arm(&mut self) -> Result<bool, Failure> {
+        match self.service.arm() {
+            Err(pelton::Error::Closed { .. }) if self.is_ending => {
+                self.is_drained = true;
+                Ok(false)
+            }
+            armed => Ok(armed?),
+        }
+    }
+
+    /// Takes what requests there are; drops what nobody awaits. Answers whether no more is to be taken now.
     fn take(&mut self) -> Result<bool, Failure> {
         let full = |this: &Self| this.queue.len() >= QUEUE || this.queue_bytes >= QUEUE_BYTES;
-        while !full(self) {
-            let Some(request) = self.service.try_receive()? else { break };
-            if self.is_ending {
-                continue;
-            }
+        while !full(self) && !self.is_drained {
+            let request = match self.service.try_receive() {
+                Ok(Some(request)) => request,
+                Ok(None) => break,
+                Err(pelton::Error::Closed { .. }) if self.is_ending => {
+                    self.is_drained = true;
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            };
             let is_notification = request.is_notification();
             let (bytes, responder) = request.into_parts();
             self.queue_bytes += bytes.len();
@@ -244,7 +261,7 @@ impl Serving<'_> {
         });
         self.once.retain(|once| !once.is_cancelled());
         self.counts.cancelled += (before - self.queue.len() - self.once.len()) as u64;
-        Ok(full(self))
+        Ok(full(self) || self.is_drained)
     }
 
     fn has_time(&self) -> bool {
@@ -349,7 +366,7 @@ impl Serving<'_> {
                 (true, _) => "the process ended before it answered".to_owned(),
                 (false, Some(wrong)) => format!("the process was ended: {wrong}"),
                 (false, None) => {
-                    if self.is_ending && self.lasting[at].awaited.is_empty() {
+                    if self.is_drained && self.lasting[at].awaited.is_empty() {
                         self.lasting[at].process.close_input();
                     }
                     at += 1;
@@ -359,7 +376,7 @@ impl Serving<'_> {
             let Lasting { process, awaited, .. } = self.lasting.swap_remove(at);
             let status = process.end().0;
             let code = if has_ended && !status.success() { code_of(status) } else { OWN_CODE };
-            if !(self.is_ending && awaited.is_empty()) {
+            if !(self.is_drained && awaited.is_empty()) {
                 let lost = awaited.len();
                 let _ =
                     writeln!(std::io::stderr(), "pelton: `{}`: {says}, {lost} calls failed ({status})", self.args.exec);

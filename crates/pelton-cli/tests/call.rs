@@ -6,7 +6,10 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use std::{
     fs,
     io::Read as _,
-    os::fd::{AsFd as _, OwnedFd},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::fs::FileTypeExt as _,
+    },
     time::Instant,
 };
 
@@ -174,19 +177,49 @@ fn an_interrupted_service_finishes_what_runs() {
     let service = serve(&place, "echo $$ > runs; cat gate", &["--parallel", "1", "--json"]);
     let call = place.start(&["call", "it"]);
     let process = process_of(&place, "runs");
-    let waits = place.start(&["call", "it", "not taken"]);
     service.signal(Signal::INT);
     fs::write(gate, "done").unwrap();
     let reply = call.wait();
     reply.assert(0, &[]);
     assert_eq!(reply.stdout, b"done");
-    // Neither answered nor begun; it may wait for another service.
-    waits.signal(Signal::INT);
-    assert_eq!(waits.wait().stdout, b"");
     readable(&[process.as_fd()], "the process did not end");
     let ended = service.wait();
     ended.assert(130, &[]);
     assert_eq!((&ended.json()["ended"], &ended.json()["calls"]), (&"interrupted".into(), &1.into()));
+    place.assert_nothing_left();
+}
+
+#[test]
+fn an_interrupted_service_hands_over_to_another_of_its_name() {
+    let place = Place::new();
+    let [first, second] = ["first", "second"].map(|name| serve(&place, &format!("tee -a all >> {name}; echo ok"), &[]));
+    // A socket in a directory of the name each.
+    let sockets = || {
+        let directory = fs::read_dir(place.path("run/pelton/it")).into_iter().flatten();
+        directory.filter(|entry| entry.as_ref().unwrap().file_type().unwrap().is_socket()).count()
+    };
+    let deadline = Instant::now() + DEADLINE;
+    while sockets() < 2 {
+        assert!(Instant::now() < deadline, "two services did not come");
+        std::thread::yield_now();
+    }
+    let mut calls = place.start(&["call", "it", "--frame", "lines"]);
+    let mut answered = 0;
+    let mut some = |calls: &mut Process| {
+        for _ in 0..20 {
+            calls.write(b"x\n");
+            assert_eq!(calls.line(), "ok");
+            answered += 1;
+        }
+    };
+    some(&mut calls);
+    end(first);
+    some(&mut calls);
+    calls.finish().assert(0, &[]);
+    end(second);
+    // Each once, and by both.
+    assert!(["first", "second"].iter().all(|name| place.path("work").join(name).exists()));
+    assert_eq!(fs::read(place.path("work/all")).unwrap().len(), answered);
     place.assert_nothing_left();
 }
 
@@ -212,7 +245,7 @@ fn a_second_interrupt_ends_what_runs() {
     }
     service.wait().assert(143, &[]);
     readable(&[process.as_fd()], "the process did not end");
-    call.wait().assert(1, &["the service on `it` has gone, 1 calls unanswered"]);
+    call.wait().assert(1, &["the call was lost: the service on `it`", "before it answered"]);
     place.assert_nothing_left();
 }
 
@@ -224,7 +257,7 @@ fn a_killed_service_is_told_at_once() {
     let call = place.start(&["call", "it"]);
     let process = process_of(&place, "runs");
     service.signal(Signal::KILL);
-    call.wait().assert(1, &["the service on `it` has gone, 1 calls unanswered"]);
+    call.wait().assert(1, &["the call was lost: the service on `it`", "before it answered"]);
     // Nobody is left to end its process, which has our gate.
     fs::write(gate, "").unwrap();
     readable(&[process.as_fd()], "the process did not end");
@@ -239,9 +272,16 @@ fn nobody_is_waited_for_as_long_as_asked() {
     let reply = waits.wait();
     reply.assert(0, &[]);
     assert_eq!(reply.stdout, b"early");
-    // A name that is taken.
-    serve(&place, "cat", &[]).wait().assert(3, &["it"]);
     end(service);
+    // A place is one service's, a short name may be that of several: see below.
+    let name = format!("unix:{}", place.path("run/socket").display());
+    let service = place.start(&["serve", &name, "--exec", "cat"]);
+    assert_eq!(place.run(&["call", &name, "hello"]).stdout, b"hello");
+    place.run(&["serve", &name, "--exec", "cat"]).assert(3, &["run/socket"]);
+    // Of the one service that there is nothing else can be asked.
+    service.signal(Signal::KILL);
+    assert_eq!(service.wait().code, None);
+    place.run(&["call", &name, "--timeout", "0.1"]).assert(4, &["no service appeared"]);
 }
 
 #[test]
