@@ -192,7 +192,8 @@ fn an_interrupted_service_finishes_what_runs() {
 #[test]
 fn an_interrupted_service_hands_over_to_another_of_its_name() {
     let place = Place::new();
-    let [first, second] = ["first", "second"].map(|name| serve(&place, &format!("tee -a all >> {name}; printf ok"), &[]));
+    let [first, second] =
+        ["first", "second"].map(|name| serve(&place, &format!("tee -a all >> {name}; printf ok"), &[]));
     // A socket in a directory of the name each.
     let sockets = || {
         let directory = fs::read_dir(place.path("run/pelton/it")).into_iter().flatten();
