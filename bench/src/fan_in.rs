@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// A number's bits above these are its sender's; 2^40 messages of 1,024 senders fit.
-const NUMBER_BITS: u32 = 48;
+pub const NUMBER_BITS: u32 = 48;
 
 /// The first number of that sender.
 pub fn first_number(index: u32) -> u64 {

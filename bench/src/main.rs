@@ -1,10 +1,11 @@
 //! The benchmark of pelton: workloads that measure it beside the machine's limits and the operating system's own channels.
 //!
 //! `main.rs` reads the command line, `run.rs` starts the processes and puts their figures together, `workload.rs` is what those
-//! processes do (`fan_in.rs` where there are many, `append.rs` where it is threads), `systems/` what they do it with, `measure.rs`
+//! processes do (`fan_in.rs` where there are many, `append.rs` where it is threads, `call.rs` where they are answered), `systems/` what they do it with, `measure.rs`
 //! what they can say of themselves, `report.rs` what comes out.
 
 mod append;
+mod call;
 mod fan_in;
 mod measure;
 mod parameters;
@@ -19,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{CommandFactory, Parser, error::ErrorKind};
 
 use crate::{
-    parameters::{Choice, Job, SizeRange, Slow, Wait, Workload},
+    parameters::{Calls, Choice, Job, SizeRange, Slow, Wait, Workload},
     run::Plan,
 };
 
@@ -39,25 +40,27 @@ struct Arguments {
     /// What the two sides do
     workload: Workload,
 
-    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, fan-in and lopsided, 64 in a round trip, 16 in
+    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, fan-in and lopsided, 64 in a round trip and a call, 16 in
     /// reattach and append, 256 with --file]
     #[arg(long, value_name = "N|MIN..MAX")]
     size: Option<SizeRange>,
 
-    /// Messages of a stream, of all senders of a fan-in together, of each thread of an append, or in the lane; rounds of a round trip
+    /// Messages of a stream, of all senders of a fan-in together, of each thread of an append, or in the lane; rounds of a round trip;
+    /// calls of all clients together
     ///
-    /// By default 25,600,000 messages of each thread that appends, 1,000,000 with --file, or as many as it works two seconds for; else 5,000,000 messages of up to 1 KiB, 1,000,000 of up to 32 KiB, 100,000 larger ones; 200,000 round trips, 20,000 with a
-    /// delay; 1,000,000 messages to reattach to; lopsided as many as the slow side works two seconds for.
+    /// By default 25,600,000 messages of each thread that appends, 1,000,000 with --file, or as many as it works two seconds for; else 5,000,000 messages of up to 1 KiB, 1,000,000 of up to 32 KiB, 100,000 larger ones; 200,000 round trips or calls, 20,000 with a
+    /// delay, of more than 32 KiB 10,000, of calls with many in flight five times as many, and with --rate what five seconds are; 1,000,000 messages to reattach to; lopsided as many as the slow side works two seconds for.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
 
     /// Bytes of a pelton or limits lane
     ///
-    /// [default: 64 MiB; 1 MiB for append, and for lopsided, so that it is full or empty many times]
+    /// [default: 64 MiB; 4 MiB for call, which is pelton's own; 1 MiB for append, and for lopsided, so that it is full or empty many times]
     #[arg(long, value_name = "BYTES")]
     capacity: Option<u64>,
 
-    /// How both sides wait [default: spin; block for idle, reattach, lopsided, append and with --delay]
+    /// How both sides wait [default: spin; block for idle, reattach, lopsided, append and with --delay, --rate, --one-cpu,
+    /// --beside-flood or several --clients]
     #[arg(long)]
     wait: Option<Wait>,
 
@@ -65,7 +68,7 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 9)]
     runs: usize,
 
-    /// Round trips: each side sends only after that many microseconds, so that the other is asleep; taken off the result
+    /// Round trips and calls: each side sends only after that many microseconds, so that the other is asleep; taken off the result
     #[arg(long, value_name = "US", default_value_t = 0)]
     delay: u64,
 
@@ -86,6 +89,26 @@ struct Arguments {
     #[arg(long, value_name = "N")]
     idle: Option<u32>,
 
+    /// Call: processes that call the one service [default: 1]
+    #[arg(long, value_name = "N")]
+    clients: Option<u32>,
+
+    /// Call: calls that each client has in flight at a time [default: 1]
+    #[arg(long, value_name = "N")]
+    in_flight: Option<u32>,
+
+    /// Call: calls that the client begins in a second, sleeping between them [default: as many as go]
+    #[arg(long, value_name = "PER_SECOND")]
+    rate: Option<u32>,
+
+    /// Call: one more client has 1,000 calls in flight meanwhile, without end; it is not measured
+    #[arg(long)]
+    beside_flood: bool,
+
+    /// Call: all processes on the first CPU
+    #[arg(long)]
+    one_cpu: bool,
+
     /// Append: threads, all in one process [default: 2]
     #[arg(long, value_name = "T")]
     threads: Option<u32>,
@@ -100,12 +123,15 @@ struct Arguments {
     ///
     /// pelton; pelton-c, the same as a C program uses it; pelton-path, in a directory that keeps the channel; limits, the least code that could do the job; pipe; sock-stream, one write per message; sock-stream-batched, 64 KiB of
     /// buffer on both sides; sock-seqpacket. For a fan-in also pelton-stream, one sender whatever --senders says; and pelton-alone,
-    /// no idle ones whatever --idle says. Between threads, to append: bump, a buffer in which space is taken by fetch_add;
+    /// no idle ones whatever --idle says. For calls pelton, limits, sock-stream, sock-stream-batched; pelton-fan-in, as many messages one
+    /// way; and pelton-alone and sock-stream-alone, no client that floods whatever --beside-flood says. Between threads, to append: bump, a buffer in which space is taken by fetch_add;
     /// mutex-vec; array-queue and seg-queue, crossbeam's. With --file: pelton, whose sink is a RecordFile, and write, one buffer
     /// of 1 MiB behind a lock, given to write(2) when full. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
     /// interleaved run. [default: all but pelton-c and pelton-path; for idle, pelton; for
     /// reattach, pelton-path, the only one that can; for lopsided, pelton, sock-stream, sock-seqpacket; for fan-in, pelton,
-    /// pelton-stream, limits, sock-stream, sock-seqpacket, and pelton-alone if there are idle ones; for append, pelton, limits,
+    /// pelton-stream, limits, sock-stream, sock-seqpacket, and pelton-alone if there are idle ones; for call, pelton, limits, sock-stream, with
+    /// many in flight sock-stream-batched instead of limits, of several clients also pelton-fan-in, and beside a flood pelton,
+    /// pelton-alone, sock-stream, sock-stream-alone; for append, pelton, limits,
     /// bump, mutex-vec, array-queue, seg-queue, and with --file, pelton, write]
     #[arg(long, value_name = "A,B,...", value_parser = systems)]
     systems: Option<Systems>,
@@ -135,11 +161,40 @@ impl Arguments {
     fn plan(self) -> Result<Plan, String> {
         let Arguments { workload, size, count, capacity, wait, runs, delay, slow, work, .. } = self;
         let Arguments { senders, idle, threads, file, systems: chosen, .. } = self;
+        let Arguments { clients, in_flight, rate, beside_flood, one_cpu, .. } = self;
+        let calls =
+            Calls { clients: clients.unwrap_or(1), in_flight: in_flight.unwrap_or(1), rate, beside_flood, one_cpu };
+        let call = workload == Workload::Call;
+        if !call && (calls != Calls::default() || clients.is_some() || in_flight.is_some()) {
+            return Err(
+                "found --clients, --in-flight, --rate, --beside-flood or --one-cpu with messages that nobody answers: use them with call"
+                    .to_string(),
+            );
+        }
+        for (option, found, most) in [("--clients", calls.clients, 1000), ("--in-flight", calls.in_flight, 1024)] {
+            if !(1..=most).contains(&found) {
+                return Err(format!("found {option} {found}, wanted 1 to {most}"));
+            }
+        }
+        if rate.is_some_and(|rate| !(1..=1_000_000).contains(&rate)) {
+            return Err(format!("found --rate {}, wanted 1 to 1000000 calls a second", rate.unwrap_or_default()));
+        }
+        if !calls.one_by_one() && (rate.is_some() || delay > 0 || beside_flood) {
+            return Err(
+                "found --rate, --delay or --beside-flood with several calls at a time: leave out --clients and --in-flight"
+                    .to_string(),
+            );
+        }
+        if rate.is_some() && (delay > 0 || beside_flood) {
+            return Err("found --rate with --delay or --beside-flood: use one of them".to_string());
+        }
         if workload == Workload::Idle && (size.is_some() || count.is_some()) {
             return Err("found --size or --count with idle, which sends nothing: leave them out".to_string());
         }
-        if workload != Workload::Roundtrip && delay > 0 {
-            return Err(format!("found --delay {delay} with a workload that answers nothing: use it with roundtrip"));
+        if !call && workload != Workload::Roundtrip && delay > 0 {
+            return Err(format!(
+                "found --delay {delay} with a workload that answers nothing: use it with roundtrip or call"
+            ));
         }
         let append = workload == Workload::Append;
         if workload != Workload::Lopsided && (slow.is_some() || (work.is_some() && !append)) {
@@ -182,7 +237,7 @@ impl Arguments {
             Workload::Stream | Workload::FanIn | Workload::Lopsided => 256,
             Workload::Append if file.is_some() => 256,
             Workload::Reattach | Workload::Append => 16,
-            Workload::Roundtrip | Workload::Idle => 64,
+            Workload::Roundtrip | Workload::Idle | Workload::Call => 64,
         }));
         if workload == Workload::Reattach && !sizes.is_fixed() {
             return Err(format!("found --size {sizes} with reattach, wanted one size"));
@@ -193,11 +248,18 @@ impl Arguments {
         if workload == Workload::FanIn && sizes.min < 8 {
             return Err(format!("found --size {sizes} with fan-in, wanted 8 or more: a message says whose it is"));
         }
+        if call && sizes.min < 8 && (calls.clients > 1 || beside_flood) {
+            return Err(format!(
+                "found --size {sizes} with several clients, wanted 8 or more: a request says whose it is"
+            ));
+        }
         let capacity = capacity.unwrap_or(match workload {
             Workload::Lopsided | Workload::Append => 1 << 20,
+            Workload::Call => 4 << 20,
             _ => 64 << 20,
         });
-        if sizes.max as u64 + 32 > capacity / 2 {
+        // Requests and replies that are larger travel in pieces.
+        if !call && sizes.max as u64 + 32 > capacity / 2 {
             return Err(format!(
                 "found messages of {} bytes in lanes of {capacity}, wanted at most half the capacity less 32: write --capacity {} or more",
                 sizes.max,
@@ -212,8 +274,17 @@ impl Arguments {
                 let most = if file.is_some() { 1_000_000 } else { 25_600_000 };
                 most.min(2_000_000_000u64.checked_div(work_ns).unwrap_or(u64::MAX)).max(1)
             }
-            (Workload::Roundtrip, _) if delay > 0 => 20_000,
-            (Workload::Roundtrip, _) => 200_000,
+            (Workload::Call, _) if rate.is_some() => 5 * rate.unwrap_or_default() as u64,
+            (Workload::Call, 32_769..) => {
+                if calls.one_by_one() {
+                    10_000
+                } else {
+                    50_000
+                }
+            }
+            (Workload::Call, _) if !calls.one_by_one() => 1_000_000,
+            (Workload::Roundtrip | Workload::Call, _) if delay > 0 => 20_000,
+            (Workload::Roundtrip | Workload::Call, _) => 200_000,
             (Workload::Stream | Workload::FanIn, ..=1024) => 5_000_000,
             (Workload::Stream | Workload::FanIn, ..=32_768) => 1_000_000,
             (Workload::Stream | Workload::FanIn, _) => 100_000,
@@ -225,13 +296,18 @@ impl Arguments {
         if workload == Workload::FanIn && count < senders as u64 {
             return Err(format!("found --count {count}, wanted at least one for each of {senders} senders"));
         }
+        if call && count < calls.clients as u64 {
+            return Err(format!("found --count {count}, wanted at least one for each of {} clients", calls.clients));
+        }
         if append && count > u32::MAX as u64 {
             return Err(format!("found --count {count}, wanted at most {}: a header's number has 32 bits", u32::MAX));
         }
         if runs == 0 {
             return Err("found --runs 0, wanted at least 1".to_string());
         }
+        let rests = rate.is_some() || one_cpu || beside_flood || calls.clients > 1;
         let asleep = delay > 0
+            || rests
             || matches!(workload, Workload::Idle | Workload::Reattach | Workload::Lopsided | Workload::Append);
         let wait = wait.unwrap_or(if asleep { Wait::Block } else { Wait::Spin });
         let default = match workload {
@@ -244,6 +320,11 @@ impl Arguments {
             Workload::FanIn => "pelton,pelton-stream,limits,sock-stream:block,sock-seqpacket:block",
             Workload::Append if file.is_some() => "pelton,write",
             Workload::Append => "pelton,limits,bump,mutex-vec,array-queue,seg-queue",
+            Workload::Call if beside_flood => "pelton,pelton-alone,sock-stream,sock-stream-alone",
+            Workload::Call if calls.clients > 1 => "pelton,pelton-fan-in,sock-stream,sock-stream-batched",
+            Workload::Call if calls.in_flight > 1 => "pelton,sock-stream,sock-stream-batched",
+            Workload::Call if one_cpu || rate.is_some() => "pelton,sock-stream",
+            Workload::Call => "pelton,limits,sock-stream",
             Workload::Stream | Workload::Roundtrip => SYSTEMS,
         };
         let Systems(systems) = match chosen {
@@ -263,6 +344,7 @@ impl Arguments {
             work_ns,
             senders,
             idle,
+            calls,
             threads,
             file,
             systems,
@@ -357,6 +439,12 @@ mod tests {
         assert_eq!(plan(&["idle"]).unwrap().systems, [Choice::from_str("pelton").unwrap()]);
         let many = plan(&["fan-in", "--senders", "10", "--idle", "990"]).unwrap();
         assert_eq!((many.sizes.max, many.count, many.wait, many.systems.len()), (256, 5_000_000, Wait::Spin, 6));
+        let call = plan(&["call"]).unwrap();
+        assert_eq!((call.sizes.max, call.count, call.wait, call.capacity), (64, 200_000, Wait::Spin, 4 << 20));
+        let many = plan(&["call", "--in-flight", "1000", "--size", "5000000"]).unwrap();
+        assert_eq!((many.count, many.wait, many.systems.len()), (50_000, Wait::Spin, 3));
+        let seldom = plan(&["call", "--rate", "1"]).unwrap();
+        assert_eq!((seldom.count, seldom.wait, seldom.systems.len()), (5, Wait::Block, 2));
         let append = plan(&["append"]).unwrap();
         assert_eq!((append.sizes.max, append.count, append.threads, append.work_ns), (16, 25_600_000, 2, 0));
         assert_eq!(plan(&["append", "--work", "2000"]).unwrap().count, 1_000_000);
@@ -387,6 +475,15 @@ mod tests {
             (&["fan-in", "--senders", "8", "--count", "7"], "wanted at least one for each"),
             (&["stream", "--file", "/"], "use it with append"),
             (&["append", "--file", "/dev/null"], "found --file /dev/null, wanted a directory"),
+            (&["stream", "--clients", "1"], "use them with call"),
+            (&["fan-in", "--one-cpu"], "use them with call"),
+            (&["call", "--in-flight", "1025"], "found --in-flight 1025, wanted 1 to 1024"),
+            (&["call", "--clients", "0"], "found --clients 0"),
+            (&["call", "--clients", "2", "--size", "7"], "wanted 8 or more"),
+            (&["call", "--clients", "5", "--count", "4"], "at least one for each"),
+            (&["call", "--in-flight", "2", "--delay", "20"], "leave out --clients and --in-flight"),
+            (&["call", "--rate", "0"], "found --rate 0"),
+            (&["call", "--rate", "5", "--beside-flood"], "use one of them"),
             (&["append", "--threads", "0"], "found --threads 0"),
             (&["append", "--size", "1..16"], "wanted one size"),
             (&["append", "--work", "1000000001"], "nanoseconds"),

@@ -23,6 +23,8 @@ pub enum Workload {
     FanIn,
     /// Threads of one process append messages with headers, which are flushed by the buffer
     Append,
+    /// Clients call a service, which answers each request with its own bytes
+    Call,
 }
 
 impl Workload {
@@ -31,6 +33,7 @@ impl Workload {
         match self {
             Workload::Roundtrip => &[Role::Asker, Role::Answerer],
             Workload::Append => &[Role::Appender],
+            Workload::Call => &[Role::Service, Role::Client],
             _ => &[Role::Receiver, Role::Sender],
         }
     }
@@ -78,12 +81,16 @@ pub enum SystemName {
     SockStream,
     /// A Unix stream socket with 64 KiB of buffer on both sides
     SockStreamBatched,
+    /// Of calls: a Unix stream socket without the client that floods
+    SockStreamAlone,
     /// A Unix socket that keeps messages apart by itself
     SockSeqpacket,
     /// Of a fan-in: pelton with one sender, by a channel of two, whatever --senders says
     PeltonStream,
-    /// Of a fan-in: pelton without the idle senders, whatever --idle says
+    /// Of a fan-in: pelton without the idle senders, whatever --idle says; of calls: without the client that floods
     PeltonAlone,
+    /// Of calls: as many messages one way, by a fan-in of as many senders
+    PeltonFanIn,
     /// Of appending: one buffer for all threads, in which each takes space by fetch_add
     Bump,
     /// Of appending: one buffer for all threads, behind a lock
@@ -100,8 +107,14 @@ impl SystemName {
     /// Whether this is a system of that workload, which may append to a file, or else where it belongs.
     pub fn belongs(self, workload: Workload, to_file: bool) -> Result<(), &'static str> {
         let (appends, gathers) = (workload == Workload::Append, workload == Workload::FanIn);
+        let calls = workload == Workload::Call;
         match self {
             SystemName::Pelton => Ok(()),
+            SystemName::PeltonFanIn | SystemName::PeltonAlone if calls => Ok(()),
+            SystemName::SockStream | SystemName::SockStreamAlone | SystemName::SockStreamBatched if calls => Ok(()),
+            SystemName::PeltonFanIn | SystemName::SockStreamAlone => {
+                Err("it is what calls are compared with: measure it with call")
+            }
             SystemName::Write if to_file => Ok(()),
             SystemName::Write => Err("it writes to a file: measure it with append --file DIR"),
             _ if to_file => Err("it does not append to a file: leave out --file"),
@@ -120,9 +133,10 @@ impl SystemName {
                     Err("it is what many senders are compared with: measure it with fan-in")
                 }
             }
-            SystemName::SockStream | SystemName::SockSeqpacket if !appends => Ok(()),
+            SystemName::SockStream | SystemName::SockSeqpacket if !appends && !calls => Ok(()),
             _ if appends => Err("it is between processes: measure it with another workload than append"),
             _ if gathers => Err("it has no side here that receives of many senders"),
+            _ if calls => Err("it has no calls here"),
             _ => Ok(()),
         }
     }
@@ -291,17 +305,24 @@ pub enum Role {
     Idler,
     /// All threads of an append; on any CPU
     Appender,
+    /// Answers calls; on the first CPU, as a receiver
+    Service,
+    /// Calls; on the second CPU
+    Client,
+    /// Calls without end, as many at a time as it can, while others are measured; on the second CPU
+    Flooder,
 }
 
 impl Role {
     /// Which of the two CPUs is this role's.
     pub fn cpu_index(self) -> usize {
-        matches!(self, Role::Sender | Role::Filler | Role::Answerer | Role::Idler) as usize
+        matches!(self, Role::Sender | Role::Filler | Role::Answerer | Role::Idler | Role::Client | Role::Flooder)
+            as usize
     }
 
     /// Whether this side makes the name that the other connects to.
     pub fn listens(self) -> bool {
-        matches!(self, Role::Receiver | Role::Answerer)
+        matches!(self, Role::Receiver | Role::Answerer | Role::Service)
     }
 
     /// The word for messages to people.
@@ -314,6 +335,9 @@ impl Role {
             Role::Answerer => "answerer",
             Role::Idler => "idler",
             Role::Appender => "appender",
+            Role::Service => "service",
+            Role::Client => "client",
+            Role::Flooder => "flooder",
         }
     }
 }
@@ -329,6 +353,34 @@ pub struct Pass {
     pub count_calls: bool,
     /// Only work, as for so many messages: nothing is sent
     pub alone: bool,
+}
+
+/// How calls are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Calls {
+    /// Processes that call
+    pub clients: u32,
+    /// Calls that each of them has in flight at a time
+    pub in_flight: u32,
+    /// Calls that each begins in a second, sleeping between them; null: as many as go
+    pub rate: Option<u32>,
+    /// One more client floods the service meanwhile
+    pub beside_flood: bool,
+    /// All processes are on one CPU
+    pub one_cpu: bool,
+}
+
+impl Default for Calls {
+    fn default() -> Calls {
+        Calls { clients: 1, in_flight: 1, rate: None, beside_flood: false, one_cpu: false }
+    }
+}
+
+impl Calls {
+    /// Whether one call is awaited before the next begins, by one client: what is measured then is how long it takes.
+    pub fn one_by_one(self) -> bool {
+        self.clients == 1 && self.in_flight == 1
+    }
 }
 
 /// All that one measured process needs to know.
@@ -351,10 +403,12 @@ pub struct Job {
     /// What the receiver and the sender of a lopsided channel work for each message, in steps of [`work`](crate::workload::work);
     /// the first is also each appending thread's
     pub work_steps: [u64; 2],
-    /// Processes that send in a fan-in
+    /// Processes that send in a fan-in, or call
     pub senders: u32,
     /// Connected senders of a fan-in that send nothing
     pub idle: u32,
+    /// How calls are made
+    pub calls: Calls,
     /// Which of the senders this is
     pub index: u32,
     /// Threads of an append
@@ -375,7 +429,7 @@ impl Job {
     /// How many messages are sent together when a pass is of `count`: rounds, or messages of each thread.
     pub fn messages(&self, count: u64) -> u64 {
         match self.workload {
-            Workload::Roundtrip => 2 * count,
+            Workload::Roundtrip | Workload::Call => 2 * count,
             Workload::Append => self.threads as u64 * count,
             _ => count,
         }
@@ -436,6 +490,7 @@ mod tests {
         assert_eq!(SystemName::Bump.belongs(Workload::Append, false), Ok(()));
         assert_eq!(SystemName::PeltonAlone.belongs(Workload::FanIn, false), Ok(()));
         assert_eq!(SystemName::Pipe.belongs(Workload::Stream, false), Ok(()));
+        assert_eq!(SystemName::PeltonFanIn.belongs(Workload::Call, false), Ok(()));
         assert_eq!(SystemName::Write.belongs(Workload::Append, true), Ok(()));
         assert_eq!(SystemName::Pelton.belongs(Workload::Append, true), Ok(()));
         assert!(SystemName::Limits.belongs(Workload::Append, true).is_err());
@@ -446,6 +501,10 @@ mod tests {
             (SystemName::PeltonStream, Workload::Roundtrip),
             (SystemName::Pipe, Workload::FanIn),
             (SystemName::PeltonC, Workload::Append),
+            (SystemName::Pipe, Workload::Call),
+            (SystemName::SockSeqpacket, Workload::Call),
+            (SystemName::PeltonFanIn, Workload::FanIn),
+            (SystemName::SockStreamAlone, Workload::Stream),
         ] {
             assert!(system.belongs(workload, false).is_err(), "{system:?} {workload:?}");
         }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     measure::Usage,
-    parameters::{Choice, Slow, Wait, Workload, word},
+    parameters::{Calls, Choice, Slow, Wait, Workload, word},
 };
 
 /// The figures of one run, or their medians. What does not apply or could not be had is null.
@@ -16,9 +16,11 @@ use crate::{
 pub struct Figures {
     /// From the first message's sending to the last one's arrival
     pub seconds: Option<f64>,
-    /// Of a stream
+    /// Of calls, by all clients together
+    pub calls_per_second: Option<f64>,
+    /// Of a stream; of calls, requests and replies
     pub messages_per_second: Option<f64>,
-    /// Payload of a stream
+    /// Payload of a stream; of calls, there and back
     pub bytes_per_second: Option<f64>,
     /// Mean of a run's round trips, the delays taken off
     pub round_trip_ns: Option<f64>,
@@ -97,6 +99,8 @@ pub struct Parameters {
     pub senders: Option<u32>,
     /// Connected senders of a fan-in that send nothing; null elsewhere
     pub idle: Option<u32>,
+    /// How calls are made; null elsewhere
+    pub calls: Option<Calls>,
     /// How many runs were asked for
     pub runs: usize,
     /// The receiver's (asker's) and the sender's (answerer's); empty if the processes were not pinned
@@ -213,6 +217,13 @@ impl Report {
             Workload::Stream | Workload::FanIn | Workload::Append => {
                 Some(("messages_per_second", |figures| figures.messages_per_second))
             }
+            Workload::Call if self.parameters.calls.is_some_and(|calls| calls.beside_flood) => {
+                Some(("p99_ns", |figures| figures.p99_ns))
+            }
+            Workload::Call if self.parameters.calls.is_some_and(Calls::one_by_one) => {
+                Some(("round_trip_ns", |figures| figures.round_trip_ns))
+            }
+            Workload::Call => Some(("messages_per_second", |figures| figures.messages_per_second)),
             Workload::Idle => None,
         }
     }
@@ -231,9 +242,11 @@ impl Report {
             file,
             senders,
             idle,
+            calls,
             runs,
             cpus,
         } = &self.parameters;
+        let calls = calls.unwrap_or_default();
         match self.workload {
             Workload::Stream => writeln!(out, "stream of {count} messages of {size} bytes, lanes of {capacity} bytes")?,
             Workload::Roundtrip => {
@@ -255,6 +268,18 @@ impl Report {
                 senders.unwrap_or_default(),
                 idle.unwrap_or_default()
             )?,
+            Workload::Call => writeln!(
+                out,
+                "{count} calls with requests and replies of {size} bytes, lanes of {capacity} bytes, {} in flight for each of {} clients{}{}",
+                calls.in_flight,
+                calls.clients,
+                if *delay_us > 0 { format!(", each side answering after {delay_us} µs") } else { String::new() },
+                match calls {
+                    Calls { rate: Some(rate), .. } => format!(", {rate} a second"),
+                    Calls { beside_flood: true, .. } => ", beside one more that floods".to_string(),
+                    _ => String::new(),
+                }
+            )?,
             Workload::Append => writeln!(
                 out,
                 "{count} messages of {size} bytes by each of {} threads, each with {} ns of work{}",
@@ -263,8 +288,12 @@ impl Report {
                 file.as_ref().map(|file| format!(", to a file in {file}")).unwrap_or_default()
             )?,
         }
-        let pinned =
-            if cpus.is_empty() { "not pinned".to_string() } else { format!("on CPUs {} and {}", cpus[0], cpus[1]) };
+        let pinned = match cpus[..] {
+            [] => "not pinned".to_string(),
+            [first, second] if first == second => format!("all on CPU {first}"),
+            [first, second, ..] => format!("on CPUs {first} and {second}"),
+            [first] => format!("on CPU {first}"),
+        };
         writeln!(out, "medians of {runs} runs, systems interleaved, {pinned}\n")?;
 
         let ratios = self.ratios();
@@ -313,7 +342,8 @@ struct Column {
     figure: Figure,
 }
 
-const COLUMNS: [Column; 16] = [
+const COLUMNS: [Column; 17] = [
+    Column { title: "M calls/s", scale: 1e-6, figure: |f| f.calls_per_second },
     Column { title: "M messages/s", scale: 1e-6, figure: |f| f.messages_per_second },
     Column { title: "MB/s", scale: 1e-6, figure: |f| f.bytes_per_second },
     Column { title: "round trip ns", scale: 1.0, figure: |f| f.round_trip_ns },
@@ -378,6 +408,7 @@ pub fn medians(runs: &[Run]) -> Figures {
     let of = |figure: Figure| median(runs.iter().filter_map(|run| figure(&run.figures)).collect());
     Figures {
         seconds: of(|f| f.seconds),
+        calls_per_second: of(|f| f.calls_per_second),
         messages_per_second: of(|f| f.messages_per_second),
         bytes_per_second: of(|f| f.bytes_per_second),
         round_trip_ns: of(|f| f.round_trip_ns),

@@ -26,7 +26,7 @@ use rustix::{
 
 use crate::{
     measure::{CallCounter, Usage},
-    parameters::{Choice, Job, Pass, Role, SizeRange, Slow, SystemName, Wait, Workload},
+    parameters::{Calls, Choice, Job, Pass, Role, SizeRange, Slow, SystemName, Wait, Workload},
     report::{Figures, Parameters, Report, Run, SideFigures, SystemReport},
     systems::{c, limits},
     workload::{PassReport, Percentiles, work},
@@ -59,6 +59,8 @@ pub struct Plan {
     pub senders: u32,
     /// Connected senders of a fan-in that send nothing
     pub idle: u32,
+    /// How calls are made
+    pub calls: Calls,
     /// Threads of an append
     pub threads: u32,
     /// The directory for the file that they append to; without it they do to none
@@ -92,7 +94,11 @@ pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
     let available = available_cpus()?;
     // Threads of one process are where the kernel puts them.
     let pinned = plan.workload != Workload::Append;
-    let cpus = if pinned && available.len() >= 2 { available[..2].to_vec() } else { Vec::new() };
+    let cpus = match available[..] {
+        [first, ..] if pinned && plan.calls.one_cpu => vec![first; 2],
+        [first, second, ..] if pinned => vec![first, second],
+        _ => Vec::new(),
+    };
     if pinned && cpus.is_empty() {
         eprintln!("note: one CPU only, so that nothing is pinned and the two sides take turns on it");
     }
@@ -117,6 +123,7 @@ pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
             file: plan.file.as_ref().map(|file| file.display().to_string()),
             senders: (plan.workload == Workload::FanIn).then_some(plan.senders),
             idle: (plan.workload == Workload::FanIn).then_some(plan.idle),
+            calls: (plan.workload == Workload::Call).then_some(plan.calls),
             runs: plan.runs,
             cpus: cpus.clone(),
         },
@@ -168,6 +175,7 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
         | SystemName::PeltonPath
         | SystemName::PeltonC
         | SystemName::PeltonStream
+        | SystemName::PeltonFanIn
         | SystemName::PeltonAlone => env!("CARGO_PKG_VERSION").to_string(),
         SystemName::Limits => limits::version(),
         SystemName::Bump | SystemName::MutexVec | SystemName::Write => "Rust's std".to_string(),
@@ -183,10 +191,19 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
         (Workload::FanIn, SystemName::PeltonAlone) => (plan.senders, 0),
         (Workload::FanIn, SystemName::PeltonStream) => (1, 0),
         (Workload::FanIn, _) => (plan.senders, plan.idle),
+        (Workload::Call, SystemName::PeltonAlone | SystemName::SockStreamAlone) => (plan.calls.clients, 0),
+        (Workload::Call, SystemName::PeltonFanIn) => (plan.calls.clients, 0),
+        (Workload::Call, _) => (plan.calls.clients, u32::from(plan.calls.beside_flood)),
         _ => (1, 0),
     };
+    // As many messages as the calls are, but one way.
+    let fan_in = Plan { workload: Workload::FanIn, count: 2 * plan.count, ..plan.clone() };
+    let (plan, name) = match system.choice.system {
+        SystemName::PeltonFanIn => (&fan_in, SystemName::Pelton),
+        name => (plan, name),
+    };
     Job {
-        system: system.choice.system,
+        system: name,
         wait: system.wait,
         workload: plan.workload,
         role: plan.workload.roles()[0],
@@ -196,6 +213,7 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
         work_steps: [0; 2],
         senders,
         idle,
+        calls: plan.calls,
         index: 0,
         threads: plan.threads,
         to_file: plan.file.is_some(),
@@ -240,18 +258,23 @@ fn passes(plan: &Plan, wait: Wait, count_calls: bool) -> Vec<Pass> {
     }
     // Asking the clock twice costs some 50 ns. A round trip that sleeps takes a hundred times as long and can bear it; one that spins
     // takes 250 and cannot, so its mean is of a pass without, its percentiles are of a second pass of half the count.
-    let roundtrip = plan.workload == Workload::Roundtrip;
-    let time_apart = roundtrip && wait == Wait::Spin && plan.delay_us == 0;
-    let mut passes = vec![Pass { count: plan.count, time_each: roundtrip && !time_apart, ..Pass::default() }];
+    // Of many calls at a time none takes so long.
+    let call = plan.workload == Workload::Call;
+    let (timed, rests) = (call || plan.workload == Workload::Roundtrip, plan.delay_us > 0 || plan.calls.rate.is_some());
+    let one_by_one = !call || plan.calls.one_by_one();
+    let time_apart = timed && !(one_by_one && (wait != Wait::Spin || rests));
+    let mut passes = vec![Pass { count: plan.count, time_each: timed && !time_apart, ..Pass::default() }];
     if plan.workload == Workload::Lopsided || (plan.workload == Workload::Append && plan.work_ns > 0) {
         passes.push(Pass { count: plan.count, alone: true, ..Pass::default() });
     }
     if time_apart {
         passes.push(Pass { count: plan.count.div_ceil(2), time_each: true, ..Pass::default() });
     }
-    if count_calls {
+    // What is asked by who floods is no message that is measured.
+    if count_calls && !plan.calls.beside_flood {
         // Enough to find one call in ten thousand messages.
-        let count = plan.count.min((plan.count / 4).max(100_000));
+        let enough = if plan.calls.rate.is_some() { 1 } else { 100_000 };
+        let count = plan.count.min((plan.count / 4).max(enough).max(plan.calls.clients as u64));
         passes.push(Pass { count, count_calls: true, ..Pass::default() });
     }
     passes
@@ -262,7 +285,8 @@ fn deadline(job: &Job) -> Instant {
     let messages: u64 = job.passes.iter().map(|pass| job.messages(pass.count)).sum();
     // A step of work takes a nanosecond or two, and sixteen threads may share a CPU.
     let work = job.work_steps.iter().sum::<u64>() as f64 * 1e-8;
-    let seconds = messages as f64 * (1e-4 + job.delay_us as f64 * 1e-6 + work + job.sizes.max as f64 / 20e6);
+    let rest = job.calls.rate.map_or(0.0, |rate| 1.0 / rate as f64);
+    let seconds = messages as f64 * (1e-4 + job.delay_us as f64 * 1e-6 + rest + work + job.sizes.max as f64 / 20e6);
     // A month is for ever, and within what an Instant can hold.
     Instant::now() + Duration::from_secs(60) + Duration::from_secs_f64(seconds.min(30.0 * 86400.0))
 }
@@ -288,11 +312,17 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
             sides.start(&job, Role::Idler, 0, cpus)?;
             sides.expect_word(sides.sides.len() - 1, "ready")?;
         }
-        for index in 0..if *role == Role::Sender { job.senders } else { 1 } {
+        if *role == Role::Client && job.idle > 0 {
+            // Connected before, and at it from then on.
+            sides.start(&job, Role::Flooder, 0, cpus)?;
+            sides.expect_word(sides.sides.len() - 1, "ready")?;
+        }
+        for index in 0..if matches!(role, Role::Sender | Role::Client) { job.senders } else { 1 } {
             sides.start(&job, *role, index, cpus)?;
         }
     }
-    let reporting: Vec<usize> = (0..sides.sides.len()).filter(|side| sides.sides[*side].role != Role::Idler).collect();
+    let reporting: Vec<usize> =
+        (0..sides.sides.len()).filter(|side| !matches!(sides.sides[*side].role, Role::Idler | Role::Flooder)).collect();
     let (early, late): (Vec<usize>, Vec<usize>) =
         reporting.iter().copied().partition(|side| sides.sides[*side].role.listens());
     let mut reports: Vec<Vec<PassReport>> = Vec::new();
@@ -330,6 +360,7 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
     sides.end()?;
     Ok(match idle {
         Some((usages, seconds)) => idle_run(usages, seconds, &reports[0][0]),
+        None if job.workload == Workload::Call => run_of_calls(&job, &reports),
         None => run_of(&job, &reports),
     })
 }
@@ -430,6 +461,40 @@ fn run_of(job: &Job, reports: &[Vec<PassReport>]) -> Run {
     Run { figures, sides: by_role(job.workload, sides) }
 }
 
+/// The figures of a run of calls: for each pass the service's report and then those of its clients.
+fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
+    let run = run_of(job, reports);
+    let (pass, clients) = (&job.passes[0], &reports[0][1..]);
+    let start_ns = clients.iter().map(|client| client.start_ns).min().unwrap_or_default();
+    let end_ns = clients.iter().map(|client| client.end_ns).max().unwrap_or_default();
+    let elapsed_ns = end_ns.saturating_sub(start_ns) as f64;
+    // Of several clients that for which it took the longest.
+    let percentiles = || reports.iter().flat_map(|reports| &reports[1..]).filter_map(|client| client.percentiles);
+    let percentile = |of: fn(Percentiles) -> u64| percentiles().map(of).max().map(|ns| ns as f64);
+    let rests = job.delay_us > 0 || job.calls.rate.is_some();
+    let rate = |amount: f64| (!rests && elapsed_ns > 0.0).then(|| amount / (elapsed_ns * 1e-9));
+    let mean_ns = match job.calls {
+        calls if !calls.one_by_one() => None,
+        Calls { rate: Some(_), .. } => percentiles().next().map(|percentiles| percentiles.mean_ns),
+        _ => Some(elapsed_ns / pass.count as f64 - 2000.0 * job.delay_us as f64),
+    };
+    let sleeps = |report: &PassReport| report.usage.voluntary_switches as f64 / pass.count as f64;
+    let figures = Figures {
+        seconds: Some(elapsed_ns * 1e-9),
+        calls_per_second: rate(pass.count as f64),
+        messages_per_second: rate(job.messages(pass.count) as f64),
+        bytes_per_second: rate(2.0 * reports[0][0].bytes as f64),
+        round_trip_ns: mean_ns,
+        p50_ns: percentile(|p| p.p50_ns),
+        p90_ns: percentile(|p| p.p90_ns),
+        p99_ns: percentile(|p| p.p99_ns),
+        p999_ns: percentile(|p| p.p999_ns),
+        sleeps_per_wait: job.calls.one_by_one().then(|| reports[0].iter().map(sleeps).fold(f64::INFINITY, f64::min)),
+        ..run.figures
+    };
+    Run { figures, ..run }
+}
+
 /// The figures of a window in which nothing was sent.
 fn idle_run(usages: [Usage; 2], seconds: f64, receiver: &PassReport) -> Run {
     let switches: u64 = usages.iter().map(|usage| usage.voluntary_switches + usage.involuntary_switches).sum();
@@ -443,10 +508,12 @@ fn idle_run(usages: [Usage; 2], seconds: f64, receiver: &PassReport) -> Run {
     Run { figures, sides: by_role(Workload::Idle, usages.map(|usage| SideFigures { usage, ..SideFigures::default() })) }
 }
 
-/// Senders of a fan-in have numbers.
+/// Senders of a fan-in have numbers, and so have clients.
 fn by_role(workload: Workload, sides: impl IntoIterator<Item = SideFigures>) -> BTreeMap<String, SideFigures> {
     let name = |index: usize| match workload.roles() {
-        [_, role] if workload == Workload::FanIn && index > 0 => format!("{}-{index}", role.name()),
+        [_, role] if matches!(workload, Workload::FanIn | Workload::Call) && index > 0 => {
+            format!("{}-{index}", role.name())
+        }
         roles => roles[index].name().to_string(),
     };
     sides.into_iter().enumerate().map(|(index, side)| (name(index), side)).collect()
@@ -705,7 +772,7 @@ impl Sides<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
     fn plan() -> Plan {
@@ -722,6 +789,7 @@ mod tests {
             work_ns: 0,
             senders: 2,
             idle: 0,
+            calls: Calls::default(),
             threads: 2,
             file: None,
             systems: Vec::new(),
@@ -740,7 +808,7 @@ mod tests {
         );
     }
 
-    fn job_of(workload: Workload, passes: Vec<Pass>) -> Job {
+    pub fn job_of(workload: Workload, passes: Vec<Pass>) -> Job {
         Job {
             system: SystemName::Pipe,
             wait: Wait::Block,
@@ -752,6 +820,7 @@ mod tests {
             work_steps: [0; 2],
             senders: 1,
             idle: 0,
+            calls: Calls::default(),
             index: 0,
             threads: 2,
             to_file: false,
@@ -807,6 +876,40 @@ mod tests {
         assert_eq!((run.figures.seconds, run.figures.messages_per_second), (Some(1.0), Some(10.0)));
         assert_eq!((run.figures.cpu_seconds, run.figures.syscalls_per_message), (Some(2.0), Some(1.0)));
         assert_eq!(run.sides.keys().collect::<Vec<_>>(), ["receiver", "sender-1", "sender-2", "sender-3"]);
+    }
+
+    #[test]
+    fn calls_last_from_the_first_client_to_the_last_and_the_slowest_is_told() {
+        let percentiles = |p99_ns| Some(Percentiles { p99_ns, mean_ns: 50.0, ..Percentiles::default() });
+        let part = |start_ns, end_ns, percentiles| PassReport {
+            start_ns,
+            end_ns,
+            bytes: 640,
+            percentiles,
+            ..PassReport::default()
+        };
+        // The service hears late that all is over.
+        let service = || part(0, 9_000_000_000, None);
+        let calls = Calls { clients: 2, in_flight: 10, ..Calls::default() };
+        let passes =
+            vec![Pass { count: 10, ..Pass::default() }, Pass { count: 10, time_each: true, ..Pass::default() }];
+        let job = Job { senders: 2, calls, delay_us: 0, ..job_of(Workload::Call, passes) };
+        let reports = [
+            vec![service(), part(1000, 900_001_000, None), part(1500, 1_000_001_000, None)],
+            vec![service(), part(0, 1, percentiles(70)), part(0, 1, percentiles(90))],
+        ];
+        let run = run_of_calls(&job, &reports);
+        assert_eq!((run.figures.seconds, run.figures.calls_per_second), (Some(1.0), Some(10.0)));
+        assert_eq!((run.figures.messages_per_second, run.figures.bytes_per_second), (Some(20.0), Some(1280.0)));
+        assert_eq!((run.figures.p99_ns, run.figures.round_trip_ns), (Some(90.0), None));
+        assert_eq!(run.sides.keys().collect::<Vec<_>>(), ["client-1", "client-2", "service"]);
+
+        // Of calls that come seldom the time between them is none of theirs.
+        let calls = Calls { rate: Some(10), ..Calls::default() };
+        let passes = vec![Pass { count: 10, time_each: true, ..Pass::default() }];
+        let job = Job { calls, delay_us: 0, ..job_of(Workload::Call, passes) };
+        let run = run_of_calls(&job, &[vec![service(), part(0, 1_000_000_000, percentiles(90))]]);
+        assert_eq!((run.figures.round_trip_ns, run.figures.calls_per_second), (Some(50.0), None));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    append, fan_in,
+    append, call, fan_in,
     measure::{self, CallCounter, Usage, delay, now_ns},
     parameters::{Job, Pass, Role, SystemName, Wait, Workload},
     systems::{
@@ -48,6 +48,8 @@ pub struct PassReport {
 /// Round trips in nanoseconds, the delays taken off.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Percentiles {
+    /// Of all
+    pub mean_ns: f64,
     /// Half of the rounds took no longer
     pub p50_ns: u64,
     /// 90 %
@@ -74,6 +76,7 @@ pub fn side(job: &Job) -> Result<()> {
     match job.workload {
         Workload::FanIn => return fan_in::side(job),
         Workload::Append => return append::side(job),
+        Workload::Call => return call::side(job),
         _ => {}
     }
     match job.system {
@@ -137,7 +140,9 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
                 Ok(report)
             })
         }
-        Role::Filler | Role::Idler | Role::Appender => bail!("that is no part of this workload"),
+        Role::Filler | Role::Idler | Role::Appender | Role::Service | Role::Client | Role::Flooder => {
+            bail!("that is no part of this workload")
+        }
         Role::Asker => {
             let (mut sending, mut receiving) = S::both(job)?;
             let delay_ns = job.delay_us * 1000;
@@ -212,13 +217,15 @@ pub fn all_came(job: &Job, pass: &Pass, bytes: u64) -> Result<()> {
 }
 
 /// From a nanosecond to a minute, three digits.
-fn histogram() -> Result<Histogram<u64>> {
+pub fn histogram() -> Result<Histogram<u64>> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).context("making a histogram")
 }
 
 impl Percentiles {
-    fn of(histogram: &Histogram<u64>) -> Percentiles {
+    /// Of those.
+    pub fn of(histogram: &Histogram<u64>) -> Percentiles {
         Percentiles {
+            mean_ns: histogram.mean(),
             p50_ns: histogram.value_at_quantile(0.5),
             p90_ns: histogram.value_at_quantile(0.9),
             p99_ns: histogram.value_at_quantile(0.99),
@@ -372,10 +379,11 @@ impl Section {
 /// What is sent. Two buffers take turns, and the number of the next message is written while this one is on its way: a
 /// number written just before the copy would hold up the copy until the processor's earlier stores are out, and that
 /// stall, not the channel, would be measured.
-struct Payloads([Vec<u8>; 2]);
+pub struct Payloads([Vec<u8>; 2]);
 
 impl Payloads {
-    fn new(size: usize) -> Payloads {
+    /// Of messages of at most `size` bytes.
+    pub fn new(size: usize) -> Payloads {
         let mut payloads = Payloads(buffers(size));
         payloads.prepare(0);
         payloads
@@ -383,13 +391,24 @@ impl Payloads {
 
     /// Writes number `n` into the buffer whose turn it will be.
     #[inline]
-    fn prepare(&mut self, n: u64) {
+    pub fn prepare(&mut self, n: u64) {
         stamp(&mut self.0[n as usize % 2], n);
     }
 
+    /// Message `n`, which is prepared.
     #[inline]
-    fn prepared(&self, n: u64, size: usize) -> &[u8] {
+    pub fn prepared(&self, n: u64, size: usize) -> &[u8] {
         &self.0[n as usize % 2][..size]
+    }
+
+    /// Whether that is message `n`, of `size` bytes, with all its bytes.
+    #[inline]
+    pub fn is_number(&self, message: &[u8], n: u64, size: usize) -> bool {
+        let behind = NUMBER_BYTES.min(size)..;
+        // Any of the two buffers has the bytes behind the number.
+        message.len() == size
+            && number(message) == expected(n, size)
+            && message[behind.clone()] == self.0[0][..size][behind]
     }
 }
 

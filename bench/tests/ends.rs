@@ -91,6 +91,26 @@ fn a_killed_program_takes_its_processes_along() {
     }
 }
 
+#[test]
+fn an_interrupted_flood_ends() {
+    for system in ["pelton", "sock-stream"] {
+        let temporary = tempfile::tempdir().unwrap();
+        let directory = temporary.path().to_str().unwrap();
+        let mut program = Command::new(env!("CARGO_BIN_EXE_pelton-bench"))
+            .args(["call", "--beside-flood", "--count", "2000000000", "--runs", "1", "--systems", system])
+            .env("TMPDIR", directory)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        until("all processes run", || processes(directory) >= 4);
+        kill_process(Pid::from_child(&program), Signal::INT).unwrap();
+        assert_eq!(program.wait().unwrap().code(), Some(130));
+        until("no process is left", || processes(directory) == 0);
+        assert_eq!(fs::read_dir(directory).unwrap().count(), 0, "{system}");
+    }
+}
+
 /// Whether it has ended, and nobody has waited for it yet. (Not by an empty environment: that is how one looks while it starts, too.)
 fn program_is_skipped(program: &Child) -> bool {
     fs::read_to_string(format!("/proc/{}/stat", program.id())).is_ok_and(|stat| stat.contains(") Z "))

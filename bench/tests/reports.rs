@@ -263,6 +263,87 @@ fn many_senders_are_measured_beside_one_and_those_that_idle_beside_none() {
 }
 
 #[test]
+fn calls_are_measured_one_by_one_and_many_at_a_time() {
+    let systems = "pelton:block,pelton:epoll,sock-stream:block,sock-stream:epoll,sock-stream-batched:block";
+    // Lanes that are full many times, and requests that are larger than a lane.
+    for (size, in_flight, clients, count) in [
+        ("64", "1", "1", "300"),
+        ("0", "1", "1", "20"),
+        ("3", "100", "1", "1000"),
+        ("0..100000", "1", "1", "100"),
+        ("1..3000", "1024", "1", "3000"),
+        ("100000", "20", "1", "100"),
+        ("8..3000", "1", "3", "1000"),
+        ("64", "1000", "3", "5000"),
+        ("3000", "300", "8", "4000"),
+    ] {
+        let shape = ["--in-flight", in_flight, "--clients", clients, "--capacity", "65536", "--runs", "2"];
+        let arguments = [&["call", "--size", size, "--count", count, "--systems", systems][..], &shape].concat();
+        let (reports, ratios) = report(&arguments);
+        assert_eq!(reports.len(), 5);
+        let one_by_one = in_flight == "1" && clients == "1";
+        for system in &reports {
+            assert_eq!(system["skipped"], Value::Null, "{arguments:?} {system}");
+            let calls = &system["parameters"]["calls"];
+            assert_eq!(calls["in_flight"], in_flight.parse::<u64>().unwrap());
+            assert_eq!(calls["clients"], clients.parse::<u64>().unwrap());
+            let figure = |name: &str| system[name].as_f64().unwrap_or_else(|| panic!("no {name} in {system}"));
+            assert!((figure("messages_per_second") / figure("calls_per_second") / 2.0 - 1.0).abs() < 0.001, "{system}");
+            assert!(figure("p50_ns") > 0.0 && figure("p99_ns") <= figure("p999_ns"), "{system}");
+            assert_eq!(system["round_trip_ns"].is_number(), one_by_one, "{system}");
+            assert_eq!(system["resident_bytes"].is_number(), system["system"] == "pelton", "{system}");
+            let sides = system["runs"][1]["sides"].as_object().unwrap();
+            assert_eq!(sides.len(), 1 + clients.parse::<usize>().unwrap(), "{system}");
+            assert!(sides["service"]["cpu_seconds"].as_f64().is_some() && sides["client-1"].is_object());
+        }
+        assert_eq!(ratios["figure"], if one_by_one { "round_trip_ns" } else { "messages_per_second" });
+        assert_eq!(ratios["ratios"].as_object().unwrap().len(), 4);
+    }
+}
+
+#[test]
+fn calls_that_rest_are_timed_one_by_one() {
+    for (option, value) in [("--delay", "5"), ("--rate", "200"), ("--one-cpu", "")] {
+        let mut arguments =
+            vec!["call", "--count", "30", "--runs", "2", "--systems", "pelton,sock-stream,limits", option];
+        arguments.extend((!value.is_empty()).then_some(value));
+        let (reports, ratios) = report(&arguments);
+        for system in &reports[..2] {
+            assert_eq!(system["skipped"], Value::Null, "{system}");
+            assert_eq!(system["wait"], "block");
+            assert!(system["round_trip_ns"].is_number() && system["sleeps_per_wait"].is_number(), "{system}");
+            assert_eq!(system["calls_per_second"].is_number(), option == "--one-cpu", "{system}");
+            let cpus: Vec<_> = system["parameters"]["cpus"].as_array().unwrap().iter().collect();
+            assert!(option != "--one-cpu" || cpus[0] == cpus[1], "{cpus:?}");
+        }
+        assert!(option == "--delay" || reports[2]["skipped"].as_str().unwrap().contains("a CPU of its own"));
+        assert_eq!(ratios["ratios"]["sock-stream"]["runs"], 2);
+    }
+}
+
+#[test]
+fn calls_are_measured_beside_a_flood_and_without_it_and_beside_messages_one_way() {
+    let (reports, ratios) = report(&["call", "--beside-flood", "--count", "300", "--runs", "2", "--capacity", "65536"]);
+    let names: Vec<&str> = reports.iter().map(|system| system["system"].as_str().unwrap()).collect();
+    assert_eq!(names, ["pelton", "pelton-alone", "sock-stream", "sock-stream-alone"]);
+    for system in &reports {
+        assert_eq!(system["skipped"], Value::Null, "{system}");
+        assert!(system["p99_ns"].as_f64().unwrap() > 0.0, "{system}");
+        // Who floods is no side of it.
+        assert_eq!(system["runs"][1]["sides"].as_object().unwrap().len(), 2, "{system}");
+    }
+    assert_eq!((&ratios["figure"], &ratios["ratios"]["pelton-alone"]["runs"]), (&"p99_ns".into(), &2.into()));
+
+    let arguments = ["call", "--clients", "3", "--in-flight", "50", "--count", "900", "--runs", "2"];
+    let (reports, ratios) = report(&[&arguments[..], &["--systems", "pelton,pelton-fan-in,pipe"]].concat());
+    assert_eq!(reports[1]["skipped"], Value::Null, "{}", reports[1]);
+    assert!(reports[1]["runs"][1]["sides"]["sender-3"].is_object(), "{}", reports[1]);
+    assert_eq!(reports[1]["calls_per_second"], Value::Null);
+    assert!(reports[2]["skipped"].as_str().unwrap().contains("no calls"));
+    assert_eq!(ratios["ratios"]["pelton-fan-in"]["runs"], 2);
+}
+
+#[test]
 fn what_threads_append_is_flushed_by_every_system() {
     let systems = "pelton,bump,mutex-vec,array-queue,seg-queue";
     // Of a buffer or two, and of one that is never full.

@@ -103,7 +103,7 @@ impl CSide {
             Role::Sender => 1,
             Role::Asker => 2,
             Role::Answerer => 3,
-            Role::Filler | Role::Idler | Role::Appender => bail!("there is nothing to fill"),
+            _ => bail!("a side in C has no such part"),
         };
         let how = match job.wait {
             Wait::Spin => 0,

@@ -13,8 +13,9 @@ use anyhow::{Context, Result, bail};
 use super::{Receiving, Sending, many::OneOfMany, wire::Wire};
 
 /// The buffer of each side when batching.
-const BATCH_BYTES: usize = 64 * 1024;
-const PREFIX_BYTES: usize = 4;
+pub const BATCH_BYTES: usize = 64 * 1024;
+/// Of a message's length.
+pub const PREFIX_BYTES: usize = 4;
 
 /// The end that sends.
 pub struct FramedSending {

@@ -49,6 +49,10 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
         Workload::Idle => bail!("limits.c has no idle channel"),
         Workload::Reattach => bail!("limits.c has no successors"),
         Workload::Lopsided => bail!("limits.c has no side that works"),
+        Workload::Call if !job.calls.one_by_one() => bail!("limits.c has one message there and back at a time"),
+        Workload::Call if job.calls.rate.is_some() || job.calls.one_cpu => {
+            bail!("limits.c has two processes that never rest, each on a CPU of its own")
+        }
         Workload::Append if job.work_steps() > 0 => bail!("limits.c has no thread that works"),
         Workload::Append if !job.sizes.is_fixed() || job.sizes.max > 4096 => {
             bail!("limits.c appends messages of one size of up to 4096 bytes, wanted {}", job.sizes)
@@ -79,17 +83,19 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
                 window.to_string(),
             ]
         }
-        Workload::Roundtrip if job.delay_us > 0 => {
+        Workload::Roundtrip | Workload::Call if job.delay_us > 0 => {
             vec!["eventfd".to_string(), count.to_string(), job.delay_us.to_string()]
         }
-        Workload::Roundtrip if !job.sizes.is_fixed() => {
+        Workload::Roundtrip | Workload::Call if !job.sizes.is_fixed() => {
             bail!("limits.c has round trips of one size only, wanted {}", job.sizes)
         }
         // Its rings are of 1 MiB, and a message above half of that would wait for ever.
-        Workload::Roundtrip if job.sizes.max > 500_000 => {
+        Workload::Roundtrip | Workload::Call if job.sizes.max > 500_000 => {
             bail!("limits.c has round trips of up to 500000 bytes, wanted {}", job.sizes.max)
         }
-        Workload::Roundtrip => vec!["roundtrip".to_string(), job.sizes.max.to_string(), count.to_string()],
+        Workload::Roundtrip | Workload::Call => {
+            vec!["roundtrip".to_string(), job.sizes.max.to_string(), count.to_string()]
+        }
     })
 }
 

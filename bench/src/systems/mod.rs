@@ -3,6 +3,7 @@
 
 pub mod append;
 pub mod c;
+pub mod call;
 mod compiled;
 mod framed;
 pub mod limits;

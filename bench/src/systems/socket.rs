@@ -183,7 +183,7 @@ fn packet_socket(job: &Job) -> Result<OwnedFd> {
 }
 
 /// The one end of a connection; the other side's is the other.
-fn connected(job: &Job, kind: SocketType) -> Result<OwnedFd> {
+pub(super) fn connected(job: &Job, kind: SocketType) -> Result<OwnedFd> {
     if job.role.listens() {
         return accepted(job, kind)?.pop().context("nobody is to be accepted");
     }
@@ -200,8 +200,8 @@ fn connected(job: &Job, kind: SocketType) -> Result<OwnedFd> {
     }
 }
 
-/// The ends of all who connect: one, but for a fan-in.
-fn accepted(job: &Job, kind: SocketType) -> Result<Vec<OwnedFd>> {
+/// The ends of all who connect, in that order: one, but for a fan-in and for calls.
+pub(super) fn accepted(job: &Job, kind: SocketType) -> Result<Vec<OwnedFd>> {
     let (socket, address) = named(job, kind)?;
     let all = job.senders + job.idle;
     rustix::net::bind(&socket, &address).context("binding the run's socket")?;

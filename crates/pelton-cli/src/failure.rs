@@ -15,6 +15,8 @@ pub enum Failure {
     TimedOut(String),
     /// A system call failed, or the channel is corrupt.
     System(String),
+    /// The service failed a call, or let it go.
+    Call(String),
     /// A signal asked for the end; the channel was closed first.
     Signal(i32),
     /// The reader of standard output went away: no error of ours, and nothing to say.
@@ -30,6 +32,7 @@ impl Failure {
             Failure::Refused(_) => 3,
             Failure::TimedOut(_) => 4,
             Failure::System(_) => 5,
+            Failure::Call(_) => 6,
             // the convention of shells
             Failure::Signal(signal) => 128 + *signal as u8,
             Failure::OutputClosed => 128 + 13,
@@ -40,7 +43,7 @@ impl Failure {
     pub fn text(&self) -> Option<&str> {
         match self {
             Failure::Peer(text) | Failure::Input(text) | Failure::Refused(text) => Some(text),
-            Failure::TimedOut(text) | Failure::System(text) => Some(text),
+            Failure::TimedOut(text) | Failure::System(text) | Failure::Call(text) => Some(text),
             Failure::Signal(_) | Failure::OutputClosed => None,
         }
     }

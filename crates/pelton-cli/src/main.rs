@@ -1,5 +1,6 @@
 //! `pelton`, the command-line tool: what its commands and their options are, and the one table of exit codes that they share.
 
+mod call;
 mod cat;
 mod channel;
 mod demo;
@@ -7,10 +8,13 @@ mod failure;
 mod flush;
 mod frame;
 mod inspect;
+mod output;
+mod process;
 mod progress;
 mod recv;
 mod report;
 mod send;
+mod serve;
 mod signals;
 mod torture;
 
@@ -30,6 +34,8 @@ Exit codes:
        the last reboot
     4  timed out
     5  the system failed: disk full, no memory, a corrupt channel or file
+    6  call: the service failed the call (standard error has its code and what it
+       says), or let it go without a reply
   130  interrupted (SIGINT): the channel was closed, the other side told so
   141  standard output was closed by its reader, as `head` does
   143  terminated (SIGTERM), closed alike";
@@ -57,6 +63,12 @@ enum Command {
     /// Write the messages of record files to standard output, or check them
     #[command(after_help = EXIT_CODES)]
     Cat(cat::CatArgs),
+    /// Call a service, and write its reply to standard output
+    #[command(after_help = EXIT_CODES)]
+    Call(call::CallArgs),
+    /// Answer calls by a command, a process for each or one that lasts
+    #[command(after_help = EXIT_CODES)]
+    Serve(serve::ServeArgs),
     /// See who uses a channel and what waits in it, without touching it
     #[command(after_help = EXIT_CODES)]
     Info(inspect::InfoArgs),
@@ -114,6 +126,8 @@ fn main() -> ExitCode {
         Command::Recv(args) => recv::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Cat(args) => cat::run(&args),
+        Command::Call(args) => call::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Info(args) => inspect::info(&args),
         Command::Recover(args) => inspect::recover(&args),
         Command::Rm(args) => inspect::remove(&args),

@@ -4,34 +4,25 @@
 //! is released when it is in that buffer; those of a channel in a directory, which another receiver can still get, when they are
 //! written, a batch at a time. While none come, one poll waits for the channel, the signals and the going of standard
 //! output's reader.
-//!
-//! Writing must not outlast a Ctrl-C when the reader of a pipe has stopped reading, so a pipe or terminal is opened anew without
-//! blocking (the flag on the one that was inherited would be everybody's).
 
 use crate::{
     channel::{Passed, ReceiveArgs, Stop, WaitArg},
     failure::Failure,
     frame::Framing,
+    output::{Output, WRITE_BYTES},
     progress::Progress,
     report::Ended,
     signals::{SLICE, Signals},
 };
 use clap::Args;
 use pelton::{Kind, Receiver};
-use rustix::{
-    event::PollFlags,
-    fs::{FileType, Mode, OFlags},
-    io::Errno,
-    net::SendFlags,
-};
+use rustix::event::PollFlags;
 use std::{
     io::{IsTerminal as _, Write as _},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::AsFd as _,
     time::{Duration, Instant},
 };
 
-/// Write when so much has gathered. Large enough that a write's cost vanishes, small enough to stay in the cache. A guess.
-const WRITE_BYTES: usize = 256 * 1024;
 /// How long an empty lane is watched before what has gathered is written: a sender about as fast as this receiver would else
 /// cost a write per message. Nobody sees the delay. A guess.
 const LINGER: Duration = Duration::from_micros(20);
@@ -259,86 +250,4 @@ enum Waiting {
     Linger,
     /// The output is written; the library waits as it knows best.
     First,
-}
-
-/// Standard output, and what has gathered for it.
-struct Output {
-    buffer: Vec<u8>,
-    /// the pipe or terminal opened anew
-    opened: Option<OwnedFd>,
-    is_socket: bool,
-    may_block: bool,
-}
-
-impl Output {
-    fn new() -> Output {
-        let stdout = rustix::stdio::stdout();
-        let file_type = rustix::fs::fstat(stdout).map(|stat| FileType::from_raw_mode(stat.st_mode));
-        let opened = match file_type {
-            // where this is not allowed, writing blocks, and a second Ctrl-C ends it
-            Ok(FileType::Fifo | FileType::CharacterDevice) => rustix::fs::open(
-                "/proc/self/fd/1",
-                OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC,
-                Mode::empty(),
-            )
-            .ok(),
-            _ => None,
-        };
-        let is_socket = file_type == Ok(FileType::Socket);
-        let may_block = opened.is_none() && !is_socket && file_type != Ok(FileType::RegularFile);
-        Output { buffer: Vec::with_capacity(2 * WRITE_BYTES), opened, is_socket, may_block }
-    }
-
-    /// Writes all that has gathered; after a failure the rest is still there.
-    fn write(&mut self, signals: &Signals) -> Result<(), Failure> {
-        let mut written = 0;
-        let done = loop {
-            if written == self.buffer.len() {
-                break Ok(());
-            }
-            let failed = match self.write_once(&self.buffer[written..]) {
-                Ok(bytes) => {
-                    written += bytes;
-                    Ok(())
-                }
-                Err(Errno::AGAIN) => signals.poll([(self.as_fd(), PollFlags::OUT)], None).map(drop),
-                Err(Errno::INTR) => signals.check(),
-                Err(Errno::PIPE | Errno::CONNRESET) => Err(Failure::OutputClosed),
-                Err(error) => Err(Failure::system("standard output", error)),
-            };
-            if failed.is_err() {
-                break failed;
-            }
-        };
-        self.buffer.drain(..written);
-        done
-    }
-
-    /// Writes what can be written without waiting: the messages of a socket's channel are released, nobody else will deliver
-    /// them. Answers whether that was all.
-    fn write_what_goes(&mut self) -> bool {
-        let mut written = 0;
-        while !self.may_block && written < self.buffer.len() {
-            match self.write_once(&self.buffer[written..]) {
-                Ok(bytes) => written += bytes,
-                Err(_) => break,
-            }
-        }
-        let all = written == self.buffer.len();
-        self.buffer.clear();
-        all
-    }
-
-    fn write_once(&self, bytes: &[u8]) -> rustix::io::Result<usize> {
-        if self.is_socket {
-            return rustix::net::send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        }
-        rustix::io::write(self, bytes)
-    }
-}
-
-impl AsFd for Output {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.opened.as_ref().map_or(rustix::stdio::stdout(), OwnedFd::as_fd)
-    }
 }

@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::{
-    io,
+    io::{self, Read as _},
     os::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixStream,
@@ -32,17 +32,25 @@ pub struct Signals {
 impl Signals {
     /// Catches SIGINT and SIGTERM from now on.
     pub fn install() -> Result<Signals, Failure> {
-        Signals::try_install().map_err(|error| Failure::system("cannot catch signals", error))
+        Signals::try_install(true).map_err(|error| Failure::system("cannot catch signals", error))
     }
 
-    fn try_install() -> io::Result<Signals> {
+    /// As [`Signals::install`], for who looks after a second signal by itself: see [`Signals::forget`].
+    pub fn install_patiently() -> Result<Signals, Failure> {
+        Signals::try_install(false).map_err(|error| Failure::system("cannot catch signals", error))
+    }
+
+    fn try_install(second_ends: bool) -> io::Result<Signals> {
         let caught = Arc::new(AtomicUsize::new(0));
         let (readable, writable) = UnixStream::pair()?;
+        readable.set_nonblocking(true)?;
         for signal in [SIGINT, SIGTERM] {
-            let again = Arc::new(AtomicBool::new(false));
-            // in this order: the first signal finds `again` unset and sets it, the second finds it set
-            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
-            signal_hook::flag::register(signal, again)?;
+            if second_ends {
+                let again = Arc::new(AtomicBool::new(false));
+                // in this order: the first signal finds `again` unset and sets it, the second finds it set
+                signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
+                signal_hook::flag::register(signal, again)?;
+            }
             signal_hook::flag::register_usize(signal, caught.clone(), signal as usize)?;
             // last, so that whoever is woken by the descriptor finds the flag set
             signal_hook::low_level::pipe::register(signal, writable.try_clone()?)?;
@@ -59,6 +67,13 @@ impl Signals {
         }
     }
 
+    /// What has come is seen to: the next signal is the one to be noticed.
+    pub fn forget(&self) {
+        let mut bytes = [0; 64];
+        while matches!((&self.readable).read(&mut bytes), Ok(1..)) {}
+        self.caught.store(0, Ordering::Relaxed);
+    }
+
     /// Waits until one of the descriptors has the events asked for (or an error, or has hung up), and fails once a signal has
     /// come. Answers which are ready. `None` waits for ever; a timeout that passes leaves all `false`.
     pub fn poll<const N: usize>(
@@ -66,7 +81,17 @@ impl Signals {
         waits: [(BorrowedFd<'_>, PollFlags); N],
         timeout: Option<Duration>,
     ) -> Result<[bool; N], Failure> {
-        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(N + 1);
+        let ready = self.poll_all(waits, timeout)?;
+        Ok(std::array::from_fn(|i| ready[i]))
+    }
+
+    /// As [`Signals::poll`], of any number.
+    pub fn poll_all<'a>(
+        &self,
+        waits: impl IntoIterator<Item = (BorrowedFd<'a>, PollFlags)>,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<bool>, Failure> {
+        let mut fds: Vec<PollFd<'_>> = Vec::new();
         fds.push(PollFd::from_borrowed_fd(self.readable.as_fd(), PollFlags::IN));
         fds.extend(waits.into_iter().map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
         let timeout = timeout.map(|time| rustix::time::Timespec::try_from(time).expect("timeouts here are short"));
@@ -77,6 +102,6 @@ impl Signals {
             Err(error) => return Err(Failure::system("poll", error)),
         }
         self.check()?;
-        Ok(std::array::from_fn(|i| !fds[i + 1].revents().is_empty()))
+        Ok(fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect())
     }
 }

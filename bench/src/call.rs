@@ -1,0 +1,329 @@
+//! Clients call a service, which answers each request with its own bytes.
+//!
+//! A request's number begins with its client's, as in a fan-in. A client has as many calls in flight as the job says, copies each reply out,
+//! and compares it with its request: size, number and every other byte. The service counts the requests of those that are
+//! measured; one that floods is not. Every system here has one thread that answers, so replies come in the order of the requests.
+
+use std::{collections::VecDeque, thread, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use hdrhistogram::Histogram;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::{
+    fan_in::{NUMBER_BITS, first_number},
+    measure::{delay, now_ns},
+    parameters::{Job, Pass, Role, SystemName},
+    systems::call::{Asking, Pelton, PeltonServing, Serving, Sock, SockServing, SockStreamService},
+    workload::{self, Payloads, Percentiles, Section, WARM_UP, all_came, histogram, passes, say},
+};
+
+/// Calls that a client which floods has in flight: nearly all that pelton allows.
+const FLOOD: u64 = 1000;
+/// After so many replies it asks whether to go on: often enough to be quick, too seldom to be a cost.
+const FLOOD_TURN: u64 = 1024;
+/// How long a service that is gone may be ahead of the word that all is over. Ten seconds have all sides to end, see `run.rs`.
+const FLOOD_END: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// Does one side's part.
+pub fn side(job: &Job) -> Result<()> {
+    match (job.system, job.role) {
+        (SystemName::Pelton | SystemName::PeltonAlone, Role::Service) => serve(job, PeltonServing::new(job)?),
+        (SystemName::Pelton | SystemName::PeltonAlone, _) => ask(job, Pelton::new(job)?),
+        (_, Role::Service) if is_simple(job) => serve(job, SockServing::new(job)?),
+        (_, Role::Service) => serve(job, SockStreamService::new(job)?),
+        _ => ask(job, Sock::new(job)?),
+    }
+}
+
+/// Whether a connection has one message on the way at a time, in one direction: blocking calls do it all.
+pub fn is_simple(job: &Job) -> bool {
+    job.calls.one_by_one() && job.idle == 0
+}
+
+fn ask(job: &Job, asking: impl Asking) -> Result<()> {
+    if job.role == Role::Flooder { flood(job, asking) } else { measured(job, asking) }
+}
+
+/// What a service has answered, of the clients that are measured.
+pub struct Tally {
+    clients: u64,
+    /// Calls
+    pub count: u64,
+    /// Payload of their requests
+    pub bytes: u64,
+}
+
+impl Tally {
+    /// Of so many clients.
+    pub fn new(job: &Job) -> Tally {
+        Tally { clients: job.senders as u64, count: 0, bytes: 0 }
+    }
+
+    /// A request is answered. Whether it is of a client that is measured.
+    #[inline]
+    pub fn note(&mut self, request: &[u8]) -> bool {
+        let measured = workload::number(request) >> NUMBER_BITS < self.clients;
+        self.count += measured as u64;
+        self.bytes += if measured { request.len() as u64 } else { 0 };
+        measured
+    }
+}
+
+fn serve(job: &Job, mut serving: impl Serving) -> Result<()> {
+    serving.serve(WARM_UP * job.senders as u64)?;
+    passes(job, |pass| {
+        let section = Section::start(pass)?;
+        let tally = serving.serve(pass.count)?;
+        let mut report = section.end(tally.bytes)?;
+        ensure!(tally.count == pass.count, "{} calls came, wanted {}", tally.count, pass.count);
+        all_came(job, pass, tally.bytes)?;
+        report.resident_bytes = serving.resident_bytes()?;
+        Ok(report)
+    })
+}
+
+fn measured(job: &Job, asking: impl Asking) -> Result<()> {
+    let first = first_number(job.index);
+    let payloads = Payloads::new(job.sizes.max as usize);
+    let mut client = Client { job, asking, payloads, first, histogram: histogram()? };
+    client.pass(&Pass { count: WARM_UP * job.senders as u64, ..Pass::default() })?;
+    client.asking.end_pass()?;
+    passes(job, |pass| {
+        client.histogram.reset();
+        let section = Section::start(pass)?;
+        let bytes = client.pass(pass)?;
+        let mut report = section.end(bytes)?;
+        report.percentiles = pass.time_each.then(|| Percentiles::of(&client.histogram));
+        client.asking.end_pass()?;
+        Ok(report)
+    })
+}
+
+/// A client that is measured.
+struct Client<'a, A> {
+    job: &'a Job,
+    asking: A,
+    payloads: Payloads,
+    first: u64,
+    histogram: Histogram<u64>,
+}
+
+impl<A: Asking> Client<'_, A> {
+    /// Makes its share of the calls, and answers the payload of the requests.
+    fn pass(&mut self, pass: &Pass) -> Result<u64> {
+        let count = self.job.share(self.job.index, pass.count);
+        self.payloads.prepare(self.first);
+        match self.job.calls.in_flight {
+            1 => self.one_by_one(count, pass.time_each),
+            most => self.many(count, most as u64, pass.time_each),
+        }
+    }
+
+    fn one_by_one(&mut self, count: u64, time_each: bool) -> Result<u64> {
+        let Client { job, asking, payloads, first, histogram } = self;
+        let delay_ns = job.delay_us * 1000;
+        let period_ns = job.calls.rate.map(|rate| 1_000_000_000 / rate as u64);
+        let begin_ns = now_ns();
+        let (mut sizes, mut bytes) = (job.sizes.sequence(), 0);
+        for n in 0..count {
+            let size = sizes.next_size();
+            if let Some(period_ns) = period_ns {
+                sleep_until(begin_ns + n * period_ns);
+            }
+            let number = *first + n;
+            payloads.prepare(number + 1);
+            let start_ns = if time_each { now_ns() } else { 0 };
+            delay(delay_ns);
+            let right =
+                asking.call(payloads.prepared(number, size), |reply| payloads.is_number(reply, number, size))?;
+            if time_each {
+                histogram.saturating_record((now_ns() - start_ns).saturating_sub(2 * delay_ns));
+            }
+            if !right {
+                return Err(wrong(n));
+            }
+            bytes += size as u64;
+        }
+        Ok(bytes)
+    }
+
+    /// Asks whenever fewer than `most` calls are in flight, and there is room; else takes a reply.
+    fn many(&mut self, count: u64, most: u64, time_each: bool) -> Result<u64> {
+        let Client { job, asking, payloads, first, histogram } = self;
+        let (mut to_ask, mut to_come) = (job.sizes.sequence(), job.sizes.sequence());
+        let (mut asked, mut answered, mut bytes) = (0, 0, 0);
+        let mut begun = VecDeque::new();
+        let mut size = to_ask.next_size();
+        while answered < count {
+            while asked < count && asked - answered < most && asking.try_ask(payloads.prepared(*first + asked, size))? {
+                if time_each {
+                    begun.push_back(now_ns());
+                }
+                asked += 1;
+                bytes += size as u64;
+                payloads.prepare(*first + asked);
+                size = to_ask.next_size();
+            }
+            let (number, awaited) = (*first + answered, to_come.next_size());
+            let right = asking.reply(|reply| payloads.is_number(reply, number, awaited))?;
+            if let Some(begun_ns) = begun.pop_front() {
+                histogram.saturating_record(now_ns() - begun_ns);
+            }
+            if !right {
+                return Err(wrong(answered));
+            }
+            answered += 1;
+        }
+        Ok(bytes)
+    }
+}
+
+/// Apart, so that it is not on the way of replies that are right.
+#[cold]
+#[inline(never)]
+fn wrong(n: u64) -> anyhow::Error {
+    anyhow::anyhow!(
+        "the reply to call {n} has other bytes than the request, or replies were lost, doubled or out of order"
+    )
+}
+
+fn sleep_until(ns: u64) {
+    let left = ns.saturating_sub(now_ns());
+    if left > 0 {
+        thread::sleep(Duration::from_nanos(left));
+    }
+}
+
+/// Calls without end, until the program says that all is over, or, as the service hears that first, it is gone.
+fn flood(job: &Job, mut asking: impl Asking) -> Result<()> {
+    let mut payloads = Payloads::new(job.sizes.max as usize);
+    let first = first_number(job.senders);
+    let (mut asked, mut answered) = (0, 0);
+    payloads.prepare(first);
+    say(&"ready")?;
+    loop {
+        let mut turn = || -> Result<()> {
+            while asked - answered < FLOOD
+                && asking.try_ask(payloads.prepared(first + asked, job.sizes.max as usize))?
+            {
+                asked += 1;
+                payloads.prepare(first + asked);
+            }
+            let right = asking.reply(|reply| reply.len() == job.sizes.max as usize)?;
+            ensure!(right, "a reply to who floods has another size than its request");
+            answered += 1;
+            Ok(())
+        };
+        let done = (0..FLOOD_TURN).try_for_each(|_| turn());
+        let wait = if done.is_ok() { Timespec { tv_sec: 0, tv_nsec: 0 } } else { FLOOD_END };
+        match (is_over(&wait)?, done) {
+            (true, _) => return Ok(()),
+            (false, Err(error)) => return Err(error).context("flooding"),
+            (false, Ok(())) => {}
+        }
+    }
+}
+
+/// Whether the program has closed our input, or does so within that time.
+fn is_over(within: &Timespec) -> Result<bool> {
+    let input = std::io::stdin();
+    let mut fds = [PollFd::new(&input, PollFlags::IN)];
+    match poll(&mut fds, Some(within)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => bail!("waiting for the end: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        parameters::SizeRange,
+        parameters::{Calls, Workload},
+        run::tests::job_of,
+    };
+
+    type Spoil = fn(&mut Vec<u8>);
+
+    /// Answers what it was asked, but for one reply.
+    struct Echo {
+        asked: VecDeque<Vec<u8>>,
+        most: usize,
+        spoil: Option<(u64, Spoil)>,
+        replies: u64,
+    }
+
+    impl Asking for Echo {
+        fn call<R>(&mut self, request: &[u8], look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+            assert!(self.try_ask(request)?);
+            self.reply(look)
+        }
+
+        fn try_ask(&mut self, request: &[u8]) -> Result<bool> {
+            let room = self.asked.len() < self.most;
+            if room {
+                self.asked.push_back(request.to_vec());
+            }
+            Ok(room)
+        }
+
+        fn reply<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+            let mut reply = self.asked.pop_front().context("nothing was asked")?;
+            if let Some((_, spoil)) = self.spoil.filter(|(n, _)| *n == self.replies) {
+                spoil(&mut reply);
+            }
+            self.replies += 1;
+            Ok(look(&reply))
+        }
+    }
+
+    fn pass(in_flight: u32, sizes: SizeRange, spoil: Option<(u64, Spoil)>) -> Result<u64> {
+        let calls = Calls { in_flight, ..Calls::default() };
+        let job = Job { sizes, calls, delay_us: 0, ..job_of(Workload::Call, Vec::new()) };
+        // Less room than may be in flight.
+        let asking = Echo { asked: VecDeque::new(), most: 7, spoil, replies: 0 };
+        let payloads = Payloads::new(sizes.max as usize);
+        let mut client = Client { job: &job, asking, payloads, first: 0, histogram: histogram()? };
+        let bytes = client.pass(&Pass { count: 100, time_each: true, ..Pass::default() })?;
+        assert_eq!(client.histogram.len(), 100);
+        Ok(bytes)
+    }
+
+    #[test]
+    fn every_reply_is_compared_with_its_request() {
+        for sizes in [SizeRange::fixed(0), SizeRange::fixed(3), SizeRange::fixed(64), SizeRange { min: 0, max: 3000 }] {
+            for in_flight in [1, 5, 50] {
+                assert_eq!(pass(in_flight, sizes, None).unwrap(), sizes.total(100));
+            }
+        }
+        let spoils: [Spoil; 4] = [
+            |reply| *reply.last_mut().unwrap() ^= 1,
+            |reply| reply[0] ^= 1,
+            |reply| reply.truncate(63),
+            |reply| reply.push(0),
+        ];
+        for spoil in spoils {
+            for in_flight in [1, 50] {
+                for n in [0, 60, 99] {
+                    let error = pass(in_flight, SizeRange::fixed(64), Some((n, spoil))).unwrap_err().to_string();
+                    assert!(error.contains(&format!("reply to call {n} ")), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_floods_is_not_counted() {
+        let job = Job { senders: 2, ..job_of(Workload::Call, Vec::new()) };
+        let mut tally = Tally::new(&job);
+        for (index, measured) in [(0, true), (1, true), (2, false)] {
+            let mut request = [0; 16];
+            workload::stamp(&mut request, first_number(index) + 5);
+            assert_eq!(tally.note(&request), measured);
+        }
+        assert_eq!((tally.count, tally.bytes), (2, 32));
+        assert!(tally.note(&[]));
+    }
+}

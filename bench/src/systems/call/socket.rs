@@ -1,0 +1,412 @@
+//! Calls over a Unix stream socket, as a competent program would have them: length and payload, one connection for each client, by
+//! which as many calls are on their way as the client likes.
+//!
+//! With one call at a time the two sides do what they do in a round trip. Else a client reads what there is, up to 64 KiB, and never
+//! waits for room while replies may come; a service does the same for each connection that epoll tells of, and with one
+//! connection without epoll. Unbatched, each request and each reply is one call to send; batched, what has gathered is.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::{
+    buffer::spare_capacity,
+    event::{PollFd, PollFlags, Timespec, epoll, poll},
+    io::{Errno, IoSlice},
+    net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketType, recv, send, sendmsg},
+};
+
+use super::{Asking, Serving};
+use crate::{
+    call::{Tally, is_simple},
+    measure::delay,
+    parameters::{Job, SystemName, Wait},
+    systems::{
+        Receiving, Sending, SockStream, System,
+        framed::{BATCH_BYTES, FramedReceiving, FramedSending, PREFIX_BYTES},
+        socket::{accepted, connected},
+        wire::Watch,
+    },
+};
+
+/// Connections that one call of epoll tells of.
+const EVENTS: usize = 64;
+
+/// A connection with messages on their way in both directions.
+struct Connection {
+    incoming: Incoming,
+    outgoing: Outgoing,
+    /// There was no room for a reply: requests wait until there is
+    is_stuck: bool,
+}
+
+/// What has come, and is not taken yet.
+struct Incoming {
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    size_max: usize,
+}
+
+/// What is to be sent.
+struct Outgoing {
+    socket: OwnedFd,
+    /// Gathered, or of a message that was sent in part
+    held: Vec<u8>,
+    sent: usize,
+    batched: bool,
+    flags: SendFlags,
+}
+
+impl Connection {
+    /// `blocks`: sending waits for room.
+    fn new(socket: OwnedFd, job: &Job, blocks: bool) -> Connection {
+        let size_max = job.sizes.max as usize;
+        let buffer = vec![0; BATCH_BYTES.max(PREFIX_BYTES + size_max)];
+        let batched = job.system == SystemName::SockStreamBatched;
+        let flags = SendFlags::NOSIGNAL | if blocks { SendFlags::empty() } else { SendFlags::DONTWAIT };
+        Connection {
+            incoming: Incoming { buffer, start: 0, end: 0, size_max },
+            outgoing: Outgoing { socket, held: Vec::with_capacity(2 * BATCH_BYTES), sent: 0, batched, flags },
+            is_stuck: false,
+        }
+    }
+
+    /// Reads what there is; false if that is nothing, and it was not to wait.
+    fn read(&mut self, flags: RecvFlags) -> Result<bool> {
+        let room = self.incoming.make_room();
+        loop {
+            match recv(&self.outgoing.socket, &mut *room, flags) {
+                Ok((_, 0)) => bail!("the other side is gone before the last message"),
+                Ok((_, done)) => {
+                    self.incoming.end += done;
+                    return Ok(true);
+                }
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error).context("receiving"),
+            }
+        }
+    }
+}
+
+impl Incoming {
+    /// The length of the message at the front, when all of it is there.
+    #[inline]
+    fn whole(&self) -> Result<Option<usize>> {
+        let Some((prefix, rest)) = self.buffer[self.start..self.end].split_first_chunk::<PREFIX_BYTES>() else {
+            return Ok(None);
+        };
+        let len = u32::from_le_bytes(*prefix) as usize;
+        ensure!(len <= self.size_max, "a message says that it has {len} bytes, wanted at most {}", self.size_max);
+        Ok((rest.len() >= len).then_some(len))
+    }
+
+    /// That message, which stays until it is taken.
+    #[inline]
+    fn message(&self, len: usize) -> &[u8] {
+        &self.buffer[self.start + PREFIX_BYTES..][..len]
+    }
+
+    #[inline]
+    fn take(&mut self, len: usize) {
+        self.start += PREFIX_BYTES + len;
+    }
+
+    /// Room behind what is there: a part of a message at most.
+    fn make_room(&mut self) -> &mut [u8] {
+        self.buffer.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        &mut self.buffer[self.end..]
+    }
+}
+
+impl Outgoing {
+    fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Takes a message, whole; false if there is no room.
+    #[inline]
+    fn put(&mut self, payload: &[u8]) -> Result<bool> {
+        let prefix = (payload.len() as u32).to_le_bytes();
+        let mut done = 0;
+        if self.batched {
+            if self.held.len() >= BATCH_BYTES && !self.flush()? {
+                return Ok(false);
+            }
+        } else {
+            if !self.is_empty() && !self.flush()? {
+                return Ok(false);
+            }
+            let parts = [IoSlice::new(&prefix), IoSlice::new(payload)];
+            done = match again(|| sendmsg(&self.socket, &parts, &mut SendAncillaryBuffer::default(), self.flags))? {
+                Some(done) => done,
+                None => return Ok(false),
+            };
+        }
+        if done < PREFIX_BYTES {
+            self.held.extend_from_slice(&prefix[done..]);
+            done = PREFIX_BYTES;
+        }
+        self.held.extend_from_slice(&payload[done - PREFIX_BYTES..]);
+        Ok(true)
+    }
+
+    /// Sends what is held; false if there is no room for all of it.
+    fn flush(&mut self) -> Result<bool> {
+        while self.sent < self.held.len() {
+            match again(|| send(&self.socket, &self.held[self.sent..], self.flags))? {
+                Some(done) => self.sent += done,
+                None => return Ok(false),
+            }
+        }
+        self.held.clear();
+        self.sent = 0;
+        Ok(true)
+    }
+}
+
+/// Repeats a call that was interrupted; `None` if it would have to wait.
+fn again(mut call: impl FnMut() -> rustix::io::Result<usize>) -> Result<Option<usize>> {
+    loop {
+        match call() {
+            Ok(done) => return Ok(Some(done)),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error).context("sending"),
+        }
+    }
+}
+
+/// A client.
+pub enum Sock {
+    /// One call at a time.
+    Simple(FramedSending, FramedReceiving),
+    /// Many.
+    Pipelined(Pipeline),
+}
+
+/// A client's connection with many calls on their way, and how it waits.
+pub struct Pipeline {
+    connection: Connection,
+    wait: Wait,
+    /// Of the caller's own event loop
+    watch: Option<Watch>,
+}
+
+impl Sock {
+    /// Connects; waits for the service to listen.
+    pub fn new(job: &Job) -> Result<Sock> {
+        if is_simple(job) {
+            let (sending, receiving) = SockStream::both(job)?;
+            return Ok(Sock::Simple(sending, receiving));
+        }
+        let socket = connected(job, SocketType::STREAM)?;
+        let watch = match job.wait {
+            Wait::Epoll => Some(Watch::new(&socket, epoll::EventFlags::IN)?),
+            _ => None,
+        };
+        Ok(Sock::Pipelined(Pipeline { connection: Connection::new(socket, job, false), wait: job.wait, watch }))
+    }
+}
+
+impl Pipeline {
+    fn reply<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        loop {
+            let incoming = &mut self.connection.incoming;
+            if let Some(len) = incoming.whole()? {
+                let looked = look(incoming.message(len));
+                incoming.take(len);
+                return Ok(looked);
+            }
+            self.read_on()?;
+        }
+    }
+
+    /// Sends what is held, and waits for more to come.
+    fn read_on(&mut self) -> Result<()> {
+        let Pipeline { connection, wait, watch } = self;
+        let all_sent = connection.outgoing.flush()?;
+        // Nothing but a reply can be waited for: the one call that reads can do it.
+        if all_sent && *wait == Wait::Block {
+            return connection.read(RecvFlags::empty()).map(drop);
+        }
+        if connection.read(RecvFlags::DONTWAIT)? {
+            return Ok(());
+        }
+        match (wait, watch) {
+            (Wait::Spin, _) => std::hint::spin_loop(),
+            (_, Some(watch)) if all_sent => watch.sleep()?,
+            _ => {
+                let mut fds = [PollFd::new(&connection.outgoing.socket, PollFlags::IN | PollFlags::OUT)];
+                match poll(&mut fds, None) {
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(error) => return Err(error).context("waiting for the service"),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Asking for Sock {
+    #[inline]
+    fn call<R>(&mut self, request: &[u8], look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        match self {
+            Sock::Simple(sending, receiving) => {
+                sending.send(request)?;
+                sending.flush()?;
+                receiving.receive(look)
+            }
+            Sock::Pipelined(pipeline) => {
+                while !pipeline.connection.outgoing.put(request)? {
+                    pipeline.read_on()?;
+                }
+                pipeline.reply(look)
+            }
+        }
+    }
+
+    #[inline]
+    fn try_ask(&mut self, request: &[u8]) -> Result<bool> {
+        match self {
+            Sock::Simple(..) => bail!("there is one call at a time"),
+            Sock::Pipelined(pipeline) => pipeline.connection.outgoing.put(request),
+        }
+    }
+
+    #[inline]
+    fn reply<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        match self {
+            Sock::Simple(..) => bail!("there is one call at a time"),
+            Sock::Pipelined(pipeline) => pipeline.reply(look),
+        }
+    }
+}
+
+/// The service of a client that makes one call at a time.
+pub struct SockServing<'a> {
+    sending: FramedSending,
+    receiving: FramedReceiving,
+    job: &'a Job,
+}
+
+impl SockServing<'_> {
+    /// Listens, and waits for the client.
+    pub fn new(job: &Job) -> Result<SockServing<'_>> {
+        let (sending, receiving) = SockStream::both(job)?;
+        Ok(SockServing { sending, receiving, job })
+    }
+}
+
+impl Serving for SockServing<'_> {
+    fn serve(&mut self, count: u64) -> Result<Tally> {
+        let SockServing { sending, receiving, job } = self;
+        let mut tally = Tally::new(job);
+        let delay_ns = job.delay_us * 1000;
+        for _ in 0..count {
+            receiving.receive(|request| {
+                tally.note(request);
+                delay(delay_ns);
+                sending.send(request)?;
+                sending.flush()
+            })??;
+        }
+        Ok(tally)
+    }
+}
+
+/// The service of clients that make many calls at a time, or are many.
+pub struct SockStreamService<'a> {
+    connections: Vec<Connection>,
+    /// Of several connections, or of the caller's own loop: what is read from, and what is waited for room in.
+    epoll: Option<OwnedFd>,
+    job: &'a Job,
+}
+
+impl SockStreamService<'_> {
+    /// Listens, and waits for all clients.
+    pub fn new(job: &Job) -> Result<SockStreamService<'_>> {
+        let sockets = accepted(job, SocketType::STREAM)?;
+        let alone = sockets.len() == 1 && job.wait != Wait::Epoll;
+        // A client takes replies whatever it has to send, so to wait for room is to wait for the client.
+        let blocks = alone && job.wait == Wait::Block;
+        let connections: Vec<_> = sockets.into_iter().map(|socket| Connection::new(socket, job, blocks)).collect();
+        let epoll = match alone {
+            true => None,
+            false => {
+                let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("making an epoll instance")?;
+                for (index, connection) in connections.iter().enumerate() {
+                    let data = epoll::EventData::new_u64(index as u64);
+                    epoll::add(&epoll, &connection.outgoing.socket, data, epoll::EventFlags::IN)
+                        .context("adding to the epoll instance")?;
+                }
+                Some(epoll)
+            }
+        };
+        Ok(SockStreamService { connections, epoll, job })
+    }
+
+    /// One turn of that connection's: sends what it could not take before, or reads once, and answers all that has come whole.
+    fn turn(&mut self, index: usize, tally: &mut Tally) -> Result<()> {
+        let SockStreamService { connections, epoll, job } = self;
+        let connection = &mut connections[index];
+        let was_stuck = connection.is_stuck;
+        if !was_stuck {
+            let waits = epoll.is_none() && job.wait == Wait::Block;
+            if !connection.read(if waits { RecvFlags::empty() } else { RecvFlags::DONTWAIT })? {
+                return Ok(());
+            }
+        }
+        connection.is_stuck = !answer(connection, job.delay_us * 1000, tally)?;
+        let is_stuck = connection.is_stuck;
+        if let Some(epoll) = epoll.as_ref().filter(|_| was_stuck != is_stuck) {
+            let flags = if is_stuck { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+            epoll::modify(epoll, &connection.outgoing.socket, epoll::EventData::new_u64(index as u64), flags)
+                .context("changing what is waited for")?;
+        }
+        Ok(())
+    }
+}
+
+/// Answers what has come whole, as far as there is room. Whether that was all, and has been sent.
+fn answer(connection: &mut Connection, delay_ns: u64, tally: &mut Tally) -> Result<bool> {
+    let Connection { incoming, outgoing, .. } = connection;
+    while let Some(len) = incoming.whole()? {
+        let request = incoming.message(len);
+        delay(delay_ns);
+        if !outgoing.put(request)? {
+            return Ok(false);
+        }
+        tally.note(request);
+        incoming.take(len);
+    }
+    outgoing.flush()
+}
+
+impl Serving for SockStreamService<'_> {
+    fn serve(&mut self, count: u64) -> Result<Tally> {
+        let mut tally = Tally::new(self.job);
+        let mut events = Vec::with_capacity(EVENTS);
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let measured = self.job.senders as usize;
+        // Who floods always has more to come: those that are measured are accepted after it, so they are the last ones.
+        let first = self.connections.len() - measured;
+        while tally.count < count || self.connections[first..].iter().any(|one| one.is_stuck) {
+            let Some(epoll) = &self.epoll else {
+                self.turn(0, &mut tally)?;
+                continue;
+            };
+            events.clear();
+            let timeout = (self.job.wait == Wait::Spin).then_some(&at_once);
+            match epoll::wait(epoll.as_fd(), spare_capacity(&mut events), timeout) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error).context("waiting in epoll"),
+            }
+            for event in &events {
+                self.turn(event.data.u64() as usize, &mut tally)?;
+            }
+        }
+        Ok(tally)
+    }
+}

@@ -1,0 +1,182 @@
+//! A command that runs beside a loop: what is written to it waits in memory, what it writes is read as it comes, and nothing here waits
+//! for it. It is the head of a process group of its own, which is killed with it: of a process that is not reaped yet the number is
+//! its own, so no other's group can be meant.
+
+use crate::failure::Failure;
+use rustix::{
+    event::PollFlags,
+    fs::{OFlags, fcntl_getfl, fcntl_setfl},
+    io::Errno,
+    process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid},
+};
+use std::{
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::process::{CommandExt as _, ExitStatusExt as _},
+    },
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
+};
+
+/// Read at once.
+const READ_BYTES: usize = 64 * 1024;
+/// What is kept of standard error: its first bytes.
+const ERROR_BYTES: usize = 4096;
+
+/// A running command.
+pub struct Process {
+    child: Child,
+    /// Readable when it has ended
+    pidfd: OwnedFd,
+    stdin: Option<ChildStdin>,
+    input: Vec<u8>,
+    written: usize,
+    closes: bool,
+    stdout: Option<ChildStdout>,
+    /// What it has written to standard output, until somebody takes it.
+    pub output: Vec<u8>,
+    stderr: Option<ChildStderr>,
+    errors: Vec<u8>,
+    is_reaped: bool,
+}
+
+impl Process {
+    /// Starts `command` by the shell. `keeps_errors`: the first of what it says on standard error is kept; else that is this program's.
+    pub fn start(command: &str, keeps_errors: bool) -> Result<Process, Failure> {
+        let failed = |error: std::io::Error| Failure::system(format_args!("starting `{command}`"), error);
+        let mut child = Command::new("sh")
+            .arg("-c")
+            .arg(command)
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(if keeps_errors { Stdio::piped() } else { Stdio::inherit() })
+            .spawn()
+            .map_err(failed)?;
+        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+        let ours =
+            [stdin.as_ref().map(AsFd::as_fd), stdout.as_ref().map(AsFd::as_fd), stderr.as_ref().map(AsFd::as_fd)];
+        let unblocked =
+            ours.into_iter().flatten().try_for_each(|fd| fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK));
+        let pidfd = pidfd.and_then(|pidfd| unblocked.map(|()| pidfd)).map_err(|error| {
+            let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+            let _ = child.wait();
+            failed(error.into())
+        })?;
+        Ok(Process {
+            child,
+            pidfd,
+            stdin,
+            input: Vec::new(),
+            written: 0,
+            closes: false,
+            stdout,
+            output: Vec::new(),
+            stderr,
+            errors: Vec::new(),
+            is_reaped: false,
+        })
+    }
+
+    /// Has `bytes` written to its standard input, behind what waits already.
+    pub fn write(&mut self, bytes: &[u8]) {
+        self.input.extend_from_slice(bytes);
+    }
+
+    /// Closes its standard input, once all is written.
+    pub fn close_input(&mut self) {
+        self.closes = true;
+        if self.input.is_empty() {
+            self.stdin = None;
+        }
+    }
+
+    /// What it has to be polled for.
+    pub fn waits(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
+        let writes = self.stdin.as_ref().filter(|_| self.written < self.input.len());
+        let reads = [self.stdout.as_ref().map(AsFd::as_fd), self.stderr.as_ref().map(AsFd::as_fd)];
+        let ends = (self.pidfd.as_fd(), PollFlags::IN);
+        let writes = writes.map(|stdin| (stdin.as_fd(), PollFlags::OUT));
+        std::iter::once(ends).chain(writes).chain(reads.into_iter().flatten().map(|fd| (fd, PollFlags::IN)))
+    }
+
+    /// Writes and reads what goes, until there are `output_max` bytes of output. True: it has ended, and all it wrote is read, or
+    /// would be too much.
+    pub fn step(&mut self, output_max: usize) -> Result<bool, Failure> {
+        // Asked first: what it wrote before its end is there to be read then.
+        let has_ended = self.has_ended()?;
+        self.write_on()?;
+        read_on(&mut self.stdout, &mut self.output, output_max)?;
+        if self.stderr.is_some() {
+            let mut errors = Vec::new();
+            read_on(&mut self.stderr, &mut errors, usize::MAX)?;
+            let room = ERROR_BYTES - self.errors.len();
+            self.errors.extend_from_slice(&errors[..errors.len().min(room)]);
+        }
+        Ok(has_ended)
+    }
+
+    fn has_ended(&self) -> Result<bool, Failure> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        match waitid(WaitId::Pid(Pid::from_child(&self.child)), options) {
+            Ok(status) => Ok(status.is_some()),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(Failure::system("waiting for a process", error)),
+        }
+    }
+
+    fn write_on(&mut self) -> Result<(), Failure> {
+        while let Some(stdin) = self.stdin.as_ref().filter(|_| self.written < self.input.len()) {
+            match rustix::io::write(stdin, &self.input[self.written..]) {
+                Ok(bytes) => self.written += bytes,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                // It need not read it all.
+                Err(Errno::PIPE) => self.stdin = None,
+                Err(error) => return Err(Failure::system("writing to a process", error)),
+            }
+        }
+        if self.written == self.input.len() {
+            self.input.clear();
+            self.written = 0;
+            if self.closes {
+                self.stdin = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills what is left of its group, and answers how it ended itself and the first of what it said on standard error.
+    pub fn end(mut self) -> (ExitStatus, Vec<u8>) {
+        let errors = std::mem::take(&mut self.errors);
+        (self.reap(), errors)
+    }
+
+    fn reap(&mut self) -> ExitStatus {
+        if !self.is_reaped {
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        }
+        self.is_reaped = true;
+        self.child.wait().unwrap_or_else(|_| ExitStatus::from_raw(0xff00))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.reap();
+    }
+}
+
+/// Reads what there is, until `into` has more than `most` bytes; takes `from` away at its end.
+fn read_on(from: &mut Option<impl AsFd>, into: &mut Vec<u8>, most: usize) -> Result<(), Failure> {
+    while let Some(fd) = from.as_ref().filter(|_| into.len() <= most) {
+        into.reserve(READ_BYTES);
+        match rustix::io::read(fd, rustix::buffer::spare_capacity(into)) {
+            Ok(0) => *from = None,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => break,
+            Err(error) => return Err(Failure::system("reading from a process", error)),
+        }
+    }
+    Ok(())
+}
