@@ -4,22 +4,27 @@
 //!
 //! - `frame.rs`: the header before each request and reply, every check of a peer's, and messages cut into pieces;
 //! - `outbox.rs`: the way into one lane, and what waits for room there;
+//! - `raw.rs`, `client/raw.rs`, `service/raw.rs`: for bindings;
 //! - `client.rs`, `service.rs`: the two sides. Neither ever waits for room in one lane while the other is not read: that is what
 //!   keeps two full lanes from waiting for each other.
 
 mod client;
 mod frame;
 mod outbox;
+mod raw;
 mod service;
 #[cfg(test)]
 mod tests;
 
 pub use client::{CallId, Client, Completion, Outcome, RequestRoom};
+pub use client::{RawCompletion, RawRequestRoom};
 pub(crate) use service::{Back, Caller, Desk};
+pub use service::{RawReplyRoom, RawRequest};
 pub use service::{ReplyRoom, Request, Responder, Service, Stopper};
 
 use crate::receiver::Message;
 use frame::HEADER_BYTES;
+use raw::RawBody;
 
 /// Records that are no answer to who looks, and are passed over in one look: who floods the lane with such is not to keep the
 /// other side's loop. The next look goes on.

@@ -1,5 +1,9 @@
 //! The asking side of a link.
 
+mod raw;
+
+pub use raw::{RawCompletion, RawRequestRoom};
+
 use super::frame::{Assembly, By, CALLS_MAX, Clock, HEADER_BYTES, Header, Kind, check_size, generation_of, slot_of};
 use super::outbox::Outbox;
 use super::{Body, LOOKS};
@@ -434,14 +438,25 @@ impl Client {
     /// # Errors
     /// As [`Client::try_reserve`] and [`Client::submit`].
     pub fn reserve(&mut self, bytes: usize) -> Result<RequestRoom<'_>> {
-        loop {
-            if self.try_reserve(bytes)?.is_some() {
-                break;
+        Ok(self.reserve_slowly(bytes, Patience::Endless)?.expect("without a deadline it does not pass"))
+    }
+
+    /// As [`Client::reserve`], until `deadline`; `None` when it passes.
+    ///
+    /// # Errors
+    /// As [`Client::reserve`].
+    pub fn reserve_until(&mut self, bytes: usize, deadline: Instant) -> Result<Option<RequestRoom<'_>>> {
+        self.reserve_slowly(bytes, Patience::Until(deadline))
+    }
+
+    fn reserve_slowly(&mut self, bytes: usize, patience: Patience) -> Result<Option<RequestRoom<'_>>> {
+        while self.try_reserve(bytes)?.is_none() {
+            if self.find(Want::Room { bytes, is_call: true }, patience)?.is_none() {
+                return Ok(None);
             }
-            self.find(Want::Room { bytes, is_call: true }, Patience::Endless)?;
         }
         // Once more, since a borrow cannot be given back once it is returned; the room is still there.
-        Ok(self.try_reserve(bytes)?.expect("nobody else uses this client"))
+        Ok(Some(self.try_reserve(bytes)?.expect("nobody else uses this client")))
     }
 
     /// The next answer to any call, if there is one now. Never waits.
@@ -482,6 +497,14 @@ impl Client {
         Ok(self.completed(found))
     }
 
+    /// As [`Client::completion_of`], if there is one now; `None` otherwise. Never waits.
+    ///
+    /// # Errors
+    /// As [`Client::try_completion`].
+    pub fn try_completion_of(&mut self, call: CallId) -> Result<Option<Completion<'_>>> {
+        Ok(self.look_for(Want::Of(call))?.map(|found| self.completed(found)))
+    }
+
     /// As [`Client::completion_of`], until `deadline`; `None` when it passes, and the call stays in flight.
     ///
     /// # Errors
@@ -495,14 +518,29 @@ impl Client {
     /// # Errors
     /// As [`Client::submit`].
     pub fn notify(&mut self, message: &[u8]) -> Result<()> {
+        self.notify_slowly(message, Patience::Endless).map(|_| ())
+    }
+
+    /// As [`Client::notify`], until `deadline`; false when it passes, and nothing was told. What is larger than the lane's largest message
+    /// and has begun to be written by then is told all the same: see [`Client::try_notify`].
+    ///
+    /// # Errors
+    /// As [`Client::submit`].
+    pub fn notify_until(&mut self, message: &[u8], deadline: Instant) -> Result<bool> {
+        self.notify_slowly(message, Patience::Until(deadline))
+    }
+
+    fn notify_slowly(&mut self, message: &[u8], patience: Patience) -> Result<bool> {
         while !self.try_notify(message)? {
-            self.find(Want::Room { bytes: message.len(), is_call: false }, Patience::Endless)?;
+            if self.find(Want::Room { bytes: message.len(), is_call: false }, patience)?.is_none() {
+                return Ok(false);
+            }
         }
         // Nothing will come of it that could be waited for: what is large is all in the lane before this returns.
         if !self.outbox.is_empty() {
-            self.find(Want::Written, Patience::Endless)?;
+            self.find(Want::Written, patience)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// As [`Client::notify`], if there is room now; false otherwise. Never waits: of what is larger than the lane's largest

@@ -4,6 +4,10 @@
 //! requests is taken meanwhile, so that this is no more than what it had asked before. The service writes it as room comes,
 //! whenever it looks for requests; so does every thread that answers that client.
 
+mod raw;
+
+pub use raw::{RawReplyRoom, RawRequest};
+
 use super::frame::{Assembly, By, CALLS_MAX, Clock, HEADER_BYTES, Header, Kind, check_size, generation_of, slot_of};
 use super::outbox::Outbox;
 use super::{Body, LOOKS};
