@@ -4,23 +4,29 @@
 //!
 //! - `frame.rs`: the header before each request and reply, every check of a peer's, and messages cut into pieces;
 //! - `outbox.rs`: the way into one lane, and what waits for room there;
-//! - `raw.rs`, `client/raw.rs`, `service/raw.rs`: for bindings;
-//! - `client.rs`, `service.rs`: the two sides. Neither ever waits for room in one lane while the other is not read: that is what
+//! - `raw.rs`, in several places: for bindings;
+//! - `service.rs`, with `caller.rs` (each of its clients), `responder.rs` (requests and what answers them) and `pool.rs` (threads);
+//! - `client.rs`: the other side. Neither ever waits for room in one lane while the other is not read: that is what
 //!   keeps two full lanes from waiting for each other.
 
+mod caller;
 mod client;
 mod frame;
 mod outbox;
+mod pool;
 mod raw;
+mod responder;
 mod service;
 #[cfg(test)]
 mod tests;
 
-pub use client::{CallId, Client, Completion, Outcome, RequestRoom};
+pub(crate) use caller::{Back, Caller};
+pub use client::{CallId, Client, Completion, Loss, Outcome, RequestRoom};
 pub use client::{RawCompletion, RawRequestRoom};
-pub(crate) use service::{Back, Caller, Desk};
-pub use service::{RawReplyRoom, RawRequest};
-pub use service::{ReplyRoom, Request, Responder, Service, Stopper};
+pub use responder::{RawReplyRoom, RawRequest};
+pub use responder::{ReplyRoom, Request, Responder};
+pub(crate) use service::Desk;
+pub use service::{Service, Stopper};
 
 use crate::receiver::Message;
 use frame::HEADER_BYTES;

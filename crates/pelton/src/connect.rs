@@ -10,14 +10,16 @@ use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link};
 use crate::name::{Bound, Name};
 use crate::options::Options;
-use crate::os::socket::{accept_at, wait_for};
+use crate::os::socket::{Socket, accept_at, wait_for};
 use crate::os::{Bell, membarrier};
 use crate::path::Place;
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use pelton_lane::{Position, step};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -293,6 +295,18 @@ impl Entrance {
         Ok(())
     }
 
+    /// Listens no more; answers the numbers of those who were on the way.
+    pub(crate) fn leave(mut self, bells: &Bells, mut give_back: impl FnMut(u32)) {
+        bells.forget(self.listener.as_fd());
+        while !self.visitors.is_empty() {
+            self.give_up_oldest(bells, &mut |given_up| {
+                if let Err(number) = given_up {
+                    give_back(number);
+                }
+            });
+        }
+    }
+
     fn give_up_oldest(&mut self, bells: &Bells, done: &mut impl FnMut(std::result::Result<Lane, u32>)) {
         if let Some(oldest) = self.visitors.pop_front() {
             oldest.own_bell.inspect(|bell| bells.forget(bell.as_fd()));
@@ -405,9 +419,19 @@ pub(crate) fn connect_receiver(name: &str, options: &Options) -> Result<Receiver
     Receiver::new(parts, options, Origin::Connected(Box::new((name, options.clone()))))
 }
 
-pub(crate) fn connect_client(name: &str, options: &Options) -> Result<LinkParts> {
-    options.checked_sizes()?;
-    reach(&Name::parse(name)?, options, Reach::of(options), |shake| new_client(shake, options))
+/// A link to one of those who listen under the name, and where it listens.
+pub(crate) fn connect_client(name: &Name, options: &Options, bells: &Bells) -> Result<(PathBuf, LinkParts)> {
+    let at = Cell::new(None);
+    let connect = || {
+        let found = name.connect_at()?;
+        Ok(found.map(|(path, socket)| {
+            at.set(Some(path));
+            socket
+        }))
+    };
+    let parts =
+        reach_by(name, connect, options, Reach::of(options), |shake| in_call(new_client(shake, options, bells)))?;
+    Ok((at.take().expect("it was reached there"), parts))
 }
 
 /// How long to look for a listener.
@@ -426,13 +450,23 @@ impl Reach {
 }
 
 /// Connects to whoever listens under the name.
-fn reach<T>(name: &Name, options: &Options, reach: Reach, mut shake: impl FnMut(Shake) -> Result<T>) -> Result<T> {
+fn reach<T>(name: &Name, options: &Options, reach: Reach, shake: impl FnMut(Shake) -> Result<T>) -> Result<T> {
+    reach_by(name, || Ok(name.connect_at()?.map(|(_, socket)| socket)), options, reach, shake)
+}
+
+fn reach_by<T>(
+    name: &Name,
+    connect: impl Fn() -> Result<Option<Socket>>,
+    options: &Options,
+    reach: Reach,
+    mut shake: impl FnMut(Shake) -> Result<T>,
+) -> Result<T> {
     loop {
         let last = match reach {
             Reach::Now => true,
             Reach::Until(deadline) => deadline.is_some_and(|deadline| Instant::now() >= deadline),
         };
-        if let Some(socket) = name.connect()? {
+        if let Some(socket) = connect()? {
             step("connect: connected");
             let patience = match reach {
                 Reach::Now => Instant::now() + PATIENCE,

@@ -204,6 +204,13 @@ impl Gate {
         }
     }
 
+    /// Nobody comes in any more: who is on the way is hung up on, and the name is free.
+    pub(crate) fn stop_listening(&mut self, bells: &Bells) {
+        if let Some(entrance) = self.entrance.take() {
+            entrance.leave(bells, |number| self.hall.give_back_number(number));
+        }
+    }
+
     /// The receiver closes: who has arrived is told too.
     pub(crate) fn shut(&mut self, lanes: &mut Lanes) {
         let mut state = self.hall.state();

@@ -454,7 +454,7 @@ impl Shake {
 }
 
 /// The bells of a new handle.
-fn own_bells() -> Result<Bells> {
+pub(crate) fn own_bells() -> Result<Bells> {
     Bells::new().map_err(Error::system("making eventfds and an epoll"))
 }
 
@@ -651,15 +651,14 @@ async fn take_lane(shake: &Shake, reception: &Reception) -> Result<(Consumer, La
 
 /// All that a receiver of one sender is made of.
 pub(crate) fn receiver_of_one(shake: Shake, listens: bool) -> Result<ReceiverParts> {
-    let (reception, sleeper) = reception_of_one(&shake)?;
+    let (reception, sleeper) = reception_of_one(&shake, own_bells()?)?;
     let bells = reception.bells.clone();
     let lane = in_call(new_receiver(shake, reception, listens))?;
     Ok(ReceiverParts { lane, sleeper, bells })
 }
 
-fn reception_of_one(shake: &Shake) -> Result<(Reception, Sleeper)> {
+fn reception_of_one(shake: &Shake, bells: Bells) -> Result<(Reception, Sleeper)> {
     let can_barrier = membarrier::register();
-    let bells = own_bells()?;
     let page = Arc::new(make_receiver_page().map_err(shake.told("making the receiver's segment"))?);
     let sleeper = receiver_sleeper(&page, can_barrier);
     let bell = bells.bell().clone();
@@ -675,24 +674,21 @@ pub(crate) struct LinkParts {
     pub(crate) bytes_max: u64,
 }
 
-/// The hand-shake of a client, who connects: it offers the lane of requests and takes that of replies. One bell and one
-/// descriptor for the caller's loop serve both.
-pub(crate) fn new_client(shake: Shake, options: &Options) -> Result<LinkParts> {
-    let (reception, sleeper) = reception_of_one(&shake)?;
-    in_call(async {
-        let own = Packet { message_bytes_max: options.call_bytes_max, ..Packet::hello(Role::Client, false) };
-        let bytes_max = shake.greet_with(Role::Client, own, false).await?.message_bytes_max;
-        let bells = reception.bells.clone();
-        let (lane, memory, request_bell) = offer_lane(&shake, options, bells.bell(), reception.can_barrier).await?;
-        let (consumer, reply_memory, waiting, reply_bell) = take_lane(&shake, &reception).await?;
-        shake.check_new(waiting)?;
-        let process = shake.watch(&bells, 0)?;
-        shake.ready(false).await?;
-        let [there, back] = shake.into_links(process, [request_bell, reply_bell]);
-        let requests = SenderParts { lane, bells: bells.clone(), link: there, memory };
-        let lane = Lane::new(consumer, back, 0, 0, reply_memory);
-        Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, bells }, bytes_max })
-    })
+/// The hand-shake of a client, who connects: it offers the lane of requests and takes that of replies. The client's one bell and
+/// one descriptor for the caller's loop serve both.
+pub(crate) async fn new_client(shake: Shake, options: &Options, bells: &Bells) -> Result<LinkParts> {
+    let (reception, sleeper) = reception_of_one(&shake, bells.clone())?;
+    let own = Packet { message_bytes_max: options.call_bytes_max, ..Packet::hello(Role::Client, false) };
+    let bytes_max = shake.greet_with(Role::Client, own, false).await?.message_bytes_max;
+    let (lane, memory, request_bell) = offer_lane(&shake, options, bells.bell(), reception.can_barrier).await?;
+    let (consumer, reply_memory, waiting, reply_bell) = take_lane(&shake, &reception).await?;
+    shake.check_new(waiting)?;
+    let process = shake.watch(bells, 0)?;
+    shake.ready(false).await?;
+    let [there, back] = shake.into_links(process, [request_bell, reply_bell]);
+    let requests = SenderParts { lane, bells: bells.clone(), link: there, memory };
+    let lane = Lane::new(consumer, back, 0, 0, reply_memory);
+    Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, bells: bells.clone() }, bytes_max })
 }
 
 /// The same of a service, which listens: the lane of requests has with it who is answered by the other.

@@ -234,10 +234,10 @@ impl Lane {
         (self.consumer.stirs() && !self.is_stalled()) || (leaves && (goes || !self.is_announced))
     }
 
-    /// Whether nothing is to be taken now: of a client that does not read its replies.
+    /// Whether nothing is to be taken now: of a client that does not read its replies, or a service that drains.
     #[inline(always)]
     pub(crate) fn is_stalled(&self) -> bool {
-        self.back.as_ref().is_some_and(|back| back.caller.is_clogged()) && self.end.is_none()
+        self.back.as_ref().is_some_and(|back| back.caller.is_stalled()) && self.end.is_none()
     }
 
     /// Tells the sender that nothing more is received.

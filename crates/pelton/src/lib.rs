@@ -147,7 +147,9 @@ mod sender;
 pub mod tokio;
 mod wait;
 
-pub use call::{CallId, Client, Completion, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper};
+pub use call::{
+    CallId, Client, Completion, Loss, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper,
+};
 #[doc(hidden)]
 pub use call::{RawCompletion, RawReplyRoom, RawRequest, RawRequestRoom};
 pub use connect::Listener;

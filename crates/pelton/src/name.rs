@@ -92,7 +92,7 @@ impl Name {
     }
 
     /// Where somebody may listen.
-    fn sockets(&self) -> Result<Vec<PathBuf>> {
+    pub(crate) fn sockets(&self) -> Result<Vec<PathBuf>> {
         match &self.place {
             Place::Socket(path) => Ok(vec![path.clone()]),
             Place::Directory { base, directory } => match own_directory(base, false) {
@@ -140,20 +140,32 @@ impl Name {
         Ok(found)
     }
 
-    /// Connects to a live listener; `None` when there is none.
-    pub(crate) fn connect(&self) -> Result<Option<Socket>> {
+    /// Whether several processes may listen under the name.
+    pub(crate) fn is_of_many(&self) -> bool {
+        matches!(self.place, Place::Directory { .. })
+    }
+
+    /// Connects to a live listener, and says where; `None` when there is none.
+    pub(crate) fn connect_at(&self) -> Result<Option<(PathBuf, Socket)>> {
         for path in self.sockets()? {
-            match Socket::connect(&path) {
-                Ok(socket) => return Ok(Some(socket)),
-                // Gone, never there, or left behind by a process that died; a full backlog is a listener without time.
-                Err(error) => match error.kind() {
-                    ErrorKind::ConnectionRefused if !is_socket(&path) => return Err(self.no_socket(&path)),
-                    ErrorKind::ConnectionRefused | ErrorKind::NotFound | ErrorKind::WouldBlock => {}
-                    _ => return Err(self.failed("connecting to", &path, error)),
-                },
+            if let Some(socket) = self.connect_to(&path)? {
+                return Ok(Some((path, socket)));
             }
         }
         Ok(None)
+    }
+
+    /// Connects to who listens there, if somebody does.
+    pub(crate) fn connect_to(&self, path: &Path) -> Result<Option<Socket>> {
+        match Socket::connect(path) {
+            Ok(socket) => Ok(Some(socket)),
+            // Gone, never there, or left behind by a process that died; a full backlog is a listener without time.
+            Err(error) => match error.kind() {
+                ErrorKind::ConnectionRefused if !is_socket(path) => Err(self.no_socket(path)),
+                ErrorKind::ConnectionRefused | ErrorKind::NotFound | ErrorKind::WouldBlock => Ok(None),
+                _ => Err(self.failed("connecting to", path, error)),
+            },
+        }
     }
 
     /// Listens under the name, replacing what dead listeners left behind.

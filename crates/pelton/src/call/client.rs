@@ -96,6 +96,22 @@ pub enum Outcome {
     Failed(u32),
     /// The service let the call go without a reply: its handler panicked, or forgot. Nothing more comes.
     Abandoned,
+    /// The service has gone, or takes no more calls, and the client goes on without it. Nothing more comes.
+    Lost(Loss),
+}
+
+/// Why a call was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// The service died. Whether it had carried the call out nobody knows.
+    PeerDied,
+    /// The service closed without having drained. Whether it had carried the call out nobody knows.
+    Closed,
+    /// The service broke the rules. Whether it had carried the call out nobody knows.
+    Corrupt,
+    /// The service gave the call back, which it had not begun, since it drains; and no other serves the name. To ask again does
+    /// no harm.
+    Returned,
 }
 
 impl Outcome {
@@ -282,7 +298,9 @@ impl Client {
     }
 
     pub(crate) fn with(name: &str, options: &Options) -> Result<Client> {
-        let LinkParts { requests, replies, bytes_max } = connect::connect_client(name, options)?;
+        let bells = crate::handshake::own_bells()?;
+        let (_, LinkParts { requests, replies, bytes_max }) =
+            connect::connect_client(&crate::name::Name::parse(name)?, options, &bells)?;
         Ok(Client {
             outbox: Outbox::new(Sender::new(requests, options, Origin::Threads)?),
             replies: Receiver::new(replies, options, Origin::Threads)?,
@@ -582,6 +600,22 @@ impl Client {
             self.outbox.push(Header::new(Kind::Cancel, call.0), &[]);
         }
         Ok(true)
+    }
+
+    /// Marks a call in flight as one that may be carried out twice: if its service dies or closes before a first part or an answer
+    /// has come, it is submitted again to another service of the name, under the same [`CallId`]. Does not wait. False: it is not in
+    /// flight. Of no effect on a client by `unix:PATH`, which has one service.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn mark_idempotent(&mut self, call: CallId) -> Result<bool> {
+        Ok(self.calls.state(call.0) == State::Waiting)
+    }
+
+    /// Services that this client asks at the moment: of a short name all processes that listen under it, as far as it has found
+    /// them, and that do not drain; by `unix:PATH` one.
+    pub fn services(&self) -> usize {
+        1
     }
 
     /// Calls whose last answer has not come, also those given up.
@@ -888,6 +922,7 @@ fn outcome_of(header: &Header) -> Outcome {
         Kind::End => Outcome::End,
         Kind::Failed => Outcome::Failed(header.code),
         Kind::Abandoned => Outcome::Abandoned,
+        Kind::Returned => Outcome::Lost(Loss::Returned),
         _ => Outcome::Reply,
     }
 }

@@ -26,6 +26,9 @@ pub(crate) enum Kind {
     End = 18,
     Failed = 19,
     Abandoned = 20,
+    Draining = 21,
+    Returned = 22,
+    Drained = 23,
 }
 
 /// Who has written it.
@@ -50,7 +53,7 @@ pub(crate) struct Header {
 impl Kind {
     /// Whether nothing of its call comes after it.
     pub(crate) fn is_final(self) -> bool {
-        matches!(self, Kind::Reply | Kind::End | Kind::Failed | Kind::Abandoned)
+        matches!(self, Kind::Reply | Kind::End | Kind::Failed | Kind::Abandoned | Kind::Returned)
     }
 
     fn by(self) -> By {
@@ -58,7 +61,12 @@ impl Kind {
     }
 
     fn has_payload(self) -> bool {
-        !matches!(self, Kind::Cancel | Kind::End | Kind::Abandoned)
+        !matches!(self, Kind::Cancel | Kind::End | Kind::Abandoned | Kind::Draining | Kind::Returned | Kind::Drained)
+    }
+
+    /// Whether it is of a call, and not of the link.
+    fn has_id(self) -> bool {
+        !matches!(self, Kind::Notify | Kind::Draining | Kind::Drained)
     }
 }
 
@@ -93,6 +101,9 @@ impl Header {
             18 => Kind::End,
             19 => Kind::Failed,
             20 => Kind::Abandoned,
+            21 => Kind::Draining,
+            22 => Kind::Returned,
+            23 => Kind::Drained,
             _ => return Err("kind"),
         };
         let (more, continued) = (word & MORE != 0, word & CONTINUED != 0);
@@ -103,7 +114,7 @@ impl Header {
         if word & 0xffff_ff00 & !(MORE | CONTINUED) != 0 {
             return Err("flags");
         }
-        let is_id = if kind == Kind::Notify { id == 0 } else { slot_of(id) < CALLS_MAX && generation_of(id) != 0 };
+        let is_id = if kind.has_id() { slot_of(id) < CALLS_MAX && generation_of(id) != 0 } else { id == 0 };
         if !is_id {
             return Err("id");
         }

@@ -50,6 +50,9 @@ fn name_of(kind: Kind) -> &'static str {
         Kind::End => "END",
         Kind::Failed => "FAILED",
         Kind::Abandoned => "ABANDONED",
+        Kind::Draining => "DRAINING",
+        Kind::Returned => "RETURNED",
+        Kind::Drained => "DRAINED",
     }
 }
 

@@ -67,6 +67,18 @@ impl Receiver {
         self.lanes.current.back.as_mut()
     }
 
+    /// Whom the records of all lanes are answered to.
+    pub(crate) fn backs(&self) -> impl Iterator<Item = &Back> {
+        self.lanes.iter().filter_map(|lane| lane.back.as_ref())
+    }
+
+    /// Lets nobody in any more; its name is free.
+    pub(crate) fn stop_listening(&mut self) {
+        if let Some(gate) = &mut self.gate {
+            gate.stop_listening(&self.bells);
+        }
+    }
+
     /// Whether the current lane's sender is known to have gone.
     pub(crate) fn is_sender_gone(&self) -> bool {
         self.lanes.current.end.is_some()

@@ -1,0 +1,328 @@
+//! A request, what answers it, and room for an answer in place.
+
+mod raw;
+
+pub use raw::{RawReplyRoom, RawRequest};
+
+use super::Body;
+use super::caller::{Caller, Out, ROOM_OF};
+use super::frame::{HEADER_BYTES, Header, Kind, check_size, slot_of};
+use crate::error::{Error, Result};
+use crate::link::Peer;
+use crate::sender::Sent;
+use crate::wait::Patience;
+use pelton_lane::Space;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+use std::time::Instant;
+
+/// What a client asks, or tells.
+///
+/// Its bytes are in memory that the client wrote, unless they came in pieces or [`crate::Service::run`] copied them: reading them in
+/// place trusts the client not to write after it has asked. [`Request::copy_out`] is safe against any client.
+#[derive(Debug)]
+pub struct Request<'a> {
+    pub(super) body: Body<'a>,
+    pub(super) responder: Responder,
+}
+
+impl Request<'_> {
+    /// Answers, and is done. Does not wait: what the client has no room for is kept until it has.
+    ///
+    /// # Errors
+    /// As [`Responder::reply`].
+    #[inline]
+    pub fn reply(self, reply: &[u8]) -> Result<()> {
+        self.responder.reply(reply)
+    }
+
+    /// Fails the call with a code and bytes of the service's own meaning. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Responder::reply`].
+    pub fn fail(self, code: u32, bytes: &[u8]) -> Result<()> {
+        self.responder.fail(code, bytes)
+    }
+
+    /// What answers it, apart from its bytes, which are given back: to answer later, or on another thread.
+    pub fn into_responder(self) -> Responder {
+        self.responder
+    }
+
+    /// Copies the bytes into `buffer`, whose contents they replace, and gives them back; what remains is to answer.
+    pub fn copy_out(self, buffer: &mut Vec<u8>) -> Responder {
+        self.body.copy_into(buffer);
+        self.responder
+    }
+
+    /// Its bytes, on their own, and what answers it.
+    pub fn into_parts(self) -> (Vec<u8>, Responder) {
+        (self.body.into_vec(), self.responder)
+    }
+
+    /// Its bytes and what answers it, side by side: to write an answer in place while the request is read.
+    pub fn split(&mut self) -> (&[u8], &mut Responder) {
+        (self.body.bytes(), &mut self.responder)
+    }
+
+    /// Whether the client does not await an answer: there is nothing to reply to then.
+    pub fn is_notification(&self) -> bool {
+        self.responder.id == 0
+    }
+
+    /// As [`Responder::peer`].
+    pub fn peer(&self) -> Option<Peer> {
+        self.responder.peer()
+    }
+
+    /// As [`Responder::deadline`].
+    pub fn deadline(&self) -> Option<Instant> {
+        self.responder.deadline()
+    }
+
+    /// As [`Responder::is_cancelled`].
+    pub fn is_cancelled(&self) -> bool {
+        self.responder.is_cancelled()
+    }
+}
+
+impl std::ops::Deref for Request<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.body.bytes()
+    }
+}
+
+/// Answers one request, on any thread. Dropped without an answer it tells the client that the call was abandoned.
+#[derive(Debug)]
+pub struct Responder {
+    pub(super) caller: Arc<Caller>,
+    pub(super) id: u64,
+    pub(super) deadline: u64,
+    pub(super) is_answered: bool,
+}
+
+impl Responder {
+    /// Answers; after parts, this is the last of them. Does not wait: what the client has no room for is kept until it has.
+    ///
+    /// # Errors
+    /// [`Error::PeerDied`] and [`Error::Closed`] when the client has gone: the reply is dropped. [`Error::TooLarge`] for more
+    /// than the client takes ([`crate::Options::call_bytes_max`] there); the call is abandoned. [`Error::Refused`] for a notification;
+    /// [`Error::Corrupt`], [`Error::Forked`].
+    #[inline]
+    pub fn reply(mut self, reply: &[u8]) -> Result<()> {
+        self.last(Header::new(Kind::Reply, self.id), reply)
+    }
+
+    /// Fails the call with a code and bytes of the service's own meaning. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Responder::reply`].
+    pub fn fail(mut self, code: u32, bytes: &[u8]) -> Result<()> {
+        self.last(Header { code, ..Header::new(Kind::Failed, self.id) }, bytes)
+    }
+
+    /// Ends a reply that was given in parts, or has none. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Responder::reply`].
+    pub fn end(mut self) -> Result<()> {
+        self.last(Header::new(Kind::End, self.id), &[])
+    }
+
+    /// Gives a part of the reply. Waits until the client has room for it, on a thread of its own, please: as long as this
+    /// waits in the loop that takes requests, no client's are taken. On other threads it keeps the service from taking more
+    /// requests of this client alone; those that it had taken before may each have a thread of [`crate::Service::run`] wait.
+    ///
+    /// # Errors
+    /// As [`Responder::reply`]; the call goes on after [`Error::TooLarge`].
+    pub fn part(&mut self, part: &[u8]) -> Result<()> {
+        self.send_part(part, Patience::Endless).map(|_| ())
+    }
+
+    /// As [`Responder::part`], if there is room now: [`Sent::Full`] otherwise. Never waits.
+    ///
+    /// # Errors
+    /// As [`Responder::part`].
+    pub fn try_part(&mut self, part: &[u8]) -> Result<Sent> {
+        self.send_part(part, Patience::None)
+    }
+
+    /// As [`Responder::part`], until `deadline`: [`Sent::TimedOut`] when it passes.
+    ///
+    /// # Errors
+    /// As [`Responder::part`].
+    pub fn part_until(&mut self, part: &[u8], deadline: Instant) -> Result<Sent> {
+        self.send_part(part, Patience::Until(deadline))
+    }
+
+    /// Reserves room for a reply, or a part of it, of `bytes`, to be written in place; `None` when there is none now: reply with
+    /// a copy then. Write it at once: meanwhile no other reply to this client is written, and one from this very thread is
+    /// refused. Never waits for the client.
+    ///
+    /// # Errors
+    /// As [`Responder::reply`]; [`Error::TooLarge`] also for more than the lane's largest message less 24 bytes.
+    pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<ReplyRoom<'_>>> {
+        self.check(bytes)?;
+        let caller = &self.caller;
+        if ROOM_OF.with(|of| of.get()).is_some() {
+            return Err(Error::Refused("this thread has room reserved for another reply: send that first".to_owned()));
+        }
+        let mut out = caller.lock()?;
+        caller.flush(&mut out)?;
+        if !out.outbox.is_empty() {
+            return Ok(None);
+        }
+        let Some(space) = out.outbox.sender.try_room(bytes).map_err(|error| caller.went(error))? else {
+            return Ok(None);
+        };
+        ROOM_OF.with(|of| of.set(Some(Arc::as_ptr(caller) as usize)));
+        let held = Held { caller, out: Some(out) };
+        Ok(Some(ReplyRoom { held, space, id: self.id, is_answered: &mut self.is_answered }))
+    }
+
+    /// Who asked.
+    pub fn peer(&self) -> Option<Peer> {
+        self.caller.peer
+    }
+
+    /// When the client will not await the answer any more, if it has said so. What it says is for the service to weigh: nothing is
+    /// dropped because of it.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.caller.desk.clock.instant_of(self.deadline)
+    }
+
+    /// Whether nobody awaits the answer any more: the client has cancelled the call, or is gone. The service learns of it as
+    /// it looks for requests, so on another thread, or between two. Answer all the same, in whatever way is cheapest: the client
+    /// makes no other use of the call's place before.
+    pub fn is_cancelled(&self) -> bool {
+        self.id != 0 && self.caller.is_cancelled(self.id)
+    }
+
+    #[inline(always)]
+    fn check(&self, bytes: usize) -> Result<()> {
+        if self.id == 0 {
+            return Err(Error::Refused("a notification is not answered".to_owned()));
+        }
+        if self.is_answered {
+            return Err(Error::Refused("the call has been answered".to_owned()));
+        }
+        check_size(bytes, self.caller.bytes_max)
+    }
+
+    #[inline(always)]
+    fn last(&mut self, header: Header, payload: &[u8]) -> Result<()> {
+        self.check(payload.len())?;
+        let sent = self.caller.send_last(header, payload);
+        // Also to who has gone.
+        self.is_answered = true;
+        sent
+    }
+
+    fn send_part(&mut self, part: &[u8], patience: Patience) -> Result<Sent> {
+        self.check(part.len())?;
+        self.caller.send_part(Header::new(Kind::Part, self.id), part, patience)
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            // Who has gone is not told.
+            let _ = self.caller.send_last(Header::new(Kind::Abandoned, self.id), &[]);
+        }
+    }
+}
+
+/// The lock, and that this thread has it.
+#[derive(Debug)]
+struct Held<'a> {
+    caller: &'a Arc<Caller>,
+    /// Until it is dropped.
+    out: Option<MutexGuard<'a, Out>>,
+}
+
+impl Held<'_> {
+    fn out(&self) -> &Out {
+        self.out.as_ref().expect("it is held")
+    }
+
+    fn out_mut(&mut self) -> &mut Out {
+        self.out.as_mut().expect("it is held")
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let Some(mut out) = self.out.take() else { return };
+        if self.caller.has_later() {
+            // An error is of the client's end, which its lane tells.
+            let _ = self.caller.flush(&mut out);
+        }
+        // Also when nothing was written: to reserve was to be awake.
+        self.caller.pass_on(&mut out);
+        drop(out);
+        ROOM_OF.with(|of| of.set(None));
+        self.caller.note_last();
+    }
+}
+
+/// Room for a reply, to be written in place; see [`Responder::try_reserve`]. Dropping it gives the room back, and nothing is seen
+/// of it. It stays on its thread.
+#[derive(Debug)]
+pub struct ReplyRoom<'a> {
+    held: Held<'a>,
+    space: Space,
+    id: u64,
+    is_answered: &'a mut bool,
+}
+
+impl ReplyRoom<'_> {
+    /// Replies with the first `bytes` of the room, which is the last of the call. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is sent then.
+    pub fn reply(mut self, bytes: usize) -> Result<()> {
+        self.publish(Kind::Reply, bytes)?;
+        *self.is_answered = true;
+        Ok(())
+    }
+
+    /// Gives the first `bytes` of the room as a part of the reply. Does not wait.
+    ///
+    /// # Errors
+    /// As [`ReplyRoom::reply`].
+    pub fn part(mut self, bytes: usize) -> Result<()> {
+        self.publish(Kind::Part, bytes)
+    }
+
+    fn publish(&mut self, kind: Kind, bytes: usize) -> Result<()> {
+        let caller = self.held.caller;
+        let sender = &mut self.held.out_mut().outbox.sender;
+        if bytes > self.space.bytes as usize - HEADER_BYTES {
+            let bytes_max = self.space.bytes - HEADER_BYTES as u64;
+            return Err(Error::TooLarge { bytes: bytes as u64, bytes_max });
+        }
+        if kind.is_final() {
+            // Before the reply, which lets the client use the place again.
+            caller.calls[slot_of(self.id) as usize].store(0, Ordering::Release);
+        }
+        sender.publish_room(self.space, Header::new(kind, self.id).words(), bytes)
+    }
+}
+
+impl std::ops::Deref for ReplyRoom<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.held.out().outbox.sender.room_read(self.space)
+    }
+}
+
+impl std::ops::DerefMut for ReplyRoom<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        {
+            let space = self.space;
+            self.held.out_mut().outbox.sender.room(space)
+        }
+    }
+}
