@@ -41,8 +41,8 @@
  *
  * THREADS. A handle is used by one thread at a time; which one does not matter, and need not stay the same, as long as one
  * thread's call has returned, and the other knows, before the other begins. Different handles are independent. Only
- * pelton_held_release, pelton_service_stop, and what takes a pelton_senders or a pelton_appenders but their close, may be called at any
- * time from any thread.
+ * pelton_held_release, pelton_service_stop and _drain, and what takes a pelton_senders or a pelton_appenders but their close, may be
+ * called at any time from any thread.
  *
  * UNITS. Sizes are in bytes, times in nanoseconds.
  */
@@ -215,6 +215,7 @@ typedef struct pelton_info {
     uint64_t calls;             /* client: in flight, also those given up whose last answer has not come */
     uint64_t dropped;           /* client: answers to calls that had been given up; service: answers to clients that had gone */
     uint64_t corrupt;           /* service: clients that broke the rules, and were sent away */
+    uint64_t services;          /* client: processes that it asks at the moment */
 } pelton_info;
 
 /* What came of a call (pelton_completion.outcome). */
@@ -223,7 +224,8 @@ enum pelton_outcome {
     PELTON_PART = 2,     /* a part of the reply: more comes. After any other outcome nothing more comes of the call */
     PELTON_END = 3,      /* a reply in parts has ended. It has 0 bytes */
     PELTON_FAILED = 4,   /* the service failed the call, with a code and bytes of its own meaning */
-    PELTON_ABANDONED = 5 /* the service let go of the call without an answer. It has 0 bytes */
+    PELTON_ABANDONED = 5, /* the service let go of the call without an answer. It has 0 bytes */
+    PELTON_LOST = 6      /* the service has gone, or drains, and the client goes on without it: its code says more. It has 0 bytes */
 };
 
 /* An answer to a call. data is never NULL, and aligned to 8 if it came whole. Who reads in place trusts the service not to write after
@@ -233,7 +235,9 @@ typedef struct pelton_completion {
     const void *data;
     size_t size;
     uint32_t outcome;  /* enum pelton_outcome */
-    uint32_t code;     /* of PELTON_FAILED, as the service said, else 0 */
+    uint32_t code;     /* of PELTON_FAILED, as the service said; of PELTON_LOST, as an int, PELTON_PEER_DIED, PELTON_CLOSED or
+                          PELTON_CORRUPT: whether it was carried out nobody knows; or PELTON_AGAIN: it was not begun, and may be asked
+                          again; else 0 */
 } pelton_completion;
 
 /* Any call, where one is to be named; no call's own. */
@@ -698,9 +702,9 @@ int pelton_records_close(pelton_records *records);
  *     pelton_client_release(c);                                         pelton_service_release(s);
  *     pelton_client_close(c);                                       }
  *
- * THE SERVICE'S END fails all calls in flight, at once: what it had answered is still taken, and then every function of the client
- * answers PELTON_PEER_DIED, or PELTON_CLOSED if the service closed. Close then, and open anew. Whether a call was carried out that was
- * not answered nobody knows. THE CLIENT'S END is told by pelton_responder_is_cancelled, and by what its responders answer.
+ * THE SERVICE'S END fails all calls in flight, at once, and what is submitted before it is noticed: what it had answered is still
+ * taken, and then every function of the client answers PELTON_PEER_DIED, or PELTON_CLOSED if the service closed. Close then, and open
+ * anew. Whether a call was carried out that was not answered nobody knows. THE CLIENT'S END is told by pelton_responder_is_cancelled, and by what its responders answer.
  * IN AN EVENT LOOP client and service are as a receiver is: see there, and pelton_uv.h. */
 
 /* Connects to the service that listens under a short name or "unix:PATH". Waits, and errors, as pelton_sender_open by connect: a
@@ -743,6 +747,11 @@ PELTON_MUST_USE int pelton_notify(pelton_client *client, const void *data, size_
  * Errors: PELTON_AGAIN: it is not in flight, or given up already. PELTON_RESERVED; as pelton_submit. */
 int pelton_cancel(pelton_client *client, uint64_t call);
 
+/* Marks a call in flight as one that may be carried out twice: if its service dies or closes before any of its answer has come, it is
+ * asked of another process of the name, and keeps its number. Without effect by "unix:PATH", which has one process. Does not wait. Also
+ * while an answer is not released. Errors: PELTON_AGAIN: it is not in flight, or given up. PELTON_RESERVED. */
+int pelton_mark_idempotent(pelton_client *client, uint64_t call);
+
 /* The next answer to this call, or to any if it is PELTON_ANY_CALL, in place; waits for one. Release it with pelton_client_release. Answers
  * to other calls that come meanwhile are kept.
  * Errors: PELTON_AGAIN: none. After the last answer PELTON_CLOSED or PELTON_PEER_DIED: every call in flight has failed. PELTON_REFUSED: it
@@ -770,7 +779,7 @@ PELTON_MUST_USE int pelton_client_arm(pelton_client *client);
 /* Takes pelton_client_arm back. At any time between other calls. */
 int pelton_client_disarm(pelton_client *client);
 
-/* Figures: has_peer, peer_pid and peer_uid are the service's; message_bytes_max, the largest request; calls; dropped. As
+/* Figures: has_peer, peer_pid and peer_uid are the service's; message_bytes_max, the largest request; calls; dropped; services. As
  * pelton_sender_info. At any time between other calls. */
 int pelton_client_info(pelton_client *client, pelton_info *out);
 
@@ -785,22 +794,28 @@ PELTON_MUST_USE int pelton_service_listen(const char *name, const pelton_options
 
 /* The next request, of all clients by turns; waits for one. Its bytes are in place until pelton_service_release; its responder is the
  * caller's, and answers before that, or later, on any thread. Requests of a client that does not read its answers wait.
- * Errors: PELTON_AGAIN: none. PELTON_CLOSED: pelton_service_stop was called. PELTON_NOT_RELEASED; PELTON_SYSTEM, for instance when
- * descriptors run out: it can be tried again. */
+ * Errors: PELTON_AGAIN: none. PELTON_CLOSED: pelton_service_stop was called, or pelton_service_drain, and all is answered.
+ * PELTON_NOT_RELEASED; PELTON_SYSTEM, for instance when descriptors run out: it can be tried again. */
 PELTON_MUST_USE int pelton_service_receive(pelton_service *service, int64_t deadline_ns, pelton_request *out);
 
 /* Releases the bytes of what was received last. Does not wait. Errors: PELTON_NOT_RECEIVED. */
 int pelton_service_release(pelton_service *service);
 
-/* Has requests answered by handler, which gets a copy of each, on as many threads, of which this is one, until pelton_service_stop is
- * called; then waits for the handlers at work, and answers PELTON_OK. Errors: PELTON_NOT_RELEASED, PELTON_SYSTEM: the handlers at
- * work have returned, and it can be called again. */
+/* Has requests answered by handler, which gets a copy of each, on as many threads, of which this is one, until it ends by
+ * pelton_service_stop or pelton_service_drain; then waits for the handlers at work, and answers PELTON_OK. Errors: PELTON_NOT_RELEASED,
+ * PELTON_SYSTEM: the handlers at work have returned, and it can be called again. */
 PELTON_MUST_USE int pelton_service_run(pelton_service *service, uint32_t threads, pelton_handler handler, void *context);
 
 /* From now on the service takes no request: who waits for one, and who would, is answered PELTON_CLOSED, and pelton_service_run ends.
  * Responders stay good; clients are told by pelton_service_close. Does not wait. Any thread, at any time before the close, also
  * in pelton_service_run's handler. */
 int pelton_service_stop(const pelton_service *service);
+
+/* Has the service answer what it has taken, and give back what is asked from now on, so that clients ask another process of the name and
+ * no call fails, or is carried out twice. The name is free at once for a successor: start that before. Go on receiving, or running: when
+ * every client knows that all its calls are answered, that answers PELTON_CLOSED, or returns; then close. A client that does not read
+ * its answers holds this up; pelton_service_stop ends it all the same. Does not wait. Any thread, as pelton_service_stop. */
+int pelton_service_drain(const pelton_service *service);
 
 /* Answers the descriptor, or a code. At any time between other calls. */
 int pelton_service_fd(const pelton_service *service);

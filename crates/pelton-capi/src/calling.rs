@@ -5,7 +5,7 @@ use crate::handle::{Handle, Object, call, catch, close, enter, number};
 use crate::making::{give, text};
 use crate::options::{self, COptions, Info, Until};
 use crate::sending::{bytes, fits};
-use pelton::{CallId, Client, Completion, Counters, Outcome, RawCompletion, RawRequestRoom, RequestRoom};
+use pelton::{CallId, Client, Completion, Counters, Loss, Outcome, RawCompletion, RawRequestRoom, RequestRoom};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::AsRawFd;
 
@@ -78,8 +78,19 @@ impl CCompletion {
             Outcome::End => (3, 0),
             Outcome::Failed(code) => (4, code),
             Outcome::Abandoned => (5, 0),
+            Outcome::Lost(loss) => (6, why(loss) as u32),
         };
         CCompletion { call: completion.call().to_bits(), data: data.as_ptr().cast(), size, outcome, code }
+    }
+}
+
+/// The code of a call that was lost.
+fn why(loss: Loss) -> c_int {
+    match loss {
+        Loss::PeerDied => code::PEER_DIED,
+        Loss::Closed => code::CLOSED,
+        Loss::Corrupt => code::CORRUPT,
+        Loss::Returned => code::AGAIN,
     }
 }
 
@@ -286,6 +297,16 @@ pub unsafe extern "C" fn pelton_cancel(client: Handled, which: u64) -> c_int {
     unsafe { call(client, |calling| came(calling.asking(0)?.cancel(CallId::from_bits(which)))) }
 }
 
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_mark_idempotent(client: Handled, which: u64) -> c_int {
+    // SAFETY: the caller's promises.
+    unsafe { call(client, |calling| came(calling.asking(0)?.mark_idempotent(CallId::from_bits(which)))) }
+}
+
 /// The next answer, to any call if `which` is 0, waiting as long as is said.
 fn next(client: &mut Client, which: u64, deadline_ns: i64) -> Answer<Completion<'_>> {
     let call = CallId::from_bits(which);
@@ -427,6 +448,7 @@ pub unsafe extern "C" fn pelton_client_info(client: Handled, out: *mut Info) -> 
         info.message_bytes_max = client.request_bytes_max();
         info.calls = client.in_flight() as u64;
         info.dropped = client.late();
+        info.services = client.services() as u64;
         // SAFETY: the caller's promise.
         unsafe { info.write(out) }
     };

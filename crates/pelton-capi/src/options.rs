@@ -205,9 +205,10 @@ pub struct Info {
     pub calls: u64,
     pub dropped: u64,
     pub corrupt: u64,
+    pub services: u64,
 }
 
-const _: () = assert!(size_of::<Info>() == 120);
+const _: () = assert!(size_of::<Info>() == 128);
 
 impl Info {
     pub fn new(peer: Option<Peer>, counters: pelton::Counters) -> Info {

@@ -203,6 +203,16 @@ pub unsafe extern "C" fn pelton_service_stop(service: *const Handle<Serving>) ->
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_service_drain(service: *const Handle<Serving>) -> c_int {
+    // SAFETY: the caller's promises; the place of a field.
+    unsafe { beside(service, |serving| &raw const (*serving).stopper, Stopper::drain) }
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_service_fd(service: *const Handle<Serving>) -> c_int {
     // SAFETY: the caller's promises.
     unsafe { enter(service.cast_mut(), |serving| Ok(serving.service.as_raw_fd())) }.unwrap_or_else(|code| code)
