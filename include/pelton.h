@@ -702,9 +702,12 @@ int pelton_records_close(pelton_records *records);
  *     pelton_client_release(c);                                         pelton_service_release(s);
  *     pelton_client_close(c);                                       }
  *
- * THE SERVICE'S END fails all calls in flight, at once, and what is submitted before it is noticed: what it had answered is still
- * taken, and then every function of the client answers PELTON_PEER_DIED, or PELTON_CLOSED if the service closed. Close then, and open
- * anew. Whether a call was carried out that was not answered nobody knows. THE CLIENT'S END is told by pelton_responder_is_cancelled, and by what its responders answer.
+ * ENDS. By "unix:PATH" a client has one service. Its end fails all calls in flight, at once, and what is submitted before it is noticed:
+ * what it had answered is still taken, and then every function of the client answers PELTON_PEER_DIED, or PELTON_CLOSED if it closed:
+ * close then, and open anew. By a short name a client asks all processes that listen under it, the least busy first, and goes on when
+ * one ends: its calls come to PELTON_LOST, but for those that are asked of another, since they were given back (pelton_service_drain) or
+ * may be carried out twice (pelton_mark_idempotent). With none left it answers PELTON_NO_LISTENER, until there is one.
+ * THE CLIENT'S END is told by pelton_responder_is_cancelled, and by what its responders answer.
  * IN AN EVENT LOOP client and service are as a receiver is: see there, and pelton_uv.h. */
 
 /* Connects to the service that listens under a short name or "unix:PATH". Waits, and errors, as pelton_sender_open by connect: a
@@ -720,10 +723,10 @@ PELTON_MUST_USE int pelton_call(pelton_client *client, const void *data, size_t 
 
 /* Asks, without awaiting: *out_call is for pelton_await and pelton_cancel, and never 0. Waits for room, and for fewer than 1,024 calls;
  * answers that come meanwhile are kept. The service is told the deadline, unless it is PELTON_NO_WAIT or PELTON_FOREVER. data may be
- * NULL if size is 0. Also while an answer is not released, with PELTON_NO_WAIT.
+ * NULL if size is 0.
  * Errors: PELTON_AGAIN: no room, or too many calls: nothing was asked. PELTON_TOO_LARGE: for this service (pelton_info.message_bytes_max).
- * PELTON_RESERVED. PELTON_REFUSED: more than options.call_bytes_max of parts of answers wait to be taken. PELTON_CLOSED,
- * PELTON_PEER_DIED, PELTON_CORRUPT, PELTON_SYSTEM. Nothing was asked, after any of them. */
+ * PELTON_RESERVED, PELTON_NOT_RELEASED. PELTON_REFUSED: more than options.call_bytes_max of parts of answers wait to be taken.
+ * PELTON_CLOSED, PELTON_PEER_DIED, PELTON_NO_LISTENER ("Ends"). PELTON_CORRUPT, PELTON_SYSTEM. Nothing was asked, after any of them. */
 PELTON_MUST_USE int pelton_submit(pelton_client *client, const void *data, size_t size, int64_t deadline_ns, uint64_t *out_call);
 
 /* Reserves size bytes for a request to be written in place, aligned to 8. Nothing is seen of it until it is committed; until then the
@@ -743,20 +746,21 @@ int pelton_submit_abort(pelton_client *client);
 PELTON_MUST_USE int pelton_notify(pelton_client *client, const void *data, size_t size, int64_t deadline_ns);
 
 /* Gives a call up: none of its answers is taken any more, also of those that have come, and the service is told. Until that has let go of
- * it the call counts as in flight. Does not wait. Also while an answer is not released, which stays.
- * Errors: PELTON_AGAIN: it is not in flight, or given up already. PELTON_RESERVED; as pelton_submit. */
+ * it the call counts as in flight. Does not wait.
+ * Errors: PELTON_AGAIN: it is not in flight, or given up already. As pelton_submit. */
 int pelton_cancel(pelton_client *client, uint64_t call);
 
 /* Marks a call in flight as one that may be carried out twice: if its service dies or closes before any of its answer has come, it is
- * asked of another process of the name, and keeps its number. Without effect by "unix:PATH", which has one process. Does not wait. Also
- * while an answer is not released. Errors: PELTON_AGAIN: it is not in flight, or given up. PELTON_RESERVED. */
+ * asked of another process of the name, and keeps its number. Without effect by "unix:PATH", which has one process. Does not wait.
+ * Errors: PELTON_AGAIN: it is not in flight, or given up. PELTON_RESERVED, PELTON_NOT_RELEASED. */
 int pelton_mark_idempotent(pelton_client *client, uint64_t call);
 
 /* The next answer to this call, or to any if it is PELTON_ANY_CALL, in place; waits for one. Release it with pelton_client_release. Answers
  * to other calls that come meanwhile are kept.
- * Errors: PELTON_AGAIN: none. After the last answer PELTON_CLOSED or PELTON_PEER_DIED: every call in flight has failed. PELTON_REFUSED: it
- * would wait, and no such call is in flight; or more than options.call_bytes_max of parts of other answers wait. PELTON_NOT_RELEASED,
- * PELTON_RESERVED, PELTON_CORRUPT, PELTON_SYSTEM. */
+ * Errors: PELTON_AGAIN: none. After the last answer PELTON_CLOSED or PELTON_PEER_DIED: every call in flight has failed ("Ends"). Of a call
+ * that is named, instead of PELTON_LOST: PELTON_PEER_DIED, PELTON_CLOSED, PELTON_CORRUPT; PELTON_NO_LISTENER or, by "unix:PATH",
+ * PELTON_REFUSED: it was not begun. PELTON_REFUSED: it would wait, and no such call is in flight; or more than options.call_bytes_max of
+ * parts of other answers wait. PELTON_NOT_RELEASED, PELTON_RESERVED, PELTON_CORRUPT, PELTON_SYSTEM. */
 PELTON_MUST_USE int pelton_await(pelton_client *client, uint64_t call, int64_t deadline_ns, pelton_completion *out);
 
 /* As pelton_await, but copies the bytes to buffer, which out->data is then, and releases the answer. Safe against any service. buffer

@@ -334,31 +334,6 @@ static void requests_and_replies_are_written_in_place(void) {
     end();
 }
 
-static void what_is_asked_next_may_be_asked_while_an_answer_is_read(void) {
-    pelton_completion answer;
-    uint64_t call;
-    void *room;
-    begin();
-    submitted("one", 3);
-    OK(pelton_reply(taken(), "first", 5));
-    OK(pelton_await(client, PELTON_ANY_CALL, SOON, &answer));
-    OK(pelton_submit(client, "two", 3, PELTON_NO_WAIT, &call));
-    OK(pelton_submit_reserve(client, 5, PELTON_NO_WAIT, &room));
-    memcpy(room, "three", 5);
-    OK(pelton_submit_commit(client, 5, &call));
-    OK(pelton_notify(client, "four", 4, PELTON_NO_WAIT));
-    OK(pelton_cancel(client, call));
-    CHECK(answer.size == 5 && memcmp(answer.data, "first", 5) == 0);
-    OK(pelton_client_release(client));
-    OK(pelton_reply(taken(), "second", 6));
-    OK(pelton_reply(taken(), "third", 5));
-    CHECK(!taken());
-    ANSWERED(PELTON_ANY_CALL, PELTON_REPLY, 0, "second");
-    ANSWERS(pelton_await(client, PELTON_ANY_CALL, PELTON_NO_WAIT, &answer), PELTON_AGAIN);
-    CHECK(client_info().calls == 0 && client_info().dropped == 1);
-    end();
-}
-
 static void notifications_come_in_order_and_are_not_answered(void) {
     pelton_request request;
     begin();
@@ -760,7 +735,6 @@ int main(void) {
         TEST(answers_to_other_calls_are_kept),
         TEST(failures_are_values_and_a_call_let_go_of_is_abandoned),
         TEST(requests_and_replies_are_written_in_place),
-        TEST(what_is_asked_next_may_be_asked_while_an_answer_is_read),
         TEST(notifications_come_in_order_and_are_not_answered),
         TEST(a_stream_comes_in_order_to_a_slow_reader_while_others_are_served),
         TEST(a_full_lane_takes_no_part_and_keeps_the_last_answer),

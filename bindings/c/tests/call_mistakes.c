@@ -225,9 +225,11 @@ static void what_was_taken_comes_first(void) {
     ANSWERS(pelton_await_copy(client, PELTON_ANY_CALL, NULL, 0, PELTON_NO_WAIT, &answer), PELTON_NOT_RELEASED);
     ANSWERS(pelton_call(client, "x", 1, SOON, &answer), PELTON_NOT_RELEASED);
     ANSWERS(pelton_client_arm(client), PELTON_NOT_RELEASED);
-    ANSWERS(pelton_submit(client, "x", 1, SOON, &other), PELTON_NOT_RELEASED);
-    ANSWERS(pelton_submit_reserve(client, 1, SOON, &room), PELTON_NOT_RELEASED);
-    ANSWERS(pelton_notify(client, "x", 1, SOON), PELTON_NOT_RELEASED);
+    ANSWERS(pelton_submit(client, "x", 1, PELTON_NO_WAIT, &other), PELTON_NOT_RELEASED);
+    ANSWERS(pelton_submit_reserve(client, 1, PELTON_NO_WAIT, &room), PELTON_NOT_RELEASED);
+    ANSWERS(pelton_notify(client, "x", 1, PELTON_NO_WAIT), PELTON_NOT_RELEASED);
+    ANSWERS(pelton_cancel(client, call), PELTON_NOT_RELEASED);
+    ANSWERS(pelton_mark_idempotent(client, call), PELTON_NOT_RELEASED);
     CHECK(pelton_client_fd(client) >= 0);
     OK(pelton_client_disarm(client));
     OK(pelton_client_release(client));
@@ -415,6 +417,25 @@ static void a_forked_child_can_only_close(void) {
     end_call();
 }
 
+/* ---- Draining --------------------------------------------------------------------------------------------------------------- */
+
+static void a_service_that_drains_answers_what_it_took_and_gives_back_the_rest(void) {
+    begin_call();
+    OK(pelton_mark_idempotent(client, call));
+    ANSWERS(pelton_mark_idempotent(client, call + 1), PELTON_AGAIN);
+    OK(pelton_service_drain(service));
+    uint64_t late = submitted("late", 4), later = submitted("later", 5);
+    ANSWERS(pelton_service_receive(service, PELTON_NO_WAIT, &request), PELTON_AGAIN);
+    OK(pelton_reply(responder, "y", 1));
+    ANSWERS(pelton_service_receive(service, PELTON_FOREVER, &request), PELTON_CLOSED);
+    ANSWERED(call, PELTON_REPLY, 0, "y");
+    REFUSES(pelton_await(client, later, SOON, &answer), PELTON_REFUSED, "as it drains");
+    OK(pelton_await(client, PELTON_ANY_CALL, SOON, &answer));
+    CHECK(answer.call == late && answer.outcome == PELTON_LOST && (int)answer.code == PELTON_AGAIN && answer.size == 0);
+    OK(pelton_client_release(client));
+    end();
+}
+
 int main(void) {
     static const test tests[] = {
         TEST(null_is_refused_everywhere),
@@ -432,6 +453,7 @@ int main(void) {
         TEST(who_reserves_a_reply_commits_it),
         TEST(two_threads_in_one_handle_are_recognised),
         TEST(a_forked_child_can_only_close),
+        TEST(a_service_that_drains_answers_what_it_took_and_gives_back_the_rest),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);
 }

@@ -19,23 +19,15 @@ pub struct Calling {
 }
 
 impl Calling {
-    /// The client, for what would move what is reserved; and what was taken, if it may wait.
-    fn asking(&mut self, deadline_ns: i64) -> Answer<&mut Client> {
+    /// The client, for what would move what is reserved or was taken: of several services, one that has gone takes its lanes with it.
+    fn free(&mut self) -> Answer<&mut Client> {
         match (&self.room, &self.current) {
             (Some(_), _) => Err(code::plain(code::RESERVED)),
-            // To wait for room is to go on taking answers.
-            (None, Some(_)) if deadline_ns > 0 => Err(code::plain(code::NOT_RELEASED)),
-            (None, _) => Ok(&mut self.client),
+            (None, Some(_)) => Err(code::plain(code::NOT_RELEASED)),
+            (None, None) => Ok(&mut self.client),
         }
     }
-
-    /// The client, for what would move anything.
-    fn free(&mut self) -> Answer<&mut Client> {
-        self.asking(PELTON_FOREVER)
-    }
 }
-
-const PELTON_FOREVER: i64 = i64::MAX;
 
 impl Object for Calling {
     const FREE: u32 = 0x636c_6900;
@@ -164,7 +156,7 @@ pub unsafe extern "C" fn pelton_submit(
     out_call: *mut u64,
 ) -> c_int {
     let submit = |calling: &mut Calling| {
-        let client = calling.asking(deadline_ns)?;
+        let client = calling.free()?;
         if out_call.is_null() {
             return Err(code::null("out_call"));
         }
@@ -202,7 +194,7 @@ pub unsafe extern "C" fn pelton_submit_reserve(
         // To give it back is to forget it.
         calling.room = None;
         fits(size)?;
-        calling.asking(deadline_ns)?;
+        calling.free()?;
         let Calling { client, room, .. } = calling;
         let reserved = match Until::of(deadline_ns) {
             Until::Now => client.try_reserve(size),
@@ -274,7 +266,7 @@ pub unsafe extern "C" fn pelton_submit_abort(client: Handled) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_notify(client: Handled, data: *const c_void, size: usize, deadline_ns: i64) -> c_int {
     let notify = |calling: &mut Calling| {
-        let client = calling.asking(deadline_ns)?;
+        let client = calling.free()?;
         // SAFETY: the caller's promise.
         let message = unsafe { bytes(data, size)? };
         came(match Until::of(deadline_ns) {
@@ -294,7 +286,7 @@ pub unsafe extern "C" fn pelton_notify(client: Handled, data: *const c_void, siz
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_cancel(client: Handled, which: u64) -> c_int {
     // SAFETY: the caller's promises.
-    unsafe { call(client, |calling| came(calling.asking(0)?.cancel(CallId::from_bits(which)))) }
+    unsafe { call(client, |calling| came(calling.free()?.cancel(CallId::from_bits(which)))) }
 }
 
 /// See `pelton.h`.
@@ -304,7 +296,7 @@ pub unsafe extern "C" fn pelton_cancel(client: Handled, which: u64) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_mark_idempotent(client: Handled, which: u64) -> c_int {
     // SAFETY: the caller's promises.
-    unsafe { call(client, |calling| came(calling.asking(0)?.mark_idempotent(CallId::from_bits(which)))) }
+    unsafe { call(client, |calling| came(calling.free()?.mark_idempotent(CallId::from_bits(which)))) }
 }
 
 /// The next answer, to any call if `which` is 0, waiting as long as is said.

@@ -6,11 +6,13 @@
 //! - `outbox.rs`: the way into one lane, and what waits for room there;
 //! - `raw.rs`, in several places: for bindings;
 //! - `service.rs`, with `caller.rs` (each of its clients), `responder.rs` (requests and what answers them) and `pool.rs` (threads);
-//! - `client.rs`: the other side. Neither ever waits for room in one lane while the other is not read: that is what
+//! - `client.rs`, with `calls.rs` (those in flight) and `crowd.rs` (its links, and how it finds services): the other side. Neither ever waits for room in one lane while the other is not read: that is what
 //!   keeps two full lanes from waiting for each other.
 
 mod caller;
+mod calls;
 mod client;
+mod crowd;
 mod frame;
 mod outbox;
 mod pool;

@@ -546,7 +546,8 @@ fn parts_of_other_calls_are_kept_up_to_a_bound() {
     for number in 0.. {
         let answer = client.completion_of_until(loud, deadline()).unwrap().expect("parts are lost");
         if answer.outcome() == Outcome::Abandoned {
-            assert!(number > 20, "{number}");
+            // What a part costs besides its bytes is counted too.
+            assert!(number > 18, "{number}");
             break;
         }
         assert!(*answer == *numbered(number, 10_000), "part {number}");

@@ -4,17 +4,17 @@ mod raw;
 
 pub use raw::{RawCompletion, RawRequestRoom};
 
-use super::frame::{Assembly, By, CALLS_MAX, Clock, HEADER_BYTES, Header, Kind, check_size, generation_of, slot_of};
-use super::outbox::Outbox;
+use super::calls::{Calls, State};
+use super::crowd::{Crowd, Link};
+use super::frame::{Assembly, By, CALLS_MAX, Clock, HEADER_BYTES, Header, Kind, check_size};
 use super::{Body, LOOKS};
-use crate::connect::{self, Origin};
+use crate::connect;
 use crate::error::{Error, Result};
-use crate::handshake::LinkParts;
-use crate::link::Peer;
+use crate::handshake::own_bells;
+use crate::link::{Bells, Peer};
+use crate::name::Name;
 use crate::options::Options;
-use crate::os::Ready;
-use crate::receiver::Receiver;
-use crate::sender::Sender;
+use crate::os::{Owner, Ready};
 use crate::wait::{self, Patience, Side, Spin};
 use pelton_lane::{Record, Space};
 use std::collections::VecDeque;
@@ -27,8 +27,14 @@ use std::time::{Duration, Instant};
 /// of up to 1,024 calls in flight, in whatever order they come. An answer is read in place, and is had when the [`Completion`]
 /// is dropped.
 ///
-/// When the service ends, every call in flight has failed: what it had answered is still received, and then each method says
-/// [`Error::PeerDied`], or [`Error::Closed`] if it ended on purpose. Connect anew then.
+/// By `unix:PATH` it has one service. When that ends, every call in flight has failed: what it had answered is still received, and
+/// then each method says [`Error::PeerDied`], or [`Error::Closed`] if it ended on purpose. Connect anew then.
+///
+/// Under a short name several processes may listen, each a service: the client asks the least busy, the one with the fewest of
+/// this client's calls in flight, or by turns. It finds those that come later when one it knows goes, or in the course of some
+/// hundred submissions. The calls of one that dies are [`Outcome::Lost`], unless [`Client::mark_idempotent`] allows them to be
+/// submitted to another; those that a draining one had not begun ([`crate::Stopper::drain`]) are submitted to another by
+/// themselves. The client goes on as long as it is used. A copy of each request is kept for that until its answer has come.
 ///
 /// Dropping it closes: the service drops what this client has asked and nobody awaits any more.
 ///
@@ -59,27 +65,39 @@ use std::time::{Duration, Instant};
 /// ```
 #[derive(Debug)]
 pub struct Client {
-    /// Before the replies: when it is dropped, the service reads what was sent, and that it was closed.
-    pub(super) outbox: Outbox,
-    replies: Receiver,
+    /// Of a name of many services any number, else one.
+    pub(super) links: Vec<Link>,
+    /// Of a name of many services.
+    crowd: Option<Crowd>,
     calls: Calls,
+    /// Calls that are submitted by no link, and are to be.
+    homeless: VecDeque<CallId>,
     /// Answers to other calls than the one that was awaited when they came.
     aside: VecDeque<Answer>,
-    /// Bytes of parts among them.
+    /// What they come to in memory, and parts alone.
     aside_bytes: u64,
+    part_bytes: u64,
     /// Found by a wait, for who waited.
     found: Option<Found>,
-    assembly: Option<Assembly>,
-    /// Most bytes of a request, as the service says, and of a reply.
-    request_bytes_max: u64,
+    /// The link to look at first, so that none is heard more than others.
+    turn: usize,
+    /// The link to think of first for the next request.
+    next_open: usize,
+    /// Bytes of a message for which there was no room, for [`Client::arm`].
+    wanted: Option<usize>,
+    owner: Owner,
+    bells: Bells,
+    spin: Spin,
     reply_bytes_max: u64,
     clock: Clock,
     hold: Duration,
     late: u64,
+    /// Of the one service.
     fate: Option<Fate>,
 }
 
-/// Which call: as [`Client::submit`] answers it, and as its [`Completion`]s say it. No two of a client's calls are the same.
+/// Which call: as [`Client::submit`] answers it, and as its [`Completion`]s say it. No two of a client's calls are the same in
+/// 2^32 calls; then one may come again, so one that is over is not to be kept for as long as that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallId(pub(crate) u64);
 
@@ -130,6 +148,8 @@ pub struct Completion<'a> {
     call: CallId,
     outcome: Outcome,
     body: Body<'a>,
+    /// By which link it came, if it is in place.
+    at: usize,
 }
 
 impl Completion<'_> {
@@ -169,6 +189,13 @@ struct Answer {
     bytes: Vec<u8>,
 }
 
+impl Answer {
+    /// What it costs, also when it has no bytes.
+    fn cost(&self) -> u64 {
+        (self.bytes.len() + size_of::<Answer>()) as u64
+    }
+}
+
 /// How the link ended, once the lane of replies has told it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
@@ -182,8 +209,8 @@ enum Fate {
 /// What a look came upon.
 #[derive(Debug)]
 enum Found {
-    /// In the lane, the next there.
-    InPlace(Record, CallId, Outcome),
+    /// In the lane of replies of the link at that place, the next there.
+    InPlace(Record, CallId, Outcome, usize),
     Apart(Answer),
     /// Room was wanted, and perhaps there is.
     Room,
@@ -192,7 +219,7 @@ enum Found {
 impl Found {
     fn call(&self) -> Option<CallId> {
         match self {
-            Found::InPlace(_, call, _) | Found::Apart(Answer { call, .. }) => Some(*call),
+            Found::InPlace(_, call, ..) | Found::Apart(Answer { call, .. }) => Some(*call),
             Found::Room => None,
         }
     }
@@ -212,84 +239,33 @@ enum Want {
     Written,
 }
 
-/// The calls in flight, each in a place of its own until its last answer has come.
-#[derive(Debug, Default)]
-struct Calls {
-    places: Vec<Place>,
-    free: Vec<u32>,
-    /// Of those in flight, not given up.
-    waiting: usize,
+/// What came of looking for a link to write by.
+#[derive(Debug)]
+enum Written {
+    /// By the link at that place.
+    By(usize),
+    /// There is no room, or nobody yet.
+    Full,
+    Nobody,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    generation: u32,
-    state: State,
+/// What a record comes to.
+enum Sorted {
+    /// To somebody's answer, which is still in the lane.
+    Answer(CallId, Outcome),
+    /// To nothing in the lane.
+    Nothing,
+    /// To the end of what the service says.
+    Drained,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Free,
-    Waiting,
-    /// Nobody waits for it any more; the service has not let go of it yet.
-    GivenUp,
-}
-
-impl Calls {
-    fn is_full(&self) -> bool {
-        self.free.is_empty() && self.places.len() == CALLS_MAX as usize
-    }
-
-    fn count(&self) -> usize {
-        self.places.len() - self.free.len()
-    }
-
-    /// The id of the next call, in the place used last: its memory is warm.
-    fn next(&mut self) -> Option<CallId> {
-        if self.is_full() {
-            return None;
-        }
-        let slot = match self.free.last() {
-            Some(slot) => *slot,
-            None => {
-                self.places.push(Place { generation: 0, state: State::Free });
-                self.free.push(self.places.len() as u32 - 1);
-                self.places.len() as u32 - 1
-            }
-        };
-        let generation = self.places[slot as usize].generation.checked_add(1).unwrap_or(1);
-        Some(CallId(u64::from(generation) << 32 | u64::from(slot)))
-    }
-
-    /// The call that [`Calls::next`] answered has been submitted.
-    fn begin(&mut self, call: CallId) {
-        self.free.pop();
-        self.waiting += 1;
-        self.places[slot_of(call.0) as usize] = Place { generation: generation_of(call.0), state: State::Waiting };
-    }
-
-    fn state(&self, id: u64) -> State {
-        match self.places.get(slot_of(id) as usize) {
-            Some(place) if place.generation == generation_of(id) => place.state,
-            _ => State::Free,
-        }
-    }
-
-    fn give_up(&mut self, call: CallId) {
-        self.places[slot_of(call.0) as usize].state = State::GivenUp;
-        self.waiting -= 1;
-    }
-
-    fn end(&mut self, id: u64) {
-        let before = std::mem::replace(&mut self.places[slot_of(id) as usize].state, State::Free);
-        self.waiting -= usize::from(before == State::Waiting);
-        self.free.push(slot_of(id));
-    }
-}
+/// Links that may turn out to be lost in one search for one to write by; the next search goes on.
+const LINKS_LOST: usize = 16;
 
 impl Client {
     /// Connects to the service that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at once
-    /// when nobody does; waits some seconds at most for one that listens to accept.
+    /// when nobody does; waits some seconds at most for one that listens to accept. To others of a short name it connects in the
+    /// course of being used.
     ///
     /// # Errors
     /// As [`Options::connect_sender`].
@@ -298,24 +274,33 @@ impl Client {
     }
 
     pub(crate) fn with(name: &str, options: &Options) -> Result<Client> {
-        let bells = crate::handshake::own_bells()?;
-        let (_, LinkParts { requests, replies, bytes_max }) =
-            connect::connect_client(&crate::name::Name::parse(name)?, options, &bells)?;
-        Ok(Client {
-            outbox: Outbox::new(Sender::new(requests, options, Origin::Threads)?),
-            replies: Receiver::new(replies, options, Origin::Threads)?,
+        options.checked_sizes()?;
+        let (name, bells) = (Name::parse(name)?, own_bells()?);
+        let (path, parts) = connect::connect_client(&name, options, &bells)?;
+        let link = Link::new(parts, path, 1, options)?;
+        let mut client = Client {
+            spin: Spin::new(options.wait, link.peer()),
+            crowd: name.is_of_many().then(|| Crowd::new(name, options)),
+            links: vec![link],
             calls: Calls::default(),
+            homeless: VecDeque::new(),
             aside: VecDeque::new(),
             aside_bytes: 0,
+            part_bytes: 0,
             found: None,
-            assembly: None,
-            request_bytes_max: bytes_max,
+            turn: 0,
+            next_open: 1,
+            wanted: None,
+            owner: Owner::current().map_err(Error::system("looking whose handle this is"))?,
+            bells,
             reply_bytes_max: options.call_bytes_max,
             clock: Clock::new(),
             hold: options.hold,
             late: 0,
             fate: None,
-        })
+        };
+        client.look_around()?;
+        Ok(client)
     }
 
     /// Asks and awaits the answer: its [`Outcome`] says whether it is a reply, the first part of one (then
@@ -323,11 +308,14 @@ impl Client {
     /// later.
     ///
     /// # Errors
-    /// As [`Client::submit`] and [`Client::completion_of`].
+    /// As [`Client::submit`] and [`Client::completion_of`]. The call is over then, or cancelled.
     #[inline]
     pub fn call(&mut self, request: &[u8]) -> Result<Completion<'_>> {
         let call = self.submit(request)?;
-        self.completion_of(call)
+        match self.find_of(call, Patience::Endless) {
+            Ok(found) => Ok(self.completed(found.expect("without a deadline it does not pass"))),
+            Err(error) => Err(self.gave_up(call, error)),
+        }
     }
 
     /// As [`Client::call`], until `deadline` on the monotonic clock, of which the service is told too; `None` when it passes: the
@@ -337,22 +325,31 @@ impl Client {
     /// As [`Client::call`].
     pub fn call_until(&mut self, request: &[u8], deadline: Instant) -> Result<Option<Completion<'_>>> {
         let Some(call) = self.submit_until(request, deadline)? else { return Ok(None) };
-        match self.find(Want::Of(call), Patience::Until(deadline))? {
-            Some(found) => Ok(Some(self.completed(found))),
-            None => {
+        match self.find_of(call, Patience::Until(deadline)) {
+            Ok(Some(found)) => Ok(Some(self.completed(found))),
+            Ok(None) => {
                 self.cancel(call)?;
                 Ok(None)
             }
+            Err(error) => Err(self.gave_up(call, error)),
         }
     }
 
-    /// Asks, if there is room for the request now and fewer than 1,024 calls are in flight; `None` otherwise: take completions,
-    /// or [`Client::submit`]. A request larger than the lane's largest message is copied, and written as room comes, whenever
+    /// Nobody knows the call but this method, and it is not to stay in flight.
+    #[cold]
+    fn gave_up(&mut self, call: CallId, error: Error) -> Error {
+        let _ = self.cancel(call);
+        error
+    }
+
+    /// Asks, if there is room for the request now, fewer than 1,024 calls are in flight, and not too many answers wait in memory to
+    /// be taken; `None` otherwise: take completions, or [`Client::submit`]. A request larger than the lane's largest message is copied, and written as room comes, whenever
     /// this client is used. Never waits.
     ///
     /// # Errors
     /// [`Error::TooLarge`] for more than the service takes ([`Client::request_bytes_max`]); [`Error::Closed`] and
-    /// [`Error::PeerDied`] once the service is gone; [`Error::Corrupt`], [`Error::Forked`]. Nothing was asked then.
+    /// [`Error::PeerDied`] once the one service is gone; [`Error::NoListener`] while nobody serves a name of many;
+    /// [`Error::Corrupt`], [`Error::Forked`], [`Error::System`]. Nothing was asked then.
     #[inline]
     pub fn try_submit(&mut self, request: &[u8]) -> Result<Option<CallId>> {
         self.submit_at_once(request, 0)
@@ -361,8 +358,8 @@ impl Client {
     /// As [`Client::try_submit`], but waits for room. Answers that come meanwhile are kept for later.
     ///
     /// # Errors
-    /// As [`Client::try_submit`]; [`Error::Refused`] when more than [`Options::call_bytes_max`] of parts of streaming replies wait
-    /// to be taken by [`Client::completion`].
+    /// As [`Client::try_submit`]; [`Error::Refused`] when 1,024 answers, or more than [`Options::call_bytes_max`] of them, wait in
+    /// memory to be taken by [`Client::completion`]: waiting would not help.
     #[inline]
     pub fn submit(&mut self, request: &[u8]) -> Result<CallId> {
         match self.submit_at_once(request, 0)? {
@@ -389,13 +386,67 @@ impl Client {
     #[inline(always)]
     fn submit_at_once(&mut self, request: &[u8], deadline: u64) -> Result<Option<CallId>> {
         self.check(request.len())?;
-        let Some(call) = self.calls.next() else { return Ok(None) };
+        let Some(call) = self.next_call() else { return Ok(None) };
         let header = Header { deadline, ..Header::new(Kind::Request, call.0) };
-        let written = self.write(header, request)?;
+        if self.crowd.is_some() {
+            return self.submit_to_any(call, header, request);
+        }
+        let written = match self.links[0].write(header, request) {
+            Ok(written) => written,
+            Err(error) => return Err(self.not_written(error)),
+        };
+        self.wanted = if written { None } else { Some(request.len()) };
         if written {
-            self.calls.begin(call);
+            self.begin(call, 0);
         }
         Ok(written.then_some(call))
+    }
+
+    #[inline(always)]
+    fn next_call(&mut self) -> Option<CallId> {
+        let is_place = self.aside.is_empty() || !self.is_sated();
+        if is_place { self.calls.next() } else { None }
+    }
+
+    #[inline(always)]
+    fn begin(&mut self, call: CallId, at: usize) {
+        let link = &mut self.links[at];
+        link.in_flight += 1;
+        self.calls.begin(call, link.number);
+    }
+
+    /// Whether so many answers wait in memory that no more are to be asked for.
+    fn is_sated(&self) -> bool {
+        self.aside_bytes > self.reply_bytes_max || self.aside.len() >= CALLS_MAX as usize
+    }
+
+    fn submit_to_any(&mut self, call: CallId, header: Header, request: &[u8]) -> Result<Option<CallId>> {
+        match self.write_to_any(header, request)? {
+            Written::By(at) => {
+                self.wanted = None;
+                self.begin(call, at);
+                self.calls.keep(call, header.deadline, request);
+                self.count_submission();
+                Ok(Some(call))
+            }
+            Written::Full => {
+                self.wanted = Some(request.len());
+                Ok(None)
+            }
+            Written::Nobody => Err(self.nobody()),
+        }
+    }
+
+    fn count_submission(&mut self) {
+        if let Some(crowd) = &mut self.crowd {
+            crowd.count(&mut self.links, &self.bells);
+        }
+    }
+
+    #[cold]
+    fn nobody(&self) -> Error {
+        let name = self.crowd.as_ref().map_or(String::new(), |crowd| crowd.name.with_place());
+        Error::NoListener { name }
     }
 
     #[cold]
@@ -410,21 +461,100 @@ impl Client {
         }
     }
 
-    /// Writes a message, or, of one that is cut into pieces, what there is room for; false if it has to wait for room.
-    #[inline(always)]
-    fn write(&mut self, header: Header, payload: &[u8]) -> Result<bool> {
-        if self.outbox.is_whole(payload.len()) {
-            return match self.outbox.try_write(header, payload)? {
-                true => Ok(true),
-                false if self.outbox.is_empty() => Ok(false),
-                false => Ok(self.outbox.flush()? && self.outbox.try_write(header, payload)?),
+    /// Writes to the least busy service that has room.
+    fn write_to_any(&mut self, header: Header, payload: &[u8]) -> Result<Written> {
+        for _ in 0..=LINKS_LOST {
+            let Some(best) = self.least_busy() else {
+                match self.find_somebody()? {
+                    Written::By(_) => continue,
+                    none => return Ok(none),
+                }
             };
+            let mut at = best;
+            let lost = loop {
+                if self.links[at].is_open() && payload.len() as u64 <= self.links[at].request_bytes_max {
+                    match self.links[at].write(header, payload) {
+                        Ok(true) => return Ok(Written::By(at)),
+                        Ok(false) => {}
+                        Err(error) if is_end(&error) => self.links[at].has_left = true,
+                        Err(error) => break Some(error),
+                    }
+                }
+                at = (at + 1) % self.links.len();
+                if at == best {
+                    break None;
+                }
+            };
+            match lost {
+                Some(error) => self.link_failed(at, error)?,
+                None if self.links.iter().any(Link::is_open) => return Ok(Written::Full),
+                None => {}
+            }
         }
-        if !self.outbox.is_empty() && !self.outbox.flush()? {
-            return Ok(false);
+        Ok(Written::Full)
+    }
+
+    /// The link with the fewest calls in flight; of those the next.
+    fn least_busy(&mut self) -> Option<usize> {
+        let count = self.links.len();
+        let turns = (0..count).map(|step| (self.next_open + step) % count);
+        let best = turns.filter(|at| self.links[*at].is_open()).min_by_key(|at| self.links[*at].in_flight)?;
+        self.next_open = best + 1;
+        Some(best)
+    }
+
+    /// There is no link to write by: looks for others. By: there is one now.
+    #[cold]
+    fn find_somebody(&mut self) -> Result<Written> {
+        self.look_around()?;
+        let Some(crowd) = &mut self.crowd else { return Ok(Written::Nobody) };
+        if self.links.iter().any(Link::is_open) {
+            return Ok(Written::By(0));
         }
-        self.outbox.push(header, payload);
-        self.outbox.flush().map(|_| true)
+        if crowd.is_reaching() {
+            return Ok(Written::Full);
+        }
+        // What those said who do not want this client.
+        crowd.take_why().map_or(Ok(Written::Nobody), Err)
+    }
+
+    /// Looks who else listens under a name of many.
+    #[cold]
+    fn look_around(&mut self) -> Result<()> {
+        let Some(crowd) = &mut self.crowd else { return Ok(()) };
+        if self.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        let looked = crowd.look(&mut self.links, &self.bells);
+        self.meet();
+        looked
+    }
+
+    /// Goes on with hand-shakes.
+    fn attend(&mut self) {
+        if let Some(crowd) = &mut self.crowd
+            && crowd.is_reaching()
+            && !self.owner.is_forked()
+        {
+            crowd.attend(&mut self.links, &self.bells);
+            self.meet();
+        }
+    }
+
+    fn meet(&mut self) {
+        if let Some(link) = self.links.last() {
+            self.spin.meet(link.peer());
+        }
+    }
+
+    /// What is to be said of a write that failed, when there is one service.
+    #[cold]
+    fn not_written(&mut self, error: Error) -> Error {
+        match error {
+            Error::Corrupt(_) => self.link_failed(0, error).expect_err("there is no other"),
+            // The lane of replies tells it, after what was answered.
+            error => error,
+        }
     }
 
     #[inline(always)]
@@ -432,7 +562,17 @@ impl Client {
         if self.fate.is_some() {
             return Err(self.ended_before());
         }
-        check_size(bytes, self.request_bytes_max)
+        match &self.crowd {
+            None => check_size(bytes, self.links[0].request_bytes_max),
+            Some(_) => self.check_of_many(bytes),
+        }
+    }
+
+    fn check_of_many(&self, bytes: usize) -> Result<()> {
+        if self.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        check_size(bytes, self.request_bytes_max())
     }
 
     /// Reserves room for a request of `bytes`, to be written in place; `None` when there is none now, or 1,024 calls are in flight.
@@ -443,12 +583,45 @@ impl Client {
     /// larger travels in pieces, by [`Client::submit`].
     pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<RequestRoom<'_>>> {
         self.check(bytes)?;
-        let Some(call) = self.calls.next() else { return Ok(None) };
-        if !self.outbox.is_empty() && !self.outbox.flush()? {
-            return Ok(None);
+        let Some(call) = self.next_call() else { return Ok(None) };
+        Ok(self.room(bytes)?.map(|(at, space)| RequestRoom { client: self, call, at, space }))
+    }
+
+    fn room(&mut self, bytes: usize) -> Result<Option<(usize, Space)>> {
+        let best = match self.crowd.is_some() {
+            true => match self.least_busy() {
+                Some(best) => best,
+                None => match self.find_somebody()? {
+                    Written::By(_) => self.least_busy().unwrap_or(0),
+                    Written::Full => return Ok(None),
+                    Written::Nobody => return Err(self.nobody()),
+                },
+            },
+            false => 0,
+        };
+        for step in 0..self.links.len() {
+            let at = (best + step) % self.links.len();
+            let link = &mut self.links[at];
+            if self.crowd.is_some() && !link.is_open() {
+                continue;
+            }
+            let flushed = link.outbox.flush();
+            match flushed.and_then(|all| if all { link.outbox.sender.try_room(bytes) } else { Ok(None) }) {
+                Ok(Some(space)) => {
+                    self.wanted = None;
+                    return Ok(Some((at, space)));
+                }
+                Ok(None) => {}
+                Err(error) if self.crowd.is_none() => return Err(self.not_written(error)),
+                Err(error) if is_end(&error) => link.has_left = true,
+                Err(error) => {
+                    self.link_failed(at, error)?;
+                    break;
+                }
+            }
         }
-        let space = self.outbox.sender.try_room(bytes)?;
-        Ok(space.map(|space| RequestRoom { client: self, call, space }))
+        self.wanted = Some(bytes);
+        Ok(None)
     }
 
     /// As [`Client::try_reserve`], but waits for room. Answers that come meanwhile are kept for later.
@@ -468,13 +641,17 @@ impl Client {
     }
 
     fn reserve_slowly(&mut self, bytes: usize, patience: Patience) -> Result<Option<RequestRoom<'_>>> {
-        while self.try_reserve(bytes)?.is_none() {
+        loop {
+            self.check(bytes)?;
+            if let Some(call) = self.next_call()
+                && let Some((at, space)) = self.room(bytes)?
+            {
+                return Ok(Some(RequestRoom { client: self, call, at, space }));
+            }
             if self.find(Want::Room { bytes, is_call: true }, patience)?.is_none() {
                 return Ok(None);
             }
         }
-        // Once more, since a borrow cannot be given back once it is returned; the room is still there.
-        Ok(Some(self.try_reserve(bytes)?.expect("nobody else uses this client")))
     }
 
     /// The next answer to any call, if there is one now. Never waits.
@@ -508,19 +685,21 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::completion`]; [`Error::Refused`] when this call is not in flight, and when more than
-    /// [`Options::call_bytes_max`] of parts of other calls' replies wait to be taken.
+    /// [`Options::call_bytes_max`] of parts of other calls' replies wait to be taken. Of a name of many services what
+    /// [`Outcome::Lost`] says is an error here: [`Error::PeerDied`], [`Error::Closed`], [`Error::Corrupt`], [`Error::NoListener`];
+    /// the client goes on.
     #[inline]
     pub fn completion_of(&mut self, call: CallId) -> Result<Completion<'_>> {
-        let found = self.find(Want::Of(call), Patience::Endless)?.expect("without a deadline it does not pass");
+        let found = self.find_of(call, Patience::Endless)?.expect("without a deadline it does not pass");
         Ok(self.completed(found))
     }
 
     /// As [`Client::completion_of`], if there is one now; `None` otherwise. Never waits.
     ///
     /// # Errors
-    /// As [`Client::try_completion`].
+    /// As [`Client::completion_of`].
     pub fn try_completion_of(&mut self, call: CallId) -> Result<Option<Completion<'_>>> {
-        Ok(self.look_for(Want::Of(call))?.map(|found| self.completed(found)))
+        Ok(self.find_of(call, Patience::None)?.map(|found| self.completed(found)))
     }
 
     /// As [`Client::completion_of`], until `deadline`; `None` when it passes, and the call stays in flight.
@@ -528,7 +707,29 @@ impl Client {
     /// # Errors
     /// As [`Client::completion_of`].
     pub fn completion_of_until(&mut self, call: CallId, deadline: Instant) -> Result<Option<Completion<'_>>> {
-        Ok(self.find(Want::Of(call), Patience::Until(deadline))?.map(|found| self.completed(found)))
+        Ok(self.find_of(call, Patience::Until(deadline))?.map(|found| self.completed(found)))
+    }
+
+    /// As [`Client::find`], of one call: that it was lost is an error.
+    #[inline(always)]
+    fn find_of(&mut self, call: CallId, patience: Patience) -> Result<Option<Found>> {
+        match self.find(Want::Of(call), patience)? {
+            Some(Found::Apart(Answer { outcome: Outcome::Lost(loss), .. })) => Err(self.lost(loss)),
+            found => Ok(found),
+        }
+    }
+
+    #[cold]
+    fn lost(&self, loss: Loss) -> Error {
+        match loss {
+            Loss::PeerDied => Error::PeerDied { unreleased: 0 },
+            Loss::Closed => Error::Closed { unreleased: 0 },
+            Loss::Corrupt => Error::Corrupt("the service broke the rules of calls".to_owned()),
+            Loss::Returned if self.crowd.is_some() => self.nobody(),
+            Loss::Returned => {
+                Error::Refused("the service gave the call back, as it drains: ask its successor".to_owned())
+            }
+        }
     }
 
     /// Tells the service something that it does not answer. Waits for room; answers that come meanwhile are kept for later.
@@ -539,8 +740,8 @@ impl Client {
         self.notify_slowly(message, Patience::Endless).map(|_| ())
     }
 
-    /// As [`Client::notify`], until `deadline`; false when it passes, and nothing was told. What is larger than the lane's largest message
-    /// and has begun to be written by then is told all the same: see [`Client::try_notify`].
+    /// As [`Client::notify`], until `deadline`; false when it passes, and nothing was told. What is larger than the lane's largest
+    /// message and has begun to be written by then is told all the same: see [`Client::try_notify`].
     ///
     /// # Errors
     /// As [`Client::submit`].
@@ -555,20 +756,31 @@ impl Client {
             }
         }
         // Nothing will come of it that could be waited for: what is large is all in the lane before this returns.
-        if !self.outbox.is_empty() {
+        if self.links.iter().any(|link| !link.outbox.is_empty()) {
             self.find(Want::Written, patience)?;
         }
         Ok(true)
     }
 
     /// As [`Client::notify`], if there is room now; false otherwise. Never waits: of what is larger than the lane's largest
-    /// message a copy is written as room comes, whenever this client is used.
+    /// message a copy is written as room comes, whenever this client is used. A service that ends, also one that drains, may not have
+    /// taken it.
     ///
     /// # Errors
     /// As [`Client::try_submit`].
     pub fn try_notify(&mut self, message: &[u8]) -> Result<bool> {
         self.check(message.len())?;
-        self.write(Header::new(Kind::Notify, 0), message)
+        let header = Header::new(Kind::Notify, 0);
+        let written = match self.crowd.is_some() {
+            true => match self.write_to_any(header, message)? {
+                Written::By(_) => true,
+                Written::Full => false,
+                Written::Nobody => return Err(self.nobody()),
+            },
+            false => self.links[0].write(header, message).map_err(|error| self.not_written(error))?,
+        };
+        self.wanted = if written { None } else { Some(message.len()) };
+        Ok(written)
     }
 
     /// Gives a call up: none of its answers is received any more, also of those that have come. The service is told, and may
@@ -579,15 +791,14 @@ impl Client {
     /// As [`Client::try_submit`].
     pub fn cancel(&mut self, call: CallId) -> Result<bool> {
         self.check(0)?;
-        if let Some(found) = self.found.take() {
-            self.keep(Some(found))?;
-        }
+        self.keep_found();
         let before = self.aside.len();
-        let aside_bytes = &mut self.aside_bytes;
+        let (aside_bytes, part_bytes) = (&mut self.aside_bytes, &mut self.part_bytes);
         self.aside.retain(|answer| {
             let stays = answer.call != call;
-            if !stays && answer.outcome == Outcome::Part {
-                *aside_bytes -= answer.bytes.len() as u64;
+            if !stays {
+                *aside_bytes -= answer.cost();
+                *part_bytes -= if answer.outcome.is_final() { 0 } else { answer.cost() };
             }
             stays
         });
@@ -595,9 +806,22 @@ impl Client {
         if self.calls.state(call.0) != State::Waiting {
             return Ok(before > self.aside.len());
         }
+        let number = self.calls.link(call);
+        let Some(link) = self.links.iter_mut().find(|link| link.number == number) else {
+            // No service has it.
+            self.homeless.retain(|homeless| *homeless != call);
+            self.calls.end(call.0);
+            return Ok(true);
+        };
         self.calls.give_up(call);
-        if !self.write(Header::new(Kind::Cancel, call.0), &[])? {
-            self.outbox.push(Header::new(Kind::Cancel, call.0), &[]);
+        let header = Header::new(Kind::Cancel, call.0);
+        match link.write(header, &[]) {
+            Ok(true) => {}
+            Ok(false) => link.outbox.push(header, &[]),
+            // Who has gone need not be told, and the lane of replies tells of it.
+            Err(error) if is_end(&error) => {}
+            Err(error) if self.crowd.is_none() => return Err(self.not_written(error)),
+            Err(_) => link.has_left = true,
         }
         Ok(true)
     }
@@ -609,13 +833,20 @@ impl Client {
     /// # Errors
     /// [`Error::Forked`].
     pub fn mark_idempotent(&mut self, call: CallId) -> Result<bool> {
-        Ok(self.calls.state(call.0) == State::Waiting)
+        if self.owner.is_forked() {
+            return Err(Error::Forked);
+        }
+        let is_in_flight = self.calls.state(call.0) == State::Waiting;
+        if is_in_flight {
+            self.calls.set_idempotent(call);
+        }
+        Ok(is_in_flight)
     }
 
     /// Services that this client asks at the moment: of a short name all processes that listen under it, as far as it has found
     /// them, and that do not drain; by `unix:PATH` one.
     pub fn services(&self) -> usize {
-        1
+        self.links.iter().filter(|link| link.is_open()).count()
     }
 
     /// Calls whose last answer has not come, also those given up.
@@ -628,44 +859,50 @@ impl Client {
         self.late
     }
 
-    /// The largest request, in bytes, as the service says.
+    /// The largest request, in bytes, as the service says; of several the least.
     pub fn request_bytes_max(&self) -> u64 {
-        self.request_bytes_max
+        self.links.iter().map(|link| link.request_bytes_max).min().unwrap_or(u64::MAX)
     }
 
-    /// Who serves.
+    /// Who serves; of several, one of them.
     pub fn peer(&self) -> Option<Peer> {
-        self.replies.peer()
+        self.links.first().and_then(Link::peer)
     }
 
-    /// For an event loop: asks that the descriptor become readable when an answer comes, when what waits to be written can
-    /// be, or when the service goes. True: there is none now, go back to the loop. False: there is one, take it. Holds the loop
-    /// for as long as [`Options::hold`] says while answers have lately come so soon.
+    /// For an event loop: asks that the descriptor become readable when an answer comes, when there is room for what found none at
+    /// the last attempt, when what waits to be written can be, or when a service goes. True: there is nothing now, go back to the
+    /// loop. False: there is an answer, or room; take completions, or submit again. Holds the loop for as long as [`Options::hold`]
+    /// says while answers have lately come so soon.
     ///
     /// # Errors
     /// As [`Client::try_completion`].
     pub fn arm(&mut self) -> Result<bool> {
-        let hold = if self.calls.waiting > 0 { self.hold } else { Duration::ZERO };
-        wait::linger(&mut Awaiting { client: self, want: Want::Any }, hold)?;
-        // Drains the bell of both lanes.
-        let armed = self.replies.arm();
-        let mut armed = armed.map_err(|error| self.ended(error))?;
-        if !self.outbox.is_empty() {
-            // Armed for no room: there is some, to be written to at the next look.
-            let bytes = self.outbox.wanted();
-            armed &= self.outbox.sender.arm_for_room(bytes)?;
+        let hold = if self.calls.waiting() > 0 { self.hold } else { Duration::ZERO };
+        let mut side = Awaiting { client: self, want: Want::Any, wanted: None };
+        wait::linger(&mut side, hold)?;
+        // Of both lanes of all links.
+        side.client.bells.drain();
+        side.wanted = side.client.wanted;
+        let mut armed = side.arm()?;
+        if armed && side.client.bells.sleep_for_any(Some(Instant::now()))? == Ready::Gone {
+            side.disarm();
+            // Told after what was answered.
+            let _ = side.look()? || side.end()?;
+            armed = false;
         }
         armed &= self.found.is_none() && self.aside.is_empty();
-        if !armed || self.outbox.sender.must_nap() {
-            self.replies.bells().nudge().ring();
+        if !armed || (Awaiting { wanted: self.wanted, client: self, want: Want::Any }).must_nap() {
+            self.bells.nudge().ring();
         }
         Ok(armed)
     }
 
     /// Takes [`Client::arm`] back.
     pub fn disarm(&mut self) {
-        self.replies.disarm();
-        self.outbox.sender.disarm();
+        for link in &mut self.links {
+            link.replies.disarm();
+            link.outbox.sender.disarm();
+        }
     }
 
     /// As [`Client::look_for`], waiting for as long as `patience` says.
@@ -677,7 +914,8 @@ impl Client {
         let Some(deadline) = patience.deadline() else { return Ok(None) };
         if matches!(want, Want::Any | Want::Of(_)) {
             self.check_awaited(want)?;
-            if self.replies.record_comes_soon()
+            if self.links.len() == 1
+                && self.links[0].replies.record_comes_soon()
                 && let Some(found) = self.look_for(want)?
             {
                 return Ok(Some(found));
@@ -688,7 +926,7 @@ impl Client {
 
     #[cold]
     fn wait_for(&mut self, want: Want, deadline: Option<Instant>) -> Result<Option<Found>> {
-        while wait::wait(&mut Awaiting { client: self, want }, deadline).map_err(|error| self.ended(error))? {
+        while wait::wait(&mut Awaiting { client: self, want, wanted: None }, deadline)? {
             // A sleep may have ended for something else that came.
             if let Some(found) = self.look_for(want)? {
                 return Ok(Some(found));
@@ -702,17 +940,22 @@ impl Client {
     fn check_awaited(&self, want: Want) -> Result<()> {
         let is_awaited = match want {
             Want::Of(call) => self.calls.state(call.0) == State::Waiting,
-            _ => self.calls.waiting > 0,
+            _ => self.calls.waiting() > 0,
         };
         if is_awaited { Ok(()) } else { Err(not_in_flight()) }
     }
 
     fn completed(&mut self, found: Found) -> Completion<'_> {
         match found {
-            Found::InPlace(record, call, outcome) => {
-                Completion { call, outcome, body: Body::InPlace(self.replies.message(record)) }
+            Found::InPlace(record, call, outcome, at) => {
+                if outcome == Outcome::Part {
+                    self.calls.note_part(call);
+                }
+                Completion { call, outcome, body: Body::InPlace(self.links[at].replies.message(record)), at }
             }
-            Found::Apart(Answer { call, outcome, bytes }) => Completion { call, outcome, body: Body::Apart(bytes) },
+            Found::Apart(Answer { call, outcome, bytes }) => {
+                Completion { call, outcome, body: Body::Apart(bytes), at: 0 }
+            }
             Found::Room => unreachable!("a completion was wanted"),
         }
     }
@@ -720,42 +963,132 @@ impl Client {
     /// What is wanted, if it is there now: of what else has come before it, answers to other calls are put aside.
     #[inline(always)]
     fn look_for(&mut self, want: Want) -> Result<Option<Found>> {
-        let usual = self.fate.is_none() && self.found.is_none() && self.aside.is_empty() && self.outbox.is_empty();
+        let usual = self.fate.is_none()
+            && self.found.is_none()
+            && self.aside.is_empty()
+            && self.links.len() == 1
+            && self.links[0].outbox.is_empty()
+            && self.homeless.is_empty();
         if !usual && let Some(found) = self.look_aside(want)? {
             return Ok(Some(found));
         }
-        for _ in 0..LOOKS {
-            let next = self.replies.next_record().map_err(|error| self.ended(error))?;
-            let Some(record) = next else { break };
-            let Some((call, outcome)) = self.sort(&record)? else {
-                // Perhaps the last piece of one.
-                if !self.aside.is_empty()
-                    && let Some(found) = self.look_aside(want)?
-                {
-                    return Ok(Some(found));
-                }
-                continue;
-            };
-            if want == Want::Any || want == Want::Of(call) {
-                return Ok(Some(Found::InPlace(record, call, outcome)));
+        for _ in 0..self.links.len() {
+            let at = if self.turn < self.links.len() { self.turn } else { 0 };
+            self.turn = at + 1;
+            match self.look_at(at, want) {
+                Ok(None) => {}
+                Ok(found) => return Ok(found),
+                Err(error) => return self.look_elsewhere(at, error, want),
             }
-            self.copy_aside(&record, call, outcome)?;
         }
         match want {
             Want::Any | Want::Of(_) => Ok(None),
-            // Who wants it tries.
-            Want::Room { bytes, is_call } => {
-                let is_place = !is_call || !self.calls.is_full();
-                let is_room = is_place && self.outbox.flush()? && {
-                    !self.outbox.is_whole(bytes) || self.outbox.sender.try_room(bytes)?.is_some()
-                };
-                Ok(is_room.then_some(Found::Room))
-            }
-            Want::Written => Ok(self.outbox.flush()?.then_some(Found::Room)),
+            _ => self.look_for_room(want),
         }
     }
 
-    /// What there is to do, and to be found, apart from the lane of replies.
+    /// That link has failed; but of a name of many services there may be others.
+    #[cold]
+    fn look_elsewhere(&mut self, at: usize, error: Error, want: Want) -> Result<Option<Found>> {
+        self.link_failed(at, error)?;
+        match self.look_aside(want)? {
+            Some(found) => Ok(Some(found)),
+            // To those who want a place or room there may be some by another; and who waits looks again.
+            None if matches!(want, Want::Room { .. }) => Ok(Some(Found::Room)),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`Client::look_for`], in one link's lane of replies.
+    #[inline(always)]
+    fn look_at(&mut self, at: usize, want: Want) -> Result<Option<Found>> {
+        for _ in 0..LOOKS {
+            let Some(record) = self.links[at].replies.next_record()? else { break };
+            match self.sort(at, &record)? {
+                Sorted::Answer(call, outcome) if want == Want::Any || want == Want::Of(call) => {
+                    return Ok(Some(Found::InPlace(record, call, outcome, at)));
+                }
+                Sorted::Answer(call, outcome) => {
+                    self.copy_aside(at, &record, call, outcome);
+                    self.check_parts(want)?;
+                }
+                Sorted::Nothing => {}
+                Sorted::Drained => return Err(Error::Closed { unreleased: 0 }),
+            }
+            // Perhaps the last piece of one.
+            if !self.aside.is_empty()
+                && let Some(found) = self.take_aside(want)
+            {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    fn look_for_room(&mut self, want: Want) -> Result<Option<Found>> {
+        let Want::Room { bytes, is_call } = want else { return Ok(self.flush(want)?.then_some(Found::Room)) };
+        if is_call && self.is_sated() {
+            return Err(Error::Refused(format!(
+                "{} answers of {} bytes in all wait: take them by completion before asking for more",
+                self.aside.len(),
+                self.aside_bytes
+            )));
+        }
+        if is_call && self.calls.is_full() {
+            return Ok(None);
+        }
+        let is_one = self.crowd.is_none();
+        let mut is_somebody = false;
+        for at in 0..self.links.len() {
+            let link = &mut self.links[at];
+            if !(is_one || link.is_open()) {
+                continue;
+            }
+            is_somebody = true;
+            let is_room = |link: &mut Link| -> Result<bool> {
+                Ok(link.outbox.flush()?
+                    && (!link.outbox.is_whole(bytes) || link.outbox.sender.try_room(bytes)?.is_some()))
+            };
+            match is_room(link) {
+                Ok(true) => return Ok(Some(Found::Room)),
+                Ok(false) => {}
+                Err(error) if is_one => return Err(self.not_written(error)),
+                // Who wants it is told by trying.
+                Err(_) => return Ok(Some(Found::Room)),
+            }
+        }
+        // As above, when nobody is on the way either.
+        let is_reaching = self.crowd.as_ref().is_some_and(Crowd::is_reaching);
+        Ok((!is_somebody && !is_reaching).then_some(Found::Room))
+    }
+
+    /// Writes what there is room for. True: nothing waits any more.
+    fn flush(&mut self, want: Want) -> Result<bool> {
+        let mut is_all = true;
+        for at in 0..self.links.len() {
+            let link = &mut self.links[at];
+            if link.outbox.is_empty() {
+                continue;
+            }
+            match link.outbox.flush() {
+                Ok(flushed) => is_all &= flushed,
+                // To who awaits an answer the lane of replies tells it, after what was answered.
+                Err(error) if is_end(&error) && (self.crowd.is_some() || matches!(want, Want::Any | Want::Of(_))) => {
+                    link.has_left = true;
+                    link.outbox.clear();
+                }
+                Err(error) if self.crowd.is_none() => return Err(self.not_written(error)),
+                // Its lane of requests is damaged, and is not looked at again.
+                Err(_) => {
+                    link.has_left = true;
+                    link.outbox.clear();
+                }
+            }
+        }
+        Ok(is_all)
+    }
+
+    /// What there is to do, and to be found, apart from the lanes of replies.
     #[cold]
     fn look_aside(&mut self, want: Want) -> Result<Option<Found>> {
         if self.fate == Some(Fate::Broken) {
@@ -765,141 +1098,254 @@ impl Client {
             (Want::Room { .. } | Want::Written, Some(Found::Room)) => return Ok(Some(Found::Room)),
             (Want::Any, found @ Some(Found::InPlace(..) | Found::Apart(_))) => return Ok(found),
             (Want::Of(call), Some(found)) if found.call() == Some(call) => return Ok(Some(found)),
-            (_, found) => self.keep(found)?,
-        }
-        if let Err(error) = self.outbox.flush() {
-            // To who awaits an answer the lane of replies tells it, after what was answered.
-            if !matches!(want, Want::Any | Want::Of(_)) || !is_end(&error) {
-                return Err(error);
+            (_, found) => {
+                self.found = found;
+                self.keep_found();
             }
-            self.outbox.clear();
         }
+        if self.fate.is_none() {
+            self.flush(want)?;
+            self.house()?;
+        }
+        if let Some(found) = self.take_aside(want) {
+            return Ok(Some(found));
+        }
+        self.check_parts(want)?;
+        if self.fate.is_some() { Err(self.ended_before()) } else { Ok(None) }
+    }
+
+    fn take_aside(&mut self, want: Want) -> Option<Found> {
         let place = match want {
             Want::Any => (!self.aside.is_empty()).then_some(0),
             Want::Of(call) => self.aside.iter().position(|answer| answer.call == call),
             Want::Room { .. } | Want::Written => None,
         };
-        let Some(answer) = place.and_then(|place| self.aside.remove(place)) else { return Ok(None) };
-        if answer.outcome == Outcome::Part {
-            self.aside_bytes -= answer.bytes.len() as u64;
-        }
-        Ok(Some(Found::Apart(answer)))
+        let answer = self.aside.remove(place?)?;
+        self.aside_bytes -= answer.cost();
+        self.part_bytes -= if answer.outcome.is_final() { 0 } else { answer.cost() };
+        Some(Found::Apart(answer))
     }
 
     /// Puts aside what was found for somebody else.
-    fn keep(&mut self, found: Option<Found>) -> Result<()> {
-        match found {
-            Some(Found::InPlace(record, call, outcome)) => self.copy_aside(&record, call, outcome),
+    fn keep_found(&mut self) {
+        match self.found.take() {
+            Some(Found::InPlace(record, call, outcome, at)) => self.copy_aside(at, &record, call, outcome),
             Some(Found::Apart(answer)) => self.put_aside(answer),
-            Some(Found::Room) | None => Ok(()),
+            Some(Found::Room) | None => {}
         }
     }
 
-    fn copy_aside(&mut self, record: &Record, call: CallId, outcome: Outcome) -> Result<()> {
+    fn copy_aside(&mut self, at: usize, record: &Record, call: CallId, outcome: Outcome) {
         let mut bytes = Vec::new();
-        self.replies.append(record, HEADER_BYTES, &mut bytes);
-        self.replies.release_record(record);
-        self.put_aside(Answer { call, outcome, bytes })
+        let replies = &mut self.links[at].replies;
+        replies.append(record, HEADER_BYTES, &mut bytes);
+        replies.release_record(record);
+        self.put_aside(Answer { call, outcome, bytes });
     }
 
-    /// Makes room in the lane by keeping an answer in memory. Last answers are as many as there are calls; of parts there is no end.
-    fn put_aside(&mut self, answer: Answer) -> Result<()> {
+    /// Makes room in the lane by keeping an answer in memory.
+    fn put_aside(&mut self, answer: Answer) {
+        self.aside_bytes += answer.cost();
         if answer.outcome == Outcome::Part {
-            self.aside_bytes += answer.bytes.len() as u64;
+            self.part_bytes += answer.cost();
+            self.calls.note_part(answer.call);
         }
         self.aside.push_back(answer);
-        if self.aside_bytes > self.reply_bytes_max {
-            return Err(Error::Refused(format!(
-                "{} bytes of parts of other calls' replies wait: take them by completion first, or cancel their calls",
-                self.aside_bytes
-            )));
-        }
-        Ok(())
     }
 
-    /// What the next record is, if it is an answer that is whole, and awaited; else it has been released.
+    /// Last answers are as many as there are calls; of parts there is no end.
     #[inline(always)]
-    fn sort(&mut self, record: &Record) -> Result<Option<(CallId, Outcome)>> {
-        let read = match self.replies.header(record) {
-            Some(words) => Header::read(words, record.bytes - HEADER_BYTES as u64, By::Service),
+    fn check_parts(&self, want: Want) -> Result<()> {
+        if want == Want::Any || self.part_bytes <= self.reply_bytes_max { Ok(()) } else { Err(self.too_many_parts()) }
+    }
+
+    #[cold]
+    fn too_many_parts(&self) -> Error {
+        Error::Refused(format!(
+            "{} bytes of parts of other calls' replies wait: take them by completion first, or cancel their calls",
+            self.part_bytes
+        ))
+    }
+
+    /// What the next record is; if it is no answer that is whole, and awaited, it has been released.
+    #[inline(always)]
+    fn sort(&mut self, at: usize, record: &Record) -> Result<Sorted> {
+        let link = &mut self.links[at];
+        let payload_bytes = record.bytes.saturating_sub(HEADER_BYTES as u64);
+        let read = match link.replies.header(record) {
+            Some(words) => Header::read(words, payload_bytes, By::Service),
             None => Err("length"),
         };
-        let header = read.map_err(|rule| self.broken(rule, record))?;
-        if record.bytes - HEADER_BYTES as u64 > self.reply_bytes_max {
-            return Err(self.broken("size", record));
+        let header = read.map_err(|rule| broken(rule, record))?;
+        if payload_bytes > self.reply_bytes_max {
+            return Err(broken("size", record));
         }
-        let state = self.calls.state(header.id);
+        if matches!(header.kind, Kind::Draining | Kind::Drained | Kind::Returned) {
+            return self.sort_of_drain(at, record, header);
+        }
+        let state = self.calls.state_at(header.id, link.number);
         if state == State::Free {
-            return Err(self.broken("id", record));
+            return Err(broken("id", record));
         }
         if header.more || header.continued {
-            return self.assemble(record, header).map(|()| None);
+            return self.assemble(at, record, header).map(|()| Sorted::Nothing);
         }
         if header.kind.is_final() {
+            link.in_flight -= 1;
             self.calls.end(header.id);
         }
         if state == State::GivenUp {
             self.late += 1;
-            self.replies.release_record(record);
-            return Ok(None);
+            link.replies.release_record(record);
+            return Ok(Sorted::Nothing);
         }
-        Ok(Some((CallId(header.id), outcome_of(&header))))
+        Ok(Sorted::Answer(CallId(header.id), outcome_of(&header)))
     }
 
     #[cold]
-    fn assemble(&mut self, record: &Record, header: Header) -> Result<()> {
-        Assembly::check(&self.assembly, &header).map_err(|rule| self.broken(rule, record))?;
-        let mut assembly = self.assembly.take().unwrap_or_else(|| Assembly { header, bytes: Vec::new() });
+    fn assemble(&mut self, at: usize, record: &Record, header: Header) -> Result<()> {
+        let link = &mut self.links[at];
+        Assembly::check(&link.assembly, &header).map_err(|rule| broken(rule, record))?;
+        let mut assembly = link.assembly.take().unwrap_or_else(|| Assembly { header, bytes: Vec::new() });
         if assembly.bytes.len() as u64 + record.bytes - HEADER_BYTES as u64 > self.reply_bytes_max {
-            return Err(self.broken("size", record));
+            return Err(broken("size", record));
         }
         let is_awaited = self.calls.state(header.id) == State::Waiting;
         // What nobody waits for is not kept, but its end is to be known.
         if is_awaited {
-            self.replies.append(record, HEADER_BYTES, &mut assembly.bytes);
+            link.replies.append(record, HEADER_BYTES, &mut assembly.bytes);
         } else {
             assembly.bytes.clear();
         }
-        self.replies.release_record(record);
+        link.replies.release_record(record);
         if header.more {
-            self.assembly = Some(assembly);
+            link.assembly = Some(assembly);
             return Ok(());
         }
         if header.kind.is_final() {
+            link.in_flight -= 1;
             self.calls.end(header.id);
         }
+        let Assembly { header, bytes } = assembly;
         match is_awaited {
-            true => {
-                let answer =
-                    Answer { call: CallId(header.id), outcome: outcome_of(&assembly.header), bytes: assembly.bytes };
-                self.put_aside(answer)
+            true => self.put_aside(Answer { call: CallId(header.id), outcome: outcome_of(&header), bytes }),
+            false => self.late += 1,
+        }
+        Ok(())
+    }
+
+    /// What a service says that takes no more requests.
+    #[cold]
+    fn sort_of_drain(&mut self, at: usize, record: &Record, header: Header) -> Result<Sorted> {
+        let link = &mut self.links[at];
+        let call = CallId(header.id);
+        match header.kind {
+            Kind::Returned => {
+                let state = self.calls.state_at(header.id, link.number);
+                if state == State::Free {
+                    return Err(broken("id", record));
+                }
+                // Nothing of it may have been carried out.
+                let is_begun = self.calls.has_part(header.id)
+                    || link.assembly.as_ref().is_some_and(|of| of.header.id == header.id);
+                if !link.is_draining || is_begun {
+                    return Err(broken("kind", record));
+                }
+                link.replies.release_record(record);
+                link.in_flight -= 1;
+                self.lose_call(call, Loss::Returned);
             }
-            false => {
-                self.late += 1;
-                Ok(())
+            kind => {
+                link.replies.release_record(record);
+                link.is_draining = true;
+                if kind == Kind::Drained {
+                    link.is_drained = true;
+                    return Ok(Sorted::Drained);
+                }
+                // Whoever listens now has perhaps come for it. Otherwise it is looked for when somebody asks.
+                let _ = self.look_around();
             }
+        }
+        Ok(Sorted::Nothing)
+    }
+
+    /// The service of a call does not answer it.
+    fn lose_call(&mut self, call: CallId, loss: Loss) {
+        let is_awaited = self.calls.state(call.0) == State::Waiting;
+        if is_awaited && self.crowd.is_some() && self.calls.may_move(call, loss) {
+            self.calls.unhouse(call, loss);
+            self.homeless.push_back(call);
+            return;
+        }
+        self.calls.end(call.0);
+        if is_awaited {
+            self.put_aside(Answer { call, outcome: Outcome::Lost(loss), bytes: Vec::new() });
         }
     }
 
+    /// Submits calls whose service is lost to another.
     #[cold]
-    fn broken(&mut self, rule: &str, record: &Record) -> Error {
-        self.fate = Some(Fate::Broken);
-        self.replies.retire();
-        Error::Corrupt(format!("the service's message {} breaks the rule {rule:?} of calls", record.seq))
+    fn house(&mut self) -> Result<()> {
+        while let Some(call) = self.homeless.front().copied() {
+            let (deadline, request) = self.calls.take_kept(call);
+            let header = Header { deadline, ..Header::new(Kind::Request, call.0) };
+            let written = self.write_to_any(header, &request);
+            self.calls.put_back(call, request);
+            match written {
+                Ok(Written::By(at)) => {
+                    let link = &mut self.links[at];
+                    link.in_flight += 1;
+                    self.calls.house(call, link.number);
+                }
+                Ok(Written::Full) => return Ok(()),
+                Err(error @ Error::Forked) => return Err(error),
+                // Those who are there do not want this client, or cannot be reached.
+                Ok(Written::Nobody) | Err(_) => {
+                    let loss = self.calls.loss(call);
+                    self.calls.end(call.0);
+                    self.put_aside(Answer { call, outcome: Outcome::Lost(loss), bytes: Vec::new() });
+                }
+            }
+            self.homeless.pop_front();
+        }
+        Ok(())
     }
 
-    /// The end as the lane of replies tells it, with what the other knows.
+    /// What is to be done when the link at that place has failed: an error if there is no going on.
     #[cold]
-    fn ended(&mut self, error: Error) -> Error {
-        let closed = match error {
-            Error::PeerDied { .. } => self.outbox.sender.has_receiver_closed(),
-            Error::Closed { .. } => true,
-            error => return error,
+    fn link_failed(&mut self, at: usize, error: Error) -> Result<()> {
+        let link = &mut self.links[at];
+        let loss = match error {
+            Error::Closed { .. } | Error::PeerDied { .. } if link.is_drained => Loss::Returned,
+            Error::PeerDied { .. } if !link.outbox.sender.has_receiver_closed() => Loss::PeerDied,
+            Error::Closed { .. } | Error::PeerDied { .. } => Loss::Closed,
+            Error::Corrupt(_) => Loss::Corrupt,
+            error => return Err(error),
         };
-        let unreleased = self.outbox.sender.unreleased();
-        self.fate = Some(if closed { Fate::Closed(unreleased) } else { Fate::Died(unreleased) });
-        self.outbox.clear();
-        self.ended_before()
+        if self.crowd.is_none() && loss != Loss::Returned {
+            let unreleased = link.outbox.sender.unreleased();
+            self.fate = Some(match loss {
+                Loss::PeerDied => Fate::Died(unreleased),
+                Loss::Corrupt => Fate::Broken,
+                _ => Fate::Closed(unreleased),
+            });
+            link.outbox.clear();
+            link.replies.retire();
+            return Err(if loss == Loss::Corrupt { error } else { self.ended_before() });
+        }
+        self.keep_found();
+        let number = self.links[at].number;
+        for call in self.calls.of_link(number) {
+            self.lose_call(call, loss);
+        }
+        match self.crowd.is_some() {
+            true => drop(self.links.swap_remove(at)),
+            // There is no other, and this one takes nothing.
+            false => self.fate = Some(Fate::Closed(0)),
+        }
+        // An error is told to who asks next, and finds nobody.
+        let _ = self.look_around();
+        Ok(())
     }
 
     #[cold]
@@ -910,6 +1356,11 @@ impl Client {
             _ => Error::Corrupt("the service broke the rules before".to_owned()),
         }
     }
+}
+
+#[cold]
+fn broken(rule: &str, record: &Record) -> Error {
+    Error::Corrupt(format!("the service's message {} breaks the rule {rule:?} of calls", record.seq))
 }
 
 fn is_end(error: &Error) -> bool {
@@ -942,7 +1393,7 @@ impl AsRawFd for Client {
 impl AsFd for Client {
     /// The descriptor for an event loop: see [`Client::arm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.replies.as_fd()
+        self.bells.as_fd()
     }
 }
 
@@ -951,6 +1402,8 @@ impl AsFd for Client {
 pub struct RequestRoom<'a> {
     client: &'a mut Client,
     call: CallId,
+    /// By which of its links.
+    at: usize,
     space: Space,
 }
 
@@ -969,44 +1422,75 @@ impl RequestRoom<'_> {
     /// # Errors
     /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is asked then.
     pub fn submit_bytes(self, bytes: usize) -> Result<CallId> {
-        let RequestRoom { client, call, space } = self;
-        client.outbox.sender.publish_room(space, Header::new(Kind::Request, call.0).words(), bytes)?;
-        client.calls.begin(call);
+        let RequestRoom { client, call, at, space } = self;
+        if client.crowd.is_some() {
+            let sender = &client.links[at].outbox.sender;
+            let kept = sender.room_read(space).get(..bytes).unwrap_or_default().to_vec();
+            client.publish(call, at, space, bytes)?;
+            client.calls.keep(call, 0, &kept);
+            client.count_submission();
+            return Ok(call);
+        }
+        client.publish(call, at, space, bytes)?;
         Ok(call)
+    }
+}
+
+impl Client {
+    #[inline(always)]
+    fn publish(&mut self, call: CallId, at: usize, space: Space, bytes: usize) -> Result<()> {
+        self.links[at].outbox.sender.publish_room(space, Header::new(Kind::Request, call.0).words(), bytes)?;
+        self.begin(call, at);
+        Ok(())
     }
 }
 
 impl std::ops::Deref for RequestRoom<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.client.outbox.sender.room_read(self.space)
+        self.client.links[self.at].outbox.sender.room_read(self.space)
     }
 }
 
 impl std::ops::DerefMut for RequestRoom<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.client.outbox.sender.room(self.space)
+        self.client.links[self.at].outbox.sender.room(self.space)
     }
 }
 
-/// A client that waits, on both lanes at once: replies are taken while it waits for room for a request, so that two full lanes
-/// never wait for each other.
+/// A client that waits, on both lanes of each link at once: replies are taken while it waits for room for a request, so that two
+/// full lanes never wait for each other.
 struct Awaiting<'a> {
     client: &'a mut Client,
     want: Want,
+    /// Bytes of a message that there is to be room for besides.
+    wanted: Option<usize>,
 }
 
 impl Awaiting<'_> {
-    /// The most bytes of a record that there has to be room for, if there has.
-    fn room(&self) -> Option<usize> {
-        let Client { outbox, calls, .. } = &*self.client;
+    /// The most bytes of a record that there has to be room for in that link's lane, if there has.
+    fn room(&self, link: &Link) -> Option<usize> {
+        let Client { calls, homeless, crowd, .. } = &*self.client;
+        if !link.outbox.is_empty() {
+            return Some(link.outbox.wanted());
+        }
+        if crowd.is_some() && !link.is_open() {
+            return None;
+        }
+        let whole = |bytes| if link.outbox.is_whole(bytes) { bytes } else { 0 };
+        if let Some(call) = homeless.front() {
+            return Some(whole(calls.kept_bytes(*call)));
+        }
         match self.want {
-            _ if !outbox.is_empty() => Some(outbox.wanted()),
             // A place comes by an answer.
             Want::Room { is_call: true, .. } if calls.is_full() => None,
-            Want::Room { bytes, .. } => Some(if outbox.is_whole(bytes) { bytes } else { 0 }),
-            _ => None,
+            Want::Room { bytes, .. } => Some(whole(bytes)),
+            _ => self.wanted.map(whole),
         }
+    }
+
+    fn failed(&mut self, at: usize, error: Error) -> Result<bool> {
+        self.client.link_failed(at, error).map(|()| true)
     }
 }
 
@@ -1019,25 +1503,49 @@ impl Side for Awaiting<'_> {
     }
 
     fn stirs(&self) -> bool {
-        self.client.replies.has_messages() || (self.room().is_some() && self.client.outbox.sender.stirs())
+        let stirs =
+            |link: &Link| link.replies.has_messages() || (self.room(link).is_some() && link.outbox.sender.stirs());
+        self.client.links.iter().any(stirs)
     }
 
     fn arm(&mut self) -> Result<bool> {
-        if !Side::arm(&mut self.client.replies)? {
-            return Ok(false);
+        self.client.attend();
+        let mut armed = true;
+        for at in 0..self.client.links.len() {
+            let room = self.room(&self.client.links[at]);
+            let link = &mut self.client.links[at];
+            let done = match (Side::arm(&mut link.replies), room) {
+                (Ok(true), Some(bytes)) => match link.outbox.sender.arm_for_room(bytes) {
+                    Err(error) if is_end(&error) => {
+                        link.has_left = true;
+                        match self.want {
+                            // The lane of replies tells it, after what was answered.
+                            Want::Any | Want::Of(_) => Ok(true),
+                            // There may be room elsewhere.
+                            _ if self.client.crowd.is_some() => Ok(false),
+                            _ => {
+                                self.disarm();
+                                return Err(error);
+                            }
+                        }
+                    }
+                    armed => armed,
+                },
+                (armed, _) => armed,
+            };
+            match done {
+                Ok(true) => {}
+                Ok(false) => armed = false,
+                Err(error) => {
+                    self.disarm();
+                    return self.failed(at, error).map(|_| false);
+                }
+            }
         }
-        let armed = match self.room() {
-            Some(bytes) => match self.client.outbox.sender.arm_for_room(bytes) {
-                // The lane of replies tells it, after what was answered.
-                Err(error) if matches!(self.want, Want::Any | Want::Of(_)) && is_end(&error) => Ok(true),
-                armed => armed,
-            },
-            None => Ok(true),
-        };
-        if !matches!(armed, Ok(true)) {
-            Side::disarm(&mut self.client.replies);
+        if !armed {
+            self.disarm();
         }
-        armed
+        Ok(armed)
     }
 
     fn disarm(&mut self) {
@@ -1045,26 +1553,47 @@ impl Side for Awaiting<'_> {
     }
 
     fn end(&mut self) -> Result<bool> {
-        Side::end(&mut self.client.replies)
+        for at in 0..self.client.links.len() {
+            match Side::end(&mut self.client.links[at].replies) {
+                Ok(false) => {}
+                Ok(true) => return Ok(true),
+                Err(error) => return self.failed(at, error),
+            }
+        }
+        Ok(false)
     }
 
     fn must_nap(&self) -> bool {
-        Side::must_nap(&self.client.replies) || (self.room().is_some() && self.client.outbox.sender.must_nap())
+        let must_nap =
+            |link: &Link| Side::must_nap(&link.replies) || (self.room(link).is_some() && link.outbox.sender.must_nap());
+        self.client.links.iter().any(must_nap)
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
-        Side::sleep(&mut self.client.replies, deadline)
+        let is_reaching = self.client.crowd.as_ref().is_some_and(Crowd::is_reaching);
+        match &mut self.client.links[..] {
+            [link] if !is_reaching => Side::sleep(&mut link.replies, deadline),
+            _ => self.client.bells.sleep_for_any(deadline),
+        }
     }
 
     fn rung(&mut self) -> Result<bool> {
-        Side::rung(&mut self.client.replies)
+        self.client.bells.drain();
+        self.client.attend();
+        Ok(false)
     }
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {
-        Side::is_peer_known_gone(&mut self.client.replies)
+        self.client.attend();
+        for link in &mut self.client.links {
+            if Side::is_peer_known_gone(&mut link.replies)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn spin(&mut self) -> &mut Spin {
-        Side::spin(&mut self.client.replies)
+        &mut self.client.spin
     }
 }

@@ -1,7 +1,7 @@
 //! `spec/vectors/calls.json`, replayed on a real link whose one side writes what it should not; and such sides otherwise.
 
 use super::frame::{By, Header, Kind};
-use super::{CallId, Client, Outcome, Service};
+use super::{CallId, Client, Loss, Outcome, Service};
 use crate::Options;
 use crate::error::{Error, Result};
 use serde_json::Value;
@@ -119,7 +119,7 @@ fn records_come_to_what_the_vectors_say() {
 
 fn replay_client(vector: &Value, Link { service, clients }: &mut Link) {
     let records = vector["records"].as_array().unwrap();
-    records.iter().for_each(|record| write(&mut clients[0].outbox.sender, record));
+    records.iter().for_each(|record| write(&mut clients[0].links[0].outbox.sender, record));
     // Taken and not answered, so that their places stay taken.
     let mut taken = Vec::new();
     for wanted in vector["messages"].as_array().unwrap() {
@@ -139,7 +139,11 @@ fn replay_client(vector: &Value, Link { service, clients }: &mut Link) {
     assert_eq!(&*clients[1].completion_of(call).unwrap(), b"answer");
     if corrupt {
         let until = Instant::now() + Duration::from_secs(60);
-        let error = clients[0].outbox.sender.send_until(b"gone", until).and_then(|_| clients[0].outbox.sender.drain());
+        let error = clients[0].links[0]
+            .outbox
+            .sender
+            .send_until(b"gone", until)
+            .and_then(|_| clients[0].links[0].outbox.sender.drain());
         assert!(error.unwrap_err().is_closed());
     }
 }
@@ -161,6 +165,8 @@ fn replay_service(vector: &Value, Link { service, clients }: &mut Link) {
             Outcome::End => ("END", 0),
             Outcome::Failed(code) => ("FAILED", code.into()),
             Outcome::Abandoned => ("ABANDONED", 0),
+            Outcome::Lost(Loss::Returned) => ("RETURNED", 0),
+            Outcome::Lost(loss) => panic!("{loss:?}"),
         };
         assert!(answer.iter().all(|byte| *byte == 7));
         assert_eq!(outcome, (wanted["kind"].as_str().unwrap(), wanted["code"].as_u64().unwrap()));
@@ -169,6 +175,10 @@ fn replay_service(vector: &Value, Link { service, clients }: &mut Link) {
     let then = client.try_completion().map(|answer| answer.is_none());
     match vector["then"].as_str().unwrap() {
         "well" => assert!(then.unwrap()),
+        "closed" => {
+            let error = then.unwrap_err();
+            assert!(error.is_closed() && client.submit(b"x").unwrap_err().is_closed(), "{error}");
+        }
         rule => {
             let error = then.unwrap_err();
             assert!(matches!(&error, Error::Corrupt(why) if why.contains(&format!("{rule:?}"))), "{error}");

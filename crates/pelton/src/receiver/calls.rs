@@ -3,7 +3,6 @@
 use super::{Message, Receiver};
 use crate::call::{Back, Desk};
 use crate::error::Result;
-use crate::link::Bells;
 use crate::sender::End;
 use pelton_lane::Record;
 use std::sync::Arc;
@@ -98,10 +97,6 @@ impl Receiver {
 
     pub(crate) fn is_forked_here(&self) -> bool {
         self.owner.is_forked()
-    }
-
-    pub(crate) fn bells(&self) -> &Bells {
-        &self.bells
     }
 
     /// Of a service's.

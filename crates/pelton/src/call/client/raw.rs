@@ -2,7 +2,7 @@
 //! used for nothing that would move it. No part of the documented interface.
 
 use super::{Answer, CallId, Client, Completion, Found, Outcome, RequestRoom};
-use crate::call::RawBody;
+use crate::call::{Body, RawBody};
 use pelton_lane::Space;
 use std::ptr::NonNull;
 
@@ -13,12 +13,18 @@ pub struct RawCompletion {
     call: CallId,
     outcome: Outcome,
     body: RawBody,
+    /// By which link it came, if it is in place.
+    at: usize,
 }
 
 /// Room for a request without its borrow of the client: see [`RequestRoom::into_raw`].
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct RawRequestRoom(CallId, Space);
+pub struct RawRequestRoom {
+    call: CallId,
+    at: usize,
+    space: Space,
+}
 
 impl CallId {
     /// The call as a number, never 0: for bindings.
@@ -38,12 +44,16 @@ impl Client {
     /// The answer again that [`Completion::into_raw`] took from its borrow. For bindings.
     ///
     /// # Safety
-    /// It was this client's, of which no other answer was taken since.
+    /// It was this client's, which was used for nothing else since.
     #[doc(hidden)]
     pub unsafe fn completion_from_raw(&mut self, raw: RawCompletion) -> Completion<'_> {
-        let RawCompletion { call, outcome, body } = raw;
-        // SAFETY: the caller's promise.
-        Completion { call, outcome, body: unsafe { body.with(&mut self.replies) } }
+        let RawCompletion { call, outcome, body, at } = raw;
+        let body = match body {
+            // SAFETY: the caller's promise.
+            RawBody::InPlace(message) => Body::InPlace(unsafe { self.links[at].replies.message_from_raw(message) }),
+            RawBody::Apart(bytes) => Body::Apart(bytes),
+        };
+        Completion { call, outcome, body, at }
     }
 
     /// Gives the answer back, to be taken once more. For bindings.
@@ -52,9 +62,9 @@ impl Client {
     /// As for [`Client::completion_from_raw`].
     #[doc(hidden)]
     pub unsafe fn put_back(&mut self, raw: RawCompletion) {
-        let RawCompletion { call, outcome, body } = raw;
+        let RawCompletion { call, outcome, body, at } = raw;
         self.found = Some(match body {
-            RawBody::InPlace(message) => Found::InPlace(message.into_record(), call, outcome),
+            RawBody::InPlace(message) => Found::InPlace(message.into_record(), call, outcome, at),
             RawBody::Apart(bytes) => Found::Apart(Answer { call, outcome, bytes }),
         });
     }
@@ -62,16 +72,17 @@ impl Client {
     /// The room again that [`RequestRoom::into_raw`] took from its borrow. For bindings.
     ///
     /// # Safety
-    /// It was this client's, which has asked, told and cancelled nothing since.
+    /// As for [`Client::completion_from_raw`].
     #[doc(hidden)]
     pub unsafe fn request_room_from_raw(&mut self, raw: RawRequestRoom) -> RequestRoom<'_> {
-        RequestRoom { client: self, call: raw.0, space: raw.1 }
+        let RawRequestRoom { call, at, space } = raw;
+        RequestRoom { client: self, call, at, space }
     }
 
     /// Whether this process is a fork of the one that made the handle. For bindings.
     #[doc(hidden)]
     pub fn is_forked(&self) -> bool {
-        self.replies.is_forked()
+        self.owner.is_forked()
     }
 }
 
@@ -79,7 +90,7 @@ impl Completion<'_> {
     /// The answer without its borrow, not released. [`Client::completion_from_raw`] takes it back. For bindings.
     #[doc(hidden)]
     pub fn into_raw(self) -> RawCompletion {
-        RawCompletion { call: self.call, outcome: self.outcome, body: self.body.into_raw() }
+        RawCompletion { call: self.call, outcome: self.outcome, body: self.body.into_raw(), at: self.at }
     }
 
     /// Where the bytes are, for bindings: a slice of what another process can write is made only where it is wanted.
@@ -93,7 +104,7 @@ impl RequestRoom<'_> {
     /// The room without its borrow. [`Client::request_room_from_raw`] takes it back. For bindings.
     #[doc(hidden)]
     pub fn into_raw(self) -> RawRequestRoom {
-        RawRequestRoom(self.call, self.space)
+        RawRequestRoom { call: self.call, at: self.at, space: self.space }
     }
 
     /// The room's bytes. For bindings.

@@ -1,0 +1,192 @@
+//! A client's calls that are in flight: each in a place of its own until its last answer has come.
+
+use super::client::{CallId, Loss};
+use super::frame::{CALLS_MAX, generation_of, slot_of};
+
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    places: Vec<Place>,
+    free: Vec<u32>,
+    /// Of those in flight, not given up.
+    waiting: usize,
+}
+
+#[derive(Debug)]
+struct Place {
+    generation: u32,
+    state: State,
+    /// The link that it was submitted by; 0 while there is none.
+    link: u32,
+    /// Its service may carry it out though another has begun to.
+    is_idempotent: bool,
+    /// Some of a streaming reply has been received.
+    has_part: bool,
+    /// Why it has no link.
+    loss: Loss,
+    deadline: u64,
+    /// To be submitted elsewhere, if there can be an elsewhere.
+    request: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Free,
+    Waiting,
+    /// Nobody waits for it any more; the service has not let go of it yet.
+    GivenUp,
+}
+
+/// Of a place's memory for requests, what is kept for the next call.
+const KEPT_BYTES: usize = 4096;
+
+impl Calls {
+    pub(super) fn is_full(&self) -> bool {
+        self.free.is_empty() && self.places.len() == CALLS_MAX as usize
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// The id of the next call, in the place used last: its memory is warm.
+    #[inline(always)]
+    pub(super) fn next(&mut self) -> Option<CallId> {
+        let slot = match self.free.last() {
+            Some(slot) => *slot,
+            None => self.add_place()?,
+        };
+        let generation = self.places[slot as usize].generation.checked_add(1).unwrap_or(1);
+        Some(CallId(u64::from(generation) << 32 | u64::from(slot)))
+    }
+
+    #[cold]
+    fn add_place(&mut self) -> Option<u32> {
+        if self.is_full() {
+            return None;
+        }
+        let (loss, request) = (Loss::Returned, Vec::new());
+        let state = State::Free;
+        let place =
+            Place { generation: 0, state, link: 0, is_idempotent: false, has_part: false, loss, deadline: 0, request };
+        self.places.push(place);
+        let slot = self.places.len() as u32 - 1;
+        self.free.push(slot);
+        Some(slot)
+    }
+
+    /// The call that [`Calls::next`] answered has been submitted by that link.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, call: CallId, link: u32) {
+        self.free.pop();
+        self.waiting += 1;
+        let place = self.place_mut(call);
+        (place.generation, place.state, place.link) = (generation_of(call.0), State::Waiting, link);
+        (place.is_idempotent, place.has_part) = (false, false);
+    }
+
+    /// What the call says, in case that it is to be said again.
+    pub(super) fn keep(&mut self, call: CallId, deadline: u64, request: &[u8]) {
+        let place = self.place_mut(call);
+        place.deadline = deadline;
+        place.request.extend_from_slice(request);
+    }
+
+    /// What [`Calls::keep`] was told, taken out; [`Calls::put_back`] gives it back.
+    pub(super) fn take_kept(&mut self, call: CallId) -> (u64, Vec<u8>) {
+        let place = self.place_mut(call);
+        (place.deadline, std::mem::take(&mut place.request))
+    }
+
+    pub(super) fn put_back(&mut self, call: CallId, request: Vec<u8>) {
+        self.place_mut(call).request = request;
+    }
+
+    pub(super) fn kept_bytes(&self, call: CallId) -> usize {
+        self.places[slot_of(call.0) as usize].request.len()
+    }
+
+    fn place_mut(&mut self, call: CallId) -> &mut Place {
+        &mut self.places[slot_of(call.0) as usize]
+    }
+
+    fn place(&self, id: u64) -> Option<&Place> {
+        self.places.get(slot_of(id) as usize).filter(|place| place.generation == generation_of(id))
+    }
+
+    pub(super) fn state(&self, id: u64) -> State {
+        self.place(id).map_or(State::Free, |place| place.state)
+    }
+
+    /// As [`Calls::state`], as far as that link is concerned.
+    #[inline(always)]
+    pub(super) fn state_at(&self, id: u64, link: u32) -> State {
+        self.place(id).map_or(State::Free, |place| if place.link == link { place.state } else { State::Free })
+    }
+
+    /// Which link it is submitted by; 0 for none.
+    pub(super) fn link(&self, call: CallId) -> u32 {
+        self.places[slot_of(call.0) as usize].link
+    }
+
+    pub(super) fn set_idempotent(&mut self, call: CallId) {
+        self.place_mut(call).is_idempotent = true;
+    }
+
+    pub(super) fn note_part(&mut self, call: CallId) {
+        self.place_mut(call).has_part = true;
+    }
+
+    pub(super) fn has_part(&self, id: u64) -> bool {
+        self.place(id).is_some_and(|place| place.has_part)
+    }
+
+    /// Whether it may be submitted elsewhere, when its service is lost like that.
+    pub(super) fn may_move(&self, call: CallId, loss: Loss) -> bool {
+        let place = &self.places[slot_of(call.0) as usize];
+        loss == Loss::Returned || (place.is_idempotent && !place.has_part)
+    }
+
+    /// It is submitted by no link any more, for that reason, and is to be by another.
+    pub(super) fn unhouse(&mut self, call: CallId, loss: Loss) {
+        let place = self.place_mut(call);
+        (place.link, place.loss) = (0, loss);
+    }
+
+    pub(super) fn house(&mut self, call: CallId, link: u32) {
+        self.place_mut(call).link = link;
+    }
+
+    pub(super) fn loss(&self, call: CallId) -> Loss {
+        self.places[slot_of(call.0) as usize].loss
+    }
+
+    pub(super) fn give_up(&mut self, call: CallId) {
+        self.place_mut(call).state = State::GivenUp;
+        self.waiting -= 1;
+    }
+
+    #[inline(always)]
+    pub(super) fn end(&mut self, id: u64) {
+        let place = self.place_mut(CallId(id));
+        let before = std::mem::replace(&mut place.state, State::Free);
+        match place.request.capacity() > KEPT_BYTES {
+            true => place.request = Vec::new(),
+            false => place.request.clear(),
+        }
+        self.waiting -= usize::from(before == State::Waiting);
+        self.free.push(slot_of(id));
+    }
+
+    /// The calls that are submitted by that link.
+    pub(super) fn of_link(&self, link: u32) -> Vec<CallId> {
+        let of = |(slot, place): (usize, &Place)| {
+            let is_of = place.state != State::Free && place.link == link;
+            is_of.then_some(CallId(u64::from(place.generation) << 32 | slot as u64))
+        };
+        self.places.iter().enumerate().filter_map(of).collect()
+    }
+}

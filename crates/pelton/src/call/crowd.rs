@@ -1,0 +1,206 @@
+//! The services of one name: a client's links to those that it has found, and its way to the others.
+//!
+//! Nothing here waits, and there is no timer: the directory of the name is looked at when a link has ended or drains, when there
+//! is no link to ask by, and once in so many submissions; hand-shakes go on when their socket has something to say.
+
+use super::frame::Assembly;
+use super::frame::Header;
+use super::outbox::Outbox;
+use crate::connect::Origin;
+use crate::error::{Error, Result};
+use crate::handshake::{LinkParts, Pace, Shake, new_client};
+use crate::link::{Bells, Peer};
+use crate::name::Name;
+use crate::options::Options;
+use crate::receiver::Receiver;
+use crate::sender::Sender;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+/// One service, as its client has it.
+#[derive(Debug)]
+pub(super) struct Link {
+    /// Before the replies: when it is dropped, the service reads what was sent, and that it was closed.
+    pub(super) outbox: Outbox,
+    pub(super) replies: Receiver,
+    pub(super) assembly: Option<Assembly>,
+    /// Which of the client's links, never used again.
+    pub(super) number: u32,
+    /// Where it listens, or did.
+    path: PathBuf,
+    /// Most bytes of a request, as the service says.
+    pub(super) request_bytes_max: u64,
+    /// Calls submitted by it whose last answer has not come.
+    pub(super) in_flight: usize,
+    /// It gives requests back.
+    pub(super) is_draining: bool,
+    /// It has said that it takes nothing more.
+    pub(super) is_drained: bool,
+    /// Nobody reads requests there any more. The lane of replies tells it, after what was answered.
+    pub(super) has_left: bool,
+}
+
+impl Link {
+    pub(super) fn new(parts: LinkParts, path: PathBuf, number: u32, options: &Options) -> Result<Link> {
+        let LinkParts { requests, replies, bytes_max } = parts;
+        Ok(Link {
+            outbox: Outbox::new(Sender::new(requests, options, Origin::Threads)?),
+            replies: Receiver::new(replies, options, Origin::Threads)?,
+            assembly: None,
+            number,
+            path,
+            request_bytes_max: bytes_max,
+            in_flight: 0,
+            is_draining: false,
+            is_drained: false,
+            has_left: false,
+        })
+    }
+
+    /// Whether a request may be submitted by it.
+    pub(super) fn is_open(&self) -> bool {
+        !self.is_draining && !self.has_left
+    }
+
+    pub(super) fn peer(&self) -> Option<Peer> {
+        self.replies.peer()
+    }
+
+    /// Writes a message, or, of one that is cut into pieces, what there is room for; false if it has to wait for room.
+    #[inline(always)]
+    pub(super) fn write(&mut self, header: Header, payload: &[u8]) -> Result<bool> {
+        if self.outbox.is_whole(payload.len()) {
+            return match self.outbox.try_write(header, payload)? {
+                true => Ok(true),
+                false if self.outbox.is_empty() => Ok(false),
+                false => Ok(self.outbox.flush()? && self.outbox.try_write(header, payload)?),
+            };
+        }
+        if !self.outbox.is_empty() && !self.outbox.flush()? {
+            return Ok(false);
+        }
+        self.outbox.push(header, payload);
+        self.outbox.flush().map(|_| true)
+    }
+}
+
+/// Submissions between two looks at the directory, which costs some microseconds; and at those on the way.
+const SUBMISSIONS: u32 = 256;
+const SUBMISSIONS_ON_THE_WAY: u32 = 16;
+
+/// The way to services that there is no link to yet.
+#[derive(Debug)]
+pub(super) struct Crowd {
+    pub(super) name: Name,
+    options: Options,
+    arriving: Vec<Arriving>,
+    /// The number of the link, or of the visit, given last.
+    number: u32,
+    submissions: u32,
+    /// Why the last one that was reached came to nothing, if that was not that it went.
+    why: Option<Error>,
+}
+
+/// A service in the middle of the hand-shake.
+struct Arriving {
+    path: PathBuf,
+    shaking: Pin<Box<dyn Future<Output = Result<LinkParts>> + Send>>,
+}
+
+impl std::fmt::Debug for Arriving {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a service at {}", self.path.display())
+    }
+}
+
+impl Crowd {
+    /// Of a name at which link 1 has been found.
+    pub(super) fn new(name: Name, options: &Options) -> Crowd {
+        Crowd { name, options: options.clone(), arriving: Vec::new(), number: 1, submissions: 0, why: None }
+    }
+
+    /// Whether a hand-shake is under way.
+    pub(super) fn is_reaching(&self) -> bool {
+        !self.arriving.is_empty()
+    }
+
+    /// Why the last hand-shake failed, once.
+    pub(super) fn take_why(&mut self) -> Option<Error> {
+        self.why.take()
+    }
+
+    /// A request was submitted. Now and then others are looked for.
+    #[inline(always)]
+    pub(super) fn count(&mut self, links: &mut Vec<Link>, bells: &Bells) {
+        self.submissions = self.submissions.wrapping_add(1);
+        let is_due = self.submissions.is_multiple_of(SUBMISSIONS);
+        if is_due || (!self.arriving.is_empty() && self.submissions.is_multiple_of(SUBMISSIONS_ON_THE_WAY)) {
+            if is_due {
+                // There is one to ask by: what goes wrong is found again when there is none.
+                let _ = self.look(links, bells);
+            } else {
+                self.attend(links, bells);
+            }
+        }
+    }
+
+    /// Begins a hand-shake with whoever listens and is not known.
+    #[cold]
+    pub(super) fn look(&mut self, links: &mut Vec<Link>, bells: &Bells) -> Result<()> {
+        for path in self.name.sockets()? {
+            let is_known = |of: &Path| of == path;
+            if links.iter().any(|link| is_known(&link.path)) || self.arriving.iter().any(|on| is_known(&on.path)) {
+                continue;
+            }
+            let Some(socket) = self.name.connect_to(&path)? else { continue };
+            let shake = match Shake::new(socket, Pace::Polled, &self.options) {
+                Ok(shake) => shake,
+                Err(error) => {
+                    self.why = Some(error);
+                    continue;
+                }
+            };
+            self.number += 1;
+            bells.add_visits(shake.socket(), self.number).map_err(Error::system("watching a connection"))?;
+            let (options, bells) = (self.options.clone(), bells.clone());
+            let shaking = Box::pin(async move { new_client(shake, &options, &bells).await });
+            self.arriving.push(Arriving { path, shaking });
+        }
+        self.attend(links, bells);
+        Ok(())
+    }
+
+    fn note(&mut self, failed: Error) {
+        // Who went, went: another look finds whoever is there now.
+        if !matches!(failed, Error::HungUp) {
+            self.why = Some(failed);
+        }
+    }
+
+    /// Goes on with hand-shakes.
+    pub(super) fn attend(&mut self, links: &mut Vec<Link>, bells: &Bells) {
+        let mut place = 0;
+        while place < self.arriving.len() {
+            let shaking = &mut self.arriving[place].shaking;
+            let Poll::Ready(shaken) = shaking.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+                place += 1;
+                continue;
+            };
+            let Arriving { path, .. } = self.arriving.swap_remove(place);
+            self.number += 1;
+            match shaken.and_then(|parts| self.admit(parts, path, bells)) {
+                Ok(link) => links.push(link),
+                Err(error) => self.note(error),
+            }
+        }
+    }
+
+    fn admit(&self, parts: LinkParts, path: PathBuf, bells: &Bells) -> Result<Link> {
+        if let [Some(socket), _] = parts.replies.lane.link.life() {
+            bells.end_visit(socket.as_fd(), 0).map_err(Error::system("watching the peer"))?;
+        }
+        Link::new(parts, path, self.number, &self.options)
+    }
+}
