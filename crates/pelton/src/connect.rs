@@ -71,8 +71,17 @@ impl Listener {
     }
 
     pub(crate) fn with_options(name: &str, options: &Options) -> Result<Listener> {
+        Listener::bound(name, options, false)
+    }
+
+    /// As one of several processes that may listen under a short name.
+    pub(crate) fn beside_others(name: &str, options: &Options) -> Result<Listener> {
+        Listener::bound(name, options, true)
+    }
+
+    fn bound(name: &str, options: &Options, is_shared: bool) -> Result<Listener> {
         options.checked_sizes()?;
-        let bound = Name::parse(name)?.listen()?;
+        let bound = Name::parse(name)?.listen(is_shared)?;
         Ok(Listener { inner: Arc::new(Inner { bound, options: options.clone() }) })
     }
 

@@ -168,8 +168,9 @@ impl Name {
         }
     }
 
-    /// Listens under the name, replacing what dead listeners left behind.
-    pub(crate) fn listen(&self) -> Result<Bound> {
+    /// Listens under the name, replacing what dead listeners left behind; if it `is_shared`, beside others that listen under a short
+    /// one.
+    pub(crate) fn listen(&self, is_shared: bool) -> Result<Bound> {
         match &self.place {
             Place::Socket(path) => {
                 let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -189,7 +190,10 @@ impl Name {
                     other => other.map_err(|e| self.failed("opening", directory, e))?,
                 };
                 for path in self.sockets_in(directory)? {
-                    self.clear(&path)?;
+                    match self.clear(&path) {
+                        Err(Error::InUse { .. }) if is_shared => {}
+                        cleared => cleared?,
+                    }
                 }
                 static LISTENERS: AtomicU32 = AtomicU32::new(0);
                 let number = LISTENERS.fetch_add(1, Ordering::Relaxed);

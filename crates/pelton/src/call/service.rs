@@ -134,7 +134,8 @@ impl Drop for Service {
 
 impl Service {
     /// Listens under `name` (a short name, or `unix:PATH`) with default [`Options`]; does not wait. Clients come in whenever this
-    /// service looks for requests, and none of them keeps it waiting.
+    /// service looks for requests, and none of them keeps it waiting. Several services may listen under a short name, of one process or
+    /// of several: clients spread their calls over them.
     ///
     /// # Errors
     /// As [`Listener::bind`].
@@ -143,7 +144,7 @@ impl Service {
     }
 
     pub(crate) fn with(name: &str, options: &Options) -> Result<Service> {
-        let listener = Listener::with_options(name, options)?;
+        let listener = Listener::beside_others(name, options)?;
         let make = |bells: &Bells| Desk::new(options, bells).map(|desk| Some(Arc::new(desk)));
         let requests = gather::gather_with(options, Some(listener), make)?;
         let desk = requests.desk().expect("it was just made with one");

@@ -1,0 +1,360 @@
+//! Several services of one name: calls spread over them, fail over, and are handed over, under load. A service writes down each
+//! call that it carries out, before it answers, so that what was done twice, or answered without being done, is found.
+
+mod support;
+
+use pelton::{CallId, Client, Error, Loss, Options, Outcome, Request, Service};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use support::*;
+
+/// A short name of a test's own, and where its services write what they do; both removed at the end.
+struct Name {
+    name: String,
+    place: Place,
+}
+
+impl Name {
+    fn new(claim: &'static str) -> Name {
+        static NAMES: AtomicU32 = AtomicU32::new(0);
+        let number = NAMES.fetch_add(1, Ordering::Relaxed);
+        Name { name: format!("test-services-{}-{number}", std::process::id()), place: Place::new(claim) }
+    }
+
+    fn directory(&self) -> PathBuf {
+        match std::env::var_os("XDG_RUNTIME_DIR") {
+            Some(runtime) => PathBuf::from(runtime).join("pelton").join(&self.name),
+            None => {
+                std::env::temp_dir().join(format!("pelton-{}", rustix::process::geteuid().as_raw())).join(&self.name)
+            }
+        }
+    }
+
+    /// One more service, which listens when this returns.
+    fn serve(&self, with: impl FnOnce(Role) -> Role) -> Child {
+        let role = Role::new("serve").with("name", &self.name).with("journals", self.place.path().display());
+        let service = Child::start(with(role));
+        service.expect("listening");
+        service
+    }
+
+    /// How often each call was carried out.
+    fn carried_out(&self) -> BTreeMap<u64, u32> {
+        let mut times = BTreeMap::new();
+        for journal in self.place.left() {
+            let bytes = std::fs::read(&journal).unwrap();
+            for entry in bytes.chunks_exact(8) {
+                *times.entry(u64::from_le_bytes(entry.try_into().unwrap())).or_insert(0) += 1;
+            }
+        }
+        times
+    }
+
+    fn client(&self) -> Client {
+        Options::new().capacity(1 << 16).connect_deadline(deadline()).connect_client(&self.name).unwrap()
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(self.directory());
+        let _ = self.directory().parent().map(std::fs::remove_dir);
+    }
+}
+
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    match role.get("role") {
+        // Writes down the number that a request begins with, and answers with its own process and that number. Drains, or
+        // stops, when it is told to.
+        "serve" => {
+            let options = options(&role).capacity(1 << 16);
+            let mut service = options.listen_service(role.get("name")).unwrap();
+            let path = format!("{}/{}", role.get("journals"), std::process::id());
+            let journal = std::fs::File::options().create(true).append(true).open(path).unwrap();
+            let stopper = service.stopper();
+            std::thread::spawn(move || {
+                loop {
+                    match hear().as_str() {
+                        "drain" => stopper.drain(),
+                        "stop" => stopper.stop(),
+                        word => panic!("{word}"),
+                    }
+                }
+            });
+            say("listening");
+            let work = Duration::from_micros(role.number("microseconds").unwrap_or(0));
+            let answer = |request: Request<'_>| {
+                let bytes: [u8; 8] = request[..8].try_into().unwrap();
+                // One write, whole: the system appends.
+                (&journal).write_all(&bytes).unwrap();
+                if !work.is_zero() {
+                    std::thread::sleep(work);
+                }
+                let answer = [&u64::from(std::process::id()).to_le_bytes()[..], &bytes].concat();
+                // Who has gone is not answered.
+                let _ = request.reply(&answer);
+            };
+            service.run(role.number("threads").unwrap_or(2) as usize, answer).unwrap();
+            // What is dropped now is what clients see.
+        }
+        role => panic!("{role}"),
+    }
+}
+
+fn request(number: u64) -> Vec<u8> {
+    // Now and then one that travels in pieces.
+    let bytes = if number.is_multiple_of(97) { 70_000 } else { 8 + (number % 300) as usize };
+    let mut request = number.to_le_bytes().to_vec();
+    request.resize(bytes, number as u8);
+    request
+}
+
+/// Which process answered, and what.
+fn answer(bytes: &[u8]) -> (u64, u64) {
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert_eq!(bytes.len(), 16);
+    (word(0), word(8))
+}
+
+/// Asks again and again, so many at a time, until it is told to stop and all are answered; every other call is idempotent if
+/// that is wanted. Answers what came of each call.
+fn storm(
+    client: &mut Client,
+    in_flight: usize,
+    idempotent: bool,
+    stop: &AtomicBool,
+    mut answered: impl FnMut(u64),
+) -> Vec<Outcome> {
+    let mut asked: HashMap<CallId, u64> = HashMap::new();
+    let mut outcomes: Vec<Option<Outcome>> = Vec::new();
+    while !stop.load(Ordering::Relaxed) || !asked.is_empty() {
+        while asked.len() < in_flight && !stop.load(Ordering::Relaxed) {
+            let number = outcomes.len() as u64;
+            let Some(call) = client.try_submit(&request(number)).unwrap() else { break };
+            if idempotent && number.is_multiple_of(2) {
+                assert!(client.mark_idempotent(call).unwrap());
+            }
+            assert!(asked.insert(call, number).is_none());
+            outcomes.push(None);
+        }
+        if asked.is_empty() {
+            // There is no room anywhere, or nobody yet.
+            std::thread::yield_now();
+            continue;
+        }
+        let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
+        let number = asked.remove(&completion.call()).expect("answered once");
+        if completion.outcome() == Outcome::Reply {
+            assert_eq!(answer(&completion).1, number);
+        }
+        outcomes[number as usize] = Some(completion.outcome());
+        answered(number);
+    }
+    assert_eq!(client.in_flight(), 0);
+    outcomes.into_iter().map(|outcome| outcome.expect("answered")).collect()
+}
+
+#[test]
+fn calls_are_spread_over_the_services_of_a_name_and_new_ones_are_found() {
+    let name = Name::new("spread");
+    let mut services = vec![name.serve(|role| role)];
+    let mut client = name.client();
+    for wanted in 1..=4 {
+        let until = deadline();
+        let mut seen = BTreeSet::new();
+        while seen.len() < wanted || client.services() < wanted {
+            assert!(Instant::now() < until, "{seen:?} of {wanted}");
+            let calls: HashSet<CallId> = (0..20).map(|number| client.submit(&request(number)).unwrap()).collect();
+            for _ in 0..calls.len() {
+                let answered = client.completion_until(deadline()).unwrap().expect("a call hangs");
+                assert!(calls.contains(&answered.call()) && answered.outcome() == Outcome::Reply);
+                seen.insert(answer(&answered).0);
+            }
+        }
+        assert_eq!(seen, services.iter().map(|service| u64::from(service.pid())).collect());
+        // With so many in flight each has as many as the others.
+        let calls: Vec<CallId> = (0..60).map(|number| client.submit(&request(number + 1)).unwrap()).collect();
+        let mut by = BTreeMap::new();
+        for _ in calls {
+            let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
+            *by.entry(answer(&completion).0).or_insert(0) += 1;
+        }
+        assert_eq!(by.len(), wanted, "{by:?}");
+        services.push(name.serve(|role| role));
+    }
+}
+
+#[test]
+fn a_rolling_replacement_under_load_fails_no_call_and_does_none_twice() {
+    for (threads, microseconds, in_flight) in [(2, 0, 200), (1, 300, 30), (3, 1000, 700)] {
+        let name = Name::new("rolling replacement");
+        let serve = || name.serve(|role| role.with("threads", threads).with("microseconds", microseconds));
+        let mut services: Vec<Child> = (0..3).map(|_| serve()).collect();
+        let rounds = std::env::var("PELTON_ROUNDS").map_or(6, |rounds| rounds.parse().unwrap());
+        let stop = AtomicBool::new(false);
+        let outcomes = std::thread::scope(|scope| {
+            let asking = scope.spawn(|| storm(&mut name.client(), in_flight, false, &stop, |_| ()));
+            let beside = scope.spawn(|| {
+                // One call at a time, and none for a while between.
+                let (mut client, mut asked) = (name.client(), 1 << 40);
+                while !stop.load(Ordering::Relaxed) {
+                    assert_eq!(answer(&client.call(&request(asked)).unwrap()).1, asked);
+                    asked += 1;
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            for _ in 0..rounds {
+                services.push(serve());
+                let mut old = services.remove(0);
+                old.tell("drain");
+                old.wait_well();
+            }
+            stop.store(true, Ordering::Relaxed);
+            beside.join().unwrap();
+            asking.join().unwrap()
+        });
+        let failed: Vec<_> = outcomes.iter().enumerate().filter(|(_, outcome)| **outcome != Outcome::Reply).collect();
+        assert!(failed.is_empty(), "of {}: {failed:?}", outcomes.len());
+        let carried_out = name.carried_out();
+        assert!((0..outcomes.len() as u64).all(|number| carried_out.contains_key(&number)));
+        let twice: Vec<_> = carried_out.iter().filter(|(_, times)| **times != 1).collect();
+        assert!(twice.is_empty(), "{twice:?}");
+    }
+}
+
+#[test]
+fn kills_under_load_lose_only_calls_that_are_not_idempotent() {
+    let name = Name::new("kills");
+    let serve = || name.serve(|role| role.with("microseconds", 200));
+    let mut services: Vec<Child> = (0..3).map(|_| serve()).collect();
+    let stop = AtomicBool::new(false);
+    let rounds = std::env::var("PELTON_ROUNDS").map_or(8, |rounds| rounds.parse().unwrap());
+    let outcomes = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| storm(&mut name.client(), 100, true, &stop, |_| ()));
+        for _ in 0..rounds {
+            services.push(serve());
+            services.remove(0).kill();
+        }
+        stop.store(true, Ordering::Relaxed);
+        asking.join().unwrap()
+    });
+    let carried_out = name.carried_out();
+    let mut lost = 0;
+    for (number, outcome) in outcomes.iter().enumerate() {
+        let times = carried_out.get(&(number as u64)).copied().unwrap_or(0);
+        match outcome {
+            Outcome::Reply => assert!(times >= 1, "call {number} was answered and not carried out"),
+            Outcome::Lost(Loss::PeerDied) if !number.is_multiple_of(2) => lost += 1,
+            outcome => panic!("call {number}: {outcome:?}"),
+        }
+        assert!(number.is_multiple_of(2) || times <= 1, "call {number} was carried out {times} times");
+    }
+    println!("{lost} of {} calls were lost", outcomes.len());
+}
+
+#[test]
+fn a_name_that_nobody_serves_any_more_is_said_and_served_again() {
+    let name = Name::new("nobody");
+    let service = name.serve(|role| role.with("microseconds", 1_000_000_000).with("threads", 1));
+    let mut client = name.client();
+    let (one, two) = (client.submit(&request(1)).unwrap(), client.submit(&request(2)).unwrap());
+    // Repeating it is allowed, but there is nobody to do it.
+    assert!(client.mark_idempotent(two).unwrap());
+    service.kill();
+    let error = client.completion_of(one).unwrap_err();
+    assert!(error.is_peer_died(), "{error}");
+    let completion = client.completion_until(deadline()).unwrap().expect("it hangs");
+    assert_eq!((completion.call(), completion.outcome()), (two, Outcome::Lost(Loss::PeerDied)));
+    drop(completion);
+    assert_eq!((client.in_flight(), client.services()), (0, 0));
+    assert!(matches!(client.try_submit(&request(3)), Err(Error::NoListener { .. })));
+    assert!(matches!(client.call(&request(3)), Err(Error::NoListener { .. })));
+    assert!(matches!(client.reserve(8), Err(Error::NoListener { .. })));
+    assert!(!client.mark_idempotent(two).unwrap(), "it is over");
+
+    let service = name.serve(|role| role);
+    let reply = client.call_until(&request(4), deadline()).unwrap().expect("it hangs");
+    assert_eq!(answer(&reply), (u64::from(service.pid()), 4));
+    drop(reply);
+    let mut room = client.reserve(8).unwrap();
+    room.copy_from_slice(&5u64.to_le_bytes());
+    let call = room.submit().unwrap();
+    assert_eq!(answer(&client.completion_of(call).unwrap()).1, 5);
+}
+
+#[test]
+fn what_a_stopped_service_had_not_answered_is_lost_and_asked_elsewhere_only_if_idempotent() {
+    let name = Name::new("stopped");
+    let mut first = name.serve(|role| role.with("microseconds", 100_000).with("threads", 1));
+    let mut client = name.client();
+    let calls: Vec<CallId> = (0..4).map(|number| client.submit(&request(number + 1)).unwrap()).collect();
+    client.mark_idempotent(calls[3]).unwrap();
+    let second = name.serve(|role| role);
+    first.tell("stop");
+    let mut outcomes = BTreeMap::new();
+    for _ in 0..4 {
+        let completion = client.completion_until(deadline()).unwrap().expect("it hangs");
+        outcomes.insert(completion.call(), completion.outcome());
+        if completion.call() == calls[3] && completion.outcome() == Outcome::Reply {
+            assert!([first.pid(), second.pid()].map(u64::from).contains(&answer(&completion).0));
+        }
+    }
+    assert_eq!(outcomes[&calls[3]], Outcome::Reply);
+    assert!(
+        calls[..3].iter().all(|call| [Outcome::Reply, Outcome::Lost(Loss::Closed)].contains(&outcomes[call])),
+        "{outcomes:?}"
+    );
+    assert!(outcomes.values().any(|outcome| *outcome == Outcome::Lost(Loss::Closed)), "{outcomes:?}");
+    first.wait_well();
+}
+
+#[test]
+fn a_service_that_drains_answers_what_it_has_and_gives_back_the_rest() {
+    let place = Place::new("drain");
+    let mut service = Service::listen(&place.name()).unwrap();
+    let stopper = service.stopper();
+    let name = place.name();
+    let mut client = {
+        let connecting = std::thread::spawn(move || Options::new().connect_client(&name).unwrap());
+        while !connecting.is_finished() {
+            assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+        }
+        connecting.join().unwrap()
+    };
+    let taken = client.submit(b"taken").unwrap();
+    let responder = service.receive().unwrap().into_responder();
+    stopper.drain();
+    assert!(service.try_receive().unwrap().is_none(), "one call is open still");
+    // Nobody can come in any more, and the name is free.
+    assert!(matches!(Client::connect(&place.name()), Err(Error::NoListener { .. })));
+    let back = client.submit(b"too late").unwrap();
+    client.notify(b"but this is taken").unwrap();
+    let told = service.try_receive().unwrap().expect("a notification");
+    assert!(told.is_notification() && *told == *b"but this is taken");
+    drop(told);
+    let returned = client.completion_until(deadline()).unwrap().expect("it hangs");
+    assert_eq!((returned.call(), returned.outcome()), (back, Outcome::Lost(Loss::Returned)));
+    drop(returned);
+    let call = client.submit(b"too late too").unwrap();
+    assert!(service.try_receive().unwrap().is_none());
+    assert!(matches!(client.completion_of(call), Err(Error::Refused(_))));
+    // The last answer ends it, also a service that sleeps.
+    let waiting = std::thread::scope(|scope| {
+        let thread = this_thread();
+        scope.spawn(move || {
+            wait_until_thread_polls(thread);
+            responder.reply(b"answer").unwrap();
+        });
+        service.receive().map(|_| ())
+    });
+    assert!(waiting.unwrap_err().is_closed());
+    assert_eq!(&*client.completion_of(taken).unwrap(), b"answer");
+    // Before the service is dropped.
+    assert!(client.completion().unwrap_err().is_closed());
+    assert!(client.submit(b"more").unwrap_err().is_closed());
+}
