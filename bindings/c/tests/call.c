@@ -723,6 +723,97 @@ static void answers_come_from_many_threads_and_order_the_memory_around_them(void
     end();
 }
 
+/* ---- Several processes of one name ------------------------------------------------------------------------------------------ */
+
+static volatile sig_atomic_t drained;
+static pelton_service *draining;
+
+static void drain(int signal) {
+    (void)signal;
+    drained = 1;
+    pelton_service_drain(draining);
+}
+
+/* Answers with its process's number, until it is drained. */
+static void answer_with_pid(const char *name) {
+    pelton_request request;
+    uint32_t pid = (uint32_t)getpid();
+    int code;
+    OK(pelton_service_listen(name, NULL, &draining));
+    signal(SIGTERM, drain);
+    tell();
+    while ((code = pelton_service_receive(draining, SOON, &request)) == PELTON_OK) {
+        /* Some stand for ever. */
+        if (request.size == 0) OK(pelton_reply(request.responder, &pid, sizeof pid));
+        OK(pelton_service_release(draining));
+    }
+    ANSWERS(code, PELTON_CLOSED);
+    CHECK(drained);
+    OK(pelton_service_close(draining));
+}
+
+/* Calls until the answer is another process's. */
+static void call_until_it_is_not_of(uint32_t pid, uint32_t wanted) {
+    uint32_t found = pid;
+    pelton_completion answer;
+    while (found == pid) {
+        OK(pelton_call(client, NULL, 0, SOON, &answer));
+        CHECK(answer.size == sizeof found);
+        memcpy(&found, answer.data, sizeof found);
+        OK(pelton_client_release(client));
+    }
+    CHECK(found == wanted);
+}
+
+static void calls_go_on_with_another_process_of_the_name(void) {
+    pelton_options options = soon(0);
+    pelton_completion answer;
+    const char *before = getenv("XDG_RUNTIME_DIR");
+    char *kept = before ? strdup(before) : NULL;
+    CHECK(pipe(told) == 0 && setenv("XDG_RUNTIME_DIR", here, 1) == 0);
+    pid_t first = start(answer_with_pid, "several");
+    wait_to_be_told();
+    pid_t second = start(answer_with_pid, "several");
+    wait_to_be_told();
+    OK(pelton_client_open("several", &options, &client));
+    call_until_it_is_not_of((uint32_t)first, (uint32_t)second);
+    call_until_it_is_not_of((uint32_t)second, (uint32_t)first);
+    CHECK(client_info().services == 2);
+    /* Two that stand, one with each: one of them may be carried out twice, and then stands with the other. */
+    uint64_t one = submitted("stand", 5), two = submitted("stand", 5);
+    OK(pelton_mark_idempotent(client, one));
+    OK(pelton_mark_idempotent(client, two));
+    uint64_t lost = submitted("stand", 5), also = submitted("stand", 5);
+    kill_now(first);
+    OK(pelton_await(client, PELTON_ANY_CALL, SOON, &answer));
+    CHECK(answer.outcome == PELTON_LOST && (int)answer.code == PELTON_PEER_DIED && answer.size == 0);
+    CHECK(answer.call == lost || answer.call == also);
+    OK(pelton_client_release(client));
+    call_until_it_is_not_of((uint32_t)first, (uint32_t)second);
+    CHECK(client_info().services == 1 && client_info().calls == 3);
+    /* Its successor takes over what it has not begun. */
+    pid_t third = start(answer_with_pid, "several");
+    wait_to_be_told();
+    OK(pelton_cancel(client, one));
+    OK(pelton_cancel(client, two));
+    OK(pelton_cancel(client, answer.call == lost ? also : lost));
+    call_until_it_is_not_of((uint32_t)second, (uint32_t)third);
+    OK(pelton_client_close(client));
+    OK(pelton_client_open("several", &options, &client));
+    CHECK(kill(second, SIGTERM) == 0);
+    finish(second);
+    call_until_it_is_not_of((uint32_t)second, (uint32_t)third);
+    CHECK(kill(third, SIGTERM) == 0);
+    finish(third);
+    ANSWERS(pelton_call(client, NULL, 0, SOON, &answer), PELTON_NO_LISTENER);
+    OK(pelton_client_close(client));
+    if (kept) CHECK(setenv("XDG_RUNTIME_DIR", kept, 1) == 0);
+    else CHECK(unsetenv("XDG_RUNTIME_DIR") == 0);
+    free(kept);
+    close(told[0]);
+    close(told[1]);
+}
+
 int main(void) {
     static const test tests[] = {
         TEST(every_size_comes_back_from_another_process),
@@ -746,6 +837,7 @@ int main(void) {
         TEST(a_pool_answers_until_it_is_stopped),
         TEST(a_wait_for_requests_ends_when_another_thread_stops_it),
         TEST(answers_come_from_many_threads_and_order_the_memory_around_them),
+        TEST(calls_go_on_with_another_process_of_the_name),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);
 }
