@@ -26,9 +26,9 @@ pub enum Error {
         /// Messages committed that the receiver has not released.
         unreleased: u64,
     },
-    /// The message is larger than the lane's limit.
+    /// The message is larger than the lane's limit, or, of a call, than the other side takes.
     #[error(
-        "a message of {bytes} bytes is larger than this channel's limit of {bytes_max}: send less, or create it with twice the capacity"
+        "a message of {bytes} bytes is larger than the limit of {bytes_max}: send less, or raise it, of a channel by twice the capacity, of calls by call_bytes_max at the side that receives"
     )]
     TooLarge {
         /// The size asked for.

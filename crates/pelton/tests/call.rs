@@ -121,6 +121,18 @@ fn child() {
                 assert_eq!(*client.call(&request).unwrap(), *request, "call {number}");
             }
         }
+        // Has no memory for the stacks of so many threads.
+        "cramped" => {
+            use rustix::process::{Resource, Rlimit, setrlimit};
+            let mut service = options.listen_service(role.get("name")).unwrap();
+            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+            let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
+            let most = Some(pages * 4096 + (40 << 20));
+            setrlimit(Resource::As, Rlimit { current: most, maximum: most }).unwrap();
+            let error = service.run(500, echo).unwrap_err();
+            assert!(matches!(&error, Error::System { what, .. } if what.contains("thread")), "{error}");
+            say("no thread");
+        }
         role => panic!("{role}"),
     }
 }
@@ -1048,4 +1060,217 @@ fn room_given_back_leaves_who_waits_for_room_to_be_woken() {
         // An empty lane has room.
         assert_eq!(waiting.join().unwrap().0, Sent::Sent);
     });
+}
+
+#[test]
+fn a_client_that_does_not_read_a_stream_leaves_the_other_threads_to_others() {
+    let place = Place::new("a stalled stream and the pool");
+    let (waits, is_waiting) = mpsc::channel();
+    let waits = Mutex::new(waits);
+    let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
+        if *request != *b"stream" {
+            return echo(request);
+        }
+        let mut responder = request.into_responder();
+        while responder.try_part(&[1; 5000]).unwrap() == Sent::Sent {}
+        let thread = this_thread();
+        waits.lock().unwrap().send(thread).unwrap();
+        // The client goes in the end.
+        while responder.part(&[1; 5000]).is_ok() {}
+    });
+    let mut slow = tiny().connect_client(&place.name()).unwrap();
+    slow.submit(b"stream").unwrap();
+    wait_until_thread_polls(is_waiting.recv_timeout(DEADLINE).unwrap());
+    slow.submit(b"stream").unwrap();
+    slow.submit(b"stream").unwrap();
+    let mut other = tiny().connect_client(&place.name()).unwrap();
+    for _ in 0..100 {
+        assert!(other.call_until(b"here", deadline()).unwrap().is_some(), "the pool is taken");
+    }
+    assert!(is_waiting.try_recv().is_err(), "a second thread waits for the same client");
+    // Once it reads, it is served again.
+    while is_waiting.try_recv().is_err() {
+        assert!(slow.completion_until(deadline()).unwrap().is_some());
+    }
+}
+
+#[test]
+fn who_only_asks_and_takes_no_answer_is_told_so_before_they_fill_the_memory() {
+    let place = Place::new("bounded answers");
+    for bytes in [0, 3000] {
+        let _serving = Serving::start(&tiny(), &place.name(), 1, echo);
+        let mut client = tiny().call_bytes_max(1 << 20).connect_client(&place.name()).unwrap();
+        let mut asked = 0u64;
+        let error = loop {
+            match client.submit(&numbered(asked, bytes)) {
+                Ok(_) => asked += 1,
+                Err(error) => break error,
+            }
+            assert!(asked < 4000, "{asked} answers of {bytes} bytes are kept");
+        };
+        assert!(matches!(&error, Error::Refused(why) if why.contains("answers")), "{error}");
+        assert!(client.try_submit(b"one more").unwrap().is_none());
+        // All that was asked is answered, and then it goes on.
+        for _ in 0..asked {
+            assert_eq!(client.completion_until(deadline()).unwrap().expect("an answer is lost").len(), bytes);
+        }
+        assert!(client.call_until(b"one more", deadline()).unwrap().is_some());
+    }
+}
+
+#[test]
+fn parts_of_no_bytes_are_counted_too() {
+    let place = Place::new("empty parts");
+    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
+        let is_quiet = *request == *b"quiet";
+        let mut responder = request.into_responder();
+        while !stopped.load(Ordering::Relaxed) {
+            if is_quiet || responder.try_part(b"").unwrap() != Sent::Sent {
+                std::thread::yield_now();
+            }
+        }
+    });
+    let mut client = tiny().call_bytes_max(50_000).connect_client(&place.name()).unwrap();
+    let quiet = client.submit(b"quiet").unwrap();
+    let loud = client.submit(b"loud").unwrap();
+    let error = client.completion_of_until(quiet, deadline()).unwrap_err();
+    assert!(matches!(&error, Error::Refused(why) if why.contains("of parts")), "{error}");
+    // What is to end that is not refused itself.
+    assert!(client.cancel(loud).unwrap());
+    // Nor is what comes next, which nobody knows if it is not answered.
+    stop.store(true, Ordering::Relaxed);
+    assert_eq!(
+        client.completion_of_until(quiet, deadline()).unwrap().expect("no answer").outcome(),
+        Outcome::Abandoned
+    );
+}
+
+#[test]
+fn a_cancel_is_not_refused_because_parts_wait_and_a_refused_call_does_not_stay_in_flight() {
+    let place = Place::new("a cancel beside parts");
+    let (service, mut client, mut responders, ids) = {
+        let name = place.name();
+        let mut service = tiny().listen_service(&name).unwrap();
+        let asking = std::thread::spawn(move || {
+            let mut client = tiny().call_bytes_max(30_000).connect_client(&name).unwrap();
+            let ids: Vec<_> = (0..2).map(|_| client.submit(b"asked").unwrap()).collect();
+            (client, ids)
+        });
+        let responders: Vec<_> =
+            (0..2).map(|_| service.receive_until(deadline()).unwrap().unwrap().into_responder()).collect();
+        let (client, ids) = asking.join().unwrap();
+        (service, client, responders, ids)
+    };
+    for _ in 0..5 {
+        assert_eq!(responders[0].try_part(&[3; 8000]).unwrap(), Sent::Sent);
+    }
+    // Nobody answers it: before it could be, the parts are too many.
+    let error = client.call(b"one more").unwrap_err();
+    assert!(matches!(&error, Error::Refused(why) if why.contains("of parts")), "{error}");
+    assert!(client.cancel(ids[1]).unwrap());
+    let mut service = service;
+    let request = service.receive_until(deadline()).unwrap().expect("it was asked");
+    assert_eq!(&*request, b"one more");
+    let responder = request.into_responder();
+    // It was given up: the service hears of it as it looks on.
+    assert!(service.try_receive().unwrap().is_none());
+    assert!(responder.is_cancelled());
+    assert!(client.cancel(ids[0]).unwrap());
+    drop((responder, responders));
+    assert!(client.completion_until(deadline()).is_err(), "nothing is awaited");
+    while client.in_flight() > 0 {
+        assert!(client.try_completion().unwrap().is_none());
+    }
+}
+
+#[test]
+fn a_loop_that_only_notifies_hears_of_room() {
+    let place = Place::new("a notifying loop");
+    let (mut service, mut client, _responders, _) = asked(&place, 1);
+    let mut told = 0;
+    for _ in 0..20 {
+        let before = told;
+        while client.try_notify(&[5; 3000]).unwrap() {
+            told += 1;
+        }
+        assert!(told > before && client.arm().unwrap(), "there is no room");
+        assert!(!is_readable(client.as_fd()));
+        let mut taken = 0;
+        while service.try_receive().unwrap().is_some() {
+            taken += 1;
+        }
+        assert!(taken > 0);
+        readable(client.as_fd());
+        client.disarm();
+    }
+}
+
+#[test]
+fn a_loop_hears_of_the_end_after_the_last_answers() {
+    let place = Place::new("the end comes last");
+    let (service, mut client, mut responders, ids) = asked(&place, 2);
+    // Something waits to be written.
+    while client.try_submit(&[6; 20_000]).unwrap().is_some() {}
+    client.try_notify(&[7; 300_000]).unwrap();
+    responders.pop().unwrap().reply(b"answer").unwrap();
+    responders.pop().unwrap().reply(b"answer").unwrap();
+    drop(service);
+    for _ in 0..ids.len() {
+        assert!(!client.arm().unwrap(), "an answer is there");
+        assert_eq!(&*client.try_completion().unwrap().expect("an answer is there"), b"answer");
+    }
+    let error = loop {
+        match client.arm().and_then(|_| client.try_completion().map(|found| assert!(found.is_none()))) {
+            Ok(()) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_closed(), "{error}");
+}
+
+#[test]
+fn a_loop_waits_for_no_thread_that_writes_a_reply() {
+    let place = Place::new("the loop and reserved room");
+    let other = Place::new("another client");
+    let (mut service, mut client, mut responders, ids) = asked(&place, 2);
+    let (_second, _another, mut theirs, _) = asked(&other, 1);
+    let (late, mut reserved) = (responders.pop().unwrap(), responders.pop().unwrap());
+    let room = reserved.try_reserve(6).unwrap().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // Who has room for one reply leaves another to the loop, when a third thread has that client's.
+            let mut theirs = theirs.pop().unwrap();
+            let held = theirs.try_reserve(1).unwrap().unwrap();
+            late.reply(b"later").unwrap();
+            drop(held);
+        });
+    });
+    for _ in 0..10 {
+        assert!(!service.arm().unwrap(), "an answer is to be written still");
+        assert!(service.try_receive().unwrap().is_none());
+        service.disarm();
+    }
+    room.reply(6).unwrap();
+    assert!(service.try_receive().unwrap().is_none());
+    for id in ids {
+        assert!(client.completion_of_until(id, deadline()).unwrap().is_some());
+    }
+}
+
+#[test]
+fn a_pool_whose_threads_cannot_all_be_started_takes_nothing_and_says_so() {
+    let place = Place::new("threads that cannot be started");
+    let pool = Child::start(Role::new("cramped").with("name", place.name()));
+    pool.expect("no thread");
+    pool.wait_well();
+}
+
+#[test]
+fn too_large_a_call_is_not_said_to_need_more_capacity_alone() {
+    let place = Place::new("words about size");
+    let (_service, mut client, _responders, _) = asked(&place, 1);
+    let error = client.submit(&vec![0; (64 << 20) + 1]).unwrap_err();
+    assert!(error.to_string().contains("call_bytes_max"), "{error}");
 }

@@ -169,7 +169,9 @@ impl Responder {
             return Err(Error::Refused("this thread has room reserved for another reply: send that first".to_owned()));
         }
         let mut out = caller.lock()?;
-        caller.flush(&mut out)?;
+        if !out.outbox.is_empty() || caller.has_later() {
+            caller.flush(&mut out)?;
+        }
         if !out.outbox.is_empty() {
             return Ok(None);
         }

@@ -51,7 +51,7 @@ use std::time::Instant;
 /// ```
 #[derive(Debug)]
 pub struct Service {
-    requests: Receiver,
+    pub(super) requests: Receiver,
     desk: Arc<Desk>,
     /// Clients that do not read their replies.
     clogged: Vec<Arc<Caller>>,

@@ -5,6 +5,7 @@ use super::{CallId, Client, Loss, Outcome, Service};
 use crate::Options;
 use crate::error::{Error, Result};
 use serde_json::Value;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// What both sides take at most, as the vectors say.
@@ -239,4 +240,28 @@ fn random_headers_are_refused_or_mean_what_they_say() {
         }
     }
     assert!(read > 1000, "{read}");
+}
+
+#[test]
+fn a_service_whose_lane_of_requests_is_damaged_is_corrupt_to_its_client_and_stays_so() {
+    let Link { mut service, clients } = link(1);
+    let mut client = clients.into_iter().next().unwrap();
+    client.submit(b"call").unwrap();
+    service.receive().unwrap().reply(b"").unwrap();
+    drop(client.completion().unwrap());
+    // The service says that it has released what was never sent.
+    let page = service.requests.consumer_page();
+    // SAFETY: the page is mapped, writable, and 128 is where its head is: 8 bytes, of any value to who reads it.
+    unsafe { page.add(128).cast::<std::sync::atomic::AtomicU64>().as_ref() }.fetch_xor(1 << 62, Ordering::Release);
+    let until = Instant::now() + Duration::from_secs(60);
+    let error = loop {
+        assert!(Instant::now() < until, "it is never looked at");
+        match client.try_submit(&[7; 3000]) {
+            Err(error) => break error,
+            Ok(_) => {}
+        }
+    };
+    assert!(matches!(error, Error::Corrupt(_)), "{error}");
+    let again = [client.submit(b"x").map(|_| ()), client.completion().map(|_| ()), client.arm().map(|_| ())];
+    assert!(again.iter().all(|result| matches!(result, Err(Error::Corrupt(_)))), "{again:?}");
 }

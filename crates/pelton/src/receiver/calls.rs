@@ -95,6 +95,12 @@ impl Receiver {
         self.owner.retire();
     }
 
+    /// The current lane's page of this side's, for a test to damage it.
+    #[cfg(test)]
+    pub(crate) fn consumer_page(&self) -> std::ptr::NonNull<u8> {
+        self.lanes.current.memory.consumer.base()
+    }
+
     pub(crate) fn is_forked_here(&self) -> bool {
         self.owner.is_forked()
     }
