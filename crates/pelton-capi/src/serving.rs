@@ -306,7 +306,10 @@ impl Answering {
         if self.room.is_none() || self.responder.has_room_here() {
             return Ok(());
         }
-        Err(code::tell(code::WRONG_THREAD, "another thread has reserved room for this reply: it is to commit or abort it"))
+        Err(code::tell(
+            code::WRONG_THREAD,
+            "another thread has reserved room for this reply: it is to commit or abort it",
+        ))
     }
 
     fn give_room_back(&mut self) {
