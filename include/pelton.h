@@ -840,8 +840,8 @@ int pelton_service_close(pelton_service *service);
 
 /* ---- Answering --------------------------------------------------------------------------------------------------------- *
  * A responder is closed by its last answer, whatever that answers but PELTON_TOO_LARGE, PELTON_RESERVED and the mistakes PELTON_NULL and
- * PELTON_WRONG_THREAD; or by pelton_responder_close, which lets go of the call. Different responders are answered by different threads at
- * once. Errors of all: PELTON_PEER_DIED, PELTON_CLOSED: the client has gone, and the answer is dropped. PELTON_TOO_LARGE: for this
+ * PELTON_WRONG_THREAD; or by pelton_responder_close, which lets go of the call. One that is forgotten has its client wait until either
+ * side goes. Different responders are answered by different threads at once. Errors of all: PELTON_PEER_DIED, PELTON_CLOSED: the client has gone, and the answer is dropped. PELTON_TOO_LARGE: for this
  * client. PELTON_RESERVED: this responder has room reserved. PELTON_REFUSED: this thread has room reserved by another responder.
  * PELTON_CORRUPT, PELTON_SYSTEM. */
 

@@ -737,18 +737,21 @@ static void drain(int signal) {
 /* Answers with its process's number, until it is drained. */
 static void answer_with_pid(const char *name) {
     pelton_request request;
+    pelton_responder *standing[4];
     uint32_t pid = (uint32_t)getpid();
-    int code;
+    int code, count = 0;
     OK(pelton_service_listen(name, NULL, &draining));
     signal(SIGTERM, drain);
     tell();
     while ((code = pelton_service_receive(draining, SOON, &request)) == PELTON_OK) {
-        /* Some stand for ever. */
+        /* Some stand until it is over. */
         if (request.size == 0) OK(pelton_reply(request.responder, &pid, sizeof pid));
+        else standing[count++] = request.responder;
         OK(pelton_service_release(draining));
     }
     ANSWERS(code, PELTON_CLOSED);
     CHECK(drained);
+    while (count > 0) OK(pelton_responder_close(standing[--count]));
     OK(pelton_service_close(draining));
 }
 
