@@ -1,4 +1,4 @@
-//! The ends of a channel in a Tokio runtime: the descriptor in its reactor, no thread, no timer.
+//! The ends of a channel, and clients, in a Tokio runtime: the descriptor in its reactor, no thread, no timer.
 //!
 //! Every future here may be dropped at any await: a message is taken or sent only in the turn that completes, never before.
 //!
@@ -14,6 +14,10 @@
 //! # })
 //! # }
 //! ```
+
+mod client;
+
+pub use client::{Answer, AsyncCall, AsyncClient};
 
 use crate::wait::Side;
 use crate::{Error, Message, Receiver, Result, Sender, Sent};

@@ -1237,22 +1237,33 @@ fn a_loop_waits_for_no_thread_that_writes_a_reply() {
     let (mut service, mut client, mut responders, ids) = asked(&place, 2);
     let (_second, _another, mut theirs, _) = asked(&other, 1);
     let (late, mut reserved) = (responders.pop().unwrap(), responders.pop().unwrap());
-    let room = reserved.try_reserve(6).unwrap().unwrap();
+    let (have, has_room) = mpsc::channel();
+    let (go_on, may_go_on) = mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            // Who has room for one reply leaves another to the loop, when a third thread has that client's.
-            let mut theirs = theirs.pop().unwrap();
-            let held = theirs.try_reserve(1).unwrap().unwrap();
-            late.reply(b"later").unwrap();
-            drop(held);
+            let room = reserved.try_reserve(6).unwrap().unwrap();
+            have.send(()).unwrap();
+            may_go_on.recv_timeout(DEADLINE).unwrap();
+            room.reply(6).unwrap();
         });
+        has_room.recv_timeout(DEADLINE).unwrap();
+        scope
+            .spawn(move || {
+                // Who has room for one reply leaves another to the loop, when a second thread has that client's.
+                let mut theirs = theirs.pop().unwrap();
+                let held = theirs.try_reserve(1).unwrap().unwrap();
+                late.reply(b"later").unwrap();
+                drop(held);
+            })
+            .join()
+            .unwrap();
+        for _ in 0..10 {
+            assert!(!service.arm().unwrap(), "an answer is to be written still");
+            assert!(service.try_receive().unwrap().is_none());
+            service.disarm();
+        }
+        go_on.send(()).unwrap();
     });
-    for _ in 0..10 {
-        assert!(!service.arm().unwrap(), "an answer is to be written still");
-        assert!(service.try_receive().unwrap().is_none());
-        service.disarm();
-    }
-    room.reply(6).unwrap();
     assert!(service.try_receive().unwrap().is_none());
     for id in ids {
         assert!(client.completion_of_until(id, deadline()).unwrap().is_some());

@@ -1,8 +1,8 @@
 //! The Tokio adapter: a message is received once whatever is cancelled, and a sleeping task is woken.
 #![cfg(feature = "tokio")]
 
-use pelton::Options;
-use pelton::tokio::{AsyncReceiver, AsyncSender};
+use pelton::tokio::{AsyncClient, AsyncReceiver, AsyncSender};
+use pelton::{Options, Outcome};
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -92,5 +92,215 @@ fn a_waiting_task_hears_that_the_other_side_closed() {
             drop(receiver);
         };
         tokio::join!(waiting, closing);
+    });
+}
+
+/// A service in a thread of its own, and a client of it.
+struct Calls {
+    place: tempfile::TempDir,
+    stopper: pelton::Stopper,
+    serving: Option<std::thread::JoinHandle<pelton::Result<()>>>,
+}
+
+impl Calls {
+    fn start(threads: usize, handler: impl Fn(pelton::Request<'_>) + Sync + Send + 'static) -> Calls {
+        let place = tempfile::Builder::new().prefix("pt").tempdir_in("/tmp").unwrap();
+        let mut service = small().listen_service(&name(&place)).unwrap();
+        let stopper = service.stopper();
+        let serving = Some(std::thread::spawn(move || service.run(threads, handler)));
+        Calls { place, stopper, serving }
+    }
+
+    fn client(&self) -> AsyncClient {
+        AsyncClient::new(small().call_bytes_max(300_000).connect_client(&name(&self.place)).unwrap()).unwrap()
+    }
+
+    fn stop(&mut self) {
+        self.stopper.stop();
+        if let Some(serving) = self.serving.take() {
+            serving.join().unwrap().unwrap();
+        }
+    }
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn small() -> Options {
+    Options::new().capacity(64 * 1024)
+}
+
+fn name(place: &tempfile::TempDir) -> String {
+    format!("unix:{}", place.path().join("s").display())
+}
+
+fn echo(request: pelton::Request<'_>) {
+    if !request.is_notification() {
+        let (bytes, responder) = request.into_parts();
+        let _ = responder.reply(&bytes);
+    }
+}
+
+#[test]
+fn many_tasks_call_by_one_client_in_one_thread_and_in_several() {
+    for threads in [1, 4] {
+        let calls = Calls::start(2, echo);
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let client = calls.client();
+            // More than may be in flight, and more than fits.
+            let tasks: Vec<_> = (0..1500u32)
+                .map(|number| {
+                    let client = client.clone();
+                    tokio::spawn(async move {
+                        for round in 0..3 {
+                            let size = (number as usize * 7 + round) % 2000;
+                            let request = [&number.to_le_bytes()[..], &vec![round as u8; size]].concat();
+                            client.notify(b"beside").await.unwrap();
+                            let answer = client.call(&request).await.unwrap();
+                            assert_eq!((answer.outcome, answer.bytes), (Outcome::Reply, request));
+                        }
+                    })
+                })
+                .collect();
+            let all = async {
+                for task in tasks {
+                    task.await.unwrap();
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(60), all).await.expect("hangs");
+            assert_eq!(client.in_flight(), 0);
+        });
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_written_while_nobody_uses_the_client() {
+    let calls = Calls::start(1, echo);
+    run(async {
+        let client = calls.client();
+        let request: Vec<u8> = (0..250_000u32).map(|byte| byte as u8).collect();
+        client.notify(&request).await.unwrap();
+        let (one, two) = tokio::join!(client.call(&request), client.call(&request));
+        assert!(one.unwrap().bytes == request && two.unwrap().bytes == request);
+    });
+}
+
+#[test]
+fn a_call_dropped_at_any_await_is_cancelled_and_the_others_go_on() {
+    let (told, cancelled) = std::sync::mpsc::channel();
+    let told = std::sync::Mutex::new(told);
+    let calls = Calls::start(3, move |request| {
+        if *request == *b"forever" {
+            let responder = request.into_responder();
+            while !responder.is_cancelled() {
+                std::thread::yield_now();
+            }
+            told.lock().unwrap().send(()).unwrap();
+            return;
+        }
+        echo(request);
+    });
+    run(async {
+        let client = calls.client();
+        for round in 0..50 {
+            let mut context = Context::from_waker(Waker::noop());
+            let mut forever = Box::pin(client.call(b"forever"));
+            // It is the one that hears the descriptor, or not.
+            let mut before = Box::pin(client.call(b"before"));
+            if round % 2 == 0 {
+                let _ = before.as_mut().poll(&mut context);
+            }
+            assert!(matches!(forever.as_mut().poll(&mut context), Poll::Pending));
+            let beside = client.clone();
+            let beside = tokio::spawn(async move { beside.call(b"beside").await });
+            for _ in 0..round % 5 {
+                tokio::task::yield_now().await;
+                assert!(matches!(forever.as_mut().poll(&mut context), Poll::Pending));
+            }
+            drop(forever);
+            assert_eq!(beside.await.unwrap().unwrap().bytes, b"beside");
+            if round % 3 != 0 {
+                assert_eq!(before.await.unwrap().bytes, b"before");
+            }
+            // The service was told.
+            while cancelled.try_recv().is_err() {
+                tokio::task::yield_now().await;
+            }
+        }
+        // A place comes back when its last answer has come.
+        while client.in_flight() > 0 {
+            assert_eq!(client.call(b"once more").await.unwrap().bytes, b"once more");
+        }
+    });
+}
+
+#[test]
+fn a_stream_comes_in_order_and_one_that_is_dropped_ends_for_the_service() {
+    let (told, ended) = std::sync::mpsc::channel();
+    let told = std::sync::Mutex::new(told);
+    let calls = Calls::start(2, move |request| {
+        let most: u32 = String::from_utf8_lossy(&request).parse().unwrap();
+        let mut responder = request.into_responder();
+        for number in 0..most {
+            let part = number.to_le_bytes().repeat(100);
+            loop {
+                let until = std::time::Instant::now() + Duration::from_millis(1);
+                match responder.part_until(&part, until).unwrap() {
+                    pelton::Sent::Sent => break,
+                    _ if responder.is_cancelled() => return told.lock().unwrap().send(number).unwrap(),
+                    _ => {}
+                }
+            }
+        }
+        responder.end().unwrap();
+    });
+    run(async {
+        let client = calls.client();
+        let mut stream = client.submit(b"5000").await.unwrap();
+        for number in 0..5000u32 {
+            let answer = stream.next().await.unwrap().unwrap();
+            assert_eq!((answer.outcome, answer.bytes), (Outcome::Part, number.to_le_bytes().repeat(100)));
+        }
+        assert_eq!(stream.next().await.unwrap().unwrap().outcome, Outcome::End);
+        assert_eq!(stream.next().await.unwrap(), None);
+        // Nobody reads it: it keeps the others waiting, until it is dropped.
+        let endless = client.submit(b"4000000000").await.unwrap();
+        let beside = client.clone();
+        let beside = tokio::spawn(async move { beside.call(b"0").await });
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        drop(endless);
+        assert_eq!(beside.await.unwrap().unwrap().outcome, Outcome::End);
+        while ended.try_recv().is_err() {
+            assert_eq!(client.call(b"0").await.unwrap().outcome, Outcome::End);
+        }
+    });
+}
+
+#[test]
+fn every_task_that_waits_hears_of_the_end() {
+    let mut calls = Calls::start(2, |request| std::mem::forget(request.into_responder()));
+    run(async {
+        let client = calls.client();
+        let tasks: Vec<_> = (0..10)
+            .map(|_| {
+                let client = client.clone();
+                tokio::spawn(async move { client.call(b"never").await })
+            })
+            .collect();
+        while client.in_flight() < 10 {
+            tokio::task::yield_now().await;
+        }
+        calls.stop();
+        for task in tasks {
+            let error = task.await.unwrap().unwrap_err();
+            assert!(error.is_closed(), "{error}");
+        }
+        assert!(client.call(b"again").await.is_err());
     });
 }

@@ -721,8 +721,9 @@ impl Client {
         }
     }
 
+    /// What is said of a call that was lost to who awaits that one.
     #[cold]
-    fn lost(&self, loss: Loss) -> Error {
+    pub(crate) fn lost(&self, loss: Loss) -> Error {
         match loss {
             Loss::PeerDied => Error::PeerDied { unreleased: 0 },
             Loss::Closed => Error::Closed { unreleased: 0 },
@@ -897,6 +898,23 @@ impl Client {
             self.bells.nudge().ring();
         }
         Ok(armed)
+    }
+
+    /// Nobody wants the room any more that there was not.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn forget_room(&mut self) {
+        self.wanted = None;
+    }
+
+    /// Whether something waits for room that was asked for, and so is to be armed for.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn has_unwritten(&self) -> bool {
+        self.links.iter().any(|link| !link.outbox.is_empty()) || !self.homeless.is_empty()
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn reply_bytes_max(&self) -> u64 {
+        self.reply_bytes_max
     }
 
     /// Takes [`Client::arm`] back.
