@@ -256,9 +256,8 @@ fn a_service_whose_lane_of_requests_is_damaged_is_corrupt_to_its_client_and_stay
     let until = Instant::now() + Duration::from_secs(60);
     let error = loop {
         assert!(Instant::now() < until, "it is never looked at");
-        match client.try_submit(&[7; 3000]) {
-            Err(error) => break error,
-            Ok(_) => {}
+        if let Err(error) = client.try_submit(&[7; 3000]) {
+            break error;
         }
     };
     assert!(matches!(error, Error::Corrupt(_)), "{error}");
