@@ -8,7 +8,8 @@
  *   - by path: both sides open a directory, "path:DIR", which keeps the messages when both are gone;
  *   - between threads of one process: pelton_threads.
  * A receiver of many senders, that come and go, is made by pelton_gather. What a receiver takes in is handed to a file, or a function, a
- * bufferful at a time by pelton_flush_open, and what threads of one process write by pelton_appenders_open.
+ * bufferful at a time by pelton_flush_open, and what threads of one process write by pelton_appenders_open. A client asks a service, and
+ * awaits its answers: pelton_client_open, pelton_service_listen, and "Calls".
  *
  *     pelton_sender *s;                                             pelton_receiver *r;
  *     pelton_sender_open("events", NULL, &s);                       ... pelton_listen, pelton_accept_receiver
@@ -40,7 +41,8 @@
  *
  * THREADS. A handle is used by one thread at a time; which one does not matter, and need not stay the same, as long as one
  * thread's call has returned, and the other knows, before the other begins. Different handles are independent. Only
- * pelton_held_release, and what takes a pelton_senders or a pelton_appenders but their close, may be called at any time from any thread.
+ * pelton_held_release, pelton_service_stop and _drain, and what takes a pelton_senders or a pelton_appenders but their close, may be
+ * called at any time from any thread.
  *
  * UNITS. Sizes are in bytes, times in nanoseconds.
  */
@@ -125,6 +127,9 @@ typedef struct pelton_flush pelton_flush;         /* takes what a receiver recei
 typedef struct pelton_appenders pelton_appenders; /* makes appenders for threads, and is for all of them */
 typedef struct pelton_appender pelton_appender;   /* what one thread appends by */
 typedef struct pelton_records pelton_records;     /* reads a record file */
+typedef struct pelton_client pelton_client;       /* asks a service */
+typedef struct pelton_service pelton_service;     /* takes the requests of its clients */
+typedef struct pelton_responder pelton_responder; /* answers one request */
 
 /* How a side waits (pelton_options.wait). */
 enum pelton_wait {
@@ -136,15 +141,15 @@ enum pelton_wait {
 typedef struct pelton_options {
     uint32_t struct_bytes;      /* sizeof(pelton_options), set by PELTON_OPTIONS_INIT; later versions add at the end */
     uint32_t wait;              /* enum pelton_wait */
-    uint64_t capacity;          /* bytes of the lane, 64 MiB, 4 KiB to 16 GiB, rounded up to a multiple of 64 KiB; the sender's side,
-                                   or the path's maker, decides */
+    uint64_t capacity;          /* bytes of the lane, 64 MiB, of calls 4 MiB, 4 KiB to 16 GiB, rounded up to a multiple of 64 KiB; the
+                                   sender's side, or the path's maker, decides */
     uint64_t message_bytes_max; /* the largest message, if less than half the capacity less 32 bytes; decided likewise */
     int64_t deadline_ns;        /* opening waits until then: for somebody to listen; on a path, for it to be made and joined */
     const uint32_t *uids;       /* users that may be at the other end besides this process's own, */
     uint32_t uids_count;        /* and how many */
     uint32_t create;            /* path: 1 makes the channel if it is not there */
     uint32_t mode;              /* path: who may open it, 0700 */
-    uint32_t lanes;             /* the most senders at a time, at most 1024: path: 1, decided by its maker; pelton_gather: 1024 */
+    uint32_t lanes;             /* the most senders, or clients, at a time, at most 1024: path: 1, decided by its maker; else 1024 */
     uint32_t announce;          /* pelton_gather: 1 has the receiver told of its senders' coming and going */
     uint32_t reserved;          /* 0 */
     uint64_t flush_bytes;       /* flushing: the sink is called when so much has come, 1 MiB, at most 1 GiB; a header of 8 bytes for each
@@ -152,9 +157,15 @@ typedef struct pelton_options {
                                    least 64 KiB */
     int64_t flush_interval_ns;  /* flushing: or so long after it came, 100 ms. PELTON_FOREVER: not by time; then pelton_flush_run calls the
                                    sink when nothing more is there */
+    uint64_t call_bytes_max;    /* calls: the largest request, answer or part of one that this side takes, 64 MiB */
+    int64_t hold_ns;            /* calls: so long pelton_client_arm may hold the loop while answers have lately come so soon, 20 us;
+                                   PELTON_NO_HOLD: not at all */
 } pelton_options;
 
-#define PELTON_OPTIONS_INIT {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0, 0, 0, 0, 0}
+#define PELTON_OPTIONS_INIT {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/* pelton_options.hold_ns: pelton_client_arm does not wait. */
+#define PELTON_NO_HOLD INT64_C(-1)
 
 /* A message received in place. data stays good until the message is released; it is aligned to 8 bytes, and never NULL. Who
  * reads in place trusts the sender not to write after it has committed; pelton_receive_copy trusts nobody, nor does who copies data
@@ -201,7 +212,50 @@ typedef struct pelton_info {
     uint64_t sleeps;            /* times that this side went to sleep, or armed its descriptor */
     uint64_t wakes_sent;        /* times that this side rang the other */
     uint64_t depth_max;         /* sender: the most unreleased messages that it noticed */
+    uint64_t calls;             /* client: in flight, also those given up whose last answer has not come */
+    uint64_t dropped;           /* client: answers to calls that had been given up; service: answers to clients that had gone */
+    uint64_t corrupt;           /* service: clients that broke the rules, and were sent away */
+    uint64_t services;          /* client: processes that it asks at the moment */
 } pelton_info;
+
+/* What came of a call (pelton_completion.outcome). */
+enum pelton_outcome {
+    PELTON_REPLY = 1,    /* the reply, or the last part of one */
+    PELTON_PART = 2,     /* a part of the reply: more comes. After any other outcome nothing more comes of the call */
+    PELTON_END = 3,      /* a reply in parts has ended. It has 0 bytes */
+    PELTON_FAILED = 4,   /* the service failed the call, with a code and bytes of its own meaning */
+    PELTON_ABANDONED = 5, /* the service let go of the call without an answer. It has 0 bytes */
+    PELTON_LOST = 6      /* the service has gone, or drains, and the client goes on without it: its code says more. It has 0 bytes */
+};
+
+/* An answer to a call. data is never NULL, and aligned to 8 if it came whole. Who reads in place trusts the service not to write after
+ * it has answered; pelton_await_copy trusts nobody, nor does who copies data once and looks at the copy alone. */
+typedef struct pelton_completion {
+    uint64_t call;     /* which: as pelton_submit has told it */
+    const void *data;
+    size_t size;
+    uint32_t outcome;  /* enum pelton_outcome */
+    uint32_t code;     /* of PELTON_FAILED, as the service said; of PELTON_LOST, as an int, PELTON_PEER_DIED, PELTON_CLOSED or
+                          PELTON_CORRUPT: whether it was carried out nobody knows; or PELTON_AGAIN: it was not begun, and may be asked
+                          again; else 0 */
+} pelton_completion;
+
+/* Any call, where one is to be named; no call's own. */
+#define PELTON_ANY_CALL UINT64_C(0)
+
+/* What a client asks, or tells. data is as in pelton_completion, with client and service changing places. */
+typedef struct pelton_request {
+    const void *data;
+    size_t size;
+    pelton_responder *responder; /* answers it, and is whoever's that was given this; NULL where nothing is to be answered: pelton_notify */
+    int64_t deadline_ns;         /* when the client will not await the answer any more, PELTON_FOREVER if it has not said */
+    uint32_t pid;                /* its process, and */
+    uint32_t uid;                /* its user, as the kernel vouches for them */
+} pelton_request;
+
+/* Answers a request, or keeps request->responder to answer it later. The rest of request stays good until this returns. Called by as
+ * many threads at once as pelton_service_run was given. It must return; who waits in pelton_reply_part gives a deadline. */
+typedef void (*pelton_handler)(void *context, const pelton_request *request);
 
 /* A run of whole records of one lane, as the bytes they are: for each message a header, a little-endian u64 of seq << 32 | size; its
  * bytes; and up to seven more, of any value, so that the next begins at a multiple of 8. pelton_run_next goes through them. */
@@ -635,6 +689,197 @@ PELTON_MUST_USE int pelton_records_next(pelton_records *records, pelton_record *
 
 /* Closes and frees the handle. NULL does nothing. */
 int pelton_records_close(pelton_records *records);
+
+/* ---- Calls ------------------------------------------------------------------------------------------------------------- *
+ * A client asks and a service answers: up to 1,024 calls of a client at a time, in any order, at once or in parts. What is larger than the
+ * lane's largest message travels in pieces and is put together in the memory of who takes it.
+ *
+ *     pelton_client *c;                                             pelton_service *s;
+ *     pelton_completion answer;                                     pelton_request request;
+ *     pelton_client_open("echo", NULL, &c);                         pelton_service_listen("echo", NULL, &s);
+ *     pelton_call(c, "hello", 5, PELTON_FOREVER, &answer);          while (pelton_service_receive(s, PELTON_FOREVER, &request) == 0) {
+ *     use(answer.data, answer.size);                                    pelton_reply(request.responder, request.data, request.size);
+ *     pelton_client_release(c);                                         pelton_service_release(s);
+ *     pelton_client_close(c);                                       }
+ *
+ * ENDS. By "unix:PATH" a client has one service. Its end fails all calls in flight, at once, and what is submitted before it is noticed:
+ * what it had answered is still taken, and then every function of the client answers PELTON_PEER_DIED, or PELTON_CLOSED if it closed:
+ * close then, and open anew. By a short name a client asks all processes that listen under it, the least busy first, and goes on when
+ * one ends: its calls come to PELTON_LOST, but for those that are asked of another, since they were given back (pelton_service_drain) or
+ * may be carried out twice (pelton_mark_idempotent). With none left it answers PELTON_NO_LISTENER, until there is one.
+ * THE CLIENT'S END is told by pelton_responder_is_cancelled, and by what its responders answer.
+ * IN AN EVENT LOOP client and service are as a receiver is: see there, and pelton_uv.h. */
+
+/* Connects to the service that listens under a short name or "unix:PATH". Waits, and errors, as pelton_sender_open by connect: a
+ * service lets clients in while it looks for requests, so one that is at work elsewhere keeps this waiting; who must not wait opens in
+ * a thread of its own. Of the options wait, capacity, message_bytes_max (at least 1024), deadline_ns, uids, call_bytes_max and hold_ns are
+ * looked at. */
+PELTON_MUST_USE int pelton_client_open(const char *name, const pelton_options *options, pelton_client **out);
+
+/* Asks, and waits for the first answer, in place: a reply, a failure, or the first part (pelton_await with out->call has the others).
+ * Release it with pelton_client_release. Answers to other calls that come meanwhile are kept. The service is told the deadline.
+ * Errors: PELTON_AGAIN: the deadline has passed, and the call was cancelled, or not asked. As pelton_submit and pelton_await. */
+PELTON_MUST_USE int pelton_call(pelton_client *client, const void *data, size_t size, int64_t deadline_ns, pelton_completion *out);
+
+/* Asks, without awaiting: *out_call is for pelton_await and pelton_cancel, and never 0. Waits for room, and for fewer than 1,024 calls;
+ * answers that come meanwhile are kept. The service is told the deadline, unless it is PELTON_NO_WAIT or PELTON_FOREVER. data may be
+ * NULL if size is 0.
+ * Errors: PELTON_AGAIN: no room, or too many calls: nothing was asked. PELTON_TOO_LARGE: for this service (pelton_info.message_bytes_max).
+ * PELTON_RESERVED, PELTON_NOT_RELEASED. PELTON_REFUSED: more than options.call_bytes_max of parts of answers wait to be taken.
+ * PELTON_CLOSED, PELTON_PEER_DIED, PELTON_NO_LISTENER ("Ends"). PELTON_CORRUPT, PELTON_SYSTEM. Nothing was asked, after any of them. */
+PELTON_MUST_USE int pelton_submit(pelton_client *client, const void *data, size_t size, int64_t deadline_ns, uint64_t *out_call);
+
+/* Reserves size bytes for a request to be written in place, aligned to 8. Nothing is seen of it until it is committed; until then the
+ * client is for nothing else: PELTON_RESERVED, but for info and descriptor. What was reserved before is aborted, also when this fails.
+ * Waits, and errors, as pelton_submit; the service is told no deadline. PELTON_TOO_LARGE: also for more than the lane's largest message
+ * less 24 bytes: that is for pelton_submit. */
+PELTON_MUST_USE int pelton_submit_reserve(pelton_client *client, size_t size, int64_t deadline_ns, void **out);
+
+/* Asks with the first size bytes of what was reserved. As pelton_submit otherwise. Does not wait. Nothing of it may be written afterwards.
+ * Errors: PELTON_NOT_RESERVED; PELTON_TOO_LARGE: more than was reserved, which stays. A service that has gone is told by the next call. */
+PELTON_MUST_USE int pelton_submit_commit(pelton_client *client, size_t size, uint64_t *out_call);
+
+/* Gives back what was reserved. Errors: PELTON_NOT_RESERVED. */
+int pelton_submit_abort(pelton_client *client);
+
+/* Tells the service something that it does not answer. Waits for room. As pelton_submit otherwise. */
+PELTON_MUST_USE int pelton_notify(pelton_client *client, const void *data, size_t size, int64_t deadline_ns);
+
+/* Gives a call up: none of its answers is taken any more, also of those that have come, and the service is told. Until that has let go of
+ * it the call counts as in flight. Does not wait.
+ * Errors: PELTON_AGAIN: it is not in flight, or given up already. As pelton_submit. */
+int pelton_cancel(pelton_client *client, uint64_t call);
+
+/* Marks a call in flight as one that may be carried out twice: if its service dies or closes before any of its answer has come, it is
+ * asked of another process of the name, and keeps its number. Without effect by "unix:PATH", which has one process. Does not wait.
+ * Errors: PELTON_AGAIN: it is not in flight, or given up. PELTON_RESERVED, PELTON_NOT_RELEASED. */
+int pelton_mark_idempotent(pelton_client *client, uint64_t call);
+
+/* The next answer to this call, or to any if it is PELTON_ANY_CALL, in place; waits for one. Release it with pelton_client_release. Answers
+ * to other calls that come meanwhile are kept.
+ * Errors: PELTON_AGAIN: none. After the last answer PELTON_CLOSED or PELTON_PEER_DIED: every call in flight has failed ("Ends"). Of a call
+ * that is named, instead of PELTON_LOST: PELTON_PEER_DIED, PELTON_CLOSED, PELTON_CORRUPT; PELTON_NO_LISTENER or, by "unix:PATH",
+ * PELTON_REFUSED: it was not begun. PELTON_REFUSED: it would wait, and no such call is in flight; or more than options.call_bytes_max of
+ * parts of other answers wait. PELTON_NOT_RELEASED, PELTON_RESERVED, PELTON_CORRUPT, PELTON_SYSTEM. */
+PELTON_MUST_USE int pelton_await(pelton_client *client, uint64_t call, int64_t deadline_ns, pelton_completion *out);
+
+/* As pelton_await, but copies the bytes to buffer, which out->data is then, and releases the answer. Safe against any service. buffer
+ * may be NULL if capacity is 0. Errors: as pelton_await; PELTON_TOO_SMALL: it has more than capacity bytes: out->size says how many,
+ * the answer stays, and is the next to this call, and to any. */
+PELTON_MUST_USE int pelton_await_copy(pelton_client *client, uint64_t call, void *buffer, size_t capacity, int64_t deadline_ns,
+                                      pelton_completion *out);
+
+/* Releases what pelton_call or pelton_await answered last; its data is not to be read any more. Does not wait.
+ * Errors: PELTON_NOT_RECEIVED. */
+int pelton_client_release(pelton_client *client);
+
+/* Answers the descriptor, or a code. At any time between other calls. */
+int pelton_client_fd(const pelton_client *client);
+
+/* Asks that the descriptor become readable when an answer comes, when what waits to be written can be, or the service goes: as
+ * pelton_receiver_arm. Holds the caller for up to options.hold_ns where that has paid lately. Errors: as pelton_await. */
+PELTON_MUST_USE int pelton_client_arm(pelton_client *client);
+
+/* Takes pelton_client_arm back. At any time between other calls. */
+int pelton_client_disarm(pelton_client *client);
+
+/* Figures: has_peer, peer_pid and peer_uid are the service's; message_bytes_max, the largest request; calls; dropped; services. As
+ * pelton_sender_info. At any time between other calls. */
+int pelton_client_info(pelton_client *client, pelton_info *out);
+
+/* Closes and frees the handle, also while something is reserved or not released. The calls in flight are given up. Does not wait. NULL
+ * does nothing. */
+int pelton_client_close(pelton_client *client);
+
+/* Listens under a short name or "unix:PATH", for up to options.lanes clients, 1,024. Does not wait: clients are let in while requests are
+ * received, or armed for, and none keeps that waiting. Of the options wait, capacity, message_bytes_max, uids, lanes and call_bytes_max are
+ * looked at. Errors: as pelton_listen. */
+PELTON_MUST_USE int pelton_service_listen(const char *name, const pelton_options *options, pelton_service **out);
+
+/* The next request, of all clients by turns; waits for one. Its bytes are in place until pelton_service_release; its responder is the
+ * caller's, and answers before that, or later, on any thread. Requests of a client that does not read its answers wait.
+ * Errors: PELTON_AGAIN: none. PELTON_CLOSED: pelton_service_stop was called, or pelton_service_drain, and all is answered.
+ * PELTON_NOT_RELEASED; PELTON_SYSTEM, for instance when descriptors run out: it can be tried again. */
+PELTON_MUST_USE int pelton_service_receive(pelton_service *service, int64_t deadline_ns, pelton_request *out);
+
+/* Releases the bytes of what was received last. Does not wait. Errors: PELTON_NOT_RECEIVED. */
+int pelton_service_release(pelton_service *service);
+
+/* Has requests answered by handler, which gets a copy of each, on as many threads, of which this is one, until it ends by
+ * pelton_service_stop or pelton_service_drain; then waits for the handlers at work, and answers PELTON_OK. Errors: PELTON_NOT_RELEASED,
+ * PELTON_SYSTEM: the handlers at work have returned, and it can be called again. */
+PELTON_MUST_USE int pelton_service_run(pelton_service *service, uint32_t threads, pelton_handler handler, void *context);
+
+/* From now on the service takes no request: who waits for one, and who would, is answered PELTON_CLOSED, and pelton_service_run ends.
+ * Responders stay good; clients are told by pelton_service_close. Does not wait. Any thread, at any time before the close, also
+ * in pelton_service_run's handler. */
+int pelton_service_stop(const pelton_service *service);
+
+/* Has the service answer what it has taken, and give back what is asked from now on, so that clients ask another process of the name and
+ * no call fails, or is carried out twice. The name is free at once for a successor: start that before. Go on receiving, or running: when
+ * every client knows that all its calls are answered, that answers PELTON_CLOSED, or returns; then close. A client that does not read
+ * its answers holds this up; pelton_service_stop ends it all the same. Does not wait. Any thread, as pelton_service_stop. */
+int pelton_service_drain(const pelton_service *service);
+
+/* Answers the descriptor, or a code. At any time between other calls. */
+int pelton_service_fd(const pelton_service *service);
+
+/* Asks that the descriptor become readable when a request comes, as pelton_receiver_arm; now and then also for clients that come, go, or
+ * read their answers. Does not wait. Errors: as pelton_service_receive. */
+PELTON_MUST_USE int pelton_service_arm(pelton_service *service);
+
+/* Takes pelton_service_arm back. At any time between other calls. */
+int pelton_service_disarm(pelton_service *service);
+
+/* Figures: dropped and corrupt. As pelton_sender_info. At any time between other calls. */
+int pelton_service_info(pelton_service *service, pelton_info *out);
+
+/* Closes and frees the handle, also while a request is not released. All calls in flight fail at their clients, with PELTON_CLOSED.
+ * Responders stay handles, to be answered or closed. Does not wait. NULL does nothing. */
+int pelton_service_close(pelton_service *service);
+
+/* ---- Answering --------------------------------------------------------------------------------------------------------- *
+ * A responder is closed by its last answer, whatever that answers but PELTON_TOO_LARGE, PELTON_RESERVED and the mistakes PELTON_NULL and
+ * PELTON_WRONG_THREAD; or by pelton_responder_close, which lets go of the call. One that is forgotten has its client wait until either
+ * side goes. Different responders are answered by different threads at once. Errors of all: PELTON_PEER_DIED, PELTON_CLOSED: the client has gone, and the answer is dropped. PELTON_TOO_LARGE: for this
+ * client. PELTON_RESERVED: this responder has room reserved. PELTON_REFUSED: this thread has room reserved by another responder.
+ * PELTON_CORRUPT, PELTON_SYSTEM. */
+
+/* Answers; after parts this is the last of them. Does not wait: what the client has no room for is kept until it has. data may be NULL if
+ * size is 0. Closes the responder. */
+PELTON_MUST_USE int pelton_reply(pelton_responder *responder, const void *data, size_t size);
+
+/* Fails the call with a code and bytes of the service's own meaning. As pelton_reply. */
+PELTON_MUST_USE int pelton_reply_fail(pelton_responder *responder, uint32_t code, const void *data, size_t size);
+
+/* Ends a reply that was given in parts, or has none. As pelton_reply. */
+PELTON_MUST_USE int pelton_reply_end(pelton_responder *responder);
+
+/* Gives a part of the reply; waits for room in the client's lane, so not on the thread that receives requests, but with PELTON_NO_WAIT.
+ * Does not close the responder. Errors: PELTON_AGAIN: no room, nothing was given. */
+PELTON_MUST_USE int pelton_reply_part(pelton_responder *responder, const void *data, size_t size, int64_t deadline_ns);
+
+/* Reserves size bytes for a reply, or a part of one, to be written in place, aligned to 8. The same thread commits or aborts it, at
+ * once: meanwhile nothing else is written to this client. What was reserved before is aborted. Does not wait for the client.
+ * Errors: PELTON_AGAIN: no room: pelton_reply copies. PELTON_TOO_LARGE: also for more than the lane's largest message less 24 bytes.
+ * PELTON_WRONG_THREAD: another thread has reserved. */
+PELTON_MUST_USE int pelton_reply_reserve(pelton_responder *responder, size_t size, void **out);
+
+/* Gives the first size bytes of what was reserved, as PELTON_REPLY, which closes the responder, or PELTON_PART. Does not wait.
+ * Errors: PELTON_NOT_RESERVED; PELTON_TOO_LARGE: more than was reserved, which stays; PELTON_OPTION: another outcome;
+ * PELTON_WRONG_THREAD: another thread has reserved. A client that has gone is told by its next answer. */
+PELTON_MUST_USE int pelton_reply_commit(pelton_responder *responder, uint32_t outcome, size_t size);
+
+/* Gives back what was reserved. Errors: PELTON_NOT_RESERVED, PELTON_WRONG_THREAD. */
+int pelton_reply_abort(pelton_responder *responder);
+
+/* Whether nobody awaits the answer any more: the client has given the call up, or has gone. Answers 1, 0, or a code. It is learnt of
+ * where requests are received, so on another thread or between two. Answer all the same, in the cheapest way. Does not wait. */
+int pelton_responder_is_cancelled(const pelton_responder *responder);
+
+/* Closes the responder. A call that was not answered is abandoned: its client is told PELTON_ABANDONED. Does not wait. NULL does nothing.
+ * Errors: PELTON_WRONG_THREAD: another thread has reserved, and nothing is closed. */
+int pelton_responder_close(pelton_responder *responder);
 
 #ifdef __cplusplus
 }

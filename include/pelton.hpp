@@ -7,10 +7,11 @@
 //     if (sent.is_again()) ... full, with a deadline                     use(message->data(), message->size());
 //                                                                    }
 //
-// Who owns what. sender, receiver, listener, held, flush, appenders, appender and records are handles: moved, not copied, closed when
-// destroyed; one moved from, or from a result that is an error, is empty, and answers PELTON_NULL. message, messages, reservation,
-// append_reservation and batch are what a handle has given out for a while: destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let its scope be the
-// loop's, as above. They can be returned and passed on, but not assigned to.
+// Who owns what. sender, receiver, listener, held, flush, appenders, appender, records, client, service and responder are handles: moved,
+// not copied, closed when destroyed; one moved from, or from a result that is an error, is empty, and answers PELTON_NULL. message,
+// messages, completion, request, reservation, append_reservation, submit_reservation, reply_reservation and batch are what a handle has
+// given out for a while: destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let
+// its scope be the loop's, as above. They can be returned and passed on, but not assigned to.
 #ifndef PELTON_HPP
 #define PELTON_HPP
 
@@ -524,6 +525,230 @@ public:
         pelton_record found{};
         int code = pelton_records_next(handle_, &found);
         return {code, std::move(found)};
+    }
+};
+
+// ---- Calls ----------------------------------------------------------------------------------------------------------------
+//
+//     auto client = pelton::client::open("echo");                    auto service = pelton::service::listen("echo");
+//     if (auto answer = client->call("hello"))                       while (auto request = service->receive())
+//         use(answer->data(), answer->size());                           if (!request->responder.reply(request->payload())) ...
+
+inline constexpr std::uint64_t any_call = PELTON_ANY_CALL;
+
+// An answer in place, released when destroyed.
+class completion : lent<pelton_client, pelton_client_release> {
+public:
+    completion() noexcept = default;
+    std::uint64_t call() const noexcept { return completion_.call; }
+    // PELTON_REPLY and the like.
+    std::uint32_t outcome() const noexcept { return completion_.outcome; }
+    std::uint32_t code() const noexcept { return completion_.code; }
+    bytes payload() const noexcept { return {completion_.data, completion_.size}; }
+    const void *data() const noexcept { return completion_.data; }
+    std::size_t size() const noexcept { return completion_.size; }
+    answer release() noexcept { return back(); }
+
+private:
+    friend class client;
+    completion(pelton_client *client, const pelton_completion &found) noexcept : lent(client), completion_(found) {}
+    pelton_completion completion_{};
+};
+
+// Room for a request, aborted unless committed.
+class submit_reservation : lent<pelton_client, pelton_submit_abort> {
+public:
+    submit_reservation() noexcept = default;
+    unsigned char *data() const noexcept { return data_; }
+    std::size_t size() const noexcept { return size_; }
+    // The call. With PELTON_TOO_LARGE it is as before.
+    result<std::uint64_t> commit(std::size_t size) noexcept {
+        std::uint64_t call = 0;
+        int code = pelton_submit_commit(handle_, size, &call);
+        if (code != PELTON_TOO_LARGE) taken();
+        return {code, std::move(call)};
+    }
+    result<std::uint64_t> commit() noexcept { return commit(size_); }
+    answer abort() noexcept { return back(); }
+
+private:
+    friend class client;
+    submit_reservation(pelton_client *client, void *data, std::size_t size) noexcept
+        : lent(client), data_(static_cast<unsigned char *>(data)), size_(size) {}
+    unsigned char *data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+class client : public owned<pelton_client, pelton_client_close> {
+public:
+    using owned::owned;
+    static result<client> open(const char *name, const options &options = {}) noexcept {
+        pelton_client *opened = nullptr;
+        int code = pelton_client_open(name, &options, &opened);
+        return {code, client(opened)};
+    }
+    result<completion> call(bytes request, std::int64_t deadline_ns = forever) noexcept {
+        pelton_completion found;
+        int code = pelton_call(handle_, request.data(), request.size(), deadline_ns, &found);
+        if (code != PELTON_OK) return code;
+        return {code, completion(handle_, found)};
+    }
+    result<std::uint64_t> submit(bytes request, std::int64_t deadline_ns = forever) noexcept {
+        std::uint64_t call = 0;
+        int code = pelton_submit(handle_, request.data(), request.size(), deadline_ns, &call);
+        return {code, std::move(call)};
+    }
+    result<submit_reservation> submit_reserve(std::size_t size, std::int64_t deadline_ns = forever) noexcept {
+        void *at = nullptr;
+        int code = pelton_submit_reserve(handle_, size, deadline_ns, &at);
+        if (code != PELTON_OK) return code;
+        return {code, submit_reservation(handle_, at, size)};
+    }
+    answer notify(bytes message, std::int64_t deadline_ns = forever) noexcept {
+        return pelton_notify(handle_, message.data(), message.size(), deadline_ns);
+    }
+    answer cancel(std::uint64_t call) noexcept { return pelton_cancel(handle_, call); }
+    answer mark_idempotent(std::uint64_t call) noexcept { return pelton_mark_idempotent(handle_, call); }
+    result<completion> await(std::uint64_t call = any_call, std::int64_t deadline_ns = forever) noexcept {
+        pelton_completion found;
+        int code = pelton_await(handle_, call, deadline_ns, &found);
+        if (code != PELTON_OK) return code;
+        return {code, completion(handle_, found)};
+    }
+    // What was copied; with PELTON_TOO_SMALL, its size says what is wanted.
+    result<pelton_completion> await_copy(std::uint64_t call, void *buffer, std::size_t capacity,
+                                         std::int64_t deadline_ns = forever) noexcept {
+        pelton_completion found{};
+        int code = pelton_await_copy(handle_, call, buffer, capacity, deadline_ns, &found);
+        return {code, std::move(found)};
+    }
+    int fd() const noexcept { return pelton_client_fd(handle_); }
+    answer arm() noexcept { return pelton_client_arm(handle_); }
+    answer disarm() noexcept { return pelton_client_disarm(handle_); }
+    result<pelton_info> info() const noexcept {
+        pelton_info info{};
+        info.struct_bytes = sizeof info;
+        int code = pelton_client_info(handle_, &info);
+        return {code, std::move(info)};
+    }
+};
+
+class reply_reservation;
+
+// Answers one request, on any thread; destroyed without an answer, it lets go of the call. Empty after the last answer.
+class responder : public owned<pelton_responder, pelton_responder_close> {
+public:
+    using owned::owned;
+    answer reply(bytes reply) noexcept { return last(pelton_reply(handle_, reply.data(), reply.size())); }
+    answer fail(std::uint32_t code, bytes why) noexcept { return last(pelton_reply_fail(handle_, code, why.data(), why.size())); }
+    answer end() noexcept { return last(pelton_reply_end(handle_)); }
+    answer part(bytes part, std::int64_t deadline_ns = forever) noexcept {
+        return pelton_reply_part(handle_, part.data(), part.size(), deadline_ns);
+    }
+    // The responder stays where it is as long as what this answers.
+    result<reply_reservation> reserve(std::size_t size) noexcept;
+    bool is_cancelled() const noexcept { return pelton_responder_is_cancelled(handle_) == 1; }
+
+private:
+    friend class reply_reservation;
+    int last(int code) noexcept {
+        if (code != PELTON_TOO_LARGE && code != PELTON_RESERVED && code != PELTON_NULL && code != PELTON_WRONG_THREAD) detach();
+        return code;
+    }
+};
+
+// Room for a reply or a part of one, aborted unless committed.
+class reply_reservation : lent<pelton_responder, pelton_reply_abort> {
+public:
+    reply_reservation() noexcept = default;
+    unsigned char *data() const noexcept { return data_; }
+    std::size_t size() const noexcept { return size_; }
+    // With PELTON_TOO_LARGE it is as before.
+    answer commit(std::size_t size) noexcept {
+        int code = pelton_reply_commit(handle_, PELTON_REPLY, size);
+        if (code == PELTON_OK) responder_->detach();
+        if (code != PELTON_TOO_LARGE) taken();
+        return code;
+    }
+    answer commit() noexcept { return commit(size_); }
+    answer commit_part(std::size_t size) noexcept {
+        int code = pelton_reply_commit(handle_, PELTON_PART, size);
+        if (code != PELTON_TOO_LARGE) taken();
+        return code;
+    }
+    answer abort() noexcept { return back(); }
+
+private:
+    friend class responder;
+    reply_reservation(responder *of, void *data, std::size_t size) noexcept
+        : lent(of->get()), responder_(of), data_(static_cast<unsigned char *>(data)), size_(size) {}
+    responder *responder_ = nullptr;
+    unsigned char *data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+inline result<reply_reservation> responder::reserve(std::size_t size) noexcept {
+    void *at = nullptr;
+    int code = pelton_reply_reserve(handle_, size, &at);
+    if (code != PELTON_OK) return code;
+    return {code, reply_reservation(this, at, size)};
+}
+
+// A request in place, released when destroyed, and what answers it: to be moved elsewhere, if it is to be answered later.
+class request : lent<pelton_service, pelton_service_release> {
+public:
+    request() noexcept = default;
+    bytes payload() const noexcept { return {request_.data, request_.size}; }
+    const void *data() const noexcept { return request_.data; }
+    std::size_t size() const noexcept { return request_.size; }
+    bool is_notification() const noexcept { return request_.responder == nullptr; }
+    std::int64_t deadline_ns() const noexcept { return request_.deadline_ns; }
+    std::uint32_t pid() const noexcept { return request_.pid; }
+    std::uint32_t uid() const noexcept { return request_.uid; }
+    answer release() noexcept { return back(); }
+    pelton::responder responder;
+
+private:
+    friend class service;
+    request(pelton_service *service, const pelton_request &found) noexcept
+        : lent(service), responder(found.responder), request_(found) {}
+    pelton_request request_{};
+};
+
+class service : public owned<pelton_service, pelton_service_close> {
+public:
+    using owned::owned;
+    static result<service> listen(const char *name, const options &options = {}) noexcept {
+        pelton_service *listening = nullptr;
+        int code = pelton_service_listen(name, &options, &listening);
+        return {code, service(listening)};
+    }
+    result<request> receive(std::int64_t deadline_ns = forever) noexcept {
+        pelton_request found;
+        int code = pelton_service_receive(handle_, deadline_ns, &found);
+        if (code != PELTON_OK) return code;
+        return {code, request(handle_, found)};
+    }
+    // By a callback that is called with each request, by as many threads at once; what it throws ends the program. The bytes are a copy,
+    // good until it returns.
+    template <typename F, typename = std::enable_if_t<std::is_invocable_v<F &, request>>>
+    answer run(std::uint32_t threads, F &callback) noexcept {
+        auto handler = [](void *given, const pelton_request *found) noexcept {
+            (*static_cast<F *>(given))(request(nullptr, *found));
+        };
+        return pelton_service_run(handle_, threads, handler, const_cast<void *>(static_cast<const void *>(std::addressof(callback))));
+    }
+    // Both on any thread, at any time before the close.
+    answer stop() const noexcept { return pelton_service_stop(handle_); }
+    answer drain() const noexcept { return pelton_service_drain(handle_); }
+    int fd() const noexcept { return pelton_service_fd(handle_); }
+    answer arm() noexcept { return pelton_service_arm(handle_); }
+    answer disarm() noexcept { return pelton_service_disarm(handle_); }
+    result<pelton_info> info() const noexcept {
+        pelton_info info{};
+        info.struct_bytes = sizeof info;
+        int code = pelton_service_info(handle_, &info);
+        return {code, std::move(info)};
     }
 };
 

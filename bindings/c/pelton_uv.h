@@ -1,4 +1,5 @@
-/* pelton_uv.h: pelton in a libuv loop. Header-only, on uv_poll: no thread, no timer, and nothing runs while nothing happens.
+/* pelton_uv.h: pelton in a libuv loop: channels and calls. Header-only, on uv_poll: no thread, no timer, and nothing runs while nothing
+ * happens.
  *
  *     static void on_message(pelton_uv_receiver *handle, const pelton_message *message) { use(message->data, message->size); }
  *     static void on_end(pelton_uv_receiver *handle, int code) { pelton_uv_receiver_close(handle, NULL); }
@@ -7,8 +8,8 @@
  *     pelton_uv_receiver_init(uv_default_loop(), &handle, receiver);
  *     pelton_uv_receiver_start(&handle, on_message, on_end);
  *
- * HANDLES are the caller's memory, as libuv's are, until the callback of close. init takes the pelton_sender or pelton_receiver
- * over, and close closes it; in between it is the field of that name, for whatever does not wait. The field data is the caller's,
+ * HANDLES are the caller's memory, as libuv's are, until the callback of close. init takes the pelton_sender, _receiver, _client or
+ * _service over, and close closes it; in between it is the field of that name, for whatever does not wait. The field data is the caller's,
  * NULL after init. A handle is active, and keeps uv_run going, while it is started; uv_unref((uv_handle_t *)&handle.poll) is for
  * one that shall not.
  *
@@ -18,7 +19,8 @@
  * RESULTS are pelton's codes; PELTON_SYSTEM, with libuv's error as errno, where libuv refuses something.
  *
  * THREADS. Only the loop's thread calls these. OPENING, ACCEPTING and RESUMING shake hands within the call, for seconds if the peer
- * is slow. A loop that cannot afford that has uv_queue_work do it. The work calls pelton_sender_open, pelton_accept_receiver or,
+ * is slow. A loop that cannot afford that has uv_queue_work do it. The work calls pelton_sender_open, pelton_client_open,
+ * pelton_accept_receiver or,
  * with a stopped handle's receiver, pelton_receiver_resume, and keeps the answer and what pelton_error_detail() says; the after-work
  * callback calls init, or start. Nothing else uses the pelton handle meanwhile. A listener needs nothing of this header: a uv_poll
  * for UV_READABLE on pelton_listener_fd, which calls pelton_accept_receiver with PELTON_NO_WAIT, or stops until the work is done.
@@ -295,6 +297,333 @@ static inline void pelton_uv_sender_closed_(uv_handle_t *poll) {
 static inline void pelton_uv_sender_close(pelton_uv_sender *handle, pelton_uv_sender_close_cb on_close) {
     handle->on_close = on_close;
     uv_close((uv_handle_t *)&handle->poll, pelton_uv_sender_closed_);
+}
+
+/* ---- Asking ------------------------------------------------------------------------------------------------------------- *
+ *     static void on_answer(pelton_uv_call *call, int code, const pelton_completion *answer) {
+ *         if (code == PELTON_OK) use(call, answer->data, answer->size);
+ *     }
+ *     ...
+ *     code = pelton_uv_call_start(&handle, &call, "hello", 5, on_answer);
+ */
+
+typedef struct pelton_uv_client pelton_uv_client;
+typedef struct pelton_uv_call pelton_uv_call;
+
+/* An answer, good until the callback returns, which releases it; who asks or gives up anything in the callback releases it first, by
+ * pelton_client_release(call->handle->client). With PELTON_PART more comes, else the call's memory is the caller's again. Or, with answer
+ * NULL, the client's end: PELTON_CLOSED, PELTON_PEER_DIED or an error, to every call that is under way. */
+typedef void (*pelton_uv_answer_cb)(pelton_uv_call *call, int code, const pelton_completion *answer);
+/* There is room for a request again, after pelton_uv_call_start answered PELTON_AGAIN. */
+typedef void (*pelton_uv_client_room_cb)(pelton_uv_client *handle);
+/* The client has ended, after all its calls were told: close it. */
+typedef void (*pelton_uv_client_end_cb)(pelton_uv_client *handle, int code);
+typedef void (*pelton_uv_client_close_cb)(pelton_uv_client *handle);
+
+/* A call under way: the caller's memory, until its last answer. */
+struct pelton_uv_call {
+    void *data;               /* the caller's */
+    pelton_uv_client *handle; /* set by start */
+    uint64_t call;            /* for pelton_mark_idempotent */
+    /* Private from here on. */
+    pelton_uv_answer_cb on_answer;
+    pelton_uv_call *next;
+};
+
+struct pelton_uv_client {
+    void *data;            /* the caller's */
+    pelton_client *client; /* to be used, not to be closed */
+    uv_poll_t poll;        /* as above */
+    /* Private from here on. on_end is NULL while stopped. */
+    pelton_uv_client_room_cb on_room;
+    pelton_uv_client_end_cb on_end;
+    pelton_uv_client_close_cb on_close;
+    uv_prepare_t before;        /* has the loop hear of room, before it sleeps */
+    pelton_uv_call *calls[256]; /* under way, by their numbers */
+    int wants_room;
+    int in_turn;
+    int closings; /* that are to come */
+};
+
+/* Prepares the handle, stopped. As pelton_uv_receiver_init. */
+static inline int pelton_uv_client_init(uv_loop_t *loop, pelton_uv_client *handle, pelton_client *client) {
+    int fd = pelton_client_fd(client);
+    if (fd < 0) return fd;
+    memset(handle, 0, sizeof *handle);
+    handle->client = client;
+    handle->poll.data = handle->before.data = handle;
+    int code = pelton_uv_refused_(uv_poll_init(loop, &handle->poll, fd));
+    /* Which cannot fail. */
+    if (code == PELTON_OK) uv_prepare_init(loop, &handle->before);
+    return code;
+}
+
+static inline pelton_uv_call **pelton_uv_place_(pelton_uv_client *handle, uint64_t call) {
+    pelton_uv_call **place = &handle->calls[(call ^ call >> 8) % 256];
+    while (*place && (*place)->call != call) place = &(*place)->next;
+    return place;
+}
+
+/* Takes a call out of those under way. */
+static inline pelton_uv_call *pelton_uv_take_(pelton_uv_call **place) {
+    pelton_uv_call *call = *place;
+    *place = call->next;
+    call->next = NULL;
+    return call;
+}
+
+static inline void pelton_uv_client_rest_(pelton_uv_client *handle) {
+    uv_prepare_stop(&handle->before);
+    uv_poll_stop(&handle->poll);
+    pelton_client_disarm(handle->client);
+}
+
+static inline void pelton_uv_client_ended_(pelton_uv_client *handle, int code) {
+    pelton_uv_client_end_cb on_end = handle->on_end;
+    handle->on_end = NULL;
+    pelton_uv_client_rest_(handle);
+    for (int i = 0; i < 256; i++) {
+        while (handle->calls[i]) {
+            pelton_uv_call *call = pelton_uv_take_(&handle->calls[i]);
+            call->on_answer(call, code, NULL);
+            if (uv_is_closing((uv_handle_t *)&handle->poll)) return;
+        }
+    }
+    on_end(handle, code);
+}
+
+/* One answer, and its callback. */
+static inline int pelton_uv_client_step_(pelton_uv_client *handle) {
+    pelton_completion answer;
+    int code = pelton_await(handle->client, PELTON_ANY_CALL, PELTON_NO_WAIT, &answer);
+    if (code != PELTON_OK) return code;
+    pelton_uv_call **place = pelton_uv_place_(handle, answer.call);
+    /* None where it was asked without this header. */
+    if (*place) {
+        pelton_uv_call *call = answer.outcome == PELTON_PART ? *place : pelton_uv_take_(place);
+        call->on_answer(call, PELTON_OK, &answer);
+    }
+    /* Answers PELTON_NOT_RECEIVED where the callback has released it. */
+    pelton_client_release(handle->client);
+    return PELTON_OK;
+}
+
+static inline void pelton_uv_client_turn_(uv_poll_t *poll, int status, int events) {
+    pelton_uv_client *handle = (pelton_uv_client *)poll->data;
+    uint64_t began = uv_hrtime();
+    int code = pelton_uv_refused_(status);
+    (void)events;
+    handle->in_turn = 1;
+    /* As many again as before while there is time. */
+    for (uint64_t share = 1, is_over = 0; code == PELTON_OK && !is_over; share *= 2) {
+        for (uint64_t i = 0; i < share && code == PELTON_OK; i++) {
+            code = pelton_uv_client_step_(handle);
+            if (uv_is_closing((uv_handle_t *)poll)) return;
+            if (!handle->on_end) {
+                handle->in_turn = 0;
+                pelton_uv_client_rest_(handle);
+                return;
+            }
+        }
+        is_over = uv_hrtime() - began >= PELTON_UV_TURN_NS;
+    }
+    if (handle->wants_room && (code == PELTON_OK || code == PELTON_AGAIN)) {
+        handle->wants_room = 0;
+        handle->on_room(handle);
+        if (uv_is_closing((uv_handle_t *)poll)) return;
+        if (!handle->on_end) {
+            handle->in_turn = 0;
+            pelton_uv_client_rest_(handle);
+            return;
+        }
+    }
+    handle->in_turn = 0;
+    /* Not armed anew, the descriptor is readable still: the next turn goes on. PELTON_OK: one has come meanwhile. */
+    if (code == PELTON_AGAIN) code = pelton_client_arm(handle->client);
+    if (code != PELTON_AGAIN && code != PELTON_OK) pelton_uv_client_ended_(handle, code);
+}
+
+static inline void pelton_uv_client_before_(uv_prepare_t *before) {
+    pelton_uv_client *handle = (pelton_uv_client *)before->data;
+    uv_prepare_stop(before);
+    int code = pelton_client_arm(handle->client);
+    if (code != PELTON_AGAIN && code != PELTON_OK) pelton_uv_client_ended_(handle, code);
+}
+
+/* Has answers delivered from now on. on_room may be NULL, for who asks no more than there is room for, or tries again by itself. Started
+ * already: changes the callbacks. Errors: PELTON_NOT_RELEASED; whatever would be told to on_end, which then is not called. */
+PELTON_MUST_USE static inline int pelton_uv_client_start(pelton_uv_client *handle, pelton_uv_client_room_cb on_room,
+                                                         pelton_uv_client_end_cb on_end) {
+    /* Within a turn that goes on by itself. */
+    if (!handle->on_end && !handle->in_turn) {
+        int code = pelton_client_arm(handle->client);
+        if (code != PELTON_OK && code != PELTON_AGAIN) return code;
+        code = pelton_uv_refused_(uv_poll_start(&handle->poll, UV_READABLE, pelton_uv_client_turn_));
+        if (code != PELTON_OK) return code;
+    }
+    handle->on_room = on_room;
+    handle->on_end = on_end;
+    return PELTON_OK;
+}
+
+/* Has none delivered until started again, also if called in a callback. */
+static inline void pelton_uv_client_stop(pelton_uv_client *handle) {
+    handle->on_end = NULL;
+    if (!handle->in_turn) pelton_uv_client_rest_(handle);
+}
+
+/* Asks. on_answer is called in uv_run, while the handle is started. Does not wait. Errors: as pelton_submit with PELTON_NO_WAIT: the call
+ * is not under way then; PELTON_AGAIN: no room, or 1,024 calls: on_room tells when to try again. */
+PELTON_MUST_USE static inline int pelton_uv_call_start(pelton_uv_client *handle, pelton_uv_call *call, const void *data, size_t size,
+                                                       pelton_uv_answer_cb on_answer) {
+    int code = pelton_submit(handle->client, data, size, PELTON_NO_WAIT, &call->call);
+    if (code == PELTON_AGAIN && handle->on_room) handle->wants_room = 1;
+    if (code == PELTON_OK) {
+        pelton_uv_call **place = pelton_uv_place_(handle, call->call);
+        call->handle = handle;
+        call->on_answer = on_answer;
+        call->next = NULL;
+        *place = call;
+    }
+    /* Armed before that, the loop hears of the answer, but not of room for what is in pieces, which nothing so small is. */
+    if (handle->on_end && !handle->in_turn && (code == PELTON_AGAIN || (code == PELTON_OK && size > 1000))) {
+        uv_prepare_start(&handle->before, pelton_uv_client_before_);
+    }
+    return code;
+}
+
+/* Gives a call up: on_answer is not called any more, and the call's memory is the caller's again. Errors: PELTON_AGAIN: it is not under
+ * way. PELTON_NOT_RELEASED: an answer is: it goes on. */
+static inline int pelton_uv_call_cancel(pelton_uv_call *call) {
+    pelton_uv_call **place = pelton_uv_place_(call->handle, call->call);
+    if (*place != call) return PELTON_AGAIN;
+    int code = pelton_cancel(call->handle->client, call->call);
+    if (code == PELTON_NOT_RELEASED || code == PELTON_RESERVED) return code;
+    pelton_uv_take_(place);
+    return PELTON_OK;
+}
+
+static inline void pelton_uv_client_closed_(uv_handle_t *either) {
+    pelton_uv_client *handle = (pelton_uv_client *)either->data;
+    if (--handle->closings > 0) return;
+    pelton_client_close(handle->client);
+    if (handle->on_close) handle->on_close(handle);
+}
+
+/* Closes the handle, and the client with it: as pelton_uv_receiver_close. No call's callback comes any more: their memory is the
+ * caller's again when on_close comes. */
+static inline void pelton_uv_client_close(pelton_uv_client *handle, pelton_uv_client_close_cb on_close) {
+    handle->on_close = on_close;
+    handle->closings = 2;
+    uv_close((uv_handle_t *)&handle->before, pelton_uv_client_closed_);
+    uv_close((uv_handle_t *)&handle->poll, pelton_uv_client_closed_);
+}
+
+/* ---- Serving ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct pelton_uv_service pelton_uv_service;
+
+/* A request, whose bytes are good until the callback returns, which releases them. request->responder is the callback's: to be answered
+ * there, or later, by pelton.h's functions: in the loop with pelton_reply, and with PELTON_NO_WAIT; or on another thread. */
+typedef void (*pelton_uv_request_cb)(pelton_uv_service *handle, const pelton_request *request);
+/* PELTON_CLOSED: pelton_service_stop was called, or pelton_service_drain, and all is answered; or an error. The handle is stopped. */
+typedef void (*pelton_uv_service_end_cb)(pelton_uv_service *handle, int code);
+typedef void (*pelton_uv_service_close_cb)(pelton_uv_service *handle);
+
+struct pelton_uv_service {
+    void *data;              /* the caller's */
+    pelton_service *service; /* to be used, not to be closed */
+    uv_poll_t poll;          /* as above */
+    /* Private from here on. on_request is NULL while stopped. */
+    pelton_uv_request_cb on_request;
+    pelton_uv_service_end_cb on_end;
+    pelton_uv_service_close_cb on_close;
+    int in_request;
+};
+
+/* Prepares the handle, stopped. As pelton_uv_receiver_init. */
+static inline int pelton_uv_service_init(uv_loop_t *loop, pelton_uv_service *handle, pelton_service *service) {
+    int fd = pelton_service_fd(service);
+    if (fd < 0) return fd;
+    memset(handle, 0, sizeof *handle);
+    handle->service = service;
+    handle->poll.data = handle;
+    return pelton_uv_refused_(uv_poll_init(loop, &handle->poll, fd));
+}
+
+static inline void pelton_uv_service_rest_(pelton_uv_service *handle) {
+    uv_poll_stop(&handle->poll);
+    pelton_service_disarm(handle->service);
+}
+
+static inline void pelton_uv_service_turn_(uv_poll_t *poll, int status, int events) {
+    pelton_uv_service *handle = (pelton_uv_service *)poll->data;
+    uint64_t began = uv_hrtime();
+    int code = pelton_uv_refused_(status);
+    (void)events;
+    /* As many again as before while there is time. */
+    for (uint64_t share = 1; code == PELTON_OK; share *= 2) {
+        for (uint64_t i = 0; i < share; i++) {
+            pelton_request request;
+            code = pelton_service_receive(handle->service, PELTON_NO_WAIT, &request);
+            if (code != PELTON_OK) break;
+            handle->in_request = 1;
+            handle->on_request(handle, &request);
+            handle->in_request = 0;
+            /* Answers PELTON_NOT_RECEIVED where the callback has released it. */
+            pelton_service_release(handle->service);
+            if (uv_is_closing((uv_handle_t *)poll)) return;
+            if (!handle->on_request) {
+                pelton_uv_service_rest_(handle);
+                return;
+            }
+        }
+        /* Not armed anew, the descriptor is readable still: the next turn goes on. */
+        if (code == PELTON_OK && uv_hrtime() - began >= PELTON_UV_TURN_NS) return;
+    }
+    /* PELTON_OK: one has come meanwhile, and the descriptor is readable. */
+    if (code == PELTON_AGAIN) code = pelton_service_arm(handle->service);
+    if (code != PELTON_AGAIN && code != PELTON_OK) {
+        pelton_uv_service_end_cb on_end = handle->on_end;
+        handle->on_request = NULL;
+        pelton_uv_service_rest_(handle);
+        on_end(handle, code);
+    }
+}
+
+/* Has requests delivered from now on. Started already: changes the callbacks. Errors: whatever would be told to on_end, which then is
+ * not called. */
+PELTON_MUST_USE static inline int pelton_uv_service_start(pelton_uv_service *handle, pelton_uv_request_cb on_request,
+                                                          pelton_uv_service_end_cb on_end) {
+    /* Within on_request the turn goes on by itself. */
+    if (!handle->on_request && !handle->in_request) {
+        int code = pelton_service_arm(handle->service);
+        if (code != PELTON_OK && code != PELTON_AGAIN) return code;
+        code = pelton_uv_refused_(uv_poll_start(&handle->poll, UV_READABLE, pelton_uv_service_turn_));
+        if (code != PELTON_OK) return code;
+    }
+    handle->on_request = on_request;
+    handle->on_end = on_end;
+    return PELTON_OK;
+}
+
+/* Has none delivered until started again, also if called in on_request. Clients are not let in meanwhile, nor are answers written that
+ * had no room. */
+static inline void pelton_uv_service_stop(pelton_uv_service *handle) {
+    handle->on_request = NULL;
+    if (!handle->in_request) pelton_uv_service_rest_(handle);
+}
+
+static inline void pelton_uv_service_closed_(uv_handle_t *poll) {
+    pelton_uv_service *handle = (pelton_uv_service *)poll->data;
+    pelton_service_close(handle->service);
+    if (handle->on_close) handle->on_close(handle);
+}
+
+/* Closes the handle, and the service with it: as pelton_uv_receiver_close. */
+static inline void pelton_uv_service_close(pelton_uv_service *handle, pelton_uv_service_close_cb on_close) {
+    handle->on_close = on_close;
+    uv_close((uv_handle_t *)&handle->poll, pelton_uv_service_closed_);
 }
 
 #ifdef __cplusplus

@@ -1,5 +1,6 @@
 /* pelton.hpp: what it adds to pelton.h: who owns what, what is given back when, and that nothing of it is lost. */
 #include "check.h"
+#include <atomic>
 #include <pelton.hpp>
 #include <thread>
 #include <vector>
@@ -365,7 +366,156 @@ static void a_record_file_is_read_back() {
     CHECK(unlink(path) == 0);
 }
 
+/* A service and a client of this process. */
+struct both_sides {
+    pelton::service service;
+    pelton::client client;
+};
+
+static both_sides new_link() {
+    char name[128];
+    pelton::options options;
+    options.deadline_ns = SOON;
+    auto service = pelton::service::listen(place(name, "unix:%s/service"), options);
+    IS(service, PELTON_OK);
+    pelton::client client;
+    std::atomic<bool> is_open = false;
+    std::thread opening([&] {
+        auto opened = pelton::client::open(name, options);
+        IS(opened, PELTON_OK);
+        client = *std::move(opened);
+        is_open = true;
+    });
+    while (!is_open) IS(service->receive(pelton::deadline(std::chrono::milliseconds(1))), PELTON_AGAIN);
+    opening.join();
+    return {*std::move(service), std::move(client)};
+}
+
+static void calls_are_answered_and_given_back_at_the_end_of_their_scope() {
+    auto [service, client] = new_link();
+    auto one = client.submit("one");
+    IS(one, PELTON_OK);
+    {
+        auto request = service.receive();
+        IS(request, PELTON_OK);
+        CHECK(request->payload().text() == "one" && !request->is_notification() && request->deadline_ns() == pelton::forever);
+        CHECK(request->pid() == static_cast<uint32_t>(getpid()) && request->uid() == getuid());
+        CHECK(!request->responder.is_cancelled());
+        IS(service.receive(pelton::no_wait), PELTON_NOT_RELEASED);
+        IS(request->responder.part("a part"), PELTON_OK);
+        IS(request->responder.reply(request->payload()), PELTON_OK);
+        CHECK(!request->responder);
+        IS(request->responder.reply("again"), PELTON_NULL);
+    }
+    {
+        auto answer = client.await(*one);
+        IS(answer, PELTON_OK);
+        CHECK(answer->outcome() == PELTON_PART && answer->payload().text() == "a part" && answer->call() == *one);
+        IS(client.await(pelton::any_call, pelton::no_wait), PELTON_NOT_RELEASED);
+    }
+    char buffer[8];
+    IS(client.await_copy(*one, buffer, 2), PELTON_TOO_SMALL);
+    auto copied = client.await_copy(pelton::any_call, buffer, sizeof buffer);
+    IS(copied, PELTON_OK);
+    CHECK(copied->size == 3 && copied->data == buffer && memcmp(buffer, "one", 3) == 0);
+    /* What is not answered is let go of, at the end of its scope. */
+    IS(client.submit("two"), PELTON_OK);
+    IS(service.receive(), PELTON_OK);
+    auto abandoned = client.await();
+    IS(abandoned, PELTON_OK);
+    CHECK(abandoned->outcome() == PELTON_ABANDONED && abandoned->size() == 0);
+    IS(abandoned->release(), PELTON_OK);
+    auto info = client.info();
+    IS(info, PELTON_OK);
+    CHECK(info->calls == 0 && info->has_peer);
+    IS(client.notify("told"), PELTON_OK);
+    auto told = service.receive();
+    CHECK(told && told->is_notification() && told->payload().text() == "told");
+    IS(told->release(), PELTON_OK);
+    IS(service.info(), PELTON_OK);
+}
+
+static void responders_answer_on_other_threads_and_in_place() {
+    auto [service, client] = new_link();
+    {
+        auto room = client.submit_reserve(100);
+        IS(room, PELTON_OK);
+        CHECK(room->size() == 100);
+        IS(client.submit("x", pelton::no_wait), PELTON_RESERVED);
+    }
+    auto room = client.submit_reserve(100);
+    memcpy(room->data(), "question", 8);
+    IS(room->commit(101), PELTON_TOO_LARGE);
+    auto call = room->commit(8);
+    IS(call, PELTON_OK);
+    IS(client.mark_idempotent(*call), PELTON_OK);
+    pelton::responder kept;
+    {
+        auto request = service.receive();
+        CHECK(request->payload().text() == "question");
+        kept = std::move(request->responder);
+    }
+    std::thread([kept = std::move(kept)]() mutable {
+        { IS(kept.reserve(10), PELTON_OK); }
+        auto part = kept.reserve(10);
+        memcpy(part->data(), "p", 1);
+        IS(part->commit_part(1), PELTON_OK);
+        auto room = kept.reserve(10);
+        memcpy(room->data(), "answer", 6);
+        IS(kept.fail(1, ""), PELTON_RESERVED);
+        IS(room->commit(11), PELTON_TOO_LARGE);
+        IS(room->commit(6), PELTON_OK);
+        CHECK(!kept);
+    }).join();
+    IS(client.await(*call), PELTON_OK);
+    auto answer = client.await(*call);
+    CHECK(answer->outcome() == PELTON_REPLY && answer->payload().text() == "answer");
+    IS(answer->release(), PELTON_OK);
+    auto failed = client.submit("fail"), ended = client.submit("end"), cancelled = client.submit("cancel");
+    IS(service.receive()->responder.fail(7, "why"), PELTON_OK);
+    IS(service.receive()->responder.end(), PELTON_OK);
+    IS(client.cancel(*cancelled), PELTON_OK);
+    IS(client.cancel(*cancelled), PELTON_AGAIN);
+    {
+        auto answer = client.await(*failed);
+        CHECK(answer->outcome() == PELTON_FAILED && answer->code() == 7 && answer->payload().text() == "why");
+    }
+    CHECK(client.await(*ended)->outcome() == PELTON_END);
+}
+
+static void a_pool_calls_back_until_it_is_stopped() {
+    auto [service, client] = new_link();
+    auto handler = [&service = service](pelton::request request) {
+        if (request.is_notification()) {
+            IS(service.stop(), PELTON_OK);
+        } else {
+            IS(request.responder.reply(request.payload()), PELTON_OK);
+        }
+    };
+    std::thread asking([&client = client] {
+        for (int i = 0; i < 100; i++) {
+            auto answer = client.call("ask", SOON);
+            IS(answer, PELTON_OK);
+            CHECK(answer->payload().text() == "ask");
+        }
+        IS(client.notify(""), PELTON_OK);
+    });
+    IS(service.run(3, handler), PELTON_OK);
+    asking.join();
+    IS(service.receive(), PELTON_CLOSED);
+    CHECK(client.fd() >= 0 && service.fd() >= 0);
+    IS(client.arm(), PELTON_AGAIN);
+    IS(client.disarm(), PELTON_OK);
+    IS(service.arm(), PELTON_CLOSED);
+    IS(service.disarm(), PELTON_OK);
+    IS(service.drain(), PELTON_OK);
+    IS(service.close(), PELTON_OK);
+    IS(client.call("ask"), PELTON_CLOSED);
+}
+
 int main() {
+    static_assert(!std::is_copy_constructible_v<pelton::client> && !std::is_copy_constructible_v<pelton::responder>);
+    static_assert(!std::is_move_assignable_v<pelton::completion> && !std::is_move_assignable_v<pelton::request>);
     static_assert(!std::is_copy_constructible_v<pelton::sender> && std::is_nothrow_move_assignable_v<pelton::sender>);
     static_assert(!std::is_copy_constructible_v<pelton::message> && !std::is_move_assignable_v<pelton::message>);
     static_assert(!std::is_move_assignable_v<pelton::reservation> && !std::is_move_assignable_v<pelton::batch>);
@@ -380,6 +530,9 @@ int main() {
         TEST(a_flush_takes_the_receiver_and_calls_back),
         TEST(what_is_appended_is_flushed_at_the_end_of_the_last_appender),
         TEST(a_record_file_is_read_back),
+        TEST(calls_are_answered_and_given_back_at_the_end_of_their_scope),
+        TEST(responders_answer_on_other_threads_and_in_place),
+        TEST(a_pool_calls_back_until_it_is_stopped),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);
 }

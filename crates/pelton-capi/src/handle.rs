@@ -130,10 +130,7 @@ pub unsafe fn enter<T: Object, A>(handle: *mut Handle<T>, act: impl FnOnce(&mut 
     let Some(shared) = (unsafe { handle.as_ref() }) else { return Err(code::null(T::KIND)) };
     // Relaxed: the caller orders one thread's use before another's.
     if !(T::FREE..=T::FREE + CLOSER).contains(&shared.head.gate.load(Relaxed)) {
-        return Err(code::tell(
-            code::CLOSED_HANDLE,
-            format!("the handle given as {} is closed, or another kind's", T::KIND),
-        ));
+        return Err(closed::<T>());
     }
     // Acquire, release: calls that do not overlap are in order then, whatever the caller did.
     if shared.head.checks_threads && shared.head.busy.swap(true, AcqRel) {
@@ -167,6 +164,11 @@ pub unsafe fn enter<T: Object, A>(handle: *mut Handle<T>, act: impl FnOnce(&mut 
 }
 
 #[cold]
+fn closed<T: Object>() -> c_int {
+    code::tell(code::CLOSED_HANDLE, format!("the handle given as {} is closed, or another kind's", T::KIND))
+}
+
+#[cold]
 fn broken() -> c_int {
     code::tell(code::INTERNAL, "the handle is not usable since a bug was caught: close it")
 }
@@ -180,8 +182,7 @@ pub unsafe fn share<T: Object + Sync>(handle: *const Handle<T>, act: impl FnOnce
     let Some(shared) = (unsafe { handle.as_ref() }) else { return number(Err(code::null(T::KIND))) };
     // Relaxed: the caller orders making and closing.
     if !(T::FREE..=T::FREE + CLOSER).contains(&shared.head.gate.load(Relaxed)) {
-        let detail = format!("the handle given as {} is closed, or another kind's", T::KIND);
-        return code::tell(code::CLOSED_HANDLE, detail);
+        return closed::<T>();
     }
     if shared.head.is_broken.load(Relaxed) {
         return broken();
@@ -197,6 +198,28 @@ pub unsafe fn share<T: Object + Sync>(handle: *const Handle<T>, act: impl FnOnce
         shared.head.is_broken.store(true, Relaxed);
     }
     number(answer)
+}
+
+/// Uses a part of the object that never changes, whatever other threads do with the handle meanwhile.
+///
+/// # Safety
+/// As for [`enter`]; `part` answers the place of a field that nothing writes to until the handle is closed, which nobody does meanwhile.
+pub unsafe fn beside<T: Object, P: Sync>(
+    handle: *const Handle<T>,
+    part: unsafe fn(*const T) -> *const P,
+    act: impl FnOnce(&P),
+) -> c_int {
+    // SAFETY: the caller's promise; see the module about closed ones.
+    let Some(shared) = (unsafe { handle.as_ref() }) else { return number(Err(code::null(T::KIND))) };
+    // Relaxed: the caller orders making and closing.
+    if !(T::FREE..=T::FREE + CLOSER).contains(&shared.head.gate.load(Relaxed)) {
+        return closed::<T>();
+    }
+    number(catch(|| {
+        // SAFETY: the object is there, as the gate says; of it only this field is looked at, by the caller's promise.
+        act(unsafe { &*part((*shared.object.get()).as_ptr()) });
+        Ok(())
+    }))
 }
 
 /// As [`enter`], for what answers nothing but a code.

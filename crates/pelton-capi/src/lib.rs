@@ -10,6 +10,7 @@
 //! - a raw message or reservation is kept only while its sender or receiver is used for nothing else: what else is asked for is
 //!   refused before.
 
+mod calling;
 mod code;
 mod flushing;
 mod handle;
@@ -18,6 +19,7 @@ mod options;
 mod receiving;
 mod records;
 mod sending;
+mod serving;
 
 use std::ffi::{c_char, c_int};
 

@@ -61,7 +61,8 @@ impl<T> Opener<T> {
     }
 }
 
-fn text(name: &CStr) -> Answer<&str> {
+/// A name that is not a path's.
+pub fn text(name: &CStr) -> Answer<&str> {
     name.to_str().map_err(|_| code::tell(code::NAME, format!("{name:?} is not UTF-8: use a path that is")))
 }
 

@@ -23,9 +23,11 @@ pub struct COptions {
     reserved: u32,
     flush_bytes: u64,
     flush_interval_ns: i64,
+    call_bytes_max: u64,
+    hold_ns: i64,
 }
 
-const _: () = assert!(size_of::<COptions>() == 80);
+const _: () = assert!(size_of::<COptions>() == 96);
 /// Of the first header.
 const OPTIONS_BYTES_MIN: usize = 64;
 
@@ -132,6 +134,15 @@ pub unsafe fn of(options: *const COptions) -> Answer<(Options, bool)> {
         i64::MAX => made.flush_interval(None),
         found => made.flush_interval(Some(interval("flush_interval_ns", found)?)),
     };
+    if given.call_bytes_max != 0 {
+        made = made.call_bytes_max(given.call_bytes_max);
+    }
+    made = match given.hold_ns {
+        0 => made,
+        // PELTON_NO_HOLD.
+        -1 => made.hold(Duration::ZERO),
+        found => made.hold(interval("hold_ns", found)?),
+    };
     Ok((made, create))
 }
 
@@ -191,9 +202,13 @@ pub struct Info {
     sleeps: u64,
     wakes_sent: u64,
     depth_max: u64,
+    pub calls: u64,
+    pub dropped: u64,
+    pub corrupt: u64,
+    pub services: u64,
 }
 
-const _: () = assert!(size_of::<Info>() == 96);
+const _: () = assert!(size_of::<Info>() == 128);
 
 impl Info {
     pub fn new(peer: Option<Peer>, counters: pelton::Counters) -> Info {

@@ -96,7 +96,8 @@ pub fn fits(size: usize) -> Answer {
     Err(code::tell(code::TOO_LARGE, format!("a size of {size} bytes: less than 2 GiB is possible")))
 }
 
-fn answer(sent: pelton::Result<Sent>) -> Answer {
+/// Whether it was sent.
+pub fn answer(sent: pelton::Result<Sent>) -> Answer {
     match sent {
         Ok(Sent::Sent) => Ok(()),
         Ok(Sent::Full | Sent::TimedOut) => Err(code::AGAIN),

@@ -4,6 +4,7 @@
 //!
 //! - `frame.rs`: the header before each request and reply, every check of a peer's, and messages cut into pieces;
 //! - `outbox.rs`: the way into one lane, and what waits for room there;
+//! - `raw.rs`, in several places: for bindings;
 //! - `service.rs`, with `caller.rs` (each of its clients), `responder.rs` (requests and what answers them) and `pool.rs` (threads);
 //! - `client.rs`, with `calls.rs` (those in flight) and `crowd.rs` (its links, and how it finds services): the other side. Neither ever waits for room in one lane while the other is not read: that is what
 //!   keeps two full lanes from waiting for each other.
@@ -15,6 +16,7 @@ mod crowd;
 mod frame;
 mod outbox;
 mod pool;
+mod raw;
 mod responder;
 mod service;
 #[cfg(test)]
@@ -22,12 +24,15 @@ mod tests;
 
 pub(crate) use caller::{Back, Caller};
 pub use client::{CallId, Client, Completion, Loss, Outcome, RequestRoom};
+pub use client::{RawCompletion, RawRequestRoom};
+pub use responder::{RawReplyRoom, RawRequest};
 pub use responder::{ReplyRoom, Request, Responder};
 pub(crate) use service::Desk;
 pub use service::{Service, Stopper};
 
 use crate::receiver::Message;
 use frame::HEADER_BYTES;
+use raw::RawBody;
 
 /// Records that are no answer to who looks, and are passed over in one look: who floods the lane with such is not to keep the
 /// other side's loop. The next look goes on.

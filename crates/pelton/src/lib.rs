@@ -152,6 +152,8 @@ mod wait;
 pub use call::{
     CallId, Client, Completion, Loss, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper,
 };
+#[doc(hidden)]
+pub use call::{RawCompletion, RawReplyRoom, RawRequest, RawRequestRoom};
 pub use connect::Listener;
 pub use error::{Error, Result};
 pub use flush::record_file::{Chunk, Record, RecordFile, RecordFileOptions, RecordReader, Records};

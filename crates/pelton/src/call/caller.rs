@@ -135,6 +135,10 @@ impl Caller {
         self.stalls.fetch_and(!CLOGGED, Ordering::AcqRel) & CLOGGED != 0
     }
 
+    pub(super) fn is_forked(&self) -> bool {
+        self.owner.is_forked()
+    }
+
     pub(super) fn lock(&self) -> Result<MutexGuard<'_, Out>> {
         match self.try_lock()? {
             Some(out) => Ok(out),

@@ -1,5 +1,9 @@
 //! The asking side of a link.
 
+mod raw;
+
+pub use raw::{RawCompletion, RawRequestRoom};
+
 use super::calls::{Calls, State};
 use super::crowd::{Crowd, Link};
 use super::frame::{Assembly, By, CALLS_MAX, Clock, HEADER_BYTES, Header, Kind, check_size};
@@ -147,6 +151,8 @@ pub struct Completion<'a> {
     call: CallId,
     outcome: Outcome,
     body: Body<'a>,
+    /// By which link it came, if it is in place.
+    at: usize,
 }
 
 impl Completion<'_> {
@@ -630,14 +636,28 @@ impl Client {
     /// # Errors
     /// As [`Client::try_reserve`] and [`Client::submit`].
     pub fn reserve(&mut self, bytes: usize) -> Result<RequestRoom<'_>> {
+        Ok(self.reserve_slowly(bytes, Patience::Endless)?.expect("without a deadline it does not pass"))
+    }
+
+    /// As [`Client::reserve`], until `deadline`; `None` when it passes.
+    ///
+    /// # Errors
+    /// As [`Client::reserve`].
+    pub fn reserve_until(&mut self, bytes: usize, deadline: Instant) -> Result<Option<RequestRoom<'_>>> {
+        self.reserve_slowly(bytes, Patience::Until(deadline))
+    }
+
+    fn reserve_slowly(&mut self, bytes: usize, patience: Patience) -> Result<Option<RequestRoom<'_>>> {
         loop {
             self.check(bytes)?;
             if let Some(call) = self.next_call()
                 && let Some((at, space)) = self.room(bytes)?
             {
-                return Ok(RequestRoom { client: self, call, at, space });
+                return Ok(Some(RequestRoom { client: self, call, at, space }));
             }
-            self.find(Want::Room { bytes, is_call: true }, Patience::Endless)?;
+            if self.find(Want::Room { bytes, is_call: true }, patience)?.is_none() {
+                return Ok(None);
+            }
         }
     }
 
@@ -681,6 +701,14 @@ impl Client {
         Ok(self.completed(found))
     }
 
+    /// As [`Client::completion_of`], if there is one now; `None` otherwise. Never waits.
+    ///
+    /// # Errors
+    /// As [`Client::completion_of`].
+    pub fn try_completion_of(&mut self, call: CallId) -> Result<Option<Completion<'_>>> {
+        Ok(self.find_of(call, Patience::None)?.map(|found| self.completed(found)))
+    }
+
     /// As [`Client::completion_of`], until `deadline`; `None` when it passes, and the call stays in flight.
     ///
     /// # Errors
@@ -717,14 +745,29 @@ impl Client {
     /// # Errors
     /// As [`Client::submit`].
     pub fn notify(&mut self, message: &[u8]) -> Result<()> {
+        self.notify_slowly(message, Patience::Endless).map(|_| ())
+    }
+
+    /// As [`Client::notify`], until `deadline`; false when it passes, and nothing was told. What is larger than the lane's largest
+    /// message and has begun to be written by then is told all the same: see [`Client::try_notify`].
+    ///
+    /// # Errors
+    /// As [`Client::submit`].
+    pub fn notify_until(&mut self, message: &[u8], deadline: Instant) -> Result<bool> {
+        self.notify_slowly(message, Patience::Until(deadline))
+    }
+
+    fn notify_slowly(&mut self, message: &[u8], patience: Patience) -> Result<bool> {
         while !self.try_notify(message)? {
-            self.find(Want::Room { bytes: message.len(), is_call: false }, Patience::Endless)?;
+            if self.find(Want::Room { bytes: message.len(), is_call: false }, patience)?.is_none() {
+                return Ok(false);
+            }
         }
         // Nothing will come of it that could be waited for: what is large is all in the lane before this returns.
         if self.links.iter().any(|link| !link.outbox.is_empty()) {
-            self.find(Want::Written, Patience::Endless)?;
+            self.find(Want::Written, patience)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// As [`Client::notify`], if there is room now; false otherwise. Never waits: of what is larger than the lane's largest
@@ -927,9 +970,11 @@ impl Client {
                 if outcome == Outcome::Part {
                     self.calls.note_part(call);
                 }
-                Completion { call, outcome, body: Body::InPlace(self.links[at].replies.message(record)) }
+                Completion { call, outcome, body: Body::InPlace(self.links[at].replies.message(record)), at }
             }
-            Found::Apart(Answer { call, outcome, bytes }) => Completion { call, outcome, body: Body::Apart(bytes) },
+            Found::Apart(Answer { call, outcome, bytes }) => {
+                Completion { call, outcome, body: Body::Apart(bytes), at: 0 }
+            }
             Found::Room => unreachable!("a completion was wanted"),
         }
     }

@@ -2,6 +2,7 @@
 //! as far as it can be without knowing what calls there are.
 
 use crate::error::{Error, Result};
+use crate::os::monotonic_ns;
 use std::time::{Duration, Instant};
 
 /// Calls that a client has in flight at most.
@@ -209,8 +210,7 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn new() -> Clock {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        Clock { instant: Instant::now(), ns: time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64 }
+        Clock { instant: Instant::now(), ns: monotonic_ns() }
     }
 
     /// Never 0, which is no deadline.

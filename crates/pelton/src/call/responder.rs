@@ -1,5 +1,9 @@
 //! A request, what answers it, and room for an answer in place.
 
+mod raw;
+
+pub use raw::{RawReplyRoom, RawRequest};
+
 use super::Body;
 use super::caller::{Caller, Out, ROOM_OF};
 use super::frame::{HEADER_BYTES, Header, Kind, check_size, slot_of};

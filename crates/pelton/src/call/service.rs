@@ -4,6 +4,8 @@
 //! requests is taken meanwhile, so that this is no more than what it had asked before. The service writes it as room comes,
 //! whenever it looks for requests; so does every thread that answers that client.
 
+mod raw;
+
 use super::caller::Caller;
 use super::frame::{Assembly, By, Clock, HEADER_BYTES, Header, Kind};
 use super::responder::{Request, Responder};
