@@ -71,7 +71,15 @@ impl Asking for Pelton {
 
     #[inline(always)]
     fn try_ask(&mut self, request: &[u8]) -> Result<bool> {
-        Ok(self.client.try_submit(request)?.is_some())
+        if self.client.try_submit(request)?.is_some() {
+            return Ok(true);
+        }
+        // All may have been answered since a lane was found full: no reply would come that says that there is room.
+        let must_wait = self.client.in_flight() == 0;
+        if must_wait {
+            self.client.submit(request)?;
+        }
+        Ok(must_wait)
     }
 
     #[inline(always)]
