@@ -340,11 +340,11 @@ fn messages_are_forwarded_to_another_channel_once_though_it_ends_meanwhile() {
     }
     drop(sender);
     std::thread::scope(|scope| {
-        let flushing = scope.spawn(move || {
+        let (tell, told) = mpsc::channel();
+        scope.spawn(move || {
             // Told once that the receiver has gone, in the middle of a run. It is the sink's end, not the channel's.
-            let told = flush.run();
+            tell.send(flush.run()).unwrap();
             flush.run().unwrap();
-            told
         });
         let mut got: Vec<u32> = Vec::new();
         let word = |message: &[u8]| u32::from_le_bytes(message[4..8].try_into().unwrap());
@@ -352,13 +352,14 @@ fn messages_are_forwarded_to_another_channel_once_though_it_ends_meanwhile() {
             got.push(word(&first.receive_until(deadline()).unwrap().unwrap()));
         }
         drop(first);
+        // The rest is more than there is room for.
+        let told = told.recv_timeout(DEADLINE).unwrap();
+        assert!(matches!(told, Err(Error::Sink(_))), "{told:?}");
         let mut second = Options::new().open_receiver(&path).unwrap();
         while got.len() < 1000 {
             got.push(word(&second.receive_until(deadline()).unwrap().unwrap()));
         }
         assert!(got.iter().copied().eq(0..1000));
-        let told = flushing.join().unwrap();
-        assert!(matches!(told, Err(Error::Sink(_))), "{told:?}");
     });
 }
 
