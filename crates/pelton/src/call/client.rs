@@ -470,9 +470,10 @@ impl Client {
                     none => return Ok(none),
                 }
             };
+            let takes = |link: &Link| link.is_open() && payload.len() as u64 <= link.request_bytes_max;
             let mut at = best;
             let lost = loop {
-                if self.links[at].is_open() && payload.len() as u64 <= self.links[at].request_bytes_max {
+                if takes(&self.links[at]) {
                     match self.links[at].write(header, payload) {
                         Ok(true) => return Ok(Written::By(at)),
                         Ok(false) => {}
@@ -487,7 +488,9 @@ impl Client {
             };
             match lost {
                 Some(error) => self.link_failed(at, error)?,
-                None if self.links.iter().any(Link::is_open) => return Ok(Written::Full),
+                None if self.links.iter().any(takes) => return Ok(Written::Full),
+                // Those who are left take less than one that has gone.
+                None if self.links.iter().any(Link::is_open) => check_size(payload.len(), self.request_bytes_max())?,
                 None => {}
             }
         }
