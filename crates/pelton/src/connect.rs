@@ -428,6 +428,9 @@ pub(crate) fn connect_receiver(name: &str, options: &Options) -> Result<Receiver
     Receiver::new(parts, options, Origin::Connected(Box::new((name, options.clone()))))
 }
 
+/// Services of a short name that may hang up on a client that connects, before it takes that for the answer.
+const HANG_UPS: u32 = 16;
+
 /// A link to one of those who listen under the name, and where it listens.
 pub(crate) fn connect_client(name: &Name, options: &Options, bells: &Bells) -> Result<(PathBuf, LinkParts)> {
     let at = Cell::new(None);
@@ -438,9 +441,17 @@ pub(crate) fn connect_client(name: &Name, options: &Options, bells: &Bells) -> R
             socket
         }))
     };
-    let parts =
-        reach_by(name, connect, options, Reach::of(options), |shake| in_call(new_client(shake, options, bells)))?;
-    Ok((at.take().expect("it was reached there"), parts))
+    let mut hung_up = 0;
+    loop {
+        let reached =
+            reach_by(name, connect, options, Reach::of(options), |shake| in_call(new_client(shake, options, bells)));
+        match reached {
+            Ok(parts) => return Ok((at.take().expect("it was reached there"), parts)),
+            // One that drains or dies just now: its successor is here, or nobody is.
+            Err(Error::HungUp) if name.is_of_many() && hung_up < HANG_UPS => hung_up += 1,
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// How long to look for a listener.

@@ -1,0 +1,152 @@
+//! A client's wait, in which it does whatever else there is to do: replies of all links, room, hand-shakes.
+
+use super::{Client, Want, is_end};
+use crate::call::crowd::{Crowd, Link};
+use crate::error::{Error, Result};
+use crate::os::Ready;
+use crate::wait::{Side, Spin};
+use std::time::Instant;
+
+/// A client that waits, on both lanes of each link at once: replies are taken while it waits for room for a request, so that two
+/// full lanes never wait for each other.
+pub(super) struct Awaiting<'a> {
+    pub(super) client: &'a mut Client,
+    pub(super) want: Want,
+    /// Bytes of a message that there is to be room for besides.
+    pub(super) wanted: Option<usize>,
+}
+
+impl Awaiting<'_> {
+    /// The most bytes of a record that there has to be room for in that link's lane, if there has.
+    fn room(&self, link: &Link) -> Option<usize> {
+        let Client { calls, homeless, crowd, .. } = &*self.client;
+        if !link.outbox.is_empty() {
+            return Some(link.outbox.wanted());
+        }
+        // The usual wait, which asks this again and again.
+        if crowd.is_none() && self.wanted.is_none() && matches!(self.want, Want::Any | Want::Of(_)) {
+            return None;
+        }
+        if crowd.is_some() && !link.is_open() {
+            return None;
+        }
+        let whole = |bytes| if link.outbox.is_whole(bytes) { bytes } else { 0 };
+        if let Some(call) = homeless.front() {
+            return Some(whole(calls.kept_bytes(*call)));
+        }
+        match self.want {
+            // A place comes by an answer.
+            Want::Room { is_call: true, .. } if calls.is_full() => None,
+            Want::Room { bytes, .. } => Some(whole(bytes)),
+            _ => self.wanted.map(whole),
+        }
+    }
+
+    fn failed(&mut self, at: usize, error: Error) -> Result<bool> {
+        self.client.link_failed(at, error).map(|()| true)
+    }
+}
+
+impl Side for Awaiting<'_> {
+    fn look(&mut self) -> Result<bool> {
+        if self.client.found.is_none() {
+            self.client.found = self.client.look_for(self.want)?;
+        }
+        Ok(self.client.found.is_some())
+    }
+
+    fn stirs(&self) -> bool {
+        let stirs =
+            |link: &Link| link.replies.has_messages() || (self.room(link).is_some() && link.outbox.sender.stirs());
+        self.client.links.iter().any(stirs)
+    }
+
+    fn arm(&mut self) -> Result<bool> {
+        self.client.attend();
+        let mut armed = true;
+        for at in 0..self.client.links.len() {
+            let room = self.room(&self.client.links[at]);
+            let link = &mut self.client.links[at];
+            let done = match (Side::arm(&mut link.replies), room) {
+                (Ok(true), Some(bytes)) => match link.outbox.sender.arm_for_room(bytes) {
+                    Err(error) if is_end(&error) => {
+                        link.has_left = true;
+                        match self.want {
+                            // The lane of replies tells it, after what was answered.
+                            Want::Any | Want::Of(_) => Ok(true),
+                            // There may be room elsewhere.
+                            _ if self.client.crowd.is_some() => Ok(false),
+                            _ => {
+                                self.disarm();
+                                return Err(error);
+                            }
+                        }
+                    }
+                    armed => armed,
+                },
+                (armed, _) => armed,
+            };
+            match done {
+                Ok(true) => {}
+                Ok(false) => armed = false,
+                Err(error) => {
+                    self.disarm();
+                    return self.failed(at, error).map(|_| false);
+                }
+            }
+        }
+        if !armed {
+            self.disarm();
+        }
+        Ok(armed)
+    }
+
+    fn disarm(&mut self) {
+        self.client.disarm();
+    }
+
+    fn end(&mut self) -> Result<bool> {
+        for at in 0..self.client.links.len() {
+            match Side::end(&mut self.client.links[at].replies) {
+                Ok(false) => {}
+                Ok(true) => return Ok(true),
+                Err(error) => return self.failed(at, error),
+            }
+        }
+        Ok(false)
+    }
+
+    fn must_nap(&self) -> bool {
+        let must_nap =
+            |link: &Link| Side::must_nap(&link.replies) || (self.room(link).is_some() && link.outbox.sender.must_nap());
+        self.client.links.iter().any(must_nap)
+    }
+
+    fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
+        let is_reaching = self.client.crowd.as_ref().is_some_and(Crowd::is_reaching);
+        match &mut self.client.links[..] {
+            [link] if !is_reaching => Side::sleep(&mut link.replies, deadline),
+            _ => self.client.bells.sleep_for_any(deadline),
+        }
+    }
+
+    fn rung(&mut self) -> Result<bool> {
+        self.client.bells.drain();
+        self.client.attend();
+        Ok(false)
+    }
+
+    fn is_peer_known_gone(&mut self) -> Result<bool> {
+        self.client.attend();
+        for link in &mut self.client.links {
+            if Side::is_peer_known_gone(&mut link.replies)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.client.spin
+    }
+}
