@@ -16,10 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// inMemory is how names in /dev/shm begin: run-tests looks for what is left of its own.
+func inMemory() string { return "pelton-go-" + filepath.Base(os.TempDir()) + "-" }
+
 // channelPlace is where a test makes a channel: in memory.
 func channelPlace(t *testing.T) string {
 	t.Helper()
-	directory, err := os.MkdirTemp("/dev/shm", "pelton-go")
+	directory, err := os.MkdirTemp("/dev/shm", inMemory())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +129,7 @@ func TestASenderByPathIsToldOnceAndGoesOn(t *testing.T) {
 func TestALaneByPathStretchesIntoSpaceThatIsAllocatedAhead(t *testing.T) {
 	for _, directory := range []string{"/dev/shm", os.TempDir()} {
 		t.Run(directory, func(t *testing.T) {
-			path, ctx := must(os.MkdirTemp(directory, "pelton-go")), soon(t)
+			path, ctx := must(os.MkdirTemp(directory, inMemory())), soon(t)
 			defer os.RemoveAll(path)
 			path += "/channel"
 			sender := must(CreateSender(ctx, path, &Options{Capacity: 8 << 20}))
