@@ -691,6 +691,9 @@ impl Shared {
                 };
                 let until = due.into_iter().chain([Instant::now() + interval]).min();
                 if let Ok(Ready::Rung) = poll_until(&[ends.as_fd()], [None; 2], until) {
+                    // It is there still if the last handle was dropped by the sink, in this thread.
+                    let left = locked(&flush).take();
+                    let _ = left.map(|mut flush| flush.sync());
                     return;
                 }
                 let _flushing = Flushing::begin(&flush);
@@ -732,7 +735,8 @@ impl Drop for Shared {
         if self.owner.is_forked() {
             return;
         }
-        let flush = locked(&self.flush).take();
+        // In the sink: then the thread that flushes does this, which is the one that is here.
+        let flush = Flushing::begin(&self.flush).ok().and_then(|_flushing| locked(&self.flush).take());
         self.ends.ring();
         let _ = flush.map(|mut flush| flush.sync());
     }

@@ -855,6 +855,41 @@ fn a_sink_that_appends_to_what_is_flushed_to_it_is_refused() {
 }
 
 #[test]
+fn a_sink_that_drops_the_last_handle_is_dropped_with_it_once_everything_is_flushed() {
+    let own: Arc<Mutex<Option<pelton::Appenders>>> = Arc::default();
+    let (tell, told) = mpsc::channel();
+    let sink = {
+        let own = own.clone();
+        move |runs: &[Run<'_>]| {
+            for run in runs {
+                tell.send(run.messages()).unwrap();
+            }
+            drop(own.lock().unwrap().take());
+            Ok(())
+        }
+    };
+    let appenders = Options::new().flush_interval(Some(Duration::from_millis(1))).append(sink).unwrap();
+    let mut appender = appenders.appender().unwrap();
+    // Nothing is flushed before the handle is where the sink finds it.
+    {
+        let mut place = own.lock().unwrap();
+        appender.append(b"one").unwrap();
+        drop(appender);
+        *place = Some(appenders);
+    }
+    drop(own);
+    let mut flushed = 0;
+    loop {
+        match told.recv_timeout(DEADLINE) {
+            Ok(messages) => flushed += messages,
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            Err(error) => panic!("the sink is still there: {error}"),
+        }
+    }
+    assert_eq!(flushed, 1);
+}
+
+#[test]
 fn a_sender_that_says_with_every_message_that_it_waits_for_room_does_not_make_each_a_write() {
     let place = Place::new("a flush by turns ends");
     let listener = Options::new().listen(&place.name()).unwrap();
