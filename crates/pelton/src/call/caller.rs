@@ -371,9 +371,16 @@ impl Caller {
     }
 
     fn wait_for_turn<'a>(&'a self, out: MutexGuard<'a, Out>, left: Option<Duration>) -> MutexGuard<'a, Out> {
-        match left {
+        let out = match left {
             None => self.turn.wait(out).unwrap_or_else(PoisonError::into_inner),
             Some(left) => self.turn.wait_timeout(out, left).unwrap_or_else(PoisonError::into_inner).0,
+        };
+        if cfg!(thread_sanitizer) {
+            // Taken again where it is seen: see `locked`.
+            drop(out);
+            locked(&self.out)
+        } else {
+            out
         }
     }
 
