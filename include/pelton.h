@@ -777,7 +777,9 @@ int pelton_client_release(pelton_client *client);
 int pelton_client_fd(const pelton_client *client);
 
 /* Asks that the descriptor become readable when an answer comes, when what waits to be written can be, or the service goes: as
- * pelton_receiver_arm. Holds the caller for up to options.hold_ns where that has paid lately. Errors: as pelton_await. */
+ * pelton_receiver_arm. Arm again before the loop sleeps, after pelton_submit, _notify and _cancel too: armed before, it hears of answers,
+ * but not of room for what these have still to write. After PELTON_AGAIN for want of room it tells once when there is: ask again then.
+ * Holds the caller for up to options.hold_ns where that has paid lately. Errors: as pelton_await. */
 PELTON_MUST_USE int pelton_client_arm(pelton_client *client);
 
 /* Takes pelton_client_arm back. At any time between other calls. */
@@ -815,10 +817,11 @@ PELTON_MUST_USE int pelton_service_run(pelton_service *service, uint32_t threads
  * in pelton_service_run's handler. */
 int pelton_service_stop(const pelton_service *service);
 
-/* Has the service answer what it has taken, and give back what is asked from now on, so that clients ask another process of the name and
- * no call fails, or is carried out twice. The name is free at once for a successor: start that before. Go on receiving, or running: when
- * every client knows that all its calls are answered, that answers PELTON_CLOSED, or returns; then close. A client that does not read
- * its answers holds this up; pelton_service_stop ends it all the same. Does not wait. Any thread, as pelton_service_stop. */
+/* Has the service answer what it has taken, and give back what is asked from now on, so that clients ask another process of the name
+ * and no call fails, or is carried out twice. Under a short name a successor is started before; unix:PATH is free when this service next
+ * looks for requests. Go on receiving, or running: when every client knows that all its calls are answered, that answers PELTON_CLOSED, or
+ * returns; then close. A client that does not read its answers holds this up; pelton_service_stop ends it all the same. Does not wait. Any
+ * thread, as pelton_service_stop. */
 int pelton_service_drain(const pelton_service *service);
 
 /* Answers the descriptor, or a code. At any time between other calls. */
@@ -839,11 +842,11 @@ int pelton_service_info(pelton_service *service, pelton_info *out);
 int pelton_service_close(pelton_service *service);
 
 /* ---- Answering --------------------------------------------------------------------------------------------------------- *
- * A responder is closed by its last answer, whatever that answers but PELTON_TOO_LARGE, PELTON_RESERVED and the mistakes PELTON_NULL and
- * PELTON_WRONG_THREAD; or by pelton_responder_close, which lets go of the call. One that is forgotten has its client wait until either
- * side goes. Different responders are answered by different threads at once. Errors of all: PELTON_PEER_DIED, PELTON_CLOSED: the client has gone, and the answer is dropped. PELTON_TOO_LARGE: for this
- * client. PELTON_RESERVED: this responder has room reserved. PELTON_REFUSED: this thread has room reserved by another responder.
- * PELTON_CORRUPT, PELTON_SYSTEM. */
+ * A responder is closed by its last answer, whatever that answers but PELTON_TOO_LARGE, PELTON_RESERVED, PELTON_FORKED, PELTON_INTERNAL
+ * and the mistakes PELTON_NULL and PELTON_WRONG_THREAD; or by pelton_responder_close, which lets go of the call. One that is forgotten has
+ * its client wait until either side goes. Different responders are answered by different threads at once. Errors of all: PELTON_PEER_DIED,
+ * PELTON_CLOSED: the client has gone, and the answer is dropped. PELTON_TOO_LARGE: for this client. PELTON_RESERVED: this responder has
+ * room reserved. PELTON_REFUSED: this thread has room reserved by another responder. PELTON_CORRUPT, PELTON_SYSTEM. */
 
 /* Answers; after parts this is the last of them. Does not wait: what the client has no room for is kept until it has. data may be NULL if
  * size is 0. Closes the responder. */
@@ -856,7 +859,8 @@ PELTON_MUST_USE int pelton_reply_fail(pelton_responder *responder, uint32_t code
 PELTON_MUST_USE int pelton_reply_end(pelton_responder *responder);
 
 /* Gives a part of the reply; waits for room in the client's lane, so not on the thread that receives requests, but with PELTON_NO_WAIT.
- * Does not close the responder. Errors: PELTON_AGAIN: no room, nothing was given. */
+ * Does not close the responder. Errors: PELTON_AGAIN: no room, nothing was given; nothing tells a loop when there is: streams are for
+ * threads of their own. */
 PELTON_MUST_USE int pelton_reply_part(pelton_responder *responder, const void *data, size_t size, int64_t deadline_ns);
 
 /* Reserves size bytes for a reply, or a part of one, to be written in place, aligned to 8. The same thread commits or aborts it, at

@@ -652,7 +652,9 @@ public:
 private:
     friend class reply_reservation;
     int last(int code) noexcept {
-        if (code != PELTON_TOO_LARGE && code != PELTON_RESERVED && code != PELTON_NULL && code != PELTON_WRONG_THREAD) detach();
+        if (code != PELTON_TOO_LARGE && code != PELTON_RESERVED && code != PELTON_NULL && code != PELTON_WRONG_THREAD &&
+            code != PELTON_FORKED && code != PELTON_INTERNAL)
+            detach();
         return code;
     }
 };

@@ -472,15 +472,17 @@ static inline void pelton_uv_client_stop(pelton_uv_client *handle) {
     if (!handle->in_turn) pelton_uv_client_rest_(handle);
 }
 
-/* Asks. on_answer is called in uv_run, while the handle is started. Does not wait. Errors: as pelton_submit with PELTON_NO_WAIT: the call
+/* Asks. on_answer is called in uv_run, while the handle is started. Does not wait. Not from within a uv_prepare callback: libuv would not let
+ * this go on before the loop sleeps. Errors: as pelton_submit with PELTON_NO_WAIT: the call
  * is not under way then; PELTON_AGAIN: no room, or 1,024 calls: on_room tells when to try again. */
 PELTON_MUST_USE static inline int pelton_uv_call_start(pelton_uv_client *handle, pelton_uv_call *call, const void *data, size_t size,
                                                        pelton_uv_answer_cb on_answer) {
+    call->handle = handle;
+    call->call = 0;
     int code = pelton_submit(handle->client, data, size, PELTON_NO_WAIT, &call->call);
     if (code == PELTON_AGAIN && handle->on_room) handle->wants_room = 1;
     if (code == PELTON_OK) {
         pelton_uv_call **place = pelton_uv_place_(handle, call->call);
-        call->handle = handle;
         call->on_answer = on_answer;
         call->next = NULL;
         *place = call;
@@ -500,6 +502,7 @@ static inline int pelton_uv_call_cancel(pelton_uv_call *call) {
     int code = pelton_cancel(call->handle->client, call->call);
     if (code == PELTON_NOT_RELEASED || code == PELTON_RESERVED) return code;
     pelton_uv_take_(place);
+    if (call->handle->on_end && !call->handle->in_turn) uv_prepare_start(&call->handle->before, pelton_uv_client_before_);
     return PELTON_OK;
 }
 

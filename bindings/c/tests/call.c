@@ -292,6 +292,59 @@ static void answers_to_other_calls_are_kept(void) {
     end();
 }
 
+/* Also when one was looked at and put back, and another call was asked after it. */
+static void parts_that_are_kept_stay_in_order(void) {
+    pelton_completion answer;
+    char two[2];
+    begin();
+    for (int by_arming = 0; by_arming < 2; by_arming++) {
+        uint64_t streamed = submitted("a", 1);
+        pelton_responder *streaming = taken();
+        uint64_t other = submitted("b", 1);
+        pelton_responder *answering = taken();
+        OK(pelton_reply_part(streaming, "part one", 8, SOON));
+        OK(pelton_reply_part(streaming, "part two", 8, SOON));
+        OK(pelton_reply(answering, "b", 1));
+        OK(pelton_await(client, other, SOON, &answer));
+        OK(pelton_client_release(client));
+        if (by_arming) OK(pelton_client_arm(client));
+        else ANSWERS(pelton_await_copy(client, streamed, two, sizeof two, SOON, &answer), PELTON_TOO_SMALL);
+        uint64_t third = submitted("c", 1);
+        OK(pelton_reply(taken(), "c", 1));
+        OK(pelton_await(client, third, SOON, &answer));
+        OK(pelton_client_release(client));
+        for (int part = 0; part < 2; part++) {
+            OK(pelton_await(client, streamed, SOON, &answer));
+            CHECK(answer.outcome == PELTON_PART && answer.size == 8 && memcmp(answer.data, part ? "part two" : "part one", 8) == 0);
+            OK(pelton_client_release(client));
+        }
+        OK(pelton_reply_end(streaming));
+        OK(pelton_await(client, streamed, SOON, &answer));
+        CHECK(answer.outcome == PELTON_END);
+        OK(pelton_client_release(client));
+    }
+    end();
+}
+
+static void room_is_told_once_to_a_loop_that_has_nothing_more_to_ask(void) {
+    static const char message[1000];
+    pelton_options options = soon(64 << 10);
+    pelton_completion answer;
+    pelton_request request;
+    begin_with(&options);
+    while (pelton_notify(client, message, sizeof message, PELTON_NO_WAIT) == PELTON_OK) continue;
+    ANSWERS(pelton_client_arm(client), PELTON_AGAIN);
+    while (pelton_service_receive(service, PELTON_NO_WAIT, &request) == PELTON_OK) OK(pelton_service_release(service));
+    int times = 0;
+    while (pelton_client_arm(client) == PELTON_OK) {
+        CHECK(++times < 10);
+        ANSWERS(pelton_await(client, PELTON_ANY_CALL, PELTON_NO_WAIT, &answer), PELTON_AGAIN);
+    }
+    CHECK(times >= 1);
+    OK(pelton_client_disarm(client));
+    end();
+}
+
 static void failures_are_values_and_a_call_let_go_of_is_abandoned(void) {
     begin();
     uint64_t failed = submitted("", 0), forgotten = submitted("", 0);
@@ -837,6 +890,8 @@ int main(void) {
         TEST(both_sides_run_in_event_loops),
         TEST(the_descriptors_are_readable_while_there_is_something),
         TEST(answers_to_other_calls_are_kept),
+        TEST(parts_that_are_kept_stay_in_order),
+        TEST(room_is_told_once_to_a_loop_that_has_nothing_more_to_ask),
         TEST(failures_are_values_and_a_call_let_go_of_is_abandoned),
         TEST(requests_and_replies_are_written_in_place),
         TEST(notifications_come_in_order_and_are_not_answered),

@@ -274,9 +274,10 @@ pub unsafe extern "C" fn pelton_service_close(service: Handled) -> c_int {
 
 /// A responder behind a handle.
 pub struct Answering {
-    responder: Responder,
-    /// Reserved, with its size: meanwhile nothing else is answered, and only by this thread.
+    /// Reserved, with its size: meanwhile nothing else is answered, and only by this thread. Before the responder, which keeps what
+    /// this has locked: that is the order in which they go where a forked child closes this.
     room: Option<(RawReplyRoom, usize)>,
+    responder: Responder,
 }
 
 impl Object for Answering {

@@ -64,6 +64,7 @@ impl Side for Awaiting<'_> {
     fn arm(&mut self) -> Result<bool> {
         self.client.attend();
         let mut armed = true;
+        let mut has_room = false;
         for at in 0..self.client.links.len() {
             let room = self.room(&self.client.links[at]);
             let link = &mut self.client.links[at];
@@ -82,7 +83,10 @@ impl Side for Awaiting<'_> {
                             }
                         }
                     }
-                    armed => armed,
+                    armed => {
+                        has_room |= matches!(armed, Ok(false)) && link.outbox.is_empty();
+                        armed
+                    }
                 },
                 (armed, _) => armed,
             };
@@ -94,6 +98,10 @@ impl Side for Awaiting<'_> {
                     return self.failed(at, error).map(|_| false);
                 }
             }
+        }
+        if has_room && self.wanted.is_some() {
+            // Told once: who still wants it asks for it again. A loop whose request was dropped would never sleep.
+            self.client.wanted = None;
         }
         if !armed {
             self.disarm();

@@ -209,7 +209,14 @@ impl Client {
     pub(super) fn keep_found(&mut self) {
         match self.found.take() {
             Some(Found::InPlace(record, call, outcome, at)) => self.copy_aside(at, &record, call, outcome),
-            Some(Found::Apart(answer)) => self.put_aside(answer),
+            Some(Found::Apart(answer)) => {
+                self.aside_bytes += answer.cost();
+                match answer.outcome.is_final() {
+                    true => self.aside_last += 1,
+                    false => self.part_bytes += answer.cost(),
+                }
+                self.aside.push_front(answer);
+            }
             Some(Found::Room) | None => {}
         }
     }
