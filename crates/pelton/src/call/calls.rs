@@ -78,7 +78,16 @@ impl Calls {
         Some(slot)
     }
 
-    /// The call that [`Calls::next`] answered has been submitted by that link.
+    /// [`Calls::next`] has answered this call, and others have ended since, while it was being written: it stands first again.
+    pub(super) fn put_first(&mut self, call: CallId) {
+        let slot = slot_of(call.0);
+        if self.free.last() != Some(&slot) {
+            self.free.retain(|free| *free != slot);
+            self.free.push(slot);
+        }
+    }
+
+    /// The call that [`Calls::next`] answered has been submitted by that link; it stands first still.
     #[inline(always)]
     pub(super) fn begin(&mut self, call: CallId, link: u32) {
         self.free.pop();

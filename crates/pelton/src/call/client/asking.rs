@@ -64,6 +64,8 @@ impl Client {
         match self.write_to_any(header, request)? {
             Written::By(at) => {
                 self.wanted = None;
+                // Calls of a link that failed meanwhile have ended.
+                self.calls.put_first(call);
                 self.begin(call, at);
                 self.calls.keep(call, header.deadline, request);
                 self.count_submission();
