@@ -3,11 +3,12 @@
 
 mod support;
 
-use pelton::{CallId, Client, Error, Loss, Options, Outcome, Request, Service};
+use pelton::{CallId, Client, Error, Loss, Options, Outcome, Request, Service, Stopper};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use support::*;
 
@@ -481,4 +482,113 @@ fn a_service_that_drains_answers_what_it_has_and_gives_back_the_rest() {
     // Before the service is dropped.
     assert!(client.completion().unwrap_err().is_closed());
     assert!(client.submit(b"more").unwrap_err().is_closed());
+}
+
+/// A service of this process, answered by a thread of its own until it is dropped.
+struct Serving {
+    stopper: Stopper,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Serving {
+    fn new(mut service: Service, answer: impl Fn(Request<'_>) + Sync + Send + 'static) -> Serving {
+        let stopper = service.stopper();
+        Serving { stopper, thread: Some(std::thread::spawn(move || service.run(1, answer).unwrap())) }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.stopper.stop();
+        let ended = self.thread.take().unwrap().join();
+        assert!(ended.is_ok() || std::thread::panicking());
+    }
+}
+
+fn echo(request: Request<'_>) {
+    let bytes = request.to_vec();
+    // Who has gone is not answered.
+    let _ = request.reply(&bytes);
+}
+
+fn small() -> Options {
+    Options::new().capacity(1 << 16)
+}
+
+/// Of a service that this thread is to answer: lets in whom that thread connects.
+fn let_in<T>(service: &mut Service, connecting: JoinHandle<T>) -> T {
+    while !connecting.is_finished() {
+        assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+    }
+    connecting.join().unwrap()
+}
+
+#[test]
+fn a_call_that_no_service_left_takes_is_lost_and_holds_up_no_other() {
+    let name = Name::new("too large for those left");
+    let (keep, kept) = std::sync::mpsc::channel();
+    let hold = move |request: Request<'_>| keep.send(request.into_responder()).unwrap();
+    let first = Serving::new(small().listen_service(&name.name).unwrap(), hold);
+    let mut client = name.client();
+    let large = client.submit(&[1; 100_000]).unwrap();
+    let little = client.submit(b"little").unwrap();
+    for call in [large, little] {
+        assert!(client.mark_idempotent(call).unwrap());
+    }
+    let responders = [kept.recv().unwrap(), kept.recv().unwrap()];
+    let _second = Serving::new(small().call_bytes_max(50_000).listen_service(&name.name).unwrap(), echo);
+    drop(first);
+    let mut outcomes = HashMap::new();
+    for _ in 0..2 {
+        let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
+        outcomes.insert(completion.call(), completion.outcome());
+    }
+    assert_eq!(outcomes, HashMap::from([(large, Outcome::Lost(Loss::Closed)), (little, Outcome::Reply)]));
+    drop(responders);
+}
+
+#[test]
+fn a_service_that_takes_less_than_the_others_is_asked_what_it_takes_and_they_the_rest() {
+    let name = Name::new("one takes less");
+    let _most = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let mut client = name.client();
+    let most = client.request_bytes_max();
+    let _nothing = Serving::new(small().call_bytes_max(0).listen_service(&name.name).unwrap(), |request| {
+        assert!(request.is_empty());
+        echo(request);
+    });
+    let until = deadline();
+    while client.services() < 2 {
+        assert!(Instant::now() < until);
+        assert_eq!(*client.call(b"0123456789").unwrap(), *b"0123456789");
+    }
+    for _ in 0..20 {
+        assert_eq!(*client.call(b"0123456789").unwrap(), *b"0123456789");
+        assert_eq!(*client.call(b"").unwrap(), *b"");
+        let mut room = client.reserve(3).unwrap();
+        room.copy_from_slice(b"abc");
+        let call = room.submit().unwrap();
+        assert_eq!(*client.completion_of(call).unwrap(), *b"abc");
+    }
+    assert_eq!((client.request_bytes_max(), client.services()), (most, 2));
+}
+
+#[test]
+fn a_call_that_is_given_back_when_nobody_else_serves_is_told_by_the_look_that_finds_it() {
+    let name = Name::new("given back");
+    let mut service = small().listen_service(&name.name).unwrap();
+    let own = name.name.clone();
+    let mut client = let_in(&mut service, std::thread::spawn(move || small().connect_client(&own).unwrap()));
+    let taken = client.submit(b"taken").unwrap();
+    let responder = service.receive().unwrap().into_responder();
+    let back = client.submit(b"back").unwrap();
+    service.stopper().drain();
+    for _ in 0..2 {
+        assert!(service.try_receive().unwrap().is_none());
+    }
+    let told = client.try_completion().unwrap().expect("who sleeps now sleeps on");
+    assert_eq!((told.call(), told.outcome()), (back, Outcome::Lost(Loss::Returned)));
+    drop(told);
+    responder.reply(b"answer").unwrap();
+    assert_eq!(*client.completion_of(taken).unwrap(), *b"answer");
 }

@@ -612,9 +612,11 @@ impl Client {
         self.late
     }
 
-    /// The largest request, in bytes, as the service says; of several the least.
+    /// The largest request, in bytes, as the service says; of several the most that one of them takes, which is asked then.
     pub fn request_bytes_max(&self) -> u64 {
-        self.links.iter().map(|link| link.request_bytes_max).min().unwrap_or(u64::MAX)
+        let is_one = self.crowd.is_none();
+        let of = self.links.iter().filter(|link| is_one || link.is_open()).map(|link| link.request_bytes_max);
+        of.max().unwrap_or(u64::MAX)
     }
 
     /// Who serves; of several, one of them.
@@ -700,6 +702,9 @@ impl Client {
             // A sleep may have ended for something else that came.
             if let Some(found) = self.look_for(want)? {
                 return Ok(Some(found));
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(None);
             }
         }
         Ok(None)

@@ -64,6 +64,11 @@ impl Link {
         !self.is_draining && !self.has_left
     }
 
+    /// Whether one of so many bytes may be.
+    pub(super) fn takes(&self, bytes: usize) -> bool {
+        self.is_open() && bytes as u64 <= self.request_bytes_max
+    }
+
     pub(super) fn peer(&self) -> Option<Peer> {
         self.replies.peer()
     }

@@ -117,7 +117,7 @@ impl Client {
                     none => return Ok(none),
                 }
             };
-            let takes = |link: &Link| link.is_open() && payload.len() as u64 <= link.request_bytes_max;
+            let takes = |link: &Link| link.takes(payload.len());
             let mut at = best;
             let lost = loop {
                 if takes(&self.links[at]) {
@@ -241,7 +241,7 @@ impl Client {
         for step in 0..self.links.len() {
             let at = (best + step) % self.links.len();
             let link = &mut self.links[at];
-            if self.crowd.is_some() && !link.is_open() {
+            if self.crowd.is_some() && !link.takes(bytes) {
                 continue;
             }
             let flushed = link.outbox.flush();

@@ -27,18 +27,16 @@ impl Awaiting<'_> {
         if crowd.is_none() && self.wanted.is_none() && matches!(self.want, Want::Any | Want::Of(_)) {
             return None;
         }
-        if crowd.is_some() && !link.is_open() {
-            return None;
-        }
+        let takes = |bytes: &usize| crowd.is_none() || link.takes(*bytes);
         let whole = |bytes| if link.outbox.is_whole(bytes) { bytes } else { 0 };
-        if let Some(call) = homeless.front() {
-            return Some(whole(calls.kept_bytes(*call)));
+        if let Some(bytes) = homeless.iter().map(|call| calls.kept_bytes(*call)).find(takes) {
+            return Some(whole(bytes));
         }
         match self.want {
             // A place comes by an answer.
             Want::Room { is_call: true, .. } if calls.is_full() => None,
-            Want::Room { bytes, .. } => Some(whole(bytes)),
-            _ => self.wanted.map(whole),
+            Want::Room { bytes, .. } => Some(bytes).filter(takes).map(whole),
+            _ => self.wanted.filter(takes).map(whole),
         }
     }
 

@@ -34,6 +34,8 @@ impl Client {
         }
         match self.look_at(0, want) {
             Err(error) => self.look_elsewhere(0, error, want),
+            // They were given back just now.
+            Ok(None) if !self.homeless.is_empty() => self.look_aside(want),
             found => found,
         }
     }
@@ -44,6 +46,7 @@ impl Client {
         if let Some(found) = self.look_aside(want)? {
             return Ok(Some(found));
         }
+        let homeless = self.homeless.len();
         for _ in 0..self.links.len() {
             let at = if self.turn < self.links.len() { self.turn } else { 0 };
             self.turn = at + 1;
@@ -52,6 +55,11 @@ impl Client {
                 Ok(found) => return Ok(found),
                 Err(error) => return self.look_elsewhere(at, error, want),
             }
+        }
+        if self.homeless.len() > homeless
+            && let Some(found) = self.look_aside(want)?
+        {
+            return Ok(Some(found));
         }
         match want {
             Want::Any | Want::Of(_) => Ok(None),
@@ -113,7 +121,7 @@ impl Client {
         let mut is_somebody = false;
         for at in 0..self.links.len() {
             let link = &mut self.links[at];
-            if !(is_one || link.is_open()) {
+            if !(is_one || link.takes(bytes)) {
                 continue;
             }
             is_somebody = true;
@@ -371,10 +379,18 @@ impl Client {
     /// Submits calls whose service is lost to another.
     #[cold]
     fn house(&mut self) -> Result<()> {
-        while let Some(call) = self.homeless.front().copied() {
+        let mut place = 0;
+        // For so many bytes there is no room.
+        let mut full = usize::MAX;
+        while let Some(call) = self.homeless.get(place).copied() {
+            if self.calls.kept_bytes(call) >= full {
+                place += 1;
+                continue;
+            }
             let (deadline, request) = self.calls.take_kept(call);
             let header = Header { deadline, ..Header::new(Kind::Request, call.0) };
             let written = self.write_to_any(header, &request);
+            let bytes = request.len();
             self.calls.put_back(call, request);
             match written {
                 Ok(Written::By(at)) => {
@@ -382,16 +398,24 @@ impl Client {
                     link.in_flight += 1;
                     self.calls.house(call, link.number);
                 }
-                Ok(Written::Full) => return Ok(()),
+                Ok(Written::Full) => {
+                    full = bytes;
+                    continue;
+                }
+                // Who is on the way may take it.
+                Err(Error::TooLarge { .. }) if self.crowd.as_ref().is_some_and(Crowd::is_reaching) => {
+                    place += 1;
+                    continue;
+                }
                 Err(error @ Error::Forked) => return Err(error),
-                // Those who are there do not want this client, or cannot be reached.
+                // Those who are there do not want this client, or take less, or cannot be reached.
                 Ok(Written::Nobody) | Err(_) => {
                     let loss = self.calls.loss(call);
                     self.calls.end(call.0);
                     self.put_aside(Answer { call, outcome: Outcome::Lost(loss), bytes: Vec::new() });
                 }
             }
-            self.homeless.pop_front();
+            self.homeless.remove(place);
         }
         Ok(())
     }
