@@ -145,11 +145,11 @@ impl Name {
         matches!(self.place, Place::Directory { .. })
     }
 
-    /// Connects to a live listener, and says where; `None` when there is none.
-    pub(crate) fn connect_at(&self) -> Result<Option<(PathBuf, Socket)>> {
+    /// Connects to a live listener; `None` when there is none.
+    pub(crate) fn connect(&self) -> Result<Option<Socket>> {
         for path in self.sockets()? {
             if let Some(socket) = self.connect_to(&path)? {
-                return Ok(Some((path, socket)));
+                return Ok(Some(socket));
             }
         }
         Ok(None)

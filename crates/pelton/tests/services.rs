@@ -7,6 +7,7 @@ use pelton::{CallId, Client, Error, Loss, Options, Outcome, Request, Service, St
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::Write as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -295,7 +296,8 @@ fn a_soak_costs_no_descriptors_and_no_memory() {
     let seconds = std::env::var("PELTON_SECONDS").map_or(4, |seconds| seconds.parse().unwrap());
     // A soak of a day is no hang: each wait in it has a deadline of its own.
     let name = Name::at(Place::unwatched());
-    let without_journals = |role: Role| role.with("journals", "").with("threads", 3).with("soaks", "yes");
+    // More threads than streams in a round: with all of them in a stream, none is left to read that it was cancelled.
+    let without_journals = |role: Role| role.with("journals", "").with("threads", 13).with("soaks", "yes");
     let stays = name.serve(without_journals);
     let mut replaced: Vec<Child> = (0..2).map(|_| name.serve(without_journals)).collect();
     let mut client = name.client();
@@ -591,4 +593,81 @@ fn a_call_that_is_given_back_when_nobody_else_serves_is_told_by_the_look_that_fi
     drop(told);
     responder.reply(b"answer").unwrap();
     assert_eq!(*client.completion_of(taken).unwrap(), *b"answer");
+}
+
+#[test]
+fn a_client_comes_to_another_when_the_one_that_it_greets_says_nothing() {
+    let name = Name::new("says nothing");
+    // They listen, and look for nobody.
+    let silent = [(); 2].map(|_| small().listen_service(&name.name).unwrap());
+    let _serving = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    for _ in 0..8 {
+        let mut client = Client::connect(&name.name).unwrap();
+        assert_eq!(*client.call(b"hello").unwrap(), *b"hello");
+    }
+    drop(silent);
+}
+
+#[test]
+fn a_service_that_says_nothing_keeps_no_client_from_one_that_comes_later() {
+    let name = Name::new("comes later");
+    let first = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let mut client = name.client();
+    assert_eq!(*client.call(b"first").unwrap(), *b"first");
+    let silent = small().listen_service(&name.name).unwrap();
+    drop(first);
+    // It may have gone before, or after, the call was written.
+    let _ = client.call_until(b"lost", Instant::now() + Duration::from_millis(300)).map(|_| ());
+    let own = name.name.clone();
+    let later = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        Serving::new(small().listen_service(&own).unwrap(), echo)
+    });
+    let reply = client.call_until(b"second", deadline()).unwrap().expect("it hangs");
+    assert_eq!(*reply, *b"second");
+    drop((reply, later.join().unwrap(), silent));
+}
+
+#[test]
+fn clients_of_one_call_are_spread_too() {
+    let name = Name::new("short lives");
+    let calls: Arc<[AtomicU32; 3]> = Arc::default();
+    let serve = |own: usize| {
+        let calls = calls.clone();
+        let answer = move |request: Request<'_>| {
+            calls[own].fetch_add(1, Ordering::Relaxed);
+            echo(request);
+        };
+        Serving::new(small().listen_service(&name.name).unwrap(), answer)
+    };
+    let _services = [0, 1, 2].map(serve);
+    let until = deadline();
+    while calls.iter().any(|calls| calls.load(Ordering::Relaxed) < 5) {
+        assert!(Instant::now() < until, "{calls:?}");
+        drop(name.client().call(b"x").unwrap());
+    }
+}
+
+#[test]
+fn who_finds_no_room_finds_a_service_that_has_come_since() {
+    for waits in [false, true] {
+        let name = Name::new("no room");
+        let mut full = small().listen_service(&name.name).unwrap();
+        let own = name.name.clone();
+        let mut client = let_in(&mut full, std::thread::spawn(move || small().connect_client(&own).unwrap()));
+        while client.try_submit(&[0; 10_000]).unwrap().is_some() {}
+        let _idle = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+        let until = deadline();
+        match waits {
+            true => assert!(client.submit_until(&[0; 10_000], until).unwrap().is_some(), "it hangs"),
+            false => {
+                while client.try_submit(&[0; 10_000]).unwrap().is_none() {
+                    assert!(Instant::now() < until, "it is never found");
+                    assert!(client.try_completion().unwrap().is_none());
+                    std::thread::yield_now();
+                }
+            }
+        }
+        assert_eq!(client.services(), 2);
+    }
 }

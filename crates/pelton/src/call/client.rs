@@ -15,6 +15,7 @@ use crate::wait::{self, Patience, Side, Spin};
 use pelton_lane::{Record, Space};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 mod asking;
@@ -262,12 +263,18 @@ impl Client {
     pub(crate) fn with(name: &str, options: &Options) -> Result<Client> {
         options.checked_sizes()?;
         let (name, bells) = (Name::parse(name)?, own_bells()?);
-        let (path, parts) = connect::connect_client(&name, options, &bells)?;
-        let link = Link::new(parts, path, 1, options)?;
+        let (mut links, mut crowd) = (Vec::new(), None);
+        match name.is_of_many() {
+            true => crowd = Some(Crowd::new(name, options)),
+            false => {
+                let parts = connect::connect_client(&name, options, &bells)?;
+                links.push(Link::new(parts, PathBuf::new(), 1, options)?);
+            }
+        }
         let mut client = Client {
-            spin: Spin::new(options.wait, link.peer()),
-            crowd: name.is_of_many().then(|| Crowd::new(name, options)),
-            links: vec![link],
+            spin: Spin::new(options.wait, links.first().and_then(Link::peer)),
+            crowd,
+            links,
             calls: Calls::default(),
             homeless: VecDeque::new(),
             aside: VecDeque::new(),
@@ -286,7 +293,9 @@ impl Client {
             late: 0,
             fate: None,
         };
-        client.look_around()?;
+        if client.crowd.is_some() {
+            client.find_first(options.connect_deadline)?;
+        }
         Ok(client)
     }
 
