@@ -671,3 +671,33 @@ fn who_finds_no_room_finds_a_service_that_has_come_since() {
         assert_eq!(client.services(), 2);
     }
 }
+
+#[test]
+fn notifications_go_to_the_successor_while_another_client_still_holds_the_one_that_drains() {
+    let name = Name::new("notifications");
+    let (keep, kept) = std::sync::mpsc::channel();
+    let hold = move |request: Request<'_>| {
+        if !request.is_notification() {
+            keep.send(request.into_responder()).unwrap();
+        }
+    };
+    let first = Serving::new(small().listen_service(&name.name).unwrap(), hold);
+    let (mut client, mut other) = (name.client(), name.client());
+    other.submit(b"held").unwrap();
+    let responder = kept.recv().unwrap();
+    let told = Arc::new(AtomicU32::new(0));
+    let count = told.clone();
+    let tell = move |request: Request<'_>| {
+        assert!(request.is_notification());
+        count.fetch_add(1, Ordering::Relaxed);
+    };
+    let _second = Serving::new(small().listen_service(&name.name).unwrap(), tell);
+    first.stopper.drain();
+    let until = deadline();
+    while told.load(Ordering::Relaxed) < 100 {
+        assert!(Instant::now() < until, "nobody takes them");
+        assert!(client.notify_until(b"hello", until).unwrap());
+        std::thread::yield_now();
+    }
+    responder.reply(b"").unwrap();
+}

@@ -245,8 +245,8 @@ enum Want {
         bytes: usize,
         is_call: bool,
     },
-    /// That all messages are in the lane.
-    Written,
+    /// That all messages are in the lane of the link of that number.
+    Written(u32),
 }
 
 impl Client {
@@ -518,14 +518,17 @@ impl Client {
     }
 
     fn notify_slowly(&mut self, message: &[u8], patience: Patience) -> Result<bool> {
-        while !self.try_notify(message)? {
+        let at = loop {
+            if let Some(at) = self.notify_at_once(message)? {
+                break at;
+            }
             if self.find(Want::Room { bytes: message.len(), is_call: false }, patience)?.is_none() {
                 return Ok(false);
             }
-        }
+        };
         // Nothing will come of it that could be waited for: what is large is all in the lane before this returns.
-        if self.links.iter().any(|link| !link.outbox.is_empty()) {
-            self.find(Want::Written, patience)?;
+        if let Some(link) = self.links.get(at).filter(|link| !link.outbox.is_empty()) {
+            self.find(Want::Written(link.number), patience)?;
         }
         Ok(true)
     }
@@ -537,17 +540,31 @@ impl Client {
     /// # Errors
     /// As [`Client::try_submit`].
     pub fn try_notify(&mut self, message: &[u8]) -> Result<bool> {
+        Ok(self.notify_at_once(message)?.is_some())
+    }
+
+    /// The link that took it is at that place.
+    fn notify_at_once(&mut self, message: &[u8]) -> Result<Option<usize>> {
         self.check(message.len())?;
         let header = Header::new(Kind::Notify, 0);
         let written = match self.crowd.is_some() {
-            true => match self.write_to_any(header, message)? {
-                Written::By(_) => true,
-                Written::Full => false,
-                Written::Nobody => return Err(self.nobody()),
-            },
-            false => self.links[0].write(header, message).map_err(|error| self.not_written(error))?,
+            true => {
+                self.hear_ends()?;
+                match self.write_to_any(header, message)? {
+                    Written::By(at) => Some(at),
+                    Written::Full => {
+                        self.look_around_now_and_then();
+                        None
+                    }
+                    Written::Nobody => return Err(self.nobody()),
+                }
+            }
+            false => self.links[0].write(header, message).map_err(|error| self.not_written(error))?.then_some(0),
         };
-        self.wanted = if written { None } else { Some(message.len()) };
+        self.wanted = if written.is_some() { None } else { Some(message.len()) };
+        if written.is_some() {
+            self.count_submission();
+        }
         Ok(written)
     }
 
@@ -608,7 +625,7 @@ impl Client {
     /// Services that this client asks at the moment: of a short name all processes that listen under it, as far as it has found
     /// them, and that do not drain; by `unix:PATH` one.
     pub fn services(&self) -> usize {
-        self.links.iter().filter(|link| link.is_open()).count()
+        self.links.iter().filter(|link| self.crowd.is_none() || link.is_open()).count()
     }
 
     /// Calls whose last answer has not come, also those given up.

@@ -63,7 +63,8 @@ impl Link {
 
     /// Whether a request may be submitted by it.
     pub(super) fn is_open(&self) -> bool {
-        !self.is_draining && !self.has_left
+        // The lane of replies tells of the close, after what was answered.
+        !self.is_draining && !self.has_left && !self.outbox.sender.has_receiver_closed()
     }
 
     /// Whether one of so many bytes may be.

@@ -336,3 +336,38 @@ fn a_damaged_lane_that_is_found_while_a_call_is_written_costs_only_the_calls_the
     }
     assert_eq!((replies, client.in_flight()), (answered, 0));
 }
+
+#[test]
+fn a_notification_waits_for_the_lane_that_took_it_and_no_other() {
+    let (mut services, mut client) = services_of_one_name(2);
+    let mut calls = Vec::new();
+    for bytes in [3000, 0] {
+        while let Some(call) = client.try_submit(&[1; 3000][..bytes]).unwrap() {
+            calls.push(call);
+        }
+    }
+    // The one has room then; to the other, which is stopped, what was cancelled waits to be said.
+    while let Some(request) = services[1].try_receive().unwrap() {
+        drop(request);
+    }
+    for call in calls {
+        client.cancel(call).unwrap();
+    }
+    assert!(client.links.iter().any(|link| !link.outbox.is_empty()));
+    let until = Instant::now() + Duration::from_secs(20);
+    assert!(client.notify_until(b"told", until).unwrap());
+    assert!(Instant::now() < until, "it waited for the one that is stopped");
+    assert_eq!(*services[1].try_receive().unwrap().unwrap(), *b"told");
+}
+
+#[test]
+fn who_has_closed_is_asked_nothing_more_while_others_serve() {
+    let (mut services, mut client) = services_of_one_name(2);
+    drop(services.remove(0));
+    for _ in 0..4 {
+        client.submit(b"x").unwrap();
+    }
+    for _ in 0..4 {
+        services[0].try_receive().unwrap().expect("asked of nobody").reply(b"").unwrap();
+    }
+}

@@ -29,7 +29,7 @@ impl Client {
             && self.links.len() == 1
             && self.links[0].outbox.is_empty()
             && self.homeless.is_empty();
-        if !usual || matches!(want, Want::Room { .. } | Want::Written) {
+        if !usual || matches!(want, Want::Room { .. } | Want::Written(_)) {
             return self.look_everywhere(want);
         }
         match self.look_at(0, want) {
@@ -65,6 +65,22 @@ impl Client {
             Want::Any | Want::Of(_) => Ok(None),
             _ => self.look_for_room(want),
         }
+    }
+
+    /// Takes in what services have said, in case that one of them drains or has ended: what it is told nobody takes, and nothing
+    /// comes back that would say so. Not while more waits in memory than is to be kept.
+    pub(super) fn hear_ends(&mut self) -> Result<()> {
+        if self.is_sated() || self.part_bytes > self.reply_bytes_max {
+            return Ok(());
+        }
+        if self.links.iter().any(|link| link.replies.has_messages()) {
+            match self.look_everywhere(Want::Written(0)) {
+                // Now there is more than that.
+                Ok(_) | Err(Error::Refused(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// That link has failed; but of a name of many services there may be others.
@@ -151,7 +167,7 @@ impl Client {
                 continue;
             }
             match link.outbox.flush() {
-                Ok(flushed) => is_all &= flushed,
+                Ok(flushed) => is_all &= flushed || matches!(want, Want::Written(number) if number != link.number),
                 // To who awaits an answer the lane of replies tells it, after what was answered.
                 Err(error) if is_end(&error) && (self.crowd.is_some() || matches!(want, Want::Any | Want::Of(_))) => {
                     link.has_left = true;
@@ -175,7 +191,7 @@ impl Client {
             return Err(self.ended_before());
         }
         match (want, self.found.take()) {
-            (Want::Room { .. } | Want::Written, Some(Found::Room)) => return Ok(Some(Found::Room)),
+            (Want::Room { .. } | Want::Written(_), Some(Found::Room)) => return Ok(Some(Found::Room)),
             (Want::Any, found @ Some(Found::InPlace(..) | Found::Apart(_))) => return Ok(found),
             (Want::Of(call), Some(found)) if found.call() == Some(call) => return Ok(Some(found)),
             (_, found) => {
@@ -198,7 +214,7 @@ impl Client {
         let place = match want {
             Want::Any => (!self.aside.is_empty()).then_some(0),
             Want::Of(call) => self.aside.iter().position(|answer| answer.call == call),
-            Want::Room { .. } | Want::Written => None,
+            Want::Room { .. } | Want::Written(_) => None,
         };
         Some(Found::Apart(self.remove_aside(place?)))
     }
@@ -346,6 +362,7 @@ impl Client {
                 link.in_flight -= 1;
                 self.lose_call(call, Loss::Returned);
             }
+            Kind::Draining if link.is_draining => return Err(broken("kind", record)),
             kind => {
                 link.replies.release_record(record);
                 link.is_draining = true;
