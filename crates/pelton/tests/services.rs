@@ -699,5 +699,72 @@ fn notifications_go_to_the_successor_while_another_client_still_holds_the_one_th
         assert!(client.notify_until(b"hello", until).unwrap());
         std::thread::yield_now();
     }
+    // From now on all of them.
+    let before = told.load(Ordering::Relaxed);
+    for _ in 0..1000 {
+        assert!(client.notify_until(b"hello", until).unwrap());
+    }
+    while told.load(Ordering::Relaxed) < before + 1000 {
+        assert!(Instant::now() < until, "{} of 1000 were taken", told.load(Ordering::Relaxed) - before);
+        std::thread::yield_now();
+    }
     responder.reply(b"").unwrap();
+}
+
+#[test]
+fn a_stray_socket_of_another_kind_under_the_name_is_passed_over() {
+    let name = Name::new("stray");
+    let first = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let _stray = std::os::unix::net::UnixListener::bind(name.directory().join("0")).unwrap();
+    let _second = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let mut client = Client::connect(&name.name).unwrap();
+    let until = deadline();
+    while client.services() < 2 {
+        assert!(Instant::now() < until, "only one is found");
+        drop(client.call(b"x").unwrap());
+    }
+    drop(first);
+    assert_eq!(*client.call_until(b"y", until).unwrap().expect("it hangs"), *b"y");
+}
+
+#[test]
+fn a_service_whose_socket_would_be_anothers_listens_at_the_next() {
+    let name = Name::new("same number");
+    let _first = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    // As if processes of this one's number in other pid namespaces had taken the next numbers.
+    let own = std::fs::read_dir(name.directory()).unwrap().next().unwrap().unwrap().file_name();
+    let own = own.to_str().unwrap().rsplit_once('.').unwrap().1.parse::<u32>().unwrap();
+    let _others: Vec<_> = (own + 1..own + 40)
+        .filter_map(|number| {
+            let path = name.directory().join(format!("{}.{number}", std::process::id()));
+            std::os::unix::net::UnixListener::bind(path).ok()
+        })
+        .collect();
+    let _second = small().listen_service(&name.name).unwrap();
+}
+
+#[test]
+fn an_idempotent_call_that_ends_each_service_is_repeated_three_times_and_then_lost() {
+    let name = Name::new("ends each");
+    let mut service = small().listen_service(&name.name).unwrap();
+    let own = name.name.clone();
+    let mut client = let_in(&mut service, std::thread::spawn(move || small().connect_client(&own).unwrap()));
+    let call = client.submit(b"x").unwrap();
+    assert!(client.mark_idempotent(call).unwrap());
+    let asking = std::thread::spawn(move || {
+        let completion = client.completion_until(deadline()).unwrap().expect("it is repeated for ever");
+        completion.outcome()
+    });
+    let mut begun = 0;
+    while !asking.is_finished() {
+        let Some(request) = service.receive_until(Instant::now() + Duration::from_millis(10)).unwrap() else {
+            continue;
+        };
+        let responder = request.into_responder();
+        begun += 1;
+        // Its successor is there before it ends.
+        let next = small().listen_service(&name.name).unwrap();
+        drop((std::mem::replace(&mut service, next), responder));
+    }
+    assert_eq!((asking.join().unwrap(), begun), (Outcome::Lost(Loss::Closed), 4));
 }

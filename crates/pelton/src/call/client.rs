@@ -500,7 +500,8 @@ impl Client {
         }
     }
 
-    /// Tells the service something that it does not answer. Waits for room; answers that come meanwhile are kept for later.
+    /// Tells the service something that it does not answer. Waits for room; answers that come meanwhile are kept for later. What a
+    /// service had not taken when it ended is lost, and nothing says so: who must know, calls.
     ///
     /// # Errors
     /// As [`Client::submit`].
@@ -586,7 +587,7 @@ impl Client {
             return Ok(before > self.aside.len());
         }
         let number = self.calls.link(call);
-        let Some(link) = self.links.iter_mut().find(|link| link.number == number) else {
+        let Some(at) = self.links.iter().position(|link| link.number == number) else {
             // No service has it.
             self.homeless.retain(|homeless| *homeless != call);
             self.calls.end(call.0);
@@ -594,19 +595,21 @@ impl Client {
         };
         self.calls.give_up(call);
         let header = Header::new(Kind::Cancel, call.0);
+        let link = &mut self.links[at];
         match link.write(header, &[]) {
             Ok(true) => {}
             Ok(false) => link.outbox.push(header, &[]),
             // Who has gone need not be told, and the lane of replies tells of it.
             Err(error) if is_end(&error) => {}
             Err(error) if self.crowd.is_none() => return Err(self.not_written(error)),
-            Err(_) => link.has_left = true,
+            Err(error) => self.link_failed(at, error)?,
         }
         Ok(true)
     }
 
-    /// Marks a call in flight as one that may be carried out twice: if its service dies or closes before a first part or an answer
-    /// has come, it is submitted again to another service of the name, under the same [`CallId`]. Does not wait. False: it is not in
+    /// Marks a call in flight as one that may be carried out more than once: if its service dies or closes before a first part or an
+    /// answer has come, it is submitted again to another service of the name, under the same [`CallId`]; three times at most, lest
+    /// one request end all services, and then it is [`Outcome::Lost`]. Does not wait. False: it is not in
     /// flight. Of no effect on a client by `unix:PATH`, which has one service.
     ///
     /// # Errors

@@ -195,7 +195,8 @@ impl Crowd {
                 break;
             }
             let is_known = |of: &Path| of == path;
-            if links.iter().any(|link| is_known(&link.path))
+            // Who drains listens no more: in another pid namespace a process of the same number may.
+            if links.iter().any(|link| link.is_open() && is_known(&link.path))
                 || self.arriving.iter().any(|on| is_known(&on.path))
                 || self.silent.iter().any(|(silent, _)| is_known(silent))
             {

@@ -174,10 +174,10 @@ impl Client {
                     link.outbox.clear();
                 }
                 Err(error) if self.crowd.is_none() => return Err(self.not_written(error)),
-                // Its lane of requests is damaged, and is not looked at again.
-                Err(_) => {
-                    link.has_left = true;
-                    link.outbox.clear();
+                Err(error) => {
+                    self.link_failed(at, error)?;
+                    // Another may have its place.
+                    return self.flush(want);
                 }
             }
         }
@@ -460,6 +460,10 @@ impl Client {
             return Err(if loss == Loss::Corrupt { error } else { self.ended_before() });
         }
         self.keep_found();
+        // Of what has come in pieces some was begun.
+        if let Some(of) = &self.links[at].assembly {
+            self.calls.note_part(CallId(of.header.id));
+        }
         let number = self.links[at].number;
         for call in self.calls.of_link(number) {
             self.lose_call(call, loss);
