@@ -10,27 +10,25 @@ use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link};
 use crate::name::{Bound, Name};
 use crate::options::Options;
-use crate::os::socket::{Socket, accept_at, wait_for};
+use crate::os::socket::{accept_at, wait_for};
 use crate::os::{Bell, membarrier};
 use crate::path::Place;
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use pelton_lane::{Position, step};
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// How long the whole hand-shake may take, unless the caller gave a later deadline.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a peer that has connected may take to say the first word.
 const GREETING: Duration = Duration::from_millis(500);
 /// Between two looks whether somebody listens by now.
-const RETRY: Duration = Duration::from_millis(10);
+pub(crate) const RETRY: Duration = Duration::from_millis(10);
 
 /// Waits for connections under a name. Either end may listen; one listener may accept many peers, one after another, as
 /// senders or receivers.
@@ -428,30 +426,9 @@ pub(crate) fn connect_receiver(name: &str, options: &Options) -> Result<Receiver
     Receiver::new(parts, options, Origin::Connected(Box::new((name, options.clone()))))
 }
 
-/// Services of a short name that may hang up on a client that connects, before it takes that for the answer.
-const HANG_UPS: u32 = 16;
-
-/// A link to one of those who listen under the name, and where it listens.
-pub(crate) fn connect_client(name: &Name, options: &Options, bells: &Bells) -> Result<(PathBuf, LinkParts)> {
-    let at = Cell::new(None);
-    let connect = || {
-        let found = name.connect_at()?;
-        Ok(found.map(|(path, socket)| {
-            at.set(Some(path));
-            socket
-        }))
-    };
-    let mut hung_up = 0;
-    loop {
-        let reached =
-            reach_by(name, connect, options, Reach::of(options), |shake| in_call(new_client(shake, options, bells)));
-        match reached {
-            Ok(parts) => return Ok((at.take().expect("it was reached there"), parts)),
-            // One that drains or dies just now: its successor is here, or nobody is.
-            Err(Error::HungUp) if name.is_of_many() && hung_up < HANG_UPS => hung_up += 1,
-            Err(error) => return Err(error),
-        }
-    }
+/// A link to the service that listens at a name of one.
+pub(crate) fn connect_client(name: &Name, options: &Options, bells: &Bells) -> Result<LinkParts> {
+    reach(name, options, Reach::of(options), |shake| in_call(new_client(shake, options, bells)))
 }
 
 /// How long to look for a listener.
@@ -470,23 +447,13 @@ impl Reach {
 }
 
 /// Connects to whoever listens under the name.
-fn reach<T>(name: &Name, options: &Options, reach: Reach, shake: impl FnMut(Shake) -> Result<T>) -> Result<T> {
-    reach_by(name, || Ok(name.connect_at()?.map(|(_, socket)| socket)), options, reach, shake)
-}
-
-fn reach_by<T>(
-    name: &Name,
-    connect: impl Fn() -> Result<Option<Socket>>,
-    options: &Options,
-    reach: Reach,
-    mut shake: impl FnMut(Shake) -> Result<T>,
-) -> Result<T> {
+fn reach<T>(name: &Name, options: &Options, reach: Reach, mut shake: impl FnMut(Shake) -> Result<T>) -> Result<T> {
     loop {
         let last = match reach {
             Reach::Now => true,
             Reach::Until(deadline) => deadline.is_some_and(|deadline| Instant::now() >= deadline),
         };
-        if let Some(socket) = connect()? {
+        if let Some(socket) = name.connect()? {
             step("connect: connected");
             let patience = match reach {
                 Reach::Now => Instant::now() + PATIENCE,

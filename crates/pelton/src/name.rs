@@ -145,14 +145,18 @@ impl Name {
         matches!(self.place, Place::Directory { .. })
     }
 
-    /// Connects to a live listener, and says where; `None` when there is none.
-    pub(crate) fn connect_at(&self) -> Result<Option<(PathBuf, Socket)>> {
+    /// Connects to a live listener; `None` when there is none.
+    pub(crate) fn connect(&self) -> Result<Option<Socket>> {
+        let mut why = None;
         for path in self.sockets()? {
-            if let Some(socket) = self.connect_to(&path)? {
-                return Ok(Some((path, socket)));
+            match self.connect_to(&path) {
+                Ok(None) => {}
+                Ok(socket) => return Ok(socket),
+                // A stray socket, of another kind. There may be others.
+                Err(error) => why = Some(error),
             }
         }
-        Ok(None)
+        why.map_or(Ok(None), Err)
     }
 
     /// Connects to who listens there, if somebody does.
@@ -192,6 +196,8 @@ impl Name {
                 for path in self.sockets_in(directory)? {
                     match self.clear(&path) {
                         Err(Error::InUse { .. }) if is_shared => {}
+                        // A stray socket, of another kind: not ours to remove.
+                        Err(Error::System { .. }) => {}
                         cleared => cleared?,
                     }
                 }
@@ -200,6 +206,8 @@ impl Name {
                 let path = directory.join(format!("{}.{number}", std::process::id()));
                 match listen_at(&path) {
                     Err(error) if again(&error) => continue,
+                    // A process of the same number, in another pid namespace, listens there: the next number is free.
+                    Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
                     Err(error) => return Err(self.failed("listening at", &path, error)),
                     Ok(socket) => {
                         let directories = vec![directory.clone(), base.clone()];

@@ -3,11 +3,13 @@
 
 mod support;
 
-use pelton::{CallId, Client, Error, Loss, Options, Outcome, Request, Service};
+use pelton::{CallId, Client, Error, Loss, Options, Outcome, Request, Service, Stopper};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::Write as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use support::*;
 
@@ -294,7 +296,8 @@ fn a_soak_costs_no_descriptors_and_no_memory() {
     let seconds = std::env::var("PELTON_SECONDS").map_or(4, |seconds| seconds.parse().unwrap());
     // A soak of a day is no hang: each wait in it has a deadline of its own.
     let name = Name::at(Place::unwatched());
-    let without_journals = |role: Role| role.with("journals", "").with("threads", 3).with("soaks", "yes");
+    // More threads than streams in a round: with all of them in a stream, none is left to read that it was cancelled.
+    let without_journals = |role: Role| role.with("journals", "").with("threads", 13).with("soaks", "yes");
     let stays = name.serve(without_journals);
     let mut replaced: Vec<Child> = (0..2).map(|_| name.serve(without_journals)).collect();
     let mut client = name.client();
@@ -481,4 +484,287 @@ fn a_service_that_drains_answers_what_it_has_and_gives_back_the_rest() {
     // Before the service is dropped.
     assert!(client.completion().unwrap_err().is_closed());
     assert!(client.submit(b"more").unwrap_err().is_closed());
+}
+
+/// A service of this process, answered by a thread of its own until it is dropped.
+struct Serving {
+    stopper: Stopper,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Serving {
+    fn new(mut service: Service, answer: impl Fn(Request<'_>) + Sync + Send + 'static) -> Serving {
+        let stopper = service.stopper();
+        Serving { stopper, thread: Some(std::thread::spawn(move || service.run(1, answer).unwrap())) }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.stopper.stop();
+        let ended = self.thread.take().unwrap().join();
+        assert!(ended.is_ok() || std::thread::panicking());
+    }
+}
+
+fn echo(request: Request<'_>) {
+    let bytes = request.to_vec();
+    // Who has gone is not answered.
+    let _ = request.reply(&bytes);
+}
+
+fn small() -> Options {
+    Options::new().capacity(1 << 16)
+}
+
+/// Of a service that this thread is to answer: lets in whom that thread connects.
+fn let_in<T>(service: &mut Service, connecting: JoinHandle<T>) -> T {
+    while !connecting.is_finished() {
+        assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+    }
+    connecting.join().unwrap()
+}
+
+#[test]
+fn a_call_that_no_service_left_takes_is_lost_and_holds_up_no_other() {
+    let name = Name::new("too large for those left");
+    let (keep, kept) = std::sync::mpsc::channel();
+    let hold = move |request: Request<'_>| keep.send(request.into_responder()).unwrap();
+    let first = Serving::new(small().listen_service(&name.name).unwrap(), hold);
+    let mut client = name.client();
+    let large = client.submit(&[1; 100_000]).unwrap();
+    let little = client.submit(b"little").unwrap();
+    for call in [large, little] {
+        assert!(client.mark_idempotent(call).unwrap());
+    }
+    let responders = [kept.recv().unwrap(), kept.recv().unwrap()];
+    let _second = Serving::new(small().call_bytes_max(50_000).listen_service(&name.name).unwrap(), echo);
+    drop(first);
+    let mut outcomes = HashMap::new();
+    for _ in 0..2 {
+        let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
+        outcomes.insert(completion.call(), completion.outcome());
+    }
+    assert_eq!(outcomes, HashMap::from([(large, Outcome::Lost(Loss::Closed)), (little, Outcome::Reply)]));
+    drop(responders);
+}
+
+#[test]
+fn a_service_that_takes_less_than_the_others_is_asked_what_it_takes_and_they_the_rest() {
+    let name = Name::new("one takes less");
+    let _most = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let mut client = name.client();
+    let most = client.request_bytes_max();
+    let _nothing = Serving::new(small().call_bytes_max(0).listen_service(&name.name).unwrap(), |request| {
+        assert!(request.is_empty());
+        echo(request);
+    });
+    let until = deadline();
+    while client.services() < 2 {
+        assert!(Instant::now() < until);
+        assert_eq!(*client.call(b"0123456789").unwrap(), *b"0123456789");
+    }
+    for _ in 0..20 {
+        assert_eq!(*client.call(b"0123456789").unwrap(), *b"0123456789");
+        assert_eq!(*client.call(b"").unwrap(), *b"");
+        let mut room = client.reserve(3).unwrap();
+        room.copy_from_slice(b"abc");
+        let call = room.submit().unwrap();
+        assert_eq!(*client.completion_of(call).unwrap(), *b"abc");
+    }
+    assert_eq!((client.request_bytes_max(), client.services()), (most, 2));
+}
+
+#[test]
+fn a_call_that_is_given_back_when_nobody_else_serves_is_told_by_the_look_that_finds_it() {
+    let name = Name::new("given back");
+    let mut service = small().listen_service(&name.name).unwrap();
+    let own = name.name.clone();
+    let mut client = let_in(&mut service, std::thread::spawn(move || small().connect_client(&own).unwrap()));
+    let taken = client.submit(b"taken").unwrap();
+    let responder = service.receive().unwrap().into_responder();
+    let back = client.submit(b"back").unwrap();
+    service.stopper().drain();
+    for _ in 0..2 {
+        assert!(service.try_receive().unwrap().is_none());
+    }
+    let told = client.try_completion().unwrap().expect("who sleeps now sleeps on");
+    assert_eq!((told.call(), told.outcome()), (back, Outcome::Lost(Loss::Returned)));
+    drop(told);
+    responder.reply(b"answer").unwrap();
+    assert_eq!(*client.completion_of(taken).unwrap(), *b"answer");
+}
+
+#[test]
+fn a_client_comes_to_another_when_the_one_that_it_greets_says_nothing() {
+    let name = Name::new("says nothing");
+    // They listen, and look for nobody.
+    let silent = [(); 2].map(|_| small().listen_service(&name.name).unwrap());
+    let _serving = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    for _ in 0..8 {
+        let mut client = Client::connect(&name.name).unwrap();
+        assert_eq!(*client.call(b"hello").unwrap(), *b"hello");
+    }
+    drop(silent);
+}
+
+#[test]
+fn a_service_that_says_nothing_keeps_no_client_from_one_that_comes_later() {
+    let name = Name::new("comes later");
+    let first = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let mut client = name.client();
+    assert_eq!(*client.call(b"first").unwrap(), *b"first");
+    let silent = small().listen_service(&name.name).unwrap();
+    drop(first);
+    // It may have gone before, or after, the call was written.
+    let _ = client.call_until(b"lost", Instant::now() + Duration::from_millis(300)).map(|_| ());
+    let own = name.name.clone();
+    let later = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        Serving::new(small().listen_service(&own).unwrap(), echo)
+    });
+    let reply = client.call_until(b"second", deadline()).unwrap().expect("it hangs");
+    assert_eq!(*reply, *b"second");
+    drop((reply, later.join().unwrap(), silent));
+}
+
+#[test]
+fn clients_of_one_call_are_spread_too() {
+    let name = Name::new("short lives");
+    let calls: Arc<[AtomicU32; 3]> = Arc::default();
+    let serve = |own: usize| {
+        let calls = calls.clone();
+        let answer = move |request: Request<'_>| {
+            calls[own].fetch_add(1, Ordering::Relaxed);
+            echo(request);
+        };
+        Serving::new(small().listen_service(&name.name).unwrap(), answer)
+    };
+    let _services = [0, 1, 2].map(serve);
+    let until = deadline();
+    while calls.iter().any(|calls| calls.load(Ordering::Relaxed) < 5) {
+        assert!(Instant::now() < until, "{calls:?}");
+        drop(name.client().call(b"x").unwrap());
+    }
+}
+
+#[test]
+fn who_finds_no_room_finds_a_service_that_has_come_since() {
+    for waits in [false, true] {
+        let name = Name::new("no room");
+        let mut full = small().listen_service(&name.name).unwrap();
+        let own = name.name.clone();
+        let mut client = let_in(&mut full, std::thread::spawn(move || small().connect_client(&own).unwrap()));
+        while client.try_submit(&[0; 10_000]).unwrap().is_some() {}
+        let _idle = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+        let until = deadline();
+        match waits {
+            true => assert!(client.submit_until(&[0; 10_000], until).unwrap().is_some(), "it hangs"),
+            false => {
+                while client.try_submit(&[0; 10_000]).unwrap().is_none() {
+                    assert!(Instant::now() < until, "it is never found");
+                    assert!(client.try_completion().unwrap().is_none());
+                    std::thread::yield_now();
+                }
+            }
+        }
+        assert_eq!(client.services(), 2);
+    }
+}
+
+#[test]
+fn notifications_go_to_the_successor_while_another_client_still_holds_the_one_that_drains() {
+    let name = Name::new("notifications");
+    let (keep, kept) = std::sync::mpsc::channel();
+    let hold = move |request: Request<'_>| {
+        if !request.is_notification() {
+            keep.send(request.into_responder()).unwrap();
+        }
+    };
+    let first = Serving::new(small().listen_service(&name.name).unwrap(), hold);
+    let (mut client, mut other) = (name.client(), name.client());
+    other.submit(b"held").unwrap();
+    let responder = kept.recv().unwrap();
+    let told = Arc::new(AtomicU32::new(0));
+    let count = told.clone();
+    let tell = move |request: Request<'_>| {
+        assert!(request.is_notification());
+        count.fetch_add(1, Ordering::Relaxed);
+    };
+    let _second = Serving::new(small().listen_service(&name.name).unwrap(), tell);
+    first.stopper.drain();
+    let until = deadline();
+    while told.load(Ordering::Relaxed) < 100 {
+        assert!(Instant::now() < until, "nobody takes them");
+        assert!(client.notify_until(b"hello", until).unwrap());
+        std::thread::yield_now();
+    }
+    // From now on all of them.
+    let before = told.load(Ordering::Relaxed);
+    for _ in 0..1000 {
+        assert!(client.notify_until(b"hello", until).unwrap());
+    }
+    while told.load(Ordering::Relaxed) < before + 1000 {
+        assert!(Instant::now() < until, "{} of 1000 were taken", told.load(Ordering::Relaxed) - before);
+        std::thread::yield_now();
+    }
+    responder.reply(b"").unwrap();
+}
+
+#[test]
+fn a_stray_socket_of_another_kind_under_the_name_is_passed_over() {
+    let name = Name::new("stray");
+    let first = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let _stray = std::os::unix::net::UnixListener::bind(name.directory().join("0")).unwrap();
+    let _second = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let mut client = Client::connect(&name.name).unwrap();
+    let until = deadline();
+    while client.services() < 2 {
+        assert!(Instant::now() < until, "only one is found");
+        drop(client.call(b"x").unwrap());
+    }
+    drop(first);
+    assert_eq!(*client.call_until(b"y", until).unwrap().expect("it hangs"), *b"y");
+}
+
+#[test]
+fn a_service_whose_socket_would_be_anothers_listens_at_the_next() {
+    let name = Name::new("same number");
+    let _first = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    // As if processes of this one's number in other pid namespaces had taken the next numbers.
+    let own = std::fs::read_dir(name.directory()).unwrap().next().unwrap().unwrap().file_name();
+    let own = own.to_str().unwrap().rsplit_once('.').unwrap().1.parse::<u32>().unwrap();
+    let _others: Vec<_> = (own + 1..own + 40)
+        .filter_map(|number| {
+            let path = name.directory().join(format!("{}.{number}", std::process::id()));
+            std::os::unix::net::UnixListener::bind(path).ok()
+        })
+        .collect();
+    let _second = small().listen_service(&name.name).unwrap();
+}
+
+#[test]
+fn an_idempotent_call_that_ends_each_service_is_repeated_three_times_and_then_lost() {
+    let name = Name::new("ends each");
+    let mut service = small().listen_service(&name.name).unwrap();
+    let own = name.name.clone();
+    let mut client = let_in(&mut service, std::thread::spawn(move || small().connect_client(&own).unwrap()));
+    let call = client.submit(b"x").unwrap();
+    assert!(client.mark_idempotent(call).unwrap());
+    let asking = std::thread::spawn(move || {
+        let completion = client.completion_until(deadline()).unwrap().expect("it is repeated for ever");
+        completion.outcome()
+    });
+    let mut begun = 0;
+    while !asking.is_finished() {
+        let Some(request) = service.receive_until(Instant::now() + Duration::from_millis(10)).unwrap() else {
+            continue;
+        };
+        let responder = request.into_responder();
+        begun += 1;
+        // Its successor is there before it ends.
+        let next = small().listen_service(&name.name).unwrap();
+        drop((std::mem::replace(&mut service, next), responder));
+    }
+    assert_eq!((asking.join().unwrap(), begun), (Outcome::Lost(Loss::Closed), 4));
 }

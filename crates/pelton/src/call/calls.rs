@@ -19,6 +19,8 @@ struct Place {
     link: u32,
     /// Its service may carry it out though another has begun to.
     is_idempotent: bool,
+    /// How often it was submitted again though another service may have begun it.
+    repeats: u8,
     /// Some of a streaming reply has been received.
     has_part: bool,
     /// Why it has no link.
@@ -38,6 +40,8 @@ pub(super) enum State {
 
 /// Of a place's memory for requests, what is kept for the next call.
 const KEPT_BYTES: usize = 4096;
+/// One request that ends each service which begins it is not to end them all, and their successors.
+const REPEATS_MAX: u8 = 3;
 
 impl Calls {
     pub(super) fn is_full(&self) -> bool {
@@ -70,22 +74,40 @@ impl Calls {
         }
         let (loss, request) = (Loss::Returned, Vec::new());
         let state = State::Free;
-        let place =
-            Place { generation: 0, state, link: 0, is_idempotent: false, has_part: false, loss, deadline: 0, request };
+        let place = Place {
+            generation: 0,
+            state,
+            link: 0,
+            is_idempotent: false,
+            repeats: 0,
+            has_part: false,
+            loss,
+            deadline: 0,
+            request,
+        };
         self.places.push(place);
         let slot = self.places.len() as u32 - 1;
         self.free.push(slot);
         Some(slot)
     }
 
-    /// The call that [`Calls::next`] answered has been submitted by that link.
+    /// [`Calls::next`] has answered this call, and others have ended since, while it was being written: it stands first again.
+    pub(super) fn put_first(&mut self, call: CallId) {
+        let slot = slot_of(call.0);
+        if self.free.last() != Some(&slot) {
+            self.free.retain(|free| *free != slot);
+            self.free.push(slot);
+        }
+    }
+
+    /// The call that [`Calls::next`] answered has been submitted by that link; it stands first still.
     #[inline(always)]
     pub(super) fn begin(&mut self, call: CallId, link: u32) {
         self.free.pop();
         self.waiting += 1;
         let place = self.place_mut(call);
         (place.generation, place.state, place.link) = (generation_of(call.0), State::Waiting, link);
-        (place.is_idempotent, place.has_part) = (false, false);
+        (place.is_idempotent, place.repeats, place.has_part) = (false, 0, false);
     }
 
     /// What the call says, in case that it is to be said again.
@@ -147,13 +169,14 @@ impl Calls {
     /// Whether it may be submitted elsewhere, when its service is lost like that.
     pub(super) fn may_move(&self, call: CallId, loss: Loss) -> bool {
         let place = &self.places[slot_of(call.0) as usize];
-        loss == Loss::Returned || (place.is_idempotent && !place.has_part)
+        loss == Loss::Returned || (place.is_idempotent && place.repeats < REPEATS_MAX && !place.has_part)
     }
 
     /// It is submitted by no link any more, for that reason, and is to be by another.
     pub(super) fn unhouse(&mut self, call: CallId, loss: Loss) {
         let place = self.place_mut(call);
         (place.link, place.loss) = (0, loss);
+        place.repeats += u8::from(loss != Loss::Returned);
     }
 
     pub(super) fn house(&mut self, call: CallId, link: u32) {

@@ -15,6 +15,7 @@ use crate::wait::{self, Patience, Side, Spin};
 use pelton_lane::{Record, Space};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 mod asking;
@@ -244,8 +245,8 @@ enum Want {
         bytes: usize,
         is_call: bool,
     },
-    /// That all messages are in the lane.
-    Written,
+    /// That all messages are in the lane of the link of that number.
+    Written(u32),
 }
 
 impl Client {
@@ -262,12 +263,18 @@ impl Client {
     pub(crate) fn with(name: &str, options: &Options) -> Result<Client> {
         options.checked_sizes()?;
         let (name, bells) = (Name::parse(name)?, own_bells()?);
-        let (path, parts) = connect::connect_client(&name, options, &bells)?;
-        let link = Link::new(parts, path, 1, options)?;
+        let (mut links, mut crowd) = (Vec::new(), None);
+        match name.is_of_many() {
+            true => crowd = Some(Crowd::new(name, options)),
+            false => {
+                let parts = connect::connect_client(&name, options, &bells)?;
+                links.push(Link::new(parts, PathBuf::new(), 1, options)?);
+            }
+        }
         let mut client = Client {
-            spin: Spin::new(options.wait, link.peer()),
-            crowd: name.is_of_many().then(|| Crowd::new(name, options)),
-            links: vec![link],
+            spin: Spin::new(options.wait, links.first().and_then(Link::peer)),
+            crowd,
+            links,
             calls: Calls::default(),
             homeless: VecDeque::new(),
             aside: VecDeque::new(),
@@ -286,7 +293,9 @@ impl Client {
             late: 0,
             fate: None,
         };
-        client.look_around()?;
+        if client.crowd.is_some() {
+            client.find_first(options.connect_deadline)?;
+        }
         Ok(client)
     }
 
@@ -491,7 +500,8 @@ impl Client {
         }
     }
 
-    /// Tells the service something that it does not answer. Waits for room; answers that come meanwhile are kept for later.
+    /// Tells the service something that it does not answer. Waits for room; answers that come meanwhile are kept for later. What a
+    /// service had not taken when it ended is lost, and nothing says so: who must know, calls.
     ///
     /// # Errors
     /// As [`Client::submit`].
@@ -509,14 +519,17 @@ impl Client {
     }
 
     fn notify_slowly(&mut self, message: &[u8], patience: Patience) -> Result<bool> {
-        while !self.try_notify(message)? {
+        let at = loop {
+            if let Some(at) = self.notify_at_once(message)? {
+                break at;
+            }
             if self.find(Want::Room { bytes: message.len(), is_call: false }, patience)?.is_none() {
                 return Ok(false);
             }
-        }
+        };
         // Nothing will come of it that could be waited for: what is large is all in the lane before this returns.
-        if self.links.iter().any(|link| !link.outbox.is_empty()) {
-            self.find(Want::Written, patience)?;
+        if let Some(link) = self.links.get(at).filter(|link| !link.outbox.is_empty()) {
+            self.find(Want::Written(link.number), patience)?;
         }
         Ok(true)
     }
@@ -528,17 +541,31 @@ impl Client {
     /// # Errors
     /// As [`Client::try_submit`].
     pub fn try_notify(&mut self, message: &[u8]) -> Result<bool> {
+        Ok(self.notify_at_once(message)?.is_some())
+    }
+
+    /// The link that took it is at that place.
+    fn notify_at_once(&mut self, message: &[u8]) -> Result<Option<usize>> {
         self.check(message.len())?;
         let header = Header::new(Kind::Notify, 0);
         let written = match self.crowd.is_some() {
-            true => match self.write_to_any(header, message)? {
-                Written::By(_) => true,
-                Written::Full => false,
-                Written::Nobody => return Err(self.nobody()),
-            },
-            false => self.links[0].write(header, message).map_err(|error| self.not_written(error))?,
+            true => {
+                self.hear_ends()?;
+                match self.write_to_any(header, message)? {
+                    Written::By(at) => Some(at),
+                    Written::Full => {
+                        self.look_around_now_and_then();
+                        None
+                    }
+                    Written::Nobody => return Err(self.nobody()),
+                }
+            }
+            false => self.links[0].write(header, message).map_err(|error| self.not_written(error))?.then_some(0),
         };
-        self.wanted = if written { None } else { Some(message.len()) };
+        self.wanted = if written.is_some() { None } else { Some(message.len()) };
+        if written.is_some() {
+            self.count_submission();
+        }
         Ok(written)
     }
 
@@ -560,7 +587,7 @@ impl Client {
             return Ok(before > self.aside.len());
         }
         let number = self.calls.link(call);
-        let Some(link) = self.links.iter_mut().find(|link| link.number == number) else {
+        let Some(at) = self.links.iter().position(|link| link.number == number) else {
             // No service has it.
             self.homeless.retain(|homeless| *homeless != call);
             self.calls.end(call.0);
@@ -568,19 +595,21 @@ impl Client {
         };
         self.calls.give_up(call);
         let header = Header::new(Kind::Cancel, call.0);
+        let link = &mut self.links[at];
         match link.write(header, &[]) {
             Ok(true) => {}
             Ok(false) => link.outbox.push(header, &[]),
             // Who has gone need not be told, and the lane of replies tells of it.
             Err(error) if is_end(&error) => {}
             Err(error) if self.crowd.is_none() => return Err(self.not_written(error)),
-            Err(_) => link.has_left = true,
+            Err(error) => self.link_failed(at, error)?,
         }
         Ok(true)
     }
 
-    /// Marks a call in flight as one that may be carried out twice: if its service dies or closes before a first part or an answer
-    /// has come, it is submitted again to another service of the name, under the same [`CallId`]. Does not wait. False: it is not in
+    /// Marks a call in flight as one that may be carried out more than once: if its service dies or closes before a first part or an
+    /// answer has come, it is submitted again to another service of the name, under the same [`CallId`]; three times at most, lest
+    /// one request end all services, and then it is [`Outcome::Lost`]. Does not wait. False: it is not in
     /// flight. Of no effect on a client by `unix:PATH`, which has one service.
     ///
     /// # Errors
@@ -599,7 +628,7 @@ impl Client {
     /// Services that this client asks at the moment: of a short name all processes that listen under it, as far as it has found
     /// them, and that do not drain; by `unix:PATH` one.
     pub fn services(&self) -> usize {
-        self.links.iter().filter(|link| link.is_open()).count()
+        self.links.iter().filter(|link| self.crowd.is_none() || link.is_open()).count()
     }
 
     /// Calls whose last answer has not come, also those given up.
@@ -612,9 +641,11 @@ impl Client {
         self.late
     }
 
-    /// The largest request, in bytes, as the service says; of several the least.
+    /// The largest request, in bytes, as the service says; of several the most that one of them takes, which is asked then.
     pub fn request_bytes_max(&self) -> u64 {
-        self.links.iter().map(|link| link.request_bytes_max).min().unwrap_or(u64::MAX)
+        let is_one = self.crowd.is_none();
+        let of = self.links.iter().filter(|link| is_one || link.is_open()).map(|link| link.request_bytes_max);
+        of.max().unwrap_or(u64::MAX)
     }
 
     /// Who serves; of several, one of them.
@@ -700,6 +731,9 @@ impl Client {
             // A sleep may have ended for something else that came.
             if let Some(found) = self.look_for(want)? {
                 return Ok(Some(found));
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(None);
             }
         }
         Ok(None)

@@ -1,12 +1,12 @@
 //! The services of one name: a client's links to those that it has found, and its way to the others.
 //!
-//! Nothing here waits, and there is no timer: the directory of the name is looked at when a link has ended or drains, when there
-//! is no link to ask by, and once in so many submissions; hand-shakes go on when their socket has something to say.
+//! Nothing here waits: the directory of the name is looked at when a link has ended or drains, when there is no link to ask by, once
+//! in so many submissions, and now and then while something waits for room; hand-shakes go on when their socket has something to say.
 
 use super::frame::Assembly;
 use super::frame::Header;
 use super::outbox::Outbox;
-use crate::connect::Origin;
+use crate::connect::{Origin, PATIENCE};
 use crate::error::{Error, Result};
 use crate::handshake::{LinkParts, Pace, Shake, new_client};
 use crate::link::{Bells, Peer};
@@ -14,10 +14,12 @@ use crate::name::Name;
 use crate::options::Options;
 use crate::receiver::Receiver;
 use crate::sender::Sender;
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 /// One service, as its client has it.
 #[derive(Debug)]
@@ -61,7 +63,13 @@ impl Link {
 
     /// Whether a request may be submitted by it.
     pub(super) fn is_open(&self) -> bool {
-        !self.is_draining && !self.has_left
+        // The lane of replies tells of the close, after what was answered.
+        !self.is_draining && !self.has_left && !self.outbox.sender.has_receiver_closed()
+    }
+
+    /// Whether one of so many bytes may be.
+    pub(super) fn takes(&self, bytes: usize) -> bool {
+        self.is_open() && bytes as u64 <= self.request_bytes_max
     }
 
     pub(super) fn peer(&self) -> Option<Peer> {
@@ -89,6 +97,10 @@ impl Link {
 /// Submissions between two looks at the directory, which costs some microseconds; and at those on the way.
 const SUBMISSIONS: u32 = 256;
 const SUBMISSIONS_ON_THE_WAY: u32 = 16;
+/// Time between two looks while something waits for room, or for a first word.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Links and hand-shakes of a client at most, lest who may make sockets make it run out of descriptors.
+const SERVICES_MAX: usize = 64;
 
 /// The way to services that there is no link to yet.
 #[derive(Debug)]
@@ -99,13 +111,20 @@ pub(super) struct Crowd {
     /// The number of the link, or of the visit, given last.
     number: u32,
     submissions: u32,
+    /// When the directory was looked at last.
+    looked: Instant,
+    /// Those that said nothing, and until when they are passed over.
+    silent: Vec<(PathBuf, Instant)>,
     /// Why the last one that was reached came to nothing, if that was not that it went.
     why: Option<Error>,
+    /// Those that went while they were greeted.
+    pub(super) hung_up: u32,
 }
 
 /// A service in the middle of the hand-shake.
 struct Arriving {
     path: PathBuf,
+    began: Instant,
     shaking: Pin<Box<dyn Future<Output = Result<LinkParts>> + Send>>,
 }
 
@@ -116,9 +135,24 @@ impl std::fmt::Debug for Arriving {
 }
 
 impl Crowd {
-    /// Of a name at which link 1 has been found.
+    /// Of a name at which nobody has been found yet.
     pub(super) fn new(name: Name, options: &Options) -> Crowd {
-        Crowd { name, options: options.clone(), arriving: Vec::new(), number: 1, submissions: 0, why: None }
+        Crowd {
+            name,
+            options: options.clone(),
+            arriving: Vec::new(),
+            number: 0,
+            submissions: 0,
+            looked: Instant::now(),
+            silent: Vec::new(),
+            why: None,
+            hung_up: 0,
+        }
+    }
+
+    /// Whether the last look at the directory was some time ago.
+    pub(super) fn is_look_due(&self) -> bool {
+        self.looked.elapsed() >= LOOK_AGAIN
     }
 
     /// Whether a hand-shake is under way.
@@ -139,43 +173,63 @@ impl Crowd {
         if is_due || (!self.arriving.is_empty() && self.submissions.is_multiple_of(SUBMISSIONS_ON_THE_WAY)) {
             if is_due {
                 // There is one to ask by: what goes wrong is found again when there is none.
-                let _ = self.look(links, bells);
+                let _ = self.look(links, bells, SERVICES_MAX);
             } else {
                 self.attend(links, bells);
             }
         }
     }
 
-    /// Begins a hand-shake with whoever listens and is not known.
+    /// Begins a hand-shake with whoever listens and is not known, with so many at most.
     #[cold]
-    pub(super) fn look(&mut self, links: &mut Vec<Link>, bells: &Bells) -> Result<()> {
-        for path in self.name.sockets()? {
+    pub(super) fn look(&mut self, links: &mut Vec<Link>, bells: &Bells, most: usize) -> Result<()> {
+        self.looked = Instant::now();
+        self.silent.retain(|(_, until)| self.looked < *until);
+        let mut paths = self.name.sockets()?;
+        // Clients that come for a call or two are to be spread too.
+        let start = RandomState::new().hash_one(self.number) as usize % paths.len().max(1);
+        paths.rotate_left(start);
+        let mut begun = 0;
+        for path in paths {
+            if begun == most || links.len() + self.arriving.len() >= SERVICES_MAX {
+                break;
+            }
             let is_known = |of: &Path| of == path;
-            if links.iter().any(|link| is_known(&link.path)) || self.arriving.iter().any(|on| is_known(&on.path)) {
+            // Who drains listens no more: in another pid namespace a process of the same number may.
+            if links.iter().any(|link| link.is_open() && is_known(&link.path))
+                || self.arriving.iter().any(|on| is_known(&on.path))
+                || self.silent.iter().any(|(silent, _)| is_known(silent))
+            {
                 continue;
             }
-            let Some(socket) = self.name.connect_to(&path)? else { continue };
-            let shake = match Shake::new(socket, Pace::Polled, &self.options) {
-                Ok(shake) => shake,
-                Err(error) => {
-                    self.why = Some(error);
-                    continue;
-                }
-            };
-            self.number += 1;
-            bells.add_visits(shake.socket(), self.number).map_err(Error::system("watching a connection"))?;
-            let (options, bells) = (self.options.clone(), bells.clone());
-            let shaking = Box::pin(async move { new_client(shake, &options, &bells).await });
-            self.arriving.push(Arriving { path, shaking });
+            match self.greet(path, bells) {
+                Ok(true) => begun += 1,
+                Ok(false) => {}
+                // There may be others.
+                Err(error) => self.why = Some(error),
+            }
         }
         self.attend(links, bells);
         Ok(())
     }
 
+    /// Begins a hand-shake. False: nobody is there.
+    fn greet(&mut self, path: PathBuf, bells: &Bells) -> Result<bool> {
+        let Some(socket) = self.name.connect_to(&path)? else { return Ok(false) };
+        let shake = Shake::new(socket, Pace::Polled, &self.options)?;
+        self.number += 1;
+        bells.add_visits(shake.socket(), self.number).map_err(Error::system("watching a connection"))?;
+        let (options, bells) = (self.options.clone(), bells.clone());
+        let shaking = Box::pin(async move { new_client(shake, &options, &bells).await });
+        self.arriving.push(Arriving { path, began: self.looked, shaking });
+        Ok(true)
+    }
+
     fn note(&mut self, failed: Error) {
-        // Who went, went: another look finds whoever is there now.
-        if !matches!(failed, Error::HungUp) {
-            self.why = Some(failed);
+        match failed {
+            // Who went, went: another look finds whoever is there now.
+            Error::HungUp => self.hung_up += 1,
+            failed => self.why = Some(failed),
         }
     }
 
@@ -183,15 +237,28 @@ impl Crowd {
     pub(super) fn attend(&mut self, links: &mut Vec<Link>, bells: &Bells) {
         let mut place = 0;
         while place < self.arriving.len() {
-            let shaking = &mut self.arriving[place].shaking;
+            let Arriving { shaking, began, .. } = &mut self.arriving[place];
             let Poll::Ready(shaken) = shaking.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
-                place += 1;
+                if began.elapsed() < PATIENCE {
+                    place += 1;
+                    continue;
+                }
+                // It may live, but it does not serve.
+                let Arriving { path, .. } = self.arriving.swap_remove(place);
+                self.note(Error::TimedOut(format!(
+                    "greeting the service at {}, which does not answer",
+                    path.display()
+                )));
+                self.silent.push((path, Instant::now() + PATIENCE));
                 continue;
             };
             let Arriving { path, .. } = self.arriving.swap_remove(place);
             self.number += 1;
             match shaken.and_then(|parts| self.admit(parts, path, bells)) {
-                Ok(link) => links.push(link),
+                Ok(link) => {
+                    links.push(link);
+                    self.why = None;
+                }
                 Err(error) => self.note(error),
             }
         }

@@ -5,7 +5,8 @@ use super::{CallId, Client, Loss, Outcome, Service};
 use crate::Options;
 use crate::error::{Error, Result};
 use serde_json::Value;
-use std::sync::atomic::Ordering;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// What both sides take at most, as the vectors say.
@@ -97,6 +98,35 @@ fn link(count: usize) -> Link {
     }
     let clients = connecting.join().unwrap();
     Link { service, clients }
+}
+
+/// So many services of one name, and a client that has found them all.
+fn services_of_one_name(count: usize) -> (Vec<Service>, Client) {
+    static NAMES: AtomicU32 = AtomicU32::new(0);
+    let name = format!("test-calls-{}-{}", std::process::id(), NAMES.fetch_add(1, Ordering::Relaxed));
+    let options = || Options::new().capacity(1 << 16).call_bytes_max(BYTES_MAX);
+    let mut services: Vec<Service> = (0..count).map(|_| options().listen_service(&name).unwrap()).collect();
+    let connecting = std::thread::spawn(move || {
+        let mut client = options().connect_client(&name).unwrap();
+        while client.services() < count {
+            client.arm().unwrap();
+            client.disarm();
+        }
+        client
+    });
+    while !connecting.is_finished() {
+        for service in &mut services {
+            assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+        }
+    }
+    (services, connecting.join().unwrap())
+}
+
+/// The service says that it has released what was never sent.
+fn damage(service: &Service) {
+    let page = service.requests.consumer_page();
+    // SAFETY: the page is mapped, writable, and 128 is where its head is: 8 bytes, of any value to who reads it.
+    unsafe { page.add(128).cast::<std::sync::atomic::AtomicU64>().as_ref() }.fetch_xor(1 << 62, Ordering::Release);
 }
 
 /// Writes a record as it stands in the vector.
@@ -249,10 +279,7 @@ fn a_service_whose_lane_of_requests_is_damaged_is_corrupt_to_its_client_and_stay
     client.submit(b"call").unwrap();
     service.receive().unwrap().reply(b"").unwrap();
     drop(client.completion().unwrap());
-    // The service says that it has released what was never sent.
-    let page = service.requests.consumer_page();
-    // SAFETY: the page is mapped, writable, and 128 is where its head is: 8 bytes, of any value to who reads it.
-    unsafe { page.add(128).cast::<std::sync::atomic::AtomicU64>().as_ref() }.fetch_xor(1 << 62, Ordering::Release);
+    damage(&service);
     let until = Instant::now() + Duration::from_secs(60);
     let error = loop {
         assert!(Instant::now() < until, "it is never looked at");
@@ -263,4 +290,84 @@ fn a_service_whose_lane_of_requests_is_damaged_is_corrupt_to_its_client_and_stay
     assert!(matches!(error, Error::Corrupt(_)), "{error}");
     let again = [client.submit(b"x").map(|_| ()), client.completion().map(|_| ()), client.arm().map(|_| ())];
     assert!(again.iter().all(|result| matches!(result, Err(Error::Corrupt(_)))), "{again:?}");
+}
+
+#[test]
+fn a_damaged_lane_that_is_found_while_a_call_is_written_costs_only_the_calls_there() {
+    let (mut services, mut client) = services_of_one_name(2);
+    let mut asked = HashMap::new();
+    let mut ask = |client: &mut Client| {
+        let number = asked.len() as u32;
+        let call = client.try_submit(&number.to_le_bytes().repeat(750)).unwrap()?;
+        assert!(asked.insert(call, number).is_none(), "call {call:?} is in flight already");
+        Some(())
+    };
+    // Both lanes are full; then the one service has taken all, and the other damages its lane.
+    while ask(&mut client).is_some() {}
+    let mut healthy = services.pop().unwrap();
+    let mut taken = Vec::new();
+    let mut take = |healthy: &mut Service| {
+        while let Some(request) = healthy.try_receive().unwrap() {
+            taken.push((request.to_vec(), request.into_responder()));
+        }
+    };
+    take(&mut healthy);
+    damage(&services[0]);
+    // More than were lost.
+    for _ in 0..3 {
+        while ask(&mut client).is_some() {}
+        assert_eq!(client.services(), 1);
+        take(&mut healthy);
+    }
+    let answered = taken.len();
+    taken.into_iter().for_each(|(request, responder)| responder.reply(&request[..4]).unwrap());
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut replies = 0;
+    while !asked.is_empty() {
+        let completion = client.completion_until(until).unwrap().expect("a call hangs");
+        let number = asked.remove(&completion.call()).expect("it was answered before");
+        match completion.outcome() {
+            Outcome::Reply => {
+                assert_eq!(*completion, number.to_le_bytes());
+                replies += 1;
+            }
+            outcome => assert_eq!(outcome, Outcome::Lost(Loss::Corrupt)),
+        }
+    }
+    assert_eq!((replies, client.in_flight()), (answered, 0));
+}
+
+#[test]
+fn a_notification_waits_for_the_lane_that_took_it_and_no_other() {
+    let (mut services, mut client) = services_of_one_name(2);
+    let mut calls = Vec::new();
+    for bytes in [3000, 0] {
+        while let Some(call) = client.try_submit(&[1; 3000][..bytes]).unwrap() {
+            calls.push(call);
+        }
+    }
+    // The one has room then; to the other, which is stopped, what was cancelled waits to be said.
+    while let Some(request) = services[1].try_receive().unwrap() {
+        drop(request);
+    }
+    for call in calls {
+        client.cancel(call).unwrap();
+    }
+    assert!(client.links.iter().any(|link| !link.outbox.is_empty()));
+    let until = Instant::now() + Duration::from_secs(20);
+    assert!(client.notify_until(b"told", until).unwrap());
+    assert!(Instant::now() < until, "it waited for the one that is stopped");
+    assert_eq!(*services[1].try_receive().unwrap().unwrap(), *b"told");
+}
+
+#[test]
+fn who_has_closed_is_asked_nothing_more_while_others_serve() {
+    let (mut services, mut client) = services_of_one_name(2);
+    drop(services.remove(0));
+    for _ in 0..4 {
+        client.submit(b"x").unwrap();
+    }
+    for _ in 0..4 {
+        services[0].try_receive().unwrap().expect("asked of nobody").reply(b"").unwrap();
+    }
 }

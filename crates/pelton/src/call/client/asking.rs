@@ -1,11 +1,13 @@
 //! What a client asks, and whom: the one service, or the least busy of several.
 
 use super::{CallId, Client, Want, is_end};
-use crate::call::crowd::Link;
+use crate::call::crowd::{Crowd, LOOK_AGAIN, Link};
 use crate::call::frame::{CALLS_MAX, Header, Kind, check_size};
+use crate::connect::{PATIENCE, RETRY};
 use crate::error::{Error, Result};
 use crate::wait::Patience;
 use pelton_lane::Space;
+use std::time::Instant;
 
 /// What came of looking for a link to write by.
 #[derive(Debug)]
@@ -19,6 +21,8 @@ pub(super) enum Written {
 
 /// Links that may turn out to be lost in one search for one to write by; the next search goes on.
 const LINKS_LOST: usize = 16;
+/// Services that may hang up on a client that connects, before it takes that for the answer.
+const HANG_UPS: u32 = 16;
 
 impl Client {
     #[inline(always)]
@@ -64,6 +68,8 @@ impl Client {
         match self.write_to_any(header, request)? {
             Written::By(at) => {
                 self.wanted = None;
+                // Calls of a link that failed meanwhile have ended.
+                self.calls.put_first(call);
                 self.begin(call, at);
                 self.calls.keep(call, header.deadline, request);
                 self.count_submission();
@@ -71,6 +77,7 @@ impl Client {
             }
             Written::Full => {
                 self.wanted = Some(request.len());
+                self.look_around_now_and_then();
                 Ok(None)
             }
             Written::Nobody => Err(self.nobody()),
@@ -115,7 +122,7 @@ impl Client {
                     none => return Ok(none),
                 }
             };
-            let takes = |link: &Link| link.is_open() && payload.len() as u64 <= link.request_bytes_max;
+            let takes = |link: &Link| link.takes(payload.len());
             let mut at = best;
             let lost = loop {
                 if takes(&self.links[at]) {
@@ -173,9 +180,61 @@ impl Client {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
-        let looked = crowd.look(&mut self.links, &self.bells);
+        let looked = crowd.look(&mut self.links, &self.bells, usize::MAX);
         self.meet();
         looked
+    }
+
+    /// As [`Client::look_around`], unless that was done just now. There is somebody, or an error is told to who asks next and finds
+    /// nobody.
+    #[cold]
+    pub(super) fn look_around_now_and_then(&mut self) {
+        if self.crowd.as_ref().is_some_and(Crowd::is_look_due) {
+            let _ = self.look_around();
+        }
+    }
+
+    /// Waits for the first link to those who listen under a name of many: greets one of them, and another whenever that one has gone, or
+    /// said nothing for some time.
+    pub(super) fn find_first(&mut self, deadline: Option<Instant>) -> Result<()> {
+        let until = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
+        let (mut most, mut hung_up) = (1, 0);
+        loop {
+            let crowd = self.crowd.as_mut().expect("the name is of many");
+            match most {
+                0 => crowd.attend(&mut self.links, &self.bells),
+                most => crowd.look(&mut self.links, &self.bells, most)?,
+            }
+            if !self.links.is_empty() {
+                // The others come beside its calls.
+                let _ = self.look_around();
+                return Ok(());
+            }
+            let now = Instant::now();
+            if crowd.is_reaching() && now < until {
+                self.bells.sleep_for_any(Some(until.min(now + LOOK_AGAIN)))?;
+                self.bells.drain();
+                most = usize::from(crowd.is_look_due());
+                continue;
+            }
+            most = 1;
+            // Its successor is here, or another, or nobody is.
+            if std::mem::replace(&mut hung_up, crowd.hung_up) != crowd.hung_up && now < until {
+                if hung_up < HANG_UPS {
+                    continue;
+                }
+                return Err(Error::HungUp);
+            }
+            let name = crowd.name.with_place();
+            match crowd.take_why() {
+                Some(why) => return Err(why),
+                None if deadline.is_none() && !crowd.is_reaching() => return Err(Error::NoListener { name }),
+                None if now >= until => {
+                    return Err(Error::TimedOut(format!("waiting for somebody to listen at {name} and to answer")));
+                }
+                None => std::thread::sleep(RETRY),
+            }
+        }
     }
 
     /// Goes on with hand-shakes.
@@ -239,7 +298,7 @@ impl Client {
         for step in 0..self.links.len() {
             let at = (best + step) % self.links.len();
             let link = &mut self.links[at];
-            if self.crowd.is_some() && !link.is_open() {
+            if self.crowd.is_some() && !link.takes(bytes) {
                 continue;
             }
             let flushed = link.outbox.flush();
@@ -258,6 +317,7 @@ impl Client {
             }
         }
         self.wanted = Some(bytes);
+        self.look_around_now_and_then();
         Ok(None)
     }
 }

@@ -1,7 +1,7 @@
 //! A client's wait, in which it does whatever else there is to do: replies of all links, room, hand-shakes.
 
 use super::{Client, Want, is_end};
-use crate::call::crowd::{Crowd, Link};
+use crate::call::crowd::{Crowd, LOOK_AGAIN, Link};
 use crate::error::{Error, Result};
 use crate::os::Ready;
 use crate::wait::{Side, Spin};
@@ -27,18 +27,28 @@ impl Awaiting<'_> {
         if crowd.is_none() && self.wanted.is_none() && matches!(self.want, Want::Any | Want::Of(_)) {
             return None;
         }
-        if crowd.is_some() && !link.is_open() {
-            return None;
-        }
+        let takes = |bytes: &usize| crowd.is_none() || link.takes(*bytes);
         let whole = |bytes| if link.outbox.is_whole(bytes) { bytes } else { 0 };
-        if let Some(call) = homeless.front() {
-            return Some(whole(calls.kept_bytes(*call)));
+        if let Some(bytes) = homeless.iter().map(|call| calls.kept_bytes(*call)).find(takes) {
+            return Some(whole(bytes));
         }
         match self.want {
             // A place comes by an answer.
             Want::Room { is_call: true, .. } if calls.is_full() => None,
-            Want::Room { bytes, .. } => Some(whole(bytes)),
-            _ => self.wanted.map(whole),
+            Want::Room { bytes, .. } => Some(bytes).filter(takes).map(whole),
+            _ => self.wanted.filter(takes).map(whole),
+        }
+    }
+
+    /// Whether another service would help, of which nothing tells.
+    fn is_seeking(&self) -> bool {
+        let waits = matches!(self.want, Want::Room { .. }) || !self.client.homeless.is_empty();
+        waits && self.client.crowd.is_some()
+    }
+
+    fn seek(&mut self) {
+        if self.is_seeking() {
+            self.client.look_around_now_and_then();
         }
     }
 
@@ -132,10 +142,14 @@ impl Side for Awaiting<'_> {
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
         let is_reaching = self.client.crowd.as_ref().is_some_and(Crowd::is_reaching);
-        match &mut self.client.links[..] {
-            [link] if !is_reaching => Side::sleep(&mut link.replies, deadline),
-            _ => self.client.bells.sleep_for_any(deadline),
-        }
+        let again = self.is_seeking().then(|| Instant::now() + LOOK_AGAIN);
+        let until = [deadline, again].into_iter().flatten().min();
+        let ready = match &mut self.client.links[..] {
+            [link] if !is_reaching => Side::sleep(&mut link.replies, until),
+            _ => self.client.bells.sleep_for_any(until),
+        };
+        self.seek();
+        ready
     }
 
     fn rung(&mut self) -> Result<bool> {
@@ -146,6 +160,7 @@ impl Side for Awaiting<'_> {
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {
         self.client.attend();
+        self.seek();
         for link in &mut self.client.links {
             if Side::is_peer_known_gone(&mut link.replies)? {
                 return Ok(true);

@@ -29,11 +29,13 @@ impl Client {
             && self.links.len() == 1
             && self.links[0].outbox.is_empty()
             && self.homeless.is_empty();
-        if !usual || matches!(want, Want::Room { .. } | Want::Written) {
+        if !usual || matches!(want, Want::Room { .. } | Want::Written(_)) {
             return self.look_everywhere(want);
         }
         match self.look_at(0, want) {
             Err(error) => self.look_elsewhere(0, error, want),
+            // They were given back just now.
+            Ok(None) if !self.homeless.is_empty() => self.look_aside(want),
             found => found,
         }
     }
@@ -44,6 +46,7 @@ impl Client {
         if let Some(found) = self.look_aside(want)? {
             return Ok(Some(found));
         }
+        let homeless = self.homeless.len();
         for _ in 0..self.links.len() {
             let at = if self.turn < self.links.len() { self.turn } else { 0 };
             self.turn = at + 1;
@@ -53,10 +56,31 @@ impl Client {
                 Err(error) => return self.look_elsewhere(at, error, want),
             }
         }
+        if self.homeless.len() > homeless
+            && let Some(found) = self.look_aside(want)?
+        {
+            return Ok(Some(found));
+        }
         match want {
             Want::Any | Want::Of(_) => Ok(None),
             _ => self.look_for_room(want),
         }
+    }
+
+    /// Takes in what services have said, in case that one of them drains or has ended: what it is told nobody takes, and nothing
+    /// comes back that would say so. Not while more waits in memory than is to be kept.
+    pub(super) fn hear_ends(&mut self) -> Result<()> {
+        if self.is_sated() || self.part_bytes > self.reply_bytes_max {
+            return Ok(());
+        }
+        if self.links.iter().any(|link| link.replies.has_messages()) {
+            match self.look_everywhere(Want::Written(0)) {
+                // Now there is more than that.
+                Ok(_) | Err(Error::Refused(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// That link has failed; but of a name of many services there may be others.
@@ -113,7 +137,7 @@ impl Client {
         let mut is_somebody = false;
         for at in 0..self.links.len() {
             let link = &mut self.links[at];
-            if !(is_one || link.is_open()) {
+            if !(is_one || link.takes(bytes)) {
                 continue;
             }
             is_somebody = true;
@@ -143,17 +167,17 @@ impl Client {
                 continue;
             }
             match link.outbox.flush() {
-                Ok(flushed) => is_all &= flushed,
+                Ok(flushed) => is_all &= flushed || matches!(want, Want::Written(number) if number != link.number),
                 // To who awaits an answer the lane of replies tells it, after what was answered.
                 Err(error) if is_end(&error) && (self.crowd.is_some() || matches!(want, Want::Any | Want::Of(_))) => {
                     link.has_left = true;
                     link.outbox.clear();
                 }
                 Err(error) if self.crowd.is_none() => return Err(self.not_written(error)),
-                // Its lane of requests is damaged, and is not looked at again.
-                Err(_) => {
-                    link.has_left = true;
-                    link.outbox.clear();
+                Err(error) => {
+                    self.link_failed(at, error)?;
+                    // Another may have its place.
+                    return self.flush(want);
                 }
             }
         }
@@ -167,7 +191,7 @@ impl Client {
             return Err(self.ended_before());
         }
         match (want, self.found.take()) {
-            (Want::Room { .. } | Want::Written, Some(Found::Room)) => return Ok(Some(Found::Room)),
+            (Want::Room { .. } | Want::Written(_), Some(Found::Room)) => return Ok(Some(Found::Room)),
             (Want::Any, found @ Some(Found::InPlace(..) | Found::Apart(_))) => return Ok(found),
             (Want::Of(call), Some(found)) if found.call() == Some(call) => return Ok(Some(found)),
             (_, found) => {
@@ -190,7 +214,7 @@ impl Client {
         let place = match want {
             Want::Any => (!self.aside.is_empty()).then_some(0),
             Want::Of(call) => self.aside.iter().position(|answer| answer.call == call),
-            Want::Room { .. } | Want::Written => None,
+            Want::Room { .. } | Want::Written(_) => None,
         };
         Some(Found::Apart(self.remove_aside(place?)))
     }
@@ -345,6 +369,7 @@ impl Client {
                 link.in_flight -= 1;
                 self.lose_call(call, Loss::Returned);
             }
+            Kind::Draining if link.is_draining => return Err(broken("kind", record)),
             kind => {
                 link.replies.release_record(record);
                 link.is_draining = true;
@@ -378,10 +403,18 @@ impl Client {
     /// Submits calls whose service is lost to another.
     #[cold]
     fn house(&mut self) -> Result<()> {
-        while let Some(call) = self.homeless.front().copied() {
+        let mut place = 0;
+        // For so many bytes there is no room.
+        let mut full = usize::MAX;
+        while let Some(call) = self.homeless.get(place).copied() {
+            if self.calls.kept_bytes(call) >= full {
+                place += 1;
+                continue;
+            }
             let (deadline, request) = self.calls.take_kept(call);
             let header = Header { deadline, ..Header::new(Kind::Request, call.0) };
             let written = self.write_to_any(header, &request);
+            let bytes = request.len();
             self.calls.put_back(call, request);
             match written {
                 Ok(Written::By(at)) => {
@@ -389,16 +422,24 @@ impl Client {
                     link.in_flight += 1;
                     self.calls.house(call, link.number);
                 }
-                Ok(Written::Full) => return Ok(()),
+                Ok(Written::Full) => {
+                    full = bytes;
+                    continue;
+                }
+                // Who is on the way may take it.
+                Err(Error::TooLarge { .. }) if self.crowd.as_ref().is_some_and(Crowd::is_reaching) => {
+                    place += 1;
+                    continue;
+                }
                 Err(error @ Error::Forked) => return Err(error),
-                // Those who are there do not want this client, or cannot be reached.
+                // Those who are there do not want this client, or take less, or cannot be reached.
                 Ok(Written::Nobody) | Err(_) => {
                     let loss = self.calls.loss(call);
                     self.calls.end(call.0);
                     self.put_aside(Answer { call, outcome: Outcome::Lost(loss), bytes: Vec::new() });
                 }
             }
-            self.homeless.pop_front();
+            self.homeless.remove(place);
         }
         Ok(())
     }
@@ -426,6 +467,10 @@ impl Client {
             return Err(if loss == Loss::Corrupt { error } else { self.ended_before() });
         }
         self.keep_found();
+        // Of what has come in pieces some was begun.
+        if let Some(of) = &self.links[at].assembly {
+            self.calls.note_part(CallId(of.header.id));
+        }
         let number = self.links[at].number;
         for call in self.calls.of_link(number) {
             self.lose_call(call, loss);
