@@ -38,8 +38,8 @@ use awaiting::Awaiting;
 /// then each method says [`Error::PeerDied`], or [`Error::Closed`] if it ended on purpose. Connect anew then.
 ///
 /// Under a short name several processes may listen, each a service: the client asks the least busy, the one with the fewest of
-/// this client's calls in flight, or by turns. It finds those that come later when one it knows goes, or in the course of some
-/// hundred submissions. The calls of one that dies are [`Outcome::Lost`], unless [`Client::mark_idempotent`] allows them to be
+/// this client's calls in flight, or by turns; it has at most 64. It finds those that come later when one it knows goes, in the course of
+/// some hundred submissions, and when there is no room, or it waits for some; in an event loop when it tries again. The calls of one that dies are [`Outcome::Lost`], unless [`Client::mark_idempotent`] allows them to be
 /// submitted to another; those that a draining one had not begun ([`crate::Stopper::drain`]) are submitted to another by
 /// themselves. The client goes on as long as it is used. A copy of each request is kept for that until its answer has come.
 ///
@@ -251,8 +251,8 @@ enum Want {
 
 impl Client {
     /// Connects to the service that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at once
-    /// when nobody does; waits some seconds at most for one that listens to accept. To others of a short name it connects in the
-    /// course of being used.
+    /// when nobody does; waits some seconds at most for one that listens to accept. Of a short name it begins with any one, and comes to
+    /// another when that one does not answer; it fails when none does. To the others it connects in the course of being used.
     ///
     /// # Errors
     /// As [`Options::connect_sender`].

@@ -135,7 +135,8 @@ impl Drop for Service {
 impl Service {
     /// Listens under `name` (a short name, or `unix:PATH`) with default [`Options`]; does not wait. Clients come in whenever this
     /// service looks for requests, and none of them keeps it waiting. Several services may listen under a short name, of one process or
-    /// of several: clients spread their calls over them.
+    /// of several: clients spread their calls over them. A [`Listener`] that is no service has its name alone: beside services it is refused,
+    /// and clients pass it over if services come beside it.
     ///
     /// # Errors
     /// As [`Listener::bind`].
