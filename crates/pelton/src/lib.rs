@@ -131,6 +131,7 @@ mod call;
 mod connect;
 mod directory;
 mod error;
+pub mod file;
 mod flush;
 mod gather;
 mod handshake;

@@ -1,6 +1,7 @@
 //! A descriptor that a forked child closes at once, and that closes itself in the process that opened it.
 
 use super::fork::{self, Owner};
+use rustix::io::Errno;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -20,6 +21,21 @@ impl Descriptor {
     pub(crate) fn opened<E>(opens: impl FnOnce() -> Result<OwnedFd, E>) -> std::io::Result<Result<Descriptor, E>> {
         let owner = Owner::current()?;
         Ok(fork::opening(opens).map(|fd| Descriptor { fd: ManuallyDrop::new(fd), owner }))
+    }
+
+    /// Closes it, and says what the system does: to whom its bytes matter, that may be the first to tell that they are lost. It is
+    /// closed whatever is said.
+    pub(crate) fn close(self) -> rustix::io::Result<()> {
+        let mut this = ManuallyDrop::new(self);
+        if !this.owner.is_current() {
+            return Ok(());
+        }
+        // SAFETY: taken once, here; what is not dropped any more does not take it again.
+        match fork::close_and_tell(unsafe { ManuallyDrop::take(&mut this.fd) }) {
+            // On Linux it is closed then, and its number may be somebody else's.
+            Err(Errno::INTR) => Ok(()),
+            closed => closed,
+        }
     }
 
     /// Whether this is the process that opened it, not a forked child of that.

@@ -6,7 +6,7 @@
 
 use super::locked;
 use std::collections::BTreeSet;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd as _, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
@@ -106,8 +106,8 @@ fn open() -> MutexGuard<'static, BTreeSet<RawFd>> {
     locked(&OPEN)
 }
 
-/// Opens a descriptor and notes it, with no fork in between: of a lock or a life a child must not keep a copy.
-pub(super) fn opening<E>(opens: impl FnOnce() -> Result<OwnedFd, E>) -> Result<OwnedFd, E> {
+/// Opens a descriptor, or what has one, and notes it, with no fork in between: of a lock or a life a child must not keep a copy.
+pub(super) fn opening<T: AsRawFd, E>(opens: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let mut fds = open();
     let fd = opens()?;
     fds.insert(fd.as_raw_fd());
@@ -115,10 +115,21 @@ pub(super) fn opening<E>(opens: impl FnOnce() -> Result<OwnedFd, E>) -> Result<O
 }
 
 /// Closes a descriptor that was noted, with no fork in between.
-pub(super) fn close(fd: OwnedFd) {
+pub(super) fn close<T: AsRawFd>(fd: T) {
     let mut fds = open();
     fds.remove(&fd.as_raw_fd());
     drop(fd);
+}
+
+/// As [`close`], and says what became of it.
+pub(super) fn close_and_tell(fd: OwnedFd) -> rustix::io::Result<()> {
+    // Closing may take long, and no fork need wait for it: a child that still closes this number closes its own copy, or nothing.
+    open().remove(&fd.as_raw_fd());
+    // SAFETY: it is owned, and given up here.
+    match unsafe { libc::close(fd.into_raw_fd()) } {
+        0 => Ok(()),
+        _ => Err(rustix::io::Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(rustix::io::Errno::IO)),
+    }
 }
 
 extern "C" fn before_fork() {

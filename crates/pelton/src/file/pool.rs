@@ -1,0 +1,219 @@
+//! Threads that wait, for what io_uring does not do, and for everything where it is refused. They are started as they are needed, up to a
+//! bound, and end with the engine. What an engine has asked for is taken from the queue in order, and comes back in any order.
+
+use super::perform::perform;
+use super::{Output, Root, Work};
+use crate::os::{Bell, Owner, block_signals, locked};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, retry_on_intr};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+#[derive(Debug)]
+pub(super) struct Pool {
+    owner: Owner,
+    shared: Arc<Shared>,
+    /// Not given to the threads yet: `start` does, all together.
+    waiting: Vec<Job>,
+    threads: usize,
+    threads_max: usize,
+    /// Given, and not taken back.
+    in_flight: usize,
+}
+
+#[derive(Debug)]
+struct Shared {
+    root: Option<Arc<Root>>,
+    jobs: Mutex<Jobs>,
+    there_is_one: Condvar,
+    ended: Mutex<VecDeque<Ended>>,
+    /// Rung when something has ended after nothing had.
+    bell: Bell,
+}
+
+#[derive(Debug, Default)]
+struct Jobs {
+    queue: VecDeque<Job>,
+    /// Threads that wait for one.
+    idle: usize,
+    is_over: bool,
+}
+
+#[derive(Debug)]
+struct Job {
+    key: u32,
+    work: Work,
+    cancel: Arc<Cancel>,
+}
+
+/// What a thread has done.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) key: u32,
+    pub(super) work: Work,
+    pub(super) result: Result<Output, Errno>,
+}
+
+impl Pool {
+    pub(super) fn new(threads_max: usize, root: Option<Arc<Root>>) -> std::io::Result<Pool> {
+        let shared = Shared {
+            root,
+            jobs: Mutex::default(),
+            there_is_one: Condvar::new(),
+            ended: Mutex::default(),
+            bell: Bell::new()?,
+        };
+        let owner = Owner::current()?;
+        Ok(Pool { owner, shared: Arc::new(shared), waiting: Vec::new(), threads: 0, threads_max, in_flight: 0 })
+    }
+
+    /// Notes a job, for [`Pool::start`]. Answers what cancels it.
+    pub(super) fn push(&mut self, key: u32, work: Work) -> Arc<Cancel> {
+        let cancel = Arc::new(Cancel::of(&work));
+        self.waiting.push(Job { key, work, cancel: cancel.clone() });
+        cancel
+    }
+
+    /// Has the threads begin.
+    pub(super) fn start(&mut self) -> std::io::Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let mut jobs = locked(&self.shared.jobs);
+        self.in_flight += self.waiting.len();
+        jobs.queue.extend(self.waiting.drain(..));
+        let (queued, idle) = (jobs.queue.len(), jobs.idle);
+        drop(jobs);
+        match queued {
+            1 => self.shared.there_is_one.notify_one(),
+            _ => self.shared.there_is_one.notify_all(),
+        }
+        for _ in idle..queued {
+            if self.threads == self.threads_max {
+                break;
+            }
+            let shared = self.shared.clone();
+            let started = std::thread::Builder::new().name("pelton-file".to_owned()).spawn(move || shared.serve());
+            match started {
+                Ok(_) => self.threads += 1,
+                // Those that are there will do. If there is none, all is as it was: it can be tried again.
+                Err(_) if self.threads > 0 => break,
+                Err(error) => {
+                    self.waiting.extend(locked(&self.shared.jobs).queue.drain(..));
+                    self.in_flight -= self.waiting.len();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Something that has ended, if anything has.
+    pub(super) fn ended(&mut self) -> Option<Ended> {
+        if self.in_flight == 0 {
+            return None;
+        }
+        let ended = locked(&self.shared.ended).pop_front();
+        self.in_flight -= usize::from(ended.is_some());
+        ended
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    pub(super) fn bell(&self) -> &Bell {
+        &self.shared.bell
+    }
+}
+
+impl AsFd for Pool {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.bell.as_fd()
+    }
+}
+
+impl Shared {
+    /// A thread's life.
+    fn serve(&self) {
+        block_signals();
+        loop {
+            let mut jobs = locked(&self.jobs);
+            let job = loop {
+                if jobs.is_over {
+                    return;
+                }
+                match jobs.queue.pop_front() {
+                    Some(job) => break job,
+                    None => {
+                        jobs.idle += 1;
+                        jobs = self.there_is_one.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                        jobs.idle -= 1;
+                    }
+                }
+            };
+            drop(jobs);
+            let Job { key, mut work, cancel } = job;
+            let result = perform(&mut work, self.root.as_deref(), &cancel);
+            let mut ended = locked(&self.ended);
+            ended.push_back(Ended { key, work, result });
+            let first = ended.len() == 1;
+            drop(ended);
+            if first {
+                self.bell.ring();
+            }
+        }
+    }
+}
+
+impl Drop for Pool {
+    /// What no thread has begun is not done; what one is at, it ends, with all that belongs to it.
+    fn drop(&mut self) {
+        // A child has none of the threads, and perhaps a lock that one of them held.
+        if !self.owner.is_current() {
+            return;
+        }
+        let mut jobs = locked(&self.shared.jobs);
+        jobs.is_over = true;
+        let left = std::mem::take(&mut jobs.queue);
+        drop(jobs);
+        self.shared.there_is_one.notify_all();
+        drop(left);
+    }
+}
+
+/// How a job is given up: what has not begun ends at once, a copy at its next piece, and who waits for bytes of a pipe or a socket is woken. What is at
+/// a disk goes on.
+#[derive(Debug)]
+pub(crate) struct Cancel {
+    is_said: AtomicBool,
+    /// Of a stream only, which may never have anything to say.
+    bell: Option<Bell>,
+}
+
+impl Cancel {
+    fn of(work: &Work) -> Cancel {
+        let stream = matches!(work, Work::Transfer(transfer) if transfer.file.is_stream());
+        // Without a descriptor for it, it cannot be woken: the next bytes do.
+        Cancel { is_said: AtomicBool::new(false), bell: stream.then(|| Bell::new().ok()).flatten() }
+    }
+
+    pub(super) fn say(&self) {
+        // Relaxed: whether it comes in time is chance anyway; who polls is told by the bell.
+        self.is_said.store(true, Ordering::Relaxed);
+        self.bell.iter().for_each(Bell::ring);
+    }
+
+    pub(super) fn is_said(&self) -> bool {
+        self.is_said.load(Ordering::Relaxed)
+    }
+
+    /// Waits until a stream is ready, or this is said.
+    pub(super) fn wait_for(&self, stream: BorrowedFd<'_>, event: PollFlags) -> rustix::io::Result<()> {
+        let mut fds = vec![PollFd::from_borrowed_fd(stream, event)];
+        fds.extend(self.bell.iter().map(|bell| PollFd::new(bell, PollFlags::IN)));
+        retry_on_intr(|| poll(&mut fds, None)).map(drop)
+    }
+}
