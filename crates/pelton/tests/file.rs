@@ -13,6 +13,7 @@ use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
+use support::race::refuse;
 use support::{Child, DEADLINE, Role, Watchdog, deadline, hear, say};
 
 /// What a child of these tests does.
@@ -676,6 +677,30 @@ fn what_a_thread_began_that_has_ended_is_done_all_the_same() {
         assert_eq!(done(&mut engine).bytes(), b"abc");
         assert_eq!(std::fs::metadata(case.path("a")).unwrap().len(), 5_000_000);
     });
+}
+
+#[test]
+fn where_a_filter_refuses_io_uring_everything_works_all_the_same() {
+    let _hang = Watchdog::new("where a filter refuses io_uring everything works");
+    for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register] {
+        // A filter is a thread's, and of those that it makes.
+        std::thread::spawn(move || {
+            refuse(call);
+            let root = tempfile::tempdir_in("/var/tmp").unwrap();
+            let mut engine = Engine::new().unwrap();
+            assert!(!engine.uses_io_uring());
+            let file = open(&mut engine, &root.path().join("a"));
+            for n in 0..100u64 {
+                submit(&mut engine, n, Operation::write_at(&file, vec![n as u8; 100], n * 100));
+            }
+            (0..100).for_each(|_| assert_eq!(done(&mut engine).count(), 100));
+            let wanted: Vec<u8> = (0..10_000).map(|byte| (byte / 100) as u8).collect();
+            assert_eq!(engine.run(Operation::read_at(&file, vec![0; 10_000], 0)).unwrap().bytes(), wanted);
+            engine.close().unwrap();
+        })
+        .join()
+        .unwrap();
+    }
 }
 
 #[test]
