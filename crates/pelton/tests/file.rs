@@ -42,19 +42,20 @@ impl Case {
 
     fn engine(&self) -> Engine {
         let engine = self.options.open().unwrap();
-        assert!(self.way == "ring" || !engine.uses_io_uring());
+        assert!(self.way != "threads" || !engine.uses_io_uring());
         engine
     }
 }
 
 fn options(way: &str) -> EngineOptions {
-    if way == "ring" { EngineOptions::new() } else { EngineOptions::new().without_io_uring() }
+    if way == "threads" { EngineOptions::new().without_io_uring() } else { EngineOptions::new() }
 }
 
-/// Tries it on a disk (or what /var/tmp is) and on tmpfs, by io_uring and without.
+/// Tries it on a disk (or what /var/tmp is) and on tmpfs, submitted to io_uring, submitted to the threads, and by `run`.
 fn everywhere(claim: &'static str, test: impl Fn(&Case)) {
     let _hang = Watchdog::new(claim);
-    for way in ["ring", "threads"] {
+    for way in ["ring", "threads", "run"] {
+        RUNS.set(way == "run");
         if way == "ring" && !Engine::new().unwrap().uses_io_uring() {
             eprintln!("no io_uring here: only the threads are tried");
             continue;
@@ -68,6 +69,25 @@ fn everywhere(claim: &'static str, test: impl Fn(&Case)) {
 
 fn submit(engine: &mut Engine, token: u64, operation: Operation) {
     assert!(engine.try_submit(token, operation).unwrap().is_submitted());
+}
+
+thread_local! {
+    /// Whether this thread's tests wait for each operation by `run`.
+    static RUNS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// One operation, in the way that is tried.
+fn ran(engine: &mut Engine, operation: Operation) -> pelton::Result<Completion> {
+    if RUNS.get() {
+        return engine.run(operation);
+    }
+    submit(engine, u64::MAX - 1, operation);
+    let completion = done(engine);
+    assert_eq!(completion.token, u64::MAX - 1);
+    match completion.outcome {
+        Err(error) => Err(error),
+        _ => Ok(completion),
+    }
 }
 
 fn done(engine: &mut Engine) -> Completion {
@@ -97,7 +117,7 @@ fn poll_readable(engine: &Engine) {
 }
 
 fn open(engine: &mut Engine, path: &Path) -> File {
-    engine.run(Operation::open(path, Open::for_both().create(0o640))).unwrap().into_file().unwrap()
+    ran(engine, Operation::open(path, Open::for_both().create(0o640))).unwrap().into_file().unwrap()
 }
 
 fn pipe(name: &str) -> (File, std::fs::File) {
@@ -128,81 +148,83 @@ fn every_operation_does_what_its_system_call_does() {
         // Positioned, larger than what is answered at once, and vectored.
         for bytes in [0, 1, 4096, 100_000, 3_000_000] {
             let wanted = pattern(bytes as u64, bytes);
-            assert_eq!(engine.run(Operation::write_at(&file, wanted.clone(), 7)).unwrap().count(), bytes);
-            let read = engine.run(Operation::read_at(&file, vec![0; bytes], 7)).unwrap();
+            assert_eq!(ran(&mut engine, Operation::write_at(&file, wanted.clone(), 7)).unwrap().count(), bytes);
+            let read = ran(&mut engine, Operation::read_at(&file, vec![0; bytes], 7)).unwrap();
             assert_eq!((read.count(), read.bytes() == wanted), (bytes, true), "{bytes} bytes");
         }
         let pieces =
             |lengths: &[usize]| lengths.iter().map(|bytes| Buffer::from(vec![0xee; *bytes])).collect::<Vec<_>>();
         let text = pattern(9, 70_000);
         let split = vec![text[..10].into(), Buffer::default(), text[10..60_000].into(), text[60_000..].into()];
-        let wrote = engine.run(Operation::write_vectored_at(&file, split, 100)).unwrap();
+        let wrote = ran(&mut engine, Operation::write_vectored_at(&file, split, 100)).unwrap();
         assert_eq!((wrote.count(), wrote.buffers.len()), (70_000, 4));
-        let read = engine.run(Operation::read_vectored_at(&file, pieces(&[1, 50_000, 0, 19_999]), 100)).unwrap();
+        let read = ran(&mut engine, Operation::read_vectored_at(&file, pieces(&[1, 50_000, 0, 19_999]), 100)).unwrap();
         assert_eq!((read.count(), joined(&read.buffers) == text), (70_000, true));
         let many = pieces(&[3; 2500]);
-        let read = engine.run(Operation::read_vectored_at(&file, many, 100)).unwrap();
+        let read = ran(&mut engine, Operation::read_vectored_at(&file, many, 100)).unwrap();
         assert_eq!((read.count(), joined(&read.buffers) == text[..7500]), (7500, true), "more than IOV_MAX");
 
         // At the file's position, and at its end.
-        engine.run(Operation::truncate(&file, 3)).unwrap();
-        engine.run(Operation::write_at(&file, b"abc", 0)).unwrap();
-        engine.run(Operation::append(&file, b"def")).unwrap();
-        engine.run(Operation::append(&file, vec![b'x'; 400_000])).unwrap();
-        assert_eq!(engine.run(Operation::read(&file, vec![0; 4])).unwrap().bytes(), b"abcd");
-        assert_eq!(engine.run(Operation::read(&file, vec![0; 4])).unwrap().bytes(), b"efxx");
-        engine.run(Operation::write(&file, "HERE")).unwrap();
-        assert_eq!(engine.run(Operation::read_at(&file, vec![0; 5], 8)).unwrap().bytes(), b"HEREx");
+        ran(&mut engine, Operation::truncate(&file, 3)).unwrap();
+        ran(&mut engine, Operation::write_at(&file, b"abc", 0)).unwrap();
+        ran(&mut engine, Operation::append(&file, b"def")).unwrap();
+        ran(&mut engine, Operation::append(&file, vec![b'x'; 400_000])).unwrap();
+        assert_eq!(ran(&mut engine, Operation::read(&file, vec![0; 4])).unwrap().bytes(), b"abcd");
+        assert_eq!(ran(&mut engine, Operation::read(&file, vec![0; 4])).unwrap().bytes(), b"efxx");
+        ran(&mut engine, Operation::write(&file, "HERE")).unwrap();
+        assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 5], 8)).unwrap().bytes(), b"HEREx");
 
         // To the end, and beyond.
-        engine.run(Operation::truncate(&file, 10)).unwrap();
-        assert_eq!(engine.run(Operation::read_at(&file, vec![0; 500_000], 4)).unwrap().count(), 6);
-        assert_eq!(engine.run(Operation::read_at(&file, vec![0; 10], 10)).unwrap().count(), 0);
-        assert_eq!(engine.run(Operation::read_at(&file, vec![0; 10], 99)).unwrap().count(), 0);
-        engine.run(Operation::allocate(&file, 0, 65_536)).unwrap();
-        engine.run(Operation::sync(&file)).unwrap();
-        engine.run(Operation::sync_data(&file)).unwrap();
+        ran(&mut engine, Operation::truncate(&file, 10)).unwrap();
+        assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 500_000], 4)).unwrap().count(), 6);
+        assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 10], 10)).unwrap().count(), 0);
+        assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 10], 99)).unwrap().count(), 0);
+        ran(&mut engine, Operation::allocate(&file, 0, 65_536)).unwrap();
+        ran(&mut engine, Operation::sync(&file)).unwrap();
+        ran(&mut engine, Operation::sync_data(&file)).unwrap();
 
         // What is known of it.
         let now = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5_000_000);
         let early = SystemTime::UNIX_EPOCH - Duration::new(3, 500_000_000);
-        engine.run(Operation::set_times(&path, Some(early), Some(now))).unwrap();
+        ran(&mut engine, Operation::set_times(&path, Some(early), Some(now))).unwrap();
         let wanted = std::fs::metadata(&path).unwrap();
         for asked in [Operation::stat(&path), Operation::stat_link(&path), Operation::stat_file(&file)] {
-            let Ok(Output::Stat(found)) = engine.run(asked).unwrap().outcome else { panic!("no stat") };
+            let Ok(Output::Stat(found)) = ran(&mut engine, asked).unwrap().outcome else { panic!("no stat") };
             assert_eq!((found.kind, found.bytes, found.inode), (Kind::File, 65_536, wanted.ino()));
             assert_eq!((found.modified, found.accessed), (now, early));
             assert_eq!((found.mode, found.links, found.uid), (wanted.mode() & 0o7777, 1, wanted.uid()));
         }
-        engine.run(Operation::set_times(&path, None, Some(early))).unwrap();
+        ran(&mut engine, Operation::set_times(&path, None, Some(early))).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), early);
 
         // Names.
         let (b, c, link, dir) = (case.path("b"), case.path("c"), case.path("link"), case.path("dir"));
-        engine.run(Operation::make_directory(&dir, 0o750)).unwrap();
-        engine.run(Operation::link(&path, &b)).unwrap();
-        engine.run(Operation::symlink("b", &link)).unwrap();
-        let Ok(Output::Path(target)) = engine.run(Operation::read_link(&link)).unwrap().outcome else {
+        ran(&mut engine, Operation::make_directory(&dir, 0o750)).unwrap();
+        ran(&mut engine, Operation::link(&path, &b)).unwrap();
+        ran(&mut engine, Operation::symlink("b", &link)).unwrap();
+        let Ok(Output::Path(target)) = ran(&mut engine, Operation::read_link(&link)).unwrap().outcome else {
             panic!("no path")
         };
         assert_eq!(target, Path::new("b"));
-        let Ok(Output::Stat(found)) = engine.run(Operation::stat_link(&link)).unwrap().outcome else {
+        let Ok(Output::Stat(found)) = ran(&mut engine, Operation::stat_link(&link)).unwrap().outcome else {
             panic!("no stat")
         };
         assert_eq!(found.kind, Kind::Symlink);
-        let Ok(Output::Stat(found)) = engine.run(Operation::stat(&link)).unwrap().outcome else { panic!("no stat") };
+        let Ok(Output::Stat(found)) = ran(&mut engine, Operation::stat(&link)).unwrap().outcome else {
+            panic!("no stat")
+        };
         assert_eq!((found.kind, found.links), (Kind::File, 2));
-        engine.run(Operation::rename(&b, &c)).unwrap();
+        ran(&mut engine, Operation::rename(&b, &c)).unwrap();
         assert!(!b.exists() && c.exists());
-        engine.run(Operation::unlink(&c)).unwrap();
-        engine.run(Operation::unlink(&link)).unwrap();
-        engine.run(Operation::remove_directory(&dir)).unwrap();
+        ran(&mut engine, Operation::unlink(&c)).unwrap();
+        ran(&mut engine, Operation::unlink(&link)).unwrap();
+        ran(&mut engine, Operation::remove_directory(&dir)).unwrap();
         assert_eq!(std::fs::read_dir(case.root.path()).unwrap().count(), 1);
 
         // Closing: refused while there is another handle.
         let other = file.clone();
-        assert_eq!(errno(&engine.run(Operation::close(other)).unwrap_err()), "EBUSY");
-        engine.run(Operation::close(file)).unwrap();
+        assert_eq!(errno(&ran(&mut engine, Operation::close(other)).unwrap_err()), "EBUSY");
+        ran(&mut engine, Operation::close(file)).unwrap();
         engine.close().unwrap();
     });
 }
@@ -227,10 +249,10 @@ fn a_directory_is_listed_in_batches_each_name_once() {
         std::fs::create_dir(case.path("sub")).unwrap();
         let mut engine = case.engine();
         let open = Operation::open(case.root.path(), Open::for_reading().directory());
-        let directory = engine.run(open).unwrap().into_file().unwrap();
+        let directory = ran(&mut engine, open).unwrap().into_file().unwrap();
         let (mut found, mut batches) = (Vec::new(), 0);
         loop {
-            let Ok(Output::Entries(entries)) = engine.run(Operation::list(&directory)).unwrap().outcome else {
+            let Ok(Output::Entries(entries)) = ran(&mut engine, Operation::list(&directory)).unwrap().outcome else {
                 panic!()
             };
             if entries.is_empty() {
@@ -258,16 +280,16 @@ fn a_file_is_copied_to_another_also_between_file_systems() {
         let from = open(&mut engine, &case.path("from"));
         for to in [case.path("to"), elsewhere.path().join("to")] {
             let file = open(&mut engine, &to);
-            let copied = engine.run(Operation::copy(&from, 1, &file, 5, u64::MAX >> 1)).unwrap();
+            let copied = ran(&mut engine, Operation::copy(&from, 1, &file, 5, u64::MAX >> 1)).unwrap();
             assert_eq!(copied.count(), 9_000_000);
             let found = std::fs::read(&to).unwrap();
             assert!(found[..5] == [0; 5] && found[5..] == wanted[1..]);
         }
         // A file that is made up while it is read has no length.
         let made_up =
-            engine.run(Operation::open("/proc/self/status", Open::for_reading())).unwrap().into_file().unwrap();
+            ran(&mut engine, Operation::open("/proc/self/status", Open::for_reading())).unwrap().into_file().unwrap();
         let file = open(&mut engine, &case.path("status"));
-        assert!(engine.run(Operation::copy(&made_up, 0, &file, 0, 1 << 20)).unwrap().count() > 100);
+        assert!(ran(&mut engine, Operation::copy(&made_up, 0, &file, 0, 1 << 20)).unwrap().count() > 100);
     });
 }
 
@@ -302,9 +324,12 @@ fn many_are_in_flight_and_each_comes_back_with_its_token_and_its_memory() {
         std::fs::write(&path, &wanted).unwrap();
         let mut engine = case.engine();
         // Past the page cache where the file system can: then all of them wait for the disk.
-        let direct = engine.run(Operation::open(&path, Open::for_reading().direct()));
-        let file =
-            direct.or_else(|_| engine.run(Operation::open(&path, Open::for_reading()))).unwrap().into_file().unwrap();
+        let direct = ran(&mut engine, Operation::open(&path, Open::for_reading().direct()));
+        let file = direct
+            .or_else(|_| ran(&mut engine, Operation::open(&path, Open::for_reading())))
+            .unwrap()
+            .into_file()
+            .unwrap();
         let mut places = Vec::new();
         for token in 0..600u64 {
             let buffer = Buffer::aligned(4096);
@@ -415,7 +440,7 @@ fn what_is_cancelled_completes_and_gives_its_memory_back() {
         assert!(engine.run_until(Operation::read(&read, vec![0; 10]), soon).unwrap().is_none());
         while engine.cancel(9).unwrap() || !settled(&mut engine) {}
         write.write_all(b"later").unwrap();
-        assert_eq!(engine.run(Operation::read(&read, vec![0; 10])).unwrap().bytes(), b"later");
+        assert_eq!(ran(&mut engine, Operation::read(&read, vec![0; 10])).unwrap().bytes(), b"later");
     });
 }
 
@@ -485,7 +510,7 @@ fn an_error_says_what_failed_where_and_by_which_name() {
     everywhere("an error says what failed", |case| {
         let mut engine = case.engine();
         let missing = case.path("missing/file");
-        let error = engine.run(Operation::open(&missing, Open::for_reading())).unwrap_err();
+        let error = ran(&mut engine, Operation::open(&missing, Open::for_reading())).unwrap_err();
         assert_eq!(errno(&error), "ENOENT");
         let text = error.to_string();
         assert!(text.starts_with("opening ") && text.contains(missing.to_str().unwrap()), "{text}");
@@ -494,7 +519,8 @@ fn an_error_says_what_failed_where_and_by_which_name() {
 
         let file = open(&mut engine, &case.path("a"));
         let dir = case.root.path();
-        let reading = engine.run(Operation::open(case.path("a"), Open::for_reading())).unwrap().into_file().unwrap();
+        let reading =
+            ran(&mut engine, Operation::open(case.path("a"), Open::for_reading())).unwrap().into_file().unwrap();
         let cases = [
             (Operation::open(case.path("a"), Open::for_both().create_new(0o600)), "EEXIST"),
             (Operation::open(case.path("a"), Open::for_reading().directory()), "ENOTDIR"),
@@ -518,7 +544,7 @@ fn an_error_says_what_failed_where_and_by_which_name() {
         ];
         for (operation, wanted) in cases {
             let text = format!("{operation:?}");
-            match engine.run(operation) {
+            match ran(&mut engine, operation) {
                 Err(error) if !wanted.is_empty() => assert_eq!(errno(&error), wanted, "{text}"),
                 Ok(_) if wanted.is_empty() => {}
                 Err(error) if wanted.is_empty() => assert!(matches!(error, Error::File { .. }), "{error}"),
@@ -537,15 +563,16 @@ fn a_read_or_write_that_the_device_fails_is_an_error_by_name() {
     everywhere("a read that the device fails is an error", |case| {
         let mut engine = case.engine();
         // Memory that nobody has mapped cannot be read or written: the kernel answers as a broken disk would.
-        let broken = engine.run(Operation::open("/proc/self/mem", Open::for_both())).unwrap().into_file().unwrap();
+        let broken =
+            ran(&mut engine, Operation::open("/proc/self/mem", Open::for_both())).unwrap().into_file().unwrap();
         for bytes in [16, 1 << 20] {
-            assert_eq!(errno(&engine.run(Operation::read_at(&broken, vec![0; bytes], 8)).unwrap_err()), "EIO");
-            assert_eq!(errno(&engine.run(Operation::write_at(&broken, vec![0; bytes], 8)).unwrap_err()), "EIO");
+            assert_eq!(errno(&ran(&mut engine, Operation::read_at(&broken, vec![0; bytes], 8)).unwrap_err()), "EIO");
+            assert_eq!(errno(&ran(&mut engine, Operation::write_at(&broken, vec![0; bytes], 8)).unwrap_err()), "EIO");
             let pieces = vec![vec![0; bytes].into(), vec![0; bytes].into()];
-            assert_eq!(errno(&engine.run(Operation::read_vectored_at(&broken, pieces, 8)).unwrap_err()), "EIO");
+            assert_eq!(errno(&ran(&mut engine, Operation::read_vectored_at(&broken, pieces, 8)).unwrap_err()), "EIO");
         }
-        let full = engine.run(Operation::open("/dev/full", Open::for_writing())).unwrap().into_file().unwrap();
-        assert_eq!(errno(&engine.run(Operation::write(&full, b"x")).unwrap_err()), "ENOSPC");
+        let full = ran(&mut engine, Operation::open("/dev/full", Open::for_writing())).unwrap().into_file().unwrap();
+        assert_eq!(errno(&ran(&mut engine, Operation::write(&full, b"x")).unwrap_err()), "ENOSPC");
     });
 }
 
@@ -593,7 +620,7 @@ fn a_rooted_engine_cannot_be_led_out() {
             ];
             for attempt in attempts {
                 let text = format!("{attempt:?}");
-                let error = engine.run(attempt).expect_err(&text);
+                let error = ran(&mut engine, attempt).expect_err(&text);
                 assert!(["EXDEV", "ELOOP"].contains(&errno(&error)), "{text}: {error}");
             }
         }
@@ -607,7 +634,7 @@ fn a_rooted_engine_cannot_be_led_out() {
             Operation::stat(".."),
         ] {
             let text = format!("{operation:?}");
-            assert_eq!(errno(&engine.run(operation).expect_err(&text)), "EXDEV", "{text}");
+            assert_eq!(errno(&ran(&mut engine, operation).expect_err(&text)), "EXDEV", "{text}");
         }
         assert_eq!(std::fs::read(outside.join("secret")).unwrap(), b"secret");
         assert_ne!(std::fs::metadata(outside.join("secret")).unwrap().modified().unwrap(), SystemTime::UNIX_EPOCH);
@@ -615,22 +642,24 @@ fn a_rooted_engine_cannot_be_led_out() {
         assert_eq!(std::fs::read(inside.join("dir/file")).unwrap(), b"file");
 
         // Inside, everything works, links too.
-        let file = engine.run(Operation::open("good/file", Open::for_both())).unwrap().into_file().unwrap();
-        assert_eq!(engine.run(Operation::read_at(&file, vec![0; 9], 0)).unwrap().bytes(), b"file");
-        let Ok(Output::Path(target)) = engine.run(Operation::read_link("absolute")).unwrap().outcome else { panic!() };
+        let file = ran(&mut engine, Operation::open("good/file", Open::for_both())).unwrap().into_file().unwrap();
+        assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 9], 0)).unwrap().bytes(), b"file");
+        let Ok(Output::Path(target)) = ran(&mut engine, Operation::read_link("absolute")).unwrap().outcome else {
+            panic!()
+        };
         assert_eq!(target, outside);
-        engine.run(Operation::make_directory("dir/new/", 0o700)).unwrap();
-        engine.run(Operation::rename("dir/file", "dir/new/file")).unwrap();
-        engine.run(Operation::link("dir/new/file", "dir/../second")).unwrap();
-        engine.run(Operation::symlink("second", "third")).unwrap();
-        engine.run(Operation::set_times("third", None, Some(SystemTime::UNIX_EPOCH))).unwrap();
-        let Ok(Output::Stat(found)) = engine.run(Operation::stat("./third")).unwrap().outcome else { panic!() };
+        ran(&mut engine, Operation::make_directory("dir/new/", 0o700)).unwrap();
+        ran(&mut engine, Operation::rename("dir/file", "dir/new/file")).unwrap();
+        ran(&mut engine, Operation::link("dir/new/file", "dir/../second")).unwrap();
+        ran(&mut engine, Operation::symlink("second", "third")).unwrap();
+        ran(&mut engine, Operation::set_times("third", None, Some(SystemTime::UNIX_EPOCH))).unwrap();
+        let Ok(Output::Stat(found)) = ran(&mut engine, Operation::stat("./third")).unwrap().outcome else { panic!() };
         assert_eq!((found.links, found.modified), (2, SystemTime::UNIX_EPOCH));
-        engine.run(Operation::unlink("up")).unwrap();
+        ran(&mut engine, Operation::unlink("up")).unwrap();
         assert!(outside.exists());
         // A link made inside can say anything, and leads nowhere.
-        engine.run(Operation::symlink("/etc", "etc")).unwrap();
-        assert_eq!(errno(&engine.run(Operation::open("etc/passwd", Open::for_reading())).unwrap_err()), "EXDEV");
+        ran(&mut engine, Operation::symlink("/etc", "etc")).unwrap();
+        assert_eq!(errno(&ran(&mut engine, Operation::open("etc/passwd", Open::for_reading())).unwrap_err()), "EXDEV");
     });
 }
 
@@ -642,8 +671,9 @@ fn the_rules_for_resolving_a_path_are_kept() {
         std::fs::write(case.path("dir/file"), b"").unwrap();
         std::os::unix::fs::symlink("dir", case.path("link")).unwrap();
         std::os::unix::fs::symlink("dir/file", case.path("file-link")).unwrap();
-        let mut found =
-            |path: PathBuf, how: Open| engine.run(Operation::open(path, how)).map(drop).map_err(|error| errno(&error));
+        let mut found = |path: PathBuf, how: Open| {
+            ran(&mut engine, Operation::open(path, how)).map(drop).map_err(|error| errno(&error))
+        };
         assert_eq!(found(case.path("link/file"), Open::for_reading()), Ok(()));
         assert_eq!(found(case.path("link/file"), Open::for_reading().no_symlinks()), Err("ELOOP"));
         assert_eq!(found(case.path("link/file"), Open::for_reading().no_follow()), Ok(()));
@@ -695,7 +725,7 @@ fn where_a_filter_refuses_io_uring_everything_works_all_the_same() {
             }
             (0..100).for_each(|_| assert_eq!(done(&mut engine).count(), 100));
             let wanted: Vec<u8> = (0..10_000).map(|byte| (byte / 100) as u8).collect();
-            assert_eq!(engine.run(Operation::read_at(&file, vec![0; 10_000], 0)).unwrap().bytes(), wanted);
+            assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 10_000], 0)).unwrap().bytes(), wanted);
             engine.close().unwrap();
         })
         .join()
@@ -729,9 +759,9 @@ fn signals_are_never_seen() {
             let file = open(&mut engine, &case.path("a"));
             for round in 0..200u64 {
                 let wanted = pattern(round, 300_000);
-                assert_eq!(engine.run(Operation::write_at(&file, wanted.clone(), 0)).unwrap().count(), 300_000);
-                assert!(engine.run(Operation::read_at(&file, vec![0; 300_000], 0)).unwrap().bytes() == wanted);
-                engine.run(Operation::stat(case.path("a"))).unwrap();
+                assert_eq!(ran(&mut engine, Operation::write_at(&file, wanted.clone(), 0)).unwrap().count(), 300_000);
+                assert!(ran(&mut engine, Operation::read_at(&file, vec![0; 300_000], 0)).unwrap().bytes() == wanted);
+                ran(&mut engine, Operation::stat(case.path("a"))).unwrap();
             }
             over.store(true, std::sync::atomic::Ordering::Relaxed);
         });
@@ -761,8 +791,8 @@ fn an_engine_dropped_at_any_stage_frees_no_memory_that_the_kernel_may_write() {
         for stage in 0..24 {
             let mut engine = case.engine();
             let how = Open::for_reading();
-            let direct = engine.run(Operation::open(&path, how.direct()));
-            let file = direct.or_else(|_| engine.run(Operation::open(&path, how))).unwrap().into_file().unwrap();
+            let direct = ran(&mut engine, Operation::open(&path, how.direct()));
+            let file = direct.or_else(|_| ran(&mut engine, Operation::open(&path, how))).unwrap().into_file().unwrap();
             let (read, mut write) = pipe("a pipe");
             submit(&mut engine, 100, Operation::read(&read, vec![0; BYTES]));
             for token in 0..16 {
@@ -897,12 +927,12 @@ fn many(path: &Path, way: &str) {
     }
     assert_eq!(files.len(), wanted);
     for file in &files {
-        assert_eq!(engine.run(Operation::write_at(file, b"x", 0)).unwrap().count(), 1);
+        assert_eq!(ran(&mut engine, Operation::write_at(file, b"x", 0)).unwrap().count(), 1);
     }
     // And one more than there may be is an error by name.
     let few = rustix::process::Rlimit { current: Some(open_descriptors() as u64 - 1), ..limit };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
-    assert_eq!(errno(&engine.run(Operation::open(path.join("a"), Open::for_reading())).unwrap_err()), "EMFILE");
+    assert_eq!(errno(&ran(&mut engine, Operation::open(path.join("a"), Open::for_reading())).unwrap_err()), "EMFILE");
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
     for (token, file) in (0..).zip(files) {
         while let Submitted::Full(_) = engine.try_submit_chain([(token, Operation::close(file.clone()))]).unwrap() {
@@ -932,12 +962,12 @@ fn limited(path: &Path, way: &str) {
     let limit = rustix::process::Rlimit { current: Some(10_000), maximum: Some(10_000) };
     rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).unwrap();
     let mut engine = options(way).open().unwrap();
-    assert_eq!(engine.run(Operation::write_at(&file, vec![1; 4096], 8000)).unwrap().count(), 2000);
-    assert_eq!(errno(&engine.run(Operation::write_at(&file, vec![1; 4096], 10_000)).unwrap_err()), "EFBIG");
-    assert_eq!(errno(&engine.run(Operation::append(&file, vec![1; 1])).unwrap_err()), "EFBIG");
-    assert_eq!(errno(&engine.run(Operation::truncate(&file, 10_001)).unwrap_err()), "EFBIG");
-    assert_eq!(errno(&engine.run(Operation::allocate(&file, 0, 10_001)).unwrap_err()), "EFBIG");
-    assert_eq!(engine.run(Operation::read_at(&file, vec![0; 4096], 9000)).unwrap().count(), 1000);
+    assert_eq!(ran(&mut engine, Operation::write_at(&file, vec![1; 4096], 8000)).unwrap().count(), 2000);
+    assert_eq!(errno(&ran(&mut engine, Operation::write_at(&file, vec![1; 4096], 10_000)).unwrap_err()), "EFBIG");
+    assert_eq!(errno(&ran(&mut engine, Operation::append(&file, vec![1; 1])).unwrap_err()), "EFBIG");
+    assert_eq!(errno(&ran(&mut engine, Operation::truncate(&file, 10_001)).unwrap_err()), "EFBIG");
+    assert_eq!(errno(&ran(&mut engine, Operation::allocate(&file, 0, 10_001)).unwrap_err()), "EFBIG");
+    assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 4096], 9000)).unwrap().count(), 1000);
     let refused = appenders.append(&[0; 10_001]).and_then(|()| appenders.sync()).unwrap_err();
     assert_eq!(errno(&refused), "EFBIG");
     say("limited");
@@ -982,14 +1012,14 @@ fn full(path: &Path, way: &str) {
     }
     let mut engine = options(way).open().unwrap();
     let file = open(&mut engine, &path.join("a"));
-    let count = engine.run(Operation::write_at(&file, vec![1; 4 << 20], 0)).unwrap().count();
+    let count = ran(&mut engine, Operation::write_at(&file, vec![1; 4 << 20], 0)).unwrap().count();
     assert_eq!(count, 1 << 20);
-    assert_eq!(errno(&engine.run(Operation::write_at(&file, vec![1; 10], 1 << 20)).unwrap_err()), "ENOSPC");
-    assert_eq!(errno(&engine.run(Operation::allocate(&file, 0, 2 << 20)).unwrap_err()), "ENOSPC");
+    assert_eq!(errno(&ran(&mut engine, Operation::write_at(&file, vec![1; 10], 1 << 20)).unwrap_err()), "ENOSPC");
+    assert_eq!(errno(&ran(&mut engine, Operation::allocate(&file, 0, 2 << 20)).unwrap_err()), "ENOSPC");
     let pieces = vec![vec![2; 10].into(), vec![2; 5 << 20].into()];
-    assert_eq!(errno(&engine.run(Operation::write_vectored_at(&file, pieces, 1 << 20)).unwrap_err()), "ENOSPC");
+    assert_eq!(errno(&ran(&mut engine, Operation::write_vectored_at(&file, pieces, 1 << 20)).unwrap_err()), "ENOSPC");
     // A chain ends at a write that was cut short.
-    engine.run(Operation::truncate(&file, 1 << 19)).unwrap();
+    ran(&mut engine, Operation::truncate(&file, 1 << 19)).unwrap();
     let chain =
         [(1, Operation::append(&file, vec![3; 1 << 20])), (2, Operation::rename(path.join("a"), path.join("b")))];
     assert!(engine.try_submit_chain(chain).unwrap().is_submitted());

@@ -97,7 +97,7 @@ impl EngineOptions {
             owner: Owner::current().map_err(made())?,
             pollable: Pollable::new(pool.bell(), &nudge).map_err(made())?,
             // Refused, or no memory for it: the threads do everything.
-            ring: self.io_uring.then(|| Ring::new(self.in_flight_max, root).ok()).flatten(),
+            ring: self.io_uring.then(|| Ring::new(self.in_flight_max, root.clone()).ok()).flatten(),
             pool,
             nudge,
             is_ring_watched: false,
@@ -109,6 +109,9 @@ impl EngineOptions {
             in_flight: 0,
             in_flight_max: self.in_flight_max,
             has_size_limit: limit.current.is_some(),
+            all_begun: true,
+            root,
+            never: Cancel::default(),
         })
     }
 }
@@ -146,6 +149,11 @@ pub struct Engine {
     in_flight: usize,
     in_flight_max: usize,
     has_size_limit: bool,
+    /// Whether nothing waits for [`Engine::start`].
+    all_begun: bool,
+    root: Option<Arc<Root>>,
+    /// What is never cancelled.
+    never: Cancel,
 }
 
 /// An operation in flight.
@@ -248,31 +256,38 @@ impl Engine {
         self.ring.is_some()
     }
 
-    /// Does an operation, and waits for it. What comes is a success; what it failed by is the error, and its memory is gone then. Completions of
-    /// others that come meanwhile are kept for later.
+    /// Does an operation, and waits for it: the calling thread does it itself, as with the plain system call. What comes is a success; what it failed
+    /// by is the error, and its memory is gone then.
     ///
     /// # Errors
     /// [`Error::File`]: what the system said; [`Error::Forked`]; [`Error::System`] when it cannot be begun, for lack of memory or threads.
+    #[inline]
     pub fn run(&mut self, operation: Operation) -> Result<Completion> {
-        Ok(self.run_by(operation, None)?.expect("without a deadline there is an answer"))
+        self.check(&operation)?;
+        let mut work = operation.0;
+        if !self.all_begun {
+            // It may be what this one waits for.
+            self.start()?;
+        }
+        if self.has_size_limit && work.grows() {
+            return Ok(self.wait_for(work, None)?.expect("without a deadline there is an answer"));
+        }
+        let result = perform::perform(&mut work, self.root.as_deref(), &self.never);
+        succeeded(Completion::of(0, work, result))
     }
 
-    /// As [`Engine::run`], until `deadline`; `None` when it passes: the operation is cancelled then, and what it is at, it may still do.
+    /// As [`Engine::run`], until `deadline`; `None` when it passes: the operation is cancelled then, and what it is at, it may still do. Done by io_uring
+    /// or a thread, unless it can be done at once. Completions of others that come meanwhile are kept for later.
     ///
     /// # Errors
     /// As of [`Engine::run`].
     pub fn run_until(&mut self, operation: Operation, deadline: Instant) -> Result<Option<Completion>> {
-        self.run_by(operation, Some(deadline))
-    }
-
-    #[inline]
-    fn run_by(&mut self, operation: Operation, deadline: Option<Instant>) -> Result<Option<Completion>> {
         self.check(&operation)?;
         let mut work = operation.0;
-        if let Some(result) = self.at_once(&mut work) {
-            return succeeded(Completion::of(0, work, result)).map(Some);
+        match self.at_once(&mut work) {
+            Some(result) => succeeded(Completion::of(0, work, result)).map(Some),
+            None => self.wait_for(work, Some(deadline)),
         }
-        self.wait_for(work, deadline)
     }
 
     fn wait_for(&mut self, work: Work, deadline: Option<Instant>) -> Result<Option<Completion>> {
@@ -355,7 +370,9 @@ impl Engine {
         if let Some(ring) = &mut self.ring {
             ring.start().map_err(begun())?;
         }
-        self.pool.start().map_err(begun())
+        self.pool.start().map_err(begun())?;
+        self.all_begun = true;
+        Ok(())
     }
 
     /// The next completion, if there is one now. Never waits.
@@ -553,6 +570,7 @@ impl Engine {
             self.entries.push(None);
             self.entries.len() as u32 - 1
         });
+        self.all_begun = false;
         self.entries[key as usize] = Some(Entry { whose, rest, is_cancelled: false, thread: None });
         match &mut self.ring {
             // The signal of a passed limit would end the process: the threads do not hear it.
@@ -563,6 +581,7 @@ impl Engine {
     }
 
     fn leave_to_threads(&mut self, key: u32, work: Work) {
+        self.all_begun = false;
         let cancel = self.pool.push(key, work);
         self.entries[key as usize].as_mut().expect("it is in flight").thread = Some(cancel);
     }
@@ -612,8 +631,8 @@ impl Engine {
                 self.end(key, work, result);
             }
             Ok(None) | Err(Errno::CANCELED | Errno::INTR) => {
-                let ring = self.ring.as_mut().expect("it says so");
-                ring.push(key, work);
+                self.all_begun = false;
+                self.ring.as_mut().expect("it says so").push(key, work);
             }
             // It would have to wait in a way that the ring does not.
             Err(Errno::AGAIN) => self.leave_to_threads(key, work),

@@ -61,7 +61,11 @@ fn step(transfer: &mut Transfer, flags: ReadWriteFlags) -> Result<usize> {
     let (offset, done) = (transfer.offset(), transfer.done);
     let fd = transfer.file.as_fd();
     let flags = if matches!(transfer.place, Place::End) { flags | ReadWriteFlags::APPEND } else { flags };
+    let is_plain = flags.is_empty() && matches!(transfer.place, Place::At(_));
     match (&mut transfer.memory, transfer.writes) {
+        // The plain calls are some tens of nanoseconds quicker than those with flags.
+        (Pieces::One(buffer), false) if is_plain => rustix::io::pread(fd, &mut buffer[done..], offset),
+        (Pieces::One(buffer), true) if is_plain => rustix::io::pwrite(fd, &buffer[done..], offset),
         (Pieces::One(buffer), false) => {
             rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut buffer[done..])], offset, flags)
         }

@@ -186,7 +186,7 @@ impl Drop for Pool {
 
 /// How a job is given up: what has not begun ends at once, a copy at its next piece, and who waits for bytes of a pipe or a socket is woken. What is at
 /// a disk goes on.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Cancel {
     is_said: AtomicBool,
     /// Of a stream only, which may never have anything to say.
