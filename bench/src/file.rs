@@ -8,7 +8,7 @@ use std::{
     fs::{File, OpenOptions},
     io::Write as _,
     os::{
-        fd::{AsFd as _, AsRawFd as _},
+        fd::AsRawFd as _,
         unix::fs::{FileExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
@@ -450,11 +450,8 @@ fn loop_by_pelton(place: &Path, options: &EngineOptions) -> Result<f64> {
     for piece in pieces.drain(..) {
         submit(&mut engine, &mut next, piece)?;
     }
-    while engine.in_flight() > 0 {
-        if engine.arm()? {
-            poll(&mut [PollFd::new(&engine.as_fd(), PollFlags::IN)], None)?;
-        }
-        // A callback: all that has completed, and what follows from it.
+    loop {
+        // A callback: all that has completed, what follows from it, and arming, which begins that.
         let begun = thread_us();
         while let Some(done) = engine.try_completion()? {
             done.outcome?;
@@ -465,8 +462,14 @@ fn loop_by_pelton(place: &Path, options: &EngineOptions) -> Result<f64> {
                 }
             }
         }
-        engine.start()?;
+        let nothing_yet = engine.arm()?;
         worst = worst.max(thread_us() - begun);
+        if engine.in_flight() == 0 {
+            break;
+        }
+        if nothing_yet {
+            poll(&mut [PollFd::new(&engine, PollFlags::IN)], None)?;
+        }
     }
     engine.close()?;
     whole(&path)?;

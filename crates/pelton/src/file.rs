@@ -94,7 +94,8 @@ struct Opened {
 }
 
 impl File {
-    /// Takes over an open descriptor. `path` is for messages.
+    /// Takes over an open descriptor, of whatever kind. `path` is for messages. Writing to a pipe that nobody reads any more raises SIGPIPE, as it does
+    /// otherwise.
     ///
     /// # Errors
     /// [`Error::System`] when the system does not say what it is.

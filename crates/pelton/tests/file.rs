@@ -519,6 +519,7 @@ fn an_error_says_what_failed_where_and_by_which_name() {
 
         let file = open(&mut engine, &case.path("a"));
         let dir = case.root.path();
+        ran(&mut engine, Operation::write(&file, "some text")).unwrap();
         let reading =
             ran(&mut engine, Operation::open(case.path("a"), Open::for_reading())).unwrap().into_file().unwrap();
         let cases = [
@@ -529,6 +530,9 @@ fn an_error_says_what_failed_where_and_by_which_name() {
             (Operation::write_at(&reading, b"x", 0), "EBADF"),
             (Operation::write_at(&reading, vec![0; 1 << 20], 0), "EBADF"),
             (Operation::read_at(&file, vec![0; 1], u64::MAX >> 1), ""),
+            (Operation::read_at(&file, vec![0; 1], u64::MAX), "EINVAL"),
+            (Operation::write_at(&file, vec![0; 1], u64::MAX), "EINVAL"),
+            (Operation::copy(&file, 0, &file, 1, 10), "EINVAL"),
             (Operation::stat(&missing), "ENOENT"),
             (Operation::unlink(dir), "EISDIR"),
             (Operation::remove_directory(case.path("a")), "ENOTDIR"),

@@ -428,7 +428,8 @@ impl Transfer {
     /// Where the rest goes, as system calls want it: the current position and the end have no number.
     pub(crate) fn offset(&self) -> u64 {
         match self.place {
-            Place::At(offset) => offset.saturating_add(self.done as u64),
+            // What is no offset stays none, and does not become the current position.
+            Place::At(offset) => offset.saturating_add(self.done as u64).min(1 << 63),
             Place::Current => u64::MAX,
             Place::End => 0,
         }

@@ -313,7 +313,9 @@ fn copy_all(copy: &mut Copy, cancel: &Cancel) -> Result<Output> {
             Ok(bytes) => copy.done += bytes as u64,
             Err(Errno::INTR) => {}
             // Two file systems that cannot do it between them, or one that cannot at all.
-            Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) if in_kernel => {
+            Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM)
+                if in_kernel && !is_same(copy)? =>
+            {
                 in_kernel = false;
             }
             Err(_) if copy.done > 0 => return count(copy),
@@ -323,12 +325,18 @@ fn copy_all(copy: &mut Copy, cancel: &Cancel) -> Result<Output> {
     count(copy)
 }
 
+/// Whether it is from one place of a file to another, where overlapping is an error.
+fn is_same(copy: &Copy) -> Result<bool> {
+    let (from, to) = (rustix::fs::fstat(&copy.from)?, rustix::fs::fstat(&copy.to)?);
+    Ok((from.st_dev, from.st_ino) == (to.st_dev, to.st_ino))
+}
+
 fn copy_in_kernel(copy: &Copy) -> Result<usize> {
     let (mut from, mut to) = (copy.from_offset + copy.done, copy.to_offset + copy.done);
     let bytes = (copy.bytes - copy.done).min(COPY_BYTES) as usize;
     let went = rustix::fs::copy_file_range(&copy.from, Some(&mut from), &copy.to, Some(&mut to), bytes)?;
     // Files that are made up while they are read, as below /proc, say that they have no bytes.
-    if went == 0 && copy.done == 0 { Err(Errno::INVAL) } else { Ok(went) }
+    if went == 0 && copy.done == 0 && !is_same(copy)? { Err(Errno::INVAL) } else { Ok(went) }
 }
 
 fn copy_by_hand(copy: &Copy) -> Result<usize> {
