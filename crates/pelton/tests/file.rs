@@ -887,7 +887,7 @@ fn many(path: &Path, way: &str) {
         submit(&mut engine, 2, Operation::open(path.join("a"), Open::for_reading()));
         submit(&mut engine, 3, Operation::open(path.join("missing"), Open::for_reading()));
         submit(&mut engine, 4, Operation::read(&read, vec![0; 1]));
-        if n % 3 == 0 {
+        if n.is_multiple_of(3) {
             assert!(engine.cancel(4).unwrap());
             engine.close().unwrap();
         } else if n % 3 == 1 {

@@ -535,7 +535,7 @@ impl Engine {
     }
 
     /// An operation given up by `run_until` has a place too, until it has ended.
-    fn has_room(&self, operations: usize) -> bool {
+    pub(crate) fn has_room(&self, operations: usize) -> bool {
         self.in_flight + operations <= self.in_flight_max
             && self.entries.len() - self.free.len() + operations <= self.in_flight_max
     }
