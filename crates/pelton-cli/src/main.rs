@@ -2,6 +2,7 @@
 
 mod cat;
 mod channel;
+mod cp;
 mod demo;
 mod failure;
 mod flush;
@@ -57,6 +58,9 @@ enum Command {
     /// Write the messages of record files to standard output, or check them
     #[command(after_help = EXIT_CODES)]
     Cat(cat::CatArgs),
+    /// Copy a file, in the kernel where that can be; the copy takes its name when it is whole
+    #[command(after_help = EXIT_CODES)]
+    Cp(cp::CpArgs),
     /// See who uses a channel and what waits in it, without touching it
     #[command(after_help = EXIT_CODES)]
     Info(inspect::InfoArgs),
@@ -114,6 +118,7 @@ fn main() -> ExitCode {
         Command::Recv(args) => recv::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Cat(args) => cat::run(&args),
+        Command::Cp(args) => cp::run(&args),
         Command::Info(args) => inspect::info(&args),
         Command::Recover(args) => inspect::recover(&args),
         Command::Rm(args) => inspect::remove(&args),
