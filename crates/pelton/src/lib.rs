@@ -114,6 +114,9 @@
 //! # }
 //! ```
 //!
+//! # Files
+//! The module [`mod@file`] has an engine for operations on files, which never keeps an event loop waiting.
+//!
 //! # In an event loop
 //! Both ends are `AsFd`. The descriptor is level-triggered in meaning, between `arm` and the next `arm`:
 //! 1. *arm*: [`Receiver::arm`] (or [`Sender::arm`]) answers `true` when nothing is there: go back to the loop.
@@ -122,7 +125,7 @@
 //!    the loop can afford (it stays readable), then arm again.
 //! 3. *disarm*: before using the waiting methods, or when the loop loses interest.
 //!
-//! [`Client`] and [`Service`] have the same three.
+//! [`Client`], [`Service`] and [`file::Engine`] have the same three.
 //!
 //! # Threads
 //! Handles are `Send` and not `Sync`: one thread at a time. For many threads make many senders; [`Senders`] is for all.

@@ -293,6 +293,21 @@ fn a_file_is_copied_to_another_also_between_file_systems() {
     });
 }
 
+/// Until the system answers so of a file that was just written, whose pages it may be at work on; false where it never does.
+fn answers_without_waiting(path: &Path) -> bool {
+    let (file, deadline) = (std::fs::File::open(path).unwrap(), deadline());
+    file.sync_all().unwrap();
+    let mut bytes = [0; 8192];
+    loop {
+        let mut slices = [std::io::IoSliceMut::new(&mut bytes)];
+        match rustix::io::preadv2(&file, &mut slices, 0, rustix::io::ReadWriteFlags::NOWAIT) {
+            Ok(8192) => return true,
+            Err(rustix::io::Errno::OPNOTSUPP) => return false,
+            _ => assert!(Instant::now() < deadline, "what was just written never came into the page cache"),
+        }
+    }
+}
+
 #[test]
 fn what_the_page_cache_has_is_answered_in_the_submitting_call() {
     everywhere("what the page cache has is answered at once", |case| {
@@ -300,6 +315,10 @@ fn what_the_page_cache_has_is_answered_in_the_submitting_call() {
         std::fs::write(&path, pattern(1, 8192)).unwrap();
         let mut engine = case.engine();
         let file = open(&mut engine, &path);
+        if !answers_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
+            eprintln!("this file system cannot be asked not to wait: nothing is answered at once");
+            return;
+        }
         // An answer after a deadline that has passed was there in the call, without anything having been begun.
         let past = Instant::now() - Duration::from_secs(1);
         let read = engine.run_until(Operation::read_at(&file, vec![0; 4096], 0), past).unwrap();
