@@ -645,13 +645,13 @@ impl Engine {
 
     /// An operation has ended.
     fn end(&mut self, key: u32, work: Work, result: std::result::Result<Output, Errno>) {
-        let Entry { whose, mut rest, .. } = self.entries[key as usize].take().expect("it was in flight");
+        let Entry { whose, mut rest, is_cancelled, .. } = self.entries[key as usize].take().expect("it was in flight");
         self.free.push(key);
         match whose {
             Whose::Run => self.answer = Some(Completion::of(0, work, result)),
             Whose::Nobody => {}
             Whose::Token(token) => {
-                let goes_on = is_whole(&work, &result);
+                let goes_on = is_whole(&work, &result) && !is_cancelled;
                 self.complete(token, work, result);
                 match (goes_on, rest.pop()) {
                     (true, Some((next, operation))) => self.begin(next, operation.0, rest),
