@@ -442,7 +442,7 @@ fn loop_by_pelton(place: &Path, options: &EngineOptions) -> Result<f64> {
         let write = Operation::write_at(&file, piece, *next * PIECE as u64);
         ensure!(engine.try_submit(0, write)?.is_submitted(), "there is room");
         *next += 1;
-        if *next % SYNC_AFTER == 0 {
+        if next.is_multiple_of(SYNC_AFTER) {
             ensure!(engine.try_submit(1, Operation::sync_data(&file))?.is_submitted(), "there is room");
         }
         Ok(())
@@ -483,7 +483,7 @@ fn loop_by_write(place: &Path) -> Result<f64> {
     for number in 0..PIECES {
         let begun = thread_us();
         file.write_all_at(&piece, number * PIECE as u64)?;
-        if (number + 1) % SYNC_AFTER == 0 {
+        if (number + 1).is_multiple_of(SYNC_AFTER) {
             file.sync_data()?;
         }
         worst = worst.max(thread_us() - begun);

@@ -144,6 +144,14 @@ fn many_tasks_share_an_engine_and_wait_for_room_in_it() {
     });
 }
 
+async fn polled(mut future: std::pin::Pin<&mut impl Future<Output: std::fmt::Debug>>) {
+    std::future::poll_fn(|context| {
+        assert!(future.as_mut().poll(context).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+}
+
 #[test]
 fn a_dropped_operation_leaves_the_others_to_be_woken() {
     both_ways(async |options| {
@@ -158,21 +166,14 @@ fn a_dropped_operation_leaves_the_others_to_be_woken() {
             };
             tokio::task::yield_now().await;
             // Polled last, so that it is its waker that the reactor has; and another that finds no room.
-            let polled = async |operation: Operation| {
-                let mut dropped = pin!(engine.run(operation));
-                std::future::poll_fn(|context| {
-                    assert!(dropped.as_mut().poll(context).is_pending());
-                    Poll::Ready(())
-                })
-                .await;
-            };
-            if round % 2 == 0 {
-                polled(Operation::read(&second, vec![0; 9])).await;
-            } else {
-                let mut holds = pin!(engine.run(Operation::read(&second, vec![0; 9])));
-                std::future::poll_fn(|context| Poll::Ready(assert!(holds.as_mut().poll(context).is_pending()))).await;
-                polled(Operation::stat("/")).await;
+            let mut second_read = pin!(engine.run(Operation::read(&second, vec![0; 9])));
+            polled(second_read.as_mut()).await;
+            if round % 2 == 1 {
+                let mut no_room = pin!(engine.run(Operation::stat("/")));
+                polled(no_room.as_mut()).await;
+                no_room.set(engine.run(Operation::stat("/")));
             }
+            second_read.set(engine.run(Operation::stat("/")));
             write.write_all(b"for first").unwrap();
             assert_eq!(waits.await.unwrap(), b"for first");
             // What was cancelled makes room.
