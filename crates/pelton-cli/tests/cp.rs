@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
 
 fn content(bytes: usize) -> Vec<u8> {
-    (0..bytes as u64).map(|n| (n * n >> 7) as u8).collect()
+    (0..bytes as u64).map(|n| ((n * n) >> 7) as u8).collect()
 }
 
 #[test]
