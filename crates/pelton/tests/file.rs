@@ -991,6 +991,15 @@ fn limited(path: &Path, way: &str) {
     assert_eq!(errno(&ran(&mut engine, Operation::truncate(&file, 10_001)).unwrap_err()), "EFBIG");
     assert_eq!(errno(&ran(&mut engine, Operation::allocate(&file, 0, 10_001)).unwrap_err()), "EFBIG");
     assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 4096], 9000)).unwrap().count(), 1000);
+    // A copy that is cut short ends its chain: what was to be removed after it is kept.
+    let source = path.join("source");
+    std::fs::write(&source, vec![4; 9000]).unwrap();
+    let (from, to) = (open(&mut engine, &source), open(&mut engine, &path.join("to")));
+    let chain = [(1, Operation::copy(&from, 0, &to, 5000, 9000)), (2, Operation::unlink(&source))];
+    assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
+    assert_eq!(done(&mut engine).count(), 5000);
+    assert_eq!(failure(&done(&mut engine)), "ECANCELED");
+    assert!(source.exists());
     let refused = appenders.append(&[0; 10_001]).and_then(|()| appenders.sync()).unwrap_err();
     assert_eq!(errno(&refused), "EFBIG");
     say("limited");

@@ -454,8 +454,8 @@ impl Engine {
         match (&entry.thread, &mut self.ring) {
             (Some(cancel), _) => cancel.say(),
             (None, Some(ring)) => {
-                if let Some(work) = ring.cancel(key) {
-                    let result = cancelled(&work);
+                if let Some(mut work) = ring.cancel(key) {
+                    let result = cancelled(&mut work);
                     self.end(key, work, result);
                 }
             }
@@ -621,13 +621,13 @@ impl Engine {
     }
 
     /// What the ring says of an operation is its end, or not.
-    fn judge(&mut self, key: u32, work: Work, result: std::result::Result<Option<Output>, Errno>) {
+    fn judge(&mut self, key: u32, mut work: Work, result: std::result::Result<Option<Output>, Errno>) {
         let is_cancelled = self.entries[key as usize].as_ref().is_some_and(|entry| entry.is_cancelled);
         match result {
             Ok(Some(output)) => self.end(key, work, Ok(output)),
             // Cut short, or the thread that began it has ended, which the kernel takes for a reason to stop.
             Ok(None) | Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN) if is_cancelled => {
-                let result = cancelled(&work);
+                let result = cancelled(&mut work);
                 self.end(key, work, result);
             }
             Ok(None) | Err(Errno::CANCELED | Errno::INTR) => {
@@ -637,7 +637,7 @@ impl Engine {
             // It would have to wait in a way that the ring does not.
             Err(Errno::AGAIN) => self.leave_to_threads(key, work),
             Err(error) => {
-                let result = failed(&work, error);
+                let result = failed(&mut work, error);
                 self.end(key, work, result);
             }
         }
@@ -747,21 +747,24 @@ fn succeeded(completion: Completion) -> Result<Completion> {
 }
 
 /// How an operation ends by an error: of what has moved some bytes, with their number.
-fn failed(work: &Work, error: Errno) -> std::result::Result<Output, Errno> {
+fn failed(work: &mut Work, error: Errno) -> std::result::Result<Output, Errno> {
     match work {
         Work::Transfer(transfer) => transfer.failed(error),
         _ => Err(error),
     }
 }
 
-fn cancelled(work: &Work) -> std::result::Result<Output, Errno> {
+fn cancelled(work: &mut Work) -> std::result::Result<Output, Errno> {
     failed(work, Errno::CANCELED)
 }
 
 /// Whether a chain goes on after it.
 fn is_whole(work: &Work, result: &std::result::Result<Output, Errno>) -> bool {
     match (work, result) {
-        (Work::Transfer(transfer), Ok(_)) => !transfer.writes || transfer.done == transfer.bytes(),
+        (Work::Transfer(transfer), Ok(_)) => {
+            !transfer.is_cut_short && (!transfer.writes || transfer.done == transfer.bytes())
+        }
+        (Work::Copy(copy), Ok(_)) => !copy.is_cut_short,
         (_, result) => result.is_ok(),
     }
 }

@@ -149,6 +149,8 @@ pub(crate) struct Transfer {
     pub(crate) writes: bool,
     /// Bytes that have gone.
     pub(crate) done: usize,
+    /// Whether an error or a cancel was the end, after some bytes.
+    pub(crate) is_cut_short: bool,
 }
 
 #[derive(Debug)]
@@ -173,6 +175,8 @@ pub(crate) struct Copy {
     pub(crate) to_offset: u64,
     pub(crate) bytes: u64,
     pub(crate) done: u64,
+    /// As of a transfer.
+    pub(crate) is_cut_short: bool,
 }
 
 impl Operation {
@@ -227,7 +231,7 @@ impl Operation {
     }
 
     fn transfer(file: &File, memory: Pieces, place: Place, writes: bool) -> Operation {
-        Operation(Work::Transfer(Transfer { file: file.clone(), memory, place, writes, done: 0 }))
+        Operation(Work::Transfer(Transfer { file: file.clone(), memory, place, writes, done: 0, is_cut_short: false }))
     }
 
     /// Has everything that was written to the file, and all that is known of it, on the disk (fsync).
@@ -319,7 +323,7 @@ impl Operation {
     /// `from`, or where an error or a cancel came after some bytes.
     pub fn copy(from: &File, from_offset: u64, to: &File, to_offset: u64, bytes: u64) -> Operation {
         let (from, to) = (from.clone(), to.clone());
-        Operation(Work::Copy(Box::new(Copy { from, from_offset, to, to_offset, bytes, done: 0 })))
+        Operation(Work::Copy(Box::new(Copy { from, from_offset, to, to_offset, bytes, done: 0, is_cut_short: false })))
     }
 
     /// The memory that it has: for one that was not begun.
@@ -443,7 +447,8 @@ impl Transfer {
     }
 
     /// What an error means after some bytes have gone: a count, and who goes on is told.
-    pub(crate) fn failed(&self, error: Errno) -> Result<Output, Errno> {
+    pub(crate) fn failed(&mut self, error: Errno) -> Result<Output, Errno> {
+        self.is_cut_short = true;
         if self.done > 0 { Ok(Output::Count(self.done)) } else { Err(error) }
     }
 }

@@ -318,7 +318,10 @@ fn copy_all(copy: &mut Copy, cancel: &Cancel) -> Result<Output> {
             {
                 in_kernel = false;
             }
-            Err(_) if copy.done > 0 => return count(copy),
+            Err(_) if copy.done > 0 => {
+                copy.is_cut_short = true;
+                return count(copy);
+            }
             Err(error) => return Err(error),
         }
     }
