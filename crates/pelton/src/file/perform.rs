@@ -38,6 +38,8 @@ pub(crate) fn at_once(transfer: &mut Transfer) -> Option<Result<Output>> {
             _ => return None,
         };
         match step(transfer, flags) {
+            // Linux 5.9 and 5.10 say so also of what is not in the page cache (preadv2(2), BUGS).
+            Ok(0) if answer == Answers::NOWAIT && transfer.done < transfer.bytes() => return None,
             Ok(bytes) => {
                 if let Some(output) = transfer.went(bytes) {
                     return Some(Ok(output));
@@ -47,7 +49,9 @@ pub(crate) fn at_once(transfer: &mut Transfer) -> Option<Result<Output>> {
             Err(Errno::AGAIN) => return None,
             // Asked once of each file.
             Err(Errno::OPNOTSUPP) if answer == Answers::NOWAIT => {
-                let answer = if transfer.file.is_in_memory() { Answers::MEMORY } else { Answers::NEVER };
+                // Not writes: they would wait for whoever else writes to the file, or allocates for it.
+                let is_memory = !transfer.writes && transfer.file.is_in_memory();
+                let answer = if is_memory { Answers::MEMORY } else { Answers::NEVER };
                 transfer.file.answers(transfer.writes).set(answer);
             }
             Err(error) => return Some(transfer.failed(error)),
