@@ -1322,6 +1322,52 @@ fn tree(root: &Path) -> std::collections::BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
+fn what_goes_on_after_a_look_is_begun_before_the_loop_sleeps() {
+    everywhere("what goes on after a look is begun before the loop sleeps", |case| {
+        let mut engine = case.engine();
+        let (idle, _nobody) = pipe("idle");
+        let (unready, mut writer) = pipe("non-blocking");
+        // The ring says of this one at once that it would wait, and it goes on at the threads.
+        rustix::fs::fcntl_setfl(&unready, rustix::fs::OFlags::NONBLOCK).unwrap();
+        submit(&mut engine, 1, Operation::read(&idle, vec![0; 1]));
+        submit(&mut engine, 2, Operation::read(&unready, vec![0; 1]));
+        assert!(engine.arm().unwrap());
+        writer.write_all(b"x").unwrap();
+        poll_readable(&engine);
+        assert_eq!(engine.try_completion().unwrap().expect("it says so").token, 2);
+    });
+}
+
+#[test]
+fn an_operation_that_the_kernel_refuses_at_once_keeps_back_no_other() {
+    everywhere("an operation that the kernel refuses at once keeps back no other", |case| {
+        for (number, bad) in [PathBuf::from("x".repeat(5000)), PathBuf::new()].into_iter().enumerate() {
+            let mut engine = case.engine();
+            let made = case.path(&format!("made {number}"));
+            let (idle, _nobody) = pipe("idle");
+            for (token, operation) in [
+                (1, Operation::open(&bad, Open::for_reading())),
+                (2, Operation::read(&idle, vec![0; 1])),
+                (3, Operation::open(&bad, Open::for_reading())),
+                (4, Operation::make_directory(&made, 0o700)),
+            ] {
+                submit(&mut engine, token, operation);
+            }
+            // Begun by this alone: nothing else is asked of the engine until it is done.
+            engine.start().unwrap();
+            let deadline = deadline();
+            while !made.exists() {
+                assert!(Instant::now() < deadline, "what is behind it has not begun");
+                std::thread::yield_now();
+            }
+            let mut ended: Vec<u64> = (0..3).map(|_| done(&mut engine).token).collect();
+            ended.sort_unstable();
+            assert_eq!(ended, [1, 3, 4]);
+        }
+    });
+}
+
+#[test]
 fn any_sequence_of_operations_does_what_std_fs_does() {
     everywhere("any sequence of operations does what std::fs does", |case| {
         let config = ProptestConfig {

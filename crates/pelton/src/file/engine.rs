@@ -371,7 +371,7 @@ impl Engine {
             ring.start().map_err(begun())?;
         }
         self.pool.start().map_err(begun())?;
-        self.all_begun = true;
+        self.all_begun = self.ring.as_ref().is_none_or(|ring| ring.unbegun() == 0);
         Ok(())
     }
 
@@ -590,34 +590,46 @@ impl Engine {
         if self.is_armed { self.start() } else { Ok(()) }
     }
 
-    /// Whether something waits to be begun, and nothing is under way whose end would be the occasion to try.
+    /// Whether something is still to be begun, after it has been tried: what is under way may never end, and be no occasion to try again.
     fn is_stuck(&self) -> bool {
-        let under_way = self.pool.in_flight() + self.ring.as_ref().map_or(0, Ring::in_flight);
-        under_way == 0 && self.entries.len() > self.free.len()
+        !self.all_begun
     }
 
     /// Sees to it that there is a completion in `ready`, if there is any. Begins what waits, if there is none.
     fn look(&mut self) -> Result<()> {
-        let is_there = |engine: &mut Engine| !engine.ready.is_empty();
-        self.reap(&is_there);
-        if self.ready.is_empty() {
-            self.start()?;
-            self.reap(&is_there);
-        }
-        Ok(())
+        self.reap_and_start(&|engine: &mut Engine| !engine.ready.is_empty())
     }
 
-    /// Takes what has ended, until there is enough of it.
-    fn reap(&mut self, is_enough: &impl Fn(&mut Engine) -> bool) {
+    /// Takes what has ended, and begins what is to be begun, until there is enough, or nothing of both. What has ended may ask for more to be begun,
+    /// and that may have ended by then.
+    fn reap_and_start(&mut self, is_enough: &impl Fn(&mut Engine) -> bool) -> Result<()> {
+        loop {
+            let has_ended = self.reap(is_enough);
+            if is_enough(self) || self.all_begun && !has_ended {
+                return Ok(());
+            }
+            self.start()?;
+            // The system takes nothing for now, and nothing has ended that makes room.
+            if !self.all_begun && !self.reap(is_enough) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes what has ended, until there is enough of it. Whether there was anything.
+    fn reap(&mut self, is_enough: &impl Fn(&mut Engine) -> bool) -> bool {
+        let mut any = false;
         while !is_enough(self) {
             if let Some((key, work, result)) = self.ring.as_mut().and_then(Ring::ended) {
                 self.judge(key, work, result);
             } else if let Some(ended) = self.pool.ended() {
                 self.end(ended.key, ended.work, ended.result);
             } else {
-                return;
+                break;
             }
+            any = true;
         }
+        any
     }
 
     /// What the ring says of an operation is its end, or not.
@@ -691,9 +703,8 @@ impl Engine {
                 ring.wait().map_err(failed())?;
                 continue;
             }
-            self.start()?;
             self.pool.bell().drain();
-            self.reap(&is_there);
+            self.reap_and_start(&is_there)?;
             if is_there(self) {
                 return Ok(true);
             }

@@ -158,14 +158,22 @@ impl Ring {
         Ok(())
     }
 
-    /// Has the kernel take what is in the queue, and waits for so many ends.
+    /// Has the kernel take what is in the queue, and waits for so many ends. It stops at an entry that it refuses, with which it does not wait either:
+    /// what is behind that is for the next call.
     fn enter(&mut self, wanted: usize) -> std::io::Result<()> {
         loop {
+            let before = self.ring.submission().len();
             match self.ring.submit_and_wait(wanted) {
+                Ok(_) => {
+                    let left = self.ring.submission().len();
+                    if left == 0 || left == before {
+                        return Ok(());
+                    }
+                }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 // No memory, or no room for ends. Who waits does not wait here: what has ended is to be taken first.
                 Err(error) if [Some(libc::EAGAIN), Some(libc::EBUSY)].contains(&error.raw_os_error()) => return Ok(()),
-                done => return done.map(drop),
+                Err(error) => return Err(error),
             }
         }
     }
@@ -212,9 +220,15 @@ impl Ring {
         None
     }
 
-    /// Operations that have begun and not ended.
-    pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight
+    /// What the kernel has not taken yet.
+    pub(crate) fn unbegun(&self) -> usize {
+        self.waiting.len() + self.queued()
+    }
+
+    /// Entries that are made, and wait in the queue for the kernel.
+    fn queued(&self) -> usize {
+        // SAFETY: nobody else has this ring, and the view is gone before anything is pushed.
+        unsafe { self.ring.submission_shared() }.len()
     }
 
     /// Whether it has nothing to do.
@@ -395,8 +409,14 @@ impl Drop for Ring {
             super::block_signals();
             let mut left = ManuallyDrop::into_inner(left);
             while left.in_flight > 0 {
-                if left.ended().is_none() && left.enter(1).is_err() {
-                    return std::mem::forget(left);
+                if left.ended().is_some() {
+                    continue;
+                }
+                match left.enter(1) {
+                    // There is no memory for now.
+                    Ok(()) if left.queued() > 0 => std::thread::yield_now(),
+                    Ok(()) => {}
+                    Err(_) => return std::mem::forget(left),
                 }
             }
         });
