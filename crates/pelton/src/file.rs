@@ -115,13 +115,18 @@ impl File {
         let reads = if flags.contains(OFlags::DIRECT) { Answers::NEVER } else { Answers::NOWAIT };
         let writes = if flags.intersects(OFlags::DSYNC | OFlags::SYNC) { Answers::NEVER } else { reads };
         Ok(File(Arc::new(Opened {
-            fd: Descriptor::new(fd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?,
+            fd: Descriptor::of_file(fd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?,
             path,
             reads: Answers(AtomicU8::new(reads)),
             writes: Answers(AtomicU8::new(writes)),
             is_direct: flags.contains(OFlags::DIRECT),
             is_stream: OnceLock::new(),
         })))
+    }
+
+    /// The file itself, of the last handle to it. Of two that are given up at a time one is the last.
+    fn into_last(self) -> Option<Opened> {
+        Arc::into_inner(self.0)
     }
 
     fn is_own(&self) -> bool {

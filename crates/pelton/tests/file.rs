@@ -10,6 +10,7 @@ use pelton::file::{Buffer, Completion, Engine, EngineOptions, File, Kind, Open, 
 use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::Write as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -1364,6 +1365,59 @@ fn an_operation_that_the_kernel_refuses_at_once_keeps_back_no_other() {
             ended.sort_unstable();
             assert_eq!(ended, [1, 3, 4]);
         }
+    });
+}
+
+/// A file that takes seconds to close, and the other end of it.
+fn slow_to_close() -> (File, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut slow = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    slow.set_nonblocking(true).unwrap();
+    while slow.write(&[0; 1 << 16]).is_ok() {}
+    slow.set_nonblocking(false).unwrap();
+    // Until the peer has taken all that, or for as long as this says.
+    rustix::net::sockopt::set_socket_linger(&slow, Some(2 * DEADLINE)).unwrap();
+    (File::from_fd(slow.into(), "slow to close").unwrap(), peer)
+}
+
+/// Waits until it is being closed: it has no number any more then. A child that had a copy of it would close it slowly, too.
+fn closing(slow: &File) -> impl FnOnce() + use<> {
+    let number = PathBuf::from(format!("/proc/self/fd/{}", slow.as_fd().as_raw_fd()));
+    let socket = std::fs::read_link(&number).unwrap();
+    move || {
+        while std::fs::read_link(&number).is_ok_and(|found| found == socket) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn while_a_file_is_closed_slowly_nobody_waits_for_it() {
+    everywhere("while a file is closed slowly nobody waits for it", |case| {
+        let mut engine = case.engine();
+        let (slow, peer) = slow_to_close();
+        // The operation has the last handle: the loop does not close it, nor keeps others from opening, closing and forking.
+        submit(&mut engine, 1, Operation::stat_file(&slow));
+        let is_closing = closing(&slow);
+        drop(slow);
+        assert!(done(&mut engine).outcome.is_ok());
+        is_closing();
+        let (slow, second) = slow_to_close();
+        let is_closing = closing(&slow);
+        let closer = std::thread::spawn(move || drop(slow));
+        is_closing();
+        let file = open(&mut engine, &case.path("a"));
+        ran(&mut engine, Operation::close(file)).unwrap();
+        assert!(std::process::Command::new("true").status().unwrap().success());
+        drop(Engine::new().unwrap());
+        assert!(!closer.is_finished(), "it was to be closed slowly");
+        // A reset ends both.
+        for peer in [&peer, &second] {
+            rustix::net::sockopt::set_socket_linger(peer, Some(Duration::ZERO)).unwrap();
+        }
+        drop((peer, second));
+        closer.join().unwrap();
     });
 }
 

@@ -191,16 +191,18 @@ pub struct Completion {
 }
 
 impl Completion {
-    fn of(token: u64, work: Work, result: std::result::Result<Output, Errno>) -> Completion {
+    /// And what the operation had of files.
+    fn of(token: u64, work: Work, result: std::result::Result<Output, Errno>) -> (Completion, [Option<File>; 2]) {
         let outcome = result.map_err(|errno| {
             let (what, path) = work.describe();
             Error::file(what, path, errno)
         });
-        let (buffer, buffers) = match work.into_memory() {
+        let (memory, files) = work.into_parts();
+        let (buffer, buffers) = match memory {
             Pieces::One(buffer) => (buffer, Vec::new()),
             Pieces::Many(buffers) => (Buffer::default(), buffers),
         };
-        Completion { token, outcome, buffer, buffers }
+        (Completion { token, outcome, buffer, buffers }, files)
     }
 
     /// How many bytes were read, written or copied: 0 for anything else, and for what failed.
@@ -273,7 +275,8 @@ impl Engine {
             return Ok(self.wait_for(work, None)?.expect("without a deadline there is an answer"));
         }
         let result = perform::perform(&mut work, self.root.as_deref(), &self.never);
-        succeeded(Completion::of(0, work, result))
+        // Who waits for it waits for the last handle to be closed, too.
+        succeeded(Completion::of(0, work, result).0)
     }
 
     /// As [`Engine::run`], until `deadline`; `None` when it passes: the operation is cancelled then, and what it is at, it may still do. Done by io_uring
@@ -285,7 +288,7 @@ impl Engine {
         self.check(&operation)?;
         let mut work = operation.0;
         match self.at_once(&mut work) {
-            Some(result) => succeeded(Completion::of(0, work, result)).map(Some),
+            Some(result) => succeeded(self.completion_of(0, work, result)).map(Some),
             None => self.wait_for(work, Some(deadline)),
         }
     }
@@ -660,8 +663,12 @@ impl Engine {
         let Entry { whose, mut rest, is_cancelled, .. } = self.entries[key as usize].take().expect("it was in flight");
         self.free.push(key);
         match whose {
-            Whose::Run => self.answer = Some(Completion::of(0, work, result)),
-            Whose::Nobody => {}
+            Whose::Run => self.answer = Some(self.completion_of(0, work, result)),
+            Whose::Nobody => {
+                if let Ok(Output::File(file)) = self.completion_of(0, work, result).outcome {
+                    self.give_back([Some(file), None]);
+                }
+            }
             Whose::Token(token) => {
                 let goes_on = is_whole(&work, &result) && !is_cancelled;
                 self.complete(token, work, result);
@@ -675,9 +682,29 @@ impl Engine {
     }
 
     fn complete(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) {
-        self.ready.push_back(Completion::of(token, work, result));
+        let completion = self.completion_of(token, work, result);
+        self.ready.push_back(completion);
         if self.is_armed && self.ready.len() == 1 {
             self.nudge.ring();
+        }
+    }
+
+    fn completion_of(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) -> Completion {
+        let (completion, files) = Completion::of(token, work, result);
+        self.give_back(files);
+        completion
+    }
+
+    /// Gives handles of files up. A last one is closed by a thread: that may wait, as for a file server's answer.
+    fn give_back(&mut self, files: [Option<File>; 2]) {
+        let mut any = false;
+        for last in files.into_iter().flatten().filter_map(File::into_last) {
+            self.pool.push_close(last);
+            any = true;
+        }
+        if any && self.pool.start().is_err() {
+            // There is no thread to be had for now.
+            self.all_begun = false;
         }
     }
 

@@ -186,7 +186,8 @@ impl Operation {
     }
 
     /// Closes a file, and tells what the system says of that. EBUSY when there are other handles to it, or operations in flight: it is
-    /// closed with the last of these. Dropping the last handle closes it too, in the dropping thread, without a word.
+    /// closed with the last of these. Dropping the last handle closes it too, in the dropping thread, without a word; of an operation that has the
+    /// last handle a thread of the engine's closes it, as it does where this is cancelled before it begins.
     pub fn close(file: File) -> Operation {
         let path = file.path().to_owned();
         Operation(Work::Close { file: Some(file), path })
@@ -413,10 +414,20 @@ impl Work {
     }
 
     pub(crate) fn into_memory(self) -> Pieces {
-        match self {
-            Work::Transfer(transfer) => transfer.memory,
-            _ => Pieces::One(Buffer::default()),
-        }
+        self.into_parts().0
+    }
+
+    /// The memory that it has, and its shares of files.
+    pub(crate) fn into_parts(self) -> (Pieces, [Option<File>; 2]) {
+        let files = match self {
+            Work::Transfer(transfer) => return (transfer.memory, [Some(transfer.file), None]),
+            Work::Close { file, .. } => [file, None],
+            Work::StatFile(file) | Work::List { directory: file } => [Some(file), None],
+            Work::Sync { file, .. } | Work::Truncate { file, .. } | Work::Allocate { file, .. } => [Some(file), None],
+            Work::Copy(copy) => [Some(copy.from), Some(copy.to)],
+            _ => [None, None],
+        };
+        (Pieces::One(Buffer::default()), files)
     }
 }
 

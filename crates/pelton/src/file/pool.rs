@@ -2,7 +2,7 @@
 //! bound, and end with the engine. What an engine has asked for is taken from the queue in order, and comes back in any order.
 
 use super::perform::perform;
-use super::{Output, Root, Work};
+use super::{Opened, Output, Root, Work};
 use crate::os::{Bell, Owner, block_signals, locked};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
@@ -42,10 +42,14 @@ struct Jobs {
 }
 
 #[derive(Debug)]
-struct Job {
-    key: u32,
-    work: Work,
-    cancel: Arc<Cancel>,
+enum Job {
+    Do {
+        key: u32,
+        work: Work,
+        cancel: Arc<Cancel>,
+    },
+    /// To close a file to which nobody has a handle any more, and of which nobody wants to hear.
+    Close(#[expect(dead_code, reason = "dropping it is all there is to do")] Opened),
 }
 
 /// What a thread has done.
@@ -72,8 +76,13 @@ impl Pool {
     /// Notes a job, for [`Pool::start`]. Answers what cancels it.
     pub(super) fn push(&mut self, key: u32, work: Work) -> Arc<Cancel> {
         let cancel = Arc::new(Cancel::of(&work));
-        self.waiting.push(Job { key, work, cancel: cancel.clone() });
+        self.waiting.push(Job::Do { key, work, cancel: cancel.clone() });
         cancel
+    }
+
+    /// Notes a file to be closed by a thread, for closing may wait.
+    pub(super) fn push_close(&mut self, file: Opened) {
+        self.waiting.push(Job::Close(file));
     }
 
     /// Has the threads begin.
@@ -82,7 +91,7 @@ impl Pool {
             return Ok(());
         }
         let mut jobs = locked(&self.shared.jobs);
-        self.in_flight += self.waiting.len();
+        self.in_flight += answered(&self.waiting);
         jobs.queue.extend(self.waiting.drain(..));
         let (queued, idle) = (jobs.queue.len(), jobs.idle);
         drop(jobs);
@@ -102,7 +111,7 @@ impl Pool {
                 Err(_) if self.threads > 0 => break,
                 Err(error) => {
                     self.waiting.extend(locked(&self.shared.jobs).queue.drain(..));
-                    self.in_flight -= self.waiting.len();
+                    self.in_flight -= answered(&self.waiting);
                     return Err(error);
                 }
             }
@@ -127,6 +136,11 @@ impl Pool {
     pub(super) fn bell(&self) -> &Bell {
         &self.shared.bell
     }
+}
+
+/// How many there are that somebody waits for.
+fn answered(jobs: &[Job]) -> usize {
+    jobs.iter().filter(|job| matches!(job, Job::Do { .. })).count()
 }
 
 impl AsFd for Pool {
@@ -155,7 +169,7 @@ impl Shared {
                 }
             };
             drop(jobs);
-            let Job { key, mut work, cancel } = job;
+            let Job::Do { key, mut work, cancel } = job else { continue };
             let result = perform(&mut work, self.root.as_deref(), &cancel);
             let mut ended = locked(&self.ended);
             ended.push_back(Ended { key, work, result });

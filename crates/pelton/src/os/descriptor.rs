@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub(crate) struct Descriptor {
     fd: ManuallyDrop<OwnedFd>,
     owner: Owner,
+    /// Whether it is a file of somebody's, which may take long to close, and whose copy in a child does no harm.
+    is_file: bool,
 }
 
 impl Descriptor {
@@ -17,10 +19,17 @@ impl Descriptor {
         Descriptor::opened(|| Ok(fd))?
     }
 
+    /// A file of somebody's, of which nobody is told by its being closed.
+    pub(crate) fn of_file(fd: OwnedFd) -> std::io::Result<Descriptor> {
+        let mut file = Descriptor::new(fd)?;
+        file.is_file = true;
+        Ok(file)
+    }
+
     /// What `opens` opens, of which no child forked meanwhile keeps a copy. It must not make a `Descriptor` itself.
     pub(crate) fn opened<E>(opens: impl FnOnce() -> Result<OwnedFd, E>) -> std::io::Result<Result<Descriptor, E>> {
         let owner = Owner::current()?;
-        Ok(fork::opening(opens).map(|fd| Descriptor { fd: ManuallyDrop::new(fd), owner }))
+        Ok(fork::opening(opens).map(|fd| Descriptor { fd: ManuallyDrop::new(fd), owner, is_file: false }))
     }
 
     /// Closes it, and says what the system does: to whom its bytes matter, that may be the first to tell that they are lost. It is
@@ -55,7 +64,12 @@ impl Drop for Descriptor {
         // In a child the number may be somebody else's by now.
         if self.owner.is_current() {
             // SAFETY: taken once, here.
-            fork::close(unsafe { ManuallyDrop::take(&mut self.fd) });
+            let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
+            if self.is_file {
+                let _ = fork::close_and_tell(fd);
+            } else {
+                fork::close(fd);
+            }
         }
     }
 }

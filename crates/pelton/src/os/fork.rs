@@ -114,16 +114,20 @@ pub(super) fn opening<T: AsRawFd, E>(opens: impl FnOnce() -> Result<T, E>) -> Re
     Ok(fd)
 }
 
-/// Closes a descriptor that was noted, with no fork in between.
+/// Closes a descriptor that was noted, with no fork in between. It must be one that closes at once: whoever opens, closes or forks waits for it.
 pub(super) fn close<T: AsRawFd>(fd: T) {
     let mut fds = open();
     fds.remove(&fd.as_raw_fd());
     drop(fd);
 }
 
-/// As [`close`], and says what became of it.
+/// Closes a file that was noted, and says what became of it. That may take long, as a file server's answer does, and neither a fork nor another who opens
+/// or closes waits for it.
+///
+/// The number is forgotten while the file is still open, so nobody else has that number yet: what is forgotten is never somebody's who opened
+/// later, and no child closes what it has under that number of others. A child that is forked in between has the file open until it executes a
+/// program, as one that another part of the program opened; that is why locks and lives are for [`close`].
 pub(super) fn close_and_tell(fd: OwnedFd) -> rustix::io::Result<()> {
-    // Closing may take long, and no fork need wait for it: a child that still closes this number closes its own copy, or nothing.
     open().remove(&fd.as_raw_fd());
     // SAFETY: it is owned, and given up here.
     match unsafe { libc::close(fd.into_raw_fd()) } {
