@@ -90,19 +90,22 @@ struct Opened {
     reads: Answers,
     writes: Answers,
     is_direct: bool,
+    /// Found out by who may wait for the answer: a file server's may take long.
     is_stream: OnceLock<bool>,
 }
 
 impl File {
-    /// Takes over an open descriptor, of whatever kind. `path` is for messages. Writing to a pipe that nobody reads any more raises SIGPIPE, as it does
-    /// otherwise.
+    /// Takes over an open descriptor, of whatever kind, and asks what kind that is, which may wait for a file server. `path` is for messages. Writing
+    /// by [`Engine::run`] to a pipe that nobody reads any more raises SIGPIPE, as it does otherwise; what is submitted raises none.
     ///
     /// # Errors
     /// [`Error::System`] when the system does not say what it is.
     pub fn from_fd(fd: OwnedFd, path: impl Into<PathBuf>) -> Result<File> {
         let asked = || Error::system("asking about a descriptor");
         let flags = rustix::fs::fcntl_getfl(&fd).map_err(|errno| asked()(errno.into()))?;
-        File::opened(fd, path.into(), flags).map_err(|errno| asked()(errno.into()))
+        let file = File::opened(fd, path.into(), flags).map_err(|errno| asked()(errno.into()))?;
+        file.learn();
+        Ok(file)
     }
 
     /// Where it was when it was opened, as that was said.
@@ -143,19 +146,30 @@ impl File {
         self.0.is_direct
     }
 
-    /// Whether a short count may be all there is now, without being the end.
-    fn is_stream(&self) -> bool {
-        *self.0.is_stream.get_or_init(|| {
+    /// Whether a short count may be all there is now, without being the end; and whether it may keep who reads or writes it waiting for ever. `None`: nobody
+    /// has asked yet.
+    pub(crate) fn is_stream(&self) -> Option<bool> {
+        self.0.is_stream.get().copied()
+    }
+
+    /// Asks what there is to know of it, if nobody has yet. May wait: not for the loop. Answers whether it is a stream.
+    fn learn(&self) -> bool {
+        const TMPFS_MAGIC: i64 = 0x0102_1994;
+        let is_stream = *self.0.is_stream.get_or_init(|| {
             rustix::fs::fstat(self).is_ok_and(|found| {
                 !matches!(FileType::from_raw_mode(found.st_mode), FileType::RegularFile | FileType::BlockDevice)
             })
-        })
+        });
+        if self.0.reads.get() == Answers::REFUSED {
+            let is_memory = !is_stream && rustix::fs::fstatfs(self).is_ok_and(|found| found.f_type == TMPFS_MAGIC);
+            self.0.reads.set(if is_memory { Answers::MEMORY } else { Answers::NEVER });
+        }
+        is_stream
     }
 
-    /// Whether it is memory, and no disk has to be waited for.
-    fn is_in_memory(&self) -> bool {
-        const TMPFS_MAGIC: i64 = 0x0102_1994;
-        !self.is_stream() && rustix::fs::fstatfs(self).is_ok_and(|found| found.f_type == TMPFS_MAGIC)
+    /// Whether a thread has something to ask of it, before it is read at best.
+    fn is_to_be_asked(&self) -> bool {
+        self.0.reads.get() == Answers::REFUSED
     }
 }
 
@@ -175,6 +189,8 @@ impl Answers {
     /// By asking plainly: it is memory. tmpfs refuses to be asked otherwise.
     const MEMORY: u8 = 1;
     const NEVER: u8 = 2;
+    /// It refuses to be asked so; whether it is memory is not known yet.
+    const REFUSED: u8 = 3;
 
     /// Relaxed: any of these is right at any time, only more or less quick.
     #[inline]

@@ -320,6 +320,9 @@ fn what_the_page_cache_has_is_answered_in_the_submitting_call() {
             eprintln!("this file system cannot be asked not to wait: nothing is answered at once");
             return;
         }
+        // Whether it can be, each file is asked once.
+        submit(&mut engine, 4, Operation::read_at(&file, vec![0; 4096], 0));
+        assert_eq!(done(&mut engine).count(), 4096);
         // An answer after a deadline that has passed was there in the call, without anything having been begun.
         let past = Instant::now() - Duration::from_secs(1);
         let read = engine.run_until(Operation::read_at(&file, vec![0; 4096], 0), past).unwrap();
@@ -1418,6 +1421,73 @@ fn while_a_file_is_closed_slowly_nobody_waits_for_it() {
         }
         drop((peer, second));
         closer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_write_to_a_full_pipe_is_cancelled_and_what_went_is_counted() {
+    everywhere("a write to a full pipe is cancelled, and what went is counted", |case| {
+        let mut engine = case.engine();
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let writer = File::from_fd(writer, "full").unwrap();
+        submit(&mut engine, 1, Operation::write(&writer, vec![7; 300 << 10]));
+        engine.start().unwrap();
+        // Something has gone, and there is no room for the rest.
+        let deadline = deadline();
+        let went = || rustix::io::ioctl_fionread(&reader).unwrap();
+        while went() == 0 || poll(&mut [PollFd::new(&writer, PollFlags::OUT)], Some(&Timespec::default())).unwrap() > 0
+        {
+            assert!(Instant::now() < deadline, "the pipe does not fill");
+            std::thread::yield_now();
+        }
+        assert!(engine.cancel(1).unwrap());
+        let cut = done(&mut engine);
+        assert_eq!((cut.count() as u64, cut.buffer.len()), (went(), 300 << 10));
+        engine.close().unwrap();
+    });
+}
+
+#[test]
+fn two_readers_of_a_pipe_leave_each_other_to_be_cancelled() {
+    everywhere("two readers of a pipe leave each other to be cancelled", |case| {
+        let mut engine = case.engine();
+        let (reader, mut writer) = pipe("shared");
+        for token in [1, 2] {
+            submit(&mut engine, token, Operation::read(&reader, vec![0; 300 << 10]));
+        }
+        engine.start().unwrap();
+        writer.write_all(b"x").unwrap();
+        let first = done(&mut engine);
+        assert_eq!(first.bytes(), b"x");
+        assert!(engine.cancel(3 - first.token).unwrap());
+        assert_eq!(failure(&done(&mut engine)), "ECANCELED");
+    });
+}
+
+#[test]
+fn what_is_submitted_raises_no_sigpipe() {
+    everywhere("what is submitted raises no SIGPIPE", |case| {
+        // Its own thread, so that what is pending there is of this alone. Blocked, a signal is pending even if the process ignores it.
+        let pending = || {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("SigPnd:")).unwrap().trim();
+            u64::from_str_radix(line, 16).unwrap() & (1 << 12) != 0
+        };
+        // SAFETY: the set is filled before it is used, and lives as long as the calls.
+        unsafe {
+            let mut pipe: libc::sigset_t = std::mem::zeroed();
+            libc::sigaddset(&raw mut pipe, libc::SIGPIPE);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const pipe, std::ptr::null_mut());
+        }
+        let mut engine = case.engine();
+        for bytes in [10, 300 << 10] {
+            let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+            drop(reader);
+            let writer = File::from_fd(writer, "nobody reads it").unwrap();
+            submit(&mut engine, 1, Operation::write(&writer, vec![0; bytes]));
+            assert_eq!(failure(&done(&mut engine)), "EPIPE");
+            assert!(!pending(), "a write of {bytes} bytes raised SIGPIPE");
+        }
     });
 }
 

@@ -20,6 +20,8 @@ use std::time::Instant;
 const IN_FLIGHT_MAX: usize = 1024;
 /// A thread costs little while it waits; more of them keep no disk busier. A guess.
 const THREADS: usize = 8;
+/// How often an operation is given to the ring again that was stopped there: more threads that begin something and end at once are not likely.
+const TRIES: u32 = 100;
 
 /// How an [`Engine`] is made.
 ///
@@ -111,7 +113,7 @@ impl EngineOptions {
             has_size_limit: limit.current.is_some(),
             all_begun: true,
             root,
-            never: Cancel::default(),
+            never: Cancel::never(),
         })
     }
 }
@@ -163,6 +165,8 @@ struct Entry {
     /// What follows it in a chain, the next one last.
     rest: Vec<(u64, Operation)>,
     is_cancelled: bool,
+    /// How often it was stopped without being asked to.
+    tries: u32,
     /// At the threads, what cancels it; `None` in the ring.
     thread: Option<Arc<Cancel>>,
 }
@@ -322,7 +326,7 @@ impl Engine {
     /// system call.
     ///
     /// # Errors
-    /// [`Error::Forked`]; [`Error::System`] when it cannot be begun, in an engine that is armed: it is in flight then, and the next call tries again.
+    /// [`Error::Forked`]: it was not taken. Where it cannot be begun for lack of memory or threads, it is in flight, and whoever begins or takes is told.
     pub fn try_submit(&mut self, token: u64, operation: Operation) -> Result<Submitted<Operation>> {
         self.check(&operation)?;
         if !self.has_room(1) {
@@ -330,7 +334,7 @@ impl Engine {
         }
         self.in_flight += 1;
         self.begin(token, operation.0, Vec::new());
-        self.start_if_armed()?;
+        self.start_if_armed();
         Ok(Submitted::Submitted)
     }
 
@@ -358,7 +362,7 @@ impl Engine {
         if let Some((token, first)) = chain.pop() {
             self.begin(token, first.0, chain);
         }
-        self.start_if_armed()?;
+        self.start_if_armed();
         Ok(Submitted::Submitted)
     }
 
@@ -447,7 +451,7 @@ impl Engine {
                 found = true;
             }
         }
-        self.start_if_armed()?;
+        self.start_if_armed();
         Ok(found)
     }
 
@@ -456,12 +460,13 @@ impl Engine {
         entry.is_cancelled = true;
         match (&entry.thread, &mut self.ring) {
             (Some(cancel), _) => cancel.say(),
-            (None, Some(ring)) => {
-                if let Some(mut work) = ring.cancel(key) {
+            (None, Some(ring)) => match ring.cancel(key) {
+                Some(mut work) => {
                     let result = cancelled(&mut work);
                     self.end(key, work, result);
                 }
-            }
+                None => self.all_begun = false,
+            },
             (None, None) => unreachable!("without a ring everything is at the threads"),
         }
     }
@@ -573,14 +578,19 @@ impl Engine {
             self.entries.push(None);
             self.entries.len() as u32 - 1
         });
+        self.entries[key as usize] = Some(Entry { whose, rest, is_cancelled: false, tries: 0, thread: None });
+        self.assign(key, work);
+        key
+    }
+
+    /// To the ring, or to the threads.
+    fn assign(&mut self, key: u32, work: Work) {
         self.all_begun = false;
-        self.entries[key as usize] = Some(Entry { whose, rest, is_cancelled: false, thread: None });
         match &mut self.ring {
             // The signal of a passed limit would end the process: the threads do not hear it.
             Some(ring) if ring.supports(&work) && !(self.has_size_limit && work.grows()) => ring.push(key, work),
             _ => self.leave_to_threads(key, work),
         }
-        key
     }
 
     fn leave_to_threads(&mut self, key: u32, work: Work) {
@@ -589,8 +599,13 @@ impl Engine {
         self.entries[key as usize].as_mut().expect("it is in flight").thread = Some(cancel);
     }
 
-    fn start_if_armed(&mut self) -> Result<()> {
-        if self.is_armed { self.start() } else { Ok(()) }
+    /// In an engine that is armed what was submitted begins at once. Where it cannot be begun for now, the loop comes again and tries, and is told
+    /// what is wrong.
+    fn start_if_armed(&mut self) {
+        if self.is_armed && (self.start().is_err() || self.is_stuck()) {
+            self.all_begun = false;
+            self.nudge.ring();
+        }
     }
 
     /// Whether something is still to be begun, after it has been tried: what is under way may never end, and be no occasion to try again.
@@ -608,6 +623,7 @@ impl Engine {
     fn reap_and_start(&mut self, is_enough: &impl Fn(&mut Engine) -> bool) -> Result<()> {
         loop {
             let has_ended = self.reap(is_enough);
+            self.all_begun &= self.ring.as_ref().is_none_or(|ring| ring.unbegun() == 0);
             if is_enough(self) || self.all_begun && !has_ended {
                 return Ok(());
             }
@@ -645,10 +661,10 @@ impl Engine {
                 let result = cancelled(&mut work);
                 self.end(key, work, result);
             }
-            Ok(None) | Err(Errno::CANCELED | Errno::INTR) => {
-                self.all_begun = false;
-                self.ring.as_mut().expect("it says so").push(key, work);
-            }
+            Ok(None) => self.assign(key, work),
+            Err(Errno::CANCELED | Errno::INTR) if self.is_tried_again(key) => self.assign(key, work),
+            // A file system that says so itself says so to a thread, too: then it is the answer.
+            Err(Errno::CANCELED | Errno::INTR) => self.leave_to_threads(key, work),
             // It would have to wait in a way that the ring does not.
             Err(Errno::AGAIN) => self.leave_to_threads(key, work),
             Err(error) => {
@@ -656,6 +672,13 @@ impl Engine {
                 self.end(key, work, result);
             }
         }
+    }
+
+    /// Counts how often an operation was stopped in the ring, as it is when the thread that began it has ended.
+    fn is_tried_again(&mut self, key: u32) -> bool {
+        let entry = self.entries[key as usize].as_mut().expect("it is in flight");
+        entry.tries += 1;
+        entry.tries < TRIES
     }
 
     /// An operation has ended.

@@ -453,8 +453,20 @@ impl Transfer {
     /// So many bytes more have gone. Answers what there is to say when that is all: the count.
     pub(crate) fn went(&mut self, bytes: usize) -> Option<Output> {
         self.done += bytes;
-        let all = self.done == self.bytes() || bytes == 0 || (!self.writes && self.file.is_stream());
+        let all = self.done == self.bytes() || bytes == 0 || (!self.writes && self.file.is_stream() == Some(true));
         all.then_some(Output::Count(self.done))
+    }
+
+    /// Whether it is for the ring. What asks something of the file first is for a thread, and what writes to a stream, where no signal is raised; so is
+    /// what has a place there, as only system calls refuse that.
+    pub(crate) fn is_for_ring(&self) -> bool {
+        let is_first_read = !self.writes && self.done == 0;
+        match self.file.is_stream() {
+            // A short read of what may be a stream is not gone on with by reading more, nor is it given to the kernel's threads.
+            None => is_first_read && self.bytes() <= super::INLINE_BYTES_MAX && !self.file.is_to_be_asked(),
+            Some(true) => !self.writes && matches!(self.place, Place::Current),
+            Some(false) => self.writes || !self.file.is_to_be_asked(),
+        }
     }
 
     /// What an error means after some bytes have gone: a count, and who goes on is told.

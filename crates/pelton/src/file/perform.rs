@@ -21,13 +21,16 @@ pub(crate) const IOV_MAX: usize = 1024;
 const LIST_BYTES: usize = 32 << 10;
 /// Between two looks whether a copy was cancelled: some milliseconds.
 const COPY_BYTES: u64 = 8 << 20;
+/// How often a file that is no stream is asked again that says EAGAIN, which is not for it to say.
+const TRIES: usize = 1000;
 /// Tries to resolve a path below a root while others rename its directories; each fails only where one of them did.
 const RESOLVE_TRIES: usize = 1000;
 
 /// Does as much of a transfer as needs no waiting. `None`: the rest would wait, or may.
 #[inline]
 pub(crate) fn at_once(transfer: &mut Transfer) -> Option<Result<Output>> {
-    if transfer.bytes() > INLINE_BYTES_MAX {
+    // To a stream, or what may be one, nothing is written here: that may raise a signal.
+    if transfer.bytes() > INLINE_BYTES_MAX || (transfer.writes && transfer.file.is_stream() != Some(false)) {
         return None;
     }
     loop {
@@ -37,7 +40,7 @@ pub(crate) fn at_once(transfer: &mut Transfer) -> Option<Result<Output>> {
             Answers::MEMORY => ReadWriteFlags::empty(),
             _ => return None,
         };
-        match step(transfer, flags) {
+        match step(transfer, flags, usize::MAX) {
             // Linux 5.9 and 5.10 say so also of what is not in the page cache (preadv2(2), BUGS).
             Ok(0) if answer == Answers::NOWAIT && transfer.done < transfer.bytes() => return None,
             Ok(bytes) => {
@@ -49,9 +52,9 @@ pub(crate) fn at_once(transfer: &mut Transfer) -> Option<Result<Output>> {
             Err(Errno::AGAIN) => return None,
             // Asked once of each file.
             Err(Errno::OPNOTSUPP) if answer == Answers::NOWAIT => {
-                // Not writes: they would wait for whoever else writes to the file, or allocates for it.
-                let is_memory = !transfer.writes && transfer.file.is_in_memory();
-                let answer = if is_memory { Answers::MEMORY } else { Answers::NEVER };
+                // Reading may be asked otherwise, once a thread knows that it is memory. Not writing, which would wait for whoever else writes to
+                // the file, or allocates for it.
+                let answer = if transfer.writes { Answers::NEVER } else { Answers::REFUSED };
                 transfer.file.answers(transfer.writes).set(answer);
             }
             Err(error) => return Some(transfer.failed(error)),
@@ -59,14 +62,21 @@ pub(crate) fn at_once(transfer: &mut Transfer) -> Option<Result<Output>> {
     }
 }
 
-/// One system call of a transfer.
+/// One system call of a transfer, which writes at most so many bytes.
 #[inline]
-fn step(transfer: &mut Transfer, flags: ReadWriteFlags) -> Result<usize> {
+fn step(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<usize> {
     let (offset, done) = (transfer.offset(), transfer.done);
     let fd = transfer.file.as_fd();
     let flags = if matches!(transfer.place, Place::End) { flags | ReadWriteFlags::APPEND } else { flags };
     let is_plain = flags.is_empty() && matches!(transfer.place, Place::At(_));
     match (&mut transfer.memory, transfer.writes) {
+        (memory, true) if most < usize::MAX => {
+            let bytes = match memory {
+                Pieces::One(buffer) => &buffer[done..],
+                Pieces::Many(buffers) => rest_of(buffers, done).next().unwrap_or_default(),
+            };
+            rustix::io::pwritev2(fd, &[IoSlice::new(&bytes[..bytes.len().min(most)])], offset, flags)
+        }
         // The plain calls are some tens of nanoseconds quicker than those with flags.
         (Pieces::One(buffer), false) if is_plain => rustix::io::pread(fd, &mut buffer[done..], offset),
         (Pieces::One(buffer), true) if is_plain => rustix::io::pwrite(fd, &buffer[done..], offset),
@@ -113,7 +123,9 @@ pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel) -> 
     match work {
         Work::Open { path, how } => {
             let fd = open(root, path, how.flags, how.mode, how.resolve(root))?;
-            File::opened(fd, path.clone(), how.flags).map(Output::File)
+            let file = File::opened(fd, path.clone(), how.flags)?;
+            file.learn();
+            Ok(Output::File(file))
         }
         Work::Close { file, .. } => match file.take().and_then(|file| Arc::into_inner(file.0)) {
             Some(opened) => opened.fd.close().map(nothing),
@@ -185,25 +197,39 @@ pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel) -> 
 
 pub(crate) const STATX: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
+/// A stream is asked so that it does not wait, and waited for beside the cancel: others may take what was there, or fill what was free.
 fn transfer_all(transfer: &mut Transfer, cancel: &Cancel) -> Result<Output> {
-    let mut may_wait = transfer.file.is_stream();
+    let is_stream = transfer.file.learn();
+    if is_stream && !transfer.writes && transfer.done > 0 {
+        // What was there has come before anybody knew that this is all there is.
+        return Ok(Output::Count(transfer.done));
+    }
+    let event = if transfer.writes { PollFlags::OUT } else { PollFlags::IN };
+    let (mut flags, mut most) = match is_stream {
+        true => (ReadWriteFlags::NOWAIT, usize::MAX),
+        false => (ReadWriteFlags::empty(), usize::MAX),
+    };
+    let mut tries = TRIES;
     loop {
-        if std::mem::take(&mut may_wait) {
-            let event = if transfer.writes { PollFlags::OUT } else { PollFlags::IN };
+        // Where it cannot be asked so, it has room for this much, once it says that it has room.
+        if is_stream && flags.is_empty() {
             cancel.wait_for(transfer.file.as_fd(), event)?;
+            most = libc::PIPE_BUF;
         }
         if cancel.is_said() {
             return transfer.failed(Errno::CANCELED);
         }
-        match step(transfer, ReadWriteFlags::empty()) {
+        match step(transfer, flags, most) {
             Ok(bytes) => {
                 if let Some(output) = transfer.went(bytes) {
                     return Ok(output);
                 }
             }
+            Err(Errno::OPNOTSUPP) if !flags.is_empty() => flags = ReadWriteFlags::empty(),
             Err(Errno::INTR) => {}
-            // Of a descriptor that was made so that it never waits.
-            Err(Errno::AGAIN) => may_wait = true,
+            Err(Errno::AGAIN) if is_stream => cancel.wait_for(transfer.file.as_fd(), event)?,
+            // Nothing says when to ask it again.
+            Err(Errno::AGAIN) if tries > 0 => tries -= 1,
             Err(error) => return transfer.failed(error),
         }
     }

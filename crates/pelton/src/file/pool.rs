@@ -8,8 +8,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -75,7 +75,7 @@ impl Pool {
 
     /// Notes a job, for [`Pool::start`]. Answers what cancels it.
     pub(super) fn push(&mut self, key: u32, work: Work) -> Arc<Cancel> {
-        let cancel = Arc::new(Cancel::of(&work));
+        let cancel = Arc::new(Cancel::default());
         self.waiting.push(Job::Do { key, work, cancel: cancel.clone() });
         cancel
     }
@@ -198,26 +198,28 @@ impl Drop for Pool {
     }
 }
 
-/// How a job is given up: what has not begun ends at once, a copy at its next piece, and who waits for bytes of a pipe or a socket is woken. What is at
+/// How a job is given up: what has not begun ends at once, a copy at its next piece, and who waits for a pipe or a socket is woken. What is at
 /// a disk goes on.
 #[derive(Debug, Default)]
 pub(crate) struct Cancel {
     is_said: AtomicBool,
-    /// Of a stream only, which may never have anything to say.
-    bell: Option<Bell>,
+    /// Made by who waits for a stream, which may never have anything to say. None inside: there was no descriptor for it, or it is never said.
+    bell: OnceLock<Option<Bell>>,
 }
 
 impl Cancel {
-    fn of(work: &Work) -> Cancel {
-        let stream = matches!(work, Work::Transfer(transfer) if transfer.file.is_stream());
-        // Without a descriptor for it, it cannot be woken: the next bytes do.
-        Cancel { is_said: AtomicBool::new(false), bell: stream.then(|| Bell::new().ok()).flatten() }
+    /// What is never said.
+    pub(super) fn never() -> Cancel {
+        Cancel { is_said: AtomicBool::new(false), bell: OnceLock::from(None) }
     }
 
     pub(super) fn say(&self) {
-        // Relaxed: whether it comes in time is chance anyway; who polls is told by the bell.
         self.is_said.store(true, Ordering::Relaxed);
-        self.bell.iter().for_each(Bell::ring);
+        // Either this finds the bell of who is about to wait, or that one finds that it is said.
+        fence(Ordering::SeqCst);
+        if let Some(Some(bell)) = self.bell.get() {
+            bell.ring();
+        }
     }
 
     pub(super) fn is_said(&self) -> bool {
@@ -226,8 +228,14 @@ impl Cancel {
 
     /// Waits until a stream is ready, or this is said.
     pub(super) fn wait_for(&self, stream: BorrowedFd<'_>, event: PollFlags) -> rustix::io::Result<()> {
+        // Without a descriptor for it, it cannot be woken: the next bytes do.
+        let bell = self.bell.get_or_init(|| Bell::new().ok());
+        fence(Ordering::SeqCst);
+        if self.is_said() {
+            return Ok(());
+        }
         let mut fds = vec![PollFd::from_borrowed_fd(stream, event)];
-        fds.extend(self.bell.iter().map(|bell| PollFd::new(bell, PollFlags::IN)));
+        fds.extend(bell.iter().map(|bell| PollFd::new(bell, PollFlags::IN)));
         retry_on_intr(|| poll(&mut fds, None)).map(drop)
     }
 }

@@ -22,8 +22,10 @@ const BYTES_MAX: usize = 1 << 30;
 /// A read or a write larger than this is left to the kernel's threads from the start: otherwise it would be copied in the call that begins it,
 /// if the page cache has it.
 const COPIED_MAX: usize = crate::file::INLINE_BYTES_MAX;
-/// Names the cancelling of another, of which nobody wants to hear.
-const CANCEL: u64 = u64::MAX;
+/// With another's key: the cancelling of that.
+const CANCEL: u64 = 1 << 32;
+/// Names what nobody wants to hear of.
+const NOTHING: u64 = u64::MAX;
 
 pub(crate) struct Ring {
     /// Taken away only by `drop`.
@@ -35,6 +37,8 @@ pub(crate) struct Ring {
     works: Vec<Option<Held>>,
     /// Keys of those that no entry was made for yet.
     waiting: VecDeque<u32>,
+    /// Keys of those that have begun, and are to be told to stop.
+    cancels: VecDeque<u32>,
     /// Entries made, whose end has not come.
     in_flight: usize,
 }
@@ -44,6 +48,7 @@ struct Held {
     work: Work,
     extra: Option<Box<Extra>>,
     is_begun: bool,
+    is_cancelled: bool,
 }
 
 /// Boxed, so that it stays where it is.
@@ -75,11 +80,12 @@ impl Ring {
             root,
             works: Vec::new(),
             waiting: VecDeque::new(),
+            cancels: VecDeque::new(),
             in_flight: 0,
         };
         ring.ring.submitter().register_probe(&mut ring.probe)?;
         // A filter may let a ring be made, and not used.
-        let nothing = opcode::Nop::new().build().user_data(CANCEL);
+        let nothing = opcode::Nop::new().build().user_data(NOTHING);
         // SAFETY: the entry names no memory and no descriptor.
         unsafe { ring.ring.submission().push(&nothing) }.map_err(std::io::Error::other)?;
         ring.enter(1)?;
@@ -89,6 +95,9 @@ impl Ring {
 
     /// Whether it does such operations.
     pub(crate) fn supports(&self, work: &Work) -> bool {
+        if matches!(work, Work::Transfer(transfer) if !transfer.is_for_ring()) {
+            return false;
+        }
         // Below a root a name is looked up in two steps, which threads do.
         let code = match work {
             Work::Open { how, .. } if how.resolve(self.root.as_deref()).is_empty() => opcode::OpenAt::CODE,
@@ -119,7 +128,7 @@ impl Ring {
             self.works.resize_with(index + 1, || None);
         }
         debug_assert!(self.works[index].is_none(), "one operation for each key");
-        self.works[index] = Some(Held { work, extra: None, is_begun: false });
+        self.works[index] = Some(Held { work, extra: None, is_begun: false, is_cancelled: false });
         self.waiting.push_back(key);
     }
 
@@ -136,8 +145,20 @@ impl Ring {
         self.enter(1)
     }
 
-    /// Makes entries of what was pushed.
+    /// Makes entries of what was pushed, and of what is to be told to stop, whose own entries are made already.
     fn fill(&mut self) -> std::io::Result<()> {
+        while let Some(&key) = self.cancels.front() {
+            let entry = opcode::AsyncCancel::new(key.into()).build().user_data(CANCEL | u64::from(key));
+            // SAFETY: the entry names no memory and no descriptor.
+            if unsafe { self.ring.submission().push(&entry) }.is_err() {
+                self.enter(0)?;
+                if self.ring.submission().is_full() {
+                    return Ok(());
+                }
+                continue;
+            }
+            self.cancels.pop_front();
+        }
         while let Some(&key) = self.waiting.front() {
             let held = self.works[key as usize].as_mut().expect("what waits is there");
             let entry = held.entry(self.root.as_deref()).user_data(key.into());
@@ -189,10 +210,20 @@ impl Ring {
                 }
                 return None;
             };
-            if end.user_data() == CANCEL {
+            if end.user_data() == NOTHING {
                 continue;
             }
             let key = end.user_data() as u32;
+            if end.user_data() & CANCEL != 0 {
+                // It was just between trying and waiting, where it is not found, or not to be stopped. What may wait for ever is told again; whatever else
+                // there is ends by itself.
+                let is_missed = [-libc::EALREADY, -libc::ENOENT].contains(&end.result());
+                let is_left = |held: &Held| held.is_begun && held.is_cancelled && held.may_wait_for_ever();
+                if is_missed && self.works[key as usize].as_ref().is_some_and(is_left) {
+                    self.cancels.push_back(key);
+                }
+                continue;
+            }
             let Held { mut work, extra, .. } = self.works[key as usize].take().expect("what ends was begun");
             self.in_flight -= 1;
             let result = match end.result() {
@@ -203,26 +234,21 @@ impl Ring {
         }
     }
 
-    /// Gives an operation up. It is given back here if it had not begun; else it ends in its own time.
+    /// Gives an operation up. It is given back here if it had not begun; else [`Ring::start`] says so to the kernel, and it ends in its own time.
     pub(crate) fn cancel(&mut self, key: u32) -> Option<Work> {
         let held = self.works.get_mut(key as usize)?;
         if held.as_ref().is_some_and(|held| !held.is_begun) {
             self.waiting.retain(|waiting| *waiting != key);
             return held.take().map(|held| held.work);
         }
-        let entry = opcode::AsyncCancel::new(key.into()).build().user_data(CANCEL);
-        for _ in 0..2 {
-            // SAFETY: the entry names no memory and no descriptor.
-            if unsafe { self.ring.submission().push(&entry) }.is_ok() || self.enter(0).is_err() {
-                break;
-            }
-        }
+        held.as_mut()?.is_cancelled = true;
+        self.cancels.push_back(key);
         None
     }
 
     /// What the kernel has not taken yet.
     pub(crate) fn unbegun(&self) -> usize {
-        self.waiting.len() + self.queued()
+        self.waiting.len() + self.cancels.len() + self.queued()
     }
 
     /// Entries that are made, and wait in the queue for the kernel.
@@ -254,6 +280,10 @@ fn judge(work: &mut Work, extra: Option<Box<Extra>>, went: i32) -> Result<Option
 }
 
 impl Held {
+    fn may_wait_for_ever(&self) -> bool {
+        matches!(&self.work, Work::Transfer(transfer) if transfer.file.is_stream() != Some(false))
+    }
+
     /// The entry that asks for it, or for the rest of it.
     fn entry(&mut self, root: Option<&Root>) -> squeue::Entry {
         let file = |file: &File| types::Fd(file.as_fd().as_raw_fd());
@@ -316,7 +346,8 @@ fn transfer_entry(transfer: &mut Transfer, extra: Option<&mut Extra>) -> squeue:
         }
         (Pieces::Many(_), None, _) => unreachable!("several pieces have a list"),
     };
-    match left > COPIED_MAX && !transfer.file.is_direct() {
+    // Not of a stream: whoever waits for one in the kernel's threads may not be found there by a cancel.
+    match left > COPIED_MAX && !transfer.file.is_direct() && transfer.file.is_stream() == Some(false) {
         true => entry.flags(squeue::Flags::ASYNC),
         false => entry,
     }
@@ -396,13 +427,14 @@ impl Drop for Ring {
             root: self.root.take(),
             works,
             waiting: VecDeque::new(),
+            cancels: VecDeque::new(),
             in_flight: self.in_flight,
         };
         let begun: Vec<u32> = (0..).zip(&left.works).filter(|(_, held)| held.is_some()).map(|(key, _)| key).collect();
         for key in begun {
             left.cancel(key);
         }
-        let _ = left.enter(0);
+        let _ = left.start();
         // Where no thread can be had, it is all kept for good.
         let left = ManuallyDrop::new(left);
         let _ = std::thread::Builder::new().name("pelton-file-end".to_owned()).spawn(move || {
@@ -412,9 +444,9 @@ impl Drop for Ring {
                 if left.ended().is_some() {
                     continue;
                 }
-                match left.enter(1) {
+                match left.wait() {
                     // There is no memory for now.
-                    Ok(()) if left.queued() > 0 => std::thread::yield_now(),
+                    Ok(()) if left.unbegun() > 0 => std::thread::yield_now(),
                     Ok(()) => {}
                     Err(_) => return std::mem::forget(left),
                 }
