@@ -7,6 +7,7 @@
 mod append;
 mod call;
 mod fan_in;
+mod file;
 mod measure;
 mod parameters;
 mod report;
@@ -360,6 +361,10 @@ fn main() -> ExitCode {
             eprintln!("{error:#}");
             ExitCode::FAILURE
         });
+    }
+    // Files are no channel: a workload with a command line of its own.
+    if std::env::args().nth(1).as_deref() == Some("file") {
+        return file::main(std::env::args().skip(2));
     }
     let arguments = Arguments::parse();
     let json = arguments.json;

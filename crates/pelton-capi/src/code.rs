@@ -74,13 +74,13 @@ pub fn of(error: &Error) -> c_int {
         Error::Damaged { next: Some(_), .. } => DAMAGED,
         Error::Damaged { next: None, .. } => TORN,
         Error::Sink(_) => SINK,
-        Error::System { .. } => SYSTEM,
+        Error::System { .. } | Error::File { .. } => SYSTEM,
         other => return tell(INTERNAL, format!("no code for this error: {other}")),
     };
     if code != AGAIN {
         tell(code, error.to_string());
     }
-    if let Error::System { source, .. } | Error::NoSpace { source, .. } = error {
+    if let Error::System { source, .. } | Error::NoSpace { source, .. } | Error::File { source, .. } = error {
         set_errno(source.raw_os_error().unwrap_or(libc::EIO));
     }
     if code == SINK {

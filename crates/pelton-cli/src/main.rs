@@ -3,6 +3,7 @@
 mod call;
 mod cat;
 mod channel;
+mod cp;
 mod demo;
 mod failure;
 mod flush;
@@ -63,6 +64,9 @@ enum Command {
     /// Write the messages of record files to standard output, or check them
     #[command(after_help = EXIT_CODES)]
     Cat(cat::CatArgs),
+    /// Copy a file, in the kernel where that can be; the copy takes its name when it is whole
+    #[command(after_help = EXIT_CODES)]
+    Cp(cp::CpArgs),
     /// Call a service, and write its reply to standard output
     #[command(after_help = EXIT_CODES)]
     Call(call::CallArgs),
@@ -126,6 +130,7 @@ fn main() -> ExitCode {
         Command::Recv(args) => recv::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Cat(args) => cat::run(&args),
+        Command::Cp(args) => cp::run(&args),
         Command::Call(args) => call::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Info(args) => inspect::info(&args),

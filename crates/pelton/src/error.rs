@@ -170,6 +170,18 @@ pub enum Error {
     /// What a flush hands its messages to did not take them: nothing of them is released, and they come again.
     #[error("the sink took nothing: {0}")]
     Sink(String),
+    /// An operation on a file failed.
+    #[error("{what} {path}: {errno}: {source}")]
+    File {
+        /// What was being done.
+        what: &'static str,
+        /// Of which file.
+        path: String,
+        /// The name of what the system said, as `ENOENT`; `source` has its number.
+        errno: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The operating system refused something.
     #[error("{what}: {source}")]
     System {
@@ -189,6 +201,10 @@ impl Error {
     /// Whether the other side died: `resume` may go on with a successor.
     pub fn is_peer_died(&self) -> bool {
         matches!(self, Error::PeerDied { .. })
+    }
+
+    pub(crate) fn file(what: &'static str, path: String, errno: Errno) -> Error {
+        Error::File { what, path, errno: crate::os::errno_name(errno), source: errno.into() }
     }
 
     pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {

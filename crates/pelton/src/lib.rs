@@ -116,6 +116,9 @@
 //! # }
 //! ```
 //!
+//! # Files
+//! The module [`mod@file`] has an engine for operations on files, which never keeps an event loop waiting.
+//!
 //! # In an event loop
 //! Both ends are `AsFd`. The descriptor is level-triggered in meaning, between `arm` and the next `arm`:
 //! 1. *arm*: [`Receiver::arm`] (or [`Sender::arm`]) answers `true` when nothing is there: go back to the loop.
@@ -124,7 +127,7 @@
 //!    the loop can afford (it stays readable), then arm again.
 //! 3. *disarm*: before using the waiting methods, or when the loop loses interest.
 //!
-//! [`Client`] and [`Service`] have the same three.
+//! [`Client`], [`Service`] and [`file::Engine`] have the same three.
 //!
 //! # Threads
 //! Handles are `Send` and not `Sync`: one thread at a time. For many threads make many senders; [`Senders`] is for all.
@@ -133,6 +136,7 @@ mod call;
 mod connect;
 mod directory;
 mod error;
+pub mod file;
 mod flush;
 mod gather;
 mod handshake;

@@ -1,6 +1,7 @@
-//! The ends of a channel, and clients, in a Tokio runtime: the descriptor in its reactor, no thread, no timer.
+//! The ends of a channel, clients, and files, in a Tokio runtime: the descriptor in its reactor, no thread, no timer.
 //!
-//! Every future here may be dropped at any await: a message is taken or sent only in the turn that completes, never before.
+//! Every future here may be dropped at any await: a message is taken or sent only in the turn that completes, never before; of a file's operation see
+//! [`AsyncEngine`].
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {
@@ -16,8 +17,10 @@
 //! ```
 
 mod client;
+mod engine;
 
 pub use client::{Answer, AsyncCall, AsyncClient};
+pub use engine::AsyncEngine;
 
 use crate::wait::Side;
 use crate::{Error, Message, Receiver, Result, Sender, Sent};
@@ -32,9 +35,9 @@ pub struct AsyncReceiver(AsyncFd<Receiver>);
 #[derive(Debug)]
 pub struct AsyncSender(AsyncFd<Sender>);
 
-fn registered<T: std::os::fd::AsFd + std::os::fd::AsRawFd>(end: T) -> Result<AsyncFd<T>> {
-    // SAFETY: both ends answer the same descriptor, which they own, from when they are made until they are dropped; a
-    // successor of the peer does not change it.
+fn registered<T: std::os::fd::AsRawFd>(end: T) -> Result<AsyncFd<T>> {
+    // SAFETY: both ends, and what has an engine, answer the same descriptor, which they own, from when they are made until they are
+    // dropped; a successor of the peer does not change it.
     unsafe { AsyncFd::register_with_interest(end, Interest::READABLE) }
         .map_err(|error| Error::system("registering with the Tokio runtime")(error.into_parts().1))
 }

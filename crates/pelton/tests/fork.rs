@@ -13,13 +13,14 @@ use support::{Place, deadline};
 
 fn main() {
     type Case<F> = (&'static str, F);
-    let cases: [Case<fn(How)>; 7] = [
+    let cases: [Case<fn(How)>; 8] = [
         ("inherited_handles_answer_forked_and_their_parents_go_on", inherited_handles_answer_forked),
         ("an_inherited_message_reservation_or_held_message_does_nothing", inherited_parts_do_nothing),
         ("inherited_handles_of_every_kind_answer_forked_and_close_nothing", handles_of_every_kind),
         ("a_sender_that_waits_in_another_thread_is_not_disturbed", beside_a_waiting_sender),
         ("a_child_makes_channels_of_its_own", a_child_makes_channels_of_its_own),
         ("dropping_inherited_handles_leaves_the_childs_own_descriptors_alone", dropping_closes_nothing),
+        ("an_inherited_engine_for_files_answers_forked_and_its_parents_goes_on", an_inherited_engine),
         ("a_death_is_told_though_a_child_lives_on", a_death_is_told_though_a_child_lives_on),
     ];
     let fork_cases: [Case<fn()>; 7] = [
@@ -567,4 +568,59 @@ fn an_inherited_flush_writes_nothing() {
     flush.now().unwrap();
     drop(flush);
     assert_eq!(rustix::io::read(&reads, &mut [0; 8]), Ok(1));
+}
+
+fn an_inherited_engine(how: How) {
+    use pelton::file::{EngineOptions, File, Open, Operation};
+    let place = Place::new("an inherited engine for files answers forked");
+    let path = place.path().join("a");
+    for options in [EngineOptions::new(), EngineOptions::new().without_io_uring()] {
+        let mut engine = options.open().unwrap();
+        let how_opened = Open::for_both().create(0o600);
+        let file = engine.run(Operation::open(&path, how_opened)).unwrap().into_file().unwrap();
+        let (read, write) = std::io::pipe().unwrap();
+        let pipe = File::from_fd(read.into(), "a pipe").unwrap();
+        // One begun, one not, one done.
+        assert!(engine.try_submit(1, Operation::read(&pipe, vec![0; 5])).unwrap().is_submitted());
+        engine.start().unwrap();
+        assert!(engine.try_submit(2, Operation::write_at(&file, b"parent", 0)).unwrap().is_submitted());
+        let mut engine = Some(engine);
+        let mut files = Some((file, pipe));
+        let child = Forked::new(how, || {
+            let mut inherited = engine.take().unwrap();
+            let (file, pipe) = files.take().unwrap();
+            let forked = |result: Result<(), Error>| assert!(matches!(result, Err(Error::Forked)), "{result:?}");
+            forked(inherited.run(Operation::stat("/")).map(drop));
+            forked(inherited.try_submit(3, Operation::stat("/")).map(drop));
+            forked(inherited.try_submit_chain([(3, Operation::stat("/"))]).map(drop));
+            forked(inherited.try_completion().map(drop));
+            forked(inherited.completion().map(drop));
+            forked(inherited.cancel(1).map(drop));
+            forked(inherited.arm().map(drop));
+            forked(inherited.start());
+            inherited.disarm();
+            // Its own engine works, and takes no file of its parent's.
+            let mut own = options.open().unwrap();
+            forked(own.run(Operation::write_at(&file, b"child!", 0)).map(drop));
+            let mine = own.run(Operation::open(&path, Open::for_reading())).unwrap().into_file().unwrap();
+            assert!(own.run(Operation::read_at(&mine, vec![0; 6], 0)).unwrap().bytes() != b"child!");
+            // Numbers that the child has opened itself, and that dropping must leave alone.
+            let kept: Vec<std::fs::File> = (0..20).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+            drop((inherited, file, pipe));
+            for file in &kept {
+                rustix::fs::fstat(file).unwrap();
+            }
+            own.close().unwrap();
+        });
+        child.wait();
+        let mut engine = engine.unwrap();
+        let (_file, _pipe) = files.unwrap();
+        (&write).write_all(b"later").unwrap();
+        for _ in 0..2 {
+            let done = engine.completion_until(deadline()).unwrap().unwrap();
+            assert_eq!(done.count(), if done.token == 1 { 5 } else { 6 });
+        }
+        assert_eq!(std::fs::read(&path).unwrap(), b"parent");
+        engine.close().unwrap();
+    }
 }

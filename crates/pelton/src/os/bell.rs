@@ -234,6 +234,11 @@ impl Pollable {
         Ok(pollable)
     }
 
+    /// Also readable while this descriptor is.
+    pub(crate) fn add(&self, fd: impl AsFd) -> std::io::Result<()> {
+        Ok(epoll::add(&self.0, fd, EventData::new_u64(BELL), EventFlags::IN)?)
+    }
+
     /// Also readable once this bell has rung, until [`Pollable::events`] or [`Pollable::wait`] says so: its counter is left
     /// alone, as it need not be known then which of many is to be silenced.
     pub(crate) fn add_bell(&self, bell: &Bell) -> std::io::Result<()> {

@@ -1,6 +1,7 @@
 //! A descriptor that a forked child closes at once, and that closes itself in the process that opened it.
 
 use super::fork::{self, Owner};
+use rustix::io::Errno;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -9,6 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub(crate) struct Descriptor {
     fd: ManuallyDrop<OwnedFd>,
     owner: Owner,
+    /// Whether it is a file of somebody's, which may take long to close, and whose copy in a child does no harm.
+    is_file: bool,
 }
 
 impl Descriptor {
@@ -16,10 +19,32 @@ impl Descriptor {
         Descriptor::opened(|| Ok(fd))?
     }
 
+    /// A file of somebody's, of which nobody is told by its being closed.
+    pub(crate) fn of_file(fd: OwnedFd) -> std::io::Result<Descriptor> {
+        let mut file = Descriptor::new(fd)?;
+        file.is_file = true;
+        Ok(file)
+    }
+
     /// What `opens` opens, of which no child forked meanwhile keeps a copy. It must not make a `Descriptor` itself.
     pub(crate) fn opened<E>(opens: impl FnOnce() -> Result<OwnedFd, E>) -> std::io::Result<Result<Descriptor, E>> {
         let owner = Owner::current()?;
-        Ok(fork::opening(opens).map(|fd| Descriptor { fd: ManuallyDrop::new(fd), owner }))
+        Ok(fork::opening(opens).map(|fd| Descriptor { fd: ManuallyDrop::new(fd), owner, is_file: false }))
+    }
+
+    /// Closes it, and says what the system does: to whom its bytes matter, that may be the first to tell that they are lost. It is
+    /// closed whatever is said.
+    pub(crate) fn close(self) -> rustix::io::Result<()> {
+        let mut this = ManuallyDrop::new(self);
+        if !this.owner.is_current() {
+            return Ok(());
+        }
+        // SAFETY: taken once, here; what is not dropped any more does not take it again.
+        match fork::close_and_tell(unsafe { ManuallyDrop::take(&mut this.fd) }) {
+            // On Linux it is closed then, and its number may be somebody else's.
+            Err(Errno::INTR) => Ok(()),
+            closed => closed,
+        }
     }
 
     /// Whether this is the process that opened it, not a forked child of that.
@@ -39,7 +64,12 @@ impl Drop for Descriptor {
         // In a child the number may be somebody else's by now.
         if self.owner.is_current() {
             // SAFETY: taken once, here.
-            fork::close(unsafe { ManuallyDrop::take(&mut self.fd) });
+            let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
+            if self.is_file {
+                let _ = fork::close_and_tell(fd);
+            } else {
+                fork::close(fd);
+            }
         }
     }
 }

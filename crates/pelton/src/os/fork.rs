@@ -6,7 +6,7 @@
 
 use super::locked;
 use std::collections::BTreeSet;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd as _, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
@@ -106,19 +106,34 @@ fn open() -> MutexGuard<'static, BTreeSet<RawFd>> {
     locked(&OPEN)
 }
 
-/// Opens a descriptor and notes it, with no fork in between: of a lock or a life a child must not keep a copy.
-pub(super) fn opening<E>(opens: impl FnOnce() -> Result<OwnedFd, E>) -> Result<OwnedFd, E> {
+/// Opens a descriptor, or what has one, and notes it, with no fork in between: of a lock or a life a child must not keep a copy.
+pub(super) fn opening<T: AsRawFd, E>(opens: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let mut fds = open();
     let fd = opens()?;
     fds.insert(fd.as_raw_fd());
     Ok(fd)
 }
 
-/// Closes a descriptor that was noted, with no fork in between.
-pub(super) fn close(fd: OwnedFd) {
+/// Closes a descriptor that was noted, with no fork in between. It must be one that closes at once: whoever opens, closes or forks waits for it.
+pub(super) fn close<T: AsRawFd>(fd: T) {
     let mut fds = open();
     fds.remove(&fd.as_raw_fd());
     drop(fd);
+}
+
+/// Closes a file that was noted, and says what became of it. That may take long, as a file server's answer does, and neither a fork nor another who opens
+/// or closes waits for it.
+///
+/// The number is forgotten while the file is still open, so nobody else has that number yet: what is forgotten is never somebody's who opened
+/// later, and no child closes what it has under that number of others. A child that is forked in between has the file open until it executes a
+/// program, as one that another part of the program opened; that is why locks and lives are for [`close`].
+pub(super) fn close_and_tell(fd: OwnedFd) -> rustix::io::Result<()> {
+    open().remove(&fd.as_raw_fd());
+    // SAFETY: it is owned, and given up here.
+    match unsafe { libc::close(fd.into_raw_fd()) } {
+        0 => Ok(()),
+        _ => Err(rustix::io::Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(rustix::io::Errno::IO)),
+    }
 }
 
 extern "C" fn before_fork() {

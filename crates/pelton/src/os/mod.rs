@@ -3,10 +3,13 @@
 //! it where it is lent out, in `sender/` and `receiver/`.
 
 mod bell;
+mod buffer;
 mod descriptor;
+mod errno;
 mod fork;
 pub(crate) mod lock;
 pub(crate) mod membarrier;
+mod ring;
 mod segment;
 pub(crate) mod socket;
 mod syncer;
@@ -18,8 +21,11 @@ use std::sync::TryLockError;
 use std::sync::{Mutex, MutexGuard};
 
 pub(crate) use bell::{Bell, Event, Nudge, Pollable, Ready, poll_until};
+pub use buffer::Buffer;
 pub(crate) use descriptor::Descriptor;
+pub(crate) use errno::errno_name;
 pub(crate) use fork::Owner;
+pub(crate) use ring::Ring;
 pub(crate) use segment::{Kind, PIECE, Segment, allocate, can_allocate, check_file_size, write_at};
 pub(crate) use syncer::{Syncer, sync};
 

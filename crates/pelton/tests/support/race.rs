@@ -521,6 +521,11 @@ impl std::fmt::Display for Race {
 
 /// Has the kernel refuse membarrier to this thread, and those that it makes, from now on.
 pub fn refuse_membarrier() {
+    refuse(libc::SYS_membarrier);
+}
+
+/// As [`refuse_membarrier`], of any system call that can do without arguments.
+pub fn refuse(call: libc::c_long) {
     const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
         libc::sock_filter { code: code as u16, jt, jf, k }
     }
@@ -528,7 +533,7 @@ pub fn refuse_membarrier() {
     let mut program = [
         // The number of the system call is the first word.
         op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_membarrier as u32),
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
         op(libc::BPF_RET | libc::BPF_K, 0, 0, refused),
         op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
@@ -537,6 +542,6 @@ pub fn refuse_membarrier() {
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter), 0);
-        assert_eq!(libc::syscall(libc::SYS_membarrier, 0, 0, 0), -1, "it is refused now");
+        assert_eq!(libc::syscall(call, 0, 0, 0), -1, "it is refused now");
     }
 }

@@ -1,0 +1,505 @@
+//! Files: what the page cache has, what it has not, small appends of many threads, and an event loop that writes and syncs meanwhile. A program of
+//! one process; the systems take turns, for reads of the page cache in slices of some milliseconds.
+//!
+//! Everything read is looked at, every byte appended or written is compared afterwards.
+
+use std::{
+    collections::BTreeMap,
+    fs::{File, OpenOptions},
+    io::Write as _,
+    os::{
+        fd::AsRawFd as _,
+        unix::fs::{FileExt as _, OpenOptionsExt as _},
+    },
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    thread,
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Parser, ValueEnum};
+use io_uring::{IoUring, opcode, types};
+use pelton::file::{Buffer, Engine, EngineOptions, Open, Operation, Tail};
+
+use crate::measure::CallCounter;
+use crate::report::{Ratio, median, paired_ratio};
+
+/// Measures pelton's files beside the system's own calls, and the io-uring crate used directly
+///
+/// Figures are medians over the runs; ratios are of pelton to each other system, run by run.
+#[derive(Parser, Debug)]
+#[command(name = "pelton-bench file", max_term_width = 120)]
+struct Arguments {
+    /// What to measure [default: all]
+    #[arg(value_enum)]
+    parts: Vec<Part>,
+
+    /// Where the files are made, in a directory that is removed at the end
+    #[arg(long, value_name = "DIR", default_value = "/tmp")]
+    dir: PathBuf,
+
+    /// How often each system is measured
+    #[arg(long, value_name = "N", default_value_t = 9)]
+    runs: usize,
+
+    /// One JSON object a line for each part, instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// 4 KiB that the page cache has: nanoseconds a read, waited for (pelton) and submitted (pelton-submit), and of pread
+    Cached,
+    /// 4 KiB past the page cache, 32 in flight: reads a second, and of the same loop on the io-uring crate
+    Direct,
+    /// 100 bytes at a time from 8 threads: messages a second, and with a write for each
+    Append,
+    /// 1 GiB written and synced by an event loop: the longest of its callbacks, in microseconds of its thread's CPU time, and when it writes itself
+    Loop,
+}
+
+/// What a part says of a system in a run.
+type Figures = BTreeMap<&'static str, f64>;
+
+struct Report {
+    part: Part,
+    unit: &'static str,
+    runs: Vec<Figures>,
+    /// Beside the first figure: those that belong to a system alone.
+    extra: BTreeMap<String, f64>,
+}
+
+/// Runs the workload `file`, with its own command line.
+pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
+    let arguments = Arguments::parse_from(std::iter::once("pelton-bench file".to_owned()).chain(arguments));
+    match measure(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pelton-bench file: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(arguments: &Arguments) -> Result<()> {
+    let place = tempfile::Builder::new().prefix("pelton-bench-file").tempdir_in(&arguments.dir)?;
+    let parts = if arguments.parts.is_empty() { Part::value_variants() } else { &arguments.parts };
+    for &part in parts {
+        let (unit, extra) = match part {
+            Part::Cached => ("ns a read", BTreeMap::new()),
+            Part::Direct => ("reads a second", BTreeMap::new()),
+            Part::Append => ("messages a second", append_calls(place.path())?),
+            Part::Loop => ("us of CPU in the longest callback", BTreeMap::new()),
+        };
+        let mut report = Report { part, unit, runs: Vec::new(), extra };
+        for _ in 0..arguments.runs {
+            report.runs.push(match part {
+                Part::Cached => cached(place.path())?,
+                Part::Direct => direct(place.path())?,
+                Part::Append => append(place.path())?,
+                Part::Loop => event_loop(place.path())?,
+            });
+        }
+        report.write(arguments.json)?;
+    }
+    Ok(())
+}
+
+impl Report {
+    fn of(&self, system: &str) -> Vec<Option<f64>> {
+        self.runs.iter().map(|figures| figures.get(system).copied()).collect()
+    }
+
+    fn write(&self, json: bool) -> Result<()> {
+        let name = self.part.to_possible_value().context("each part has a name")?.get_name().to_owned();
+        let systems: Vec<&str> = self.runs[0].keys().copied().collect();
+        let middle = |system: &str| median(self.of(system).into_iter().flatten().collect()).unwrap_or(f64::NAN);
+        let pelton = systems.iter().filter(|system| system.starts_with("pelton"));
+        let ratios: BTreeMap<String, Ratio> = pelton
+            .flat_map(|ours| {
+                systems.iter().filter(|other| !other.starts_with("pelton")).map(move |other| (ours, other))
+            })
+            .filter_map(|(ours, other)| {
+                Some((format!("{ours} to {other}"), paired_ratio(&self.of(ours), &self.of(other))?))
+            })
+            .collect();
+        let mut out = std::io::stdout().lock();
+        if json {
+            let figures: BTreeMap<&str, f64> = systems.iter().map(|system| (*system, middle(system))).collect();
+            let line = serde_json::json!({ "workload": "file", "part": name, "unit": self.unit, "medians": figures,
+                "runs": self.runs, "ratios": ratios, "extra": self.extra });
+            return Ok(writeln!(out, "{line}")?);
+        }
+        writeln!(out, "{name}: {} (median of {})", self.unit, self.runs.len())?;
+        for system in &systems {
+            writeln!(out, "    {system:18} {:12.1}", middle(system))?;
+        }
+        for (what, value) in &self.extra {
+            writeln!(out, "    {what}: {value:.4}")?;
+        }
+        for (pair, Ratio { median, min, max, .. }) in &ratios {
+            writeln!(out, "    ratio of {pair}: {median:.3}  ({min:.3} to {max:.3})")?;
+        }
+        Ok(())
+    }
+}
+
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 16_384;
+
+/// 64 MiB, of which each block begins with its number.
+fn numbered(path: &Path) -> Result<()> {
+    if path.exists() {
+        return Ok(());
+    }
+    let mut file = std::io::BufWriter::with_capacity(1 << 20, File::create(path)?);
+    let mut block = [0x5a; BLOCK];
+    for number in 0..BLOCKS {
+        block[..8].copy_from_slice(&number.to_le_bytes());
+        file.write_all(&block)?;
+    }
+    file.into_inner().map_err(|error| error.into_error())?.sync_all()?;
+    Ok(())
+}
+
+fn check(block: &[u8], number: u64) -> Result<()> {
+    ensure!(block.len() == BLOCK && block[..8] == number.to_le_bytes(), "block {number} is not what was written");
+    Ok(())
+}
+
+/// Numbers below `most` that look random, the same for everybody.
+fn scattered(n: u64, most: u64) -> u64 {
+    (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % most
+}
+
+const SLICES: u64 = 40;
+const SLICE: u64 = 2_000;
+/// As much as stays in the processor's caches no better than in the page cache's memory.
+const CACHED_BLOCKS: u64 = 4096;
+
+fn cached(place: &Path) -> Result<Figures> {
+    let path = place.join("numbered");
+    numbered(&path)?;
+    let plain = File::open(&path)?;
+    let mut engine = Engine::new()?;
+    let file = engine.run(Operation::open(&path, Open::for_reading()))?.into_file()?;
+    let mut block = vec![0; BLOCK];
+    let mut buffer: Option<Buffer> = Some(vec![0; BLOCK].into());
+    for number in 0..CACHED_BLOCKS {
+        plain.read_exact_at(&mut block, number * BLOCK as u64)?;
+    }
+    let mut spent = [0u64; 3];
+    for slice in 0..SLICES {
+        let numbers = || (slice * SLICE..(slice + 1) * SLICE).map(|n| scattered(n, CACHED_BLOCKS));
+        // Each begins a turn as often as any other.
+        for turn in 0..3 {
+            let system = ((slice + turn) % 3) as usize;
+            let begun = Instant::now();
+            match system {
+                0 => {
+                    for number in numbers() {
+                        let read = plain.read_at(&mut block, number * BLOCK as u64)?;
+                        check(&block[..read], number)?;
+                    }
+                }
+                1 => {
+                    for number in numbers() {
+                        let lent = buffer.take().context("it came back")?;
+                        let read = engine.run(Operation::read_at(&file, lent, number * BLOCK as u64))?;
+                        check(read.bytes(), number)?;
+                        buffer = Some(read.buffer);
+                    }
+                }
+                _ => {
+                    for number in numbers() {
+                        let lent = buffer.take().context("it came back")?;
+                        let read = Operation::read_at(&file, lent, number * BLOCK as u64);
+                        ensure!(engine.try_submit(number, read)?.is_submitted(), "there is room for one");
+                        let read = engine.completion()?;
+                        check(read.bytes(), read.token)?;
+                        buffer = Some(read.buffer);
+                    }
+                }
+            }
+            spent[system] += begun.elapsed().as_nanos() as u64;
+        }
+    }
+    let each = |spent: u64| spent as f64 / (SLICES * SLICE) as f64;
+    Ok(BTreeMap::from([("pread", each(spent[0])), ("pelton", each(spent[1])), ("pelton-submit", each(spent[2]))]))
+}
+
+const IN_FLIGHT: u64 = 32;
+const DIRECT_READS: u64 = 20_000;
+const DIRECT_SLICES: u64 = 10;
+
+fn direct(place: &Path) -> Result<Figures> {
+    let path = place.join("numbered");
+    numbered(&path)?;
+    let mut spent = BTreeMap::<&'static str, f64>::new();
+    let (mut engine, mut ring) = (Engine::new()?, IoUring::new(IN_FLIGHT as u32)?);
+    ensure!(engine.uses_io_uring(), "io_uring is refused here");
+    for slice in 0..DIRECT_SLICES {
+        let numbers = slice * DIRECT_READS / DIRECT_SLICES..(slice + 1) * DIRECT_READS / DIRECT_SLICES;
+        for turn in 0..2 {
+            let begun = Instant::now();
+            let system = if (slice + turn) % 2 == 0 {
+                direct_by_pelton(&mut engine, &path, numbers.clone())?;
+                "pelton"
+            } else {
+                direct_by_ring(&mut ring, &path, numbers.clone())?;
+                "io-uring-direct"
+            };
+            *spent.entry(system).or_default() += begun.elapsed().as_secs_f64();
+        }
+    }
+    Ok(spent.into_iter().map(|(system, seconds)| (system, DIRECT_READS as f64 / seconds)).collect())
+}
+
+fn direct_by_pelton(engine: &mut Engine, path: &Path, mut numbers: std::ops::Range<u64>) -> Result<()> {
+    let file = engine.run(Operation::open(path, Open::for_reading().direct()))?.into_file()?;
+    let mut submit = |engine: &mut Engine, buffer: Buffer| -> Result<()> {
+        if let Some(n) = numbers.next() {
+            let number = scattered(n, BLOCKS);
+            let read = Operation::read_at(&file, buffer, number * BLOCK as u64);
+            ensure!(engine.try_submit(number, read)?.is_submitted(), "there is room for {IN_FLIGHT}");
+        }
+        Ok(())
+    };
+    for _ in 0..IN_FLIGHT {
+        submit(engine, Buffer::aligned(BLOCK))?;
+    }
+    while engine.in_flight() > 0 {
+        let read = engine.completion()?;
+        check(read.bytes(), read.token)?;
+        submit(engine, read.buffer)?;
+    }
+    Ok(())
+}
+
+/// The same loop, as who uses the crate would write it.
+fn direct_by_ring(ring: &mut IoUring, path: &Path, mut numbers: std::ops::Range<u64>) -> Result<()> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;
+    let fd = types::Fd(file.as_raw_fd());
+    let mut buffers: Vec<Buffer> = (0..IN_FLIGHT).map(|_| Buffer::aligned(BLOCK)).collect();
+    let mut of = vec![0; IN_FLIGHT as usize];
+    let mut in_flight = 0;
+    let mut push = |ring: &mut IoUring, of: &mut [u64], buffer: &mut Buffer, slot: usize| -> Result<u64> {
+        let Some(n) = numbers.next() else { return Ok(0) };
+        of[slot] = scattered(n, BLOCKS);
+        let entry = opcode::Read::new(fd, buffer.as_mut_ptr(), BLOCK as u32).offset(of[slot] * BLOCK as u64);
+        // SAFETY: the buffer lives until the ring has nothing in flight, and nobody looks at it before its completion.
+        unsafe { ring.submission().push(&entry.build().user_data(slot as u64)) }?;
+        Ok(1)
+    };
+    for (slot, buffer) in buffers.iter_mut().enumerate() {
+        in_flight += push(ring, &mut of, buffer, slot)?;
+    }
+    while in_flight > 0 {
+        ring.submit_and_wait(1)?;
+        loop {
+            let end = ring.completion().next();
+            let Some(end) = end else { break };
+            in_flight -= 1;
+            let slot = end.user_data() as usize;
+            ensure!(end.result() == BLOCK as i32, "a read answered {}", end.result());
+            check(&buffers[slot], of[slot])?;
+            in_flight += push(ring, &mut of, &mut buffers[slot], slot)?;
+        }
+    }
+    Ok(())
+}
+
+const THREADS: usize = 8;
+const APPENDS: usize = 125_000;
+const MESSAGE: usize = 100;
+
+fn message(thread: usize, number: usize) -> [u8; MESSAGE] {
+    let mut bytes = [b'.'; MESSAGE];
+    bytes[..8].copy_from_slice(&(thread as u64).to_le_bytes());
+    bytes[8..16].copy_from_slice(&(number as u64).to_le_bytes());
+    bytes
+}
+
+fn append(place: &Path) -> Result<Figures> {
+    let each = (THREADS * APPENDS) as f64;
+    let pelton = append_by_pelton(place)?;
+    Ok(BTreeMap::from([("pelton", each / pelton), ("write", each / append_by_write(place)?)]))
+}
+
+/// System calls a message, in a pass that is not timed; nothing where they cannot be counted.
+fn append_calls(place: &Path) -> Result<BTreeMap<String, f64>> {
+    let mut found = BTreeMap::new();
+    match CallCounter::start() {
+        Err(error) => eprintln!("pelton-bench file: {error:#}"),
+        Ok(counter) => {
+            append_by_pelton(place)?;
+            let calls = counter.stop()? as f64 / (THREADS * APPENDS) as f64;
+            found.insert("system calls a message, opening and reading back included".to_owned(), calls);
+        }
+    }
+    Ok(found)
+}
+
+fn append_by_pelton(place: &Path) -> Result<f64> {
+    let path = place.join("log");
+    let mut engine = Engine::new()?;
+    let file = engine.run(Operation::open(&path, Open::for_writing().create(0o600).truncate()))?.into_file()?;
+    let appenders = pelton::Options::new().flush_bytes(1 << 20).append(Tail::of(file)?)?;
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let appenders = appenders.clone();
+                scope.spawn(move || -> Result<()> {
+                    (0..APPENDS).try_for_each(|number| Ok(appenders.append(&message(thread, number))?))
+                })
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
+    })?;
+    appenders.flush()?;
+    let seconds = begun.elapsed().as_secs_f64();
+    drop(appenders);
+    read_back(&path)?;
+    Ok(seconds)
+}
+
+fn append_by_write(place: &Path) -> Result<f64> {
+    let path = place.join("log");
+    let file = Arc::new(OpenOptions::new().create(true).append(true).open(&path)?);
+    file.set_len(0)?;
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let file = file.clone();
+                scope.spawn(move || -> Result<()> {
+                    (0..APPENDS).try_for_each(|number| Ok((&*file).write_all(&message(thread, number))?))
+                })
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
+    })?;
+    let seconds = begun.elapsed().as_secs_f64();
+    read_back(&path)?;
+    Ok(seconds)
+}
+
+/// Every byte is there, and each thread's messages are in order.
+fn read_back(path: &Path) -> Result<()> {
+    let bytes = std::fs::read(path)?;
+    ensure!(
+        bytes.len() == THREADS * APPENDS * MESSAGE,
+        "{} bytes, wanted {}",
+        bytes.len(),
+        THREADS * APPENDS * MESSAGE
+    );
+    let mut next = [0; THREADS];
+    for found in bytes.chunks(MESSAGE) {
+        let thread = u64::from_le_bytes(found[..8].try_into()?) as usize;
+        ensure!(thread < THREADS && found == message(thread, next[thread]), "a message is not whole, or not in order");
+        next[thread] += 1;
+    }
+    Ok(())
+}
+
+const PIECE: usize = 1 << 20;
+const PIECES: u64 = 1024;
+const PIECES_IN_FLIGHT: u64 = 4;
+/// Synced after each so many.
+const SYNC_AFTER: u64 = 64;
+
+fn event_loop(place: &Path) -> Result<Figures> {
+    Ok(BTreeMap::from([
+        ("pelton", loop_by_pelton(place, &EngineOptions::new())?),
+        ("pelton-threads", loop_by_pelton(place, &EngineOptions::new().without_io_uring())?),
+        ("write", loop_by_write(place)?),
+    ]))
+}
+
+/// The CPU time of this thread, in microseconds.
+fn thread_us() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 * 1e-3
+}
+
+fn piece(number: u64) -> Vec<u8> {
+    vec![number as u8 | 1; PIECE]
+}
+
+fn loop_by_pelton(place: &Path, options: &EngineOptions) -> Result<f64> {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let path = place.join("gigabyte");
+    let mut engine = options.open()?;
+    let file = engine.run(Operation::open(&path, Open::for_writing().create(0o600).truncate()))?.into_file()?;
+    let (mut next, mut worst) = (0, 0f64);
+    // What is written is made before, not by the loop.
+    let mut pieces: Vec<Vec<u8>> = (0..PIECES_IN_FLIGHT).map(|_| piece(0)).collect();
+    let submit = |engine: &mut Engine, next: &mut u64, piece: Vec<u8>| -> Result<()> {
+        let write = Operation::write_at(&file, piece, *next * PIECE as u64);
+        ensure!(engine.try_submit(0, write)?.is_submitted(), "there is room");
+        *next += 1;
+        if next.is_multiple_of(SYNC_AFTER) {
+            ensure!(engine.try_submit(1, Operation::sync_data(&file))?.is_submitted(), "there is room");
+        }
+        Ok(())
+    };
+    for piece in pieces.drain(..) {
+        submit(&mut engine, &mut next, piece)?;
+    }
+    loop {
+        // A callback: all that has completed, what follows from it, and arming, which begins that.
+        let begun = thread_us();
+        while let Some(done) = engine.try_completion()? {
+            done.outcome?;
+            if done.token == 0 {
+                ensure!(done.buffer.len() == PIECE, "it came back whole");
+                if next < PIECES {
+                    submit(&mut engine, &mut next, done.buffer.into_vec())?;
+                }
+            }
+        }
+        let nothing_yet = engine.arm()?;
+        worst = worst.max(thread_us() - begun);
+        if engine.in_flight() == 0 {
+            break;
+        }
+        if nothing_yet {
+            poll(&mut [PollFd::new(&engine, PollFlags::IN)], None)?;
+        }
+    }
+    engine.close()?;
+    whole(&path)?;
+    Ok(worst)
+}
+
+fn loop_by_write(place: &Path) -> Result<f64> {
+    let path = place.join("gigabyte");
+    let file = File::create(&path)?;
+    let (piece, mut worst) = (piece(0), 0f64);
+    for number in 0..PIECES {
+        let begun = thread_us();
+        file.write_all_at(&piece, number * PIECE as u64)?;
+        if (number + 1).is_multiple_of(SYNC_AFTER) {
+            file.sync_data()?;
+        }
+        worst = worst.max(thread_us() - begun);
+    }
+    whole(&path)?;
+    Ok(worst)
+}
+
+fn whole(path: &Path) -> Result<()> {
+    use std::io::Read as _;
+    let (mut file, mut found, wanted) = (File::open(path)?, vec![0; PIECE], piece(0));
+    for number in 0..PIECES {
+        file.read_exact(&mut found)?;
+        ensure!(found == wanted, "piece {number} is not what was written");
+    }
+    ensure!(file.read(&mut found)? == 0, "there is more than was written");
+    std::fs::remove_file(path)?;
+    Ok(())
+}

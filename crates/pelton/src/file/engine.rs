@@ -1,0 +1,831 @@
+//! The engine: what is asked of it is answered at once, or goes to the ring or to the threads, and comes back as a completion.
+//!
+//! - **What is in flight has an entry**, whose index is its key in the ring and at the threads. An operation is with one of these, or here.
+//! - **The ring's ends stay in the ring until they are taken**, and the threads' in their queue, so that each one's descriptor says by itself
+//!   whether there is more. Only what is in `ready` has to be announced, by the nudge.
+
+use super::operation::{Operation, Output, Pieces, Work};
+use super::pool::{Cancel, Pool};
+use super::{File, Root, perform};
+use crate::error::{Error, Result};
+use crate::os::{Buffer, Nudge, Owner, Pollable, Ring, poll_until};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// As many as calls in flight of a client. A guess.
+const IN_FLIGHT_MAX: usize = 1024;
+/// A thread costs little while it waits; more of them keep no disk busier. A guess.
+const THREADS: usize = 8;
+/// How often an operation is given to the ring again that was stopped there: more threads that begin something and end at once are not likely.
+const TRIES: u32 = 100;
+
+/// How an [`Engine`] is made.
+///
+/// ```
+/// # fn main() -> pelton::Result<()> {
+/// # let directory = tempfile::tempdir().unwrap();
+/// use pelton::file::{EngineOptions, Open, Operation};
+/// let mut engine = EngineOptions::new().root(directory.path()).open()?;
+/// let outside = engine.run(Operation::open("../../etc/passwd", Open::for_reading())).unwrap_err();
+/// assert!(outside.to_string().contains("EXDEV"));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    in_flight_max: usize,
+    threads: usize,
+    root: Option<PathBuf>,
+    io_uring: bool,
+}
+
+impl EngineOptions {
+    /// 1,024 operations in flight, io_uring where it is to be had, up to 8 threads, all paths as they are.
+    pub fn new() -> EngineOptions {
+        EngineOptions { in_flight_max: IN_FLIGHT_MAX, threads: THREADS, root: None, io_uring: true }
+    }
+
+    /// How many operations may have been submitted whose completions have not been taken.
+    #[must_use]
+    pub fn in_flight_max(mut self, operations: usize) -> EngineOptions {
+        self.in_flight_max = operations;
+        self
+    }
+
+    /// How many threads there may be, for what io_uring does not do. They are started when they are needed first.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> EngineOptions {
+        self.threads = threads;
+        self
+    }
+
+    /// Without io_uring, as where it is refused: the same, by the threads alone.
+    #[must_use]
+    pub fn without_io_uring(mut self) -> EngineOptions {
+        self.io_uring = false;
+        self
+    }
+
+    /// All paths are below this directory: nothing outside it is opened, removed or asked about, whatever `..`, absolute paths and symbolic links
+    /// say (EXDEV, or ELOOP of links of /proc). What a symbolic link made here says is not looked at: it cannot be followed out of
+    /// the directory by this engine, but by others.
+    #[must_use]
+    pub fn root(mut self, directory: impl Into<PathBuf>) -> EngineOptions {
+        self.root = Some(directory.into());
+        self
+    }
+
+    /// Makes the engine: four descriptors, and memory for the ring.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for nothing in flight or no threads, or more than 16,384 or 1,024 of them; [`Error::File`] when the root cannot be opened;
+    /// [`Error::System`] when there are no descriptors or no memory left.
+    pub fn open(&self) -> Result<Engine> {
+        for (option, found, most) in [("in_flight_max", self.in_flight_max, 16_384), ("threads", self.threads, 1024)] {
+            if !(1..=most).contains(&found) {
+                return Err(Error::Option { option, found: found as u64, wanted: format!("1 to {most}") });
+            }
+        }
+        let made = || Error::system("making an engine for files");
+        let root = self.root.as_deref().map(Root::open).transpose()?.map(Arc::new);
+        let pool = Pool::new(self.threads, root.clone()).map_err(made())?;
+        let nudge = Nudge::new().map_err(made())?;
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
+        Ok(Engine {
+            owner: Owner::current().map_err(made())?,
+            pollable: Pollable::new(pool.bell(), &nudge).map_err(made())?,
+            // Refused, or no memory for it: the threads do everything.
+            ring: self.io_uring.then(|| Ring::new(self.in_flight_max, root.clone()).ok()).flatten(),
+            pool,
+            nudge,
+            is_ring_watched: false,
+            is_armed: false,
+            entries: Vec::new(),
+            free: Vec::new(),
+            ready: VecDeque::new(),
+            answer: None,
+            in_flight: 0,
+            in_flight_max: self.in_flight_max,
+            has_size_limit: limit.current.is_some(),
+            all_begun: true,
+            root,
+            never: Cancel::never(),
+        })
+    }
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions::new()
+    }
+}
+
+/// Does operations on files: see the [module](super).
+///
+/// The limit of file sizes (RLIMIT_FSIZE) is looked at when the engine is made; with one, writing is left to the threads, where passing it is
+/// EFBIG and no signal.
+///
+/// Threads: one at a time; it may go from one to another. Each thread that does much has an engine of its own best.
+#[derive(Debug)]
+pub struct Engine {
+    owner: Owner,
+    /// `None` where there is no io_uring.
+    ring: Option<Ring>,
+    pool: Pool,
+    pollable: Pollable,
+    /// Rung while `ready` has something, for who has armed.
+    nudge: Nudge,
+    is_ring_watched: bool,
+    is_armed: bool,
+    /// By key.
+    entries: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    ready: VecDeque<Completion>,
+    /// To who runs an operation.
+    answer: Option<Completion>,
+    /// Submitted, whose completions have not been taken.
+    in_flight: usize,
+    in_flight_max: usize,
+    has_size_limit: bool,
+    /// Whether nothing waits for [`Engine::start`].
+    all_begun: bool,
+    root: Option<Arc<Root>>,
+    /// What is never cancelled.
+    never: Cancel,
+}
+
+/// An operation in flight.
+#[derive(Debug)]
+struct Entry {
+    whose: Whose,
+    /// What follows it in a chain, the next one last.
+    rest: Vec<(u64, Operation)>,
+    is_cancelled: bool,
+    /// How often it was stopped without being asked to.
+    tries: u32,
+    /// At the threads, what cancels it; `None` in the ring.
+    thread: Option<Arc<Cancel>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    Token(u64),
+    /// Who waits in `run`.
+    Run,
+    /// Who waited in `run` until its deadline.
+    Nobody,
+}
+
+/// What became of an operation that was submitted, and the memory that went into it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Completion {
+    /// As it was submitted; 0 of [`Engine::run`].
+    pub token: u64,
+    /// What came of it. [`Error::File`] with `ECANCELED` for what was cancelled, also as part of a chain that failed before it.
+    pub outcome: Result<Output>,
+    /// The memory that went in; empty for an operation without any.
+    pub buffer: Buffer,
+    /// The memory of a vectored operation.
+    pub buffers: Vec<Buffer>,
+}
+
+impl Completion {
+    /// And what the operation had of files.
+    fn of(token: u64, work: Work, result: std::result::Result<Output, Errno>) -> (Completion, [Option<File>; 2]) {
+        let outcome = result.map_err(|errno| {
+            let (what, path) = work.describe();
+            Error::file(what, path, errno)
+        });
+        let (memory, files) = work.into_parts();
+        let (buffer, buffers) = match memory {
+            Pieces::One(buffer) => (buffer, Vec::new()),
+            Pieces::Many(buffers) => (Buffer::default(), buffers),
+        };
+        (Completion { token, outcome, buffer, buffers }, files)
+    }
+
+    /// How many bytes were read, written or copied: 0 for anything else, and for what failed.
+    pub fn count(&self) -> usize {
+        if let Ok(Output::Count(bytes)) = self.outcome { bytes } else { 0 }
+    }
+
+    /// Of a read with one buffer: what was read.
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer[..self.count().min(self.buffer.len())]
+    }
+
+    /// The file that was opened.
+    ///
+    /// # Errors
+    /// What failed; [`Error::Refused`] when it was no opening.
+    pub fn into_file(self) -> Result<File> {
+        match self.outcome? {
+            Output::File(file) => Ok(file),
+            other => Err(Error::Refused(format!("found {other:?}, wanted a file: it comes of `Operation::open`"))),
+        }
+    }
+}
+
+/// Whether what was submitted was taken.
+#[derive(Debug)]
+#[must_use = "an operation that was not taken is not done"]
+pub enum Submitted<T> {
+    /// It was: its completion will come.
+    Submitted,
+    /// So many are in flight already. Take completions, then submit it again: here it is.
+    Full(T),
+}
+
+impl<T> Submitted<T> {
+    /// Whether it was taken.
+    pub fn is_submitted(&self) -> bool {
+        matches!(self, Submitted::Submitted)
+    }
+}
+
+impl Engine {
+    /// An engine with the usual options.
+    ///
+    /// # Errors
+    /// As of [`EngineOptions::open`].
+    pub fn new() -> Result<Engine> {
+        EngineOptions::new().open()
+    }
+
+    /// Whether it uses io_uring: false where the system refuses that.
+    pub fn uses_io_uring(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    /// Does an operation, and waits for it: the calling thread does it itself, as with the plain system call. What comes is a success; what it failed
+    /// by is the error, and its memory is gone then.
+    ///
+    /// # Errors
+    /// [`Error::File`]: what the system said; [`Error::Forked`]; [`Error::System`] when it cannot be begun, for lack of memory or threads.
+    #[inline]
+    pub fn run(&mut self, operation: Operation) -> Result<Completion> {
+        self.check(&operation)?;
+        let mut work = operation.0;
+        if !self.all_begun {
+            // It may be what this one waits for.
+            self.start()?;
+        }
+        if self.has_size_limit && work.grows() {
+            return Ok(self.wait_for(work, None)?.expect("without a deadline there is an answer"));
+        }
+        let result = perform::perform(&mut work, self.root.as_deref(), &self.never);
+        // Who waits for it waits for the last handle to be closed, too.
+        succeeded(Completion::of(0, work, result).0)
+    }
+
+    /// As [`Engine::run`], until `deadline`; `None` when it passes: the operation is cancelled then, and what it is at, it may still do. Done by io_uring
+    /// or a thread, unless it can be done at once. Completions of others that come meanwhile are kept for later.
+    ///
+    /// # Errors
+    /// As of [`Engine::run`].
+    pub fn run_until(&mut self, operation: Operation, deadline: Instant) -> Result<Option<Completion>> {
+        self.check(&operation)?;
+        let mut work = operation.0;
+        match self.at_once(&mut work) {
+            Some(result) => succeeded(self.completion_of(0, work, result)).map(Some),
+            None => self.wait_for(work, Some(deadline)),
+        }
+    }
+
+    fn wait_for(&mut self, work: Work, deadline: Option<Instant>) -> Result<Option<Completion>> {
+        let key = self.enqueue(Whose::Run, work, Vec::new());
+        let waited = self.wait(deadline, |engine| engine.answer.is_some());
+        if !matches!(waited, Ok(true)) {
+            self.give_up(key);
+        }
+        // It may have come at the last moment.
+        match (self.answer.take(), waited) {
+            (Some(answer), _) => succeeded(answer).map(Some),
+            (None, waited) => waited.map(|_| None),
+        }
+    }
+
+    /// Nobody waits for it any more.
+    fn give_up(&mut self, key: u32) {
+        // Once it has ended, its place may be another's.
+        if let Some(entry) = self.entries[key as usize].as_mut().filter(|entry| entry.whose == Whose::Run) {
+            entry.whose = Whose::Nobody;
+            self.cancel_entry(key);
+            let _ = self.start();
+        }
+    }
+
+    /// Submits an operation, if fewer than [`EngineOptions::in_flight_max`] are in flight. Its completion brings back `token`, which is for the caller: two
+    /// may be the same. Never waits: what needs no waiting is done in the call, and its completion is there; the rest is begun by
+    /// [`Engine::start`], [`Engine::arm`], or when completions are taken and none is there, all that was submitted meanwhile with one
+    /// system call.
+    ///
+    /// # Errors
+    /// [`Error::Forked`]: it was not taken. Where it cannot be begun for lack of memory or threads, it is in flight, and whoever begins or takes is told.
+    pub fn try_submit(&mut self, token: u64, operation: Operation) -> Result<Submitted<Operation>> {
+        self.check(&operation)?;
+        if !self.has_room(1) {
+            return Ok(Submitted::Full(operation));
+        }
+        self.in_flight += 1;
+        self.begin(token, operation.0, Vec::new());
+        self.start_if_armed();
+        Ok(Submitted::Submitted)
+    }
+
+    /// Submits operations of which each begins when the one before it has succeeded; if there is room for all of them. When one fails, is cancelled,
+    /// or writes less than it was to, those behind it complete with ECANCELED, undone. Otherwise as [`Engine::try_submit`].
+    ///
+    /// # Errors
+    /// As of [`Engine::try_submit`]; [`Error::Refused`] for more than can ever be in flight.
+    pub fn try_submit_chain(
+        &mut self,
+        chain: impl IntoIterator<Item = (u64, Operation)>,
+    ) -> Result<Submitted<Vec<(u64, Operation)>>> {
+        let mut chain: Vec<(u64, Operation)> = chain.into_iter().collect();
+        chain.iter().try_for_each(|(_, operation)| self.check(operation))?;
+        if chain.len() > self.in_flight_max {
+            let (found, most) = (chain.len(), self.in_flight_max);
+            let text = format!("found a chain of {found} operations, wanted at most {most}: raise `in_flight_max`");
+            return Err(Error::Refused(text));
+        }
+        if !self.has_room(chain.len()) {
+            return Ok(Submitted::Full(chain));
+        }
+        self.in_flight += chain.len();
+        chain.reverse();
+        if let Some((token, first)) = chain.pop() {
+            self.begin(token, first.0, chain);
+        }
+        self.start_if_armed();
+        Ok(Submitted::Submitted)
+    }
+
+    /// Begins what was submitted and could not be done at once. [`Engine::arm`] does so too, and who waits for completions; only who does neither
+    /// for a while needs this. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Forked`]; [`Error::System`] for lack of memory or threads: the next call tries again.
+    pub fn start(&mut self) -> Result<()> {
+        self.check_owner()?;
+        let begun = || Error::system("beginning operations on files");
+        if let Some(ring) = &mut self.ring {
+            ring.start().map_err(begun())?;
+        }
+        self.pool.start().map_err(begun())?;
+        self.all_begun = self.ring.as_ref().is_none_or(|ring| ring.unbegun() == 0);
+        Ok(())
+    }
+
+    /// The next completion, if there is one now. Never waits.
+    ///
+    /// # Errors
+    /// As of [`Engine::start`].
+    pub fn try_completion(&mut self) -> Result<Option<Completion>> {
+        self.check_owner()?;
+        self.look()?;
+        Ok(self.take())
+    }
+
+    /// The next completion. Waits for it.
+    ///
+    /// # Errors
+    /// As of [`Engine::start`]; [`Error::Refused`] when nothing is in flight.
+    pub fn completion(&mut self) -> Result<Completion> {
+        Ok(self.completion_by(None)?.expect("without a deadline there is one"))
+    }
+
+    /// As [`Engine::completion`], until `deadline`; `None` when it passes, and the operations stay in flight.
+    ///
+    /// # Errors
+    /// As of [`Engine::completion`].
+    pub fn completion_until(&mut self, deadline: Instant) -> Result<Option<Completion>> {
+        self.completion_by(Some(deadline))
+    }
+
+    fn completion_by(&mut self, deadline: Option<Instant>) -> Result<Option<Completion>> {
+        self.check_owner()?;
+        if self.in_flight == 0 {
+            return Err(Error::Refused(
+                "nothing is in flight, so nothing completes: submit something first".to_owned(),
+            ));
+        }
+        self.wait(deadline, |engine| !engine.ready.is_empty())?;
+        Ok(self.take())
+    }
+
+    fn take(&mut self) -> Option<Completion> {
+        let completion = self.ready.pop_front()?;
+        self.in_flight -= 1;
+        Some(completion)
+    }
+
+    /// Operations that were submitted, whose completions have not been taken.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Gives up what was submitted with `token`, and in chains what comes after it. Each completes all the same: with ECANCELED; or, where it could not be
+    /// stopped any more, as if nothing had been said. Does not wait. False: nothing with that token has yet to complete.
+    ///
+    /// # Errors
+    /// As of [`Engine::start`].
+    pub fn cancel(&mut self, token: u64) -> Result<bool> {
+        self.check_owner()?;
+        let mut found = false;
+        for key in 0..self.entries.len() {
+            let Some(entry) = &mut self.entries[key] else { continue };
+            // A chain's last is the first here.
+            if let Some(last) = entry.rest.iter().rposition(|(next, _)| *next == token) {
+                let undone: Vec<_> = entry.rest.drain(..=last).rev().collect();
+                self.complete_undone(undone);
+                found = true;
+            }
+            if self.entries[key].as_ref().is_some_and(|entry| entry.whose == Whose::Token(token)) {
+                self.cancel_entry(key as u32);
+                found = true;
+            }
+        }
+        self.start_if_armed();
+        Ok(found)
+    }
+
+    fn cancel_entry(&mut self, key: u32) {
+        let Some(entry) = &mut self.entries[key as usize] else { return };
+        entry.is_cancelled = true;
+        match (&entry.thread, &mut self.ring) {
+            (Some(cancel), _) => cancel.say(),
+            (None, Some(ring)) => match ring.cancel(key) {
+                Some(mut work) => {
+                    let result = cancelled(&mut work);
+                    self.end(key, work, result);
+                }
+                None => self.all_begun = false,
+            },
+            (None, None) => unreachable!("without a ring everything is at the threads"),
+        }
+    }
+
+    /// For an event loop: asks that the descriptor become readable when an operation completes, and begins what was submitted. True: there is no
+    /// completion now, go back to the loop. False: there is one, take it. What is submitted while the engine is armed begins at once.
+    /// Does not wait.
+    ///
+    /// # Errors
+    /// As of [`Engine::start`].
+    pub fn arm(&mut self) -> Result<bool> {
+        self.check_owner()?;
+        self.nudge.drain();
+        self.pool.bell().drain();
+        if let (false, Some(ring)) = (self.is_ring_watched, &self.ring) {
+            self.pollable.add(ring).map_err(Error::system("watching the ring"))?;
+            self.is_ring_watched = true;
+        }
+        self.look()?;
+        self.is_armed = true;
+        if !self.ready.is_empty() {
+            self.nudge.ring();
+            return Ok(false);
+        }
+        if self.is_stuck() {
+            // Nothing would ever wake the loop: it comes again, and tries again.
+            self.nudge.ring();
+        }
+        Ok(true)
+    }
+
+    /// Takes [`Engine::arm`] back.
+    pub fn disarm(&mut self) {
+        self.is_armed = false;
+    }
+
+    /// Waits until all that was submitted has ended, and closes. Completions that were not taken are dropped: take them first where they matter. To
+    /// cancel what is in flight instead, and not to wait, drop the engine.
+    ///
+    /// # Errors
+    /// As of [`Engine::start`]; it is closed then as if it had been dropped.
+    pub fn close(self) -> Result<()> {
+        self.closed(None).map(drop)
+    }
+
+    /// As [`Engine::close`], until `deadline`; false when it passes: what is left is cancelled.
+    ///
+    /// # Errors
+    /// As of [`Engine::close`].
+    pub fn close_until(self, deadline: Instant) -> Result<bool> {
+        self.closed(Some(deadline))
+    }
+
+    fn closed(mut self, deadline: Option<Instant>) -> Result<bool> {
+        self.check_owner()?;
+        self.wait(deadline, |engine| {
+            engine.ready.clear();
+            engine.entries.iter().all(Option::is_none)
+        })
+    }
+
+    fn check_owner(&self) -> Result<()> {
+        if self.owner.is_current() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    /// Whether this process made the engine, and the files.
+    #[inline]
+    fn check(&self, operation: &Operation) -> Result<()> {
+        self.check_owner()?;
+        match operation.0.files().into_iter().flatten().all(File::is_own) {
+            true => Ok(()),
+            false => Err(Error::Forked),
+        }
+    }
+
+    /// An operation given up by `run_until` has a place too, until it has ended.
+    pub(crate) fn has_room(&self, operations: usize) -> bool {
+        self.in_flight + operations <= self.in_flight_max
+            && self.entries.len() - self.free.len() + operations <= self.in_flight_max
+    }
+
+    #[inline]
+    fn at_once(&self, work: &mut Work) -> Option<std::result::Result<Output, Errno>> {
+        match work {
+            Work::Transfer(transfer) if !(transfer.writes && self.has_size_limit) => perform::at_once(transfer),
+            _ => None,
+        }
+    }
+
+    /// Begins an operation, and what comes after it in a chain, as far as that is done at once.
+    fn begin(&mut self, mut token: u64, mut work: Work, mut rest: Vec<(u64, Operation)>) {
+        while let Some(result) = self.at_once(&mut work) {
+            let goes_on = is_whole(&work, &result);
+            self.complete(token, work, result);
+            if !goes_on {
+                return self.complete_undone(rest.into_iter().rev());
+            }
+            match rest.pop() {
+                Some((next, operation)) => (token, work) = (next, operation.0),
+                None => return,
+            }
+        }
+        self.enqueue(Whose::Token(token), work, rest);
+    }
+
+    /// Has the ring do it, or a thread, once it is started.
+    fn enqueue(&mut self, whose: Whose, work: Work, rest: Vec<(u64, Operation)>) -> u32 {
+        let key = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.entries.len() as u32 - 1
+        });
+        self.entries[key as usize] = Some(Entry { whose, rest, is_cancelled: false, tries: 0, thread: None });
+        self.assign(key, work);
+        key
+    }
+
+    /// To the ring, or to the threads.
+    fn assign(&mut self, key: u32, work: Work) {
+        self.all_begun = false;
+        match &mut self.ring {
+            // The signal of a passed limit would end the process: the threads do not hear it.
+            Some(ring) if ring.supports(&work) && !(self.has_size_limit && work.grows()) => ring.push(key, work),
+            _ => self.leave_to_threads(key, work),
+        }
+    }
+
+    fn leave_to_threads(&mut self, key: u32, work: Work) {
+        self.all_begun = false;
+        let cancel = self.pool.push(key, work);
+        self.entries[key as usize].as_mut().expect("it is in flight").thread = Some(cancel);
+    }
+
+    /// In an engine that is armed what was submitted begins at once. Where it cannot be begun for now, the loop comes again and tries, and is told
+    /// what is wrong.
+    fn start_if_armed(&mut self) {
+        if self.is_armed && (self.start().is_err() || self.is_stuck()) {
+            self.all_begun = false;
+            self.nudge.ring();
+        }
+    }
+
+    /// Whether something is still to be begun, after it has been tried: what is under way may never end, and be no occasion to try again.
+    fn is_stuck(&self) -> bool {
+        !self.all_begun
+    }
+
+    /// Sees to it that there is a completion in `ready`, if there is any. Begins what waits, if there is none.
+    fn look(&mut self) -> Result<()> {
+        self.reap_and_start(&|engine: &mut Engine| !engine.ready.is_empty())
+    }
+
+    /// Takes what has ended, and begins what is to be begun, until there is enough, or nothing of both. What has ended may ask for more to be begun,
+    /// and that may have ended by then.
+    fn reap_and_start(&mut self, is_enough: &impl Fn(&mut Engine) -> bool) -> Result<()> {
+        loop {
+            let has_ended = self.reap(is_enough);
+            self.all_begun &= self.ring.as_ref().is_none_or(|ring| ring.unbegun() == 0);
+            if is_enough(self) || self.all_begun && !has_ended {
+                return Ok(());
+            }
+            self.start()?;
+            // The system takes nothing for now, and nothing has ended that makes room.
+            if !self.all_begun && !self.reap(is_enough) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes what has ended, until there is enough of it. Whether there was anything.
+    fn reap(&mut self, is_enough: &impl Fn(&mut Engine) -> bool) -> bool {
+        let mut any = false;
+        while !is_enough(self) {
+            if let Some((key, work, result)) = self.ring.as_mut().and_then(Ring::ended) {
+                self.judge(key, work, result);
+            } else if let Some(ended) = self.pool.ended() {
+                self.end(ended.key, ended.work, ended.result);
+            } else {
+                break;
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// What the ring says of an operation is its end, or not.
+    fn judge(&mut self, key: u32, mut work: Work, result: std::result::Result<Option<Output>, Errno>) {
+        let is_cancelled = self.entries[key as usize].as_ref().is_some_and(|entry| entry.is_cancelled);
+        match result {
+            Ok(Some(output)) => self.end(key, work, Ok(output)),
+            // Cut short, or the thread that began it has ended, which the kernel takes for a reason to stop.
+            Ok(None) | Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN) if is_cancelled => {
+                let result = cancelled(&mut work);
+                self.end(key, work, result);
+            }
+            Ok(None) => self.assign(key, work),
+            Err(Errno::CANCELED | Errno::INTR) if self.is_tried_again(key) => self.assign(key, work),
+            // A file system that says so itself says so to a thread, too: then it is the answer.
+            Err(Errno::CANCELED | Errno::INTR) => self.leave_to_threads(key, work),
+            // It would have to wait in a way that the ring does not.
+            Err(Errno::AGAIN) => self.leave_to_threads(key, work),
+            Err(error) => {
+                let result = failed(&mut work, error);
+                self.end(key, work, result);
+            }
+        }
+    }
+
+    /// Counts how often an operation was stopped in the ring, as it is when the thread that began it has ended.
+    fn is_tried_again(&mut self, key: u32) -> bool {
+        let entry = self.entries[key as usize].as_mut().expect("it is in flight");
+        entry.tries += 1;
+        entry.tries < TRIES
+    }
+
+    /// An operation has ended.
+    fn end(&mut self, key: u32, work: Work, result: std::result::Result<Output, Errno>) {
+        let Entry { whose, mut rest, is_cancelled, .. } = self.entries[key as usize].take().expect("it was in flight");
+        self.free.push(key);
+        match whose {
+            Whose::Run => self.answer = Some(self.completion_of(0, work, result)),
+            Whose::Nobody => {
+                if let Ok(Output::File(file)) = self.completion_of(0, work, result).outcome {
+                    self.give_back([Some(file), None]);
+                }
+            }
+            Whose::Token(token) => {
+                let goes_on = is_whole(&work, &result) && !is_cancelled;
+                self.complete(token, work, result);
+                match (goes_on, rest.pop()) {
+                    (true, Some((next, operation))) => self.begin(next, operation.0, rest),
+                    (false, Some(next)) => self.complete_undone(std::iter::once(next).chain(rest.into_iter().rev())),
+                    (_, None) => {}
+                }
+            }
+        }
+    }
+
+    fn complete(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) {
+        let completion = self.completion_of(token, work, result);
+        self.ready.push_back(completion);
+        if self.is_armed && self.ready.len() == 1 {
+            self.nudge.ring();
+        }
+    }
+
+    fn completion_of(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) -> Completion {
+        let (completion, files) = Completion::of(token, work, result);
+        self.give_back(files);
+        completion
+    }
+
+    /// Gives handles of files up. A last one is closed by a thread: that may wait, as for a file server's answer.
+    fn give_back(&mut self, files: [Option<File>; 2]) {
+        let mut any = false;
+        for last in files.into_iter().flatten().filter_map(File::into_last) {
+            self.pool.push_close(last);
+            any = true;
+        }
+        if any && self.pool.start().is_err() {
+            // There is no thread to be had for now.
+            self.all_begun = false;
+        }
+    }
+
+    fn complete_undone(&mut self, operations: impl IntoIterator<Item = (u64, Operation)>) {
+        for (token, Operation(work)) in operations {
+            self.complete(token, work, Err(Errno::CANCELED));
+        }
+    }
+
+    /// Waits until it is there; false at the deadline.
+    fn wait(&mut self, deadline: Option<Instant>, is_there: impl Fn(&mut Engine) -> bool) -> Result<bool> {
+        let failed = || Error::system("waiting for operations on files");
+        loop {
+            self.reap(&is_there);
+            if is_there(self) {
+                return Ok(true);
+            }
+            self.pool.start().map_err(Error::system("beginning operations on files"))?;
+            if let (Some(ring), None, 0) = (&mut self.ring, deadline, self.pool.in_flight())
+                && !ring.is_empty()
+            {
+                // With one system call, what is to begin and the wait.
+                ring.wait().map_err(failed())?;
+                continue;
+            }
+            self.pool.bell().drain();
+            self.reap_and_start(&is_there)?;
+            if is_there(self) {
+                return Ok(true);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(false);
+            }
+            if self.is_stuck() {
+                std::thread::yield_now();
+                continue;
+            }
+            let mut bells = vec![self.pool.as_fd()];
+            bells.extend(self.ring.as_ref().map(|ring| ring.as_fd()));
+            poll_until(&bells, [None, None], deadline).map_err(failed())?;
+        }
+    }
+}
+
+impl Drop for Engine {
+    /// Cancels what is in flight, and does not wait for it.
+    fn drop(&mut self) {
+        // A child's descriptors of these numbers are somebody else's.
+        if !self.owner.is_current() {
+            return;
+        }
+        // The ring sees to what it has.
+        for cancel in self.entries.iter().flatten().filter_map(|entry| entry.thread.as_ref()) {
+            cancel.say();
+        }
+    }
+}
+
+impl AsFd for Engine {
+    /// The descriptor for an event loop: see [`Engine::arm`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pollable.as_fd()
+    }
+}
+
+impl AsRawFd for Engine {
+    /// As [`AsFd`], for runtimes that ask for the number.
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+fn succeeded(completion: Completion) -> Result<Completion> {
+    match completion.outcome {
+        Err(error) => Err(error),
+        _ => Ok(completion),
+    }
+}
+
+/// How an operation ends by an error: of what has moved some bytes, with their number.
+fn failed(work: &mut Work, error: Errno) -> std::result::Result<Output, Errno> {
+    match work {
+        Work::Transfer(transfer) => transfer.failed(error),
+        _ => Err(error),
+    }
+}
+
+fn cancelled(work: &mut Work) -> std::result::Result<Output, Errno> {
+    failed(work, Errno::CANCELED)
+}
+
+/// Whether a chain goes on after it.
+fn is_whole(work: &Work, result: &std::result::Result<Output, Errno>) -> bool {
+    match (work, result) {
+        (Work::Transfer(transfer), Ok(_)) => {
+            !transfer.is_cut_short && (!transfer.writes || transfer.done == transfer.bytes())
+        }
+        (Work::Copy(copy), Ok(_)) => !copy.is_cut_short,
+        (_, result) => result.is_ok(),
+    }
+}

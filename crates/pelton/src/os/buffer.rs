@@ -1,0 +1,137 @@
+//! Memory that goes into an operation on a file, and comes back with its completion.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// Memory for reading into or writing from. It goes into an [`Operation`](crate::file::Operation) and comes back with the
+/// [`Completion`](crate::file::Completion): nobody can touch it while the kernel may.
+///
+/// A vector is one (all of its length, not its capacity), a slice or a text is copied into one; [`Buffer::aligned`] is for files
+/// opened with [`Open::direct`](crate::file::Open::direct).
+pub struct Buffer(Memory);
+
+enum Memory {
+    Vector(Vec<u8>),
+    Aligned(Aligned),
+}
+
+impl Buffer {
+    /// `bytes` zeros that begin at a page.
+    pub fn aligned(bytes: usize) -> Buffer {
+        Buffer(Memory::Aligned(Aligned::new(bytes)))
+    }
+
+    /// The bytes as a vector: the one that it was made of, or a copy.
+    pub fn into_vec(self) -> Vec<u8> {
+        match self.0 {
+            Memory::Vector(bytes) => bytes,
+            Memory::Aligned(bytes) => bytes.to_vec(),
+        }
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Buffer {
+        Buffer(Memory::Vector(Vec::new()))
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Memory::Vector(bytes) => bytes,
+            Memory::Aligned(bytes) => bytes,
+        }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Memory::Vector(bytes) => bytes,
+            Memory::Aligned(bytes) => bytes,
+        }
+    }
+}
+
+impl From<Vec<u8>> for Buffer {
+    fn from(bytes: Vec<u8>) -> Buffer {
+        Buffer(Memory::Vector(bytes))
+    }
+}
+
+impl From<&[u8]> for Buffer {
+    fn from(bytes: &[u8]) -> Buffer {
+        bytes.to_vec().into()
+    }
+}
+
+impl<const N: usize> From<&[u8; N]> for Buffer {
+    fn from(bytes: &[u8; N]) -> Buffer {
+        bytes.to_vec().into()
+    }
+}
+
+impl From<&str> for Buffer {
+    fn from(text: &str) -> Buffer {
+        text.as_bytes().into()
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len())
+    }
+}
+
+/// Pages of its own.
+struct Aligned {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it owns its memory, as a `Box<[u8]>` does.
+unsafe impl Send for Aligned {}
+// SAFETY: as above; shared, it is only read.
+unsafe impl Sync for Aligned {}
+
+impl Aligned {
+    fn new(bytes: usize) -> Aligned {
+        let layout = Aligned::layout(bytes);
+        // SAFETY: the layout is of at least a page.
+        let base = unsafe { alloc_zeroed(layout) };
+        Aligned { base: NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout)), bytes }
+    }
+
+    /// At least a page; beyond `isize::MAX` there is no memory to be had.
+    fn layout(bytes: usize) -> Layout {
+        let page = rustix::param::page_size();
+        Layout::from_size_align(bytes.max(1), page).expect("no more than half of the address space").pad_to_align()
+    }
+}
+
+impl Deref for Aligned {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: as many bytes were allocated, and set to zero.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.bytes) }
+    }
+}
+
+impl DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; it is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
+    }
+}
+
+impl Drop for Aligned {
+    fn drop(&mut self) {
+        // SAFETY: allocated with the same layout, freed once.
+        unsafe { dealloc(self.base.as_ptr(), Aligned::layout(self.bytes)) };
+    }
+}
