@@ -503,7 +503,7 @@ impl Engine {
         self.is_armed = false;
     }
 
-    /// Waits until all that was submitted has ended, and closes. Completions that were not taken are dropped: take them first where they matter. To
+    /// Waits until all that was submitted has ended, and its threads too, and closes. Completions that were not taken are dropped: take them first where they matter. To
     /// cancel what is in flight instead, and not to wait, drop the engine.
     ///
     /// # Errors
@@ -512,7 +512,8 @@ impl Engine {
         self.closed(None).map(drop)
     }
 
-    /// As [`Engine::close`], until `deadline`; false when it passes: what is left is cancelled.
+    /// As [`Engine::close`], until `deadline`; false when it passes: what is left is cancelled. A thread that still closes a file that an operation had the
+    /// last handle of is not waited for.
     ///
     /// # Errors
     /// As of [`Engine::close`].
@@ -522,10 +523,14 @@ impl Engine {
 
     fn closed(mut self, deadline: Option<Instant>) -> Result<bool> {
         self.check_owner()?;
-        self.wait(deadline, |engine| {
+        let has_ended = self.wait(deadline, |engine| {
             engine.ready.clear();
             engine.entries.iter().all(Option::is_none)
-        })
+        })?;
+        if has_ended {
+            self.pool.finish(deadline.is_none());
+        }
+        Ok(has_ended)
     }
 
     fn check_owner(&self) -> Result<()> {

@@ -8,8 +8,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -17,7 +18,7 @@ pub(super) struct Pool {
     shared: Arc<Shared>,
     /// Not given to the threads yet: `start` does, all together.
     waiting: Vec<Job>,
-    threads: usize,
+    threads: Vec<JoinHandle<()>>,
     threads_max: usize,
     /// Given, and not taken back.
     in_flight: usize,
@@ -28,6 +29,8 @@ struct Shared {
     root: Option<Arc<Root>>,
     jobs: Mutex<Jobs>,
     there_is_one: Condvar,
+    /// Files that are to be closed, of which nobody hears.
+    closing: AtomicUsize,
     ended: Mutex<VecDeque<Ended>>,
     /// Rung when something has ended after nothing had.
     bell: Bell,
@@ -49,7 +52,7 @@ enum Job {
         cancel: Arc<Cancel>,
     },
     /// To close a file to which nobody has a handle any more, and of which nobody wants to hear.
-    Close(#[expect(dead_code, reason = "dropping it is all there is to do")] Opened),
+    Close(Opened),
 }
 
 /// What a thread has done.
@@ -66,11 +69,19 @@ impl Pool {
             root,
             jobs: Mutex::default(),
             there_is_one: Condvar::new(),
+            closing: AtomicUsize::new(0),
             ended: Mutex::default(),
             bell: Bell::new()?,
         };
         let owner = Owner::current()?;
-        Ok(Pool { owner, shared: Arc::new(shared), waiting: Vec::new(), threads: 0, threads_max, in_flight: 0 })
+        Ok(Pool {
+            owner,
+            shared: Arc::new(shared),
+            waiting: Vec::new(),
+            threads: Vec::new(),
+            threads_max,
+            in_flight: 0,
+        })
     }
 
     /// Notes a job, for [`Pool::start`]. Answers what cancels it.
@@ -82,6 +93,7 @@ impl Pool {
 
     /// Notes a file to be closed by a thread, for closing may wait.
     pub(super) fn push_close(&mut self, file: Opened) {
+        self.shared.closing.fetch_add(1, Ordering::Relaxed);
         self.waiting.push(Job::Close(file));
     }
 
@@ -100,15 +112,15 @@ impl Pool {
             _ => self.shared.there_is_one.notify_all(),
         }
         for _ in idle..queued {
-            if self.threads == self.threads_max {
+            if self.threads.len() == self.threads_max {
                 break;
             }
             let shared = self.shared.clone();
             let started = std::thread::Builder::new().name("pelton-file".to_owned()).spawn(move || shared.serve());
             match started {
-                Ok(_) => self.threads += 1,
+                Ok(thread) => self.threads.push(thread),
                 // Those that are there will do. If there is none, all is as it was: it can be tried again.
-                Err(_) if self.threads > 0 => break,
+                Err(_) if !self.threads.is_empty() => break,
                 Err(error) => {
                     self.waiting.extend(locked(&self.shared.jobs).queue.drain(..));
                     self.in_flight -= answered(&self.waiting);
@@ -117,6 +129,19 @@ impl Pool {
             }
         }
         Ok(())
+    }
+
+    /// Ends the threads when they have done what they were given, and waits for that; not if one of them is still closing a file, unless `waits`.
+    pub(super) fn finish(&mut self, waits: bool) {
+        // Acquire: with the decrement, so that a thread seen to have closed its file is only to end.
+        if !waits && self.shared.closing.load(Ordering::Acquire) > 0 {
+            return;
+        }
+        locked(&self.shared.jobs).is_over = true;
+        self.shared.there_is_one.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
     }
 
     /// Something that has ended, if anything has.
@@ -156,11 +181,9 @@ impl Shared {
         loop {
             let mut jobs = locked(&self.jobs);
             let job = loop {
-                if jobs.is_over {
-                    return;
-                }
                 match jobs.queue.pop_front() {
                     Some(job) => break job,
+                    None if jobs.is_over => return,
                     None => {
                         jobs.idle += 1;
                         jobs = self.there_is_one.wait(jobs).unwrap_or_else(PoisonError::into_inner);
@@ -169,7 +192,14 @@ impl Shared {
                 }
             };
             drop(jobs);
-            let Job::Do { key, mut work, cancel } = job else { continue };
+            let (key, mut work, cancel) = match job {
+                Job::Do { key, work, cancel } => (key, work, cancel),
+                Job::Close(file) => {
+                    drop(file);
+                    self.closing.fetch_sub(1, Ordering::Release);
+                    continue;
+                }
+            };
             let result = perform(&mut work, self.root.as_deref(), &cancel);
             let mut ended = locked(&self.ended);
             ended.push_back(Ended { key, work, result });
@@ -187,6 +217,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         // A child has none of the threads, and perhaps a lock that one of them held.
         if !self.owner.is_current() {
+            std::mem::forget(std::mem::take(&mut self.threads));
             return;
         }
         let mut jobs = locked(&self.shared.jobs);
