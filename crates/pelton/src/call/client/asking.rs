@@ -243,8 +243,11 @@ impl Client {
             && crowd.is_reaching()
             && !self.owner.is_forked()
         {
+            let before = self.links.len();
             crowd.attend(&mut self.links, &self.bells);
-            self.meet();
+            if self.links.len() > before {
+                self.meet();
+            }
         }
     }
 
