@@ -327,7 +327,7 @@ static void parts_that_are_kept_stay_in_order(void) {
 }
 
 static void room_is_told_once_to_a_loop_that_has_nothing_more_to_ask(void) {
-    static const char message[1000];
+    static const char message[1000] = {0};
     pelton_options options = soon(64 << 10);
     pelton_completion answer;
     pelton_request request;
