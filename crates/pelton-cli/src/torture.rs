@@ -79,6 +79,8 @@ pub struct TortureArgs {
 
 /// Runs `pelton torture`.
 pub fn run(args: &TortureArgs) -> Result<(), Failure> {
+    // Before there is anything that a signal could leave behind.
+    let signals = Signals::install()?;
     let root = TempDir::with_prefix("pelton-torture-")
         .map_err(|error| Failure::system("cannot make a temporary directory", error))?;
     let kills = args.kills.or(if args.minutes.is_some() { None } else { Some(1000) });
@@ -87,7 +89,7 @@ pub fn run(args: &TortureArgs) -> Result<(), Failure> {
         root,
         host: host_command(args)?,
         is_own: args.against.is_none(),
-        signals: Signals::install()?,
+        signals,
         bar: progress::count(kills, "kills"),
         seen: BTreeSet::new(),
         before: BTreeSet::new(),
