@@ -240,13 +240,13 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
     });
     let mut client = small().connect_client(&name).unwrap();
     assert_eq!(&*client.call_until(b"first", deadline()).unwrap().expect("no answer"), b"first");
-    let mut asked: Vec<CallId> = vec![client.submit(&numbered(0, 100)).unwrap()];
+    let mut asked: Vec<(u64, CallId)> = vec![(0, client.submit(&numbered(0, 100)).unwrap())];
     victim.met();
     let mut successor = small().listen_service(&name).unwrap();
     victim.go();
     for number in 1..lanes.calls() {
         if let Some(call) = client.try_submit(&numbered(number, lanes.bytes())).unwrap() {
-            asked.push(call);
+            asked.push((number, call));
         }
     }
     let (mut outcomes, mut done) = (BTreeMap::new(), Vec::new());
@@ -254,8 +254,8 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
     while outcomes.len() < asked.len() {
         assert!(Instant::now() < until, "{} of {} calls are answered", outcomes.len(), asked.len());
         if let Some(completion) = client.try_completion().unwrap() {
-            let number = asked.iter().position(|call| *call == completion.call()).expect("it was asked");
-            assert!(outcomes.insert(number, completion.outcome()).is_none());
+            let (number, _) = asked.iter().find(|(_, call)| *call == completion.call()).expect("it was asked");
+            assert!(outcomes.insert(*number, completion.outcome()).is_none());
         }
         // The client goes on with its hand-shake as it looks for room, or waits.
         let _ = client.arm().unwrap();
@@ -270,7 +270,7 @@ pub fn service_drains(run: &Run, lanes: Lanes) {
     }
     run.finish(victim, || ());
     for (number, outcome) in &outcomes {
-        let request = if *number == 0 { numbered(0, 100) } else { numbered(*number as u64, lanes.bytes()) };
+        let request = if *number == 0 { numbered(0, 100) } else { numbered(*number, lanes.bytes()) };
         let times = done.iter().filter(|of| **of == request).count();
         match outcome {
             // By the one that drained, or the other.
