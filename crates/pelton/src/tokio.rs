@@ -1,7 +1,7 @@
 //! The ends of a channel, clients, and files, in a Tokio runtime: the descriptor in its reactor, no thread, no timer.
 //!
-//! Every future here may be dropped at any await: a message is taken or sent only in the turn that completes, never before; of a file's operation see
-//! [`AsyncEngine`].
+//! Every future here may be dropped at any await: a message is taken or sent only in the turn that completes, never before;
+//! of a file's operation see [`AsyncEngine`].
 //!
 //! ```
 //! # fn main() -> pelton::Result<()> {

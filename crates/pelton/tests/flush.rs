@@ -683,18 +683,20 @@ fn a_lane_stays_while_a_run_of_it_is_taken_behind_a_message_that_is_held() {
     assert_eq!(*seen.numbers.lock().unwrap(), BTreeMap::from([(0, vec![1])]));
 }
 
+/// A sink that is due until it has been written to; it counts.
+struct Due(Arc<AtomicUsize>);
+impl Sink for Due {
+    fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+        self.0.fetch_add(1, SeqCst);
+        Ok(())
+    }
+    fn due(&self) -> Option<Instant> {
+        (self.0.load(SeqCst) == 0).then(Instant::now)
+    }
+}
+
 #[test]
 fn a_sink_that_is_due_is_written_to_though_something_is_taken_that_is_not() {
-    struct Due(Arc<AtomicUsize>);
-    impl Sink for Due {
-        fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
-            self.0.fetch_add(1, SeqCst);
-            Ok(())
-        }
-        fn due(&self) -> Option<Instant> {
-            (self.0.load(SeqCst) == 0).then(Instant::now)
-        }
-    }
     let _hang = Watchdog::new("a deadline passes");
     let (mut sender, receiver) = Options::new().threads().unwrap();
     sender.send(b"x").unwrap();
@@ -766,16 +768,6 @@ fn what_goes_wrong_between_two_flushes_is_told_by_the_next() {
 
 #[test]
 fn a_sink_that_is_due_while_nothing_is_appended_is_written_to_then_and_not_an_interval_later() {
-    struct Due(Arc<AtomicUsize>);
-    impl Sink for Due {
-        fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
-            self.0.fetch_add(1, SeqCst);
-            Ok(())
-        }
-        fn due(&self) -> Option<Instant> {
-            (self.0.load(SeqCst) == 0).then(Instant::now)
-        }
-    }
     let writes = Arc::new(AtomicUsize::new(0));
     let appenders = Options::new().flush_interval(LONG).append(Due(writes.clone())).unwrap();
     let until = deadline();
