@@ -124,7 +124,7 @@ static void handles_are_closed_once_by_their_last_owner() {
         IS(third.drain(pelton::no_wait), PELTON_AGAIN);
         IS(third.trim(), PELTON_OK);
     }
-    ANSWERS(pelton_sender_close(raw), PELTON_CLOSED_HANDLE);
+    ANSWERS(pelton_close(raw), PELTON_CLOSED_HANDLE);
     /* Assigning closes what was there. */
     auto others = new_ends(), abandoned = new_ends();
     abandoned.receiver = std::move(ends.receiver);
