@@ -495,7 +495,16 @@ static void a_pool_calls_back_until_it_is_stopped() {
     IS(client.call("ask"), PELTON_CLOSED);
 }
 
+/* Whether a handle of this class can be armed, and flushed: what pelton.h finds when it is called, C++ finds before. */
+template <typename T, typename = void> constexpr bool can_arm = false;
+template <typename T> constexpr bool can_arm<T, std::void_t<decltype(std::declval<T &>().arm())>> = true;
+template <typename T, typename = void> constexpr bool can_flush = false;
+template <typename T> constexpr bool can_flush<T, std::void_t<decltype(std::declval<T &>().flush_now())>> = true;
+
 int main() {
+    static_assert(can_arm<pelton::sender> && can_arm<pelton::receiver> && can_arm<pelton::client> && can_arm<pelton::service>);
+    static_assert(!can_arm<pelton::listener> && !can_arm<pelton::flush> && !can_arm<pelton::responder>);
+    static_assert(can_flush<pelton::flush> && can_flush<pelton::appenders> && !can_flush<pelton::sender>);
     static_assert(!std::is_copy_constructible_v<pelton::client> && !std::is_copy_constructible_v<pelton::responder>);
     static_assert(!std::is_move_assignable_v<pelton::completion> && !std::is_move_assignable_v<pelton::request>);
     static_assert(!std::is_copy_constructible_v<pelton::sender> && std::is_nothrow_move_assignable_v<pelton::sender>);
