@@ -406,7 +406,7 @@ static void submit(struct engine *engine, const pelton_operation *operations, si
     size_t taken = 0;
     int code = pelton_file_submit(engine->handle, operations, count, &taken);
     int error = code == PELTON_SYSTEM ? errno : EIO;
-    engine->in_flight += taken;
+    engine->in_flight += (unsigned)taken;
     for (size_t i = taken; i < count; i++) {
         struct part *part = (struct part *)(uintptr_t)operations[i].token;
         part->error = code == PELTON_AGAIN ? EAGAIN : error;
@@ -542,8 +542,9 @@ static ERL_NIF_TERM ask(ErlNifEnv *env, struct request *request, const pelton_op
     struct file *file = request->file;
     struct engine *engine = engine_of_this_thread(&error);
     if (!engine) {
+        bool closes = request->kind == PELTON_FILE_CLOSE;
         enif_release_resource(request);
-        return error_of(env, atom_of_errno(error));
+        return closes ? atom_full : error_of(env, atom_of_errno(error));
     }
     if (engine->in_flight + request->parts_count > IN_FLIGHT_MAX) {
         enif_mutex_unlock(engine->lock);
@@ -603,8 +604,10 @@ static bool close_quietly(pelton_file *handle)
         pelton_operation operation = operation_of(request->parts, PELTON_FILE_CLOSE);
         operation.file = handle;
         submit(engine, &operation, 1);
-        if (request->left == 0)
+        if (request->left == 0) {
             enif_release_resource(request);
+            pelton_close(handle);
+        }
         take_answers(NULL, engine, NULL);
         arm(NULL, engine);
     }

@@ -97,6 +97,7 @@ static void *ferry(void *nothing)
             }
         }
         /* Only now: an event of these may have been among those. */
+        ends_look();
         files_bury();
         ends_bury();
     }
@@ -204,6 +205,7 @@ static void unload(ErlNifEnv *env, void *priv_data)
     files_end(true);
     ends_end();
     stop_ferry();
+    ends_look();
     files_bury();
     ends_bury();
 }
@@ -211,7 +213,7 @@ static void unload(ErlNifEnv *env, void *priv_data)
 /* What is open is closed; what comes later is as if nothing had been. */
 static NIF(end_all)
 {
-    (void)argc, (void)argv;
+    (void)env, (void)argc, (void)argv;
     files_end(false);
     ends_end();
     return atom_ok;
@@ -221,9 +223,7 @@ static ErlNifFunc functions[] = {
     {"end_all", 0, end_all, ERL_NIF_DIRTY_JOB_IO_BOUND},
 #define FUNCTION_(name, arity, flags) {#name, arity, name, flags},
     FILES_FUNCTIONS(FUNCTION_)
-#ifdef ENDS_FUNCTIONS
     ENDS_FUNCTIONS(FUNCTION_)
-#endif
 #undef FUNCTION_
 };
 

@@ -21,8 +21,7 @@
 
 #define ATOMS(X) \
     X(ok) X(error) X(eof) X(pending) X(full) X(pelton) X(undefined) X(true) X(false) X(badarg) X(terminated) X(device) X(directory) \
-    X(other) X(regular) X(symlink) X(read) X(write) X(read_write) X(none) X(enomem) X(einval) X(ready) X(request) X(closed) X(died) \
-    X(message) X(system) X(detail) X(passive) X(lost) X(failed) X(abandoned) X(part) X(reply) X(once)
+    X(other) X(regular) X(symlink) X(read) X(write) X(read_write) X(none) X(enomem) X(einval) X(ready) X(closed) X(lost) X(failed) X(abandoned) X(waits)
 
 #define ATOM_(name) extern ERL_NIF_TERM atom_##name;
 ATOMS(ATOM_)
@@ -53,6 +52,7 @@ struct everything {
     struct file *files;           /* that are open */
     struct doomed_file *doomed_files;
     struct end *ends;             /* that were made, and are not freed */
+    struct end *ends_to_look_at;
 };
 extern struct everything *all;
 
@@ -74,6 +74,8 @@ void files_end(bool for_good);
 /* ends.c */
 int ends_load(ErlNifEnv *env, ErlNifResourceFlags flags);
 void ends_ready(enum watched *end);
+/* Looks at those that asked for it. */
+void ends_look(void);
 void ends_bury(void);
 void ends_end(void);
 
@@ -84,11 +86,13 @@ void ends_end(void);
     X(file_write_now, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_seek, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) \
     X(file_truncate, 1, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_advise, 4, ERL_NIF_DIRTY_JOB_IO_BOUND) \
     X(file_allocate, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_do, 4, 0) X(file_copy, 6, 0) X(path_do, 6, 0)
+#define ENDS_FUNCTIONS(X) \
+    X(end_open, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(end_close, 1, 0) X(end_send, 3, 0) X(end_send_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND) \
+    X(end_receive, 2, 0) X(end_set, 4, 0) X(end_give, 2, 0) X(end_call, 4, 0) X(end_call_large, 4, ERL_NIF_DIRTY_JOB_CPU_BOUND) \
+    X(end_cancel, 2, 0) X(end_reply, 3, 0) X(end_reply_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND)
 #define DECLARE_(name, arity, flags) NIF(name);
 FILES_FUNCTIONS(DECLARE_)
-#ifdef ENDS_FUNCTIONS
 ENDS_FUNCTIONS(DECLARE_)
-#endif
 #undef DECLARE_
 
 #endif

@@ -228,25 +228,26 @@ few(Pieces) -> [iolist_to_binary(Pieces)].
 %% @doc Writes at several places, one after the other. `{error, {N, Reason}}': the first N are written.
 -spec pwrite(handle(), [{location(), iodata()}]) -> ok | {error, {non_neg_integer(), reason()}} | {error, reason()}.
 pwrite(?HANDLE(File, _), Places) when is_list(Places) ->
-    case writes(Places) of
-        error -> {error, badarg};
-        einval -> {error, {0, einval}};
-        Good -> pelton_nif:file_write_now(File, list, Good)
+    {Good, Mistake} = writes(Places, []),
+    case pelton_nif:file_write_now(File, list, Good) of
+        ok when Mistake =:= none -> ok;
+        ok when Mistake =:= badarg -> {error, badarg};
+        ok -> {error, {length(Good), Mistake}};
+        Error -> Error
     end;
 pwrite(_, _) ->
     {error, badarg}.
 
-writes([{{bof, Offset}, Data} | Rest]) -> writes([{Offset, Data} | Rest]);
-writes([{Offset, Data} | Rest]) when is_integer(Offset) ->
-    case {pieces(Data), writes(Rest)} of
-        {error, _} -> error;
-        {_, error} -> error;
-        _ when Offset < 0 -> einval;
-        {_, einval} -> einval;
-        {Pieces, Writes} -> [{Offset, Pieces} | Writes]
+%% Those before the first that cannot be, and what is wrong with that.
+writes([{{bof, Offset}, Data} | Rest], Done) -> writes([{Offset, Data} | Rest], Done);
+writes([{Offset, Data} | Rest], Done) when is_integer(Offset) ->
+    case pieces(Data) of
+        error -> {lists:reverse(Done), badarg};
+        _ when Offset < 0 -> {lists:reverse(Done), einval};
+        Pieces -> writes(Rest, [{Offset, Pieces} | Done])
     end;
-writes([]) -> [];
-writes(_) -> error.
+writes([], Done) -> {lists:reverse(Done), none};
+writes(_, Done) -> {lists:reverse(Done), badarg}.
 
 %% @doc Has all of it on the disk: fsync.
 -spec sync(handle()) -> ok | {error, reason()}.

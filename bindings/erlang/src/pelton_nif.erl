@@ -3,11 +3,16 @@
 -export([end_all/0]).
 -export([file_open/4, file_close/2, file_pread/5, file_pread_list/4, file_pwrite/5, file_write_now/3, file_seek/3, file_truncate/1,
          file_advise/4, file_allocate/3, file_do/4, file_copy/6, path_do/6]).
--export_type([file/0, path/0, answer/1]).
+-export([end_open/3, end_close/1, end_send/3, end_send_large/3, end_receive/2, end_set/4, end_give/2, end_call/4, end_call_large/4,
+         end_cancel/2, end_reply/3, end_reply_large/3]).
+-export_type([file/0, path/0, answer/1, 'end'/0, responder/0]).
 -on_load(load/0).
 
 -type file() :: reference().
 -type path() :: binary().
+-type 'end'() :: reference().
+-type responder() :: reference().
+-type told(Result) :: Result | full | {error, atom()}.
 -type offset() :: non_neg_integer() | undefined.
 -type answer(Result) :: Result | pending | full | {error, file:posix() | badarg}.
 
@@ -58,6 +63,42 @@ file_copy(_From, _FromOffset, _To, _ToOffset, _Bytes, _Ref) -> not_loaded().
 -spec path_do(0..9, path(), path() | undefined, integer() | undefined, integer() | undefined, reference()) ->
           answer(ok | {ok, tuple() | binary()}).
 path_do(_Kind, _Path, _Other, _Accessed, _Modified, _Ref) -> not_loaded().
+
+-spec end_open(0..3, binary(), tuple()) -> {ok, 'end'()} | {error, {atom(), binary()}}.
+end_open(_Kind, _Name, _Numbers) -> not_loaded().
+
+-spec end_close('end'()) -> ok | {error, closed}.
+end_close(_End) -> not_loaded().
+
+-spec end_send('end'(), iodata(), reference()) -> told(ok | pending).
+end_send(_End, _Data, _Ref) -> not_loaded().
+
+-spec end_send_large('end'(), iodata(), reference()) -> told(ok | pending).
+end_send_large(_End, _Data, _Ref) -> not_loaded().
+
+-spec end_receive('end'(), reference()) -> told({ok, binary()} | pending).
+end_receive(_End, _Ref) -> not_loaded().
+
+-spec end_set('end'(), integer(), boolean(), boolean()) -> told(ok).
+end_set(_End, _Active, _Once, _Holds) -> not_loaded().
+
+-spec end_give('end'(), pid()) -> told(ok).
+end_give(_End, _Pid) -> not_loaded().
+
+-spec end_call('end'(), iodata(), reference(), integer()) -> told(ok | {ok, binary()} | pending | waits) | {error, tuple()}.
+end_call(_End, _Data, _Ref, _Milliseconds) -> not_loaded().
+
+-spec end_call_large('end'(), iodata(), reference(), integer()) -> told(ok | {ok, binary()} | pending | waits) | {error, tuple()}.
+end_call_large(_End, _Data, _Ref, _Milliseconds) -> not_loaded().
+
+-spec end_cancel('end'(), reference()) -> told(ok).
+end_cancel(_End, _Ref) -> not_loaded().
+
+-spec end_reply(responder(), undefined | non_neg_integer(), iodata()) -> ok | {error, atom()}.
+end_reply(_Responder, _Code, _Data) -> not_loaded().
+
+-spec end_reply_large(responder(), undefined | non_neg_integer(), iodata()) -> ok | {error, atom()}.
+end_reply_large(_Responder, _Code, _Data) -> not_loaded().
 
 -spec not_loaded() -> no_return().
 not_loaded() ->
