@@ -56,9 +56,7 @@ static void two_processes_connect_under_a_name(void) {
     OK(pelton_listen(place(name, "unix:%s/socket"), NULL, &listener));
     ANSWERS(pelton_accept_receiver(listener, PELTON_NO_WAIT, &receiver), PELTON_AGAIN);
     pid_t child = start(send_many, name);
-    struct pollfd poll_for = {pelton_fd(listener), POLLIN, 0};
-    CHECK(poll(&poll_for, 1, 60000) == 1);
-    OK(pelton_accept_receiver(listener, PELTON_NO_WAIT, &receiver));
+    receiver = accepted_at_once(listener, PELTON_NO_WAIT);
     OK(pelton_close(listener));
     receive_numbered(receiver, MANY);
     ANSWERS(pelton_receive(receiver, SOON, &message), PELTON_CLOSED);
@@ -78,9 +76,7 @@ static void who_is_there_is_accepted_when_the_deadline_has_passed(void) {
     OK(pelton_listen(place(name, "unix:%s/socket"), NULL, &listener));
     ANSWERS(pelton_accept_receiver(listener, pelton_deadline(-1), &receiver), PELTON_AGAIN);
     pid_t child = start(send_many, name);
-    struct pollfd poll_for = {pelton_fd(listener), POLLIN, 0};
-    CHECK(poll(&poll_for, 1, 60000) == 1);
-    OK(pelton_accept_receiver(listener, pelton_deadline(-1), &receiver));
+    receiver = accepted_at_once(listener, pelton_deadline(-1));
     receive_numbered(receiver, MANY);
     OK(pelton_close(receiver));
     OK(pelton_close(listener));

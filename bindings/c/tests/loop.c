@@ -56,7 +56,7 @@ static void send_by_loop(const char *name) {
 static void both_ends_run_in_event_loops(void) {
     char name[128];
     pelton_listener *listener;
-    pelton_receiver *receiver = NULL;
+    pelton_receiver *receiver;
     pelton_message message;
     uint32_t number = 0;
     int epoll = epoll_create1(0), answer = PELTON_OK;
@@ -64,7 +64,7 @@ static void both_ends_run_in_event_loops(void) {
     pid_t child = start(send_by_loop, name);
     watch(epoll, pelton_fd(listener), 1);
     CHECK(wait_for_any(epoll) == 1);
-    OK(pelton_accept_receiver(listener, PELTON_NO_WAIT, &receiver));
+    receiver = accepted_at_once(listener, PELTON_NO_WAIT);
     OK(pelton_close(listener));
     watch(epoll, pelton_fd(receiver), 2);
     for (;;) {
