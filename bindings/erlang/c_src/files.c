@@ -310,10 +310,10 @@ static ERL_NIF_TERM build_stat(ErlNifEnv *env, const pelton_stat *stat)
         enif_make_uint(env, stat->gid));
 }
 
-/* The bytes that were read, or eof. */
+/* The bytes that were read, or eof; no bytes, where none are wanted, are no end only at the file's position: as `file` has it. */
 static ERL_NIF_TERM build_bytes(ErlNifEnv *env, struct part *part)
 {
-    if (part->count == 0 && part->wanted != 0)
+    if (part->count == 0 && (part->wanted != 0 || part->offset != PELTON_CURRENT))
         return atom_eof;
     if (part->count < part->memory.size && !enif_realloc_binary(&part->memory, part->count))
         return atom_enomem;
@@ -1045,7 +1045,7 @@ NIF(file_advise)
     return file ? said(env, file, posix_fadvise(pelton_fd(file->handle), offset, size, advices[advice])) : result;
 }
 
-/* file_allocate(File, Offset, Size): the file does not get longer, as with `file` */
+/* file_allocate(File, Offset, Size) */
 NIF(file_allocate)
 {
     (void)argc;
@@ -1054,7 +1054,7 @@ NIF(file_allocate)
     if (!enif_get_int64(env, argv[1], &offset) || !enif_get_int64(env, argv[2], &size))
         return enif_make_badarg(env);
     struct file *file = file_at(env, argv[0], &result);
-    return file ? said(env, file, fallocate(pelton_fd(file->handle), FALLOC_FL_KEEP_SIZE, offset, size) ? errno : 0) : result;
+    return file ? said(env, file, fallocate(pelton_fd(file->handle), 0, offset, size) ? errno : 0) : result;
 }
 
 /* file_do(Kind, File, Ref, Sends): sync, datasync, list */

@@ -156,13 +156,22 @@ formed(Result, list) -> Result.
 %% @doc Reads at several places, all asked for at once.
 -spec pread(handle(), [{location(), non_neg_integer()}]) -> {ok, [string() | binary() | eof]} | {error, reason()}.
 pread(?HANDLE(File, Form), Places) when is_list(Places) ->
-    case places(Places) of
-        error -> {error, badarg};
-        einval -> {error, einval};
-        Good -> formed(pread_lists(File, Good, []), Form)
+    {Good, Mistake} = places(Places, []),
+    case pread_lists(File, Good, []) of
+        {ok, _} when Mistake =/= none -> {error, Mistake};
+        Result -> formed(Result, Form)
     end;
 pread(_, _) ->
     {error, badarg}.
+
+%% Those before the first that cannot be, and what is wrong with that.
+places([{{bof, Offset}, Size} | Rest], Done) -> places([{Offset, Size} | Rest], Done);
+places([{Offset, Size} = Place | Rest], Done) when is_integer(Offset), is_integer(Size), Size >= 0 ->
+    if Offset >= 0 -> places(Rest, [Place | Done]);
+       true -> {lists:reverse(Done), einval}
+    end;
+places([], Done) -> {lists:reverse(Done), none};
+places(_, Done) -> {lists:reverse(Done), badarg}.
 
 pread_lists(_File, [], Done) ->
     {ok, lists:append(lists:reverse(Done))};
@@ -176,17 +185,6 @@ pread_lists(File, Places, Done) ->
 first(Count, List) when length(List) =< Count -> {List, []};
 first(Count, List) -> lists:split(Count, List).
 
-places([{{bof, Offset}, Size} | Rest]) -> places([{Offset, Size} | Rest]);
-places([{Offset, Size} = Place | Rest]) when is_integer(Offset), is_integer(Size), Size >= 0 ->
-    case places(Rest) of
-        error -> error;
-        _ when Offset < 0 -> einval;
-        einval -> einval;
-        Places -> [Place | Places]
-    end;
-places([]) -> [];
-places(_) -> error.
-
 %% @doc Writes at the file's position, which moves; of a file opened with `append', at its end.
 -spec write(handle(), iodata()) -> ok | {error, reason()}.
 write(?HANDLE(File, _), Data) ->
@@ -198,7 +196,7 @@ write(_, _) ->
 -spec pwrite(handle(), location(), iodata()) -> ok | {error, reason()}.
 pwrite(?HANDLE(File, _), Offset, Data) when is_integer(Offset) ->
     if Offset >= 0 -> write_1(File, Offset, Data);
-       true -> {error, einval}
+       true -> case pieces(Data) of error -> {error, badarg}; _ -> {error, einval} end
     end;
 pwrite(Handle, {bof, Offset}, Data) when is_integer(Offset) ->
     pwrite(Handle, Offset, Data);
@@ -290,7 +288,7 @@ seek(_File, Offset, 0) when Offset < 0 -> {error, einval};
 seek(_File, Offset, _) when Offset >= 1 bsl 63; Offset < -1 bsl 63 -> {error, einval};
 seek(File, Offset, Whence) -> pelton_nif:file_seek(File, Offset, Whence).
 
-%% @doc Sets disk aside for a range. The file does not get longer.
+%% @doc Sets disk aside for a range, and makes the file as long as that.
 -spec allocate(handle(), non_neg_integer(), non_neg_integer()) -> ok | {error, reason()}.
 allocate(?HANDLE(File, _), Offset, Size) when is_integer(Offset), Offset >= 0, is_integer(Size), Size >= 0 ->
     pelton_nif:file_allocate(File, Offset, Size);
@@ -457,12 +455,20 @@ info(Kind, Name, Options) ->
         Time ->
             case by_path(Kind, Name) of
                 {ok, {Type, Size, Access, Accessed, Modified, Changed, Mode, Links, Major, Minor, Inode, Uid, Gid}} ->
-                    {ok, #file_info{size = Size, type = Type, access = Access, atime = time_of(Accessed, Time), mtime = time_of(Modified, Time),
+                    {ok, #file_info{size = Size, type = Type, access = access(Type, Access, Name), atime = time_of(Accessed, Time), mtime = time_of(Modified, Time),
                                     ctime = time_of(Changed, Time), mode = Mode, links = Links, major_device = Major, minor_device = Minor,
                                     inode = Inode, uid = Uid, gid = Gid}};
                 Error -> Error
             end
     end.
+
+%% Of a link, to what it leads to.
+access(symlink, _, Name) ->
+    case by_path(?STAT, Name) of
+        {ok, Stat} -> element(3, Stat);
+        _ -> none
+    end;
+access(_, Access, _) -> Access.
 
 time_option(Options) when is_list(Options) ->
     case [Time || {time, Time} <- Options] of
@@ -561,7 +567,12 @@ listed(Name) ->
 
 %% @doc Removes a file: {@link file:delete/1}.
 -spec del_file(name()) -> ok | {error, reason()}.
-del_file(Name) -> by_path(?UNLINK, Name).
+del_file(Name) ->
+    case by_path(?UNLINK, Name) of
+        %% As POSIX has it, and `file'.
+        {error, eisdir} -> {error, eperm};
+        Result -> Result
+    end.
 
 %% @equiv del_file(Name)
 -spec delete(name()) -> ok | {error, reason()}.
