@@ -1,6 +1,6 @@
 %% What pelton_file promises beyond doing what `file' does, which pelton_file_alike_tests compares.
 -module(pelton_file_tests).
--export([place/0, remove/1]).
+-export([place/0, remove/1, eventually/1]).
 -include_lib("eunit/include/eunit.hrl").
 -include_lib("kernel/include/file.hrl").
 
