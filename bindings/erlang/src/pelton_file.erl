@@ -296,7 +296,7 @@ allocate(_, _, _) ->
     {error, badarg}.
 
 %% @doc Says how a range is going to be used.
--spec advise(handle(), integer(), integer(), file:posix_file_advise()) -> ok | {error, reason()}.
+-spec advise(handle(), integer(), integer(), normal | sequential | random | no_reuse | will_need | dont_need) -> ok | {error, reason()}.
 advise(?HANDLE(File, _), Offset, Size, Advice) when is_integer(Offset), is_integer(Size) ->
     case advice(Advice) of
         error -> {error, einval};

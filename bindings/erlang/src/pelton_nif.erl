@@ -100,6 +100,6 @@ end_reply(_Responder, _Code, _Data) -> not_loaded().
 -spec end_reply_large(responder(), undefined | non_neg_integer(), iodata()) -> ok | {error, atom()}.
 end_reply_large(_Responder, _Code, _Data) -> not_loaded().
 
--spec not_loaded() -> no_return().
+%% Of any type, as dialyzer sees it.
 not_loaded() ->
     erlang:nif_error({not_loaded, ?MODULE}).

@@ -152,9 +152,8 @@ calls_are_answered(Place) ->
     ?assertEqual({ok, <<"HELLO">>}, pelton:call(Client, "hello")),
     ?assertEqual({ok, <<>>}, pelton:call(Client, "")),
     ?assertEqual({error, {failed, 7, <<"no">>}}, pelton:call(Client, "fail")),
-    Large = binary:copy(<<"x">>, 1 bsl 20),
-    Upper = binary:copy(<<"X">>, 1 bsl 20),
-    ?assertEqual({ok, Upper}, pelton:call(Client, Large)),
+    Large = rand:bytes(1 bsl 20),
+    ?assertEqual({ok, Large}, pelton:call(Client, Large)),
     ok = pelton:cast(Client, "remember this"),
     ?assertEqual({ok, <<"remember this">>}, pelton:call(Client, "what")).
 
@@ -252,6 +251,7 @@ handle_request(<<"later">>, Responder, {Told, Later}) -> {noreply, {Told, [Respo
 handle_request(<<"forget">>, _, State) -> {noreply, State};
 handle_request(<<"fail">>, Responder, State) -> ok = pelton:fail(Responder, 7, "no"), {noreply, State};
 handle_request(<<_:64>> = Numbers, _, State) -> {reply, Numbers, State};
+handle_request(Bytes, _, State) when byte_size(Bytes) > 1000 -> {reply, [Bytes], State};
 handle_request(Bytes, _, State) -> {reply, string:uppercase(Bytes), State}.
 
 handle_info({how_many, From}, {_, Later} = State) -> From ! {many, length(Later)}, {noreply, State};
