@@ -78,8 +78,6 @@ struct request {
     struct part parts[];
 };
 
-static void take_answers(ErlNifEnv *env, struct engine *engine, struct request *own);
-
 /* ---- Files: who uses them, and their end ---- */
 
 static void doom(pelton_file *handle)
@@ -295,8 +293,12 @@ static ERL_NIF_TERM access_of(const pelton_stat *stat)
 
 static ERL_NIF_TERM build_stat(ErlNifEnv *env, const pelton_stat *stat)
 {
-    ERL_NIF_TERM type = S_ISREG(stat->mode) ? atom_regular : S_ISDIR(stat->mode) ? atom_directory : S_ISLNK(stat->mode) ? atom_symlink :
-        S_ISCHR(stat->mode) || S_ISBLK(stat->mode) ? atom_device : atom_other;
+    static const struct {
+        unsigned bits;
+        ERL_NIF_TERM *type;
+    } kinds[] = {{0, &atom_other}, {S_IFREG, &atom_regular}, {S_IFDIR, &atom_directory}, {S_IFLNK, &atom_symlink}, {S_IFIFO, &atom_other},
+                 {S_IFSOCK, &atom_other}, {S_IFCHR, &atom_device}, {S_IFBLK, &atom_device}};
+    unsigned kind = stat->kind < sizeof kinds / sizeof *kinds ? stat->kind : 0;
     /* Rounded down, as the system's own seconds are. */
     int64_t seconds[3] = {stat->accessed_ns, stat->modified_ns, stat->changed_ns};
     ERL_NIF_TERM times[3];
@@ -304,10 +306,10 @@ static ERL_NIF_TERM build_stat(ErlNifEnv *env, const pelton_stat *stat)
         int64_t ns = seconds[i] % 1000000000;
         times[i] = enif_make_int64(env, seconds[i] / 1000000000 - (ns < 0));
     }
-    return enif_make_tuple(env, 13, type, enif_make_uint64(env, stat->bytes), access_of(stat), times[0], times[1], times[2],
-        enif_make_uint(env, stat->mode), enif_make_uint(env, stat->links), enif_make_uint(env, stat->major),
-        enif_make_uint(env, stat->minor), enif_make_uint64(env, stat->inode), enif_make_uint(env, stat->uid),
-        enif_make_uint(env, stat->gid));
+    return enif_make_tuple(env, 12, *kinds[kind].type, enif_make_uint64(env, stat->bytes), access_of(stat), times[0], times[1], times[2],
+        enif_make_uint(env, stat->mode | kinds[kind].bits), enif_make_uint64(env, stat->links),
+        enif_make_uint64(env, makedev(stat->device_major, stat->device_minor)), enif_make_uint64(env, stat->inode),
+        enif_make_uint(env, stat->uid), enif_make_uint(env, stat->gid));
 }
 
 /* The bytes that were read, or eof; no bytes, where none are wanted, are no end only at the file's position: as `file` has it. */
@@ -346,7 +348,8 @@ static ERL_NIF_TERM build(ErlNifEnv *told, ErlNifEnv *env, struct request *reque
             return enif_is_identical(bytes, atom_eof) ? bytes : enif_make_tuple2(env, atom_ok, bytes);
         }
     case PELTON_FILE_COPY: return enif_make_tuple2(env, atom_ok, enif_make_uint64(env, first->count));
-    case PELTON_FILE_STAT: return enif_make_tuple2(env, atom_ok, build_stat(env, &request->stat));
+    case PELTON_FILE_STAT:
+    case PELTON_FILE_STAT_LINK: return enif_make_tuple2(env, atom_ok, build_stat(env, &request->stat));
     case PELTON_FILE_LIST:
     case PELTON_FILE_READ_LINK:
         request->has_text = false;
@@ -383,10 +386,11 @@ static pelton_operation operation_of(struct part *part, uint32_t kind)
 {
     pelton_operation operation;
     memset(&operation, 0, sizeof operation);
-    operation.struct_bytes = sizeof operation;
     operation.token = (uintptr_t)part;
     operation.kind = kind;
-    operation.release = part_is_released;
+    /* Of others it is not called. */
+    if (kind == PELTON_FILE_READ || kind == PELTON_FILE_WRITE)
+        operation.release = part_is_released;
     operation.context = part->request;
     if (part->request->file)
         operation.file = part->request->file->handle;
@@ -402,38 +406,20 @@ static pelton_operation operation_of(struct part *part, uint32_t kind)
 static void submit(struct engine *engine, const pelton_operation *operations, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        enif_keep_resource(operations[i].context);
+        if (operations[i].release)
+            enif_keep_resource(operations[i].context);
     size_t taken = 0;
     int code = pelton_file_submit(engine->handle, operations, count, &taken);
     int error = code == PELTON_SYSTEM ? errno : EIO;
     engine->in_flight += (unsigned)taken;
     for (size_t i = taken; i < count; i++) {
         struct part *part = (struct part *)(uintptr_t)operations[i].token;
-        part->error = code == PELTON_AGAIN ? EAGAIN : error;
+        part->error = error;
         part->has_ended = true;
         part->request->left--;
-        enif_release_resource(part->request);
+        if (operations[i].release)
+            enif_release_resource(part->request);
     }
-}
-
-/* The rest of a write that an error, or a limit, has cut short: it tells which. False: that was all. */
-static bool go_on(struct engine *engine, struct part *part)
-{
-    struct request *request = part->request;
-    if (request->kind != PELTON_FILE_WRITE || part->error || part->count >= part->wanted || part->count == 0)
-        return false;
-    uint64_t done = part->count;
-    for (; done >= part->pieces->iov_len; part->pieces++, part->pieces_count--)
-        done -= part->pieces->iov_len;
-    part->pieces->iov_base = (char *)part->pieces->iov_base + done;
-    part->pieces->iov_len -= done;
-    part->wanted -= part->count;
-    if (part->offset != PELTON_CURRENT)
-        part->offset += part->count;
-    part->count = 0;
-    pelton_operation rest = operation_of(part, request->kind);
-    submit(engine, &rest, 1);
-    return !part->has_ended;
 }
 
 static void part_has_ended(ErlNifEnv *told, struct engine *engine, const pelton_file_completion *completion, struct request *own)
@@ -442,7 +428,9 @@ static void part_has_ended(ErlNifEnv *told, struct engine *engine, const pelton_
     struct request *request = part->request;
     engine->in_flight--;
     part->count = completion->count;
-    part->error = completion->code ? completion->error ? completion->error : EIO : 0;
+    /* What was read before an error is answered; the next read tells that. */
+    if (completion->code || (completion->error && request->kind == PELTON_FILE_WRITE))
+        part->error = completion->error ? completion->error : EIO;
     if (completion->file)
         request->opened = completion->file;
     if (completion->stat && !part->error)
@@ -455,13 +443,8 @@ static void part_has_ended(ErlNifEnv *told, struct engine *engine, const pelton_
             part->error = ENOMEM;
         }
     }
-    if (go_on(engine, part))
-        return;
-    if (!part->has_ended) {
-        part->has_ended = true;
-        request->left--;
-    }
-    if (request->left == 0 && request != own)
+    part->has_ended = true;
+    if (--request->left == 0 && request != own)
         deliver(told, request);
 }
 
@@ -519,7 +502,8 @@ static struct engine *engine_of_this_thread(int *error)
     enif_mutex_lock(engine->lock);
     if (engine->handle)
         return engine;
-    pelton_engine_options options = {.struct_bytes = sizeof options, .in_flight_max = IN_FLIGHT_MAX};
+    pelton_options options = PELTON_OPTIONS_INIT;
+    options.in_flight = IN_FLIGHT_MAX;
     *error = 0;
     if (pelton_engine_open(&options, &engine->handle)) {
         *error = errno ? errno : EMFILE;
@@ -894,37 +878,21 @@ static pelton_engine *waiting_engine(void)
 {
     static _Thread_local pelton_engine *engine;
     if (!engine) {
-        pelton_engine_options options = {.struct_bytes = sizeof options, .in_flight_max = 1, .threads = 1};
+        pelton_options options = PELTON_OPTIONS_INIT;
+        options.in_flight = options.threads = 1;
         if (pelton_engine_open(&options, &engine))
             engine = NULL;
     }
     return engine;
 }
 
-static int write_pieces(pelton_engine *engine, struct file *file, uint64_t offset, ErlNifIOVec *pieces)
+static int write_pieces(pelton_engine *engine, struct file *file, uint64_t offset, const ErlNifIOVec *pieces)
 {
-    struct iovec *rest = (struct iovec *)pieces->iov;
-    size_t count = pieces->iovcnt;
-    for (uint64_t wanted = bytes_of(pieces); wanted;) {
-        pelton_operation operation = {.struct_bytes = sizeof operation, .kind = PELTON_FILE_WRITE, .file = file->handle, .memory = rest,
-                                      .memory_count = count, .offset = offset};
-        pelton_file_completion completion = {0};
-        int code = pelton_file_run(engine, &operation, PELTON_FOREVER, &completion);
-        if (code || completion.code)
-            return completion.error ? completion.error : code == PELTON_SYSTEM && errno ? errno : EIO;
-        /* The rest of one that was cut short tells why. */
-        uint64_t done = completion.count;
-        wanted -= done;
-        if (offset != PELTON_CURRENT)
-            offset += done;
-        for (; count && done >= rest->iov_len; rest++, count--)
-            done -= rest->iov_len;
-        if (count) {
-            rest->iov_base = (char *)rest->iov_base + done;
-            rest->iov_len -= done;
-        }
-    }
-    return 0;
+    pelton_operation operation = {.kind = PELTON_FILE_WRITE, .file = file->handle, .memory = (const struct iovec *)pieces->iov,
+                                  .memory_count = (size_t)pieces->iovcnt, .offset = offset};
+    pelton_file_completion completion = {0};
+    int code = pelton_file_run(engine, &operation, PELTON_FOREVER, &completion);
+    return completion.error ? completion.error : code ? EIO : 0;
 }
 
 /* file_write_now(File, Offset, Binaries), or (File, list, [{Offset, Binaries}]): ok, or {error, Reason}, of a list {error, {Done, Reason}}. Waits in
@@ -1061,10 +1029,10 @@ NIF(file_allocate)
 NIF(file_do)
 {
     (void)argc;
-    static const uint32_t kinds[] = {PELTON_FILE_SYNC, PELTON_FILE_SYNC_DATA, PELTON_FILE_LIST, PELTON_FILE_STAT};
+    static const uint32_t kinds[] = {PELTON_FILE_SYNC, PELTON_FILE_SYNC_DATA, PELTON_FILE_LIST};
     ERL_NIF_TERM result;
     unsigned kind;
-    if (!enif_get_uint(env, argv[0], &kind) || kind > 3)
+    if (!enif_get_uint(env, argv[0], &kind) || kind > 2)
         return enif_make_badarg(env);
     struct file *file = file_at(env, argv[1], &result);
     if (!file)
@@ -1105,7 +1073,7 @@ NIF(file_copy)
 NIF(path_do)
 {
     (void)argc;
-    static const uint32_t kinds[] = {PELTON_FILE_STAT, PELTON_FILE_STAT, PELTON_FILE_TIMES, PELTON_FILE_UNLINK, PELTON_FILE_REMOVE_DIRECTORY,
+    static const uint32_t kinds[] = {PELTON_FILE_STAT, PELTON_FILE_STAT_LINK, PELTON_FILE_SET_TIMES, PELTON_FILE_UNLINK, PELTON_FILE_REMOVE_DIRECTORY,
                                      PELTON_FILE_RENAME, PELTON_FILE_LINK, PELTON_FILE_SYMLINK, PELTON_FILE_READ_LINK,
                                      PELTON_FILE_MAKE_DIRECTORY};
     unsigned kind;
@@ -1117,10 +1085,8 @@ NIF(path_do)
     operation.path = path;
     operation.path_to = other;
     operation.mode = 0777;
-    if (kind == 1)
-        operation.flags |= PELTON_FILE_NO_FOLLOW;
     ErlNifSInt64 accessed, modified;
-    operation.accessed_ns = enif_get_int64(env, argv[3], &accessed) ? accessed : PELTON_KEEP;
-    operation.modified_ns = enif_get_int64(env, argv[4], &modified) ? modified : PELTON_KEEP;
+    operation.accessed_ns = enif_get_int64(env, argv[3], &accessed) ? accessed : PELTON_UNCHANGED;
+    operation.modified_ns = enif_get_int64(env, argv[4], &modified) ? modified : PELTON_UNCHANGED;
     return ask(env, request, &operation, argv[5], false);
 }

@@ -454,13 +454,21 @@ info(Kind, Name, Options) ->
         error -> {error, badarg};
         Time ->
             case by_path(Kind, Name) of
-                {ok, {Type, Size, Access, Accessed, Modified, Changed, Mode, Links, Major, Minor, Inode, Uid, Gid}} ->
+                {ok, {Type, Size, Access, Accessed, Modified, Changed, Mode, Links, Device, Inode, Uid, Gid}} ->
                     {ok, #file_info{size = Size, type = Type, access = access(Type, Access, Name), atime = time_of(Accessed, Time), mtime = time_of(Modified, Time),
-                                    ctime = time_of(Changed, Time), mode = Mode, links = Links, major_device = Major, minor_device = Minor,
-                                    inode = Inode, uid = Uid, gid = Gid}};
+                                    ctime = time_of(Changed, Time), mode = Mode, links = Links, major_device = Device,
+                                    minor_device = device(Type, Name), inode = Inode, uid = Uid, gid = Gid}};
                 Error -> Error
             end
     end.
+
+%% Which device it is, if it is one: pelton does not ask that.
+device(device, Name) ->
+    case file:read_file_info(Name, [raw]) of
+        {ok, #file_info{minor_device = Device}} -> Device;
+        _ -> 0
+    end;
+device(_, _) -> 0.
 
 %% Of a link, to what it leads to.
 access(symlink, _, Name) ->
@@ -550,9 +558,15 @@ entries(Name) ->
 entries_1(Directory, Done) ->
     case ask(fun(Ref) -> pelton_nif:file_do(?LIST, Directory, Ref, false) end) of
         {ok, <<>>} -> {ok, lists:append(Done)};
-        {ok, Names} -> entries_1(Directory, [binary:split(Names, <<0>>, [global, trim]) | Done]);
+        {ok, Entries} -> entries_1(Directory, [names(Entries) | Done]);
         Error -> Error
     end.
+
+%% Each has its inode, its kind, and its name with a zero behind it.
+names(<<_Inode:64, _Kind, Rest/binary>>) ->
+    [Name, Others] = binary:split(Rest, <<0>>),
+    [Name | names(Others)];
+names(<<>>) -> [].
 
 %% A name as a list, if it can be one.
 listed(Name) ->

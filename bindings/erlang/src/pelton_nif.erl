@@ -54,7 +54,7 @@ file_advise(_File, _Offset, _Size, _Advice) -> not_loaded().
 -spec file_allocate(file(), integer(), integer()) -> ok | {error, file:posix()}.
 file_allocate(_File, _Offset, _Size) -> not_loaded().
 
--spec file_do(0..3, file(), reference(), boolean()) -> answer(ok | {ok, tuple() | binary()}).
+-spec file_do(0..2, file(), reference(), boolean()) -> answer(ok | {ok, binary()}).
 file_do(_Kind, _File, _Ref, _Sends) -> not_loaded().
 
 -spec file_copy(file(), non_neg_integer(), file(), non_neg_integer(), non_neg_integer(), reference()) -> answer({ok, non_neg_integer()}).
