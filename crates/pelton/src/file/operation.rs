@@ -149,8 +149,10 @@ pub(crate) struct Transfer {
     pub(crate) writes: bool,
     /// Bytes that have gone.
     pub(crate) done: usize,
-    /// Whether an error or a cancel was the end, after some bytes.
-    pub(crate) is_cut_short: bool,
+    /// What was the end, after some bytes.
+    pub(crate) cut_short_by: Option<Errno>,
+    /// Whether it is not to be copied by the call that begins it.
+    pub(crate) is_apart: bool,
 }
 
 #[derive(Debug)]
@@ -176,11 +178,12 @@ pub(crate) struct Copy {
     pub(crate) bytes: u64,
     pub(crate) done: u64,
     /// As of a transfer.
-    pub(crate) is_cut_short: bool,
+    pub(crate) cut_short_by: Option<Errno>,
 }
 
 impl Operation {
-    /// Opens a file: [`Output::File`].
+    /// Opens a file: [`Output::File`]. Opening a FIFO waits until somebody opens its other end. Cancelled, it completes at once, and a thread is left to
+    /// wait until that happens, and to close it; so is one of a terminal that waits for its line.
     pub fn open(path: impl Into<PathBuf>, how: Open) -> Operation {
         Operation(Work::Open { path: path.into(), how })
     }
@@ -232,7 +235,16 @@ impl Operation {
     }
 
     fn transfer(file: &File, memory: Pieces, place: Place, writes: bool) -> Operation {
-        Operation(Work::Transfer(Transfer { file: file.clone(), memory, place, writes, done: 0, is_cut_short: false }))
+        let file = file.clone();
+        Operation(Work::Transfer(Transfer {
+            file,
+            memory,
+            place,
+            writes,
+            done: 0,
+            cut_short_by: None,
+            is_apart: false,
+        }))
     }
 
     /// Has everything that was written to the file, and all that is known of it, on the disk (fsync).
@@ -324,7 +336,7 @@ impl Operation {
     /// `from`, or where an error or a cancel came after some bytes.
     pub fn copy(from: &File, from_offset: u64, to: &File, to_offset: u64, bytes: u64) -> Operation {
         let (from, to) = (from.clone(), to.clone());
-        Operation(Work::Copy(Box::new(Copy { from, from_offset, to, to_offset, bytes, done: 0, is_cut_short: false })))
+        Operation(Work::Copy(Box::new(Copy { from, from_offset, to, to_offset, bytes, done: 0, cut_short_by: None })))
     }
 
     /// The memory that it has: for one that was not begun.
@@ -413,6 +425,23 @@ impl Work {
         }
     }
 
+    /// How it ends by an error: of what has moved some bytes, with their number.
+    pub(crate) fn failed(&mut self, error: Errno) -> Result<Output, Errno> {
+        match self {
+            Work::Transfer(transfer) => transfer.failed(error),
+            _ => Err(error),
+        }
+    }
+
+    /// What ended it before all of it was done, after some bytes.
+    pub(crate) fn cut_short_by(&self) -> Option<Errno> {
+        match self {
+            Work::Transfer(transfer) => transfer.cut_short_by,
+            Work::Copy(copy) => copy.cut_short_by,
+            _ => None,
+        }
+    }
+
     pub(crate) fn into_memory(self) -> Pieces {
         self.into_parts().0
     }
@@ -453,26 +482,23 @@ impl Transfer {
     /// So many bytes more have gone. Answers what there is to say when that is all: the count.
     pub(crate) fn went(&mut self, bytes: usize) -> Option<Output> {
         self.done += bytes;
-        let all = self.done == self.bytes() || bytes == 0 || (!self.writes && self.file.is_stream() == Some(true));
+        let all = self.done == self.bytes() || bytes == 0 || (!self.writes && self.file.is_stream());
         all.then_some(Output::Count(self.done))
     }
 
-    /// Whether it is for the ring. What asks something of the file first is for a thread, and what writes to a stream, where no signal is raised; so is
-    /// what has a place there, as only system calls refuse that.
+    /// Whether it is for the ring. What writes to a stream is for a thread, where no signal is raised; so is what has a place there, as only system calls
+    /// refuse that.
     pub(crate) fn is_for_ring(&self) -> bool {
-        let is_first_read = !self.writes && self.done == 0;
-        match self.file.is_stream() {
-            // A short read of what may be a stream is not gone on with by reading more, nor is it given to the kernel's threads.
-            None => is_first_read && self.bytes() <= super::INLINE_BYTES_MAX && !self.file.is_to_be_asked(),
-            Some(true) => !self.writes && matches!(self.place, Place::Current),
-            Some(false) => self.writes || !self.file.is_to_be_asked(),
-        }
+        !self.file.is_stream() || (!self.writes && matches!(self.place, Place::Current))
     }
 
     /// What an error means after some bytes have gone: a count, and who goes on is told.
     pub(crate) fn failed(&mut self, error: Errno) -> Result<Output, Errno> {
-        self.is_cut_short = true;
-        if self.done > 0 { Ok(Output::Count(self.done)) } else { Err(error) }
+        if self.done == 0 {
+            return Err(error);
+        }
+        self.cut_short_by = Some(error);
+        Ok(Output::Count(self.done))
     }
 }
 
