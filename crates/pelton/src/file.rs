@@ -52,12 +52,19 @@
 //! - A forked child owns nothing of an engine's: [`Error::Forked`].
 
 mod engine;
+#[cfg(feature = "failpoints")]
+#[doc(hidden)]
+pub mod faults;
+#[cfg(not(feature = "failpoints"))]
+mod faults;
 mod operation;
 mod perform;
 mod pool;
+mod pump;
 mod tail;
 
 pub use crate::os::Buffer;
+pub(crate) use faults::Fault;
 pub use engine::{Completion, Engine, EngineOptions, Submitted};
 pub use operation::{Entry, Kind, Open, Operation, Output, Stat};
 pub(crate) use operation::{Pieces, Place, Transfer, Work};

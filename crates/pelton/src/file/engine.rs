@@ -205,13 +205,9 @@ pub struct Completion {
 
 impl Completion {
     /// And what the operation had of files.
-    fn of(token: u64, work: Work, result: std::result::Result<Output, Errno>) -> (Completion, [Option<File>; 2]) {
-        let error = |errno: Errno| {
-            let (what, path) = work.describe();
-            Error::file(what, path, errno)
-        };
-        let outcome = result.map_err(error);
-        let cut_short_by = work.cut_short_by().map(error).map(Box::new);
+    fn of(token: u64, mut work: Work, result: std::result::Result<Output, Errno>) -> (Completion, [Option<File>; 2]) {
+        let outcome = result.map_err(|errno| work.error(errno));
+        let cut_short_by = work.cut_short_by().map(|errno| Box::new(work.error(errno)));
         let (memory, files) = work.into_parts();
         let (buffer, buffers) = match memory {
             Pieces::One(buffer) => (buffer, Vec::new()),

@@ -1,11 +1,16 @@
 //! What can be asked of an [`Engine`](super::Engine), and what comes of it.
 
+use super::pump::{Channel, Pump};
 use super::{File, Root};
+use crate::error::Error;
 use crate::os::Buffer;
+use crate::receiver::Receiver;
+use crate::sender::Sender;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Statx};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 /// How a file is opened. Descriptors are closed on exec.
@@ -138,6 +143,7 @@ pub(crate) enum Work {
     MakeDirectory { path: PathBuf, mode: u32 },
     List { directory: File },
     Copy(Box<Copy>),
+    Pump(Box<Pump>),
 }
 
 /// Bytes from a file into memory, or the other way.
@@ -339,6 +345,46 @@ impl Operation {
         Operation(Work::Copy(Box::new(Copy { from, from_offset, to, to_offset, bytes, done: 0, cut_short_by: None })))
     }
 
+    /// Sends up to `bytes` of a file from `offset` on, as messages of `message_bytes`, the last of what is left. They are read straight into the channel's
+    /// memory. [`Output::Count`], of bytes sent, is less at the end of the file, or where an error or a cancel came after some. While there is no room it
+    /// waits for the receiver, in a thread of its own. The sender stays the caller's: it is locked while this is at work. EBUSY: it was locked already.
+    /// What the channel says instead, as [`Error::Closed`](crate::Error::Closed), is told as it is.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let path = directory.path().join("page");
+    /// # std::fs::write(&path, b"a page").unwrap();
+    /// use pelton::file::{Engine, Open, Operation};
+    /// use std::sync::{Arc, Mutex};
+    /// let (sender, mut receiver) = pelton::Options::new().threads()?;
+    /// let sender = Arc::new(Mutex::new(sender));
+    /// let mut engine = Engine::new()?;
+    /// let file = engine.run(Operation::open(&path, Open::for_reading()))?.into_file()?;
+    /// let sent = engine.run(Operation::send(&file, 0, u64::MAX, &sender, 64 << 10))?;
+    /// assert_eq!((sent.count(), &*receiver.receive()?), (6, &b"a page"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn send(
+        file: &File,
+        offset: u64,
+        bytes: u64,
+        sender: &Arc<Mutex<Sender>>,
+        message_bytes: usize,
+    ) -> Operation {
+        Operation(Work::Pump(Box::new(Pump::new(file, offset, bytes, Channel::To(sender.clone(), message_bytes)))))
+    }
+
+    /// Writes what a receiver receives to a file, from `offset` on, a message behind the other, straight from the channel's memory, and releases it. It ends when
+    /// `bytes` have been written, or the next message is larger than what is left of them, which then is still to be received; or when the sender has
+    /// closed. [`Output::Count`]: the bytes written, of whole messages. While there is no message it waits for the sender, in a thread of its
+    /// own. The receiver stays the caller's: see [`Operation::send`]. A message that could not be written is not released. It costs a system
+    /// call for each message: of many small ones see [`Tail`](super::Tail).
+    pub fn receive(file: &File, offset: u64, bytes: u64, receiver: &Arc<Mutex<Receiver>>) -> Operation {
+        Operation(Work::Pump(Box::new(Pump::new(file, offset, bytes, Channel::From(receiver.clone())))))
+    }
+
     /// The memory that it has: for one that was not begun.
     pub fn into_buffers(self) -> Vec<Buffer> {
         match self.0.into_memory() {
@@ -358,6 +404,7 @@ impl Work {
             Work::Sync { file, .. } | Work::Truncate { file, .. } | Work::Allocate { file, .. } => [Some(file), None],
             Work::Transfer(transfer) => [Some(&transfer.file), None],
             Work::Copy(copy) => [Some(&copy.from), Some(&copy.to)],
+            Work::Pump(pump) => [Some(&pump.file), None],
             Work::Open { .. }
             | Work::Stat { .. }
             | Work::Times { .. }
@@ -395,12 +442,13 @@ impl Work {
         match self {
             Work::Transfer(transfer) => transfer.writes,
             Work::Truncate { .. } | Work::Allocate { .. } | Work::Copy(_) => true,
+            Work::Pump(pump) => matches!(pump.channel, Channel::From(_)),
             _ => false,
         }
     }
 
     /// What it was about, in words, and where.
-    pub(crate) fn describe(&self) -> (&'static str, String) {
+    fn describe(&self) -> (&'static str, String) {
         let at = |path: &Path| path.display().to_string();
         let two = |from: &Path, to: &Path| format!("{} to {}", from.display(), to.display());
         match self {
@@ -422,13 +470,29 @@ impl Work {
             Work::MakeDirectory { path, .. } => ("making the directory", at(path)),
             Work::List { directory } => ("listing", at(directory.path())),
             Work::Copy(copy) => ("copying", two(copy.from.path(), copy.to.path())),
+            Work::Pump(pump) => match pump.channel {
+                Channel::To(..) => ("sending", at(pump.file.path())),
+                Channel::From(_) => ("writing what is received to", at(pump.file.path())),
+            },
         }
+    }
+
+    /// What the caller is told of an errno.
+    pub(crate) fn error(&mut self, errno: Errno) -> Error {
+        if let Work::Pump(pump) = self
+            && let Some(told) = pump.told.take()
+        {
+            return told;
+        }
+        let (what, path) = self.describe();
+        Error::file(what, path, errno)
     }
 
     /// How it ends by an error: of what has moved some bytes, with their number.
     pub(crate) fn failed(&mut self, error: Errno) -> Result<Output, Errno> {
         match self {
             Work::Transfer(transfer) => transfer.failed(error),
+            Work::Pump(pump) => pump.failed(error),
             _ => Err(error),
         }
     }
@@ -438,6 +502,7 @@ impl Work {
         match self {
             Work::Transfer(transfer) => transfer.cut_short_by,
             Work::Copy(copy) => copy.cut_short_by,
+            Work::Pump(pump) => pump.cut_short_by,
             _ => None,
         }
     }
@@ -454,6 +519,7 @@ impl Work {
             Work::StatFile(file) | Work::List { directory: file } => [Some(file), None],
             Work::Sync { file, .. } | Work::Truncate { file, .. } | Work::Allocate { file, .. } => [Some(file), None],
             Work::Copy(copy) => [Some(copy.from), Some(copy.to)],
+            Work::Pump(pump) => [Some(pump.file), None],
             _ => [None, None],
         };
         (Pieces::One(Buffer::default()), files)

@@ -2,7 +2,7 @@
 
 use super::operation::{Copy, Entry, Open, Output, Pieces, Place, Stat, Transfer, Work};
 use super::pool::Cancel;
-use super::{Answers, File, INLINE_BYTES_MAX, Root};
+use super::{Answers, Fault, File, INLINE_BYTES_MAX, Root};
 use rustix::event::PollFlags;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps,
@@ -61,9 +61,14 @@ pub(crate) fn at_once(transfer: &mut Transfer) -> Option<Result<Output>> {
     }
 }
 
-/// One system call of a transfer, which writes at most so many bytes.
+/// One system call of a transfer, which moves at most so many bytes.
 #[inline]
 fn step(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<usize> {
+    let most = match Fault::next() {
+        Some(Fault::Error(errno)) => return Err(errno),
+        Some(Fault::Short(bytes)) => most.min(bytes),
+        None => most,
+    };
     let (offset, done) = (transfer.offset(), transfer.done);
     let fd = transfer.file.as_fd();
     let flags = if matches!(transfer.place, Place::End) { flags | ReadWriteFlags::APPEND } else { flags };
@@ -75,6 +80,11 @@ fn step(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<u
                 Pieces::Many(buffers) => rest_of(buffers, done).next().unwrap_or_default(),
             };
             rustix::io::pwritev2(fd, &[IoSlice::new(&bytes[..bytes.len().min(most)])], offset, flags)
+        }
+        (Pieces::One(buffer), false) if most < usize::MAX => {
+            let bytes = &mut buffer[done..];
+            let most = most.min(bytes.len());
+            rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut bytes[..most])], offset, flags)
         }
         // The plain calls are some tens of nanoseconds quicker than those with flags.
         (Pieces::One(buffer), false) if is_plain => rustix::io::pread(fd, &mut buffer[done..], offset),
@@ -91,7 +101,7 @@ fn step(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<u
                     skipped -= skip;
                     (skip < buffer.len()).then(|| IoSliceMut::new(&mut buffer[skip..]))
                 })
-                .take(IOV_MAX)
+                .take(if most < usize::MAX { 1 } else { IOV_MAX })
                 .collect();
             rustix::io::preadv2(fd, &mut slices, offset, flags)
         }
@@ -122,6 +132,8 @@ pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel, wai
     match work {
         Work::Open { path, how } if !waits && waits_for_others(root, path, *how) => Ok(None),
         Work::Transfer(transfer) => transfer_all(transfer, cancel, waits),
+        Work::Pump(_) if !waits => Ok(None),
+        Work::Pump(pump) => pump.run(cancel).map(Some),
         _ => perform_alone(work, root, cancel).map(Some),
     }
 }
@@ -129,13 +141,16 @@ pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel, wai
 /// What waits for nobody but the system, and what may wait for others if need be.
 fn perform_alone(work: &mut Work, root: Option<&Root>, cancel: &Cancel) -> Result<Output> {
     let nothing = |()| Output::Done;
+    if let Some(Fault::Error(errno)) = Fault::next() {
+        return Err(errno);
+    }
     match work {
         Work::Open { path, how } => open_file(root, path, *how).map(Output::File),
         Work::Close { file, .. } => match file.take().and_then(|file| Arc::into_inner(file.0)) {
             Some(opened) => opened.fd.close().map(nothing),
             None => Err(Errno::BUSY),
         },
-        Work::Transfer(_) => unreachable!("it may wait for others"),
+        Work::Transfer(_) | Work::Pump(_) => unreachable!("it may wait for others"),
         Work::Sync { file, data_only: true } => retry_on_intr(|| rustix::fs::fdatasync(&*file)).map(nothing),
         Work::Sync { file, data_only: false } => retry_on_intr(|| rustix::fs::fsync(&*file)).map(nothing),
         Work::Truncate { file, bytes } => retry_on_intr(|| rustix::fs::ftruncate(&*file, *bytes)).map(nothing),
@@ -239,7 +254,7 @@ fn transfer_all(transfer: &mut Transfer, cancel: &Cancel, waits: bool) -> Result
                 return Ok(None);
             }
             cancel.wait_for(transfer.file.as_fd(), event)?;
-            most = libc::PIPE_BUF;
+            most = if transfer.writes { libc::PIPE_BUF } else { usize::MAX };
         }
         if cancel.is_said() {
             return transfer.failed(Errno::CANCELED).map(Some);
@@ -365,10 +380,11 @@ fn copy_all(copy: &mut Copy, cancel: &Cancel) -> Result<Output> {
     let mut in_kernel = true;
     let count = |copy: &Copy| Ok(Output::Count(copy.done as usize));
     while copy.done < copy.bytes {
-        let went = match cancel.is_said() {
-            true => Err(Errno::CANCELED),
-            false if in_kernel => copy_in_kernel(copy),
-            false => copy_by_hand(copy),
+        let went = match (cancel.is_said(), Fault::next()) {
+            (true, _) => Err(Errno::CANCELED),
+            (false, Some(Fault::Error(errno))) => Err(errno),
+            (false, _) if in_kernel => copy_in_kernel(copy),
+            (false, _) => copy_by_hand(copy),
         };
         match went {
             Ok(0) => break,

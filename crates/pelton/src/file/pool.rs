@@ -336,6 +336,10 @@ impl Cancel {
         self.0.as_ref().is_some_and(|job| locked(job).is_given_up)
     }
 
+    pub(super) fn check(&self) -> rustix::io::Result<()> {
+        if self.is_said() { Err(Errno::CANCELED) } else { Ok(()) }
+    }
+
     /// Keeps a job until somebody takes it; gives it back if it is given up already.
     fn keep(&self, shared: &Arc<Shared>, key: u32, work: Work) -> Option<(u32, Work)> {
         let mut job = locked(self.0.as_ref().expect("of a job"));

@@ -3,7 +3,7 @@
 
 use super::Owner;
 use super::fork;
-use crate::file::{File, Output, Pieces, Place, Root, STATX, Stat, Transfer, Work, rest_of};
+use crate::file::{Fault, File, Output, Pieces, Place, Root, STATX, Stat, Transfer, Work, rest_of};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::fs::{AtFlags, CWD, Statx};
 use rustix::io::Errno;
@@ -53,6 +53,8 @@ struct Held {
     extra: Option<Box<Extra>>,
     is_begun: bool,
     is_cancelled: bool,
+    /// What it is to end by instead of being done: for tests.
+    fault: Option<Errno>,
 }
 
 /// Boxed, so that it stays where it is.
@@ -135,7 +137,7 @@ impl Ring {
             self.works.resize_with(index + 1, || None);
         }
         debug_assert!(self.works[index].is_none(), "one operation for each key");
-        self.works[index] = Some(Held { work, extra: None, is_begun: false, is_cancelled: false });
+        self.works[index] = Some(Held { work, extra: None, is_begun: false, is_cancelled: false, fault: None });
         self.waiting.push_back(key);
     }
 
@@ -261,9 +263,9 @@ impl Ring {
                 }
                 continue;
             }
-            let Held { mut work, extra, .. } = self.works[key as usize].take().expect("what ends was begun");
+            let Held { mut work, extra, fault, .. } = self.works[key as usize].take().expect("what ends was begun");
             self.in_flight -= 1;
-            let result = match end.result() {
+            let result = match fault.map_or(end.result(), |errno| -errno.raw_os_error()) {
                 error @ ..0 => Err(Errno::from_raw_os_error(-error)),
                 went => judge(&mut work, extra, went),
             };
@@ -318,8 +320,17 @@ impl Held {
         let at = types::Fd(root.map_or(CWD, Root::as_fd).as_raw_fd());
         let extra = Extra::of(&self.work).map(|extra| &mut **self.extra.insert(extra));
         let path = |extra: &Extra, which: usize| extra.paths[which].as_ptr();
+        let (fault, most) = match Fault::next() {
+            Some(Fault::Error(errno)) => (Some(errno), 0),
+            Some(Fault::Short(bytes)) => (None, bytes),
+            None => (None, BYTES_MAX),
+        };
+        self.fault = fault;
+        if fault.is_some() {
+            return opcode::Nop::new().build();
+        }
         match (&mut self.work, extra) {
-            (Work::Transfer(transfer), extra) => transfer_entry(transfer, extra),
+            (Work::Transfer(transfer), extra) => transfer_entry(transfer, extra, most),
             (Work::Sync { file: synced, data_only }, _) => {
                 let flags = if *data_only { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
                 opcode::Fsync::new(file(synced)).flags(flags).build()
@@ -348,11 +359,11 @@ impl Held {
     }
 }
 
-fn transfer_entry(transfer: &mut Transfer, extra: Option<&mut Extra>) -> squeue::Entry {
+fn transfer_entry(transfer: &mut Transfer, extra: Option<&mut Extra>, most: usize) -> squeue::Entry {
     let fd = types::Fd(transfer.file.as_fd().as_raw_fd());
     let (offset, done, left) = (transfer.offset(), transfer.done, transfer.bytes() - transfer.done);
     let flags = if matches!(transfer.place, Place::End) { libc::RWF_APPEND } else { 0 };
-    let bytes = left.min(BYTES_MAX) as u32;
+    let bytes = left.min(most) as u32;
     let entry = match (&mut transfer.memory, extra, transfer.writes) {
         (Pieces::One(buffer), _, false) => {
             opcode::Read::new(fd, buffer[done..].as_mut_ptr(), bytes).offset(offset).rw_flags(flags).build()
@@ -361,7 +372,8 @@ fn transfer_entry(transfer: &mut Transfer, extra: Option<&mut Extra>) -> squeue:
             opcode::Write::new(fd, buffer[done..].as_ptr(), bytes).offset(offset).rw_flags(flags).build()
         }
         (Pieces::Many(_), Some(extra), writes) => {
-            let (pieces, count) = (extra.pieces.as_ptr().cast::<libc::iovec>(), extra.pieces.len() as u32);
+            let count = if most < BYTES_MAX { 1 } else { extra.pieces.len() as u32 };
+            let pieces = extra.pieces.as_ptr().cast::<libc::iovec>();
             match writes {
                 false => opcode::Readv::new(fd, pieces, count).offset(offset).rw_flags(flags).build(),
                 true => opcode::Writev::new(fd, pieces, count).offset(offset).rw_flags(flags).build(),
