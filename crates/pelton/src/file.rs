@@ -64,8 +64,8 @@ mod pump;
 mod tail;
 
 pub use crate::os::Buffer;
-pub(crate) use faults::Fault;
 pub use engine::{Completion, Engine, EngineOptions, Submitted};
+pub(crate) use faults::Fault;
 pub use operation::{Entry, Kind, Open, Operation, Output, Stat};
 pub(crate) use operation::{Pieces, Place, Transfer, Work};
 pub(crate) use perform::{STATX, rest_of};
@@ -77,8 +77,8 @@ use rustix::fs::{FileType, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// What is larger is not answered at once, even if the page cache has it: the copying alone would keep a loop for longer than some 50 us.
 pub(crate) const INLINE_BYTES_MAX: usize = 256 << 10;
@@ -123,7 +123,8 @@ impl File {
     pub(crate) fn opened(fd: OwnedFd, path: PathBuf, flags: OFlags) -> rustix::io::Result<File> {
         const TMPFS_MAGIC: i64 = 0x0102_1994;
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
-        let is_memory = || kind == FileType::RegularFile && rustix::fs::fstatfs(&fd).is_ok_and(|on| on.f_type == TMPFS_MAGIC);
+        let is_memory =
+            || kind == FileType::RegularFile && rustix::fs::fstatfs(&fd).is_ok_and(|on| on.f_type == TMPFS_MAGIC);
         // The disk itself is asked, in the call: never at once.
         let is_direct = flags.contains(OFlags::DIRECT);
         let reads = match is_direct {

@@ -9,6 +9,7 @@ use super::pool::{Cancel, Pool};
 use super::{File, INLINE_BYTES_OF_A_TURN, Root, perform};
 use crate::error::{Error, Result};
 use crate::os::{Buffer, Nudge, Owner, Pollable, Ring, poll_until};
+use pelton_lane::step;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -309,6 +310,7 @@ impl Engine {
     fn wait_for(&mut self, work: Work, deadline: Option<Instant>) -> Result<Option<Completion>> {
         // What was given up before may be in its place.
         if !self.wait(deadline, |engine| engine.under_way() <= engine.in_flight_max)? {
+            self.give_back(work.into_parts().1);
             return Ok(None);
         }
         let key = self.enqueue(Whose::Run, work, Vec::new());
@@ -807,6 +809,7 @@ impl Engine {
                 self.start_ring(Ring::wait).map_err(failed())?;
                 continue;
             }
+            step("engine waits: looked");
             self.pool.bell().drain();
             self.reap_and_start(&is_there)?;
             if is_there(self) {

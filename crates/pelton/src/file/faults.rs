@@ -23,6 +23,15 @@ pub fn set(hook: fn() -> Option<Fault>) {
 }
 
 impl Fault {
+    /// Of what is not asked again: an error, of those that no system call is asked again for.
+    #[inline(always)]
+    pub(crate) fn error() -> Option<Errno> {
+        match Fault::next() {
+            Some(Fault::Error(errno)) if ![Errno::INTR, Errno::AGAIN].contains(&errno) => Some(errno),
+            _ => None,
+        }
+    }
+
     #[cfg(feature = "failpoints")]
     pub(crate) fn next() -> Option<Fault> {
         HOOK.read().unwrap_or_else(std::sync::PoisonError::into_inner).and_then(|hook| hook())

@@ -366,13 +366,7 @@ impl Operation {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn send(
-        file: &File,
-        offset: u64,
-        bytes: u64,
-        sender: &Arc<Mutex<Sender>>,
-        message_bytes: usize,
-    ) -> Operation {
+    pub fn send(file: &File, offset: u64, bytes: u64, sender: &Arc<Mutex<Sender>>, message_bytes: usize) -> Operation {
         Operation(Work::Pump(Box::new(Pump::new(file, offset, bytes, Channel::To(sender.clone(), message_bytes)))))
     }
 

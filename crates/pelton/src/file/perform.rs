@@ -141,7 +141,7 @@ pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel, wai
 /// What waits for nobody but the system, and what may wait for others if need be.
 fn perform_alone(work: &mut Work, root: Option<&Root>, cancel: &Cancel) -> Result<Output> {
     let nothing = |()| Output::Done;
-    if let Some(Fault::Error(errno)) = Fault::next() {
+    if let Some(errno) = Fault::error() {
         return Err(errno);
     }
     match work {
@@ -380,9 +380,9 @@ fn copy_all(copy: &mut Copy, cancel: &Cancel) -> Result<Output> {
     let mut in_kernel = true;
     let count = |copy: &Copy| Ok(Output::Count(copy.done as usize));
     while copy.done < copy.bytes {
-        let went = match (cancel.is_said(), Fault::next()) {
+        let went = match (cancel.is_said(), Fault::error()) {
             (true, _) => Err(Errno::CANCELED),
-            (false, Some(Fault::Error(errno))) => Err(errno),
+            (false, Some(errno)) => Err(errno),
             (false, _) if in_kernel => copy_in_kernel(copy),
             (false, _) => copy_by_hand(copy),
         };

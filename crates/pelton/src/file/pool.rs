@@ -7,6 +7,7 @@
 use super::perform::{open_file, perform};
 use super::{Opened, Output, Root, Work};
 use crate::os::{Bell, Owner, block_signals, locked};
+use pelton_lane::step;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use std::collections::VecDeque;
@@ -282,6 +283,7 @@ impl Shared {
         if first {
             self.bell.ring();
         }
+        step("engine's thread: ended one");
     }
 }
 
@@ -290,7 +292,11 @@ impl Drop for Pool {
     fn drop(&mut self) {
         // A child has none of the threads, and perhaps a lock that one of them held; nor is the memory of what was in flight its.
         if !self.owner.is_current() {
-            std::mem::forget((std::mem::take(&mut self.threads), std::mem::take(&mut self.waiting), self.shared.clone()));
+            std::mem::forget((
+                std::mem::take(&mut self.threads),
+                std::mem::take(&mut self.waiting),
+                self.shared.clone(),
+            ));
             return;
         }
         let mut jobs = locked(&self.shared.jobs);

@@ -154,7 +154,8 @@ impl Ring {
         }
         self.cancels.clear();
         // The entries stay in the queue, which nobody reads any more.
-        let queued: Vec<u32> = self.queued.drain(..).filter(|entry| entry & CANCEL == 0).map(|key| key as u32).collect();
+        let queued: Vec<u32> =
+            self.queued.drain(..).filter(|entry| entry & CANCEL == 0).map(|key| key as u32).collect();
         self.in_flight -= queued.len();
         let keys = queued.into_iter().chain(self.waiting.drain(..));
         keys.filter_map(|key| Some((key, self.works[key as usize].take()?.work))).collect()
@@ -372,7 +373,7 @@ fn transfer_entry(transfer: &mut Transfer, extra: Option<&mut Extra>, most: usiz
             opcode::Write::new(fd, buffer[done..].as_ptr(), bytes).offset(offset).rw_flags(flags).build()
         }
         (Pieces::Many(_), Some(extra), writes) => {
-            let count = if most < BYTES_MAX { 1 } else { extra.pieces.len() as u32 };
+            let count = if most < BYTES_MAX { extra.pieces.len().min(1) } else { extra.pieces.len() } as u32;
             let pieces = extra.pieces.as_ptr().cast::<libc::iovec>();
             match writes {
                 false => opcode::Readv::new(fd, pieces, count).offset(offset).rw_flags(flags).build(),
