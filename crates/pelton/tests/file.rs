@@ -1731,7 +1731,7 @@ fn what_waits_for_ever_keeps_nothing_else_waiting() {
             let file = open(&mut engine, &case.path("a"));
             for round in 0..20u64 {
                 submit(&mut engine, 100, Operation::write_at(&file, vec![1; 300_000], round * 300_000));
-                submit(&mut engine, 101, Operation::stat(&case.path("a")));
+                submit(&mut engine, 101, Operation::stat(case.path("a")));
                 submit(&mut engine, 102, Operation::set_times(case.path("a"), None, Some(SystemTime::now())));
                 for _ in 0..3 {
                     let ended = done(&mut engine);
@@ -1745,7 +1745,11 @@ fn what_waits_for_ever_keeps_nothing_else_waiting() {
                     // It has a thread of its own, so that no opening waits here for ever if that one has not begun.
                     let path = fifos[token as usize].clone();
                     std::thread::spawn(move || {
-                        std::fs::OpenOptions::new().read(token % 2 == 1).write(token % 2 == 0).open(path).unwrap()
+                        std::fs::OpenOptions::new()
+                            .read(token % 2 == 1)
+                            .write(token.is_multiple_of(2))
+                            .open(path)
+                            .unwrap()
                     });
                 } else {
                     (&pipes[token as usize - 32].1).write_all(b"bytes").unwrap();

@@ -13,12 +13,16 @@ pub enum Fault {
     Short(usize),
 }
 
+/// Asked at each step.
 #[cfg(feature = "failpoints")]
-static HOOK: std::sync::RwLock<Option<fn() -> Option<Fault>>> = std::sync::RwLock::new(None);
+pub type Hook = fn() -> Option<Fault>;
+
+#[cfg(feature = "failpoints")]
+static HOOK: std::sync::RwLock<Option<Hook>> = std::sync::RwLock::new(None);
 
 /// Has `hook` asked from now on, by whichever thread makes a call.
 #[cfg(feature = "failpoints")]
-pub fn set(hook: fn() -> Option<Fault>) {
+pub fn set(hook: Hook) {
     *HOOK.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(hook);
 }
 
