@@ -53,9 +53,10 @@ struct Arguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// 4 KiB that the page cache has: nanoseconds a read, waited for (pelton) and submitted (pelton-submit), and of pread, all one at a time; and of
-    /// libuv's uv_fs and tokio::fs, 32 at a time
+    /// 4 KiB that the page cache has: nanoseconds a read, waited for (pelton) and submitted (pelton-submit), and of pread
     Cached,
+    /// The same, by what event loops have: submitted (pelton-submit), libuv's uv_fs and tokio::fs; those two 32 at a time
+    Loops,
     /// 4 KiB past the page cache, 32 in flight: reads a second, and of the same loop on the io-uring crate
     Direct,
     /// 100 bytes at a time from 8 threads: messages a second, and with a write for each
@@ -92,7 +93,7 @@ fn measure(arguments: &Arguments) -> Result<()> {
     let parts = if arguments.parts.is_empty() { Part::value_variants() } else { &arguments.parts };
     for &part in parts {
         let (unit, extra) = match part {
-            Part::Cached => ("ns a read", BTreeMap::new()),
+            Part::Cached | Part::Loops => ("ns a read", BTreeMap::new()),
             Part::Direct => ("reads a second", BTreeMap::new()),
             Part::Append => ("messages a second", append_calls(place.path())?),
             Part::Loop => ("us of CPU in the longest callback", BTreeMap::new()),
@@ -100,7 +101,8 @@ fn measure(arguments: &Arguments) -> Result<()> {
         let mut report = Report { part, unit, runs: Vec::new(), extra };
         for _ in 0..arguments.runs {
             report.runs.push(match part {
-                Part::Cached => cached(place.path())?,
+                Part::Cached => cached(place.path(), &["pread", "pelton", "pelton-submit"])?,
+                Part::Loops => cached(place.path(), &["pelton-submit", "libuv-fs", "tokio-fs"])?,
                 Part::Direct => direct(place.path())?,
                 Part::Append => append(place.path())?,
                 Part::Loop => event_loop(place.path())?,
@@ -183,7 +185,7 @@ const SLICE: u64 = 2_000;
 /// As much as stays in the processor's caches no better than in the page cache's memory.
 const CACHED_BLOCKS: u64 = 4096;
 
-fn cached(place: &Path) -> Result<Figures> {
+fn cached(place: &Path, systems: &[&'static str]) -> Result<Figures> {
     let path = place.join("numbered");
     numbered(&path)?;
     let plain = File::open(&path)?;
@@ -194,10 +196,11 @@ fn cached(place: &Path) -> Result<Figures> {
     for number in 0..CACHED_BLOCKS {
         plain.read_exact_at(&mut block, number * BLOCK as u64)?;
     }
-    let (mut libuv, tokio) = (Libuv::start(&path)?, Tokio::start(&path)?);
+    let mut systems = systems.to_vec();
+    let mut libuv = if systems.contains(&"libuv-fs") { Libuv::start(&path)? } else { None };
+    systems.retain(|system| *system != "libuv-fs" || libuv.is_some());
+    let tokio = Tokio::start(&path)?;
     let mut spent = BTreeMap::<&'static str, u64>::new();
-    let mut systems = vec!["pread", "pelton", "pelton-submit", "tokio-fs"];
-    systems.extend(libuv.is_some().then_some("libuv-fs"));
     for slice in 0..SLICES {
         let numbers = || (slice * SLICE..(slice + 1) * SLICE).map(|n| scattered(n, CACHED_BLOCKS));
         // Each begins a turn as often as any other.
