@@ -38,6 +38,11 @@ struct file {
     struct file *next, *previous; /* all->files */
 };
 
+struct waiting_engine {
+    pelton_engine *handle;
+    struct waiting_engine *next;
+};
+
 struct doomed_file {
     pelton_file *handle;
     struct doomed_file *next;
@@ -658,6 +663,12 @@ void files_end(bool for_good)
         if (for_good)
             enif_mutex_destroy(engine->lock);
     }
+    while (for_good && all->waiting_engines) {
+        struct waiting_engine *engine = all->waiting_engines;
+        all->waiting_engines = engine->next;
+        pelton_close(engine->handle);
+        enif_free(engine);
+    }
 }
 
 int files_load(ErlNifEnv *env, ErlNifResourceFlags flags)
@@ -873,17 +884,28 @@ NIF(file_pwrite)
     return result;
 }
 
-/* The engine of a thread that waits in what it does: nobody else's. */
+/* The engine of a thread that waits in what it does: nobody else's, until all is unloaded. */
 static pelton_engine *waiting_engine(void)
 {
-    static _Thread_local pelton_engine *engine;
-    if (!engine) {
-        pelton_options options = PELTON_OPTIONS_INIT;
-        options.in_flight = options.threads = 1;
-        if (pelton_engine_open(&options, &engine))
-            engine = NULL;
+    static _Thread_local struct {
+        struct everything *of;
+        pelton_engine *handle;
+    } mine;
+    if (mine.of == all)
+        return mine.handle;
+    pelton_options options = PELTON_OPTIONS_INIT;
+    options.in_flight = options.threads = 1;
+    struct waiting_engine *engine = enif_alloc(sizeof *engine);
+    if (pelton_engine_open(&options, &engine->handle)) {
+        enif_free(engine);
+        return NULL;
     }
-    return engine;
+    enif_mutex_lock(all->lock);
+    engine->next = all->waiting_engines;
+    all->waiting_engines = engine;
+    enif_mutex_unlock(all->lock);
+    mine.of = all;
+    return mine.handle = engine->handle;
 }
 
 static int write_pieces(pelton_engine *engine, struct file *file, uint64_t offset, const ErlNifIOVec *pieces)
@@ -895,8 +917,8 @@ static int write_pieces(pelton_engine *engine, struct file *file, uint64_t offse
     return completion.error ? completion.error : code ? EIO : 0;
 }
 
-/* file_write_now(File, Offset, Binaries), or (File, list, [{Offset, Binaries}]): ok, or {error, Reason}, of a list {error, {Done, Reason}}. Waits in
- * the system call, on a dirty scheduler. */
+/* file_write_now(File, Offset, Binaries), or (File, list, [{Offset, Binaries}]): ok, or {error, Reason}, of a list {error, {Done, Reason}}; or `stream`:
+ * it is nothing that can be done now. Waits in the system call, on a dirty scheduler. */
 NIF(file_write_now)
 {
     (void)argc;
@@ -911,6 +933,11 @@ NIF(file_write_now)
     struct file *file = file_at(env, argv[0], &result);
     if (!file)
         return result;
+    /* That would keep the scheduler for as long as nobody reads. */
+    if (!file->is_regular && offset == PELTON_CURRENT) {
+        leave_file(file);
+        return enif_make_atom(env, "stream");
+    }
     int error = 0;
     unsigned done = 0;
     result = 0;

@@ -49,6 +49,7 @@ struct everything {
     ErlNifResourceType *file_type, *request_type, *end_type, *responder_type;
     unsigned engine_count;
     struct engine *engines;
+    struct waiting_engine *waiting_engines;
     struct file *files;           /* that are open */
     struct doomed_file *doomed_files;
     struct end *ends;             /* that were made, and are not freed */

@@ -37,7 +37,7 @@
 
 %% So many reads go in one submission.
 -define(LIST_MAX, 256).
-%% Up to here a write waits on a dirty scheduler: it is sooner done than told. What is larger goes to the ring.
+%% Up to here a write to a regular file waits on a dirty scheduler: it is sooner done than told. What is larger goes to the ring.
 -define(NOW_BYTES_MAX, 262144).
 -define(PIECES_MAX, 1024).
 
@@ -204,16 +204,25 @@ pwrite(_, _, _) ->
     {error, badarg}.
 
 write_1(File, Offset, Data) when is_binary(Data), byte_size(Data) =< ?NOW_BYTES_MAX ->
-    pelton_nif:file_write_now(File, Offset, [Data]);
+    write_now(File, Offset, [Data]);
 write_1(File, Offset, Data) ->
     case pieces(Data) of
         error -> {error, badarg};
         Pieces ->
             case iolist_size(Pieces) of
-                Size when Size =< ?NOW_BYTES_MAX -> pelton_nif:file_write_now(File, Offset, Pieces);
-                _ -> ask(fun(Ref) -> pelton_nif:file_pwrite(File, Offset, few(Pieces), Ref, false) end)
+                Size when Size =< ?NOW_BYTES_MAX -> write_now(File, Offset, Pieces);
+                _ -> write_by_engine(File, Offset, Pieces)
             end
     end.
+
+write_now(File, Offset, Pieces) ->
+    case pelton_nif:file_write_now(File, Offset, Pieces) of
+        stream -> write_by_engine(File, Offset, Pieces);
+        Result -> Result
+    end.
+
+write_by_engine(File, Offset, Pieces) ->
+    ask(fun(Ref) -> pelton_nif:file_pwrite(File, Offset, few(Pieces), Ref, false) end).
 
 pieces(Data) ->
     try erlang:iolist_to_iovec(Data)

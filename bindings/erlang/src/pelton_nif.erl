@@ -38,7 +38,7 @@ file_pread_list(_File, _Places, _Ref, _Sends) -> not_loaded().
 -spec file_pwrite(file(), offset(), [binary()], reference(), boolean()) -> answer(ok).
 file_pwrite(_File, _Offset, _Data, _Ref, _Sends) -> not_loaded().
 
--spec file_write_now(file(), offset(), [binary()]) -> ok | {error, file:posix()};
+-spec file_write_now(file(), offset(), [binary()]) -> ok | stream | {error, file:posix()};
                     (file(), list, [{offset(), [binary()]}]) -> ok | {error, file:posix() | {non_neg_integer(), file:posix()}}.
 file_write_now(_File, _Offset, _Data) -> not_loaded().
 

@@ -20,6 +20,7 @@ tests() ->
      {a_file_ends_with_its_owner, fun a_file_ends_with_its_owner/1},
      {a_forgotten_file_is_closed, fun a_forgotten_file_is_closed/1},
      {waiting_readers_do_not_keep_schedulers, fun waiting_readers_do_not_keep_schedulers/1},
+     {waiting_writers_do_not_keep_schedulers, fun waiting_writers_do_not_keep_schedulers/1},
      {closing_ends_who_waits, fun closing_ends_who_waits/1},
      {a_killed_reader_leaves_nothing, fun a_killed_reader_leaves_nothing/1},
      {a_killed_opener_leaves_nothing, fun a_killed_opener_leaves_nothing/1},
@@ -133,6 +134,23 @@ waiting_readers_do_not_keep_schedulers(Place) ->
     ?assertEqual({ok, <<"x">>}, file:read_file(Place("a"))),
     ok = pelton_file:write(File, lists:duplicate(Count, $y)),
     [receive {'DOWN', Monitor, process, Pid, Result} -> ?assertEqual({ok, <<"y">>}, Result) end || {Pid, Monitor} <- Readers].
+
+%% A full FIFO likewise keeps whoever writes.
+waiting_writers_do_not_keep_schedulers(Place) ->
+    {ok, File} = pelton_file:open(fifo(Place), [read, write, binary]),
+    Count = 2 * erlang:system_info(dirty_io_schedulers),
+    Bytes = binary:copy(<<"w">>, 100000),
+    Writers = [spawn_monitor(fun() -> exit(pelton_file:write(File, Bytes)) end) || _ <- lists:seq(1, Count)],
+    eventually(fun() -> lists:all(fun({Pid, _}) -> waits(Pid) end, Writers) end),
+    %% This needs a dirty scheduler.
+    ok = file:write_file(Place("a"), "x"),
+    drain(File, Count * byte_size(Bytes)),
+    [receive {'DOWN', Monitor, process, Pid, Result} -> ?assertEqual(ok, Result) end || {Pid, Monitor} <- Writers].
+
+drain(_, 0) -> ok;
+drain(File, Left) ->
+    {ok, Bytes} = pelton_file:read(File, min(Left, 10000)),
+    drain(File, Left - byte_size(Bytes)).
 
 closing_ends_who_waits(Place) ->
     {ok, File} = pelton_file:open(fifo(Place), [read, write]),
