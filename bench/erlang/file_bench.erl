@@ -10,12 +10,18 @@ main([Part, Directory, Mailbox, Turn]) ->
     Run = case Part of
               "erlang" -> fun mailbox/3;
               "erlang-cached" -> fun cached/3;
-              "erlang-direct" -> fun direct/3
+              "erlang-direct" -> fun direct/3;
+              "erlang-messages" -> fun messages/3;
+              "erlang-call" -> fun call/3
           end,
     Systems = case Part of
                   "erlang" -> ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-file"];
+                  "erlang-" ++ What when What =:= "messages"; What =:= "call" -> ["pelton-erlang", "gen-tcp"];
                   _ -> ["pelton-erlang", "erlang-raw"]
               end,
+    %% What is loaded, or made, only once.
+    Warm = filename:join(Directory, "warm"),
+    [begin ok = Module:write_file(Warm, "x"), {ok, _} = Module:read_file(Warm) end || Module <- [pelton_file, file]],
     {Later, First} = lists:split(list_to_integer(Turn) rem length(Systems), Systems),
     lists:foreach(fun(System) ->
         Path = filename:join(Directory, System),
@@ -30,19 +36,20 @@ apart(Fun) ->
     {Pid, Monitor} = spawn_monitor(fun() -> exit({figure, Fun()}) end),
     receive {'DOWN', Monitor, process, Pid, {figure, Figure}} -> Figure end.
 
-prepare("erlang", _) -> ok;
+%% The other side, which makes these, is in the bench.
 prepare("erlang-cached", Path) -> ok = file:write_file(Path, binary:copy(<<7>>, ?BLOCK * ?BLOCKS));
 prepare("erlang-direct", Path) ->
     {ok, File} = file:open(Path, [raw, write]),
     [ok = file:write(File, binary:copy(<<7>>, 1 bsl 20)) || _ <- lists:seq(1, 128)],
     ok = file:sync(File),
     ok = file:advise(File, 0, 0, dont_need),
-    ok = file:close(File).
+    ok = file:close(File);
+prepare(_, _) -> ok.
 
 module("pelton-erlang" ++ _) -> pelton_file;
 module(_) -> file.
 
-modes("pelton-erlang-on-heap") -> [{mailbox, unchanged}];
+modes("pelton-erlang-on-heap") -> [{mailbox, unchanged}, {garbage, 1 bsl 20}];
 modes("erlang-raw") -> [raw];
 modes(_) -> [].
 
@@ -108,3 +115,45 @@ rate(Fun) ->
 
 %% Each block of 128 MiB at most once.
 scattered(I) -> I * 7919 rem 32768.
+
+%% Nanoseconds for 256 bytes there and back, 64 in flight.
+messages("pelton-erlang", Path, _) ->
+    Directory = filename:dirname(Path),
+    {ok, Back} = pelton:open(receiver, ["unix:", Directory, "/back"]),
+    {ok, There} = pelton:open(sender, ["unix:", Directory, "/there"], [{timeout, 20000}]),
+    each(20000, fun() -> ok = pelton:send(There, bytes()) end, fun() -> {ok, <<_:256/binary>>} = pelton:recv(Back) end);
+messages("gen-tcp", Path, _) ->
+    Socket = connect(Path),
+    each(20000, fun() -> ok = gen_tcp:send(Socket, bytes()) end, fun() -> {ok, <<_:256/binary>>} = gen_tcp:recv(Socket, 0) end).
+
+each(Count, Send, Receive) ->
+    Window = 64,
+    [begin Send(), Receive() end || _ <- lists:seq(1, 500)],
+    Begun = erlang:monotonic_time(),
+    [Send() || _ <- lists:seq(1, Window)],
+    [begin Receive(), Send() end || _ <- lists:seq(1, Count - Window)],
+    [Receive() || _ <- lists:seq(1, Window)],
+    erlang:convert_time_unit(erlang:monotonic_time() - Begun, native, nanosecond) / Count.
+
+%% Nanoseconds for a call of 256 bytes and its answer, one at a time.
+call("pelton-erlang", Path, _) ->
+    {ok, Client} = pelton:open(client, ["unix:", filename:dirname(Path), "/service"], [{timeout, 20000}]),
+    Figure = serial(10000, fun() -> {ok, <<_:256/binary>>} = pelton:call(Client, bytes()) end),
+    %% The last.
+    {ok, <<>>} = pelton:call(Client, <<>>),
+    Figure;
+call("gen-tcp", Path, _) ->
+    Socket = connect(Path),
+    serial(10000, fun() -> ok = gen_tcp:send(Socket, bytes()), {ok, <<_:256/binary>>} = gen_tcp:recv(Socket, 0) end).
+
+serial(Count, Call) ->
+    [Call() || _ <- lists:seq(1, 500)],
+    Begun = erlang:monotonic_time(),
+    [Call() || _ <- lists:seq(1, Count)],
+    erlang:convert_time_unit(erlang:monotonic_time() - Begun, native, nanosecond) / Count.
+
+connect(Path) ->
+    {ok, Socket} = gen_tcp:connect({local, filename:join(filename:dirname(Path), "socket")}, 0, [binary, {packet, 4}, {active, false}]),
+    Socket.
+
+bytes() -> <<0:2048>>.

@@ -73,6 +73,10 @@ enum Part {
     ErlangCached,
     /// Erlang: 4 KiB past the page cache: reads a second, 64 in flight of one process (pelton-erlang), or one in each of 64
     ErlangDirect,
+    /// Erlang: 256 bytes to a thread of Rust and back: nanoseconds a message, 64 in flight, and by gen_tcp with {packet, 4} on a Unix socket
+    ErlangMessages,
+    /// Erlang: a call of 256 bytes to a service in Rust, one at a time, likewise
+    ErlangCall,
 }
 
 impl Part {
@@ -81,7 +85,7 @@ impl Part {
     }
 
     fn is_erlang(self) -> bool {
-        matches!(self, Part::Erlang | Part::ErlangCached | Part::ErlangDirect)
+        self.name().starts_with("erlang")
     }
 }
 
@@ -130,6 +134,7 @@ fn measure(arguments: &Arguments) -> Result<()> {
             }
             Part::ErlangCached => ("ns a read", BTreeMap::new()),
             Part::ErlangDirect => ("reads a second", BTreeMap::new()),
+            Part::ErlangMessages | Part::ErlangCall => ("ns there and back", BTreeMap::new()),
             Part::Cached | Part::Loops => ("ns a read", BTreeMap::new()),
             Part::Direct => ("reads a second", BTreeMap::new()),
             Part::Append => ("messages a second", append_calls(place.path())?),
@@ -138,15 +143,15 @@ fn measure(arguments: &Arguments) -> Result<()> {
         let mut report = Report { part, unit, runs: Vec::new(), extra };
         for run in 0..arguments.runs {
             report.runs.push(match part {
-                Part::Erlang | Part::ErlangCached | Part::ErlangDirect => {
-                    let erlang = erlang.as_ref().context("it was made above")?;
-                    erlang.run(&part.name(), place.path(), arguments.mailbox, run)?
-                }
                 Part::Cached => cached(place.path(), &["pread", "pelton", "pelton-submit"])?,
                 Part::Loops => cached(place.path(), &["pelton-submit", "libuv-fs", "tokio-fs"])?,
                 Part::Direct => direct(place.path())?,
                 Part::Append => append(place.path())?,
                 Part::Loop => event_loop(place.path())?,
+                _ => {
+                    let erlang = erlang.as_ref().context("it was made above")?;
+                    erlang.run(&part.name(), place.path(), arguments.mailbox, run)?
+                }
             });
         }
         report.write(arguments.json)?;

@@ -3,8 +3,12 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::{Read as _, Write as _},
+    os::unix::net::UnixListener,
     path::{Path, PathBuf},
     process::Command,
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -36,6 +40,11 @@ impl Erlang {
 
     /// One run of all systems.
     pub fn run(&self, part: &str, place: &Path, mailbox: usize, turn: usize) -> Result<BTreeMap<&'static str, f64>> {
+        match part {
+            "erlang-messages" => answer_messages(place)?,
+            "erlang-call" => answer_calls(place)?,
+            _ => {}
+        }
         let done = Command::new("erl")
             .args(["-noshell", "-pa"])
             .arg(self.compiled.path())
@@ -51,10 +60,60 @@ impl Erlang {
         let mut figures = BTreeMap::new();
         for line in text.lines() {
             let (system, figure) = line.split_once(' ').with_context(|| format!("found `{line}`, wanted a figure"))?;
-            let known = ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-file"];
+            let known = ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-file", "gen-tcp"];
             let system = known.into_iter().find(|known| *known == system).context("a system that is none")?;
             figures.insert(system, figure.parse()?);
         }
         Ok(figures)
     }
+}
+
+/// Sends back what comes, by pelton and by a stream socket, until the node ends.
+fn answer_messages(place: &Path) -> Result<()> {
+    let [there, back] = ["there", "back"].map(|name| format!("unix:{}", place.join(name).display()));
+    let listener = pelton::Listener::bind(&there)?;
+    thread::spawn(move || -> pelton::Result<()> {
+        let mut receiver = listener.accept_receiver()?;
+        let options = pelton::Options::new().connect_deadline(Instant::now() + Duration::from_secs(20));
+        let mut sender = options.connect_sender(&back)?;
+        loop {
+            sender.send(&receiver.receive()?)?;
+        }
+    });
+    answer_by_socket(place)
+}
+
+/// Answers calls with what they ask, and a stream socket likewise.
+fn answer_calls(place: &Path) -> Result<()> {
+    let mut service = pelton::Service::listen(&format!("unix:{}", place.join("service").display()))?;
+    thread::spawn(move || -> pelton::Result<()> {
+        loop {
+            let request = service.receive()?;
+            // An empty one ends it: the next run listens anew.
+            let is_last = request.is_empty();
+            let _ = request.reply(&request);
+            if is_last {
+                return Ok(());
+            }
+        }
+    });
+    answer_by_socket(place)
+}
+
+/// What the frames are need not be known to send them back.
+fn answer_by_socket(place: &Path) -> Result<()> {
+    let path = place.join("socket");
+    let _ = fs::remove_file(&path);
+    let listener = UnixListener::bind(&path)?;
+    thread::spawn(move || -> std::io::Result<()> {
+        let (mut socket, _) = listener.accept()?;
+        let mut bytes = vec![0; 1 << 16];
+        loop {
+            match socket.read(&mut bytes)? {
+                0 => return Ok(()),
+                count => socket.write_all(&bytes[..count])?,
+            }
+        }
+    });
+    Ok(())
 }

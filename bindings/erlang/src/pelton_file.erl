@@ -9,7 +9,8 @@
 %% <li>Any process may use a handle. It is closed by {@link close/1}, when the process that opened it ends, or when nobody refers to it.
 %% {@link read/2}, {@link write/2} and {@link position/2} share the file's one position; {@link pread/3} and {@link pwrite/3} do not look at it.</li>
 %% <li>{@link open/2} sets `message_queue_data' of the calling process to `off_heap', as a large mailbox on the heap is walked by every
-%% garbage collection, and reading makes garbage. `{mailbox, unchanged}' among the modes leaves it alone.</li>
+%% garbage collection, and reading makes garbage. `{mailbox, unchanged}' among the modes leaves it alone. `{garbage, Bytes}' has the process collected less
+%% often: so much of what was read may lie about, by the runtime's measure, whose own is 370 kB.</li>
 %% <li>`pread_async' and the like answer a reference, and `{pelton, Ref, Result}' comes: see {@link await/2}.</li>
 %% </ul>
 -module(pelton_file).
@@ -27,7 +28,8 @@
 %% What {@link open/2} answers.
 -type reason() :: file:posix() | badarg | terminated.
 -type mode() :: read | write | append | exclusive | raw | binary | sync | directory | read_ahead | {read_ahead, pos_integer()} |
-                delayed_write | {delayed_write, non_neg_integer(), non_neg_integer()} | {encoding, latin1} | {mailbox, off_heap | unchanged}.
+                delayed_write | {delayed_write, non_neg_integer(), non_neg_integer()} | {encoding, latin1} | {mailbox, off_heap | unchanged} |
+                {garbage, pos_integer()}.
 -type location() :: integer() | {bof | cur | eof, integer()} | bof | cur | eof.
 -type name() :: file:name_all().
 -type info_option() :: {time, local | universal | posix} | raw.
@@ -62,11 +64,11 @@
 %% at once. Neither `compressed', `ram' nor an encoding but `latin1' is to be had: `{error, badarg}'.
 -spec open(name(), [mode()]) -> {ok, handle()} | {error, reason()}.
 open(Name, Modes) when is_list(Modes) ->
-    case {path(Name), modes(Modes, 0, list, true)} of
+    case {path(Name), modes(Modes, 0, list)} of
         {error, _} -> {error, badarg};
         {_, error} -> {error, badarg};
-        {Path, {Flags, Form, SetsMailbox}} ->
-            SetsMailbox andalso process_flag(message_queue_data, off_heap),
+        {Path, {Flags, Form}} ->
+            ok = prepare(Modes),
             case open_path(Path, Flags) of
                 {ok, File, _Size} -> {ok, ?HANDLE(File, Form)};
                 {error, _} = Error -> Error
@@ -87,35 +89,46 @@ open(_Name, _Modes) ->
 open_path(Path, Flags) ->
     ask(fun(Ref) -> pelton_nif:file_open(Path, Flags, Flags band ?DIRECTORY =/= 0, Ref) end).
 
-modes([], Flags, Form, SetsMailbox) ->
+modes([], Flags, Form) ->
     case Flags band (?READ bor ?WRITE) of
-        0 -> modes([], Flags bor ?READ, Form, SetsMailbox);
-        ?WRITE when Flags band (?APPEND bor ?EXCLUSIVE) =:= 0 -> {Flags bor ?CREATE bor ?TRUNCATE, Form, SetsMailbox};
-        ?READ -> {Flags, Form, SetsMailbox};
-        _ -> {Flags bor ?CREATE, Form, SetsMailbox}
+        0 -> modes([], Flags bor ?READ, Form);
+        ?WRITE when Flags band (?APPEND bor ?EXCLUSIVE) =:= 0 -> {Flags bor ?CREATE bor ?TRUNCATE, Form};
+        ?READ -> {Flags, Form};
+        _ -> {Flags bor ?CREATE, Form}
     end;
-modes([Mode | Rest], Flags, Form, SetsMailbox) ->
+modes([Mode | Rest], Flags, Form) ->
     case Mode of
-        binary -> modes(Rest, Flags, binary, SetsMailbox);
-        read -> modes(Rest, Flags bor ?READ, Form, SetsMailbox);
-        write -> modes(Rest, Flags bor ?WRITE, Form, SetsMailbox);
-        append -> modes(Rest, Flags bor ?WRITE bor ?APPEND, Form, SetsMailbox);
-        exclusive -> modes(Rest, Flags bor ?WRITE bor ?EXCLUSIVE, Form, SetsMailbox);
-        sync -> modes(Rest, Flags bor ?O_SYNC, Form, SetsMailbox);
-        directory -> modes(Rest, Flags bor ?DIRECTORY, Form, SetsMailbox);
-        {mailbox, unchanged} -> modes(Rest, Flags, Form, false);
-        {mailbox, off_heap} -> modes(Rest, Flags, Form, true);
-        raw -> modes(Rest, Flags, Form, SetsMailbox);
-        {encoding, latin1} -> modes(Rest, Flags, Form, SetsMailbox);
-        read_ahead -> modes(Rest, Flags, Form, SetsMailbox);
-        {read_ahead, Size} when is_integer(Size), Size > 0 -> modes(Rest, Flags, Form, SetsMailbox);
-        delayed_write -> modes(Rest, Flags, Form, SetsMailbox);
+        binary -> modes(Rest, Flags, binary);
+        read -> modes(Rest, Flags bor ?READ, Form);
+        write -> modes(Rest, Flags bor ?WRITE, Form);
+        append -> modes(Rest, Flags bor ?WRITE bor ?APPEND, Form);
+        exclusive -> modes(Rest, Flags bor ?WRITE bor ?EXCLUSIVE, Form);
+        sync -> modes(Rest, Flags bor ?O_SYNC, Form);
+        directory -> modes(Rest, Flags bor ?DIRECTORY, Form);
+        {mailbox, How} when How =:= unchanged; How =:= off_heap -> modes(Rest, Flags, Form);
+        {garbage, Bytes} when is_integer(Bytes), Bytes > 0 -> modes(Rest, Flags, Form);
+        raw -> modes(Rest, Flags, Form);
+        {encoding, latin1} -> modes(Rest, Flags, Form);
+        read_ahead -> modes(Rest, Flags, Form);
+        {read_ahead, Size} when is_integer(Size), Size > 0 -> modes(Rest, Flags, Form);
+        delayed_write -> modes(Rest, Flags, Form);
         {delayed_write, Size, Delay} when is_integer(Size), Size >= 0, is_integer(Delay), Delay >= 0 ->
-            modes(Rest, Flags, Form, SetsMailbox);
+            modes(Rest, Flags, Form);
         _ -> error
     end;
-modes(_, _, _, _) ->
+modes(_, _, _) ->
     error.
+
+%% What the calling process is to have.
+prepare(Modes) ->
+    case lists:keyfind(mailbox, 1, Modes) of
+        {mailbox, unchanged} -> ok;
+        _ -> _ = process_flag(message_queue_data, off_heap), ok
+    end,
+    case lists:keyfind(garbage, 1, Modes) of
+        {garbage, Bytes} -> _ = process_flag(min_bin_vheap_size, Bytes div erlang:system_info(wordsize)), ok;
+        false -> ok
+    end.
 
 %% @doc Closes it. What other processes wait for with it ends: `{error, einval}'.
 -spec close(handle()) -> ok | {error, reason()}.
@@ -417,10 +430,10 @@ write_file(Name, Data) ->
 %% @doc Writes a whole file, with more modes of {@link open/2}.
 -spec write_file(name(), iodata(), [mode()]) -> ok | {error, reason()}.
 write_file(Name, Data, Modes) when is_list(Modes) ->
-    case {pieces(Data), modes([write, binary | Modes], 0, binary, false)} of
+    case {pieces(Data), modes([write, binary | Modes], 0, binary)} of
         {error, _} -> {error, badarg};
         {_, error} -> {error, badarg};
-        {Pieces, {Flags, _, _}} ->
+        {Pieces, {Flags, _}} ->
             with_path(Name, fun(Path) ->
                 case open_path(Path, Flags) of
                     {ok, File, _} ->

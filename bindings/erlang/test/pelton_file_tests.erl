@@ -17,6 +17,7 @@ tests() ->
      {any_process_uses_a_handle, fun any_process_uses_a_handle/1},
      {file_takes_the_handle, fun file_takes_the_handle/1},
      {opening_moves_the_mailbox_off_the_heap, fun opening_moves_the_mailbox_off_the_heap/1},
+     {garbage_is_collected_as_often_as_was_said, fun garbage_is_collected_as_often_as_was_said/1},
      {a_file_ends_with_its_owner, fun a_file_ends_with_its_owner/1},
      {a_forgotten_file_is_closed, fun a_forgotten_file_is_closed/1},
      {waiting_readers_do_not_keep_schedulers, fun waiting_readers_do_not_keep_schedulers/1},
@@ -109,6 +110,30 @@ opening_moves_the_mailbox_off_the_heap(Place) ->
     end,
     ?assertEqual(off_heap, Kept([])),
     ?assertEqual(on_heap, Kept([{mailbox, unchanged}])).
+
+garbage_is_collected_as_often_as_was_said(Place) ->
+    Collections = fun(Modes) ->
+        Test = self(),
+        Pid = spawn_link(fun() ->
+            {ok, File} = pelton_file:open(Place("b"), [write, read, binary | Modes]),
+            ok = pelton_file:write(File, binary:copy(<<1>>, 4096)),
+            receive read -> ok end,
+            lists:foreach(fun(_) -> {ok, _} = pelton_file:pread(File, 0, 4096) end, lists:seq(1, 2000)),
+            Test ! {done, self()}
+        end),
+        1 = erlang:trace(Pid, true, [garbage_collection]),
+        Pid ! read,
+        receive {done, Pid} -> counted(Pid, 0) end
+    end,
+    Often = Collections([]),
+    Seldom = Collections([{garbage, 1 bsl 20}]),
+    ?assert(3 * Seldom < Often).
+
+counted(Pid, Count) ->
+    receive {trace, Pid, gc_minor_start, _} -> counted(Pid, Count + 1);
+            {trace, Pid, _, _} -> counted(Pid, Count)
+    after 0 -> Count
+    end.
 
 a_file_ends_with_its_owner(Place) ->
     File = in_process(fun() -> {ok, File} = pelton_file:open(Place("a"), [write]), File end),
