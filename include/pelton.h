@@ -902,10 +902,10 @@ typedef struct pelton_operation {
     int64_t accessed_ns;        /* since 1970 */
     int64_t modified_ns;
     void (*release)(void *context); /* of a read or a write: called once, when neither the kernel nor the engine needs the memory any more:
-                                   before its completion is answered, or, where its engine was closed or its deadline passed, any time
-                                   after, on any thread. It must return, and neither use the engine nor wait for who does. Not called
-                                   where the operation is not taken, nor in a child of a fork. NULL: the memory has to stay until the
-                                   completion is answered, or the engine closed */
+                                   before its completion is answered; where its deadline has passed, in a later call; where its engine was
+                                   closed, any time after, on any thread. It must return, and neither use the engine nor wait for who does.
+                                   Not called where the operation is not taken, nor in a child of a fork. NULL: the memory has to stay until
+                                   the completion is answered, or the engine closed */
     void *context;              /* for release */
 } pelton_operation;
 
@@ -983,8 +983,8 @@ PELTON_MUST_USE int pelton_file_completions(pelton_engine *engine, int64_t deadl
  * opens its other end. Errors: PELTON_AGAIN: nothing with that token has yet to complete. */
 int pelton_file_cancel(pelton_engine *engine, uint64_t token);
 
-/* Takes over an open descriptor, of whatever kind. name is for messages. Asks what it is, which may wait for a file server. Errors: PELTON_SYSTEM,
- * and the descriptor is still the caller's. */
+/* Takes over an open descriptor, of whatever kind. name is for messages. Asks what it is, which may wait for a file server. Errors: PELTON_SYSTEM:
+ * EBADF: it is not open; with another errno it is closed. */
 PELTON_MUST_USE int pelton_file_from_fd(int fd, const char *name, pelton_file **out);
 
 /* An entry of a directory. */
