@@ -98,7 +98,7 @@ static void operations_do_what_they_say(void) {
     CHECK(fcntl(pelton_fd(file), F_GETFD) == FD_CLOEXEC);
     memcpy(bytes, "hello", 5);
     CHECK(did(transfer(PELTON_FILE_WRITE, file, &one, 1, 2)).count == 5);
-    CHECK(did(transfer(PELTON_FILE_WRITE, file, &one, 1, PELTON_END)).count == 5);
+    CHECK(did(transfer(PELTON_FILE_WRITE, file, &one, 1, PELTON_AT_END)).count == 5);
     memset(bytes, 0, sizeof bytes);
     CHECK(did(transfer(PELTON_FILE_READ, file, two, 3, 2)).count == 7);
     CHECK(memcmp(bytes, "hel", 3) == 0 && memcmp(bytes + 10, "lohe", 4) == 0);
@@ -109,7 +109,7 @@ static void operations_do_what_they_say(void) {
     CHECK(did(transfer(PELTON_FILE_READ, file, &one, 1, PELTON_CURRENT)).count == 1);
     CHECK(did(transfer(PELTON_FILE_READ, file, NULL, 0, 0)).count == 0);
     two[0].iov_len = 1;
-    CHECK(did(transfer(PELTON_FILE_WRITE, file, two, 3, PELTON_END)).count == 5);
+    CHECK(did(transfer(PELTON_FILE_WRITE, file, two, 3, PELTON_AT_END)).count == 5);
     CHECK(did(transfer(PELTON_FILE_WRITE, file, two, 3, PELTON_CURRENT)).count == 5);
     CHECK(did(transfer(PELTON_FILE_WRITE, file, two, 3, 0)).count == 5);
 

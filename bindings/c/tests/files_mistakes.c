@@ -100,8 +100,8 @@ static void an_operation_that_cannot_be_is_refused(void) {
     is_refused(PELTON_OPTION, "but of a read or a write");
     asked.kind = PELTON_FILE_READ;
     asked.file = file;
-    asked.offset = PELTON_END;
-    is_refused(PELTON_OPTION, "PELTON_END");
+    asked.offset = PELTON_AT_END;
+    is_refused(PELTON_OPTION, "PELTON_AT_END");
     asked.offset = 0;
     memory.iov_len = SIZE_MAX;
     is_refused(PELTON_OPTION, "a piece of memory");

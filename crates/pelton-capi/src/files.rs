@@ -333,7 +333,7 @@ impl COperation {
             return Err(code::null("operation.memory"));
         }
         if self.kind == READ && self.offset == END {
-            return Err(wrong("offset", "PELTON_END", "where to read from"));
+            return Err(wrong("offset", "PELTON_AT_END", "where to read from"));
         }
         // SAFETY: the caller's promise.
         for piece in unsafe { self.pieces() } {
