@@ -872,7 +872,7 @@ enum pelton_file_operation {
 
 /* pelton_operation.offset of a read or a write: the file's own position, which moves; of a write: its end, wherever that is by then. */
 #define PELTON_CURRENT UINT64_MAX
-#define PELTON_END (UINT64_MAX - 1)
+#define PELTON_AT_END (UINT64_MAX - 1)
 
 /* pelton_operation.accessed_ns and modified_ns: as it is. */
 #define PELTON_UNCHANGED INT64_MIN
@@ -880,6 +880,11 @@ enum pelton_file_operation {
 /* pelton_operation.flags: the next operation of the same call begins when this one has succeeded. When one fails, is cancelled or cut short, those
  * behind it complete with ECANCELED, undone. */
 #define PELTON_LINKED 1
+
+/* Called once with an operation's context, when neither the kernel nor the engine needs its memory any more: before its completion is answered;
+ * where its deadline has passed, in a later call; where its engine was closed, any time after, on any thread. It must return, and neither
+ * use the engine nor wait for who does. Not called where the operation is not taken, nor in a child of a fork. */
+typedef void (*pelton_released)(void *context);
 
 /* One operation. Begin with zeros, and set what its kind needs. It and all that it points to is the caller's again when the call has returned,
  * but for the memory itself. */
@@ -901,11 +906,7 @@ typedef struct pelton_operation {
     uint64_t resolve;           /* as of openat2(2): RESOLVE_NO_SYMLINKS and others */
     int64_t accessed_ns;        /* since 1970 */
     int64_t modified_ns;
-    void (*release)(void *context); /* of a read or a write: called once, when neither the kernel nor the engine needs the memory any more:
-                                   before its completion is answered, or, where its engine was closed or its deadline passed, any time
-                                   after, on any thread. It must return, and neither use the engine nor wait for who does. Not called
-                                   where the operation is not taken, nor in a child of a fork. NULL: the memory has to stay until the
-                                   completion is answered, or the engine closed */
+    pelton_released release;    /* of a read or a write; NULL: the memory has to stay until the completion is answered, or the engine closed */
     void *context;              /* for release */
 } pelton_operation;
 
@@ -983,8 +984,8 @@ PELTON_MUST_USE int pelton_file_completions(pelton_engine *engine, int64_t deadl
  * opens its other end. Errors: PELTON_AGAIN: nothing with that token has yet to complete. */
 int pelton_file_cancel(pelton_engine *engine, uint64_t token);
 
-/* Takes over an open descriptor, of whatever kind. name is for messages. Asks what it is, which may wait for a file server. Errors: PELTON_SYSTEM,
- * and the descriptor is still the caller's. */
+/* Takes over an open descriptor, of whatever kind. name is for messages. Asks what it is, which may wait for a file server. Errors: PELTON_SYSTEM:
+ * EBADF: it is not open; with another errno it is closed. */
 PELTON_MUST_USE int pelton_file_from_fd(int fd, const char *name, pelton_file **out);
 
 /* An entry of a directory. */

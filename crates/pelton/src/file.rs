@@ -152,7 +152,9 @@ impl File {
         Arc::into_inner(self.0)
     }
 
-    fn is_own(&self) -> bool {
+    /// Whether this is the process that opened it. For bindings.
+    #[doc(hidden)]
+    pub fn is_own(&self) -> bool {
         self.0.fd.is_own()
     }
 

@@ -514,8 +514,12 @@ impl Engine {
             self.pollable.add(ring).map_err(Error::system("watching the ring"))?;
             self.is_ring_watched = true;
         }
-        self.look()?;
         self.is_armed = true;
+        if let Err(error) = self.look() {
+            // The loop comes again, and tries again.
+            self.nudge.ring();
+            return Err(error);
+        }
         if !self.ready.is_empty() {
             self.nudge.ring();
             return Ok(false);
@@ -576,8 +580,48 @@ impl Engine {
         }
     }
 
-    /// An operation given up by `run_until` has a place too, until it has ended.
-    pub(crate) fn has_room(&self, operations: usize) -> bool {
+    /// Cancels all that is in flight. For bindings.
+    #[doc(hidden)]
+    pub fn cancel_all(&mut self) -> Result<()> {
+        self.check_owner()?;
+        for key in 0..self.entries.len() {
+            if let Some(entry) = &mut self.entries[key] {
+                let undone = std::mem::take(&mut entry.rest);
+                self.complete_undone(undone.into_iter().rev());
+                self.cancel_entry(key as u32);
+            }
+        }
+        self.start()
+    }
+
+    /// Waits until all that was submitted has ended, and all that was given up; completions stay to be taken. False at the deadline. For bindings.
+    #[doc(hidden)]
+    pub fn settle(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        self.check_owner()?;
+        self.wait(deadline, |engine| engine.under_way() == 0)
+    }
+
+    /// Waits until all that was given up has ended. For bindings.
+    #[doc(hidden)]
+    pub fn settle_given_up(&mut self) -> Result<bool> {
+        self.wait(None, |engine| engine.entries.iter().flatten().all(|entry| entry.whose != Whose::Nobody))
+    }
+
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.owner.is_forked()
+    }
+
+    /// How many operations can be in flight. For bindings.
+    #[doc(hidden)]
+    pub fn in_flight_max(&self) -> usize {
+        self.in_flight_max
+    }
+
+    /// An operation given up by `run_until` has a place too, until it has ended. For bindings.
+    #[doc(hidden)]
+    pub fn has_room(&self, operations: usize) -> bool {
         self.in_flight + operations <= self.in_flight_max && self.under_way() + operations <= self.in_flight_max
     }
 

@@ -106,6 +106,16 @@ impl Open {
         self
     }
 
+    /// By the words of open(2) and openat2(2). For bindings.
+    #[doc(hidden)]
+    pub fn from_raw(flags: u32, mode: u32, resolve: u64) -> Open {
+        let flags = OFlags::from_bits_retain(flags) | OFlags::CLOEXEC;
+        // Otherwise it says nothing, and openat2 does not take it.
+        let makes = flags.intersects(OFlags::CREATE) || flags.contains(OFlags::TMPFILE);
+        let mode = if makes { Mode::from_raw_mode(mode & 0o7777) } else { Mode::empty() };
+        Open { flags, mode, resolve: ResolveFlags::from_bits_retain(resolve) }
+    }
+
     /// How a path is to be resolved, also for the sake of a root.
     pub(crate) fn resolve(&self, root: Option<&Root>) -> ResolveFlags {
         self.resolve | root.map_or(ResolveFlags::empty(), |_| Root::RESOLVE)
@@ -238,6 +248,13 @@ impl Operation {
     /// threads see [`Tail`](super::Tail).
     pub fn append(file: &File, buffer: impl Into<Buffer>) -> Operation {
         Operation::transfer(file, Pieces::One(buffer.into()), Place::End, true)
+    }
+
+    /// Several buffers at the file's own position, or at its end. For bindings.
+    #[doc(hidden)]
+    pub fn vectored(file: &File, buffers: Vec<Buffer>, is_end: bool, writes: bool) -> Operation {
+        let place = if is_end { Place::End } else { Place::Current };
+        Operation::transfer(file, Pieces::Many(buffers), place, writes)
     }
 
     fn transfer(file: &File, memory: Pieces, place: Place, writes: bool) -> Operation {
