@@ -123,10 +123,12 @@ garbage_is_collected_as_often_as_was_said(Place) ->
         end),
         1 = erlang:trace(Pid, true, [garbage_collection]),
         Pid ! read,
-        receive {done, Pid} -> counted(Pid, 0) end
+        receive {done, Pid} -> ok end,
+        Told = erlang:trace_delivered(Pid),
+        receive {trace_delivered, Pid, Told} -> counted(Pid, 0) end
     end,
     Often = Collections([]),
-    Seldom = Collections([{garbage, 1 bsl 20}]),
+    Seldom = Collections([{garbage, 4 bsl 20}]),
     ?assert(3 * Seldom < Often).
 
 counted(Pid, Count) ->
