@@ -37,7 +37,9 @@ struct end {
     bool holds; /* messages are not copied */
     unsigned patience, attempts;
     struct end *next, *previous; /* all->ends */
-    bool is_doomed;
+    atomic_bool is_orphan; /* its owner has ended: the ferry closes it */
+    bool is_doomed;        /* under all->lock, as what follows: it is closed, and the ferry is to let go of it */
+    bool is_buried;        /* it has */
     bool is_to_be_looked_at;
     struct end *next_to_look_at;
 };
@@ -99,11 +101,11 @@ static ERL_NIF_TERM held_term(ErlNifEnv *env, pelton_held *handle, const void *d
 
 /* ---- Waiting ---- */
 
-/* Has the ferry look at the end now. Under the end's lock, while it is open. */
+/* Has the ferry look at the end now. */
 static void look_again(struct end *end)
 {
     enif_mutex_lock(all->lock);
-    if (!end->is_to_be_looked_at) {
+    if (!end->is_to_be_looked_at && !end->is_buried) {
         end->is_to_be_looked_at = true;
         end->next_to_look_at = all->ends_to_look_at;
         all->ends_to_look_at = end;
@@ -311,11 +313,38 @@ static void arm_client(struct end *end)
         look_again(end);
 }
 
+/* Closes what is open; what waits is told. Under the lock, which it gives up. */
+static void close_end(ErlNifEnv *told, struct end *end)
+{
+    end->active = 0;
+    tell_all(told, end, true, PELTON_CLOSED);
+    pelton_close(end->handle);
+    end->handle = NULL;
+    enif_mutex_unlock(end->lock);
+    enif_mutex_lock(all->lock);
+    end->is_doomed = true;
+    enif_mutex_unlock(all->lock);
+    ferry_wake();
+}
+
+static void close_if_open(struct end *end)
+{
+    enif_mutex_lock(end->lock);
+    if (end->handle)
+        close_end(NULL, end);
+    else
+        enif_mutex_unlock(end->lock);
+}
+
 /* ---- The ferry's ---- */
 
 void ends_ready(enum watched *watched)
 {
     struct end *end = (struct end *)watched;
+    if (atomic_load(&end->is_orphan)) {
+        close_if_open(end);
+        return;
+    }
     enif_mutex_lock(end->lock);
     if (end->handle) {
         switch (end->kind) {
@@ -370,34 +399,15 @@ void ends_bury(void)
         struct end *end = all->ends;
         while (end && (!end->is_doomed || end->is_to_be_looked_at))
             end = end->next;
-        if (end)
+        if (end) {
             remove_end(end);
+            end->is_buried = true;
+        }
         enif_mutex_unlock(all->lock);
         if (!end)
             return;
         enif_release_resource(end);
     }
-}
-
-/* Closes; what waits is told. False: it is closed already. */
-static bool close_end(ErlNifEnv *told, struct end *end)
-{
-    enif_mutex_lock(end->lock);
-    bool is_open = end->handle != NULL;
-    if (is_open) {
-        end->active = 0;
-        tell_all(told, end, true, PELTON_CLOSED);
-        pelton_close(end->handle);
-        end->handle = NULL;
-    }
-    enif_mutex_unlock(end->lock);
-    if (is_open) {
-        enif_mutex_lock(all->lock);
-        end->is_doomed = true;
-        enif_mutex_unlock(all->lock);
-        ferry_wake();
-    }
-    return is_open;
 }
 
 void ends_end(void)
@@ -412,15 +422,18 @@ void ends_end(void)
         enif_mutex_unlock(all->lock);
         if (!end)
             return;
-        close_end(NULL, end);
+        close_if_open(end);
         enif_release_resource(end);
     }
 }
 
 static void owner_is_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor)
 {
-    (void)pid, (void)monitor;
-    close_end(env, object);
+    (void)env, (void)pid, (void)monitor;
+    struct end *end = object;
+    /* Who copies much has the lock for longer than a scheduler should wait. */
+    atomic_store(&end->is_orphan, true);
+    look_again(end);
 }
 
 static void end_dies(ErlNifEnv *env, void *object)
@@ -518,8 +531,10 @@ NIF(end_open)
     all->ends = end; /* which has it */
     enif_mutex_unlock(all->lock);
     ERL_NIF_TERM term = enif_make_resource(env, end);
-    if (enif_monitor_process(env, end, &end->owner, &end->monitor))
-        close_end(env, end);
+    if (enif_monitor_process(env, end, &end->owner, &end->monitor)) {
+        atomic_store(&end->is_orphan, true);
+        look_again(end);
+    }
     return enif_make_tuple2(env, atom_ok, term);
 }
 
@@ -554,12 +569,11 @@ static ERL_NIF_TERM leave_end(struct end *end, ERL_NIF_TERM result)
 NIF(end_close)
 {
     (void)argc;
-    void *object;
-    if (!enif_get_resource(env, argv[0], all->end_type, &object))
-        return enif_make_badarg(env);
-    struct end *end = object;
-    if (!close_end(env, end))
-        return failed(env, PELTON_CLOSED);
+    ERL_NIF_TERM result;
+    struct end *end = end_at(env, argv[0], 15, &result);
+    if (!end)
+        return result;
+    close_end(env, end);
     enif_demonitor_process(env, end, &end->monitor);
     return atom_ok;
 }

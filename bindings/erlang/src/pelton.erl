@@ -51,9 +51,12 @@ open(Kind, Name, Options) ->
     end.
 
 %% @doc Closes. Who waits with it is told `{error, closed}'.
--spec close('end'()) -> ok | {error, closed}.
+-spec close('end'()) -> ok | {error, reason()}.
 close(End) ->
-    pelton_nif:end_close(End).
+    case pelton_nif:end_close(End) of
+        full -> erlang:yield(), close(End);
+        Result -> Result
+    end.
 
 %% @equiv send(Sender, Data, infinity)
 -spec send('end'(), iodata()) -> ok | {error, reason()}.
@@ -117,7 +120,7 @@ setopts(End, Options) ->
     end.
 
 %% @doc Makes another process the owner: only the owner can. What has come to the old owner stays there.
--spec controlling_process('end'(), pid()) -> ok | {error, not_owner | closed}.
+-spec controlling_process('end'(), pid()) -> ok | {error, reason()}.
 controlling_process(End, Pid) ->
     case pelton_nif:end_give(End, Pid) of
         full -> erlang:yield(), controlling_process(End, Pid);

@@ -67,7 +67,7 @@ path_do(_Kind, _Path, _Other, _Accessed, _Modified, _Ref) -> not_loaded().
 -spec end_open(0..3, binary(), tuple()) -> {ok, 'end'()} | {error, {atom(), binary()}}.
 end_open(_Kind, _Name, _Numbers) -> not_loaded().
 
--spec end_close('end'()) -> ok | {error, closed}.
+-spec end_close('end'()) -> told(ok).
 end_close(_End) -> not_loaded().
 
 -spec end_send('end'(), iodata(), reference()) -> told(ok | pending).
