@@ -126,7 +126,11 @@ prepare(Modes) ->
         _ -> _ = process_flag(message_queue_data, off_heap), ok
     end,
     case lists:keyfind(garbage, 1, Modes) of
-        {garbage, Bytes} -> _ = process_flag(min_bin_vheap_size, Bytes div erlang:system_info(wordsize)), ok;
+        {garbage, Bytes} ->
+            Words = Bytes div erlang:system_info(wordsize),
+            %% The next collection takes it up.
+            process_flag(min_bin_vheap_size, Words) =:= Words orelse erlang:garbage_collect(),
+            ok;
         false -> ok
     end.
 

