@@ -113,10 +113,6 @@ func (s *spin) hasFailed() {
 
 // await waits until the side finds what it looks for, the context ends, or the handle is closed.
 func await(ctx context.Context, on side, bell *bell, spin *spin, guard *guard) error {
-	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, bell.kick)
-		defer stop()
-	}
 	for until := (time.Time{}); spin.wait == Spin || !oneProcessor; {
 		for range loadsPerClock {
 			if on.stirs() {
@@ -141,6 +137,10 @@ func await(ctx context.Context, on side, bell *bell, spin *spin, guard *guard) e
 			spin.hasFailed()
 			break
 		}
+	}
+	if ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, bell.kick)
+		defer stop()
 	}
 	for {
 		// In this order: a kick that comes behind this ends the sleep, the reason of one before is found by the looks.
