@@ -24,3 +24,21 @@ func BenchmarkSendReceiveRelease256(b *testing.B) {
 		}
 	}
 }
+
+// A client and a service of this process. Between processes: go run ./bench.
+func BenchmarkCall256(b *testing.B) {
+	name := b.TempDir() + "/socket"
+	ctx := context.Background()
+	service := must(ListenService("unix:"+name, nil))
+	defer service.Close()
+	go func() { _ = service.Serve(ctx, echo) }()
+	client := must(ConnectClient(ctx, "unix:"+name, nil))
+	defer client.Close()
+	request, reply := payload(0, 256), make([]byte, 256)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := client.CallInto(ctx, request, reply); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

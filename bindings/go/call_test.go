@@ -7,15 +7,15 @@ import (
 	"testing"
 )
 
-// serving is a service that answers by the handler until the test ends.
-func serving(t *testing.T, name string, options *Options, handler func(Request)) *Service {
+// served is a service that answers by the handler until the test ends.
+func served(t *testing.T, name string, options *Options, handler func(Request)) *Service {
 	t.Helper()
 	service := must(ListenService(name, options))
-	served := make(chan error, 1)
-	go func() { served <- service.Serve(context.Background(), handler) }()
+	done := make(chan error, 1)
+	go func() { done <- service.Serve(context.Background(), handler) }()
 	t.Cleanup(func() {
 		service.Stop()
-		if err := <-served; err != nil && !errors.Is(err, ErrClosedHandle) {
+		if err := <-done; err != nil && !errors.Is(err, ErrClosedHandle) {
 			t.Error(err)
 		}
 		service.Close()
@@ -34,7 +34,7 @@ func echo(request Request) { _ = request.Reply(request.Bytes()) }
 
 func TestACallIsAnswered(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	serving(t, name, nil, echo)
+	served(t, name, nil, echo)
 	client := connected(t, name, nil)
 	for n := range 1000 {
 		reply, err := client.Call(ctx, payload(n, n))
@@ -48,7 +48,7 @@ func TestManyGoroutinesAskByOneClientInAnyOrderAndAnySize(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	// Lanes that are smaller than the largest messages, so that those are cut, and room is waited for.
 	options := &Options{Capacity: 1 << 16}
-	serving(t, name, options, echo)
+	served(t, name, options, echo)
 	client := connected(t, name, options)
 	var all sync.WaitGroup
 	for g := range 50 {

@@ -237,34 +237,123 @@ func (s *Service) arm() (bool, error) {
 func (s *Service) disarm()       { s.receiver.disarm() }
 func (s *Service) mustNap() bool { return s.receiver.mustNap() }
 
-// Serve answers requests by the handler, each in a goroutine of its own, as many at a time as [Options.Handlers] says; then more are not taken.
+// Serve answers requests by the handler, each in a goroutine, as many at a time as [Options.Handlers] says; then more are not taken.
 // It ends when Stop is called, or Drain and everything is answered, and the handlers at work are through. A request that the handler has not
 // answered when it returns, or panics, is abandoned; a panic is logged.
 //
+// The goroutine that takes a request handles it, as to have another do so costs more than a short handler; after a millisecond or
+// two another goroutine goes on taking requests, and further ones have goroutines of their own for some time.
+//
 // Errors: as Receive, but for [ErrClosed], which is how this ends: nil.
 func (s *Service) Serve(ctx context.Context, handler func(request Request)) error {
-	var at sync.WaitGroup
-	defer at.Wait()
-	free := make(chan struct{}, s.handlers)
+	v := &serving{
+		service: s, ctx: ctx, handler: handler, free: make(chan struct{}, s.handlers),
+		wake: make(chan struct{}, 1), ended: make(chan error, 1), over: make(chan struct{}),
+	}
+	if s.handlers > 1 {
+		v.at.Add(1)
+		go v.watch()
+	}
+	v.at.Add(1)
+	v.take()
+	err := <-v.ended
+	close(v.over)
+	v.at.Wait()
+	if errors.Is(err, ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// serving is a Serve that is under way.
+type serving struct {
+	service *Service
+	ctx     context.Context
+	handler func(request Request)
+	// The goroutines, and places for handlers.
+	at   sync.WaitGroup
+	free chan struct{}
+	// Odd while who takes requests handles one, one more at each change: who takes that away from it goes on taking.
+	turn atomic.Uint64
+	// So many requests to come have a goroutine each.
+	slow     atomic.Int64
+	isAsleep atomic.Bool
+	wake     chan struct{}
+	// Why no more is taken; and that all is over.
+	ended chan error
+	over  chan struct{}
+}
+
+const (
+	tick      = time.Millisecond
+	slowTurns = 1024
+)
+
+func (v *serving) take() {
+	defer v.at.Done()
 	for {
-		request, err := s.Receive(ctx)
-		if errors.Is(err, ErrClosed) {
-			return nil
-		}
+		request, err := v.service.Receive(v.ctx)
 		if err != nil {
-			return err
+			v.ended <- err
+			return
 		}
 		request.asked.isServed = true
-		if s.handlers == 1 {
-			request.handle(handler)
+		v.free <- struct{}{}
+		if v.slow.Load() > 0 {
+			v.slow.Add(-1)
+			v.at.Add(1)
+			go func() {
+				defer v.at.Done()
+				request.handle(v.handler)
+				<-v.free
+			}()
 			continue
 		}
-		free <- struct{}{}
-		at.Add(1)
-		go func() {
-			defer func() { <-free; at.Done() }()
-			request.handle(handler)
-		}()
+		turn := v.turn.Add(1)
+		if v.isAsleep.Load() && v.isAsleep.CompareAndSwap(true, false) {
+			v.wake <- struct{}{}
+		}
+		request.handle(v.handler)
+		<-v.free
+		if !v.turn.CompareAndSwap(turn, turn+1) {
+			return
+		}
+	}
+}
+
+// watch has another goroutine take requests when one that handles a request does not come back.
+func (v *serving) watch() {
+	defer v.at.Done()
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for last := uint64(0); ; {
+		select {
+		case <-ticker.C:
+		case <-v.over:
+			return
+		}
+		turn := v.turn.Load()
+		isSame := turn == last
+		last = turn
+		switch {
+		case isSame && turn%2 == 1 && v.turn.CompareAndSwap(turn, turn+1):
+			v.slow.Store(slowTurns)
+			v.at.Add(1)
+			go v.take()
+		case isSame:
+			// Nothing happens: until something does.
+			ticker.Stop()
+			if v.isAsleep.Store(true); v.turn.Load() != turn && v.isAsleep.CompareAndSwap(true, false) {
+				ticker.Reset(tick)
+				continue
+			}
+			select {
+			case <-v.wake:
+			case <-v.over:
+				return
+			}
+			ticker.Reset(tick)
+		}
 	}
 }
 

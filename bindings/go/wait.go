@@ -113,7 +113,7 @@ func (s *spin) hasFailed() {
 
 // await waits until the side finds what it looks for, the context ends, or the handle is closed.
 func await(ctx context.Context, on side, bell *bell, spin *spin, guard *guard) error {
-	for until := (time.Time{}); spin.wait == Spin || !oneProcessor; {
+	for half, until := (time.Time{}), (time.Time{}); spin.wait == Spin || !oneProcessor; {
 		for range loadsPerClock {
 			if on.stirs() {
 				break
@@ -126,16 +126,21 @@ func await(ctx context.Context, on side, bell *bell, spin *spin, guard *guard) e
 		if err := interrupted(ctx, guard); err != nil {
 			return err
 		}
-		runtime.Gosched()
 		if spin.wait == Spin {
+			runtime.Gosched()
 			continue
 		}
 		// The clock comes late: most waits are over before.
-		if now := time.Now(); until.IsZero() {
-			until = now.Add(spin.most())
+		now := time.Now()
+		if until.IsZero() {
+			half, until = now.Add(spin.most()/2), now.Add(spin.most())
 		} else if now.After(until) {
 			spin.hasFailed()
 			break
+		} else if now.After(half) {
+			// Once: it wakes a thread for those who may be waiting to run, which takes longer than most of these waits.
+			half = until
+			runtime.Gosched()
 		}
 	}
 	if ctx.Done() != nil {
