@@ -28,6 +28,9 @@ type Service struct {
 	found *asked
 	// Clients that broke the rules, and were sent away.
 	corrupt atomic.Uint64
+	// Requests of nobody's any more, to be used again.
+	mutex sync.Mutex
+	spare []*asked
 }
 
 // ListenService listens under a short name, or unix:PATH. It does not wait. Under a short name several services may listen, of one process or
@@ -158,7 +161,7 @@ func (s *Service) sort(in *inLane, record lane.Record) string {
 		c.assembly.drop(isPiece)
 		_ = c.sendLast(header{id: h.id, kind: kindReturned}, nil)
 	default:
-		s.found = askedPool.Get().(*asked)
+		s.found = s.newAsked()
 		s.found.caller, s.found.id, s.found.deadline = c, h.id, h.deadline
 		if isPiece {
 			var first header
@@ -362,7 +365,9 @@ func (r Request) handle(handler func(request Request)) {
 		if what := recover(); what != nil {
 			log.Printf("pelton: a handler panicked, and its call is abandoned: %v\n%s", what, debug.Stack())
 		}
-		_ = r.Abandon()
+		if r.isOpen() {
+			_ = r.Abandon()
+		}
 		r.asked.putBack()
 	}()
 	handler(r)
@@ -410,22 +415,32 @@ type asked struct {
 	isServed bool
 }
 
-var askedPool = sync.Pool{New: func() any {
-	a := &asked{}
-	a.use.Store(1)
-	return a
-}}
-
 // Of a request's memory, what is kept for the next one.
 const keptBytes = 64 << 10
 
+func (s *Service) newAsked() *asked {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if n := len(s.spare); n > 0 {
+		a := s.spare[n-1]
+		s.spare = s.spare[:n-1]
+		return a
+	}
+	a := &asked{}
+	a.use.Store(1)
+	return a
+}
+
 func (a *asked) putBack() {
+	s := a.caller.service
 	if cap(a.bytes) > keptBytes {
 		a.bytes = nil
 	}
 	a.caller, a.isServed = nil, false
 	a.use.Add(1)
-	askedPool.Put(a)
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.spare = append(s.spare, a)
 }
 
 func answered() error {
