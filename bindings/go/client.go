@@ -484,6 +484,9 @@ func (c *Client) usable(bytes int) error {
 	if c.fate != nil {
 		return c.fate
 	}
+	if c.drains() {
+		return c.lossError(lossReturned, nil)
+	}
 	most, isSomebody := uint64(0), false
 	for _, link := range c.links {
 		if c.crowd == nil || link.isOpen() {
@@ -495,6 +498,9 @@ func (c *Client) usable(bytes int) error {
 	}
 	return nil
 }
+
+// drains says whether the one service does, so that there is nobody to be asked.
+func (c *Client) drains() bool { return c.crowd == nil && len(c.links) > 0 && c.links[0].isDraining }
 
 func (c *Client) isSated() bool { return c.asideBytes > c.bytesMax || c.asideLast >= callsMax }
 
@@ -960,7 +966,7 @@ func (c *Client) check(w *waiter) (bool, error) {
 		return w.link.isLost || len(w.link.out.queue) == 0, nil
 	case w.what == aLook:
 		return w.looks != c.looks, nil
-	case c.fate != nil:
+	case c.fate != nil || c.drains():
 		return true, nil
 	}
 	if w.what == roomForCall && (c.isSated() || !c.hasPlace()) {
@@ -1293,7 +1299,7 @@ func (c *Client) lossError(loss Code, why error) error {
 	case loss == lossReturned && c.crowd != nil:
 		return c.nobody()
 	case loss == lossReturned:
-		return failure(ErrRefused, "the service gave the call back, as it drains: ask its successor")
+		return failure(ErrRefused, "the service drains, and has not begun the call: ask its successor")
 	case loss == ErrClosed:
 		return failure(ErrClosed, "the service has closed: whether it had carried the call out nobody knows")
 	}

@@ -121,6 +121,7 @@ func (s *Service) look() (bool, error) {
 			// That client's affair alone.
 			s.corrupt.Add(1)
 			r.giveUp(in)
+			r.nextTurn()
 			continue
 		}
 		if s.found != nil {
