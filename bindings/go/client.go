@@ -502,7 +502,8 @@ func (c *Client) usable(bytes int) error {
 // drains says whether the one service does, so that there is nobody to be asked.
 func (c *Client) drains() bool { return c.crowd == nil && len(c.links) > 0 && c.links[0].isDraining }
 
-func (c *Client) isSated() bool { return c.asideBytes > c.bytesMax || c.asideLast >= callsMax }
+// isSated says whether so many last answers wait to be taken that no more are to be asked for. Parts hold up their lane instead.
+func (c *Client) isSated() bool { return c.asideBytes-c.partBytes > c.bytesMax || c.asideLast >= callsMax }
 
 // ask submits a call, waiting for room and a place.
 func (c *Client) ask(ctx context.Context, call *Call, request []byte) error {
@@ -516,7 +517,7 @@ func (c *Client) ask(ctx context.Context, call *Call, request []byte) error {
 			return err
 		}
 		if c.isSated() {
-			return failure(ErrRefused, "%d answers of %d bytes in all wait: Await them before asking for more", c.asideLast, c.asideBytes)
+			return failure(ErrRefused, "%d answers of %d bytes in all wait: Await them before asking for more", c.asideLast, c.asideBytes-c.partBytes)
 		}
 		if slot, ok := c.takeSlot(); ok {
 			generation := c.places[slot].generation + 1

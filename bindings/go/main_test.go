@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -88,10 +87,14 @@ func runSide(arguments []string) error {
 			_, _ = io.Copy(io.Discard, os.Stdin)
 			service.Drain()
 		}()
-		var taken atomic.Int64
+		var mutex sync.Mutex
+		taken := 0
 		err = service.Serve(ctx, func(request Request) {
 			if end == "hold" {
-				fmt.Println("taken", taken.Add(1))
+				mutex.Lock()
+				taken++
+				fmt.Println("taken", taken)
+				mutex.Unlock()
 				<-ctx.Done()
 			}
 			_ = request.Reply(request.Bytes())
