@@ -503,7 +503,9 @@ func (c *Client) usable(bytes int) error {
 func (c *Client) drains() bool { return c.crowd == nil && len(c.links) > 0 && c.links[0].isDraining }
 
 // isSated says whether so many last answers wait to be taken that no more are to be asked for. Parts hold up their lane instead.
-func (c *Client) isSated() bool { return c.asideBytes-c.partBytes > c.bytesMax || c.asideLast >= callsMax }
+func (c *Client) isSated() bool {
+	return c.asideBytes-c.partBytes > c.bytesMax || c.asideLast >= callsMax
+}
 
 // ask submits a call, waiting for room and a place.
 func (c *Client) ask(ctx context.Context, call *Call, request []byte) error {
