@@ -7,6 +7,7 @@ import (
 	"io"
 	"log"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -344,7 +345,11 @@ func tryRequest(service *Service) (Request, bool, error) {
 
 func TestAClientThatDoesNotReadHoldsUpNobodyElse(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	service := served(t, name, &Options{Capacity: 1 << 16}, echo)
+	var handled atomic.Int64
+	service := served(t, name, &Options{Capacity: 1 << 16}, func(request Request) {
+		handled.Add(1)
+		echo(request)
+	})
 	silent, other := connected(t, name, nil), connected(t, name, nil)
 	var calls []*Call
 	for n := range callsMax {
@@ -354,6 +359,10 @@ func TestAClientThatDoesNotReadHoldsUpNobodyElse(t *testing.T) {
 		if reply, err := other.Call(ctx, payload(n, 3000)); err != nil || !isPayload(reply, n) {
 			t.Fatal(err)
 		}
+	}
+	// Its lane of replies takes some twenty; then nothing more of its is taken.
+	if of := handled.Load() - 1000; of > callsMax/4 {
+		t.Fatal(of, "requests were taken of one who reads nothing")
 	}
 	for n, call := range calls {
 		if reply, err := call.Await(ctx); err != nil || !isPayload(reply, n) || len(reply) != 3000 {
@@ -522,5 +531,45 @@ func TestACallAllocatesNothingOfItsOwn(t *testing.T) {
 		}
 	}); found > 1 {
 		t.Fatal(found, "allocations per call, wanted the reply's alone")
+	}
+}
+
+func TestNothingIsLeftOfWhatWasClosed(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	descriptors := func() int {
+		return len(must(os.ReadDir("/proc/self/fd"))) + bytes.Count(must(os.ReadFile("/proc/self/maps")), []byte("memfd:pelton"))
+	}
+	round := func() {
+		service := must(ListenService(name, &Options{Capacity: 1 << 16}))
+		done := make(chan error, 1)
+		go func() { done <- service.Serve(ctx, echo) }()
+		for range 5 {
+			client := must(ConnectClient(ctx, name, &Options{Capacity: 1 << 16}))
+			for n := range 5 {
+				if _, err := client.Call(ctx, payload(n, n*50_000)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// With a call in flight, and answers that nobody takes.
+			for range 100 {
+				must(client.Submit(ctx, payload(0, 2000)))
+			}
+			client.Close()
+		}
+		service.Stop()
+		if err := errors.Join(<-done, service.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	round()
+	// Who watches a peer's end ends a moment after the close; then nothing grows.
+	before, goroutines := descriptors(), runtime.NumGoroutine()
+	for range 10 {
+		round()
+	}
+	for until := time.Now().Add(30 * time.Second); descriptors() > before || runtime.NumGoroutine() > goroutines; time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("%d descriptors and mappings, %d before; %d goroutines, %d before", descriptors(), before, runtime.NumGoroutine(), goroutines)
+		}
 	}
 }

@@ -189,6 +189,29 @@ func TestACallThatEndsEachServiceIsLostInTheEnd(t *testing.T) {
 	}
 }
 
+func TestACallOfWhichAPartHasComeIsNotRepeated(t *testing.T) {
+	name, ctx := shortName(t), soon(t)
+	first := listening(t, name, nil)
+	client := connected(t, name, nil)
+	call := must(client.Submit(ctx, []byte("x")))
+	call.MarkIdempotent()
+	request := must(first.Receive(ctx))
+	second := listening(t, name, nil)
+	if err := request.Part(ctx, []byte("a part")); err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+	parts := 0
+	for part, err := range call.Parts(ctx) {
+		if parts++; parts == 1 && string(part) != "a part" || parts == 2 && !errors.Is(err, ErrClosed) {
+			t.Fatal(string(part), err)
+		}
+	}
+	if _, ok, err := tryRequest(second); parts != 2 || ok || err != nil {
+		t.Fatal(parts, ok, err)
+	}
+}
+
 func TestWhatADrainingServiceHasNotBegunIsGivenBack(t *testing.T) {
 	for _, isShort := range []bool{false, true} {
 		t.Run(fmt.Sprint(isShort), func(t *testing.T) {
