@@ -58,9 +58,10 @@ func TestAKilledServiceHasFailedItsCallsAtOnce(t *testing.T) {
 
 func TestAKilledClientIsForgottenAndItsHandlersAreTold(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	told := make(chan error, 10)
+	begun, told := make(chan bool, 10), make(chan error, 10)
 	service := served(t, name, nil, func(request Request) {
 		if string(request.Bytes()) != "other" {
+			begun <- true
 			<-request.Context().Done()
 			told <- request.Reply(nil)
 			return
@@ -69,7 +70,9 @@ func TestAKilledClientIsForgottenAndItsHandlersAreTold(t *testing.T) {
 	})
 	client := child(t, "call", name, 10, 100, "hold")
 	client.says("done 10")
-	// What has come in before is taken before this is.
+	for range 10 {
+		<-begun
+	}
 	other := connected(t, name, nil)
 	if _, err := other.Call(ctx, []byte("other")); err != nil {
 		t.Fatal(err)
@@ -106,6 +109,15 @@ func TestCallsAreSpreadOverTheServicesOfAName(t *testing.T) {
 	var calls []*Call
 	for n := range 300 {
 		calls = append(calls, must(client.Submit(ctx, payload(n, 10))))
+	}
+	// The least busy is asked.
+	for range 100 {
+		echo(must(services[1].Receive(ctx)))
+	}
+	// Which takes in the answers.
+	allFound(t, client, 3)
+	for n := range 100 {
+		calls = append(calls, must(client.Submit(ctx, payload(300+n, 10))))
 	}
 	for _, service := range services {
 		for range 100 {
