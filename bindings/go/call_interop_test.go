@@ -117,7 +117,8 @@ func TestGoHearsFailuresOfRusts(t *testing.T) {
 
 func TestAKilledServiceIsToldAcrossLanguages(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	service := tool(t, "serve", "--parallel", "20", "--exec", "sleep 100", name)
+	// Which ends when its input does.
+	service := tool(t, "serve", "--co-process", "--exec", "cat > /dev/null", name)
 	client := connected(t, name, &Options{Await: true})
 	ended := make(chan error, 20)
 	for range 20 {

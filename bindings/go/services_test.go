@@ -95,6 +95,10 @@ func allFound(t *testing.T, client *Client, count int) {
 		if time.Now().After(until) {
 			t.Fatal(client.Services(), "services, wanted", count)
 		}
+		// Not only in the course of being used.
+		client.mutex.Lock()
+		_ = client.lookAround(servicesMax)
+		client.mutex.Unlock()
 	}
 }
 
