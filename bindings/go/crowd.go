@@ -19,6 +19,8 @@ const (
 	submissionsPerLook = 256
 	// Links and hand-shakes of a client at most, lest who may make sockets make it run out of descriptors.
 	servicesMax = 64
+	// Between two looks while something waits for room, or for a first word.
+	lookAgain = 100 * time.Millisecond
 	// Services that may hang up on a client that connects, before it takes that for the answer.
 	hangUpsMax = 16
 )
