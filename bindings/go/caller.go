@@ -216,10 +216,20 @@ func (c *caller) look() (bool, error) {
 	return all, nil
 }
 
-// Nobody but the goroutine that flushes writes while something waits, so that these need no lock.
-func (c *caller) stirs() bool   { return c.out.lane.Stirs() }
-func (c *caller) disarm()       { c.out.lane.Disarm() }
-func (c *caller) mustNap() bool { return c.out.lane.MustNap() }
+// Nobody but the goroutine that flushes writes while something waits, so that this needs no lock.
+func (c *caller) stirs() bool { return c.out.lane.Stirs() }
+
+func (c *caller) disarm() {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.out.lane.Disarm()
+}
+
+func (c *caller) mustNap() bool {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return c.out.lane.MustNap()
+}
 
 func (c *caller) arm() (bool, error) {
 	c.mutex.Lock()
