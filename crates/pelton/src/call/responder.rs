@@ -5,15 +5,16 @@ mod raw;
 pub use raw::{RawReplyRoom, RawRequest};
 
 use super::Body;
-use super::caller::{Caller, Out, ROOM_OF};
+use super::caller::{Guard, Out, forget_room, has_room};
 use super::frame::{HEADER_BYTES, Header, Kind, check_size, slot_of};
+use super::hold::Hold;
 use crate::error::{Error, Result};
 use crate::link::Peer;
 use crate::sender::Sent;
 use crate::wait::Patience;
 use pelton_lane::Space;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
+use std::sync::atomic::Ordering::Relaxed;
+use std::mem::ManuallyDrop;
 use std::time::Instant;
 
 /// What a client asks, or tells.
@@ -23,10 +24,10 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct Request<'a> {
     pub(super) body: Body<'a>,
-    pub(super) responder: Responder,
+    pub(super) responder: Answering<'a>,
 }
 
-impl Request<'_> {
+impl<'a> Request<'a> {
     /// Answers, and is done. Does not wait: what the client has no room for is kept until it has.
     ///
     /// # Errors
@@ -46,22 +47,22 @@ impl Request<'_> {
 
     /// What answers it, apart from its bytes, which are given back: to answer later, or on another thread.
     pub fn into_responder(self) -> Responder {
-        self.responder
+        self.responder.away()
     }
 
     /// Copies the bytes into `buffer`, whose contents they replace, and gives them back; what remains is to answer.
     pub fn copy_out(self, buffer: &mut Vec<u8>) -> Responder {
         self.body.copy_into(buffer);
-        self.responder
+        self.responder.away()
     }
 
     /// Its bytes, on their own, and what answers it.
     pub fn into_parts(self) -> (Vec<u8>, Responder) {
-        (self.body.into_vec(), self.responder)
+        (self.body.into_vec(), self.responder.away())
     }
 
     /// Its bytes and what answers it, side by side: to write an answer in place while the request is read.
-    pub fn split(&mut self) -> (&[u8], &mut Responder) {
+    pub fn split(&mut self) -> (&[u8], &mut Answering<'a>) {
         (self.body.bytes(), &mut self.responder)
     }
 
@@ -93,16 +94,22 @@ impl std::ops::Deref for Request<'_> {
     }
 }
 
-/// Answers one request, on any thread. Dropped without an answer it tells the client that the call was abandoned.
+/// Answers one request. Dropped without an answer it tells the client that the call was abandoned.
+///
+/// With its request ([`Request::split`]) it is lent until the service is used again, and answers without a lock as long as nobody has
+/// taken away a [`Responder`] of the same client.
 #[derive(Debug)]
-pub struct Responder {
-    pub(super) caller: Arc<Caller>,
+pub struct Answering<'a> {
+    pub(super) caller: Hold<'a>,
     pub(super) id: u64,
     pub(super) deadline: u64,
     pub(super) is_answered: bool,
 }
 
-impl Responder {
+/// Answers one request at any time, on any thread.
+pub type Responder = Answering<'static>;
+
+impl Answering<'_> {
     /// Answers; after parts, this is the last of them. Does not wait: what the client has no room for is kept until it has.
     ///
     /// # Errors
@@ -165,7 +172,7 @@ impl Responder {
     pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<ReplyRoom<'_>>> {
         self.check(bytes)?;
         let caller = &self.caller;
-        if ROOM_OF.with(|of| of.get()).is_some() {
+        if has_room() {
             return Err(Error::Refused("this thread has room reserved for another reply: send that first".to_owned()));
         }
         let mut out = caller.lock()?;
@@ -178,7 +185,9 @@ impl Responder {
         let Some(space) = out.outbox.sender.try_room(bytes).map_err(|error| caller.went(error))? else {
             return Ok(None);
         };
-        ROOM_OF.with(|of| of.set(Some(Arc::as_ptr(caller) as usize)));
+        if out.is_locked() {
+            caller.note_room();
+        }
         let held = Held { caller, out: Some(out) };
         Ok(Some(ReplyRoom { held, space, id: self.id, is_answered: &mut self.is_answered }))
     }
@@ -199,6 +208,15 @@ impl Responder {
     /// makes no other use of the call's place before.
     pub fn is_cancelled(&self) -> bool {
         self.id != 0 && self.caller.is_cancelled(self.id)
+    }
+
+    /// The same, taken away from its request.
+    fn away(self) -> Responder {
+        let answering = ManuallyDrop::new(self);
+        let Answering { caller, id, deadline, is_answered } = &*answering;
+        // SAFETY: what is read is not dropped here.
+        let caller = unsafe { std::ptr::read(caller) };
+        Answering { caller: caller.away(), id: *id, deadline: *deadline, is_answered: *is_answered }
     }
 
     #[inline(always)]
@@ -227,7 +245,7 @@ impl Responder {
     }
 }
 
-impl Drop for Responder {
+impl Drop for Answering<'_> {
     fn drop(&mut self) {
         if !self.is_answered {
             // Who has gone is not told.
@@ -236,12 +254,12 @@ impl Drop for Responder {
     }
 }
 
-/// The lock, and that this thread has it.
+/// The client's lane, and that this thread has it.
 #[derive(Debug)]
 struct Held<'a> {
-    caller: &'a Arc<Caller>,
+    caller: &'a Hold<'a>,
     /// Until it is dropped.
-    out: Option<MutexGuard<'a, Out>>,
+    out: Option<Guard<'a>>,
 }
 
 impl Held<'_> {
@@ -263,8 +281,10 @@ impl Drop for Held<'_> {
         }
         // Also when nothing was written: to reserve was to be awake.
         self.caller.pass_on(&mut out);
+        if out.is_locked() {
+            forget_room();
+        }
         drop(out);
-        ROOM_OF.with(|of| of.set(None));
         self.caller.note_last();
     }
 }
@@ -307,7 +327,7 @@ impl ReplyRoom<'_> {
         }
         if kind.is_final() {
             // Before the reply, which lets the client use the place again.
-            caller.calls[slot_of(self.id) as usize].store(0, Ordering::Release);
+            caller.calls[slot_of(self.id) as usize].store(0, Relaxed);
         }
         sender.publish_room(self.space, Header::new(kind, self.id).words(), bytes)
     }

@@ -7,8 +7,10 @@
 mod raw;
 
 use super::caller::Caller;
+use super::edges::Stirred;
 use super::frame::{Assembly, By, Clock, HEADER_BYTES, Header, Kind};
-use super::responder::{Request, Responder};
+use super::hold::Hold;
+use super::responder::{Answering, Request};
 use super::{Body, LOOKS};
 use crate::connect::Listener;
 use crate::error::{Error, Result};
@@ -20,7 +22,8 @@ use crate::receiver::Receiver;
 use crate::wait::{self, Patience, Side, Spin};
 use pelton_lane::Record;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -74,7 +77,7 @@ pub(crate) struct Desk {
     /// Clients that are clogged since the service last looked; none any more when it is gone.
     arrived: Mutex<Option<Vec<Arc<Caller>>>>,
     /// Whether there is anything for the service to see here.
-    is_stirred: AtomicBool,
+    stirred: Stirred,
     is_stopped: AtomicBool,
     /// Takes no more requests.
     pub(super) is_draining: AtomicBool,
@@ -99,7 +102,7 @@ impl Desk {
             nudge: bells.nudge().clone(),
             clock: Clock::new(),
             arrived: Mutex::new(Some(Vec::new())),
-            is_stirred: AtomicBool::new(false),
+            stirred: Stirred::new(),
             is_stopped: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
             dropped: AtomicU64::new(0),
@@ -110,7 +113,7 @@ impl Desk {
     pub(super) fn stir(&self) {
         // In a forked child the descriptor is closed.
         if !self.owner.is_forked() {
-            self.is_stirred.store(true, Ordering::Release);
+            self.stirred.set();
             self.nudge.ring();
         }
     }
@@ -119,8 +122,8 @@ impl Desk {
 /// What a look came upon, of the current lane.
 #[derive(Debug)]
 enum Found {
-    InPlace(Record, Header, Arc<Caller>),
-    Apart(Vec<u8>, Header, Arc<Caller>),
+    InPlace(Record, Header),
+    Apart(Vec<u8>, Header),
 }
 
 impl Drop for Service {
@@ -197,7 +200,7 @@ impl Service {
         self.tend()?;
         let mut armed = self.requests.arm()?;
         armed = self.clogged.iter().fold(armed, |armed, caller| armed & caller.arm());
-        armed &= !self.desk.is_stirred.load(Ordering::Acquire);
+        armed &= !self.desk.stirred.is_set();
         if !armed || self.clogged.iter().any(|caller| caller.must_nap()) {
             self.desk.nudge.ring();
         }
@@ -217,7 +220,7 @@ impl Service {
 
     /// Replies to clients that had gone.
     pub fn dropped(&self) -> u64 {
-        self.desk.dropped.load(Ordering::Relaxed)
+        self.desk.dropped.load(Relaxed)
     }
 
     #[inline]
@@ -246,12 +249,15 @@ impl Service {
 
     #[inline]
     fn request(&mut self, found: Found) -> Request<'_> {
-        let (body, header, caller) = match found {
-            Found::InPlace(record, header, caller) => (Body::InPlace(self.requests.message(record)), header, caller),
-            Found::Apart(bytes, header, caller) => (Body::Apart(bytes), header, caller),
+        let back = self.requests.back().expect("a request is a client's");
+        // SAFETY: what this lends ends before the service is used again, and so before any lane is given up.
+        let caller = unsafe { Hold::lent(&back.caller) };
+        let (body, header) = match found {
+            Found::InPlace(record, header) => (Body::InPlace(self.requests.message(record)), header),
+            Found::Apart(bytes, header) => (Body::Apart(bytes), header),
         };
         let is_answered = header.kind == Kind::Notify;
-        Request { body, responder: Responder { caller, id: header.id, deadline: header.deadline, is_answered } }
+        Request { body, responder: Answering { caller, id: header.id, deadline: header.deadline, is_answered } }
     }
 
     /// The next request, if there is one now.
@@ -261,7 +267,7 @@ impl Service {
             return Ok(self.found.take());
         }
         for _ in 0..LOOKS {
-            if !self.clogged.is_empty() || self.desk.is_stirred.load(Ordering::Relaxed) {
+            if !self.clogged.is_empty() || self.desk.stirred.is_set() {
                 self.tend()?;
             }
             let Some(record) = self.requests.next_record()? else { return Ok(None) };
@@ -312,7 +318,7 @@ impl Service {
             self.requests.release_record(record);
             return Ok(None);
         }
-        Ok(Some(Found::InPlace(*record, header, back.caller.clone())))
+        Ok(Some(Found::InPlace(*record, header)))
     }
 
     #[cold]
@@ -325,7 +331,7 @@ impl Service {
         let most = self.desk.options.call_bytes_max;
         let Some(back) = self.requests.back() else { return Err("lane") };
         Assembly::check(&back.assembly, &header)?;
-        let caller = back.caller.clone();
+        let caller = Arc::clone(&back.caller);
         let mut assembly = back.assembly.take().unwrap_or_else(|| Assembly { header, bytes: Vec::new() });
         if assembly.bytes.len() as u64 + record.bytes - HEADER_BYTES as u64 > most {
             return Err("size");
@@ -344,7 +350,7 @@ impl Service {
             caller.give_back(header.id);
         }
         let is_wanted = !is_request || !(is_gone || self.is_draining);
-        Ok(is_wanted.then(|| Found::Apart(assembly.bytes, assembly.header, caller)))
+        Ok(is_wanted.then_some(Found::Apart(assembly.bytes, assembly.header)))
     }
 
     /// Looks after clients that do not read their replies, and whether to stop or drain.
@@ -353,7 +359,7 @@ impl Service {
         if self.requests.is_forked_here() {
             return Err(Error::Forked);
         }
-        if self.desk.is_stirred.swap(false, Ordering::Acquire) {
+        if self.desk.stirred.take() {
             let mut arrived = locked(&self.desk.arrived);
             // One that was clogged, was not, and is again may be here already.
             for new in arrived.iter_mut().flat_map(|arrived| arrived.drain(..)) {
@@ -362,16 +368,16 @@ impl Service {
                 }
             }
         }
-        let is_over = match self.desk.is_draining.load(Ordering::Acquire) {
+        let is_over = match self.desk.is_draining.load(Relaxed) {
             true => self.drain(),
             false => {
                 self.clogged.retain(|caller| caller.tend());
                 false
             }
         };
-        if is_over || self.desk.is_stopped.load(Ordering::Acquire) {
+        if is_over || self.desk.is_stopped.load(Relaxed) {
             // To be seen again by the next call.
-            self.desk.is_stirred.store(true, Ordering::Release);
+            self.desk.stirred.set();
             return Err(Error::Closed { unreleased: 0 });
         }
         Ok(())
@@ -385,7 +391,7 @@ impl Service {
             for back in self.requests.backs() {
                 back.caller.begin_drain();
                 if !self.clogged.iter().any(|old| Arc::ptr_eq(old, &back.caller)) {
-                    self.clogged.push(back.caller.clone());
+                    self.clogged.push(Arc::clone(&back.caller));
                 }
             }
         }
@@ -435,7 +441,7 @@ impl Side for Service {
     }
 
     fn stirs(&self) -> bool {
-        self.requests.has_messages() || self.desk.is_stirred.load(Ordering::Relaxed)
+        self.requests.has_messages() || self.desk.stirred.is_set()
     }
 
     fn arm(&mut self) -> Result<bool> {
@@ -444,7 +450,7 @@ impl Side for Service {
         }
         let armed = self.clogged.iter().fold(true, |armed, caller| armed & caller.arm());
         // Who stirs from now on rings.
-        let armed = armed && !self.desk.is_stirred.load(Ordering::Acquire);
+        let armed = armed && !self.desk.stirred.is_set();
         if !armed {
             Side::disarm(self);
         }
@@ -491,7 +497,7 @@ impl Stopper {
     /// told before the service is dropped; all calls that it had not answered by then have failed. Does not wait. To replace a
     /// service whose clients connect to a short name use [`Stopper::drain`].
     pub fn stop(&self) {
-        self.desk.is_stopped.store(true, Ordering::Release);
+        self.desk.is_stopped.store(true, Relaxed);
         self.desk.stir();
     }
 
@@ -503,7 +509,7 @@ impl Stopper {
     ///
     /// A client that does not read its replies holds this up; [`Stopper::stop`] ends it all the same.
     pub fn drain(&self) {
-        self.desk.is_draining.store(true, Ordering::Release);
+        self.desk.is_draining.store(true, Relaxed);
         self.desk.stir();
     }
 }
