@@ -385,9 +385,15 @@ impl Caller {
     #[inline(always)]
     pub(super) fn pass_on(&self, out: &mut Out) {
         if out.is_awaited && !out.outbox.sender.is_armed() {
-            out.is_awaited = false;
-            self.bell().ring();
+            self.tell_room(out);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell_room(&self, out: &mut Out) {
+        out.is_awaited = false;
+        self.bell().ring();
     }
 
     /// For the service's loop: writes what there is room for. False: it is not clogged any more.

@@ -5,6 +5,7 @@
 
 use super::caller::{Caller, Guard, has_room};
 use super::frame::Header;
+use super::responder::room_is_held;
 use crate::error::{Error, Result};
 use crate::os::{Ready, poll_until};
 use crate::sender::Sent;
@@ -48,14 +49,20 @@ impl<'a> Hold<'a> {
         Hold { caller: ManuallyDrop::new(caller), is_lent: false, of_loop: PhantomData }
     }
 
+    /// The client's lane, if it is this one's alone.
+    #[inline(always)]
+    pub(super) fn alone(&self) -> Option<Guard<'_>> {
+        let is_alone = self.is_lent && self.caller.away.is_nobody() && !self.caller.is_forked();
+        // SAFETY: it is lent, so the loop does nothing, and nobody else is there.
+        is_alone.then(|| unsafe { self.caller.unlocked() })
+    }
+
     /// The client's lane; waits while another thread answers it.
     pub(super) fn lock(&self) -> Result<Guard<'_>> {
         match self.try_lock()? {
             Some(out) => Ok(out),
             // Whoever has it may have room reserved as well, and wait for this thread's.
-            None if has_room() => {
-                Err(Error::Refused("this thread has room reserved for another reply: send that first".to_owned()))
-            }
+            None if has_room() => Err(room_is_held()),
             None => Ok(self.caller.wait_for_lock()),
         }
     }
@@ -63,11 +70,10 @@ impl<'a> Hold<'a> {
     /// The same, if nobody has it.
     #[inline(always)]
     fn try_lock(&self) -> Result<Option<Guard<'_>>> {
-        if self.is_lent && self.caller.away.is_nobody() && !self.caller.is_forked() {
-            // SAFETY: it is lent, so the loop does nothing, and nobody else is there.
-            return Ok(Some(unsafe { self.caller.unlocked() }));
+        match self.alone() {
+            Some(out) => Ok(Some(out)),
+            None => self.caller.try_lock(),
         }
-        self.caller.try_lock()
     }
 
     /// Writes the last of a call, or has it wait for room. Never waits.
@@ -179,7 +185,16 @@ impl Deref for Hold<'_> {
 impl Drop for Hold<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if !self.is_lent && self.caller.away.come_back() {
+        if !self.is_lent {
+            self.come_back();
+        }
+    }
+}
+
+impl Hold<'_> {
+    #[inline(never)]
+    fn come_back(&mut self) {
+        if self.caller.away.come_back() {
             // SAFETY: the lane has left its own to the last one, which is this.
             unsafe { ManuallyDrop::drop(&mut self.caller) };
         }

@@ -32,7 +32,7 @@ impl<'a> Request<'a> {
     ///
     /// # Errors
     /// As [`Responder::reply`].
-    #[inline]
+    #[inline(always)]
     pub fn reply(self, reply: &[u8]) -> Result<()> {
         self.responder.reply(reply)
     }
@@ -62,11 +62,13 @@ impl<'a> Request<'a> {
     }
 
     /// Its bytes and what answers it, side by side: to write an answer in place while the request is read.
+    #[inline]
     pub fn split(&mut self) -> (&[u8], &mut Answering<'a>) {
         (self.body.bytes(), &mut self.responder)
     }
 
     /// Whether the client does not await an answer: there is nothing to reply to then.
+    #[inline]
     pub fn is_notification(&self) -> bool {
         self.responder.id == 0
     }
@@ -89,6 +91,7 @@ impl<'a> Request<'a> {
 
 impl std::ops::Deref for Request<'_> {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         self.body.bytes()
     }
@@ -116,7 +119,7 @@ impl Answering<'_> {
     /// [`Error::PeerDied`] and [`Error::Closed`] when the client has gone: the reply is dropped. [`Error::TooLarge`] for more
     /// than the client takes ([`crate::Options::call_bytes_max`] there); the call is abandoned. [`Error::Refused`] for a notification;
     /// [`Error::Corrupt`], [`Error::Forked`].
-    #[inline]
+    #[inline(always)]
     pub fn reply(mut self, reply: &[u8]) -> Result<()> {
         self.last(Header::new(Kind::Reply, self.id), reply)
     }
@@ -169,13 +172,37 @@ impl Answering<'_> {
     ///
     /// # Errors
     /// As [`Responder::reply`]; [`Error::TooLarge`] also for more than the lane's largest message less 24 bytes.
+    #[inline(always)]
     pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<ReplyRoom<'_>>> {
+        match self.room_at_once(bytes) {
+            Some(space) => {
+                let out = self.caller.alone();
+                debug_assert!(out.is_some(), "it was just found to be so");
+                let held = Held { caller: &self.caller, out };
+                Ok(Some(ReplyRoom { held, space, id: self.id, is_answered: &mut self.is_answered }))
+            }
+            None => self.reserve_slowly(bytes),
+        }
+    }
+
+    /// The common case: the client is this one's alone, nothing waits before this, and there is room.
+    #[inline(always)]
+    fn room_at_once(&self, bytes: usize) -> Option<Space> {
+        let is_due = self.id != 0 && !self.is_answered && bytes as u64 <= self.caller.bytes_max;
+        let mut out = self.caller.alone().filter(|out| is_due && out.outbox.is_empty())?;
+        if self.caller.has_later() { None } else { out.outbox.sender.room_at_once(bytes) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn reserve_slowly(&mut self, bytes: usize) -> Result<Option<ReplyRoom<'_>>> {
         self.check(bytes)?;
         let caller = &self.caller;
-        if has_room() {
-            return Err(Error::Refused("this thread has room reserved for another reply: send that first".to_owned()));
-        }
-        let mut out = caller.lock()?;
+        let mut out = match caller.alone() {
+            Some(out) => out,
+            None if has_room() => return Err(room_is_held()),
+            None => caller.lock()?,
+        };
         if !out.outbox.is_empty() || caller.has_later() {
             caller.flush(&mut out)?;
         }
@@ -246,12 +273,26 @@ impl Answering<'_> {
 }
 
 impl Drop for Answering<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
         if !self.is_answered {
-            // Who has gone is not told.
-            let _ = self.caller.send_last(Header::new(Kind::Abandoned, self.id), &[]);
+            self.abandon();
         }
     }
+}
+
+impl Answering<'_> {
+    #[cold]
+    #[inline(never)]
+    fn abandon(&mut self) {
+        // Who has gone is not told.
+        let _ = self.caller.send_last(Header::new(Kind::Abandoned, self.id), &[]);
+    }
+}
+
+#[cold]
+pub(super) fn room_is_held() -> Error {
+    Error::Refused("this thread has room reserved for another reply: send that first".to_owned())
 }
 
 /// The client's lane, and that this thread has it.
@@ -273,6 +314,7 @@ impl Held<'_> {
 }
 
 impl Drop for Held<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
         let Some(mut out) = self.out.take() else { return };
         if self.caller.has_later() {
@@ -304,6 +346,7 @@ impl ReplyRoom<'_> {
     ///
     /// # Errors
     /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is sent then.
+    #[inline(always)]
     pub fn reply(mut self, bytes: usize) -> Result<()> {
         self.publish(Kind::Reply, bytes)?;
         *self.is_answered = true;
@@ -318,6 +361,7 @@ impl ReplyRoom<'_> {
         self.publish(Kind::Part, bytes)
     }
 
+    #[inline(always)]
     fn publish(&mut self, kind: Kind, bytes: usize) -> Result<()> {
         let caller = self.held.caller;
         let sender = &mut self.held.out_mut().outbox.sender;
@@ -335,16 +379,16 @@ impl ReplyRoom<'_> {
 
 impl std::ops::Deref for ReplyRoom<'_> {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         self.held.out().outbox.sender.room_read(self.space)
     }
 }
 
 impl std::ops::DerefMut for ReplyRoom<'_> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        {
-            let space = self.space;
-            self.held.out_mut().outbox.sender.room(space)
-        }
+        let space = self.space;
+        self.held.out_mut().outbox.sender.room(space)
     }
 }

@@ -161,19 +161,28 @@ impl Service {
     /// # Errors
     /// [`Error::Closed`] once [`Stopper::stop`] was called, or everything is answered after [`Stopper::drain`]; [`Error::Forked`]; [`Error::System`], for instance when descriptors
     /// run out, after which it can be tried again.
-    #[inline]
+    #[inline(always)]
     pub fn receive(&mut self) -> Result<Request<'_>> {
-        let found = self.find(Patience::Endless)?.expect("without a deadline it does not pass");
-        Ok(self.request(found))
+        let plain = match self.plain_request() {
+            None if self.requests.record_comes_soon() => self.plain_request(),
+            plain => plain,
+        };
+        if let Some((record, id, deadline)) = plain {
+            return Ok(self.plain(record, id, deadline));
+        }
+        Ok(self.receive_slowly(Patience::Endless)?.expect("without a deadline it does not pass"))
     }
 
     /// As [`Service::receive`], if there is one now; `None` otherwise. Never waits.
     ///
     /// # Errors
     /// As [`Service::receive`].
-    #[inline]
+    #[inline(always)]
     pub fn try_receive(&mut self) -> Result<Option<Request<'_>>> {
-        Ok(self.find(Patience::None)?.map(|found| self.request(found)))
+        if let Some((record, id, deadline)) = self.plain_request() {
+            return Ok(Some(self.plain(record, id, deadline)));
+        }
+        self.receive_slowly(Patience::None)
     }
 
     /// As [`Service::receive`], until `deadline` on the monotonic clock; `None` when it passes.
@@ -181,7 +190,7 @@ impl Service {
     /// # Errors
     /// As [`Service::receive`].
     pub fn receive_until(&mut self, deadline: Instant) -> Result<Option<Request<'_>>> {
-        Ok(self.find(Patience::Until(deadline))?.map(|found| self.request(found)))
+        self.receive_slowly(Patience::Until(deadline))
     }
 
     /// What ends this service's waits from another thread, or from a handler.
@@ -223,22 +232,46 @@ impl Service {
         self.desk.dropped.load(Relaxed)
     }
 
-    #[inline]
+    /// The common case: a whole request stands at the cursor, and there is nothing else to look after. It has been taken then; `None`:
+    /// ask [`Service::find`]. Apart, so that it stays in registers.
+    #[inline(always)]
+    fn plain_request(&mut self) -> Option<(Record, u64, u64)> {
+        if self.found.is_some() || self.is_draining || !self.clogged.is_empty() || self.desk.stirred.is_set() {
+            return None;
+        }
+        let (record, words) = self.requests.record_at_once()?;
+        let is_plain = Header::is_plain(&words, Kind::Request)
+            && record.bytes - HEADER_BYTES as u64 <= self.desk.options.call_bytes_max;
+        let [id, _, deadline] = words;
+        (is_plain && self.requests.back()?.caller.begin(id)).then_some((record, id, deadline))
+    }
+
+    #[inline(always)]
+    fn plain(&mut self, record: Record, id: u64, deadline: u64) -> Request<'_> {
+        let caller = self.lend();
+        let body = Body::InPlace(self.requests.message(record));
+        Request { body, responder: Answering { caller, id, deadline, is_answered: false } }
+    }
+
+    /// The current client, for as long as this is borrowed.
+    #[inline(always)]
+    fn lend<'a>(&mut self) -> Hold<'a> {
+        let back = self.requests.back().expect("a request is a client's");
+        // SAFETY: whoever calls this ends what it lends before the service is used again, and so before any lane is given up.
+        unsafe { Hold::lent(&back.caller) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn receive_slowly(&mut self, patience: Patience) -> Result<Option<Request<'_>>> {
+        Ok(self.find(patience)?.map(|found| self.request(found)))
+    }
+
     fn find(&mut self, patience: Patience) -> Result<Option<Found>> {
         if let Some(found) = self.look_for()? {
             return Ok(Some(found));
         }
         let Some(deadline) = patience.deadline() else { return Ok(None) };
-        if self.requests.record_comes_soon()
-            && let Some(found) = self.look_for()?
-        {
-            return Ok(Some(found));
-        }
-        self.wait_for(deadline)
-    }
-
-    #[cold]
-    fn wait_for(&mut self, deadline: Option<Instant>) -> Result<Option<Found>> {
         while wait::wait(self, deadline)? {
             if let Some(found) = self.look_for()? {
                 return Ok(Some(found));
@@ -247,11 +280,8 @@ impl Service {
         Ok(None)
     }
 
-    #[inline]
     fn request(&mut self, found: Found) -> Request<'_> {
-        let back = self.requests.back().expect("a request is a client's");
-        // SAFETY: what this lends ends before the service is used again, and so before any lane is given up.
-        let caller = unsafe { Hold::lent(&back.caller) };
+        let caller = self.lend();
         let (body, header) = match found {
             Found::InPlace(record, header) => (Body::InPlace(self.requests.message(record)), header),
             Found::Apart(bytes, header) => (Body::Apart(bytes), header),
@@ -261,7 +291,6 @@ impl Service {
     }
 
     /// The next request, if there is one now.
-    #[inline(always)]
     fn look_for(&mut self) -> Result<Option<Found>> {
         if self.found.is_some() {
             return Ok(self.found.take());
@@ -290,7 +319,6 @@ impl Service {
 
     /// What the next record asks, if it asks something and is whole; else it has been released. An error is the rule that it
     /// breaks.
-    #[inline(always)]
     fn sort(&mut self, record: &Record, header: Header) -> std::result::Result<Option<Found>, &'static str> {
         if record.bytes - HEADER_BYTES as u64 > self.desk.options.call_bytes_max {
             return Err("size");
