@@ -501,8 +501,8 @@ impl Side for Service {
         Side::sleep(&mut self.requests, deadline)
     }
 
-    fn rung(&mut self) -> Result<bool> {
-        Side::rung(&mut self.requests)
+    fn rung(&mut self, alone: bool) -> Result<bool> {
+        Side::rung(&mut self.requests, alone)
     }
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {

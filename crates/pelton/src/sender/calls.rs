@@ -4,7 +4,7 @@ use super::{Room, Sender, Want};
 use crate::error::{Error, Result};
 use crate::link::SharedLife;
 use crate::wait::{Patience, Side};
-use pelton_lane::Space;
+use pelton_lane::{Space, Wake};
 
 /// Bytes of a header, which is three words.
 const HEADER_BYTES: usize = size_of::<[u64; 3]>();
@@ -35,7 +35,7 @@ impl Sender {
         // SAFETY: so many bytes are reserved there, for this sender, and are in no slice.
         unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), target.add(HEADER_BYTES), payload.len()) };
         self.write_header(space, header);
-        self.publish(space, payload.len() + HEADER_BYTES);
+        self.publish_message(space, payload.len() + HEADER_BYTES);
     }
 
     /// Room for a header and `bytes` to be written in place, if there is now.
@@ -83,8 +83,19 @@ impl Sender {
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: most as u64 });
         }
         self.write_header(space, header);
-        self.publish(space, bytes + HEADER_BYTES);
+        self.publish_message(space, bytes + HEADER_BYTES);
         Ok(())
+    }
+
+    /// As [`Sender::publish`], but does not look whether the receiver is alive because it sleeps: that of a call is told by the other
+    /// lane, and who is rung in vain is looked at with the next message.
+    #[inline(always)]
+    fn publish_message(&mut self, space: Space, bytes: usize) {
+        match self.parts.lane.commit(space, bytes as u64) {
+            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(256) => {}
+            Wake::Ring => self.parts.link.ring_peer(),
+            wake => self.after_publishing(wake),
+        }
     }
 
     #[inline(always)]
