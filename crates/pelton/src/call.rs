@@ -31,8 +31,8 @@ mod tests;
 pub(crate) use caller::{Back, Caller};
 pub use client::{CallId, Client, Completion, Loss, Outcome, RequestRoom};
 pub use client::{RawCompletion, RawRequestRoom};
-pub use responder::{RawReplyRoom, RawRequest};
 pub use responder::{Answering, ReplyRoom, Request, Responder};
+pub use responder::{RawReplyRoom, RawRequest};
 pub(crate) use service::Desk;
 pub use service::{Service, Stopper};
 

@@ -249,8 +249,7 @@ impl Caller {
     }
 
     pub(super) fn is_cancelled(&self, id: u64) -> bool {
-        self.is_gone.load(Relaxed)
-            || self.calls[slot_of(id) as usize].load(Relaxed) & CANCELLED != 0
+        self.is_gone.load(Relaxed) || self.calls[slot_of(id) as usize].load(Relaxed) & CANCELLED != 0
     }
 
     #[inline(always)]
@@ -322,8 +321,7 @@ impl Caller {
 
     /// Whether nothing is taken of it any more, and it is told, or has been.
     pub(super) fn is_drained(&self) -> bool {
-        self.stalls.load(Relaxed) & (DRAINED | CLOGGED | LATER) == DRAINED
-            || self.is_gone.load(Relaxed)
+        self.stalls.load(Relaxed) & (DRAINED | CLOGGED | LATER) == DRAINED || self.is_gone.load(Relaxed)
     }
 
     /// For the service's loop when it drains: tells the client, once all its calls are answered, that this was all. `open` is

@@ -140,12 +140,7 @@ impl<'a> Hold<'a> {
     }
 
     /// Polls without the lock: the others answer meanwhile. Comes back when there may be room.
-    fn wait_for_room<'b>(
-        &'b self,
-        mut out: Guard<'b>,
-        bytes: usize,
-        deadline: Option<Instant>,
-    ) -> Result<Guard<'b>> {
+    fn wait_for_room<'b>(&'b self, mut out: Guard<'b>, bytes: usize, deadline: Option<Instant>) -> Result<Guard<'b>> {
         self.bells.drain();
         let bytes = if out.outbox.is_empty() { bytes } else { out.outbox.wanted() };
         if !out.outbox.sender.arm_for_room(bytes).map_err(|error| self.went(error))? {

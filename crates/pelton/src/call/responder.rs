@@ -13,8 +13,8 @@ use crate::link::Peer;
 use crate::sender::Sent;
 use crate::wait::Patience;
 use pelton_lane::Space;
-use std::sync::atomic::Ordering::Relaxed;
 use std::mem::ManuallyDrop;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 /// What a client asks, or tells.
