@@ -37,13 +37,16 @@ pub(crate) const FENCED: Edge = Edge::named("fenced");
 
 #[cfg(not(loom))]
 impl Edge {
+    /// Of that name.
     pub const fn named(_name: &'static str) -> Edge {
         Edge {}
     }
+    /// Of its store.
     #[inline(always)]
     pub const fn store(&self) -> Ordering {
         Ordering::Release
     }
+    /// Of its load.
     #[inline(always)]
     pub const fn load(&self) -> Ordering {
         Ordering::Acquire
@@ -52,12 +55,15 @@ impl Edge {
 
 #[cfg(loom)]
 impl Edge {
+    /// Of that name.
     pub const fn named(name: &'static str) -> Edge {
         Edge { name }
     }
+    /// Of its store.
     pub fn store(&self) -> Ordering {
         if weakened(self.name) { Ordering::Relaxed } else { Ordering::Release }
     }
+    /// Of its load.
     pub fn load(&self) -> Ordering {
         if weakened(self.name) { Ordering::Relaxed } else { Ordering::Acquire }
     }

@@ -9,7 +9,7 @@
 //! Everything else that they share is under a lock, or is a flag that says nothing of other memory and is told by [stir]. This file
 //! is also a part of the models, `pelton-lane/tests/calls.rs`, where each edge is weakened once (`./run loom`).
 
-use pelton_lane::edges::{AtomicBool, AtomicU32, Edge};
+use pelton_lane::sync::{AtomicBool, AtomicU32, Edge};
 use std::sync::atomic::Ordering::Relaxed;
 
 const HOME: Edge = Edge::named("home");

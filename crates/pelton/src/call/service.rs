@@ -31,7 +31,7 @@ use std::time::Instant;
 /// requests; they are answered on any.
 ///
 /// The caller's own loop takes requests by [`Service::receive`], in turn from all clients, or [`Service::run`] does it with a pool
-/// of threads. Each request is answered once, by its [`Responder`].
+/// of threads. Each request is answered once, by its [`Answering`].
 ///
 /// Dropping it closes: all calls in flight fail with [`Error::Closed`] at their clients.
 ///
