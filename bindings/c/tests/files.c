@@ -195,7 +195,7 @@ static void each_operation_does_what_it_says_run_and_submitted(void) {
 }
 
 static void a_directory_is_listed_in_batches(void) {
-    char name[160];
+    char name[200];
     size_t found = 0, batches = 0, sum = 0;
     pelton_file *directory;
     begin();
