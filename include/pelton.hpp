@@ -703,11 +703,13 @@ public:
     using owned::fd;
 };
 
-// What came of an operation, with the file that was opened, if one was.
+// What came of an operation. A file that was opened is closed with it, unless it is taken.
 struct file_completion : pelton_file_completion {
     file_completion() noexcept : pelton_file_completion{} {}
-    // The file is whoever's takes it, once.
-    pelton::file take_file() noexcept { return pelton::file(std::exchange(this->file, nullptr)); }
+    file_completion(file_completion &&other) noexcept : pelton_file_completion(other) { other.file = nullptr; }
+    file_completion &operator=(file_completion &&) = delete;
+    ~file_completion() { pelton_close(file); }
+    pelton::file take_file() noexcept { return pelton::file(std::exchange(file, nullptr)); }
 };
 
 class engine : public owned<pelton_engine> {
