@@ -8,10 +8,10 @@
 //                                                                    }
 //
 // Who owns what. sender, receiver, listener, held, flush, appenders, appender, records, client, service, responder, engine and file are
-// handles: moved, not copied, closed when destroyed; one moved from, or from a result that is an error, is empty, and answers PELTON_NULL. message,
-// messages, completion, request, reservation, request_reservation and reply_reservation are what a handle has given out for a while:
-// destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let its scope be the loop's,
-// as above. They can be returned and passed on, but not assigned to.
+// handles: moved, not copied, closed when destroyed; one moved from, or from a result that is an error, is empty, and answers
+// PELTON_NULL. message, messages, completion, request, reservation, request_reservation and reply_reservation are what a handle has
+// given out for a while: destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let
+// its scope be the loop's, as above. They can be returned and passed on, but not assigned to.
 #ifndef PELTON_HPP
 #define PELTON_HPP
 
