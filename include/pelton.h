@@ -45,8 +45,8 @@
  *
  * THREADS. A handle is used by one thread at a time; which one does not matter, and need not stay the same, as long as one
  * thread's call has returned, and the other knows, before the other begins. Different handles are independent. Only using a pelton_file,
- * closing a pelton_held, pelton_service_stop, and what takes a pelton_senders or a pelton_appenders, but not their close, may be called at any time
- * from any thread.
+ * closing a pelton_held, pelton_service_stop, and what takes a pelton_senders or a pelton_appenders, but not their close, may be called at
+ * any time from any thread.
  *
  * UNITS. Sizes are in bytes, times in nanoseconds.
  */
@@ -187,8 +187,8 @@ typedef struct pelton_options {
     int64_t hold_ns;            /* calls: so long arming a client may hold the loop while answers have lately come so soon, 20 us;
                                    PELTON_NO_HOLD: not at all */
     uint32_t in_flight;         /* files: the most operations submitted whose completions are not taken, 1024, at most 16384 */
-    uint32_t threads;           /* files: the most threads, for what io_uring does not do, 8, at most 1024; what waits for somebody else, as at
-                                   a FIFO, has one besides */
+    uint32_t threads;           /* files: the most threads, for what io_uring does not do, 8, at most 1024; what waits for somebody else, as
+                                   at a FIFO, has one besides */
     const char *root;           /* files: a directory that no path leads out of; NULL: all paths as they are */
 } pelton_options;
 
@@ -275,15 +275,15 @@ PELTON_MUST_USE int pelton_accept_receiver(pelton_listener *listener, int64_t de
  * reading. It is level-triggered in meaning, from one arm to the next. The steps:
  *   1. arm. PELTON_AGAIN: nothing is there, go back to the loop. PELTON_OK: something is there already: go to 2. Anything else is
  *      the end of the channel, or an error.
- *   2. when it is readable: receive (or send, await, or take completions) with PELTON_NO_WAIT until PELTON_AGAIN, or as often as the loop can afford (the
- *      descriptor stays readable), then arm again. A descriptor that is readable with nothing there is possible: arm again.
+ *   2. when it is readable: receive (or send, await, or take completions) with PELTON_NO_WAIT until PELTON_AGAIN, or as often as the loop
+ *      can afford (the descriptor stays readable), then arm again. A descriptor that is readable with nothing there is possible: arm again.
  *   3. disarm before using the functions that wait, or when the loop loses interest.
  * Watch a sender's descriptor for room, by pelton_arm_send, only while something waits to be sent: most of the time there is room, and
  * it is readable. With nothing to send, pelton_arm has it tell the receiver's end. For libuv all this is done in pelton_uv.h. */
 
 /* The descriptor to watch; a listener's is readable while somebody waits to be accepted, and is not armed. A file's is the file itself. It
- * stays the same for the handle's life, and is the handle's: not to be closed, nor, but for a file's, read or written. Answers the descriptor, or a code. Also while something is
- * reserved, or not released. */
+ * stays the same for the handle's life, and is the handle's: not to be closed, nor, but for a file's, read or written. Answers the
+ * descriptor, or a code. Also while something is reserved, or not released. */
 int pelton_fd(const void *handle);
 
 /* Asks that the descriptor become readable:
@@ -847,8 +847,8 @@ int pelton_responder_is_cancelled(const pelton_responder *responder);
 /* What is done, and which fields of the operation it needs besides. */
 enum pelton_file_operation {
     PELTON_FILE_OPEN = 1,             /* path, open_flags, mode, resolve: completion.file. Of a FIFO it waits for the other end */
-    PELTON_FILE_CLOSE = 2,            /* file, which is no handle any more when this is taken. EBUSY: something else has the file, and closes it
-                                         when it is done */
+    PELTON_FILE_CLOSE = 2,            /* file, which is no handle any more when this is taken. EBUSY: something else has the file, and closes
+                                         it when it is done */
     PELTON_FILE_READ = 3,             /* file, memory, offset: completion.count */
     PELTON_FILE_WRITE = 4,            /* file, memory, offset: completion.count */
     PELTON_FILE_SYNC = 5,             /* file: all that was written to it, and is known of it, is on the disk (fsync) */
@@ -865,8 +865,8 @@ enum pelton_file_operation {
     PELTON_FILE_SYMLINK = 16,         /* path: what it says; path_to: where it is made */
     PELTON_FILE_READ_LINK = 17,       /* path: completion.text */
     PELTON_FILE_MAKE_DIRECTORY = 18,  /* path, mode */
-    PELTON_FILE_LIST = 19,            /* file, a directory: completion.text, the next entries, some hundreds: pelton_entry_next. None: that was
-                                         all. One at a time of each file */
+    PELTON_FILE_LIST = 19,            /* file, a directory: completion.text, the next entries, some hundreds: pelton_entry_next. None: that
+                                         was all. One at a time of each file */
     PELTON_FILE_COPY = 20             /* file, offset, to, offset_to, bytes: completion.count. In the kernel, sharing blocks where it can */
 };
 
@@ -877,17 +877,17 @@ enum pelton_file_operation {
 /* pelton_operation.accessed_ns and modified_ns: as it is. */
 #define PELTON_UNCHANGED INT64_MIN
 
-/* pelton_operation.flags: the next operation of the same call begins when this one has succeeded. When one fails, is cancelled or cut short, those
- * behind it complete with ECANCELED, undone. */
+/* pelton_operation.flags: the next operation of the same call begins when this one has succeeded. When one fails, is cancelled or cut
+ * short, those behind it complete with ECANCELED, undone. */
 #define PELTON_LINKED 1
 
-/* Called once with an operation's context, when neither the kernel nor the engine needs its memory any more: before its completion is answered;
- * where its deadline has passed, in a later call; where its engine was closed, any time after, on any thread. It must return, and neither
- * use the engine nor wait for who does. Not called where the operation is not taken, nor in a child of a fork. */
+/* Called once with an operation's context, when neither the kernel nor the engine needs its memory any more: before its completion is
+ * answered; where its deadline has passed, in a later call; where its engine was closed, any time after, on any thread. It must return,
+ * and neither use the engine nor wait for who does. Not called where the operation is not taken, nor in a child of a fork. */
 typedef void (*pelton_released)(void *context);
 
-/* One operation. Begin with zeros, and set what its kind needs. It and all that it points to is the caller's again when the call has returned,
- * but for the memory itself. */
+/* One operation. Begin with zeros, and set what its kind needs. It and all that it points to is the caller's again when the call has
+ * returned, but for the memory itself. */
 typedef struct pelton_operation {
     uint64_t token;             /* the caller's: comes back with the completion. Two may be the same */
     uint32_t kind;              /* enum pelton_file_operation */
@@ -906,7 +906,8 @@ typedef struct pelton_operation {
     uint64_t resolve;           /* as of openat2(2): RESOLVE_NO_SYMLINKS and others */
     int64_t accessed_ns;        /* since 1970 */
     int64_t modified_ns;
-    pelton_released release;    /* of a read or a write; NULL: the memory has to stay until the completion is answered, or the engine closed */
+    pelton_released release;    /* of a read or a write; NULL: the memory has to stay until the completion is answered, or the engine
+                                   closed */
     void *context;              /* for release */
 } pelton_operation;
 
@@ -940,8 +941,8 @@ enum pelton_file_kind {
     PELTON_BLOCK_DEVICE = 7
 };
 
-/* What came of an operation. stat and text are the engine's, and good until completions are taken of it again, or it runs an operation; NULL where
- * there is none. */
+/* What came of an operation. stat and text are the engine's, and good until completions are taken of it again, or it runs an operation;
+ * NULL where there is none. */
 typedef struct pelton_file_completion {
     uint64_t token;
     int32_t code;             /* PELTON_OK, or PELTON_SYSTEM */
@@ -958,34 +959,35 @@ typedef struct pelton_file_completion {
  * wait, but for opening the root. Errors: PELTON_OPTION; PELTON_SYSTEM. */
 PELTON_MUST_USE int pelton_engine_open(const pelton_options *options, pelton_engine **out);
 
-/* Does an operation, and waits for it; with PELTON_FOREVER the calling thread does it itself, as by the system call. Answers the operation's own
- * code: PELTON_OK; PELTON_SYSTEM, with errno. out has then what came of it, also if it failed; it may be NULL, but of what opens. Not one
- * with PELTON_LINKED.
- * Errors: PELTON_AGAIN: the deadline has passed, and it is cancelled; what it is at may still be done. Where its memory has no release, it is
- * waited for to be free all the same. PELTON_OPTION: an operation that cannot be. PELTON_CLOSED_HANDLE: of a file of its. */
+/* Does an operation, and waits for it; with PELTON_FOREVER the calling thread does it itself, as by the system call. Answers the
+ * operation's own code: PELTON_OK; PELTON_SYSTEM, with errno. out has then what came of it, also if it failed; it may be NULL, but of
+ * what opens. Not one with PELTON_LINKED.
+ * Errors: PELTON_AGAIN: the deadline has passed, and it is cancelled; what it is at may still be done. Where its memory has no release,
+ * it is waited for to be free all the same. PELTON_OPTION: an operation that cannot be. PELTON_CLOSED_HANDLE: of a file of its. */
 PELTON_MUST_USE int pelton_file_run(pelton_engine *engine, const pelton_operation *operation, int64_t deadline_ns,
                                     pelton_file_completion *out);
 
-/* Submits count operations, and begins them, with one system call; or as many as there is room for, options.in_flight in all: a chain whole or
- * not at all. *taken is how many, the first ones, whatever is answered. Does not wait: what needs no waiting is done in the call.
- * Errors: PELTON_AGAIN: there is no room for any: take completions. Of the first that was not taken: PELTON_OPTION, PELTON_CLOSED_HANDLE, as of
- * pelton_file_run; PELTON_REFUSED: a chain of more than options.in_flight. PELTON_SYSTEM: they are taken, and cannot be begun yet: what takes
- * completions tries again. */
+/* Submits count operations, and begins them, with one system call; or as many as there is room for, options.in_flight in all: a chain
+ * whole or not at all. *taken is how many, the first ones, whatever is answered. Does not wait: what needs no waiting is done in the
+ * call.
+ * Errors: PELTON_AGAIN: there is no room for any: take completions. Of the first that was not taken: PELTON_OPTION, PELTON_CLOSED_HANDLE,
+ * as of pelton_file_run; PELTON_REFUSED: a chain of more than options.in_flight. PELTON_SYSTEM: they are taken, and cannot be begun yet:
+ * what takes completions tries again. */
 PELTON_MUST_USE int pelton_file_submit(pelton_engine *engine, const pelton_operation *operations, size_t count, size_t *taken);
 
 /* Takes completions, up to count of those that are there; waits for the first. *taken is how many, at least 1.
- * Errors: PELTON_AGAIN: none. PELTON_TOO_SMALL: count is 0. PELTON_REFUSED: nothing is in flight, so nothing completes; not with PELTON_NO_WAIT.
- * PELTON_SYSTEM: no memory, or threads, to begin what was submitted. */
+ * Errors: PELTON_AGAIN: none. PELTON_TOO_SMALL: count is 0. PELTON_REFUSED: nothing is in flight, so nothing completes; not with
+ * PELTON_NO_WAIT. PELTON_SYSTEM: no memory, or threads, to begin what was submitted. */
 PELTON_MUST_USE int pelton_file_completions(pelton_engine *engine, int64_t deadline_ns, pelton_file_completion *out, size_t count,
                                             size_t *taken);
 
-/* Gives up what was submitted with the token, and in chains what comes after it. Each completes all the same: with ECANCELED, or, where it could
- * not be stopped any more, as if nothing had been said. Does not wait. A FIFO that is being opened leaves a thread behind until somebody
- * opens its other end. Errors: PELTON_AGAIN: nothing with that token has yet to complete. */
+/* Gives up what was submitted with the token, and in chains what comes after it. Each completes all the same: with ECANCELED, or, where
+ * it could not be stopped any more, as if nothing had been said. Does not wait. A FIFO that is being opened leaves a thread behind until
+ * somebody opens its other end. Errors: PELTON_AGAIN: nothing with that token has yet to complete. */
 int pelton_file_cancel(pelton_engine *engine, uint64_t token);
 
-/* Takes over an open descriptor, of whatever kind. name is for messages. Asks what it is, which may wait for a file server. Errors: PELTON_SYSTEM:
- * EBADF: it is not open; with another errno it is closed. */
+/* Takes over an open descriptor, of whatever kind. name is for messages. Asks what it is, which may wait for a file server. Errors:
+ * PELTON_SYSTEM: EBADF: it is not open; with another errno it is closed. */
 PELTON_MUST_USE int pelton_file_from_fd(int fd, const char *name, pelton_file **out);
 
 /* An entry of a directory. */
@@ -996,8 +998,8 @@ typedef struct pelton_entry {
     uint32_t reserved; /* 0 */
 } pelton_entry;
 
-/* The entry at *at of a list, which is 0 at first; *at goes on to the next. Answers 1, or 0 where there is none. The text has for each its inode, a
- * little-endian u64, its kind, a byte, and its name, with a 0 behind it. */
+/* The entry at *at of a list, which is 0 at first; *at goes on to the next. Answers 1, or 0 where there is none. The text has for each
+ * its inode, a little-endian u64, its kind, a byte, and its name, with a 0 behind it. */
 static inline int pelton_entry_next(const pelton_file_completion *list, size_t *at, pelton_entry *out) {
     if (list->text_size < *at + 10) return 0;
     const char *entry = list->text + *at;

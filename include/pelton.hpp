@@ -8,10 +8,10 @@
 //                                                                    }
 //
 // Who owns what. sender, receiver, listener, held, flush, appenders, appender, records, client, service, responder, engine and file are
-// handles: moved, not copied, closed when destroyed; one moved from, or from a result that is an error, is empty, and answers PELTON_NULL. message,
-// messages, completion, request, reservation, request_reservation and reply_reservation are what a handle has given out for a while:
-// destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let its scope be the loop's,
-// as above. They can be returned and passed on, but not assigned to.
+// handles: moved, not copied, closed when destroyed; one moved from, or from a result that is an error, is empty, and answers
+// PELTON_NULL. message, messages, completion, request, reservation, request_reservation and reply_reservation are what a handle has
+// given out for a while: destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let
+// its scope be the loop's, as above. They can be returned and passed on, but not assigned to.
 #ifndef PELTON_HPP
 #define PELTON_HPP
 
@@ -703,11 +703,13 @@ public:
     using owned::fd;
 };
 
-// What came of an operation, with the file that was opened, if one was.
+// What came of an operation. A file that was opened is closed with it, unless it is taken.
 struct file_completion : pelton_file_completion {
     file_completion() noexcept : pelton_file_completion{} {}
-    // The file is whoever's takes it, once.
-    pelton::file take_file() noexcept { return pelton::file(std::exchange(this->file, nullptr)); }
+    file_completion(file_completion &&other) noexcept : pelton_file_completion(other) { other.file = nullptr; }
+    file_completion &operator=(file_completion &&) = delete;
+    ~file_completion() { pelton_close(file); }
+    pelton::file take_file() noexcept { return pelton::file(std::exchange(file, nullptr)); }
 };
 
 class engine : public owned<pelton_engine> {

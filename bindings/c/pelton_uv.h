@@ -1,5 +1,5 @@
-/* pelton_uv.h: pelton in a libuv loop: channels, calls and files. Header-only, on uv_poll: no thread, no timer, and nothing runs while nothing
- * happens.
+/* pelton_uv.h: pelton in a libuv loop: channels, calls and files. Header-only, on uv_poll: no thread, no timer, and nothing runs while
+ * nothing happens.
  *
  *     static void on_message(pelton_uv_receiver *handle, const pelton_message *message) { use(message->data, message->size); }
  *     static void on_end(pelton_uv_receiver *handle, int code) { pelton_uv_receiver_close(handle, NULL); }
@@ -9,8 +9,8 @@
  *     pelton_uv_receiver_start(&handle, on_message, on_end);
  *
  * HANDLES are the caller's memory, as libuv's are, until the callback of close. init takes the pelton_sender, _receiver, _client,
- * _service or _engine over, and close closes it; in between it is the field of that name, for whatever does not wait. The field data is the caller's,
- * NULL after init. A handle is active, and keeps uv_run going, while it is started; uv_unref((uv_handle_t *)&handle.poll) is for
+ * _service or _engine over, and close closes it; in between it is the field of that name, for whatever does not wait. The field data is
+ * the caller's, NULL after init. A handle is active, and keeps uv_run going, while it is started; uv_unref((uv_handle_t *)&handle.poll) is for
  * one that shall not.
  *
  * CALLBACKS run in uv_run only, never from within a function of this header. In each of them every function may be called, for

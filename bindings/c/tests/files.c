@@ -1,7 +1,7 @@
 /* Files: every operation, waited for and submitted; chains, cancels, bounds, event loops, roots; and memory, which is the caller's again exactly
  * once, whatever becomes of its operation. */
 #include "check.h"
-#include <dirent.h>
+#include <sys/syscall.h>
 
 static pelton_engine *engine;
 static char path[128], other[128];
@@ -43,6 +43,11 @@ static pelton_operation transfer(uint32_t kind, pelton_file *file, const struct 
     made.memory_count = count;
     made.offset = offset;
     return made;
+}
+
+/* Not under a valgrind that does not know it. */
+static int has_openat2(void) {
+    return syscall(437, -1, NULL, NULL, 0) == -1 && errno != ENOSYS;
 }
 
 /* Whether operations are submitted, or run. */
@@ -183,7 +188,7 @@ static void operations_do_what_they_say(void) {
     asked.open_flags = O_RDONLY;
     asked.resolve = 0x01; /* RESOLVE_NO_XDEV */
     asked.path = "/proc/self/status";
-    CHECK(failed(asked) == EXDEV);
+    if (has_openat2()) CHECK(failed(asked) == EXDEV);
     OK(pelton_close(file));
     CHECK(unlink(path) == 0 && unlink(other) == 0);
     end();
@@ -195,7 +200,7 @@ static void each_operation_does_what_it_says_run_and_submitted(void) {
 }
 
 static void a_directory_is_listed_in_batches(void) {
-    char name[160];
+    char name[200];
     size_t found = 0, batches = 0, sum = 0;
     pelton_file *directory;
     begin();
@@ -458,6 +463,10 @@ static void below_a_root_nothing_leads_out(void) {
     pelton_options options = PELTON_OPTIONS_INIT;
     pelton_engine *plain;
     pelton_file *file;
+    if (!has_openat2()) {
+        printf("not checked here, as openat2 is refused: ");
+        return;
+    }
     begin();
     plain = engine;
     CHECK(mkdir(path, 0700) == 0);

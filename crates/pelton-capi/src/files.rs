@@ -278,6 +278,7 @@ const _: () = assert!(size_of::<COperation>() == 136);
 const LINKED: u32 = 1;
 const CURRENT: u64 = u64::MAX;
 const END: u64 = u64::MAX - 1;
+const UNCHANGED: i64 = i64::MIN;
 
 const OPEN: u32 = 1;
 const CLOSE: u32 = 2;
@@ -456,9 +457,9 @@ impl COperation {
 fn time(ns: i64) -> Option<SystemTime> {
     let since = Duration::from_nanos(ns.unsigned_abs());
     match ns {
-        i64::MIN => None,
-        ..0 => Some(SystemTime::UNIX_EPOCH - since),
-        _ => Some(SystemTime::UNIX_EPOCH + since),
+        UNCHANGED => None,
+        0.. => Some(SystemTime::UNIX_EPOCH + since),
+        _ => Some(SystemTime::UNIX_EPOCH - since),
     }
 }
 

@@ -6,13 +6,13 @@
 
 use super::perform::{open_file, perform};
 use super::{Opened, Output, Root, Work};
-use crate::os::{Bell, Owner, block_signals, locked};
+use crate::os::{Bell, Owner, block_signals, locked, wait_on};
 use pelton_lane::step;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
 #[derive(Debug)]
@@ -208,7 +208,7 @@ impl Shared {
                     None if jobs.is_over => return,
                     None => {
                         jobs.idle += 1;
-                        jobs = self.there_is_one.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                        jobs = wait_on(&self.there_is_one, &self.jobs, jobs);
                         jobs.idle -= 1;
                     }
                 }
