@@ -88,11 +88,10 @@ fn answer_calls(place: &Path) -> Result<()> {
     let mut service = pelton::Service::listen(&format!("unix:{}", place.join("service").display()))?;
     thread::spawn(move || -> pelton::Result<()> {
         loop {
-            let request = service.receive()?;
+            let (request, responder) = service.receive()?.into_parts();
+            responder.reply(&request)?;
             // An empty one ends it: the next run listens anew.
-            let is_last = request.is_empty();
-            let _ = request.reply(&request);
-            if is_last {
+            if request.is_empty() {
                 return Ok(());
             }
         }
