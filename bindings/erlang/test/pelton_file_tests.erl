@@ -306,11 +306,12 @@ a_copy_begins_at_the_positions(Place) ->
     ?assertEqual({error, eexist}, pelton_file:copy(Place("b"), {Place("c"), [exclusive]})).
 
 %% Every receive for a result begins behind the messages that were there before, as the compiler tells.
-the_receive_does_not_look_at_the_mailbox_test() ->
+the_receive_does_not_look_at_the_mailbox_test_() ->
+    {timeout, 120, fun the_receive_does_not_look_at_the_mailbox/0}.
+
+the_receive_does_not_look_at_the_mailbox() ->
     Source = proplists:get_value(source, pelton_file:module_info(compile)),
     {ok, pelton_file, _, Told} = compile:file(Source, [binary, return_warnings, recv_opt_info]),
-    Receives = [{Line, Optimised} || {_, Warnings} <- Told, {Line, beam_ssa_recv, {Optimised, _}} <- Warnings],
-    ?assertNotEqual([], Receives),
     Texts = [lists:flatten(beam_ssa_recv:format_error(What)) || {_, Warnings} <- Told, {_, beam_ssa_recv, What} <- Warnings],
     ?assert(lists:any(fun(Text) -> string:find(Text, "all clauses match reference in function parameter") =/= nomatch end, Texts)),
     ?assertEqual([], [Text || Text <- Texts, string:find(Text, "NOT OPTIMIZED") =/= nomatch]).
