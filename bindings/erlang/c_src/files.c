@@ -934,7 +934,7 @@ NIF(file_write_now)
     if (!file)
         return result;
     /* That would keep the scheduler for as long as nobody reads. */
-    if (!file->is_regular && offset == PELTON_CURRENT) {
+    if (!file->is_regular && offset == PELTON_CURRENT && !enif_is_empty_list(env, tail)) {
         leave_file(file);
         return enif_make_atom(env, "stream");
     }

@@ -220,7 +220,7 @@ pwrite(Handle, {bof, Offset}, Data) when is_integer(Offset) ->
 pwrite(_, _, _) ->
     {error, badarg}.
 
-write_1(File, Offset, Data) when is_binary(Data), byte_size(Data) =< ?NOW_BYTES_MAX ->
+write_1(File, Offset, Data) when is_binary(Data), byte_size(Data) =< ?NOW_BYTES_MAX, Data =/= <<>> ->
     write_now(File, Offset, [Data]);
 write_1(File, Offset, Data) ->
     case pieces(Data) of
