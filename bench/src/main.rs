@@ -1,32 +1,18 @@
 //! The benchmark of pelton: workloads that measure it beside the machine's limits and the operating system's own channels.
 //!
-//! `main.rs` reads the command line, `run.rs` starts the processes and puts their figures together, `workload.rs` is what those
-//! processes do (`fan_in.rs` where there are many, `append.rs` where it is threads, `call.rs` where they are answered), `systems/` what they do it with, `measure.rs`
-//! what they can say of themselves, `report.rs` what comes out.
-
-mod append;
-mod call;
-mod fan_in;
-mod file;
-mod measure;
-mod parameters;
-mod report;
-mod run;
-mod systems;
-mod workload;
+//! This file reads the command line; what it then does is in the library beside it.
 
 use std::{io::Write, path::PathBuf, process::ExitCode, str::FromStr};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use clap::{CommandFactory, Parser, error::ErrorKind};
 
-use crate::{
-    parameters::{Calls, Choice, Job, SizeRange, Slow, Wait, Workload},
-    run::Plan,
+use pelton_bench::{
+    file,
+    parameters::{Calls, Choice, SizeRange, Slow, Wait, Workload, word},
+    run::{self, Plan},
+    side,
 };
-
-/// The first argument of a process that this program starts of itself; the second is its [`Job`].
-const SIDE: &str = "side";
 
 /// The systems measured, unless told otherwise.
 const SYSTEMS: &str = "pelton,limits,pipe,sock-stream,sock-stream-batched,sock-seqpacket";
@@ -166,11 +152,14 @@ impl Arguments {
         let calls =
             Calls { clients: clients.unwrap_or(1), in_flight: in_flight.unwrap_or(1), rate, beside_flood, one_cpu };
         let call = workload == Workload::Call;
-        if !call && (calls != Calls::default() || clients.is_some() || in_flight.is_some()) {
+        if !call && (Calls { rate: None, ..calls } != Calls::default() || clients.is_some() || in_flight.is_some()) {
             return Err(
-                "found --clients, --in-flight, --rate, --beside-flood or --one-cpu with messages that nobody answers: use them with call"
+                "found --clients, --in-flight, --beside-flood or --one-cpu with messages that nobody answers: use them with call"
                     .to_string(),
             );
+        }
+        if !call && workload != Workload::Roundtrip && rate.is_some() {
+            return Err("found --rate with messages that nobody answers: use it with roundtrip or call".to_string());
         }
         for (option, found, most) in [("--clients", calls.clients, 1000), ("--in-flight", calls.in_flight, 1024)] {
             if !(1..=most).contains(&found) {
@@ -238,10 +227,15 @@ impl Arguments {
             Workload::Stream | Workload::FanIn | Workload::Lopsided => 256,
             Workload::Append if file.is_some() => 256,
             Workload::Reattach | Workload::Append => 16,
-            Workload::Roundtrip | Workload::Idle | Workload::Call => 64,
+            Workload::Memory | Workload::Kill => 256,
+            Workload::Roundtrip | Workload::Idle | Workload::Call | Workload::Threads => 64,
         }));
-        if workload == Workload::Reattach && !sizes.is_fixed() {
-            return Err(format!("found --size {sizes} with reattach, wanted one size"));
+        let fixed = matches!(
+            workload,
+            Workload::Reattach | Workload::Threads | Workload::Memory | Workload::Kill
+        );
+        if fixed && !sizes.is_fixed() {
+            return Err(format!("found --size {sizes} with {}, wanted one size", word(workload)));
         }
         if append && !(sizes.is_fixed() && (8..=65_536).contains(&sizes.max)) {
             return Err(format!("found --size {sizes} with append, wanted one size from 8 to 65536"));
@@ -275,7 +269,10 @@ impl Arguments {
                 let most = if file.is_some() { 1_000_000 } else { 25_600_000 };
                 most.min(2_000_000_000u64.checked_div(work_ns).unwrap_or(u64::MAX)).max(1)
             }
-            (Workload::Call, _) if rate.is_some() => 5 * rate.unwrap_or_default() as u64,
+            (Workload::Kill, _) => 1,
+            (Workload::Memory, _) => 100_000,
+            (Workload::Threads, _) => 10_000_000,
+            (Workload::Call | Workload::Roundtrip, _) if rate.is_some() => 5 * rate.unwrap_or_default() as u64,
             (Workload::Call, 32_769..) => {
                 if calls.one_by_one() {
                     10_000
@@ -309,10 +306,18 @@ impl Arguments {
         let rests = rate.is_some() || one_cpu || beside_flood || calls.clients > 1;
         let asleep = delay > 0
             || rests
-            || matches!(workload, Workload::Idle | Workload::Reattach | Workload::Lopsided | Workload::Append);
+            || matches!(
+                workload,
+                Workload::Idle
+                    | Workload::Reattach
+                    | Workload::Lopsided
+                    | Workload::Append
+                    | Workload::Memory
+                    | Workload::Kill
+            );
         let wait = wait.unwrap_or(if asleep { Wait::Block } else { Wait::Spin });
         let default = match workload {
-            Workload::Idle => "pelton",
+            Workload::Idle => "pelton,pelton-path,pipe,sock-stream",
             Workload::Reattach => "pelton-path",
             Workload::Lopsided => "pelton,sock-stream,sock-seqpacket",
             Workload::FanIn if idle > 0 => {
@@ -326,6 +331,9 @@ impl Arguments {
             Workload::Call if calls.in_flight > 1 => "pelton,sock-stream,sock-stream-batched",
             Workload::Call if one_cpu || rate.is_some() => "pelton,sock-stream",
             Workload::Call => "pelton,limits,sock-stream",
+            Workload::Threads => "pelton,pelton-batches,rtrb,rtrb-chunks,crossbeam-channel,flume,kanal",
+            Workload::Memory | Workload::Kill => "pelton,pelton-path,pipe,sock-stream,sock-seqpacket",
+            Workload::Roundtrip if rate.is_some() => "pelton,sock-stream,sock-seqpacket",
             Workload::Stream | Workload::Roundtrip => SYSTEMS,
         };
         let Systems(systems) = match chosen {
@@ -354,13 +362,8 @@ impl Arguments {
 }
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1);
-    if arguments.next().as_deref() == Some(SIDE) {
-        // What it says of a failure is passed on, under its role, by the process that started it.
-        return side(arguments.next().as_deref()).unwrap_or_else(|error| {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        });
+    if let Some(ended) = side::if_asked(side::any) {
+        return ended;
     }
     // Files are no channel: a workload with a command line of its own.
     if std::env::args().nth(1).as_deref() == Some("file") {
@@ -394,27 +397,6 @@ fn measure(plan: &Plan, json: bool) -> Result<ExitCode> {
     }
     let measured = report.systems.iter().any(|system| !system.runs.is_empty());
     Ok(if measured { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// A process that this program started of itself.
-fn side(job: Option<&str>) -> Result<ExitCode> {
-    let job: Job = serde_json::from_str(job.context("a side needs a job: it is started by pelton-bench itself")?)
-        .context("reading the job")?;
-    if job.system != parameters::SystemName::Limits {
-        // The guard of limits.c has to outlive us for a moment, to take its children along; it notices by its input.
-        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-            .context("asking to end with the parent")?;
-    }
-    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32);
-    ensure!(parent == Some(job.parent), "the process that started this side is gone");
-    if let Some(cpu) = job.cpu {
-        let mut set = rustix::thread::CpuSet::new();
-        set.set(cpu);
-        rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("pinning to CPU {cpu}"))?;
-    }
-    std::panic::set_hook(Box::new(|info| eprintln!("{info}")));
-    workload::side(&job)?;
-    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]
