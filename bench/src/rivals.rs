@@ -83,6 +83,11 @@ impl Rival {
         matches!(self, Rival::Threads(..) | Rival::Python(_))
     }
 
+    /// Whether each of its processes is kept on one CPU; those with threads of their own beside the one that is measured are not.
+    pub fn is_pinned(self) -> bool {
+        !matches!(self, Rival::Processes("zeromq-ipc", _) | Rival::Aeron)
+    }
+
     /// Whether its processes cannot count their own system calls.
     pub fn is_foreign(self) -> bool {
         matches!(self, Rival::Python(_) | Rival::Aeron)

@@ -413,15 +413,38 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
 }
 
 /// A run's own, which goes with it. Channels that a directory keeps are to be in memory, as the others are.
-fn directory(system: SystemName, parent: &Path) -> Result<tempfile::TempDir> {
+fn directory(system: SystemName, parent: &Path) -> Result<RunDirectory> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("pelton-bench-");
-    if system == SystemName::PeltonPath
+    if (system == SystemName::PeltonPath || Rival::of(system).is_some())
         && let Ok(directory) = builder.tempdir_in("/dev/shm")
     {
-        return Ok(directory);
+        return Ok(RunDirectory(directory));
     }
-    builder.tempdir_in(parent).with_context(|| format!("making a directory in {}", parent.display()))
+    let made = builder.tempdir_in(parent).with_context(|| format!("making a directory in {}", parent.display()))?;
+    Ok(RunDirectory(made))
+}
+
+/// Removed with all that is named after it: who was killed leaves shared memory of its own naming behind.
+struct RunDirectory(tempfile::TempDir);
+
+impl RunDirectory {
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for RunDirectory {
+    fn drop(&mut self) {
+        let own = self.0.path();
+        let Some(name) = own.file_name().map(|name| name.to_string_lossy()) else { return };
+        for entry in std::fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().contains(&*name) && entry.path() != own {
+                // It may be gone by now.
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
 }
 
 /// Memory with nothing sent, with as much as nobody took, and after all was taken.
@@ -799,7 +822,9 @@ impl Sides<'_> {
 
     /// Starts one side more: `index` tells several of one role apart.
     fn start(&mut self, job: &Job, role: Role, index: u32, cpus: &[usize]) -> Result<()> {
-        let cpu = cpus.get(role.cpu_index()).copied();
+        // Of programs with threads of their own each may use both.
+        let pinned = Rival::of(job.system).is_none_or(Rival::is_pinned);
+        let cpu = cpus.get(role.cpu_index()).copied().filter(|_| pinned && role != Role::Threads);
         self.sides.push(Side::start(&Job { role, index, cpu, ..job.clone() })?);
         Ok(())
     }

@@ -7,11 +7,11 @@
 //! for more. `--wait block` is its other way: an event after each message, by which the receiver sleeps; that is a system call
 //! a message. The root is the run's own directory: nothing is left of a run that was killed.
 
-use std::{process::ExitCode, time::Duration};
+use std::{process::ExitCode, rc::Rc, time::Duration};
 
 use anyhow::{Result, anyhow, ensure};
 use iceoryx2::{
-    port::{listener::Listener, notifier::Notifier, publisher::Publisher, subscriber::Subscriber},
+    port::{update_connections::UpdateConnections, listener::Listener, notifier::Notifier, publisher::Publisher, subscriber::Subscriber},
     prelude::*,
 };
 use pelton_bench::{
@@ -35,7 +35,7 @@ fn why(what: &'static str) -> impl Fn(Box<dyn std::error::Error>) -> anyhow::Err
     move |error| anyhow!("{what}: {error}")
 }
 
-fn node(job: &Job) -> Result<Node<ipc::Service>> {
+fn node(job: &Job) -> Result<Rc<Node<ipc::Service>>> {
     ensure!(job.wait != Wait::Epoll, "its events are not measured with an event loop of one's own here: write spin or block");
     let mut config = Config::default();
     // Shared memory is named, not placed: the prefix is what tells one run from another, and who removes what is left.
@@ -44,10 +44,10 @@ fn node(job: &Job) -> Result<Node<ipc::Service>> {
     config.global.set_root_path(
         &Path::new(job.directory.to_string_lossy().as_bytes()).map_err(|e| anyhow!("a root: {e:?}"))?,
     );
-    NodeBuilder::new().config(&config).create::<ipc::Service>().map_err(|e| why("making a node")(e.into()))
+    NodeBuilder::new().config(&config).create::<ipc::Service>().map(Rc::new).map_err(|e| why("making a node")(e.into()))
 }
 
-fn sender(job: &Job, node: &Node<ipc::Service>, direction: &str) -> Result<Sender> {
+fn sender(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Sender> {
     let service = ServiceName::new(direction).map_err(|e| anyhow!("{e:?}"))?;
     let factory = node
         .service_builder(&service)
@@ -83,12 +83,12 @@ fn sender(job: &Job, node: &Node<ipc::Service>, direction: &str) -> Result<Sende
     // A message published before anybody subscribes is nobody's.
     until_there("the subscriber", || match factory.dynamic_config().number_of_subscribers() {
         0 => Err("there is none yet"),
-        _ => publisher.update_connections().map_err(|_| "it cannot be connected to"),
+        _ => UpdateConnections::update_connections(&publisher).map_err(|_| "it cannot be connected to"),
     })?;
-    Ok(Sender { publisher, notifier })
+    Ok(Sender { publisher, notifier, _node: node })
 }
 
-fn receiver(job: &Job, node: &Node<ipc::Service>, direction: &str) -> Result<Receiver> {
+fn receiver(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Receiver> {
     let service = ServiceName::new(direction).map_err(|e| anyhow!("{e:?}"))?;
     let factory = node
         .service_builder(&service)
@@ -112,40 +112,39 @@ fn receiver(job: &Job, node: &Node<ipc::Service>, direction: &str) -> Result<Rec
     let subscriber =
         factory.subscriber_builder().buffer_size(SAMPLES).create().map_err(|e| why("a subscriber")(e.into()))?;
     let buffer = (!job.in_place()).then(|| Vec::with_capacity(job.sizes.max as usize));
-    Ok(Receiver { subscriber, listener, buffer })
+    Ok(Receiver { subscriber, listener, buffer, _node: node })
 }
 
 impl System for Iceoryx {
-    type Sending = (Sender, Node<ipc::Service>);
-    type Receiving = (Receiver, Option<Node<ipc::Service>>);
+    type Sending = Sender;
+    type Receiving = Receiver;
 
-    fn sending(job: &Job) -> Result<Self::Sending> {
-        let node = node(job)?;
-        Ok((sender(job, &node, "there")?, node))
+    fn sending(job: &Job) -> Result<Sender> {
+        sender(job, node(job)?, "there")
     }
 
-    fn receiving(job: &Job) -> Result<Self::Receiving> {
-        let node = node(job)?;
-        Ok((receiver(job, &node, "there")?, Some(node)))
+    fn receiving(job: &Job) -> Result<Receiver> {
+        receiver(job, node(job)?, "there")
     }
 
-    fn both(job: &Job) -> Result<(Self::Sending, Self::Receiving)> {
+    fn both(job: &Job) -> Result<(Sender, Receiver)> {
         let node = node(job)?;
         let (out, back) = if job.role == Role::Asker { ("there", "back") } else { ("back", "there") };
-        let receiver = receiver(job, &node, back)?;
-        Ok(((sender(job, &node, out)?, node), (receiver, None)))
+        let receiver = receiver(job, node.clone(), back)?;
+        Ok((sender(job, node, out)?, receiver))
     }
 }
 
 struct Sender {
     publisher: Publisher<ipc::Service, [u8], ()>,
     notifier: Option<Notifier<ipc::Service>>,
+    _node: Rc<Node<ipc::Service>>,
 }
 
-impl Sending for (Sender, Node<ipc::Service>) {
+impl Sending for Sender {
     #[inline]
     fn send(&mut self, payload: &[u8]) -> Result<()> {
-        let Sender { publisher, notifier } = &self.0;
+        let Sender { publisher, notifier, .. } = self;
         let sample = publisher.loan_slice_uninit(payload.len()).map_err(|e| anyhow!("loaning: {e}"))?;
         let delivered = sample.write_from_slice(payload).send().map_err(|e| anyhow!("sending: {e}"))?;
         ensure!(delivered == 1, "the subscriber is gone");
@@ -160,12 +159,13 @@ struct Receiver {
     subscriber: Subscriber<ipc::Service, [u8], ()>,
     listener: Option<Listener<ipc::Service>>,
     buffer: Option<Vec<u8>>,
+    _node: Rc<Node<ipc::Service>>,
 }
 
-impl Receiving for (Receiver, Option<Node<ipc::Service>>) {
+impl Receiving for Receiver {
     #[inline]
     fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let Receiver { subscriber, listener, buffer } = &mut self.0;
+        let Receiver { subscriber, listener, buffer, .. } = self;
         let sample = loop {
             if let Some(sample) = subscriber.receive().map_err(|e| anyhow!("receiving: {e}"))? {
                 break sample;

@@ -31,7 +31,7 @@ const PUSH: c_int = 8;
 const SNDHWM: c_int = 23;
 const RCVHWM: c_int = 24;
 const DONTWAIT: c_int = 1;
-const HIGH_WATER: c_int = 100_000;
+static HIGH_WATER: c_int = 100_000;
 
 /// The functions of libzmq that are used here, as zmq.h has them.
 struct Api {
