@@ -7,11 +7,13 @@
 mod append;
 mod call;
 mod fan_in;
+pub mod figures;
 pub mod file;
 pub mod kill;
 pub mod measure;
 mod memory;
 pub mod parameters;
+pub mod record;
 pub mod report;
 pub mod rivals;
 pub mod run;

@@ -2,15 +2,20 @@
 //!
 //! This file reads the command line; what it then does is in the library beside it.
 
-use std::{io::Write, path::PathBuf, process::ExitCode, str::FromStr};
+mod suite;
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf}, process::ExitCode, str::FromStr};
 
 use anyhow::Result;
 use clap::{CommandFactory, Parser, error::ErrorKind};
 
 use pelton_bench::{
-    file,
+    figures, file,
     parameters::{Calls, Choice, SizeRange, Slow, Wait, Workload, word},
-    run::{self, Plan},
+    record,
+    run::{self, Plan, Progress},
     side,
 };
 
@@ -122,6 +127,14 @@ struct Arguments {
     /// bump, mutex-vec, array-queue, seg-queue, and with --file, pelton, write]
     #[arg(long, value_name = "A,B,...", value_parser = systems)]
     systems: Option<Systems>,
+
+    /// Writes a page that shows it, and works without any other file or a network
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+
+    /// Writes a record: the machine, and what --json prints
+    #[arg(long, value_name = "FILE.jsonl")]
+    record: Option<PathBuf>,
 
     /// One JSON object a line for each system, then one of ratios, instead of the table
     #[arg(long)]
@@ -365,25 +378,41 @@ fn main() -> ExitCode {
     if let Some(ended) = side::if_asked(side::any) {
         return ended;
     }
-    // Files are no channel: a workload with a command line of its own.
-    if std::env::args().nth(1).as_deref() == Some("file") {
-        return file::main(std::env::args().skip(2));
+    // These have command lines of their own. Files are no channel.
+    let rest = std::env::args().skip(2);
+    match std::env::args().nth(1).as_deref() {
+        Some("file") => return file::main(rest),
+        Some("all") => return suite::main(rest),
+        Some("figures") => return figures::main(rest),
+        _ => {}
     }
     let arguments = Arguments::parse();
-    let json = arguments.json;
+    let (json, page, kept) = (arguments.json, arguments.report.clone(), arguments.record.clone());
     let plan = match arguments.plan() {
         Ok(plan) => plan,
         Err(error) => Arguments::command().error(ErrorKind::ValueValidation, error).exit(),
     };
-    measure(&plan, json).unwrap_or_else(|error| {
+    measure(&plan, json, page.as_deref(), kept.as_deref()).unwrap_or_else(|error| {
         eprintln!("pelton-bench: {error:#}");
         ExitCode::FAILURE
     })
 }
 
 /// 0 when something was measured, 1 when nothing could be, 130 when interrupted. Bad arguments are 2, by clap.
-fn measure(plan: &Plan, json: bool) -> Result<ExitCode> {
-    let (report, interrupted) = run::measure(plan)?;
+fn measure(plan: &Plan, json: bool, page: Option<&Path>, kept: Option<&Path>) -> Result<ExitCode> {
+    let progress = Progress::of(plan)?;
+    let (report, interrupted) = run::measure(plan, &progress)?;
+    progress.bar.finish_and_clear();
+    let command = std::iter::once("./run bench".to_string()).chain(std::env::args().skip(1));
+    let command = command.collect::<Vec<_>>().join(" ");
+    let mut lines = vec![record::machine(&command, interrupted)];
+    lines.extend(record::lines(&report, &command)?);
+    if let Some(place) = kept {
+        record::write(place, &lines)?;
+    }
+    if let Some(place) = page {
+        record::write_page(place, &lines)?;
+    }
     let mut out = std::io::stdout().lock();
     if json {
         report.write_json(&mut out)?;

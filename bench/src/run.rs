@@ -27,7 +27,7 @@ use rustix::{
 use crate::{
     kill, memory,
     measure::{CallCounter, Usage, now_ns},
-    parameters::{Calls, Choice, Job, Pass, Role, SizeRange, Slow, SystemName, Wait, Workload},
+    parameters::{Calls, Choice, Job, Pass, Role, SizeRange, Slow, SystemName, Wait, Workload, word},
     report::{Death, Figures, Outcome, Parameters, Report, Run, SideFigures, SystemReport},
     rivals::Rival,
     systems::{c, limits},
@@ -90,8 +90,25 @@ const IDLE_BEFORE: Duration = Duration::from_millis(200);
 /// How long the sides have to end once both have reported.
 const END: Duration = Duration::from_secs(10);
 
+/// What is drawn while it runs: on a terminal only, and between runs only, since a clock of its own would disturb what is measured.
+pub struct Progress {
+    /// It may be several measurements'
+    pub bar: ProgressBar,
+    /// By how much a run of one system moves it on
+    pub weight: u64,
+}
+
+impl Progress {
+    /// Of one measurement alone.
+    pub fn of(plan: &Plan) -> Result<Progress> {
+        let bar = ProgressBar::new((plan.runs * plan.systems.len()) as u64);
+        bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} gone, {eta} left  {msg}")?);
+        Ok(Progress { bar, weight: 1 })
+    }
+}
+
 /// Measures all systems. The flag says whether it was interrupted; what is finished is in the report all the same.
-pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
+pub fn measure(plan: &Plan, progress: &Progress) -> Result<(Report, bool)> {
     let interrupts = Interrupts::new()?;
     let available = available_cpus()?;
     // Threads of one process are where the kernel puts them.
@@ -140,18 +157,15 @@ pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
         }
     }
     let work_steps = work_steps(plan);
-    // On a terminal only, and drawn between runs only: a clock of its own would disturb what is measured.
-    let bar = ProgressBar::new((plan.runs * plan.systems.len()) as u64);
-    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}")?);
+    let bar = &progress.bar;
     for number in 1..=plan.runs {
         for system in &mut report.systems {
-            bar.set_message(format!("run {number} of {}: {}", plan.runs, system.choice));
+            bar.set_message(format!("{} run {number} of {}: {}", word(plan.workload), plan.runs, system.choice));
             if system.skipped.is_none() {
                 let job = Job { work_steps, ..job(plan, system, &cpus, count_calls) };
                 match run_once(&job, &cpus, &interrupts) {
                     Ok(run) => system.runs.push(run),
                     Err(error) if error.is::<Interrupted>() => {
-                        bar.abandon();
                         return Ok((report, true));
                     }
                     Err(error) => {
@@ -166,10 +180,9 @@ pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
                     }
                 }
             }
-            bar.inc(1);
+            bar.inc(progress.weight);
         }
     }
-    bar.finish_and_clear();
     Ok((report, false))
 }
 

@@ -26,7 +26,7 @@ const BUFFER_BYTES_ALL: usize = 16 << 20;
 fn socket(job: &Job) -> Result<Shared> {
     ensure!(job.sizes.min > 0, "an empty packet looks like the end of the connection");
     let size = job.sizes.max as usize;
-    let buffers = BUFFERS.min((BUFFER_BYTES_ALL / size).next_power_of_two().max(2) as u16);
+    let buffers = (BUFFER_BYTES_ALL / size).next_power_of_two().clamp(2, BUFFERS as usize) as u16;
     open(job, SocketType::SEQPACKET, buffers, size)
 }
 
