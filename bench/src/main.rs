@@ -29,11 +29,11 @@ const SYSTEMS: &str = "pelton,limits,pipe,sock-stream,sock-stream-batched,sock-s
 #[derive(Parser, Debug)]
 #[command(name = "pelton-bench", version, max_term_width = 120)]
 struct Arguments {
-    /// What the two sides do
+    /// What the two sides do; or `file`, `all` or `figures`, which have a `--help` of their own
     workload: Workload,
 
-    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, fan-in and lopsided, 64 in a round trip and a call, 16 in
-    /// reattach and append, 256 with --file]
+    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, fan-in, lopsided, memory and kill, 64 in a round trip, a call and threads,
+    /// 16 in reattach and append, 256 with --file]
     #[arg(long, value_name = "N|MIN..MAX")]
     size: Option<SizeRange>,
 
@@ -47,12 +47,12 @@ struct Arguments {
 
     /// Bytes of a pelton or limits lane
     ///
-    /// [default: 64 MiB; 4 MiB for call, which is pelton's own; 1 MiB for append, and for lopsided, so that it is full or empty many times]
+    /// [default: 64 MiB; 4 MiB for call, which is pelton's own; 1 MiB for append, for kill, and for lopsided, so that it is full or empty many times]
     #[arg(long, value_name = "BYTES")]
     capacity: Option<u64>,
 
-    /// How both sides wait [default: spin; block for idle, reattach, lopsided, append and with --delay, --rate, --one-cpu,
-    /// --beside-flood or several --clients]
+    /// How both sides wait [default: spin; block for idle, reattach, lopsided, append, memory, kill and with --delay, --rate, --one-cpu,
+    /// --beside-flood or several --clients; a system of bench/rivals as it is at its best]
     #[arg(long)]
     wait: Option<Wait>,
 
@@ -89,7 +89,9 @@ struct Arguments {
     #[arg(long, value_name = "N")]
     in_flight: Option<u32>,
 
-    /// Call: calls that the client begins in a second, sleeping between them [default: as many as go]
+    /// Round trips and calls: those that begin in a second [default: as many as go]
+    ///
+    /// A round trip's time counts from when it was due, however late the one before was; a call's from when it began.
     #[arg(long, value_name = "PER_SECOND")]
     rate: Option<u32>,
 
@@ -118,7 +120,9 @@ struct Arguments {
     /// no idle ones whatever --idle says. For calls pelton, limits, sock-stream, sock-stream-batched; pelton-fan-in, as many messages one
     /// way; and pelton-alone and sock-stream-alone, no client that floods whatever --beside-flood says. Between threads, to append: bump, a buffer in which space is taken by fetch_add;
     /// mutex-vec; array-queue and seg-queue, crossbeam's. With --file: pelton, whose sink is a RecordFile, and write, one buffer
-    /// of 1 MiB behind a lock, given to write(2) when full. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
+    /// of 1 MiB behind a lock, given to write(2) when full. Systems of bench/rivals, which
+    /// are built when they are first needed: ipc_ring, ipmpsc, iceoryx2, shmem-ipc, io-uring-stream, io-uring-seqpacket, zeromq-ipc, multiprocessing-queue,
+    /// multiprocessing-pipe, aeron; between threads rtrb, rtrb-chunks, crossbeam-channel, flume, kanal, and pelton-batches. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
     /// interleaved run. [default: all but pelton-c and pelton-path; for idle, pelton; for
     /// reattach, pelton-path, the only one that can; for lopsided, pelton, sock-stream, sock-seqpacket; for fan-in, pelton,
     /// pelton-stream, limits, sock-stream, sock-seqpacket, and pelton-alone if there are idle ones; for call, pelton, limits, sock-stream, with
@@ -262,7 +266,8 @@ impl Arguments {
             ));
         }
         let capacity = capacity.unwrap_or(match workload {
-            Workload::Lopsided | Workload::Append => 1 << 20,
+            // Of a kill, too: who is told after all that was sent has little of that to take first.
+            Workload::Lopsided | Workload::Append | Workload::Kill => 1 << 20,
             Workload::Call => 4 << 20,
             _ => 64 << 20,
         });
