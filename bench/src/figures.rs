@@ -102,9 +102,7 @@ impl Figures<'_> {
             ),
             "roundtrip" => self.table(ROUND, &LATENCY),
             "asleep" => self.table(ASLEEP, &LATENCY),
-            "threads" => {
-                self.table("threads ", &[("messages/s", |l| number(l, "messages_per_second").map(rate))])
-            }
+            "threads" => self.table("threads ", &[("messages/s", |l| number(l, "messages_per_second").map(rate))]),
             "memory" => self.table(
                 "memory --count 100000 ",
                 &[
@@ -131,7 +129,9 @@ impl Figures<'_> {
             ),
             "io_uring" => self.pairs(),
             "rivals" => self.rivals(),
-            _ => bail!("found a place named `{name}`, wanted machine, stream, roundtrip, asleep, threads, memory, idle, kill, io_uring or rivals"),
+            _ => bail!(
+                "found a place named `{name}`, wanted machine, stream, roundtrip, asleep, threads, memory, idle, kill, io_uring or rivals"
+            ),
         })
     }
 
@@ -151,7 +151,11 @@ impl Figures<'_> {
             "Measured {}, `{}`{}: {} virtual or real processors, {}, {}, commit {} ([record](bench/record/{})).\n",
             word("date"),
             word("command"),
-            if is_short { " (one short run while the machine was busy: to show the form, not for its figures)" } else { "" },
+            if is_short {
+                " (one short run while the machine was busy: to show the form, not for its figures)"
+            } else {
+                ""
+            },
             machine["processors"],
             word("processor"),
             word("kernel"),
@@ -220,7 +224,8 @@ impl Figures<'_> {
 
     /// pelton by each rival, in a few lines.
     fn rivals(&self) -> String {
-        let mut text = "| `./run bench …` | pelton | by others in the same run, median of the runs |\n|---|---|---|\n".to_string();
+        let mut text =
+            "| `./run bench …` | pelton | by others in the same run, median of the runs |\n|---|---|---|\n".to_string();
         for (command, figure, show) in [
             (STREAM, "messages_per_second", rate as fn(f64) -> String),
             (ROUND, "round_trip_ns", time),
@@ -323,8 +328,10 @@ mod tests {
 
     fn lines() -> Vec<Value> {
         let command = "./run bench stream --size 256 --count 10";
-        let system = |label: &str, rate: f64| json!({ "label": label, "command": command, "skipped": null,
-            "parameters": { "count": 10 }, "messages_per_second": rate, "cpu_seconds": 2e-5 });
+        let system = |label: &str, rate: f64| {
+            json!({ "label": label, "command": command, "skipped": null,
+            "parameters": { "count": 10 }, "messages_per_second": rate, "cpu_seconds": 2e-5 })
+        };
         vec![
             json!({ "machine": { "date": "2026-01-02 03:04", "command": "./run bench all", "processors": 2 } }),
             system("pelton", 51_234_567.0),

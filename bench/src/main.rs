@@ -6,7 +6,10 @@ mod suite;
 
 use std::{
     io::Write,
-    path::{Path, PathBuf}, process::ExitCode, str::FromStr};
+    path::{Path, PathBuf},
+    process::ExitCode,
+    str::FromStr,
+};
 
 use anyhow::Result;
 use clap::{CommandFactory, Parser, error::ErrorKind};
@@ -247,10 +250,7 @@ impl Arguments {
             Workload::Memory | Workload::Kill => 256,
             Workload::Roundtrip | Workload::Idle | Workload::Call | Workload::Threads => 64,
         }));
-        let fixed = matches!(
-            workload,
-            Workload::Reattach | Workload::Threads | Workload::Memory | Workload::Kill
-        );
+        let fixed = matches!(workload, Workload::Reattach | Workload::Threads | Workload::Memory | Workload::Kill);
         if fixed && !sizes.is_fixed() {
             return Err(format!("found --size {sizes} with {}, wanted one size", word(workload)));
         }

@@ -186,9 +186,7 @@ impl CallCounter {
         let mut sum = 0;
         for counter in &mut self.counters {
             let mut bytes = [0; 8];
-            counter
-                .read_exact(&mut bytes)
-                .with_context(|| format!("reading the counter {}", counter.as_raw_fd()))?;
+            counter.read_exact(&mut bytes).with_context(|| format!("reading the counter {}", counter.as_raw_fd()))?;
             sum += u64::from_ne_bytes(bytes);
         }
         Ok(sum.saturating_sub(self.own))
@@ -287,12 +285,8 @@ Rss:                  32 kB
         };
         // The outer shell waits; its child asks for its number a hundred times, one call each, when it is told to.
         let script = "sh -c 'echo here; read go; i=0; while [ $i -lt 100 ]; do read x </proc/self/stat; i=$((i+1)); done; echo done; read end'; :";
-        let mut shell = Command::new("sh")
-            .args(["-c", script])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut shell =
+            Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(shell.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "here");
         if let Ok(counter) = CallCounter::of_processes(&[shell.id()]) {

@@ -55,8 +55,7 @@ pub fn part<S: System>(job: &Job) -> Result<()> {
         Role::Receiver => {
             let mut receiving = S::receiving(job)?;
             let mut receive = |n: u64| -> Result<()> {
-                let right =
-                    receiving.receive(|m| m.len() == size && number(m) == expected(n, m.len()) && whole(m))?;
+                let right = receiving.receive(|m| m.len() == size && number(m) == expected(n, m.len()) && whole(m))?;
                 ensure!(right, "message {n} is not the one that was sent");
                 Ok(())
             };

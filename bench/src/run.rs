@@ -25,8 +25,9 @@ use rustix::{
 };
 
 use crate::{
-    kill, memory,
+    kill,
     measure::{CallCounter, Usage, now_ns},
+    memory,
     parameters::{Calls, Choice, Job, Pass, Role, SizeRange, Slow, SystemName, Wait, Workload, word},
     report::{Death, Figures, Outcome, Parameters, Report, Run, SideFigures, SystemReport},
     rivals::Rival,
@@ -626,9 +627,8 @@ fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
     let end_ns = clients.iter().map(|client| client.end_ns).max().unwrap_or_default();
     let elapsed_ns = end_ns.saturating_sub(start_ns) as f64;
     // Of several clients that for which it took the longest.
-    let percentiles = || {
-        reports.iter().flat_map(|reports| &reports[1..]).filter_map(|client| client.percentiles.as_ref())
-    };
+    let percentiles =
+        || reports.iter().flat_map(|reports| &reports[1..]).filter_map(|client| client.percentiles.as_ref());
     let percentile = |of: fn(&Percentiles) -> u64| percentiles().map(of).max().map(|ns| ns as f64);
     let rests = job.delay_us > 0 || job.calls.rate.is_some();
     let rate = |amount: f64| (!rests && elapsed_ns > 0.0).then(|| amount / (elapsed_ns * 1e-9));

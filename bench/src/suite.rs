@@ -45,31 +45,91 @@ struct Part(&'static str, f64);
 
 const PARTS: &[Part] = &[
     // Throughput by size. As many messages as the slowest takes a second for.
-    Part("stream --size 16 --count 1000000 --runs 5 --systems pelton,limits,shmem-ipc,aeron,sock-stream-batched:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2", 0.7),
-    Part("stream --size 64 --count 1000000 --runs 5 --systems pelton,limits,shmem-ipc,aeron,sock-stream-batched:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2", 0.7),
-    Part("stream --size 256 --count 1000000 --runs 7 --systems pelton,limits,pelton-path,shmem-ipc,aeron,sock-stream-batched:block,sock-stream:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2", 0.7),
-    Part("stream --size 1024 --count 500000 --runs 5 --systems pelton,limits,shmem-ipc,aeron,sock-stream-batched:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2", 0.5),
-    Part("stream --size 4096 --count 300000 --runs 5 --systems pelton,limits,shmem-ipc,aeron,sock-stream-batched:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2", 0.5),
-    Part("stream --size 65536 --count 20000 --runs 5 --systems pelton,limits,shmem-ipc,sock-stream-batched:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2", 0.5),
-    Part("stream --size 256 --count 100000 --runs 3 --systems pelton:block,multiprocessing-pipe,multiprocessing-queue", 1.0),
-    Part("stream --size 1..32768 --count 200000 --runs 5 --systems pelton,limits,sock-stream-batched:block,io-uring-stream,sock-seqpacket:block,io-uring-seqpacket", 0.7),
+    Part(
+        "stream --size 16 --count 1000000 --runs 5 --systems pelton,limits,shmem-ipc,aeron,sock-stream-batched:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2",
+        0.7,
+    ),
+    Part(
+        "stream --size 64 --count 1000000 --runs 5 --systems pelton,limits,shmem-ipc,aeron,sock-stream-batched:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2",
+        0.7,
+    ),
+    Part(
+        "stream --size 256 --count 1000000 --runs 7 --systems pelton,limits,pelton-path,shmem-ipc,aeron,sock-stream-batched:block,sock-stream:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2",
+        0.7,
+    ),
+    Part(
+        "stream --size 1024 --count 500000 --runs 5 --systems pelton,limits,shmem-ipc,aeron,sock-stream-batched:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2",
+        0.5,
+    ),
+    Part(
+        "stream --size 4096 --count 300000 --runs 5 --systems pelton,limits,shmem-ipc,aeron,sock-stream-batched:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2",
+        0.5,
+    ),
+    Part(
+        "stream --size 65536 --count 20000 --runs 5 --systems pelton,limits,shmem-ipc,sock-stream-batched:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2",
+        0.5,
+    ),
+    Part(
+        "stream --size 256 --count 100000 --runs 3 --systems pelton:block,multiprocessing-pipe,multiprocessing-queue",
+        1.0,
+    ),
+    Part(
+        "stream --size 1..32768 --count 200000 --runs 5 --systems pelton,limits,sock-stream-batched:block,io-uring-stream,sock-seqpacket:block,io-uring-seqpacket",
+        0.7,
+    ),
     // Latency.
-    Part("roundtrip --size 64 --count 50000 --runs 5 --systems pelton,limits,iceoryx2,aeron,ipc_ring:spin,shmem-ipc:spin,sock-stream,sock-seqpacket,io-uring-stream,io-uring-seqpacket,pipe,zeromq-ipc,ipmpsc", 1.2),
-    Part("roundtrip --size 64 --delay 20 --count 5000 --runs 5 --systems pelton,limits,sock-stream,sock-seqpacket,io-uring-seqpacket,pipe,shmem-ipc,zeromq-ipc,ipc_ring,multiprocessing-pipe", 1.5),
+    Part(
+        "roundtrip --size 64 --count 50000 --runs 5 --systems pelton,limits,iceoryx2,aeron,ipc_ring:spin,shmem-ipc:spin,sock-stream,sock-seqpacket,io-uring-stream,io-uring-seqpacket,pipe,zeromq-ipc,ipmpsc",
+        1.2,
+    ),
+    Part(
+        "roundtrip --size 64 --delay 20 --count 5000 --runs 5 --systems pelton,limits,sock-stream,sock-seqpacket,io-uring-seqpacket,pipe,shmem-ipc,zeromq-ipc,ipc_ring,multiprocessing-pipe",
+        1.5,
+    ),
     Part("roundtrip --size 64 --rate 1 --count 3 --runs 1 --systems pelton,sock-stream,io-uring-seqpacket", 6.5),
-    Part("roundtrip --size 64 --rate 100 --count 150 --runs 3 --systems pelton,sock-stream,sock-seqpacket,io-uring-seqpacket,zeromq-ipc", 2.2),
-    Part("roundtrip --size 64 --rate 10000 --count 15000 --runs 3 --systems pelton,pelton:spin,sock-stream,sock-seqpacket,io-uring-seqpacket,zeromq-ipc,iceoryx2:spin", 2.2),
-    Part("roundtrip --size 64 --rate 50000 --count 50000 --runs 3 --systems pelton,pelton:spin,sock-stream,sock-seqpacket,io-uring-seqpacket,zeromq-ipc,iceoryx2:spin", 2.0),
-    Part("roundtrip --size 64 --rate 200000 --count 100000 --runs 3 --systems pelton,pelton:spin,sock-stream,sock-seqpacket,io-uring-seqpacket,iceoryx2:spin", 2.0),
-    Part("roundtrip --size 64 --rate 1000000 --count 200000 --runs 3 --systems pelton,pelton:spin,sock-stream,iceoryx2:spin", 2.0),
+    Part(
+        "roundtrip --size 64 --rate 100 --count 150 --runs 3 --systems pelton,sock-stream,sock-seqpacket,io-uring-seqpacket,zeromq-ipc",
+        2.2,
+    ),
+    Part(
+        "roundtrip --size 64 --rate 10000 --count 15000 --runs 3 --systems pelton,pelton:spin,sock-stream,sock-seqpacket,io-uring-seqpacket,zeromq-ipc,iceoryx2:spin",
+        2.2,
+    ),
+    Part(
+        "roundtrip --size 64 --rate 50000 --count 50000 --runs 3 --systems pelton,pelton:spin,sock-stream,sock-seqpacket,io-uring-seqpacket,zeromq-ipc,iceoryx2:spin",
+        2.0,
+    ),
+    Part(
+        "roundtrip --size 64 --rate 200000 --count 100000 --runs 3 --systems pelton,pelton:spin,sock-stream,sock-seqpacket,io-uring-seqpacket,iceoryx2:spin",
+        2.0,
+    ),
+    Part(
+        "roundtrip --size 64 --rate 1000000 --count 200000 --runs 3 --systems pelton,pelton:spin,sock-stream,iceoryx2:spin",
+        2.0,
+    ),
     // One process.
     Part("threads --size 64 --count 10000000 --runs 7", 0.7),
     // What it costs to have one, and to lose one.
-    Part("idle --runs 1 --systems pelton,pelton-path,pipe,sock-stream,ipc_ring,ipmpsc,iceoryx2,shmem-ipc,zeromq-ipc", 2.4),
-    Part("memory --count 1000 --runs 1 --systems pelton,pelton-path,sock-stream,ipc_ring,ipmpsc,shmem-ipc,zeromq-ipc,iceoryx2", 0.6),
-    Part("memory --count 10000 --runs 1 --systems pelton,pelton-path,sock-stream,ipc_ring,ipmpsc,shmem-ipc,zeromq-ipc,iceoryx2", 0.6),
-    Part("memory --count 100000 --runs 1 --systems pelton,pelton-path,sock-stream,ipc_ring,ipmpsc,shmem-ipc,zeromq-ipc,iceoryx2", 0.8),
-    Part("kill --runs 3 --systems pelton,pelton-path,pipe,sock-stream,sock-seqpacket,io-uring-seqpacket,ipc_ring,ipmpsc,iceoryx2,shmem-ipc,zeromq-ipc", 2.5),
+    Part(
+        "idle --runs 1 --systems pelton,pelton-path,pipe,sock-stream,ipc_ring,ipmpsc,iceoryx2,shmem-ipc,zeromq-ipc",
+        2.4,
+    ),
+    Part(
+        "memory --count 1000 --runs 1 --systems pelton,pelton-path,sock-stream,ipc_ring,ipmpsc,shmem-ipc,zeromq-ipc,iceoryx2",
+        0.6,
+    ),
+    Part(
+        "memory --count 10000 --runs 1 --systems pelton,pelton-path,sock-stream,ipc_ring,ipmpsc,shmem-ipc,zeromq-ipc,iceoryx2",
+        0.6,
+    ),
+    Part(
+        "memory --count 100000 --runs 1 --systems pelton,pelton-path,sock-stream,ipc_ring,ipmpsc,shmem-ipc,zeromq-ipc,iceoryx2",
+        0.8,
+    ),
+    Part(
+        "kill --runs 3 --systems pelton,pelton-path,pipe,sock-stream,sock-seqpacket,io-uring-seqpacket,ipc_ring,ipmpsc,iceoryx2,shmem-ipc,zeromq-ipc",
+        2.5,
+    ),
     // What else pelton does.
     Part("lopsided --slow receiver --count 2000 --runs 3", 1.5),
     Part("lopsided --slow sender --count 2000 --runs 3", 1.5),

@@ -11,8 +11,11 @@ use crate::{
     measure::now_ns,
     parameters::{Job, Pass, SystemName},
     side::pin,
-    systems::{Receiving, Sending, threads::{Batches, PeltonThreads}},
-    workload::{Payloads, PassReport, Section, WARM_UP, all_came, expected, glance, number, passes, whole},
+    systems::{
+        Receiving, Sending,
+        threads::{Batches, PeltonThreads},
+    },
+    workload::{PassReport, Payloads, Section, WARM_UP, all_came, expected, glance, number, passes, whole},
 };
 
 /// What carries messages between two threads.

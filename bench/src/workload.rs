@@ -14,13 +14,15 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    append, call, fan_in, kill, memory, threads,
+    append, call, fan_in, kill,
     measure::{self, CallCounter, Usage, delay, now_ns},
+    memory,
     parameters::{Job, Pass, Role, SystemName, Wait, Workload},
     systems::{
         ByDirectory, BySocket, Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System,
         c::CSide, lasting, limits,
     },
+    threads,
 };
 
 /// Messages before the first pass: enough for the paths to be loaded and the first pages touched.
@@ -162,13 +164,7 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
                 Ok(report)
             })
         }
-        Role::Filler
-        | Role::Idler
-        | Role::Appender
-        | Role::Service
-        | Role::Client
-        | Role::Flooder
-        | Role::Threads => {
+        Role::Filler | Role::Idler | Role::Appender | Role::Service | Role::Client | Role::Flooder | Role::Threads => {
             bail!("that is no part of this workload")
         }
         Role::Asker => {

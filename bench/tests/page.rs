@@ -26,9 +26,11 @@ fn chromium() -> Option<PathBuf> {
 fn drawn(page: &Path, width: u32, probe: &str) -> String {
     let with_probe = page.with_file_name(format!("probe-{width}.html"));
     let text = fs::read_to_string(page).unwrap();
-    let errors = "<script>window.faults = []; window.addEventListener('error', e => window.faults.push(e.message));</script>";
+    let errors =
+        "<script>window.faults = []; window.addEventListener('error', e => window.faults.push(e.message));</script>";
     let text = text.replacen("<head>", &format!("<head>{errors}"), 1);
-    let end = format!("<script>document.title = 'faults ' + window.faults.join('; ') + ' | ' + ({probe});</script></body>");
+    let end =
+        format!("<script>document.title = 'faults ' + window.faults.join('; ') + ' | ' + ({probe});</script></body>");
     fs::write(&with_probe, text.replacen("</body>", &end, 1)).unwrap();
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new(chromium().unwrap())

@@ -46,7 +46,8 @@ fn a_round_that_was_due_while_another_was_late_is_late_itself() {
 
 #[test]
 fn threads_are_measured_with_single_messages_and_batches() {
-    let arguments = ["threads", "--count", "5000", "--runs", "2", "--systems", "pelton,pelton-batches,pelton-path,limits"];
+    let arguments =
+        ["threads", "--count", "5000", "--runs", "2", "--systems", "pelton,pelton-batches,pelton-path,limits"];
     for wait in ["block", "spin"] {
         let systems = report(&[&arguments[..], &["--wait", wait]].concat());
         for system in &systems[..2] {
@@ -103,7 +104,16 @@ fn without_cargo(arguments: &[&str]) -> Output {
 
 #[test]
 fn a_rival_that_cannot_be_built_is_left_out_with_the_reason_and_the_others_are_measured() {
-    let output = without_cargo(&["stream", "--count", "500", "--runs", "1", "--json", "--systems", "pelton:block,ipc_ring,rtrb"]);
+    let output = without_cargo(&[
+        "stream",
+        "--count",
+        "500",
+        "--runs",
+        "1",
+        "--json",
+        "--systems",
+        "pelton:block,ipc_ring,rtrb",
+    ]);
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -123,7 +133,8 @@ fn a_program_in_another_language_is_measured_and_its_system_calls_are_counted() 
     }
     let systems = "pipe,multiprocessing-pipe,multiprocessing-queue";
     for (workload, size) in [("stream", "256"), ("stream", "1..300"), ("roundtrip", "64"), ("stream", "3")] {
-        let arguments = [workload, "--size", size, "--count", "300", "--runs", "1", "--wait", "block", "--systems", systems];
+        let arguments =
+            [workload, "--size", size, "--count", "300", "--runs", "1", "--wait", "block", "--systems", systems];
         let systems = report(&arguments);
         for system in &systems[1..] {
             assert_eq!(system["skipped"], Value::Null, "{system}");

@@ -3,10 +3,19 @@
 #[cfg(any(feature = "io-uring-stream", feature = "io-uring-seqpacket"))]
 pub mod uring;
 
-use std::{process::ExitCode, time::{Duration, Instant}};
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, anyhow};
-use pelton_bench::{parameters::Job, side, systems::System, threads::{InBatches, InProcess}, workload};
+use pelton_bench::{
+    parameters::Job,
+    side,
+    systems::System,
+    threads::{InBatches, InProcess},
+    workload,
+};
 
 /// The program of a system of two processes.
 pub fn processes<S: System>() -> ExitCode {
@@ -54,7 +63,10 @@ macro_rules! with_size {
             (64, 64) => $main::<64>($job),
             (256, 256) => $main::<256>($job),
             (1024, 1024) => $main::<1024>($job),
-            _ => anyhow::bail!("it carries values, and was compiled for 16, 64, 256 and 1024 bytes, wanted {}", $job.sizes),
+            _ => anyhow::bail!(
+                "it carries values, and was compiled for 16, 64, 256 and 1024 bytes, wanted {}",
+                $job.sizes
+            ),
         }
     };
 }

@@ -93,8 +93,7 @@ impl Uring {
     pub unsafe fn send(&mut self, bytes: &[u8], more: bool) -> Result<()> {
         let fd = types::Fd(self.fd.as_raw_fd());
         let flags = libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
-        let mut entry =
-            opcode::Send::new(fd, bytes.as_ptr(), bytes.len() as u32).flags(flags).build().user_data(SEND);
+        let mut entry = opcode::Send::new(fd, bytes.as_ptr(), bytes.len() as u32).flags(flags).build().user_data(SEND);
         if more {
             entry = entry.flags(squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS);
         } else {
@@ -204,8 +203,7 @@ impl Buffers {
         // SAFETY: as many entries are there, aligned to a page, and they are never freed: the kernel may use them as long as the ring is.
         unsafe { ring.submitter().register_buf_ring_with_flags(entries.as_ptr() as u64, count, GROUP, 0) }
             .context("registering buffers: it takes Linux 5.19")?;
-        let mut buffers =
-            Buffers { entries, memory: vec![0; count as usize * bytes], bytes, count, tail: 0 };
+        let mut buffers = Buffers { entries, memory: vec![0; count as usize * bytes], bytes, count, tail: 0 };
         (0..count).for_each(|buffer| buffers.provide(buffer));
         Ok(buffers)
     }

@@ -11,7 +11,10 @@ use std::{process::ExitCode, rc::Rc, time::Duration};
 
 use anyhow::{Result, anyhow, ensure};
 use iceoryx2::{
-    port::{update_connections::UpdateConnections, listener::Listener, notifier::Notifier, publisher::Publisher, subscriber::Subscriber},
+    port::{
+        listener::Listener, notifier::Notifier, publisher::Publisher, subscriber::Subscriber,
+        update_connections::UpdateConnections,
+    },
     prelude::*,
 };
 use pelton_bench::{
@@ -36,14 +39,17 @@ fn why(what: &'static str) -> impl Fn(Box<dyn std::error::Error>) -> anyhow::Err
 }
 
 fn node(job: &Job) -> Result<Rc<Node<ipc::Service>>> {
-    ensure!(job.wait != Wait::Epoll, "its events are not measured with an event loop of one's own here: write spin or block");
+    ensure!(
+        job.wait != Wait::Epoll,
+        "its events are not measured with an event loop of one's own here: write spin or block"
+    );
     let mut config = Config::default();
     // Shared memory is named, not placed: the prefix is what tells one run from another, and who removes what is left.
     let name = job.directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
     config.global.prefix = FileName::new(format!("iox2_{name}_").as_bytes()).map_err(|e| anyhow!("a prefix: {e:?}"))?;
-    config.global.set_root_path(
-        &Path::new(job.directory.to_string_lossy().as_bytes()).map_err(|e| anyhow!("a root: {e:?}"))?,
-    );
+    config
+        .global
+        .set_root_path(&Path::new(job.directory.to_string_lossy().as_bytes()).map_err(|e| anyhow!("a root: {e:?}"))?);
     NodeBuilder::new().config(&config).create::<ipc::Service>().map(Rc::new).map_err(|e| why("making a node")(e.into()))
 }
 

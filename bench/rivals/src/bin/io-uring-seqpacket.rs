@@ -8,7 +8,10 @@ use pelton_bench::{
     parameters::Job,
     systems::{Receiving, Sending, System},
 };
-use pelton_bench_rivals::{processes, uring::{Shared, open}};
+use pelton_bench_rivals::{
+    processes,
+    uring::{Shared, open},
+};
 use rustix::net::SocketType;
 
 fn main() -> ExitCode {

@@ -9,7 +9,10 @@ use pelton_bench::{
     parameters::Job,
     systems::{Receiving, Sending, System},
 };
-use pelton_bench_rivals::{processes, uring::{Shared, open}};
+use pelton_bench_rivals::{
+    processes,
+    uring::{Shared, open},
+};
 use rustix::net::SocketType;
 
 fn main() -> ExitCode {
@@ -138,7 +141,8 @@ impl Receiving for Reader {
                 }
             }
             // What is missing is in the buffers that follow.
-            let whole = if self.parts.len() >= PREFIX_BYTES { PREFIX_BYTES + self.size(&self.parts)? } else { PREFIX_BYTES };
+            let whole =
+                if self.parts.len() >= PREFIX_BYTES { PREFIX_BYTES + self.size(&self.parts)? } else { PREFIX_BYTES };
             let taken = there.len().min(whole.saturating_sub(self.parts.len()));
             self.parts.extend_from_slice(&there[..taken]);
             drop(socket);

@@ -36,7 +36,10 @@ fn main() -> ExitCode {
         (1024, 1024) => workload::part::<Shmem<1024>>(job),
         (4096, 4096) => workload::part::<Shmem<4096>>(job),
         (65536, 65536) => workload::part::<Shmem<65536>>(job),
-        _ => bail!("its items are of one size; it was compiled for 16, 64, 256, 1024, 4096 and 65536 bytes, wanted {}", job.sizes),
+        _ => bail!(
+            "its items are of one size; it was compiled for 16, 64, 256, 1024, 4096 and 65536 bytes, wanted {}",
+            job.sizes
+        ),
     })
     .unwrap_or(ExitCode::from(2))
 }
