@@ -128,9 +128,9 @@ impl Figures<'_> {
                 ],
             ),
             "io_uring" => self.pairs(),
-            "rivals" => self.rivals(),
+            "headline" => self.headline(),
             _ => bail!(
-                "found a place named `{name}`, wanted machine, stream, roundtrip, asleep, threads, memory, idle, kill, io_uring or rivals"
+                "found a place named `{name}`, wanted machine, stream, roundtrip, asleep, threads, memory, idle, kill, io_uring or headline"
             ),
         })
     }
@@ -148,7 +148,7 @@ impl Figures<'_> {
         let word = |name: &str| machine[name].as_str().unwrap_or("not known").to_string();
         let is_short = machine["command"].as_str().is_some_and(|command| command.contains("--short"));
         format!(
-            "Measured {}, `{}`{}: {} virtual or real processors, {}, {}, commit {} ([record](bench/record/{})).\n",
+            "Measured {}, `{}`{}: {} processors, {}, {}, commit {} ([record](bench/record/{})).\n",
             word("date"),
             word("command"),
             if is_short {
@@ -222,27 +222,40 @@ impl Figures<'_> {
         text
     }
 
-    /// pelton by each rival, in a few lines.
-    fn rivals(&self) -> String {
-        let mut text =
-            "| `./run bench …` | pelton | by others in the same run, median of the runs |\n|---|---|---|\n".to_string();
+    /// pelton's first figure of each command, and that by others' in the same run: at most six of them, or the line would be a page.
+    fn headline(&self) -> String {
+        let mut text = "| `./run bench …` | pelton | beside it, in the same run |\n|---|---|---|\n".to_string();
         for (command, figure, show) in [
-            (STREAM, "messages_per_second", rate as fn(f64) -> String),
+            ("stream --size 16 ", "messages_per_second", rate as fn(f64) -> String),
+            (STREAM, "messages_per_second", rate),
+            ("stream --size 1..32768 ", "messages_per_second", rate),
             (ROUND, "round_trip_ns", time),
             (ASLEEP, "round_trip_ns", time),
             ("threads ", "messages_per_second", rate),
+            ("lopsided --slow receiver ", "share_of_own_speed", digits),
+            ("lopsided --slow sender ", "share_of_own_speed", digits),
+            ("fan-in --senders 2 ", "messages_per_second", rate),
+            ("fan-in --senders 8 ", "messages_per_second", rate),
+            ("append ", "messages_per_second", rate),
+            ("call --size 64 --count", "round_trip_ns", time),
+            ("call --size 64 --in-flight 1000 ", "messages_per_second", rate),
+            ("reattach ", "reattach_receiver_ns", time),
         ] {
             let (systems, ratios) = self.of(command);
-            let own = systems.first().and_then(|line| number(line, figure)).map(show).unwrap_or_default();
+            let Some(own) = systems.first().and_then(|line| number(line, figure)) else { continue };
             let all = ratios.and_then(|line| line["ratios"].as_object());
-            let others: Vec<String> = all
-                .into_iter()
-                .flatten()
-                .filter_map(|(name, ratio)| {
-                    Some(format!("{} × {}", digits(ratio["median"].as_f64()?), name.trim_end_matches(":block")))
+            // In the order in which they were measured.
+            let others: Vec<String> = systems
+                .iter()
+                .filter_map(|line| {
+                    let name = line["label"].as_str()?;
+                    let median = all?.get(name)?["median"].as_f64()?;
+                    Some(format!("{} × {}", digits(median), name.trim_end_matches(":block")))
                 })
+                .take(6)
                 .collect();
-            _ = writeln!(text, "| `{}` | {own} | {} |", command.trim().trim_end_matches(" --count"), others.join(", "));
+            let command = command.trim().trim_end_matches(" --count");
+            _ = writeln!(text, "| `{command}` | {} | {} |", show(own), others.join(", "));
         }
         text
     }

@@ -54,7 +54,7 @@ const PARTS: &[Part] = &[
         0.7,
     ),
     Part(
-        "stream --size 256 --count 1000000 --runs 7 --systems pelton,limits,pelton-path,shmem-ipc,aeron,sock-stream-batched:block,sock-stream:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2",
+        "stream --size 256 --count 1000000 --runs 7 --systems pelton,limits,shmem-ipc,aeron,sock-stream-batched:block,iceoryx2,ipc_ring,pelton-path,sock-stream:block,io-uring-stream,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipmpsc",
         0.7,
     ),
     Part(

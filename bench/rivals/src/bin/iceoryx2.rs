@@ -2,8 +2,8 @@
 //!
 //! As its documentation has it for throughput and latency: `ipc::Service`, a publisher that loans uninitialised slices (no copy but the one
 //! that writes the message), a subscriber that polls `receive` (`--wait spin`, its best: its own benchmarks poll, on a core of
-//! their own). So that nothing is lost `enable_safe_overflow(false)` and `RetryUntilDelivered`; a subscriber's buffer of 1,024 samples:
-//! measured here larger ones are slower, since the hot memory no longer fits the caches. One publisher, one subscriber, two nodes, or it would prepare
+//! their own). So that nothing is lost `enable_safe_overflow(false)` and `RetryUntilDelivered`; a subscriber's buffer of 1,024 samples: a
+//! guess that favours it, as what is on the way then fits the second-level cache. One publisher, one subscriber, two nodes, or it would prepare
 //! for more. `--wait block` is its other way: an event after each message, by which the receiver sleeps; that is a system call
 //! a message. The root is the run's own directory: nothing is left of a run that was killed.
 

@@ -1,8 +1,8 @@
 //! rtrb: a ring between two threads, wait-free, one message a call.
 //!
 //! Its calls never wait: `push` and `pop` are called again while they answer that the ring is full or empty, as its documentation shows. Messages
-//! are arrays, moved in and out. The ring holds what fits `--capacity`, but at most 128 KiB: measured, a ring that fits the
-//! second-level cache is its best, as pelton's window of 128 KiB is.
+//! are arrays, moved in and out. The ring holds what fits `--capacity`, but at most 128 KiB: a guess that favours it, for a ring that
+//! fits the second-level cache, as pelton's window of 128 KiB does.
 
 use std::process::ExitCode;
 
