@@ -457,7 +457,12 @@ mod tests {
         );
         let asleep = plan(&["roundtrip", "--delay", "20"]).unwrap();
         assert_eq!((asleep.sizes.max, asleep.count, asleep.wait), (64, 20_000, Wait::Block));
-        assert_eq!(plan(&["idle"]).unwrap().systems, [Choice::from_str("pelton").unwrap()]);
+        assert_eq!(plan(&["idle"]).unwrap().systems[0], Choice::from_str("pelton").unwrap());
+        let rated = plan(&["roundtrip", "--rate", "100"]).unwrap();
+        assert_eq!((rated.sizes.max, rated.count, rated.wait, rated.systems.len()), (64, 500, Wait::Block, 3));
+        let threads = plan(&["threads"]).unwrap();
+        assert_eq!((threads.sizes.max, threads.wait, threads.systems.len()), (64, Wait::Spin, 7));
+        assert_eq!(plan(&["kill"]).unwrap().capacity, 1 << 20);
         let many = plan(&["fan-in", "--senders", "10", "--idle", "990"]).unwrap();
         assert_eq!((many.sizes.max, many.count, many.wait, many.systems.len()), (256, 5_000_000, Wait::Spin, 6));
         let call = plan(&["call"]).unwrap();
@@ -497,6 +502,8 @@ mod tests {
             (&["stream", "--file", "/"], "use it with append"),
             (&["append", "--file", "/dev/null"], "found --file /dev/null, wanted a directory"),
             (&["stream", "--clients", "1"], "use them with call"),
+            (&["stream", "--rate", "1"], "use it with roundtrip or call"),
+            (&["memory", "--size", "1..2"], "wanted one size"),
             (&["fan-in", "--one-cpu"], "use them with call"),
             (&["call", "--in-flight", "1025"], "found --in-flight 1025, wanted 1 to 1024"),
             (&["call", "--clients", "0"], "found --clients 0"),
