@@ -93,7 +93,11 @@ impl Sending for Writer {
     }
 
     fn flush(&mut self) -> Result<()> {
-        if self.buffers[self.turn].is_empty() { Ok(()) } else { self.pass_on(self.submits) }
+        if !self.buffers[self.turn].is_empty() {
+            self.pass_on(self.submits)?;
+        }
+        // What finds the socket full goes on only while this thread is in the ring: its work is deferred until then.
+        if self.submits { self.socket.borrow_mut().sent() } else { Ok(()) }
     }
 }
 
