@@ -493,6 +493,8 @@ fn run_memory(job: &Job, cpus: &[usize], mut sides: Sides) -> Result<Run> {
 
 /// How long a survivor may take to be told: ten times what any of those that are told takes here, and longer than `ipc_ring`'s own half second.
 const TOLD_WITHIN: Duration = Duration::from_secs(2);
+/// Messages after which a stream is under way.
+const UNDER_WAY: u64 = 1000;
 /// Two looks at how far a survivor is, so far apart.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
@@ -510,7 +512,12 @@ fn run_kill(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
         sides.order_go(0)?;
         sides.expect_word(0, "started")?;
         sides.order_go(1)?;
-        // Somewhere in the stream: what the clock's last digits say.
+        // In the stream, however long its sides take to get there; somewhere, that is what the clock's last digits say.
+        for side in [0, 1] {
+            while sides.how_far(side)? < UNDER_WAY {
+                sides.leave_alone(Duration::from_millis(1))?;
+            }
+        }
         sides.leave_alone(Duration::from_millis(20 + now_ns() % 60))?;
         let killed_ns = now_ns();
         let mut victim = sides.sides.remove(killed);
@@ -897,25 +904,38 @@ impl Sides<'_> {
                 Event::Time => break,
             }
         }
-        let first = self.how_far()?;
+        let first = self.how_far_or_end()?;
         // That it says something by itself at last is too late.
         let _ = self.event(Instant::now() + BETWEEN_LOOKS)?;
-        let last = self.how_far()?;
+        let last = self.how_far_or_end()?;
         let outcome = if last > first { Outcome::GoesOn } else { Outcome::Hangs };
         let words = format!("nothing within {} s", TOLD_WITHIN.as_secs());
         Ok((Death { outcome, messages: last, words }, None))
     }
 
-    fn how_far(&mut self) -> Result<u64> {
-        let orders = self.sides[0].orders.as_mut().expect("orders stay open until the end");
-        orders.write_all(kill::HOW_FAR).context("asking the survivor how far it is")?;
+    /// How far a side of a stream is that nobody was killed in yet.
+    fn how_far(&mut self, index: usize) -> Result<u64> {
+        self.ask_how_far(index)?;
+        match read_word(&self.line(index)?)? {
+            kill::Word::Far(messages) => Ok(messages),
+            kill::Word::End { words, .. } => bail!("the {} ended by itself: {words}", self.sides[index].name()),
+        }
+    }
+
+    /// How far the survivor is; what it says by itself now is too late.
+    fn how_far_or_end(&mut self) -> Result<u64> {
+        self.ask_how_far(0)?;
         self.deadline = Instant::now() + END;
         loop {
-            match read_word(&self.line(0)?)? {
-                kill::Word::Far(messages) => return Ok(messages),
-                kill::Word::End { .. } => {}
+            if let kill::Word::Far(messages) = read_word(&self.line(0)?)? {
+                return Ok(messages);
             }
         }
+    }
+
+    fn ask_how_far(&mut self, index: usize) -> Result<()> {
+        let orders = self.sides[index].orders.as_mut().expect("orders stay open until the end");
+        orders.write_all(kill::HOW_FAR).with_context(|| format!("asking the {}", self.sides[index].name()))
     }
 
     fn usages(&self) -> Result<[Usage; 2]> {

@@ -53,7 +53,7 @@ fn threads_are_measured_with_single_messages_and_batches() {
         for system in &systems[..2] {
             assert_eq!(system["skipped"], Value::Null, "{system}");
             assert!(system["messages_per_second"].as_f64().unwrap() > 0.0);
-            assert_eq!(system["runs"][1]["sides"].as_object().unwrap().keys().collect::<Vec<_>>(), ["both"]);
+            assert_eq!(system["runs"][1]["sides"].as_object().unwrap().keys().collect::<Vec<_>>(), ["threads"]);
         }
         for system in &systems[2..] {
             assert!(system["skipped"].is_string(), "{system}");
