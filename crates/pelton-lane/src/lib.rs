@@ -18,7 +18,8 @@
 extern crate alloc;
 
 mod consumer;
-mod edges;
+#[doc(hidden)]
+pub mod edges;
 #[cfg(all(feature = "failpoints", not(loom)))]
 #[doc(hidden)]
 pub mod failpoints;
