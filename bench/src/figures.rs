@@ -291,8 +291,8 @@ fn outcome(line: &Value, who: &str) -> String {
     }
     let text = |name: &str| match name {
         "told" => "is told",
-        "hangs" => "waits for ever",
-        "goes-on" => "goes on, untold",
+        "hangs" => "is not told, and waits",
+        "goes-on" => "is not told, and goes on",
         "wrong" => "gets a wrong message",
         _ => "dies too",
     };
@@ -381,6 +381,6 @@ mod tests {
     fn what_became_of_survivors_is_counted() {
         let run = |outcome: &str| json!({ "deaths": { "sender": { "outcome": outcome } } });
         let line = json!({ "runs": [run("told"), run("hangs"), run("told")] });
-        assert_eq!(outcome(&line, "sender"), "is told (2), waits for ever (1)");
+        assert_eq!(outcome(&line, "sender"), "is told (2), is not told, and waits (1)");
     }
 }

@@ -171,10 +171,10 @@ impl Uring {
         }
     }
 
-    /// What is in that buffer.
+    /// What is in that buffer: good until it is given back, also while something is sent by this ring, as who answers does.
     #[inline]
-    pub fn bytes(&self, buffer: u16, bytes: usize) -> &[u8] {
-        self.buffers.bytes(buffer, bytes)
+    pub fn bytes(&self, buffer: u16, bytes: usize) -> *const [u8] {
+        &raw const self.buffers.memory[buffer as usize * self.buffers.bytes..][..bytes]
     }
 
     /// To be received in again.
@@ -220,10 +220,5 @@ impl Buffers {
         // SAFETY: the tail lies in the first entry, and is aligned; the kernel loads it with acquire.
         let tail = unsafe { &*types::BufRingEntry::tail(self.entries.as_ptr()).cast::<AtomicU16>() };
         tail.store(self.tail, Ordering::Release);
-    }
-
-    #[inline]
-    fn bytes(&self, buffer: u16, bytes: usize) -> &[u8] {
-        &self.memory[buffer as usize * self.bytes..][..bytes]
     }
 }

@@ -116,7 +116,9 @@ impl Receiving for Reader {
     #[inline]
     fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let (buffer, bytes) = self.socket.borrow_mut().receive()?;
-        let answer = look(self.socket.borrow().bytes(buffer, bytes));
+        let packet = self.socket.borrow().bytes(buffer, bytes);
+        // SAFETY: the buffer is given back behind this; its memory is the socket's, which is kept.
+        let answer = look(unsafe { &*packet });
         self.socket.borrow_mut().give_back(buffer);
         Ok(answer)
     }

@@ -134,8 +134,9 @@ impl Receiving for Reader {
                     (buffer, bytes, 0)
                 }
             };
-            let socket = self.socket.borrow();
-            let there = &socket.bytes(buffer, bytes)[read..];
+            let there = self.socket.borrow().bytes(buffer, bytes);
+            // SAFETY: the buffer is given back below at the earliest, when this is used no more; its memory is the socket's, which is kept.
+            let there = &unsafe { &*there }[read..];
             if self.parts.is_empty() && there.len() >= PREFIX_BYTES {
                 let end = PREFIX_BYTES + self.size(there)?;
                 if there.len() >= end {
@@ -149,7 +150,6 @@ impl Receiving for Reader {
                 if self.parts.len() >= PREFIX_BYTES { PREFIX_BYTES + self.size(&self.parts)? } else { PREFIX_BYTES };
             let taken = there.len().min(whole.saturating_sub(self.parts.len()));
             self.parts.extend_from_slice(&there[..taken]);
-            drop(socket);
             self.current = Some((buffer, bytes, read + taken));
             if read + taken == bytes {
                 self.socket.borrow_mut().give_back(buffer);
