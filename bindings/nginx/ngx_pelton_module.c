@@ -467,8 +467,7 @@ static void ngx_pelton_fail_waiting(ngx_pelton_service_t *service, int code) {
 static int ngx_pelton_failed_to_open(ngx_pelton_service_t *service, int code, const char *detail) {
     ngx_cpystrn((u_char *)service->detail, (u_char *)detail, sizeof service->detail);
     if (service->failure != code) {
-        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0, "pelton: \"%s\" could not be opened: %s: %s", service->name, pelton_code_text(code),
-                      detail);
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0, "pelton: \"%s\" could not be opened: %s", service->name, detail);
     }
     service->failure = code;
     service->rests = 1;
@@ -583,8 +582,8 @@ static void ngx_pelton_close_client(ngx_pelton_service_t *service) {
 static void ngx_pelton_lost(ngx_pelton_service_t *service, int code) {
     ngx_uint_t i;
     ngx_pelton_keep_detail(service->detail, sizeof service->detail);
-    ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0, "pelton: \"%s\" is lost with %uD calls in flight: %s: %s", service->name,
-                  service->in_flight, pelton_code_text(code), service->detail);
+    ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0, "pelton: \"%s\" is lost with %uD calls in flight: %s", service->name,
+                  service->in_flight, service->detail);
     ngx_pelton_close_client(service);
     for (i = 0; i < NGX_PELTON_CALLS_MAX; i++) {
         while (service->buckets[i] != NULL) {
@@ -920,7 +919,10 @@ int ngx_pelton_ask(ngx_pelton_service_t *service, uint32_t index, const char *da
         }
     }
     ngx_pelton_post(service);
-    slot->is_waiting = slot->first == NULL && slot->state != ngx_pelton_ended;
+    slot->is_waiting = 1;
+    if (slot->state == ngx_pelton_ended || (slot->is_stream && slot->first != NULL)) {
+        ngx_pelton_wake(slot);
+    }
     out->slot = slot->index;
     return NGX_PELTON_WAITS;
 }

@@ -283,14 +283,12 @@ local methods = {}
 -- pointer and a size, good until it returns; what it answers is the call's answer. It must not suspend. opts.size: of a request that is
 -- given as a cdata pointer.
 function methods.call(self, req, opts)
-    local size, timeout, view, flags = #req, self.timeout, nil, MAY_WAIT
+    local size, timeout, view, flags = size_of(req, opts), self.timeout, nil, MAY_WAIT
     if opts then
-        size, timeout, view = size_of(req, opts), timeout_of(self, opts), opts.view
+        timeout, view = timeout_of(self, opts), opts.view
         if opts.idempotent then
             flags = MAY_WAIT + IDEMPOTENT
         end
-    elseif type(req) ~= "string" then
-        size_of(req)
     end
     if not is_suspendable() then
         return nil, "phase", "a call suspends its coroutine, which cannot be in this phase: notify, or use ngx.timer.at"
