@@ -182,9 +182,11 @@ struct ngx_pelton_service_s {
 
 typedef int (*ngx_pelton_sema_new_pt)(void **semaphore, int count, char **error);
 typedef int (*ngx_pelton_sema_post_pt)(void *semaphore, int count);
+typedef void (*ngx_pelton_sema_gc_pt)(void *semaphore);
 
 static ngx_pelton_sema_new_pt ngx_pelton_sema_new;
 static ngx_pelton_sema_post_pt ngx_pelton_sema_post;
+static ngx_pelton_sema_gc_pt ngx_pelton_sema_gc;
 static ngx_queue_t ngx_pelton_services = {&ngx_pelton_services, &ngx_pelton_services};
 static ngx_queue_t ngx_pelton_free_slots = {&ngx_pelton_free_slots, &ngx_pelton_free_slots};
 static ngx_pelton_slot_t **ngx_pelton_slots;
@@ -770,12 +772,14 @@ static void ngx_pelton_readable(ngx_event_t *event) {
 int ngx_pelton_version(void) { return NGX_PELTON_VERSION; }
 
 /* The service of a name and these options, the same one whenever it is asked for. NULL: no memory. */
-ngx_pelton_service_t *ngx_pelton_service(const char *name, const ngx_pelton_options_t *options, void *sema_new, void *sema_post) {
+ngx_pelton_service_t *ngx_pelton_service(const char *name, const ngx_pelton_options_t *options, void *sema_new, void *sema_post,
+                                         void *sema_gc) {
     ngx_queue_t *at;
     ngx_pelton_service_t *service;
     size_t size = ngx_strlen(name) + 1;
     ngx_pelton_sema_new = (ngx_pelton_sema_new_pt)sema_new;
     ngx_pelton_sema_post = (ngx_pelton_sema_post_pt)sema_post;
+    ngx_pelton_sema_gc = (ngx_pelton_sema_gc_pt)sema_gc;
     for (at = ngx_queue_head(&ngx_pelton_services); at != ngx_queue_sentinel(&ngx_pelton_services); at = ngx_queue_next(at)) {
         service = ngx_queue_data(at, ngx_pelton_service_t, queue);
         if (ngx_strcmp(service->name, name) == 0 && ngx_memcmp(&service->options, options, sizeof *options) == 0) {
@@ -1048,7 +1052,14 @@ void ngx_pelton_figures(ngx_pelton_service_t *service, ngx_pelton_figures_t *out
 /* A worker ends: the services are told, and nginx finds none of its connections open. */
 static void ngx_pelton_exit_process(ngx_cycle_t *cycle) {
     ngx_queue_t *at;
+    uint32_t i;
     (void)cycle;
+    for (i = 0; i < ngx_pelton_slots_made; i++) {
+        if (ngx_pelton_slots[i]->cycle == ngx_cycle) {
+            ngx_pelton_sema_gc(ngx_pelton_slots[i]->semaphore);
+            ngx_pelton_slots[i]->cycle = NULL;
+        }
+    }
     for (at = ngx_queue_head(&ngx_pelton_services); at != ngx_queue_sentinel(&ngx_pelton_services); at = ngx_queue_next(at)) {
         ngx_pelton_service_t *service = ngx_queue_data(at, ngx_pelton_service_t, queue);
         if (service->client != NULL) {

@@ -50,7 +50,8 @@ typedef struct {
 typedef struct ngx_pelton_service_s ngx_pelton_service_t;
 
 int ngx_pelton_version(void);
-ngx_pelton_service_t *ngx_pelton_service(const char *name, const ngx_pelton_options_t *options, void *sema_new, void *sema_post);
+ngx_pelton_service_t *ngx_pelton_service(const char *name, const ngx_pelton_options_t *options, void *sema_new, void *sema_post,
+                                         void *sema_gc);
 int ngx_pelton_ask(ngx_pelton_service_t *service, uint32_t slot, const char *data, size_t size, uint32_t flags, ngx_pelton_answer_t *out);
 void ngx_pelton_release(ngx_pelton_service_t *service);
 void *ngx_pelton_semaphore(uint32_t slot);
@@ -464,7 +465,8 @@ function _M.connect(name, opts)
     end
     local self = {timeout = opts.timeout or TIMEOUT, name = name}
     timeout_of(self)
-    self.service = C.ngx_pelton_service(name, made, C.ngx_http_lua_ffi_sema_new, C.ngx_http_lua_ffi_sema_post)
+    self.service = C.ngx_pelton_service(name, made, C.ngx_http_lua_ffi_sema_new, C.ngx_http_lua_ffi_sema_post,
+                                         C.ngx_http_lua_ffi_sema_gc)
     if self.service == nil then
         error("resty.pelton: no memory", 2)
     end
