@@ -130,6 +130,15 @@ const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
 impl CallCounter {
     /// Counts from here on. The call that begins it is not counted.
     pub fn start() -> Result<CallCounter> {
+        CallCounter::of(0)
+    }
+
+    /// As `start`, of another process.
+    pub fn of_process(pid: u32) -> Result<CallCounter> {
+        CallCounter::of(pid as i32)
+    }
+
+    fn of(pid: i32) -> Result<CallCounter> {
         let places = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"]
             .map(|place| format!("{place}/events/raw_syscalls/sys_enter/id"));
         let Some(id) = places.iter().find_map(|place| fs::read_to_string(place).ok()) else {
@@ -155,7 +164,7 @@ impl CallCounter {
             config1: 0,
         };
         // SAFETY: attr is a valid perf_event_attr of the size it says, and the kernel only reads it.
-        let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &attr, 0, -1, -1, PERF_FLAG_FD_CLOEXEC) };
+        let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &attr, pid, -1, -1, PERF_FLAG_FD_CLOEXEC) };
         if fd < 0 {
             let error = io::Error::last_os_error();
             bail!("perf_event_open refused to count system calls ({error}): run as root or with CAP_PERFMON");

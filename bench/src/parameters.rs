@@ -91,6 +91,10 @@ pub enum SystemName {
     PeltonAlone,
     /// Of calls: as many messages one way, by a fan-in of as many senders
     PeltonFanIn,
+    /// Of calls: pelton from nginx, in Lua
+    PeltonNginx,
+    /// Of calls: a Unix stream socket from nginx, by ngx_lua's cosockets, with a 4-byte length
+    CosocketNginx,
     /// Of appending: one buffer for all threads, in which each takes space by fetch_add
     Bump,
     /// Of appending: one buffer for all threads, behind a lock
@@ -112,6 +116,8 @@ impl SystemName {
             SystemName::Pelton => Ok(()),
             SystemName::PeltonFanIn | SystemName::PeltonAlone if calls => Ok(()),
             SystemName::SockStream | SystemName::SockStreamAlone | SystemName::SockStreamBatched if calls => Ok(()),
+            SystemName::PeltonNginx | SystemName::CosocketNginx if calls => Ok(()),
+            SystemName::PeltonNginx | SystemName::CosocketNginx => Err("it calls from nginx: measure it with call"),
             SystemName::PeltonFanIn | SystemName::SockStreamAlone => {
                 Err("it is what calls are compared with: measure it with call")
             }

@@ -447,12 +447,25 @@ static ngx_int_t ngx_pelton_start_thread(ngx_pelton_opening_t *opening) {
 }
 
 /* Looking on does not pay where the service runs only when this worker does not. */
-static int64_t ngx_pelton_hold_ns(const ngx_pelton_options_t *options) {
-    cpu_set_t cpus;
-    if (options->hold_ns < 0 || (sched_getaffinity(0, sizeof cpus, &cpus) == 0 && CPU_COUNT(&cpus) == 1)) {
+static int64_t ngx_pelton_hold_ns(ngx_pelton_service_t *service) {
+    pelton_info info;
+    cpu_set_t own, peer, all;
+    if (service->options.hold_ns < 0) {
         return 0;
     }
-    return options->hold_ns == 0 ? NGX_PELTON_HOLD_NS : options->hold_ns;
+    CPU_ZERO(&peer);
+    info.struct_bytes = sizeof info;
+    if (pelton_get_info(service->client, &info) != PELTON_OK || info.peer_pid == 0 ||
+        sched_getaffinity((pid_t)info.peer_pid, sizeof peer, &peer) != 0) {
+        CPU_ZERO(&peer);
+    }
+    if (sched_getaffinity(0, sizeof own, &own) == 0) {
+        CPU_OR(&all, &own, &peer);
+        if (CPU_COUNT(&all) == 1) {
+            return 0;
+        }
+    }
+    return service->options.hold_ns == 0 ? NGX_PELTON_HOLD_NS : service->options.hold_ns;
 }
 
 /* Those that wait for room, or a client, need not any more. */
@@ -557,7 +570,7 @@ static void ngx_pelton_opened(ngx_event_t *event) {
     service->connections++;
     service->failure = PELTON_OK;
     service->rests = 0;
-    service->hold_ns = ngx_pelton_hold_ns(&service->options);
+    service->hold_ns = ngx_pelton_hold_ns(service);
     service->halvings = 0;
     service->may_have_room = 1;
     service->freed = NGX_PELTON_CALLS_MAX;
