@@ -350,7 +350,8 @@ end
 -- One call for each request, compared.
 function M.echo()
     local req = ngx.var.arg_q or ("request " .. ngx.var.request_id .. ("x"):rep(tonumber(ngx.var.arg_size or 0)))
-    local res, err, detail = svc:call(req, {timeout = tonumber(ngx.var.arg_timeout or 20)})
+    local asked = ngx.var.arg_name and pelton.connect(ngx.var.arg_name) or svc
+    local res, err, detail = asked:call(req, {timeout = tonumber(ngx.var.arg_timeout or 20)})
     if not res then
         ngx.status = 502
         return ngx.say(err, ": ", detail)

@@ -1,6 +1,6 @@
 /* A service for the tests of nginx: answers with the request's own bytes, but for a word that it knows.
  *
- *     service NAME [USER]
+ *     service NAME      SIGUSR1: drains, and ends
  *
  *   fail CODE TEXT   fails with that code and text             parts COUNT SIZE   so many parts, numbered, then the end
  *   abandon          lets go of the call                       broken COUNT       so many parts, then fails with code 7
@@ -95,24 +95,30 @@ static void in_a_thread(const pelton_request *request, const char *text) {
     pthread_detach(thread);
 }
 
+static sigset_t drains;
+
+static void *drain(void *service) {
+    int signal;
+    if (sigwait(&drains, &signal) == 0) (void)pelton_service_stop(service, PELTON_STOP_DRAIN);
+    return NULL;
+}
+
 int main(int argc, char **argv) {
-    pelton_options options = PELTON_OPTIONS_INIT;
     pelton_service *service;
     pelton_request request;
-    uint32_t user;
+    pthread_t drainer;
     char last[64] = "", text[128], answer[128];
     unsigned long told = 0, cancelled = 0;
     int code;
     if (argc < 2) return 2;
-    if (argc > 2) {
-        user = (uint32_t)atoi(argv[2]);
-        options.uids = &user;
-        options.uids_count = 1;
-    }
-    if (pelton_service_listen(argv[1], &options, &service) != PELTON_OK) {
+    sigemptyset(&drains);
+    sigaddset(&drains, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &drains, NULL);
+    if (pelton_service_listen(argv[1], NULL, &service) != PELTON_OK) {
         fprintf(stderr, "%s\n", pelton_error_detail());
         return 1;
     }
+    if (pthread_create(&drainer, NULL, drain, service) != 0) return 1;
     for (;;) {
         code = pelton_service_receive(service, pelton_deadline(10000000), &request);
         if (stalled_count > 0) cancelled += let_go();
@@ -148,6 +154,7 @@ int main(int argc, char **argv) {
         }
         (void)pelton_release(service);
     }
+    if (code == PELTON_CLOSED) return pelton_close(service) != PELTON_OK;
     fprintf(stderr, "%s: %s\n", pelton_code_text(code), pelton_error_detail());
     return 1;
 }
