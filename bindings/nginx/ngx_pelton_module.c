@@ -46,8 +46,10 @@
 #define NGX_PELTON_HOLD_NS 20000
 /* Answers taken before those who wait for them run. */
 #define NGX_PELTON_TAKE_MAX 1024
-/* How often the time of looking on is halved at most, as in pelton_uv.h. */
+/* How often the time of looking on is halved at most, as in pelton_uv.h; and after how many failures all of it is tried again: when both
+ * sides sleep for each call, only a look as long as a wake takes finds that they need not. */
 #define NGX_PELTON_HALVINGS_MAX 4
+#define NGX_PELTON_TRY_AGAIN 64
 /* After a client could not be opened, calls are refused for so long: a guess at what spares a machine whose service is down. */
 #define NGX_PELTON_REST_MS 100
 /* Of a slot's memory for answers, what is kept for the next. */
@@ -169,12 +171,13 @@ struct ngx_pelton_service_s {
     uint64_t bytes;
     int64_t turn_ns; /* when this turn began */
     int64_t hold_ns;
-    unsigned halvings;
+    unsigned holds_failed; /* since one paid */
     ngx_msec_t rest_until;
     int failure; /* of the last opening */
     unsigned is_among_woken : 1; /* the turn is posted behind coroutines that it woke */
     unsigned is_in_place : 1;    /* an answer is with Lua that is not released */
     unsigned may_have_room : 1;
+    unsigned has_held : 1; /* in vain, for the call that was asked last */
     unsigned rests : 1;
     char detail[512]; /* of that, or of the client's end */
     char name[];
@@ -571,7 +574,7 @@ static void ngx_pelton_opened(ngx_event_t *event) {
     service->failure = PELTON_OK;
     service->rests = 0;
     service->hold_ns = ngx_pelton_hold_ns(service);
-    service->halvings = 0;
+    service->holds_failed = 0;
     service->may_have_room = 1;
     service->freed = NGX_PELTON_CALLS_MAX;
     ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0, "pelton: \"%s\" is connected", service->name);
@@ -667,13 +670,14 @@ static int ngx_pelton_drain(ngx_pelton_service_t *service, ngx_uint_t *taken) {
 /* Looks on for an answer for as long as has lately paid. */
 static int ngx_pelton_hold(ngx_pelton_service_t *service, pelton_completion *completion) {
     int64_t until = 0, now;
+    unsigned halvings = service->holds_failed % NGX_PELTON_TRY_AGAIN;
     int code;
     ngx_uint_t i;
     for (;;) {
         for (i = 0; i < 8; i++) {
             code = pelton_await(service->client, PELTON_ANY_CALL, PELTON_NO_WAIT, completion);
             if (code != PELTON_AGAIN) {
-                service->halvings = 0;
+                service->holds_failed = 0;
                 return code;
             }
             if (service->hold_ns == 0) {
@@ -683,9 +687,9 @@ static int ngx_pelton_hold(ngx_pelton_service_t *service, pelton_completion *com
         }
         now = ngx_pelton_now();
         if (until == 0) {
-            until = now + (service->hold_ns >> service->halvings);
+            until = now + (service->hold_ns >> ngx_min(halvings, NGX_PELTON_HALVINGS_MAX));
         } else if (now >= until) {
-            service->halvings += service->halvings < NGX_PELTON_HALVINGS_MAX;
+            service->holds_failed++;
             return code;
         }
     }
@@ -734,7 +738,8 @@ static void ngx_pelton_turn(ngx_event_t *event) {
     }
     service->is_among_woken = 0;
     code = ngx_pelton_drain(service, &taken);
-    if (code == PELTON_AGAIN && taken == 0 && service->in_flight > 0 && !(service->may_have_room && service->waiting > 0)) {
+    if (code == PELTON_AGAIN && taken == 0 && service->in_flight > 0 && !service->has_held &&
+        !(service->may_have_room && service->waiting > 0)) {
         code = ngx_pelton_hold(service, &completion);
         if (code == PELTON_OK) {
             (void)ngx_pelton_deliver(service, &completion, &to_cancel);
@@ -746,6 +751,7 @@ static void ngx_pelton_turn(ngx_event_t *event) {
             code = ngx_pelton_drain(service, &taken);
         }
     }
+    service->has_held = 0;
     if (service->waiting > 0 && (service->may_have_room || service->freed > 0)) {
         ngx_pelton_grant(service);
         taken++;
@@ -884,6 +890,7 @@ int ngx_pelton_ask(ngx_pelton_service_t *service, uint32_t index, const char *da
                 ngx_pelton_lost(service, code);
                 return ngx_pelton_fail(out, code, service->detail);
             }
+            service->has_held = code == PELTON_AGAIN;
         } else {
             code = PELTON_AGAIN;
         }
