@@ -281,7 +281,7 @@ local methods = {}
 -- "failed", which is the service's own doing, with its bytes as the text, its code.
 --
 -- opts.timeout: seconds. opts.idempotent: it may be carried out twice. opts.view: a function that is given the answer's bytes in place, as a
--- pointer and a size, good until it returns; what it answers is the call's answer. It must not suspend. opts.size: of a request that is
+-- pointer and a size, good until it returns; what it answers is the call's answer. It must not suspend, nor use pelton. opts.size: of a request that is
 -- given as a cdata pointer.
 function methods.call(self, req, opts)
     local size, timeout, view, flags = size_of(req, opts), self.timeout, nil, MAY_WAIT
@@ -399,8 +399,13 @@ Stream.__index = {
 -- is set, which ends it. opts.timeout is for each part. Other opts as `call`.
 function methods.stream(self, req, opts)
     if not is_suspendable() then
-        return function(state)
-            return state == nil and false or nil, "phase", "a stream suspends its coroutine, which cannot be in this phase"
+        local is_told = false
+        return function()
+            if is_told then
+                return nil
+            end
+            is_told = true
+            return false, "phase", "a stream suspends its coroutine, which cannot be in this phase"
         end
     end
     return setmetatable({
