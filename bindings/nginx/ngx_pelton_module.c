@@ -617,49 +617,43 @@ static void ngx_pelton_lost(ngx_pelton_service_t *service, int code) {
 
 /* ---- The turn ---------------------------------------------------------------------------------------------------------- */
 
-/* Gives an answer to who awaits it. Whether it was given up on: then it is to be cancelled, which needs it released before. */
-static ngx_int_t ngx_pelton_deliver(ngx_pelton_service_t *service, const pelton_completion *completion, uint64_t *to_cancel) {
+/* Gives an answer to who awaits it, and releases it. A call of which this side cannot take more is cancelled. */
+static void ngx_pelton_deliver(ngx_pelton_service_t *service, const pelton_completion *completion) {
     ngx_pelton_slot_t *slot = ngx_pelton_find(service, completion->call);
-    ngx_int_t is_part = completion->outcome == PELTON_PART;
+    int is_part = completion->outcome == PELTON_PART, failure = PELTON_OK;
+    const char *why = "";
     if (slot == NULL) {
-        return 0;
+        (void)pelton_release(service->client);
+        return;
     }
     if (is_part && slot->bytes + completion->size > service->options.parts_bytes_max) {
-        ngx_cpystrn((u_char *)service->detail, (u_char *)"more parts have come than the coroutine has taken: see parts_bytes_max",
-                    sizeof service->detail);
-        *to_cancel = completion->call;
-        ngx_pelton_end(slot, PELTON_TOO_LARGE);
+        failure = PELTON_TOO_LARGE;
+        why = "more parts have come than the coroutine has taken: see parts_bytes_max";
+    } else if (ngx_pelton_add_node(slot, completion) != NGX_OK) {
+        failure = PELTON_SYSTEM;
+        why = "no memory for the answer";
+    }
+    (void)pelton_release(service->client);
+    if (failure != PELTON_OK) {
+        ngx_cpystrn((u_char *)service->detail, (u_char *)why, sizeof service->detail);
+        if (is_part) {
+            (void)pelton_cancel(service->client, slot->call);
+        }
+    }
+    if (failure != PELTON_OK || !is_part) {
+        ngx_pelton_end(slot, failure);
+    }
+    if (slot->state == ngx_pelton_ended || slot->is_stream) {
         ngx_pelton_wake(slot);
-        return 1;
     }
-    if (ngx_pelton_add_node(slot, completion) != NGX_OK) {
-        ngx_cpystrn((u_char *)service->detail, (u_char *)"no memory for the answer", sizeof service->detail);
-        *to_cancel = is_part ? completion->call : 0;
-        ngx_pelton_end(slot, PELTON_SYSTEM);
-        ngx_pelton_wake(slot);
-        return 1;
-    }
-    if (!is_part) {
-        ngx_pelton_end(slot, PELTON_OK);
-    }
-    if (!is_part || slot->is_stream) {
-        ngx_pelton_wake(slot);
-    }
-    return 1;
 }
 
 /* Takes all answers that are there, up to so many. Answers PELTON_AGAIN when there are no more, PELTON_OK when there may be. */
 static int ngx_pelton_drain(ngx_pelton_service_t *service, ngx_uint_t *taken) {
     pelton_completion completion;
-    uint64_t to_cancel;
     int code;
     while ((code = pelton_await(service->client, PELTON_ANY_CALL, PELTON_NO_WAIT, &completion)) == PELTON_OK) {
-        to_cancel = 0;
-        (void)ngx_pelton_deliver(service, &completion, &to_cancel);
-        (void)pelton_release(service->client);
-        if (to_cancel != 0) {
-            (void)pelton_cancel(service->client, to_cancel);
-        }
+        ngx_pelton_deliver(service, &completion);
         if (++*taken == NGX_PELTON_TAKE_MAX) {
             return PELTON_OK;
         }
@@ -714,7 +708,6 @@ static void ngx_pelton_turn(ngx_event_t *event) {
     ngx_pelton_service_t *service = event->data;
     pelton_completion completion;
     ngx_uint_t taken = 0;
-    uint64_t to_cancel = 0;
     int code;
     service->turns++;
     if (!service->is_among_woken) {
@@ -742,11 +735,7 @@ static void ngx_pelton_turn(ngx_event_t *event) {
         !(service->may_have_room && service->waiting > 0)) {
         code = ngx_pelton_hold(service, &completion);
         if (code == PELTON_OK) {
-            (void)ngx_pelton_deliver(service, &completion, &to_cancel);
-            (void)pelton_release(service->client);
-            if (to_cancel != 0) {
-                (void)pelton_cancel(service->client, to_cancel);
-            }
+            ngx_pelton_deliver(service, &completion);
             taken = 1;
             code = ngx_pelton_drain(service, &taken);
         }
@@ -844,111 +833,115 @@ static ngx_int_t ngx_pelton_may_hold(ngx_pelton_service_t *service) {
     return 1;
 }
 
-/* Asks. Answers PELTON_OK when it is answered already, in place, or told: then ngx_pelton_release; NGX_PELTON_WAITS with a slot; or a code.
- * With a slot that has just waited for room, that slot is kept in the second case, and is the caller's to give back in the others. */
-int ngx_pelton_ask(ngx_pelton_service_t *service, uint32_t index, const char *data, size_t size, uint32_t flags, ngx_pelton_answer_t *out) {
-    ngx_pelton_slot_t *slot = index == NGX_PELTON_NO_SLOT ? NULL : ngx_pelton_slots[index];
-    uint32_t library_flags = flags & (PELTON_NOTIFY | PELTON_IDEMPOTENT);
-    pelton_completion completion;
-    uint64_t call = 0;
-    int code = PELTON_AGAIN, was_granted = 0;
-    if (slot != NULL && slot->state == ngx_pelton_granted) {
-        ngx_pelton_leave_queue(slot);
-        was_granted = 1;
-    }
-    if (service->client != NULL && (was_granted || service->waiting == 0)) {
-        ngx_pelton_settle(service);
-        code = pelton_submit(service->client, data, size, library_flags, PELTON_NO_WAIT, &call);
-        if (code != PELTON_OK && code != PELTON_AGAIN && !ngx_pelton_is_end(code)) {
-            return ngx_pelton_fail_now(out, code);
-        }
-        if (ngx_pelton_is_end(code)) {
-            /* Nothing was asked: another client may be had. */
-            ngx_pelton_lost(service, code);
-        }
-    }
-    if (code == PELTON_OK) {
-        if (was_granted && service->waiting > 0) {
-            service->may_have_room = 1;
-        }
-        if (flags & PELTON_NOTIFY) {
-            ngx_pelton_post(service);
-            return PELTON_OK;
-        }
-        if (!(flags & NGX_PELTON_STREAM) && ngx_pelton_may_hold(service)) {
-            code = ngx_pelton_hold(service, &completion);
-            if (code == PELTON_OK && completion.call == call && completion.outcome != PELTON_PART && completion.size <= INT32_MAX) {
-                service->is_in_place = 1;
-                service->within++;
-                out->data = completion.data;
-                out->size = (uint32_t)completion.size;
-                out->outcome = completion.outcome;
-                out->code = completion.code;
-                return PELTON_OK;
-            }
-            if (ngx_pelton_is_end(code)) {
-                ngx_pelton_lost(service, code);
-                return ngx_pelton_fail(out, code, service->detail);
-            }
-            service->has_held = code == PELTON_AGAIN;
-        } else {
-            code = PELTON_AGAIN;
-        }
-        if (slot == NULL) {
-            slot = ngx_pelton_take_slot(service);
-        }
-        if (slot == NULL) {
-            if (code == PELTON_OK) {
-                (void)pelton_release(service->client);
-            }
-            (void)pelton_cancel(service->client, call);
-            return ngx_pelton_fail(out, PELTON_SYSTEM, "no memory");
-        }
-        slot->is_stream = (flags & NGX_PELTON_STREAM) != 0;
-        ngx_pelton_begin(slot, call);
-        if (code == PELTON_OK) {
-            uint64_t to_cancel = 0;
-            (void)ngx_pelton_deliver(service, &completion, &to_cancel);
-            (void)pelton_release(service->client);
-            if (to_cancel != 0) {
-                (void)pelton_cancel(service->client, to_cancel);
-            }
-        }
-    } else {
-        if (service->client == NULL) {
-            if (ngx_process == NGX_PROCESS_MASTER || ngx_cycle->connections == NULL) {
-                return ngx_pelton_fail(out, PELTON_REFUSED, "this is not a worker: call from a request, a timer or init_worker");
-            }
-            code = ngx_pelton_open(service);
-            if (code != PELTON_OK) {
-                return ngx_pelton_fail(out, code, service->detail);
-            }
-        }
-        if (!(flags & NGX_PELTON_MAY_WAIT)) {
-            ngx_pelton_post(service);
-            return ngx_pelton_fail(out, PELTON_AGAIN, service->client == NULL ? "the client is being opened" : "there is no room");
-        }
-        if (slot == NULL) {
-            slot = ngx_pelton_take_slot(service);
-        }
-        if (slot == NULL) {
-            return ngx_pelton_fail(out, PELTON_SYSTEM, "no memory");
-        }
-        slot->state = ngx_pelton_queued;
-        service->waiting++;
-        if (was_granted) {
-            ngx_queue_insert_head(&service->queued, &slot->queue);
-        } else {
-            ngx_queue_insert_tail(&service->queued, &slot->queue);
-        }
-    }
-    ngx_pelton_post(service);
+/* Has the coroutine sleep on the slot, unless there is something for it already. */
+static int ngx_pelton_sleeps(ngx_pelton_slot_t *slot, ngx_pelton_answer_t *out) {
+    ngx_pelton_post(slot->service);
     slot->is_waiting = 1;
     if (slot->state == ngx_pelton_ended || (slot->is_stream && slot->first != NULL)) {
         ngx_pelton_wake(slot);
     }
     out->slot = slot->index;
     return NGX_PELTON_WAITS;
+}
+
+/* What was asked is in flight: it is answered within the call, or sleeps on a slot. */
+static int ngx_pelton_asked(ngx_pelton_service_t *service, ngx_pelton_slot_t *slot, uint64_t call, uint32_t flags,
+                            ngx_pelton_answer_t *out) {
+    pelton_completion completion;
+    int code = PELTON_AGAIN;
+    if (!(flags & NGX_PELTON_STREAM) && ngx_pelton_may_hold(service)) {
+        code = ngx_pelton_hold(service, &completion);
+        if (code == PELTON_OK && completion.call == call && completion.outcome != PELTON_PART && completion.size <= INT32_MAX) {
+            service->is_in_place = 1;
+            service->within++;
+            out->data = completion.data;
+            out->size = (uint32_t)completion.size;
+            out->outcome = completion.outcome;
+            out->code = completion.code;
+            return PELTON_OK;
+        }
+        if (ngx_pelton_is_end(code)) {
+            ngx_pelton_lost(service, code);
+            return ngx_pelton_fail(out, code, service->detail);
+        }
+        service->has_held = code == PELTON_AGAIN;
+    }
+    if (slot == NULL && (slot = ngx_pelton_take_slot(service)) == NULL) {
+        if (code == PELTON_OK) {
+            (void)pelton_release(service->client);
+        }
+        (void)pelton_cancel(service->client, call);
+        return ngx_pelton_fail(out, PELTON_SYSTEM, "no memory");
+    }
+    slot->is_stream = (flags & NGX_PELTON_STREAM) != 0;
+    ngx_pelton_begin(slot, call);
+    if (code == PELTON_OK) {
+        ngx_pelton_deliver(service, &completion);
+    }
+    return ngx_pelton_sleeps(slot, out);
+}
+
+/* There is no room, or no client. */
+static int ngx_pelton_not_now(ngx_pelton_service_t *service, ngx_pelton_slot_t *slot, int was_granted, uint32_t flags,
+                              ngx_pelton_answer_t *out) {
+    int code;
+    if (service->client == NULL) {
+        if (ngx_process == NGX_PROCESS_MASTER || ngx_cycle->connections == NULL) {
+            return ngx_pelton_fail(out, PELTON_REFUSED, "this is not a worker: call from a request, a timer or init_worker");
+        }
+        code = ngx_pelton_open(service);
+        if (code != PELTON_OK) {
+            return ngx_pelton_fail(out, code, service->detail);
+        }
+    }
+    if (!(flags & NGX_PELTON_MAY_WAIT)) {
+        ngx_pelton_post(service);
+        return ngx_pelton_fail(out, PELTON_AGAIN, service->client == NULL ? "the client is being opened" : "there is no room");
+    }
+    if (slot == NULL && (slot = ngx_pelton_take_slot(service)) == NULL) {
+        return ngx_pelton_fail(out, PELTON_SYSTEM, "no memory");
+    }
+    slot->state = ngx_pelton_queued;
+    service->waiting++;
+    if (was_granted) {
+        ngx_queue_insert_head(&service->queued, &slot->queue);
+    } else {
+        ngx_queue_insert_tail(&service->queued, &slot->queue);
+    }
+    return ngx_pelton_sleeps(slot, out);
+}
+
+/* Asks. Answers PELTON_OK when it is answered already, in place, or told: then ngx_pelton_release; NGX_PELTON_WAITS with a slot; or a code.
+ * With a slot that has just waited for room, that slot is kept in the second case, and is the caller's to give back in the others. */
+int ngx_pelton_ask(ngx_pelton_service_t *service, uint32_t index, const char *data, size_t size, uint32_t flags, ngx_pelton_answer_t *out) {
+    ngx_pelton_slot_t *slot = index == NGX_PELTON_NO_SLOT ? NULL : ngx_pelton_slots[index];
+    int code, was_granted = slot != NULL && slot->state == ngx_pelton_granted;
+    uint64_t call = 0;
+    if (was_granted) {
+        ngx_pelton_leave_queue(slot);
+    }
+    if (service->client == NULL || (service->waiting > 0 && !was_granted)) {
+        return ngx_pelton_not_now(service, slot, was_granted, flags, out);
+    }
+    ngx_pelton_settle(service);
+    code = pelton_submit(service->client, data, size, flags & (PELTON_NOTIFY | PELTON_IDEMPOTENT), PELTON_NO_WAIT, &call);
+    if (code == PELTON_AGAIN) {
+        return ngx_pelton_not_now(service, slot, was_granted, flags, out);
+    }
+    if (ngx_pelton_is_end(code)) {
+        /* Nothing was asked: another client may be had. */
+        ngx_pelton_lost(service, code);
+        return ngx_pelton_not_now(service, slot, was_granted, flags, out);
+    }
+    if (code != PELTON_OK) {
+        return ngx_pelton_fail_now(out, code);
+    }
+    service->may_have_room |= was_granted;
+    if (flags & PELTON_NOTIFY) {
+        ngx_pelton_post(service);
+        return PELTON_OK;
+    }
+    return ngx_pelton_asked(service, slot, call, flags, out);
 }
 
 /* The answer that came within the call was looked at. */
