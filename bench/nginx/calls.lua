@@ -1,6 +1,6 @@
 -- Calls from one request, by pelton or by cosockets. As many coroutines as there are to be calls in flight; each reply is compared.
 
-local DIRECTORY = "DIRECTORY"
+local place = "DIRECTORY" -- filled in
 local REQUESTS = 64 -- different ones, by turns
 
 local function requests(size)
@@ -17,14 +17,14 @@ local function requests(size)
 end
 
 local function by_pelton()
-    local svc = require("resty.pelton").connect("unix:" .. DIRECTORY .. "/service")
+    local svc = require("resty.pelton").connect("unix:" .. place .. "/service")
     return function(request) return svc:call(request) end, function() end, function() return svc:notify("") end
 end
 
 -- A connection for each coroutine, kept from one pass to the next, as a pool would. Length and payload.
 local function by_cosocket()
     local sock = ngx.socket.tcp()
-    assert(sock:connect("unix:" .. DIRECTORY .. "/socket"))
+    assert(sock:connect("unix:" .. place .. "/socket"))
     local char, byte, floor = string.char, string.byte, math.floor
     local parts = {}
     return function(request)
@@ -51,9 +51,10 @@ function M.pass()
     local count, in_flight, size = tonumber(args.count), tonumber(args.in_flight), tonumber(args.size)
     local open = args.system == "pelton" and by_pelton or by_cosocket
     local all = requests(size)
-    local wrong
+    local wrong, ended
     local function part(first)
-        local call, close = open()
+        local call, close
+        call, close, ended = open()
         for n = first, count, in_flight do
             local request = all[n % REQUESTS + 1]
             local reply, err, detail = call(request)
@@ -76,7 +77,6 @@ function M.pass()
         local ok, err = ngx.thread.wait(threads[i])
         wrong = wrong or (not ok and err or nil)
     end
-    local _, _, ended = open()
     if ended then
         assert(ended())
     end

@@ -187,22 +187,26 @@ function checks.a_coroutine_that_is_killed_leaves_nothing()
     -- The rest comes with the end of this request: the next check finds no slot in use.
 end
 
--- Also where they wait for room.
+-- Also where they wait for room: who waits behind them is let ask in their place.
 function checks.coroutines_that_wait_for_room_may_be_killed()
-    local threads = {}
-    for i = 1, 1500 do
-        threads[i] = ngx.thread.spawn(function() svc:call("stall") end)
+    for i = 1, 1024 do
+        ngx.thread.spawn(function() svc:call("stall", {timeout = i == 1 and 0.1 or 100}) end)
     end
+    local waiting = {}
+    for i = 1, 5 do
+        waiting[i] = ngx.thread.spawn(function() svc:call("never asked") end)
+    end
+    local last = ngx.thread.spawn(function() return svc:call("the last in the queue") end)
     same(svc:info().in_flight, 1024)
-    same(svc:info().waiting, 1500 - 1024)
-    local beside = ngx.thread.spawn(function() return svc:call("the last in the queue") end)
-    for i = 1, 1500 do
-        if i % 2 == 0 then
-            ngx.thread.kill(threads[i])
-        end
+    same(svc:info().waiting, 6)
+    for i = 1, 5 do
+        ngx.thread.kill(waiting[i])
     end
-    ngx.sleep(0.05)
-    ngx.thread.kill(beside)
+    local _, res, err = ngx.thread.wait(last)
+    same(res, "the last in the queue", err)
+    -- The end of the request has the others given up.
+    ngx.say("ok")
+    ngx.exit(ngx.OK)
 end
 
 function checks.nothing_was_left()
