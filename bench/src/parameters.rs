@@ -497,6 +497,7 @@ mod tests {
         assert_eq!(SystemName::PeltonAlone.belongs(Workload::FanIn, false), Ok(()));
         assert_eq!(SystemName::Pipe.belongs(Workload::Stream, false), Ok(()));
         assert_eq!(SystemName::PeltonFanIn.belongs(Workload::Call, false), Ok(()));
+        assert_eq!(SystemName::CosocketNginx.belongs(Workload::Call, false), Ok(()));
         assert_eq!(SystemName::Write.belongs(Workload::Append, true), Ok(()));
         assert_eq!(SystemName::Pelton.belongs(Workload::Append, true), Ok(()));
         assert!(SystemName::Limits.belongs(Workload::Append, true).is_err());
@@ -511,6 +512,7 @@ mod tests {
             (SystemName::SockSeqpacket, Workload::Call),
             (SystemName::PeltonFanIn, Workload::FanIn),
             (SystemName::SockStreamAlone, Workload::Stream),
+            (SystemName::PeltonNginx, Workload::Roundtrip),
         ] {
             assert!(system.belongs(workload, false).is_err(), "{system:?} {workload:?}");
         }
