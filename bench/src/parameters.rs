@@ -100,6 +100,10 @@ pub enum SystemName {
     PeltonAlone,
     /// Of calls: as many messages one way, by a fan-in of as many senders
     PeltonFanIn,
+    /// Of calls: pelton from nginx, in Lua
+    PeltonNginx,
+    /// Of calls: a Unix stream socket from nginx, by ngx_lua's cosockets, with a 4-byte length
+    CosocketNginx,
     /// Of appending: one buffer for all threads, in which each takes space by fetch_add
     Bump,
     /// Of appending: one buffer for all threads, behind a lock
@@ -160,6 +164,8 @@ impl SystemName {
             SystemName::PeltonBatches => Err("it is between threads: measure it with threads"),
             SystemName::PeltonFanIn | SystemName::PeltonAlone if calls => Ok(()),
             SystemName::SockStream | SystemName::SockStreamAlone | SystemName::SockStreamBatched if calls => Ok(()),
+            SystemName::PeltonNginx | SystemName::CosocketNginx if calls => Ok(()),
+            SystemName::PeltonNginx | SystemName::CosocketNginx => Err("it calls from nginx: measure it with call"),
             SystemName::PeltonFanIn | SystemName::SockStreamAlone => {
                 Err("it is what calls are compared with: measure it with call")
             }
@@ -554,6 +560,7 @@ mod tests {
         assert_eq!(SystemName::PeltonAlone.belongs(Workload::FanIn, false), Ok(()));
         assert_eq!(SystemName::Pipe.belongs(Workload::Stream, false), Ok(()));
         assert_eq!(SystemName::PeltonFanIn.belongs(Workload::Call, false), Ok(()));
+        assert_eq!(SystemName::CosocketNginx.belongs(Workload::Call, false), Ok(()));
         assert_eq!(SystemName::Write.belongs(Workload::Append, true), Ok(()));
         assert_eq!(SystemName::Pelton.belongs(Workload::Append, true), Ok(()));
         assert!(SystemName::Limits.belongs(Workload::Append, true).is_err());
@@ -568,6 +575,7 @@ mod tests {
             (SystemName::SockSeqpacket, Workload::Call),
             (SystemName::PeltonFanIn, Workload::FanIn),
             (SystemName::SockStreamAlone, Workload::Stream),
+            (SystemName::PeltonNginx, Workload::Roundtrip),
         ] {
             assert!(system.belongs(workload, false).is_err(), "{system:?} {workload:?}");
         }

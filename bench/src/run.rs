@@ -216,6 +216,7 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
         | SystemName::PeltonC
         | SystemName::PeltonStream
         | SystemName::PeltonFanIn
+        | SystemName::PeltonNginx
         | SystemName::PeltonAlone => env!("CARGO_PKG_VERSION").to_string(),
         SystemName::Limits => limits::version(),
         SystemName::Bump | SystemName::MutexVec | SystemName::Write => "Rust's std".to_string(),

@@ -4,7 +4,7 @@
 pub mod append;
 pub mod c;
 pub mod call;
-pub(crate) mod compiled;
+pub mod compiled;
 mod framed;
 pub mod limits;
 mod many;
