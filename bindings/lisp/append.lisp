@@ -143,6 +143,9 @@ left torn is cut off.
   "What any thread appends by at any time: each has a buffer of its own, made when it first appends, and given up after the thread has ended,
 by the next thread that begins, or the next FLUSH.")
 
+(define-handle flushing ((sink nil :type (or null sink)))
+  "What takes all that a receiver receives to a sink: see OPEN-FLUSH.")
+
 (declaim (inline place-of-thread))
 (defun place-of-thread ()
   "Where to look first: the thread's structure stays where it is, and no two threads have the same at a time."
@@ -270,6 +273,7 @@ fails; they are closed however BODY is left. Threads that use them must have end
     (or (eql (attempt (%append own sap size)) 0)
         (append-slowly appenders (sap-int sap) size))))
 
+(declaim (inline append-message))
 (defun append-message (appenders octets &key (start 0) end)
   "Appends the bytes of OCTETS from START to END, nil for its end, as a message, in the calling thread's own buffer: without a lock, a system
 call, or any consing. Waits for nothing; but when the buffer is full this thread has the sink take it, and waits for that, and for
@@ -282,9 +286,6 @@ appended, and those before it are kept. Restarts: TRY-AGAIN, and DROP-MESSAGE, w
 (defmethod reserving-address ((appenders appenders)) (own-appender appenders))
 
 ;;; ---- Flushing
-
-(define-handle flushing ((sink nil :type (or null sink)))
-  "What takes all that a receiver receives to a sink: see OPEN-FLUSH.")
 
 (defun flush (handle)
   "Has the sink take what APPENDERS or a FLUSHING have. Of appenders everything whose APPEND-MESSAGE had returned before, in any thread, is there

@@ -35,13 +35,16 @@ has signalled.")
 
 (defun submit-octets (client octets start end timeout flags out)
   (declare (type client client))
-  (let ((handle (handle-address client)) (told (deadline-of timeout)))
+  (let ((handle (handle-address client)))
     (with-octets-at (sap size) (octets start end)
       (persisting (:what "ask")
-        (attempt-waiting (handle (handle-spins client) timeout deadline)
-          ;; The service is told when the answer is not awaited any more, not how long a slice is: what has no room does not wait.
-          (progn deadline
-                 (%submit handle sap size flags (if (eql deadline +no-wait+) +no-wait+ told) out)))))))
+        ;; Every try is one that does not wait, for the service would be told how long it does.
+        (attempt-waiting (handle (handle-spins client) timeout deadline
+                          :arm (let ((armed (%arm handle)))
+                                 ;; Answers wait to be taken, and there is no room for requests before the service goes on.
+                                 (when (eql armed 0) (%usleep 1000))
+                                 armed))
+          (progn deadline (%submit handle sap size flags +no-wait+ out)))))))
 
 (defun submit (client octets &key (start 0) end timeout idempotent)
   "Asks, without awaiting: answers the call's number, for AWAIT and CANCEL. Waits for room, up to TIMEOUT seconds, nil for ever. :IDEMPOTENT true:

@@ -137,6 +137,7 @@ ended by then."
   (or (eql (try-send-sap sender sap size) 0)
       (send-slowly sender (sap-int sap) size timeout)))
 
+(declaim (inline send))
 (defun send (sender octets &key (start 0) end timeout)
   "Sends the bytes of OCTETS from START to END, nil for its end, as a message: copied once, into the lane. SENDER is a SENDER, or SENDERS,
 which any thread may use. Waits for room, up to TIMEOUT seconds, nil for ever; of SENDERS interrupts are looked at once a second. Answers true.
