@@ -14,18 +14,21 @@
  *     pelton_sender *s;                                             pelton_receiver *r;
  *     pelton_sender_open("events", NULL, &s);                       ... pelton_listen, pelton_accept_receiver
  *     pelton_send(s, "hello", 5, PELTON_FOREVER);                   pelton_message m;
- *     pelton_sender_close(s);                                       while (pelton_receive(r, PELTON_FOREVER, &m) == 0) {
+ *     pelton_close(s);                                              while (pelton_receive(r, PELTON_FOREVER, &m) == 0) {
  *                                                                       use(m.data, m.size);
  *                                                                       pelton_release(r);
  *                                                                   }
- *                                                                   pelton_receiver_close(r);
+ *                                                                   pelton_close(r);
+ *
+ * HANDLES. What a function makes is a handle: a pointer to one of the kinds below. What means the same for several kinds is one function,
+ * which takes any of them as a `void *`: see "Any handle". pelton_close ends each.
  *
  * RESULTS. Functions that return int answer 0 (PELTON_OK) or a negative code; each function's comment lists those of its own.
  * PELTON_AGAIN is an answer, not an error: full, empty, or the deadline has passed. Any function may answer, besides:
- *   PELTON_NULL           a pointer is NULL that must not be. Only _close functions and pelton_held_release take a NULL handle, and
- *                         do nothing.
- *   PELTON_CLOSED_HANDLE  the handle was closed, or is of another kind. Closed handles are recognised for a while (at least the
- *                         next 64 closings in the process), not for ever: do not rely on it.
+ *   PELTON_NULL           a pointer is NULL that must not be. Only pelton_close takes a NULL handle, and does nothing.
+ *   PELTON_CLOSED_HANDLE  the handle is closed, or of a kind that the function is not for: the detail says what it is, and what is
+ *                         wanted. Closed handles are recognised for a while (at least the next 64 closings in the process), not for
+ *                         ever: do not rely on it.
  *   PELTON_WRONG_THREAD   another thread is in a call with this handle. Found only where PELTON_CHECK_THREADS is set in the
  *                         environment when the first handle is made, or the library was built for debugging.
  *   PELTON_FORKED         the handle was made by a process of which this one is a fork. The child closes it, which touches
@@ -40,9 +43,9 @@
  * polls ("In an event loop"). Functions without a deadline_ns do not wait, unless their comment says so.
  *
  * THREADS. A handle is used by one thread at a time; which one does not matter, and need not stay the same, as long as one
- * thread's call has returned, and the other knows, before the other begins. Different handles are independent. Only
- * pelton_held_release, pelton_service_stop and _drain, and what takes a pelton_senders or a pelton_appenders but their close, may be
- * called at any time from any thread.
+ * thread's call has returned, and the other knows, before the other begins. Different handles are independent. Only closing a
+ * pelton_held, pelton_service_stop, and what takes a pelton_senders or a pelton_appenders, but not their close, may be called at any time
+ * from any thread.
  *
  * UNITS. Sizes are in bytes, times in nanoseconds.
  */
@@ -51,6 +54,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -118,11 +122,12 @@ enum pelton_code {
 #define PELTON_NO_WAIT INT64_C(0)
 #define PELTON_FOREVER INT64_MAX
 
+/* The kinds of handles. */
 typedef struct pelton_sender pelton_sender;
 typedef struct pelton_receiver pelton_receiver;
 typedef struct pelton_listener pelton_listener;
-typedef struct pelton_senders pelton_senders; /* makes senders for threads, and is for all of them */
-typedef struct pelton_held pelton_held; /* a message kept after the receiver has gone on */
+typedef struct pelton_senders pelton_senders;     /* makes senders for threads, and is for all of them */
+typedef struct pelton_held pelton_held;           /* a message kept after the receiver has gone on */
 typedef struct pelton_flush pelton_flush;         /* takes what a receiver receives to a sink */
 typedef struct pelton_appenders pelton_appenders; /* makes appenders for threads, and is for all of them */
 typedef struct pelton_appender pelton_appender;   /* what one thread appends by */
@@ -130,6 +135,23 @@ typedef struct pelton_records pelton_records;     /* reads a record file */
 typedef struct pelton_client pelton_client;       /* asks a service */
 typedef struct pelton_service pelton_service;     /* takes the requests of its clients */
 typedef struct pelton_responder pelton_responder; /* answers one request */
+
+/* ---- The library ------------------------------------------------------------------------------------------------------- */
+
+/* The library's version, as PELTON_VERSION has the header's. Any thread. */
+uint32_t pelton_version(void);
+
+/* The text of a code from the table above, "ok" for 0, "an unknown code" for others. Never NULL, never freed. Any thread. */
+const char *pelton_code_text(int code);
+
+/* What the last call of this thread that answered a code other than PELTON_AGAIN found, wanted, and says to do: one line, "" if
+ * there was none. Good until this thread's next pelton call; not to be freed. After PELTON_SYSTEM, errno is the system's own. */
+const char *pelton_error_detail(void);
+
+/* The deadline that lies timeout_ns from now. A negative timeout has passed; a sum beyond what fits is PELTON_FOREVER. */
+int64_t pelton_deadline(int64_t timeout_ns);
+
+/* ---- Making a channel -------------------------------------------------------------------------------------------------- */
 
 /* How a side waits (pelton_options.wait). */
 enum pelton_wait {
@@ -158,171 +180,14 @@ typedef struct pelton_options {
     int64_t flush_interval_ns;  /* flushing: or so long after it came, 100 ms. PELTON_FOREVER: not by time; then pelton_flush_run calls the
                                    sink when nothing more is there */
     uint64_t call_bytes_max;    /* calls: the largest request, answer or part of one that this side takes, 64 MiB */
-    int64_t hold_ns;            /* calls: so long pelton_client_arm may hold the loop while answers have lately come so soon, 20 us;
+    int64_t hold_ns;            /* calls: so long arming a client may hold the loop while answers have lately come so soon, 20 us;
                                    PELTON_NO_HOLD: not at all */
 } pelton_options;
 
 #define PELTON_OPTIONS_INIT {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-/* pelton_options.hold_ns: pelton_client_arm does not wait. */
+/* pelton_options.hold_ns: arming a client does not wait. */
 #define PELTON_NO_HOLD INT64_C(-1)
-
-/* A message received in place. data stays good until the message is released; it is aligned to 8 bytes, and never NULL. Who
- * reads in place trusts the sender not to write after it has committed; pelton_receive_copy trusts nobody, nor does who copies data
- * once and looks at the copy alone. */
-typedef struct pelton_message {
-    const void *data;
-    size_t size;
-    uint32_t seq;         /* its number in its lane: one more for each, modulo 2^32, never 0 */
-    uint32_t lane;        /* which of several senders' lanes it came by, else 0; order holds within a lane */
-    uint32_t flags;       /* PELTON_REDELIVERED, PELTON_TELLS */
-    uint32_t descriptors; /* how many came along: pelton_take_descriptors */
-} pelton_message;
-
-/* pelton_message.flags: a receiver before this one may have seen the message: whatever was in the lane when this one came, and was
- * not released, unless it is the first. How far that one had looked nobody knows. Other bits are 0, and not to be relied on. */
-#define PELTON_REDELIVERED 1
-
-/* Other flags, one of which is set in what is no message but tells, if options.announce asks for it, what became of the sender of that
- * lane: it has come, before its first message; it has closed, has died, or has broken the rules of the layout, after its last. It has
- * 0 bytes, its seq is 0, and it is released like a message. pelton_receive tells, pelton_receive_batch too, with nothing else beside it;
- * pelton_receive_copy passes over it. */
-#define PELTON_JOINED 2
-#define PELTON_LEFT 4
-#define PELTON_DIED 8
-#define PELTON_BROKE_RULES 16
-#define PELTON_TELLS (PELTON_JOINED | PELTON_LEFT | PELTON_DIED | PELTON_BROKE_RULES)
-
-/* Figures of one side. They cost nothing to keep. Those of the peer and of the lane are, at a receiver of several senders, of the one
- * whose message came last. */
-typedef struct pelton_info {
-    uint32_t struct_bytes;      /* sizeof(pelton_info), set by the caller before the call: no more than that is written, and 0 where
-                                   the library is older than the header */
-    uint32_t has_peer;          /* 1 while the other side is there, as far as is known; a path's may be missing, and pelton_gather's */
-    uint32_t peer_pid;          /* its process when it connected; on a path, as it says */
-    uint32_t peer_uid;          /* its user, as the kernel vouches for; on a path, the directory's owner */
-    uint32_t next_seq;          /* sender: the number that the next message will have */
-    uint32_t generation;        /* receiver: which producer of the lane sent the last message, 1 for the first */
-    uint64_t capacity;          /* bytes of the lane */
-    uint64_t message_bytes_max; /* the largest message */
-    uint64_t unreleased;        /* sender: messages sent and not yet released */
-    uint64_t messages;          /* sent, or released */
-    uint64_t bytes;             /* their payload */
-    uint64_t waits;             /* times that there was no room, or no message */
-    uint64_t sleeps;            /* times that this side went to sleep, or armed its descriptor */
-    uint64_t wakes_sent;        /* times that this side rang the other */
-    uint64_t depth_max;         /* sender: the most unreleased messages that it noticed */
-    uint64_t calls;             /* client: in flight, also those given up whose last answer has not come */
-    uint64_t dropped;           /* client: answers to calls that had been given up; service: answers to clients that had gone */
-    uint64_t corrupt;           /* service: clients that broke the rules, and were sent away */
-    uint64_t services;          /* client: processes that it asks at the moment */
-} pelton_info;
-
-/* What came of a call (pelton_completion.outcome). */
-enum pelton_outcome {
-    PELTON_REPLY = 1,    /* the reply, or the last part of one */
-    PELTON_PART = 2,     /* a part of the reply: more comes. After any other outcome nothing more comes of the call */
-    PELTON_END = 3,      /* a reply in parts has ended. It has 0 bytes */
-    PELTON_FAILED = 4,   /* the service failed the call, with a code and bytes of its own meaning */
-    PELTON_ABANDONED = 5, /* the service let go of the call without an answer. It has 0 bytes */
-    PELTON_LOST = 6      /* the service has gone, or drains, and the client goes on without it: its code says more. It has 0 bytes */
-};
-
-/* An answer to a call. data is never NULL, and aligned to 8 if it came whole. Who reads in place trusts the service not to write after
- * it has answered; pelton_await_copy trusts nobody, nor does who copies data once and looks at the copy alone. */
-typedef struct pelton_completion {
-    uint64_t call;     /* which: as pelton_submit has told it */
-    const void *data;
-    size_t size;
-    uint32_t outcome;  /* enum pelton_outcome */
-    uint32_t code;     /* of PELTON_FAILED, as the service said; of PELTON_LOST, as an int, PELTON_PEER_DIED, PELTON_CLOSED or
-                          PELTON_CORRUPT: whether it was carried out nobody knows; or PELTON_AGAIN: it was not begun, and may be asked
-                          again; else 0 */
-} pelton_completion;
-
-/* Any call, where one is to be named; no call's own. */
-#define PELTON_ANY_CALL UINT64_C(0)
-
-/* What a client asks, or tells. data is as in pelton_completion, with client and service changing places. */
-typedef struct pelton_request {
-    const void *data;
-    size_t size;
-    pelton_responder *responder; /* answers it, and is whoever's that was given this; NULL where nothing is to be answered: pelton_notify */
-    int64_t deadline_ns;         /* when the client will not await the answer any more, PELTON_FOREVER if it has not said */
-    uint32_t pid;                /* its process, and */
-    uint32_t uid;                /* its user, as the kernel vouches for them */
-} pelton_request;
-
-/* Answers a request, or keeps request->responder to answer it later. The rest of request stays good until this returns. Called by as
- * many threads at once as pelton_service_run was given. It must return; who waits in pelton_reply_part gives a deadline. */
-typedef void (*pelton_handler)(void *context, const pelton_request *request);
-
-/* A run of whole records of one lane, as the bytes they are: for each message a header, a little-endian u64 of seq << 32 | size; its
- * bytes; and up to seven more, of any value, so that the next begins at a multiple of 8. pelton_run_next goes through them. */
-typedef struct pelton_run {
-    uint64_t lane_id[2]; /* the lane: tells it from any other that ever was */
-    const void *bytes;   /* the records, aligned to 8. A sender in another process that breaks the rules can change them at any time */
-    size_t size;
-    uint32_t first_seq;  /* the first message's number; the others follow, modulo 2^32 and leaving out 0 */
-    uint32_t messages;   /* how many, at least 1 */
-    uint32_t pid;        /* the process that sent them, 0 if that is not known, as of a path's sender that had gone before */
-    uint32_t uid;        /* its user, UINT32_MAX if that is not known */
-} pelton_run;
-
-/* A message of a run, or of a record file, with what the run says of it. */
-typedef struct pelton_record {
-    const void *data;    /* aligned to 8, never NULL */
-    size_t size;
-    uint64_t lane_id[2];
-    uint32_t seq;
-    uint32_t pid;
-    uint32_t uid;
-    uint32_t reserved;   /* 0 */
-} pelton_record;
-
-/* Takes all of the runs, in order, and answers 0 or more when it has them safely: then they are released, and must not be looked at any
- * more. Or it takes nothing, and answers less than 0, an errno negated for instance: then nothing is released, just the same comes again
- * with the next flush, before anything else, and whoever flushed is answered PELTON_SINK, with that number negated in errno. Called
- * by one thread at a time: the one that flushes, appends to a full buffer, closes the last of the appenders, or the library's own
- * for options.flush_interval_ns. It must return, and must neither use the handles that lead to it nor
- * wait for a thread that does. */
-typedef int (*pelton_write)(void *context, const pelton_run *runs, size_t count);
-
-/* Where messages are flushed to: a function, or a record file, which pelton_records_open and `pelton cat` read. It is copied. Of these one
- * is given: write or path. */
-typedef struct pelton_sink {
-    uint32_t struct_bytes;     /* sizeof(pelton_sink), set by PELTON_SINK_INIT; later versions add at the end */
-    uint32_t reserved;         /* 0 */
-    pelton_write write;
-    void *context;             /* for write */
-    const char *path;          /* the file, made if it is not there, else gone on with: what a killed writer left torn is cut off */
-    uint64_t rotate_bytes;     /* a write that would make the file larger than this begins a new one: FILE is renamed to FILE.000001,
-                                  FILE.000002 and so on. 0: never */
-    uint64_t sync_bytes;       /* fdatasync each time that so much more is written; the next writes do not wait for it. 0: not for that */
-    int64_t sync_interval_ns;  /* fdatasync so long after something was written; 0: not for that */
-} pelton_sink;
-
-#define PELTON_SINK_INIT {(uint32_t)sizeof(pelton_sink), 0, NULL, NULL, NULL, 0, 0, 0}
-
-/* pelton_sink.sync_bytes: before each write counts as done. What is released is on the disk then. */
-#define PELTON_EACH_WRITE UINT64_MAX
-
-/* ---- The library ------------------------------------------------------------------------------------------------------- */
-
-/* The library's version, as PELTON_VERSION has the header's. Any thread. */
-uint32_t pelton_version(void);
-
-/* The text of a code from the table above, "ok" for 0, "an unknown code" for others. Never NULL, never freed. Any thread. */
-const char *pelton_code_text(int code);
-
-/* What the last call of this thread that answered a code other than PELTON_AGAIN found, wanted, and says to do: one line, "" if
- * there was none. Good until this thread's next pelton call; not to be freed. After PELTON_SYSTEM, errno is the system's own. */
-const char *pelton_error_detail(void);
-
-/* The deadline that lies timeout_ns from now. A negative timeout has passed; a sum beyond what fits is PELTON_FOREVER. */
-int64_t pelton_deadline(int64_t timeout_ns);
-
-/* ---- Making a channel -------------------------------------------------------------------------------------------------- */
 
 /* Opens the sending end of a channel.
  *   "events"    connects to a receiver that listens under this short name (of $XDG_RUNTIME_DIR/pelton/, else /tmp/pelton-UID/)
@@ -366,10 +231,6 @@ PELTON_MUST_USE int pelton_senders_open(pelton_senders *senders, pelton_sender *
  * when the thread's lane has been given up. */
 PELTON_MUST_USE int pelton_senders_send(pelton_senders *senders, const void *data, size_t size, int64_t deadline_ns);
 
-/* Closes and frees the handle; senders made by it stay, but for threads' own when it is the last of its receiver. NULL does nothing.
- * No other thread may be in a call with it. */
-int pelton_senders_close(pelton_senders *senders);
-
 /* Listens under a short name or "unix:PATH". Does not wait. Each peer accepted gets a channel of its own, made with these
  * options. The name stands as long as the listener or an end that it accepted is open; one left behind by a dead process is
  * replaced. Errors: PELTON_IN_USE, PELTON_NAME, PELTON_OPTION, PELTON_SYSTEM. */
@@ -383,67 +244,229 @@ PELTON_MUST_USE int pelton_accept_sender(pelton_listener *listener, int64_t dead
 /* Waits until a sender connects, and is its receiver. As pelton_accept_sender. */
 PELTON_MUST_USE int pelton_accept_receiver(pelton_listener *listener, int64_t deadline_ns, pelton_receiver **out);
 
-/* The descriptor to poll for reading: readable while somebody waits to be accepted. The listener's: not to be closed or read.
- * Answers the descriptor, or a code. */
-int pelton_listener_fd(const pelton_listener *listener);
+/* ---- Any handle -------------------------------------------------------------------------------------------------------- *
+ * These take any handle of the kinds marked here, and say what they mean for each; of another kind: PELTON_CLOSED_HANDLE. pelton_close
+ * takes all kinds.
+ *
+ *                    sender  receiver  listener  client  service  responder  flush  appenders  appender
+ *   pelton_fd           x        x         x        x       x
+ *   pelton_arm          x        x                  x       x
+ *   pelton_disarm       x        x                  x       x
+ *   pelton_get_info     x        x                  x       x
+ *   pelton_resume       x        x
+ *   pelton_sync         x        x                                             x        x
+ *   pelton_drain        x
+ *   pelton_release               x                  x       x
+ *   pelton_flush_now                                                           x        x                    "Flushing"
+ *   pelton_reserve      x                           x                 x                           x          "Reserving"
+ *   pelton_abort        x                           x                 x                           x
+ *   pelton_commit       x                                                                         x
+ *
+ * IN AN EVENT LOOP. Sender, receiver, client and service have one descriptor each for poll, epoll, io_uring or libuv: watch it for
+ * reading. It is level-triggered in meaning, from one arm to the next. The steps:
+ *   1. arm. PELTON_AGAIN: nothing is there, go back to the loop. PELTON_OK: something is there already: go to 2. Anything else is
+ *      the end of the channel, or an error.
+ *   2. when it is readable: receive (or send, or await) with PELTON_NO_WAIT until PELTON_AGAIN, or as often as the loop can afford (the
+ *      descriptor stays readable), then arm again. A descriptor that is readable with nothing there is possible: arm again.
+ *   3. disarm before using the functions that wait, or when the loop loses interest.
+ * Watch a sender's descriptor for room, by pelton_arm_send, only while something waits to be sent: most of the time there is room, and
+ * it is readable. With nothing to send, pelton_arm has it tell the receiver's end. For libuv all this is done in pelton_uv.h. */
 
-/* Stops listening and frees the listener. Ends that it accepted stay open, and find their peers' successors under the name. */
-int pelton_listener_close(pelton_listener *listener);
+/* The descriptor to watch; a listener's is readable while somebody waits to be accepted, and is not armed. It stays the same for the
+ * handle's life, and is the handle's: not to be read, written or closed. Answers the descriptor, or a code. Also while something is
+ * reserved, or not released. */
+int pelton_fd(const void *handle);
+
+/* Asks that the descriptor become readable:
+ *   receiver  when a message comes, or the sender goes. Errors: as pelton_receive.
+ *   service   when a request comes; now and then also for clients that come, go, or read their answers. Errors: as
+ *             pelton_service_receive.
+ *   client    when an answer comes, when what waits to be written can be, or the service goes. Arm again before the loop sleeps, after
+ *             pelton_submit and pelton_cancel too: armed before, it hears of answers, but not of room for what these have still to write.
+ *             After PELTON_AGAIN for want of room it tells once when there is: ask again then. Holds the caller for up to
+ *             options.hold_ns where that has paid lately. Errors: as pelton_await.
+ *   sender    when the receiver goes, and not while there is room: for who has nothing to send. Takes pelton_arm_send back. When it is
+ *             readable, arm again: it may have been for nothing. Errors: as pelton_send.
+ * Does not wait, but for a client's hold. Answers: PELTON_AGAIN: nothing yet, wait for the descriptor. PELTON_OK: something is there; not
+ * of a sender, whose receiver's end is an error. */
+PELTON_MUST_USE int pelton_arm(void *handle);
+
+/* Takes pelton_arm and pelton_arm_send back. Also while something is reserved, or not released. */
+int pelton_disarm(void *handle);
+
+/* Figures of one side. They cost nothing to keep. Those of the peer and of the lane are, at a receiver of several senders, of the one
+ * whose message came last. What a kind of handle does not have is 0. */
+typedef struct pelton_info {
+    uint32_t struct_bytes;      /* sizeof(pelton_info), set by the caller before the call: no more than that is written, and 0 where
+                                   the library is older than the header */
+    uint32_t has_peer;          /* 1 while the other side is there, as far as is known; a path's may be missing, and pelton_gather's */
+    uint32_t peer_pid;          /* its process when it connected; on a path, as it says */
+    uint32_t peer_uid;          /* its user, as the kernel vouches for; on a path, the directory's owner */
+    uint32_t next_seq;          /* sender: the number that the next message will have */
+    uint32_t generation;        /* receiver: which producer of the lane sent the last message, 1 for the first */
+    uint64_t capacity;          /* bytes of the lane */
+    uint64_t message_bytes_max; /* the largest message; client: the largest request */
+    uint64_t unreleased;        /* sender: messages sent and not yet released */
+    uint64_t messages;          /* sent, or released */
+    uint64_t bytes;             /* their payload */
+    uint64_t waits;             /* times that there was no room, or no message */
+    uint64_t sleeps;            /* times that this side went to sleep, or armed its descriptor */
+    uint64_t wakes_sent;        /* times that this side rang the other */
+    uint64_t depth_max;         /* sender: the most unreleased messages that it noticed */
+    uint64_t calls;             /* client: in flight, also those given up whose last answer has not come */
+    uint64_t dropped;           /* client: answers to calls that had been given up; service: answers to clients that had gone */
+    uint64_t corrupt;           /* service: clients that broke the rules, and were sent away */
+    uint64_t services;          /* client: processes that it asks at the moment */
+} pelton_info;
+
+/* Figures of this side: the fields above say whose they are. out->struct_bytes says how much of it to fill. Does not wait. Also while
+ * something is reserved, or not released. Errors: PELTON_OPTION: struct_bytes is not set: 0, no multiple of 8, or above 4096. */
+int pelton_get_info(void *handle, pelton_info *out);
+
+/* After PELTON_PEER_DIED:
+ *   sender    waits for the receiver's successor and offers it the lane with everything unreleased, which is delivered again; then
+ *             sending goes on. On a path it waits until a receiver is there, which sending does not need.
+ *   receiver  waits for the sender's successor, who goes on where the dead one committed last.
+ * An end that had connected connects under the name again; one that was accepted accepts there, and needs no listener open. Leave it some
+ * milliseconds: hands are shaken within the deadline. Errors: PELTON_AGAIN: nobody came. PELTON_REFUSED: the channel has not lost its
+ * peer, or is one between threads or of pelton_gather; or the successor's words. PELTON_HUNG_UP, PELTON_CORRUPT, PELTON_SYSTEM; it can be
+ * tried again. */
+PELTON_MUST_USE int pelton_resume(void *handle, int64_t deadline_ns);
+
+/* Has it written to the disk, which takes what the disk takes, milliseconds and more. A crash of processes loses nothing without this.
+ *   sender     everything sent so far under a path, so that it survives the machine's end as long as the receiver had not released it
+ *   receiver   what was released so far under a path, so that it is not delivered again after the machine's end
+ *   flush      as pelton_flush_now, and then everything that the sink has written, if it is a record file
+ *   appenders  likewise. Any thread, at any time
+ * Errors: of a sender or a receiver PELTON_REFUSED: not a path; PELTON_SYSTEM. Of a flush or appenders as pelton_flush_now. */
+PELTON_MUST_USE int pelton_sync(void *handle);
+
+/* Waits until what was given has been dealt with: of a sender, until the receiver has released every message. Errors: PELTON_AGAIN: not
+ * yet. As pelton_send. */
+PELTON_MUST_USE int pelton_drain(void *handle, int64_t deadline_ns);
+
+/* Releases what was received last; its data is not to be read any more. Does not wait.
+ *   receiver  what pelton_receive or pelton_receive_batch answered. Descriptors not taken are closed
+ *   client    what pelton_call or pelton_await answered
+ *   service   the bytes of what pelton_service_receive answered. Its responder stays
+ * Errors: PELTON_NOT_RECEIVED. */
+int pelton_release(void *handle);
+
+/* Closes and frees the handle, of any kind, also after an error, and while something is reserved or not released. Does not wait, but for
+ * the last of appenders. NULL does nothing. Errors: PELTON_CLOSED_HANDLE; PELTON_FORKED: freed, and nothing of the parent's touched.
+ *   sender     The receiver reads everything sent and is then told PELTON_CLOSED: pelton_drain waits for that. A process that exits
+ *              without this is told to its peer as PELTON_PEER_DIED.
+ *   receiver   The sender is told PELTON_CLOSED, with how many messages were not released.
+ *   listener   Stops listening. Ends that it accepted stay open, and find their peers' successors under the name.
+ *   senders    Senders made by it stay, but for threads' own when it is the last of its receiver. No other thread may be in a call with it.
+ *   held       Releases the message; in any order, from any thread, at any time: also while the receiver is in use by another, and after it
+ *              is closed (then close the receiver late: data of a closed receiver's messages is good only until its sender has found a
+ *              successor).
+ *   flush      Its receiver and its sink too. What the sink does not have counts as unreleased: pelton_flush_now before.
+ *   appenders  Appenders made by it stay, but for threads' own. When it, or an appender, is the last that is closed, everything is handed
+ *              to the sink and synced, and the sink closed: that waits as long as it takes, and an error would not be told: pelton_sync
+ *              before. The sink's write is not called afterwards. No other thread may be in a call with it.
+ *   appender   What was appended stays to be flushed: see appenders.
+ *   records    Nothing else.
+ *   client     The calls in flight are given up.
+ *   service    All calls in flight fail at their clients, with PELTON_CLOSED. Responders stay handles, to be answered or closed.
+ *   responder  Lets go of the call, if it was not answered: its client is told PELTON_ABANDONED. PELTON_WRONG_THREAD: another thread has
+ *              reserved, and nothing is closed. */
+int pelton_close(void *handle);
 
 /* ---- Sending ----------------------------------------------------------------------------------------------------------- *
  * All of them answer, once the receiver is gone, PELTON_CLOSED or PELTON_PEER_DIED; the detail and pelton_info.unreleased say how
  * many messages were not released. Some messages may still be sent in between, which then count as unreleased. After
- * PELTON_PEER_DIED: pelton_sender_resume, or close. On a path the end of a receiver is told once, and then sending goes on for the
- * next. With whatever code but PELTON_OK, the call has sent nothing. PELTON_CORRUPT, PELTON_SYSTEM; on a path PELTON_NO_SPACE. While something is reserved, other calls than those that say
- * otherwise answer PELTON_RESERVED. */
+ * PELTON_PEER_DIED: pelton_resume, or close. On a path the end of a receiver is told once, and then sending goes on for the
+ * next. With whatever code but PELTON_OK, the call has sent nothing. PELTON_CORRUPT, PELTON_SYSTEM; on a path PELTON_NO_SPACE. While
+ * something is reserved, other calls than those that say otherwise answer PELTON_RESERVED. */
 
 /* Copies a message into the lane; waits for room. data may be NULL if size is 0.
  * Errors: PELTON_AGAIN: no room, nothing was sent. PELTON_TOO_LARGE, in whatever state the lane is. */
 PELTON_MUST_USE int pelton_send(pelton_sender *sender, const void *data, size_t size, int64_t deadline_ns);
 
-/* Reserves size bytes for a message to be written in place, aligned to 8; waits for room. Nothing is seen of it until it is
- * committed. What was reserved before, or a batch begun, is aborted, also when this fails. Errors: as pelton_send. */
-PELTON_MUST_USE int pelton_reserve(pelton_sender *sender, size_t size, int64_t deadline_ns, void **out);
-
-/* Publishes the first size bytes of what was reserved as one message. Does not wait. Nothing of it may be written afterwards.
- * Errors: PELTON_NOT_RESERVED; PELTON_TOO_LARGE: more than was reserved, which stays. A channel that ended is told by the next
- * call. */
-PELTON_MUST_USE int pelton_commit(pelton_sender *sender, size_t size);
-
-/* Gives back what was reserved, or a batch: nothing is seen of it. Errors: PELTON_NOT_RESERVED. */
-int pelton_abort(pelton_sender *sender);
-
-/* Begins a batch: room for count messages of bytes_total bytes together, which appear to the receiver at once or not at all. Waits
- * for room. What was reserved before, or a batch begun, is aborted, also when this fails. Errors: as pelton_send; PELTON_TOO_LARGE,
- * but not while the messages, with 16 bytes more each, come to no more than the largest message. */
-PELTON_MUST_USE int pelton_batch_begin(pelton_sender *sender, size_t count, size_t bytes_total, int64_t deadline_ns);
-
-/* Copies the batch's next message. Does not wait. Errors: PELTON_AGAIN: the batch's room is used up: commit it and begin another.
- * PELTON_NOT_RESERVED: no batch was begun. */
-PELTON_MUST_USE int pelton_batch_push(pelton_sender *sender, const void *data, size_t size);
-
-/* Publishes the messages pushed. Does not wait. Errors: PELTON_NOT_RESERVED. */
-PELTON_MUST_USE int pelton_batch_commit(pelton_sender *sender);
+/* Sends count messages, which appear to the receiver at once or not at all: messages[i].iov_base has the iov_len bytes of each, and may be
+ * NULL where that is 0. Waits for room for all of them. A count of 0 sends nothing.
+ * Errors: as pelton_send; PELTON_TOO_LARGE, but not while the messages, with 16 bytes more each, come to no more than the largest
+ * message: send some of them, then the rest. */
+PELTON_MUST_USE int pelton_send_batch(pelton_sender *sender, const struct iovec *messages, size_t count, int64_t deadline_ns);
 
 /* Sends a message together with count descriptors, at most 64; waits for room. The caller keeps its own. Not on a path. The sender keeps
  * duplicates, for a successor of the receiver, until it has noticed that the message was released: when this is called again, or
- * pelton_sender_info.
+ * pelton_get_info.
  * Errors: as pelton_send; PELTON_TOO_MANY_DESCRIPTORS; PELTON_REFUSED: a path; PELTON_SYSTEM, EBADF: one that is not open. */
 PELTON_MUST_USE int pelton_send_descriptors(pelton_sender *sender, const void *data, size_t size, const int *fds, size_t count,
                                             int64_t deadline_ns);
-
-/* Waits until the receiver has released every message. Errors: PELTON_AGAIN: not yet. */
-PELTON_MUST_USE int pelton_drain(pelton_sender *sender, int64_t deadline_ns);
 
 /* Gives memory that holds no message back to the system: after a burst the lane keeps what it grew to until this. A system call
  * or two. Errors: PELTON_SYSTEM. */
 int pelton_trim(pelton_sender *sender);
 
+/* Asks that the descriptor become readable when there is room for a message of size bytes, or the receiver goes ("In an event loop").
+ * Does not wait. Answers: PELTON_AGAIN: no room yet, wait for the descriptor. PELTON_OK: there is room. Errors: as pelton_send. */
+PELTON_MUST_USE int pelton_arm_send(pelton_sender *sender, size_t size);
+
+/* ---- Reserving --------------------------------------------------------------------------------------------------------- *
+ * Room to write in place. Nothing is seen of it until it is committed, or given to the function that sends it, and then nothing of it
+ * may be written any more. Until then the handle answers PELTON_RESERVED to everything but pelton_fd, pelton_disarm, pelton_get_info,
+ * pelton_responder_is_cancelled and pelton_close.
+ *
+ *     void *at;                                                     uint64_t call;
+ *     pelton_reserve(sender, most, PELTON_FOREVER, &at);            pelton_reserve(client, most, PELTON_FOREVER, &at);
+ *     size_t size = write_to(at);                                   size_t size = write_to(at);
+ *     pelton_commit(sender, size);                                  pelton_submit(client, at, size, 0, PELTON_NO_WAIT, &call); */
+
+/* Reserves size bytes, aligned to 8. What was reserved before is aborted, also when this fails.
+ *   sender     for a message; waits for room. Errors: as pelton_send.
+ *   appender   for a message. deadline_ns is not looked at. Waits, and errors, as pelton_append.
+ *   client     for a request; waits as pelton_submit. Errors: as pelton_submit; PELTON_TOO_LARGE: also for more than the lane's largest
+ *              message less 24 bytes: that is for pelton_submit, which copies.
+ *   responder  for a reply, or a part of one. deadline_ns is not looked at: this does not wait for the client. The same thread uses or
+ *              aborts it, at once: meanwhile nothing else is written to this client. Errors: PELTON_AGAIN: no room: pelton_reply copies.
+ *              PELTON_TOO_LARGE: as for a client. PELTON_WRONG_THREAD: another thread has reserved. Those of "Answering". */
+PELTON_MUST_USE int pelton_reserve(void *handle, size_t size, int64_t deadline_ns, void **out);
+
+/* Publishes the first size bytes of what a sender or an appender has reserved as one message. Does not wait. What a client or a responder
+ * has reserved is used by giving its own pointer to pelton_submit, or to pelton_reply or pelton_reply_part.
+ * Errors: PELTON_NOT_RESERVED; PELTON_TOO_LARGE: more than was reserved, which stays. A channel that ended is told by the next
+ * call. */
+PELTON_MUST_USE int pelton_commit(void *handle, size_t size);
+
+/* Gives back what was reserved: nothing is seen of it. Errors: PELTON_NOT_RESERVED; of a responder PELTON_WRONG_THREAD: another thread has
+ * reserved. */
+int pelton_abort(void *handle);
+
 /* ---- Receiving --------------------------------------------------------------------------------------------------------- *
  * After the last message all of them answer PELTON_CLOSED when the sender has closed, PELTON_PEER_DIED when it died; then
- * pelton_receiver_resume, or close. On a path the end is told once, and then receiving goes on for the next. PELTON_CORRUPT,
+ * pelton_resume, or close. On a path the end is told once, and then receiving goes on for the next. PELTON_CORRUPT,
  * PELTON_SYSTEM. What was received is released, or held, before anything else is done with the receiver, but for what says
  * otherwise, and taking its descriptors: PELTON_NOT_RELEASED. */
+
+/* A message received in place. data stays good until the message is released; it is aligned to 8 bytes, and never NULL. Who
+ * reads in place trusts the sender not to write after it has committed; pelton_receive_copy trusts nobody, nor does who copies data
+ * once and looks at the copy alone. */
+typedef struct pelton_message {
+    const void *data;
+    size_t size;
+    uint32_t seq;         /* its number in its lane: one more for each, modulo 2^32, never 0 */
+    uint32_t lane;        /* which of several senders' lanes it came by, else 0; order holds within a lane */
+    uint32_t flags;       /* PELTON_REDELIVERED, PELTON_TELLS */
+    uint32_t descriptors; /* how many came along: pelton_take_descriptors */
+} pelton_message;
+
+/* pelton_message.flags: a receiver before this one may have seen the message: whatever was in the lane when this one came, and was
+ * not released, unless it is the first. How far that one had looked nobody knows. Other bits are 0, and not to be relied on. */
+#define PELTON_REDELIVERED 1
+
+/* Other flags, one of which is set in what is no message but tells, if options.announce asks for it, what became of the sender of that
+ * lane: it has come, before its first message; it has closed, has died, or has broken the rules of the layout, after its last. It has
+ * 0 bytes, its seq is 0, and it is released like a message. pelton_receive tells, pelton_receive_batch too, with nothing else beside it;
+ * pelton_receive_copy passes over it. */
+#define PELTON_JOINED 2
+#define PELTON_LEFT 4
+#define PELTON_DIED 8
+#define PELTON_BROKE_RULES 16
+#define PELTON_TELLS (PELTON_JOINED | PELTON_LEFT | PELTON_DIED | PELTON_BROKE_RULES)
 
 /* The next message, in place; waits for one. Release it with pelton_release. Errors: PELTON_AGAIN: none. */
 PELTON_MUST_USE int pelton_receive(pelton_receiver *receiver, int64_t deadline_ns, pelton_message *out);
@@ -460,100 +483,16 @@ PELTON_MUST_USE int pelton_receive_batch(pelton_receiver *receiver, int64_t dead
 PELTON_MUST_USE int pelton_receive_copy(pelton_receiver *receiver, void *buffer, size_t capacity, int64_t deadline_ns,
                                         size_t *out_size);
 
-/* Releases what pelton_receive or pelton_receive_batch answered last; its data is not to be read any more. Does not wait.
- * Descriptors not taken are closed. Errors: PELTON_NOT_RECEIVED. */
-int pelton_release(pelton_receiver *receiver);
-
-/* Keeps the message received last, without a copy, and lets the receiver go on: data stays good until pelton_held_release. Space comes
- * back in order, so a message held long keeps what comes after it from being released too. Descriptors not taken are closed. Does not
- * wait. Errors: PELTON_NOT_RECEIVED, also for what pelton_receive_batch answered to a count above 1. */
+/* Keeps the message received last, without a copy, and lets the receiver go on: data stays good until *out is closed, on
+ * whatever thread. Space comes back in order, so a message held long keeps what comes after it from being released too. Descriptors not
+ * taken are closed. Does not wait. Errors: PELTON_NOT_RECEIVED, also for what pelton_receive_batch answered to a count above 1. */
 PELTON_MUST_USE int pelton_hold(pelton_receiver *receiver, pelton_held **out);
-
-/* Releases a message held, and frees the handle; in any order, from any thread, at any time: also while the receiver is in use by
- * another, and after it is closed (then close the receiver late: data of a closed receiver's messages is good only until its sender
- * has found a successor). NULL does nothing. */
-int pelton_held_release(pelton_held *held);
 
 /* The descriptors that came with the message received last, once: they are the caller's to close, and close on exec. Waits a second at
  * most for a sender that survived its receiver and sends them again. *out_count is how many, 0 if none came or they were taken; with
  * PELTON_TOO_SMALL (more than capacity) too, and they stay. out may be NULL if capacity is 0.
  * Errors: PELTON_NOT_RECEIVED, PELTON_DESCRIPTORS_LOST, PELTON_CORRUPT, PELTON_SYSTEM: they are gone then, the message stays. */
 PELTON_MUST_USE int pelton_take_descriptors(pelton_receiver *receiver, int *out, size_t capacity, size_t *out_count);
-
-/* ---- In an event loop -------------------------------------------------------------------------------------------------- *
- * Either end has one descriptor for poll, epoll, io_uring or libuv: watch it for reading. It is level-triggered in meaning, from one
- * arm to the next. The steps:
- *   1. arm. PELTON_AGAIN: nothing is there, go back to the loop. PELTON_OK: something is there already: go to 2. Anything else is
- *      the end of the channel, or an error.
- *   2. when it is readable: receive (or send) with PELTON_NO_WAIT until PELTON_AGAIN, or as often as the loop can afford (the
- *      descriptor stays readable), then arm again. A descriptor that is readable with nothing there is possible: arm again.
- *   3. disarm before using the functions that wait, or when the loop loses interest.
- * Watch a sender's descriptor only while something waits to be sent: most of the time there is room, and it is readable. With
- * nothing to send, pelton_sender_arm_for_end has it tell the receiver's end. For libuv all this is done in pelton_uv.h.
- * The descriptor stays the same for the handle's life, and is the handle's: not to be read, written or closed. */
-
-/* Answers the descriptor, or a code. Also while something is reserved. */
-int pelton_sender_fd(const pelton_sender *sender);
-
-/* Asks that the descriptor become readable when there is room for a message of size bytes, or the receiver goes. Does not wait.
- * Answers: PELTON_AGAIN: no room yet, wait for the descriptor. PELTON_OK: there is room. Errors: as pelton_send. */
-PELTON_MUST_USE int pelton_sender_arm(pelton_sender *sender, size_t size);
-
-/* For who has nothing to send: asks that the descriptor become readable when the receiver goes, and not while there is room; takes
- * pelton_sender_arm back. When it is readable, again: it may have been for nothing. Does not wait. Answers PELTON_OK while the receiver
- * is there, or, on a path, may come. Errors: as pelton_send. */
-PELTON_MUST_USE int pelton_sender_arm_for_end(pelton_sender *sender);
-
-/* Takes pelton_sender_arm back. Also while something is reserved. */
-int pelton_sender_disarm(pelton_sender *sender);
-
-/* Answers the descriptor, or a code. Also while a message is not released. */
-int pelton_receiver_fd(const pelton_receiver *receiver);
-
-/* Asks that the descriptor become readable when a message comes, or the sender goes. Does not wait.
- * Answers: PELTON_AGAIN: none yet, wait for the descriptor. PELTON_OK: one is there. Errors: as pelton_receive. */
-PELTON_MUST_USE int pelton_receiver_arm(pelton_receiver *receiver);
-
-/* Takes pelton_receiver_arm back. Also while a message is not released. */
-int pelton_receiver_disarm(pelton_receiver *receiver);
-
-/* ---- Either end -------------------------------------------------------------------------------------------------------- */
-
-/* After PELTON_PEER_DIED: waits for the receiver's successor and offers it the lane with everything unreleased, which is delivered
- * again; then sending goes on. An end that had connected connects under the name again; one that was accepted accepts there, and
- * needs no listener open. On a path it waits until a receiver is there, which sending does not need. Leave it some milliseconds: hands
- * are shaken within the deadline. Errors: PELTON_AGAIN: nobody came. PELTON_REFUSED: the channel has not lost its peer, or is one
- * between threads or of pelton_gather; or the successor's words. PELTON_HUNG_UP, PELTON_CORRUPT, PELTON_SYSTEM; it can be tried
- * again. */
-PELTON_MUST_USE int pelton_sender_resume(pelton_sender *sender, int64_t deadline_ns);
-
-/* After PELTON_PEER_DIED: waits for the sender's successor, who goes on where the dead one committed last. As pelton_sender_resume. */
-PELTON_MUST_USE int pelton_receiver_resume(pelton_receiver *receiver, int64_t deadline_ns);
-
-/* Has everything sent so far written to the disk under a path, so that it survives the machine's end as long as the receiver had not
- * released it. Takes what the disk takes, milliseconds and more. A crash of processes loses nothing without this.
- * Errors: PELTON_REFUSED: not a path; PELTON_SYSTEM. */
-PELTON_MUST_USE int pelton_sender_sync(pelton_sender *sender);
-
-/* Has what was released so far written to the disk under a path, so that it is not delivered again after the machine's end. As
- * pelton_sender_sync. */
-PELTON_MUST_USE int pelton_receiver_sync(pelton_receiver *receiver);
-
-/* Figures of this side. out->struct_bytes says how much of it to fill. Does not wait. Also while something is reserved.
- * Errors: PELTON_OPTION: struct_bytes is not set: 0, no multiple of 8, or above 4096. */
-int pelton_sender_info(pelton_sender *sender, pelton_info *out);
-
-/* Figures of this side. As pelton_sender_info. Also while a message is not released. */
-int pelton_receiver_info(pelton_receiver *receiver, pelton_info *out);
-
-/* Closes and frees the handle, also after an error and while something is reserved. The receiver reads everything sent and is then
- * told PELTON_CLOSED. Does not wait: pelton_drain before does. A process that exits without this is told to its peer as
- * PELTON_PEER_DIED. NULL does nothing. Errors: PELTON_CLOSED_HANDLE; PELTON_FORKED: freed, and nothing of the parent's touched. */
-int pelton_sender_close(pelton_sender *sender);
-
-/* Closes and frees the handle, also while a message is not released, which counts as unreleased then. The sender is told PELTON_CLOSED
- * with how many were not released. As pelton_sender_close. */
-int pelton_receiver_close(pelton_receiver *receiver);
 
 /* ---- Flushing ---------------------------------------------------------------------------------------------------------- *
  * What a receiver receives goes to a sink a bufferful at a time, without a copy on the way, and is released when the sink has it. Every
@@ -565,11 +504,60 @@ int pelton_receiver_close(pelton_receiver *receiver);
  *     sink.path = "log";
  *     pelton_flush_open(receiver, NULL, &sink, &flush);
  *     while ((code = pelton_flush_run(flush, PELTON_FOREVER)) == PELTON_SINK || code == PELTON_NO_SPACE) ... make room, or wait
- *     pelton_flush_close(flush);
+ *     pelton_close(flush);
  *
  * Errors of the sink, wherever something is handed to it: PELTON_SINK: write answered so. Of a record file: PELTON_NO_SPACE and
  * PELTON_SYSTEM: the file is as it was. Nothing is released after any of them, and it can be tried again. PELTON_SYSTEM is also told
  * of an earlier sync that has failed since, once: what was written before may not be on the disk. */
+
+/* A run of whole records of one lane, as the bytes they are: for each message a header, a little-endian u64 of seq << 32 | size; its
+ * bytes; and up to seven more, of any value, so that the next begins at a multiple of 8. pelton_run_next goes through them. */
+typedef struct pelton_run {
+    uint64_t lane_id[2]; /* the lane: tells it from any other that ever was */
+    const void *bytes;   /* the records, aligned to 8. A sender in another process that breaks the rules can change them at any time */
+    size_t size;
+    uint32_t first_seq;  /* the first message's number; the others follow, modulo 2^32 and leaving out 0 */
+    uint32_t messages;   /* how many, at least 1 */
+    uint32_t pid;        /* the process that sent them, 0 if that is not known, as of a path's sender that had gone before */
+    uint32_t uid;        /* its user, UINT32_MAX if that is not known */
+} pelton_run;
+
+/* A message of a run, or of a record file, with what the run says of it. */
+typedef struct pelton_record {
+    const void *data;    /* aligned to 8, never NULL */
+    size_t size;
+    uint64_t lane_id[2];
+    uint32_t seq;
+    uint32_t pid;
+    uint32_t uid;
+    uint32_t reserved;   /* 0 */
+} pelton_record;
+
+/* Takes all of the runs, in order, and answers 0 or more when it has them safely: then they are released, and must not be looked at any
+ * more. Or it takes nothing, and answers less than 0, an errno negated for instance: then nothing is released, just the same comes again
+ * with the next flush, before anything else, and whoever flushed is answered PELTON_SINK, with that number negated in errno. Called
+ * by one thread at a time: the one that flushes, appends to a full buffer, closes the last of the appenders, or the library's own
+ * for options.flush_interval_ns. It must return, and must neither use the handles that lead to it nor wait for a thread that does. */
+typedef int (*pelton_write)(void *context, const pelton_run *runs, size_t count);
+
+/* Where messages are flushed to: a function, or a record file, which pelton_records_open and `pelton cat` read. It is copied. Of these one
+ * is given: write or path. */
+typedef struct pelton_sink {
+    uint32_t struct_bytes;     /* sizeof(pelton_sink), set by PELTON_SINK_INIT; later versions add at the end */
+    uint32_t reserved;         /* 0 */
+    pelton_write write;
+    void *context;             /* for write */
+    const char *path;          /* the file, made if it is not there, else gone on with: what a killed writer left torn is cut off */
+    uint64_t rotate_bytes;     /* a write that would make the file larger than this begins a new one: FILE is renamed to FILE.000001,
+                                  FILE.000002 and so on. 0: never */
+    uint64_t sync_bytes;       /* fdatasync each time that so much more is written; the next writes do not wait for it. 0: not for that */
+    int64_t sync_interval_ns;  /* fdatasync so long after something was written; 0: not for that */
+} pelton_sink;
+
+#define PELTON_SINK_INIT {(uint32_t)sizeof(pelton_sink), 0, NULL, NULL, NULL, 0, 0, 0}
+
+/* pelton_sink.sync_bytes: before each write counts as done. What is released is on the disk then. */
+#define PELTON_EACH_WRITE UINT64_MAX
 
 /* Makes a flush of a receiver, which is closed as a handle, and goes on as part of the flush: pelton_senders and held messages stay good.
  * Does not wait. If it fails, the receiver is as before.
@@ -585,16 +573,12 @@ PELTON_MUST_USE int pelton_flush_open(pelton_receiver *receiver, const pelton_op
  * sink then. After any of them it can be called again. */
 PELTON_MUST_USE int pelton_flush_run(pelton_flush *flush, int64_t deadline_ns);
 
-/* Hands what has come to the sink. Waits for no message, but as long as the sink takes. Errors: as pelton_flush_run; PELTON_CLOSED:
- * there are no more senders, and all of it is in the sink. */
-PELTON_MUST_USE int pelton_flush_now(pelton_flush *flush);
-
-/* As pelton_flush_now, and has everything that the sink has written to the disk, if it is a record file: waits for that. */
-PELTON_MUST_USE int pelton_flush_sync(pelton_flush *flush);
-
-/* Closes and frees the handle, its receiver and its sink. What the sink does not have counts as unreleased: pelton_flush_now before. As
- * pelton_receiver_close. */
-int pelton_flush_close(pelton_flush *flush);
+/* Hands to the sink what has come:
+ *   flush      to its receiver. Waits for no message, but as long as the sink takes. Errors: as pelton_flush_run; PELTON_CLOSED: there are
+ *              no more senders, and all of it is in the sink.
+ *   appenders  from any thread: everything whose append had returned before is there when this returns. Waits as long as the sink takes, and
+ *              for another thread that flushes. Any thread, at any time. Errors: the sink's. */
+PELTON_MUST_USE int pelton_flush_now(void *handle);
 
 /* The record at *at of a run, which is 0 at first; *at goes on to the next. Answers 1, or 0 where there is none, or not what it must be,
  * which only a sender's breaking the rules can cause: compare how many there were with run->messages. *out is the one before.
@@ -637,18 +621,6 @@ PELTON_MUST_USE int pelton_appenders_open(const pelton_options *options, const p
  * destructor of a thread's own data, when the thread's appender has been given up. */
 PELTON_MUST_USE int pelton_appenders_append(pelton_appenders *appenders, const void *data, size_t size);
 
-/* Hands to the sink what any thread has appended: everything whose append had returned before is there when this returns. Waits as long
- * as the sink takes, and for another thread that flushes. Any thread, at any time. Errors: the sink's. */
-PELTON_MUST_USE int pelton_appenders_flush(pelton_appenders *appenders);
-
-/* As pelton_appenders_flush, and has everything that the sink has written to the disk, if it is a record file: waits for that. */
-PELTON_MUST_USE int pelton_appenders_sync(pelton_appenders *appenders);
-
-/* Closes and frees the handle; appenders made by it stay, but for threads' own. When it, or an appender, is the last that is closed,
- * everything is handed to the sink and synced, and the sink closed: that waits as long as it takes, and an error would not be told:
- * pelton_appenders_sync before. The sink's write is not called afterwards. NULL does nothing. No other thread may be in a call with it. */
-int pelton_appenders_close(pelton_appenders *appenders);
-
 /* Makes an appender with a buffer of its own, which one thread at a time uses: what appends fastest. Does not wait. Any thread, at any
  * time. Errors: PELTON_REFUSED: there are as many as options.lanes says; PELTON_SYSTEM. */
 PELTON_MUST_USE int pelton_appender_open(pelton_appenders *appenders, pelton_appender **out);
@@ -658,21 +630,6 @@ PELTON_MUST_USE int pelton_appender_open(pelton_appenders *appenders, pelton_app
  * Errors: PELTON_TOO_LARGE: larger than the buffer less 16 bytes, or than options.message_bytes_max. The sink's: this message was not
  * appended, and those before it are kept. PELTON_RESERVED. */
 PELTON_MUST_USE int pelton_append(pelton_appender *appender, const void *data, size_t size);
-
-/* Reserves size bytes for a message to be written in place, aligned to 8. Nothing is seen of it until it is committed, whoever flushes.
- * What was reserved before is aborted, also when this fails. Waits, and errors, as pelton_append. */
-PELTON_MUST_USE int pelton_append_reserve(pelton_appender *appender, size_t size, void **out);
-
-/* Appends the first size bytes of what was reserved as one message. Does not wait. Nothing of it may be written afterwards.
- * Errors: PELTON_NOT_RESERVED; PELTON_TOO_LARGE: more than was reserved, which stays. */
-PELTON_MUST_USE int pelton_append_commit(pelton_appender *appender, size_t size);
-
-/* Gives back what was reserved. Errors: PELTON_NOT_RESERVED. */
-int pelton_append_abort(pelton_appender *appender);
-
-/* Closes and frees the handle, also while something is reserved. What was appended stays to be flushed: see pelton_appenders_close. NULL
- * does nothing. */
-int pelton_appender_close(pelton_appender *appender);
 
 /* ---- Reading a record file --------------------------------------------------------------------------------------------- */
 
@@ -687,9 +644,6 @@ PELTON_MUST_USE int pelton_records_open(const char *path, pelton_records **out);
  * passed over: the next call goes on behind it. PELTON_NOT_A_RECORD_FILE: it goes on with a later version. PELTON_SYSTEM. */
 PELTON_MUST_USE int pelton_records_next(pelton_records *records, pelton_record *out);
 
-/* Closes and frees the handle. NULL does nothing. */
-int pelton_records_close(pelton_records *records);
-
 /* ---- Calls ------------------------------------------------------------------------------------------------------------- *
  * A client asks and a service answers: up to 1,024 calls of a client at a time, in any order, at once or in parts. What is larger than the
  * lane's largest message travels in pieces and is put together in the memory of who takes it.
@@ -699,16 +653,64 @@ int pelton_records_close(pelton_records *records);
  *     pelton_client_open("echo", NULL, &c);                         pelton_service_listen("echo", NULL, &s);
  *     pelton_call(c, "hello", 5, PELTON_FOREVER, &answer);          while (pelton_service_receive(s, PELTON_FOREVER, &request) == 0) {
  *     use(answer.data, answer.size);                                    pelton_reply(request.responder, request.data, request.size);
- *     pelton_client_release(c);                                         pelton_service_release(s);
- *     pelton_client_close(c);                                       }
+ *     pelton_release(c);                                                pelton_release(s);
+ *     pelton_close(c);                                              }
  *
  * ENDS. By "unix:PATH" a client has one service. Its end fails all calls in flight, at once, and what is submitted before it is noticed:
  * what it had answered is still taken, and then every function of the client answers PELTON_PEER_DIED, or PELTON_CLOSED if it closed:
  * close then, and open anew. By a short name a client asks all processes that listen under it, the least busy first, and goes on when
- * one ends: its calls come to PELTON_LOST, but for those that are asked of another, since they were given back (pelton_service_drain) or
- * may be carried out twice (pelton_mark_idempotent). With none left it answers PELTON_NO_LISTENER, until there is one.
+ * one ends: its calls come to PELTON_LOST, but for those that are asked of another, since they were given back (PELTON_STOP_DRAIN) or
+ * may be carried out twice (PELTON_IDEMPOTENT). With none left it answers PELTON_NO_LISTENER, until there is one.
  * THE CLIENT'S END is told by pelton_responder_is_cancelled, and by what its responders answer.
- * IN AN EVENT LOOP client and service are as a receiver is: see there, and pelton_uv.h. */
+ * IN AN EVENT LOOP client and service are as a receiver is: see "Any handle", and pelton_uv.h. */
+
+/* What came of a call (pelton_completion.outcome). */
+enum pelton_outcome {
+    PELTON_REPLY = 1,     /* the reply, or the last part of one */
+    PELTON_PART = 2,      /* a part of the reply: more comes. After any other outcome nothing more comes of the call */
+    PELTON_END = 3,       /* a reply in parts has ended. It has 0 bytes */
+    PELTON_FAILED = 4,    /* the service failed the call, with a code and bytes of its own meaning */
+    PELTON_ABANDONED = 5, /* the service let go of the call without an answer. It has 0 bytes */
+    PELTON_LOST = 6       /* the service has gone, or drains, and the client goes on without it: its code says more. It has 0 bytes */
+};
+
+/* An answer to a call. data is never NULL, and aligned to 8 if it came whole. Who reads in place trusts the service not to write after
+ * it has answered; who copies data once and looks at the copy alone trusts nobody. */
+typedef struct pelton_completion {
+    uint64_t call;     /* which: as pelton_submit has told it */
+    const void *data;
+    size_t size;
+    uint32_t outcome;  /* enum pelton_outcome */
+    uint32_t code;     /* of PELTON_FAILED, as the service said; of PELTON_LOST, as an int, PELTON_PEER_DIED, PELTON_CLOSED or
+                          PELTON_CORRUPT: whether it was carried out nobody knows; or PELTON_AGAIN: it was not begun, and may be asked
+                          again; else 0 */
+} pelton_completion;
+
+/* Any call, where one is to be named; no call's own. */
+#define PELTON_ANY_CALL UINT64_C(0)
+
+/* pelton_submit's flags: one of these, or 0. */
+#define PELTON_NOTIFY 1     /* is not answered: the service is told something. No call is made, and none counted */
+#define PELTON_IDEMPOTENT 2 /* may be carried out twice: if its service dies or closes before any of its answer has come, it is asked of
+                               another process of the name, and keeps its number. Without effect by "unix:PATH", which has one process */
+
+/* What a client asks, or tells. data is as in pelton_completion, with client and service changing places. */
+typedef struct pelton_request {
+    const void *data;
+    size_t size;
+    pelton_responder *responder; /* answers it, and is whoever's that was given this; NULL where nothing is to be answered: PELTON_NOTIFY */
+    int64_t deadline_ns;         /* when the client will not await the answer any more, PELTON_FOREVER if it has not said */
+    uint32_t pid;                /* its process, and */
+    uint32_t uid;                /* its user, as the kernel vouches for them */
+} pelton_request;
+
+/* Answers a request, or keeps request->responder to answer it later. The rest of request stays good until this returns. Called by as
+ * many threads at once as pelton_service_run was given. It must return; who waits in pelton_reply_part gives a deadline. */
+typedef void (*pelton_handler)(void *context, const pelton_request *request);
+
+/* How a service is to end (pelton_service_stop). */
+#define PELTON_STOP_NOW 0   /* take no request from now on */
+#define PELTON_STOP_DRAIN 1 /* answer what was taken, and give back what is asked from now on */
 
 /* Connects to the service that listens under a short name or "unix:PATH". Waits, and errors, as pelton_sender_open by connect: a
  * service lets clients in while it looks for requests, so one that is at work elsewhere keeps this waiting; who must not wait opens in
@@ -717,173 +719,89 @@ int pelton_records_close(pelton_records *records);
 PELTON_MUST_USE int pelton_client_open(const char *name, const pelton_options *options, pelton_client **out);
 
 /* Asks, and waits for the first answer, in place: a reply, a failure, or the first part (pelton_await with out->call has the others).
- * Release it with pelton_client_release. Answers to other calls that come meanwhile are kept. The service is told the deadline.
+ * Release it with pelton_release. Answers to other calls that come meanwhile are kept. The service is told the deadline.
  * Errors: PELTON_AGAIN: the deadline has passed, and the call was cancelled, or not asked. As pelton_submit and pelton_await. */
 PELTON_MUST_USE int pelton_call(pelton_client *client, const void *data, size_t size, int64_t deadline_ns, pelton_completion *out);
 
-/* Asks, without awaiting: *out_call is for pelton_await and pelton_cancel, and never 0. Waits for room, and for fewer than 1,024 calls;
- * answers that come meanwhile are kept. The service is told the deadline, unless it is PELTON_NO_WAIT or PELTON_FOREVER. data may be
- * NULL if size is 0.
- * Errors: PELTON_AGAIN: no room, or too many calls: nothing was asked. PELTON_TOO_LARGE: for this service (pelton_info.message_bytes_max).
- * PELTON_RESERVED, PELTON_NOT_RELEASED. PELTON_REFUSED: more than options.call_bytes_max of parts of answers wait to be taken.
- * PELTON_CLOSED, PELTON_PEER_DIED, PELTON_NO_LISTENER ("Ends"). PELTON_CORRUPT, PELTON_SYSTEM. Nothing was asked, after any of them. */
-PELTON_MUST_USE int pelton_submit(pelton_client *client, const void *data, size_t size, int64_t deadline_ns, uint64_t *out_call);
-
-/* Reserves size bytes for a request to be written in place, aligned to 8. Nothing is seen of it until it is committed; until then the
- * client is for nothing else: PELTON_RESERVED, but for info and descriptor. What was reserved before is aborted, also when this fails.
- * Waits, and errors, as pelton_submit; the service is told no deadline. PELTON_TOO_LARGE: also for more than the lane's largest message
- * less 24 bytes: that is for pelton_submit. */
-PELTON_MUST_USE int pelton_submit_reserve(pelton_client *client, size_t size, int64_t deadline_ns, void **out);
-
-/* Asks with the first size bytes of what was reserved. As pelton_submit otherwise. Does not wait. Nothing of it may be written afterwards.
- * Errors: PELTON_NOT_RESERVED; PELTON_TOO_LARGE: more than was reserved, which stays. A service that has gone is told by the next call. */
-PELTON_MUST_USE int pelton_submit_commit(pelton_client *client, size_t size, uint64_t *out_call);
-
-/* Gives back what was reserved. Errors: PELTON_NOT_RESERVED. */
-int pelton_submit_abort(pelton_client *client);
-
-/* Tells the service something that it does not answer. Waits for room. As pelton_submit otherwise. */
-PELTON_MUST_USE int pelton_notify(pelton_client *client, const void *data, size_t size, int64_t deadline_ns);
+/* Asks, without awaiting: *out_call is for pelton_await and pelton_cancel, and never 0; of a notification, which is not answered, it is
+ * not written, and out_call may be NULL. Waits for room, and for fewer than 1,024 calls; answers that come meanwhile are kept. The service
+ * is told the deadline, unless it is PELTON_NO_WAIT or PELTON_FOREVER. data may be NULL if size is 0; it is copied.
+ * If data is what pelton_reserve has answered of this client, the first size bytes of it are the request, and nothing is copied. Then this
+ * does not wait, and the service is told no deadline; a service that has gone is told by the next call.
+ * Errors: PELTON_AGAIN: no room, or too many calls: nothing was asked. PELTON_TOO_LARGE: for this service (pelton_info.message_bytes_max),
+ * or more than was reserved, which stays. PELTON_OPTION: other flags, or PELTON_NOTIFY of what was reserved, which stays. PELTON_RESERVED:
+ * something is, and data is not that. PELTON_NOT_RELEASED. PELTON_REFUSED: more than options.call_bytes_max of parts of answers wait to be
+ * taken. PELTON_CLOSED, PELTON_PEER_DIED, PELTON_NO_LISTENER ("Ends"). PELTON_CORRUPT, PELTON_SYSTEM. Nothing was asked, after any of them. */
+PELTON_MUST_USE int pelton_submit(pelton_client *client, const void *data, size_t size, uint32_t flags, int64_t deadline_ns,
+                                  uint64_t *out_call);
 
 /* Gives a call up: none of its answers is taken any more, also of those that have come, and the service is told. Until that has let go of
  * it the call counts as in flight. Does not wait.
  * Errors: PELTON_AGAIN: it is not in flight, or given up already. As pelton_submit. */
 int pelton_cancel(pelton_client *client, uint64_t call);
 
-/* Marks a call in flight as one that may be carried out twice: if its service dies or closes before any of its answer has come, it is
- * asked of another process of the name, and keeps its number. Without effect by "unix:PATH", which has one process. Does not wait.
- * Errors: PELTON_AGAIN: it is not in flight, or given up. PELTON_RESERVED, PELTON_NOT_RELEASED. */
-int pelton_mark_idempotent(pelton_client *client, uint64_t call);
-
-/* The next answer to this call, or to any if it is PELTON_ANY_CALL, in place; waits for one. Release it with pelton_client_release. Answers
- * to other calls that come meanwhile are kept.
+/* The next answer to this call, or to any if it is PELTON_ANY_CALL, in place; waits for one. Release it with pelton_release. Answers to
+ * other calls that come meanwhile are kept.
  * Errors: PELTON_AGAIN: none. After the last answer PELTON_CLOSED or PELTON_PEER_DIED: every call in flight has failed ("Ends"). Of a call
  * that is named, instead of PELTON_LOST: PELTON_PEER_DIED, PELTON_CLOSED, PELTON_CORRUPT; PELTON_NO_LISTENER or, by "unix:PATH",
  * PELTON_REFUSED: it was not begun. PELTON_REFUSED: it would wait, and no such call is in flight; or more than options.call_bytes_max of
  * parts of other answers wait. PELTON_NOT_RELEASED, PELTON_RESERVED, PELTON_CORRUPT, PELTON_SYSTEM. */
 PELTON_MUST_USE int pelton_await(pelton_client *client, uint64_t call, int64_t deadline_ns, pelton_completion *out);
 
-/* As pelton_await, but copies the bytes to buffer, which out->data is then, and releases the answer. Safe against any service. buffer
- * may be NULL if capacity is 0. Errors: as pelton_await; PELTON_TOO_SMALL: it has more than capacity bytes: out->size says how many,
- * the answer stays, and is the next to this call, and to any. */
-PELTON_MUST_USE int pelton_await_copy(pelton_client *client, uint64_t call, void *buffer, size_t capacity, int64_t deadline_ns,
-                                      pelton_completion *out);
-
-/* Releases what pelton_call or pelton_await answered last; its data is not to be read any more. Does not wait.
- * Errors: PELTON_NOT_RECEIVED. */
-int pelton_client_release(pelton_client *client);
-
-/* Answers the descriptor, or a code. At any time between other calls. */
-int pelton_client_fd(const pelton_client *client);
-
-/* Asks that the descriptor become readable when an answer comes, when what waits to be written can be, or the service goes: as
- * pelton_receiver_arm. Arm again before the loop sleeps, after pelton_submit, _notify and _cancel too: armed before, it hears of answers,
- * but not of room for what these have still to write. After PELTON_AGAIN for want of room it tells once when there is: ask again then.
- * Holds the caller for up to options.hold_ns where that has paid lately. Errors: as pelton_await. */
-PELTON_MUST_USE int pelton_client_arm(pelton_client *client);
-
-/* Takes pelton_client_arm back. At any time between other calls. */
-int pelton_client_disarm(pelton_client *client);
-
-/* Figures: has_peer, peer_pid and peer_uid are the service's; message_bytes_max, the largest request; calls; dropped; services. As
- * pelton_sender_info. At any time between other calls. */
-int pelton_client_info(pelton_client *client, pelton_info *out);
-
-/* Closes and frees the handle, also while something is reserved or not released. The calls in flight are given up. Does not wait. NULL
- * does nothing. */
-int pelton_client_close(pelton_client *client);
-
 /* Listens under a short name or "unix:PATH", for up to options.lanes clients, 1,024. Does not wait: clients are let in while requests are
  * received, or armed for, and none keeps that waiting. Of the options wait, capacity, message_bytes_max, uids, lanes and call_bytes_max are
  * looked at. Errors: as pelton_listen. */
 PELTON_MUST_USE int pelton_service_listen(const char *name, const pelton_options *options, pelton_service **out);
 
-/* The next request, of all clients by turns; waits for one. Its bytes are in place until pelton_service_release; its responder is the
+/* The next request, of all clients by turns; waits for one. Its bytes are in place until pelton_release; its responder is the
  * caller's, and answers before that, or later, on any thread. Requests of a client that does not read its answers wait.
- * Errors: PELTON_AGAIN: none. PELTON_CLOSED: pelton_service_stop was called, or pelton_service_drain, and all is answered.
+ * Errors: PELTON_AGAIN: none. PELTON_CLOSED: pelton_service_stop was called, and if it was to drain, all is answered.
  * PELTON_NOT_RELEASED; PELTON_SYSTEM, for instance when descriptors run out: it can be tried again. */
 PELTON_MUST_USE int pelton_service_receive(pelton_service *service, int64_t deadline_ns, pelton_request *out);
 
-/* Releases the bytes of what was received last. Does not wait. Errors: PELTON_NOT_RECEIVED. */
-int pelton_service_release(pelton_service *service);
-
 /* Has requests answered by handler, which gets a copy of each, on as many threads, of which this is one, until it ends by
- * pelton_service_stop or pelton_service_drain; then waits for the handlers at work, and answers PELTON_OK. Errors: PELTON_NOT_RELEASED,
+ * pelton_service_stop; then waits for the handlers at work, and answers PELTON_OK. Errors: PELTON_NOT_RELEASED,
  * PELTON_SYSTEM: the handlers at work have returned, and it can be called again. */
 PELTON_MUST_USE int pelton_service_run(pelton_service *service, uint32_t threads, pelton_handler handler, void *context);
 
-/* From now on the service takes no request: who waits for one, and who would, is answered PELTON_CLOSED, and pelton_service_run ends.
- * Responders stay good; clients are told by pelton_service_close. Does not wait. Any thread, at any time before the close, also
- * in pelton_service_run's handler. */
-int pelton_service_stop(const pelton_service *service);
-
-/* Has the service answer what it has taken, and give back what is asked from now on, so that clients ask another process of the name
- * and no call fails, or is carried out twice. Under a short name a successor is started before; unix:PATH is free when this service next
- * looks for requests. Go on receiving, or running: when every client knows that all its calls are answered, that answers PELTON_CLOSED, or
- * returns; then close. A client that does not read its answers holds this up; pelton_service_stop ends it all the same. Does not wait. Any
- * thread, as pelton_service_stop. */
-int pelton_service_drain(const pelton_service *service);
-
-/* Answers the descriptor, or a code. At any time between other calls. */
-int pelton_service_fd(const pelton_service *service);
-
-/* Asks that the descriptor become readable when a request comes, as pelton_receiver_arm; now and then also for clients that come, go, or
- * read their answers. Does not wait. Errors: as pelton_service_receive. */
-PELTON_MUST_USE int pelton_service_arm(pelton_service *service);
-
-/* Takes pelton_service_arm back. At any time between other calls. */
-int pelton_service_disarm(pelton_service *service);
-
-/* Figures: dropped and corrupt. As pelton_sender_info. At any time between other calls. */
-int pelton_service_info(pelton_service *service, pelton_info *out);
-
-/* Closes and frees the handle, also while a request is not released. All calls in flight fail at their clients, with PELTON_CLOSED.
- * Responders stay handles, to be answered or closed. Does not wait. NULL does nothing. */
-int pelton_service_close(pelton_service *service);
+/* Ends a service, in one of two ways:
+ *   PELTON_STOP_NOW    it takes no request from now on: who waits for one, and who would, is answered PELTON_CLOSED, and
+ *                      pelton_service_run ends. Responders stay good; clients are told by pelton_close.
+ *   PELTON_STOP_DRAIN  it answers what it has taken, and gives back what is asked from now on, so that clients ask another process of the
+ *                      name and no call fails, or is carried out twice. Under a short name a successor is started before; unix:PATH is
+ *                      free when this service next looks for requests. Go on receiving, or running: when every client knows that all its
+ *                      calls are answered, that answers PELTON_CLOSED, or returns; then close. A client that does not read its answers
+ *                      holds this up; PELTON_STOP_NOW ends it all the same.
+ * Does not wait. Any thread, at any time before the close, also in pelton_service_run's handler. Errors: PELTON_OPTION: another way. */
+int pelton_service_stop(const pelton_service *service, uint32_t how);
 
 /* ---- Answering --------------------------------------------------------------------------------------------------------- *
  * A responder is closed by its last answer, whatever that answers but PELTON_TOO_LARGE, PELTON_RESERVED, PELTON_FORKED, PELTON_INTERNAL
- * and the mistakes PELTON_NULL and PELTON_WRONG_THREAD; or by pelton_responder_close, which lets go of the call. One that is forgotten has
+ * and the mistakes PELTON_NULL and PELTON_WRONG_THREAD; or by pelton_close, which lets go of the call. One that is forgotten has
  * its client wait until either side goes. Different responders are answered by different threads at once. Errors of all: PELTON_PEER_DIED,
  * PELTON_CLOSED: the client has gone, and the answer is dropped. PELTON_TOO_LARGE: for this client. PELTON_RESERVED: this responder has
  * room reserved. PELTON_REFUSED: this thread has room reserved by another responder. PELTON_CORRUPT, PELTON_SYSTEM. */
 
 /* Answers; after parts this is the last of them. Does not wait: what the client has no room for is kept until it has. data may be NULL if
- * size is 0. Closes the responder. */
+ * size is 0; it is copied. If it is what pelton_reserve has answered of this responder, the first size bytes of it are the reply, and
+ * nothing is copied. Closes the responder.
+ * Errors: of what was reserved PELTON_TOO_LARGE: more than that, which stays; PELTON_WRONG_THREAD: another thread has reserved. */
 PELTON_MUST_USE int pelton_reply(pelton_responder *responder, const void *data, size_t size);
 
-/* Fails the call with a code and bytes of the service's own meaning. As pelton_reply. */
+/* Fails the call with a code and bytes of the service's own meaning, which are copied. As pelton_reply. */
 PELTON_MUST_USE int pelton_reply_fail(pelton_responder *responder, uint32_t code, const void *data, size_t size);
 
 /* Ends a reply that was given in parts, or has none. As pelton_reply. */
 PELTON_MUST_USE int pelton_reply_end(pelton_responder *responder);
 
 /* Gives a part of the reply; waits for room in the client's lane, so not on the thread that receives requests, but with PELTON_NO_WAIT.
- * Does not close the responder. Errors: PELTON_AGAIN: no room, nothing was given; nothing tells a loop when there is: streams are for
- * threads of their own. */
+ * What was reserved is used as by pelton_reply, without waiting. Does not close the responder.
+ * Errors: PELTON_AGAIN: no room, nothing was given; nothing tells a loop when there is: streams are for threads of their own. */
 PELTON_MUST_USE int pelton_reply_part(pelton_responder *responder, const void *data, size_t size, int64_t deadline_ns);
-
-/* Reserves size bytes for a reply, or a part of one, to be written in place, aligned to 8. The same thread commits or aborts it, at
- * once: meanwhile nothing else is written to this client. What was reserved before is aborted. Does not wait for the client.
- * Errors: PELTON_AGAIN: no room: pelton_reply copies. PELTON_TOO_LARGE: also for more than the lane's largest message less 24 bytes.
- * PELTON_WRONG_THREAD: another thread has reserved. */
-PELTON_MUST_USE int pelton_reply_reserve(pelton_responder *responder, size_t size, void **out);
-
-/* Gives the first size bytes of what was reserved, as PELTON_REPLY, which closes the responder, or PELTON_PART. Does not wait.
- * Errors: PELTON_NOT_RESERVED; PELTON_TOO_LARGE: more than was reserved, which stays; PELTON_OPTION: another outcome;
- * PELTON_WRONG_THREAD: another thread has reserved. A client that has gone is told by its next answer. */
-PELTON_MUST_USE int pelton_reply_commit(pelton_responder *responder, uint32_t outcome, size_t size);
-
-/* Gives back what was reserved. Errors: PELTON_NOT_RESERVED, PELTON_WRONG_THREAD. */
-int pelton_reply_abort(pelton_responder *responder);
 
 /* Whether nobody awaits the answer any more: the client has given the call up, or has gone. Answers 1, 0, or a code. It is learnt of
  * where requests are received, so on another thread or between two. Answer all the same, in the cheapest way. Does not wait. */
 int pelton_responder_is_cancelled(const pelton_responder *responder);
-
-/* Closes the responder. A call that was not answered is abandoned: its client is told PELTON_ABANDONED. Does not wait. NULL does nothing.
- * Errors: PELTON_WRONG_THREAD: another thread has reserved, and nothing is closed. */
-int pelton_responder_close(pelton_responder *responder);
 
 #ifdef __cplusplus
 }

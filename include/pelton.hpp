@@ -9,9 +9,9 @@
 //
 // Who owns what. sender, receiver, listener, held, flush, appenders, appender, records, client, service and responder are handles: moved,
 // not copied, closed when destroyed; one moved from, or from a result that is an error, is empty, and answers PELTON_NULL. message,
-// messages, completion, request, reservation, append_reservation, submit_reservation, reply_reservation and batch are what a handle has
-// given out for a while: destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let
-// its scope be the loop's, as above. They can be returned and passed on, but not assigned to.
+// messages, completion, request, reservation, request_reservation and reply_reservation are what a handle has given out for a while:
+// destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let its scope be the loop's,
+// as above. They can be returned and passed on, but not assigned to.
 #ifndef PELTON_HPP
 #define PELTON_HPP
 
@@ -84,22 +84,22 @@ struct options : pelton_options {
     options() noexcept : pelton_options{} { struct_bytes = sizeof(pelton_options); }
 };
 
-// A handle of pelton.h's that closes itself. Not to be named.
-template <typename T, int (*Close)(T *)> class owned {
+// A handle of pelton.h's that closes itself, and what several kinds have in common. Not to be named.
+template <typename T> class owned {
 public:
     owned() noexcept = default;
     explicit owned(T *handle) noexcept : handle_(handle) {}
     owned(owned &&other) noexcept : handle_(other.detach()) {}
     owned &operator=(owned &&other) noexcept {
         if (this != &other) {
-            Close(handle_);
+            pelton_close(handle_);
             handle_ = other.detach();
         }
         return *this;
     }
-    ~owned() { Close(handle_); }
+    ~owned() { pelton_close(handle_); }
     // Closes now, and is empty.
-    answer close() noexcept { return Close(detach()); }
+    answer close() noexcept { return pelton_close(detach()); }
     // For pelton.h's functions, and pelton_uv.h's.
     T *get() const noexcept { return handle_; }
     // Gives the handle up: it is the caller's to close.
@@ -108,11 +108,30 @@ public:
     explicit operator bool() const noexcept { return handle_ != nullptr; }
 
 protected:
+    int fd() const noexcept { return pelton_fd(handle_); }
+    answer arm() noexcept { return pelton_arm(handle_); }
+    answer disarm() noexcept { return pelton_disarm(handle_); }
+    result<pelton_info> info() const noexcept {
+        pelton_info info{};
+        info.struct_bytes = sizeof info;
+        int code = pelton_get_info(handle_, &info);
+        return {code, std::move(info)};
+    }
+    answer resume(std::int64_t deadline_ns = forever) noexcept { return pelton_resume(handle_, deadline_ns); }
+    answer sync() const noexcept { return pelton_sync(handle_); }
+    answer flush_now() const noexcept { return pelton_flush_now(handle_); }
+    template <typename R> result<R> reserved(std::size_t size, std::int64_t deadline_ns) noexcept {
+        void *at = nullptr;
+        int code = pelton_reserve(handle_, size, deadline_ns, &at);
+        if (code != PELTON_OK) return code;
+        return {code, R(handle_, at, size)};
+    }
+
     T *handle_ = nullptr;
 };
 
 // What a handle has given out, and gets back by Back. Not to be named.
-template <typename T, int (*Back)(T *)> class lent {
+template <typename T, int (*Back)(void *)> class lent {
 public:
     lent() noexcept = default;
     lent(lent &&other) noexcept : handle_(other.taken()) {}
@@ -131,49 +150,40 @@ protected:
 
 // ---- Sending --------------------------------------------------------------------------------------------------------------
 
-// Room for a message, aborted unless committed. Of a sender it is reservation, of an appender append_reservation.
-template <typename T, int (*Commit)(T *, std::size_t), int (*Abort)(T *)> class room : lent<T, Abort> {
-    using lent<T, Abort>::handle_;
-    using lent<T, Abort>::taken;
-
+// Room in a lane, aborted unless it is used. Not to be named.
+template <typename T> class room : protected lent<T, pelton_abort> {
 public:
-    room() noexcept = default;
     unsigned char *data() const noexcept { return data_; }
     std::size_t size() const noexcept { return size_; }
-    // Commits the first size bytes. With PELTON_TOO_LARGE it is as before.
-    answer commit(std::size_t size) noexcept {
-        int code = Commit(handle_, size);
-        if (code != PELTON_TOO_LARGE) taken();
-        return code;
-    }
-    answer commit() noexcept { return commit(size_); }
     answer abort() noexcept { return this->back(); }
 
-private:
-    friend class sender;
-    friend class appender;
+protected:
+    room() noexcept = default;
     room(T *handle, void *data, std::size_t size) noexcept
-        : lent<T, Abort>(handle), data_(static_cast<unsigned char *>(data)), size_(size) {}
+        : lent<T, pelton_abort>(handle), data_(static_cast<unsigned char *>(data)), size_(size) {}
+    // What using it has answered. With PELTON_TOO_LARGE it is as before.
+    int used(int code) noexcept {
+        if (code != PELTON_TOO_LARGE) this->taken();
+        return code;
+    }
     unsigned char *data_ = nullptr;
     std::size_t size_ = 0;
 };
 
-using reservation = room<pelton_sender, pelton_commit, pelton_abort>;
-
-// Messages that appear together, aborted unless committed.
-class batch : lent<pelton_sender, pelton_abort> {
+// Room for a message of a sender or an appender.
+class reservation : public room<void> {
 public:
-    batch() noexcept = default;
-    answer push(bytes payload) noexcept { return pelton_batch_push(handle_, payload.data(), payload.size()); }
-    answer commit() noexcept { return pelton_batch_commit(taken()); }
-    answer abort() noexcept { return back(); }
+    reservation() noexcept = default;
+    // Commits the first size bytes.
+    answer commit(std::size_t size) noexcept { return used(pelton_commit(handle_, size)); }
+    answer commit() noexcept { return commit(size_); }
 
 private:
-    friend class sender;
-    explicit batch(pelton_sender *sender) noexcept : lent(sender) {}
+    template <typename> friend class owned;
+    using room::room;
 };
 
-class sender : public owned<pelton_sender, pelton_sender_close> {
+class sender : public owned<pelton_sender> {
 public:
     using owned::owned;
     static result<sender> open(const char *name, const options &options = {}) noexcept {
@@ -184,34 +194,19 @@ public:
     answer send(bytes payload, std::int64_t deadline_ns = forever) noexcept {
         return pelton_send(handle_, payload.data(), payload.size(), deadline_ns);
     }
-    result<reservation> reserve(std::size_t size, std::int64_t deadline_ns = forever) noexcept {
-        void *at = nullptr;
-        int code = pelton_reserve(handle_, size, deadline_ns, &at);
-        if (code != PELTON_OK) return code;
-        return {code, reservation(handle_, at, size)};
+    answer send_batch(const iovec *messages, std::size_t count, std::int64_t deadline_ns = forever) noexcept {
+        return pelton_send_batch(handle_, messages, count, deadline_ns);
     }
-    result<batch> batch_begin(std::size_t count, std::size_t bytes_total, std::int64_t deadline_ns = forever) noexcept {
-        int code = pelton_batch_begin(handle_, count, bytes_total, deadline_ns);
-        if (code != PELTON_OK) return code;
-        return {code, batch(handle_)};
+    result<reservation> reserve(std::size_t size, std::int64_t deadline_ns = forever) noexcept {
+        return reserved<reservation>(size, deadline_ns);
     }
     answer send_descriptors(bytes payload, const int *fds, std::size_t count, std::int64_t deadline_ns = forever) noexcept {
         return pelton_send_descriptors(handle_, payload.data(), payload.size(), fds, count, deadline_ns);
     }
     answer drain(std::int64_t deadline_ns = forever) noexcept { return pelton_drain(handle_, deadline_ns); }
     answer trim() noexcept { return pelton_trim(handle_); }
-    answer resume(std::int64_t deadline_ns = forever) noexcept { return pelton_sender_resume(handle_, deadline_ns); }
-    answer sync() noexcept { return pelton_sender_sync(handle_); }
-    int fd() const noexcept { return pelton_sender_fd(handle_); }
-    answer arm(std::size_t size) noexcept { return pelton_sender_arm(handle_, size); }
-    answer arm_for_end() noexcept { return pelton_sender_arm_for_end(handle_); }
-    answer disarm() noexcept { return pelton_sender_disarm(handle_); }
-    result<pelton_info> info() const noexcept {
-        pelton_info info{};
-        info.struct_bytes = sizeof info;
-        int code = pelton_sender_info(handle_, &info);
-        return {code, std::move(info)};
-    }
+    answer arm_send(std::size_t size) noexcept { return pelton_arm_send(handle_, size); }
+    using owned::arm, owned::disarm, owned::fd, owned::info, owned::resume, owned::sync;
 };
 
 // ---- Receiving ------------------------------------------------------------------------------------------------------------
@@ -226,7 +221,7 @@ public:
         std::swap(payload_, other.payload_);
         return *this;
     }
-    ~held() { pelton_held_release(handle_); }
+    ~held() { pelton_close(handle_); }
     bytes payload() const noexcept { return payload_; }
     const void *data() const noexcept { return payload_.data(); }
     std::size_t size() const noexcept { return payload_.size(); }
@@ -297,7 +292,7 @@ private:
 };
 
 // Makes senders for threads; used by any number of them at once, but for closing.
-class senders : public owned<pelton_senders, pelton_senders_close> {
+class senders : public owned<pelton_senders> {
 public:
     using owned::owned;
     result<sender> open() const noexcept {
@@ -311,7 +306,7 @@ public:
     }
 };
 
-class receiver : public owned<pelton_receiver, pelton_receiver_close> {
+class receiver : public owned<pelton_receiver> {
 public:
     using owned::owned;
     // Without a name, of threads of this process.
@@ -349,22 +344,12 @@ public:
         int code = pelton_receive_copy(handle_, buffer, capacity, deadline_ns, &size);
         return {code, std::move(size)};
     }
-    answer resume(std::int64_t deadline_ns = forever) noexcept { return pelton_receiver_resume(handle_, deadline_ns); }
-    answer sync() noexcept { return pelton_receiver_sync(handle_); }
-    int fd() const noexcept { return pelton_receiver_fd(handle_); }
-    answer arm() noexcept { return pelton_receiver_arm(handle_); }
-    answer disarm() noexcept { return pelton_receiver_disarm(handle_); }
-    result<pelton_info> info() const noexcept {
-        pelton_info info{};
-        info.struct_bytes = sizeof info;
-        int code = pelton_receiver_info(handle_, &info);
-        return {code, std::move(info)};
-    }
+    using owned::arm, owned::disarm, owned::fd, owned::info, owned::resume, owned::sync;
 };
 
 // ---- Making a channel -----------------------------------------------------------------------------------------------------
 
-class listener : public owned<pelton_listener, pelton_listener_close> {
+class listener : public owned<pelton_listener> {
 public:
     using owned::owned;
     static result<listener> listen(const char *name, const options &options = {}) noexcept {
@@ -382,7 +367,7 @@ public:
         int code = pelton_accept_receiver(handle_, deadline_ns, &accepted);
         return {code, receiver(accepted)};
     }
-    int fd() const noexcept { return pelton_listener_fd(handle_); }
+    using owned::fd;
 };
 
 struct both_ends {
@@ -460,7 +445,7 @@ struct sink : pelton_sink {
     }
 };
 
-class flush : public owned<pelton_flush, pelton_flush_close> {
+class flush : public owned<pelton_flush> {
 public:
     using owned::owned;
     // Takes the receiver, unless it fails.
@@ -471,28 +456,20 @@ public:
         return {code, flush(opened)};
     }
     answer run(std::int64_t deadline_ns = forever) noexcept { return pelton_flush_run(handle_, deadline_ns); }
-    answer now() noexcept { return pelton_flush_now(handle_); }
-    answer sync() noexcept { return pelton_flush_sync(handle_); }
+    using owned::flush_now, owned::sync;
 };
 
 // ---- Appending ------------------------------------------------------------------------------------------------------------
 
-using append_reservation = room<pelton_appender, pelton_append_commit, pelton_append_abort>;
-
-class appender : public owned<pelton_appender, pelton_appender_close> {
+class appender : public owned<pelton_appender> {
 public:
     using owned::owned;
     answer append(bytes payload) noexcept { return pelton_append(handle_, payload.data(), payload.size()); }
-    result<append_reservation> reserve(std::size_t size) noexcept {
-        void *at = nullptr;
-        int code = pelton_append_reserve(handle_, size, &at);
-        if (code != PELTON_OK) return code;
-        return {code, append_reservation(handle_, at, size)};
-    }
+    result<reservation> reserve(std::size_t size) noexcept { return reserved<reservation>(size, no_wait); }
 };
 
 // Makes appenders for threads; used by any number of them at once, but for closing.
-class appenders : public owned<pelton_appenders, pelton_appenders_close> {
+class appenders : public owned<pelton_appenders> {
 public:
     using owned::owned;
     static result<appenders> open(const sink &sink, const options &options = {}) noexcept {
@@ -507,12 +484,11 @@ public:
     }
     // By the calling thread's own appender.
     answer append(bytes payload) const noexcept { return pelton_appenders_append(handle_, payload.data(), payload.size()); }
-    answer flush() const noexcept { return pelton_appenders_flush(handle_); }
-    answer sync() const noexcept { return pelton_appenders_sync(handle_); }
+    using owned::flush_now, owned::sync;
 };
 
 // Reads a record file: `while (auto record = records->next()) use(record->data, record->size);`.
-class records : public owned<pelton_records, pelton_records_close> {
+class records : public owned<pelton_records> {
 public:
     using owned::owned;
     static result<records> open(const char *path) noexcept {
@@ -537,7 +513,7 @@ public:
 inline constexpr std::uint64_t any_call = PELTON_ANY_CALL;
 
 // An answer in place, released when destroyed.
-class completion : lent<pelton_client, pelton_client_release> {
+class completion : lent<pelton_client, pelton_release> {
 public:
     completion() noexcept = default;
     std::uint64_t call() const noexcept { return completion_.call; }
@@ -555,31 +531,24 @@ private:
     pelton_completion completion_{};
 };
 
-// Room for a request, aborted unless committed.
-class submit_reservation : lent<pelton_client, pelton_submit_abort> {
+// Room for a request.
+class request_reservation : public room<pelton_client> {
 public:
-    submit_reservation() noexcept = default;
-    unsigned char *data() const noexcept { return data_; }
-    std::size_t size() const noexcept { return size_; }
-    // The call. With PELTON_TOO_LARGE it is as before.
-    result<std::uint64_t> commit(std::size_t size) noexcept {
+    request_reservation() noexcept = default;
+    // Asks with the first size bytes: the call. Flags are 0 or PELTON_IDEMPOTENT.
+    result<std::uint64_t> submit(std::size_t size, std::uint32_t flags = 0) noexcept {
         std::uint64_t call = 0;
-        int code = pelton_submit_commit(handle_, size, &call);
-        if (code != PELTON_TOO_LARGE) taken();
+        int code = used(pelton_submit(handle_, data_, size, flags, no_wait, &call));
         return {code, std::move(call)};
     }
-    result<std::uint64_t> commit() noexcept { return commit(size_); }
-    answer abort() noexcept { return back(); }
+    result<std::uint64_t> submit() noexcept { return submit(size_); }
 
 private:
-    friend class client;
-    submit_reservation(pelton_client *client, void *data, std::size_t size) noexcept
-        : lent(client), data_(static_cast<unsigned char *>(data)), size_(size) {}
-    unsigned char *data_ = nullptr;
-    std::size_t size_ = 0;
+    template <typename> friend class owned;
+    using room::room;
 };
 
-class client : public owned<pelton_client, pelton_client_close> {
+class client : public owned<pelton_client> {
 public:
     using owned::owned;
     static result<client> open(const char *name, const options &options = {}) noexcept {
@@ -593,50 +562,33 @@ public:
         if (code != PELTON_OK) return code;
         return {code, completion(handle_, found)};
     }
-    result<std::uint64_t> submit(bytes request, std::int64_t deadline_ns = forever) noexcept {
+    // Flags are 0 or PELTON_IDEMPOTENT.
+    result<std::uint64_t> submit(bytes request, std::int64_t deadline_ns = forever, std::uint32_t flags = 0) noexcept {
         std::uint64_t call = 0;
-        int code = pelton_submit(handle_, request.data(), request.size(), deadline_ns, &call);
+        int code = pelton_submit(handle_, request.data(), request.size(), flags, deadline_ns, &call);
         return {code, std::move(call)};
     }
-    result<submit_reservation> submit_reserve(std::size_t size, std::int64_t deadline_ns = forever) noexcept {
-        void *at = nullptr;
-        int code = pelton_submit_reserve(handle_, size, deadline_ns, &at);
-        if (code != PELTON_OK) return code;
-        return {code, submit_reservation(handle_, at, size)};
-    }
+    // PELTON_NOTIFY.
     answer notify(bytes message, std::int64_t deadline_ns = forever) noexcept {
-        return pelton_notify(handle_, message.data(), message.size(), deadline_ns);
+        return pelton_submit(handle_, message.data(), message.size(), PELTON_NOTIFY, deadline_ns, nullptr);
+    }
+    result<request_reservation> reserve(std::size_t size, std::int64_t deadline_ns = forever) noexcept {
+        return reserved<request_reservation>(size, deadline_ns);
     }
     answer cancel(std::uint64_t call) noexcept { return pelton_cancel(handle_, call); }
-    answer mark_idempotent(std::uint64_t call) noexcept { return pelton_mark_idempotent(handle_, call); }
     result<completion> await(std::uint64_t call = any_call, std::int64_t deadline_ns = forever) noexcept {
         pelton_completion found;
         int code = pelton_await(handle_, call, deadline_ns, &found);
         if (code != PELTON_OK) return code;
         return {code, completion(handle_, found)};
     }
-    // What was copied; with PELTON_TOO_SMALL, its size says what is wanted.
-    result<pelton_completion> await_copy(std::uint64_t call, void *buffer, std::size_t capacity,
-                                         std::int64_t deadline_ns = forever) noexcept {
-        pelton_completion found{};
-        int code = pelton_await_copy(handle_, call, buffer, capacity, deadline_ns, &found);
-        return {code, std::move(found)};
-    }
-    int fd() const noexcept { return pelton_client_fd(handle_); }
-    answer arm() noexcept { return pelton_client_arm(handle_); }
-    answer disarm() noexcept { return pelton_client_disarm(handle_); }
-    result<pelton_info> info() const noexcept {
-        pelton_info info{};
-        info.struct_bytes = sizeof info;
-        int code = pelton_client_info(handle_, &info);
-        return {code, std::move(info)};
-    }
+    using owned::arm, owned::disarm, owned::fd, owned::info;
 };
 
 class reply_reservation;
 
 // Answers one request, on any thread; destroyed without an answer, it lets go of the call. Empty after the last answer.
-class responder : public owned<pelton_responder, pelton_responder_close> {
+class responder : public owned<pelton_responder> {
 public:
     using owned::owned;
     answer reply(bytes reply) noexcept { return last(pelton_reply(handle_, reply.data(), reply.size())); }
@@ -650,7 +602,6 @@ public:
     bool is_cancelled() const noexcept { return pelton_responder_is_cancelled(handle_) == 1; }
 
 private:
-    friend class reply_reservation;
     int last(int code) noexcept {
         if (code != PELTON_TOO_LARGE && code != PELTON_RESERVED && code != PELTON_NULL && code != PELTON_WRONG_THREAD &&
             code != PELTON_FORKED && code != PELTON_INTERNAL)
@@ -659,45 +610,34 @@ private:
     }
 };
 
-// Room for a reply or a part of one, aborted unless committed.
-class reply_reservation : lent<pelton_responder, pelton_reply_abort> {
+// Room for a reply or a part of one.
+class reply_reservation : public room<pelton_responder> {
 public:
     reply_reservation() noexcept = default;
-    unsigned char *data() const noexcept { return data_; }
-    std::size_t size() const noexcept { return size_; }
-    // With PELTON_TOO_LARGE it is as before.
-    answer commit(std::size_t size) noexcept {
-        int code = pelton_reply_commit(handle_, PELTON_REPLY, size);
+    // Replies with the first size bytes.
+    answer reply(std::size_t size) noexcept {
+        int code = used(pelton_reply(handle_, data_, size));
         if (code == PELTON_OK) responder_->detach();
-        if (code != PELTON_TOO_LARGE) taken();
         return code;
     }
-    answer commit() noexcept { return commit(size_); }
-    answer commit_part(std::size_t size) noexcept {
-        int code = pelton_reply_commit(handle_, PELTON_PART, size);
-        if (code != PELTON_TOO_LARGE) taken();
-        return code;
-    }
-    answer abort() noexcept { return back(); }
+    answer reply() noexcept { return reply(size_); }
+    answer part(std::size_t size) noexcept { return used(pelton_reply_part(handle_, data_, size, no_wait)); }
 
 private:
+    template <typename> friend class owned;
     friend class responder;
-    reply_reservation(responder *of, void *data, std::size_t size) noexcept
-        : lent(of->get()), responder_(of), data_(static_cast<unsigned char *>(data)), size_(size) {}
+    using room::room;
     responder *responder_ = nullptr;
-    unsigned char *data_ = nullptr;
-    std::size_t size_ = 0;
 };
 
 inline result<reply_reservation> responder::reserve(std::size_t size) noexcept {
-    void *at = nullptr;
-    int code = pelton_reply_reserve(handle_, size, &at);
-    if (code != PELTON_OK) return code;
-    return {code, reply_reservation(this, at, size)};
+    auto room = reserved<reply_reservation>(size, no_wait);
+    room->responder_ = this;
+    return room;
 }
 
 // A request in place, released when destroyed, and what answers it: to be moved elsewhere, if it is to be answered later.
-class request : lent<pelton_service, pelton_service_release> {
+class request : lent<pelton_service, pelton_release> {
 public:
     request() noexcept = default;
     bytes payload() const noexcept { return {request_.data, request_.size}; }
@@ -717,7 +657,7 @@ private:
     pelton_request request_{};
 };
 
-class service : public owned<pelton_service, pelton_service_close> {
+class service : public owned<pelton_service> {
 public:
     using owned::owned;
     static result<service> listen(const char *name, const options &options = {}) noexcept {
@@ -740,18 +680,9 @@ public:
         };
         return pelton_service_run(handle_, threads, handler, const_cast<void *>(static_cast<const void *>(std::addressof(callback))));
     }
-    // Both on any thread, at any time before the close.
-    answer stop() const noexcept { return pelton_service_stop(handle_); }
-    answer drain() const noexcept { return pelton_service_drain(handle_); }
-    int fd() const noexcept { return pelton_service_fd(handle_); }
-    answer arm() noexcept { return pelton_service_arm(handle_); }
-    answer disarm() noexcept { return pelton_service_disarm(handle_); }
-    result<pelton_info> info() const noexcept {
-        pelton_info info{};
-        info.struct_bytes = sizeof info;
-        int code = pelton_service_info(handle_, &info);
-        return {code, std::move(info)};
-    }
+    // Any thread, at any time before the close.
+    answer stop(std::uint32_t how = PELTON_STOP_NOW) const noexcept { return pelton_service_stop(handle_, how); }
+    using owned::arm, owned::disarm, owned::fd, owned::info;
 };
 
 } // namespace pelton

@@ -137,10 +137,10 @@ static void sleep_in(int epoll) {
 __attribute__((noinline)) static int send_from_loop(struct side *side, const void *data, size_t size) {
     int code;
     while ((code = pelton_send(side->sender, data, size, PELTON_NO_WAIT)) == PELTON_AGAIN) {
-        code = pelton_sender_arm(side->sender, size);
+        code = pelton_arm_send(side->sender, size);
         if (code == PELTON_AGAIN) {
             sleep_in(side->sender_epoll);
-            pelton_sender_disarm(side->sender);
+            pelton_disarm(side->sender);
         } else if (code != PELTON_OK) {
             break;
         }
@@ -163,10 +163,10 @@ static int send_one(struct side *side, size_t size, uint64_t n) {
 /* Tries, and waits in between, until there is a message. */
 #define RECEIVE_FROM_LOOP(side, code, call)                          \
     while ((code = (call)) == PELTON_AGAIN) {                        \
-        code = pelton_receiver_arm((side)->receiver);                \
+        code = pelton_arm((side)->receiver);                         \
         if (code == PELTON_AGAIN) {                                  \
             sleep_in((side)->receiver_epoll);                        \
-            pelton_receiver_disarm((side)->receiver);                \
+            pelton_disarm((side)->receiver);                         \
         } else if (code != PELTON_OK) {                              \
             break;                                                   \
         }                                                            \
@@ -459,7 +459,7 @@ static int open_sender(struct side *side, const pelton_options *options, const c
     int code = pelton_listen(name, options, &listener);
     if (code != PELTON_OK) return code;
     code = pelton_accept_sender(listener, options->deadline_ns, &side->sender);
-    pelton_listener_close(listener);
+    pelton_close(listener);
     return code;
 }
 
@@ -469,7 +469,7 @@ static int open_receiver(struct side *side, const pelton_options *options, const
     int code = pelton_listen(name, options, &listener);
     if (code != PELTON_OK) return code;
     code = pelton_accept_receiver(listener, options->deadline_ns, &side->receiver);
-    pelton_listener_close(listener);
+    pelton_close(listener);
     return code;
 }
 
@@ -496,8 +496,8 @@ int side_open(struct side *side) {
 #ifdef SIDE_UV
     if (side->how == UV && (code = uv_open(side)) != PELTON_OK) return fail(side, "preparing libuv's loop", code);
 #endif
-    if (side->how == EPOLL && ((side->sender != NULL && watch(&side->sender_epoll, pelton_sender_fd(side->sender)) != 0) ||
-                               (side->receiver != NULL && watch(&side->receiver_epoll, pelton_receiver_fd(side->receiver)) != 0))) {
+    if (side->how == EPOLL && ((side->sender != NULL && watch(&side->sender_epoll, pelton_fd(side->sender)) != 0) ||
+                               (side->receiver != NULL && watch(&side->receiver_epoll, pelton_fd(side->receiver)) != 0))) {
         snprintf(side->error, sizeof side->error, "watching with epoll: %s", strerror(errno));
         return -1;
     }
@@ -526,6 +526,6 @@ void side_close(struct side *side) {
         return;
     }
 #endif
-    pelton_sender_close(side->sender);
-    pelton_receiver_close(side->receiver);
+    pelton_close(side->sender);
+    pelton_close(side->receiver);
 }

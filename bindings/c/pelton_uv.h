@@ -20,10 +20,10 @@
  *
  * THREADS. Only the loop's thread calls these. OPENING, ACCEPTING and RESUMING shake hands within the call, for seconds if the peer
  * is slow. A loop that cannot afford that has uv_queue_work do it. The work calls pelton_sender_open, pelton_client_open,
- * pelton_accept_receiver or,
- * with a stopped handle's receiver, pelton_receiver_resume, and keeps the answer and what pelton_error_detail() says; the after-work
- * callback calls init, or start. Nothing else uses the pelton handle meanwhile. A listener needs nothing of this header: a uv_poll
- * for UV_READABLE on pelton_listener_fd, which calls pelton_accept_receiver with PELTON_NO_WAIT, or stops until the work is done.
+ * pelton_accept_receiver or, with a stopped handle's receiver, pelton_resume, and keeps the answer and what pelton_error_detail()
+ * says; the after-work callback calls init, or start. Nothing else uses the pelton handle meanwhile. A listener needs nothing of this
+ * header: a uv_poll for UV_READABLE on its pelton_fd, which calls pelton_accept_receiver with PELTON_NO_WAIT, or stops until the work is
+ * done.
  *
  * FORK. A child has none of pelton's descriptors, so uv_loop_fork wants every handle stopped before the fork. The child closes its
  * handles before it makes others; the parent starts them again. */
@@ -104,7 +104,7 @@ static inline int pelton_uv_refused_(int error) {
 /* Prepares the handle, stopped. After PELTON_OK the receiver is the handle's. Errors: PELTON_SYSTEM, and the code with which the
  * receiver refuses its descriptor. */
 static inline int pelton_uv_receiver_init(uv_loop_t *loop, pelton_uv_receiver *handle, pelton_receiver *receiver) {
-    int fd = pelton_receiver_fd(receiver);
+    int fd = pelton_fd(receiver);
     if (fd < 0) return fd;
     memset(handle, 0, sizeof *handle);
     handle->receiver = receiver;
@@ -115,7 +115,7 @@ static inline int pelton_uv_receiver_init(uv_loop_t *loop, pelton_uv_receiver *h
 /* Lets the loop be without the descriptor: it stays readable while there are messages. */
 static inline void pelton_uv_receiver_rest_(pelton_uv_receiver *handle) {
     uv_poll_stop(&handle->poll);
-    pelton_receiver_disarm(handle->receiver);
+    pelton_disarm(handle->receiver);
 }
 
 static inline void pelton_uv_receiver_ended_(pelton_uv_receiver *handle, int code) {
@@ -171,7 +171,7 @@ static inline void pelton_uv_receiver_turn_(uv_poll_t *poll, int status, int eve
         if (code == PELTON_OK && uv_hrtime() - began >= PELTON_UV_TURN_NS) return;
     }
     /* PELTON_OK: one has come meanwhile, and the descriptor is readable. */
-    if (code == PELTON_AGAIN) code = pelton_receiver_arm(handle->receiver);
+    if (code == PELTON_AGAIN) code = pelton_arm(handle->receiver);
     if (code != PELTON_AGAIN && code != PELTON_OK) pelton_uv_receiver_ended_(handle, code);
 }
 
@@ -181,7 +181,7 @@ PELTON_MUST_USE static inline int pelton_uv_receiver_start(pelton_uv_receiver *h
                                                            pelton_uv_receiver_end_cb on_end) {
     /* Within on_message the turn goes on by itself. */
     if (!handle->on_message && !handle->in_message) {
-        int code = pelton_receiver_arm(handle->receiver);
+        int code = pelton_arm(handle->receiver);
         if (code != PELTON_OK && code != PELTON_AGAIN) return code;
         code = pelton_uv_refused_(uv_poll_start(&handle->poll, UV_READABLE, pelton_uv_receiver_turn_));
         if (code != PELTON_OK) return code;
@@ -201,7 +201,7 @@ static inline void pelton_uv_receiver_stop(pelton_uv_receiver *handle) {
 
 static inline void pelton_uv_receiver_closed_(uv_handle_t *poll) {
     pelton_uv_receiver *handle = (pelton_uv_receiver *)poll->data;
-    pelton_receiver_close(handle->receiver);
+    pelton_close(handle->receiver);
     if (handle->on_close) handle->on_close(handle);
 }
 
@@ -219,7 +219,7 @@ static inline void pelton_uv_receiver_close(pelton_uv_receiver *handle, pelton_u
 
 /* Prepares the handle, stopped. As pelton_uv_receiver_init. */
 static inline int pelton_uv_sender_init(uv_loop_t *loop, pelton_uv_sender *handle, pelton_sender *sender) {
-    int fd = pelton_sender_fd(sender);
+    int fd = pelton_fd(sender);
     if (fd < 0) return fd;
     memset(handle, 0, sizeof *handle);
     handle->sender = sender;
@@ -229,7 +229,7 @@ static inline int pelton_uv_sender_init(uv_loop_t *loop, pelton_uv_sender *handl
 
 static inline void pelton_uv_sender_rest_(pelton_uv_sender *handle) {
     uv_poll_stop(&handle->poll);
-    pelton_sender_disarm(handle->sender);
+    pelton_disarm(handle->sender);
 }
 
 /* Whether there is room now, without a system call. */
@@ -244,7 +244,7 @@ static inline void pelton_uv_sender_turn_(uv_poll_t *poll, int status, int event
     pelton_uv_sender *handle = (pelton_uv_sender *)poll->data;
     int code = pelton_uv_refused_(status);
     (void)events;
-    if (code == PELTON_OK) code = handle->on_room ? pelton_uv_has_room_(handle) : pelton_sender_arm_for_end(handle->sender);
+    if (code == PELTON_OK) code = handle->on_room ? pelton_uv_has_room_(handle) : pelton_arm(handle->sender);
     if (code == PELTON_OK && handle->on_room) {
         handle->on_room(handle);
         if (uv_is_closing((uv_handle_t *)poll) || !handle->on_end || !handle->on_room) return;
@@ -253,7 +253,7 @@ static inline void pelton_uv_sender_turn_(uv_poll_t *poll, int status, int event
         if (code == PELTON_OK && ++handle->turns % 64 == 0) code = PELTON_AGAIN;
     }
     /* Not armed anew, the descriptor is readable still, for the next turn. */
-    if (code == PELTON_AGAIN) code = pelton_sender_arm(handle->sender, handle->size);
+    if (code == PELTON_AGAIN && handle->on_room) code = pelton_arm_send(handle->sender, handle->size);
     if (code != PELTON_AGAIN && code != PELTON_OK) {
         pelton_uv_sender_end_cb on_end = handle->on_end;
         handle->on_end = NULL;
@@ -269,7 +269,7 @@ static inline void pelton_uv_sender_turn_(uv_poll_t *poll, int status, int event
  * whatever would be told to on_end, which then is not called. */
 PELTON_MUST_USE static inline int pelton_uv_sender_start(pelton_uv_sender *handle, size_t size, pelton_uv_room_cb on_room,
                                                          pelton_uv_sender_end_cb on_end) {
-    int code = on_room ? pelton_sender_arm(handle->sender, size) : pelton_sender_arm_for_end(handle->sender);
+    int code = on_room ? pelton_arm_send(handle->sender, size) : pelton_arm(handle->sender);
     if (code != PELTON_OK && code != PELTON_AGAIN) return code;
     if (!handle->on_end) {
         code = pelton_uv_refused_(uv_poll_start(&handle->poll, UV_READABLE, pelton_uv_sender_turn_));
@@ -289,7 +289,7 @@ static inline void pelton_uv_sender_stop(pelton_uv_sender *handle) {
 
 static inline void pelton_uv_sender_closed_(uv_handle_t *poll) {
     pelton_uv_sender *handle = (pelton_uv_sender *)poll->data;
-    pelton_sender_close(handle->sender);
+    pelton_close(handle->sender);
     if (handle->on_close) handle->on_close(handle);
 }
 
@@ -304,14 +304,14 @@ static inline void pelton_uv_sender_close(pelton_uv_sender *handle, pelton_uv_se
  *         if (code == PELTON_OK) use(call, answer->data, answer->size);
  *     }
  *     ...
- *     code = pelton_uv_call_start(&handle, &call, "hello", 5, on_answer);
+ *     code = pelton_uv_call_start(&handle, &call, "hello", 5, 0, on_answer);
  */
 
 typedef struct pelton_uv_client pelton_uv_client;
 typedef struct pelton_uv_call pelton_uv_call;
 
 /* An answer, good until the callback returns, which releases it; who asks or gives up anything in the callback releases it first, by
- * pelton_client_release(call->handle->client). With PELTON_PART more comes, else the call's memory is the caller's again. Or, with answer
+ * pelton_release(call->handle->client). With PELTON_PART more comes, else the call's memory is the caller's again. Or, with answer
  * NULL, the client's end: PELTON_CLOSED, PELTON_PEER_DIED or an error, to every call that is under way. */
 typedef void (*pelton_uv_answer_cb)(pelton_uv_call *call, int code, const pelton_completion *answer);
 /* There is room for a request again, after pelton_uv_call_start answered PELTON_AGAIN. */
@@ -324,7 +324,7 @@ typedef void (*pelton_uv_client_close_cb)(pelton_uv_client *handle);
 struct pelton_uv_call {
     void *data;               /* the caller's */
     pelton_uv_client *handle; /* set by start */
-    uint64_t call;            /* for pelton_mark_idempotent */
+    uint64_t call;            /* its number */
     /* Private from here on. */
     pelton_uv_answer_cb on_answer;
     pelton_uv_call *next;
@@ -347,7 +347,7 @@ struct pelton_uv_client {
 
 /* Prepares the handle, stopped. As pelton_uv_receiver_init. */
 static inline int pelton_uv_client_init(uv_loop_t *loop, pelton_uv_client *handle, pelton_client *client) {
-    int fd = pelton_client_fd(client);
+    int fd = pelton_fd(client);
     if (fd < 0) return fd;
     memset(handle, 0, sizeof *handle);
     handle->client = client;
@@ -375,7 +375,7 @@ static inline pelton_uv_call *pelton_uv_take_(pelton_uv_call **place) {
 static inline void pelton_uv_client_rest_(pelton_uv_client *handle) {
     uv_prepare_stop(&handle->before);
     uv_poll_stop(&handle->poll);
-    pelton_client_disarm(handle->client);
+    pelton_disarm(handle->client);
 }
 
 static inline void pelton_uv_client_ended_(pelton_uv_client *handle, int code) {
@@ -404,7 +404,7 @@ static inline int pelton_uv_client_step_(pelton_uv_client *handle) {
         call->on_answer(call, PELTON_OK, &answer);
     }
     /* Answers PELTON_NOT_RECEIVED where the callback has released it. */
-    pelton_client_release(handle->client);
+    pelton_release(handle->client);
     return PELTON_OK;
 }
 
@@ -439,14 +439,14 @@ static inline void pelton_uv_client_turn_(uv_poll_t *poll, int status, int event
     }
     handle->in_turn = 0;
     /* Not armed anew, the descriptor is readable still: the next turn goes on. PELTON_OK: one has come meanwhile. */
-    if (code == PELTON_AGAIN) code = pelton_client_arm(handle->client);
+    if (code == PELTON_AGAIN) code = pelton_arm(handle->client);
     if (code != PELTON_AGAIN && code != PELTON_OK) pelton_uv_client_ended_(handle, code);
 }
 
 static inline void pelton_uv_client_before_(uv_prepare_t *before) {
     pelton_uv_client *handle = (pelton_uv_client *)before->data;
     uv_prepare_stop(before);
-    int code = pelton_client_arm(handle->client);
+    int code = pelton_arm(handle->client);
     if (code != PELTON_AGAIN && code != PELTON_OK) pelton_uv_client_ended_(handle, code);
 }
 
@@ -456,7 +456,7 @@ PELTON_MUST_USE static inline int pelton_uv_client_start(pelton_uv_client *handl
                                                          pelton_uv_client_end_cb on_end) {
     /* Within a turn that goes on by itself. */
     if (!handle->on_end && !handle->in_turn) {
-        int code = pelton_client_arm(handle->client);
+        int code = pelton_arm(handle->client);
         if (code != PELTON_OK && code != PELTON_AGAIN) return code;
         code = pelton_uv_refused_(uv_poll_start(&handle->poll, UV_READABLE, pelton_uv_client_turn_));
         if (code != PELTON_OK) return code;
@@ -472,14 +472,14 @@ static inline void pelton_uv_client_stop(pelton_uv_client *handle) {
     if (!handle->in_turn) pelton_uv_client_rest_(handle);
 }
 
-/* Asks. on_answer is called in uv_run, while the handle is started. Does not wait. Not from within a uv_prepare callback: libuv would not let
- * this go on before the loop sleeps. Errors: as pelton_submit with PELTON_NO_WAIT: the call
- * is not under way then; PELTON_AGAIN: no room, or 1,024 calls: on_room tells when to try again. */
+/* Asks, as pelton_submit does with PELTON_NO_WAIT; flags are 0 or PELTON_IDEMPOTENT. on_answer is called in uv_run, while the handle is
+ * started. Does not wait. Not from within a uv_prepare callback: libuv would not let this go on before the loop sleeps. Errors: as
+ * pelton_submit: the call is not under way then; PELTON_AGAIN: no room, or 1,024 calls: on_room tells when to try again. */
 PELTON_MUST_USE static inline int pelton_uv_call_start(pelton_uv_client *handle, pelton_uv_call *call, const void *data, size_t size,
-                                                       pelton_uv_answer_cb on_answer) {
+                                                       uint32_t flags, pelton_uv_answer_cb on_answer) {
     call->handle = handle;
     call->call = 0;
-    int code = pelton_submit(handle->client, data, size, PELTON_NO_WAIT, &call->call);
+    int code = pelton_submit(handle->client, data, size, flags, PELTON_NO_WAIT, &call->call);
     if (code == PELTON_AGAIN && handle->on_room) handle->wants_room = 1;
     if (code == PELTON_OK) {
         pelton_uv_call **place = pelton_uv_place_(handle, call->call);
@@ -509,7 +509,7 @@ static inline int pelton_uv_call_cancel(pelton_uv_call *call) {
 static inline void pelton_uv_client_closed_(uv_handle_t *either) {
     pelton_uv_client *handle = (pelton_uv_client *)either->data;
     if (--handle->closings > 0) return;
-    pelton_client_close(handle->client);
+    pelton_close(handle->client);
     if (handle->on_close) handle->on_close(handle);
 }
 
@@ -529,7 +529,7 @@ typedef struct pelton_uv_service pelton_uv_service;
 /* A request, whose bytes are good until the callback returns, which releases them. request->responder is the callback's: to be answered
  * there, or later, by pelton.h's functions: in the loop with pelton_reply, and with PELTON_NO_WAIT; or on another thread. */
 typedef void (*pelton_uv_request_cb)(pelton_uv_service *handle, const pelton_request *request);
-/* PELTON_CLOSED: pelton_service_stop was called, or pelton_service_drain, and all is answered; or an error. The handle is stopped. */
+/* PELTON_CLOSED: pelton_service_stop was called, and if it was to drain, all is answered; or an error. The handle is stopped. */
 typedef void (*pelton_uv_service_end_cb)(pelton_uv_service *handle, int code);
 typedef void (*pelton_uv_service_close_cb)(pelton_uv_service *handle);
 
@@ -546,7 +546,7 @@ struct pelton_uv_service {
 
 /* Prepares the handle, stopped. As pelton_uv_receiver_init. */
 static inline int pelton_uv_service_init(uv_loop_t *loop, pelton_uv_service *handle, pelton_service *service) {
-    int fd = pelton_service_fd(service);
+    int fd = pelton_fd(service);
     if (fd < 0) return fd;
     memset(handle, 0, sizeof *handle);
     handle->service = service;
@@ -556,7 +556,7 @@ static inline int pelton_uv_service_init(uv_loop_t *loop, pelton_uv_service *han
 
 static inline void pelton_uv_service_rest_(pelton_uv_service *handle) {
     uv_poll_stop(&handle->poll);
-    pelton_service_disarm(handle->service);
+    pelton_disarm(handle->service);
 }
 
 static inline void pelton_uv_service_turn_(uv_poll_t *poll, int status, int events) {
@@ -574,7 +574,7 @@ static inline void pelton_uv_service_turn_(uv_poll_t *poll, int status, int even
             handle->on_request(handle, &request);
             handle->in_request = 0;
             /* Answers PELTON_NOT_RECEIVED where the callback has released it. */
-            pelton_service_release(handle->service);
+            pelton_release(handle->service);
             if (uv_is_closing((uv_handle_t *)poll)) return;
             if (!handle->on_request) {
                 pelton_uv_service_rest_(handle);
@@ -585,7 +585,7 @@ static inline void pelton_uv_service_turn_(uv_poll_t *poll, int status, int even
         if (code == PELTON_OK && uv_hrtime() - began >= PELTON_UV_TURN_NS) return;
     }
     /* PELTON_OK: one has come meanwhile, and the descriptor is readable. */
-    if (code == PELTON_AGAIN) code = pelton_service_arm(handle->service);
+    if (code == PELTON_AGAIN) code = pelton_arm(handle->service);
     if (code != PELTON_AGAIN && code != PELTON_OK) {
         pelton_uv_service_end_cb on_end = handle->on_end;
         handle->on_request = NULL;
@@ -600,7 +600,7 @@ PELTON_MUST_USE static inline int pelton_uv_service_start(pelton_uv_service *han
                                                           pelton_uv_service_end_cb on_end) {
     /* Within on_request the turn goes on by itself. */
     if (!handle->on_request && !handle->in_request) {
-        int code = pelton_service_arm(handle->service);
+        int code = pelton_arm(handle->service);
         if (code != PELTON_OK && code != PELTON_AGAIN) return code;
         code = pelton_uv_refused_(uv_poll_start(&handle->poll, UV_READABLE, pelton_uv_service_turn_));
         if (code != PELTON_OK) return code;
@@ -619,7 +619,7 @@ static inline void pelton_uv_service_stop(pelton_uv_service *handle) {
 
 static inline void pelton_uv_service_closed_(uv_handle_t *poll) {
     pelton_uv_service *handle = (pelton_uv_service *)poll->data;
-    pelton_service_close(handle->service);
+    pelton_close(handle->service);
     if (handle->on_close) handle->on_close(handle);
 }
 

@@ -27,7 +27,7 @@ static void *log_lines(void *name) {
         int size = snprintf(line, sizeof line, "%s: line %d", (const char *)name, i);
         check(pelton_append(appender, line, (size_t)size), "appending");
     }
-    pelton_appender_close(appender);
+    pelton_close(appender);
     return NULL;
 }
 
@@ -38,7 +38,7 @@ static void print(const char *file) {
     check(pelton_records_open(file, &records), "opening");
     while ((code = pelton_records_next(records, &record)) == PELTON_OK) printf("%.*s\n", (int)record.size, (const char *)record.data);
     if (code != PELTON_AGAIN) check(code, "reading");
-    pelton_records_close(records);
+    pelton_close(records);
 }
 
 enum { MOST = 64 };
@@ -62,8 +62,8 @@ int main(int argc, char **argv) {
         }
         for (int i = 0; i < count; i++) pthread_join(threads[i], NULL);
         /* On the disk. */
-        check(pelton_appenders_sync(appenders), "writing to the disk");
-        pelton_appenders_close(appenders);
+        check(pelton_sync(appenders), "writing to the disk");
+        pelton_close(appenders);
     } else {
         print(argv[1]);
     }

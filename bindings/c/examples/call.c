@@ -21,9 +21,9 @@ static int serve(const char *name) {
     if (code != PELTON_OK) return complain(code);
     while ((code = pelton_service_receive(service, PELTON_FOREVER, &request)) == PELTON_OK && request.responder) {
         if (pelton_reply(request.responder, request.data, request.size) != PELTON_OK) fprintf(stderr, "who asked has gone\n");
-        pelton_service_release(service);
+        pelton_release(service);
     }
-    pelton_service_close(service);
+    pelton_close(service);
     return code == PELTON_OK ? 0 : complain(code);
 }
 
@@ -32,7 +32,7 @@ static int ask(pelton_client *client, const char *text) {
     int code = pelton_call(client, text, strlen(text), pelton_deadline(INT64_C(5000000000)), &answer);
     if (code == PELTON_OK) {
         printf("%.*s\n", (int)answer.size, (const char *)answer.data);
-        pelton_client_release(client);
+        pelton_release(client);
     }
     return code;
 }
@@ -45,8 +45,8 @@ int main(int argc, char **argv) {
     options.deadline_ns = pelton_deadline(INT64_C(5000000000)); /* for the service to be there */
     int code = pelton_client_open(argv[2], &options, &client);
     for (int i = 3; i < argc && code == PELTON_OK; i++) code = ask(client, argv[i]);
-    if (code == PELTON_OK && strcmp(argv[1], "stop") == 0) code = pelton_notify(client, NULL, 0, PELTON_FOREVER);
+    if (code == PELTON_OK && strcmp(argv[1], "stop") == 0) code = pelton_submit(client, NULL, 0, PELTON_NOTIFY, PELTON_FOREVER, NULL);
     if (code != PELTON_OK) return complain(code);
-    pelton_client_close(client);
+    pelton_close(client);
     return 0;
 }

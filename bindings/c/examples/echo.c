@@ -30,10 +30,10 @@ static int serve(const char *to, const char *back) {
         check(pelton_send(answers, message.data, message.size, PELTON_FOREVER), "answering");
         pelton_release(questions);
     }
-    pelton_receiver_close(questions);
-    pelton_sender_close(answers);
-    pelton_listener_close(asked);
-    pelton_listener_close(answered);
+    pelton_close(questions);
+    pelton_close(answers);
+    pelton_close(asked);
+    pelton_close(answered);
     return 0;
 }
 
@@ -51,8 +51,8 @@ static int ask(const char *to, const char *back, char **texts, int count) {
         printf("%.*s\n", (int)message.size, (const char *)message.data);
         pelton_release(answers);
     }
-    pelton_sender_close(questions);
-    pelton_receiver_close(answers);
+    pelton_close(questions);
+    pelton_close(answers);
     return 0;
 }
 

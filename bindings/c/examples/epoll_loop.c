@@ -54,16 +54,16 @@ static int receive_all(const char *name) {
     pelton_message message;
     int epoll = epoll_create1(0);
     check(pelton_listen(name, NULL, &listener), "listening");
-    watch(epoll, pelton_listener_fd(listener));
+    watch(epoll, pelton_fd(listener));
     /* 1. Somebody connects. */
     do {
         next_ready(epoll);
     } while (check(pelton_accept_receiver(listener, PELTON_NO_WAIT, &receiver), "accepting") == PELTON_AGAIN);
-    pelton_listener_close(listener);
-    watch(epoll, pelton_receiver_fd(receiver));
+    pelton_close(listener);
+    watch(epoll, pelton_fd(receiver));
     for (;;) {
         /* 2. Arm: PELTON_AGAIN when there is nothing, so go to sleep. */
-        int code = check(pelton_receiver_arm(receiver), "arming");
+        int code = check(pelton_arm(receiver), "arming");
         if (code == PELTON_CLOSED) break;
         if (code == PELTON_AGAIN) next_ready(epoll);
         /* 3. Take what is there, at most so much that other descriptors have their turn. */
@@ -75,7 +75,7 @@ static int receive_all(const char *name) {
         }
         if (code == PELTON_CLOSED) break;
     }
-    pelton_receiver_close(receiver);
+    pelton_close(receiver);
     close(epoll);
     return 0;
 }
@@ -93,7 +93,7 @@ static int send_all(const char *name) {
         fprintf(stderr, "nobody receives at %s\n", name);
         return 1;
     }
-    int room = pelton_sender_fd(sender);
+    int room = pelton_fd(sender);
     watch(epoll, STDIN_FILENO);
     int is_full = 0;
     for (;;) {
@@ -106,7 +106,7 @@ static int send_all(const char *name) {
         if (code == PELTON_CLOSED) break;
         if (code == PELTON_AGAIN) {
             /* Standard input waits until there is room. The descriptor is readable if some has come meanwhile. */
-            check(pelton_sender_arm(sender, (size_t)pending), "arming");
+            check(pelton_arm_send(sender, (size_t)pending), "arming");
         }
         if ((code == PELTON_AGAIN) != is_full) {
             is_full = !is_full;
@@ -115,9 +115,9 @@ static int send_all(const char *name) {
             watch(epoll, is_full ? room : STDIN_FILENO);
         }
     }
-    check(pelton_sender_disarm(sender), "disarming");
+    check(pelton_disarm(sender), "disarming");
     check(pelton_drain(sender, pelton_deadline(INT64_C(60000000000))), "draining");
-    pelton_sender_close(sender);
+    pelton_close(sender);
     close(epoll);
     return pending < 0;
 }

@@ -50,7 +50,7 @@ static void on_answer(pelton_uv_call *call, int code, const pelton_completion *a
     if (++answered == count) {
         pelton_uv_client_close(handle, NULL);
     } else {
-        pelton_client_release(handle->client);
+        pelton_release(handle->client);
         ask(handle);
     }
 }
@@ -61,7 +61,7 @@ static void ask(pelton_uv_client *handle) {
     while (asked < count && code == PELTON_OK) {
         token *next = &tokens[asked];
         next->call.data = next;
-        code = pelton_uv_call_start(handle, &next->call, next->text, strlen(next->text), on_answer);
+        code = pelton_uv_call_start(handle, &next->call, next->text, strlen(next->text), 0, on_answer);
         if (code == PELTON_OK) asked++;
     }
     if (code != PELTON_OK && code != PELTON_AGAIN) fail("asking", code);

@@ -119,7 +119,7 @@ static void produce_spinning(pelton_sender *sender, stream *stream) {
         send_next(sender, stream, PELTON_FOREVER);
     }
     /* The consumer reads everything that was committed, then is told of the end. */
-    pelton_sender_close(sender);
+    pelton_close(sender);
 }
 
 static void consume_spinning(pelton_receiver *receiver, stream *stream) {
@@ -130,7 +130,7 @@ static void consume_spinning(pelton_receiver *receiver, stream *stream) {
         pelton_release(receiver);
     }
     if (code != PELTON_CLOSED) give_up("receiving", code);
-    pelton_receiver_close(receiver);
+    pelton_close(receiver);
 }
 
 /* ---- In libuv loops ---- */
@@ -263,7 +263,7 @@ static pid_t run_pelton(stream *stream, uint32_t wait, void (*produce)(pelton_se
     }
     if ((code = pelton_listen(name, &options, &listener)) != PELTON_OK) give_up("listening", code);
     if ((code = pelton_accept_receiver(listener, PELTON_FOREVER, &receiver)) != PELTON_OK) give_up("accepting", code);
-    pelton_listener_close(listener);
+    pelton_close(listener);
     consume(receiver, stream);
     return producer;
 }

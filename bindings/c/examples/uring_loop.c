@@ -54,11 +54,11 @@ int main(int argc, char **argv) {
     }
     check(pelton_listen(argv[1], NULL, &listener), "listening");
     do {
-        wait_for_messages(&ring, pelton_listener_fd(listener));
+        wait_for_messages(&ring, pelton_fd(listener));
     } while (check(pelton_accept_receiver(listener, PELTON_NO_WAIT, &receiver), "accepting") == PELTON_AGAIN);
-    pelton_listener_close(listener);
-    while ((code = check(pelton_receiver_arm(receiver), "arming")) != PELTON_CLOSED) {
-        if (code == PELTON_AGAIN) wait_for_messages(&ring, pelton_receiver_fd(receiver));
+    pelton_close(listener);
+    while ((code = check(pelton_arm(receiver), "arming")) != PELTON_CLOSED) {
+        if (code == PELTON_AGAIN) wait_for_messages(&ring, pelton_fd(receiver));
         /* What is there, at most so much that others have their turn. */
         for (int i = 0; i < 1000; i++) {
             code = check(pelton_receive(receiver, PELTON_NO_WAIT, &message), "receiving");
@@ -68,7 +68,7 @@ int main(int argc, char **argv) {
         }
         if (code == PELTON_CLOSED) break;
     }
-    pelton_receiver_close(receiver);
+    pelton_close(receiver);
     io_uring_queue_exit(&ring);
     return 0;
 }

@@ -3,7 +3,7 @@
 
 enum { LARGEST = 1 << 20, MANY = 1000, CALLS_MAX = 1024 };
 
-static unsigned char large[LARGEST], copy[LARGEST];
+static unsigned char large[LARGEST];
 
 /* ---- Between processes ---------------------------------------------------------------------------------------------------- */
 
@@ -20,16 +20,16 @@ static void every_size_comes_back_by(void (*serve)(const char *), uint64_t capac
         OK(pelton_call(client, large, size, SOON, &answer));
         CHECK(answer.outcome == PELTON_REPLY && answer.code == 0 && answer.data && answer.size == size);
         CHECK(is_filled(answer.data, size, size));
-        OK(pelton_client_release(client));
+        OK(pelton_release(client));
         uint64_t call = submitted(large, size);
-        memset(copy, 0, sizeof copy);
-        OK(pelton_await_copy(client, call, copy, size, SOON, &answer));
-        CHECK(answer.call == call && answer.data == copy && answer.size == size && is_filled(copy, size, size));
+        OK(pelton_await(client, call, SOON, &answer));
+        CHECK(answer.call == call && answer.size == size && is_filled(answer.data, size, size));
+        OK(pelton_release(client));
         if (size == LARGEST) break;
     }
-    OK(pelton_notify(client, NULL, 0, SOON));
+    OK(pelton_submit(client, NULL, 0, PELTON_NOTIFY, SOON, NULL));
     finish(child);
-    OK(pelton_client_close(client));
+    OK(pelton_close(client));
 }
 
 static void every_size_comes_back_from_another_process(void) {
@@ -53,31 +53,32 @@ static void answer_in_any_order(const char *name) {
         CHECK(request.size == 8 && request.pid == (uint32_t)getppid() && request.uid == getuid());
         memcpy(&numbers[i], request.data, 8);
         kept[i] = request.responder;
-        OK(pelton_service_release(of));
+        OK(pelton_release(of));
     }
     for (uint64_t i = 0, at = 0; i < CALLS_MAX; i++, at = (at + 389) % CALLS_MAX) {
         uint64_t number = numbers[at];
         switch (number % 4) {
         case 0: OK(pelton_reply(kept[at], &number, 8)); break;
         case 1:
-            OK(pelton_reply_reserve(kept[at], 16, &room));
+            OK(pelton_reserve(kept[at], 16, PELTON_NO_WAIT, &room));
             memcpy(room, &number, 8);
-            OK(pelton_reply_commit(kept[at], PELTON_REPLY, 8));
+            OK(pelton_reply(kept[at], room, 8));
             break;
         case 2: OK(pelton_reply_fail(kept[at], (uint32_t)number, &number, 8)); break;
-        default: OK(pelton_responder_close(kept[at]));
+        default: OK(pelton_close(kept[at]));
         }
     }
     pelton_request request;
     OK(pelton_service_receive(of, SOON, &request));
     CHECK(!request.responder);
-    OK(pelton_service_close(of));
+    OK(pelton_close(of));
 }
 
 static void as_many_calls_as_there_may_be_are_answered_in_any_order(void) {
     char name[128];
     pelton_options options = soon(0);
     static uint64_t calls[CALLS_MAX];
+    pelton_completion none;
     static int answered[CALLS_MAX];
     uint64_t call;
     pid_t child = start(answer_in_any_order, place(name, "unix:%s/service"));
@@ -99,18 +100,18 @@ static void as_many_calls_as_there_may_be_are_answered_in_any_order(void) {
         CHECK(answer.outcome == outcomes[number % 4]);
         CHECK(answer.code == (number % 4 == 2 ? number : 0));
         CHECK(answer.size == (number % 4 == 3 ? 0 : 8) && memcmp(answer.data, &number, answer.size) == 0);
-        OK(pelton_client_release(client));
+        OK(pelton_release(client));
         full += client_info().calls > 0;
     }
     CHECK(full == CALLS_MAX - 1 && client_info().calls == 0);
-    ANSWERS(pelton_await(client, PELTON_ANY_CALL, PELTON_NO_WAIT, (pelton_completion *)copy), PELTON_AGAIN);
-    REFUSES(pelton_await(client, PELTON_ANY_CALL, SOON, (pelton_completion *)copy), PELTON_REFUSED, "in flight");
-    REFUSES(pelton_await(client, calls[0], SOON, (pelton_completion *)copy), PELTON_REFUSED, "in flight");
-    OK(pelton_notify(client, NULL, 0, SOON));
+    ANSWERS(pelton_await(client, PELTON_ANY_CALL, PELTON_NO_WAIT, &none), PELTON_AGAIN);
+    REFUSES(pelton_await(client, PELTON_ANY_CALL, SOON, &none), PELTON_REFUSED, "in flight");
+    REFUSES(pelton_await(client, calls[0], SOON, &none), PELTON_REFUSED, "in flight");
+    OK(pelton_submit(client, NULL, 0, PELTON_NOTIFY, SOON, NULL));
     finish(child);
-    ANSWERS(pelton_call(client, "x", 1, PELTON_FOREVER, (pelton_completion *)copy), PELTON_CLOSED);
-    ANSWERS(pelton_submit(client, "x", 1, PELTON_NO_WAIT, &call), PELTON_CLOSED);
-    OK(pelton_client_close(client));
+    ANSWERS(pelton_call(client, "x", 1, PELTON_FOREVER, &none), PELTON_CLOSED);
+    ANSWERS(pelton_submit(client, "x", 1, 0, PELTON_NO_WAIT, &call), PELTON_CLOSED);
+    OK(pelton_close(client));
 }
 
 static void no_more_calls_are_taken_than_there_may_be(void) {
@@ -118,15 +119,15 @@ static void no_more_calls_are_taken_than_there_may_be(void) {
     void *room;
     begin();
     for (int i = 0; i < CALLS_MAX; i++) submitted("x", 1);
-    ANSWERS(pelton_submit(client, "x", 1, PELTON_NO_WAIT, &call), PELTON_AGAIN);
-    ANSWERS(pelton_submit(client, "x", 1, pelton_deadline(1000000), &call), PELTON_AGAIN);
-    ANSWERS(pelton_submit_reserve(client, 1, PELTON_NO_WAIT, &room), PELTON_AGAIN);
-    ANSWERS(pelton_submit_reserve(client, 1, pelton_deadline(1000000), &room), PELTON_AGAIN);
+    ANSWERS(pelton_submit(client, "x", 1, 0, PELTON_NO_WAIT, &call), PELTON_AGAIN);
+    ANSWERS(pelton_submit(client, "x", 1, 0, pelton_deadline(1000000), &call), PELTON_AGAIN);
+    ANSWERS(pelton_reserve(client, 1, PELTON_NO_WAIT, &room), PELTON_AGAIN);
+    ANSWERS(pelton_reserve(client, 1, pelton_deadline(1000000), &room), PELTON_AGAIN);
     CHECK(client_info().calls == CALLS_MAX);
     OK(pelton_reply(taken(), "", 0));
-    OK(pelton_submit_reserve(client, 1, SOON, &room));
-    OK(pelton_submit_abort(client));
-    OK(pelton_submit(client, "x", 1, SOON, &call));
+    OK(pelton_reserve(client, 1, SOON, &room));
+    OK(pelton_abort(client));
+    OK(pelton_submit(client, "x", 1, 0, SOON, &call));
     end();
 }
 
@@ -145,11 +146,11 @@ static void full_lanes_never_wait_for_each_other(void) {
     for (int i = MANY - 1; i >= 0; i--) {
         OK(pelton_await(client, calls[i], SOON, &answer));
         CHECK(answer.size == 5000 + (size_t)i * 7 % 20000 && is_filled(answer.data, (uint64_t)i, answer.size));
-        OK(pelton_client_release(client));
+        OK(pelton_release(client));
     }
-    OK(pelton_notify(client, NULL, 0, SOON));
+    OK(pelton_submit(client, NULL, 0, PELTON_NOTIFY, SOON, NULL));
     finish(child);
-    OK(pelton_client_close(client));
+    OK(pelton_close(client));
 }
 
 /* ---- By loops ------------------------------------------------------------------------------------------------------------- */
@@ -175,7 +176,7 @@ static void serve_by_loop(const char *name) {
     pelton_responder *later = NULL;
     int epoll = epoll_create1(0), answer, is_over = 0;
     OK(pelton_service_listen(name, NULL, &of));
-    watch(epoll, pelton_service_fd(of));
+    watch(epoll, pelton_fd(of));
     while (!is_over) {
         while ((answer = pelton_service_receive(of, PELTON_NO_WAIT, &request)) == PELTON_OK) {
             if (!request.responder) {
@@ -187,20 +188,20 @@ static void serve_by_loop(const char *name) {
             } else {
                 later = request.responder;
             }
-            OK(pelton_service_release(of));
+            OK(pelton_release(of));
         }
         ANSWERS(answer, PELTON_AGAIN);
         if (later) OK(pelton_reply(later, "later", 5));
         later = NULL;
-        answer = pelton_service_arm(of);
+        answer = pelton_arm(of);
         if (answer == PELTON_AGAIN) {
             if (!is_over) wait_for(epoll);
         } else {
             OK(answer);
         }
     }
-    OK(pelton_service_disarm(of));
-    OK(pelton_service_close(of));
+    OK(pelton_disarm(of));
+    OK(pelton_close(of));
     close(epoll);
 }
 
@@ -213,21 +214,21 @@ static void both_sides_run_in_event_loops(void) {
     pid_t child = start(serve_by_loop, place(name, "unix:%s/service"));
     options.hold_ns = PELTON_NO_HOLD;
     OK(pelton_client_open(name, &options, &client));
-    watch(epoll, pelton_client_fd(client));
+    watch(epoll, pelton_fd(client));
     while (answered < BY_LOOP) {
         uint64_t call;
         while (asked < BY_LOOP && asked - answered < AT_A_TIME) {
-            OK(pelton_submit(client, &asked, sizeof asked, PELTON_NO_WAIT, &call));
+            OK(pelton_submit(client, &asked, sizeof asked, 0, PELTON_NO_WAIT, &call));
             asked++;
         }
         while ((answer = pelton_await(client, PELTON_ANY_CALL, PELTON_NO_WAIT, &found)) == PELTON_OK) {
             CHECK(found.size == 4 || found.size == 5);
             later += found.size == 5;
             answered++;
-            OK(pelton_client_release(client));
+            OK(pelton_release(client));
         }
         ANSWERS(answer, PELTON_AGAIN);
-        answer = pelton_client_arm(client);
+        answer = pelton_arm(client);
         if (answer != PELTON_AGAIN) {
             OK(answer);
         } else if (answered < asked) {
@@ -235,10 +236,10 @@ static void both_sides_run_in_event_loops(void) {
         }
     }
     CHECK(later >= BY_LOOP / 2);
-    OK(pelton_client_disarm(client));
-    OK(pelton_notify(client, NULL, 0, SOON));
+    OK(pelton_disarm(client));
+    OK(pelton_submit(client, NULL, 0, PELTON_NOTIFY, SOON, NULL));
     finish(child);
-    OK(pelton_client_close(client));
+    OK(pelton_close(client));
     close(epoll);
 }
 
@@ -253,29 +254,29 @@ static void the_descriptors_are_readable_while_there_is_something(void) {
     pelton_completion answer;
     pelton_request request;
     begin();
-    int asking = pelton_client_fd(client), serving = pelton_service_fd(service);
+    int asking = pelton_fd(client), serving = pelton_fd(service);
     CHECK(asking >= 0 && serving >= 0);
-    ANSWERS(pelton_service_arm(service), PELTON_AGAIN);
+    ANSWERS(pelton_arm(service), PELTON_AGAIN);
     CHECK(!is_readable(serving));
     uint64_t call = submitted("x", 1);
     CHECK(is_readable(serving));
-    OK(pelton_service_arm(service));
-    ANSWERS(pelton_client_arm(client), PELTON_AGAIN);
+    OK(pelton_arm(service));
+    ANSWERS(pelton_arm(client), PELTON_AGAIN);
     CHECK(!is_readable(asking));
     OK(pelton_service_receive(service, PELTON_NO_WAIT, &request));
     OK(pelton_reply(request.responder, "y", 1));
     CHECK(is_readable(asking));
-    OK(pelton_service_release(service));
-    OK(pelton_client_arm(client));
+    OK(pelton_release(service));
+    OK(pelton_arm(client));
     CHECK(is_readable(asking));
     OK(pelton_await(client, call, PELTON_NO_WAIT, &answer));
-    OK(pelton_client_release(client));
-    ANSWERS(pelton_client_arm(client), PELTON_AGAIN);
+    OK(pelton_release(client));
+    ANSWERS(pelton_arm(client), PELTON_AGAIN);
     CHECK(!is_readable(asking));
-    OK(pelton_service_close(service));
+    OK(pelton_close(service));
     CHECK(is_readable(asking));
-    ANSWERS(pelton_client_arm(client), PELTON_CLOSED);
-    OK(pelton_client_close(client));
+    ANSWERS(pelton_arm(client), PELTON_CLOSED);
+    OK(pelton_close(client));
 }
 
 /* ---- Answers of every kind ------------------------------------------------------------------------------------------------- */
@@ -292,12 +293,11 @@ static void answers_to_other_calls_are_kept(void) {
     end();
 }
 
-/* Also when one was looked at and put back, and another call was asked after it. */
+/* Also when one was looked at by arming, and another call was asked after it. */
 static void parts_that_are_kept_stay_in_order(void) {
     pelton_completion answer;
-    char two[2];
     begin();
-    for (int by_arming = 0; by_arming < 2; by_arming++) {
+    for (int arms = 0; arms < 2; arms++) {
         uint64_t streamed = submitted("a", 1);
         pelton_responder *streaming = taken();
         uint64_t other = submitted("b", 1);
@@ -306,22 +306,21 @@ static void parts_that_are_kept_stay_in_order(void) {
         OK(pelton_reply_part(streaming, "part two", 8, SOON));
         OK(pelton_reply(answering, "b", 1));
         OK(pelton_await(client, other, SOON, &answer));
-        OK(pelton_client_release(client));
-        if (by_arming) OK(pelton_client_arm(client));
-        else ANSWERS(pelton_await_copy(client, streamed, two, sizeof two, SOON, &answer), PELTON_TOO_SMALL);
+        OK(pelton_release(client));
+        if (arms) OK(pelton_arm(client));
         uint64_t third = submitted("c", 1);
         OK(pelton_reply(taken(), "c", 1));
         OK(pelton_await(client, third, SOON, &answer));
-        OK(pelton_client_release(client));
+        OK(pelton_release(client));
         for (int part = 0; part < 2; part++) {
             OK(pelton_await(client, streamed, SOON, &answer));
             CHECK(answer.outcome == PELTON_PART && answer.size == 8 && memcmp(answer.data, part ? "part two" : "part one", 8) == 0);
-            OK(pelton_client_release(client));
+            OK(pelton_release(client));
         }
         OK(pelton_reply_end(streaming));
         OK(pelton_await(client, streamed, SOON, &answer));
         CHECK(answer.outcome == PELTON_END);
-        OK(pelton_client_release(client));
+        OK(pelton_release(client));
     }
     end();
 }
@@ -332,16 +331,16 @@ static void room_is_told_once_to_a_loop_that_has_nothing_more_to_ask(void) {
     pelton_completion answer;
     pelton_request request;
     begin_with(&options);
-    while (pelton_notify(client, message, sizeof message, PELTON_NO_WAIT) == PELTON_OK) continue;
-    ANSWERS(pelton_client_arm(client), PELTON_AGAIN);
-    while (pelton_service_receive(service, PELTON_NO_WAIT, &request) == PELTON_OK) OK(pelton_service_release(service));
+    while (pelton_submit(client, message, sizeof message, PELTON_NOTIFY, PELTON_NO_WAIT, NULL) == PELTON_OK) continue;
+    ANSWERS(pelton_arm(client), PELTON_AGAIN);
+    while (pelton_service_receive(service, PELTON_NO_WAIT, &request) == PELTON_OK) OK(pelton_release(service));
     int times = 0;
-    while (pelton_client_arm(client) == PELTON_OK) {
+    while (pelton_arm(client) == PELTON_OK) {
         CHECK(++times < 10);
         ANSWERS(pelton_await(client, PELTON_ANY_CALL, PELTON_NO_WAIT, &answer), PELTON_AGAIN);
     }
     CHECK(times >= 1);
-    OK(pelton_client_disarm(client));
+    OK(pelton_disarm(client));
     end();
 }
 
@@ -349,7 +348,7 @@ static void failures_are_values_and_a_call_let_go_of_is_abandoned(void) {
     begin();
     uint64_t failed = submitted("", 0), forgotten = submitted("", 0);
     OK(pelton_reply_fail(taken(), UINT32_MAX, "why", 3));
-    OK(pelton_responder_close(taken()));
+    OK(pelton_close(taken()));
     ANSWERED(failed, PELTON_FAILED, UINT32_MAX, "why");
     ANSWERED(forgotten, PELTON_ABANDONED, 0, "");
     end();
@@ -360,28 +359,28 @@ static void requests_and_replies_are_written_in_place(void) {
     void *room;
     pelton_request request;
     begin();
-    OK(pelton_submit_reserve(client, 100, SOON, &room));
+    OK(pelton_reserve(client, 100, SOON, &room));
     memcpy(room, "given up", 8);
     /* Aborts the one before. */
-    OK(pelton_submit_reserve(client, 100, PELTON_NO_WAIT, &room));
+    OK(pelton_reserve(client, 100, PELTON_NO_WAIT, &room));
     CHECK((uintptr_t)room % 8 == 0);
     memcpy(room, "question", 8);
-    OK(pelton_submit_commit(client, 8, &call));
+    OK(pelton_submit(client, room, 8, 0, PELTON_NO_WAIT, &call));
     OK(pelton_service_receive(service, SOON, &request));
     CHECK(request.size == 8 && memcmp(request.data, "question", 8) == 0 && (uintptr_t)request.data % 8 == 0);
-    OK(pelton_reply_reserve(request.responder, 50, &room));
+    OK(pelton_reserve(request.responder, 50, PELTON_NO_WAIT, &room));
     memset(room, '!', 50);
-    OK(pelton_reply_abort(request.responder));
-    OK(pelton_reply_reserve(request.responder, 50, &room));
+    OK(pelton_abort(request.responder));
+    OK(pelton_reserve(request.responder, 50, PELTON_NO_WAIT, &room));
     /* Aborts the one before. */
-    OK(pelton_reply_reserve(request.responder, 60, &room));
+    OK(pelton_reserve(request.responder, 60, PELTON_NO_WAIT, &room));
     CHECK((uintptr_t)room % 8 == 0);
     memcpy(room, request.data, request.size);
-    OK(pelton_reply_commit(request.responder, PELTON_PART, 8));
-    OK(pelton_reply_reserve(request.responder, 6, &room));
+    OK(pelton_reply_part(request.responder, room, 8, PELTON_NO_WAIT));
+    OK(pelton_reserve(request.responder, 6, PELTON_NO_WAIT, &room));
     memcpy(room, "answer", 6);
-    OK(pelton_reply_commit(request.responder, PELTON_REPLY, 6));
-    OK(pelton_service_release(service));
+    OK(pelton_reply(request.responder, room, 6));
+    OK(pelton_release(service));
     ANSWERED(call, PELTON_PART, 0, "question");
     ANSWERED(call, PELTON_REPLY, 0, "answer");
     end();
@@ -390,11 +389,11 @@ static void requests_and_replies_are_written_in_place(void) {
 static void notifications_come_in_order_and_are_not_answered(void) {
     pelton_request request;
     begin();
-    for (uint32_t i = 0; i < 100; i++) OK(pelton_notify(client, &i, sizeof i, i % 2 ? SOON : PELTON_NO_WAIT));
+    for (uint32_t i = 0; i < 100; i++) OK(pelton_submit(client, &i, sizeof i, PELTON_NOTIFY, i % 2 ? SOON : PELTON_NO_WAIT, NULL));
     for (uint32_t i = 0; i < 100; i++) {
         OK(pelton_service_receive(service, SOON, &request));
         CHECK(!request.responder && request.deadline_ns == PELTON_FOREVER && memcmp(request.data, &i, sizeof i) == 0);
-        OK(pelton_service_release(service));
+        OK(pelton_release(service));
     }
     CHECK(client_info().calls == 0);
     end();
@@ -429,7 +428,7 @@ static void a_stream_comes_in_order_to_a_slow_reader_while_others_are_served(voi
         }
         CHECK(answer.call == stream && answer.outcome == PELTON_PART && answer.size == (size_t)(i % PART));
         CHECK(is_filled(answer.data, (uint64_t)i, answer.size));
-        OK(pelton_client_release(client));
+        OK(pelton_release(client));
     }
     ANSWERED(stream, PELTON_END, 0, "");
     CHECK(pthread_join(thread, NULL) == 0);
@@ -449,18 +448,18 @@ static void a_full_lane_takes_no_part_and_keeps_the_last_answer(void) {
     while ((code = pelton_reply_part(responder, large, 1000, PELTON_NO_WAIT)) == PELTON_OK) parts++;
     ANSWERS(code, PELTON_AGAIN);
     ANSWERS(pelton_reply_part(responder, large, 1000, pelton_deadline(1000000)), PELTON_AGAIN);
-    ANSWERS(pelton_reply_reserve(responder, 1000, &room), PELTON_AGAIN);
+    ANSWERS(pelton_reserve(responder, 1000, PELTON_NO_WAIT, &room), PELTON_AGAIN);
     OK(pelton_reply(responder, large, 5000));
     for (int i = 0; i < parts; i++) {
         OK(pelton_await(client, call, SOON, &answer));
         CHECK(answer.outcome == PELTON_PART && answer.size == 1000);
-        OK(pelton_client_release(client));
+        OK(pelton_release(client));
     }
     /* Which the service writes where it looks for requests. */
     ANSWERS(pelton_service_receive(service, PELTON_NO_WAIT, &request), PELTON_AGAIN);
     OK(pelton_await(client, call, SOON, &answer));
     CHECK(answer.outcome == PELTON_REPLY && answer.size == 5000);
-    OK(pelton_client_release(client));
+    OK(pelton_release(client));
     end();
 }
 
@@ -494,19 +493,19 @@ static void a_call_whose_deadline_passes_is_cancelled(void) {
     OK(pelton_service_receive(service, SOON, &request));
     /* As this clock has it. */
     CHECK(request.deadline_ns > deadline - SECONDS && request.deadline_ns < deadline + SECONDS);
-    OK(pelton_service_release(service));
+    OK(pelton_release(service));
     /* What was sent behind the request. */
     pelton_request none;
     ANSWERS(pelton_service_receive(service, PELTON_NO_WAIT, &none), PELTON_AGAIN);
     CHECK(pelton_responder_is_cancelled(request.responder) == 1);
-    OK(pelton_responder_close(request.responder));
+    OK(pelton_close(request.responder));
     submitted("y", 1);
     OK(pelton_service_receive(service, SOON, &request));
     CHECK(request.deadline_ns != PELTON_FOREVER);
-    OK(pelton_service_release(service));
+    OK(pelton_release(service));
     OK(pelton_reply(request.responder, "", 0));
     uint64_t call;
-    OK(pelton_submit(client, "z", 1, PELTON_FOREVER, &call));
+    OK(pelton_submit(client, "z", 1, 0, PELTON_FOREVER, &call));
     OK(pelton_service_receive(service, SOON, &request));
     CHECK(request.deadline_ns == PELTON_FOREVER);
     OK(pelton_reply(request.responder, "z", 1));
@@ -534,7 +533,7 @@ static void answer_one_and_stand(const char *name) {
     OK(pelton_service_listen(name, NULL, &of));
     for (int i = 0; i < 3; i++) {
         OK(pelton_service_receive(of, SOON, &request[i]));
-        OK(pelton_service_release(of));
+        OK(pelton_release(of));
     }
     OK(pelton_reply(request[1].responder, "in time", 7));
     tell();
@@ -558,13 +557,13 @@ static void calls_of_a_service_that_is_killed_fail_at_once(void) {
     ANSWERS(pelton_await(client, PELTON_ANY_CALL, PELTON_FOREVER, &answer), PELTON_PEER_DIED);
     ANSWERS(pelton_await(client, PELTON_ANY_CALL, PELTON_NO_WAIT, &answer), PELTON_PEER_DIED);
     ANSWERS(pelton_call(client, "x", 1, PELTON_FOREVER, &answer), PELTON_PEER_DIED);
-    ANSWERS(pelton_submit(client, "x", 1, PELTON_NO_WAIT, &call), PELTON_PEER_DIED);
-    ANSWERS(pelton_submit_reserve(client, 1, PELTON_FOREVER, &room), PELTON_PEER_DIED);
-    ANSWERS(pelton_notify(client, "x", 1, PELTON_FOREVER), PELTON_PEER_DIED);
+    ANSWERS(pelton_submit(client, "x", 1, 0, PELTON_NO_WAIT, &call), PELTON_PEER_DIED);
+    ANSWERS(pelton_reserve(client, 1, PELTON_FOREVER, &room), PELTON_PEER_DIED);
+    ANSWERS(pelton_submit(client, "x", 1, PELTON_NOTIFY, PELTON_FOREVER, NULL), PELTON_PEER_DIED);
     ANSWERS(pelton_cancel(client, calls[0]), PELTON_PEER_DIED);
-    ANSWERS(pelton_client_arm(client), PELTON_PEER_DIED);
-    OK(pelton_client_disarm(client));
-    OK(pelton_client_close(client));
+    ANSWERS(pelton_arm(client), PELTON_PEER_DIED);
+    OK(pelton_disarm(client));
+    OK(pelton_close(client));
     CHECK(unlink(place(path, "%s/service")) == 0);
     close(told[0]);
     close(told[1]);
@@ -576,14 +575,14 @@ static void a_service_that_closes_says_so_after_what_it_answered(void) {
     uint64_t one = submitted("1", 1), two = submitted("2", 1);
     OK(pelton_reply(taken(), "one", 3));
     pelton_responder *responder = taken();
-    OK(pelton_service_close(service));
+    OK(pelton_close(service));
     ANSWERED(one, PELTON_REPLY, 0, "one");
     REFUSES(pelton_await(client, two, SOON, &answer), PELTON_CLOSED, "closed");
     CHECK(pelton_responder_is_cancelled(responder) == 1);
     int code = pelton_reply(responder, "two", 3);
     CHECK(code == PELTON_CLOSED || code == PELTON_PEER_DIED);
     ANSWERS(pelton_reply(responder, "two", 3), PELTON_CLOSED_HANDLE);
-    OK(pelton_client_close(client));
+    OK(pelton_close(client));
 }
 
 /* Asks once, and stands. */
@@ -601,7 +600,7 @@ static void a_client_that_is_killed_leaves_the_others_untouched(void) {
     pid_t child = start(ask_and_stand, place(name, "unix:%s/service"));
     OK(pelton_service_receive(service, SOON, &request));
     CHECK(request.size == 11 && request.pid == (uint32_t)child);
-    OK(pelton_service_release(service));
+    OK(pelton_release(service));
     CHECK(pelton_responder_is_cancelled(request.responder) == 0);
     kill_now(child);
     while (!pelton_responder_is_cancelled(request.responder)) {
@@ -634,7 +633,7 @@ static void handle(void *context, const pelton_request *request) {
     pool *own = (pool *)context;
     int number = __atomic_fetch_add(&own->handled, 1, __ATOMIC_RELAXED);
     if (!request->responder) {
-        OK(pelton_service_stop(own->service));
+        OK(pelton_service_stop(own->service, PELTON_STOP_NOW));
     } else if (number < 64) {
         CHECK(pthread_create(&own->threads[number], NULL, answer_late, request->responder) == 0);
     } else {
@@ -652,9 +651,9 @@ static void serve_by_pool(const char *name) {
     /* It stays stopped. */
     pelton_request request;
     ANSWERS(pelton_service_receive(own.service, PELTON_FOREVER, &request), PELTON_CLOSED);
-    ANSWERS(pelton_service_arm(own.service), PELTON_CLOSED);
+    ANSWERS(pelton_arm(own.service), PELTON_CLOSED);
     OK(pelton_service_run(own.service, 0, handle, &own));
-    OK(pelton_service_close(own.service));
+    OK(pelton_close(own.service));
 }
 
 static void a_pool_answers_until_it_is_stopped(void) {
@@ -669,16 +668,16 @@ static void a_pool_answers_until_it_is_stopped(void) {
         OK(pelton_await(client, PELTON_ANY_CALL, SOON, &answer));
         CHECK(answer.outcome == PELTON_REPLY);
         late += memcmp(answer.data, "late", 4) == 0;
-        OK(pelton_client_release(client));
+        OK(pelton_release(client));
     }
     CHECK(late == 64);
-    OK(pelton_notify(client, NULL, 0, SOON));
+    OK(pelton_submit(client, NULL, 0, PELTON_NOTIFY, SOON, NULL));
     finish(child);
-    OK(pelton_client_close(client));
+    OK(pelton_close(client));
 }
 
 static void *stop_from_another_thread(void *nothing) {
-    OK(pelton_service_stop(service));
+    OK(pelton_service_stop(service, PELTON_STOP_NOW));
     return nothing;
 }
 
@@ -729,10 +728,10 @@ static void *answer_on_a_thread(void *given) {
             continue;
         }
         if (round % 3 == 1) OK(pelton_reply_part(responder, &number, sizeof number, SOON));
-        int code = pelton_reply_reserve(responder, sizeof number, &room);
+        int code = pelton_reserve(responder, sizeof number, PELTON_NO_WAIT, &room);
         if (code == PELTON_OK) {
             memcpy(room, &number, sizeof number);
-            OK(pelton_reply_commit(responder, PELTON_REPLY, sizeof number));
+            OK(pelton_reply(responder, room, sizeof number));
         } else {
             ANSWERS(code, PELTON_AGAIN);
             OK(pelton_reply(responder, &number, sizeof number));
@@ -754,12 +753,12 @@ static void *ask_all(void *nothing) {
             do {
                 OK(pelton_await(client, calls[i], SOON, &answer));
                 CHECK(answer.size == sizeof(long) && *(const long *)answer.data == round * ANSWERING + i);
-                OK(pelton_client_release(client));
+                OK(pelton_release(client));
             } while (answer.outcome == PELTON_PART);
             CHECK(is_noted(round * ANSWERING + i, round * ANSWERING + i + 1));
         }
     }
-    OK(pelton_notify(client, NULL, 0, SOON));
+    OK(pelton_submit(client, NULL, 0, PELTON_NOTIFY, SOON, NULL));
     return nothing;
 }
 
@@ -775,12 +774,12 @@ static void answers_come_from_many_threads_and_order_the_memory_around_them(void
         if (!request.responder) break;
         long number;
         memcpy(&number, request.data, sizeof number);
-        OK(pelton_service_release(service));
+        OK(pelton_release(service));
         pelton_responder **place = &hand_over[number % ANSWERING];
         while (__atomic_load_n(place, __ATOMIC_ACQUIRE)) sched_yield();
         __atomic_store_n(place, request.responder, __ATOMIC_RELEASE);
     }
-    OK(pelton_service_release(service));
+    OK(pelton_release(service));
     CHECK(pthread_join(asking, NULL) == 0);
     for (int i = 0; i < ANSWERING; i++) CHECK(pthread_join(answering[i], NULL) == 0);
     end();
@@ -794,7 +793,7 @@ static pelton_service *draining;
 static void drain(int signal) {
     (void)signal;
     drained = 1;
-    pelton_service_drain(draining);
+    pelton_service_stop(draining, PELTON_STOP_DRAIN);
 }
 
 /* Answers with its process's number, until it is drained. */
@@ -810,12 +809,12 @@ static void answer_with_pid(const char *name) {
         /* Some stand until it is over. */
         if (request.size == 0) OK(pelton_reply(request.responder, &pid, sizeof pid));
         else standing[count++] = request.responder;
-        OK(pelton_service_release(draining));
+        OK(pelton_release(draining));
     }
     ANSWERS(code, PELTON_CLOSED);
     CHECK(drained);
-    while (count > 0) OK(pelton_responder_close(standing[--count]));
-    OK(pelton_service_close(draining));
+    while (count > 0) OK(pelton_close(standing[--count]));
+    OK(pelton_close(draining));
 }
 
 /* Calls until the answer is another process's. */
@@ -826,7 +825,7 @@ static void call_until_it_is_not_of(uint32_t pid, uint32_t wanted) {
         OK(pelton_call(client, NULL, 0, SOON, &answer));
         CHECK(answer.size == sizeof found);
         memcpy(&found, answer.data, sizeof found);
-        OK(pelton_client_release(client));
+        OK(pelton_release(client));
     }
     CHECK(found == wanted);
 }
@@ -846,15 +845,18 @@ static void calls_go_on_with_another_process_of_the_name(void) {
     call_until_it_is_not_of((uint32_t)second, (uint32_t)first);
     CHECK(client_info().services == 2);
     /* Two that stand, one with each: one of them may be carried out twice, and then stands with the other. */
-    uint64_t one = submitted("stand", 5), two = submitted("stand", 5);
-    OK(pelton_mark_idempotent(client, one));
-    OK(pelton_mark_idempotent(client, two));
+    uint64_t one, two;
+    OK(pelton_submit(client, "stand", 5, PELTON_IDEMPOTENT, SOON, &one));
+    void *room;
+    OK(pelton_reserve(client, 8, SOON, &room));
+    memcpy(room, "stand", 5);
+    OK(pelton_submit(client, room, 5, PELTON_IDEMPOTENT, PELTON_NO_WAIT, &two));
     uint64_t lost = submitted("stand", 5), also = submitted("stand", 5);
     kill_now(first);
     OK(pelton_await(client, PELTON_ANY_CALL, SOON, &answer));
     CHECK(answer.outcome == PELTON_LOST && (int)answer.code == PELTON_PEER_DIED && answer.size == 0);
     CHECK(answer.call == lost || answer.call == also);
-    OK(pelton_client_release(client));
+    OK(pelton_release(client));
     call_until_it_is_not_of((uint32_t)first, (uint32_t)second);
     CHECK(client_info().services == 1 && client_info().calls == 3);
     /* Its successor takes over what it has not begun. */
@@ -864,7 +866,7 @@ static void calls_go_on_with_another_process_of_the_name(void) {
     OK(pelton_cancel(client, two));
     OK(pelton_cancel(client, answer.call == lost ? also : lost));
     call_until_it_is_not_of((uint32_t)second, (uint32_t)third);
-    OK(pelton_client_close(client));
+    OK(pelton_close(client));
     OK(pelton_client_open("several", &options, &client));
     CHECK(kill(second, SIGTERM) == 0);
     finish(second);
@@ -872,7 +874,7 @@ static void calls_go_on_with_another_process_of_the_name(void) {
     CHECK(kill(third, SIGTERM) == 0);
     finish(third);
     ANSWERS(pelton_call(client, NULL, 0, SOON, &answer), PELTON_NO_LISTENER);
-    OK(pelton_client_close(client));
+    OK(pelton_close(client));
     if (kept) CHECK(setenv("XDG_RUNTIME_DIR", kept, 1) == 0);
     else CHECK(unsetenv("XDG_RUNTIME_DIR") == 0);
     free(kept);

@@ -54,21 +54,21 @@ static inline void begin(void) {
 }
 
 static inline void end(void) {
-    OK(pelton_client_close(client));
-    OK(pelton_service_close(service));
+    OK(pelton_close(client));
+    OK(pelton_close(service));
 }
 
 /* The next request of the service, released. */
 static inline pelton_responder *taken(void) {
     pelton_request request;
     OK(pelton_service_receive(service, SOON, &request));
-    OK(pelton_service_release(service));
+    OK(pelton_release(service));
     return request.responder;
 }
 
 static inline uint64_t submitted(const void *data, size_t size) {
     uint64_t call = 0;
-    OK(pelton_submit(client, data, size, SOON, &call));
+    OK(pelton_submit(client, data, size, 0, SOON, &call));
     CHECK(call != PELTON_ANY_CALL);
     return call;
 }
@@ -81,20 +81,20 @@ static inline uint64_t submitted(const void *data, size_t size) {
         CHECK((which) == PELTON_ANY_CALL || answer_.call == (which));                                                  \
         CHECK(answer_.outcome == (of_outcome) && answer_.code == (of_code));                                           \
         CHECK(answer_.data && answer_.size == strlen(text) && memcmp(answer_.data, text, answer_.size) == 0);          \
-        OK(pelton_client_release(client));                                                                             \
+        OK(pelton_release(client));                                                                                    \
     } while (0)
 
 static inline pelton_info client_info(void) {
     pelton_info info;
     info.struct_bytes = sizeof info;
-    OK(pelton_client_info(client, &info));
+    OK(pelton_get_info(client, &info));
     return info;
 }
 
 static inline pelton_info service_info(void) {
     pelton_info info;
     info.struct_bytes = sizeof info;
-    OK(pelton_service_info(service, &info));
+    OK(pelton_get_info(service, &info));
     return info;
 }
 
@@ -123,9 +123,9 @@ static inline void echo(const char *name, const pelton_options *options) {
         OK(pelton_service_receive(of, SOON, &request));
         if (!request.responder) break;
         OK(pelton_reply(request.responder, request.data, request.size));
-        OK(pelton_service_release(of));
+        OK(pelton_release(of));
     }
-    OK(pelton_service_close(of));
+    OK(pelton_close(of));
 }
 
 static inline void echo_large(const char *name) {

@@ -22,11 +22,11 @@ static void send_a_third_and_close(const char *name) {
     options.deadline_ns = SOON;
     OK(pelton_sender_open(name, &options, &sender));
     info.struct_bytes = sizeof info;
-    OK(pelton_sender_info(sender, &info));
+    OK(pelton_get_info(sender, &info));
     CHECK(info.next_seq == 3);
     OK(pelton_send(sender, "three", 5, SOON));
     OK(pelton_drain(sender, SOON));
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
 }
 
 static void a_senders_successor_goes_on_behind_it(void) {
@@ -41,26 +41,26 @@ static void a_senders_successor_goes_on_behind_it(void) {
     OK(pelton_receive(receiver, SOON, &message));
     CHECK(message.size == 3 && memcmp(message.data, "one", 3) == 0);
     OK(pelton_release(receiver));
-    ANSWERS(pelton_receiver_resume(receiver, SOON), PELTON_REFUSED);
+    ANSWERS(pelton_resume(receiver, SOON), PELTON_REFUSED);
     OK(pelton_receive(receiver, SOON, &message));
     kill_now(first);
     CHECK(memcmp(message.data, "two", 3) == 0);
     OK(pelton_release(receiver));
     REFUSES(pelton_receive(receiver, SOON, &message), PELTON_PEER_DIED, "died without closing");
     ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_PEER_DIED);
-    ANSWERS(pelton_receiver_resume(receiver, pelton_deadline(1000000)), PELTON_AGAIN);
+    ANSWERS(pelton_resume(receiver, pelton_deadline(1000000)), PELTON_AGAIN);
     pid_t second = start(send_a_third_and_close, name);
-    OK(pelton_receiver_resume(receiver, SOON));
+    OK(pelton_resume(receiver, SOON));
     OK(pelton_receive(receiver, SOON, &message));
     CHECK(message.size == 5 && message.seq == 3 && memcmp(message.data, "three", 5) == 0);
     info.struct_bytes = sizeof info;
-    OK(pelton_receiver_info(receiver, &info));
+    OK(pelton_get_info(receiver, &info));
     CHECK(info.generation == 2 && info.peer_pid == (uint32_t)second);
     OK(pelton_release(receiver));
     ANSWERS(pelton_receive(receiver, SOON, &message), PELTON_CLOSED);
     finish(second);
-    OK(pelton_receiver_close(receiver));
-    OK(pelton_listener_close(listener));
+    OK(pelton_close(receiver));
+    OK(pelton_close(listener));
 }
 
 /* Receives three messages, releases the first, and waits for its end. */
@@ -93,7 +93,7 @@ static void receive_the_rest(const char *name) {
         OK(pelton_release(receiver));
     }
     ANSWERS(pelton_receive(receiver, SOON, &message), PELTON_CLOSED);
-    OK(pelton_receiver_close(receiver));
+    OK(pelton_close(receiver));
 }
 
 static void a_receivers_successor_gets_what_was_not_released(void) {
@@ -106,7 +106,7 @@ static void a_receivers_successor_gets_what_was_not_released(void) {
     pid_t first = start(receive_and_stand, name);
     OK(pelton_accept_sender(listener, SOON, &sender));
     /* The sender itself accepts the successor. */
-    OK(pelton_listener_close(listener));
+    OK(pelton_close(listener));
     for (size_t size = 1; size <= 3; size++) {
         OK(pelton_send(sender, "xxxx", size, SOON));
     }
@@ -116,13 +116,13 @@ static void a_receivers_successor_gets_what_was_not_released(void) {
     }
     REFUSES(answer, PELTON_PEER_DIED, "2 messages were not released");
     info.struct_bytes = sizeof info;
-    OK(pelton_sender_info(sender, &info));
+    OK(pelton_get_info(sender, &info));
     CHECK(info.unreleased == 2);
     pid_t second = start(receive_the_rest, name);
-    OK(pelton_sender_resume(sender, SOON));
+    OK(pelton_resume(sender, SOON));
     OK(pelton_send(sender, "xxxx", 4, SOON));
     OK(pelton_drain(sender, SOON));
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
     finish(second);
 }
 
@@ -155,17 +155,17 @@ static void on_a_path_the_end_is_told_once(void) {
     ANSWERS(answer, PELTON_PEER_DIED);
     OK(pelton_send(sender, "three", 5, SOON));
     OK(pelton_receiver_open(name, NULL, &receiver));
-    OK(pelton_sender_resume(sender, SOON));
+    OK(pelton_resume(sender, SOON));
     OK(pelton_receive(receiver, SOON, &message));
     CHECK(message.seq == 2 && message.flags == PELTON_REDELIVERED);
     OK(pelton_release(receiver));
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
     OK(pelton_receive(receiver, SOON, &message));
     CHECK(message.seq == 3);
     OK(pelton_release(receiver));
     ANSWERS(pelton_receive(receiver, SOON, &message), PELTON_CLOSED);
     ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
-    OK(pelton_receiver_close(receiver));
+    OK(pelton_close(receiver));
     CHECK(snprintf(command, sizeof command, "rm -r '%s'", name + strlen("path:")) > 0);
     CHECK(system(command) == 0);
 }

@@ -95,7 +95,7 @@ static void *sends(void *given) {
         size_t size = 8 + number % 290;
         OK(pelton_send(sender, numbered(room, 1, number, size), size, SOON));
     }
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
     return NULL;
 }
 
@@ -112,13 +112,13 @@ static void everything_sent_comes_to_the_sink_up_to_the_end(void) {
         options.flush_interval_ns = intervals[i];
         OK(pelton_flush_open(receiver, &options, &sink, &flush));
         /* It is the flush's now. */
-        REFUSES(pelton_receiver_close(receiver), PELTON_CLOSED_HANDLE, "receiver is closed");
+        REFUSES(pelton_close(receiver), PELTON_CLOSED_HANDLE, "receiver is closed");
         CHECK(pthread_create(&thread, NULL, sends, sender) == 0);
         OK(pelton_flush_run(flush, PELTON_FOREVER));
         CHECK(pthread_join(thread, NULL) == 0);
         CHECK(all.next[1] == SENT && all.messages == SENT && all.first_seq == 1);
         CHECK(all.pid == (uint32_t)getpid() && all.uid == getuid());
-        OK(pelton_flush_close(flush));
+        OK(pelton_close(flush));
     }
 }
 
@@ -137,24 +137,24 @@ static void a_sink_that_answers_a_number_below_0_has_taken_nothing(void) {
     REFUSES(pelton_flush_now(flush), PELTON_SINK, "answered -28");
     CHECK(errno == ENOSPC && all.refused == 1 && all.calls == 0);
     info.struct_bytes = sizeof info;
-    OK(pelton_sender_info(sender, &info));
+    OK(pelton_get_info(sender, &info));
     CHECK(info.unreleased == 3);
     all.refuses = INT32_MIN;
-    REFUSES(pelton_flush_sync(flush), PELTON_SINK, "took nothing");
+    REFUSES(pelton_sync(flush), PELTON_SINK, "took nothing");
     CHECK(errno == INT32_MAX);
     /* Just the same comes again, and then what has come since. */
     all.refuses = 0;
     OK(pelton_send(sender, &message, sizeof message, PELTON_NO_WAIT));
     OK(pelton_flush_now(flush));
     CHECK(all.calls == 2 && all.messages == 4 && all.refused == 2);
-    OK(pelton_sender_info(sender, &info));
+    OK(pelton_get_info(sender, &info));
     CHECK(info.unreleased == 0);
     OK(pelton_flush_now(flush));
     CHECK(all.calls == 2);
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
     ANSWERS(pelton_flush_now(flush), PELTON_CLOSED);
-    ANSWERS(pelton_flush_sync(flush), PELTON_CLOSED);
-    OK(pelton_flush_close(flush));
+    ANSWERS(pelton_sync(flush), PELTON_CLOSED);
+    OK(pelton_close(flush));
 }
 
 static void a_deadline_ends_a_flush_and_it_goes_on(void) {
@@ -177,9 +177,9 @@ static void a_deadline_ends_a_flush_and_it_goes_on(void) {
     CHECK(all.messages == 1);
     /* What is not flushed by then counts as unreleased. */
     OK(pelton_send(sender, &message, sizeof message, PELTON_NO_WAIT));
-    OK(pelton_flush_close(flush));
+    OK(pelton_close(flush));
     REFUSES(pelton_drain(sender, SOON), PELTON_CLOSED, "1 messages were not released");
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
     CHECK(all.messages == 1);
     /* Not by time at all: at once. */
     options.flush_interval_ns = PELTON_FOREVER;
@@ -188,8 +188,8 @@ static void a_deadline_ends_a_flush_and_it_goes_on(void) {
     OK(pelton_send(sender, &message, sizeof message, PELTON_NO_WAIT));
     ANSWERS(pelton_flush_run(flush, PELTON_NO_WAIT), PELTON_AGAIN);
     CHECK(all.messages == 1);
-    OK(pelton_flush_close(flush));
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(flush));
+    OK(pelton_close(sender));
 }
 
 static void sends_and_dies(const char *name) {
@@ -217,8 +217,8 @@ static void what_a_dead_sender_committed_is_in_the_sink_when_its_death_is_told(v
     ANSWERS(pelton_flush_run(flush, SOON), PELTON_PEER_DIED);
     CHECK(all.next[2] == 100 && all.messages == 100 && all.pid == (uint32_t)child && all.uid == getuid());
     CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
-    OK(pelton_flush_close(flush));
-    OK(pelton_listener_close(listener));
+    OK(pelton_close(flush));
+    OK(pelton_close(listener));
 }
 
 static void a_receiver_that_cannot_be_flushed_stays_as_it_is(void) {
@@ -261,11 +261,11 @@ static void a_receiver_that_cannot_be_flushed_stays_as_it_is(void) {
     OK(pelton_flush_open(receiver, NULL, &sink, &flush));
     ANSWERS(pelton_flush_now((pelton_flush *)(void *)sender), PELTON_CLOSED_HANDLE);
     ANSWERS(pelton_flush_run(NULL, SOON), PELTON_NULL);
-    OK(pelton_flush_close(flush));
-    OK(pelton_flush_close(NULL));
-    ANSWERS(pelton_flush_close(flush), PELTON_CLOSED_HANDLE);
+    OK(pelton_close(flush));
+    OK(pelton_close(NULL));
+    ANSWERS(pelton_close(flush), PELTON_CLOSED_HANDLE);
     ANSWERS(pelton_flush_run(flush, SOON), PELTON_CLOSED_HANDLE);
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
 }
 
 static void a_program_of_an_older_header_is_understood(void) {
@@ -277,8 +277,8 @@ static void a_program_of_an_older_header_is_understood(void) {
     memset(&options, 0, offsetof(pelton_options, flush_bytes));
     options.struct_bytes = offsetof(pelton_options, flush_bytes);
     OK(pelton_threads(&options, &sender, &receiver));
-    OK(pelton_sender_close(sender));
-    OK(pelton_receiver_close(receiver));
+    OK(pelton_close(sender));
+    OK(pelton_close(receiver));
     options.struct_bytes -= 4;
     REFUSES(pelton_threads(&options, &sender, &receiver), PELTON_OPTION, "PELTON_OPTIONS_INIT");
 }
@@ -323,14 +323,14 @@ static void *appends(void *given) {
         size_t size = 8 + number % 190;
         if (number % 3 == 0) {
             void *place;
-            OK(pelton_append_reserve(appender, size + 5, &place));
+            OK(pelton_reserve(appender, size + 5, PELTON_NO_WAIT, &place));
             numbered((unsigned char *)place, self->who, number, size);
-            OK(pelton_append_commit(appender, size));
+            OK(pelton_commit(appender, size));
         } else {
             OK(pelton_append(appender, numbered(room, self->who, number, size), size));
         }
     }
-    OK(pelton_appender_close(appender));
+    OK(pelton_close(appender));
     return NULL;
 }
 
@@ -340,7 +340,7 @@ static void *appends_by_the_shared_handle(void *given) {
     for (uint32_t number = 0; number < EACH; number++) {
         size_t size = 8 + number % 190;
         OK(pelton_appenders_append(self->appenders, numbered(room, self->who, number, size), size));
-        if (number == EACH / 2) OK(pelton_appenders_flush(self->appenders));
+        if (number == EACH / 2) OK(pelton_flush_now(self->appenders));
     }
     return NULL;
 }
@@ -364,9 +364,9 @@ static void what_many_threads_append_comes_to_the_sink_once_and_in_their_order(v
         }
         for (int who = 0; who < THREADS; who++) CHECK(pthread_join(threads[who], NULL) == 0);
         /* In one of two ways: asked for, or by closing. */
-        if (i == 0) OK(pelton_appenders_sync(appenders));
+        if (i == 0) OK(pelton_sync(appenders));
         if (i == 0) CHECK(__atomic_load_n(&all.messages, __ATOMIC_RELAXED) == THREADS * EACH);
-        OK(pelton_appenders_close(appenders));
+        OK(pelton_close(appenders));
         for (int who = 0; who < THREADS; who++) CHECK(all.next[who] == EACH);
         CHECK(all.messages == THREADS * EACH && all.pid == (uint32_t)getpid());
     }
@@ -389,11 +389,11 @@ static void one_thread_flushes_while_others_append(void) {
         CHECK(pthread_create(&threads[who], NULL, appends, &given[who]) == 0);
     }
     while (all.messages < THREADS * EACH) {
-        OK(pelton_appenders_flush(appenders));
+        OK(pelton_flush_now(appenders));
         sched_yield();
     }
     for (int who = 0; who < THREADS; who++) CHECK(pthread_join(threads[who], NULL) == 0 && all.next[who] == EACH);
-    OK(pelton_appenders_close(appenders));
+    OK(pelton_close(appenders));
     CHECK(all.messages == THREADS * EACH);
 }
 
@@ -409,28 +409,28 @@ static void what_is_reserved_is_seen_by_no_flush_until_it_is_committed(void) {
     OK(pelton_appenders_open(&options, &sink, &appenders));
     OK(pelton_appender_open(appenders, &appender));
     OK(pelton_append(appender, &message, sizeof message));
-    OK(pelton_append_reserve(appender, 100, &room));
+    OK(pelton_reserve(appender, 100, PELTON_NO_WAIT, &room));
     CHECK((uintptr_t)room % 8 == 0);
     numbered((unsigned char *)room, 0, 1, 100);
     REFUSES(pelton_append(appender, &message, sizeof message), PELTON_RESERVED, "commit or abort");
-    OK(pelton_appenders_flush(appenders));
+    OK(pelton_flush_now(appenders));
     CHECK(all.messages == 1);
-    REFUSES(pelton_append_commit(appender, 101), PELTON_TOO_LARGE, "101 bytes committed of 100");
-    OK(pelton_append_commit(appender, 50));
-    ANSWERS(pelton_append_commit(appender, 50), PELTON_NOT_RESERVED);
-    OK(pelton_appenders_flush(appenders));
+    REFUSES(pelton_commit(appender, 101), PELTON_TOO_LARGE, "101 bytes committed of 100");
+    OK(pelton_commit(appender, 50));
+    ANSWERS(pelton_commit(appender, 50), PELTON_NOT_RESERVED);
+    OK(pelton_flush_now(appenders));
     CHECK(all.messages == 2);
     /* Given back, replaced, and left when it is closed: nothing is seen of them. */
-    OK(pelton_append_reserve(appender, 100, &room));
-    OK(pelton_append_abort(appender));
-    ANSWERS(pelton_append_abort(appender), PELTON_NOT_RESERVED);
-    OK(pelton_append_reserve(appender, 100, &room));
-    OK(pelton_append_reserve(appender, 8, &room));
+    OK(pelton_reserve(appender, 100, PELTON_NO_WAIT, &room));
+    OK(pelton_abort(appender));
+    ANSWERS(pelton_abort(appender), PELTON_NOT_RESERVED);
+    OK(pelton_reserve(appender, 100, PELTON_NO_WAIT, &room));
+    OK(pelton_reserve(appender, 8, PELTON_NO_WAIT, &room));
     numbered((unsigned char *)room, 0, 2, 8);
-    OK(pelton_append_commit(appender, 8));
-    OK(pelton_append_reserve(appender, 100, &room));
-    OK(pelton_appender_close(appender));
-    OK(pelton_appenders_close(appenders));
+    OK(pelton_commit(appender, 8));
+    OK(pelton_reserve(appender, 100, PELTON_NO_WAIT, &room));
+    OK(pelton_close(appender));
+    OK(pelton_close(appenders));
     CHECK(all.messages == 3);
 }
 
@@ -455,16 +455,16 @@ static void a_full_buffer_is_handed_over_and_a_refusal_of_the_sink_is_told(void)
     CHECK(errno == EIO && number > 1 && all.calls == 0);
     errno = 0;
     /* A reservation that fails takes back the one before. */
-    OK(pelton_append_reserve(appender, 8, &place));
-    REFUSES(pelton_append_reserve(appender, SIZE, &place), PELTON_SINK, "answered -5");
+    OK(pelton_reserve(appender, 8, PELTON_NO_WAIT, &place));
+    REFUSES(pelton_reserve(appender, SIZE, PELTON_NO_WAIT, &place), PELTON_SINK, "answered -5");
     CHECK(errno == EIO);
-    ANSWERS(pelton_append_commit(appender, SIZE), PELTON_NOT_RESERVED);
-    ANSWERS(pelton_appenders_flush(appenders), PELTON_SINK);
+    ANSWERS(pelton_commit(appender, SIZE), PELTON_NOT_RESERVED);
+    ANSWERS(pelton_flush_now(appenders), PELTON_SINK);
     /* What was refused was not appended: tried again, it comes once. */
     all.refuses = 0;
     OK(pelton_append(appender, numbered(room, 0, number, SIZE), SIZE));
     CHECK(all.messages == number);
-    OK(pelton_appenders_sync(appenders));
+    OK(pelton_sync(appenders));
     CHECK(all.messages == number + 1);
     /* The largest that a buffer takes, and one more. */
     size_t largest = (64 << 10) - 16;
@@ -472,11 +472,11 @@ static void a_full_buffer_is_handed_over_and_a_refusal_of_the_sink_is_told(void)
     CHECK(large);
     OK(pelton_append(appender, numbered(large, 0, number + 1, largest), largest));
     REFUSES(pelton_append(appender, large, largest + 1), PELTON_TOO_LARGE, "larger than");
-    ANSWERS(pelton_append_reserve(appender, SIZE_MAX, &place), PELTON_TOO_LARGE);
+    ANSWERS(pelton_reserve(appender, SIZE_MAX, PELTON_NO_WAIT, &place), PELTON_TOO_LARGE);
     ANSWERS(pelton_appenders_append(appenders, large, largest + 1), PELTON_TOO_LARGE);
     free(large);
-    OK(pelton_appender_close(appender));
-    OK(pelton_appenders_close(appenders));
+    OK(pelton_close(appender));
+    OK(pelton_close(appenders));
     CHECK(all.messages == number + 2);
 }
 
@@ -503,31 +503,31 @@ static void mistakes_get_codes(void) {
     ANSWERS(pelton_append((pelton_appender *)(void *)appenders, "x", 1), PELTON_CLOSED_HANDLE);
     ANSWERS(pelton_appenders_append((pelton_appenders *)(void *)appender, "x", 1), PELTON_CLOSED_HANDLE);
     ANSWERS(pelton_appenders_append(appenders, NULL, 1), PELTON_NULL);
-    ANSWERS(pelton_append_reserve(appender, 1, NULL), PELTON_NULL);
-    ANSWERS(pelton_append_reserve(NULL, 1, &room), PELTON_NULL);
-    ANSWERS(pelton_append_commit(appender, 1), PELTON_NOT_RESERVED);
-    ANSWERS(pelton_append_abort(NULL), PELTON_NULL);
-    ANSWERS(pelton_appenders_flush(NULL), PELTON_NULL);
-    ANSWERS(pelton_appenders_sync(NULL), PELTON_NULL);
-    OK(pelton_appenders_close(NULL));
-    OK(pelton_appender_close(NULL));
+    ANSWERS(pelton_reserve(appender, 1, PELTON_NO_WAIT, NULL), PELTON_NULL);
+    ANSWERS(pelton_reserve(NULL, 1, PELTON_NO_WAIT, &room), PELTON_NULL);
+    ANSWERS(pelton_commit(appender, 1), PELTON_NOT_RESERVED);
+    ANSWERS(pelton_abort(NULL), PELTON_NULL);
+    ANSWERS(pelton_flush_now(NULL), PELTON_NULL);
+    ANSWERS(pelton_sync(NULL), PELTON_NULL);
+    OK(pelton_close(NULL));
+    OK(pelton_close(NULL));
     /* An appender goes on without what made it. */
-    OK(pelton_appenders_close(appenders));
-    ANSWERS(pelton_appenders_flush(appenders), PELTON_CLOSED_HANDLE);
-    ANSWERS(pelton_appenders_close(appenders), PELTON_CLOSED_HANDLE);
+    OK(pelton_close(appenders));
+    ANSWERS(pelton_flush_now(appenders), PELTON_CLOSED_HANDLE);
+    ANSWERS(pelton_close(appenders), PELTON_CLOSED_HANDLE);
     OK(pelton_append(appender, &message, sizeof message));
-    OK(pelton_appender_close(appender));
+    OK(pelton_close(appender));
     CHECK(all.messages == 1);
     ANSWERS(pelton_append(appender, "x", 1), PELTON_CLOSED_HANDLE);
-    ANSWERS(pelton_append_reserve(appender, 1, &room), PELTON_CLOSED_HANDLE);
-    ANSWERS(pelton_appender_close(appender), PELTON_CLOSED_HANDLE);
+    ANSWERS(pelton_reserve(appender, 1, PELTON_NO_WAIT, &room), PELTON_CLOSED_HANDLE);
+    ANSWERS(pelton_close(appender), PELTON_CLOSED_HANDLE);
     ANSWERS(pelton_records_open(NULL, &records), PELTON_NULL);
     ANSWERS(pelton_records_open("/dev/null", NULL), PELTON_NULL);
     REFUSES(pelton_records_open("/dev/null", &records), PELTON_NOT_A_RECORD_FILE, "/dev/null");
     ANSWERS(pelton_records_open("/nowhere/at/all", &records), PELTON_SYSTEM);
     CHECK(errno == ENOENT);
     ANSWERS(pelton_records_next(NULL, &record), PELTON_NULL);
-    OK(pelton_records_close(NULL));
+    OK(pelton_close(NULL));
 }
 
 static pelton_appenders *inherited;
@@ -538,15 +538,15 @@ static void is_told_that_it_is_a_fork(const char *name) {
     void *room;
     (void)name;
     ANSWERS(pelton_appenders_append(inherited, "x", 1), PELTON_FORKED);
-    ANSWERS(pelton_appenders_flush(inherited), PELTON_FORKED);
-    ANSWERS(pelton_appenders_sync(inherited), PELTON_FORKED);
+    ANSWERS(pelton_flush_now(inherited), PELTON_FORKED);
+    ANSWERS(pelton_sync(inherited), PELTON_FORKED);
     ANSWERS(pelton_append(inherited_appender, "x", 1), PELTON_FORKED);
-    ANSWERS(pelton_append_reserve(inherited_appender, 1, &room), PELTON_FORKED);
+    ANSWERS(pelton_reserve(inherited_appender, 1, PELTON_NO_WAIT, &room), PELTON_FORKED);
     ANSWERS(pelton_flush_now(inherited_flush), PELTON_FORKED);
     ANSWERS(pelton_flush_run(inherited_flush, SOON), PELTON_FORKED);
-    ANSWERS(pelton_appender_close(inherited_appender), PELTON_FORKED);
-    ANSWERS(pelton_appenders_close(inherited), PELTON_FORKED);
-    ANSWERS(pelton_flush_close(inherited_flush), PELTON_FORKED);
+    ANSWERS(pelton_close(inherited_appender), PELTON_FORKED);
+    ANSWERS(pelton_close(inherited), PELTON_FORKED);
+    ANSWERS(pelton_close(inherited_flush), PELTON_FORKED);
 }
 
 static void a_forked_child_flushes_nothing_of_its_parents(void) {
@@ -563,13 +563,13 @@ static void a_forked_child_flushes_nothing_of_its_parents(void) {
     OK(pelton_flush_open(small_channel(&sender), NULL, &other, &inherited_flush));
     OK(pelton_send(sender, &message, sizeof message, PELTON_NO_WAIT));
     finish(start(is_told_that_it_is_a_fork, NULL));
-    OK(pelton_appenders_flush(inherited));
+    OK(pelton_flush_now(inherited));
     OK(pelton_flush_now(inherited_flush));
     CHECK(all.messages == 1 && flushed.messages == 1);
-    OK(pelton_appender_close(inherited_appender));
-    OK(pelton_appenders_close(inherited));
-    OK(pelton_flush_close(inherited_flush));
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(inherited_appender));
+    OK(pelton_close(inherited));
+    OK(pelton_close(inherited_flush));
+    OK(pelton_close(sender));
 }
 
 /* ---- Record files ------------------------------------------------------------------------------------------------------ */
@@ -626,15 +626,15 @@ static void what_is_in_a_record_file_is_read_back_while_it_grows(void) {
     ANSWERS(read_on(records, &next), PELTON_AGAIN);
     for (uint32_t round = 1; round <= 5; round++) {
         append_some(appender, 1000 * (round - 1), 1000 * round);
-        OK(round % 2 ? pelton_appenders_flush(appenders) : pelton_appenders_sync(appenders));
+        OK(round % 2 ? pelton_flush_now(appenders) : pelton_sync(appenders));
         ANSWERS(read_on(records, &next), PELTON_AGAIN);
         CHECK(next == 1000 * round);
     }
-    OK(pelton_appender_close(appender));
-    OK(pelton_appenders_close(appenders));
+    OK(pelton_close(appender));
+    OK(pelton_close(appenders));
     ANSWERS(read_on(records, &next), PELTON_AGAIN);
-    OK(pelton_records_close(records));
-    ANSWERS(pelton_records_close(records), PELTON_CLOSED_HANDLE);
+    OK(pelton_close(records));
+    ANSWERS(pelton_close(records), PELTON_CLOSED_HANDLE);
     CHECK(unlink(path) == 0);
 }
 
@@ -653,22 +653,22 @@ static void a_torn_end_is_told_and_cut_off_and_damage_is_passed_over(void) {
     OK(pelton_appender_open(appenders, &appender));
     off_t begin = size_of(path);
     append_some(appender, 0, 100);
-    OK(pelton_appenders_flush(appenders));
+    OK(pelton_flush_now(appenders));
     off_t whole = size_of(path);
     append_some(appender, 100, 200);
-    OK(pelton_appender_close(appender));
-    OK(pelton_appenders_close(appenders));
+    OK(pelton_close(appender));
+    OK(pelton_close(appenders));
     CHECK(begin < whole && whole < size_of(path) - 1 && truncate(path, size_of(path) - 1) == 0);
     OK(pelton_records_open(path, &records));
     REFUSES(read_on(records, &next), PELTON_TORN, path);
     CHECK(next == 100);
     ANSWERS(pelton_records_next(records, &record), PELTON_TORN);
-    OK(pelton_records_close(records));
+    OK(pelton_close(records));
     /* Whoever writes to it next goes on with what is whole. */
     OK(pelton_appenders_open(&options, &sink, &appenders));
     CHECK(size_of(path) == whole);
     OK(pelton_appenders_append(appenders, "last", 4));
-    OK(pelton_appenders_close(appenders));
+    OK(pelton_close(appenders));
     /* A bit of the first ones turned over. */
     int file = open(path, O_RDWR | O_CLOEXEC);
     CHECK(file >= 0 && pread(file, &byte, 1, whole - 1) == 1);
@@ -679,7 +679,7 @@ static void a_torn_end_is_told_and_cut_off_and_damage_is_passed_over(void) {
     OK(pelton_records_next(records, &record));
     CHECK(record.size == 4 && memcmp(record.data, "last", 4) == 0);
     ANSWERS(pelton_records_next(records, &record), PELTON_AGAIN);
-    OK(pelton_records_close(records));
+    OK(pelton_close(records));
     CHECK(unlink(path) == 0);
 }
 
@@ -698,17 +698,17 @@ static void a_file_that_would_be_too_large_is_followed_by_another(void) {
     static const char large[3000] = {0};
     for (int i = 0; i < 2; i++) {
         OK(pelton_send(sender, large, sizeof large, PELTON_NO_WAIT));
-        OK(pelton_flush_sync(flush));
+        OK(pelton_sync(flush));
     }
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
     OK(pelton_flush_run(flush, SOON));
-    OK(pelton_flush_close(flush));
+    OK(pelton_close(flush));
     for (uint32_t i = 0; i < 2; i++) {
         OK(pelton_records_open(i ? path : first, &records));
         OK(pelton_records_next(records, &record));
         CHECK(record.size == sizeof large && record.seq == i + 1);
         ANSWERS(pelton_records_next(records, &record), PELTON_AGAIN);
-        OK(pelton_records_close(records));
+        OK(pelton_close(records));
         CHECK(unlink(i ? path : first) == 0);
     }
 }

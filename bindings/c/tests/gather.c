@@ -31,7 +31,7 @@ static void *sends_by_its_own(void *given) {
         note message = {self->who, number};
         OK(pelton_send(sender, &message, sizeof message, SOON));
     }
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
     return NULL;
 }
 
@@ -63,11 +63,11 @@ static void each_threads_messages_come_in_order(void) {
     }
     for (int i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL) == 0);
     ANSWERS(pelton_receive_copy(receiver, &found, sizeof found, PELTON_NO_WAIT, &size), PELTON_AGAIN);
-    OK(pelton_senders_close(senders));
+    OK(pelton_close(senders));
     while ((answer = pelton_receive_copy(receiver, &found, sizeof found, SOON, &size)) == PELTON_AGAIN) {
     }
     ANSWERS(answer, PELTON_CLOSED);
-    OK(pelton_receiver_close(receiver));
+    OK(pelton_close(receiver));
 }
 
 /* Sends some messages; one whose number is odd waits to be killed. */
@@ -85,7 +85,7 @@ static void send_some(const char *name, uint32_t who) {
         OK(pelton_drain(sender, SOON));
         pause();
     }
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
 }
 
 static void send_as_0(const char *name) { send_some(name, 0); }
@@ -108,7 +108,7 @@ static void processes_come_and_go_and_each_end_is_told(void) {
     while (left + died < 3) {
         OK(pelton_receive(receiver, SOON, &message));
         info.struct_bytes = sizeof info;
-        OK(pelton_receiver_info(receiver, &info));
+        OK(pelton_get_info(receiver, &info));
         CHECK(info.has_peer && message.lane > 0);
         switch (message.flags & PELTON_TELLS) {
         case 0: {
@@ -139,7 +139,7 @@ static void processes_come_and_go_and_each_end_is_told(void) {
     CHECK(joined == 3 && left == 2 && died == 1 && next[0] == EACH && next[2] == EACH);
     finish(children[0]);
     finish(children[2]);
-    OK(pelton_receiver_close(receiver));
+    OK(pelton_close(receiver));
 }
 
 static void a_batch_is_no_longer_than_a_turn(void) {
@@ -165,9 +165,9 @@ static void a_batch_is_no_longer_than_a_turn(void) {
         OK(pelton_release(receiver));
     }
     ANSWERS(pelton_receive_batch(receiver, PELTON_NO_WAIT, messages, 1, &count), PELTON_AGAIN);
-    for (int i = 0; i < 2; i++) OK(pelton_sender_close(both[i]));
-    OK(pelton_senders_close(senders));
-    OK(pelton_receiver_close(receiver));
+    for (int i = 0; i < 2; i++) OK(pelton_close(both[i]));
+    OK(pelton_close(senders));
+    OK(pelton_close(receiver));
 }
 
 static void mistakes_get_codes(void) {
@@ -192,29 +192,29 @@ static void mistakes_get_codes(void) {
     ANSWERS(pelton_senders_send(senders, NULL, 3, PELTON_NO_WAIT), PELTON_NULL);
     OK(pelton_senders_open(senders, &sender));
     REFUSES(pelton_senders_open(senders, &second), PELTON_REFUSED, "raise lanes");
-    REFUSES(pelton_receiver_resume(receiver, PELTON_NO_WAIT), PELTON_REFUSED, "by itself");
+    REFUSES(pelton_resume(receiver, PELTON_NO_WAIT), PELTON_REFUSED, "by itself");
     /* What is told is received like a message, alone in its batch, and may be held. */
     OK(pelton_send(sender, "x", 1, PELTON_NO_WAIT));
     OK(pelton_receive_batch(receiver, SOON, messages, 4, &count));
     CHECK(count == 1 && (messages[0].flags & PELTON_TELLS) == PELTON_JOINED);
     pelton_held *held;
     OK(pelton_hold(receiver, &held));
-    OK(pelton_held_release(held));
+    OK(pelton_close(held));
     OK(pelton_receive_batch(receiver, SOON, messages, 4, &count));
     CHECK(count == 1 && messages[0].size == 1);
     OK(pelton_release(receiver));
-    OK(pelton_receiver_close(receiver));
+    OK(pelton_close(receiver));
     ANSWERS(pelton_send(sender, "x", 1, PELTON_NO_WAIT), PELTON_OK);
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
     ANSWERS(pelton_senders_open(senders, &sender), PELTON_CLOSED);
     ANSWERS(pelton_senders_send(senders, "x", 1, SOON), PELTON_CLOSED);
-    OK(pelton_senders_close(senders));
+    OK(pelton_close(senders));
     ANSWERS(pelton_senders_send(senders, "x", 1, SOON), PELTON_CLOSED_HANDLE);
-    OK(pelton_senders_close(NULL));
+    OK(pelton_close(NULL));
     OK(pelton_threads(NULL, &sender, &of_one));
     REFUSES(pelton_receiver_senders(of_one, &senders), PELTON_REFUSED, "gather");
-    OK(pelton_sender_close(sender));
-    OK(pelton_receiver_close(of_one));
+    OK(pelton_close(sender));
+    OK(pelton_close(of_one));
 }
 
 int main(void) {

@@ -30,7 +30,7 @@ static void send_by_loop(const char *name) {
     options.capacity = 64 << 10;
     memset(payload, 0, sizeof payload);
     OK(pelton_sender_open(name, &options, &sender));
-    watch(epoll, pelton_sender_fd(sender), 1);
+    watch(epoll, pelton_fd(sender), 1);
     for (;;) {
         while (number < MESSAGES) {
             memcpy(payload, &number, sizeof number);
@@ -40,33 +40,33 @@ static void send_by_loop(const char *name) {
             number++;
         }
         if (number == MESSAGES) break;
-        answer = pelton_sender_arm(sender, sizeof payload);
+        answer = pelton_arm_send(sender, sizeof payload);
         if (answer == PELTON_AGAIN) {
             CHECK(wait_for_any(epoll) == 1);
         } else {
             OK(answer);
         }
     }
-    OK(pelton_sender_disarm(sender));
+    OK(pelton_disarm(sender));
     OK(pelton_drain(sender, SOON));
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
     close(epoll);
 }
 
 static void both_ends_run_in_event_loops(void) {
     char name[128];
     pelton_listener *listener;
-    pelton_receiver *receiver = NULL;
+    pelton_receiver *receiver;
     pelton_message message;
     uint32_t number = 0;
     int epoll = epoll_create1(0), answer = PELTON_OK;
     OK(pelton_listen(place(name, "unix:%s/socket"), NULL, &listener));
     pid_t child = start(send_by_loop, name);
-    watch(epoll, pelton_listener_fd(listener), 1);
+    watch(epoll, pelton_fd(listener), 1);
     CHECK(wait_for_any(epoll) == 1);
-    OK(pelton_accept_receiver(listener, PELTON_NO_WAIT, &receiver));
-    OK(pelton_listener_close(listener));
-    watch(epoll, pelton_receiver_fd(receiver), 2);
+    receiver = accepted_at_once(listener, PELTON_NO_WAIT);
+    OK(pelton_close(listener));
+    watch(epoll, pelton_fd(receiver), 2);
     for (;;) {
         while ((answer = pelton_receive(receiver, PELTON_NO_WAIT, &message)) == PELTON_OK) {
             uint32_t found;
@@ -75,7 +75,7 @@ static void both_ends_run_in_event_loops(void) {
             number++;
             OK(pelton_release(receiver));
         }
-        if (answer == PELTON_AGAIN) answer = pelton_receiver_arm(receiver);
+        if (answer == PELTON_AGAIN) answer = pelton_arm(receiver);
         if (answer == PELTON_AGAIN) {
             CHECK(wait_for_any(epoll) == 2);
         } else if (answer != PELTON_OK) {
@@ -84,7 +84,7 @@ static void both_ends_run_in_event_loops(void) {
     }
     ANSWERS(answer, PELTON_CLOSED);
     CHECK(number == MESSAGES);
-    OK(pelton_receiver_close(receiver));
+    OK(pelton_close(receiver));
     finish(child);
     close(epoll);
 }
@@ -104,16 +104,16 @@ static void the_descriptor_is_readable_while_there_is_something(void) {
     static char large[30000];
     options.capacity = 64 << 10;
     OK(pelton_threads(&options, &sender, &receiver));
-    int fd = pelton_receiver_fd(receiver);
-    ANSWERS(pelton_receiver_arm(receiver), PELTON_AGAIN);
+    int fd = pelton_fd(receiver);
+    ANSWERS(pelton_arm(receiver), PELTON_AGAIN);
     CHECK(!is_readable(fd));
     OK(pelton_send(sender, large, sizeof large, PELTON_NO_WAIT));
     CHECK(is_readable(fd));
-    OK(pelton_receiver_arm(receiver));
+    OK(pelton_arm(receiver));
     CHECK(is_readable(fd));
     OK(pelton_send(sender, large, sizeof large, PELTON_NO_WAIT));
-    int sender_fd = pelton_sender_fd(sender);
-    ANSWERS(pelton_sender_arm(sender, sizeof large), PELTON_AGAIN);
+    int sender_fd = pelton_fd(sender);
+    ANSWERS(pelton_arm_send(sender, sizeof large), PELTON_AGAIN);
     CHECK(!is_readable(sender_fd));
     for (int i = 0; i < 2; i++) {
         OK(pelton_receive(receiver, PELTON_NO_WAIT, &message));
@@ -121,16 +121,16 @@ static void the_descriptor_is_readable_while_there_is_something(void) {
         OK(pelton_release(receiver));
     }
     CHECK(is_readable(sender_fd));
-    OK(pelton_sender_arm(sender, sizeof large));
-    ANSWERS(pelton_receiver_arm(receiver), PELTON_AGAIN);
+    OK(pelton_arm_send(sender, sizeof large));
+    ANSWERS(pelton_arm(receiver), PELTON_AGAIN);
     CHECK(!is_readable(fd));
-    OK(pelton_receiver_disarm(receiver));
-    ANSWERS(pelton_receiver_arm(receiver), PELTON_AGAIN);
-    OK(pelton_sender_close(sender));
+    OK(pelton_disarm(receiver));
+    ANSWERS(pelton_arm(receiver), PELTON_AGAIN);
+    OK(pelton_close(sender));
     CHECK(is_readable(fd));
     ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_CLOSED);
-    CHECK(pelton_receiver_fd(receiver) == fd);
-    OK(pelton_receiver_close(receiver));
+    CHECK(pelton_fd(receiver) == fd);
+    OK(pelton_close(receiver));
 }
 
 static void who_sends_nothing_is_told_the_end_only(void) {
@@ -142,28 +142,28 @@ static void who_sends_nothing_is_told_the_end_only(void) {
         static char large[30000];
         options.capacity = 64 << 10;
         OK(pelton_threads(&options, &sender, &receiver));
-        int fd = pelton_sender_fd(sender);
+        int fd = pelton_fd(sender);
         if (ways == 1) {
             /* Full to the last byte, and armed for room: that is taken back. */
             for (size_t size = sizeof large; size > 0; size /= 2) {
                 while (pelton_send(sender, large, size - 1, PELTON_NO_WAIT) == PELTON_OK) {
                 }
             }
-            ANSWERS(pelton_sender_arm(sender, 0), PELTON_AGAIN);
+            ANSWERS(pelton_arm_send(sender, 0), PELTON_AGAIN);
         } else {
-            OK(pelton_sender_arm(sender, sizeof large));
+            OK(pelton_arm_send(sender, sizeof large));
             CHECK(is_readable(fd));
         }
-        OK(pelton_sender_arm_for_end(sender));
+        ANSWERS(pelton_arm(sender), PELTON_AGAIN);
         CHECK(!is_readable(fd));
         while (pelton_receive(receiver, PELTON_NO_WAIT, &message) == PELTON_OK) {
             OK(pelton_release(receiver));
         }
         CHECK(!is_readable(fd));
-        OK(pelton_receiver_close(receiver));
+        OK(pelton_close(receiver));
         CHECK(is_readable(fd));
-        ANSWERS(pelton_sender_arm_for_end(sender), PELTON_CLOSED);
-        OK(pelton_sender_close(sender));
+        ANSWERS(pelton_arm(sender), PELTON_CLOSED);
+        OK(pelton_close(sender));
     }
 }
 

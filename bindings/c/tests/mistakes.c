@@ -13,16 +13,15 @@ static void begin(void) {
 }
 
 static void end(void) {
-    OK(pelton_sender_close(sender));
-    OK(pelton_receiver_close(receiver));
+    OK(pelton_close(sender));
+    OK(pelton_close(receiver));
 }
 
 static void null_is_refused_everywhere(void) {
     char text[16];
-    void *room;
+    struct iovec batch[2] = {{text, 1}, {NULL, 1}};
     size_t size;
     int fd = 0;
-    pelton_info info;
     pelton_held *held;
     pelton_listener *listener;
     begin();
@@ -36,23 +35,15 @@ static void null_is_refused_everywhere(void) {
     REFUSES(pelton_listen("x", NULL, NULL), PELTON_NULL, "out");
     REFUSES(pelton_accept_sender(NULL, PELTON_NO_WAIT, &sender), PELTON_NULL, "listener is NULL");
     REFUSES(pelton_accept_receiver(NULL, PELTON_NO_WAIT, &receiver), PELTON_NULL, "listener");
-    REFUSES(pelton_listener_fd(NULL), PELTON_NULL, "listener");
     REFUSES(pelton_send(NULL, "x", 1, PELTON_NO_WAIT), PELTON_NULL, "sender is NULL");
     REFUSES(pelton_send(sender, NULL, 1, PELTON_NO_WAIT), PELTON_NULL, "data is NULL");
-    REFUSES(pelton_reserve(NULL, 1, PELTON_NO_WAIT, &room), PELTON_NULL, "sender");
     REFUSES(pelton_reserve(sender, 1, PELTON_NO_WAIT, NULL), PELTON_NULL, "out");
-    REFUSES(pelton_commit(NULL, 1), PELTON_NULL, "sender");
-    REFUSES(pelton_abort(NULL), PELTON_NULL, "sender");
-    REFUSES(pelton_batch_begin(NULL, 1, 1, PELTON_NO_WAIT), PELTON_NULL, "sender");
-    REFUSES(pelton_batch_push(NULL, "x", 1), PELTON_NULL, "sender");
-    REFUSES(pelton_batch_commit(NULL), PELTON_NULL, "sender");
-    OK(pelton_batch_begin(sender, 1, 10, PELTON_NO_WAIT));
-    REFUSES(pelton_batch_push(sender, NULL, 1), PELTON_NULL, "data");
-    OK(pelton_abort(sender));
+    REFUSES(pelton_send_batch(NULL, batch, 2, PELTON_NO_WAIT), PELTON_NULL, "sender");
+    REFUSES(pelton_send_batch(sender, NULL, 2, PELTON_NO_WAIT), PELTON_NULL, "messages");
+    REFUSES(pelton_send_batch(sender, batch, 2, PELTON_NO_WAIT), PELTON_NULL, "data");
     REFUSES(pelton_send_descriptors(NULL, "x", 1, &fd, 1, PELTON_NO_WAIT), PELTON_NULL, "sender");
     REFUSES(pelton_send_descriptors(sender, NULL, 1, &fd, 1, PELTON_NO_WAIT), PELTON_NULL, "data");
     REFUSES(pelton_send_descriptors(sender, "x", 1, NULL, 1, PELTON_NO_WAIT), PELTON_NULL, "fds");
-    REFUSES(pelton_drain(NULL, PELTON_NO_WAIT), PELTON_NULL, "sender");
     REFUSES(pelton_trim(NULL), PELTON_NULL, "sender");
     REFUSES(pelton_receive(NULL, PELTON_NO_WAIT, &message), PELTON_NULL, "receiver is NULL");
     REFUSES(pelton_receive(receiver, PELTON_NO_WAIT, NULL), PELTON_NULL, "out");
@@ -62,31 +53,14 @@ static void null_is_refused_everywhere(void) {
     REFUSES(pelton_receive_copy(NULL, text, sizeof text, PELTON_NO_WAIT, &size), PELTON_NULL, "receiver");
     REFUSES(pelton_receive_copy(receiver, NULL, 1, PELTON_NO_WAIT, &size), PELTON_NULL, "buffer");
     REFUSES(pelton_receive_copy(receiver, text, sizeof text, PELTON_NO_WAIT, NULL), PELTON_NULL, "out_size");
-    REFUSES(pelton_release(NULL), PELTON_NULL, "receiver");
     REFUSES(pelton_hold(NULL, &held), PELTON_NULL, "receiver");
     REFUSES(pelton_hold(receiver, NULL), PELTON_NULL, "out");
     REFUSES(pelton_take_descriptors(NULL, &fd, 1, &size), PELTON_NULL, "receiver");
     REFUSES(pelton_take_descriptors(receiver, NULL, 1, &size), PELTON_NULL, "out");
     REFUSES(pelton_take_descriptors(receiver, &fd, 1, NULL), PELTON_NULL, "out_count");
-    REFUSES(pelton_sender_fd(NULL), PELTON_NULL, "sender");
-    REFUSES(pelton_sender_arm(NULL, 1), PELTON_NULL, "sender");
-    REFUSES(pelton_sender_disarm(NULL), PELTON_NULL, "sender");
-    REFUSES(pelton_sender_arm_for_end(NULL), PELTON_NULL, "sender");
-    REFUSES(pelton_receiver_fd(NULL), PELTON_NULL, "receiver");
-    REFUSES(pelton_receiver_arm(NULL), PELTON_NULL, "receiver");
-    REFUSES(pelton_receiver_disarm(NULL), PELTON_NULL, "receiver");
-    REFUSES(pelton_sender_resume(NULL, PELTON_NO_WAIT), PELTON_NULL, "sender");
-    REFUSES(pelton_receiver_resume(NULL, PELTON_NO_WAIT), PELTON_NULL, "receiver");
-    REFUSES(pelton_sender_sync(NULL), PELTON_NULL, "sender");
-    REFUSES(pelton_receiver_sync(NULL), PELTON_NULL, "receiver");
-    REFUSES(pelton_sender_info(NULL, &info), PELTON_NULL, "sender");
-    REFUSES(pelton_sender_info(sender, NULL), PELTON_NULL, "out");
-    REFUSES(pelton_receiver_info(NULL, &info), PELTON_NULL, "receiver");
-    REFUSES(pelton_receiver_info(receiver, NULL), PELTON_NULL, "out");
-    OK(pelton_sender_close(NULL));
-    OK(pelton_receiver_close(NULL));
-    OK(pelton_listener_close(NULL));
-    OK(pelton_held_release(NULL));
+    REFUSES(pelton_arm_send(NULL, 1), PELTON_NULL, "sender");
+    REFUSES(pelton_get_info(sender, NULL), PELTON_NULL, "out");
+    ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
     end();
 }
 
@@ -100,28 +74,29 @@ static void a_closed_handle_is_recognised(void) {
     OK(pelton_receive(receiver, PELTON_NO_WAIT, &message));
     OK(pelton_hold(receiver, &held));
     OK(pelton_listen(place(name, "unix:%s/socket"), NULL, &listener));
-    OK(pelton_held_release(held));
-    OK(pelton_listener_close(listener));
+    OK(pelton_close(held));
+    OK(pelton_close(listener));
     end();
     info.struct_bytes = sizeof info;
-    REFUSES(pelton_held_release(held), PELTON_CLOSED_HANDLE, "held is closed");
-    REFUSES(pelton_listener_close(listener), PELTON_CLOSED_HANDLE, "listener is closed");
+    REFUSES(pelton_close(held), PELTON_CLOSED_HANDLE, "held is closed");
+    REFUSES(pelton_close(listener), PELTON_CLOSED_HANDLE, "listener is closed");
     ANSWERS(pelton_accept_sender(listener, PELTON_NO_WAIT, &sender), PELTON_CLOSED_HANDLE);
     REFUSES(pelton_send(sender, "x", 1, PELTON_NO_WAIT), PELTON_CLOSED_HANDLE, "sender is closed");
     REFUSES(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_CLOSED_HANDLE, "receiver is closed");
     ANSWERS(pelton_release(receiver), PELTON_CLOSED_HANDLE);
-    ANSWERS(pelton_sender_info(sender, &info), PELTON_CLOSED_HANDLE);
-    ANSWERS(pelton_sender_fd(sender), PELTON_CLOSED_HANDLE);
-    ANSWERS(pelton_sender_close(sender), PELTON_CLOSED_HANDLE);
-    ANSWERS(pelton_receiver_close(receiver), PELTON_CLOSED_HANDLE);
+    ANSWERS(pelton_get_info(sender, &info), PELTON_CLOSED_HANDLE);
+    ANSWERS(pelton_fd(sender), PELTON_CLOSED_HANDLE);
+    ANSWERS(pelton_close(sender), PELTON_CLOSED_HANDLE);
+    ANSWERS(pelton_close(receiver), PELTON_CLOSED_HANDLE);
 }
 
 static void another_kind_of_handle_is_recognised(void) {
     begin();
-    REFUSES(pelton_send((pelton_sender *)(void *)receiver, "x", 1, PELTON_NO_WAIT), PELTON_CLOSED_HANDLE, "another kind");
-    ANSWERS(pelton_receive((pelton_receiver *)(void *)sender, PELTON_NO_WAIT, &message), PELTON_CLOSED_HANDLE);
-    ANSWERS(pelton_held_release((pelton_held *)(void *)sender), PELTON_CLOSED_HANDLE);
-    ANSWERS(pelton_listener_close((pelton_listener *)(void *)sender), PELTON_CLOSED_HANDLE);
+    REFUSES(pelton_send((pelton_sender *)(void *)receiver, "x", 1, PELTON_NO_WAIT), PELTON_CLOSED_HANDLE,
+            "the handle is a pelton_receiver, wanted a pelton_sender");
+    REFUSES(pelton_receive((pelton_receiver *)(void *)sender, PELTON_NO_WAIT, &message), PELTON_CLOSED_HANDLE,
+            "the handle is a pelton_sender, wanted a pelton_receiver");
+    ANSWERS(pelton_senders_send((pelton_senders *)(void *)sender, "x", 1, PELTON_NO_WAIT), PELTON_CLOSED_HANDLE);
     OK(pelton_send(sender, "x", 1, PELTON_NO_WAIT));
     end();
 }
@@ -131,18 +106,10 @@ static void committing_needs_a_reservation(void) {
     begin();
     REFUSES(pelton_commit(sender, 0), PELTON_NOT_RESERVED, "nothing is reserved");
     ANSWERS(pelton_abort(sender), PELTON_NOT_RESERVED);
-    ANSWERS(pelton_batch_push(sender, "x", 1), PELTON_NOT_RESERVED);
-    ANSWERS(pelton_batch_commit(sender), PELTON_NOT_RESERVED);
     OK(pelton_reserve(sender, 8, PELTON_NO_WAIT, &room));
-    ANSWERS(pelton_batch_push(sender, "x", 1), PELTON_NOT_RESERVED);
-    ANSWERS(pelton_batch_commit(sender), PELTON_NOT_RESERVED);
     REFUSES(pelton_commit(sender, 9), PELTON_TOO_LARGE, "9 bytes committed of 8");
     OK(pelton_commit(sender, 8));
     ANSWERS(pelton_commit(sender, 8), PELTON_NOT_RESERVED);
-    OK(pelton_batch_begin(sender, 1, 1, PELTON_NO_WAIT));
-    ANSWERS(pelton_commit(sender, 1), PELTON_NOT_RESERVED);
-    OK(pelton_batch_commit(sender));
-    ANSWERS(pelton_batch_commit(sender), PELTON_NOT_RESERVED);
     /* A reservation that failed leaves none, whatever was there before. */
     OK(pelton_reserve(sender, 8, PELTON_NO_WAIT, &room));
     ANSWERS(pelton_reserve(sender, 1 << 20, PELTON_NO_WAIT, &room), PELTON_TOO_LARGE);
@@ -153,29 +120,25 @@ static void committing_needs_a_reservation(void) {
 static void what_is_reserved_comes_first(void) {
     void *room;
     pelton_info info;
+    struct iovec batch = {&info, sizeof info};
     int fd = 0;
     info.struct_bytes = sizeof info;
     begin();
-    for (int batch = 0; batch < 2; batch++) {
-        if (batch) {
-            OK(pelton_batch_begin(sender, 1, 8, PELTON_NO_WAIT));
-        } else {
-            OK(pelton_reserve(sender, 8, PELTON_NO_WAIT, &room));
-        }
-        REFUSES(pelton_send(sender, "x", 1, PELTON_NO_WAIT), PELTON_RESERVED, "commit or abort");
-        ANSWERS(pelton_send_descriptors(sender, "x", 1, &fd, 1, PELTON_NO_WAIT), PELTON_RESERVED);
-        ANSWERS(pelton_drain(sender, PELTON_NO_WAIT), PELTON_RESERVED);
-        ANSWERS(pelton_trim(sender), PELTON_RESERVED);
-        ANSWERS(pelton_sender_arm(sender, 1), PELTON_RESERVED);
-        OK(pelton_sender_disarm(sender));
-        ANSWERS(pelton_sender_arm_for_end(sender), PELTON_RESERVED);
-        ANSWERS(pelton_sender_resume(sender, PELTON_NO_WAIT), PELTON_RESERVED);
-        ANSWERS(pelton_sender_sync(sender), PELTON_RESERVED);
-        OK(pelton_sender_info(sender, &info));
-        CHECK(pelton_sender_fd(sender) >= 0);
-        OK(pelton_abort(sender));
-        OK(pelton_send(sender, "x", 1, PELTON_NO_WAIT));
-    }
+    OK(pelton_reserve(sender, 8, PELTON_NO_WAIT, &room));
+    REFUSES(pelton_send(sender, "x", 1, PELTON_NO_WAIT), PELTON_RESERVED, "commit or abort");
+    ANSWERS(pelton_send_batch(sender, &batch, 1, PELTON_NO_WAIT), PELTON_RESERVED);
+    ANSWERS(pelton_send_descriptors(sender, "x", 1, &fd, 1, PELTON_NO_WAIT), PELTON_RESERVED);
+    ANSWERS(pelton_drain(sender, PELTON_NO_WAIT), PELTON_RESERVED);
+    ANSWERS(pelton_trim(sender), PELTON_RESERVED);
+    ANSWERS(pelton_arm_send(sender, 1), PELTON_RESERVED);
+    OK(pelton_disarm(sender));
+    ANSWERS(pelton_arm(sender), PELTON_RESERVED);
+    ANSWERS(pelton_resume(sender, PELTON_NO_WAIT), PELTON_RESERVED);
+    ANSWERS(pelton_sync(sender), PELTON_RESERVED);
+    OK(pelton_get_info(sender, &info));
+    CHECK(pelton_fd(sender) >= 0);
+    OK(pelton_abort(sender));
+    OK(pelton_send(sender, "x", 1, PELTON_NO_WAIT));
     OK(pelton_reserve(sender, 8, PELTON_NO_WAIT, &room));
     end();
 }
@@ -208,8 +171,8 @@ static void releasing_needs_a_message(void) {
     OK(pelton_take_descriptors(receiver, &fd, 1, &count));
     OK(pelton_release(receiver));
     ANSWERS(pelton_release(receiver), PELTON_NOT_RECEIVED);
-    OK(pelton_held_release(held));
-    ANSWERS(pelton_held_release(held), PELTON_CLOSED_HANDLE);
+    OK(pelton_close(held));
+    ANSWERS(pelton_close(held), PELTON_CLOSED_HANDLE);
     ANSWERS(pelton_receive_batch(receiver, PELTON_NO_WAIT, messages, 0, &count), PELTON_TOO_SMALL);
     end();
 }
@@ -229,22 +192,22 @@ static void what_is_received_comes_first(void) {
         REFUSES(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_NOT_RELEASED, "release or hold");
         ANSWERS(pelton_receive_batch(receiver, PELTON_NO_WAIT, &message, 1, &size), PELTON_NOT_RELEASED);
         ANSWERS(pelton_receive_copy(receiver, text, sizeof text, PELTON_NO_WAIT, &size), PELTON_NOT_RELEASED);
-        ANSWERS(pelton_receiver_arm(receiver), PELTON_NOT_RELEASED);
-        ANSWERS(pelton_receiver_resume(receiver, PELTON_NO_WAIT), PELTON_NOT_RELEASED);
-        ANSWERS(pelton_receiver_sync(receiver), PELTON_NOT_RELEASED);
-        OK(pelton_receiver_info(receiver, &info));
-        OK(pelton_receiver_disarm(receiver));
-        CHECK(pelton_receiver_fd(receiver) >= 0);
+        ANSWERS(pelton_arm(receiver), PELTON_NOT_RELEASED);
+        ANSWERS(pelton_resume(receiver, PELTON_NO_WAIT), PELTON_NOT_RELEASED);
+        ANSWERS(pelton_sync(receiver), PELTON_NOT_RELEASED);
+        OK(pelton_get_info(receiver, &info));
+        OK(pelton_disarm(receiver));
+        CHECK(pelton_fd(receiver) >= 0);
         OK(pelton_release(receiver));
         while (pelton_receive_copy(receiver, text, sizeof text, PELTON_NO_WAIT, &size) == PELTON_OK) {
         }
     }
     OK(pelton_send(sender, "x", 1, PELTON_NO_WAIT));
     OK(pelton_receive(receiver, PELTON_NO_WAIT, &message));
-    OK(pelton_receiver_close(receiver));
+    OK(pelton_close(receiver));
     ANSWERS(pelton_drain(sender, PELTON_NO_WAIT), PELTON_CLOSED);
     CHECK(strstr(pelton_error_detail(), "1 messages were not released"));
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
 }
 
 static void options_are_checked(void) {
@@ -278,7 +241,7 @@ static void options_are_checked(void) {
     static const uint32_t unset[] = {0, 7, sizeof info + 4, 4104, UINT32_MAX - 7};
     for (size_t i = 0; i < sizeof unset / sizeof *unset; i++) {
         info.struct_bytes = unset[i];
-        REFUSES(pelton_sender_info(sender, &info), PELTON_OPTION, "sizeof(pelton_info)");
+        REFUSES(pelton_get_info(sender, &info), PELTON_OPTION, "sizeof(pelton_info)");
     }
     end();
     newer.later = 1;
@@ -298,9 +261,12 @@ static void what_cannot_be_sent_is_refused(void) {
     ANSWERS(pelton_send(sender, large, SIZE_MAX, PELTON_FOREVER), PELTON_TOO_LARGE);
     void *room;
     ANSWERS(pelton_reserve(sender, SIZE_MAX, PELTON_FOREVER, &room), PELTON_TOO_LARGE);
-    ANSWERS(pelton_batch_begin(sender, SIZE_MAX, SIZE_MAX, PELTON_FOREVER), PELTON_TOO_LARGE);
-    ANSWERS(pelton_sender_arm(sender, SIZE_MAX), PELTON_TOO_LARGE);
-    REFUSES(pelton_sender_arm(sender, sizeof large), PELTON_TOO_LARGE, "65536 bytes");
+    struct iovec batch[2] = {{large, 30000}, {large, 30000}};
+    REFUSES(pelton_send_batch(sender, batch, 2, PELTON_FOREVER), PELTON_TOO_LARGE, "60016 bytes");
+    batch[1].iov_len = SIZE_MAX;
+    ANSWERS(pelton_send_batch(sender, batch, 2, PELTON_FOREVER), PELTON_TOO_LARGE);
+    ANSWERS(pelton_arm_send(sender, SIZE_MAX), PELTON_TOO_LARGE);
+    REFUSES(pelton_arm_send(sender, sizeof large), PELTON_TOO_LARGE, "65536 bytes");
     ANSWERS(pelton_send_descriptors(sender, "x", 1, fds, 65, SOON), PELTON_TOO_MANY_DESCRIPTORS);
     fds[0] = -1;
     REFUSES(pelton_send_descriptors(sender, "x", 1, fds, 1, SOON), PELTON_SYSTEM, "descriptor -1");
@@ -309,8 +275,8 @@ static void what_cannot_be_sent_is_refused(void) {
     errno = 0;
     ANSWERS(pelton_send_descriptors(sender, "x", 1, fds, 1, SOON), PELTON_SYSTEM);
     CHECK(errno == EBADF);
-    ANSWERS(pelton_sender_sync(sender), PELTON_REFUSED);
-    ANSWERS(pelton_sender_resume(sender, PELTON_NO_WAIT), PELTON_REFUSED);
+    ANSWERS(pelton_sync(sender), PELTON_REFUSED);
+    ANSWERS(pelton_resume(sender, PELTON_NO_WAIT), PELTON_REFUSED);
     end();
 }
 
@@ -340,7 +306,7 @@ static void two_threads_in_one_handle_are_recognised(void) {
         sched_yield();
     }
     CHECK(answer == PELTON_WRONG_THREAD && strstr(pelton_error_detail(), "another thread is in a call"));
-    ANSWERS(pelton_receiver_close(receiver), PELTON_WRONG_THREAD);
+    ANSWERS(pelton_close(receiver), PELTON_WRONG_THREAD);
     OK(pelton_send(sender, "x", 1, SOON));
     CHECK(pthread_join(thread, NULL) == 0);
     /* One after the other may. */
@@ -357,6 +323,7 @@ static void use_handles_of_the_parent(const char *name) {
     void *room;
     size_t size;
     char text[8];
+    struct iovec batch = {text, 1};
     int fd = 0;
     (void)name;
     info.struct_bytes = sizeof info;
@@ -364,41 +331,39 @@ static void use_handles_of_the_parent(const char *name) {
     ANSWERS(pelton_reserve(sender, 1, PELTON_FOREVER, &room), PELTON_FORKED);
     ANSWERS(pelton_commit(sender, 1), PELTON_FORKED);
     ANSWERS(pelton_abort(sender), PELTON_FORKED);
-    ANSWERS(pelton_batch_begin(sender, 1, 1, PELTON_FOREVER), PELTON_FORKED);
-    ANSWERS(pelton_batch_push(sender, "x", 1), PELTON_FORKED);
-    ANSWERS(pelton_batch_commit(sender), PELTON_FORKED);
+    ANSWERS(pelton_send_batch(sender, &batch, 1, PELTON_FOREVER), PELTON_FORKED);
     ANSWERS(pelton_send_descriptors(sender, "x", 1, &fd, 1, PELTON_FOREVER), PELTON_FORKED);
     ANSWERS(pelton_drain(sender, PELTON_FOREVER), PELTON_FORKED);
     ANSWERS(pelton_trim(sender), PELTON_FORKED);
-    ANSWERS(pelton_sender_fd(sender), PELTON_FORKED);
-    ANSWERS(pelton_sender_arm(sender, 1), PELTON_FORKED);
-    ANSWERS(pelton_sender_disarm(sender), PELTON_FORKED);
-    ANSWERS(pelton_sender_arm_for_end(sender), PELTON_FORKED);
-    ANSWERS(pelton_sender_resume(sender, PELTON_FOREVER), PELTON_FORKED);
-    ANSWERS(pelton_sender_sync(sender), PELTON_FORKED);
-    ANSWERS(pelton_sender_info(sender, &info), PELTON_FORKED);
+    ANSWERS(pelton_fd(sender), PELTON_FORKED);
+    ANSWERS(pelton_arm_send(sender, 1), PELTON_FORKED);
+    ANSWERS(pelton_disarm(sender), PELTON_FORKED);
+    ANSWERS(pelton_arm(sender), PELTON_FORKED);
+    ANSWERS(pelton_resume(sender, PELTON_FOREVER), PELTON_FORKED);
+    ANSWERS(pelton_sync(sender), PELTON_FORKED);
+    ANSWERS(pelton_get_info(sender, &info), PELTON_FORKED);
     ANSWERS(pelton_receive(receiver, PELTON_FOREVER, &message), PELTON_FORKED);
     ANSWERS(pelton_receive_batch(receiver, PELTON_FOREVER, &message, 1, &size), PELTON_FORKED);
     ANSWERS(pelton_receive_copy(receiver, text, sizeof text, PELTON_FOREVER, &size), PELTON_FORKED);
     ANSWERS(pelton_release(receiver), PELTON_FORKED);
     ANSWERS(pelton_hold(receiver, &held), PELTON_FORKED);
     ANSWERS(pelton_take_descriptors(receiver, &fd, 1, &size), PELTON_FORKED);
-    ANSWERS(pelton_receiver_fd(receiver), PELTON_FORKED);
-    ANSWERS(pelton_receiver_arm(receiver), PELTON_FORKED);
-    ANSWERS(pelton_receiver_disarm(receiver), PELTON_FORKED);
-    ANSWERS(pelton_receiver_resume(receiver, PELTON_FOREVER), PELTON_FORKED);
-    ANSWERS(pelton_receiver_sync(receiver), PELTON_FORKED);
-    ANSWERS(pelton_receiver_info(receiver, &info), PELTON_FORKED);
+    ANSWERS(pelton_fd(receiver), PELTON_FORKED);
+    ANSWERS(pelton_arm(receiver), PELTON_FORKED);
+    ANSWERS(pelton_disarm(receiver), PELTON_FORKED);
+    ANSWERS(pelton_resume(receiver, PELTON_FOREVER), PELTON_FORKED);
+    ANSWERS(pelton_sync(receiver), PELTON_FORKED);
+    ANSWERS(pelton_get_info(receiver, &info), PELTON_FORKED);
     pelton_sender *accepted;
     pelton_receiver *other;
     ANSWERS(pelton_accept_sender(listener_of_parent, PELTON_FOREVER, &accepted), PELTON_FORKED);
     ANSWERS(pelton_accept_receiver(listener_of_parent, PELTON_FOREVER, &other), PELTON_FORKED);
-    ANSWERS(pelton_listener_fd(listener_of_parent), PELTON_FORKED);
-    ANSWERS(pelton_listener_close(listener_of_parent), PELTON_FORKED);
-    ANSWERS(pelton_held_release(held_of_parent), PELTON_FORKED);
-    ANSWERS(pelton_receiver_close(receiver), PELTON_FORKED);
-    ANSWERS(pelton_sender_close(sender), PELTON_FORKED);
-    ANSWERS(pelton_sender_close(sender), PELTON_CLOSED_HANDLE);
+    ANSWERS(pelton_fd(listener_of_parent), PELTON_FORKED);
+    ANSWERS(pelton_close(listener_of_parent), PELTON_FORKED);
+    ANSWERS(pelton_close(held_of_parent), PELTON_FORKED);
+    ANSWERS(pelton_close(receiver), PELTON_FORKED);
+    ANSWERS(pelton_close(sender), PELTON_FORKED);
+    ANSWERS(pelton_close(sender), PELTON_CLOSED_HANDLE);
     /* What it makes itself it may use. */
     begin();
     OK(pelton_send(sender, "x", 1, PELTON_NO_WAIT));
@@ -417,10 +382,10 @@ static void a_forked_child_can_only_close(void) {
     finish(start(use_handles_of_the_parent, NULL));
     CHECK(memcmp(message.data, "received", 8) == 0);
     OK(pelton_release(receiver));
-    OK(pelton_held_release(held_of_parent));
+    OK(pelton_close(held_of_parent));
     ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
     OK(pelton_drain(sender, PELTON_NO_WAIT));
-    OK(pelton_listener_close(listener_of_parent));
+    OK(pelton_close(listener_of_parent));
     end();
 }
 
@@ -428,13 +393,13 @@ static void *detail_of_a_thread(void *unused) {
     (void)unused;
     CHECK(strcmp(pelton_error_detail(), "") == 0);
     ANSWERS(pelton_release(NULL), PELTON_NULL);
-    CHECK(strcmp(pelton_error_detail(), "receiver is NULL") == 0);
+    CHECK(strcmp(pelton_error_detail(), "handle is NULL") == 0);
     return NULL;
 }
 
 static void each_thread_has_its_own_detail(void) {
     pthread_t thread;
-    ANSWERS(pelton_abort(NULL), PELTON_NULL);
+    ANSWERS(pelton_trim(NULL), PELTON_NULL);
     CHECK(pthread_create(&thread, NULL, detail_of_a_thread, NULL) == 0);
     CHECK(pthread_join(thread, NULL) == 0);
     CHECK(strcmp(pelton_error_detail(), "sender is NULL") == 0);

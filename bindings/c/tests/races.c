@@ -23,7 +23,7 @@ static void *release_all(void *nothing) {
         pelton_held *one;
         while (!(one = __atomic_load_n(&held[round], __ATOMIC_ACQUIRE))) sched_yield();
         for (size_t at = 0; at < size_of(round); at++) CHECK(held_data[round][at] == (unsigned char)round);
-        OK(pelton_held_release(one));
+        OK(pelton_close(one));
     }
     return nothing;
 }
@@ -70,10 +70,10 @@ static void messages_order_the_memory_around_them(int seeded) {
             CHECK(heard[round] == round && heard[round - 999] == round - 999);
         }
     }
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
     if (seeded) heard[0]++;
     CHECK(pthread_join(thread, NULL) == 0 && pthread_join(releasing, NULL) == 0);
-    OK(pelton_receiver_close(receiver));
+    OK(pelton_close(receiver));
 }
 
 int main(int argc, char **argv) {

@@ -171,7 +171,7 @@ static void accept_and_receive(uv_poll_t *listening, int status, int events) {
     if (code == PELTON_AGAIN) return;
     OK(code);
     uv_close((uv_handle_t *)listening, NULL);
-    OK(pelton_listener_close(listener));
+    OK(pelton_close(listener));
     OK(pelton_uv_receiver_start(new_receiver(listening->loop, receiver, (notes *)listening->data), count_in_order, note_end_and_close));
 }
 
@@ -184,7 +184,7 @@ static void messages_come_as_callbacks_in_order_between_two_processes(void) {
     OK(pelton_listen(place(name, "unix:%s/socket"), NULL, &listener));
     pid_t child = start(send_by_loop, name);
     CHECK(uv_loop_init(&loop) == 0);
-    CHECK(uv_poll_init(&loop, &listening, pelton_listener_fd(listener)) == 0);
+    CHECK(uv_poll_init(&loop, &listening, pelton_fd(listener)) == 0);
     listening.data = &own;
     CHECK(uv_poll_start(&listening, UV_READABLE, accept_and_receive) == 0);
     end_loop(&loop);
@@ -369,7 +369,7 @@ static pelton_receiver *unwatched;
 
 static void fill_lose_the_receiver_and_stop(pelton_uv_sender *handle) {
     fill(handle);
-    OK(pelton_receiver_close(unwatched));
+    OK(pelton_close(unwatched));
     pelton_uv_sender_stop(handle);
 }
 
@@ -433,7 +433,7 @@ static void send_two_later(const char *name) {
         usleep(200000);
         OK(pelton_send(sender, payload, size_of(number), SOON));
     }
-    OK(pelton_sender_close(sender));
+    OK(pelton_close(sender));
 }
 
 /* Receives everything, a while after it has connected. */
@@ -449,7 +449,7 @@ static void receive_all_later(const char *name) {
         OK(pelton_release(receiver));
     }
     ANSWERS(code, PELTON_CLOSED);
-    OK(pelton_receiver_close(receiver));
+    OK(pelton_close(receiver));
 }
 
 static void nothing_runs_while_nothing_happens(void) {
@@ -477,7 +477,7 @@ static void nothing_runs_while_nothing_happens(void) {
             OK(pelton_accept_receiver(listener, SOON, &receiver));
             OK(pelton_uv_receiver_start(new_receiver(&loop, receiver, &own), count_in_order, note_end_and_close));
         }
-        OK(pelton_listener_close(listener));
+        OK(pelton_close(listener));
         CHECK(uv_run(&loop, UV_RUN_DEFAULT) == 0);
         /* The messages and the end, or the room, and each perhaps once for nothing. */
         CHECK(own.closings == 1 && own.turns <= 7);
@@ -501,7 +501,7 @@ static void send_ten_and_stand(const char *name) {
     OK(pelton_sender_open(name, &options, &sender));
     pelton_info info;
     info.struct_bytes = sizeof info;
-    OK(pelton_sender_info(sender, &info));
+    OK(pelton_get_info(sender, &info));
     /* The successor goes on where the first stopped. */
     own.rooms = info.next_seq - 1;
     pelton_uv_sender *handle = new_sender(&loop, sender, &own);
@@ -521,7 +521,7 @@ static void kill_after_tens(pelton_uv_receiver *handle, const pelton_message *me
 
 static void resume(uv_work_t *work) {
     pelton_uv_receiver *handle = (pelton_uv_receiver *)work->data;
-    OK(pelton_receiver_resume(handle->receiver, SOON));
+    OK(pelton_resume(handle->receiver, SOON));
 }
 
 static void start_again(uv_work_t *work, int status) {
@@ -551,7 +551,7 @@ static void a_killed_sender_is_an_event_and_its_successor_goes_on(void) {
     CHECK(uv_loop_init(&loop) == 0);
     OK(pelton_uv_receiver_start(new_receiver(&loop, receiver, &own), kill_after_tens, resume_by_work));
     end_loop(&loop);
-    OK(pelton_listener_close(listener));
+    OK(pelton_close(listener));
     ANSWERS(own.code, PELTON_PEER_DIED);
     CHECK(own.messages == 20 && own.closings == 1);
 }
@@ -582,7 +582,7 @@ static void tell_a_killed_receiver(int full) {
     OK(pelton_listen(place(name, "unix:%s/socket"), &options, &listener));
     dying = start(receive_nothing, name);
     OK(pelton_accept_sender(listener, SOON, &sender));
-    OK(pelton_listener_close(listener));
+    OK(pelton_close(listener));
     CHECK(uv_loop_init(&loop) == 0 && uv_prepare_init(&loop, &prepare) == 0);
     CHECK(uv_prepare_start(&prepare, kill_receiver) == 0);
     new_sender(&loop, sender, &own);
@@ -635,7 +635,7 @@ static uv_work_t releasing;
 
 static void release_elsewhere(uv_work_t *work) {
     (void)work;
-    OK(pelton_held_release(held));
+    OK(pelton_close(held));
 }
 
 static void hold_the_first(pelton_uv_receiver *handle, const pelton_message *message) {

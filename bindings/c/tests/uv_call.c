@@ -105,7 +105,7 @@ static void count_answer(pelton_uv_call *call, int code, const pelton_completion
         return;
     }
     /* What is read is released before anything is asked. */
-    OK(pelton_client_release(handle->client));
+    OK(pelton_release(handle->client));
     ask_some(handle);
     if (own->answered % 1000 == 0) {
         pelton_uv_client_stop(handle);
@@ -121,7 +121,7 @@ static void ask_some(pelton_uv_client *handle) {
         pelton_uv_call *call = new_call();
         call->data = (void *)(uintptr_t)own->asked;
         fill(request, own->asked, own->size);
-        int code = pelton_uv_call_start(handle, call, request, own->size, count_answer);
+        int code = pelton_uv_call_start(handle, call, request, own->size, 0, count_answer);
         if (code != PELTON_OK) {
             ANSWERS(code, PELTON_AGAIN);
             free(call);
@@ -196,7 +196,7 @@ static void ask_what_is_large(uv_timer_t *timer) {
     notes *own = (notes *)timer->data;
     static unsigned char large[LONG_ANSWER];
     fill(large, 1, sizeof large);
-    OK(pelton_uv_call_start(own->client, new_call(), large, sizeof large, close_both));
+    OK(pelton_uv_call_start(own->client, new_call(), large, sizeof large, 0, close_both));
     uv_close((uv_handle_t *)timer, NULL);
 }
 
@@ -223,12 +223,12 @@ static void count_parts(pelton_uv_call *call, int code, const pelton_completion 
         return;
     }
     CHECK(answer->outcome == PELTON_END && own->parts == 100);
-    OK(pelton_client_release(call->handle->client));
+    OK(pelton_release(call->handle->client));
     ANSWERS(pelton_uv_call_cancel(call), PELTON_AGAIN);
     free(call);
     OK(pelton_uv_call_cancel(own->cancelled));
     free(own->cancelled);
-    OK(pelton_service_stop(own->service->service));
+    OK(pelton_service_stop(own->service->service, PELTON_STOP_NOW));
 }
 
 static void answer_in_parts(pelton_uv_service *handle, const pelton_request *request) {
@@ -249,8 +249,8 @@ static void parts_come_one_by_one_and_what_is_given_up_does_not_come(void) {
     own.cancelled = new_call();
     OK(pelton_uv_service_start(own.service, answer_in_parts, note_services_end));
     OK(pelton_uv_client_start(own.client, NULL, note_end));
-    OK(pelton_uv_call_start(own.client, own.cancelled, "x", 1, not_answered));
-    OK(pelton_uv_call_start(own.client, new_call(), NULL, 0, count_parts));
+    OK(pelton_uv_call_start(own.client, own.cancelled, "x", 1, 0, not_answered));
+    OK(pelton_uv_call_start(own.client, new_call(), NULL, 0, 0, count_parts));
     /* The service's end is the client's: it is closed by that. */
     end_loop(&loop);
     CHECK(own.parts == 100 && own.count == 1 && own.ends == 2 && own.closings == 2 && own.code == PELTON_CLOSED);
@@ -275,7 +275,7 @@ static void take_and_stand(const char *name) {
     for (;;) {
         pelton_request request;
         OK(pelton_service_receive(of, SOON, &request));
-        OK(pelton_service_release(of));
+        OK(pelton_release(of));
     }
 }
 
@@ -290,7 +290,7 @@ static void every_call_is_told_when_the_service_is_killed(void) {
     OK(pelton_client_open(name, &options, &client));
     new_client(&loop, client, &own);
     OK(pelton_uv_client_start(own.client, NULL, note_end));
-    for (int i = 0; i < 1000; i++) OK(pelton_uv_call_start(own.client, new_call(), "x", 1, note_lost));
+    for (int i = 0; i < 1000; i++) OK(pelton_uv_call_start(own.client, new_call(), "x", 1, 0, note_lost));
     kill_now(child);
     end_loop(&loop);
     CHECK(own.told == 1000 && own.ends == 1 && own.code == PELTON_PEER_DIED && own.closings == 1);
@@ -318,10 +318,10 @@ static void a_service_in_a_loop_answers_another_process(void) {
         pelton_completion answer;
         OK(pelton_await(client, PELTON_ANY_CALL, SOON, &answer));
         CHECK(answer.size == sizeof i);
-        OK(pelton_client_release(client));
+        OK(pelton_release(client));
     }
     kill_now(child);
-    OK(pelton_client_close(client));
+    OK(pelton_close(client));
     CHECK(unlink(place(path, "%s/service")) == 0);
 }
 
@@ -331,7 +331,7 @@ static void a_closed_handle_calls_nobody_back(void) {
     both_sides(&loop, &own, 0);
     pelton_uv_call *call = new_call();
     OK(pelton_uv_client_start(own.client, NULL, note_end));
-    OK(pelton_uv_call_start(own.client, call, "x", 1, not_answered));
+    OK(pelton_uv_call_start(own.client, call, "x", 1, 0, not_answered));
     OK(pelton_uv_service_start(own.service, echo_at_once, note_services_end));
     pelton_uv_service_stop(own.service);
     pelton_uv_client_close(own.client, free_client);

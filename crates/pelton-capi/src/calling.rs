@@ -1,21 +1,39 @@
 //! The asking side of calls.
 
 use crate::code::{self, Answer, came};
-use crate::handle::{Handle, Object, call, catch, close, enter, number};
+use crate::handle::{Handle, Object, call, catch, number};
 use crate::making::{give, text};
-use crate::options::{self, COptions, Info, Until};
-use crate::sending::{bytes, fits};
-use pelton::{CallId, Client, Completion, Counters, Loss, Outcome, RawCompletion, RawRequestRoom, RequestRoom};
+use crate::options::{self, COptions, Info, Until, wrong};
+use crate::sending::{bytes, check_committed, fits};
+use pelton::{CallId, Client, Completion, Counters, Loss, Outcome, RawCompletion, RawRequestRoom};
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 
 /// A client behind a handle.
 pub struct Calling {
     client: Client,
     /// Taken and not released: meanwhile no other answer is looked for.
     current: Option<RawCompletion>,
-    /// Reserved, with its size: meanwhile nothing else is asked.
-    room: Option<(RawRequestRoom, usize)>,
+    /// Meanwhile nothing else is asked.
+    room: Option<Room<RawRequestRoom>>,
+}
+
+/// Room that is used by giving its own pointer to what sends it.
+pub struct Room<R> {
+    pub raw: R,
+    pub at: *mut c_void,
+    pub size: usize,
+}
+
+impl<R> Room<R> {
+    /// Whether these bytes are to be sent from the room, if there is one: then there is nothing else that can be sent.
+    pub fn is_of(room: &Option<Room<R>>, data: *const c_void, size: usize) -> Answer<bool> {
+        match room {
+            None => Ok(false),
+            Some(room) if room.at.cast_const() == data => check_committed(size, room.size).map(|()| true),
+            Some(_) => Err(code::plain(code::RESERVED)),
+        }
+    }
 }
 
 impl Calling {
@@ -26,6 +44,64 @@ impl Calling {
             (None, Some(_)) => Err(code::plain(code::NOT_RELEASED)),
             (None, None) => Ok(&mut self.client),
         }
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.client.as_raw_fd()
+    }
+
+    pub fn arm(&mut self) -> Answer {
+        came(self.free()?.arm().map(|armed| !armed))
+    }
+
+    pub fn disarm(&mut self) -> Answer {
+        self.client.disarm();
+        Ok(())
+    }
+
+    pub fn info(&self) -> Info {
+        let client = &self.client;
+        let mut info = Info::new(client.peer(), Counters::default());
+        info.message_bytes_max = client.request_bytes_max();
+        info.calls = client.in_flight() as u64;
+        info.dropped = client.late();
+        info.services = client.services() as u64;
+        info
+    }
+
+    pub fn release(&mut self) -> Answer {
+        let raw = self.current.take().ok_or_else(|| code::plain(code::NOT_RECEIVED))?;
+        // SAFETY: taken last.
+        drop(unsafe { self.client.completion_from_raw(raw) });
+        Ok(())
+    }
+
+    pub fn reserve(&mut self, size: usize, deadline_ns: i64) -> Answer<*mut c_void> {
+        self.room = None;
+        fits(size)?;
+        let client = self.free()?;
+        let reserved = match Until::of(deadline_ns) {
+            Until::Now => client.try_reserve(size),
+            Until::Deadline(instant) => client.reserve_until(size, instant),
+            Until::Forever => client.reserve(size).map(Some),
+        };
+        let mut reserved = reserved.map_err(|error| code::of(&error))?.ok_or(code::AGAIN)?;
+        let at = reserved.raw_parts().0.as_ptr().cast();
+        self.room = Some(Room { raw: reserved.into_raw(), at, size });
+        Ok(at)
+    }
+
+    /// To give it back is to forget it.
+    pub fn abort(&mut self) -> Answer {
+        self.room.take().map(|_| ()).ok_or_else(|| code::plain(code::NOT_RESERVED))
+    }
+
+    /// Asks from what is reserved.
+    fn submit_room(&mut self, size: usize) -> Answer<CallId> {
+        let room = self.room.take().expect("it was just there");
+        // SAFETY: kept since it was reserved, and nothing else was asked since.
+        let room = unsafe { self.client.request_room_from_raw(room.raw) };
+        room.submit_bytes(size).map_err(|error| code::of(&error))
     }
 }
 
@@ -56,17 +132,12 @@ pub struct CCompletion {
 
 const _: () = assert!(size_of::<CCompletion>() == 32);
 
-/// PELTON_REPLY.
-pub const REPLY: u32 = 1;
-/// PELTON_PART.
-pub const PART: u32 = 2;
-
 impl CCompletion {
     fn of(completion: &Completion<'_>) -> CCompletion {
         let (data, size) = completion.raw_parts();
         let (outcome, code) = match completion.outcome() {
-            Outcome::Reply => (REPLY, 0),
-            Outcome::Part => (PART, 0),
+            Outcome::Reply => (1, 0),
+            Outcome::Part => (2, 0),
             Outcome::End => (3, 0),
             Outcome::Failed(code) => (4, code),
             Outcome::Abandoned => (5, 0),
@@ -143,6 +214,11 @@ pub unsafe extern "C" fn pelton_call(
     unsafe { call(client, ask) }
 }
 
+/// PELTON_NOTIFY.
+const NOTIFY: u32 = 1;
+/// PELTON_IDEMPOTENT.
+const IDEMPOTENT: u32 = 2;
+
 /// See `pelton.h`.
 ///
 /// # Safety
@@ -152,22 +228,28 @@ pub unsafe extern "C" fn pelton_submit(
     client: Handled,
     data: *const c_void,
     size: usize,
+    flags: u32,
     deadline_ns: i64,
     out_call: *mut u64,
 ) -> c_int {
     let submit = |calling: &mut Calling| {
-        let client = calling.free()?;
-        if out_call.is_null() {
-            return Err(code::null("out_call"));
-        }
-        // SAFETY: the caller's promise.
-        let request = unsafe { bytes(data, size)? };
-        let submitted = match Until::of(deadline_ns) {
-            Until::Now => client.try_submit(request),
-            Until::Deadline(instant) => client.submit_until(request, instant),
-            Until::Forever => client.submit(request).map(Some),
+        let is_of_room = Room::is_of(&calling.room, data, size)?;
+        let call = match flags {
+            0 | IDEMPOTENT if out_call.is_null() => return Err(code::null("out_call")),
+            0 | IDEMPOTENT if is_of_room => calling.submit_room(size)?,
+            // SAFETY: the caller's promise.
+            0 | IDEMPOTENT => submit(calling.free()?, unsafe { bytes(data, size)? }, deadline_ns)?,
+            NOTIFY if is_of_room => {
+                return Err(wrong("flags", flags, "0 or PELTON_IDEMPOTENT (2) of what was reserved"));
+            }
+            // SAFETY: the caller's promise.
+            NOTIFY => return notify(calling.free()?, unsafe { bytes(data, size)? }, deadline_ns),
+            found => return Err(wrong("flags", found, "0, PELTON_NOTIFY (1) or PELTON_IDEMPOTENT (2)")),
         };
-        let call = submitted.map_err(|error| code::of(&error))?.ok_or(code::AGAIN)?;
+        if flags == IDEMPOTENT {
+            // False: it is lost already, which its completion tells.
+            calling.client.mark_idempotent(call).map_err(|error| code::of(&error))?;
+        }
         // SAFETY: the caller's promise.
         unsafe { out_call.write(call.to_bits()) };
         Ok(())
@@ -176,107 +258,21 @@ pub unsafe extern "C" fn pelton_submit(
     unsafe { call(client, submit) }
 }
 
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_submit_reserve(
-    client: Handled,
-    size: usize,
-    deadline_ns: i64,
-    out: *mut *mut c_void,
-) -> c_int {
-    let reserve = |calling: &mut Calling| {
-        if out.is_null() {
-            return Err(code::null("out"));
-        }
-        // To give it back is to forget it.
-        calling.room = None;
-        fits(size)?;
-        calling.free()?;
-        let Calling { client, room, .. } = calling;
-        let reserved = match Until::of(deadline_ns) {
-            Until::Now => client.try_reserve(size),
-            Until::Deadline(instant) => client.reserve_until(size, instant),
-            Until::Forever => client.reserve(size).map(Some),
-        };
-        let mut reserved = reserved.map_err(|error| code::of(&error))?.ok_or(code::AGAIN)?;
-        let at = reserved.raw_parts().0;
-        *room = Some((reserved.into_raw(), size));
-        // SAFETY: the caller's promise.
-        unsafe { out.write(at.as_ptr().cast()) };
-        Ok(())
+fn submit(client: &mut Client, request: &[u8], deadline_ns: i64) -> Answer<CallId> {
+    let submitted = match Until::of(deadline_ns) {
+        Until::Now => client.try_submit(request),
+        Until::Deadline(instant) => client.submit_until(request, instant),
+        Until::Forever => client.submit(request).map(Some),
     };
-    // SAFETY: the caller's promises.
-    unsafe { call(client, reserve) }
+    submitted.map_err(|error| code::of(&error))?.ok_or(code::AGAIN)
 }
 
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_submit_commit(client: Handled, size: usize, out_call: *mut u64) -> c_int {
-    let commit = |calling: &mut Calling| {
-        if out_call.is_null() {
-            return Err(code::null("out_call"));
-        }
-        let Calling { client, room, .. } = calling;
-        let (_, reserved) = room.as_ref().ok_or_else(|| code::plain(code::NOT_RESERVED))?;
-        check_committed(size, *reserved)?;
-        let (raw, _) = room.take().expect("it was just there");
-        // SAFETY: kept since it was reserved, and nothing else was asked since.
-        let submitted = RequestRoom::submit_bytes(unsafe { client.request_room_from_raw(raw) }, size);
-        // SAFETY: the caller's promise.
-        unsafe { out_call.write(submitted.map_err(|error| code::of(&error))?.to_bits()) };
-        Ok(())
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(client, commit) }
-}
-
-/// Whether no more is committed than was reserved.
-pub fn check_committed(size: usize, reserved: usize) -> Answer {
-    if size <= reserved {
-        return Ok(());
-    }
-    let detail = format!("{size} bytes committed of {reserved} reserved: commit at most those");
-    Err(code::tell(code::TOO_LARGE, detail))
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_submit_abort(client: Handled) -> c_int {
-    let abort = |calling: &mut Calling| match calling.room.take() {
-        Some(_) => Ok(()),
-        None => Err(code::plain(code::NOT_RESERVED)),
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(client, abort) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_notify(client: Handled, data: *const c_void, size: usize, deadline_ns: i64) -> c_int {
-    let notify = |calling: &mut Calling| {
-        let client = calling.free()?;
-        // SAFETY: the caller's promise.
-        let message = unsafe { bytes(data, size)? };
-        came(match Until::of(deadline_ns) {
-            Until::Now => client.try_notify(message),
-            Until::Deadline(instant) => client.notify_until(message, instant),
-            Until::Forever => client.notify(message).map(|()| true),
-        })
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(client, notify) }
+fn notify(client: &mut Client, message: &[u8], deadline_ns: i64) -> Answer {
+    came(match Until::of(deadline_ns) {
+        Until::Now => client.try_notify(message),
+        Until::Deadline(instant) => client.notify_until(message, instant),
+        Until::Forever => client.notify(message).map(|()| true),
+    })
 }
 
 /// See `pelton.h`.
@@ -287,16 +283,6 @@ pub unsafe extern "C" fn pelton_notify(client: Handled, data: *const c_void, siz
 pub unsafe extern "C" fn pelton_cancel(client: Handled, which: u64) -> c_int {
     // SAFETY: the caller's promises.
     unsafe { call(client, |calling| came(calling.free()?.cancel(CallId::from_bits(which)))) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_mark_idempotent(client: Handled, which: u64) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { call(client, |calling| came(calling.free()?.mark_idempotent(CallId::from_bits(which)))) }
 }
 
 /// The next answer, to any call if `which` is 0, waiting as long as is said.
@@ -333,127 +319,4 @@ pub unsafe extern "C" fn pelton_await(client: Handled, which: u64, deadline_ns: 
     };
     // SAFETY: the caller's promises.
     unsafe { call(client, take) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_await_copy(
-    client: Handled,
-    which: u64,
-    buffer: *mut c_void,
-    capacity: usize,
-    deadline_ns: i64,
-    out: *mut CCompletion,
-) -> c_int {
-    let take = |calling: &mut Calling| {
-        let client = calling.free()?;
-        if out.is_null() || (buffer.is_null() && capacity > 0) {
-            return Err(code::null("buffer or out"));
-        }
-        let completion = next(client, which, deadline_ns)?;
-        let (data, size) = completion.raw_parts();
-        // SAFETY: the caller's promise.
-        unsafe { out.write(CCompletion { data: buffer, ..CCompletion::of(&completion) }) };
-        if size > capacity {
-            let raw = completion.into_raw();
-            // SAFETY: taken last.
-            unsafe { client.put_back(raw) };
-            let detail = format!("an answer of {size} bytes waits, the buffer has {capacity}");
-            return Err(code::tell(code::TOO_SMALL, detail));
-        }
-        if size > 0 {
-            // SAFETY: so many bytes are there, and nothing looks at them after the copy; the caller promises the buffer, which is
-            // not NULL with a capacity.
-            unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.cast(), size) };
-        }
-        Ok(())
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(client, take) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_client_release(client: Handled) -> c_int {
-    let release = |calling: &mut Calling| {
-        let raw = calling.current.take().ok_or_else(|| code::plain(code::NOT_RECEIVED))?;
-        // SAFETY: taken last.
-        drop(unsafe { calling.client.completion_from_raw(raw) });
-        Ok(())
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(client, release) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_client_fd(client: *const Handle<Calling>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { enter(client.cast_mut(), |calling| Ok(calling.client.as_raw_fd())) }.unwrap_or_else(|code| code)
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_client_arm(client: Handled) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { call(client, |calling| came(calling.free()?.arm().map(|armed| !armed))) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_client_disarm(client: Handled) -> c_int {
-    let disarm = |calling: &mut Calling| {
-        calling.client.disarm();
-        Ok(())
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(client, disarm) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_client_info(client: Handled, out: *mut Info) -> c_int {
-    let info = |calling: &mut Calling| {
-        if out.is_null() {
-            return Err(code::null("out"));
-        }
-        let client = &calling.client;
-        let mut info = Info::new(client.peer(), Counters::default());
-        info.message_bytes_max = client.request_bytes_max();
-        info.calls = client.in_flight() as u64;
-        info.dropped = client.late();
-        info.services = client.services() as u64;
-        // SAFETY: the caller's promise.
-        unsafe { info.write(out) }
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(client, info) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_client_close(client: Handled) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { close(client) }
 }

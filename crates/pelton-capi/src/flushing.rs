@@ -1,13 +1,14 @@
 //! Sinks, flushing what a receiver takes in, and appending.
 
 use crate::code::{self, Answer};
-use crate::handle::{Handle, Object, call, catch, close, number, share, take};
+use crate::handle::{Handle, Object, call, catch, number, share, take};
 use crate::making::give;
 use crate::options::{self, COptions, Until, wrong};
 use crate::receiving::Receiving;
 use crate::sending::{self, Open, Sends, bytes};
 use pelton::{
-    Appender, Appenders, Flush, LaneId, Options, Peer, RecordFile, RecordFileOptions, Reservation, Run, Sender, Sink,
+    Appender, Appenders, Flush, LaneId, Options, Peer, RawReservation, RecordFile, RecordFileOptions, Reservation, Run,
+    Sender, Sink,
 };
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -175,6 +176,16 @@ impl Object for Flushing {
     }
 }
 
+impl Flushing {
+    pub fn now(&mut self) -> Answer {
+        self.0.now().map_err(|error| code::of(&error))
+    }
+
+    pub fn sync(&mut self) -> Answer {
+        self.0.sync().map_err(|error| code::of(&error))
+    }
+}
+
 /// See `pelton.h`.
 ///
 /// # Safety
@@ -219,36 +230,6 @@ pub unsafe extern "C" fn pelton_flush_run(flush: *mut Handle<Flushing>, deadline
     unsafe { call(flush, run) }
 }
 
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_flush_now(flush: *mut Handle<Flushing>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { call(flush, |flushing| flushing.0.now().map_err(|error| code::of(&error))) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_flush_sync(flush: *mut Handle<Flushing>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { call(flush, |flushing| flushing.0.sync().map_err(|error| code::of(&error))) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_flush_close(flush: *mut Handle<Flushing>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { close(flush) }
-}
-
 /// What makes appenders, behind a handle.
 pub struct Making(Appenders);
 
@@ -262,6 +243,16 @@ impl Object for Making {
 
     fn is_free(&self) -> bool {
         true
+    }
+}
+
+impl Making {
+    pub fn now(&self) -> Answer {
+        self.0.flush().map_err(|error| code::of(&error))
+    }
+
+    pub fn sync(&self) -> Answer {
+        self.0.sync().map_err(|error| code::of(&error))
     }
 }
 
@@ -299,37 +290,7 @@ pub unsafe extern "C" fn pelton_appenders_append(
         making.0.append(unsafe { bytes(data, size)? }).map_err(|error| code::of(&error))
     };
     // SAFETY: the caller's promises.
-    unsafe { share(appenders, append) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_appenders_flush(appenders: *mut Handle<Making>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { share(appenders, |making| making.0.flush().map_err(|error| code::of(&error))) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_appenders_sync(appenders: *mut Handle<Making>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { share(appenders, |making| making.0.sync().map_err(|error| code::of(&error))) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_appenders_close(appenders: *mut Handle<Making>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { close(appenders) }
+    number(unsafe { share(appenders, append) })
 }
 
 /// An appender behind a handle.
@@ -347,11 +308,11 @@ impl Object for Appending {
     }
 
     fn is_free(&self) -> bool {
-        matches!(self.open, Open::Nothing)
+        self.open.is_none()
     }
 
     fn has_one(&self) -> bool {
-        matches!(self.open, Open::Message(..))
+        self.open.is_some()
     }
 }
 
@@ -359,6 +320,11 @@ impl Sends for Appending {
     #[inline(always)]
     fn parts(&mut self) -> (&mut Sender, &mut Open) {
         (self.appender.sender(), &mut self.open)
+    }
+
+    /// By flushing, if need be.
+    fn find_room(&mut self, size: usize, _deadline_ns: i64) -> Answer<RawReservation> {
+        self.appender.reserve(size).map(Reservation::into_raw).map_err(|error| code::of(&error))
     }
 }
 
@@ -373,10 +339,10 @@ pub unsafe extern "C" fn pelton_appender_open(appenders: *mut Handle<Making>, ou
     let open = |making: &Making| {
         let make = || making.0.appender().map_err(|error| code::of(&error));
         // SAFETY: the caller's promise.
-        unsafe { give(out, || make().map(|appender| Appending { appender, open: Open::Nothing })) }
+        unsafe { give(out, || make().map(|appender| Appending { appender, open: None })) }
     };
     // SAFETY: the caller's promises.
-    unsafe { share(appenders, open) }
+    number(unsafe { share(appenders, open) })
 }
 
 /// See `pelton.h`.
@@ -398,57 +364,10 @@ pub unsafe extern "C" fn pelton_append(appender: Handled, data: *const c_void, s
 #[inline(never)]
 unsafe fn append_slowly(appender: Handled, data: *const c_void, size: usize) -> c_int {
     let append = |appending: &mut Appending| {
-        appending.open.check_nothing()?;
+        appending.free()?;
         // SAFETY: the caller's promise.
         appending.appender.append(unsafe { bytes(data, size)? }).map_err(|error| code::of(&error))
     };
     // SAFETY: the caller's promises.
     unsafe { call(appender, append) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_append_reserve(appender: Handled, size: usize, out: *mut *mut c_void) -> c_int {
-    // SAFETY: the caller's promises.
-    if unsafe { sending::reserve_at_once(appender, size, out) } {
-        return 0;
-    }
-    let flush = |appending: &mut Appending| {
-        appending.appender.reserve(size).map(Reservation::into_raw).map_err(|error| code::of(&error))
-    };
-    // SAFETY: the caller's promises.
-    unsafe { sending::reserve_slowly(appender, size, out, flush) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_append_commit(appender: Handled, size: usize) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { sending::commit(appender, size) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_append_abort(appender: Handled) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { sending::abort(appender) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_appender_close(appender: Handled) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { close(appender) }
 }

@@ -6,10 +6,11 @@
 //! exchange before anything else is touched; the gate, which others may look at then, is an atomic of its own and in that mode
 //! changes only when the handle is closed.
 
+use crate::any;
 use crate::code::{self, Answer};
 use std::any::Any;
 use std::cell::UnsafeCell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::LazyLock;
@@ -18,8 +19,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 
 /// What stands behind a handle.
 pub trait Object {
-    /// The gate of a free handle: different for each kind. The two values after it are other states of a live one.
+    /// The gate of a free handle: different for each kind. The three values after it are its other states.
     const FREE: u32;
+    /// `pelton_KIND` is the type in C.
     const KIND: &'static str;
 
     fn is_forked(&self) -> bool;
@@ -31,13 +33,21 @@ pub trait Object {
     fn has_one(&self) -> bool {
         false
     }
+
+    /// Whether the handle can be closed by this thread.
+    fn before_closing(&mut self) -> Answer {
+        Ok(())
+    }
 }
 
 /// Beyond FREE: one message is received, or reserved.
 pub const ONE: u32 = 1;
 /// Beyond FREE: alive, but look closer.
 const CLOSER: u32 = 2;
-const CLOSED: u32 = 0xdead_c105;
+/// Beyond FREE: closed.
+const CLOSED: u32 = 3;
+/// All of these.
+const STATES: u32 = 3;
 
 #[repr(C)]
 pub struct Handle<T> {
@@ -130,7 +140,8 @@ pub unsafe fn enter<T: Object, A>(handle: *mut Handle<T>, act: impl FnOnce(&mut 
     let Some(shared) = (unsafe { handle.as_ref() }) else { return Err(code::null(T::KIND)) };
     // Relaxed: the caller orders one thread's use before another's.
     if !(T::FREE..=T::FREE + CLOSER).contains(&shared.head.gate.load(Relaxed)) {
-        return Err(closed::<T>());
+        // SAFETY: it is not NULL.
+        return Err(unsafe { any::stray(handle.cast(), &[T::KIND]) });
     }
     // Acquire, release: calls that do not overlap are in order then, whatever the caller did.
     if shared.head.checks_threads && shared.head.busy.swap(true, AcqRel) {
@@ -164,28 +175,37 @@ pub unsafe fn enter<T: Object, A>(handle: *mut Handle<T>, act: impl FnOnce(&mut 
 }
 
 #[cold]
-fn closed<T: Object>() -> c_int {
-    code::tell(code::CLOSED_HANDLE, format!("the handle given as {} is closed, or another kind's", T::KIND))
-}
-
-#[cold]
 fn broken() -> c_int {
     code::tell(code::INTERNAL, "the handle is not usable since a bug was caught: close it")
+}
+
+/// The kind, by its free gate, of what may be any handle, and whether it is closed; of NULL no kind's.
+///
+/// # Safety
+/// `handle` is NULL or from [`Handle::boxed`].
+pub unsafe fn kind(handle: *const c_void) -> (u32, bool) {
+    if handle.is_null() {
+        return (0, false);
+    }
+    // SAFETY: the caller's promise; all begin alike. Relaxed: the caller orders making and closing.
+    let gate = unsafe { (*handle.cast::<Head>()).gate.load(Relaxed) };
+    (gate & !STATES, gate & STATES == CLOSED)
 }
 
 /// As [`enter`], for what any threads may do at once.
 ///
 /// # Safety
 /// As for [`enter`].
-pub unsafe fn share<T: Object + Sync>(handle: *const Handle<T>, act: impl FnOnce(&T) -> Answer) -> c_int {
+pub unsafe fn share<T: Object + Sync, A>(handle: *const Handle<T>, act: impl FnOnce(&T) -> Answer<A>) -> Answer<A> {
     // SAFETY: the caller's promise; see the module about closed ones.
-    let Some(shared) = (unsafe { handle.as_ref() }) else { return number(Err(code::null(T::KIND))) };
+    let Some(shared) = (unsafe { handle.as_ref() }) else { return Err(code::null(T::KIND)) };
     // Relaxed: the caller orders making and closing.
     if !(T::FREE..=T::FREE + CLOSER).contains(&shared.head.gate.load(Relaxed)) {
-        return closed::<T>();
+        // SAFETY: it is not NULL.
+        return Err(unsafe { any::stray(handle.cast(), &[T::KIND]) });
     }
     if shared.head.is_broken.load(Relaxed) {
-        return broken();
+        return Err(broken());
     }
     // SAFETY: only shared references are made of it until it is closed, when no call uses it, by the caller's promise.
     let object = unsafe { (*shared.object.get()).assume_init_ref() };
@@ -193,11 +213,11 @@ pub unsafe fn share<T: Object + Sync>(handle: *const Handle<T>, act: impl FnOnce
         true => Err(code::of(&pelton::Error::Forked)),
         false => act(object),
     });
-    if answer == Err(code::INTERNAL) {
+    if answer.as_ref().is_err_and(|code| *code == code::INTERNAL) {
         // Relaxed: other threads' calls that go on meanwhile are as if they had come first.
         shared.head.is_broken.store(true, Relaxed);
     }
-    number(answer)
+    answer
 }
 
 /// Uses a part of the object that never changes, whatever other threads do with the handle meanwhile.
@@ -213,7 +233,8 @@ pub unsafe fn beside<T: Object, P: Sync>(
     let Some(shared) = (unsafe { handle.as_ref() }) else { return number(Err(code::null(T::KIND))) };
     // Relaxed: the caller orders making and closing.
     if !(T::FREE..=T::FREE + CLOSER).contains(&shared.head.gate.load(Relaxed)) {
-        return closed::<T>();
+        // SAFETY: it is not NULL.
+        return unsafe { any::stray(handle.cast(), &[T::KIND]) };
     }
     number(catch(|| {
         // SAFETY: the object is there, as the gate says; of it only this field is looked at, by the caller's promise.
@@ -241,7 +262,7 @@ pub unsafe fn close<T: Object>(handle: *mut Handle<T>) -> c_int {
     }
     let mut forked = Ok(());
     // SAFETY: the caller's promise. A broken or forked one is closed too.
-    let entered = unsafe { enter(handle, |_| Ok(())) };
+    let entered = unsafe { enter(handle, T::before_closing) };
     match entered {
         Err(code @ (code::CLOSED_HANDLE | code::WRONG_THREAD)) => return code,
         Err(code::FORKED) => forked = Err(code::FORKED),
@@ -275,7 +296,7 @@ pub unsafe fn take<T: Object, A>(handle: *mut Handle<T>, sure: impl FnOnce(&mut 
 unsafe fn emptied<T: Object>(handle: *mut Handle<T>) -> T {
     // SAFETY: the caller's promise. Made by `boxed`, and without an object in the end.
     unsafe {
-        (*handle).head.gate.store(CLOSED, Relaxed);
+        (*handle).head.gate.store(T::FREE + CLOSED, Relaxed);
         let object = (*(*handle).object.get()).assume_init_read();
         retire(handle.cast());
         object
@@ -372,9 +393,9 @@ mod tests {
         let handle = Handle::boxed(Fragile);
         // SAFETY: a live handle of this thread's.
         unsafe {
-            assert_eq!(share(handle, |_| panic!("number {}", 7)), code::INTERNAL);
+            assert_eq!(share(handle, |_| panic!("number {}", 7)), Err::<(), _>(code::INTERNAL));
             assert_eq!(detail(), "a bug in pelton: number 7");
-            assert_eq!(share(handle, |_| Ok(())), code::INTERNAL);
+            assert_eq!(share(handle, |_| Ok(())), Err(code::INTERNAL));
             assert!(detail().contains("close it"));
             assert_eq!(close(handle), 0);
         }

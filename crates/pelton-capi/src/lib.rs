@@ -7,9 +7,11 @@
 //! - no panic crosses: every entry runs under `handle::catch`, and one that was caught closes the handle for everything but
 //!   closing;
 //! - a gate is FREE only while nothing is reserved or received, the handle is alive, and threads need not be checked;
+//! - a kind of handle is found out in one place, `any.rs`, and only from the gate;
 //! - a raw message or reservation is kept only while its sender or receiver is used for nothing else: what else is asked for is
 //!   refused before.
 
+mod any;
 mod calling;
 mod code;
 mod flushing;

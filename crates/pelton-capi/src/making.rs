@@ -1,13 +1,13 @@
 //! Opening, listening and accepting.
 
 use crate::code::{self, Answer};
-use crate::handle::{Handle, Object, call, catch, close, enter, number};
+use crate::handle::{Handle, Object, call, catch, number};
 use crate::options::{self, COptions, Until};
 use crate::receiving::Receiving;
 use crate::sending::Sending;
 use pelton::{Listener, Options, Receiver, Sender};
 use std::ffi::{CStr, OsStr, c_char, c_int};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,6 +25,12 @@ impl Object for Listening {
 
     fn is_free(&self) -> bool {
         true
+    }
+}
+
+impl Listening {
+    pub fn fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
     }
 }
 
@@ -257,24 +263,4 @@ pub unsafe extern "C" fn pelton_accept_receiver(
     };
     // SAFETY: the caller's promises.
     unsafe { call(listener, |listening| give(out, || make(listening))) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_listener_fd(listener: *const Handle<Listening>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { enter(listener.cast_mut(), |listening| Ok(listening.0.as_fd().as_raw_fd())) }.unwrap_or_else(|code| code)
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_listener_close(listener: *mut Handle<Listening>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { close(listener) }
 }

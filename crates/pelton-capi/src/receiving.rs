@@ -1,12 +1,13 @@
 //! The receiving end, and messages held.
 
 use crate::code::{self, Answer, came};
-use crate::handle::{Handle, ONE, Object, call, close, enter};
+use crate::handle::{Handle, ONE, Object, call};
+use crate::making::give;
 use crate::options::{Info, Until};
 use crate::sending::Gathering;
 use pelton::{Held, Kind, Message, RawMessage, Receiver};
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 
 /// A receiver behind a handle.
 pub struct Receiving {
@@ -37,6 +38,50 @@ impl Receiving {
             Current::Nothing => Ok(&mut self.receiver),
             _ => Err(code::plain(code::NOT_RELEASED)),
         }
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.receiver.as_raw_fd()
+    }
+
+    pub fn arm(&mut self) -> Answer {
+        came(self.free()?.arm().map(|armed| !armed))
+    }
+
+    pub fn disarm(&mut self) -> Answer {
+        self.receiver.disarm();
+        Ok(())
+    }
+
+    pub fn info(&self) -> Info {
+        let receiver = &self.receiver;
+        let mut info = Info::new(receiver.peer(), receiver.counters());
+        info.generation = receiver.generation();
+        info.capacity = receiver.capacity();
+        info.message_bytes_max = receiver.message_bytes_max();
+        info
+    }
+
+    pub fn resume(&mut self, until: Until) -> Answer {
+        let receiver = self.free()?;
+        came(match until.instant() {
+            Some(instant) => receiver.resume_until(instant),
+            None => receiver.resume().map(|()| true),
+        })
+    }
+
+    pub fn sync(&mut self) -> Answer {
+        self.free()?.sync().map_err(|error| code::of(&error))
+    }
+
+    pub fn release(&mut self) -> Answer {
+        match std::mem::replace(&mut self.current, Current::Nothing) {
+            Current::Nothing => return Err(code::plain(code::NOT_RECEIVED)),
+            // SAFETY: received last, and the receiver not used meanwhile.
+            Current::One(raw) => drop(unsafe { self.receiver.message_from_raw(raw) }),
+            Current::Batch => self.receiver.release_batch(),
+        }
+        Ok(())
     }
 }
 
@@ -303,12 +348,12 @@ unsafe fn copy_slowly(
     unsafe { call(receiver, receive) }
 }
 
-/// See `pelton.h`.
+/// Releases one message in the common case; in another does `otherwise`.
 ///
 /// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_release(receiver: Handled) -> c_int {
+/// As for [`Handle::object_at`].
+#[inline(always)]
+pub unsafe fn release(receiver: Handled, otherwise: impl FnOnce() -> c_int) -> c_int {
     // SAFETY: the caller's promises.
     if let Some(receiving) = unsafe { Handle::object_at(receiver, Receiving::FREE + ONE) }
         && !receiving.receiver.is_forked()
@@ -326,27 +371,7 @@ pub unsafe extern "C" fn pelton_release(receiver: Handled) -> c_int {
             Err(code) => code,
         };
     }
-    // SAFETY: the caller's promises.
-    unsafe { release_slowly(receiver) }
-}
-
-#[cold]
-#[inline(never)]
-unsafe fn release_slowly(receiver: Handled) -> c_int {
-    let release = |receiving: &mut Receiving| match std::mem::replace(&mut receiving.current, Current::Nothing) {
-        Current::Nothing => Err(code::plain(code::NOT_RECEIVED)),
-        Current::One(raw) => {
-            // SAFETY: received last, and the receiver not used meanwhile.
-            drop(unsafe { receiving.receiver.message_from_raw(raw) });
-            Ok(())
-        }
-        Current::Batch => {
-            receiving.receiver.release_batch();
-            Ok(())
-        }
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(receiver, release) }
+    otherwise()
 }
 
 /// A message held, behind a handle.
@@ -393,16 +418,6 @@ pub unsafe extern "C" fn pelton_hold(receiver: Handled, out: *mut *mut Handle<Ho
     };
     // SAFETY: the caller's promises.
     unsafe { call(receiver, hold) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_held_release(held: *mut Handle<Holding>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { close(held) }
 }
 
 /// See `pelton.h`.
@@ -463,108 +478,10 @@ pub unsafe extern "C" fn pelton_take_descriptors(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_receiver_senders(receiver: Handled, out: *mut *mut Handle<Gathering>) -> c_int {
     let senders = |receiving: &mut Receiving| {
-        if out.is_null() {
-            return Err(code::null("out"));
-        }
-        let senders = receiving.receiver.senders().map_err(|error| code::of(&error))?;
+        let make = || receiving.receiver.senders().map(Gathering).map_err(|error| code::of(&error));
         // SAFETY: the caller's promise.
-        unsafe { out.write(Handle::boxed(Gathering(senders))) };
-        Ok(())
+        unsafe { give(out, make) }
     };
     // SAFETY: the caller's promises.
     unsafe { call(receiver, senders) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_receiver_fd(receiver: *const Handle<Receiving>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { enter(receiver.cast_mut(), |receiving| Ok(receiving.receiver.as_raw_fd())) }.unwrap_or_else(|code| code)
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_receiver_arm(receiver: Handled) -> c_int {
-    let arm = |receiving: &mut Receiving| came(receiving.free()?.arm().map(|armed| !armed));
-    // SAFETY: the caller's promises.
-    unsafe { call(receiver, arm) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_receiver_disarm(receiver: Handled) -> c_int {
-    let disarm = |receiving: &mut Receiving| {
-        receiving.receiver.disarm();
-        Ok(())
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(receiver, disarm) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_receiver_resume(receiver: Handled, deadline_ns: i64) -> c_int {
-    let resume = |receiving: &mut Receiving| {
-        let receiver = receiving.free()?;
-        came(match Until::of(deadline_ns).instant() {
-            Some(instant) => receiver.resume_until(instant),
-            None => receiver.resume().map(|()| true),
-        })
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(receiver, resume) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_receiver_sync(receiver: Handled) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { call(receiver, |receiving| receiving.free()?.sync().map_err(|error| code::of(&error))) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_receiver_info(receiver: Handled, out: *mut Info) -> c_int {
-    let info = |receiving: &mut Receiving| {
-        if out.is_null() {
-            return Err(code::null("out"));
-        }
-        let receiver = &receiving.receiver;
-        let mut info = Info::new(receiver.peer(), receiver.counters());
-        info.generation = receiver.generation();
-        info.capacity = receiver.capacity();
-        info.message_bytes_max = receiver.message_bytes_max();
-        // SAFETY: the caller's promise.
-        unsafe { info.write(out) }
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(receiver, info) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_receiver_close(receiver: Handled) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { close(receiver) }
 }

@@ -2,7 +2,7 @@
 
 use crate::code;
 use crate::flushing::{numbers, path};
-use crate::handle::{Handle, Object, call, catch, close, number};
+use crate::handle::{Handle, Object, call, catch, number};
 use crate::making::give;
 use pelton::{LaneId, RecordReader, Records};
 use std::ffi::{c_char, c_int, c_void};
@@ -100,14 +100,4 @@ pub unsafe extern "C" fn pelton_records_next(records: *mut Handle<Reading>, out:
     };
     // SAFETY: the caller's promises.
     unsafe { call(records, next) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_records_close(records: *mut Handle<Reading>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { close(records) }
 }

@@ -1,11 +1,12 @@
-//! The sending end.
+//! The sending end, and what it has in common with an appender: room reserved in a lane.
 
 use crate::code::{self, Answer, came};
-use crate::handle::{Handle, ONE, Object, call, close, enter, share};
+use crate::handle::{Handle, ONE, Object, call, number, share};
+use crate::making::give;
 use crate::options::{Info, Until};
-use pelton::{RawReservation, Reservation, Sender, Senders, Sent};
+use pelton::{Error, RawReservation, Reservation, Sender, Senders, Sent};
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 /// A sender behind a handle.
 pub struct Sending {
@@ -13,36 +14,109 @@ pub struct Sending {
     open: Open,
 }
 
-/// What is reserved. While it is not nothing the sender is used for nothing else.
-pub enum Open {
-    Nothing,
-    Message(RawReservation, usize),
-    Batch,
-}
-
-impl Open {
-    /// Whether the sender may be used for something else.
-    pub fn check_nothing(&self) -> Answer {
-        match self {
-            Open::Nothing => Ok(()),
-            _ => Err(code::plain(code::RESERVED)),
-        }
-    }
-}
+/// What is reserved, with its size. While it is not nothing the sender is used for nothing else.
+pub type Open = Option<(RawReservation, usize)>;
 
 /// What has a sender, and may have reserved room in its lane.
 pub trait Sends: Object {
     fn parts(&mut self) -> (&mut Sender, &mut Open);
+
+    /// Waits for room, if need be, when nothing is reserved.
+    fn find_room(&mut self, size: usize, deadline_ns: i64) -> Answer<RawReservation>;
+
+    /// The sender, for calls that would move what is reserved.
+    fn free(&mut self) -> Answer<&mut Sender> {
+        match self.parts() {
+            (sender, None) => Ok(sender),
+            _ => Err(code::plain(code::RESERVED)),
+        }
+    }
+
+    fn reserve(&mut self, size: usize, deadline_ns: i64) -> Answer<*mut c_void> {
+        *self.parts().1 = None;
+        fits(size)?;
+        let raw = self.find_room(size, deadline_ns)?;
+        let (sender, open) = self.parts();
+        // SAFETY: just reserved.
+        let mut room = unsafe { sender.reservation_from_raw(raw) };
+        let at = room.as_mut_ptr();
+        *open = Some((room.into_raw(), size));
+        Ok(at.cast())
+    }
+
+    fn commit(&mut self, size: usize) -> Answer {
+        let (sender, open) = self.parts();
+        let (_, reserved) = open.as_ref().ok_or_else(|| code::plain(code::NOT_RESERVED))?;
+        check_committed(size, *reserved)?;
+        let (raw, _) = open.take().expect("it was just there");
+        // SAFETY: kept since it was reserved, and the sender not used meanwhile.
+        let reservation = unsafe { sender.reservation_from_raw(raw) };
+        reservation.commit_bytes(size).map_err(|error| code::of(&error))
+    }
+
+    /// To give it back is to forget it.
+    fn abort(&mut self) -> Answer {
+        self.parts().1.take().map(|_| ()).ok_or_else(|| code::plain(code::NOT_RESERVED))
+    }
+}
+
+/// Whether no more is used than was reserved.
+pub fn check_committed(size: usize, reserved: usize) -> Answer {
+    if size <= reserved {
+        return Ok(());
+    }
+    let detail = format!("{size} bytes committed of {reserved} reserved: commit at most those");
+    Err(code::tell(code::TOO_LARGE, detail))
 }
 
 impl Sending {
     pub fn new(sender: Sender) -> Sending {
-        Sending { sender, open: Open::Nothing }
+        Sending { sender, open: None }
     }
 
-    /// The sender, for calls that would move what is reserved.
-    fn free(&mut self) -> Answer<&mut Sender> {
-        self.open.check_nothing().map(|()| &mut self.sender)
+    pub fn fd(&self) -> RawFd {
+        self.sender.as_raw_fd()
+    }
+
+    /// For the receiver's end alone, which is never there already: then it is an error.
+    pub fn arm(&mut self) -> Answer {
+        self.free()?.arm_for_end().map_err(|error| code::of(&error))?;
+        Err(code::AGAIN)
+    }
+
+    pub fn disarm(&mut self) -> Answer {
+        self.sender.disarm();
+        Ok(())
+    }
+
+    pub fn info(&mut self) -> Info {
+        let sender = &mut self.sender;
+        let mut info = Info::new(sender.peer(), sender.counters());
+        info.next_seq = sender.next_seq();
+        info.capacity = sender.capacity();
+        info.message_bytes_max = sender.message_bytes_max();
+        info.unreleased = sender.unreleased();
+        info
+    }
+
+    pub fn resume(&mut self, until: Until) -> Answer {
+        let sender = self.free()?;
+        came(match until.instant() {
+            Some(instant) => sender.resume_until(instant),
+            None => sender.resume().map(|()| true),
+        })
+    }
+
+    pub fn sync(&mut self) -> Answer {
+        self.free()?.sync().map_err(|error| code::of(&error))
+    }
+
+    pub fn drain(&mut self, until: Until) -> Answer {
+        let sender = self.free()?;
+        came(match until.instant() {
+            Some(instant) => sender.drain_until(instant),
+            None => sender.drain().map(|()| true),
+        })
     }
 }
 
@@ -51,6 +125,20 @@ impl Sends for Sending {
     fn parts(&mut self) -> (&mut Sender, &mut Open) {
         (&mut self.sender, &mut self.open)
     }
+
+    fn find_room(&mut self, size: usize, deadline_ns: i64) -> Answer<RawReservation> {
+        find_room(&mut self.sender, size, Until::of(deadline_ns))
+    }
+}
+
+/// Reserves, waiting as long as is said.
+fn find_room(sender: &mut Sender, size: usize, until: Until) -> Answer<RawReservation> {
+    let reserved = match until {
+        Until::Now => sender.try_reserve(size),
+        Until::Deadline(instant) => sender.reserve_until(size, instant),
+        Until::Forever => sender.reserve(size).map(Some),
+    };
+    reserved.map_err(|error| code::of(&error))?.map(Reservation::into_raw).ok_or(code::AGAIN)
 }
 
 impl Object for Sending {
@@ -62,11 +150,11 @@ impl Object for Sending {
     }
 
     fn is_free(&self) -> bool {
-        matches!(self.open, Open::Nothing)
+        self.open.is_none()
     }
 
     fn has_one(&self) -> bool {
-        matches!(self.open, Open::Message(..))
+        self.open.is_some()
     }
 }
 
@@ -163,40 +251,17 @@ unsafe fn send_slowly(sender: Handled, data: *const c_void, size: usize, deadlin
     unsafe { call(sender, send) }
 }
 
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_reserve(
-    sender: Handled,
-    size: usize,
-    deadline_ns: i64,
-    out: *mut *mut c_void,
-) -> c_int {
-    // SAFETY: the caller's promises.
-    if unsafe { reserve_at_once(sender, size, out) } {
-        return 0;
-    }
-    let wait = |sending: &mut Sending| {
-        let sender = &mut sending.sender;
-        let reserved = match Until::of(deadline_ns) {
-            Until::Now => sender.try_reserve(size),
-            Until::Deadline(instant) => sender.reserve_until(size, instant),
-            Until::Forever => sender.reserve(size).map(Some),
-        };
-        reserved.map_err(|error| code::of(&error))?.map(Reservation::into_raw).ok_or(code::AGAIN)
-    };
-    // SAFETY: the caller's promises.
-    unsafe { reserve_slowly(sender, size, out, wait) }
-}
-
-/// Reserves in the common case; false in another.
+/// Reserves in the common case; in another does `otherwise`.
 ///
 /// # Safety
 /// As for [`Handle::object_at`]; `out` is NULL, or may be written.
 #[inline(always)]
-pub unsafe fn reserve_at_once<T: Sends>(handle: *mut Handle<T>, size: usize, out: *mut *mut c_void) -> bool {
+pub unsafe fn reserve<T: Sends>(
+    handle: *mut Handle<T>,
+    size: usize,
+    out: *mut *mut c_void,
+    otherwise: impl FnOnce() -> c_int,
+) -> c_int {
     // SAFETY: the caller's promises.
     if let Some(sends) = unsafe { Handle::object_at(handle, T::FREE) }
         && !out.is_null()
@@ -206,112 +271,41 @@ pub unsafe fn reserve_at_once<T: Sends>(handle: *mut Handle<T>, size: usize, out
         // SAFETY: the caller's promise; the gate was open.
         unsafe {
             out.write(room.as_mut_ptr().cast());
-            *open = Open::Message(room.into_raw(), size);
+            *open = Some((room.into_raw(), size));
             Handle::set_gate(handle, T::FREE + ONE);
         }
-        return true;
+        return 0;
     }
-    false
+    otherwise()
 }
 
-/// Reserves by `reserve`, which may wait.
-///
-/// # Safety
-/// As for [`reserve_at_once`].
-#[cold]
-#[inline(never)]
-pub unsafe fn reserve_slowly<T: Sends>(
-    handle: *mut Handle<T>,
-    size: usize,
-    out: *mut *mut c_void,
-    reserve: impl FnOnce(&mut T) -> Answer<RawReservation>,
-) -> c_int {
-    let reserve = |sends: &mut T| {
-        if out.is_null() {
-            return Err(code::null("out"));
-        }
-        *sends.parts().1 = Open::Nothing;
-        fits(size)?;
-        let raw = reserve(sends)?;
-        let (sender, open) = sends.parts();
-        // SAFETY: just reserved.
-        let mut room = unsafe { sender.reservation_from_raw(raw) };
-        let at = room.as_mut_ptr();
-        *open = Open::Message(room.into_raw(), size);
-        // SAFETY: the caller's promise.
-        unsafe { out.write(at.cast()) };
-        Ok(())
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(handle, reserve) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_commit(sender: Handled, size: usize) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { commit(sender, size) }
-}
-
-/// Commits what is reserved.
+/// Commits in the common case; in another does `otherwise`.
 ///
 /// # Safety
 /// As for [`Handle::object_at`].
 #[inline(always)]
-pub unsafe fn commit<T: Sends>(handle: *mut Handle<T>, size: usize) -> c_int {
+pub unsafe fn commit<T: Sends>(handle: *mut Handle<T>, size: usize, otherwise: impl FnOnce() -> c_int) -> c_int {
     // SAFETY: the caller's promises.
     if let Some(sends) = unsafe { Handle::object_at(handle, T::FREE + ONE) }
         && let (sender, open) = sends.parts()
-        && let Open::Message(raw, _) = &*open
+        && let Some((raw, _)) = &*open
     {
         // SAFETY: kept since it was reserved, and the sender not used meanwhile; the gate was found as it is then.
         match unsafe { Handle::briefly(handle, || sender.commit_raw(raw, size)) } {
             Ok(true) => {
-                *open = Open::Nothing;
+                *open = None;
                 // SAFETY: as above.
                 unsafe { Handle::set_gate(handle, T::FREE) };
                 return 0;
             }
             Ok(false) => {}
             Err(code) => {
-                *open = Open::Nothing;
+                *open = None;
                 return code;
             }
         }
     }
-    // SAFETY: the caller's promises.
-    unsafe { commit_slowly(handle, size) }
-}
-
-#[cold]
-#[inline(never)]
-unsafe fn commit_slowly<T: Sends>(handle: *mut Handle<T>, size: usize) -> c_int {
-    let commit = |sends: &mut T| {
-        let (sender, open) = sends.parts();
-        match std::mem::replace(open, Open::Nothing) {
-            Open::Message(raw, reserved) if size > reserved => {
-                *open = Open::Message(raw, reserved);
-                Err(code::tell(
-                    code::TOO_LARGE,
-                    format!("{size} bytes committed of {reserved} reserved: commit at most those"),
-                ))
-            }
-            Open::Message(raw, _) => {
-                // SAFETY: kept since it was reserved, and the sender not used meanwhile.
-                let reservation = unsafe { sender.reservation_from_raw(raw) };
-                reservation.commit_bytes(size).map_err(|error| code::of(&error))
-            }
-            other => {
-                *open = other;
-                Err(code::plain(code::NOT_RESERVED))
-            }
-        }
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(handle, commit) }
+    otherwise()
 }
 
 /// See `pelton.h`.
@@ -319,96 +313,53 @@ unsafe fn commit_slowly<T: Sends>(handle: *mut Handle<T>, size: usize) -> c_int 
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_abort(sender: Handled) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { abort(sender) }
-}
-
-/// Gives back what is reserved.
-///
-/// # Safety
-/// As for [`call`].
-pub unsafe fn abort<T: Sends>(handle: *mut Handle<T>) -> c_int {
-    let abort = |sends: &mut T| match std::mem::replace(sends.parts().1, Open::Nothing) {
-        Open::Nothing => Err(code::plain(code::NOT_RESERVED)),
-        _ => Ok(()),
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(handle, abort) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_batch_begin(
+pub unsafe extern "C" fn pelton_send_batch(
     sender: Handled,
+    messages: *const libc::iovec,
     count: usize,
-    bytes_total: usize,
     deadline_ns: i64,
 ) -> c_int {
-    /// A record's header, and what rounding up to it may cost.
-    const RECORD: usize = 8 + 7;
-    let begin = |sending: &mut Sending| {
-        sending.open = Open::Nothing;
-        // As one message that takes as much room as all of them at most do.
-        let size = count.saturating_mul(RECORD).saturating_add(bytes_total).saturating_sub(8);
-        fits(size)?;
+    let send = |sending: &mut Sending| {
+        let sender = sending.free()?;
+        let messages = match (messages.is_null(), count) {
+            (_, 0) => return Ok(()),
+            (true, _) => return Err(code::null("messages")),
+            // SAFETY: the caller's promise.
+            (false, _) => unsafe { std::slice::from_raw_parts(messages, count) },
+        };
+        let bytes_max = sender.message_bytes_max();
+        let mut room = 0usize;
+        for message in messages {
+            // SAFETY: the caller's promise.
+            unsafe { bytes(message.iov_base, message.iov_len)? };
+            let bytes = message.iov_len as u64;
+            if bytes > bytes_max {
+                return Err(code::of(&Error::TooLarge { bytes, bytes_max }));
+            }
+            /// A record's header.
+            const HEADER: usize = 8;
+            room = room.saturating_add(HEADER + message.iov_len.next_multiple_of(8));
+        }
         let until = Until::of(deadline_ns);
-        let sender = &mut sending.sender;
         loop {
-            if sender.try_reserve_batch([size]).map_err(|error| code::of(&error))?.is_some() {
-                sending.open = Open::Batch;
-                return Ok(());
-            }
-            match until {
-                Until::Now => return Err(code::AGAIN),
-                Until::Deadline(instant) => {
-                    sender.reserve_until(size, instant).map_err(|error| code::of(&error))?.ok_or(code::AGAIN)?.abort()
+            let batch = sender.try_reserve_batch(messages.iter().map(|message| message.iov_len));
+            if let Some(mut batch) = batch.map_err(|error| code::of(&error))? {
+                for message in messages {
+                    // SAFETY: as above.
+                    let is_in = batch.push(unsafe { bytes(message.iov_base, message.iov_len)? });
+                    assert!(is_in, "there is room for all of them");
                 }
-                Until::Forever => sender.reserve(size).map_err(|error| code::of(&error))?.abort(),
+                return batch.commit().map_err(|error| code::of(&error));
             }
+            if until == Until::Now {
+                return Err(code::AGAIN);
+            }
+            // As one message that takes as much room as all of them; to give that back is to forget it.
+            find_room(sender, (room - 8).min(bytes_max as usize), until)?;
         }
     };
     // SAFETY: the caller's promises.
-    unsafe { call(sender, begin) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_batch_push(sender: Handled, data: *const c_void, size: usize) -> c_int {
-    let push = |sending: &mut Sending| {
-        let Open::Batch = sending.open else { return Err(code::plain(code::NOT_RESERVED)) };
-        // SAFETY: the caller's promise.
-        let payload = unsafe { bytes(data, size)? };
-        // SAFETY: begun, and the sender not used meanwhile.
-        match unsafe { sending.sender.batch_again() }.push(payload) {
-            true => Ok(()),
-            false => Err(code::AGAIN),
-        }
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(sender, push) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_batch_commit(sender: Handled) -> c_int {
-    let commit = |sending: &mut Sending| {
-        let Open::Batch = sending.open else { return Err(code::plain(code::NOT_RESERVED)) };
-        sending.open = Open::Nothing;
-        // SAFETY: begun, and the sender not used meanwhile.
-        unsafe { sending.sender.batch_again() }.commit().map_err(|error| code::of(&error))
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(sender, commit) }
+    unsafe { call(sender, send) }
 }
 
 /// See `pelton.h`.
@@ -457,23 +408,6 @@ pub unsafe extern "C" fn pelton_send_descriptors(
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_drain(sender: Handled, deadline_ns: i64) -> c_int {
-    let drain = |sending: &mut Sending| {
-        let sender = sending.free()?;
-        came(match Until::of(deadline_ns).instant() {
-            Some(instant) => sender.drain_until(instant),
-            None => sender.drain().map(|()| true),
-        })
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(sender, drain) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_trim(sender: Handled) -> c_int {
     // SAFETY: the caller's promises.
     unsafe { call(sender, |sending| sending.free()?.trim().map_err(|error| code::of(&error))) }
@@ -484,17 +418,7 @@ pub unsafe extern "C" fn pelton_trim(sender: Handled) -> c_int {
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_sender_fd(sender: *const Handle<Sending>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { enter(sender.cast_mut(), |sending| Ok(sending.sender.as_raw_fd())) }.unwrap_or_else(|code| code)
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_sender_arm(sender: Handled, size: usize) -> c_int {
+pub unsafe extern "C" fn pelton_arm_send(sender: Handled, size: usize) -> c_int {
     let arm = |sending: &mut Sending| {
         let sender = sending.free()?;
         fits(size)?;
@@ -502,90 +426,6 @@ pub unsafe extern "C" fn pelton_sender_arm(sender: Handled, size: usize) -> c_in
     };
     // SAFETY: the caller's promises.
     unsafe { call(sender, arm) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_sender_arm_for_end(sender: Handled) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { call(sender, |sending| sending.free()?.arm_for_end().map_err(|error| code::of(&error))) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_sender_disarm(sender: Handled) -> c_int {
-    let disarm = |sending: &mut Sending| {
-        sending.sender.disarm();
-        Ok(())
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(sender, disarm) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_sender_resume(sender: Handled, deadline_ns: i64) -> c_int {
-    let resume = |sending: &mut Sending| {
-        let sender = sending.free()?;
-        came(match Until::of(deadline_ns).instant() {
-            Some(instant) => sender.resume_until(instant),
-            None => sender.resume().map(|()| true),
-        })
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(sender, resume) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_sender_sync(sender: Handled) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { call(sender, |sending| sending.free()?.sync().map_err(|error| code::of(&error))) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_sender_info(sender: Handled, out: *mut Info) -> c_int {
-    let info = |sending: &mut Sending| {
-        if out.is_null() {
-            return Err(code::null("out"));
-        }
-        let sender = &mut sending.sender;
-        let mut info = Info::new(sender.peer(), sender.counters());
-        info.next_seq = sender.next_seq();
-        info.capacity = sender.capacity();
-        info.message_bytes_max = sender.message_bytes_max();
-        info.unreleased = sender.unreleased();
-        // SAFETY: the caller's promise.
-        unsafe { info.write(out) }
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(sender, info) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_sender_close(sender: Handled) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { close(sender) }
 }
 
 /// What makes senders for threads, behind a handle.
@@ -611,16 +451,12 @@ impl Object for Gathering {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_senders_open(senders: *mut Handle<Gathering>, out: *mut Handled) -> c_int {
     let open = |gathering: &Gathering| {
-        if out.is_null() {
-            return Err(code::null("out"));
-        }
-        let sender = gathering.0.sender().map_err(|error| code::of(&error))?;
+        let make = || gathering.0.sender().map(Sending::new).map_err(|error| code::of(&error));
         // SAFETY: the caller's promise.
-        unsafe { out.write(Handle::boxed(Sending::new(sender))) };
-        Ok(())
+        unsafe { give(out, make) }
     };
     // SAFETY: the caller's promises.
-    unsafe { share(senders, open) }
+    number(unsafe { share(senders, open) })
 }
 
 /// See `pelton.h`.
@@ -640,15 +476,5 @@ pub unsafe extern "C" fn pelton_senders_send(
         answer(gathering.0.with(|sender| send(sender, payload, deadline_ns)).flatten())
     };
     // SAFETY: the caller's promises.
-    unsafe { share(senders, send) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_senders_close(senders: *mut Handle<Gathering>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { close(senders) }
+    number(unsafe { share(senders, send) })
 }

@@ -1,15 +1,15 @@
 //! The answering side of calls.
 
-use crate::calling::{PART, REPLY, check_committed};
+use crate::calling::Room;
 use crate::code::{self, Answer, came};
 use crate::flushing::numbers;
-use crate::handle::{Handle, Object, beside, call, catch, close, enter, number, take};
+use crate::handle::{Handle, Object, beside, call, catch, enter, number, take};
 use crate::making::{give, text};
-use crate::options::{self, COptions, Info, Until};
+use crate::options::{self, COptions, Info, Until, wrong};
 use crate::sending::{answer, bytes, fits};
-use pelton::{Counters, RawReplyRoom, RawRequest, Request, Responder, Service, Stopper};
+use pelton::{Counters, RawReplyRoom, RawRequest, ReplyRoom, Request, Responder, Service, Stopper};
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 
 /// A service behind a handle.
 pub struct Serving {
@@ -26,6 +26,33 @@ impl Serving {
             None => Ok(&mut self.service),
             Some(_) => Err(code::plain(code::NOT_RELEASED)),
         }
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.service.as_raw_fd()
+    }
+
+    pub fn arm(&mut self) -> Answer {
+        came(self.free()?.arm().map(|armed| !armed))
+    }
+
+    pub fn disarm(&mut self) -> Answer {
+        self.service.disarm();
+        Ok(())
+    }
+
+    pub fn info(&self) -> Info {
+        let mut info = Info::new(None, Counters::default());
+        info.dropped = self.service.dropped();
+        info.corrupt = self.service.corrupt_clients();
+        info
+    }
+
+    pub fn release(&mut self) -> Answer {
+        let raw = self.current.take().ok_or_else(|| code::plain(code::NOT_RECEIVED))?;
+        // SAFETY: taken last.
+        unsafe { self.service.release_raw(raw) };
+        Ok(())
     }
 }
 
@@ -129,22 +156,6 @@ pub unsafe extern "C" fn pelton_service_receive(service: Handled, deadline_ns: i
     unsafe { call(service, receive) }
 }
 
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_service_release(service: Handled) -> c_int {
-    let release = |serving: &mut Serving| {
-        let raw = serving.current.take().ok_or_else(|| code::plain(code::NOT_RECEIVED))?;
-        // SAFETY: taken last.
-        unsafe { serving.service.release_raw(raw) };
-        Ok(())
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(service, release) }
-}
-
 /// `pelton_handler`.
 type Handler = unsafe extern "C" fn(*mut c_void, *const CRequest);
 
@@ -193,90 +204,21 @@ pub unsafe extern "C" fn pelton_service_run(
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_service_stop(service: *const Handle<Serving>) -> c_int {
-    // SAFETY: the caller's promises; the place of a field.
-    unsafe { beside(service, |serving| &raw const (*serving).stopper, Stopper::stop) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_service_drain(service: *const Handle<Serving>) -> c_int {
-    // SAFETY: the caller's promises; the place of a field.
-    unsafe { beside(service, |serving| &raw const (*serving).stopper, Stopper::drain) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_service_fd(service: *const Handle<Serving>) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { enter(service.cast_mut(), |serving| Ok(serving.service.as_raw_fd())) }.unwrap_or_else(|code| code)
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_service_arm(service: Handled) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { call(service, |serving| came(serving.free()?.arm().map(|armed| !armed))) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_service_disarm(service: Handled) -> c_int {
-    let disarm = |serving: &mut Serving| {
-        serving.service.disarm();
-        Ok(())
+pub unsafe extern "C" fn pelton_service_stop(service: *const Handle<Serving>, how: u32) -> c_int {
+    let stop = match how {
+        0 => Stopper::stop,
+        1 => Stopper::drain,
+        found => return wrong("how", found, "PELTON_STOP_NOW (0) or PELTON_STOP_DRAIN (1)"),
     };
-    // SAFETY: the caller's promises.
-    unsafe { call(service, disarm) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_service_info(service: Handled, out: *mut Info) -> c_int {
-    let info = |serving: &mut Serving| {
-        if out.is_null() {
-            return Err(code::null("out"));
-        }
-        let mut info = Info::new(None, Counters::default());
-        info.dropped = serving.service.dropped();
-        info.corrupt = serving.service.corrupt_clients();
-        // SAFETY: the caller's promise.
-        unsafe { info.write(out) }
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(service, info) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_service_close(service: Handled) -> c_int {
-    // SAFETY: the caller's promises.
-    unsafe { close(service) }
+    // SAFETY: the caller's promises; the place of a field.
+    unsafe { beside(service, |serving| &raw const (*serving).stopper, stop) }
 }
 
 /// A responder behind a handle.
 pub struct Answering {
-    /// Reserved, with its size: meanwhile nothing else is answered, and only by this thread. Before the responder, which keeps what
-    /// this has locked: that is the order in which they go where a forked child closes this.
-    room: Option<(RawReplyRoom, usize)>,
+    /// Meanwhile nothing else is answered, and only by this thread. Before the responder, which keeps what this has locked: that is the
+    /// order in which they go where a forked child closes this.
+    room: Option<Room<RawReplyRoom>>,
     responder: Responder,
 }
 
@@ -291,69 +233,100 @@ impl Object for Answering {
     fn is_free(&self) -> bool {
         true
     }
+
+    fn before_closing(&mut self) -> Answer {
+        self.check_thread()?;
+        self.give_room_back();
+        Ok(())
+    }
 }
 
 impl Answering {
-    /// Whether an answer of so many bytes can be given.
-    fn check(&self, size: usize) -> Answer {
-        match self.room {
-            None => self.responder.check_answer(size).map_err(|error| code::of(&error)),
-            Some(_) => Err(code::plain(code::RESERVED)),
-        }
-    }
-
     /// Whether what is reserved, if anything, is this thread's.
     fn check_thread(&self) -> Answer {
         if self.room.is_none() || self.responder.has_room_here() {
             return Ok(());
         }
-        Err(code::tell(
-            code::WRONG_THREAD,
-            "another thread has reserved room for this reply: it is to commit or abort it",
-        ))
+        Err(code::tell(code::WRONG_THREAD, "another thread has reserved room for this reply: it is to use or abort it"))
     }
 
     fn give_room_back(&mut self) {
-        if let Some((raw, _)) = self.room.take() {
+        if let Some(room) = self.room.take() {
             // SAFETY: kept since it was reserved, and this is the thread, as was checked.
-            drop(unsafe { self.responder.room_from_raw(raw) });
+            drop(unsafe { self.responder.room_from_raw(room.raw) });
         }
     }
 
-    /// Publishes what is reserved.
-    fn commit(&mut self, outcome: u32, size: usize) -> Answer {
-        let (_, reserved) = self.room.as_ref().ok_or_else(|| code::plain(code::NOT_RESERVED))?;
-        check_committed(size, *reserved)?;
+    pub fn reserve(&mut self, size: usize) -> Answer<*mut c_void> {
+        self.before_closing()?;
+        fits(size)?;
+        let reserved = self.responder.try_reserve(size).map_err(|error| code::of(&error))?;
+        let mut reserved = reserved.ok_or(code::AGAIN)?;
+        let at = reserved.raw_parts().0.as_ptr().cast();
+        // SAFETY: it is taken back before the responder goes: by using, aborting, and closing.
+        self.room = Some(Room { raw: unsafe { reserved.into_raw() }, at, size });
+        Ok(at)
+    }
+
+    pub fn abort(&mut self) -> Answer {
+        match self.room {
+            Some(_) => self.before_closing(),
+            None => Err(code::plain(code::NOT_RESERVED)),
+        }
+    }
+
+    /// The bytes to be sent, if nothing is reserved and they can be.
+    ///
+    /// # Safety
+    /// As for [`bytes`].
+    unsafe fn copied<'a>(&self, data: *const c_void, size: usize) -> Answer<&'a [u8]> {
+        if self.room.is_some() {
+            return Err(code::plain(code::RESERVED));
+        }
+        self.responder.check_answer(size).map_err(|error| code::of(&error))?;
+        // SAFETY: the caller's promise.
+        unsafe { bytes(data, size) }
+    }
+
+    /// Sends from what is reserved, if these are its bytes; else they are still to be sent.
+    ///
+    /// # Safety
+    /// As for [`bytes`].
+    unsafe fn placed<'a>(
+        &mut self,
+        data: *const c_void,
+        size: usize,
+        send: impl FnOnce(ReplyRoom<'_>, usize) -> pelton::Result<()>,
+    ) -> Answer<Option<&'a [u8]>> {
+        if !Room::is_of(&self.room, data, size)? {
+            // SAFETY: the caller's promise.
+            return unsafe { self.copied(data, size) }.map(Some);
+        }
         self.check_thread()?;
-        let (raw, _) = self.room.take().expect("it was just there");
-        // SAFETY: as above.
-        let room = unsafe { self.responder.room_from_raw(raw) };
-        let done = if outcome == PART { room.part(size) } else { room.reply(size) };
-        done.map_err(|error| code::of(&error))
+        let room = self.room.take().expect("it was just there");
+        // SAFETY: kept since it was reserved, and this is the thread.
+        let room = unsafe { self.responder.room_from_raw(room.raw) };
+        send(room, size).map_err(|error| code::of(&error)).map(|()| None)
     }
 }
 
 type Responding = *mut Handle<Answering>;
 
-/// Gives the last answer, which closes the handle.
+/// Gives the last answer, which closes the handle: `sure` says what is to be sent still.
 ///
 /// # Safety
-/// As for [`enter`] and [`bytes`].
-unsafe fn last(
+/// As for [`enter`].
+unsafe fn last<'a>(
     responder: Responding,
-    data: *const c_void,
-    size: usize,
+    sure: impl FnOnce(&mut Answering) -> Answer<Option<&'a [u8]>>,
     give: impl FnOnce(Responder, &[u8]) -> pelton::Result<()>,
 ) -> c_int {
     number(catch(|| {
-        let sure = |answering: &mut Answering| {
-            answering.check(size)?;
-            // SAFETY: the caller's promise.
-            unsafe { bytes(data, size) }
-        };
-        // SAFETY: the caller's promises.
-        let (answering, payload) = unsafe { take(responder, sure)? };
-        give(answering.responder, payload).map_err(|error| code::of(&error))
+        // SAFETY: the caller's promise.
+        match unsafe { take(responder, sure)? } {
+            (answering, Some(payload)) => give(answering.responder, payload).map_err(|error| code::of(&error)),
+            (_, None) => Ok(()),
+        }
     }))
 }
 
@@ -364,7 +337,9 @@ unsafe fn last(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_reply(responder: Responding, data: *const c_void, size: usize) -> c_int {
     // SAFETY: the caller's promises.
-    unsafe { last(responder, data, size, Responder::reply) }
+    unsafe {
+        last(responder, |answering| answering.placed(data, size, |room, size| room.reply(size)), Responder::reply)
+    }
 }
 
 /// See `pelton.h`.
@@ -379,7 +354,13 @@ pub unsafe extern "C" fn pelton_reply_fail(
     size: usize,
 ) -> c_int {
     // SAFETY: the caller's promises.
-    unsafe { last(responder, data, size, |responder, payload| responder.fail(code, payload)) }
+    unsafe {
+        last(
+            responder,
+            |answering| answering.copied(data, size).map(Some),
+            |responder, payload| responder.fail(code, payload),
+        )
+    }
 }
 
 /// See `pelton.h`.
@@ -388,8 +369,12 @@ pub unsafe extern "C" fn pelton_reply_fail(
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_reply_end(responder: Responding) -> c_int {
+    let sure = |answering: &mut Answering| {
+        // SAFETY: none to be read.
+        unsafe { answering.copied(std::ptr::null(), 0) }.map(Some)
+    };
     // SAFETY: the caller's promises.
-    unsafe { last(responder, std::ptr::null(), 0, |responder, _| responder.end()) }
+    unsafe { last(responder, sure, |responder, _| responder.end()) }
 }
 
 /// See `pelton.h`.
@@ -404,9 +389,10 @@ pub unsafe extern "C" fn pelton_reply_part(
     deadline_ns: i64,
 ) -> c_int {
     let part = |answering: &mut Answering| {
-        answering.check(size)?;
         // SAFETY: the caller's promise.
-        let payload = unsafe { bytes(data, size)? };
+        let Some(payload) = (unsafe { answering.placed(data, size, |room, size| room.part(size))? }) else {
+            return Ok(());
+        };
         let responder = &mut answering.responder;
         answer(match Until::of(deadline_ns) {
             Until::Now => responder.try_part(payload),
@@ -423,92 +409,8 @@ pub unsafe extern "C" fn pelton_reply_part(
 /// # Safety
 /// As there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_reply_reserve(responder: Responding, size: usize, out: *mut *mut c_void) -> c_int {
-    let reserve = |answering: &mut Answering| {
-        if out.is_null() {
-            return Err(code::null("out"));
-        }
-        answering.check_thread()?;
-        answering.give_room_back();
-        fits(size)?;
-        let Answering { responder, room } = answering;
-        let mut reserved = responder.try_reserve(size).map_err(|error| code::of(&error))?.ok_or(code::AGAIN)?;
-        let at = reserved.raw_parts().0;
-        // SAFETY: it is taken back before the responder goes: by committing, aborting, and closing.
-        *room = Some((unsafe { reserved.into_raw() }, size));
-        // SAFETY: the caller's promise.
-        unsafe { out.write(at.as_ptr().cast()) };
-        Ok(())
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(responder, reserve) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_reply_commit(responder: Responding, outcome: u32, size: usize) -> c_int {
-    match outcome {
-        // SAFETY: the caller's promises.
-        PART => unsafe { call(responder, |answering| answering.commit(PART, size)) },
-        REPLY => {
-            // SAFETY: the caller's promises. What is left of it is dropped.
-            number(catch(|| unsafe { take(responder, |answering| answering.commit(REPLY, size)) }.map(|_| ())))
-        }
-        found => options::wrong("outcome", found, "PELTON_REPLY (1) or PELTON_PART (2)"),
-    }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_reply_abort(responder: Responding) -> c_int {
-    let abort = |answering: &mut Answering| {
-        if answering.room.is_none() {
-            return Err(code::plain(code::NOT_RESERVED));
-        }
-        answering.check_thread()?;
-        answering.give_room_back();
-        Ok(())
-    };
-    // SAFETY: the caller's promises.
-    unsafe { call(responder, abort) }
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_responder_is_cancelled(responder: *const Handle<Answering>) -> c_int {
     let asked = |answering: &mut Answering| Ok(answering.responder.is_cancelled().into());
     // SAFETY: the caller's promises.
     unsafe { enter(responder.cast_mut(), asked) }.unwrap_or_else(|code| code)
-}
-
-/// See `pelton.h`.
-///
-/// # Safety
-/// As there.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pelton_responder_close(responder: Responding) -> c_int {
-    if responder.is_null() {
-        return 0;
-    }
-    let give_back = |answering: &mut Answering| {
-        answering.check_thread()?;
-        answering.give_room_back();
-        Ok(())
-    };
-    // SAFETY: the caller's promises. A broken or forked one is closed too, and its lock with it.
-    unsafe {
-        match call(responder, give_back) {
-            code::WRONG_THREAD => code::WRONG_THREAD,
-            _ => close(responder),
-        }
-    }
 }

@@ -72,6 +72,46 @@ fn a_run_ends_before_a_mark_and_begins_behind_one() {
 }
 
 #[test]
+fn a_run_ends_as_soon_as_it_is_as_long_as_is_wanted() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    for number in 0..8 {
+        assert!(send(&mut producer, &payload(number, 8)));
+    }
+    // 16 each, and wherever the run begins.
+    for (wanted, messages) in [(32, 2), (33, 3), (16, 1), (0, 1)] {
+        assert_eq!(take(&mut consumer, wanted).messages, messages, "of {wanted} bytes");
+    }
+}
+
+#[test]
+fn a_run_is_joined_across_the_numbers_turn() {
+    for start in [u32::MAX - 1, u32::MAX - 2] {
+        let pages = Pages::new(4096, Position { offset: 0, seq: start });
+        let (mut producer, mut consumer) = pages.attach();
+        for number in 0..4 {
+            assert!(send(&mut producer, &payload(number, 8)));
+        }
+        let mut run = take(&mut consumer, 32);
+        let next = take(&mut consumer, 32);
+        assert!(run.join(&next), "{start}: 0 is no number");
+        assert_eq!((run.first_seq, run.messages), (start, 4));
+    }
+}
+
+#[test]
+fn a_producer_that_waits_for_room_is_seen() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    while send(&mut producer, &payload(0, 100)) {}
+    assert!(!consumer.producer_waits());
+    assert!(producer.arm(Some(100), || ()).unwrap(), "there is no room");
+    assert!(consumer.producer_waits());
+    producer.disarm();
+    assert!(!consumer.producer_waits());
+}
+
+#[test]
 fn who_is_both_sides_goes_on_at_the_front_when_all_is_taken_and_has_the_whole_window_each_time() {
     for start in [1, u32::MAX - 40] {
         let pages = Pages::new(8192, Position { offset: 0, seq: start });

@@ -1,7 +1,7 @@
 //! Sending for bindings, whose languages know no borrows: what is reserved is kept beside the sender, as long as that is used for
 //! nothing else. No part of the documented interface.
 
-use super::{Reservation, Sender, SentBatch};
+use super::{Reservation, Sender};
 use pelton_lane::Space;
 
 /// A reservation without its borrow of the sender: see [`Reservation::into_raw`].
@@ -44,15 +44,6 @@ impl Sender {
     #[inline(always)]
     pub unsafe fn reservation_from_raw(&mut self, raw: RawReservation) -> Reservation<'_> {
         Reservation { sender: self, space: raw.0 }
-    }
-
-    /// The batch that was begun last. For bindings.
-    ///
-    /// # Safety
-    /// One was begun and not committed, and the sender was used for nothing else since.
-    #[doc(hidden)]
-    pub unsafe fn batch_again(&mut self) -> SentBatch<'_> {
-        SentBatch { sender: self }
     }
 
     /// Whether this process is a fork of the one that made the handle. For bindings.
