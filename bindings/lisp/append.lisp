@@ -251,11 +251,11 @@ fails; they are closed however BODY is left. Threads that use them must have end
      (multiple-value-prog1 (progn ,@body)
        (sync ,appenders))))
 
-(defun with-cause (result handle)
-  "RESULT, with what the sink was left by, if it is that."
-  (when (and (typep result 'sink-error) (typep handle '(or appenders flushing)))
-    (let ((sink (if (typep handle 'appenders) (appenders-sink handle) (flushing-sink handle))))
-      (when sink (setf (slot-value result 'cause) (sink-cause sink)))))
+(defmethod with-cause ((result sink-error) (handle handle))
+  (let ((sink (etypecase handle
+                (appenders (appenders-sink handle))
+                (flushing (flushing-sink handle)))))
+    (when sink (setf (slot-value result 'cause) (sink-cause sink))))
   result)
 
 (defun append-slowly (appenders address size)

@@ -64,31 +64,24 @@ Signals TIMED-OUT and TOO-LARGE-ERROR; nothing was asked then. Restarts: WAIT-LO
   (declare (type client client))
   (eql (check (attempt (%cancel (handle-address client) call))) 0))
 
-(defun next-answer (client call completion timeout)
-  "Describes the next answer to CALL, 0 for any, at the SAP COMPLETION. Waits. Nothing is signalled for what the answer says."
-  (declare (type client client))
+(defun next-answer (client call at timeout)
+  "Describes the next answer to CALL, 0 for any, AT. Waits. Nothing is signalled for what the answer says."
+  (declare (type client client) (type (unsigned-byte 62) at))
   (let ((handle (handle-address client)))
     (persisting ()
       (attempt-waiting (handle (handle-spins client) timeout deadline)
-        (%await handle call deadline completion)))))
+        (%await handle call deadline (int-sap at))))))
 
-(defun release-answer (client completion)
-  (without-interrupts
-    (unless (zerop (sap-ref-64 completion 8))
-      (setf (sap-ref-64 completion 8) 0)
-      (attempt (%release (handle-address client))))))
-
-(defun outcome (completion)
-  "What the answer at the SAP COMPLETION is: :REPLY, :PART or :END. Signals what else it may be."
-  (let ((code (sap-ref-32 completion 28)))
-    (ecase (sap-ref-32 completion 24)
+(defun outcome (at)
+  "What the answer AT is: :REPLY, :PART or :END. Signals what else it may be."
+  (let ((code (ldb (byte 32 32) (word-at at 24))))
+    (ecase (ldb (byte 32 0) (word-at at 24))
       (1 :reply)
       (2 :part)
       (3 :end)
-      (4 (error 'call-failed :code 0 :number code
-                             :octets (sap-octets (sap-ref-sap completion 8) (ldb (byte 62 0) (sap-ref-64 completion 16)))))
+      (4 (error 'call-failed :code 0 :number code :octets (sap-octets (sap-at at 8) (ldb (byte 62 0) (word-at at 16)))))
       (5 (error 'call-abandoned :code 0))
-      (6 (let ((code (sb-c::mask-signed-field 32 code)))
+      (6 (let ((code (- code (ash 1 32))))
            (error (gethash code *conditions* 'pelton-error)
                   :code code
                   :detail (if (eql code +again+)
@@ -96,17 +89,18 @@ Signals TIMED-OUT and TOO-LARGE-ERROR; nothing was asked then. Restarts: WAIT-LO
                               "whether the call was carried out nobody knows")))))))
 
 (defmacro with-answer (((sap size outcome number) client call &key timeout) &body body)
-  (let ((completion (gensym "COMPLETION")) (asked (gensym "CLIENT")))
+  (let ((at (gensym "AT")) (asked (gensym "CLIENT")))
     `(let ((,asked ,client))
-       (with-words (,completion 4)
-         (unwind-protect
-              (progn
-                (next-answer ,asked ,call ,completion ,timeout)
-                (let ((,outcome (outcome ,completion)) (,sap (sap-ref-sap ,completion 8))
-                      (,size (ldb (byte 62 0) (sap-ref-64 ,completion 16))) (,number (sap-ref-64 ,completion 0)))
-                  (declare (ignorable ,outcome ,sap ,size ,number))
-                  ,@body))
-           (release-answer ,asked ,completion))))))
+       (guarding (,at 4)
+           nil
+           (progn
+             (next-answer ,asked ,call ,at ,timeout)
+             (let ((,outcome (outcome ,at)) (,sap (sap-at ,at 8))
+                   (,size (ldb (byte 62 0) (word-at ,at 16))) (,number (word-at ,at 0)))
+               (declare (ignorable ,outcome ,sap ,size ,number))
+               ,@body))
+         (unless (zerop (word-at ,at 8))
+           (attempt (%release (handle-address ,asked))))))))
 
 (defun await (client &key (call 0) timeout)
   "The next answer to CALL, or to any call, a fresh vector of its bytes; the other values are :REPLY, :PART, which more will follow, or :END, which
@@ -116,41 +110,41 @@ nobody knows whether the call was carried out; REFUSED-ERROR when no such call i
   (with-answer ((sap size outcome number) client call :timeout timeout)
     (values (sap-octets sap size) outcome number)))
 
+(defmacro calling ((call answered client octets timeout) &body body)
+  "Asks, and runs BODY with the number of the call, which is given up when BODY is left and ANSWERED was not set to true. DROP-MESSAGE: nil."
+  (let ((at (gensym "AT")))
+    `(let ((,answered nil))
+       (guarding (,at 1)
+           nil
+           (when (submit-octets ,client ,octets 0 nil ,timeout 0 (int-sap ,at))
+             (let ((,call (word-at ,at 0))) ,@body))
+         (unless (or ,answered (zerop (word-at ,at 0)))
+           ;; Without a word if that cannot be: what is being signalled says more.
+           (attempt (%cancel (handle-address ,client) (word-at ,at 0))))))))
+
 (defmacro with-call (((sap size) client octets &key timeout) &body body)
   "Asks, waits for the answer, and runs BODY with its SIZE bytes in place, at SAP; then it is released, however BODY is left. If it comes in
 parts this is the first of them. When the wait is left without an answer the call is given up. Waits, and signals, as CALL."
   (let ((asked (gensym "CLIENT")) (call (gensym "CALL")) (seconds (gensym "TIMEOUT")) (outcome (gensym)) (number (gensym))
         (answered (gensym "ANSWERED")))
-    `(let* ((,asked ,client) (,seconds ,timeout) (,answered nil)
-            (,call (submit ,asked ,octets :timeout ,seconds)))
-       (when ,call
-         (unwind-protect
-              (with-answer ((,sap ,size ,outcome ,number) ,asked ,call :timeout ,seconds)
-                (setf ,answered t)
-                ,@body)
-           (unless ,answered (give-up ,asked ,call)))))))
-
-(defun give-up (client call)
-  "Without a word if that cannot be: what is being signalled says more."
-  (attempt (%cancel (handle-address client) call)))
+    `(let ((,asked ,client) (,seconds ,timeout))
+       (calling (,call ,answered ,asked ,octets ,seconds)
+         (with-answer ((,sap ,size ,outcome ,number) ,asked ,call :timeout ,seconds)
+           (setf ,answered t)
+           ,@body)))))
 
 (defun call (client octets &key timeout)
   "Asks, and answers the reply, a fresh vector of its bytes; if it comes in parts, all of them. Waits up to TIMEOUT seconds for room, and as long for
 each answer, nil for ever; a call that is not awaited any more is given up.
 Signals as SUBMIT and AWAIT."
-  (let ((number (submit client octets :timeout timeout)) (parts '()) (ended nil))
-    (when number
-      (unwind-protect
-           (loop
-             (multiple-value-bind (octets outcome) (await client :call number :timeout timeout)
-               (when (and (eq outcome :reply) (null parts))
-                 (setf ended t)
-                 (return octets))
-               (push octets parts)
-               (unless (eq outcome :part)
-                 (setf ended t)
-                 (return (apply #'concatenate 'octets (nreverse parts))))))
-        (unless ended (give-up client number))))))
+  (let ((parts '()))
+    (calling (number answered client octets timeout)
+      (loop
+        (multiple-value-bind (octets outcome) (await client :call number :timeout timeout)
+          (push octets parts)
+          (unless (eq outcome :part)
+            (setf answered t)
+            (return (if (rest parts) (apply #'concatenate 'octets (nreverse parts)) octets))))))))
 
 ;;; ---- Answering
 

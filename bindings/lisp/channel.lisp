@@ -163,25 +163,26 @@ which answers nil; of PEER-DIED-ERROR RESUME-CHANNEL, which waits for a successo
   (:documentation "The address of what room is reserved by, if it is HANDLE that is asked for room.")
   (:method ((sender sender)) (handle-address sender)))
 
-(defun reserve (handle address size out timeout)
-  "Room for SIZE bytes, written to where OUT is; nil by DROP-MESSAGE."
-  (declare (type word address out) (type (unsigned-byte 62) size))
+(defun reserve (handle address size at timeout)
+  "Room for SIZE bytes, whose place is written to AT; nil by DROP-MESSAGE."
+  (declare (type word address) (type (unsigned-byte 62) size at))
   (persisting (:handle (and (typep handle 'sender) handle) :what (if (typep handle 'sender) "send" "append"))
     (if (typep handle 'sender)
         (attempt-waiting (address (handle-spins handle) timeout deadline :arm (%arm-send address size))
-          (%reserve address size deadline (int-sap out)))
-        (attempt (%reserve address size +no-wait+ (int-sap out))))))
+          (%reserve address size deadline (int-sap at)))
+        (with-cause (attempt (%reserve address size +no-wait+ (int-sap at))) handle))))
 
-(declaim (inline try-reserve commit))
-(defun try-reserve (address size out)
-  (attempt (%reserve address size +no-wait+ out)))
+(defgeneric with-cause (result handle)
+  (:documentation "RESULT, with what the sink of HANDLE was left by, if it is that.")
+  (:method (result handle) (declare (ignore handle)) result))
 
-(defun commit (address size out)
-  "Makes a message of what was reserved, and takes it from OUT."
-  (declare (type word address) (type (unsigned-byte 62) size) (type system-area-pointer out))
+(declaim (inline commit))
+(defun commit (address size at)
+  "Makes a message of what was reserved, and takes it from AT."
+  (declare (type word address) (type (unsigned-byte 62) size at))
   (let ((result (without-interrupts
                   (let ((result (attempt (%commit address size))))
-                    (when (eql result 0) (setf (sap-ref-64 out 0) 0))
+                    (when (eql result 0) (setf (word-at at 0) 0))
                     result))))
     (unless (eql result 0) (check result))))
 
@@ -190,57 +191,57 @@ which answers nil; of PEER-DIED-ERROR RESUME-CHANNEL, which waits for a successo
 the first SIZE bytes, a variable that begins as BYTES and that BODY may set to less. However else BODY is left, nothing is seen of it. HANDLE
 is a SENDER, of which nothing else may be done meanwhile, or APPENDERS. Waits for room as SEND, up to TIMEOUT seconds, or as APPEND-MESSAGE.
 Answers what BODY does. Signals, with restarts, as those; after DROP-MESSAGE BODY is not run, and the answer is nil."
-  (let ((out (gensym "OUT")) (asked (gensym "HANDLE")) (address (gensym "ADDRESS")) (wanted (gensym "BYTES")))
-    `(let* ((,asked ,handle) (,wanted ,bytes) (,address (reserving-address ,asked)))
-       (declare (type word ,address) (type (unsigned-byte 62) ,wanted))
-       (with-words (,out 1)
-         (unwind-protect
-              (when (or (eql (try-reserve ,address ,wanted ,out) 0)
-                        (reserve ,asked ,address ,wanted (sap-int ,out) ,timeout))
-                (let ((,sap (sap-ref-sap ,out 0)) (,size ,wanted))
-                  (declare (type (unsigned-byte 62) ,size) (ignorable ,sap))
-                  (multiple-value-prog1 (progn ,@body)
-                    (commit ,address ,size ,out))))
-           (unless (zerop (sap-ref-64 ,out 0))
-             (attempt (%abort ,address))))))))
+  (let ((at (gensym "AT")) (asked (gensym "HANDLE")) (address (gensym "ADDRESS")) (wanted (gensym "BYTES")) (tried (gensym "TRIED")))
+    `(let* ((,asked ,handle) (,wanted ,bytes) (,address (reserving-address ,asked)) (,tried 0))
+       (declare (type (unsigned-byte 62) ,address ,wanted))
+       (guarding (,at 1)
+           (setf ,tried (attempt (%reserve ,address ,wanted +no-wait+ (int-sap ,at))))
+           (when (or (eql ,tried 0) (reserve ,asked ,address ,wanted ,at ,timeout))
+             (let ((,sap (sap-at ,at 0)) (,size ,wanted))
+               (declare (type (unsigned-byte 62) ,size) (ignorable ,sap))
+               (multiple-value-prog1 (progn ,@body)
+                 (commit ,address ,size ,at))))
+         (unless (zerop (word-at ,at 0))
+           (attempt (%abort ,address)))))))
 
 ;;; ---- Receiving
 
-(defun next-message-slowly (receiver message timeout end-p)
-  (declare (type receiver receiver) (type word message))
+(defun next-message-slowly (receiver at timeout end-p)
+  (declare (type receiver receiver) (type (unsigned-byte 62) at))
   (let ((handle (handle-address receiver)))
     (persisting (:handle receiver)
       (let ((result (attempt-waiting (handle (handle-spins receiver) timeout deadline)
-                      (%receive handle deadline (int-sap message)))))
+                      (%receive handle deadline (int-sap at)))))
         (if (and end-p (typep result 'closed-error))
             (return-from next-message-slowly nil)
             result)))
     t))
 
 (declaim (inline next-message))
-(defun next-message (receiver message timeout end-p)
-  "Describes the next message at the SAP MESSAGE. Waits. True, or, if END-P, nil at the end of the channel."
-  (declare (type receiver receiver) (type system-area-pointer message))
-  (or (eql (attempt (%receive (handle-address receiver) +no-wait+ message)) 0)
-      (next-message-slowly receiver (sap-int message) timeout end-p)))
+(defun next-message (receiver at timeout end-p)
+  "Describes the next message AT. Waits. True, or, if END-P, nil at the end of the channel."
+  (declare (type receiver receiver) (type (unsigned-byte 62) at))
+  (or (plusp (word-at at 0))
+      (next-message-slowly receiver at timeout end-p)))
 
-(declaim (inline release-message))
-(defun release-message (receiver message)
-  (without-interrupts
-    (unless (zerop (sap-ref-64 message 0))
-      (setf (sap-ref-64 message 0) 0)
-      (attempt (%release (handle-address receiver))))))
+(defmacro receiving ((at receiver) &body body)
+  "Runs BODY where AT is to describe a message, as it does already if one was there; however BODY is left, it is released."
+  `(guarding (,at 4)
+       (attempt (%receive (handle-address ,receiver) +no-wait+ (int-sap ,at)))
+       (progn ,@body)
+     (unless (zerop (word-at ,at 0))
+       (attempt (%release (handle-address ,receiver))))))
 
 (defun message-flags (flags)
   (loop for (bit word) in '((1 :redelivered) (2 :joined) (4 :left) (8 :died) (16 :broke-rules))
         when (logtest bit flags) collect word))
 
-(defmacro with-message-at ((message sap size seq lane flags) &body body)
-  "Runs BODY with what is described at the SAP MESSAGE."
-  `(let (,@(when sap `((,sap (sap-ref-sap ,message 0)) (,size (ldb (byte 62 0) (sap-ref-64 ,message 8)))))
-         ,@(when seq `((,seq (sap-ref-32 ,message 16))))
-         ,@(when lane `((,lane (sap-ref-32 ,message 20))))
-         ,@(when flags `((,flags (message-flags (sap-ref-32 ,message 24))))))
+(defmacro with-message-at ((at sap size seq lane flags) &body body)
+  "Runs BODY with what is described AT."
+  `(let (,@(when sap `((,sap (sap-at ,at 0)) (,size (ldb (byte 62 0) (word-at ,at 8)))))
+         ,@(when seq `((,seq (ldb (byte 32 0) (word-at ,at 16)))))
+         ,@(when lane `((,lane (ldb (byte 32 32) (word-at ,at 16)))))
+         ,@(when flags `((,flags (message-flags (ldb (byte 32 0) (word-at ,at 24)))))))
      ,@(when sap `((declare (ignorable ,sap ,size))))
      ,@body))
 
@@ -249,46 +250,39 @@ Answers what BODY does. Signals, with restarts, as those; after DROP-MESSAGE BOD
 must not be looked at afterwards. Who reads in place trusts the sender not to write after it has committed: copy once, by SAP-OCTETS, who does
 not. Waits up to TIMEOUT seconds, nil for ever. SEQ, LANE and FLAGS are variables for what RECEIVE answers by these names.
 Signals as RECEIVE."
-  (let ((message (gensym "MESSAGE")) (from (gensym "RECEIVER")))
+  (let ((at (gensym "AT")) (from (gensym "RECEIVER")))
     `(let ((,from ,receiver))
-       (with-words (,message 4)
-         (unwind-protect
-              (progn
-                (next-message ,from ,message ,timeout nil)
-                (with-message-at (,message ,sap ,size ,seq ,lane ,flags) ,@body))
-           (release-message ,from ,message))))))
+       (receiving (,at ,from)
+         (next-message ,from ,at ,timeout nil)
+         (with-message-at (,at ,sap ,size ,seq ,lane ,flags) ,@body)))))
 
 (defmacro do-received (((sap size &key seq lane flags) receiver &key timeout result) &body body)
   "As WITH-RECEIVED, of each message until the sender has closed: then answers RESULT. In a block named nil."
-  (let ((message (gensym "MESSAGE")) (from (gensym "RECEIVER")) (seconds (gensym "TIMEOUT")))
+  (let ((at (gensym "AT")) (from (gensym "RECEIVER")) (seconds (gensym "TIMEOUT")))
     `(let ((,from ,receiver) (,seconds ,timeout))
-       (with-words (,message 4)
-         (loop
-           (unwind-protect
-                (if (next-message ,from ,message ,seconds t)
-                    (with-message-at (,message ,sap ,size ,seq ,lane ,flags) ,@body)
-                    (return ,result))
-             (release-message ,from ,message)))))))
+       (loop
+         (receiving (,at ,from)
+           (if (next-message ,from ,at ,seconds t)
+               (with-message-at (,at ,sap ,size ,seq ,lane ,flags) ,@body)
+               (return ,result)))))))
 
 (defmacro do-messages ((octets receiver &key seq lane flags timeout result) &body body)
   "Runs BODY with each message, a fresh vector of its bytes, which is released before, until the sender has closed: then answers RESULT. In a
 block named nil. Waits up to TIMEOUT seconds for each, nil for ever. Signals as RECEIVE."
   (let ((message (gensym "MESSAGE")) (from (gensym "RECEIVER")) (seconds (gensym "TIMEOUT")))
-    `(let ((,from ,receiver) (,seconds ,timeout))
-       (loop
-         (multiple-value-bind (,octets ,message ,@(list (or seq (gensym)) (or lane (gensym)) (or flags (gensym))))
-             (receive-or-end ,from ,seconds)
-           (declare (ignorable ,@(when seq `(,seq)) ,@(when lane `(,lane)) ,@(when flags `(,flags))))
-           (unless ,message (return ,result))
-           ,@body)))))
+    (let ((seq (or seq (gensym))) (lane (or lane (gensym))) (flags (or flags (gensym))))
+      `(let ((,from ,receiver) (,seconds ,timeout))
+         (loop
+           (multiple-value-bind (,octets ,message ,seq ,lane ,flags) (receive-or-end ,from ,seconds)
+             (declare (ignorable ,octets ,seq ,lane ,flags))
+             (unless ,message (return ,result))
+             ,@body))))))
 
 (defun receive-or-end (receiver timeout &optional (end-p t))
-  (with-words (message 4)
-    (unwind-protect
-         (when (next-message receiver message timeout end-p)
-           (with-message-at (message sap size seq lane flags)
-             (values (sap-octets sap size) t seq lane flags)))
-      (release-message receiver message))))
+  (receiving (at receiver)
+    (when (next-message receiver at timeout end-p)
+      (with-message-at (at sap size seq lane flags)
+        (values (sap-octets sap size) t seq lane flags)))))
 
 (defun receive (receiver &key timeout)
   "The next message, a fresh vector of its bytes. Waits for it up to TIMEOUT seconds, nil for ever. The other values are its number in its
@@ -302,12 +296,11 @@ waits for a successor of the sender, and goes on with what that sends."
 
 (defun try-receive (receiver)
   "As RECEIVE, but never waits: nil if nothing is there."
-  (with-words (message 4)
-    (unwind-protect
-         (when (eql (check (attempt (%receive (handle-address receiver) +no-wait+ message))) 0)
-           (with-message-at (message sap size seq lane flags)
-             (values (sap-octets sap size) seq lane flags)))
-      (release-message receiver message))))
+  (receiving (at receiver)
+    (when (or (plusp (word-at at 0))
+              (eql (check (attempt (%receive (handle-address receiver) +no-wait+ (int-sap at)))) 0))
+      (with-message-at (at sap size seq lane flags)
+        (values (sap-octets sap size) seq lane flags)))))
 
 (defun receive-into (receiver buffer &key (start 0) end timeout)
   "Copies the next message into BUFFER, from START on, and answers how many bytes it has. Safe against any sender. Waits as RECEIVE. Signals as

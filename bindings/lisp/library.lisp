@@ -361,6 +361,30 @@ then the answer is nil."
      (declare (dynamic-extent #'body))
      (persist #'body ,handle ,what)))
 
+(defmacro guarding ((at count) try body cleanup)
+  "Does TRY, BODY, and, however these are left, CLEANUP, where AT is the address of COUNT words of 0, at first. BODY alone is interrupted; what is
+to be undone is noted in the words, without interrupts. AT is a fixnum, since BODY is a closure, and a SAP in one conses."
+  (let ((words (gensym "WORDS")))
+    `(without-interrupts
+       (with-words (,words ,count)
+         (let ((,at (ldb (byte 62 0) (sap-int ,words))))
+           (declare (type (unsigned-byte 62) ,at))
+           (unwind-protect (progn ,try (with-local-interrupts ,body))
+             ,cleanup))))))
+
+(declaim (inline word-at (setf word-at) sap-at))
+(defun word-at (at offset)
+  (declare (type (unsigned-byte 62) at))
+  (sap-ref-64 (int-sap at) offset))
+
+(defun (setf word-at) (word at offset)
+  (declare (type (unsigned-byte 62) at) (type word word))
+  (setf (sap-ref-64 (int-sap at) offset) word))
+
+(defun sap-at (at offset)
+  (declare (type (unsigned-byte 62) at))
+  (sap-ref-sap (int-sap at) offset))
+
 ;;; ---- What the library is given
 
 (defmacro with-words ((sap count) &body body)

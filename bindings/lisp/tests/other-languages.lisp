@@ -37,7 +37,7 @@
   (let ((name (format nil "path:~a" (in-directory "channel"))) (read '()))
     (pelton:with-sender (sender name :create t)
       (dotimes (i 100) (pelton:send sender (bytes (princ-to-string i)))))
-    (tool (list "flush" name (in-directory "log") "--idle-exit"))
+    (tool (list "flush" name (in-directory "log")))
     (pelton:map-record-file (lambda (octets seq) (declare (ignore seq)) (push (text octets) read)) (in-directory "log"))
     (is (equal (reverse read) (loop for i below 100 collect (princ-to-string i))))))
 
@@ -70,4 +70,5 @@
         (sb-ext:process-kill process sb-posix:sigkill)
         (sb-ext:process-wait process)
         (signals pelton:peer-died-error (pelton:receive receiver :timeout *patience*)))
-      (tool (list "send" name "--no-wait-drain") :input "after"))))
+      (pelton:with-sender (sender name) (pelton:send sender (bytes "after")))
+      (is (equal (text (pelton:receive receiver :timeout *patience*)) "after")))))

@@ -9,7 +9,8 @@
 (in-package #:pelton-tests)
 
 (defvar *tests* '() "The names of the tests, the last one first.")
-(defvar *assertions* 0)
+(declaim (type cons *assertions*))
+(sb-ext:defglobal *assertions* (list 0))
 (defvar *directory* nil "Where a test may make what it wants.")
 
 (defparameter *patience* 60 "Seconds that nothing takes which goes well.")
@@ -33,7 +34,7 @@
       `(is-true ,form ',form nil)))
 
 (defun is-true (value form found)
-  (sb-ext:atomic-incf (symbol-value '*assertions*))
+  (sb-ext:atomic-incf (car *assertions*))
   (unless value (error 'failed :form form :found found))
   value)
 
@@ -85,5 +86,5 @@
                (incf failures)
                (format t "lisp: ~(~a~) failed: ~a~%" test condition)))
         (sb-ext:delete-directory *directory* :recursive t)))
-    (format t "lisp: ~d tests~[~:; of which ~:*~d failed~], ~d assertions~%" (length tests) failures *assertions*)
+    (format t "lisp: ~d tests~[~:; of which ~:*~d failed~], ~d assertions~%" (length tests) failures (car *assertions*))
     (zerop failures)))
