@@ -19,7 +19,7 @@ use crate::{
     parameters::{Job, Pass, Role, SystemName, Wait, Workload},
     systems::{
         ByDirectory, BySocket, Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System,
-        c::CSide, lasting, limits,
+        c::CSide, lasting, limits, lisp,
     },
 };
 
@@ -81,6 +81,7 @@ pub fn side(job: &Job) -> Result<()> {
     }
     match job.system {
         SystemName::PeltonC => serve_in_c(job),
+        SystemName::PeltonSbcl => lisp::side(job, 0),
         SystemName::Pelton => serve::<Pelton<BySocket>>(job),
         SystemName::PeltonPath => serve::<Pelton<ByDirectory>>(job),
         SystemName::Pipe => serve::<Pipe>(job),

@@ -270,7 +270,8 @@ fails; they are closed however BODY is left. Threads that use them must have end
   "As APPEND-MESSAGE, of SIZE bytes at SAP."
   (declare (type system-area-pointer sap) (type (unsigned-byte 62) size))
   (let ((own (own-appender appenders)))
-    (or (eql (attempt (%append own sap size)) 0)
+    (declare (type word own))
+    (or (eql (briefly (%append own sap size)) 0)
         (append-slowly appenders (sap-int sap) size))))
 
 (declaim (inline append-message))

@@ -19,16 +19,19 @@
 (defun open-end (name options timeout make open)
   "What MAKE makes of what OPEN, one of the library's functions, opens under NAME. Waits up to TIMEOUT seconds for it to be there, nil: not."
   (let ((spins (eq (getf options :wait) :spin)))
-    (flet ((attempt (deadline)
-             (let ((made (with-options (sap options)
-                           (setf (option-deadline sap) deadline)
-                           (opening (out funcall make :spins spins) (funcall open name sap out)))))
-               ;; What is not there now may be there before the time has passed.
-               (if (and (typep made '(or no-listener-error no-channel-error)) (/= deadline +no-wait+)) +again+ made))))
-      (persisting ()
-        (if timeout
-            (wait-for 0 nil timeout #'attempt nil)
-            (attempt +no-wait+))))))
+    (persisting ()
+      (let ((deadline (if timeout (deadline-of timeout) +no-wait+)))
+        (loop
+          ;; Waits for nobody to come, but up to 5 seconds for who is slow to shake hands.
+          (let ((made (with-options (sap options)
+                        (opening (out funcall make :spins spins) (funcall open name sap out)))))
+            (unless (and (or (eql made +again+) (typep made '(or no-listener-error no-channel-error)))
+                         (not (past-p deadline)))
+              (return made)))
+          ;; With interrupts. Nothing tells when somebody listens.
+          (sleep 0.005))))))
+
+(defconstant +hands-ns+ 5000000000 "So long who has connected may take to shake hands.")
 
 (defun accept-end (name options timeout make accept)
   "Listens under NAME, waits up to TIMEOUT seconds, nil for ever, and is what MAKE makes of what ACCEPT, one of the library's functions, has."
@@ -36,10 +39,15 @@
                                   (opening (out %make-listener) (%listen name sap out)))))
     (let ((address (handle-address listener)) (spins (eq (getf options :wait) :spin)))
       (persisting ()
-        (wait-for address nil timeout
-                  (lambda (deadline) (opening (out funcall make :spins spins) (funcall accept address deadline out)))
-                  ;; Its descriptor needs no arming.
-                  (constantly +again+))))))
+        (loop with deadline = (deadline-of timeout)
+              do (wait-readable (descriptor listener) deadline)
+                 (let ((made (opening (out funcall make :spins spins)
+                               (funcall accept address
+                                        ;; Who hears an interrupt, and finds nobody there, does not wait in the library.
+                                        (if (readable-p (descriptor listener)) (slice-until +forever+ +hands-ns+) +no-wait+)
+                                        out))))
+                   (unless (and (eql made +again+) (not (past-p deadline)))
+                     (return made))))))))
 
 (defun without-keys (options &rest keys)
   (loop for (key value) on options by #'cddr
@@ -50,11 +58,11 @@
 NAME  \"events\": connects to the receiver that listens under this short name; \"unix:PATH\": at this socket;
       \"path:DIR\": opens the channel in this directory, and goes on behind the last message of the sender before.
 :ACCEPT true: listens under the name instead, and waits for a receiver to connect.
-:TIMEOUT seconds. Connecting: waits so long for somebody to listen, by path for a receiver; nil: for nobody. Accepting: nil is for ever.
+:TIMEOUT seconds. Waits so long for somebody to listen, or for the channel to be made, nil: not; with :ACCEPT for who connects, nil: for ever.
 :WAIT :BLOCK, spins for some microseconds, then sleeps; or :SPIN, never sleeps.
 :CAPACITY bytes of the lane, 64 MiB; :MESSAGE-BYTES-MAX; :UIDS, a list of users that may be at the other end besides this process's own;
 of a path :CREATE true, which makes the channel, :MODE #o700, and :LANES 1, how many senders there may be.
-Interrupts are looked at once a second. Signals TIMED-OUT with the restart WAIT-LONGER; NO-LISTENER-ERROR, NO-CHANNEL-ERROR, ROLE-TAKEN-ERROR,
+Shaking hands with who is slow takes up to 5 seconds without interrupts. Signals TIMED-OUT with the restart WAIT-LONGER; NO-LISTENER-ERROR, NO-CHANNEL-ERROR, ROLE-TAKEN-ERROR,
 REFUSED-ERROR, NAME-ERROR, OPTION-ERROR and others, whose text says what to do."
   (let ((options (without-keys options :accept :timeout)))
     (if accept
@@ -130,7 +138,7 @@ ended by then."
   (let ((handle (handle-address sender)))
     (if (typep sender 'senders)
         (attempt (%senders-send handle sap size +no-wait+))
-        (attempt (%send handle sap size +no-wait+)))))
+        (briefly (%send handle sap size +no-wait+)))))
 
 (defun send-sap (sender sap size &optional timeout)
   "As SEND, of SIZE bytes at SAP."

@@ -60,10 +60,14 @@
   (concatenate 'string *directory* name))
 
 (defmacro in-thread (&body body)
-  `(sb-thread:make-thread (lambda () ,@body)))
+  "A thread that does BODY; JOINED has its value, or signals what it has."
+  `(sb-thread:make-thread (lambda ()
+                            (handler-case (progn ,@body)
+                              (error (condition) condition)))))
 
 (defun joined (thread)
-  (sb-thread:join-thread thread :timeout *patience*))
+  (let ((value (sb-thread:join-thread thread :timeout *patience*)))
+    (if (typep value 'error) (error value) value)))
 
 (defmacro until (form)
   "Waits until FORM is true; answers it."
