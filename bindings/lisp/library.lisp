@@ -285,8 +285,6 @@ of the time of a message."
 (defconstant +long-slice-ns+ 1000000000
   "So long a call may wait that has no descriptor to be polled for, or shakes hands meanwhile.")
 
-(deftype timeout () "Seconds, or nil: for ever." '(or null (real 0)))
-
 (defun deadline-of (timeout)
   (etypecase timeout
     (null +forever+)

@@ -53,6 +53,10 @@ pub fn side(job: &Job, looked_at: u64) -> Result<()> {
         "{} is not there: `cargo build -p pelton-capi`, in the profile of this program",
         library.display()
     );
-    let error = Command::new("sbcl").arg("--script").arg(SIDE).args(arguments).env("PELTON_LIBRARY", library).exec();
+    let mut sbcl = Command::new("sbcl");
+    sbcl.arg("--script").arg(SIDE).args(arguments).env("PELTON_LIBRARY", library);
+    // What else is installed is not looked at.
+    sbcl.env("CL_SOURCE_REGISTRY", "(:source-registry :ignore-inherited-configuration)");
+    let error = sbcl.exec();
     Err(error).context("starting `sbcl`: on Debian it is in the package sbcl")
 }

@@ -1,4 +1,5 @@
-;;;; With the others: Rust, by the pelton command, and C, by a program of bindings/c; PELTON_TOOL and PELTON_C name them.
+;;;; With the others: Rust, by the pelton command, which PELTON_TOOL names; C, by programs in the directory PELTON_C; Go, by PELTON_GO, which is
+;;;; not there where Go is not: run-tests says so.
 
 (in-package #:pelton-tests)
 
@@ -72,3 +73,56 @@
         (signals pelton:peer-died-error (pelton:receive receiver :timeout *patience*)))
       (pelton:with-sender (sender name) (pelton:send sender (bytes "after")))
       (is (equal (text (pelton:receive receiver :timeout *patience*)) "after")))))
+
+(defun all-comes-back (program)
+  "Sends messages to what PROGRAM is, which sends them back."
+  (let* ((there (format nil "unix:~a" (in-directory "there"))) (back (format nil "unix:~a" (in-directory "back")))
+         (messages (loop for i below 500 collect (make-array (mod (* i i) 3000) :element-type '(unsigned-byte 8)
+                                                                                :initial-element (mod i 256))))
+         (receiving (in-thread
+                      (pelton:with-receiver (receiver back :accept t :timeout *patience*)
+                        (let ((received '()))
+                          (pelton:do-messages (octets receiver :timeout *patience*) (push octets received))
+                          (nreverse received))))))
+    (until (probe-file (in-directory "back")))
+    (let ((process (sb-ext:run-program program (list there back) :wait nil :output nil :error nil)))
+      (unwind-protect
+           (progn
+             (pelton:with-sender (sender there :timeout *patience*)
+               (dolist (message messages) (pelton:send sender message :timeout *patience*)))
+             (is (equalp (joined receiving) messages))
+             (sb-ext:process-wait process)
+             (is (eql 0 (sb-ext:process-exit-code process))))
+        (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-posix:sigkill))))))
+
+(defun c-program (name)
+  (format nil "~a/~a" (or (sb-posix:getenv "PELTON_C") (error "PELTON_C must name a directory: bindings/lisp/run-tests does")) name))
+
+(deftest c-sends-back-what-lisp-sends
+  (all-comes-back (c-program "peer")))
+
+(deftest go-sends-back-what-lisp-sends
+  (let ((program (sb-posix:getenv "PELTON_GO")))
+    (when program (all-comes-back program))))
+
+(deftest c-and-lisp-call-one-another
+  (with-serving ((service-name "s") (lambda (request) (bytes (string-upcase (text (pelton:request-octets request))))))
+    (is (search "ASKED" (with-output-to-string (out)
+                          (sb-ext:run-program (c-program "call") (list "ask" (service-name "s") "asked") :output out :error out)))))
+  (let ((process (sb-ext:run-program (c-program "call") (list "serve" (service-name "c")) :wait nil :output nil :error nil)))
+    (unwind-protect
+         (pelton:with-client (client (service-name "c") :timeout *patience*)
+           (is (equal (text (pelton:call client (bytes "echo") :timeout *patience*)) "echo")))
+      (sb-ext:process-kill process sb-posix:sigkill)
+      (sb-ext:process-wait process))))
+
+(deftest c-and-lisp-read-one-anothers-record-files
+  (let ((ours (in-directory "ours")) (theirs (in-directory "theirs")) (read 0))
+    (pelton:with-appenders (appenders (pelton:record-file ours))
+      (pelton:append-message appenders (bytes "a line of Lisp's")))
+    (is (search "a line of Lisp's" (with-output-to-string (out)
+                                     (sb-ext:run-program (c-program "append") (list ours) :output out :error out))))
+    (sb-ext:run-program (c-program "append") (list theirs "2" "100"))
+    (is (eq :end (pelton:map-record-file (lambda (octets seq) (declare (ignore seq)) (when (search "line" (text octets)) (incf read)))
+                                         theirs)))
+    (is (eql read 200))))
