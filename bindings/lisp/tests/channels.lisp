@@ -209,10 +209,7 @@
            (thread (in-thread
                      (dotimes (i count) (pelton:send sender (number-octets i)))
                      (pelton:close-handle sender)))
-           (disturber (in-thread
-                        (loop until ended
-                              do (ignore-errors (sb-thread:interrupt-thread thread (lambda () (make-octets 100))))
-                                 (sleep 0.0005))))
+           (disturber (in-thread (disturb thread (lambda () ended) (lambda () (make-octets 100)))))
            (next 0))
       (pelton:do-received ((sap size) receiver :timeout *patience*)
         (is (eql (sap-ref-64 sap 0) next))

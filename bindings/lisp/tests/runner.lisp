@@ -69,6 +69,17 @@
   (let ((value (sb-thread:join-thread thread :timeout *patience*)))
     (if (typep value 'error) (error value) value)))
 
+(defun disturb (thread ended function)
+  "Interrupts THREAD with FUNCTION again and again, each time after it has heard the time before: SBCL bears 8 at a time."
+  (let ((heard (sb-thread:make-semaphore)))
+    (loop until (funcall ended)
+          do (handler-case (sb-thread:interrupt-thread thread (lambda ()
+                                                                (sb-thread:signal-semaphore heard)
+                                                                (funcall function)))
+               (sb-thread:interrupt-thread-error () (return)))
+             (loop until (or (funcall ended) (sb-thread:wait-on-semaphore heard :timeout 0.1)))
+             (sleep 0.0002))))
+
 (defmacro until (form)
   "Waits until FORM is true; answers it."
   `(loop with end = (+ (get-universal-time) *patience*)
