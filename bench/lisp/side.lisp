@@ -93,7 +93,8 @@
 (defstruct pad (a 0 :type sb-ext:word) (b 0 :type sb-ext:word) (c 0 :type sb-ext:word) (d 0 :type sb-ext:word) (e 0 :type sb-ext:word)
   (f 0 :type sb-ext:word) (g 0 :type sb-ext:word) (h 0 :type sb-ext:word))
 
-;; One buffer behind a lock: who finds it full flushes it.
+;; One buffer behind a lock: who finds it full flushes it. Whoever is interrupted, and unwinds, must neither double a buffer nor keep others
+;; waiting, as with pelton: so both are written without interrupts.
 (defstruct locked
   (lock (sb-thread:make-mutex) :type sb-thread:mutex)
   (buffer (make-octets +buffer+) :type octets)
@@ -104,13 +105,14 @@
 (declaim (inline append-locked))
 (defun append-locked (locked number message)
   (declare (type locked locked) (type octets message))
-  (sb-thread:with-mutex ((locked-lock locked))
-    (let ((buffer (locked-buffer locked)) (need (record-bytes (length message))))
-      (when (> (+ (locked-used locked) need) +buffer+)
-        (give (locked-sink locked) buffer (locked-used locked) (locked-size locked))
-        (setf (locked-used locked) 0))
-      (write-record buffer (locked-used locked) number message)
-      (incf (locked-used locked) need))))
+  (sb-sys:without-interrupts
+    (sb-thread:with-mutex ((locked-lock locked))
+      (let ((buffer (locked-buffer locked)) (need (record-bytes (length message))))
+        (when (> (+ (locked-used locked) need) +buffer+)
+          (give (locked-sink locked) buffer (locked-used locked) (locked-size locked))
+          (setf (locked-used locked) 0))
+        (write-record buffer (locked-used locked) number message)
+        (incf (locked-used locked) need)))))
 
 ;; Two buffers that take turns, in which each thread takes space by an atomic addition. Who overflows one opens the other, waits for those who
 ;; still write to the full one, and flushes that. To be waited for, a thread says in a cache line of its own which it writes to, and
@@ -162,7 +164,9 @@
 (defun append-bump (bump number message thread)
   (declare (type bump bump) (type octets message) (type (unsigned-byte 16) thread))
   (let ((need (record-bytes (length message))) (writing (bump-writing bump)) (own (* 16 (1+ thread))))
-    (loop
+    ;; A thread that were unwound from here would be waited for for ever.
+    (sb-sys:without-interrupts
+     (loop
       (let* ((epoch (ldb (byte 48 0) (bump-epoch bump))) (even (evenp epoch)))
         (setf (aref writing own) (mod epoch 2))
         (let ((at (ldb (byte 48 0) (if even
@@ -176,7 +180,7 @@
           (setf (aref writing own) +none+)
           (if (<= at +buffer+)
               (turn bump epoch at)
-              (waiting-while (= (bump-epoch bump) epoch))))))))
+              (waiting-while (= (bump-epoch bump) epoch)))))))))
 
 (defun finish-bump (bump)
   (let* ((even (evenp (bump-epoch bump))) (bytes (if even (bump-tail-0 bump) (bump-tail-1 bump))))
