@@ -235,9 +235,7 @@ impl Object for Answering {
     }
 
     fn before_closing(&mut self) -> Answer {
-        self.check_thread()?;
-        self.give_room_back();
-        Ok(())
+        self.give_room_back()
     }
 }
 
@@ -250,15 +248,17 @@ impl Answering {
         Err(code::tell(code::WRONG_THREAD, "another thread has reserved room for this reply: it is to use or abort it"))
     }
 
-    fn give_room_back(&mut self) {
+    fn give_room_back(&mut self) -> Answer {
+        self.check_thread()?;
         if let Some(room) = self.room.take() {
-            // SAFETY: kept since it was reserved, and this is the thread, as was checked.
+            // SAFETY: kept since it was reserved, and this is the thread.
             drop(unsafe { self.responder.room_from_raw(room.raw) });
         }
+        Ok(())
     }
 
     pub fn reserve(&mut self, size: usize) -> Answer<*mut c_void> {
-        self.before_closing()?;
+        self.give_room_back()?;
         fits(size)?;
         let reserved = self.responder.try_reserve(size).map_err(|error| code::of(&error))?;
         let mut reserved = reserved.ok_or(code::AGAIN)?;
@@ -270,7 +270,7 @@ impl Answering {
 
     pub fn abort(&mut self) -> Answer {
         match self.room {
-            Some(_) => self.before_closing(),
+            Some(_) => self.give_room_back(),
             None => Err(code::plain(code::NOT_RESERVED)),
         }
     }

@@ -112,6 +112,23 @@ fn a_producer_that_waits_for_room_is_seen() {
 }
 
 #[test]
+fn the_window_is_left_by_the_first_message_that_ends_behind_it() {
+    let pages = Pages::new(8192, Position::START);
+    let (mut producer, _consumer) = pages.attach();
+    producer.set_window(1024);
+    // A record has a header of 8 bytes, and the next one's header stands behind it.
+    assert!(!producer.is_past_window(1024 - 16));
+    assert!(producer.is_past_window(1024 - 15));
+    assert!(send(&mut producer, &payload(0, 200)));
+    assert!(!producer.is_past_window(1024 - 16 - 208));
+    assert!(producer.is_past_window(1024 - 15 - 208));
+    // More than a message can have counts as the largest.
+    assert!(producer.is_past_window(u64::MAX));
+    producer.set_window(8192);
+    assert!(!producer.is_past_window(u64::MAX));
+}
+
+#[test]
 fn who_is_both_sides_goes_on_at_the_front_when_all_is_taken_and_has_the_whole_window_each_time() {
     for start in [1, u32::MAX - 40] {
         let pages = Pages::new(8192, Position { offset: 0, seq: start });
