@@ -110,6 +110,12 @@ pub enum SystemName {
     MutexVec,
     /// Of appending to a file: one buffer for all threads, behind a lock, and a plain write of it when it is full
     Write,
+    /// pelton as a program of SBCL's uses it: appending, and streams
+    PeltonSbcl,
+    /// Of appending, in SBCL: one buffer for all threads, behind a lock
+    SbclMutex,
+    /// Of appending, in SBCL: one buffer for all threads, in which each takes space by an atomic addition
+    SbclCas,
     /// Of appending: crossbeam's bounded queue, and a thread that takes the messages out of it into a buffer
     ArrayQueue,
     /// Of appending: crossbeam's unbounded queue, and such a thread
@@ -176,7 +182,14 @@ impl SystemName {
                 Err("limits.c has streams, round trips and appending between its own processes only")
             }
             SystemName::Limits => Ok(()),
-            SystemName::Bump | SystemName::MutexVec | SystemName::ArrayQueue | SystemName::SegQueue => {
+            SystemName::PeltonSbcl if matches!(workload, Workload::Append | Workload::Stream) => Ok(()),
+            SystemName::PeltonSbcl => Err("its sides in Lisp append, or have a stream"),
+            SystemName::Bump
+            | SystemName::MutexVec
+            | SystemName::SbclMutex
+            | SystemName::SbclCas
+            | SystemName::ArrayQueue
+            | SystemName::SegQueue => {
                 if appends {
                     Ok(())
                 } else {

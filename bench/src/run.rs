@@ -31,7 +31,7 @@ use crate::{
     parameters::{Calls, Choice, Job, Pass, Role, SizeRange, Slow, SystemName, Wait, Workload, word},
     report::{Death, Figures, Outcome, Parameters, Report, Run, SideFigures, SystemReport},
     rivals::Rival,
-    systems::{c, limits},
+    systems::{c, limits, lisp},
     workload::{PassReport, Percentiles, work},
 };
 
@@ -219,6 +219,7 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
         | SystemName::PeltonNginx
         | SystemName::PeltonAlone => env!("CARGO_PKG_VERSION").to_string(),
         SystemName::Limits => limits::version(),
+        SystemName::PeltonSbcl | SystemName::SbclMutex | SystemName::SbclCas => lisp::version(),
         SystemName::Bump | SystemName::MutexVec | SystemName::Write => "Rust's std".to_string(),
         SystemName::ArrayQueue | SystemName::SegQueue => "crossbeam-queue 0.3".to_string(),
         _ => format!("Linux {}", rustix::system::uname().release().to_string_lossy()),

@@ -20,7 +20,7 @@ use crate::{
     parameters::{Job, Pass, Role, SystemName, Wait, Workload},
     systems::{
         ByDirectory, BySocket, Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System,
-        c::CSide, lasting, limits,
+        c::CSide, lasting, limits, lisp,
     },
     threads,
 };
@@ -96,6 +96,7 @@ pub fn side(job: &Job) -> Result<()> {
     }
     match job.system {
         SystemName::PeltonC => serve_in_c(job),
+        SystemName::PeltonSbcl => lisp::side(job, 0),
         SystemName::Pelton => part::<Pelton<BySocket>>(job),
         SystemName::PeltonPath => part::<Pelton<ByDirectory>>(job),
         SystemName::Pipe => part::<Pipe>(job),

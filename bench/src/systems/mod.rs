@@ -1,5 +1,5 @@
 //! The systems under measurement. Each is a file that implements [`System`]; the workloads know nothing else of it. Two are not: limits.c
-//! brings all of its own, and a side in C its loops. Those that threads append to are in [`append`].
+//! brings all of its own, a side in C its loops, and one in Lisp all but the measuring. Those that threads append to are in [`append`].
 
 pub mod append;
 pub mod c;
@@ -7,6 +7,7 @@ pub mod call;
 pub mod compiled;
 mod framed;
 pub mod limits;
+pub mod lisp;
 mod many;
 mod pelton;
 mod pipe;
