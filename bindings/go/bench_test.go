@@ -2,6 +2,7 @@ package pelton
 
 import (
 	"context"
+	"runtime"
 	"testing"
 )
 
@@ -23,4 +24,45 @@ func BenchmarkSendReceiveRelease256(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// A client and a service of this process. Between processes: go run ./bench.
+func BenchmarkCall256(b *testing.B) {
+	name := b.TempDir() + "/socket"
+	ctx := context.Background()
+	service := must(ListenService("unix:"+name, nil))
+	defer service.Close()
+	go func() { _ = service.Serve(ctx, echo) }()
+	client := must(ConnectClient(ctx, "unix:"+name, nil))
+	defer client.Close()
+	request, reply := payload(0, 256), make([]byte, 256)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := client.CallInto(ctx, request, reply); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// As above, by a hundred goroutines at a time.
+func BenchmarkCall256ByManyGoroutines(b *testing.B) {
+	name := b.TempDir() + "/socket"
+	ctx := context.Background()
+	service := must(ListenService("unix:"+name, nil))
+	defer service.Close()
+	go func() { _ = service.Serve(ctx, echo) }()
+	client := must(ConnectClient(ctx, "unix:"+name, nil))
+	defer client.Close()
+	request := payload(0, 256)
+	b.ReportAllocs()
+	b.SetParallelism(100 / runtime.GOMAXPROCS(0))
+	b.RunParallel(func(pb *testing.PB) {
+		reply := make([]byte, 256)
+		for pb.Next() {
+			if _, err := client.CallInto(ctx, request, reply); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
 }

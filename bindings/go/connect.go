@@ -29,7 +29,10 @@ type Listener struct {
 // Listen listens under a short name, or unix:PATH. It does not wait. Each accepted peer gets a lane made with these options.
 //
 // Errors: [ErrInUse] while another process listens there; [ErrName], [ErrOption], [ErrSystem].
-func Listen(name string, options *Options) (*Listener, error) {
+func Listen(name string, options *Options) (*Listener, error) { return listen(name, options, false) }
+
+// listen listens, if it isShared beside others under a short name.
+func listen(name string, options *Options, isShared bool) (*Listener, error) {
 	o := options.orDefault()
 	if _, _, err := o.sizes(); err != nil {
 		return nil, err
@@ -38,7 +41,7 @@ func Listen(name string, options *Options) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	bound, err := parsed.listen()
+	bound, err := parsed.listen(isShared)
 	if err != nil {
 		return nil, err
 	}

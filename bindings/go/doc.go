@@ -24,6 +24,24 @@
 // may come first, die, and start again; what was committed and not released waits. There the other side's end is told once, and then the
 // handle goes on: the next one may come at any time.
 //
+// # Calls
+//
+// A [Service] answers the requests of its clients, a [Client] asks:
+//
+//	service, err := pelton.ListenService("echo", nil)
+//	err = service.Serve(ctx, func(request pelton.Request) {      // a goroutine for each
+//		request.Reply(request.Bytes())
+//	})
+//
+//	client, err := pelton.ConnectClient(ctx, "echo", nil)
+//	reply, err := client.Call(ctx, []byte("hello"))              // any number of goroutines at a time
+//	call, err := client.Submit(ctx, []byte("many"))              // and the answer later: Await, or
+//	for part, err := range call.Parts(ctx) { ... }               // part by part
+//
+// When the context of a call ends, the call is cancelled, and the service is told: [Request.Context] ends. Of a short name several
+// processes may be services: a client asks the least busy, and goes on when one dies, or drains for a successor ([Service.Drain]). What is in
+// the records, and what of it is certain when a side dies, is in spec/call.md.
+//
 // # Waiting
 //
 // Calls that begin with Try never wait, nor do Commit, Abort, Release, Trim and Close. Others take a context, and end with its error when
@@ -35,13 +53,15 @@
 //
 // errors.Is finds the [Code], errors.As an [*Error] with the details. [ErrClosed] is the ordinary end of a channel, [ErrPeerDied] a
 // process that ended without closing, proved by the system, never guessed from time, so a stopped process is not dead. What it had
-// committed is received first; Resume goes on with its successor. After [ErrCorrupt] a handle cannot be used further.
+// committed is received first; Resume goes on with its successor. After [ErrCorrupt] a handle cannot be used further. Of a call [*Failed] and
+// [ErrAbandoned] are what its service says.
 //
 // # Goroutines
 //
 // One goroutine at a time uses a [Sender] or a [Receiver]; another that calls meanwhile is told [ErrWrongThread], and nothing has
 // happened. Close and [Message.Release] may be called by any goroutine at any time. Handles, and messages, may be passed on. For many
-// goroutines that send, give each a sender of its own, to a receiver made by [Gather].
+// goroutines that send, give each a sender of its own, to a receiver made by [Gather]. A [Client] and a [Request] may be used by any goroutine at
+// any time; one goroutine at a time awaits a [Call], and one takes requests from a [Service].
 //
 // # Units
 //
@@ -62,6 +82,6 @@
 //
 // # Not here
 //
-// Calls, sending descriptors along with messages (receiving them is: [Message.Files]), flushing and record files are not in this package
+// Sending descriptors along with messages (receiving them is: [Message.Files]), flushing and record files are not in this package
 // yet; nor is looking at a path channel from outside, repairing and removing it: pelton info, recover and rm do that.
 package pelton

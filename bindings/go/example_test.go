@@ -175,3 +175,85 @@ func ExampleReceiver_NewReader() {
 	fmt.Printf("%s %v\n", text, err)
 	// Output: a stream of bytes <nil>
 }
+
+func ExampleClient_Call() {
+	echo, remove := name()
+	defer remove()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	service, err := pelton.ListenService(echo, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer service.Close()
+	go func() { // commonly another process
+		err := service.Serve(ctx, func(request pelton.Request) {
+			if len(request.Bytes()) == 0 {
+				_ = request.Fail(22, []byte("nothing to say"))
+				return
+			}
+			_ = request.Reply([]byte(strings.ToUpper(string(request.Bytes()))))
+		})
+		if err != nil && !errors.Is(err, pelton.ErrClosedHandle) {
+			log.Fatal(err)
+		}
+	}()
+
+	client, err := pelton.ConnectClient(ctx, echo, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	reply, err := client.Call(ctx, []byte("hello"))
+	fmt.Printf("%s %v\n", reply, err)
+	_, err = client.Call(ctx, nil)
+	var failed *pelton.Failed
+	if errors.As(err, &failed) {
+		fmt.Printf("%d: %s\n", failed.Code, failed.Bytes)
+	}
+	// Output:
+	// HELLO <nil>
+	// 22: nothing to say
+}
+
+func ExampleCall_Parts() {
+	numbers, remove := name()
+	defer remove()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	service, err := pelton.ListenService(numbers, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer service.Close()
+	go func() { // commonly another process
+		_ = service.Serve(ctx, func(request pelton.Request) {
+			// Ends when the client cancels the call, or goes.
+			for n := 1; request.Part(request.Context(), fmt.Append(nil, n)) == nil; n++ {
+			}
+		})
+	}()
+
+	client, err := pelton.ConnectClient(ctx, numbers, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	call, err := client.Submit(ctx, []byte("count"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for part, err := range call.Parts(ctx) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s\n", part)
+		if string(part) == "3" {
+			break // which cancels the call
+		}
+	}
+	// Output:
+	// 1
+	// 2
+	// 3
+}

@@ -14,6 +14,8 @@ import (
 type gate struct {
 	listener *Listener
 	most     int
+	// Of a service: who comes is a client.
+	service *Service
 	// Whether something has arrived.
 	isStirred atomic.Bool
 	mutex     sync.Mutex
@@ -37,12 +39,15 @@ const visitorsMax = 64
 //
 // Errors: as [Listen].
 func Gather(name string, options *Options) (*Receiver, error) {
-	o := options.orDefault()
+	return gather(name, options.orDefault(), nil)
+}
+
+func gather(name string, o Options, service *Service) (*Receiver, error) {
 	most, err := o.sendersMax()
 	if err != nil {
 		return nil, err
 	}
-	listener, err := Listen(name, &o)
+	listener, err := listen(name, &o, service != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +63,10 @@ func Gather(name string, options *Options) (*Receiver, error) {
 		return nil, err
 	}
 	r := newReceiver(membarrier(), page, bell, o)
-	r.gate = &gate{listener: listener, most: most}
+	r.gate = &gate{listener: listener, most: most, service: service}
+	if service != nil {
+		service.receiver = r
+	}
 	r.gate.done.Add(1)
 	go r.gate.accept(r)
 	return r, nil
@@ -139,17 +147,16 @@ func (g *gate) left() {
 }
 
 func (g *gate) welcome(r *Receiver, s *shake) (*inLane, error) {
-	to := &reception{page: r.page, bell: r.bell, peersBell: -1, isShared: true}
-	var own *bell
-	if s.peer.UID != os.Geteuid() {
-		// Who is not this user must not be able to silence the bell for others.
-		var err error
-		if own, err = newBell(); err != nil {
-			return nil, s.told(err)
-		}
-		to.peersBell = own.fd
+	to, own, err := s.receptionAt(r.page, r.bell)
+	if err != nil {
+		return nil, err
 	}
-	in, err := s.newReceiver(to, true)
+	var in *inLane
+	if g.service != nil {
+		in, err = g.service.welcome(s, to)
+	} else {
+		in, err = s.newReceiver(to, true)
+	}
 	if err != nil {
 		if own != nil {
 			_ = own.file.Close()
@@ -160,15 +167,36 @@ func (g *gate) welcome(r *Receiver, s *shake) (*inLane, error) {
 	in.memory.producer.forgetDescriptor()
 	in.memory.consumer.forgetDescriptor()
 	in.memory.data.forgetDescriptor()
-	if own != nil {
-		in.ownBell = own
-		go func() {
-			for own.raw.Read(own.drain) == nil {
-				r.bell.kick()
-			}
-		}()
-	}
+	in.ownBell = own
+	own.passOn(r.bell)
 	return in, nil
+}
+
+// receptionAt is what a peer is given of a receiver's of many: also a bell of its own, if it is another user's. Who is not this user must not
+// be able to silence the bell for others.
+func (s *shake) receptionAt(page *segment, shared *bell) (*reception, *bell, error) {
+	to := &reception{page: page, bell: shared, peersBell: -1, isShared: true}
+	if s.peer.UID == os.Geteuid() {
+		return to, nil, nil
+	}
+	own, err := newBell()
+	if err != nil {
+		return nil, nil, s.told(err)
+	}
+	to.peersBell = own.fd
+	return to, own, nil
+}
+
+// passOn has a bell kick another, until it is closed. Of none it does nothing.
+func (b *bell) passOn(to *bell) {
+	if b == nil {
+		return
+	}
+	go func() {
+		for b.raw.Read(b.drain) == nil {
+			to.kick()
+		}
+	}()
 }
 
 // admit takes in who has arrived. Does not wait.

@@ -34,10 +34,12 @@ const (
 
 type role uint32
 
-// Clients and services (3 and 4, spec/call.md) are refused in words, as any other role.
 const (
 	roleSender   role = 1
 	roleReceiver role = 2
+	// Of a link of calls, spec/call.md.
+	roleClient  role = 3
+	roleService role = 4
 )
 
 func (r role) String() string {
@@ -46,15 +48,20 @@ func (r role) String() string {
 		return "sender"
 	case roleReceiver:
 		return "receiver"
-	case 3:
+	case roleClient:
 		return "client"
-	case 4:
+	case roleService:
 		return "service"
 	}
 	return fmt.Sprintf("peer of role %d", uint32(r))
 }
 
-func (r role) other() role { return 3 - r }
+func (r role) other() role {
+	if r >= roleClient {
+		return roleClient + roleService - r
+	}
+	return roleSender + roleReceiver - r
+}
 
 // packet is the first 80 bytes of each. Fields that a kind does not use are 0.
 type packet struct {
@@ -176,7 +183,7 @@ func refusal(b []byte) error {
 	return failure(ErrRefused, "refused: %s", text)
 }
 
-func hungUp() error {
+func errHungUp() error {
 	return failure(ErrHungUp, "the peer hung up during the hand-shake: see what it says")
 }
 
@@ -192,7 +199,7 @@ func (s *shake) send(p packet, fds ...int) error {
 				return refused
 			}
 		}
-		return hungUp()
+		return errHungUp()
 	case errors.Is(err, unix.EAGAIN):
 		return failure(ErrAgain, "timed out while greeting a peer that does not read")
 	}
@@ -227,7 +234,7 @@ func (s *shake) receive(kind uint32, count int) (packet, []int, error) {
 // judge is what must hold of a packet by itself.
 func (s *shake) judge(b []byte, kind uint32, wanted, found int, isCut bool) (packet, error) {
 	if len(b) == 0 {
-		return packet{}, hungUp()
+		return packet{}, errHungUp()
 	}
 	p, ok := decodePacket(b)
 	if !ok {
@@ -260,30 +267,40 @@ func (s *shake) greet(own role, holds, listens bool) (bool, error) {
 	if holds {
 		hello.holds = 1
 	}
+	peer, err := s.exchange(hello, listens)
+	return peer.holds != 0, err
+}
+
+// exchange has both sides say hello.
+func (s *shake) exchange(hello packet, listens bool) (packet, error) {
 	if !listens {
 		if err := s.send(hello); err != nil {
-			return false, err
+			return packet{}, err
 		}
 	}
 	peer, _, err := s.receive(kindHello, 0)
 	if err != nil {
-		return false, err
+		return packet{}, err
 	}
+	own := hello.role
 	if peer.role == own {
-		return false, s.refuse("both sides are the %v: one must be the other", own)
+		return packet{}, s.refuse("both sides are the %v: one must be the other", own)
 	}
 	if peer.role != own.other() {
-		return false, s.refuse("one side is a %v, the other a %v: that one wants a %v", peer.role, own, own.other())
+		return packet{}, s.refuse("one side is a %v, the other a %v: that one wants a %v", peer.role, own, own.other())
 	}
-	if peer.holds != 0 && holds {
-		return false, s.refuse("both sides hold a lane whose peer died: one of them must give its own up and make a new handle")
+	if peer.holds != 0 && hello.holds != 0 {
+		return packet{}, s.refuse("both sides hold a lane whose peer died: one of them must give its own up and make a new handle")
+	}
+	if peer.holds != 0 && own >= roleClient {
+		return packet{}, s.refuse("the %v holds a lane, and those of a link of calls have no successors", peer.role)
 	}
 	if listens {
 		if err := s.send(hello); err != nil {
-			return false, err
+			return packet{}, err
 		}
 	}
-	return peer.holds != 0, nil
+	return peer, nil
 }
 
 // ready ends the hand-shake. The last to say so decides: a survivor, lest a lane get two successors; else the listener.
@@ -409,7 +426,7 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 	if err != nil {
 		return nil, err
 	}
-	capacity, limit, err := s.options.sizes()
+	capacity, _, err := s.options.sizes()
 	if err != nil {
 		return nil, s.told(err)
 	}
@@ -443,23 +460,7 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 		}
 		tail, head, floor = lane.Unpack(offer.tail), lane.Unpack(offer.head), offer.floor
 	} else {
-		if page, err = p.segment(makeProducerPage(capacity, limit, 1)); err != nil {
-			return nil, s.told(err)
-		}
-		if data, err = p.segment(makeData(capacity)); err != nil {
-			return nil, s.told(err)
-		}
-		offer := lanePacket(kindProducer, capacity, limit, tail, head)
-		offer.generation = 1
-		if err := s.send(offer, page.fd, own.fd, data.fd); err != nil {
-			return nil, err
-		}
-		_, fds, err := s.receive(kindConsumer, 3)
-		if err != nil {
-			return nil, err
-		}
-		p.owns(fds)
-		if side, err = s.openConsumerSide(&p, fds); err != nil {
+		if page, data, side, err = s.giveLane(&p, own.fd); err != nil {
 			return nil, err
 		}
 	}
@@ -468,12 +469,9 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 	if err != nil {
 		return nil, s.told(laneError(err))
 	}
-	process, err := processOf(s.socket.fd, s.peer)
+	process, err := s.watchPeer(&p)
 	if err != nil {
-		return nil, s.told(system("watching the peer", err))
-	}
-	if process >= 0 {
-		p.owns([]int{process})
+		return nil, err
 	}
 	if err := s.ready(listens && !takesOver); err != nil {
 		return nil, err
@@ -482,6 +480,32 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 	sender := newSender(producer, m, own, newLink(s.socket, process, side.bell, s.peer, own.kick), s.options)
 	own = nil
 	return sender, nil
+}
+
+// giveLane is the middle of a hand-shake at the side that makes a fresh lane to send by.
+func (s *shake) giveLane(p *parts, bell int) (page, data *segment, side consumerSide, err error) {
+	capacity, limit, err := s.options.sizes()
+	if err != nil {
+		return nil, nil, side, s.told(err)
+	}
+	if page, err = p.segment(makeProducerPage(capacity, limit, 1)); err != nil {
+		return nil, nil, side, s.told(err)
+	}
+	if data, err = p.segment(makeData(capacity)); err != nil {
+		return nil, nil, side, s.told(err)
+	}
+	offer := lanePacket(kindProducer, capacity, limit, lane.Start, lane.Start)
+	offer.generation = 1
+	if err := s.send(offer, page.fd, bell, data.fd); err != nil {
+		return nil, nil, side, err
+	}
+	_, fds, err := s.receive(kindConsumer, 3)
+	if err != nil {
+		return nil, nil, side, err
+	}
+	p.owns(fds)
+	side, err = s.openConsumerSide(p, fds)
+	return page, data, side, err
 }
 
 // survivingSender is the hand-shake of a sender whose receiver died: it offers its lane.
@@ -512,12 +536,9 @@ func (s *shake) survivingSender(sender *Sender, listens bool) error {
 	if err := producer.CheckSuccessor(side.consumer.bytes); err != nil {
 		return s.told(laneError(err))
 	}
-	process, err := processOf(s.socket.fd, s.peer)
+	process, err := s.watchPeer(&p)
 	if err != nil {
-		return s.told(system("watching the peer", err))
-	}
-	if process >= 0 {
-		p.owns([]int{process})
+		return err
 	}
 	// Nothing of this side's has changed before the last READY: a successor that goes is as if it had never been.
 	if err := s.ready(true); err != nil {
@@ -551,59 +572,79 @@ func (s *shake) newReceiver(to *reception, listens bool) (*inLane, error) {
 	if err != nil {
 		return nil, err
 	}
-	offer, fds, err := s.receive(kindProducer, 3)
+	in, peerBell, err := s.takeLane(&p, to, 0)
 	if err != nil {
 		return nil, err
+	}
+	process, err := s.watchPeer(&p)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.ready(listens && !takesOver); err != nil {
+		return nil, err
+	}
+	p.keep()
+	in.memory.use()
+	in.link = newLink(s.socket, process, peerBell, s.peer, to.bell.kick)
+	return in, nil
+}
+
+// takeLane is the middle of a hand-shake at the side that receives by the other's lane, whose largest message is to be so large at least.
+func (s *shake) takeLane(p *parts, to *reception, least uint64) (in *inLane, peerBell int, err error) {
+	offer, fds, err := s.receive(kindProducer, 3)
+	if err != nil {
+		return nil, -1, err
 	}
 	p.owns(fds)
 	data, err := p.segment(s.openData(p.claim(fds[2]), offer, false))
 	if err != nil {
-		return nil, err
+		return nil, -1, err
 	}
 	page, err := p.segment(s.openProducer(p.claim(fds[0]), offer))
 	if err != nil {
-		return nil, err
+		return nil, -1, err
 	}
-	peerBell, err := takeBell(p.claim(fds[1]))
-	if err != nil {
-		return nil, s.told(err)
+	if offer.bytesMax < least {
+		return nil, -1, s.refuse("a lane has a largest message of %d bytes, wanted at least %d", offer.bytesMax, least)
+	}
+	if peerBell, err = takeBell(p.claim(fds[1])); err != nil {
+		return nil, -1, s.told(err)
 	}
 	p.owns([]int{peerBell})
 	head := lane.Unpack(offer.head)
 	redelivered := lane.Unpack(offer.tail).Since(head)
 	if redelivered > offer.capacity/8 {
-		return nil, s.refuse("%d messages are said to wait in a lane of %d bytes, wanted at most %d", redelivered, offer.capacity, offer.capacity/8)
+		return nil, -1, s.refuse("%d messages are said to wait in a lane of %d bytes, wanted at most %d", redelivered, offer.capacity, offer.capacity/8)
 	}
 	consumerPage, err := p.segment(makeConsumerPage(head))
 	if err != nil {
-		return nil, s.told(err)
+		return nil, -1, s.told(err)
 	}
 	m := &memory{producer: page, consumer: consumerPage, receiver: to.page, data: data, keepsReceiver: to.isShared}
 	consumer, err := lane.NewConsumer(m.lane(), offer.bytesMax)
 	if err != nil {
-		return nil, s.told(laneError(err))
+		return nil, -1, s.told(laneError(err))
 	}
 	bell := to.bell.fd
 	if to.peersBell >= 0 {
 		bell = to.peersBell
 	}
 	if err := s.send(newPacket(kindConsumer), consumerPage.fd, to.page.fd, bell); err != nil {
-		return nil, err
+		return nil, -1, err
 	}
+	return &inLane{consumer: consumer, memory: m, again: redelivered}, peerBell, nil
+}
+
+// watchPeer is what tells the end of the peer's process; -1: the socket's hang-up alone does.
+func (s *shake) watchPeer(p *parts) (int, error) {
 	process, err := processOf(s.socket.fd, s.peer)
 	if err != nil {
-		return nil, s.told(system("watching the peer", err))
+		return -1, s.told(system("watching the peer", err))
 	}
 	if process >= 0 {
 		p.owns([]int{process})
 	}
-	if err := s.ready(listens && !takesOver); err != nil {
-		return nil, err
-	}
-	p.keep()
-	m.use()
-	link := newLink(s.socket, process, peerBell, s.peer, to.bell.kick)
-	return &inLane{consumer: consumer, memory: m, link: link, again: redelivered}, nil
+	return process, nil
 }
 
 // survivingReceiver is the hand-shake of a receiver whose sender died: it offers the lane, and says where that one's records end.
@@ -641,12 +682,9 @@ func (s *shake) survivingReceiver(r *Receiver, listens bool) error {
 		return s.told(err)
 	}
 	p.owns([]int{peerBell})
-	process, err := processOf(s.socket.fd, s.peer)
+	process, err := s.watchPeer(&p)
 	if err != nil {
-		return s.told(system("watching the peer", err))
-	}
-	if process >= 0 {
-		p.owns([]int{process})
+		return err
 	}
 	// Only then is the successor's page complete: had it died before, the dead one's would still be needed.
 	if err := s.ready(true); err != nil {

@@ -282,6 +282,13 @@ func TestAGoSurvivorIsSucceededAcrossLanguages(t *testing.T) {
 	for range 10 {
 		must(receiver.Receive(ctx)).Release()
 	}
+	hasDied := func() {
+		t.Helper()
+		if _, err := receiver.Receive(ctx); !errors.Is(err, ErrPeerDied) {
+			t.Fatal(err)
+		}
+	}
+	hasDied()
 	second := tool(t, "send", name)
 	fmt.Fprint(second.input, "rust\n")
 	if err := receiver.Resume(ctx); err != nil {
@@ -291,6 +298,7 @@ func TestAGoSurvivorIsSucceededAcrossLanguages(t *testing.T) {
 		t.Fatal("not rust")
 	}
 	second.kill()
+	hasDied()
 	child(t, "send", name, 5, 1, 100, "close")
 	if err := receiver.Resume(ctx); err != nil {
 		t.Fatal(err)

@@ -76,6 +76,58 @@ func runSide(arguments []string) error {
 		if end == "close" {
 			return receiver.Close()
 		}
+	case "serve":
+		// "serve NAME END": answers with what is asked, or takes requests, says how many, and holds them; drains when its input ends.
+		service, err := ListenService(arguments[1], &Options{Capacity: 1 << 16})
+		if err != nil {
+			return err
+		}
+		fmt.Println("listening")
+		go func() {
+			_, _ = io.Copy(io.Discard, os.Stdin)
+			service.Drain()
+		}()
+		var mutex sync.Mutex
+		taken := 0
+		err = service.Serve(ctx, func(request Request) {
+			if end == "hold" {
+				mutex.Lock()
+				taken++
+				fmt.Println("taken", taken)
+				mutex.Unlock()
+				<-ctx.Done()
+			}
+			_ = request.Reply(request.Bytes())
+		})
+		return errors.Join(err, service.Close())
+	case "call":
+		// "call NAME COUNT SIZE END": asks, and compares each reply; or holds its calls.
+		client, err := ConnectClient(ctx, arguments[1], options)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Sscan(strings.Join(arguments[2:4], " "), &count, &size); err != nil {
+			return err
+		}
+		for n := range count {
+			if end == "hold" {
+				if _, err := client.Submit(ctx, payload(n, size)); err != nil {
+					return err
+				}
+				continue
+			}
+			reply, err := client.Call(ctx, payload(n, size))
+			if err != nil {
+				return err
+			}
+			if len(reply) != size || !isPayload(reply, n) {
+				return fmt.Errorf("reply %d is wrong", n)
+			}
+		}
+		fmt.Println("done", count)
+		if end == "close" {
+			return client.Close()
+		}
 	case "path-send":
 		// Numbers that go on from what is in the lane: the channel's own count.
 		sender, err := OpenSender(ctx, arguments[1], nil)

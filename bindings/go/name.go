@@ -160,8 +160,9 @@ func (n name) clear(path string) error {
 // listeners numbers the sockets of this process in the directories of short names.
 var listeners atomic.Uint32
 
-// listen makes a socket under the name, replacing what dead listeners left behind.
-func (n name) listen() (*bound, error) {
+// listen makes a socket under the name, replacing what dead listeners left behind; if it isShared, beside others that listen under a short
+// one.
+func (n name) listen(isShared bool) (*bound, error) {
 	if n.path != "" {
 		unlock, err := lockDirectory(filepath.Dir(n.path))
 		if err != nil {
@@ -179,7 +180,7 @@ func (n name) listen() (*bound, error) {
 				return nil, err
 			}
 		}
-		bound, err := n.listenInDirectory()
+		bound, err := n.listenInDirectory(isShared)
 		// A listener that goes removes the directory after itself, perhaps just now: then make it again.
 		if !errors.Is(err, errDirectoryGone) {
 			return bound, err
@@ -189,7 +190,7 @@ func (n name) listen() (*bound, error) {
 
 var errDirectoryGone = errors.New("the directory has gone")
 
-func (n name) listenInDirectory() (*bound, error) {
+func (n name) listenInDirectory(isShared bool) (*bound, error) {
 	unlock, err := lockDirectory(n.directory)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errDirectoryGone
@@ -203,7 +204,7 @@ func (n name) listenInDirectory() (*bound, error) {
 		return nil, err
 	}
 	for _, path := range paths {
-		if err := n.clear(path); err != nil {
+		if err := n.clear(path); err != nil && !(isShared && errors.Is(err, ErrInUse)) {
 			return nil, err
 		}
 	}

@@ -41,6 +41,11 @@ type Options struct {
 	Mode uint32
 	// SendersMax is the most senders that a receiver made by [Gather] has at a time: 1024 if 0, which is the most.
 	SendersMax int
+	// CallBytesMax is the largest request, answer or part of one, in bytes, that this side of calls takes: 64 MiB if 0.
+	CallBytesMax int
+	// Handlers is how many requests [Service.Serve] has handled at a time, each by a goroutine: 1024 if 0. 1 has the goroutine that serves
+	// handle them, one after the other.
+	Handlers int
 	// OnLeak is told of a message that was neither released nor is referenced any more, some time after that, on a goroutine of
 	// its own. Its space is given back. nil: it is logged.
 	OnLeak func(seq uint32)
@@ -80,6 +85,29 @@ func (o *Options) sizes() (capacity, limit uint64, err error) {
 		limit = uint64(o.MessageBytesMax)
 	}
 	return capacity, limit, nil
+}
+
+// linkBytesMin is the least that the largest message of a link's lane may be.
+const linkBytesMin = 1024
+
+// ofCalls is what the options come to for calls.
+func (o *Options) ofCalls() (bytesMax, handlers int, err error) {
+	if _, limit, err := o.sizes(); err != nil {
+		return 0, 0, err
+	} else if limit < linkBytesMin {
+		return 0, 0, failure(ErrOption, "MessageBytesMax comes to %d, wanted at least %d for calls", limit, linkBytesMin)
+	}
+	if o.CallBytesMax < 0 || o.Handlers < 0 {
+		return 0, 0, failure(ErrOption, "CallBytesMax is %d and Handlers %d, wanted 0 or more", o.CallBytesMax, o.Handlers)
+	}
+	bytesMax, handlers = 64<<20, 1024
+	if o.CallBytesMax > 0 {
+		bytesMax = o.CallBytesMax
+	}
+	if o.Handlers > 0 {
+		handlers = o.Handlers
+	}
+	return bytesMax, handlers, nil
 }
 
 func (o *Options) sendersMax() (int, error) {

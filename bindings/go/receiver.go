@@ -54,6 +54,8 @@ type inLane struct {
 	number uint32
 	// What this sender alone rings, if it is another user's.
 	ownBell *bell
+	// Of a service: the client, as those have it who answer.
+	caller  *caller
 	hasLeft bool
 	// Of a path channel: how its sender went, until that is told.
 	end Code
@@ -428,6 +430,9 @@ func (r *Receiver) nextTurn() {
 // lookAt looks for the lane's next message, and for its end behind the last one. Of many senders, one that has gone or has broken the
 // rules is given up, and touches no other.
 func (r *Receiver) lookAt(in *inLane) (bool, error) {
+	if in.isStalled() {
+		return false, nil
+	}
 	record, ok, err := in.consumer.Peek()
 	isClosed, isGone := false, false
 	if err == nil && !ok && r.place != nil {
@@ -468,6 +473,11 @@ func (r *Receiver) lookAt(in *inLane) (bool, error) {
 	return false, ended(code, r.unreleased())
 }
 
+// isStalled says whether nothing is taken of a client now that is there: it does not read its replies.
+func (in *inLane) isStalled() bool {
+	return in.caller != nil && in.caller.isStalled.Load() && !in.link.isGone.Load()
+}
+
 // receiveFiles takes in what came with the message at the cursor. What was lost is said once: see takeFiles.
 func (in *inLane) receiveFiles(record lane.Record) error {
 	in.files, in.filesLost = in.link.receiveDescriptors(record.Seq, record.Descriptors, in.again > 0)
@@ -504,6 +514,9 @@ func (r *Receiver) giveUp(in *inLane) {
 // close tells the sender, of a lane that nothing more is received of.
 func (in *inLane) close() {
 	in.hasLeft = true
+	if in.caller != nil {
+		in.caller.leave()
+	}
 	in.consumer.Close()
 	in.link.ring()
 	in.link.close()
@@ -523,7 +536,7 @@ func (r *Receiver) unreleased() (held uint64) {
 
 func (r *Receiver) stirs() bool {
 	for _, in := range r.lanes {
-		if in.consumer.Stirs() {
+		if in.consumer.Stirs() && !in.isStalled() {
 			return true
 		}
 	}

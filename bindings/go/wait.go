@@ -72,9 +72,12 @@ const (
 	// Once, when spinning begins to fail, and seldom later, long enough for a peer that sleeps to be woken and to answer: two
 	// sides that wait for each other would otherwise go on sleeping when once something has kept both.
 	spinLong = 50 * time.Microsecond
+	// A long spin lets other goroutines run, once: that wakes a thread for those who may be waiting to run, which takes longer than most of
+	// these waits.
+	yieldAfter = 5 * time.Microsecond
 	// Loads between two looks at the clock, which costs as much as several of them.
 	loadsPerClock = 32
-	// Failed spins make the next ones shorter: by halves, down to 1/16.
+	// Failed spins make the next ones shorter: by halves, and after so many none at all, but for the long one.
 	shortest = 4
 	longAt   = 64
 )
@@ -92,7 +95,11 @@ func (s *spin) most() time.Duration {
 	if s.failed == 1 || s.failed == longAt {
 		return spinLong
 	}
-	return spinMost >> min(s.failed, shortest)
+	if s.failed >= shortest {
+		// Who spins while others want its processor is given it late when it has something to do.
+		return 0
+	}
+	return spinMost >> s.failed
 }
 
 func (s *spin) hasPaid() {
@@ -113,11 +120,7 @@ func (s *spin) hasFailed() {
 
 // await waits until the side finds what it looks for, the context ends, or the handle is closed.
 func await(ctx context.Context, on side, bell *bell, spin *spin, guard *guard) error {
-	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, bell.kick)
-		defer stop()
-	}
-	for until := (time.Time{}); spin.wait == Spin || !oneProcessor; {
+	for hasYielded, begin := false, (time.Time{}); spin.wait == Spin || !oneProcessor; {
 		for range loadsPerClock {
 			if on.stirs() {
 				break
@@ -130,17 +133,28 @@ func await(ctx context.Context, on side, bell *bell, spin *spin, guard *guard) e
 		if err := interrupted(ctx, guard); err != nil {
 			return err
 		}
-		runtime.Gosched()
 		if spin.wait == Spin {
+			runtime.Gosched()
 			continue
 		}
 		// The clock comes late: most waits are over before.
-		if now := time.Now(); until.IsZero() {
-			until = now.Add(spin.most())
-		} else if now.After(until) {
+		if begin.IsZero() {
+			begin = time.Now()
+			continue
+		}
+		took := time.Since(begin)
+		if took > spin.most() {
 			spin.hasFailed()
 			break
 		}
+		if !hasYielded && took > yieldAfter {
+			hasYielded = true
+			runtime.Gosched()
+		}
+	}
+	if ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, bell.kick)
+		defer stop()
 	}
 	for {
 		// In this order: a kick that comes behind this ends the sleep, the reason of one before is found by the looks.

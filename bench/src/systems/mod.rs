@@ -4,13 +4,14 @@
 pub mod append;
 pub mod c;
 pub mod call;
-pub mod compiled;
+pub(crate) mod compiled;
 mod framed;
 pub mod limits;
 mod many;
 mod pelton;
 mod pipe;
 mod socket;
+pub mod threads;
 mod wire;
 
 use std::time::Duration;

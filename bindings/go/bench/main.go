@@ -1,18 +1,21 @@
 // Bench measures how many messages of 256 bytes a second go from one Go process to another: by pelton, copied in and read in place; and
-// by a Unix stream socket, one write for each message, whose reader may take as many as it likes at a time. The two take turns; the
-// medians are printed, with the machine's load while they ran.
+// by a Unix stream socket, one write for each message, whose reader may take as many as it likes at a time. With -calls it measures how
+// many calls, one after the other, each answered with its own bytes: by pelton, and by net/rpc over a Unix socket. The two take turns; the medians are
+// printed, with the machine's load while they ran.
 //
-//	go run ./bench [-bytes 256] [-count 2000000] [-runs 9]
+//	go run ./bench [-calls] [-bytes 256] [-count 2000000] [-runs 9]
 package main
 
 import (
 	"bufio"
+	same "bytes"
 	"context"
 	"flag"
 	"fmt"
 	"io"
 	"log"
 	"net"
+	"net/rpc"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,7 +28,8 @@ import (
 
 var (
 	bytes = flag.Int("bytes", 256, "of a message")
-	count = flag.Int("count", 2_000_000, "messages of a run by pelton; a tenth of it by the socket")
+	count = flag.Int("count", 2_000_000, "messages of a run by pelton, or ten times the calls; a tenth of it by the socket")
+	calls = flag.Bool("calls", false, "calls, not messages")
 	runs  = flag.Int("runs", 9, "of each, by turns")
 	// The other process of a run: the system, and where it connects to.
 	sink = flag.String("sink", "", "for its own use")
@@ -49,19 +53,22 @@ func main() {
 	defer os.RemoveAll(directory)
 	rates := map[string][]float64{}
 	systems := []string{"pelton", "socket"}
+	if *calls {
+		systems = []string{"pelton-calls", "net/rpc"}
+	}
 	for run := range *runs {
 		for i := range systems {
 			system := systems[(run+i)%len(systems)]
-			rates[system] = append(rates[system], measure(system, filepath.Join(directory, fmt.Sprint(system, run))))
+			rates[system] = append(rates[system], measure(system, filepath.Join(directory, fmt.Sprint(strings.ReplaceAll(system, "/", "-"), run))))
 		}
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
 	for _, system := range systems {
 		slices.Sort(rates[system])
-		fmt.Printf("%-8s median %.3f M/s, %.3f to %.3f\n", system, median(rates[system])/1e6,
+		fmt.Printf("%-12s median %.3f M/s, %.3f to %.3f\n", system, median(rates[system])/1e6,
 			rates[system][0]/1e6, rates[system][len(rates[system])-1]/1e6)
 	}
-	fmt.Printf("ratio    %.1f; %d bytes, %d runs, load %s\n", median(rates["pelton"])/median(rates["socket"]), *bytes, *runs,
+	fmt.Printf("ratio        %.1f; %d bytes, %d runs, load %s\n", median(rates[systems[0]])/median(rates[systems[1]]), *bytes, *runs,
 		strings.Join(strings.Fields(string(load))[:3], " "))
 }
 
@@ -70,7 +77,10 @@ func median(sorted []float64) float64 { return sorted[len(sorted)/2] }
 // measure is how many messages a second come through, from the first that is sent until the other process says that it has the last.
 func measure(system, place string) float64 {
 	messages := *count
-	if system == "socket" {
+	if system != "pelton" {
+		messages /= 10
+	}
+	if system == "net/rpc" {
 		messages /= 10
 	}
 	self, err := os.Executable()
@@ -81,7 +91,11 @@ func measure(system, place string) float64 {
 	check(err)
 	var send func(message []byte) error
 	var close func() error
-	if system == "pelton" {
+	switch system {
+	case "pelton-calls", "net/rpc":
+		check(other.Start())
+		return ask(system, place, messages, bufio.NewReader(output), other)
+	case "pelton":
 		listener, err := pelton.Listen("unix:"+place, nil)
 		check(err)
 		check(other.Start())
@@ -90,7 +104,7 @@ func measure(system, place string) float64 {
 		check(err)
 		check(listener.Close())
 		send, close = func(message []byte) error { return sender.Send(ctx, message) }, sender.Close
-	} else {
+	default:
 		listener, err := net.Listen("unix", place)
 		check(err)
 		check(other.Start())
@@ -124,7 +138,10 @@ func receive(system, place string) {
 		}
 		n++
 	}
-	if system == "pelton" {
+	switch system {
+	case "pelton-calls", "net/rpc":
+		answer(system, place)
+	case "pelton":
 		receiver, err := pelton.ConnectReceiver(ctx, "unix:"+place, nil)
 		check(err)
 		for message, err := range receiver.Messages(ctx) {
@@ -135,7 +152,7 @@ func receive(system, place string) {
 			}
 		}
 		check(receiver.Close())
-	} else {
+	default:
 		socket, err := net.Dial("unix", place)
 		check(err)
 		reader, message := bufio.NewReaderSize(socket, 64<<10), make([]byte, *bytes)
@@ -147,4 +164,69 @@ func receive(system, place string) {
 		fmt.Println("done")
 		_, _ = reader.ReadByte()
 	}
+}
+
+// ask is how many calls a second are answered.
+func ask(system, place string, count int, output *bufio.Reader, other *exec.Cmd) float64 {
+	said, err := output.ReadString('\n')
+	if err != nil || said != "listening\n" {
+		log.Fatalf("the other process said %q: %v", said, err)
+	}
+	request, reply := make([]byte, *bytes), make([]byte, *bytes)
+	var call func() error
+	var end func() error
+	if system == "pelton-calls" {
+		ctx := context.Background()
+		client, err := pelton.ConnectClient(ctx, "unix:"+place, nil)
+		check(err)
+		call, end = func() (err error) { reply, err = client.CallInto(ctx, request, reply); return err }, client.Close
+	} else {
+		client, err := rpc.Dial("unix", place)
+		check(err)
+		call, end = func() error { return client.Call("Echo.Echo", &request, &reply) }, client.Close
+	}
+	once := func(n int) {
+		request[n%len(request)]++
+		check(call())
+		if !same.Equal(request, reply) {
+			log.Fatalf("reply %d is not its request", n)
+		}
+	}
+	for n := range count / 20 {
+		once(n)
+	}
+	begin := time.Now()
+	for n := range count {
+		once(n)
+	}
+	took := time.Since(begin)
+	check(end())
+	check(other.Process.Kill())
+	_ = other.Wait()
+	return float64(count) / took.Seconds()
+}
+
+// Echo is what net/rpc calls.
+type Echo struct{}
+
+// Echo answers with what is asked.
+func (Echo) Echo(request *[]byte, reply *[]byte) error {
+	*reply = *request
+	return nil
+}
+
+// answer serves until it is killed.
+func answer(system, place string) {
+	if system == "pelton-calls" {
+		service, err := pelton.ListenService("unix:"+place, nil)
+		check(err)
+		fmt.Println("listening")
+		check(service.Serve(context.Background(), func(request pelton.Request) { check(request.Reply(request.Bytes())) }))
+		return
+	}
+	listener, err := net.Listen("unix", place)
+	check(err)
+	check(rpc.Register(Echo{}))
+	fmt.Println("listening")
+	rpc.Accept(listener)
 }

@@ -19,12 +19,13 @@
 use core::sync::atomic::Ordering;
 
 #[cfg(not(loom))]
-pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64};
+pub use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
+pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-/// A named pair of a releasing store and an acquiring load.
-pub(crate) struct Edge {
+/// A named pair of a releasing store and an acquiring load. Public for those of the crate `pelton`, whose models are with this one's.
+#[derive(Debug)]
+pub struct Edge {
     #[cfg(loom)]
     name: &'static str,
 }
@@ -36,28 +37,34 @@ pub(crate) const FENCED: Edge = Edge::named("fenced");
 
 #[cfg(not(loom))]
 impl Edge {
-    const fn named(_name: &'static str) -> Edge {
+    /// Of that name.
+    pub const fn named(_name: &'static str) -> Edge {
         Edge {}
     }
+    /// Of its store.
     #[inline(always)]
-    pub(crate) const fn store(&self) -> Ordering {
+    pub const fn store(&self) -> Ordering {
         Ordering::Release
     }
+    /// Of its load.
     #[inline(always)]
-    pub(crate) const fn load(&self) -> Ordering {
+    pub const fn load(&self) -> Ordering {
         Ordering::Acquire
     }
 }
 
 #[cfg(loom)]
 impl Edge {
-    const fn named(name: &'static str) -> Edge {
+    /// Of that name.
+    pub const fn named(name: &'static str) -> Edge {
         Edge { name }
     }
-    pub(crate) fn store(&self) -> Ordering {
+    /// Of its store.
+    pub fn store(&self) -> Ordering {
         if weakened(self.name) { Ordering::Relaxed } else { Ordering::Release }
     }
-    pub(crate) fn load(&self) -> Ordering {
+    /// Of its load.
+    pub fn load(&self) -> Ordering {
         if weakened(self.name) { Ordering::Relaxed } else { Ordering::Acquire }
     }
 }

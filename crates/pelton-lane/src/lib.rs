@@ -32,6 +32,11 @@ pub use consumer::{Consumer, Record, Run, Survey, Ticket, cut, survey, walk};
 pub use edges::model_membarrier;
 #[doc(hidden)]
 pub use edges::step;
+/// For the crate `pelton`, whose edges are modelled with this one's.
+#[doc(hidden)]
+pub mod sync {
+    pub use crate::edges::{AtomicBool, AtomicU32, AtomicU64, Edge};
+}
 pub use layout::{
     CAPACITY_MAX, CAPACITY_MIN, ChannelPage, ConsumerPage, LANES_MAX, LAYOUT_SIGNATURE, LAYOUT_TEXT, MAGIC_CHANNEL,
     MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble, ProducerPage, ReceiverPage, SEGMENT_BYTES,

@@ -5,7 +5,8 @@
 //! - `frame.rs`: the header before each request and reply, every check of a peer's, and messages cut into pieces;
 //! - `outbox.rs`: the way into one lane, and what waits for room there;
 //! - `raw.rs`, in several places: for bindings;
-//! - `service.rs`, with `caller.rs` (each of its clients), `responder.rs` (requests and what answers them) and `pool.rs` (threads);
+//! - `service.rs`, with `caller.rs` (each of its clients), `hold.rs` (one in the hands of who answers), `edges.rs` (what threads tell
+//!   each other without a lock), `responder.rs` (requests and what answers them) and `pool.rs` (threads);
 //! - `client.rs` and `client/`, with `calls.rs` (those in flight) and `crowd.rs` (its links, and how it finds services): the other
 //!   side.
 //!
@@ -16,7 +17,9 @@ mod caller;
 mod calls;
 mod client;
 mod crowd;
+mod edges;
 mod frame;
+mod hold;
 mod outbox;
 mod pool;
 mod raw;
@@ -28,8 +31,8 @@ mod tests;
 pub(crate) use caller::{Back, Caller};
 pub use client::{CallId, Client, Completion, Loss, Outcome, RequestRoom};
 pub use client::{RawCompletion, RawRequestRoom};
+pub use responder::{Answering, ReplyRoom, Request, Responder};
 pub use responder::{RawReplyRoom, RawRequest};
-pub use responder::{ReplyRoom, Request, Responder};
 pub(crate) use service::Desk;
 pub use service::{Service, Stopper};
 

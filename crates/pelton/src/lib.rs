@@ -154,7 +154,7 @@ pub mod tokio;
 mod wait;
 
 pub use call::{
-    CallId, Client, Completion, Loss, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper,
+    Answering, CallId, Client, Completion, Loss, Outcome, ReplyRoom, Request, RequestRoom, Responder, Service, Stopper,
 };
 #[doc(hidden)]
 pub use call::{RawCompletion, RawReplyRoom, RawRequest, RawRequestRoom};

@@ -898,9 +898,13 @@ impl Side for Receiver {
         }
     }
 
-    fn rung(&mut self) -> Result<bool> {
+    fn rung(&mut self, alone: bool) -> Result<bool> {
         self.bells.drain();
         step("receiver rung: drained");
+        // Who comes or goes says so itself, and goes on saying so.
+        if alone && self.gate.as_ref().is_some_and(|gate| !gate.stirs()) {
+            return Ok(false);
+        }
         self.find_senders()?;
         step("receiver rung: looked");
         // A sender may have come, sent everything, and gone since the last time.

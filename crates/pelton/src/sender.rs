@@ -956,7 +956,7 @@ impl Side for Room<'_> {
         self.sender.parts.bells.sleep(&self.sender.parts.link, deadline)
     }
 
-    fn rung(&mut self) -> Result<bool> {
+    fn rung(&mut self, _alone: bool) -> Result<bool> {
         self.sender.parts.bells.drain();
         step("sender rung: drained");
         // A receiver may have come and gone since the last time. What could not be looked at is to be looked at again.

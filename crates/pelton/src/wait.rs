@@ -52,8 +52,9 @@ pub(crate) trait Side {
     fn must_nap(&self) -> bool;
     /// Sleeps until a peer rings or goes, or the deadline.
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready>;
-    /// A peer has rung, for whatever reason: answers as [`Side::end`] does.
-    fn rung(&mut self) -> Result<bool>;
+    /// A peer has rung, for whatever reason: answers as [`Side::end`] does. `alone`: of all that is watched, only the bell had anything
+    /// to say.
+    fn rung(&mut self, alone: bool) -> Result<bool>;
     /// Whether a peer has gone, for who asks often.
     fn is_peer_known_gone(&mut self) -> Result<bool>;
     fn spin(&mut self) -> &mut Spin;
@@ -161,7 +162,7 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
         step("wait: woken");
         side.disarm();
         let ready = ready?;
-        if ready == Ready::Rung && side.rung()? {
+        if matches!(ready, Ready::Rung | Ready::RungAlone) && side.rung(ready == Ready::RungAlone)? {
             return Ok(true);
         }
         if side.look()? || (ready == Ready::Gone && side.end()?) {

@@ -13,7 +13,7 @@ use support::{Place, deadline};
 
 fn main() {
     type Case<F> = (&'static str, F);
-    let cases: [Case<fn(How)>; 8] = [
+    let cases: [Case<fn(How)>; 9] = [
         ("inherited_handles_answer_forked_and_their_parents_go_on", inherited_handles_answer_forked),
         ("an_inherited_message_reservation_or_held_message_does_nothing", inherited_parts_do_nothing),
         ("inherited_handles_of_every_kind_answer_forked_and_close_nothing", handles_of_every_kind),
@@ -22,6 +22,7 @@ fn main() {
         ("dropping_inherited_handles_leaves_the_childs_own_descriptors_alone", dropping_closes_nothing),
         ("an_inherited_engine_for_files_answers_forked_and_its_parents_goes_on", an_inherited_engine),
         ("a_death_is_told_though_a_child_lives_on", a_death_is_told_though_a_child_lives_on),
+        ("a_child_of_who_has_room_for_a_reply_answers_calls_of_its_own", a_child_answers_calls_of_its_own),
     ];
     let fork_cases: [Case<fn()>; 7] = [
         ("inherited_descriptors_are_closed_in_a_child", inherited_descriptors_are_closed),
@@ -329,6 +330,38 @@ fn a_child_makes_channels_of_its_own(how: How) {
     })
     .wait();
     goes_on(inherited.as_mut().unwrap());
+}
+
+/// A service, a client that has asked it, and what answers that call.
+fn asked(name: &str) -> (pelton::Service, pelton::Client, pelton::Responder) {
+    let mut service = pelton::Service::listen(name).unwrap();
+    let (client, responder) = std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| {
+            let mut client = pelton::Client::connect(name).unwrap();
+            client.submit(b"ask").unwrap();
+            client
+        });
+        let responder = service.receive_until(deadline()).unwrap().expect("it was asked").into_responder();
+        (connecting.join().unwrap(), responder)
+    });
+    (service, client, responder)
+}
+
+fn a_child_answers_calls_of_its_own(how: How) {
+    let place = Place::new("a_child_answers_calls_of_its_own");
+    let (_service, mut client, mut responder) = asked(&place.name());
+    let room = responder.try_reserve(3).unwrap().expect("the lane is empty");
+    Forked::new(how, || {
+        let own = tempfile::tempdir().unwrap();
+        let (_service, mut client, mut responder) = asked(&format!("unix:{}/s", own.path().display()));
+        let mut room = responder.try_reserve(3).unwrap().expect("the lane is empty");
+        room.copy_from_slice(b"own");
+        room.reply(3).unwrap();
+        assert_eq!(*client.completion_until(deadline()).unwrap().expect("it was answered"), *b"own");
+    })
+    .wait();
+    room.reply(3).unwrap();
+    assert_eq!(client.completion_until(deadline()).unwrap().expect("it was answered").len(), 3);
 }
 
 fn dropping_closes_nothing(how: How) {

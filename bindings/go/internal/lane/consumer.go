@@ -166,6 +166,11 @@ func (c *Consumer) Payload(record Record) []byte {
 	return c.memory.Data[record.Offset+8:][:record.Bytes:record.Bytes]
 }
 
+// Word is one of the first words of the message, loaded once; the message has it.
+func (c *Consumer) Word(record Record, number uint64) uint64 {
+	return load64(c.memory.Data, record.Offset+8+8*number)
+}
+
 // Stirs says whether something stands at the cursor: a hint for who spins, to be followed by Peek.
 func (c *Consumer) Stirs() bool { return load64(c.memory.Data, c.cursor) != 0 }
 

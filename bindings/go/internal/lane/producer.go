@@ -451,6 +451,9 @@ func (p *Producer) Arm(bytes uint64, empty bool, membarrier func() bool) (bool, 
 // Disarm says that the producer is awake again.
 func (p *Producer) Disarm() { p.sleeper.Disarm() }
 
+// IsArmed says whether the consumer has been asked to ring.
+func (p *Producer) IsArmed() bool { return p.sleeper.IsArmed() }
+
 // LoseBarrier asks the consumer to fence from now on: membarrier has been refused.
 func (p *Producer) LoseBarrier() { p.sleeper.LoseBarrier() }
 

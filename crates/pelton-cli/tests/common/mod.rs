@@ -241,7 +241,9 @@ impl Process {
     pub fn polls(&self) -> bool {
         let call = std::fs::read_to_string(format!("/proc/{}/syscall", self.child.id())).unwrap_or_default();
         let number = call.split(' ').next().and_then(|number| number.parse().ok());
-        number.is_some_and(|number: i64| [libc::SYS_poll, libc::SYS_ppoll].contains(&number))
+        number.is_some_and(|number: i64| {
+            [libc::SYS_poll, libc::SYS_ppoll, libc::SYS_epoll_wait, libc::SYS_epoll_pwait].contains(&number)
+        })
     }
 
     pub fn signal(&self, signal: Signal) {

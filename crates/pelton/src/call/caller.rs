@@ -1,35 +1,45 @@
 //! A client, as those have it who answer: its lane of replies behind a lock, and which of its calls are in flight.
+//!
+//! Its flags and the places of its calls are atomics of themselves alone, so all of that is Relaxed: what a thread did to the lane
+//! before, the loop sees under the lock, or by an edge of `edges.rs`.
 
+use super::edges::Away;
 use super::frame::{Assembly, CALLS_MAX, Header, Kind, generation_of, slot_of};
 use super::outbox::Outbox;
 use super::service::Desk;
 use crate::connect::Origin;
 use crate::error::{Error, Result};
 use crate::link::{Bells, Peer, SharedLife};
-use crate::os::{Bell, Owner, Ready, locked, poll_until};
-use crate::sender::{Sender, SenderParts, Sent};
-use crate::wait::Patience;
-use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use crate::os::{Bell, Owner, locked};
+use crate::sender::{Sender, SenderParts};
+use std::cell::{Cell, UnsafeCell};
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 
 /// A request's lane has with it: whom to answer, and what of a large request has come.
 #[derive(Debug)]
 pub(crate) struct Back {
-    pub(crate) caller: Arc<Caller>,
+    /// Freed by the last of this and those that are away.
+    pub(crate) caller: ManuallyDrop<Arc<Caller>>,
     pub(super) assembly: Option<Assembly>,
 }
 
 impl Back {
     pub(crate) fn new(caller: Caller) -> Back {
-        Back { caller: Arc::new(caller), assembly: None }
+        Back { caller: ManuallyDrop::new(Arc::new(caller)), assembly: None }
     }
 }
 
 impl Drop for Back {
     fn drop(&mut self) {
         self.caller.leave();
+        if self.caller.away.leave() {
+            // SAFETY: nobody is away who would have it, nor can anybody go any more.
+            unsafe { ManuallyDrop::drop(&mut self.caller) };
+        }
     }
 }
 
@@ -37,9 +47,13 @@ impl Drop for Back {
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(super) desk: Arc<Desk>,
-    pub(super) out: Mutex<Out>,
+    lock: Mutex<()>,
+    /// What is behind the lock.
+    out: UnsafeCell<Out>,
+    /// Who may be at it besides the service's loop.
+    pub(super) away: Away,
     /// For who waits for room while another polls.
-    turn: Condvar,
+    pub(super) turn: Condvar,
     /// Why nothing is taken of its lane of requests: a sum of the flags below, 0 if there is no reason.
     stalls: AtomicU32,
     /// Answers of threads that must not wait for the lock, for the service's loop to take up.
@@ -47,12 +61,49 @@ pub(crate) struct Caller {
     is_gone: AtomicBool,
     /// By slot, 0 or the call in it: its generation, and what is to be known of it.
     pub(super) calls: Box<[AtomicU64]>,
-    bells: Bells,
-    life: Option<SharedLife>,
+    pub(super) bells: Bells,
+    pub(super) life: Option<SharedLife>,
     pub(super) peer: Option<Peer>,
     /// The largest reply that the client takes.
     pub(super) bytes_max: u64,
     owner: Owner,
+}
+
+// SAFETY: of what is not Sync already, the cell is reached by who has the lock, or as [`Caller::unlocked`] says.
+unsafe impl Sync for Caller {}
+
+/// What is behind a client's lock, for who has that, or needs none.
+#[derive(Debug)]
+pub(super) struct Guard<'a> {
+    out: &'a mut Out,
+    /// Given back after it.
+    lock: Option<MutexGuard<'a, ()>>,
+}
+
+impl<'a> Guard<'a> {
+    /// The lock alone.
+    pub(super) fn into_lock(self) -> Option<MutexGuard<'a, ()>> {
+        self.lock
+    }
+
+    pub(super) fn is_locked(&self) -> bool {
+        self.lock.is_some()
+    }
+}
+
+impl Deref for Guard<'_> {
+    type Target = Out;
+    #[inline(always)]
+    fn deref(&self) -> &Out {
+        self.out
+    }
+}
+
+impl DerefMut for Guard<'_> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Out {
+        self.out
+    }
 }
 
 /// Replies wait for room.
@@ -69,9 +120,9 @@ const WAITED: u32 = 1 << 8;
 pub(super) struct Out {
     pub(super) outbox: Outbox,
     /// Somebody waits for room, and hears the bell.
-    is_polled: bool,
+    pub(super) is_polled: bool,
     /// Room was waited for when the lock was last given back: whoever finds some ends that, and is to say so.
-    is_awaited: bool,
+    pub(super) is_awaited: bool,
 }
 
 const TAKEN: u64 = 1;
@@ -85,7 +136,9 @@ impl Caller {
         Ok(Caller {
             life: sender.shared_life(),
             peer: sender.peer(),
-            out: Mutex::new(Out { outbox: Outbox::new(sender), is_polled: false, is_awaited: false }),
+            lock: Mutex::new(()),
+            out: UnsafeCell::new(Out { outbox: Outbox::new(sender), is_polled: false, is_awaited: false }),
+            away: Away::new(),
             desk,
             turn: Condvar::new(),
             stalls: AtomicU32::new(0),
@@ -106,21 +159,21 @@ impl Caller {
     /// Whether nothing is to be taken of this client now.
     #[inline(always)]
     pub(crate) fn is_stalled(&self) -> bool {
-        self.stalls.load(Ordering::Acquire) != 0
+        self.stalls.load(Relaxed) != 0
     }
 
     /// Whether replies wait for room.
-    fn is_clogged(&self) -> bool {
-        self.stalls.load(Ordering::Acquire) & (CLOGGED | LATER) != 0
+    pub(super) fn is_clogged(&self) -> bool {
+        self.stalls.load(Relaxed) & (CLOGGED | LATER) != 0
     }
 
     pub(super) fn has_later(&self) -> bool {
-        self.stalls.load(Ordering::Acquire) & LATER != 0
+        self.stalls.load(Relaxed) & LATER != 0
     }
 
     /// The client has gone: what waits is nobody's.
     pub(super) fn leave(&self) {
-        self.is_gone.store(true, Ordering::Release);
+        self.note_gone();
         // Who has the lock finds out.
         if let Ok(Some(mut out)) = self.try_lock() {
             let _ = self.clear(&mut out);
@@ -128,50 +181,63 @@ impl Caller {
         self.turn.notify_all();
     }
 
+    /// Nobody reads any more what is written.
+    pub(super) fn note_gone(&self) {
+        self.is_gone.store(true, Relaxed);
+    }
+
     /// Nothing waits any more. True: something did.
     fn clear(&self, out: &mut Out) -> bool {
         let _ = self.take_later();
         out.outbox.clear();
-        self.stalls.fetch_and(!CLOGGED, Ordering::AcqRel) & CLOGGED != 0
+        self.stalls.fetch_and(!CLOGGED, Relaxed) & CLOGGED != 0
     }
 
     pub(super) fn is_forked(&self) -> bool {
         self.owner.is_forked()
     }
 
-    pub(super) fn lock(&self) -> Result<MutexGuard<'_, Out>> {
-        match self.try_lock()? {
-            Some(out) => Ok(out),
-            // Whoever has it may have room reserved as well, and wait for this thread's.
-            None if has_room() => {
-                Err(Error::Refused("this thread has room reserved for another reply: send that first".to_owned()))
-            }
-            None => Ok(locked(&self.out)),
-        }
-    }
-
     /// The lock, if nobody has it. In a forked child a thread that it does not have may.
     #[inline(always)]
-    fn try_lock(&self) -> Result<Option<MutexGuard<'_, Out>>> {
+    pub(super) fn try_lock(&self) -> Result<Option<Guard<'_>>> {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
-        match self.out.try_lock() {
-            Ok(out) => Ok(Some(out)),
+        match self.lock.try_lock() {
+            Ok(lock) => Ok(Some(self.guard(lock))),
             // A panic there, while room was being written, was in nothing that could be left half done.
-            Err(TryLockError::Poisoned(out)) => Ok(Some(out.into_inner())),
+            Err(TryLockError::Poisoned(lock)) => Ok(Some(self.guard(lock.into_inner()))),
             Err(TryLockError::WouldBlock) => Ok(None),
         }
+    }
+
+    pub(super) fn wait_for_lock(&self) -> Guard<'_> {
+        self.guard(locked(&self.lock))
+    }
+
+    pub(super) fn guard<'a>(&'a self, lock: MutexGuard<'a, ()>) -> Guard<'a> {
+        // SAFETY: the lock is held as long as this; who is without one is alone, as it says.
+        Guard { out: unsafe { &mut *self.out.get() }, lock: Some(lock) }
+    }
+
+    /// What is behind the lock, without it.
+    ///
+    /// # Safety
+    /// The loop does nothing as long as this is there, but for who calls this, and [`Away::is_nobody`] has just been true.
+    #[inline(always)]
+    pub(super) unsafe fn unlocked(&self) -> Guard<'_> {
+        // SAFETY: the caller's promise: nobody else can come to have it meanwhile. What those did who have come back is visible. [home]
+        Guard { out: unsafe { &mut *self.out.get() }, lock: None }
     }
 
     /// Takes a call in; false if that place is taken.
     pub(super) fn begin(&self, id: u64) -> bool {
         let place = &self.calls[slot_of(id) as usize];
-        // The client learnt by a reply that the place is free, and that reply came after the store.
-        if place.load(Ordering::Acquire) != 0 {
+        // Relaxed: the client learnt by a reply that the place is free, and that came after the store, and before this request.
+        if place.load(Relaxed) != 0 {
             return false;
         }
-        place.store(u64::from(generation_of(id)) << 32 | TAKEN, Ordering::Release);
+        place.store(u64::from(generation_of(id)) << 32 | TAKEN, Relaxed);
         true
     }
 
@@ -179,34 +245,16 @@ impl Caller {
         let place = &self.calls[slot_of(id) as usize];
         let taken = u64::from(generation_of(id)) << 32 | TAKEN;
         // Otherwise it has been answered meanwhile.
-        let _ = place.compare_exchange(taken, taken | CANCELLED, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = place.compare_exchange(taken, taken | CANCELLED, Relaxed, Relaxed);
     }
 
     pub(super) fn is_cancelled(&self, id: u64) -> bool {
-        self.is_gone.load(Ordering::Acquire)
-            || self.calls[slot_of(id) as usize].load(Ordering::Acquire) & CANCELLED != 0
-    }
-
-    /// Writes the last of a call, or has it wait for room. Never waits.
-    #[inline]
-    pub(super) fn send_last(self: &Arc<Caller>, header: Header, payload: &[u8]) -> Result<()> {
-        let mut out = match self.try_lock()? {
-            Some(out) => out,
-            None if has_room() => {
-                self.leave_to_the_loop(header, payload);
-                return Ok(());
-            }
-            None => self.lock()?,
-        };
-        let sent = self.write_last(&mut out, header, payload);
-        drop(out);
-        self.note_last();
-        sent
+        self.is_gone.load(Relaxed) || self.calls[slot_of(id) as usize].load(Relaxed) & CANCELLED != 0
     }
 
     #[inline(always)]
-    fn write_last(self: &Arc<Caller>, out: &mut Out, header: Header, payload: &[u8]) -> Result<()> {
-        self.calls[slot_of(header.id) as usize].store(0, Ordering::Release);
+    pub(super) fn write_last(self: &Arc<Caller>, out: &mut Out, header: Header, payload: &[u8]) -> Result<()> {
+        self.calls[slot_of(header.id) as usize].store(0, Relaxed);
         self.check_gone()?;
         if out.outbox.is_whole(payload.len())
             && out.outbox.try_write(header, payload).map_err(|error| self.went(error))?
@@ -222,17 +270,17 @@ impl Caller {
     #[inline(always)]
     pub(super) fn note_last(self: &Arc<Caller>) {
         // Who set it before a look at this client found the call open has given the lock back to this thread.
-        if self.desk.is_draining.load(Ordering::Relaxed) {
+        if self.desk.is_draining.load(Relaxed) {
             self.desk.look_at(self);
         }
     }
 
     /// A last answer that is not to wait for the lock.
     #[cold]
-    fn leave_to_the_loop(self: &Arc<Caller>, header: Header, payload: &[u8]) {
+    pub(super) fn leave_to_the_loop(self: &Arc<Caller>, header: Header, payload: &[u8]) {
         let mut later = locked(&self.later);
         // Under this lock, so that who looks for calls that are open finds one or the other.
-        self.calls[slot_of(header.id) as usize].store(0, Ordering::Release);
+        self.calls[slot_of(header.id) as usize].store(0, Relaxed);
         self.push_later(&mut later, header, payload);
         drop(later);
         self.desk.look_at(self);
@@ -240,7 +288,7 @@ impl Caller {
 
     fn push_later(&self, later: &mut Vec<(Header, Vec<u8>)>, header: Header, payload: &[u8]) {
         later.push((header, payload.to_vec()));
-        self.stalls.fetch_or(LATER, Ordering::AcqRel);
+        self.stalls.fetch_or(LATER, Relaxed);
     }
 
     fn take_later(&self) -> Vec<(Header, Vec<u8>)> {
@@ -248,7 +296,7 @@ impl Caller {
             return Vec::new();
         }
         let mut later = locked(&self.later);
-        self.stalls.fetch_and(!LATER, Ordering::AcqRel);
+        self.stalls.fetch_and(!LATER, Relaxed);
         std::mem::take(&mut later)
     }
 
@@ -273,8 +321,7 @@ impl Caller {
 
     /// Whether nothing is taken of it any more, and it is told, or has been.
     pub(super) fn is_drained(&self) -> bool {
-        self.stalls.load(Ordering::Acquire) & (DRAINED | CLOGGED | LATER) == DRAINED
-            || self.is_gone.load(Ordering::Acquire)
+        self.stalls.load(Relaxed) & (DRAINED | CLOGGED | LATER) == DRAINED || self.is_gone.load(Relaxed)
     }
 
     /// For the service's loop when it drains: tells the client, once all its calls are answered, that this was all. `open` is
@@ -286,13 +333,13 @@ impl Caller {
         let _ = self.flush(out);
         let later = locked(&self.later);
         let is_open = |place: &(usize, &AtomicU64)| {
-            place.1.load(Ordering::Acquire) != 0 && open.is_none_or(|id| slot_of(id) as usize != place.0)
+            place.1.load(Relaxed) != 0 && open.is_none_or(|id| slot_of(id) as usize != place.0)
         };
         if !later.is_empty() || self.calls.iter().enumerate().any(|place| is_open(&place)) {
             return Some(false);
         }
         drop(later);
-        if self.stalls.fetch_or(DRAINED, Ordering::AcqRel) & DRAINED == 0 {
+        if self.stalls.fetch_or(DRAINED, Relaxed) & DRAINED == 0 {
             out.outbox.push(Header::new(Kind::Drained, 0), &[]);
             let _ = self.flush(out);
         }
@@ -301,12 +348,12 @@ impl Caller {
 
     #[cold]
     pub(super) fn went(&self, error: Error) -> Error {
-        self.desk.dropped.fetch_add(1, Ordering::Relaxed);
+        self.desk.dropped.fetch_add(1, Relaxed);
         error
     }
 
-    fn check_gone(&self) -> Result<()> {
-        match self.is_gone.load(Ordering::Acquire) {
+    pub(super) fn check_gone(&self) -> Result<()> {
+        match self.is_gone.load(Relaxed) {
             true => Err(self.went(Error::PeerDied { unreleased: 0 })),
             false => Ok(()),
         }
@@ -319,14 +366,14 @@ impl Caller {
         }
         let flushed = out.outbox.flush();
         self.pass_on(out);
-        if !matches!(flushed, Ok(false)) || self.is_gone.load(Ordering::Acquire) {
+        if !matches!(flushed, Ok(false)) || self.is_gone.load(Relaxed) {
             if self.clear(out) {
                 // Its requests may be taken again.
                 self.desk.stir();
             }
             return flushed.map(|_| ());
         }
-        if self.stalls.fetch_or(CLOGGED, Ordering::AcqRel) & CLOGGED == 0 {
+        if self.stalls.fetch_or(CLOGGED, Relaxed) & CLOGGED == 0 {
             self.desk.look_at(self);
         }
         Ok(())
@@ -336,86 +383,15 @@ impl Caller {
     #[inline(always)]
     pub(super) fn pass_on(&self, out: &mut Out) {
         if out.is_awaited && !out.outbox.sender.is_armed() {
-            out.is_awaited = false;
-            self.bell().ring();
+            self.tell_room(out);
         }
     }
 
-    /// Writes a part of a reply, waiting for room for as long as `patience` says.
-    pub(super) fn send_part(self: &Arc<Caller>, header: Header, payload: &[u8], patience: Patience) -> Result<Sent> {
-        let mut out = self.lock()?;
-        let mut waiting = None;
-        loop {
-            self.check_gone()?;
-            self.flush(&mut out)?;
-            if !out.outbox.is_whole(payload.len()) && out.outbox.is_empty() {
-                out.outbox.push(header, payload);
-                self.flush(&mut out)?;
-                return Ok(Sent::Sent);
-            }
-            if out.outbox.try_write(header, payload).map_err(|error| self.went(error))? {
-                self.pass_on(&mut out);
-                return Ok(Sent::Sent);
-            }
-            let Some(deadline) = patience.deadline() else { return Ok(Sent::Full) };
-            let now = Instant::now();
-            if deadline.is_some_and(|deadline| now >= deadline) {
-                return Ok(Sent::TimedOut);
-            }
-            waiting.get_or_insert_with(|| Waiting::new(self));
-            out = match out.is_polled {
-                true => self.wait_for_turn(out, deadline.map(|deadline| deadline - now)),
-                false => self.wait_for_room(out, payload.len(), deadline)?,
-            };
-        }
-    }
-
-    fn wait_for_turn<'a>(&'a self, out: MutexGuard<'a, Out>, left: Option<Duration>) -> MutexGuard<'a, Out> {
-        let out = match left {
-            None => self.turn.wait(out).unwrap_or_else(PoisonError::into_inner),
-            Some(left) => self.turn.wait_timeout(out, left).unwrap_or_else(PoisonError::into_inner).0,
-        };
-        if cfg!(thread_sanitizer) {
-            // Taken again where it is seen: see `locked`.
-            drop(out);
-            locked(&self.out)
-        } else {
-            out
-        }
-    }
-
-    /// Polls without the lock: the others answer meanwhile. Comes back when there may be room.
-    fn wait_for_room<'a>(
-        &'a self,
-        mut out: MutexGuard<'a, Out>,
-        bytes: usize,
-        deadline: Option<Instant>,
-    ) -> Result<MutexGuard<'a, Out>> {
-        self.bells.drain();
-        let bytes = if out.outbox.is_empty() { bytes } else { out.outbox.wanted() };
-        if !out.outbox.sender.arm_for_room(bytes).map_err(|error| self.went(error))? {
-            return Ok(out);
-        }
-        (out.is_polled, out.is_awaited) = (true, true);
-        let nap = out.outbox.sender.must_nap().then(|| Instant::now() + Duration::from_millis(1));
-        drop(out);
-        let until = deadline.into_iter().chain(nap).min();
-        let (socket, process) = self.life.as_ref().map_or((None, None), |(socket, process)| {
-            (Some(socket.as_fd()), process.as_ref().map(|process| process.as_fd()))
-        });
-        let ready = poll_until(&[self.bell().as_fd(), self.desk.mute.as_fd()], [socket, process], until);
-        let mut out = self.lock()?;
-        (out.is_polled, out.is_awaited) = (false, false);
-        out.outbox.sender.disarm();
-        self.turn.notify_all();
-        if self.is_clogged() {
-            // The service has left it to this thread to hear the bell.
-            self.desk.stir();
-        }
-        if ready.map_err(Error::system("waiting for a client"))? == Ready::Gone {
-            self.is_gone.store(true, Ordering::Release);
-        }
-        Ok(out)
+    #[cold]
+    #[inline(never)]
+    fn tell_room(&self, out: &mut Out) {
+        out.is_awaited = false;
+        self.bell().ring();
     }
 
     /// For the service's loop: writes what there is room for. False: it is not clogged any more.
@@ -471,30 +447,47 @@ impl Caller {
     }
 }
 
-/// A thread that waits for room for a part: nothing is taken of that client meanwhile, lest it wait for more threads.
-struct Waiting<'a>(&'a Arc<Caller>);
-
-impl<'a> Waiting<'a> {
-    fn new(caller: &'a Arc<Caller>) -> Waiting<'a> {
-        caller.stalls.fetch_add(WAITED, Ordering::AcqRel);
-        Waiting(caller)
+impl Caller {
+    /// A thread waits for room for a part from now on.
+    pub(super) fn begin_wait(&self) {
+        self.stalls.fetch_add(WAITED, Relaxed);
     }
-}
 
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        if self.0.stalls.fetch_sub(WAITED, Ordering::AcqRel) < 2 * WAITED {
+    pub(super) fn end_wait(&self) {
+        if self.stalls.fetch_sub(WAITED, Relaxed) < 2 * WAITED {
             // Its requests may be taken again.
-            self.0.desk.stir();
+            self.desk.stir();
         }
     }
 }
 
 thread_local! {
-    /// The caller for a reply to which this thread has room reserved, and so its lock.
-    pub(super) static ROOM_OF: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
+    /// The client for a reply to which this thread has room reserved, and so its lock; and in which process.
+    static ROOM_OF: Cell<Option<(usize, Owner)>> = const { Cell::new(None) };
 }
 
+/// Whether this thread has room reserved. A child that was forked meanwhile has not.
 pub(super) fn has_room() -> bool {
-    ROOM_OF.with(|of| of.get()).is_some()
+    room_of().is_some()
+}
+
+/// For whom.
+pub(super) fn room_of() -> Option<usize> {
+    ROOM_OF.get().filter(|(_, owner)| !owner.is_forked()).map(|(caller, _)| caller)
+}
+
+impl Caller {
+    /// This thread has room reserved for a reply to it, and so its lock.
+    pub(super) fn note_room(&self) {
+        ROOM_OF.set(Some((std::ptr::from_ref(self) as usize, self.owner)));
+    }
+
+    pub(super) fn is_room_noted(&self) -> bool {
+        room_of() == Some(std::ptr::from_ref(self) as usize)
+    }
+}
+
+/// It has none any more.
+pub(super) fn forget_room() {
+    ROOM_OF.set(None);
 }

@@ -30,6 +30,15 @@ struct Place {
     request: Vec<u8>,
 }
 
+impl Place {
+    fn forget_request(&mut self) {
+        match self.request.capacity() > KEPT_BYTES {
+            true => self.request = Vec::new(),
+            false => self.request.clear(),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Free,
@@ -196,12 +205,25 @@ impl Calls {
     pub(super) fn end(&mut self, id: u64) {
         let place = self.place_mut(CallId(id));
         let before = std::mem::replace(&mut place.state, State::Free);
-        match place.request.capacity() > KEPT_BYTES {
-            true => place.request = Vec::new(),
-            false => place.request.clear(),
-        }
+        place.forget_request();
         self.waiting -= usize::from(before == State::Waiting);
         self.free.push(slot_of(id));
+    }
+
+    /// Ends a call that is awaited of that link, as nearly all are that are answered; false of any other.
+    #[inline(always)]
+    pub(super) fn end_awaited(&mut self, id: u64, link: u32) -> bool {
+        let Some(place) = self.places.get_mut(slot_of(id) as usize) else { return false };
+        if place.generation != generation_of(id) || place.link != link || place.state != State::Waiting {
+            return false;
+        }
+        place.state = State::Free;
+        if !place.request.is_empty() {
+            place.forget_request();
+        }
+        self.waiting -= 1;
+        self.free.push(slot_of(id));
+        true
     }
 
     /// The calls that are submitted by that link.

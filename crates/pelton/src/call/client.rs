@@ -174,6 +174,7 @@ impl Completion<'_> {
     }
 
     /// Copies the bytes into `buffer`, whose contents they replace.
+    #[inline]
     pub fn copy_into(&self, buffer: &mut Vec<u8>) {
         self.body.copy_into(buffer);
     }
@@ -305,9 +306,18 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::submit`] and [`Client::completion_of`]. The call is over then, or cancelled.
-    #[inline]
+    #[inline(always)]
     pub fn call(&mut self, request: &[u8]) -> Result<Completion<'_>> {
         let call = self.submit(request)?;
+        match self.plain_reply_soon(Some(call)) {
+            Some(plain) => Ok(self.replied(plain)),
+            None => self.call_slowly(call),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn call_slowly(&mut self, call: CallId) -> Result<Completion<'_>> {
         match self.find_of(call, Patience::Endless) {
             Ok(found) => Ok(self.completed(found.expect("without a deadline it does not pass"))),
             Err(error) => Err(self.gave_up(call, error)),
@@ -346,9 +356,12 @@ impl Client {
     /// [`Error::TooLarge`] for more than the service takes ([`Client::request_bytes_max`]); [`Error::Closed`] and
     /// [`Error::PeerDied`] once the one service is gone; [`Error::NoListener`] while nobody serves a name of many;
     /// [`Error::Corrupt`], [`Error::Forked`], [`Error::System`]. Nothing was asked then.
-    #[inline]
+    #[inline(always)]
     pub fn try_submit(&mut self, request: &[u8]) -> Result<Option<CallId>> {
-        self.submit_at_once(request, 0)
+        match self.submit_plainly(request) {
+            Some(call) => Ok(Some(call)),
+            None => self.submit_at_once(request, 0),
+        }
     }
 
     /// As [`Client::try_submit`], but waits for room. Answers that come meanwhile are kept for later.
@@ -356,8 +369,17 @@ impl Client {
     /// # Errors
     /// As [`Client::try_submit`]; [`Error::Refused`] when 1,024 answers, or more than [`Options::call_bytes_max`] of them, wait in
     /// memory to be taken by [`Client::completion`]: waiting would not help.
-    #[inline]
+    #[inline(always)]
     pub fn submit(&mut self, request: &[u8]) -> Result<CallId> {
+        match self.submit_plainly(request) {
+            Some(call) => Ok(call),
+            None => self.submit_patiently(request),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn submit_patiently(&mut self, request: &[u8]) -> Result<CallId> {
         match self.submit_at_once(request, 0)? {
             Some(call) => Ok(call),
             None => {
@@ -426,18 +448,24 @@ impl Client {
     /// # Errors
     /// After the last answer: [`Error::Closed`] when the service has closed, [`Error::PeerDied`] when it died; every call in
     /// flight has failed then. [`Error::Corrupt`] when it breaks the rules, [`Error::Forked`].
-    #[inline]
+    #[inline(always)]
     pub fn try_completion(&mut self) -> Result<Option<Completion<'_>>> {
-        Ok(self.look_for(Want::Any)?.map(|found| self.completed(found)))
+        if let Some(plain) = self.plain_reply(None) {
+            return Ok(Some(self.replied(plain)));
+        }
+        self.completion_slowly(Want::Any, Patience::None)
     }
 
     /// The next answer to any call. Waits as the [`crate::Wait`] of the options says, for ever if need be.
     ///
     /// # Errors
     /// As [`Client::try_completion`]; [`Error::Refused`] when no call is in flight.
+    #[inline(always)]
     pub fn completion(&mut self) -> Result<Completion<'_>> {
-        let found = self.find(Want::Any, Patience::Endless)?.expect("without a deadline it does not pass");
-        Ok(self.completed(found))
+        if let Some(plain) = self.plain_reply_soon(None) {
+            return Ok(self.replied(plain));
+        }
+        Ok(self.completion_slowly(Want::Any, Patience::Endless)?.expect("without a deadline it does not pass"))
     }
 
     /// As [`Client::completion`], until `deadline`; `None` when it passes, and the calls stay in flight.
@@ -445,7 +473,7 @@ impl Client {
     /// # Errors
     /// As [`Client::completion`].
     pub fn completion_until(&mut self, deadline: Instant) -> Result<Option<Completion<'_>>> {
-        Ok(self.find(Want::Any, Patience::Until(deadline))?.map(|found| self.completed(found)))
+        self.completion_slowly(Want::Any, Patience::Until(deadline))
     }
 
     /// The next answer to this call. Waits for it; answers to other calls that come meanwhile are kept for later.
@@ -455,10 +483,12 @@ impl Client {
     /// [`Options::call_bytes_max`] of parts of other calls' replies wait to be taken. Of a name of many services what
     /// [`Outcome::Lost`] says is an error here: [`Error::PeerDied`], [`Error::Closed`], [`Error::Corrupt`], [`Error::NoListener`];
     /// the client goes on.
-    #[inline]
+    #[inline(always)]
     pub fn completion_of(&mut self, call: CallId) -> Result<Completion<'_>> {
-        let found = self.find_of(call, Patience::Endless)?.expect("without a deadline it does not pass");
-        Ok(self.completed(found))
+        if let Some(plain) = self.plain_reply_soon(Some(call)) {
+            return Ok(self.replied(plain));
+        }
+        Ok(self.completion_slowly(Want::Of(call), Patience::Endless)?.expect("without a deadline it does not pass"))
     }
 
     /// As [`Client::completion_of`], if there is one now; `None` otherwise. Never waits.
@@ -466,7 +496,7 @@ impl Client {
     /// # Errors
     /// As [`Client::completion_of`].
     pub fn try_completion_of(&mut self, call: CallId) -> Result<Option<Completion<'_>>> {
-        Ok(self.find_of(call, Patience::None)?.map(|found| self.completed(found)))
+        self.completion_slowly(Want::Of(call), Patience::None)
     }
 
     /// As [`Client::completion_of`], until `deadline`; `None` when it passes, and the call stays in flight.
@@ -474,11 +504,20 @@ impl Client {
     /// # Errors
     /// As [`Client::completion_of`].
     pub fn completion_of_until(&mut self, call: CallId, deadline: Instant) -> Result<Option<Completion<'_>>> {
-        Ok(self.find_of(call, Patience::Until(deadline))?.map(|found| self.completed(found)))
+        self.completion_slowly(Want::Of(call), Patience::Until(deadline))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn completion_slowly(&mut self, want: Want, patience: Patience) -> Result<Option<Completion<'_>>> {
+        let found = match want {
+            Want::Of(call) => self.find_of(call, patience)?,
+            _ => self.find(want, patience)?,
+        };
+        Ok(found.map(|found| self.completed(found)))
     }
 
     /// As [`Client::find`], of one call: that it was lost is an error.
-    #[inline(always)]
     fn find_of(&mut self, call: CallId, patience: Patience) -> Result<Option<Found>> {
         match self.find(Want::Of(call), patience)? {
             Some(Found::Apart(Answer { outcome: Outcome::Lost(loss), .. })) => Err(self.lost(loss)),
@@ -707,7 +746,6 @@ impl Client {
     }
 
     /// As [`Client::look_for`], waiting for as long as `patience` says.
-    #[inline]
     fn find(&mut self, want: Want, patience: Patience) -> Result<Option<Found>> {
         if let Some(found) = self.look_for(want)? {
             return Ok(Some(found));
@@ -715,18 +753,7 @@ impl Client {
         let Some(deadline) = patience.deadline() else { return Ok(None) };
         if matches!(want, Want::Any | Want::Of(_)) {
             self.check_awaited(want)?;
-            if self.links.len() == 1
-                && self.links[0].replies.record_comes_soon()
-                && let Some(found) = self.look_for(want)?
-            {
-                return Ok(Some(found));
-            }
         }
-        self.wait_for(want, deadline)
-    }
-
-    #[cold]
-    fn wait_for(&mut self, want: Want, deadline: Option<Instant>) -> Result<Option<Found>> {
         while wait::wait(&mut Awaiting { client: self, want, wanted: None }, deadline)? {
             // A sleep may have ended for something else that came.
             if let Some(found) = self.look_for(want)? {
@@ -747,6 +774,12 @@ impl Client {
             _ => self.calls.waiting() > 0,
         };
         if is_awaited { Ok(()) } else { Err(not_in_flight()) }
+    }
+
+    #[inline(always)]
+    fn replied(&mut self, (record, call): (Record, CallId)) -> Completion<'_> {
+        let body = Body::InPlace(self.links[0].replies.message(record));
+        Completion { call, outcome: Outcome::Reply, body, at: 0 }
     }
 
     fn completed(&mut self, found: Found) -> Completion<'_> {

@@ -90,6 +90,16 @@ impl Header {
         [self.id, self.kind as u64 | flags | u64::from(self.code) << 32, self.deadline]
     }
 
+    /// Whether these words are those of a whole message of that kind, as most are, of a call that may be. No: ask [`Header::read`].
+    #[inline(always)]
+    pub(crate) fn is_plain(words: &[u64; 3], kind: Kind) -> bool {
+        let [id, word, deadline] = *words;
+        word == kind as u64
+            && slot_of(id) < CALLS_MAX
+            && generation_of(id) != 0
+            && (deadline == 0 || kind == Kind::Request)
+    }
+
     /// A header of the peer's, before a payload of so many bytes; or which rule it breaks.
     pub(crate) fn read(words: [u64; 3], payload_bytes: u64, by: By) -> std::result::Result<Header, &'static str> {
         let [id, word, deadline] = words;

@@ -23,6 +23,7 @@ impl Outbox {
     }
 
     /// Whether a message goes into the lane as one record.
+    #[inline(always)]
     pub(crate) fn is_whole(&self, bytes: usize) -> bool {
         bytes as u64 + HEADER_BYTES as u64 <= self.sender.message_bytes_max()
     }

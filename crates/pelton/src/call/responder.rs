@@ -5,15 +5,16 @@ mod raw;
 pub use raw::{RawReplyRoom, RawRequest};
 
 use super::Body;
-use super::caller::{Caller, Out, ROOM_OF};
+use super::caller::{Guard, Out, forget_room, has_room};
 use super::frame::{HEADER_BYTES, Header, Kind, check_size, slot_of};
+use super::hold::Hold;
 use crate::error::{Error, Result};
 use crate::link::Peer;
 use crate::sender::Sent;
 use crate::wait::Patience;
 use pelton_lane::Space;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
+use std::mem::ManuallyDrop;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 /// What a client asks, or tells.
@@ -23,15 +24,15 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct Request<'a> {
     pub(super) body: Body<'a>,
-    pub(super) responder: Responder,
+    pub(super) responder: Answering<'a>,
 }
 
-impl Request<'_> {
+impl<'a> Request<'a> {
     /// Answers, and is done. Does not wait: what the client has no room for is kept until it has.
     ///
     /// # Errors
     /// As [`Responder::reply`].
-    #[inline]
+    #[inline(always)]
     pub fn reply(self, reply: &[u8]) -> Result<()> {
         self.responder.reply(reply)
     }
@@ -46,26 +47,28 @@ impl Request<'_> {
 
     /// What answers it, apart from its bytes, which are given back: to answer later, or on another thread.
     pub fn into_responder(self) -> Responder {
-        self.responder
+        self.responder.away()
     }
 
     /// Copies the bytes into `buffer`, whose contents they replace, and gives them back; what remains is to answer.
     pub fn copy_out(self, buffer: &mut Vec<u8>) -> Responder {
         self.body.copy_into(buffer);
-        self.responder
+        self.responder.away()
     }
 
     /// Its bytes, on their own, and what answers it.
     pub fn into_parts(self) -> (Vec<u8>, Responder) {
-        (self.body.into_vec(), self.responder)
+        (self.body.into_vec(), self.responder.away())
     }
 
     /// Its bytes and what answers it, side by side: to write an answer in place while the request is read.
-    pub fn split(&mut self) -> (&[u8], &mut Responder) {
+    #[inline]
+    pub fn split(&mut self) -> (&[u8], &mut Answering<'a>) {
         (self.body.bytes(), &mut self.responder)
     }
 
     /// Whether the client does not await an answer: there is nothing to reply to then.
+    #[inline]
     pub fn is_notification(&self) -> bool {
         self.responder.id == 0
     }
@@ -88,28 +91,35 @@ impl Request<'_> {
 
 impl std::ops::Deref for Request<'_> {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         self.body.bytes()
     }
 }
 
-/// Answers one request, on any thread. Dropped without an answer it tells the client that the call was abandoned.
+/// Answers one request. Dropped without an answer it tells the client that the call was abandoned.
+///
+/// With its request ([`Request::split`]) it is lent until the service is used again, and answers without a lock as long as nobody has
+/// taken away a [`Responder`] of the same client.
 #[derive(Debug)]
-pub struct Responder {
-    pub(super) caller: Arc<Caller>,
+pub struct Answering<'a> {
+    pub(super) caller: Hold<'a>,
     pub(super) id: u64,
     pub(super) deadline: u64,
     pub(super) is_answered: bool,
 }
 
-impl Responder {
+/// Answers one request at any time, on any thread.
+pub type Responder = Answering<'static>;
+
+impl Answering<'_> {
     /// Answers; after parts, this is the last of them. Does not wait: what the client has no room for is kept until it has.
     ///
     /// # Errors
     /// [`Error::PeerDied`] and [`Error::Closed`] when the client has gone: the reply is dropped. [`Error::TooLarge`] for more
     /// than the client takes ([`crate::Options::call_bytes_max`] there); the call is abandoned. [`Error::Refused`] for a notification;
     /// [`Error::Corrupt`], [`Error::Forked`].
-    #[inline]
+    #[inline(always)]
     pub fn reply(mut self, reply: &[u8]) -> Result<()> {
         self.last(Header::new(Kind::Reply, self.id), reply)
     }
@@ -162,13 +172,37 @@ impl Responder {
     ///
     /// # Errors
     /// As [`Responder::reply`]; [`Error::TooLarge`] also for more than the lane's largest message less 24 bytes.
+    #[inline(always)]
     pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<ReplyRoom<'_>>> {
+        match self.room_at_once(bytes) {
+            Some(space) => {
+                let out = self.caller.alone();
+                debug_assert!(out.is_some(), "it was just found to be so");
+                let held = Held { caller: &self.caller, out };
+                Ok(Some(ReplyRoom { held, space, id: self.id, is_answered: &mut self.is_answered }))
+            }
+            None => self.reserve_slowly(bytes),
+        }
+    }
+
+    /// The common case: the client is this one's alone, nothing waits before this, and there is room.
+    #[inline(always)]
+    fn room_at_once(&self, bytes: usize) -> Option<Space> {
+        let is_due = self.id != 0 && !self.is_answered && bytes as u64 <= self.caller.bytes_max;
+        let mut out = self.caller.alone().filter(|out| is_due && out.outbox.is_empty())?;
+        if self.caller.has_later() { None } else { out.outbox.sender.room_at_once(bytes) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn reserve_slowly(&mut self, bytes: usize) -> Result<Option<ReplyRoom<'_>>> {
         self.check(bytes)?;
         let caller = &self.caller;
-        if ROOM_OF.with(|of| of.get()).is_some() {
-            return Err(Error::Refused("this thread has room reserved for another reply: send that first".to_owned()));
-        }
-        let mut out = caller.lock()?;
+        let mut out = match caller.alone() {
+            Some(out) => out,
+            None if has_room() => return Err(room_is_held()),
+            None => caller.lock()?,
+        };
         if !out.outbox.is_empty() || caller.has_later() {
             caller.flush(&mut out)?;
         }
@@ -178,7 +212,9 @@ impl Responder {
         let Some(space) = out.outbox.sender.try_room(bytes).map_err(|error| caller.went(error))? else {
             return Ok(None);
         };
-        ROOM_OF.with(|of| of.set(Some(Arc::as_ptr(caller) as usize)));
+        if out.is_locked() {
+            caller.note_room();
+        }
         let held = Held { caller, out: Some(out) };
         Ok(Some(ReplyRoom { held, space, id: self.id, is_answered: &mut self.is_answered }))
     }
@@ -199,6 +235,15 @@ impl Responder {
     /// makes no other use of the call's place before.
     pub fn is_cancelled(&self) -> bool {
         self.id != 0 && self.caller.is_cancelled(self.id)
+    }
+
+    /// The same, taken away from its request.
+    fn away(self) -> Responder {
+        let answering = ManuallyDrop::new(self);
+        let Answering { caller, id, deadline, is_answered } = &*answering;
+        // SAFETY: what is read is not dropped here.
+        let caller = unsafe { std::ptr::read(caller) };
+        Answering { caller: caller.away(), id: *id, deadline: *deadline, is_answered: *is_answered }
     }
 
     #[inline(always)]
@@ -227,21 +272,35 @@ impl Responder {
     }
 }
 
-impl Drop for Responder {
+impl Drop for Answering<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
         if !self.is_answered {
-            // Who has gone is not told.
-            let _ = self.caller.send_last(Header::new(Kind::Abandoned, self.id), &[]);
+            self.abandon();
         }
     }
 }
 
-/// The lock, and that this thread has it.
+impl Answering<'_> {
+    #[cold]
+    #[inline(never)]
+    fn abandon(&mut self) {
+        // Who has gone is not told.
+        let _ = self.caller.send_last(Header::new(Kind::Abandoned, self.id), &[]);
+    }
+}
+
+#[cold]
+pub(super) fn room_is_held() -> Error {
+    Error::Refused("this thread has room reserved for another reply: send that first".to_owned())
+}
+
+/// The client's lane, and that this thread has it.
 #[derive(Debug)]
 struct Held<'a> {
-    caller: &'a Arc<Caller>,
+    caller: &'a Hold<'a>,
     /// Until it is dropped.
-    out: Option<MutexGuard<'a, Out>>,
+    out: Option<Guard<'a>>,
 }
 
 impl Held<'_> {
@@ -255,6 +314,7 @@ impl Held<'_> {
 }
 
 impl Drop for Held<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
         let Some(mut out) = self.out.take() else { return };
         if self.caller.has_later() {
@@ -263,8 +323,10 @@ impl Drop for Held<'_> {
         }
         // Also when nothing was written: to reserve was to be awake.
         self.caller.pass_on(&mut out);
+        if out.is_locked() {
+            forget_room();
+        }
         drop(out);
-        ROOM_OF.with(|of| of.set(None));
         self.caller.note_last();
     }
 }
@@ -284,6 +346,7 @@ impl ReplyRoom<'_> {
     ///
     /// # Errors
     /// [`Error::TooLarge`] when `bytes` is more than was reserved, [`Error::Forked`]; nothing is sent then.
+    #[inline(always)]
     pub fn reply(mut self, bytes: usize) -> Result<()> {
         self.publish(Kind::Reply, bytes)?;
         *self.is_answered = true;
@@ -298,6 +361,7 @@ impl ReplyRoom<'_> {
         self.publish(Kind::Part, bytes)
     }
 
+    #[inline(always)]
     fn publish(&mut self, kind: Kind, bytes: usize) -> Result<()> {
         let caller = self.held.caller;
         let sender = &mut self.held.out_mut().outbox.sender;
@@ -307,7 +371,7 @@ impl ReplyRoom<'_> {
         }
         if kind.is_final() {
             // Before the reply, which lets the client use the place again.
-            caller.calls[slot_of(self.id) as usize].store(0, Ordering::Release);
+            caller.calls[slot_of(self.id) as usize].store(0, Relaxed);
         }
         sender.publish_room(self.space, Header::new(kind, self.id).words(), bytes)
     }
@@ -315,16 +379,16 @@ impl ReplyRoom<'_> {
 
 impl std::ops::Deref for ReplyRoom<'_> {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         self.held.out().outbox.sender.room_read(self.space)
     }
 }
 
 impl std::ops::DerefMut for ReplyRoom<'_> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        {
-            let space = self.space;
-            self.held.out_mut().outbox.sender.room(space)
-        }
+        let space = self.space;
+        self.held.out_mut().outbox.sender.room(space)
     }
 }

@@ -7,8 +7,10 @@
 mod raw;
 
 use super::caller::Caller;
+use super::edges::Stirred;
 use super::frame::{Assembly, By, Clock, HEADER_BYTES, Header, Kind};
-use super::responder::{Request, Responder};
+use super::hold::Hold;
+use super::responder::{Answering, Request};
 use super::{Body, LOOKS};
 use crate::connect::Listener;
 use crate::error::{Error, Result};
@@ -20,7 +22,8 @@ use crate::receiver::Receiver;
 use crate::wait::{self, Patience, Side, Spin};
 use pelton_lane::Record;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -28,7 +31,7 @@ use std::time::Instant;
 /// requests; they are answered on any.
 ///
 /// The caller's own loop takes requests by [`Service::receive`], in turn from all clients, or [`Service::run`] does it with a pool
-/// of threads. Each request is answered once, by its [`Responder`].
+/// of threads. Each request is answered once, by its [`Answering`].
 ///
 /// Dropping it closes: all calls in flight fail with [`Error::Closed`] at their clients.
 ///
@@ -74,7 +77,7 @@ pub(crate) struct Desk {
     /// Clients that are clogged since the service last looked; none any more when it is gone.
     arrived: Mutex<Option<Vec<Arc<Caller>>>>,
     /// Whether there is anything for the service to see here.
-    is_stirred: AtomicBool,
+    stirred: Stirred,
     is_stopped: AtomicBool,
     /// Takes no more requests.
     pub(super) is_draining: AtomicBool,
@@ -99,7 +102,7 @@ impl Desk {
             nudge: bells.nudge().clone(),
             clock: Clock::new(),
             arrived: Mutex::new(Some(Vec::new())),
-            is_stirred: AtomicBool::new(false),
+            stirred: Stirred::new(),
             is_stopped: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
             dropped: AtomicU64::new(0),
@@ -110,7 +113,7 @@ impl Desk {
     pub(super) fn stir(&self) {
         // In a forked child the descriptor is closed.
         if !self.owner.is_forked() {
-            self.is_stirred.store(true, Ordering::Release);
+            self.stirred.set();
             self.nudge.ring();
         }
     }
@@ -119,8 +122,8 @@ impl Desk {
 /// What a look came upon, of the current lane.
 #[derive(Debug)]
 enum Found {
-    InPlace(Record, Header, Arc<Caller>),
-    Apart(Vec<u8>, Header, Arc<Caller>),
+    InPlace(Record, Header),
+    Apart(Vec<u8>, Header),
 }
 
 impl Drop for Service {
@@ -158,19 +161,28 @@ impl Service {
     /// # Errors
     /// [`Error::Closed`] once [`Stopper::stop`] was called, or everything is answered after [`Stopper::drain`]; [`Error::Forked`]; [`Error::System`], for instance when descriptors
     /// run out, after which it can be tried again.
-    #[inline]
+    #[inline(always)]
     pub fn receive(&mut self) -> Result<Request<'_>> {
-        let found = self.find(Patience::Endless)?.expect("without a deadline it does not pass");
-        Ok(self.request(found))
+        let plain = match self.plain_request() {
+            None if self.requests.record_comes_soon() => self.plain_request(),
+            plain => plain,
+        };
+        if let Some((record, id, deadline)) = plain {
+            return Ok(self.plain(record, id, deadline));
+        }
+        Ok(self.receive_slowly(Patience::Endless)?.expect("without a deadline it does not pass"))
     }
 
     /// As [`Service::receive`], if there is one now; `None` otherwise. Never waits.
     ///
     /// # Errors
     /// As [`Service::receive`].
-    #[inline]
+    #[inline(always)]
     pub fn try_receive(&mut self) -> Result<Option<Request<'_>>> {
-        Ok(self.find(Patience::None)?.map(|found| self.request(found)))
+        if let Some((record, id, deadline)) = self.plain_request() {
+            return Ok(Some(self.plain(record, id, deadline)));
+        }
+        self.receive_slowly(Patience::None)
     }
 
     /// As [`Service::receive`], until `deadline` on the monotonic clock; `None` when it passes.
@@ -178,7 +190,7 @@ impl Service {
     /// # Errors
     /// As [`Service::receive`].
     pub fn receive_until(&mut self, deadline: Instant) -> Result<Option<Request<'_>>> {
-        Ok(self.find(Patience::Until(deadline))?.map(|found| self.request(found)))
+        self.receive_slowly(Patience::Until(deadline))
     }
 
     /// What ends this service's waits from another thread, or from a handler.
@@ -197,7 +209,7 @@ impl Service {
         self.tend()?;
         let mut armed = self.requests.arm()?;
         armed = self.clogged.iter().fold(armed, |armed, caller| armed & caller.arm());
-        armed &= !self.desk.is_stirred.load(Ordering::Acquire);
+        armed &= !self.desk.stirred.is_set();
         if !armed || self.clogged.iter().any(|caller| caller.must_nap()) {
             self.desk.nudge.ring();
         }
@@ -217,25 +229,49 @@ impl Service {
 
     /// Replies to clients that had gone.
     pub fn dropped(&self) -> u64 {
-        self.desk.dropped.load(Ordering::Relaxed)
+        self.desk.dropped.load(Relaxed)
     }
 
-    #[inline]
+    /// The common case: a whole request stands at the cursor, and there is nothing else to look after. It has been taken then; `None`:
+    /// ask [`Service::find`]. Apart, so that it stays in registers.
+    #[inline(always)]
+    fn plain_request(&mut self) -> Option<(Record, u64, u64)> {
+        if self.found.is_some() || self.is_draining || !self.clogged.is_empty() || self.desk.stirred.is_set() {
+            return None;
+        }
+        let (record, words) = self.requests.record_at_once()?;
+        let is_plain = Header::is_plain(&words, Kind::Request)
+            && record.bytes - HEADER_BYTES as u64 <= self.desk.options.call_bytes_max;
+        let [id, _, deadline] = words;
+        (is_plain && self.requests.back()?.caller.begin(id)).then_some((record, id, deadline))
+    }
+
+    #[inline(always)]
+    fn plain(&mut self, record: Record, id: u64, deadline: u64) -> Request<'_> {
+        let caller = self.lend();
+        let body = Body::InPlace(self.requests.message(record));
+        Request { body, responder: Answering { caller, id, deadline, is_answered: false } }
+    }
+
+    /// The current client, for as long as this is borrowed.
+    #[inline(always)]
+    fn lend<'a>(&mut self) -> Hold<'a> {
+        let back = self.requests.back().expect("a request is a client's");
+        // SAFETY: whoever calls this ends what it lends before the service is used again, and so before any lane is given up.
+        unsafe { Hold::lent(&back.caller) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn receive_slowly(&mut self, patience: Patience) -> Result<Option<Request<'_>>> {
+        Ok(self.find(patience)?.map(|found| self.request(found)))
+    }
+
     fn find(&mut self, patience: Patience) -> Result<Option<Found>> {
         if let Some(found) = self.look_for()? {
             return Ok(Some(found));
         }
         let Some(deadline) = patience.deadline() else { return Ok(None) };
-        if self.requests.record_comes_soon()
-            && let Some(found) = self.look_for()?
-        {
-            return Ok(Some(found));
-        }
-        self.wait_for(deadline)
-    }
-
-    #[cold]
-    fn wait_for(&mut self, deadline: Option<Instant>) -> Result<Option<Found>> {
         while wait::wait(self, deadline)? {
             if let Some(found) = self.look_for()? {
                 return Ok(Some(found));
@@ -244,24 +280,23 @@ impl Service {
         Ok(None)
     }
 
-    #[inline]
     fn request(&mut self, found: Found) -> Request<'_> {
-        let (body, header, caller) = match found {
-            Found::InPlace(record, header, caller) => (Body::InPlace(self.requests.message(record)), header, caller),
-            Found::Apart(bytes, header, caller) => (Body::Apart(bytes), header, caller),
+        let caller = self.lend();
+        let (body, header) = match found {
+            Found::InPlace(record, header) => (Body::InPlace(self.requests.message(record)), header),
+            Found::Apart(bytes, header) => (Body::Apart(bytes), header),
         };
         let is_answered = header.kind == Kind::Notify;
-        Request { body, responder: Responder { caller, id: header.id, deadline: header.deadline, is_answered } }
+        Request { body, responder: Answering { caller, id: header.id, deadline: header.deadline, is_answered } }
     }
 
     /// The next request, if there is one now.
-    #[inline(always)]
     fn look_for(&mut self) -> Result<Option<Found>> {
         if self.found.is_some() {
             return Ok(self.found.take());
         }
         for _ in 0..LOOKS {
-            if !self.clogged.is_empty() || self.desk.is_stirred.load(Ordering::Relaxed) {
+            if !self.clogged.is_empty() || self.desk.stirred.is_set() {
                 self.tend()?;
             }
             let Some(record) = self.requests.next_record()? else { return Ok(None) };
@@ -284,7 +319,6 @@ impl Service {
 
     /// What the next record asks, if it asks something and is whole; else it has been released. An error is the rule that it
     /// breaks.
-    #[inline(always)]
     fn sort(&mut self, record: &Record, header: Header) -> std::result::Result<Option<Found>, &'static str> {
         if record.bytes - HEADER_BYTES as u64 > self.desk.options.call_bytes_max {
             return Err("size");
@@ -312,7 +346,7 @@ impl Service {
             self.requests.release_record(record);
             return Ok(None);
         }
-        Ok(Some(Found::InPlace(*record, header, back.caller.clone())))
+        Ok(Some(Found::InPlace(*record, header)))
     }
 
     #[cold]
@@ -325,7 +359,7 @@ impl Service {
         let most = self.desk.options.call_bytes_max;
         let Some(back) = self.requests.back() else { return Err("lane") };
         Assembly::check(&back.assembly, &header)?;
-        let caller = back.caller.clone();
+        let caller = Arc::clone(&back.caller);
         let mut assembly = back.assembly.take().unwrap_or_else(|| Assembly { header, bytes: Vec::new() });
         if assembly.bytes.len() as u64 + record.bytes - HEADER_BYTES as u64 > most {
             return Err("size");
@@ -344,7 +378,7 @@ impl Service {
             caller.give_back(header.id);
         }
         let is_wanted = !is_request || !(is_gone || self.is_draining);
-        Ok(is_wanted.then(|| Found::Apart(assembly.bytes, assembly.header, caller)))
+        Ok(is_wanted.then_some(Found::Apart(assembly.bytes, assembly.header)))
     }
 
     /// Looks after clients that do not read their replies, and whether to stop or drain.
@@ -353,7 +387,7 @@ impl Service {
         if self.requests.is_forked_here() {
             return Err(Error::Forked);
         }
-        if self.desk.is_stirred.swap(false, Ordering::Acquire) {
+        if self.desk.stirred.take() {
             let mut arrived = locked(&self.desk.arrived);
             // One that was clogged, was not, and is again may be here already.
             for new in arrived.iter_mut().flat_map(|arrived| arrived.drain(..)) {
@@ -362,16 +396,16 @@ impl Service {
                 }
             }
         }
-        let is_over = match self.desk.is_draining.load(Ordering::Acquire) {
+        let is_over = match self.desk.is_draining.load(Relaxed) {
             true => self.drain(),
             false => {
                 self.clogged.retain(|caller| caller.tend());
                 false
             }
         };
-        if is_over || self.desk.is_stopped.load(Ordering::Acquire) {
+        if is_over || self.desk.is_stopped.load(Relaxed) {
             // To be seen again by the next call.
-            self.desk.is_stirred.store(true, Ordering::Release);
+            self.desk.stirred.set();
             return Err(Error::Closed { unreleased: 0 });
         }
         Ok(())
@@ -385,7 +419,7 @@ impl Service {
             for back in self.requests.backs() {
                 back.caller.begin_drain();
                 if !self.clogged.iter().any(|old| Arc::ptr_eq(old, &back.caller)) {
-                    self.clogged.push(back.caller.clone());
+                    self.clogged.push(Arc::clone(&back.caller));
                 }
             }
         }
@@ -435,7 +469,7 @@ impl Side for Service {
     }
 
     fn stirs(&self) -> bool {
-        self.requests.has_messages() || self.desk.is_stirred.load(Ordering::Relaxed)
+        self.requests.has_messages() || self.desk.stirred.is_set()
     }
 
     fn arm(&mut self) -> Result<bool> {
@@ -444,7 +478,7 @@ impl Side for Service {
         }
         let armed = self.clogged.iter().fold(true, |armed, caller| armed & caller.arm());
         // Who stirs from now on rings.
-        let armed = armed && !self.desk.is_stirred.load(Ordering::Acquire);
+        let armed = armed && !self.desk.stirred.is_set();
         if !armed {
             Side::disarm(self);
         }
@@ -467,8 +501,8 @@ impl Side for Service {
         Side::sleep(&mut self.requests, deadline)
     }
 
-    fn rung(&mut self) -> Result<bool> {
-        Side::rung(&mut self.requests)
+    fn rung(&mut self, alone: bool) -> Result<bool> {
+        Side::rung(&mut self.requests, alone)
     }
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {
@@ -491,7 +525,7 @@ impl Stopper {
     /// told before the service is dropped; all calls that it had not answered by then have failed. Does not wait. To replace a
     /// service whose clients connect to a short name use [`Stopper::drain`].
     pub fn stop(&self) {
-        self.desk.is_stopped.store(true, Ordering::Release);
+        self.desk.is_stopped.store(true, Relaxed);
         self.desk.stir();
     }
 
@@ -503,7 +537,7 @@ impl Stopper {
     ///
     /// A client that does not read its replies holds this up; [`Stopper::stop`] ends it all the same.
     pub fn drain(&self) {
-        self.desk.is_draining.store(true, Ordering::Release);
+        self.desk.is_draining.store(true, Relaxed);
         self.desk.stir();
     }
 }

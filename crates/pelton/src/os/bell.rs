@@ -157,6 +157,8 @@ pub(crate) enum Ready {
     Gone,
     /// The bell.
     Rung,
+    /// The bell, and nothing else that is watched.
+    RungAlone,
 }
 
 /// Polls until one of `bells` rings, a descriptor of `life` tells the peer's end, or the deadline; for ever without one.
@@ -280,14 +282,23 @@ impl Pollable {
 
     /// Waits until it is readable, and says why.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> std::io::Result<Ready> {
-        if poll_until(&[self.0.as_fd()], [None, None], deadline)? == Ready::TimedOut {
-            return Ok(Ready::TimedOut);
-        }
         let mut events = [NO_EVENT; 8];
-        let found = self.poll(&mut events)?;
+        let found = match deadline {
+            None => rustix::io::retry_on_intr(|| epoll::wait(&self.0, &mut events[..], None))?,
+            // To the nanosecond, which epoll is not before Linux 5.11.
+            Some(_) if poll_until(&[self.0.as_fd()], [None, None], deadline)? == Ready::TimedOut => {
+                return Ok(Ready::TimedOut);
+            }
+            Some(_) => self.poll(&mut events)?,
+        };
         // An end first, as in `poll_until`.
         let gone = events[..found].iter().any(|event| matches!(Event::of(event.data.u64()), Some(Event::Gone(_))));
-        Ok(if gone { Ready::Gone } else { Ready::Rung })
+        let is_alone = found < events.len() && events[..found].iter().all(|event| event.data.u64() == BELL);
+        Ok(match gone {
+            true => Ready::Gone,
+            false if is_alone => Ready::RungAlone,
+            false => Ready::Rung,
+        })
     }
 }
 

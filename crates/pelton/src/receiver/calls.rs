@@ -17,6 +17,18 @@ impl Receiver {
         }
     }
 
+    /// The common case of [`Receiver::next_record`]: a message stands at the cursor of a lane that is neither stalled nor has ended. Its
+    /// header too, each word loaded once. `None`: ask [`Receiver::next_record`].
+    #[inline(always)]
+    pub(crate) fn record_at_once(&mut self) -> Option<(Record, [u64; 3])> {
+        let record = self.peek_at_once()?;
+        let lane = &self.lanes.current;
+        if lane.end.is_some() || lane.back.as_ref().is_some_and(|back| back.caller.is_stalled()) {
+            return None;
+        }
+        self.header(&record).map(|header| (record, header))
+    }
+
     /// As [`Receiver::next_record`], for one that is on its way: looks some times, which takes less than a microsecond.
     #[inline(always)]
     pub(crate) fn record_comes_soon(&mut self) -> bool {

@@ -4,7 +4,7 @@ use super::{Room, Sender, Want};
 use crate::error::{Error, Result};
 use crate::link::SharedLife;
 use crate::wait::{Patience, Side};
-use pelton_lane::Space;
+use pelton_lane::{Space, Wake};
 
 /// Bytes of a header, which is three words.
 const HEADER_BYTES: usize = size_of::<[u64; 3]>();
@@ -13,28 +13,51 @@ impl Sender {
     /// Writes a message of a header and a payload, if there is room now.
     #[inline(always)]
     pub(crate) fn try_write(&mut self, header: [u64; 3], payload: &[u8]) -> Result<bool> {
-        let bytes = payload.len() + HEADER_BYTES;
-        let usual = if self.owner.is_current() { self.parts.lane.reserve_at_tail(bytes as u64) } else { None };
-        let Some(space) = (match usual {
-            Some(space) => Some(space),
-            None => self.find_space(bytes, Patience::None)?,
-        }) else {
-            return Ok(false);
-        };
+        if self.write_at_once(header, payload) {
+            return Ok(true);
+        }
+        let Some(space) = self.find_space(payload.len() + HEADER_BYTES, Patience::None)? else { return Ok(false) };
+        self.write_there(space, header, payload);
+        Ok(true)
+    }
+
+    /// The common case of [`Sender::try_write`]: there is room at the tail. False: ask that.
+    #[inline(always)]
+    pub(crate) fn write_at_once(&mut self, header: [u64; 3], payload: &[u8]) -> bool {
+        let Some(space) = self.room_at_once(payload.len()) else { return false };
+        self.write_there(space, header, payload);
+        true
+    }
+
+    #[inline(always)]
+    fn write_there(&mut self, space: Space, header: [u64; 3], payload: &[u8]) {
         let target = self.parts.lane.payload(space).as_ptr();
         // SAFETY: so many bytes are reserved there, for this sender, and are in no slice.
         unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), target.add(HEADER_BYTES), payload.len()) };
         self.write_header(space, header);
-        self.publish(space, bytes);
-        Ok(true)
+        self.publish_message(space, payload.len() + HEADER_BYTES);
     }
 
     /// Room for a header and `bytes` to be written in place, if there is now.
+    #[inline(always)]
     pub(crate) fn try_room(&mut self, bytes: usize) -> Result<Option<Space>> {
-        self.find_space(bytes.saturating_add(HEADER_BYTES), Patience::None)
+        match self.room_at_once(bytes) {
+            Some(space) => Ok(Some(space)),
+            None => self.find_space(bytes.saturating_add(HEADER_BYTES), Patience::None),
+        }
+    }
+
+    /// The common case of [`Sender::try_room`]. `None`: ask that.
+    #[inline(always)]
+    pub(crate) fn room_at_once(&mut self, bytes: usize) -> Option<Space> {
+        if !self.owner.is_current() {
+            return None;
+        }
+        self.parts.lane.reserve_at_tail(bytes.saturating_add(HEADER_BYTES) as u64)
     }
 
     /// What is to be written behind the header.
+    #[inline(always)]
     pub(crate) fn room(&mut self, space: Space) -> &mut [u8] {
         let target = self.parts.lane.payload(space).as_ptr();
         // SAFETY: as above; shared memory is initialised, and the borrow keeps it from being published meanwhile.
@@ -42,6 +65,7 @@ impl Sender {
     }
 
     /// The same, to look at.
+    #[inline(always)]
     pub(crate) fn room_read(&self, space: Space) -> &[u8] {
         let target = self.parts.lane.payload(space).as_ptr();
         // SAFETY: as above.
@@ -49,6 +73,7 @@ impl Sender {
     }
 
     /// Publishes room with the first `bytes` of what was written there.
+    #[inline(always)]
     pub(crate) fn publish_room(&mut self, space: Space, header: [u64; 3], bytes: usize) -> Result<()> {
         if self.owner.is_forked() {
             return Err(Error::Forked);
@@ -58,8 +83,19 @@ impl Sender {
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: most as u64 });
         }
         self.write_header(space, header);
-        self.publish(space, bytes + HEADER_BYTES);
+        self.publish_message(space, bytes + HEADER_BYTES);
         Ok(())
+    }
+
+    /// As [`Sender::publish`], but does not look whether the receiver is alive because it sleeps: that of a call is told by the other
+    /// lane, and who is rung in vain is looked at with the next message.
+    #[inline(always)]
+    fn publish_message(&mut self, space: Space, bytes: usize) {
+        match self.parts.lane.commit(space, bytes as u64) {
+            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(256) => {}
+            Wake::Ring => self.parts.link.ring_peer(),
+            wake => self.after_publishing(wake),
+        }
     }
 
     #[inline(always)]

@@ -558,13 +558,13 @@ pub fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
-/// Waits until a thread of this process is asleep in `poll`.
+/// Waits until a thread of this process is asleep in `poll`, or in epoll.
 pub fn wait_until_thread_polls(thread: i32) {
     let until = deadline();
     loop {
         let call = std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap();
         let number: i64 = call.split(' ').next().unwrap().trim().parse().unwrap_or(-1);
-        if [libc::SYS_poll, libc::SYS_ppoll].contains(&number) {
+        if [libc::SYS_poll, libc::SYS_ppoll, libc::SYS_epoll_wait, libc::SYS_epoll_pwait].contains(&number) {
             return;
         }
         assert!(Instant::now() < until, "the thread does not poll: {call}");

@@ -25,7 +25,29 @@ const LINKS_LOST: usize = 16;
 const HANG_UPS: u32 = 16;
 
 impl Client {
+    /// The common case: one service, nothing waits before this, and there is room. `None`: ask [`Client::submit_at_once`]. Apart, so
+    /// that it stays in registers.
     #[inline(always)]
+    pub(super) fn submit_plainly(&mut self, request: &[u8]) -> Option<CallId> {
+        if self.crowd.is_some() || self.fate.is_some() || !self.aside.is_empty() {
+            return None;
+        }
+        let link = &mut self.links[0];
+        if request.len() as u64 > link.request_bytes_max || !link.outbox.is_empty() {
+            return None;
+        }
+        let call = self.calls.next()?;
+        let header = Header::new(Kind::Request, call.0);
+        if !link.outbox.sender.write_at_once(header.words(), request) {
+            return None;
+        }
+        link.in_flight += 1;
+        self.calls.begin(call, link.number);
+        self.wanted = None;
+        Some(call)
+    }
+
+    #[inline(never)]
     pub(super) fn submit_at_once(&mut self, request: &[u8], deadline: u64) -> Result<Option<CallId>> {
         self.check(request.len())?;
         let Some(call) = self.next_call() else { return Ok(None) };
@@ -44,7 +66,6 @@ impl Client {
         Ok(written.then_some(call))
     }
 
-    #[inline(always)]
     pub(super) fn next_call(&mut self) -> Option<CallId> {
         let is_place = self.aside.is_empty() || !self.is_sated();
         if is_place { self.calls.next() } else { None }
@@ -152,6 +173,9 @@ impl Client {
     /// The link with the fewest calls in flight; of those the next.
     fn least_busy(&mut self) -> Option<usize> {
         let count = self.links.len();
+        if count == 1 {
+            return self.links[0].is_open().then_some(0);
+        }
         let turns = (0..count).map(|step| (self.next_open + step) % count);
         let best = turns.filter(|at| self.links[*at].is_open()).min_by_key(|at| self.links[*at].in_flight)?;
         self.next_open = best + 1;

@@ -152,7 +152,7 @@ impl Side for Awaiting<'_> {
         ready
     }
 
-    fn rung(&mut self) -> Result<bool> {
+    fn rung(&mut self, _alone: bool) -> Result<bool> {
         self.client.bells.drain();
         self.client.attend();
         Ok(false)

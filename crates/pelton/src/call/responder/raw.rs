@@ -1,13 +1,12 @@
 //! Answering for bindings, whose languages know no borrows: a request, or room for a reply, is kept beside the handle that gave it
 //! out, as long as that is used for nothing that would move it. No part of the documented interface.
 
-use super::{Held, Out, ROOM_OF, ReplyRoom, Request, Responder};
+use super::{Answering, Guard, Held, ReplyRoom, Request, Responder};
 use crate::call::{Body, RawBody};
 use crate::error::Result;
 use crate::receiver::Receiver;
 use pelton_lane::Space;
 use std::ptr::NonNull;
-use std::sync::{Arc, MutexGuard};
 
 /// A request's bytes without their borrow of the service: see [`Request::into_raw_parts`].
 #[doc(hidden)]
@@ -18,7 +17,7 @@ pub struct RawRequest(RawBody);
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct RawReplyRoom {
-    out: MutexGuard<'static, Out>,
+    out: Guard<'static>,
     space: Space,
 }
 
@@ -41,11 +40,11 @@ impl Request<'_> {
     /// The bytes without their borrow, not given back, and what answers them. [`crate::Service::release_raw`] gives them back. For bindings.
     #[doc(hidden)]
     pub fn into_raw_parts(self) -> (RawRequest, Responder) {
-        (RawRequest(self.body.into_raw()), self.responder)
+        (RawRequest(self.body.into_raw()), self.responder.away())
     }
 }
 
-impl Responder {
+impl Answering<'_> {
     /// Whether an answer of so many bytes can be given: what [`Responder::reply`] would find, before it takes the responder. For
     /// bindings.
     #[doc(hidden)]
@@ -68,7 +67,7 @@ impl Responder {
     /// Whether it is this thread that has room reserved for a reply to this client. For bindings.
     #[doc(hidden)]
     pub fn has_room_here(&self) -> bool {
-        ROOM_OF.with(|of| of.get()) == Some(Arc::as_ptr(&self.caller) as usize)
+        self.caller.is_room_noted()
     }
 
     /// The room again that [`ReplyRoom::into_raw`] took from its borrow. For bindings.
@@ -78,7 +77,7 @@ impl Responder {
     #[doc(hidden)]
     pub unsafe fn room_from_raw(&mut self, raw: RawReplyRoom) -> ReplyRoom<'_> {
         let RawReplyRoom { out, space } = raw;
-        let Responder { caller, id, is_answered, .. } = self;
+        let Answering { caller, id, is_answered, .. } = self;
         ReplyRoom { held: Held { caller, out: Some(out) }, space, id: *id, is_answered }
     }
 }
@@ -94,9 +93,9 @@ impl ReplyRoom<'_> {
         let ReplyRoom { mut held, space, .. } = self;
         // Nothing is done when it is dropped now.
         let out = held.out.take().expect("it is held");
-        // SAFETY: only the time is another: what is locked is the caller's, which the responder keeps, and the responder outlives this
+        // SAFETY: only the time is another: what is guarded is the caller's, which the responder keeps, and the responder outlives this
         // by the promise.
-        let out = unsafe { std::mem::transmute::<MutexGuard<'_, Out>, MutexGuard<'static, Out>>(out) };
+        let out = unsafe { std::mem::transmute::<Guard<'_>, Guard<'static>>(out) };
         RawReplyRoom { out, space }
     }
 

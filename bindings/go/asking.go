@@ -1,0 +1,358 @@
+package pelton
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"pelton/internal/lane"
+)
+
+// What a client asks, and by which link; what came of a call, and giving it up. All of it is behind the client's lock.
+
+// usable says why nothing can be asked.
+func (c *Client) usable(bytes int) error {
+	if c.isClosed() {
+		return closedHandle()
+	}
+	if c.fate != nil {
+		return c.fate
+	}
+	if c.drains() {
+		return c.lossError(lossReturned, nil)
+	}
+	most, isSomebody := uint64(0), false
+	for _, link := range c.links {
+		if c.crowd == nil || link.isOpen() {
+			most, isSomebody = max(most, link.bytesMax), true
+		}
+	}
+	if isSomebody {
+		return checkSize(bytes, most)
+	}
+	return nil
+}
+
+// drains says whether the one service does, so that there is nobody to be asked.
+func (c *Client) drains() bool { return c.crowd == nil && len(c.links) > 0 && c.links[0].isDraining }
+
+// isSated says whether so many last answers wait to be taken that no more are to be asked for. Parts hold up their lane instead.
+func (c *Client) isSated() bool {
+	return c.asideBytes-c.partBytes > c.bytesMax || c.asideLast >= callsMax
+}
+
+// ask submits a call, waiting for room and a place.
+func (c *Client) ask(ctx context.Context, call *Call, request []byte) error {
+	call.client = c
+	h := header{kind: kindRequest}
+	if deadline, ok := ctx.Deadline(); ok {
+		h.deadline = nsOf(deadline)
+	}
+	for {
+		if err := c.usable(len(request)); err != nil {
+			return err
+		}
+		if c.isSated() {
+			return failure(ErrRefused, "%d answers of %d bytes in all wait: Await them before asking for more", c.asideLast, c.asideBytes-c.partBytes)
+		}
+		if slot, ok := c.takeSlot(); ok {
+			generation := c.places[slot].generation + 1
+			if generation == 0 {
+				generation = 1
+			}
+			h.id = uint64(generation)<<32 | uint64(slot)
+			link, err := c.writeToAny(h, request)
+			if link == nil {
+				c.free = append(c.free, slot)
+			}
+			if err != nil {
+				return err
+			}
+			if link != nil {
+				link.inFlight++
+				p := &c.places[slot]
+				call.id = h.id
+				*p = callPlace{slot: slot, generation: generation, state: placeWaiting, link: link, call: call, deadline: h.deadline, request: p.request[:0]}
+				if c.crowd != nil {
+					p.request = append(p.request, request...)
+					c.countSubmission()
+				}
+				if err := c.waitUntilWritten(ctx, link, len(request)); err != nil {
+					c.giveUp(call)
+					return err
+				}
+				return nil
+			}
+		}
+		if err := c.wait(ctx, waiter{what: roomForCall, bytes: len(request)}); err != nil {
+			return err
+		}
+	}
+}
+
+// takeSlot is the slot used last: its memory is warm.
+func (c *Client) takeSlot() (uint32, bool) {
+	if n := len(c.free); n > 0 {
+		slot := c.free[n-1]
+		c.free = c.free[:n-1]
+		return slot, true
+	}
+	if len(c.places) == callsMax {
+		return 0, false
+	}
+	c.places = append(c.places, callPlace{slot: uint32(len(c.places))})
+	return uint32(len(c.places) - 1), true
+}
+
+func (c *Client) placeOf(id uint64) *callPlace {
+	slot := slotOf(id)
+	if int(slot) >= len(c.places) || c.places[slot].generation != generationOf(id) || c.places[slot].state == placeFree {
+		return nil
+	}
+	return &c.places[slot]
+}
+
+// waitUntilWritten waits, of what is large, until it is all in the lane.
+func (c *Client) waitUntilWritten(ctx context.Context, link *clientLink, bytes int) error {
+	if link.out.isWhole(bytes) || len(link.out.queue) == 0 {
+		return nil
+	}
+	return c.wait(ctx, waiter{what: allWritten, link: link})
+}
+
+// writeToAny writes to the least busy service that has room; nil: there is none now.
+func (c *Client) writeToAny(h header, payload []byte) (*clientLink, error) {
+	for {
+		best := c.leastBusy()
+		if best < 0 {
+			if c.crowd == nil {
+				// The lane of replies tells why.
+				return nil, nil
+			}
+			if isSomebody, err := c.findSomebody(); err != nil || !isSomebody {
+				return nil, err
+			}
+			continue
+		}
+		count, isAgain, takes := len(c.links), false, false
+		for step := range count {
+			link := c.links[(best+step)%count]
+			if !link.takes(len(payload)) {
+				continue
+			}
+			takes = true
+			written, err := link.write(h, payload)
+			c.noteWritten(link)
+			if errors.Is(err, lane.ErrConsumerClosed) {
+				link.hasLeft = true
+				isAgain = true
+				continue
+			}
+			if err != nil {
+				c.lose(link, ErrCorrupt, linkError(err))
+				isAgain = true
+				break
+			}
+			if written {
+				return link, nil
+			}
+		}
+		if c.fate != nil {
+			return nil, c.fate
+		}
+		if !isAgain {
+			if !takes {
+				return nil, c.usable(len(payload))
+			}
+			return nil, nil
+		}
+	}
+}
+
+// leastBusy is the place of the link with the fewest calls in flight; of those the next. -1: there is none.
+func (c *Client) leastBusy() int {
+	best, count := -1, len(c.links)
+	for step := range count {
+		at := (c.nextOpen + step) % count
+		if c.links[at].isOpen() && (best < 0 || c.links[at].inFlight < c.links[best].inFlight) {
+			best = at
+		}
+	}
+	c.nextOpen = best + 1
+	return best
+}
+
+// write writes a message, or, of one that is cut into pieces, what there is room for; false if it has to wait for room.
+func (l *clientLink) write(h header, payload []byte) (bool, error) {
+	if len(l.out.queue) > 0 {
+		if done, err := l.out.flush(); err != nil || !done {
+			return false, err
+		}
+	}
+	if l.out.isWhole(len(payload)) {
+		return l.out.put(h, payload)
+	}
+	l.out.push(h, payload)
+	_, err := l.out.flush()
+	return true, err
+}
+
+// noteWritten: to write is to be awake, so who sleeps and waits for room there has to ask for it again.
+func (c *Client) noteWritten(link *clientLink) {
+	if link.isAwaited && !link.out.lane.IsArmed() || len(link.out.queue) > 0 {
+		link.isAwaited = false
+		c.rouse()
+	}
+}
+
+// rouse has who leads look again.
+func (c *Client) rouse() {
+	if c.leader != nil {
+		c.bell.kick()
+	}
+}
+
+// collect is the whole reply.
+func (c *Client) collect(ctx context.Context, call *Call) ([]byte, error) {
+	for isFirst := call.parts == nil; ; isFirst = false {
+		answer, err := c.next(ctx, call)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case isFirst:
+			call.parts = answer.bytes
+		case len(answer.bytes) > c.bytesMax-len(call.parts):
+			c.giveUp(call)
+			return nil, failure(ErrTooLarge, "the parts of a reply come to more than %d bytes: take them by Parts, or raise CallBytesMax", c.bytesMax)
+		default:
+			call.parts = append(call.parts, answer.bytes...)
+		}
+		if answer.kind != kindPart {
+			return call.parts, nil
+		}
+		if call.parts == nil {
+			call.parts = []byte{}
+		}
+	}
+}
+
+// next waits for the call's next answer, and takes it. What is no reply is an error.
+func (c *Client) next(ctx context.Context, call *Call) (answer, error) {
+	if len(call.answers) == 0 {
+		if call.isOver {
+			return answer{}, failure(ErrRefused, "the call is over: its last answer was taken, or it was cancelled")
+		}
+		if call.waiter != nil {
+			return answer{}, failure(ErrWrongThread, "another goroutine awaits this call: one at a time may")
+		}
+		if err := c.wait(ctx, waiter{what: anAnswer, call: call}); err != nil {
+			return answer{}, err
+		}
+	}
+	call.into = nil
+	found := call.answers[0]
+	call.answers = slices.Delete(call.answers, 0, 1)
+	c.takeAside(found)
+	if found.kind != kindPart {
+		call.isOver = true
+	}
+	switch {
+	case found.lost != nil:
+		return found, found.lost
+	case found.kind == kindFailed:
+		return found, &Failed{found.code, slices.Clone(found.bytes)}
+	case found.kind == kindAbandoned:
+		return found, ErrAbandoned
+	}
+	return found, nil
+}
+
+// takeAside is of an answer that waits no more.
+func (c *Client) takeAside(found answer) {
+	if found.cost == 0 {
+		return
+	}
+	c.asideBytes -= found.cost
+	if found.kind != kindPart {
+		c.asideLast--
+		return
+	}
+	isStopped := c.partBytes > c.bytesMax
+	if c.partBytes -= found.cost; isStopped && c.partBytes <= c.bytesMax {
+		c.rouse()
+	}
+}
+
+// answerCost is that of an answer's own.
+const answerCost = 80
+
+// deliver is of an answer to a call that somebody waits for, or will.
+func (c *Client) deliver(call *Call, found answer, isOwn bool) {
+	if call.waiter != nil && len(call.answers) == 0 {
+		if !isOwn {
+			found.bytes = append(call.into[:0], found.bytes...)
+		}
+	} else {
+		if !isOwn {
+			found.bytes = slices.Clone(found.bytes)
+		}
+		found.cost = len(found.bytes) + answerCost
+		c.asideBytes += found.cost
+		if found.kind == kindPart {
+			c.partBytes += found.cost
+		} else {
+			c.asideLast++
+		}
+	}
+	call.answers = append(call.answers, found)
+	if call.waiter != nil && call.waiter != c.leader {
+		call.waiter.rouse()
+	}
+}
+
+// giveUp has none of the call's answers received any more.
+func (c *Client) giveUp(call *Call) {
+	for _, found := range call.answers {
+		c.takeAside(found)
+	}
+	call.answers, call.isOver = nil, true
+	if call.waiter != nil {
+		call.waiter.rouse()
+	}
+	place := c.placeOf(call.id)
+	if place == nil || place.call != call || c.isClosed() {
+		return
+	}
+	if place.link == nil {
+		// No service has it.
+		slot := slotOf(call.id)
+		c.homeless = slices.DeleteFunc(c.homeless, func(other uint32) bool { return other == slot })
+		c.endPlace(place)
+		c.wakeRooms()
+		return
+	}
+	place.state, place.call = placeGivenUp, nil
+	link := place.link
+	h := header{id: call.id, kind: kindCancel}
+	written, err := link.write(h, nil)
+	switch {
+	case errors.Is(err, lane.ErrConsumerClosed):
+		// Who has gone need not be told, and the lane of replies tells of it.
+	case err != nil:
+		c.lose(link, ErrCorrupt, linkError(err))
+	default:
+		if !written {
+			link.out.push(h, nil)
+		}
+		c.noteWritten(link)
+	}
+}
+
+func (c *Client) endPlace(p *callPlace) {
+	p.state, p.call, p.link = placeFree, nil, nil
+	if cap(p.request) > keptRequest {
+		p.request = nil
+	}
+	c.free = append(c.free, p.slot)
+}

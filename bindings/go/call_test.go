@@ -1,0 +1,575 @@
+package pelton
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// served is a service that answers by the handler until the test ends.
+func served(t *testing.T, name string, options *Options, handler func(Request)) *Service {
+	t.Helper()
+	service := must(ListenService(name, options))
+	done := make(chan error, 1)
+	go func() { done <- service.Serve(context.Background(), handler) }()
+	t.Cleanup(func() {
+		service.Stop()
+		if err := <-done; err != nil && !errors.Is(err, ErrClosedHandle) {
+			t.Error(err)
+		}
+		service.Close()
+	})
+	return service
+}
+
+func connected(t *testing.T, name string, options *Options) *Client {
+	t.Helper()
+	client := must(ConnectClient(soon(t), name, options))
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+func echo(request Request) { _ = request.Reply(request.Bytes()) }
+
+func TestACallIsAnswered(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	served(t, name, nil, echo)
+	client := connected(t, name, nil)
+	for n := range 1000 {
+		reply, err := client.Call(ctx, payload(n, n))
+		if err != nil || len(reply) != n || !isPayload(reply, n) {
+			t.Fatal(n, len(reply), err)
+		}
+	}
+}
+
+func TestManyGoroutinesAskByOneClientInAnyOrderAndAnySize(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	// Lanes that are smaller than the largest messages, so that those are cut, and room is waited for.
+	options := &Options{Capacity: 1 << 16}
+	served(t, name, options, echo)
+	client := connected(t, name, options)
+	var all sync.WaitGroup
+	for g := range 50 {
+		all.Go(func() {
+			for n := range 60 {
+				size := sizes[(n+g)%len(sizes)] * (1 + n%3)
+				reply, err := client.Call(ctx, payload(n, size))
+				if err != nil || len(reply) != size || !isPayload(reply, n) {
+					t.Error(g, n, len(reply), size, err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// receiveAll has a service's requests taken by the caller, who answers them.
+func listening(t *testing.T, name string, options *Options) *Service {
+	t.Helper()
+	service := must(ListenService(name, options))
+	t.Cleanup(func() { service.Close() })
+	return service
+}
+
+func TestRepliesComeInAnyOrder(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service, client := listening(t, name, nil), connected(t, name, nil)
+	var calls []*Call
+	for n := range 100 {
+		calls = append(calls, must(client.Submit(ctx, payload(n, 300))))
+	}
+	var requests []Request
+	for range 100 {
+		requests = append(requests, must(service.Receive(ctx)))
+	}
+	for n := range requests {
+		request := requests[len(requests)-1-n]
+		if err := request.Reply(request.Bytes()); err != nil {
+			t.Fatal(err)
+		}
+		if err := request.Reply(nil); !errors.Is(err, ErrRefused) {
+			t.Fatal("answered twice:", err)
+		}
+	}
+	for n := range calls {
+		// In yet another order.
+		n = n * 37 % len(calls)
+		if reply, err := calls[n].Await(ctx); err != nil || !isPayload(reply, n) || len(reply) != 300 {
+			t.Fatal(n, err)
+		}
+		if _, err := calls[n].Await(ctx); !errors.Is(err, ErrRefused) {
+			t.Fatal("awaited twice:", err)
+		}
+	}
+}
+
+func TestAFailureSaysItsCodeAndOneThatForgetsOrPanicsAbandons(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	served(t, name, nil, func(request Request) {
+		switch string(request.Bytes()) {
+		case "fail":
+			_ = request.Fail(77, []byte("for this reason"))
+		case "panic":
+			panic("as the test wants")
+		case "large":
+			if err := request.Reply(make([]byte, 5000)); !errors.Is(err, ErrTooLarge) {
+				t.Error(err)
+			}
+		}
+	})
+	client := connected(t, name, &Options{CallBytesMax: 4096})
+	var failed *Failed
+	if _, err := client.Call(ctx, []byte("fail")); !errors.As(err, &failed) || failed.Code != 77 || string(failed.Bytes) != "for this reason" {
+		t.Fatal(err)
+	}
+	log.SetOutput(io.Discard)
+	defer log.SetOutput(os.Stderr)
+	for _, what := range []string{"forget", "panic", "large"} {
+		if _, err := client.Call(ctx, []byte(what)); !errors.Is(err, ErrAbandoned) {
+			t.Fatal(what, err)
+		}
+	}
+}
+
+func TestARequestThatIsLargerThanTheServiceTakesIsRefusedHere(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	served(t, name, &Options{CallBytesMax: 4096}, echo)
+	client := connected(t, name, &Options{CallBytesMax: 3000})
+	if _, err := client.Call(ctx, make([]byte, 4097)); !errors.Is(err, ErrTooLarge) {
+		t.Fatal(err)
+	}
+	if _, err := client.Call(ctx, make([]byte, 4096)); !errors.Is(err, ErrAbandoned) {
+		t.Fatal(err)
+	}
+	if reply, err := client.Call(ctx, make([]byte, 3000)); err != nil || len(reply) != 3000 {
+		t.Fatal(err)
+	}
+}
+
+func TestAReplyInPartsIsIteratedOver(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	cancelled := make(chan error, 1)
+	served(t, name, &Options{Capacity: 1 << 16}, func(request Request) {
+		for n := 0; string(request.Bytes()) != "endless" && n < 500; n++ {
+			if err := request.Part(ctx, payload(n, sizes[n%len(sizes)])); err != nil {
+				t.Error(err)
+			}
+		}
+		switch string(request.Bytes()) {
+		case "end":
+			_ = request.End()
+		case "reply":
+			_ = request.Reply([]byte("last"))
+		case "fail":
+			_ = request.Fail(3, nil)
+		case "endless":
+			for err := error(nil); err == nil; {
+				err = request.Part(request.Context(), payload(0, 1000))
+			}
+			<-request.Context().Done()
+			if !request.IsCancelled() {
+				cancelled <- errors.New("it is not cancelled")
+			}
+			cancelled <- request.Reply(nil)
+		}
+	})
+	client := connected(t, name, nil)
+	for _, how := range []string{"end", "reply", "fail"} {
+		call, n := must(client.Submit(ctx, []byte(how))), 0
+		var last error
+		for part, err := range call.Parts(ctx) {
+			switch last = err; {
+			case n < 500 && (err != nil || len(part) != sizes[n%len(sizes)] || !isPayload(part, n)):
+				t.Fatal(how, n, err)
+			case n == 500 && how == "reply" && string(part) != "last":
+				t.Fatal(string(part))
+			}
+			n++
+		}
+		var failed *Failed
+		if wanted := map[string]int{"end": 500, "reply": 501, "fail": 501}[how]; n != wanted || (how == "fail") != errors.As(last, &failed) {
+			t.Fatal(how, n, last)
+		}
+	}
+	whole, err := client.Call(ctx, []byte("reply"))
+	if err != nil || !bytes.HasSuffix(whole, []byte("last")) || len(whole) < 500*1000 {
+		t.Fatal(len(whole), err)
+	}
+	// Who leaves the loop has cancelled: the handler is told, and the client is good for other calls.
+	n := 0
+	for _, err := range must(client.Submit(ctx, []byte("endless"))).Parts(ctx) {
+		if n++; err != nil || n == 100 {
+			break
+		}
+	}
+	if _, err := client.Call(ctx, []byte("end")); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-cancelled; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPartsThatNobodyTakesHoldUpNoMoreThanTheyMay(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	const count = 300
+	served(t, name, &Options{Capacity: 1 << 16}, func(request Request) {
+		for n := 0; string(request.Bytes()) == "parts" && n < count; n++ {
+			if err := request.Part(ctx, payload(n, 1000)); err != nil {
+				t.Error(err)
+			}
+		}
+		_ = request.End()
+	})
+	client := connected(t, name, &Options{CallBytesMax: 20_000})
+	slow := must(client.Submit(ctx, []byte("parts")))
+	// It waits behind parts that nobody has asked for, until somebody does.
+	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	if _, err := client.Call(short, []byte("other")); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	client.mutex.Lock()
+	if client.partBytes > 20_000+2000 {
+		t.Error("kept:", client.partBytes)
+	}
+	client.mutex.Unlock()
+	other := make(chan error, 1)
+	go func() { _, err := client.Call(ctx, []byte("other")); other <- err }()
+	n := 0
+	for part, err := range slow.Parts(ctx) {
+		if err != nil || !isPayload(part, n) {
+			t.Fatal(n, err)
+		}
+		n++
+	}
+	if err := <-other; err != nil || n != count {
+		t.Fatal(err, n)
+	}
+}
+
+func TestNotificationsAreTold(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	told := make(chan int, 1000)
+	served(t, name, &Options{Capacity: 1 << 16, Handlers: 1}, func(request Request) {
+		if !request.IsNotification() {
+			echo(request)
+			return
+		}
+		if err := request.Reply(nil); !errors.Is(err, ErrRefused) {
+			t.Error(err)
+		}
+		told <- len(request.Bytes())
+	})
+	client := connected(t, name, &Options{Capacity: 1 << 16})
+	for n := range 300 {
+		if err := client.Notify(ctx, payload(n, n*1000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n := range 300 {
+		if found := <-told; found != n*1000 {
+			t.Fatal(found, n)
+		}
+	}
+}
+
+func TestACallThatIsGivenUpKeepsItsPlaceUntilItIsAnswered(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service, client := listening(t, name, nil), connected(t, name, nil)
+	var requests []Request
+	for range callsMax {
+		short, cancel := context.WithTimeout(ctx, time.Microsecond)
+		_, err := client.Call(short, []byte("x"))
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		request := must(service.Receive(ctx))
+		if _, ok := request.Deadline(); !ok {
+			t.Fatal("the service was not told the deadline")
+		}
+		requests = append(requests, request)
+	}
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	if _, err := client.Submit(short, []byte("y")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal("a place was used again:", err)
+	}
+	if _, ok, err := tryRequest(service); ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	waiting := make(chan error, 1)
+	go func() {
+		reply, err := client.Call(ctx, []byte("z"))
+		if string(reply) != "z" {
+			t.Error(string(reply))
+		}
+		waiting <- err
+	}()
+	for n, request := range requests {
+		if !request.IsCancelled() {
+			t.Fatal(n, "is not cancelled")
+		}
+		<-request.Context().Done()
+		if err := request.Reply([]byte("late")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	request := must(service.Receive(ctx))
+	echo(request)
+	if err := <-waiting; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func tryRequest(service *Service) (Request, bool, error) {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	request, err := service.Receive(ended)
+	if errors.Is(err, context.Canceled) {
+		return request, false, nil
+	}
+	return request, err == nil, err
+}
+
+func TestAClientThatDoesNotReadHoldsUpNobodyElse(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	var handled atomic.Int64
+	service := served(t, name, &Options{Capacity: 1 << 16}, func(request Request) {
+		handled.Add(1)
+		echo(request)
+	})
+	silent, other := connected(t, name, nil), connected(t, name, nil)
+	var calls []*Call
+	for n := range callsMax {
+		calls = append(calls, must(silent.Submit(ctx, payload(n, 3000))))
+	}
+	for n := range 1000 {
+		if reply, err := other.Call(ctx, payload(n, 3000)); err != nil || !isPayload(reply, n) {
+			t.Fatal(err)
+		}
+	}
+	// Its lane of replies takes some twenty; then nothing more of its is taken.
+	if of := handled.Load() - 1000; of > callsMax/4 {
+		t.Fatal(of, "requests were taken of one who reads nothing")
+	}
+	for n, call := range calls {
+		if reply, err := call.Await(ctx); err != nil || !isPayload(reply, n) || len(reply) != 3000 {
+			t.Fatal(n, err)
+		}
+	}
+	if service.CorruptClients() != 0 {
+		t.Fatal("somebody was sent away")
+	}
+}
+
+func TestHandlersThatWaitForEachOtherAllRun(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	const count = 100
+	var at sync.WaitGroup
+	at.Add(count)
+	var most, now atomic.Int64
+	served(t, name, &Options{Handlers: count}, func(request Request) {
+		if n := now.Add(1); n > most.Load() {
+			most.Store(n)
+		}
+		if request.Bytes()[0] == 1 {
+			at.Done()
+			at.Wait()
+		} else {
+			time.Sleep(100 * time.Microsecond)
+		}
+		now.Add(-1)
+		echo(request)
+	})
+	client := connected(t, name, nil)
+	for _, what := range []byte{1, 2, 2} {
+		var all sync.WaitGroup
+		for range count * int(what) {
+			all.Go(func() {
+				if _, err := client.Call(ctx, []byte{what}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+	}
+	if most.Load() > count {
+		t.Fatal(most.Load(), "handlers at a time")
+	}
+}
+
+func TestClosingEndsCalls(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service, client := listening(t, name, nil), connected(t, name, nil)
+	ended := make(chan error, 20)
+	for range 20 {
+		go func() { _, err := client.Call(ctx, []byte("x")); ended <- err }()
+	}
+	for range 20 {
+		must(service.Receive(ctx))
+	}
+	client.Close()
+	for range 20 {
+		if err := <-ended; !errors.Is(err, ErrClosedHandle) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := client.Call(ctx, nil); !errors.Is(err, ErrClosedHandle) {
+		t.Fatal(err)
+	}
+	// The service's side.
+	client = connected(t, name, nil)
+	for n := range 20 {
+		go func() {
+			reply, err := client.Call(ctx, []byte("x"))
+			if err == nil && string(reply) != "answered" {
+				t.Error(n, string(reply))
+			}
+			ended <- err
+		}()
+	}
+	for n := range 20 {
+		if request := must(service.Receive(ctx)); n < 10 {
+			_ = request.Reply([]byte("answered"))
+		}
+	}
+	service.Close()
+	closed := 0
+	for range 20 {
+		if err := <-ended; errors.Is(err, ErrClosed) {
+			closed++
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := client.Submit(ctx, nil); closed != 10 || !errors.Is(err, ErrClosed) {
+		t.Fatal(closed, err)
+	}
+}
+
+func TestStopEndsServingAndNotTheCalls(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service, client := listening(t, name, nil), connected(t, name, nil)
+	begun, goOn := make(chan bool), make(chan bool)
+	served := make(chan error)
+	go func() {
+		served <- service.Serve(ctx, func(request Request) {
+			begun <- true
+			<-goOn
+			echo(request)
+		})
+	}()
+	call := must(client.Submit(ctx, []byte("x")))
+	<-begun
+	service.Stop()
+	close(goOn)
+	if err := <-served; err != nil {
+		t.Fatal(err)
+	}
+	if reply, err := call.Await(ctx); err != nil || string(reply) != "x" {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := listening(t, place(t), nil).Serve(short, echo); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
+func TestWhoIsNoClientIsRefused(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	served(t, name, nil, echo)
+	if _, err := ConnectSender(ctx, name, nil); !errors.Is(err, ErrRefused) {
+		t.Fatal(err)
+	}
+	other := place(t)
+	receiver := must(Gather(other, nil))
+	defer receiver.Close()
+	if _, err := ConnectClient(ctx, other, nil); !errors.Is(err, ErrRefused) {
+		t.Fatal(err)
+	}
+	if _, err := ConnectClient(ctx, place(t), nil); !errors.Is(err, ErrNoListener) {
+		t.Fatal(err)
+	}
+	if _, err := ConnectClient(ctx, name, &Options{MessageBytesMax: 1000}); !errors.Is(err, ErrOption) {
+		t.Fatal(err)
+	}
+}
+
+func TestACallAllocatesNothingOfItsOwn(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	served(t, name, &Options{Wait: Spin}, echo)
+	client := connected(t, name, &Options{Wait: Spin})
+	request, reply := payload(0, 256), make([]byte, 0, 256)
+	ask := func() {
+		if _, err := client.CallInto(ctx, request, reply); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 1000 {
+		ask()
+	}
+	// Of this whole process, so of the service's side too; a collection may empty its pool of requests.
+	if found := testing.AllocsPerRun(2000, ask); found > 0 {
+		t.Fatal(found, "allocations per call")
+	}
+	if found := testing.AllocsPerRun(2000, func() {
+		if _, err := client.Call(ctx, request); err != nil {
+			t.Fatal(err)
+		}
+	}); found > 1 {
+		t.Fatal(found, "allocations per call, wanted the reply's alone")
+	}
+}
+
+func TestNothingIsLeftOfWhatWasClosed(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	descriptors := func() int {
+		return len(must(os.ReadDir("/proc/self/fd"))) + bytes.Count(must(os.ReadFile("/proc/self/maps")), []byte("memfd:pelton"))
+	}
+	round := func() {
+		service := must(ListenService(name, &Options{Capacity: 1 << 16}))
+		done := make(chan error, 1)
+		go func() { done <- service.Serve(ctx, echo) }()
+		for range 5 {
+			client := must(ConnectClient(ctx, name, &Options{Capacity: 1 << 16}))
+			for n := range 5 {
+				if _, err := client.Call(ctx, payload(n, n*50_000)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// With a call in flight, and answers that nobody takes.
+			for range 100 {
+				must(client.Submit(ctx, payload(0, 2000)))
+			}
+			client.Close()
+		}
+		service.Stop()
+		if err := errors.Join(<-done, service.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	round()
+	// Who watches a peer's end ends a moment after the close; then nothing grows.
+	before, goroutines := descriptors(), runtime.NumGoroutine()
+	for range 10 {
+		round()
+	}
+	for until := time.Now().Add(30 * time.Second); descriptors() > before || runtime.NumGoroutine() > goroutines; time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("%d descriptors and mappings, %d before; %d goroutines, %d before", descriptors(), before, runtime.NumGoroutine(), goroutines)
+		}
+	}
+}

@@ -1,0 +1,400 @@
+package pelton
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"pelton/internal/lane"
+)
+
+// What is in the records of a link of calls: the header before each request and answer, every check of a peer's, messages that are cut into
+// pieces, and the way into a lane. spec/call.md.
+
+const (
+	headerSize = 24
+	// Calls that a client may have in flight.
+	callsMax = 1024
+	// What a large message is cut into: so many bytes are written while the other side still reads the ones before.
+	pieceBytes = 64 << 10
+	// Records that are taken in one look: who floods the lane is not to keep this side's loop. The next look goes on.
+	looksMost = 1024
+)
+
+type kind uint8
+
+const (
+	kindRequest   kind = 1
+	kindNotify    kind = 2
+	kindCancel    kind = 3
+	kindReply     kind = 16
+	kindPart      kind = 17
+	kindEnd       kind = 18
+	kindFailed    kind = 19
+	kindAbandoned kind = 20
+	kindDraining  kind = 21
+	kindReturned  kind = 22
+	kindDrained   kind = 23
+)
+
+const (
+	flagMore      = 1 << 8
+	flagContinued = 1 << 9
+)
+
+// isFinal says whether nothing of its call comes after it.
+func (k kind) isFinal() bool {
+	return k == kindReply || k == kindEnd || k == kindFailed || k == kindAbandoned || k == kindReturned
+}
+
+func (k kind) isClients() bool { return k >= kindRequest && k <= kindCancel }
+
+func (k kind) isServices() bool { return k >= kindReply && k <= kindDrained }
+
+func (k kind) hasPayload() bool {
+	return k == kindRequest || k == kindNotify || k == kindReply || k == kindPart || k == kindFailed
+}
+
+// hasID says whether it is of a call, and not of the link.
+func (k kind) hasID() bool { return k != kindNotify && k != kindDraining && k != kindDrained }
+
+type header struct {
+	id              uint64
+	kind            kind
+	more, continued bool
+	// The service's own, of a failure.
+	code uint32
+	// Nanoseconds of CLOCK_MONOTONIC, of a request; 0: none.
+	deadline uint64
+}
+
+func slotOf(id uint64) uint32 { return uint32(id) }
+
+func generationOf(id uint64) uint32 { return uint32(id >> 32) }
+
+func (h *header) word() uint64 {
+	word := uint64(h.kind) | uint64(h.code)<<32
+	if h.more {
+		word |= flagMore
+	}
+	if h.continued {
+		word |= flagContinued
+	}
+	return word
+}
+
+// write is behind a check that the room is larger.
+func (h *header) write(room []byte) {
+	binary.LittleEndian.PutUint64(room, h.id)
+	binary.LittleEndian.PutUint64(room[8:], h.word())
+	binary.LittleEndian.PutUint64(room[16:], h.deadline)
+}
+
+// readHeader is a header of the peer's, before a payload of so many bytes; or which rule it breaks, else "".
+func readHeader(id, word, deadline, payload uint64, byClient bool) (h header, rule string) {
+	h = header{
+		id: id, kind: kind(word), more: word&flagMore != 0, continued: word&flagContinued != 0, code: uint32(word >> 32), deadline: deadline,
+	}
+	if byClient && !h.kind.isClients() || !byClient && !h.kind.isServices() {
+		return h, "kind"
+	}
+	if word&0xffff_ff00&^(flagMore|flagContinued) != 0 {
+		return h, "flags"
+	}
+	if h.kind.hasID() && (slotOf(id) >= callsMax || generationOf(id) == 0) || !h.kind.hasID() && id != 0 {
+		return h, "id"
+	}
+	if h.code != 0 && (h.kind != kindFailed || h.continued) {
+		return h, "code"
+	}
+	if deadline != 0 && (h.kind != kindRequest || h.continued) {
+		return h, "deadline"
+	}
+	// What goes on has something to go on with, and so ends.
+	isPiece := h.more || h.continued
+	if h.kind.hasPayload() && payload == 0 && isPiece || !h.kind.hasPayload() && (payload != 0 || isPiece) {
+		return h, "length"
+	}
+	return h, ""
+}
+
+// readRecord reads the header of a record; payload is what follows it, in place.
+func readRecord(of *lane.Consumer, record lane.Record, byClient bool) (h header, payload []byte, rule string) {
+	if record.Bytes < headerSize {
+		return h, nil, "length"
+	}
+	h, rule = readHeader(of.Word(record, 0), of.Word(record, 1), of.Word(record, 2), record.Bytes-headerSize, byClient)
+	return h, of.Payload(record)[headerSize:], rule
+}
+
+// assembly is a message of which some has come. It has begun if it has a kind.
+type assembly struct {
+	header header
+	bytes  []byte
+}
+
+// add takes a piece in; a rule that it breaks is named, else "".
+func (a *assembly) add(h header, payload []byte, most int, isKept bool) string {
+	hasBegun := a.header.kind != 0
+	if h.continued && (!hasBegun || a.header.id != h.id || a.header.kind != h.kind) || !h.continued && hasBegun {
+		return "piece"
+	}
+	if len(payload) > most-len(a.bytes) {
+		return "size"
+	}
+	if !hasBegun {
+		a.header = h
+	}
+	// What nobody waits for is not kept, but its end is to be known.
+	if isKept {
+		a.bytes = append(a.bytes, payload...)
+	}
+	return ""
+}
+
+// take is the message that has come, of which nothing is kept here.
+func (a *assembly) take() (header, []byte) {
+	whole := *a
+	*a = assembly{}
+	return whole.header, whole.bytes
+}
+
+// outgoing is a message on its way into a lane.
+type outgoing struct {
+	header  header
+	bytes   []byte
+	written int
+	// Who waits until it is written; nil: nobody, and the bytes are a copy.
+	part *waitingPart
+}
+
+// next is how many bytes of the payload go into the next record, in a lane whose largest message is so large.
+func (o *outgoing) next(bytesMax uint64) int {
+	left, most := len(o.bytes)-o.written, int(bytesMax)-headerSize
+	if left <= most && o.written == 0 {
+		return left
+	}
+	return min(left, most, pieceBytes)
+}
+
+// outbox is the way into one lane: in order, and what there is no room for waits in memory.
+type outbox struct {
+	lane   *lane.Producer
+	memory *memory
+	// The other side's bell.
+	peerBell int
+	queue    []outgoing
+}
+
+// isWhole says whether a message goes into the lane as one record.
+func (o *outbox) isWhole(bytes int) bool { return uint64(bytes)+headerSize <= o.lane.BytesMax() }
+
+// put writes one record, if there is room now.
+func (o *outbox) put(h header, payload []byte) (bool, error) {
+	room, ok, err := o.lane.TryReserve(uint64(headerSize+len(payload)), 0)
+	if err != nil || !ok {
+		return false, err
+	}
+	h.write(room)
+	copy(room[headerSize:], payload)
+	if o.lane.Commit(uint64(len(room))) == lane.Ring {
+		ring(o.peerBell, 8)
+	}
+	return true, nil
+}
+
+// write writes a message that goes into one record, if there is room now and nothing waits before it.
+func (o *outbox) write(h header, payload []byte) (bool, error) {
+	if len(o.queue) > 0 || !o.isWhole(len(payload)) {
+		return false, nil
+	}
+	return o.put(h, payload)
+}
+
+// push puts a copy of a message behind those that wait; flush writes it.
+func (o *outbox) push(h header, payload []byte) {
+	o.queue = append(o.queue, outgoing{header: h, bytes: append([]byte(nil), payload...)})
+}
+
+// flush writes as much as there is room for. True: nothing waits any more.
+func (o *outbox) flush() (bool, error) {
+	for done := 0; ; done++ {
+		if done == len(o.queue) {
+			o.queue = o.queue[:0]
+			return true, nil
+		}
+		finished, err := o.writeOn(&o.queue[done])
+		if !finished || err != nil {
+			o.queue = o.queue[:copy(o.queue, o.queue[done:])]
+			return false, err
+		}
+		if part := o.queue[done].part; part != nil {
+			part.end(nil)
+		}
+		o.queue[done] = outgoing{}
+	}
+}
+
+func (o *outbox) writeOn(out *outgoing) (bool, error) {
+	for {
+		n := out.next(o.lane.BytesMax())
+		h := out.header
+		if h.continued = out.written > 0; h.continued {
+			h.code, h.deadline = 0, 0
+		}
+		h.more = out.written+n < len(out.bytes)
+		ok, err := o.put(h, out.bytes[out.written:out.written+n])
+		if err != nil || !ok {
+			return false, err
+		}
+		out.written += n
+		if !h.more {
+			return true, nil
+		}
+	}
+}
+
+// wanted is the bytes of the record that waits for room.
+func (o *outbox) wanted() uint64 {
+	if len(o.queue) == 0 {
+		return 0
+	}
+	return uint64(headerSize + o.queue[0].next(o.lane.BytesMax()))
+}
+
+// clear forgets what waits: nobody is there to read it any more.
+func (o *outbox) clear(why error) {
+	for _, out := range o.queue {
+		if out.part != nil {
+			out.part.end(why)
+		}
+	}
+	o.queue = nil
+}
+
+// close says that no more will come. The ring follows the word; the caller hangs up last.
+func (o *outbox) close() {
+	o.lane.Close()
+	ring(o.peerBell, 8)
+}
+
+// takeDown is asked once nobody looks at the lane any more.
+func (o *outbox) takeDown() {
+	unix.Close(o.peerBell)
+	o.memory.leave()
+}
+
+// linkError puts what a lane found into this package's words.
+func linkError(err error) error {
+	if errors.Is(err, lane.ErrConsumerClosed) {
+		return ended(ErrClosed, 0)
+	}
+	return laneError(err)
+}
+
+// checkSize checks a message against the most that its receiver takes.
+func checkSize(bytes int, most uint64) error {
+	if uint64(bytes) > most {
+		return failure(ErrTooLarge, "a message of %d bytes is larger than the %d that the other side takes: ask for less, or raise CallBytesMax there", bytes, most)
+	}
+	return nil
+}
+
+// A moment by both of its names: what deadlines say between processes, without asking the clock.
+var (
+	clockTime = time.Now()
+	clockNS   = func() uint64 {
+		var now unix.Timespec
+		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+		return uint64(now.Nano())
+	}()
+)
+
+// nsOf is never 0, which is no deadline.
+func nsOf(deadline time.Time) uint64 {
+	return uint64(max(int64(clockNS)+int64(deadline.Sub(clockTime)), 1))
+}
+
+// timeOf is false for none, and for one further away than a clock can say.
+func timeOf(ns uint64) (time.Time, bool) {
+	if ns == 0 || ns > 1<<62 {
+		return time.Time{}, false
+	}
+	return clockTime.Add(time.Duration(ns) - time.Duration(clockNS)), true
+}
+
+// Failed is that the service failed a call, for a reason that its code and bytes say to those who know the service. errors.As finds it.
+type Failed struct {
+	Code  uint32
+	Bytes []byte
+}
+
+func (f *Failed) Error() string {
+	return fmt.Sprintf("pelton: the service failed the call with code %d: %.200q", f.Code, f.Bytes)
+}
+
+// ErrAbandoned is that the service let go of a call without an answer: its handler panicked, or forgot.
+var ErrAbandoned = errors.New("pelton: the service let go of the call without an answer")
+
+// linkLanes is what a hand-shake makes of a link: the lane to send by and the one to receive by.
+type linkLanes struct {
+	out outbox
+	in  *inLane
+	// The largest message that the other side takes.
+	bytesMax uint64
+}
+
+// newLinkLanes is the hand-shake of a link. The bell is rung for room in this side's lane, and besides to.bell is for messages.
+func (s *shake) newLinkLanes(to *reception, bell *bell, own role, listens bool, kick func()) (*linkLanes, error) {
+	var p parts
+	defer p.giveBack()
+	bytesMax, _, err := s.options.ofCalls()
+	if err != nil {
+		return nil, s.told(err)
+	}
+	hello := newPacket(kindHello)
+	hello.role, hello.bytesMax = own, uint64(bytesMax)
+	peer, err := s.exchange(hello, listens)
+	if err != nil {
+		return nil, err
+	}
+	canBarrier := membarrier()
+	var page, data *segment
+	var side consumerSide
+	var in *inLane
+	var peerBell int
+	give := func() (err error) { page, data, side, err = s.giveLane(&p, bell.fd); return err }
+	take := func() (err error) { in, peerBell, err = s.takeLane(&p, to, linkBytesMin); return err }
+	steps := []func() error{give, take}
+	if own == roleService {
+		steps = []func() error{take, give}
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	m := &memory{producer: page, consumer: side.consumer, receiver: side.receiver, data: data}
+	producer, err := lane.NewProducer(m.lane(), lane.Start, lane.Start, 0, canBarrier)
+	if err != nil {
+		return nil, s.told(laneError(err))
+	}
+	process, err := s.watchPeer(&p)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.ready(listens); err != nil {
+		return nil, err
+	}
+	p.keep()
+	m.use()
+	in.memory.use()
+	// No successor will ask for them, and a thousand lanes are many descriptors.
+	for _, segment := range []*segment{page, data, side.consumer, side.receiver, in.memory.producer, in.memory.consumer, in.memory.data} {
+		segment.forgetDescriptor()
+	}
+	in.link = newLink(s.socket, process, peerBell, s.peer, kick)
+	return &linkLanes{out: outbox{lane: producer, memory: m, peerBell: side.bell}, in: in, bytesMax: peer.bytesMax}, nil
+}

@@ -1,0 +1,533 @@
+package pelton
+
+import (
+	"context"
+	"errors"
+	"log"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"pelton/internal/lane"
+)
+
+// Service answers requests of all who connect under its name, up to 1,024 clients. [Service.Serve] has a goroutine for each request;
+// [Service.Receive] is for a loop of the caller's own. Requests are answered by any goroutine, in any order.
+type Service struct {
+	receiver *Receiver
+	bytesMax int
+	handlers int
+	// Whether there is something to see here besides requests.
+	isStirred atomic.Bool
+	mustStop  atomic.Bool
+	mustDrain atomic.Bool
+	// Clients have been told to ask elsewhere.
+	isDraining bool
+	// Found by a look, for the call to take.
+	found *asked
+	// Clients that broke the rules, and were sent away.
+	corrupt atomic.Uint64
+	// Requests of nobody's any more, to be used again.
+	mutex sync.Mutex
+	spare []*asked
+}
+
+// ListenService listens under a short name, or unix:PATH. It does not wait. Under a short name several services may listen, of one process or
+// of several: clients spread their calls over them. Of the options, Capacity and MessageBytesMax (at least 1024) are of the lanes of
+// replies, CallBytesMax is the largest request, SendersMax the most clients, and Handlers is for [Service.Serve].
+//
+// Errors: as [Listen].
+func ListenService(name string, options *Options) (*Service, error) {
+	s := &Service{}
+	var err error
+	o := options.orDefault()
+	if s.bytesMax, s.handlers, err = o.ofCalls(); err != nil {
+		return nil, err
+	}
+	if _, err = gather(name, o, s); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// welcome is the hand-shake with a client.
+func (s *Service) welcome(shake *shake, to *reception) (*inLane, error) {
+	bell, err := newBell()
+	if err != nil {
+		return nil, shake.told(err)
+	}
+	c := &caller{service: s, peer: shake.peer, bell: bell, spin: spin{wait: shake.options.Wait}}
+	kick := func() {
+		to.bell.kick()
+		bell.kick()
+		c.forgetContexts()
+	}
+	lanes, err := shake.newLinkLanes(to, bell, roleService, true, kick)
+	if err != nil {
+		_ = bell.file.Close()
+		return nil, err
+	}
+	c.out, c.bytesMax, c.link = lanes.out, lanes.bytesMax, lanes.in.link
+	lanes.in.caller = c
+	return lanes.in, nil
+}
+
+// stir has whoever looks for requests see what is to be seen besides.
+func (s *Service) stir() {
+	s.isStirred.Store(true)
+	s.receiver.bell.kick()
+}
+
+// Receive waits for the next request, of all clients by turns, until the context ends. Each is to be answered once, by Reply, Fail, End or
+// Abandon. One goroutine at a time.
+//
+// Errors: the context's; [ErrClosed] once Stop was called, or everything is answered after Drain; [ErrClosedHandle]; [ErrSystem].
+func (s *Service) Receive(ctx context.Context) (Request, error) {
+	r := s.receiver
+	if err := r.guard.enter(); err != nil {
+		return Request{}, err
+	}
+	defer r.leave()
+	there, err := s.look()
+	if !there && err == nil {
+		err = await(ctx, s, r.bell, &r.spin, &r.guard)
+	}
+	if err != nil {
+		return Request{}, err
+	}
+	found := s.found
+	s.found = nil
+	return Request{found, found.use.Load()}, nil
+}
+
+func (s *Service) look() (bool, error) {
+	if s.found != nil {
+		return true, nil
+	}
+	r := s.receiver
+	if s.isStirred.Load() || s.isDraining {
+		if err := s.tend(); err != nil {
+			return false, err
+		}
+	}
+	for range looksMost {
+		there, err := r.look()
+		if err != nil || !there {
+			return false, err
+		}
+		in := r.lanes[r.turn]
+		if rule := s.sort(in, r.found); rule != "" {
+			// That client's affair alone.
+			s.corrupt.Add(1)
+			r.giveUp(in)
+			r.nextTurn()
+			continue
+		}
+		if s.found != nil {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// sort takes the next record; what is a request, and whole, is found. It answers the rule that is broken, else "".
+func (s *Service) sort(in *inLane, record lane.Record) string {
+	h, payload, rule := readRecord(in.consumer, record, true)
+	if rule != "" {
+		return rule
+	}
+	if len(payload) > s.bytesMax {
+		return "size"
+	}
+	c, isGone := in.caller, in.link.isGone.Load()
+	isRequest := h.kind == kindRequest
+	if isRequest && !h.continued && !c.begin(h.id) {
+		return "id"
+	}
+	isPiece := h.more || h.continued
+	if isPiece {
+		if rule := c.assembly.add(h, payload, s.bytesMax, true); rule != "" {
+			return rule
+		}
+	}
+	switch {
+	case h.more:
+	case h.kind == kindCancel:
+		c.cancel(h.id)
+	case isRequest && isGone:
+		// Nobody awaits the answer.
+		c.assembly.drop(isPiece)
+	case isRequest && s.isDraining:
+		c.assembly.drop(isPiece)
+		_ = c.sendLast(header{id: h.id, kind: kindReturned}, nil)
+	default:
+		s.found = s.newAsked()
+		s.found.caller, s.found.id, s.found.deadline = c, h.id, h.deadline
+		if isPiece {
+			var first header
+			first, s.found.bytes = c.assembly.take()
+			s.found.deadline = first.deadline
+		} else {
+			s.found.bytes = append(s.found.bytes[:0], payload...)
+		}
+	}
+	if record.Descriptors > 0 {
+		files, _ := in.takeFiles()
+		(&loan{files: files}).closeFiles()
+	}
+	in.consumer.Take(record)
+	s.receiver.count(in)
+	if in.consumer.ReleaseTaken() == lane.Ring {
+		in.link.ring()
+	}
+	return ""
+}
+
+// drop forgets what has come of a message that nobody wants.
+func (a *assembly) drop(isPiece bool) {
+	if isPiece {
+		*a = assembly{}
+	}
+}
+
+// tend sees whether to stop, or to drain.
+func (s *Service) tend() error {
+	s.isStirred.Store(false)
+	isOver := s.mustStop.Load()
+	if s.mustDrain.Load() {
+		isOver = s.drain() || isOver
+	}
+	if !isOver {
+		return nil
+	}
+	// To be seen again by the next call.
+	s.isStirred.Store(true)
+	return failure(ErrClosed, "the service was told to end")
+}
+
+// drain tells clients to go elsewhere, and each when all its calls are answered. True: all have been told.
+func (s *Service) drain() bool {
+	r := s.receiver
+	hasBegun := s.isDraining
+	if s.isDraining = true; !hasBegun {
+		r.gate.shut(r)
+	}
+	areAll := true
+	for _, in := range r.lanes {
+		if !hasBegun {
+			in.caller.tell(kindDraining)
+		}
+		// Of a request only some has come.
+		isPart := in.caller.assembly.header.kind == kindRequest
+		areAll = in.caller.endDrain(isPart) && areAll
+	}
+	return areAll
+}
+
+func (s *Service) stirs() bool { return s.isStirred.Load() || s.receiver.stirs() }
+
+func (s *Service) arm() (bool, error) {
+	r := s.receiver
+	r.sleeper.Arm(r.areSendersFencing, membarrier)
+	if there, err := s.look(); there || err != nil {
+		r.sleeper.Disarm()
+		return false, err
+	}
+	// What was found and was no request has ended the sleep as well.
+	return r.sleeper.IsArmed(), nil
+}
+
+func (s *Service) disarm()       { s.receiver.disarm() }
+func (s *Service) mustNap() bool { return s.receiver.mustNap() }
+
+// Serve answers requests by the handler, each in a goroutine, as many at a time as [Options.Handlers] says; then more are not taken.
+// It ends when Stop is called, or Drain and everything is answered, and the handlers at work are through. A request that the handler has not
+// answered when it returns, or panics, is abandoned; a panic is logged.
+//
+// The goroutine that takes a request handles it, as to have another do so costs more than a short handler; after a millisecond or
+// two another goroutine goes on taking requests, and further ones have goroutines of their own for some time.
+//
+// Errors: as Receive, but for [ErrClosed], which is how this ends: nil.
+func (s *Service) Serve(ctx context.Context, handler func(request Request)) error {
+	v := &serving{
+		service: s, ctx: ctx, handler: handler, free: make(chan struct{}, s.handlers),
+		wake: make(chan struct{}, 1), ended: make(chan error, 1), over: make(chan struct{}),
+	}
+	if s.handlers > 1 {
+		v.at.Add(1)
+		go v.watch()
+	}
+	v.at.Add(1)
+	v.take()
+	err := <-v.ended
+	close(v.over)
+	v.at.Wait()
+	if errors.Is(err, ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// serving is a Serve that is under way.
+type serving struct {
+	service *Service
+	ctx     context.Context
+	handler func(request Request)
+	// The goroutines, and places for handlers.
+	at   sync.WaitGroup
+	free chan struct{}
+	// Odd while who takes requests handles one, one more at each change: who takes that away from it goes on taking.
+	turn atomic.Uint64
+	// So many requests to come have a goroutine each.
+	slow     atomic.Int64
+	isAsleep atomic.Bool
+	wake     chan struct{}
+	// Why no more is taken; and that all is over.
+	ended chan error
+	over  chan struct{}
+}
+
+const (
+	tick      = time.Millisecond
+	slowTurns = 1024
+)
+
+func (v *serving) take() {
+	defer v.at.Done()
+	for {
+		request, err := v.service.Receive(v.ctx)
+		if err != nil {
+			v.ended <- err
+			return
+		}
+		request.asked.isServed = true
+		v.free <- struct{}{}
+		if v.slow.Load() > 0 {
+			v.slow.Add(-1)
+			v.at.Add(1)
+			go func() {
+				defer v.at.Done()
+				request.handle(v.handler)
+				<-v.free
+			}()
+			continue
+		}
+		turn := v.turn.Add(1)
+		if v.isAsleep.Load() && v.isAsleep.CompareAndSwap(true, false) {
+			v.wake <- struct{}{}
+		}
+		request.handle(v.handler)
+		<-v.free
+		if !v.turn.CompareAndSwap(turn, turn+1) {
+			return
+		}
+	}
+}
+
+// watch has another goroutine take requests when one that handles a request does not come back.
+func (v *serving) watch() {
+	defer v.at.Done()
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for last := uint64(0); ; {
+		select {
+		case <-ticker.C:
+		case <-v.over:
+			return
+		}
+		turn := v.turn.Load()
+		isSame := turn == last
+		last = turn
+		switch {
+		case isSame && turn%2 == 1 && v.turn.CompareAndSwap(turn, turn+1):
+			v.slow.Store(slowTurns)
+			v.at.Add(1)
+			go v.take()
+		case isSame:
+			// Nothing happens: until something does.
+			ticker.Stop()
+			if v.isAsleep.Store(true); v.turn.Load() != turn && v.isAsleep.CompareAndSwap(true, false) {
+				ticker.Reset(tick)
+				continue
+			}
+			select {
+			case <-v.wake:
+			case <-v.over:
+				return
+			}
+			ticker.Reset(tick)
+		}
+	}
+}
+
+func (r Request) handle(handler func(request Request)) {
+	defer func() {
+		if what := recover(); what != nil {
+			log.Printf("pelton: a handler panicked, and its call is abandoned: %v\n%s", what, debug.Stack())
+		}
+		if r.isOpen() {
+			_ = r.Abandon()
+		}
+		r.asked.putBack()
+	}()
+	handler(r)
+}
+
+// Stop has Receive say [ErrClosed] from now on, and Serve return. Clients are not told before Close; then all calls that were not answered have
+// failed. Does not wait. To replace a service under a short name use Drain.
+func (s *Service) Stop() {
+	s.mustStop.Store(true)
+	s.stir()
+}
+
+// Drain has the service answer what it has taken, and take no more: requests that come from now on are given back, and their clients ask
+// another service of the name, without a call failing or being carried out twice. Start that one before. Notifications and
+// cancels are taken as before, by Receive or Serve, which end once every client has been told that everything it had asked is
+// answered; close the service then. Does not wait. A client that does not read its replies holds this up; Stop ends it all the same.
+func (s *Service) Drain() {
+	s.mustDrain.Store(true)
+	s.stir()
+}
+
+// Close ends the service: all calls in flight fail with [ErrClosed] at their clients. It does not wait. A call of another goroutine ends with
+// [ErrClosedHandle]. Closing twice does nothing.
+func (s *Service) Close() error { return s.receiver.Close() }
+
+// CorruptClients is how many clients broke the rules, and were sent away.
+func (s *Service) CorruptClients() uint64 { return s.corrupt.Load() }
+
+// Request is what a client asks, or tells. It is answered once, by any goroutine; copies of it are the same request.
+type Request struct {
+	asked *asked
+	// Which use of what is asked: the next request has another.
+	use uint64
+}
+
+// asked is a request's own, used again for another when it is answered.
+type asked struct {
+	caller   *caller
+	id       uint64
+	deadline uint64
+	bytes    []byte
+	// Odd while it waits for its answer.
+	use atomic.Uint64
+	// Serve has it until the handler returns.
+	isServed bool
+}
+
+// Of a request's memory, what is kept for the next one.
+const keptBytes = 64 << 10
+
+func (s *Service) newAsked() *asked {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if n := len(s.spare); n > 0 {
+		a := s.spare[n-1]
+		s.spare = s.spare[:n-1]
+		return a
+	}
+	a := &asked{}
+	a.use.Store(1)
+	return a
+}
+
+func (a *asked) putBack() {
+	s := a.caller.service
+	if cap(a.bytes) > keptBytes {
+		a.bytes = nil
+	}
+	a.caller, a.isServed = nil, false
+	a.use.Add(1)
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.spare = append(s.spare, a)
+}
+
+func answered() error {
+	return failure(ErrRefused, "the request has been answered, or is a notification, which is not answered")
+}
+
+func (r Request) isOpen() bool { return r.asked != nil && r.asked.use.Load() == r.use }
+
+// Bytes is what is asked: a copy, which no client can change. It is the caller's until the request is answered, in a handler of
+// [Service.Serve] until that returns.
+func (r Request) Bytes() []byte { return r.asked.bytes }
+
+// IsNotification says whether the client does not await an answer. To let go of it is to Abandon it, which a handler need not do.
+func (r Request) IsNotification() bool { return r.asked.id == 0 }
+
+// Peer is who asked.
+func (r Request) Peer() Peer { return r.asked.caller.peer }
+
+// Deadline is when the client will not await the answer any more; false if it has not said so. Nothing is dropped because of it.
+func (r Request) Deadline() (time.Time, bool) { return timeOf(r.asked.deadline) }
+
+// IsCancelled says whether nobody awaits the answer any more: the client has cancelled the call, or is gone. Answer all the same.
+func (r Request) IsCancelled() bool {
+	return !r.IsNotification() && r.asked.caller.isCancelled(r.asked.id)
+}
+
+// Context ends with the request's deadline, when the client cancels the call or goes, and when the request is answered. What the client says is
+// heard as requests are taken: not while as many handlers are at work as may be.
+func (r Request) Context() context.Context {
+	if r.IsNotification() {
+		return context.Background()
+	}
+	return r.asked.caller.contextOf(r.asked.id, r.asked.deadline)
+}
+
+// Reply answers; after parts, this is the last of them. It does not wait: what the client has no room for is kept until it has.
+//
+// Errors: [ErrPeerDied] when the client has gone: the reply is dropped; [ErrTooLarge] for more than the client takes
+// ([Options.CallBytesMax] there): answer otherwise; [ErrRefused] of a request that was answered, and of a notification.
+func (r Request) Reply(reply []byte) error { return r.last(header{kind: kindReply}, reply) }
+
+// Fail fails the call with a code and bytes of the service's own meaning: a [Failed] at the client. Otherwise as Reply.
+func (r Request) Fail(code uint32, bytes []byte) error {
+	return r.last(header{kind: kindFailed, code: code}, bytes)
+}
+
+// End ends a reply that was given in parts, or has none. Otherwise as Reply.
+func (r Request) End() error { return r.last(header{kind: kindEnd}, nil) }
+
+// Abandon lets go of the request without an answer: [ErrAbandoned] at the client. Otherwise as Reply.
+func (r Request) Abandon() error { return r.last(header{kind: kindAbandoned}, nil) }
+
+func (r Request) last(h header, payload []byte) error {
+	if !r.isOpen() {
+		return answered()
+	}
+	c := r.asked.caller
+	isNotification := r.asked.id == 0
+	if err := checkSize(len(payload), c.bytesMax); err != nil {
+		return err
+	}
+	h.id = r.asked.id
+	if isNotification && h.kind != kindAbandoned || !r.asked.use.CompareAndSwap(r.use, r.use+1) {
+		return answered()
+	}
+	var err error
+	if !isNotification {
+		err = c.sendLast(h, payload)
+	}
+	if !r.asked.isServed {
+		r.asked.putBack()
+	}
+	return err
+}
+
+// Part gives a part of the reply. It waits until the client has room for it, until the context ends; meanwhile no more of that client's
+// requests are taken. One goroutine at a time, of a request.
+//
+// Errors: the context's, and as Reply. The call goes on after the context's, [ErrTooLarge] and [ErrRefused].
+func (r Request) Part(ctx context.Context, part []byte) error {
+	if !r.isOpen() || r.IsNotification() {
+		return answered()
+	}
+	c := r.asked.caller
+	if err := checkSize(len(part), c.bytesMax); err != nil {
+		return err
+	}
+	return c.sendPart(ctx, header{id: r.asked.id, kind: kindPart}, part)
+}

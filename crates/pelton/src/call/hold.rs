@@ -1,0 +1,213 @@
+//! A client in the hands of who answers: lent by the service's loop with a request, or taken away.
+//!
+//! What is lent goes back before the loop does anything else: nobody else uses the service until then. So while nobody has taken
+//! anything away either, the client's lane is this one's alone, and is written without the lock. Whoever is away takes the lock.
+
+use super::caller::{Caller, Guard, has_room};
+use super::frame::Header;
+use super::responder::room_is_held;
+use crate::error::{Error, Result};
+use crate::os::{Ready, poll_until};
+use crate::sender::Sent;
+use crate::wait::Patience;
+use std::marker::PhantomData;
+use std::mem::{ManuallyDrop, forget};
+use std::ops::Deref;
+use std::os::fd::AsFd;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Whom to answer.
+#[derive(Debug)]
+pub(super) struct Hold<'a> {
+    /// The lane's own, which is not counted again: it is kept until this goes.
+    caller: ManuallyDrop<Arc<Caller>>,
+    is_lent: bool,
+    of_loop: PhantomData<&'a ()>,
+}
+
+impl<'a> Hold<'a> {
+    /// For the loop, to answer a request that it has just taken.
+    ///
+    /// # Safety
+    /// Until `'a` ends the client's lane is not given up, and the service is used for nothing.
+    #[inline(always)]
+    pub(super) unsafe fn lent(caller: &Arc<Caller>) -> Hold<'a> {
+        // SAFETY: a copy that is never dropped, of what the lane keeps for so long.
+        let caller = unsafe { std::ptr::read(caller) };
+        Hold { caller: ManuallyDrop::new(caller), is_lent: true, of_loop: PhantomData }
+    }
+
+    /// For who wants to answer when the loop does something else, or on another thread.
+    pub(super) fn away(self) -> Hold<'static> {
+        if self.is_lent {
+            self.caller.away.go();
+        }
+        // SAFETY: a copy, of which the original is forgotten. It is kept until this comes back, as has just been said.
+        let caller = unsafe { std::ptr::read(&*self.caller) };
+        forget(self);
+        Hold { caller: ManuallyDrop::new(caller), is_lent: false, of_loop: PhantomData }
+    }
+
+    /// The client's lane, if it is this one's alone.
+    #[inline(always)]
+    pub(super) fn alone(&self) -> Option<Guard<'_>> {
+        let is_alone = self.is_lent && self.caller.away.is_nobody() && !self.caller.is_forked();
+        // SAFETY: it is lent, so the loop does nothing, and nobody else is there.
+        is_alone.then(|| unsafe { self.caller.unlocked() })
+    }
+
+    /// The client's lane; waits while another thread answers it.
+    pub(super) fn lock(&self) -> Result<Guard<'_>> {
+        match self.try_lock()? {
+            Some(out) => Ok(out),
+            // Whoever has it may have room reserved as well, and wait for this thread's.
+            None if has_room() => Err(room_is_held()),
+            None => Ok(self.caller.wait_for_lock()),
+        }
+    }
+
+    /// The same, if nobody has it.
+    #[inline(always)]
+    fn try_lock(&self) -> Result<Option<Guard<'_>>> {
+        match self.alone() {
+            Some(out) => Ok(Some(out)),
+            None => self.caller.try_lock(),
+        }
+    }
+
+    /// Writes the last of a call, or has it wait for room. Never waits.
+    #[inline]
+    pub(super) fn send_last(&self, header: Header, payload: &[u8]) -> Result<()> {
+        let mut out = match self.try_lock()? {
+            Some(out) => out,
+            None if has_room() => {
+                self.leave_to_the_loop(header, payload);
+                return Ok(());
+            }
+            None => self.lock()?,
+        };
+        let sent = self.write_last(&mut out, header, payload);
+        drop(out);
+        self.note_last();
+        sent
+    }
+
+    /// Writes a part of a reply, waiting for room for as long as `patience` says.
+    pub(super) fn send_part(&self, header: Header, payload: &[u8], patience: Patience) -> Result<Sent> {
+        let mut out = self.lock()?;
+        let mut waiting = None;
+        loop {
+            self.check_gone()?;
+            self.flush(&mut out)?;
+            if !out.outbox.is_whole(payload.len()) && out.outbox.is_empty() {
+                out.outbox.push(header, payload);
+                self.flush(&mut out)?;
+                return Ok(Sent::Sent);
+            }
+            if out.outbox.try_write(header, payload).map_err(|error| self.went(error))? {
+                self.pass_on(&mut out);
+                return Ok(Sent::Sent);
+            }
+            let Some(deadline) = patience.deadline() else { return Ok(Sent::Full) };
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return Ok(Sent::TimedOut);
+            }
+            waiting.get_or_insert_with(|| Waiting::new(self));
+            out = match out.is_polled {
+                true => self.wait_for_turn(out, deadline.map(|deadline| deadline - now)),
+                false => self.wait_for_room(out, payload.len(), deadline)?,
+            };
+        }
+    }
+
+    /// Another polls.
+    fn wait_for_turn<'b>(&'b self, out: Guard<'b>, left: Option<Duration>) -> Guard<'b> {
+        // Who is the only one has nobody to wait for: it finds that there is nobody, and takes the turn.
+        let Some(lock) = out.into_lock() else { return self.caller.wait_for_lock() };
+        let lock = match left {
+            None => self.turn.wait(lock).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => self.turn.wait_timeout(lock, left).unwrap_or_else(PoisonError::into_inner).0,
+        };
+        if cfg!(thread_sanitizer) {
+            // Taken again where it is seen: see `locked`.
+            drop(lock);
+            self.caller.wait_for_lock()
+        } else {
+            self.caller.guard(lock)
+        }
+    }
+
+    /// Polls without the lock: the others answer meanwhile. Comes back when there may be room.
+    fn wait_for_room<'b>(&'b self, mut out: Guard<'b>, bytes: usize, deadline: Option<Instant>) -> Result<Guard<'b>> {
+        self.bells.drain();
+        let bytes = if out.outbox.is_empty() { bytes } else { out.outbox.wanted() };
+        if !out.outbox.sender.arm_for_room(bytes).map_err(|error| self.went(error))? {
+            return Ok(out);
+        }
+        (out.is_polled, out.is_awaited) = (true, true);
+        let nap = out.outbox.sender.must_nap().then(|| Instant::now() + Duration::from_millis(1));
+        drop(out);
+        let until = deadline.into_iter().chain(nap).min();
+        let (socket, process) = self.life.as_ref().map_or((None, None), |(socket, process)| {
+            (Some(socket.as_fd()), process.as_ref().map(|process| process.as_fd()))
+        });
+        let ready = poll_until(&[self.bell().as_fd(), self.desk.mute.as_fd()], [socket, process], until);
+        let mut out = self.lock()?;
+        (out.is_polled, out.is_awaited) = (false, false);
+        out.outbox.sender.disarm();
+        self.turn.notify_all();
+        if self.is_clogged() {
+            // The service has left it to this thread to hear the bell.
+            self.desk.stir();
+        }
+        if ready.map_err(Error::system("waiting for a client"))? == Ready::Gone {
+            self.note_gone();
+        }
+        Ok(out)
+    }
+}
+
+impl Deref for Hold<'_> {
+    type Target = Arc<Caller>;
+    #[inline(always)]
+    fn deref(&self) -> &Arc<Caller> {
+        &self.caller
+    }
+}
+
+impl Drop for Hold<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if !self.is_lent {
+            self.come_back();
+        }
+    }
+}
+
+impl Hold<'_> {
+    #[inline(never)]
+    fn come_back(&mut self) {
+        if self.caller.away.come_back() {
+            // SAFETY: the lane has left its own to the last one, which is this.
+            unsafe { ManuallyDrop::drop(&mut self.caller) };
+        }
+    }
+}
+
+/// A thread that waits for room for a part: nothing is taken of that client meanwhile, lest it wait for more threads.
+struct Waiting<'a>(&'a Arc<Caller>);
+
+impl<'a> Waiting<'a> {
+    fn new(caller: &'a Arc<Caller>) -> Waiting<'a> {
+        caller.begin_wait();
+        Waiting(caller)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.end_wait();
+    }
+}
