@@ -9,7 +9,8 @@
  *   - between threads of one process: pelton_threads.
  * A receiver of many senders, that come and go, is made by pelton_gather. What a receiver takes in is handed to a file, or a function, a
  * bufferful at a time by pelton_flush_open, and what threads of one process write by pelton_appenders_open. A client asks a service, and
- * awaits its answers: pelton_client_open, pelton_service_listen, and "Calls".
+ * awaits its answers: pelton_client_open, pelton_service_listen, and "Calls". Files are read and written without keeping a loop waiting by
+ * pelton_engine_open: "Files".
  *
  *     pelton_sender *s;                                             pelton_receiver *r;
  *     pelton_sender_open("events", NULL, &s);                       ... pelton_listen, pelton_accept_receiver
@@ -43,9 +44,9 @@
  * polls ("In an event loop"). Functions without a deadline_ns do not wait, unless their comment says so.
  *
  * THREADS. A handle is used by one thread at a time; which one does not matter, and need not stay the same, as long as one
- * thread's call has returned, and the other knows, before the other begins. Different handles are independent. Only closing a
- * pelton_held, pelton_service_stop, and what takes a pelton_senders or a pelton_appenders, but not their close, may be called at any time
- * from any thread.
+ * thread's call has returned, and the other knows, before the other begins. Different handles are independent. Only using a pelton_file,
+ * closing a pelton_held, pelton_service_stop, and what takes a pelton_senders or a pelton_appenders, but not their close, may be called at
+ * any time from any thread.
  *
  * UNITS. Sizes are in bytes, times in nanoseconds.
  */
@@ -54,6 +55,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/uio.h>
 
 #ifdef __cplusplus
@@ -135,6 +137,8 @@ typedef struct pelton_records pelton_records;     /* reads a record file */
 typedef struct pelton_client pelton_client;       /* asks a service */
 typedef struct pelton_service pelton_service;     /* takes the requests of its clients */
 typedef struct pelton_responder pelton_responder; /* answers one request */
+typedef struct pelton_engine pelton_engine;       /* does operations on files */
+typedef struct pelton_file pelton_file;           /* an open file */
 
 /* ---- The library ------------------------------------------------------------------------------------------------------- */
 
@@ -182,9 +186,14 @@ typedef struct pelton_options {
     uint64_t call_bytes_max;    /* calls: the largest request, answer or part of one that this side takes, 64 MiB */
     int64_t hold_ns;            /* calls: so long arming a client may hold the loop while answers have lately come so soon, 20 us;
                                    PELTON_NO_HOLD: not at all */
+    uint32_t in_flight;         /* files: the most operations submitted whose completions are not taken, 1024, at most 16384 */
+    uint32_t threads;           /* files: the most threads, for what io_uring does not do, 8, at most 1024; what waits for somebody else, as
+                                   at a FIFO, has one besides */
+    const char *root;           /* files: a directory that no path leads out of; NULL: all paths as they are */
 } pelton_options;
 
-#define PELTON_OPTIONS_INIT {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define PELTON_OPTIONS_INIT \
+    {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL}
 
 /* pelton_options.hold_ns: arming a client does not wait. */
 #define PELTON_NO_HOLD INT64_C(-1)
@@ -248,33 +257,33 @@ PELTON_MUST_USE int pelton_accept_receiver(pelton_listener *listener, int64_t de
  * These take any handle of the kinds marked here, and say what they mean for each; of another kind: PELTON_CLOSED_HANDLE. pelton_close
  * takes all kinds.
  *
- *                    sender  receiver  listener  client  service  responder  flush  appenders  appender
- *   pelton_fd           x        x         x        x       x
- *   pelton_arm          x        x                  x       x
- *   pelton_disarm       x        x                  x       x
- *   pelton_get_info     x        x                  x       x
+ *                    sender  receiver  listener  client  service  responder  flush  appenders  appender  engine  file
+ *   pelton_fd           x        x         x        x       x                                               x      x
+ *   pelton_arm          x        x                  x       x                                               x
+ *   pelton_disarm       x        x                  x       x                                               x
+ *   pelton_get_info     x        x                  x       x                                               x
  *   pelton_resume       x        x
  *   pelton_sync         x        x                                             x        x
- *   pelton_drain        x
+ *   pelton_drain        x                                                                                   x
  *   pelton_release               x                  x       x
- *   pelton_flush_now                                                           x        x                    "Flushing"
- *   pelton_reserve      x                           x                 x                           x          "Reserving"
+ *   pelton_flush_now                                                           x        x                         "Flushing"
+ *   pelton_reserve      x                           x                 x                           x               "Reserving"
  *   pelton_abort        x                           x                 x                           x
  *   pelton_commit       x                                                                         x
  *
- * IN AN EVENT LOOP. Sender, receiver, client and service have one descriptor each for poll, epoll, io_uring or libuv: watch it for
+ * IN AN EVENT LOOP. Sender, receiver, client, service and engine have one descriptor each for poll, epoll, io_uring or libuv: watch it for
  * reading. It is level-triggered in meaning, from one arm to the next. The steps:
  *   1. arm. PELTON_AGAIN: nothing is there, go back to the loop. PELTON_OK: something is there already: go to 2. Anything else is
  *      the end of the channel, or an error.
- *   2. when it is readable: receive (or send, or await) with PELTON_NO_WAIT until PELTON_AGAIN, or as often as the loop can afford (the
- *      descriptor stays readable), then arm again. A descriptor that is readable with nothing there is possible: arm again.
+ *   2. when it is readable: receive (or send, await, or take completions) with PELTON_NO_WAIT until PELTON_AGAIN, or as often as the loop
+ *      can afford (the descriptor stays readable), then arm again. A descriptor that is readable with nothing there is possible: arm again.
  *   3. disarm before using the functions that wait, or when the loop loses interest.
  * Watch a sender's descriptor for room, by pelton_arm_send, only while something waits to be sent: most of the time there is room, and
  * it is readable. With nothing to send, pelton_arm has it tell the receiver's end. For libuv all this is done in pelton_uv.h. */
 
-/* The descriptor to watch; a listener's is readable while somebody waits to be accepted, and is not armed. It stays the same for the
- * handle's life, and is the handle's: not to be read, written or closed. Answers the descriptor, or a code. Also while something is
- * reserved, or not released. */
+/* The descriptor to watch; a listener's is readable while somebody waits to be accepted, and is not armed. A file's is the file itself. It
+ * stays the same for the handle's life, and is the handle's: not to be closed, nor, but for a file's, read or written. Answers the
+ * descriptor, or a code. Also while something is reserved, or not released. */
 int pelton_fd(const void *handle);
 
 /* Asks that the descriptor become readable:
@@ -285,6 +294,7 @@ int pelton_fd(const void *handle);
  *             pelton_submit and pelton_cancel too: armed before, it hears of answers, but not of room for what these have still to write.
  *             After PELTON_AGAIN for want of room it tells once when there is: ask again then. Holds the caller for up to
  *             options.hold_ns where that has paid lately. Errors: as pelton_await.
+ *   engine    when an operation completes; begins what was not begun. Errors: as pelton_file_completions.
  *   sender    when the receiver goes, and not while there is room: for who has nothing to send. Takes pelton_arm_send back. When it is
  *             readable, arm again: it may have been for nothing. Errors: as pelton_send.
  * Does not wait, but for a client's hold. Answers: PELTON_AGAIN: nothing yet, wait for the descriptor. PELTON_OK: something is there; not
@@ -313,7 +323,8 @@ typedef struct pelton_info {
     uint64_t sleeps;            /* times that this side went to sleep, or armed its descriptor */
     uint64_t wakes_sent;        /* times that this side rang the other */
     uint64_t depth_max;         /* sender: the most unreleased messages that it noticed */
-    uint64_t calls;             /* client: in flight, also those given up whose last answer has not come */
+    uint64_t calls;             /* client: in flight, also those given up whose last answer has not come; engine: operations whose
+                                   completions were not taken */
     uint64_t dropped;           /* client: answers to calls that had been given up; service: answers to clients that had gone */
     uint64_t corrupt;           /* service: clients that broke the rules, and were sent away */
     uint64_t services;          /* client: processes that it asks at the moment */
@@ -341,8 +352,9 @@ PELTON_MUST_USE int pelton_resume(void *handle, int64_t deadline_ns);
  * Errors: of a sender or a receiver PELTON_REFUSED: not a path; PELTON_SYSTEM. Of a flush or appenders as pelton_flush_now. */
 PELTON_MUST_USE int pelton_sync(void *handle);
 
-/* Waits until what was given has been dealt with: of a sender, until the receiver has released every message. Errors: PELTON_AGAIN: not
- * yet. As pelton_send. */
+/* Waits until what was given has been dealt with. Errors: PELTON_AGAIN: not yet.
+ *   sender  until the receiver has released every message. Errors: as pelton_send.
+ *   engine  until every operation has ended; their completions are still to be taken. Errors: as pelton_file_completions. */
 PELTON_MUST_USE int pelton_drain(void *handle, int64_t deadline_ns);
 
 /* Releases what was received last; its data is not to be read any more. Does not wait.
@@ -371,7 +383,11 @@ int pelton_release(void *handle);
  *   client     The calls in flight are given up.
  *   service    All calls in flight fail at their clients, with PELTON_CLOSED. Responders stay handles, to be answered or closed.
  *   responder  Lets go of the call, if it was not answered: its client is told PELTON_ABANDONED. PELTON_WRONG_THREAD: another thread has
- *              reserved, and nothing is closed. */
+ *              reserved, and nothing is closed.
+ *   engine     What is in flight is cancelled, its completions are lost, and memory with a release is released when the kernel is done with
+ *              it. For memory without one it waits until then. To have all of it done, pelton_drain before.
+ *   file       The file is closed with the last handle, or operation, that has it, which may wait, as for a file server, and tells nothing:
+ *              PELTON_FILE_CLOSE does. No other thread may be in a call with it; operations in flight keep it by themselves. */
 int pelton_close(void *handle);
 
 /* ---- Sending ----------------------------------------------------------------------------------------------------------- *
@@ -802,6 +818,198 @@ PELTON_MUST_USE int pelton_reply_part(pelton_responder *responder, const void *d
 /* Whether nobody awaits the answer any more: the client has given the call up, or has gone. Answers 1, 0, or a code. It is learnt of
  * where requests are received, so on another thread or between two. Answer all the same, in the cheapest way. Does not wait. */
 int pelton_responder_is_cancelled(const pelton_responder *responder);
+
+/* ---- Files ------------------------------------------------------------------------------------------------------------- *
+ * An engine does operations on files, and keeps nobody waiting who does not want to. What the page cache has is answered within the call
+ * that asks, up to so much that a loop does not notice; everything else goes to io_uring, or to threads where that is refused. Many
+ * engines work side by side: one for each thread, or loop. Each operation is done in either way:
+ *   - pelton_file_run waits for one;
+ *   - pelton_file_submit asks for many, and pelton_file_completions brings the token of each back, with what came of it, in any order. In an
+ *     event loop the engine's descriptor tells when there is one, as any other handle's does.
+ *
+ *     pelton_operation open = {0}, read = {0};                      while (pelton_file_completions(engine, PELTON_NO_WAIT, done, 16, &n) == 0)
+ *     open.kind = PELTON_FILE_OPEN;                                     for (size_t i = 0; i < n; i++)
+ *     open.path = "notes";                                                  finish(done[i].token, done[i].code, done[i].count);
+ *     open.open_flags = O_RDONLY;                                   pelton_arm(engine);
+ *     pelton_file_run(engine, &open, PELTON_FOREVER, &opened);
+ *     struct iovec memory = {buffer, sizeof buffer};
+ *     read.kind = PELTON_FILE_READ;
+ *     read.token = 1;
+ *     read.file = opened.file;
+ *     read.memory = &memory;
+ *     read.memory_count = 1;
+ *     pelton_file_submit(engine, &read, 1, &taken);
+ *
+ * Operations are independent, unless they are a chain. A read is filled up to the end of the file, and a write is written whole; where an
+ * error or a cancel comes after some bytes, the count says so, and the error. EINTR and EAGAIN are never seen. What fails is
+ * PELTON_SYSTEM, with the system's number. */
+
+/* What is done, and which fields of the operation it needs besides. */
+enum pelton_file_operation {
+    PELTON_FILE_OPEN = 1,             /* path, open_flags, mode, resolve: completion.file. Of a FIFO it waits for the other end */
+    PELTON_FILE_CLOSE = 2,            /* file, which is no handle any more when this is taken. EBUSY: something else has the file, and closes
+                                         it when it is done */
+    PELTON_FILE_READ = 3,             /* file, memory, offset: completion.count */
+    PELTON_FILE_WRITE = 4,            /* file, memory, offset: completion.count */
+    PELTON_FILE_SYNC = 5,             /* file: all that was written to it, and is known of it, is on the disk (fsync) */
+    PELTON_FILE_SYNC_DATA = 6,        /* file: all that was written, and what is needed to read it (fdatasync) */
+    PELTON_FILE_TRUNCATE = 7,         /* file, bytes: it is so long */
+    PELTON_FILE_ALLOCATE = 8,         /* file, offset, bytes: there is disk for these, and it is as long as that */
+    PELTON_FILE_STAT = 9,             /* path, or file: completion.stat */
+    PELTON_FILE_STAT_LINK = 10,       /* path: of a symbolic link itself */
+    PELTON_FILE_SET_TIMES = 11,       /* path, accessed_ns, modified_ns */
+    PELTON_FILE_UNLINK = 12,          /* path: of what is no directory */
+    PELTON_FILE_REMOVE_DIRECTORY = 13, /* path */
+    PELTON_FILE_RENAME = 14,          /* path, path_to, which is replaced */
+    PELTON_FILE_LINK = 15,            /* path, path_to: a second name */
+    PELTON_FILE_SYMLINK = 16,         /* path: what it says; path_to: where it is made */
+    PELTON_FILE_READ_LINK = 17,       /* path: completion.text */
+    PELTON_FILE_MAKE_DIRECTORY = 18,  /* path, mode */
+    PELTON_FILE_LIST = 19,            /* file, a directory: completion.text, the next entries, some hundreds: pelton_entry_next. None: that
+                                         was all. One at a time of each file */
+    PELTON_FILE_COPY = 20             /* file, offset, to, offset_to, bytes: completion.count. In the kernel, sharing blocks where it can */
+};
+
+/* pelton_operation.offset of a read or a write: the file's own position, which moves; of a write: its end, wherever that is by then. */
+#define PELTON_CURRENT UINT64_MAX
+#define PELTON_AT_END (UINT64_MAX - 1)
+
+/* pelton_operation.accessed_ns and modified_ns: as it is. */
+#define PELTON_UNCHANGED INT64_MIN
+
+/* pelton_operation.flags: the next operation of the same call begins when this one has succeeded. When one fails, is cancelled or cut
+ * short, those behind it complete with ECANCELED, undone. */
+#define PELTON_LINKED 1
+
+/* Called once with an operation's context, when neither the kernel nor the engine needs its memory any more: before its completion is
+ * answered; where its deadline has passed, in a later call; where its engine was closed, any time after, on any thread. It must return,
+ * and neither use the engine nor wait for who does. Not called where the operation is not taken, nor in a child of a fork. */
+typedef void (*pelton_released)(void *context);
+
+/* One operation. Begin with zeros, and set what its kind needs. It and all that it points to is the caller's again when the call has
+ * returned, but for the memory itself. */
+typedef struct pelton_operation {
+    uint64_t token;             /* the caller's: comes back with the completion. Two may be the same */
+    uint32_t kind;              /* enum pelton_file_operation */
+    uint32_t flags;             /* PELTON_LINKED */
+    pelton_file *file;
+    pelton_file *to;
+    const char *path;
+    const char *path_to;
+    const struct iovec *memory; /* read into, or written from, one piece after the other */
+    size_t memory_count;
+    uint64_t offset;
+    uint64_t offset_to;
+    uint64_t bytes;
+    uint32_t open_flags;        /* as of open(2). The file is closed on exec, whatever they say */
+    uint32_t mode;              /* bits of permission, less the umask, of what is made */
+    uint64_t resolve;           /* as of openat2(2): RESOLVE_NO_SYMLINKS and others */
+    int64_t accessed_ns;        /* since 1970 */
+    int64_t modified_ns;
+    pelton_released release;    /* of a read or a write; NULL: the memory has to stay until the completion is answered, or the engine
+                                   closed */
+    void *context;              /* for release */
+} pelton_operation;
+
+/* What is known of a file. */
+typedef struct pelton_stat {
+    uint32_t kind; /* enum pelton_file_kind */
+    uint32_t mode; /* the twelve bits of permission */
+    uint64_t bytes;
+    uint64_t allocated_bytes;
+    uint64_t links;
+    uint32_t uid;
+    uint32_t gid;
+    uint32_t device_major;
+    uint32_t device_minor;
+    uint64_t inode;
+    int64_t accessed_ns; /* since 1970 */
+    int64_t modified_ns;
+    int64_t changed_ns;
+    int64_t created_ns;  /* INT64_MIN where it is not known */
+} pelton_stat;
+
+/* What something in a file system is. */
+enum pelton_file_kind {
+    PELTON_UNKNOWN = 0, /* it does not say, or something else */
+    PELTON_REGULAR = 1,
+    PELTON_DIRECTORY = 2,
+    PELTON_SYMBOLIC_LINK = 3,
+    PELTON_FIFO = 4,
+    PELTON_SOCKET = 5,
+    PELTON_CHARACTER_DEVICE = 6,
+    PELTON_BLOCK_DEVICE = 7
+};
+
+/* What came of an operation. stat and text are the engine's, and good until completions are taken of it again, or it runs an operation;
+ * NULL where there is none. */
+typedef struct pelton_file_completion {
+    uint64_t token;
+    int32_t code;             /* PELTON_OK, or PELTON_SYSTEM */
+    int32_t error;            /* the errno, else 0. With PELTON_OK: what cut it short after count bytes */
+    uint64_t count;           /* of a read, a write or a copy. Less than was asked for, without an error: there the file ends */
+    pelton_file *file;        /* of PELTON_FILE_OPEN: the caller's to close */
+    const pelton_stat *stat;
+    const char *text;         /* of a list for pelton_entry_next; of a link what it says, with a 0 behind it */
+    size_t text_size;
+} pelton_file_completion;
+
+/* Makes an engine. Of the options in_flight, threads and root are looked at. Below a root, paths lead nowhere else, whatever "..", absolute
+ * paths and symbolic links say: EXDEV, or ELOOP. The limit of file sizes is looked at here, and passing it is EFBIG and no signal. Does not
+ * wait, but for opening the root. Errors: PELTON_OPTION; PELTON_SYSTEM. */
+PELTON_MUST_USE int pelton_engine_open(const pelton_options *options, pelton_engine **out);
+
+/* Does an operation, and waits for it; with PELTON_FOREVER the calling thread does it itself, as by the system call. Answers the
+ * operation's own code: PELTON_OK; PELTON_SYSTEM, with errno. out has then what came of it, also if it failed; it may be NULL, but of
+ * what opens. Not one with PELTON_LINKED.
+ * Errors: PELTON_AGAIN: the deadline has passed, and it is cancelled; what it is at may still be done. Where its memory has no release,
+ * it is waited for to be free all the same. PELTON_OPTION: an operation that cannot be. PELTON_CLOSED_HANDLE: of a file of its. */
+PELTON_MUST_USE int pelton_file_run(pelton_engine *engine, const pelton_operation *operation, int64_t deadline_ns,
+                                    pelton_file_completion *out);
+
+/* Submits count operations, and begins them, with one system call; or as many as there is room for, options.in_flight in all: a chain
+ * whole or not at all. *taken is how many, the first ones, whatever is answered. Does not wait: what needs no waiting is done in the
+ * call.
+ * Errors: PELTON_AGAIN: there is no room for any: take completions. Of the first that was not taken: PELTON_OPTION, PELTON_CLOSED_HANDLE,
+ * as of pelton_file_run; PELTON_REFUSED: a chain of more than options.in_flight. PELTON_SYSTEM: they are taken, and cannot be begun yet:
+ * what takes completions tries again. */
+PELTON_MUST_USE int pelton_file_submit(pelton_engine *engine, const pelton_operation *operations, size_t count, size_t *taken);
+
+/* Takes completions, up to count of those that are there; waits for the first. *taken is how many, at least 1.
+ * Errors: PELTON_AGAIN: none. PELTON_TOO_SMALL: count is 0. PELTON_REFUSED: nothing is in flight, so nothing completes; not with
+ * PELTON_NO_WAIT. PELTON_SYSTEM: no memory, or threads, to begin what was submitted. */
+PELTON_MUST_USE int pelton_file_completions(pelton_engine *engine, int64_t deadline_ns, pelton_file_completion *out, size_t count,
+                                            size_t *taken);
+
+/* Gives up what was submitted with the token, and in chains what comes after it. Each completes all the same: with ECANCELED, or, where
+ * it could not be stopped any more, as if nothing had been said. Does not wait. A FIFO that is being opened leaves a thread behind until
+ * somebody opens its other end. Errors: PELTON_AGAIN: nothing with that token has yet to complete. */
+int pelton_file_cancel(pelton_engine *engine, uint64_t token);
+
+/* Takes over an open descriptor, of whatever kind. name is for messages. Asks what it is, which may wait for a file server. Errors:
+ * PELTON_SYSTEM: EBADF: it is not open; with another errno it is closed. */
+PELTON_MUST_USE int pelton_file_from_fd(int fd, const char *name, pelton_file **out);
+
+/* An entry of a directory. */
+typedef struct pelton_entry {
+    const char *name; /* with a 0 behind it; good as long as the list. "." and ".." are left out */
+    uint64_t inode;
+    uint32_t kind;    /* enum pelton_file_kind, as far as the directory says */
+    uint32_t reserved; /* 0 */
+} pelton_entry;
+
+/* The entry at *at of a list, which is 0 at first; *at goes on to the next. Answers 1, or 0 where there is none. The text has for each
+ * its inode, a little-endian u64, its kind, a byte, and its name, with a 0 behind it. */
+static inline int pelton_entry_next(const pelton_file_completion *list, size_t *at, pelton_entry *out) {
+    if (list->text_size < *at + 10) return 0;
+    const char *entry = list->text + *at;
+    memcpy(&out->inode, entry, 8);
+    out->kind = (unsigned char)entry[8];
+    out->name = entry + 9;
+    out->reserved = 0;
+    *at += 10 + strlen(out->name);
+    return 1;
+}
 
 #ifdef __cplusplus
 }

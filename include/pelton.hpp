@@ -7,11 +7,11 @@
 //     if (sent.is_again()) ... full, with a deadline                     use(message->data(), message->size());
 //                                                                    }
 //
-// Who owns what. sender, receiver, listener, held, flush, appenders, appender, records, client, service and responder are handles: moved,
-// not copied, closed when destroyed; one moved from, or from a result that is an error, is empty, and answers PELTON_NULL. message,
-// messages, completion, request, reservation, request_reservation and reply_reservation are what a handle has given out for a while:
-// destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let its scope be the loop's,
-// as above. They can be returned and passed on, but not assigned to.
+// Who owns what. sender, receiver, listener, held, flush, appenders, appender, records, client, service, responder, engine and file are
+// handles: moved, not copied, closed when destroyed; one moved from, or from a result that is an error, is empty, and answers
+// PELTON_NULL. message, messages, completion, request, reservation, request_reservation and reply_reservation are what a handle has
+// given out for a while: destroyed, they release or abort it. Each ends before its handle closes, and before the next of its kind: let
+// its scope be the loop's, as above. They can be returned and passed on, but not assigned to.
 #ifndef PELTON_HPP
 #define PELTON_HPP
 
@@ -682,6 +682,64 @@ public:
     }
     // Any thread, at any time before the close.
     answer stop(std::uint32_t how = PELTON_STOP_NOW) const noexcept { return pelton_service_stop(handle_, how); }
+    using owned::arm, owned::disarm, owned::fd, owned::info;
+};
+
+// ---- Files -----------------------------------------------------------------------------------------------------------------
+
+// pelton_operation of a kind: `pelton::operation read(PELTON_FILE_READ); read.file = file.get();`.
+struct operation : pelton_operation {
+    explicit operation(pelton_file_operation what) noexcept : pelton_operation{} { kind = what; }
+};
+
+class file : public owned<pelton_file> {
+public:
+    using owned::owned;
+    static result<file> from_fd(int fd, const char *name) noexcept {
+        pelton_file *opened = nullptr;
+        int code = pelton_file_from_fd(fd, name, &opened);
+        return {code, file(opened)};
+    }
+    using owned::fd;
+};
+
+// What came of an operation. A file that was opened is closed with it, unless it is taken.
+struct file_completion : pelton_file_completion {
+    file_completion() noexcept : pelton_file_completion{} {}
+    file_completion(file_completion &&other) noexcept : pelton_file_completion(other) { other.file = nullptr; }
+    file_completion &operator=(file_completion &&) = delete;
+    ~file_completion() { pelton_close(file); }
+    pelton::file take_file() noexcept { return pelton::file(std::exchange(file, nullptr)); }
+};
+
+class engine : public owned<pelton_engine> {
+public:
+    using owned::owned;
+    static result<engine> open(const options &options = {}) noexcept {
+        pelton_engine *opened = nullptr;
+        int code = pelton_engine_open(&options, &opened);
+        return {code, engine(opened)};
+    }
+    // Also of what failed there is what came of it.
+    result<file_completion> run(const pelton_operation &operation, std::int64_t deadline_ns = forever) noexcept {
+        file_completion done;
+        int code = pelton_file_run(handle_, &operation, deadline_ns, &done);
+        return {code, std::move(done)};
+    }
+    // How many were taken, whatever is answered.
+    result<std::size_t> submit(const pelton_operation *operations, std::size_t count) noexcept {
+        std::size_t taken = 0;
+        int code = pelton_file_submit(handle_, operations, count, &taken);
+        return {code, std::move(taken)};
+    }
+    // How many were taken.
+    result<std::size_t> completions(pelton_file_completion *out, std::size_t count, std::int64_t deadline_ns = forever) noexcept {
+        std::size_t taken = 0;
+        int code = pelton_file_completions(handle_, deadline_ns, out, count, &taken);
+        return {code, std::move(taken)};
+    }
+    answer cancel(std::uint64_t token) noexcept { return pelton_file_cancel(handle_, token); }
+    answer drain(std::int64_t deadline_ns = forever) noexcept { return pelton_drain(handle_, deadline_ns); }
     using owned::arm, owned::disarm, owned::fd, owned::info;
 };
 

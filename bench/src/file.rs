@@ -6,13 +6,14 @@
 use std::{
     collections::BTreeMap,
     fs::{File, OpenOptions},
-    io::Write as _,
+    io::{BufRead as _, BufReader, SeekFrom, Write as _},
+    ops::Range,
     os::{
         fd::AsRawFd as _,
         unix::fs::{FileExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
-    process::ExitCode,
+    process::{Child, Command, ExitCode, Stdio},
     sync::Arc,
     thread,
     time::Instant,
@@ -25,6 +26,7 @@ use pelton::file::{Buffer, Engine, EngineOptions, Open, Operation, Tail};
 
 use crate::measure::CallCounter;
 use crate::report::{Ratio, median, paired_ratio};
+use crate::systems::compiled;
 
 /// Measures pelton's files beside the system's own calls, and the io-uring crate used directly
 ///
@@ -53,6 +55,8 @@ struct Arguments {
 enum Part {
     /// 4 KiB that the page cache has: nanoseconds a read, waited for (pelton) and submitted (pelton-submit), and of pread
     Cached,
+    /// The same, by what event loops have: submitted (pelton-submit), libuv's uv_fs and tokio::fs; those two 32 at a time
+    Loops,
     /// 4 KiB past the page cache, 32 in flight: reads a second, and of the same loop on the io-uring crate
     Direct,
     /// 100 bytes at a time from 8 threads: messages a second, and with a write for each
@@ -89,7 +93,7 @@ fn measure(arguments: &Arguments) -> Result<()> {
     let parts = if arguments.parts.is_empty() { Part::value_variants() } else { &arguments.parts };
     for &part in parts {
         let (unit, extra) = match part {
-            Part::Cached => ("ns a read", BTreeMap::new()),
+            Part::Cached | Part::Loops => ("ns a read", BTreeMap::new()),
             Part::Direct => ("reads a second", BTreeMap::new()),
             Part::Append => ("messages a second", append_calls(place.path())?),
             Part::Loop => ("us of CPU in the longest callback", BTreeMap::new()),
@@ -97,7 +101,8 @@ fn measure(arguments: &Arguments) -> Result<()> {
         let mut report = Report { part, unit, runs: Vec::new(), extra };
         for _ in 0..arguments.runs {
             report.runs.push(match part {
-                Part::Cached => cached(place.path())?,
+                Part::Cached => cached(place.path(), &["pread", "pelton", "pelton-submit"])?,
+                Part::Loops => cached(place.path(), &["pelton-submit", "libuv-fs", "tokio-fs"])?,
                 Part::Direct => direct(place.path())?,
                 Part::Append => append(place.path())?,
                 Part::Loop => event_loop(place.path())?,
@@ -180,7 +185,7 @@ const SLICE: u64 = 2_000;
 /// As much as stays in the processor's caches no better than in the page cache's memory.
 const CACHED_BLOCKS: u64 = 4096;
 
-fn cached(place: &Path) -> Result<Figures> {
+fn cached(place: &Path, systems: &[&'static str]) -> Result<Figures> {
     let path = place.join("numbered");
     numbered(&path)?;
     let plain = File::open(&path)?;
@@ -191,21 +196,25 @@ fn cached(place: &Path) -> Result<Figures> {
     for number in 0..CACHED_BLOCKS {
         plain.read_exact_at(&mut block, number * BLOCK as u64)?;
     }
-    let mut spent = [0u64; 3];
+    let mut systems = systems.to_vec();
+    let mut libuv = if systems.contains(&"libuv-fs") { Libuv::start(&path)? } else { None };
+    systems.retain(|system| *system != "libuv-fs" || libuv.is_some());
+    let tokio = Tokio::start(&path)?;
+    let mut spent = BTreeMap::<&'static str, u64>::new();
     for slice in 0..SLICES {
         let numbers = || (slice * SLICE..(slice + 1) * SLICE).map(|n| scattered(n, CACHED_BLOCKS));
         // Each begins a turn as often as any other.
-        for turn in 0..3 {
-            let system = ((slice + turn) % 3) as usize;
+        for turn in 0..systems.len() {
+            let system = systems[(slice as usize + turn) % systems.len()];
             let begun = Instant::now();
             match system {
-                0 => {
+                "pread" => {
                     for number in numbers() {
                         let read = plain.read_at(&mut block, number * BLOCK as u64)?;
                         check(&block[..read], number)?;
                     }
                 }
-                1 => {
+                "pelton" => {
                     for number in numbers() {
                         let lent = buffer.take().context("it came back")?;
                         let read = engine.run(Operation::read_at(&file, lent, number * BLOCK as u64))?;
@@ -213,7 +222,7 @@ fn cached(place: &Path) -> Result<Figures> {
                         buffer = Some(read.buffer);
                     }
                 }
-                _ => {
+                "pelton-submit" => {
                     for number in numbers() {
                         let lent = buffer.take().context("it came back")?;
                         let read = Operation::read_at(&file, lent, number * BLOCK as u64);
@@ -223,12 +232,94 @@ fn cached(place: &Path) -> Result<Figures> {
                         buffer = Some(read.buffer);
                     }
                 }
+                "tokio-fs" => tokio.read(slice * SLICE..(slice + 1) * SLICE)?,
+                _ => libuv.as_mut().context("it is there")?.read(slice * SLICE..(slice + 1) * SLICE)?,
             }
-            spent[system] += begun.elapsed().as_nanos() as u64;
+            *spent.entry(system).or_default() += begun.elapsed().as_nanos() as u64;
         }
     }
-    let each = |spent: u64| spent as f64 / (SLICES * SLICE) as f64;
-    Ok(BTreeMap::from([("pread", each(spent[0])), ("pelton", each(spent[1])), ("pelton-submit", each(spent[2]))]))
+    Ok(spent.into_iter().map(|(system, spent)| (system, spent as f64 / (SLICES * SLICE) as f64)).collect())
+}
+
+/// libuv's own files, in a process that reads as many as it is told to.
+struct Libuv(Child);
+
+impl Libuv {
+    /// `None`, and the reason is told, where it cannot be had.
+    fn start(path: &Path) -> Result<Option<Libuv>> {
+        let program = match compiled::compile("uvfs.c", include_str!("../c/uvfs.c"), &["-O2"], &["-luv"]) {
+            Ok(program) => program,
+            Err(error) => {
+                eprintln!("pelton-bench file: libuv-fs is left out: {error:#}: on Debian, install libuv1-dev");
+                return Ok(None);
+            }
+        };
+        let child = Command::new(program)
+            .arg(path)
+            .arg(IN_FLIGHT.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting uvfs")?;
+        Ok(Some(Libuv(child)))
+    }
+
+    fn read(&mut self, numbers: Range<u64>) -> Result<()> {
+        let (stdin, stdout) = (self.0.stdin.as_mut(), self.0.stdout.as_mut());
+        writeln!(stdin.context("it is piped")?, "{} {}", numbers.start, numbers.end)?;
+        let mut line = String::new();
+        BufReader::with_capacity(1, stdout.context("it is piped")?).read_line(&mut line)?;
+        line.trim().parse::<u64>().map(drop).context("uvfs failed")
+    }
+}
+
+impl Drop for Libuv {
+    fn drop(&mut self) {
+        // It ends with its standard input.
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// tokio::fs, as many tasks as the others have reads in flight, each with the file opened for itself: it has no read at an offset.
+struct Tokio {
+    runtime: tokio::runtime::Runtime,
+    path: PathBuf,
+}
+
+impl Tokio {
+    fn start(path: &Path) -> Result<Tokio> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        Ok(Tokio { runtime, path: path.to_owned() })
+    }
+
+    fn read(&self, numbers: Range<u64>) -> Result<()> {
+        use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
+        let each = (numbers.end - numbers.start) / IN_FLIGHT + 1;
+        self.runtime.block_on(async {
+            let tasks: Vec<_> = (0..IN_FLIGHT)
+                .map(|task| {
+                    let path = self.path.clone();
+                    let (first, end) =
+                        (numbers.start + task * each, numbers.end.min(numbers.start + (task + 1) * each));
+                    tokio::spawn(async move {
+                        let mut file = tokio::fs::File::open(path).await?;
+                        let mut block = vec![0; BLOCK];
+                        for number in (first..end).map(|n| scattered(n, CACHED_BLOCKS)) {
+                            file.seek(SeekFrom::Start(number * BLOCK as u64)).await?;
+                            file.read_exact(&mut block).await?;
+                            check(&block, number)?;
+                        }
+                        anyhow::Ok(())
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await??;
+            }
+            Ok(())
+        })
+    }
 }
 
 const IN_FLIGHT: u64 = 32;
@@ -258,7 +349,7 @@ fn direct(place: &Path) -> Result<Figures> {
     Ok(spent.into_iter().map(|(system, seconds)| (system, DIRECT_READS as f64 / seconds)).collect())
 }
 
-fn direct_by_pelton(engine: &mut Engine, path: &Path, mut numbers: std::ops::Range<u64>) -> Result<()> {
+fn direct_by_pelton(engine: &mut Engine, path: &Path, mut numbers: Range<u64>) -> Result<()> {
     let file = engine.run(Operation::open(path, Open::for_reading().direct()))?.into_file()?;
     let mut submit = |engine: &mut Engine, buffer: Buffer| -> Result<()> {
         if let Some(n) = numbers.next() {
@@ -280,7 +371,7 @@ fn direct_by_pelton(engine: &mut Engine, path: &Path, mut numbers: std::ops::Ran
 }
 
 /// The same loop, as who uses the crate would write it.
-fn direct_by_ring(ring: &mut IoUring, path: &Path, mut numbers: std::ops::Range<u64>) -> Result<()> {
+fn direct_by_ring(ring: &mut IoUring, path: &Path, mut numbers: Range<u64>) -> Result<()> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;
     let fd = types::Fd(file.as_raw_fd());
     let mut buffers: Vec<Buffer> = (0..IN_FLIGHT).map(|_| Buffer::aligned(BLOCK)).collect();

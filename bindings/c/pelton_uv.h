@@ -1,5 +1,5 @@
-/* pelton_uv.h: pelton in a libuv loop: channels and calls. Header-only, on uv_poll: no thread, no timer, and nothing runs while nothing
- * happens.
+/* pelton_uv.h: pelton in a libuv loop: channels, calls and files. Header-only, on uv_poll: no thread, no timer, and nothing runs while
+ * nothing happens.
  *
  *     static void on_message(pelton_uv_receiver *handle, const pelton_message *message) { use(message->data, message->size); }
  *     static void on_end(pelton_uv_receiver *handle, int code) { pelton_uv_receiver_close(handle, NULL); }
@@ -8,9 +8,9 @@
  *     pelton_uv_receiver_init(uv_default_loop(), &handle, receiver);
  *     pelton_uv_receiver_start(&handle, on_message, on_end);
  *
- * HANDLES are the caller's memory, as libuv's are, until the callback of close. init takes the pelton_sender, _receiver, _client or
- * _service over, and close closes it; in between it is the field of that name, for whatever does not wait. The field data is the caller's,
- * NULL after init. A handle is active, and keeps uv_run going, while it is started; uv_unref((uv_handle_t *)&handle.poll) is for
+ * HANDLES are the caller's memory, as libuv's are, until the callback of close. init takes the pelton_sender, _receiver, _client,
+ * _service or _engine over, and close closes it; in between it is the field of that name, for whatever does not wait. The field data is
+ * the caller's, NULL after init. A handle is active, and keeps uv_run going, while it is started; uv_unref((uv_handle_t *)&handle.poll) is for
  * one that shall not.
  *
  * CALLBACKS run in uv_run only, never from within a function of this header. In each of them every function may be called, for
@@ -627,6 +627,118 @@ static inline void pelton_uv_service_closed_(uv_handle_t *poll) {
 static inline void pelton_uv_service_close(pelton_uv_service *handle, pelton_uv_service_close_cb on_close) {
     handle->on_close = on_close;
     uv_close((uv_handle_t *)&handle->poll, pelton_uv_service_closed_);
+}
+
+/* ---- Files -------------------------------------------------------------------------------------------------------------- */
+
+typedef struct pelton_uv_engine pelton_uv_engine;
+typedef struct pelton_uv_operation pelton_uv_operation;
+
+/* What came of it. What done points to is good until the callback returns; done->file is the callback's to close. The operation's memory, and
+ * that which it read or wrote, is the caller's again. */
+typedef void (*pelton_uv_done_cb)(pelton_uv_operation *operation, const pelton_file_completion *done);
+typedef void (*pelton_uv_engine_close_cb)(pelton_uv_engine *handle);
+
+/* An operation in flight: the caller's memory, until its callback. */
+struct pelton_uv_operation {
+    void *data;               /* the caller's */
+    pelton_uv_engine *handle; /* set by start */
+    /* Private from here on. */
+    pelton_uv_done_cb on_done;
+};
+
+/* It is active while operations are in flight. */
+struct pelton_uv_engine {
+    void *data;            /* the caller's */
+    pelton_engine *engine; /* to be used, not to be closed, nor for pelton_file_submit and pelton_file_completions */
+    uv_poll_t poll;        /* as above */
+    /* Private from here on. */
+    pelton_uv_engine_close_cb on_close;
+    size_t in_flight;
+    int in_turn;
+};
+
+/* Prepares the handle. As pelton_uv_receiver_init. */
+static inline int pelton_uv_engine_init(uv_loop_t *loop, pelton_uv_engine *handle, pelton_engine *engine) {
+    int fd = pelton_fd(engine);
+    if (fd < 0) return fd;
+    memset(handle, 0, sizeof *handle);
+    handle->engine = engine;
+    handle->poll.data = handle;
+    return pelton_uv_refused_(uv_poll_init(loop, &handle->poll, fd));
+}
+
+static inline void pelton_uv_engine_turn_(uv_poll_t *poll, int status, int events) {
+    pelton_uv_engine *handle = (pelton_uv_engine *)poll->data;
+    uint64_t began = uv_hrtime();
+    pelton_file_completion done;
+    size_t taken;
+    (void)status;
+    (void)events;
+    handle->in_turn = 1;
+    while (handle->in_flight > 0) {
+        if (pelton_file_completions(handle->engine, PELTON_NO_WAIT, &done, 1, &taken) != PELTON_OK) break;
+        pelton_uv_operation *operation = (pelton_uv_operation *)(uintptr_t)done.token;
+        handle->in_flight--;
+        operation->on_done(operation, &done);
+        if (uv_is_closing((uv_handle_t *)poll)) return;
+        /* Not armed anew, the descriptor is readable still: the next turn goes on. */
+        if (handle->in_flight > 0 && uv_hrtime() - began >= PELTON_UV_TURN_NS) {
+            handle->in_turn = 0;
+            return;
+        }
+    }
+    handle->in_turn = 0;
+    if (handle->in_flight == 0) {
+        uv_poll_stop(poll);
+        pelton_disarm(handle->engine);
+        return;
+    }
+    /* Where that fails for want of memory or threads, the descriptor is readable, and the next turn tries again. */
+    (void)!pelton_arm(handle->engine);
+}
+
+/* Submits count operations, as pelton_file_submit does: what[i], whose token this sets, comes back to on_done with operations[i], in uv_run.
+ * *taken is how many, whatever is answered; chains are taken whole. Does not wait. Errors: as pelton_file_submit. */
+PELTON_MUST_USE static inline int pelton_uv_file_start(pelton_uv_engine *handle, pelton_uv_operation *operations, pelton_operation *what,
+                                                       size_t count, size_t *taken, pelton_uv_done_cb on_done) {
+    *taken = 0;
+    for (size_t i = 0; i < count; i++) {
+        operations[i].handle = handle;
+        operations[i].on_done = on_done;
+        what[i].token = (uint64_t)(uintptr_t)&operations[i];
+    }
+    /* Within a turn that is done at its end. */
+    if (handle->in_flight == 0 && !handle->in_turn) {
+        int code = pelton_uv_refused_(uv_poll_start(&handle->poll, UV_READABLE, pelton_uv_engine_turn_));
+        if (code != PELTON_OK) return code;
+        (void)!pelton_arm(handle->engine);
+    }
+    int code = pelton_file_submit(handle->engine, what, count, taken);
+    handle->in_flight += *taken;
+    if (handle->in_flight == 0 && !handle->in_turn) {
+        uv_poll_stop(&handle->poll);
+        pelton_disarm(handle->engine);
+    }
+    return code;
+}
+
+/* Gives an operation up, as pelton_file_cancel does: on_done is called all the same. */
+static inline int pelton_uv_file_cancel(pelton_uv_operation *operation) {
+    return pelton_file_cancel(operation->handle->engine, (uint64_t)(uintptr_t)operation);
+}
+
+static inline void pelton_uv_engine_closed_(uv_handle_t *poll) {
+    pelton_uv_engine *handle = (pelton_uv_engine *)poll->data;
+    pelton_close(handle->engine);
+    if (handle->on_close) handle->on_close(handle);
+}
+
+/* Closes the handle, and the engine with it: as pelton_uv_receiver_close. What is in flight is cancelled, and no callback of it comes any
+ * more; memory is given back as pelton_close says of an engine, which may wait for what has no release. */
+static inline void pelton_uv_engine_close(pelton_uv_engine *handle, pelton_uv_engine_close_cb on_close) {
+    handle->on_close = on_close;
+    uv_close((uv_handle_t *)&handle->poll, pelton_uv_engine_closed_);
 }
 
 #ifdef __cplusplus

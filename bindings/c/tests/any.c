@@ -3,9 +3,10 @@
 #include "calls.h"
 
 /* The kinds, and a handle of each. */
-enum { SENDER, RECEIVER, LISTENER, CLIENT, SERVICE, RESPONDER, FLUSH, APPENDERS, APPENDER, SENDERS, HELD, RECORDS, KINDS };
+enum { SENDER, RECEIVER, LISTENER, CLIENT, SERVICE, RESPONDER, FLUSH, APPENDERS, APPENDER, SENDERS, HELD, RECORDS, ENGINE, FILE_, KINDS };
 static const char *const names[KINDS] = {"sender", "receiver",  "listener", "client",  "service", "responder",
-                                         "flush",  "appenders", "appender", "senders", "held",    "records"};
+                                         "flush",  "appenders", "appender", "senders", "held",    "records",
+                                         "engine", "file"};
 static void *handles[KINDS];
 
 static int fd(void *handle) {
@@ -43,21 +44,21 @@ static const struct {
     int (*call)(void *);
     int answers[KINDS];
 } functions[] = {
-    {"fd", fd, {0, 0, 0, 0, 0, NOT, NOT, NOT, NOT, NOT, NOT, NOT}},
-    {"arm", pelton_arm, {PELTON_AGAIN, PELTON_AGAIN, NOT, PELTON_AGAIN, PELTON_AGAIN, NOT, NOT, NOT, NOT, NOT, NOT, NOT}},
-    {"disarm", pelton_disarm, {0, 0, NOT, 0, 0, NOT, NOT, NOT, NOT, NOT, NOT, NOT}},
-    {"get_info", get_info, {0, 0, NOT, 0, 0, NOT, NOT, NOT, NOT, NOT, NOT, NOT}},
-    {"resume", resume, {PELTON_REFUSED, PELTON_REFUSED, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT}},
-    {"sync", pelton_sync, {PELTON_REFUSED, PELTON_REFUSED, NOT, NOT, NOT, NOT, 0, 0, NOT, NOT, NOT, NOT}},
+    {"fd", fd, {0, 0, 0, 0, 0, NOT, NOT, NOT, NOT, NOT, NOT, NOT, 0, 0}},
+    {"arm", pelton_arm, {PELTON_AGAIN, PELTON_AGAIN, NOT, PELTON_AGAIN, PELTON_AGAIN, NOT, NOT, NOT, NOT, NOT, NOT, NOT, PELTON_AGAIN, NOT}},
+    {"disarm", pelton_disarm, {0, 0, NOT, 0, 0, NOT, NOT, NOT, NOT, NOT, NOT, NOT, 0, NOT}},
+    {"get_info", get_info, {0, 0, NOT, 0, 0, NOT, NOT, NOT, NOT, NOT, NOT, NOT, 0, NOT}},
+    {"resume", resume, {PELTON_REFUSED, PELTON_REFUSED, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT}},
+    {"sync", pelton_sync, {PELTON_REFUSED, PELTON_REFUSED, NOT, NOT, NOT, NOT, 0, 0, NOT, NOT, NOT, NOT, NOT, NOT}},
     /* One message is held. */
-    {"drain", drain, {PELTON_AGAIN, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT}},
+    {"drain", drain, {PELTON_AGAIN, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, 0, NOT}},
     {"release", pelton_release,
-     {NOT, PELTON_NOT_RECEIVED, NOT, PELTON_NOT_RECEIVED, PELTON_NOT_RECEIVED, NOT, NOT, NOT, NOT, NOT, NOT, NOT}},
-    {"flush_now", pelton_flush_now, {NOT, NOT, NOT, NOT, NOT, NOT, 0, 0, NOT, NOT, NOT, NOT}},
-    {"reserve", reserve, {0, NOT, NOT, 0, NOT, 0, NOT, NOT, 0, NOT, NOT, NOT}},
-    {"commit", commit, {0, NOT, NOT, NOT, NOT, NOT, NOT, NOT, 0, NOT, NOT, NOT}},
-    {"reserve", reserve, {0, NOT, NOT, 0, NOT, 0, NOT, NOT, 0, NOT, NOT, NOT}},
-    {"abort", pelton_abort, {0, NOT, NOT, 0, NOT, 0, NOT, NOT, 0, NOT, NOT, NOT}},
+     {NOT, PELTON_NOT_RECEIVED, NOT, PELTON_NOT_RECEIVED, PELTON_NOT_RECEIVED, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT, NOT}},
+    {"flush_now", pelton_flush_now, {NOT, NOT, NOT, NOT, NOT, NOT, 0, 0, NOT, NOT, NOT, NOT, NOT, NOT}},
+    {"reserve", reserve, {0, NOT, NOT, 0, NOT, 0, NOT, NOT, 0, NOT, NOT, NOT, NOT, NOT}},
+    {"commit", commit, {0, NOT, NOT, NOT, NOT, NOT, NOT, NOT, 0, NOT, NOT, NOT, NOT, NOT}},
+    {"reserve", reserve, {0, NOT, NOT, 0, NOT, 0, NOT, NOT, 0, NOT, NOT, NOT, NOT, NOT}},
+    {"abort", pelton_abort, {0, NOT, NOT, 0, NOT, 0, NOT, NOT, 0, NOT, NOT, NOT, NOT, NOT}},
 };
 enum { FUNCTIONS = sizeof functions / sizeof *functions };
 
@@ -92,6 +93,8 @@ static void make_all(void) {
     pelton_appenders *appenders;
     pelton_appender *appender;
     pelton_records *records;
+    pelton_engine *engine;
+    pelton_file *file;
     pelton_message message;
     options.flush_interval_ns = PELTON_FOREVER;
     OK(pelton_listen(place(name, "unix:%s/listener"), &options, &listener));
@@ -109,9 +112,12 @@ static void make_all(void) {
     OK(pelton_send(sender, "held", 4, PELTON_NO_WAIT));
     OK(pelton_receive(receiver, PELTON_NO_WAIT, &message));
     OK(pelton_hold(receiver, &held));
+    OK(pelton_engine_open(&options, &engine));
+    OK(pelton_file_from_fd(open("/dev/null", O_RDONLY | O_CLOEXEC), "null", &file));
     begin();
     call = submitted("x", 1);
-    void *all[KINDS] = {sender, receiver, listener, client, service, taken(), flush, appenders, appender, senders, held, records};
+    void *all[KINDS] = {sender, receiver,  listener, client,  service, taken(), flush,
+                        appenders, appender, senders,  held, records, engine,  file};
     memcpy(handles, all, sizeof all);
 }
 

@@ -495,6 +495,58 @@ static void a_pool_calls_back_until_it_is_stopped() {
     IS(client.call("ask"), PELTON_CLOSED);
 }
 
+static void files_are_opened_written_and_closed_with_their_last_owner() {
+    char path[128];
+    auto engine = pelton::engine::open();
+    IS(engine, PELTON_OK);
+    pelton::operation open(PELTON_FILE_OPEN);
+    open.path = place(path, "%s/file");
+    open.open_flags = O_RDWR | O_CREAT;
+    open.mode = 0600;
+    int fd = -1;
+    {
+        auto opened = engine->run(open);
+        IS(opened, PELTON_OK);
+        fd = pelton_fd(opened->file);
+        CHECK(fd >= 0 && fcntl(fd, F_GETFD) == FD_CLOEXEC);
+    }
+    CHECK(fcntl(fd, F_GETFD) == -1);
+    auto file = engine->run(open)->take_file();
+    CHECK(file && file.fd() >= 0);
+    char bytes[] = "text";
+    iovec memory{bytes, 4};
+    pelton::operation both[] = {pelton::operation(PELTON_FILE_WRITE), pelton::operation(PELTON_FILE_SYNC)};
+    both[0].file = both[1].file = file.get();
+    both[0].flags = PELTON_LINKED;
+    both[0].memory = &memory;
+    both[0].memory_count = 1;
+    pelton_file_completion done[2];
+    auto submitted = engine->submit(both, 2);
+    IS(submitted, PELTON_OK);
+    CHECK(*submitted == 2 && engine->info()->calls == 2 && engine->fd() >= 0);
+    IS(engine->drain(SOON), PELTON_OK);
+    auto taken = engine->completions(done, 2, SOON);
+    IS(taken, PELTON_OK);
+    CHECK(*taken == 2 && done[0].count == 4 && done[1].code == PELTON_OK);
+    IS(engine->arm(), PELTON_AGAIN);
+    IS(engine->disarm(), PELTON_OK);
+    IS(engine->cancel(1), PELTON_AGAIN);
+    auto null = pelton::file::from_fd(::open("/dev/null", O_RDWR | O_CLOEXEC), "null");
+    IS(null, PELTON_OK);
+    both[0].file = null->get();
+    both[0].kind = PELTON_FILE_READ;
+    both[0].flags = 0;
+    both[0].offset = PELTON_CURRENT;
+    CHECK(engine->run(both[0])->count == 0);
+    open.path = "/nowhere/at/all";
+    auto failed = engine->run(open);
+    IS(failed, PELTON_SYSTEM);
+    CHECK(failed->error == ENOENT && !failed->file);
+    IS(file.close(), PELTON_OK);
+    IS(engine->close(), PELTON_OK);
+    CHECK(unlink(path) == 0);
+}
+
 /* Whether a handle of this class can be armed, and flushed: what pelton.h finds when it is called, C++ finds before. */
 template <typename T, typename = void> constexpr bool can_arm = false;
 template <typename T> constexpr bool can_arm<T, std::void_t<decltype(std::declval<T &>().arm())>> = true;
@@ -503,6 +555,7 @@ template <typename T> constexpr bool can_flush<T, std::void_t<decltype(std::decl
 
 int main() {
     static_assert(can_arm<pelton::sender> && can_arm<pelton::receiver> && can_arm<pelton::client> && can_arm<pelton::service>);
+    static_assert(can_arm<pelton::engine> && !can_arm<pelton::file> && !can_flush<pelton::engine>);
     static_assert(!can_arm<pelton::listener> && !can_arm<pelton::flush> && !can_arm<pelton::responder>);
     static_assert(can_flush<pelton::flush> && can_flush<pelton::appenders> && !can_flush<pelton::sender>);
     static_assert(!std::is_copy_constructible_v<pelton::client> && !std::is_copy_constructible_v<pelton::responder>);
@@ -524,6 +577,7 @@ int main() {
         TEST(calls_are_answered_and_given_back_at_the_end_of_their_scope),
         TEST(responders_answer_on_other_threads_and_in_place),
         TEST(a_pool_calls_back_until_it_is_stopped),
+        TEST(files_are_opened_written_and_closed_with_their_last_owner),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);
 }

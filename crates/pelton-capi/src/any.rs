@@ -4,6 +4,7 @@
 
 use crate::calling::Calling;
 use crate::code::{self, Answer};
+use crate::files::{Filing, Opened};
 use crate::flushing::{Appending, Flushing, Making};
 use crate::handle::{self, Handle, Object, enter, number, share};
 use crate::making::Listening;
@@ -46,7 +47,7 @@ macro_rules! kinds {
 
 kinds!(
     Sending, Receiving, Listening, Gathering, Holding, Flushing, Making, Appending, Reading, Calling, Serving,
-    Answering,
+    Answering, Filing, Opened,
 );
 
 /// What the function of the handle's kind answers: `how` is [`enter`] or [`share`].
@@ -102,6 +103,8 @@ pub unsafe extern "C" fn pelton_fd(handle: *const c_void) -> c_int {
         enter Listening => |listening| Ok(listening.fd()),
         enter Calling => |calling| Ok(calling.fd()),
         enter Serving => |serving| Ok(serving.fd()),
+        enter Filing => |filing| Ok(filing.fd()),
+        share Opened => |file| Ok(file.fd()),
     );
     fd.unwrap_or_else(|code| code)
 }
@@ -117,6 +120,7 @@ pub unsafe extern "C" fn pelton_arm(handle: *mut c_void) -> c_int {
         enter Receiving => Receiving::arm,
         enter Calling => Calling::arm,
         enter Serving => Serving::arm,
+        enter Filing => Filing::arm,
     ))
 }
 
@@ -131,6 +135,7 @@ pub unsafe extern "C" fn pelton_disarm(handle: *mut c_void) -> c_int {
         enter Receiving => Receiving::disarm,
         enter Calling => Calling::disarm,
         enter Serving => Serving::disarm,
+        enter Filing => Filing::disarm,
     ))
 }
 
@@ -148,6 +153,7 @@ pub unsafe extern "C" fn pelton_get_info(handle: *mut c_void, out: *mut Info) ->
         enter Receiving => |receiving| Ok(receiving.info()),
         enter Calling => |calling| Ok(calling.info()),
         enter Serving => |serving| Ok(serving.info()),
+        enter Filing => |filing| Ok(filing.info()),
     );
     // SAFETY: the caller's promise.
     number(info.and_then(|info| unsafe { info.write(out) }))
@@ -199,7 +205,10 @@ pub unsafe extern "C" fn pelton_flush_now(handle: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_drain(handle: *mut c_void, deadline_ns: i64) -> c_int {
     let until = Until::of(deadline_ns);
-    number(by_kind!(handle; enter Sending => |sending| sending.drain(until)))
+    number(by_kind!(handle;
+        enter Sending => |sending| sending.drain(until),
+        enter Filing => |filing| filing.drain(until),
+    ))
 }
 
 /// See `pelton.h`.

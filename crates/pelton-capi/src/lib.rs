@@ -14,6 +14,7 @@
 mod any;
 mod calling;
 mod code;
+mod files;
 mod flushing;
 mod handle;
 mod making;

@@ -1,7 +1,10 @@
 //! Options, deadlines and figures as C has them.
 
 use crate::code::{self, Answer};
+use crate::flushing::path;
+use pelton::file::EngineOptions;
 use pelton::{Options, Peer, Wait};
+use std::ffi::c_char;
 use std::mem::{MaybeUninit, size_of};
 use std::time::{Duration, Instant};
 
@@ -25,9 +28,12 @@ pub struct COptions {
     flush_interval_ns: i64,
     call_bytes_max: u64,
     hold_ns: i64,
+    in_flight: u32,
+    threads: u32,
+    root: *const c_char,
 }
 
-const _: () = assert!(size_of::<COptions>() == 96);
+const _: () = assert!(size_of::<COptions>() == 112);
 /// Of the first header.
 const OPTIONS_BYTES_MIN: usize = 64;
 
@@ -144,6 +150,32 @@ pub unsafe fn of(options: *const COptions) -> Answer<(Options, bool)> {
         found => made.hold(interval("hold_ns", found)?),
     };
     Ok((made, create))
+}
+
+/// As much of the options as is for an engine.
+///
+/// # Safety
+/// As of [`of`]; `root` is NULL or a string.
+pub unsafe fn of_engine(options: *const COptions) -> Answer<EngineOptions> {
+    let mut made = EngineOptions::new();
+    if options.is_null() {
+        return Ok(made);
+    }
+    // SAFETY: the caller's promises.
+    unsafe {
+        of(options)?;
+        let given = copied(options, OPTIONS_BYTES_MIN, "pelton_options: begin with PELTON_OPTIONS_INIT")?;
+        if given.in_flight != 0 {
+            made = made.in_flight_max(given.in_flight as usize);
+        }
+        if given.threads != 0 {
+            made = made.threads(given.threads as usize);
+        }
+        if !given.root.is_null() {
+            made = made.root(path(given.root));
+        }
+    }
+    Ok(made)
 }
 
 /// A time that is no deadline.

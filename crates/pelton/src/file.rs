@@ -52,13 +52,20 @@
 //! - A forked child owns nothing of an engine's: [`Error::Forked`].
 
 mod engine;
+#[cfg(feature = "failpoints")]
+#[doc(hidden)]
+pub mod faults;
+#[cfg(not(feature = "failpoints"))]
+mod faults;
 mod operation;
 mod perform;
 mod pool;
+mod pump;
 mod tail;
 
 pub use crate::os::Buffer;
 pub use engine::{Completion, Engine, EngineOptions, Submitted};
+pub(crate) use faults::Fault;
 pub use operation::{Entry, Kind, Open, Operation, Output, Stat};
 pub(crate) use operation::{Pieces, Place, Transfer, Work};
 pub(crate) use perform::{STATX, rest_of};
@@ -70,11 +77,13 @@ use rustix::fs::{FileType, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, OnceLock};
 
 /// What is larger is not answered at once, even if the page cache has it: the copying alone would keep a loop for longer than some 50 us.
 pub(crate) const INLINE_BYTES_MAX: usize = 256 << 10;
+/// As much as is answered at once, or may be copied by the call that begins it, before the caller goes back to its loop: some 200 us of copying.
+pub(crate) const INLINE_BYTES_OF_A_TURN: usize = 1 << 20;
 
 /// An open file. A clone is the same file, with the same position. Closed with the last handle to it, which is that of the last
 /// operation too.
@@ -90,8 +99,7 @@ struct Opened {
     reads: Answers,
     writes: Answers,
     is_direct: bool,
-    /// Found out by who may wait for the answer: a file server's may take long.
-    is_stream: OnceLock<bool>,
+    is_stream: bool,
 }
 
 impl File {
@@ -101,11 +109,9 @@ impl File {
     /// # Errors
     /// [`Error::System`] when the system does not say what it is.
     pub fn from_fd(fd: OwnedFd, path: impl Into<PathBuf>) -> Result<File> {
-        let asked = || Error::system("asking about a descriptor");
-        let flags = rustix::fs::fcntl_getfl(&fd).map_err(|errno| asked()(errno.into()))?;
-        let file = File::opened(fd, path.into(), flags).map_err(|errno| asked()(errno.into()))?;
-        file.learn();
-        Ok(file)
+        let asked = |errno: Errno| Error::system("asking about a descriptor")(errno.into());
+        let flags = rustix::fs::fcntl_getfl(&fd).map_err(asked)?;
+        File::opened(fd, path.into(), flags).map_err(asked)
     }
 
     /// Where it was when it was opened, as that was said.
@@ -113,17 +119,31 @@ impl File {
         &self.0.path
     }
 
+    /// Asks what there is to know of it, which may wait, as for a file server's answer: not for the loop.
     pub(crate) fn opened(fd: OwnedFd, path: PathBuf, flags: OFlags) -> rustix::io::Result<File> {
+        const TMPFS_MAGIC: i64 = 0x0102_1994;
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
+        let is_memory =
+            || kind == FileType::RegularFile && rustix::fs::fstatfs(&fd).is_ok_and(|on| on.f_type == TMPFS_MAGIC);
         // The disk itself is asked, in the call: never at once.
-        let reads = if flags.contains(OFlags::DIRECT) { Answers::NEVER } else { Answers::NOWAIT };
-        let writes = if flags.intersects(OFlags::DSYNC | OFlags::SYNC) { Answers::NEVER } else { reads };
+        let is_direct = flags.contains(OFlags::DIRECT);
+        let reads = match is_direct {
+            true => Answers::NEVER,
+            false if is_memory() => Answers::MEMORY,
+            false => Answers::NOWAIT,
+        };
+        // Not of memory either: a write would wait for whoever else writes to the file, or allocates for it.
+        let writes = match reads {
+            Answers::NOWAIT if !flags.intersects(OFlags::DSYNC | OFlags::SYNC) => Answers::NOWAIT,
+            _ => Answers::NEVER,
+        };
         Ok(File(Arc::new(Opened {
             fd: Descriptor::of_file(fd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?,
             path,
             reads: Answers(AtomicU8::new(reads)),
             writes: Answers(AtomicU8::new(writes)),
-            is_direct: flags.contains(OFlags::DIRECT),
-            is_stream: OnceLock::new(),
+            is_direct,
+            is_stream: !matches!(kind, FileType::RegularFile | FileType::BlockDevice),
         })))
     }
 
@@ -132,7 +152,9 @@ impl File {
         Arc::into_inner(self.0)
     }
 
-    fn is_own(&self) -> bool {
+    /// Whether this is the process that opened it. For bindings.
+    #[doc(hidden)]
+    pub fn is_own(&self) -> bool {
         self.0.fd.is_own()
     }
 
@@ -146,30 +168,9 @@ impl File {
         self.0.is_direct
     }
 
-    /// Whether a short count may be all there is now, without being the end; and whether it may keep who reads or writes it waiting for ever. `None`: nobody
-    /// has asked yet.
-    pub(crate) fn is_stream(&self) -> Option<bool> {
-        self.0.is_stream.get().copied()
-    }
-
-    /// Asks what there is to know of it, if nobody has yet. May wait: not for the loop. Answers whether it is a stream.
-    fn learn(&self) -> bool {
-        const TMPFS_MAGIC: i64 = 0x0102_1994;
-        let is_stream = *self.0.is_stream.get_or_init(|| {
-            rustix::fs::fstat(self).is_ok_and(|found| {
-                !matches!(FileType::from_raw_mode(found.st_mode), FileType::RegularFile | FileType::BlockDevice)
-            })
-        });
-        if self.0.reads.get() == Answers::REFUSED {
-            let is_memory = !is_stream && rustix::fs::fstatfs(self).is_ok_and(|found| found.f_type == TMPFS_MAGIC);
-            self.0.reads.set(if is_memory { Answers::MEMORY } else { Answers::NEVER });
-        }
-        is_stream
-    }
-
-    /// Whether a thread has something to ask of it, before it is read at best.
-    fn is_to_be_asked(&self) -> bool {
-        self.0.reads.get() == Answers::REFUSED
+    /// Whether a short count may be all there is now, without being the end; and whether it may keep who reads or writes it waiting for ever.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.0.is_stream
     }
 }
 
@@ -189,8 +190,6 @@ impl Answers {
     /// By asking plainly: it is memory. tmpfs refuses to be asked otherwise.
     const MEMORY: u8 = 1;
     const NEVER: u8 = 2;
-    /// It refuses to be asked so; whether it is memory is not known yet.
-    const REFUSED: u8 = 3;
 
     /// Relaxed: any of these is right at any time, only more or less quick.
     #[inline]

@@ -1,7 +1,7 @@
 //! Files: every operation, by io_uring and by the threads alone, on tmpfs and on a disk; cancelling, dropping at every stage, chains, roots,
 //! bounds, event loops, forks, full disks, errors; and random sequences against `std::fs`.
 //!
-//! `PELTON_ROUNDS` makes what counts descriptors long, `PROPTEST_CASES` the random sequences.
+//! `PELTON_ROUNDS` makes what counts descriptors and memory long (10000: of a million operations), `PROPTEST_CASES` the random sequences.
 
 mod support;
 
@@ -935,6 +935,8 @@ fn many(path: &Path, way: &str) {
     let before = (open_descriptors(), threads());
     (0..rounds).for_each(round);
     settle(before);
+    flat(path, way, 100 * rounds);
+    settle(before);
 
     // As many open files as the system allows, up to 10,000.
     let wanted = 10_000.min(limit.maximum.unwrap_or(10_000).saturating_sub(100)) as usize;
@@ -971,6 +973,97 @@ fn many(path: &Path, way: &str) {
     say("nothing left");
 }
 
+/// Operations of every kind, one engine: descriptors and memory stay as they are after the first of them.
+fn flat(path: &Path, way: &str, operations: u64) {
+    let mut engine = options(way).open().unwrap();
+    let file = open(&mut engine, &path.join("flat"));
+    let ((read, mut write), (idle, _nobody)) = (pipe("a pipe"), pipe("idle"));
+    std::fs::write(path.join("small"), b"small").unwrap();
+    let mut do_some = |operations: u64| {
+        for n in 0..operations {
+            let operation = match n % 10 {
+                0 => Operation::write_at(&file, vec![n as u8; 5000], n % 64 * 5000),
+                1 => Operation::read_vectored_at(&file, vec![vec![0; 700].into(), Buffer::aligned(5000)], n % 64),
+                2 => Operation::open(path.join("small"), Open::for_reading()),
+                3 => Operation::open(path.join("missing"), Open::for_reading()),
+                4 => Operation::stat(path.join("small")),
+                5 => {
+                    if n % 30 == 5 {
+                        let soon = Instant::now() + Duration::from_micros(50);
+                        assert!(engine.run_until(Operation::read(&idle, vec![0; 1]), soon).unwrap().is_none());
+                    }
+                    Operation::set_times(path.join("small"), None, None)
+                }
+                6 => Operation::copy(&file, 0, &file, 1 << 20, 3000),
+                7 => Operation::read_link(path.join("small")),
+                8 => {
+                    let opening = Operation::open(path.join("small"), Open::for_both());
+                    Operation::sync_data(&engine.run(opening).unwrap().into_file().unwrap())
+                }
+                _ => Operation::read(&read, vec![0; 100]),
+            };
+            submit(&mut engine, n, operation);
+            match n % 20 {
+                9 => _ = engine.cancel(n).unwrap(),
+                19 => write.write_all(b"x").unwrap(),
+                _ => {}
+            }
+            let is_last = n + 1 == operations;
+            while engine.in_flight() > 40 || (is_last && engine.in_flight() > 0) {
+                if is_last {
+                    // What was cancelled may have taken another's.
+                    write.write_all(b"x").unwrap();
+                }
+                drop(done(&mut engine));
+            }
+        }
+        // Until what was given up has ended, too.
+        let mut found = (0, 0);
+        let deadline = deadline();
+        loop {
+            while engine.cancel(u64::MAX).unwrap() || !settled(&mut engine) {}
+            let now = (open_descriptors(), LIVE.load(std::sync::atomic::Ordering::Relaxed));
+            if now == found || Instant::now() > deadline {
+                return now;
+            }
+            found = now;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let first = do_some(2000);
+    let last = do_some(operations);
+    assert_eq!(last.0, first.0, "descriptors");
+    assert!(
+        last.1 < first.1 + (64 << 10),
+        "{} bytes after 2,000 operations, {} after {operations} more",
+        first.1,
+        last.1
+    );
+}
+
+/// Bytes that are allocated.
+static LIVE: std::sync::atomic::AtomicI64 = std::sync::atomic::AtomicI64::new(0);
+
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: it is the system's.
+unsafe impl std::alloc::GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
+        LIVE.fetch_add(layout.size() as i64, std::sync::atomic::Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { std::alloc::System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: std::alloc::Layout) {
+        LIVE.fetch_sub(layout.size() as i64, std::sync::atomic::Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { std::alloc::System.dealloc(memory, layout) }
+    }
+}
+
 #[test]
 fn a_limit_of_file_sizes_is_an_error_and_no_signal() {
     let _hang = Watchdog::new("a limit of file sizes is an error");
@@ -989,19 +1082,22 @@ fn limited(path: &Path, way: &str) {
     let limit = rustix::process::Rlimit { current: Some(10_000), maximum: Some(10_000) };
     rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).unwrap();
     let mut engine = options(way).open().unwrap();
-    assert_eq!(ran(&mut engine, Operation::write_at(&file, vec![1; 4096], 8000)).unwrap().count(), 2000);
+    let cut = ran(&mut engine, Operation::write_at(&file, vec![1; 4096], 8000)).unwrap();
+    assert_eq!((cut.count(), errno(cut.cut_short_by.as_ref().unwrap())), (2000, "EFBIG"));
     assert_eq!(errno(&ran(&mut engine, Operation::write_at(&file, vec![1; 4096], 10_000)).unwrap_err()), "EFBIG");
     assert_eq!(errno(&ran(&mut engine, Operation::append(&file, vec![1; 1])).unwrap_err()), "EFBIG");
     assert_eq!(errno(&ran(&mut engine, Operation::truncate(&file, 10_001)).unwrap_err()), "EFBIG");
     assert_eq!(errno(&ran(&mut engine, Operation::allocate(&file, 0, 10_001)).unwrap_err()), "EFBIG");
-    assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 4096], 9000)).unwrap().count(), 1000);
+    let end = ran(&mut engine, Operation::read_at(&file, vec![0; 4096], 9000)).unwrap();
+    assert_eq!((end.count(), end.cut_short_by.is_none()), (1000, true));
     // A copy that is cut short ends its chain: what was to be removed after it is kept.
     let source = path.join("source");
     std::fs::write(&source, vec![4; 9000]).unwrap();
     let (from, to) = (open(&mut engine, &source), open(&mut engine, &path.join("to")));
     let chain = [(1, Operation::copy(&from, 0, &to, 5000, 9000)), (2, Operation::unlink(&source))];
     assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
-    assert_eq!(done(&mut engine).count(), 5000);
+    let cut = done(&mut engine);
+    assert_eq!((cut.count(), errno(cut.cut_short_by.as_ref().unwrap())), (5000, "EFBIG"));
     assert_eq!(failure(&done(&mut engine)), "ECANCELED");
     assert!(source.exists());
     let refused = appenders.append(&[0; 10_001]).and_then(|()| appenders.sync()).unwrap_err();
@@ -1048,8 +1144,8 @@ fn full(path: &Path, way: &str) {
     }
     let mut engine = options(way).open().unwrap();
     let file = open(&mut engine, &path.join("a"));
-    let count = ran(&mut engine, Operation::write_at(&file, vec![1; 4 << 20], 0)).unwrap().count();
-    assert_eq!(count, 1 << 20);
+    let cut = ran(&mut engine, Operation::write_at(&file, vec![1; 4 << 20], 0)).unwrap();
+    assert_eq!((cut.count(), errno(cut.cut_short_by.as_ref().unwrap())), (1 << 20, "ENOSPC"));
     assert_eq!(errno(&ran(&mut engine, Operation::write_at(&file, vec![1; 10], 1 << 20)).unwrap_err()), "ENOSPC");
     assert_eq!(errno(&ran(&mut engine, Operation::allocate(&file, 0, 2 << 20)).unwrap_err()), "ENOSPC");
     let pieces = vec![vec![2; 10].into(), vec![2; 5 << 20].into()];
@@ -1488,6 +1584,510 @@ fn what_is_submitted_raises_no_sigpipe() {
             assert_eq!(failure(&done(&mut engine)), "EPIPE");
             assert!(!pending(), "a write of {bytes} bytes raised SIGPIPE");
         }
+    });
+}
+
+/// Memory that is not Rust's, and how often each was released.
+struct Lent {
+    memory: Vec<std::cell::UnsafeCell<[u8; 4096]>>,
+    released: std::sync::Arc<Vec<std::sync::atomic::AtomicUsize>>,
+}
+
+impl Lent {
+    fn new(count: usize) -> Lent {
+        let memory = (0..count).map(|_| std::cell::UnsafeCell::new([0; 4096])).collect();
+        Lent { memory, released: std::sync::Arc::new((0..count).map(|_| Default::default()).collect()) }
+    }
+
+    fn buffer(&self, number: usize) -> Buffer {
+        unsafe extern "C" fn release(context: *mut std::ffi::c_void) {
+            // SAFETY: it is what was made of a box below, and comes once.
+            let (released, number) = *unsafe {
+                Box::from_raw(context.cast::<(std::sync::Arc<Vec<std::sync::atomic::AtomicUsize>>, usize)>())
+            };
+            released[number].fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+        let context = Box::into_raw(Box::new((self.released.clone(), number)));
+        // SAFETY: the memory is looked at when it has been released, and by nobody else, and outlives that.
+        unsafe { Buffer::foreign(self.memory[number].get().cast(), 4096, Some(release), context.cast()) }
+    }
+
+    /// What is there. Only of what nobody else has.
+    fn bytes(&self, number: usize) -> &[u8] {
+        // SAFETY: as the caller says.
+        unsafe { &*self.memory[number].get() }
+    }
+
+    fn times(&self) -> Vec<usize> {
+        self.released.iter().map(|times| times.load(std::sync::atomic::Ordering::Relaxed)).collect()
+    }
+}
+
+#[test]
+fn memory_of_somebody_elses_is_released_once_whatever_becomes_of_its_operation() {
+    everywhere("memory of somebody else's is released once", |case| {
+        let lent = Lent::new(10);
+        let path = case.path("a");
+        std::fs::write(&path, [7; 4096]).unwrap();
+        let mut engine = case.options.clone().in_flight_max(8).open().unwrap();
+        let file = open(&mut engine, &path);
+        let (idle, mut writer) = pipe("idle");
+        // Done, and the memory is there as long as the completion.
+        let done_ = ran(&mut engine, Operation::read_at(&file, lent.buffer(0), 0)).unwrap();
+        assert_eq!((done_.bytes().as_ptr(), lent.times()[0]), (lent.bytes(0).as_ptr(), 0));
+        drop(done_);
+        assert_eq!((lent.times()[0], lent.bytes(0)), (1, &[7; 4096][..]));
+        // Failed, by whom it is given back or not.
+        let refused = Operation::write_at(&open_to_read(&mut engine, &path), lent.buffer(1), 0);
+        assert_eq!(errno(&ran(&mut engine, refused).unwrap_err()), "EBADF");
+        assert_eq!(lent.times()[1], 1);
+        // Made a vector.
+        assert_eq!(
+            ran(&mut engine, Operation::read_at(&file, lent.buffer(2), 0)).unwrap().buffer.into_vec(),
+            [7; 4096]
+        );
+        assert_eq!(lent.times()[2], 1);
+        // Several pieces, cancelled before and after they have begun, undone in a chain, not taken, given up, and left in flight.
+        for (token, number) in [(1, 3), (2, 4), (3, 5)] {
+            submit(&mut engine, token, Operation::read(&idle, lent.buffer(number)));
+        }
+        assert!(engine.cancel(1).unwrap());
+        assert_eq!(failure(&done(&mut engine)), "ECANCELED");
+        assert_eq!(lent.times()[3], 1);
+        engine.start().unwrap();
+        assert!(engine.cancel(2).unwrap());
+        assert_eq!(failure(&done(&mut engine)), "ECANCELED");
+        assert_eq!(lent.times()[4], 1);
+        let chain = [(4, Operation::unlink(case.path("missing"))), (5, Operation::write_at(&file, lent.buffer(6), 0))];
+        assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
+        (0..2).for_each(|_| drop(done(&mut engine)));
+        assert_eq!(lent.times()[6], 1);
+        let soon = Instant::now() + Duration::from_millis(5);
+        assert!(engine.run_until(Operation::read(&idle, lent.buffer(7)), soon).unwrap().is_none());
+        let pieces = vec![lent.buffer(8), lent.buffer(9)];
+        submit(&mut engine, 6, Operation::read_vectored_at(&file, pieces, 0));
+        engine.start().unwrap();
+        drop(engine);
+        let deadline = deadline();
+        while lent.times() != [1; 10] {
+            assert!(Instant::now() < deadline, "released {:?}, wanted each once", lent.times());
+            std::thread::yield_now();
+        }
+        // Nothing is read into what was released.
+        let _ = writer.write_all(&[9; 5000]);
+        kernel_is_done();
+        assert!([5, 7].iter().all(|number| lent.bytes(*number).iter().all(|byte| *byte == 0)));
+    });
+}
+
+fn open_to_read(engine: &mut Engine, path: &Path) -> File {
+    ran(engine, Operation::open(path, Open::for_reading())).unwrap().into_file().unwrap()
+}
+
+fn fifo(case: &Case, name: &str) -> PathBuf {
+    let path = case.path(name);
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o600), 0)
+        .unwrap();
+    path
+}
+
+/// Until the threads are gone that waited for FIFOs which nobody opened.
+fn nobody_waits_alone() {
+    let deadline = deadline();
+    let waits = || {
+        (std::fs::read_dir("/proc/self/task").unwrap().flatten()).any(|task| {
+            std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with("pelton-file-own"))
+        })
+    };
+    while waits() {
+        assert!(Instant::now() < deadline, "a thread waits that has nothing to wait for");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_waits_for_ever_keeps_nothing_else_waiting() {
+    let _hang = Watchdog::new("what waits for ever keeps nothing else waiting");
+    for way in ["ring", "threads"] {
+        for ends_by_cancel in [true, false] {
+            let root = tempfile::tempdir_in("/var/tmp").unwrap();
+            let case = Case { way, options: options(way).threads(2), root };
+            let mut engine = case.engine();
+            let fifos: Vec<PathBuf> = (0..32).map(|number| fifo(&case, &format!("fifo {number}"))).collect();
+            for (token, path) in (0..).zip(&fifos) {
+                let how = if token % 2 == 0 { Open::for_reading() } else { Open::for_writing().create(0o600) };
+                submit(&mut engine, token, Operation::open(path, how));
+            }
+            // Also one that says of itself that it would wait, which the ring does not wait for.
+            let pipes: Vec<_> = (0..32).map(|number| pipe(&format!("pipe {number}"))).collect();
+            for (token, (read, _write)) in (32..).zip(&pipes) {
+                if token % 2 == 0 {
+                    rustix::fs::fcntl_setfl(read, rustix::fs::OFlags::NONBLOCK).unwrap();
+                }
+                submit(&mut engine, token, Operation::read(read, vec![0; 10]));
+            }
+            engine.start().unwrap();
+            // All of them wait; others go on.
+            let file = open(&mut engine, &case.path("a"));
+            for round in 0..20u64 {
+                submit(&mut engine, 100, Operation::write_at(&file, vec![1; 300_000], round * 300_000));
+                submit(&mut engine, 101, Operation::stat(case.path("a")));
+                submit(&mut engine, 102, Operation::set_times(case.path("a"), None, Some(SystemTime::now())));
+                for _ in 0..3 {
+                    let ended = done(&mut engine);
+                    assert!(ended.token >= 100 && ended.outcome.is_ok(), "{ended:?}");
+                }
+            }
+            assert_eq!(engine.in_flight(), 64);
+            // What they wait for comes, to some of each.
+            let partner = |token: u64| {
+                if token < 32 {
+                    // It has a thread of its own, so that no opening waits here for ever if that one has not begun.
+                    let path = fifos[token as usize].clone();
+                    std::thread::spawn(move || {
+                        std::fs::OpenOptions::new()
+                            .read(token % 2 == 1)
+                            .write(token.is_multiple_of(2))
+                            .open(path)
+                            .unwrap()
+                    });
+                } else {
+                    (&pipes[token as usize - 32].1).write_all(b"bytes").unwrap();
+                }
+            };
+            for token in [0, 1, 40, 41] {
+                partner(token);
+                let ended = done(&mut engine);
+                assert_eq!(ended.token, token, "{ended:?}");
+                assert!(ended.outcome.is_ok());
+                assert!(token < 32 || ended.bytes() == b"bytes");
+            }
+            if ends_by_cancel {
+                (0..64).for_each(|token| assert_eq!(engine.cancel(token).unwrap(), ![0, 1, 40, 41].contains(&token)));
+                for _ in 0..60 {
+                    assert_eq!(failure(&done(&mut engine)), "ECANCELED");
+                }
+                engine.close().unwrap();
+            } else {
+                assert!(!engine.close_until(Instant::now() + Duration::from_millis(5)).unwrap());
+            }
+            // Who waits for a FIFO does so until somebody opens it: that is not undone.
+            for path in &fifos {
+                drop(std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap());
+            }
+            nobody_waits_alone();
+        }
+    }
+}
+
+#[test]
+fn what_run_until_gives_up_is_within_the_bound() {
+    everywhere("what run_until gives up is within the bound", |case| {
+        let mut engine = case.options.clone().in_flight_max(2).threads(64).open().unwrap();
+        let soon = || Instant::now() + Duration::from_millis(10);
+        // What a thread is at that closes a file is not to be stopped; what none has begun is. Of the former two have the places that there are, and one more is
+        // waited for.
+        let mut peers = Vec::new();
+        while engine.run_until(Operation::stat(case.root.path()), soon()).unwrap().is_some() {
+            let (slow, peer) = slow_to_close();
+            assert!(engine.run_until(Operation::close(slow), soon()).unwrap().is_none());
+            peers.push(peer);
+            if peers.len() > 60 {
+                break;
+            }
+        }
+        let is_bounded = peers.len() <= 60;
+        let made = engine.run_until(Operation::make_directory(case.path("made"), 0o700), soon()).unwrap().is_some();
+        let is_taken = engine.try_submit(1, Operation::stat(case.root.path())).unwrap().is_submitted();
+        // A reset ends them, and there is room again.
+        for peer in peers {
+            rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+        }
+        assert_eq!((is_bounded, made, is_taken), (true, false, false));
+        assert!(engine.run_until(Operation::make_directory(case.path("made"), 0o700), deadline()).unwrap().is_some());
+        let (idle, mut writer) = pipe("idle");
+        for token in [1, 2] {
+            while !engine.try_submit(token, Operation::read(&idle, vec![0; 1])).unwrap().is_submitted() {
+                assert!(engine.try_completion().unwrap().is_none());
+            }
+        }
+        assert!(engine.run_until(Operation::stat(case.root.path()), deadline()).unwrap().is_some());
+        writer.write_all(b"ab").unwrap();
+        (0..2).for_each(|_| assert_eq!(done(&mut engine).count(), 1));
+        engine.close().unwrap();
+    });
+}
+
+#[test]
+fn a_name_with_a_slash_behind_it_is_a_directorys_also_below_a_root() {
+    everywhere("a name with a slash behind it is a directory's", |case| {
+        let inside = case.path("inside");
+        let mut rooted = {
+            std::fs::create_dir_all(inside.join("dir")).unwrap();
+            std::fs::write(inside.join("file"), b"").unwrap();
+            std::os::unix::fs::symlink("..", inside.join("out")).unwrap();
+            std::os::unix::fs::symlink("dir", inside.join("in")).unwrap();
+            case.options.clone().root(&inside).open().unwrap()
+        };
+        let mut plain = case.engine();
+        let at = |name: &str, is_rooted: bool| if is_rooted { PathBuf::from(name) } else { inside.join(name) };
+        for name in ["file/", "file//", "dir/", "in/", "missing/"] {
+            let operations: [fn(PathBuf, PathBuf) -> Operation; 8] = [
+                |name, _| Operation::unlink(name),
+                |name, other| Operation::rename(name, other),
+                |name, other| Operation::link(name, other),
+                |name, other| Operation::link(other.with_file_name("file"), name),
+                |name, _| Operation::symlink("x", name),
+                |name, _| Operation::read_link(name),
+                |name, _| Operation::stat_link(name),
+                |name, _| Operation::open(name, Open::for_reading()),
+            ];
+            for (number, make) in operations.iter().enumerate() {
+                let mut told = [true, false].map(|is_rooted| {
+                    let engine = if is_rooted { &mut rooted } else { &mut plain };
+                    let told = ran(engine, make(at(name, is_rooted), at("other", is_rooted)));
+                    // As it was before.
+                    if inside.join("other").exists() {
+                        std::fs::rename(inside.join("other"), inside.join(name.trim_end_matches('/'))).unwrap();
+                    }
+                    told.map(drop).map_err(|error| errno(&error))
+                });
+                // Which of two that are true is said may differ.
+                if told[0] == Err("EEXIST") && told[1] == Err("ENOENT") {
+                    told[0] = told[1];
+                }
+                assert_eq!(told[0], told[1], "operation {number} of {name}: below a root, and without");
+            }
+        }
+        // What leads out says nothing of what is there.
+        for operation in [Operation::read_link("out/"), Operation::link("out/", "x")] {
+            assert_eq!(errno(&ran(&mut rooted, operation).unwrap_err()), "EXDEV");
+        }
+        assert!(inside.join("file").exists() && inside.join("dir").exists());
+    });
+}
+
+#[test]
+fn no_more_is_answered_in_a_turn_than_keeps_a_loop_for_a_moment() {
+    everywhere("no more is answered in a turn than keeps a loop for a moment", |case| {
+        const EACH: usize = 16;
+        let path = case.path("a");
+        std::fs::write(&path, vec![7; 4096 * EACH]).unwrap();
+        let mut engine = case.engine();
+        let file = open_to_read(&mut engine, &path);
+        if !answers_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
+            eprintln!("this file system cannot be asked not to wait: nothing is answered at once");
+            return;
+        }
+        let lent = Lent::new(40 * EACH);
+        let submit_all = |engine: &mut Engine, first: usize| {
+            for token in first..first + 20 {
+                let pieces = (0..EACH).map(|piece| lent.buffer(token * EACH + piece)).collect();
+                submit(engine, token as u64, Operation::read_vectored_at(&file, pieces, 0));
+            }
+            (first..first + 20).filter(|token| lent.bytes(token * EACH).iter().all(|byte| *byte == 7)).count()
+        };
+        // 64 KiB each, of 1 MiB: nothing was begun otherwise, so the rest of the memory is as it was.
+        assert_eq!(submit_all(&mut engine, 0), 16);
+        // The next turn begins when the loop goes back, or somebody waits.
+        while engine.in_flight() > 0 {
+            assert_eq!(done(&mut engine).count(), 4096 * EACH);
+        }
+        assert_eq!(submit_all(&mut engine, 20), 16);
+        let chain = [(50, Operation::read_at(&file, vec![0; 100_000], 0)), (51, Operation::stat_file(&file))];
+        assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
+        let mut seen = std::collections::BTreeSet::new();
+        while engine.in_flight() > 0 {
+            if engine.arm().unwrap() {
+                poll_readable(&engine);
+            }
+            while let Some(ended) = engine.try_completion().unwrap() {
+                assert!(ended.outcome.is_ok() && seen.insert(ended.token));
+            }
+        }
+        assert_eq!(seen.len(), 22);
+        assert_eq!(lent.times(), vec![1; 40 * EACH]);
+    });
+}
+
+#[test]
+fn where_a_filter_refuses_io_uring_later_everything_goes_on() {
+    let _hang = Watchdog::new("where a filter refuses io_uring later everything goes on");
+    if !Engine::new().unwrap().uses_io_uring() {
+        eprintln!("no io_uring here: it cannot be refused later");
+        return;
+    }
+    for is_armed in [false, true] {
+        // A filter is a thread's, and of those that it makes.
+        std::thread::spawn(move || {
+            let root = tempfile::tempdir_in("/var/tmp").unwrap();
+            let mut engine = Engine::new().unwrap();
+            let file = open(&mut engine, &root.path().join("a"));
+            let (idle, mut writer) = pipe("idle");
+            submit(&mut engine, 1000, Operation::read(&idle, vec![0; 5]));
+            engine.start().unwrap();
+            // Begun before; not begun; given up; submitted after.
+            submit(&mut engine, 1001, Operation::read(&idle, vec![0; 5]));
+            for n in 0..300u64 {
+                submit(&mut engine, n, Operation::write_at(&file, vec![n as u8; 100], n * 100));
+            }
+            refuse(libc::SYS_io_uring_enter);
+            if is_armed {
+                engine.arm().unwrap();
+            }
+            assert!(engine.cancel(1001).unwrap());
+            for n in 300..600u64 {
+                submit(&mut engine, n, Operation::write_at(&file, vec![n as u8; 100], n * 100));
+            }
+            let mut seen = std::collections::BTreeSet::new();
+            while seen.len() < 601 {
+                if is_armed && engine.arm().unwrap() {
+                    poll_readable(&engine);
+                }
+                let ended = done(&mut engine);
+                assert!(seen.insert(ended.token));
+                match ended.token {
+                    1001 => assert_eq!(failure(&ended), "ECANCELED"),
+                    _ => assert_eq!(ended.count(), 100),
+                }
+            }
+            assert!(!engine.uses_io_uring());
+            // What the kernel had begun ends.
+            writer.write_all(b"bytes").unwrap();
+            let ended = done(&mut engine);
+            assert_eq!((ended.token, ended.bytes()), (1000, &b"bytes"[..]));
+            let wanted: Vec<u8> = (0..60_000u32).map(|byte| (byte / 100) as u8).collect();
+            assert!(ran(&mut engine, Operation::read_at(&file, vec![0; 60_000], 0)).unwrap().bytes() == wanted);
+            engine.close().unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_loop_hears_of_what_ends_while_somebody_waits_for_something_else() {
+    everywhere("a loop hears of what ends while somebody waits for something else", |case| {
+        let mut engine = case.engine();
+        let (idle, _writer) = pipe("idle");
+        for round in 0..200u64 {
+            assert!(engine.arm().unwrap());
+            for token in 0..6 {
+                submit(&mut engine, token, Operation::read_link(case.root.path()));
+            }
+            // Answered, or given up.
+            let wanted = if round % 8 == 0 {
+                engine.run_until(Operation::read(&idle, vec![0; 1]), Instant::now()).unwrap().is_none()
+            } else {
+                matches!(engine.run_until(Operation::read_link(case.root.path()), deadline()), Err(Error::File { .. }))
+            };
+            assert!(wanted);
+            for _ in 0..6 {
+                poll_readable(&engine);
+                while engine.try_completion().unwrap().is_none() {
+                    // It may be readable for what was taken already; not silent for what was not.
+                    if engine.arm().unwrap() {
+                        poll_readable(&engine);
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_file_goes_into_a_channel_and_out_of_one() {
+    use std::sync::{Arc, Mutex};
+    everywhere("a file goes into a channel and out of one", |case| {
+        const BYTES: usize = 5_000_001;
+        let wanted = pattern(5, BYTES);
+        std::fs::write(case.path("from"), &wanted).unwrap();
+        let mut engine = case.engine();
+        let from = open_to_read(&mut engine, &case.path("from"));
+        let to = open(&mut engine, &case.path("to"));
+        let (sender, receiver) = pelton::Options::new().capacity(1 << 20).threads().unwrap();
+        let (sender, receiver) = (Arc::new(Mutex::new(sender)), Arc::new(Mutex::new(receiver)));
+        // Both ends at a time, each waits for the other.
+        submit(&mut engine, 1, Operation::receive(&to, 7, BYTES as u64 - 1, &receiver));
+        submit(&mut engine, 2, Operation::send(&from, 1, u64::MAX, &sender, 100_000));
+        for _ in 0..2 {
+            let ended = done(&mut engine);
+            assert_eq!((ended.count(), ended.cut_short_by.is_none()), (BYTES - 1, true), "{ended:?}");
+        }
+        let found = std::fs::read(case.path("to")).unwrap();
+        assert!(found[..7] == [0; 7] && found[7..] == wanted[1..]);
+
+        // The channel goes on. What is too large for what is wanted stays in it; so does what cannot be written.
+        let send = |bytes: &[u8]| sender.try_lock().unwrap().send(bytes).unwrap();
+        ["one", "two", "three"].iter().for_each(|text| send(text.as_bytes()));
+        let some = ran(&mut engine, Operation::receive(&to, 0, 10, &receiver)).unwrap();
+        assert_eq!((some.count(), some.cut_short_by.is_none()), (6, true));
+        assert_eq!(errno(&ran(&mut engine, Operation::receive(&from, 0, 10, &receiver)).unwrap_err()), "EBADF");
+        assert_eq!(&*receiver.try_lock().unwrap().receive().unwrap(), b"three");
+        assert_eq!(&std::fs::read(case.path("to")).unwrap()[..6], b"onetwo");
+        // Nor is anything sent of what cannot be read.
+        let to_write =
+            ran(&mut engine, Operation::open(case.path("to"), Open::for_writing())).unwrap().into_file().unwrap();
+        assert_eq!(errno(&ran(&mut engine, Operation::send(&to_write, 0, 9, &sender, 4)).unwrap_err()), "EBADF");
+        assert!(receiver.try_lock().unwrap().try_receive().unwrap().is_none());
+
+        // Cancelled while it waits, after some bytes and before any; and while somebody else has it.
+        submit(&mut engine, 3, Operation::send(&from, 0, u64::MAX, &sender, 100_000));
+        engine.start().unwrap();
+        let deadline_ = deadline();
+        while sender.try_lock().is_ok() {
+            assert!(Instant::now() < deadline_, "it never began");
+            std::thread::yield_now();
+        }
+        assert_eq!(errno(&ran(&mut engine, Operation::send(&from, 0, 9, &sender, 4)).unwrap_err()), "EBUSY");
+        assert!(engine.cancel(3).unwrap());
+        let cut = done(&mut engine);
+        let count = match &cut.outcome {
+            Ok(_) => cut.count(),
+            Err(error) => {
+                assert_eq!(errno(error), "ECANCELED");
+                0
+            }
+        };
+        assert!(count == 0 || errno(cut.cut_short_by.as_ref().unwrap()) == "ECANCELED");
+        let mut received = Vec::new();
+        while let Some(message) = receiver.try_lock().unwrap().try_receive().unwrap() {
+            received.extend_from_slice(&message);
+        }
+        assert!(received == wanted[..count]);
+        submit(&mut engine, 4, Operation::receive(&to, 0, 10, &receiver));
+        engine.start().unwrap();
+        assert!(engine.cancel(4).unwrap());
+        assert_eq!(failure(&done(&mut engine)), "ECANCELED");
+
+        // The end of a channel: of the sender's all is written, of the receiver's it is told.
+        send(b"last");
+        let mut ended = Vec::new();
+        submit(&mut engine, 5, Operation::receive(&to, 0, u64::MAX, &receiver));
+        engine.start().unwrap();
+        Arc::into_inner(sender).unwrap().into_inner().unwrap().close().unwrap();
+        ended.push(done(&mut engine).count());
+        assert_eq!(ended, [4]);
+        let (sender, receiver) = pelton::Options::new().threads().unwrap();
+        receiver.close().unwrap();
+        let sender = Arc::new(Mutex::new(sender));
+        // It may be told after some messages that nobody will read.
+        let told = match ran(&mut engine, Operation::send(&from, 0, 1000, &sender, 4)) {
+            Ok(sent) => *sent.cut_short_by.expect("nobody reads it"),
+            Err(error) => error,
+        };
+        assert!(told.is_closed(), "{told}");
+        // An engine that is dropped lets go of the channel.
+        let (sender, receiver) = pelton::Options::new().threads().unwrap();
+        let receiver = Arc::new(Mutex::new(receiver));
+        submit(&mut engine, 6, Operation::receive(&to, 0, 10, &receiver));
+        engine.start().unwrap();
+        drop(engine);
+        while Arc::strong_count(&receiver) > 1 {
+            assert!(Instant::now() < deadline_, "a thread keeps the receiver");
+            std::thread::yield_now();
+        }
+        drop(sender);
     });
 }
 

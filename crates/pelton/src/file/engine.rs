@@ -6,9 +6,10 @@
 
 use super::operation::{Operation, Output, Pieces, Work};
 use super::pool::{Cancel, Pool};
-use super::{File, Root, perform};
+use super::{File, INLINE_BYTES_OF_A_TURN, Root, perform};
 use crate::error::{Error, Result};
 use crate::os::{Buffer, Nudge, Owner, Pollable, Ring, poll_until};
+use pelton_lane::step;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -22,6 +23,8 @@ const IN_FLIGHT_MAX: usize = 1024;
 const THREADS: usize = 8;
 /// How often an operation is given to the ring again that was stopped there: more threads that begin something and end at once are not likely.
 const TRIES: u32 = 100;
+/// What an operation costs that is answered at once, at least, as if it had moved so many bytes.
+const BYTES_OF_A_CALL: usize = 4096;
 
 /// How an [`Engine`] is made.
 ///
@@ -49,7 +52,8 @@ impl EngineOptions {
         EngineOptions { in_flight_max: IN_FLIGHT_MAX, threads: THREADS, root: None, io_uring: true }
     }
 
-    /// How many operations may have been submitted whose completions have not been taken.
+    /// How many operations may have been submitted whose completions have not been taken. What [`Engine::run_until`] has given up, and has not ended,
+    /// is one of them; what it waits for is one more.
     #[must_use]
     pub fn in_flight_max(mut self, operations: usize) -> EngineOptions {
         self.in_flight_max = operations;
@@ -110,6 +114,7 @@ impl EngineOptions {
             answer: None,
             in_flight: 0,
             in_flight_max: self.in_flight_max,
+            inline_bytes: INLINE_BYTES_OF_A_TURN,
             has_size_limit: limit.current.is_some(),
             all_begun: true,
             root,
@@ -150,6 +155,8 @@ pub struct Engine {
     /// Submitted, whose completions have not been taken.
     in_flight: usize,
     in_flight_max: usize,
+    /// What may still be copied in the caller's calls, until it goes back to its loop, or waits.
+    inline_bytes: usize,
     has_size_limit: bool,
     /// Whether nothing waits for [`Engine::start`].
     all_begun: bool,
@@ -192,21 +199,22 @@ pub struct Completion {
     pub buffer: Buffer,
     /// The memory of a vectored operation.
     pub buffers: Vec<Buffer>,
+    /// Of a count that is less than what was asked for: the error, or the cancel, that came after so many bytes. `None`: a read or a copy came to the
+    /// end of its file.
+    pub cut_short_by: Option<Box<Error>>,
 }
 
 impl Completion {
     /// And what the operation had of files.
-    fn of(token: u64, work: Work, result: std::result::Result<Output, Errno>) -> (Completion, [Option<File>; 2]) {
-        let outcome = result.map_err(|errno| {
-            let (what, path) = work.describe();
-            Error::file(what, path, errno)
-        });
+    fn of(token: u64, mut work: Work, result: std::result::Result<Output, Errno>) -> (Completion, [Option<File>; 2]) {
+        let outcome = result.map_err(|errno| work.error(errno));
+        let cut_short_by = work.cut_short_by().map(|errno| Box::new(work.error(errno)));
         let (memory, files) = work.into_parts();
         let (buffer, buffers) = match memory {
             Pieces::One(buffer) => (buffer, Vec::new()),
             Pieces::Many(buffers) => (Buffer::default(), buffers),
         };
-        (Completion { token, outcome, buffer, buffers }, files)
+        (Completion { token, outcome, buffer, buffers, cut_short_by }, files)
     }
 
     /// How many bytes were read, written or copied: 0 for anything else, and for what failed.
@@ -257,9 +265,9 @@ impl Engine {
         EngineOptions::new().open()
     }
 
-    /// Whether it uses io_uring: false where the system refuses that.
+    /// Whether it uses io_uring: false where the system refuses that, also if it does so later.
     pub fn uses_io_uring(&self) -> bool {
-        self.ring.is_some()
+        self.ring.as_ref().is_some_and(|ring| !ring.is_refused())
     }
 
     /// Does an operation, and waits for it: the calling thread does it itself, as with the plain system call. What comes is a success; what it failed
@@ -278,7 +286,8 @@ impl Engine {
         if self.has_size_limit && work.grows() {
             return Ok(self.wait_for(work, None)?.expect("without a deadline there is an answer"));
         }
-        let result = perform::perform(&mut work, self.root.as_deref(), &self.never);
+        let result = perform::perform(&mut work, self.root.as_deref(), &self.never, true);
+        let result = result.map(|output| output.expect("it has waited"));
         // Who waits for it waits for the last handle to be closed, too.
         succeeded(Completion::of(0, work, result).0)
     }
@@ -290,6 +299,7 @@ impl Engine {
     /// As of [`Engine::run`].
     pub fn run_until(&mut self, operation: Operation, deadline: Instant) -> Result<Option<Completion>> {
         self.check(&operation)?;
+        self.inline_bytes = INLINE_BYTES_OF_A_TURN;
         let mut work = operation.0;
         match self.at_once(&mut work) {
             Some(result) => succeeded(self.completion_of(0, work, result)).map(Some),
@@ -298,6 +308,11 @@ impl Engine {
     }
 
     fn wait_for(&mut self, work: Work, deadline: Option<Instant>) -> Result<Option<Completion>> {
+        // What was given up before may be in its place.
+        if !self.wait(deadline, |engine| engine.under_way() <= engine.in_flight_max)? {
+            self.give_back(work.into_parts().1);
+            return Ok(None);
+        }
         let key = self.enqueue(Whose::Run, work, Vec::new());
         let waited = self.wait(deadline, |engine| engine.answer.is_some());
         if !matches!(waited, Ok(true)) {
@@ -374,12 +389,20 @@ impl Engine {
     pub fn start(&mut self) -> Result<()> {
         self.check_owner()?;
         let begun = || Error::system("beginning operations on files");
-        if let Some(ring) = &mut self.ring {
-            ring.start().map_err(begun())?;
-        }
+        self.start_ring(Ring::start).map_err(begun())?;
         self.pool.start().map_err(begun())?;
         self.all_begun = self.ring.as_ref().is_none_or(|ring| ring.unbegun() == 0);
         Ok(())
+    }
+
+    /// Has the ring begin what it has. Where that is refused by now, the threads get what the kernel has not taken.
+    fn start_ring(&mut self, start: impl Fn(&mut Ring) -> std::io::Result<()>) -> std::io::Result<()> {
+        let Some(ring) = &mut self.ring else { return Ok(()) };
+        let begun = start(ring);
+        for (key, work) in ring.take_back() {
+            self.leave_to_threads(key, work);
+        }
+        begun
     }
 
     /// The next completion, if there is one now. Never waits.
@@ -389,7 +412,11 @@ impl Engine {
     pub fn try_completion(&mut self) -> Result<Option<Completion>> {
         self.check_owner()?;
         self.look()?;
-        Ok(self.take())
+        let taken = self.take();
+        if taken.is_none() {
+            self.inline_bytes = INLINE_BYTES_OF_A_TURN;
+        }
+        Ok(taken)
     }
 
     /// The next completion. Waits for it.
@@ -415,6 +442,7 @@ impl Engine {
                 "nothing is in flight, so nothing completes: submit something first".to_owned(),
             ));
         }
+        self.inline_bytes = INLINE_BYTES_OF_A_TURN;
         self.wait(deadline, |engine| !engine.ready.is_empty())?;
         Ok(self.take())
     }
@@ -459,10 +487,10 @@ impl Engine {
         let Some(entry) = &mut self.entries[key as usize] else { return };
         entry.is_cancelled = true;
         match (&entry.thread, &mut self.ring) {
-            (Some(cancel), _) => cancel.say(),
+            (Some(cancel), _) => self.pool.cancel(cancel),
             (None, Some(ring)) => match ring.cancel(key) {
                 Some(mut work) => {
-                    let result = cancelled(&mut work);
+                    let result = work.failed(Errno::CANCELED);
                     self.end(key, work, result);
                 }
                 None => self.all_begun = false,
@@ -479,14 +507,19 @@ impl Engine {
     /// As of [`Engine::start`].
     pub fn arm(&mut self) -> Result<bool> {
         self.check_owner()?;
+        self.inline_bytes = INLINE_BYTES_OF_A_TURN;
         self.nudge.drain();
         self.pool.bell().drain();
         if let (false, Some(ring)) = (self.is_ring_watched, &self.ring) {
             self.pollable.add(ring).map_err(Error::system("watching the ring"))?;
             self.is_ring_watched = true;
         }
-        self.look()?;
         self.is_armed = true;
+        if let Err(error) = self.look() {
+            // The loop comes again, and tries again.
+            self.nudge.ring();
+            return Err(error);
+        }
         if !self.ready.is_empty() {
             self.nudge.ring();
             return Ok(false);
@@ -547,16 +580,65 @@ impl Engine {
         }
     }
 
-    /// An operation given up by `run_until` has a place too, until it has ended.
-    pub(crate) fn has_room(&self, operations: usize) -> bool {
-        self.in_flight + operations <= self.in_flight_max
-            && self.entries.len() - self.free.len() + operations <= self.in_flight_max
+    /// Cancels all that is in flight. For bindings.
+    #[doc(hidden)]
+    pub fn cancel_all(&mut self) -> Result<()> {
+        self.check_owner()?;
+        for key in 0..self.entries.len() {
+            if let Some(entry) = &mut self.entries[key] {
+                let undone = std::mem::take(&mut entry.rest);
+                self.complete_undone(undone.into_iter().rev());
+                self.cancel_entry(key as u32);
+            }
+        }
+        self.start()
+    }
+
+    /// Waits until all that was submitted has ended, and all that was given up; completions stay to be taken. False at the deadline. For bindings.
+    #[doc(hidden)]
+    pub fn settle(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        self.check_owner()?;
+        self.wait(deadline, |engine| engine.under_way() == 0)
+    }
+
+    /// Waits until all that was given up has ended. For bindings.
+    #[doc(hidden)]
+    pub fn settle_given_up(&mut self) -> Result<bool> {
+        self.wait(None, |engine| engine.entries.iter().flatten().all(|entry| entry.whose != Whose::Nobody))
+    }
+
+    /// Whether this process is a fork of the one that made the handle. For bindings.
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.owner.is_forked()
+    }
+
+    /// How many operations can be in flight. For bindings.
+    #[doc(hidden)]
+    pub fn in_flight_max(&self) -> usize {
+        self.in_flight_max
+    }
+
+    /// An operation given up by `run_until` has a place too, until it has ended. For bindings.
+    #[doc(hidden)]
+    pub fn has_room(&self, operations: usize) -> bool {
+        self.in_flight + operations <= self.in_flight_max && self.under_way() + operations <= self.in_flight_max
+    }
+
+    fn under_way(&self) -> usize {
+        self.entries.len() - self.free.len()
     }
 
     #[inline]
-    fn at_once(&self, work: &mut Work) -> Option<std::result::Result<Output, Errno>> {
+    fn at_once(&mut self, work: &mut Work) -> Option<std::result::Result<Output, Errno>> {
         match work {
-            Work::Transfer(transfer) if !(transfer.writes && self.has_size_limit) => perform::at_once(transfer),
+            Work::Transfer(transfer)
+                if !(transfer.writes && self.has_size_limit) && transfer.bytes() <= self.inline_bytes =>
+            {
+                let answer = perform::at_once(transfer);
+                self.inline_bytes = self.inline_bytes.saturating_sub(transfer.done.max(BYTES_OF_A_CALL));
+                answer
+            }
             _ => None,
         }
     }
@@ -589,8 +671,16 @@ impl Engine {
     }
 
     /// To the ring, or to the threads.
-    fn assign(&mut self, key: u32, work: Work) {
+    fn assign(&mut self, key: u32, mut work: Work) {
         self.all_begun = false;
+        // What the call that begins it may copy is of the same measure as what is answered at once.
+        if let Work::Transfer(transfer) = &mut work
+            && !transfer.file.is_direct()
+        {
+            let left = transfer.bytes() - transfer.done;
+            transfer.is_apart = left > self.inline_bytes;
+            self.inline_bytes = self.inline_bytes.saturating_sub(left);
+        }
         match &mut self.ring {
             // The signal of a passed limit would end the process: the threads do not hear it.
             Some(ring) if ring.supports(&work) && !(self.has_size_limit && work.grows()) => ring.push(key, work),
@@ -601,7 +691,11 @@ impl Engine {
     fn leave_to_threads(&mut self, key: u32, work: Work) {
         self.all_begun = false;
         let cancel = self.pool.push(key, work);
-        self.entries[key as usize].as_mut().expect("it is in flight").thread = Some(cancel);
+        let entry = self.entries[key as usize].as_mut().expect("it is in flight");
+        if entry.is_cancelled {
+            self.pool.cancel(&cancel);
+        }
+        entry.thread = Some(cancel);
     }
 
     /// In an engine that is armed what was submitted begins at once. Where it cannot be begun for now, the loop comes again and tries, and is told
@@ -663,7 +757,7 @@ impl Engine {
             Ok(Some(output)) => self.end(key, work, Ok(output)),
             // Cut short, or the thread that began it has ended, which the kernel takes for a reason to stop.
             Ok(None) | Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN) if is_cancelled => {
-                let result = cancelled(&mut work);
+                let result = work.failed(Errno::CANCELED);
                 self.end(key, work, result);
             }
             Ok(None) => self.assign(key, work),
@@ -673,7 +767,7 @@ impl Engine {
             // It would have to wait in a way that the ring does not.
             Err(Errno::AGAIN) => self.leave_to_threads(key, work),
             Err(error) => {
-                let result = failed(&mut work, error);
+                let result = work.failed(error);
                 self.end(key, work, result);
             }
         }
@@ -751,16 +845,20 @@ impl Engine {
                 return Ok(true);
             }
             self.pool.start().map_err(Error::system("beginning operations on files"))?;
-            if let (Some(ring), None, 0) = (&mut self.ring, deadline, self.pool.in_flight())
+            if let (Some(ring), None, 0) = (&self.ring, deadline, self.pool.in_flight())
                 && !ring.is_empty()
+                && !ring.is_refused()
             {
                 // With one system call, what is to begin and the wait.
-                ring.wait().map_err(failed())?;
+                self.start_ring(Ring::wait).map_err(failed())?;
                 continue;
             }
+            step("engine waits: looked");
             self.pool.bell().drain();
             self.reap_and_start(&is_there)?;
             if is_there(self) {
+                // Of what is left a loop is to hear.
+                self.pool.ring_again();
                 return Ok(true);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -780,13 +878,14 @@ impl Engine {
 impl Drop for Engine {
     /// Cancels what is in flight, and does not wait for it.
     fn drop(&mut self) {
-        // A child's descriptors of these numbers are somebody else's.
+        // A child's descriptors of these numbers are somebody else's, and so is the memory of what was in flight.
         if !self.owner.is_current() {
+            std::mem::forget((std::mem::take(&mut self.entries), std::mem::take(&mut self.ready), self.answer.take()));
             return;
         }
         // The ring sees to what it has.
         for cancel in self.entries.iter().flatten().filter_map(|entry| entry.thread.as_ref()) {
-            cancel.say();
+            self.pool.cancel(cancel);
         }
     }
 }
@@ -812,25 +911,11 @@ fn succeeded(completion: Completion) -> Result<Completion> {
     }
 }
 
-/// How an operation ends by an error: of what has moved some bytes, with their number.
-fn failed(work: &mut Work, error: Errno) -> std::result::Result<Output, Errno> {
-    match work {
-        Work::Transfer(transfer) => transfer.failed(error),
-        _ => Err(error),
-    }
-}
-
-fn cancelled(work: &mut Work) -> std::result::Result<Output, Errno> {
-    failed(work, Errno::CANCELED)
-}
-
 /// Whether a chain goes on after it.
 fn is_whole(work: &Work, result: &std::result::Result<Output, Errno>) -> bool {
-    match (work, result) {
-        (Work::Transfer(transfer), Ok(_)) => {
-            !transfer.is_cut_short && (!transfer.writes || transfer.done == transfer.bytes())
-        }
-        (Work::Copy(copy), Ok(_)) => !copy.is_cut_short,
-        (_, result) => result.is_ok(),
-    }
+    let is_written = match work {
+        Work::Transfer(transfer) => !transfer.writes || transfer.done == transfer.bytes(),
+        _ => true,
+    };
+    result.is_ok() && is_written && work.cut_short_by().is_none()
 }

@@ -1,11 +1,16 @@
 //! What can be asked of an [`Engine`](super::Engine), and what comes of it.
 
+use super::pump::{Channel, Pump};
 use super::{File, Root};
+use crate::error::Error;
 use crate::os::Buffer;
+use crate::receiver::Receiver;
+use crate::sender::Sender;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Statx};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 /// How a file is opened. Descriptors are closed on exec.
@@ -101,6 +106,16 @@ impl Open {
         self
     }
 
+    /// By the words of open(2) and openat2(2). For bindings.
+    #[doc(hidden)]
+    pub fn from_raw(flags: u32, mode: u32, resolve: u64) -> Open {
+        let flags = OFlags::from_bits_retain(flags) | OFlags::CLOEXEC;
+        // Otherwise it says nothing, and openat2 does not take it.
+        let makes = flags.intersects(OFlags::CREATE) || flags.contains(OFlags::TMPFILE);
+        let mode = if makes { Mode::from_raw_mode(mode & 0o7777) } else { Mode::empty() };
+        Open { flags, mode, resolve: ResolveFlags::from_bits_retain(resolve) }
+    }
+
     /// How a path is to be resolved, also for the sake of a root.
     pub(crate) fn resolve(&self, root: Option<&Root>) -> ResolveFlags {
         self.resolve | root.map_or(ResolveFlags::empty(), |_| Root::RESOLVE)
@@ -138,6 +153,7 @@ pub(crate) enum Work {
     MakeDirectory { path: PathBuf, mode: u32 },
     List { directory: File },
     Copy(Box<Copy>),
+    Pump(Box<Pump>),
 }
 
 /// Bytes from a file into memory, or the other way.
@@ -149,8 +165,10 @@ pub(crate) struct Transfer {
     pub(crate) writes: bool,
     /// Bytes that have gone.
     pub(crate) done: usize,
-    /// Whether an error or a cancel was the end, after some bytes.
-    pub(crate) is_cut_short: bool,
+    /// What was the end, after some bytes.
+    pub(crate) cut_short_by: Option<Errno>,
+    /// Whether it is not to be copied by the call that begins it.
+    pub(crate) is_apart: bool,
 }
 
 #[derive(Debug)]
@@ -176,11 +194,12 @@ pub(crate) struct Copy {
     pub(crate) bytes: u64,
     pub(crate) done: u64,
     /// As of a transfer.
-    pub(crate) is_cut_short: bool,
+    pub(crate) cut_short_by: Option<Errno>,
 }
 
 impl Operation {
-    /// Opens a file: [`Output::File`].
+    /// Opens a file: [`Output::File`]. Opening a FIFO waits until somebody opens its other end. Cancelled, it completes at once, and a thread is left to
+    /// wait until that happens, and to close it; so is one of a terminal that waits for its line.
     pub fn open(path: impl Into<PathBuf>, how: Open) -> Operation {
         Operation(Work::Open { path: path.into(), how })
     }
@@ -231,8 +250,24 @@ impl Operation {
         Operation::transfer(file, Pieces::One(buffer.into()), Place::End, true)
     }
 
+    /// Several buffers at the file's own position, or at its end. For bindings.
+    #[doc(hidden)]
+    pub fn vectored(file: &File, buffers: Vec<Buffer>, is_end: bool, writes: bool) -> Operation {
+        let place = if is_end { Place::End } else { Place::Current };
+        Operation::transfer(file, Pieces::Many(buffers), place, writes)
+    }
+
     fn transfer(file: &File, memory: Pieces, place: Place, writes: bool) -> Operation {
-        Operation(Work::Transfer(Transfer { file: file.clone(), memory, place, writes, done: 0, is_cut_short: false }))
+        let file = file.clone();
+        Operation(Work::Transfer(Transfer {
+            file,
+            memory,
+            place,
+            writes,
+            done: 0,
+            cut_short_by: None,
+            is_apart: false,
+        }))
     }
 
     /// Has everything that was written to the file, and all that is known of it, on the disk (fsync).
@@ -324,7 +359,41 @@ impl Operation {
     /// `from`, or where an error or a cancel came after some bytes.
     pub fn copy(from: &File, from_offset: u64, to: &File, to_offset: u64, bytes: u64) -> Operation {
         let (from, to) = (from.clone(), to.clone());
-        Operation(Work::Copy(Box::new(Copy { from, from_offset, to, to_offset, bytes, done: 0, is_cut_short: false })))
+        Operation(Work::Copy(Box::new(Copy { from, from_offset, to, to_offset, bytes, done: 0, cut_short_by: None })))
+    }
+
+    /// Sends up to `bytes` of a file from `offset` on, as messages of `message_bytes`, the last of what is left. They are read straight into the channel's
+    /// memory. [`Output::Count`], of bytes sent, is less at the end of the file, or where an error or a cancel came after some. While there is no room it
+    /// waits for the receiver, in a thread of its own. The sender stays the caller's: it is locked while this is at work. EBUSY: it was locked already.
+    /// What the channel says instead, as [`Error::Closed`](crate::Error::Closed), is told as it is.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let path = directory.path().join("page");
+    /// # std::fs::write(&path, b"a page").unwrap();
+    /// use pelton::file::{Engine, Open, Operation};
+    /// use std::sync::{Arc, Mutex};
+    /// let (sender, mut receiver) = pelton::Options::new().threads()?;
+    /// let sender = Arc::new(Mutex::new(sender));
+    /// let mut engine = Engine::new()?;
+    /// let file = engine.run(Operation::open(&path, Open::for_reading()))?.into_file()?;
+    /// let sent = engine.run(Operation::send(&file, 0, u64::MAX, &sender, 64 << 10))?;
+    /// assert_eq!((sent.count(), &*receiver.receive()?), (6, &b"a page"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn send(file: &File, offset: u64, bytes: u64, sender: &Arc<Mutex<Sender>>, message_bytes: usize) -> Operation {
+        Operation(Work::Pump(Box::new(Pump::new(file, offset, bytes, Channel::To(sender.clone(), message_bytes)))))
+    }
+
+    /// Writes what a receiver receives to a file, from `offset` on, a message behind the other, straight from the channel's memory, and releases it. It ends when
+    /// `bytes` have been written, or the next message is larger than what is left of them, which then is still to be received; or when the sender has
+    /// closed. [`Output::Count`]: the bytes written, of whole messages. While there is no message it waits for the sender, in a thread of its
+    /// own. The receiver stays the caller's: see [`Operation::send`]. A message that could not be written is not released. It costs a system
+    /// call for each message: of many small ones see [`Tail`](super::Tail).
+    pub fn receive(file: &File, offset: u64, bytes: u64, receiver: &Arc<Mutex<Receiver>>) -> Operation {
+        Operation(Work::Pump(Box::new(Pump::new(file, offset, bytes, Channel::From(receiver.clone())))))
     }
 
     /// The memory that it has: for one that was not begun.
@@ -346,6 +415,7 @@ impl Work {
             Work::Sync { file, .. } | Work::Truncate { file, .. } | Work::Allocate { file, .. } => [Some(file), None],
             Work::Transfer(transfer) => [Some(&transfer.file), None],
             Work::Copy(copy) => [Some(&copy.from), Some(&copy.to)],
+            Work::Pump(pump) => [Some(&pump.file), None],
             Work::Open { .. }
             | Work::Stat { .. }
             | Work::Times { .. }
@@ -383,12 +453,13 @@ impl Work {
         match self {
             Work::Transfer(transfer) => transfer.writes,
             Work::Truncate { .. } | Work::Allocate { .. } | Work::Copy(_) => true,
+            Work::Pump(pump) => matches!(pump.channel, Channel::From(_)),
             _ => false,
         }
     }
 
     /// What it was about, in words, and where.
-    pub(crate) fn describe(&self) -> (&'static str, String) {
+    fn describe(&self) -> (&'static str, String) {
         let at = |path: &Path| path.display().to_string();
         let two = |from: &Path, to: &Path| format!("{} to {}", from.display(), to.display());
         match self {
@@ -410,6 +481,40 @@ impl Work {
             Work::MakeDirectory { path, .. } => ("making the directory", at(path)),
             Work::List { directory } => ("listing", at(directory.path())),
             Work::Copy(copy) => ("copying", two(copy.from.path(), copy.to.path())),
+            Work::Pump(pump) => match pump.channel {
+                Channel::To(..) => ("sending", at(pump.file.path())),
+                Channel::From(_) => ("writing what is received to", at(pump.file.path())),
+            },
+        }
+    }
+
+    /// What the caller is told of an errno.
+    pub(crate) fn error(&mut self, errno: Errno) -> Error {
+        if let Work::Pump(pump) = self
+            && let Some(told) = pump.told.take()
+        {
+            return told;
+        }
+        let (what, path) = self.describe();
+        Error::file(what, path, errno)
+    }
+
+    /// How it ends by an error: of what has moved some bytes, with their number.
+    pub(crate) fn failed(&mut self, error: Errno) -> Result<Output, Errno> {
+        match self {
+            Work::Transfer(transfer) => transfer.failed(error),
+            Work::Pump(pump) => pump.failed(error),
+            _ => Err(error),
+        }
+    }
+
+    /// What ended it before all of it was done, after some bytes.
+    pub(crate) fn cut_short_by(&self) -> Option<Errno> {
+        match self {
+            Work::Transfer(transfer) => transfer.cut_short_by,
+            Work::Copy(copy) => copy.cut_short_by,
+            Work::Pump(pump) => pump.cut_short_by,
+            _ => None,
         }
     }
 
@@ -425,6 +530,7 @@ impl Work {
             Work::StatFile(file) | Work::List { directory: file } => [Some(file), None],
             Work::Sync { file, .. } | Work::Truncate { file, .. } | Work::Allocate { file, .. } => [Some(file), None],
             Work::Copy(copy) => [Some(copy.from), Some(copy.to)],
+            Work::Pump(pump) => [Some(pump.file), None],
             _ => [None, None],
         };
         (Pieces::One(Buffer::default()), files)
@@ -453,26 +559,23 @@ impl Transfer {
     /// So many bytes more have gone. Answers what there is to say when that is all: the count.
     pub(crate) fn went(&mut self, bytes: usize) -> Option<Output> {
         self.done += bytes;
-        let all = self.done == self.bytes() || bytes == 0 || (!self.writes && self.file.is_stream() == Some(true));
+        let all = self.done == self.bytes() || bytes == 0 || (!self.writes && self.file.is_stream());
         all.then_some(Output::Count(self.done))
     }
 
-    /// Whether it is for the ring. What asks something of the file first is for a thread, and what writes to a stream, where no signal is raised; so is
-    /// what has a place there, as only system calls refuse that.
+    /// Whether it is for the ring. What writes to a stream is for a thread, where no signal is raised; so is what has a place there, as only system calls
+    /// refuse that.
     pub(crate) fn is_for_ring(&self) -> bool {
-        let is_first_read = !self.writes && self.done == 0;
-        match self.file.is_stream() {
-            // A short read of what may be a stream is not gone on with by reading more, nor is it given to the kernel's threads.
-            None => is_first_read && self.bytes() <= super::INLINE_BYTES_MAX && !self.file.is_to_be_asked(),
-            Some(true) => !self.writes && matches!(self.place, Place::Current),
-            Some(false) => self.writes || !self.file.is_to_be_asked(),
-        }
+        !self.file.is_stream() || (!self.writes && matches!(self.place, Place::Current))
     }
 
     /// What an error means after some bytes have gone: a count, and who goes on is told.
     pub(crate) fn failed(&mut self, error: Errno) -> Result<Output, Errno> {
-        self.is_cut_short = true;
-        if self.done > 0 { Ok(Output::Count(self.done)) } else { Err(error) }
+        if self.done == 0 {
+            return Err(error);
+        }
+        self.cut_short_by = Some(error);
+        Ok(Output::Count(self.done))
     }
 }
 

@@ -1,10 +1,12 @@
 //! Doing an operation in the calling thread: at once, if nothing has to be waited for; or to its end, in a thread that may wait.
 
-use super::operation::{Copy, Entry, Output, Pieces, Place, Stat, Transfer, Work};
+use super::operation::{Copy, Entry, Open, Output, Pieces, Place, Stat, Transfer, Work};
 use super::pool::Cancel;
-use super::{Answers, File, INLINE_BYTES_MAX, Root};
+use super::{Answers, Fault, File, INLINE_BYTES_MAX, Root};
 use rustix::event::PollFlags;
-use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RawDir, ResolveFlags, StatxFlags, Timespec, Timestamps};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags, Timespec, Timestamps,
+};
 use rustix::io::{Errno, ReadWriteFlags, Result, retry_on_intr};
 use std::ffi::OsStr;
 use std::io::{IoSlice, IoSliceMut};
@@ -29,8 +31,8 @@ const RESOLVE_TRIES: usize = 1000;
 /// Does as much of a transfer as needs no waiting. `None`: the rest would wait, or may.
 #[inline]
 pub(crate) fn at_once(transfer: &mut Transfer) -> Option<Result<Output>> {
-    // To a stream, or what may be one, nothing is written here: that may raise a signal.
-    if transfer.bytes() > INLINE_BYTES_MAX || (transfer.writes && transfer.file.is_stream() != Some(false)) {
+    // To a stream nothing is written here: that may raise a signal.
+    if transfer.bytes() > INLINE_BYTES_MAX || (transfer.writes && transfer.file.is_stream()) {
         return None;
     }
     loop {
@@ -52,19 +54,21 @@ pub(crate) fn at_once(transfer: &mut Transfer) -> Option<Result<Output>> {
             Err(Errno::AGAIN) => return None,
             // Asked once of each file.
             Err(Errno::OPNOTSUPP) if answer == Answers::NOWAIT => {
-                // Reading may be asked otherwise, once a thread knows that it is memory. Not writing, which would wait for whoever else writes to
-                // the file, or allocates for it.
-                let answer = if transfer.writes { Answers::NEVER } else { Answers::REFUSED };
-                transfer.file.answers(transfer.writes).set(answer);
+                transfer.file.answers(transfer.writes).set(Answers::NEVER);
             }
             Err(error) => return Some(transfer.failed(error)),
         }
     }
 }
 
-/// One system call of a transfer, which writes at most so many bytes.
+/// One system call of a transfer, which moves at most so many bytes.
 #[inline]
 fn step(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<usize> {
+    let most = match Fault::next() {
+        Some(Fault::Error(errno)) => return Err(errno),
+        Some(Fault::Short(bytes)) => most.min(bytes),
+        None => most,
+    };
     let (offset, done) = (transfer.offset(), transfer.done);
     let fd = transfer.file.as_fd();
     let flags = if matches!(transfer.place, Place::End) { flags | ReadWriteFlags::APPEND } else { flags };
@@ -76,6 +80,11 @@ fn step(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<u
                 Pieces::Many(buffers) => rest_of(buffers, done).next().unwrap_or_default(),
             };
             rustix::io::pwritev2(fd, &[IoSlice::new(&bytes[..bytes.len().min(most)])], offset, flags)
+        }
+        (Pieces::One(buffer), false) if most < usize::MAX => {
+            let bytes = &mut buffer[done..];
+            let most = most.min(bytes.len());
+            rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut bytes[..most])], offset, flags)
         }
         // The plain calls are some tens of nanoseconds quicker than those with flags.
         (Pieces::One(buffer), false) if is_plain => rustix::io::pread(fd, &mut buffer[done..], offset),
@@ -92,7 +101,7 @@ fn step(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<u
                     skipped -= skip;
                     (skip < buffer.len()).then(|| IoSliceMut::new(&mut buffer[skip..]))
                 })
-                .take(IOV_MAX)
+                .take(if most < usize::MAX { 1 } else { IOV_MAX })
                 .collect();
             rustix::io::preadv2(fd, &mut slices, offset, flags)
         }
@@ -114,41 +123,41 @@ pub(crate) fn rest_of(buffers: &[crate::os::Buffer], mut done: usize) -> impl It
         .take(IOV_MAX)
 }
 
-/// Does it, and waits as long as it takes. What was cancelled ends early where it can.
-pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel) -> Result<Output> {
+/// Does it, and waits as long as the system takes. Where it may have to wait for somebody else, as at a pipe, it does so if it `waits`, else answers
+/// `None`: it can be gone on with. What was cancelled ends early where it can.
+pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel, waits: bool) -> Result<Option<Output>> {
     if cancel.is_said() {
-        return Err(Errno::CANCELED);
+        return work.failed(Errno::CANCELED).map(Some);
     }
-    let nothing = |()| Output::Done;
     match work {
-        Work::Open { path, how } => {
-            let fd = open(root, path, how.flags, how.mode, how.resolve(root))?;
-            let file = File::opened(fd, path.clone(), how.flags)?;
-            file.learn();
-            Ok(Output::File(file))
-        }
+        Work::Open { path, how } if !waits && waits_for_others(root, path, *how) => Ok(None),
+        Work::Transfer(transfer) => transfer_all(transfer, cancel, waits),
+        Work::Pump(_) if !waits => Ok(None),
+        Work::Pump(pump) => pump.run(cancel).map(Some),
+        _ => perform_alone(work, root, cancel).map(Some),
+    }
+}
+
+/// What waits for nobody but the system, and what may wait for others if need be.
+fn perform_alone(work: &mut Work, root: Option<&Root>, cancel: &Cancel) -> Result<Output> {
+    let nothing = |()| Output::Done;
+    if let Some(errno) = Fault::error() {
+        return Err(errno);
+    }
+    match work {
+        Work::Open { path, how } => open_file(root, path, *how).map(Output::File),
         Work::Close { file, .. } => match file.take().and_then(|file| Arc::into_inner(file.0)) {
             Some(opened) => opened.fd.close().map(nothing),
             None => Err(Errno::BUSY),
         },
-        Work::Transfer(transfer) => transfer_all(transfer, cancel),
+        Work::Transfer(_) | Work::Pump(_) => unreachable!("it may wait for others"),
         Work::Sync { file, data_only: true } => retry_on_intr(|| rustix::fs::fdatasync(&*file)).map(nothing),
         Work::Sync { file, data_only: false } => retry_on_intr(|| rustix::fs::fsync(&*file)).map(nothing),
         Work::Truncate { file, bytes } => retry_on_intr(|| rustix::fs::ftruncate(&*file, *bytes)).map(nothing),
         Work::Allocate { file, offset, bytes } => {
             retry_on_intr(|| rustix::fs::fallocate(&*file, FallocateFlags::empty(), *offset, *bytes)).map(nothing)
         }
-        Work::Stat { path, follows } => {
-            let no_follow = if *follows { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
-            let found = match root {
-                None => retry_on_intr(|| rustix::fs::statx(CWD, &*path, no_follow, STATX))?,
-                Some(_) => {
-                    let place = open_place(root, path, *follows)?;
-                    retry_on_intr(|| rustix::fs::statx(&place, "", AtFlags::EMPTY_PATH, STATX))?
-                }
-            };
-            Ok(Output::Stat(Box::new(Stat::of(&found))))
-        }
+        Work::Stat { path, follows } => Ok(Output::Stat(Box::new(Stat::of(&stat(root, path, *follows)?)))),
         Work::StatFile(file) => {
             let found = retry_on_intr(|| rustix::fs::statx(&*file, "", AtFlags::EMPTY_PATH, STATX))?;
             Ok(Output::Stat(Box::new(Stat::of(&found))))
@@ -171,6 +180,10 @@ pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel) -> 
         Work::Rename { from, to } => {
             let (from, to) = (Parent::of(root, from)?, Parent::of(root, to)?);
             retry_on_intr(|| rustix::fs::renameat(from.fd(), from.name, to.fd(), to.name)).map(nothing)
+        }
+        Work::Link { from, .. } | Work::ReadLink { path: from } if root.is_some() && leads_on(from) => {
+            open_place(root, from, true)?;
+            Err(if matches!(work, Work::ReadLink { .. }) { Errno::INVAL } else { Errno::PERM })
         }
         Work::Link { from, to } => {
             let (from, to) = (Parent::of(root, from)?, Parent::of(root, to)?);
@@ -197,13 +210,37 @@ pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel) -> 
 
 pub(crate) const STATX: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
-/// A stream is asked so that it does not wait, and waited for beside the cancel: others may take what was there, or fill what was free.
-fn transfer_all(transfer: &mut Transfer, cancel: &Cancel) -> Result<Output> {
-    let is_stream = transfer.file.learn();
-    if is_stream && !transfer.writes && transfer.done > 0 {
-        // What was there has come before anybody knew that this is all there is.
-        return Ok(Output::Count(transfer.done));
+pub(crate) fn open_file(root: Option<&Root>, path: &Path, how: Open) -> Result<File> {
+    File::opened(open(root, path, how.flags, how.mode, how.resolve(root))?, path.to_owned(), how.flags)
+}
+
+/// Whether who opens it may wait for somebody else: for a FIFO's other end, a terminal's line. What takes its place at this very moment is not seen.
+fn waits_for_others(root: Option<&Root>, path: &Path, how: Open) -> bool {
+    let never = how.flags.intersects(OFlags::DIRECTORY | OFlags::NONBLOCK | OFlags::PATH)
+        || how.flags.contains(OFlags::CREATE | OFlags::EXCL);
+    let kind = |found: Statx| FileType::from_raw_mode(found.stx_mode.into());
+    let follows = !how.flags.contains(OFlags::NOFOLLOW);
+    !never
+        && stat(root, path, follows)
+            .is_ok_and(|found| matches!(kind(found), FileType::Fifo | FileType::CharacterDevice))
+}
+
+fn stat(root: Option<&Root>, path: &Path, follows: bool) -> Result<Statx> {
+    match root {
+        None => {
+            let no_follow = if follows { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+            retry_on_intr(|| rustix::fs::statx(CWD, path, no_follow, STATX))
+        }
+        Some(_) => {
+            let place = open_place(root, path, follows)?;
+            retry_on_intr(|| rustix::fs::statx(&place, "", AtFlags::EMPTY_PATH, STATX))
+        }
     }
+}
+
+/// A stream is asked so that it does not wait, and waited for beside the cancel: others may take what was there, or fill what was free.
+fn transfer_all(transfer: &mut Transfer, cancel: &Cancel, waits: bool) -> Result<Option<Output>> {
+    let is_stream = transfer.file.is_stream();
     let event = if transfer.writes { PollFlags::OUT } else { PollFlags::IN };
     let (mut flags, mut most) = match is_stream {
         true => (ReadWriteFlags::NOWAIT, usize::MAX),
@@ -213,24 +250,28 @@ fn transfer_all(transfer: &mut Transfer, cancel: &Cancel) -> Result<Output> {
     loop {
         // Where it cannot be asked so, it has room for this much, once it says that it has room.
         if is_stream && flags.is_empty() {
+            if !waits {
+                return Ok(None);
+            }
             cancel.wait_for(transfer.file.as_fd(), event)?;
-            most = libc::PIPE_BUF;
+            most = if transfer.writes { libc::PIPE_BUF } else { usize::MAX };
         }
         if cancel.is_said() {
-            return transfer.failed(Errno::CANCELED);
+            return transfer.failed(Errno::CANCELED).map(Some);
         }
         match step(transfer, flags, most) {
             Ok(bytes) => {
                 if let Some(output) = transfer.went(bytes) {
-                    return Ok(output);
+                    return Ok(Some(output));
                 }
             }
             Err(Errno::OPNOTSUPP) if !flags.is_empty() => flags = ReadWriteFlags::empty(),
             Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if is_stream && !waits => return Ok(None),
             Err(Errno::AGAIN) if is_stream => cancel.wait_for(transfer.file.as_fd(), event)?,
             // Nothing says when to ask it again.
             Err(Errno::AGAIN) if tries > 0 => tries -= 1,
-            Err(error) => return transfer.failed(error),
+            Err(error) => return transfer.failed(error).map(Some),
         }
     }
 }
@@ -273,6 +314,11 @@ fn open_place(root: Option<&Root>, path: &Path, follows: bool) -> Result<OwnedFd
     open(root, path, OFlags::PATH | OFlags::CLOEXEC | no_follow, Mode::empty(), Root::RESOLVE)
 }
 
+/// Whether a path ends with a slash: then what the last name says is followed, by calls that do not follow it otherwise, and has to be a directory.
+fn leads_on(path: &Path) -> bool {
+    path.as_os_str().as_bytes().ends_with(b"/")
+}
+
 /// The directory that a name is in, and the name.
 struct Parent<'a> {
     directory: Option<OwnedFd>,
@@ -292,8 +338,9 @@ impl<'a> Parent<'a> {
             0 => Path::new("."),
             _ => Path::new(OsStr::from_bytes(&bytes[..begin])),
         };
-        let name = &bytes[begin..end];
-        if name.is_empty() {
+        // One slash behind it stays: it says that this is a directory's name.
+        let name = &bytes[begin..bytes.len().min(end + 1)];
+        if end == 0 {
             return Err(if bytes.is_empty() { Errno::NOENT } else { Errno::XDEV });
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -333,10 +380,11 @@ fn copy_all(copy: &mut Copy, cancel: &Cancel) -> Result<Output> {
     let mut in_kernel = true;
     let count = |copy: &Copy| Ok(Output::Count(copy.done as usize));
     while copy.done < copy.bytes {
-        let went = match cancel.is_said() {
-            true => Err(Errno::CANCELED),
-            false if in_kernel => copy_in_kernel(copy),
-            false => copy_by_hand(copy),
+        let went = match (cancel.is_said(), Fault::error()) {
+            (true, _) => Err(Errno::CANCELED),
+            (false, Some(errno)) => Err(errno),
+            (false, _) if in_kernel => copy_in_kernel(copy),
+            (false, _) => copy_by_hand(copy),
         };
         match went {
             Ok(0) => break,
@@ -348,8 +396,8 @@ fn copy_all(copy: &mut Copy, cancel: &Cancel) -> Result<Output> {
             {
                 in_kernel = false;
             }
-            Err(_) if copy.done > 0 => {
-                copy.is_cut_short = true;
+            Err(error) if copy.done > 0 => {
+                copy.cut_short_by = Some(error);
                 return count(copy);
             }
             Err(error) => return Err(error),

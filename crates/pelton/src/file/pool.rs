@@ -1,15 +1,18 @@
 //! Threads that wait, for what io_uring does not do, and for everything where it is refused. They are started as they are needed, up to a
 //! bound, and end with the engine. What an engine has asked for is taken from the queue in order, and comes back in any order.
+//!
+//! What would have one of them wait for somebody else, at a pipe or a FIFO, goes on in a thread of its own, beyond the bound: so what waits for ever
+//! keeps nothing else waiting. All that the threads share is under locks.
 
-use super::perform::perform;
+use super::perform::{open_file, perform};
 use super::{Opened, Output, Root, Work};
-use crate::os::{Bell, Owner, block_signals, locked};
+use crate::os::{Bell, Owner, block_signals, locked, wait_on};
+use pelton_lane::step;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
 #[derive(Debug)]
@@ -29,8 +32,6 @@ struct Shared {
     root: Option<Arc<Root>>,
     jobs: Mutex<Jobs>,
     there_is_one: Condvar,
-    /// Files that are to be closed, of which nobody hears.
-    closing: AtomicUsize,
     ended: Mutex<VecDeque<Ended>>,
     /// Rung when something has ended after nothing had.
     bell: Bell,
@@ -41,6 +42,10 @@ struct Jobs {
     queue: VecDeque<Job>,
     /// Threads that wait for one.
     idle: usize,
+    /// Files that are to be closed, of which nobody hears.
+    closing: usize,
+    /// Threads with a job of their own, which end with that.
+    apart: Vec<JoinHandle<()>>,
     is_over: bool,
 }
 
@@ -69,7 +74,6 @@ impl Pool {
             root,
             jobs: Mutex::default(),
             there_is_one: Condvar::new(),
-            closing: AtomicUsize::new(0),
             ended: Mutex::default(),
             bell: Bell::new()?,
         };
@@ -86,15 +90,24 @@ impl Pool {
 
     /// Notes a job, for [`Pool::start`]. Answers what cancels it.
     pub(super) fn push(&mut self, key: u32, work: Work) -> Arc<Cancel> {
-        let cancel = Arc::new(Cancel::default());
+        let cancel = Arc::new(Cancel(Some(Mutex::default())));
         self.waiting.push(Job::Do { key, work, cancel: cancel.clone() });
         cancel
     }
 
     /// Notes a file to be closed by a thread, for closing may wait.
     pub(super) fn push_close(&mut self, file: Opened) {
-        self.shared.closing.fetch_add(1, Ordering::Relaxed);
+        locked(&self.shared.jobs).closing += 1;
         self.waiting.push(Job::Close(file));
+    }
+
+    /// Gives up a job: what has not begun ends at once, a copy at its next piece, and who waits for a pipe or a socket is woken. Who waits for a FIFO to
+    /// be opened is left to it, and what it was to do ends here. What is at a disk goes on.
+    pub(super) fn cancel(&self, cancel: &Cancel) {
+        if let Some((key, mut work)) = cancel.say() {
+            let result = work.failed(Errno::CANCELED);
+            self.shared.end(key, work, result);
+        }
     }
 
     /// Has the threads begin.
@@ -133,13 +146,15 @@ impl Pool {
 
     /// Ends the threads when they have done what they were given, and waits for that; not if one of them is still closing a file, unless `waits`.
     pub(super) fn finish(&mut self, waits: bool) {
-        // Acquire: with the decrement, so that a thread seen to have closed its file is only to end.
-        if !waits && self.shared.closing.load(Ordering::Acquire) > 0 {
+        let mut jobs = locked(&self.shared.jobs);
+        if !waits && jobs.closing > 0 {
             return;
         }
-        locked(&self.shared.jobs).is_over = true;
+        jobs.is_over = true;
+        let apart = std::mem::take(&mut jobs.apart);
+        drop(jobs);
         self.shared.there_is_one.notify_all();
-        for thread in self.threads.drain(..) {
+        for thread in self.threads.drain(..).chain(apart) {
             let _ = thread.join();
         }
     }
@@ -161,6 +176,13 @@ impl Pool {
     pub(super) fn bell(&self) -> &Bell {
         &self.shared.bell
     }
+
+    /// Has the bell ring again that was silenced, if something has ended that was not taken.
+    pub(super) fn ring_again(&self) {
+        if self.in_flight > 0 && !locked(&self.shared.ended).is_empty() {
+            self.shared.bell.ring();
+        }
+    }
 }
 
 /// How many there are that somebody waits for.
@@ -176,7 +198,7 @@ impl AsFd for Pool {
 
 impl Shared {
     /// A thread's life.
-    fn serve(&self) {
+    fn serve(self: &Arc<Shared>) {
         block_signals();
         loop {
             let mut jobs = locked(&self.jobs);
@@ -186,38 +208,95 @@ impl Shared {
                     None if jobs.is_over => return,
                     None => {
                         jobs.idle += 1;
-                        jobs = self.there_is_one.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                        jobs = wait_on(&self.there_is_one, &self.jobs, jobs);
                         jobs.idle -= 1;
                     }
                 }
             };
             drop(jobs);
-            let (key, mut work, cancel) = match job {
-                Job::Do { key, work, cancel } => (key, work, cancel),
+            match job {
+                Job::Do { key, mut work, cancel } => {
+                    match perform(&mut work, self.root.as_deref(), &cancel, false).transpose() {
+                        Some(result) => self.end(key, work, result),
+                        None => self.leave(key, work, cancel),
+                    }
+                }
                 Job::Close(file) => {
                     drop(file);
-                    self.closing.fetch_sub(1, Ordering::Release);
-                    continue;
+                    locked(&self.jobs).closing -= 1;
                 }
-            };
-            let result = perform(&mut work, self.root.as_deref(), &cancel);
-            let mut ended = locked(&self.ended);
-            ended.push_back(Ended { key, work, result });
-            let first = ended.len() == 1;
-            drop(ended);
-            if first {
-                self.bell.ring();
             }
         }
+    }
+
+    /// Leaves to a thread of its own what waits for somebody else.
+    fn leave(self: &Arc<Shared>, key: u32, work: Work, cancel: Arc<Cancel>) {
+        let opens = if let Work::Open { path, how } = &work { Some((path.clone(), *how)) } else { None };
+        if let Some((key, mut work)) = cancel.keep(self, key, work) {
+            let result = work.failed(Errno::CANCELED);
+            return self.end(key, work, result);
+        }
+        let (ours, root, is_open) = (cancel.clone(), self.root.clone(), opens.is_some());
+        let goes_on = move || {
+            block_signals();
+            match opens {
+                // Nothing here is the engine's while it waits: it may be left alone with that.
+                Some((path, how)) => {
+                    let opened = open_file(root.as_deref(), &path, how).map(Output::File);
+                    if let Some((shared, key, work)) = ours.take() {
+                        shared.end(key, work, opened);
+                    }
+                }
+                None => {
+                    if let Some((shared, key, work)) = ours.take() {
+                        shared.go_on(key, work, &ours);
+                    }
+                }
+            }
+        };
+        match std::thread::Builder::new().name("pelton-file-own".to_owned()).spawn(goes_on) {
+            Ok(_) if is_open => {}
+            Ok(thread) => {
+                let mut jobs = locked(&self.jobs);
+                jobs.apart.retain(|thread| !thread.is_finished());
+                jobs.apart.push(thread);
+            }
+            // There is none to be had: this one waits.
+            Err(_) => {
+                if let Some((shared, key, work)) = cancel.take() {
+                    shared.go_on(key, work, &cancel);
+                }
+            }
+        }
+    }
+
+    fn go_on(&self, key: u32, mut work: Work, cancel: &Cancel) {
+        let result = perform(&mut work, self.root.as_deref(), cancel, true);
+        self.end(key, work, result.map(|output| output.expect("it has waited")));
+    }
+
+    fn end(&self, key: u32, work: Work, result: Result<Output, Errno>) {
+        let mut ended = locked(&self.ended);
+        ended.push_back(Ended { key, work, result });
+        let first = ended.len() == 1;
+        drop(ended);
+        if first {
+            self.bell.ring();
+        }
+        step("engine's thread: ended one");
     }
 }
 
 impl Drop for Pool {
     /// What no thread has begun is not done; what one is at, it ends, with all that belongs to it.
     fn drop(&mut self) {
-        // A child has none of the threads, and perhaps a lock that one of them held.
+        // A child has none of the threads, and perhaps a lock that one of them held; nor is the memory of what was in flight its.
         if !self.owner.is_current() {
-            std::mem::forget(std::mem::take(&mut self.threads));
+            std::mem::forget((
+                std::mem::take(&mut self.threads),
+                std::mem::take(&mut self.waiting),
+                self.shared.clone(),
+            ));
             return;
         }
         let mut jobs = locked(&self.shared.jobs);
@@ -229,42 +308,71 @@ impl Drop for Pool {
     }
 }
 
-/// How a job is given up: what has not begun ends at once, a copy at its next piece, and who waits for a pipe or a socket is woken. What is at
-/// a disk goes on.
+/// Whether a job was given up: see [`Pool::cancel`]. Without a lock in it, what is never given up.
+#[derive(Debug)]
+pub(crate) struct Cancel(Option<Mutex<Given>>);
+
+/// What is known of a job besides.
 #[derive(Debug, Default)]
-pub(crate) struct Cancel {
-    is_said: AtomicBool,
-    /// Made by who waits for a stream, which may never have anything to say. None inside: there was no descriptor for it, or it is never said.
-    bell: OnceLock<Option<Bell>>,
+struct Given {
+    is_given_up: bool,
+    /// Made by who waits for a stream, which may never have anything to say.
+    bell: Option<Arc<Bell>>,
+    /// The job itself, while its thread has no use for it.
+    kept: Option<(Arc<Shared>, u32, Work)>,
 }
 
 impl Cancel {
     /// What is never said.
     pub(super) fn never() -> Cancel {
-        Cancel { is_said: AtomicBool::new(false), bell: OnceLock::from(None) }
+        Cancel(None)
     }
 
-    pub(super) fn say(&self) {
-        self.is_said.store(true, Ordering::Relaxed);
-        // Either this finds the bell of who is about to wait, or that one finds that it is said.
-        fence(Ordering::SeqCst);
-        if let Some(Some(bell)) = self.bell.get() {
+    /// Answers a job that its thread has no use for.
+    fn say(&self) -> Option<(u32, Work)> {
+        let mut job = locked(self.0.as_ref()?);
+        job.is_given_up = true;
+        if let Some(bell) = &job.bell {
             bell.ring();
         }
+        job.kept.take().map(|(_, key, work)| (key, work))
     }
 
     pub(super) fn is_said(&self) -> bool {
-        self.is_said.load(Ordering::Relaxed)
+        self.0.as_ref().is_some_and(|job| locked(job).is_given_up)
+    }
+
+    pub(super) fn check(&self) -> rustix::io::Result<()> {
+        if self.is_said() { Err(Errno::CANCELED) } else { Ok(()) }
+    }
+
+    /// Keeps a job until somebody takes it; gives it back if it is given up already.
+    fn keep(&self, shared: &Arc<Shared>, key: u32, work: Work) -> Option<(u32, Work)> {
+        let mut job = locked(self.0.as_ref().expect("of a job"));
+        if job.is_given_up {
+            return Some((key, work));
+        }
+        job.kept = Some((shared.clone(), key, work));
+        None
+    }
+
+    fn take(&self) -> Option<(Arc<Shared>, u32, Work)> {
+        locked(self.0.as_ref()?).kept.take()
     }
 
     /// Waits until a stream is ready, or this is said.
     pub(super) fn wait_for(&self, stream: BorrowedFd<'_>, event: PollFlags) -> rustix::io::Result<()> {
-        // Without a descriptor for it, it cannot be woken: the next bytes do.
-        let bell = self.bell.get_or_init(|| Bell::new().ok());
-        fence(Ordering::SeqCst);
-        if self.is_said() {
-            return Ok(());
-        }
+        let bell = match self.0.as_ref().map(locked) {
+            Some(job) if job.is_given_up => return Ok(()),
+            Some(mut job) => {
+                if job.bell.is_none() {
+                    // Without a descriptor for it, it cannot be woken: the next bytes do.
+                    job.bell = Bell::new().ok().map(Arc::new);
+                }
+                job.bell.clone()
+            }
+            None => None,
+        };
         let mut fds = vec![PollFd::from_borrowed_fd(stream, event)];
         fds.extend(bell.iter().map(|bell| PollFd::new(bell, PollFlags::IN)));
         retry_on_intr(|| poll(&mut fds, None)).map(drop)

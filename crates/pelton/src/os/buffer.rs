@@ -1,6 +1,7 @@
 //! Memory that goes into an operation on a file, and comes back with its completion.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
@@ -8,12 +9,13 @@ use std::ptr::NonNull;
 /// [`Completion`](crate::file::Completion): nobody can touch it while the kernel may.
 ///
 /// A vector is one (all of its length, not its capacity), a slice or a text is copied into one; [`Buffer::aligned`] is for files
-/// opened with [`Open::direct`](crate::file::Open::direct).
+/// opened with [`Open::direct`](crate::file::Open::direct); [`Buffer::foreign`] is memory of another language's.
 pub struct Buffer(Memory);
 
 enum Memory {
     Vector(Vec<u8>),
     Aligned(Aligned),
+    Foreign(Foreign),
 }
 
 impl Buffer {
@@ -22,11 +24,43 @@ impl Buffer {
         Buffer(Memory::Aligned(Aligned::new(bytes)))
     }
 
+    /// `bytes` of memory that somebody else has allocated, as another language's runtime. `release` is called with `context`, once, when neither the kernel nor
+    /// an engine nor whoever has this has any use for the memory: as this is dropped, by whichever thread. Not in a forked child, which has no
+    /// part in what its parent's engine has in flight.
+    ///
+    /// ```
+    /// use pelton::file::Buffer;
+    /// use std::ffi::c_void;
+    /// unsafe extern "C" fn release(context: *mut c_void) {
+    ///     // SAFETY: it is what was leaked below, and comes once.
+    ///     drop(unsafe { Box::from_raw(context.cast::<[u8; 4096]>()) });
+    /// }
+    /// let memory = Box::into_raw(Box::new([0u8; 4096]));
+    /// // SAFETY: nobody else uses it until it is released.
+    /// let buffer = unsafe { Buffer::foreign(memory.cast(), 4096, Some(release), memory.cast()) };
+    /// assert_eq!(buffer.len(), 4096);
+    /// ```
+    ///
+    /// # Safety
+    /// Until `release` is called (without one, for as long as this lives) `base` points to so many bytes that are initialised, that are there, and that nobody
+    /// else writes; nor reads, unless this is only written from. It may be null where `bytes` is 0. `release` may be called by any
+    /// thread, with this context, and does not unwind.
+    pub unsafe fn foreign(
+        base: *mut u8,
+        bytes: usize,
+        release: Option<unsafe extern "C" fn(*mut c_void)>,
+        context: *mut c_void,
+    ) -> Buffer {
+        let base = NonNull::new(base).unwrap_or(NonNull::dangling());
+        Buffer(Memory::Foreign(Foreign { base, bytes, release, context }))
+    }
+
     /// The bytes as a vector: the one that it was made of, or a copy.
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
             Memory::Vector(bytes) => bytes,
             Memory::Aligned(bytes) => bytes.to_vec(),
+            Memory::Foreign(bytes) => bytes.to_vec(),
         }
     }
 }
@@ -44,6 +78,7 @@ impl Deref for Buffer {
         match &self.0 {
             Memory::Vector(bytes) => bytes,
             Memory::Aligned(bytes) => bytes,
+            Memory::Foreign(bytes) => bytes,
         }
     }
 }
@@ -53,6 +88,7 @@ impl DerefMut for Buffer {
         match &mut self.0 {
             Memory::Vector(bytes) => bytes,
             Memory::Aligned(bytes) => bytes,
+            Memory::Foreign(bytes) => bytes,
         }
     }
 }
@@ -133,5 +169,43 @@ impl Drop for Aligned {
     fn drop(&mut self) {
         // SAFETY: allocated with the same layout, freed once.
         unsafe { dealloc(self.base.as_ptr(), Aligned::layout(self.bytes)) };
+    }
+}
+
+/// Somebody else's memory.
+struct Foreign {
+    base: NonNull<u8>,
+    bytes: usize,
+    release: Option<unsafe extern "C" fn(*mut c_void)>,
+    context: *mut c_void,
+}
+
+// SAFETY: who made it promises that nobody else uses the memory, and that any thread may release it.
+unsafe impl Send for Foreign {}
+// SAFETY: as above; shared, it is only read.
+unsafe impl Sync for Foreign {}
+
+impl Deref for Foreign {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: who made it promises that it is there, and nobody else writes it.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.bytes) }
+    }
+}
+
+impl DerefMut for Foreign {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; it is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        if let Some(release) = self.release {
+            // SAFETY: who made it promises that any thread may; this is the only time.
+            unsafe { release(self.context) };
+        }
     }
 }

@@ -18,7 +18,7 @@ mod syncer;
 use std::sync::PoisonError;
 #[cfg(thread_sanitizer)]
 use std::sync::TryLockError;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use bell::{Bell, Event, Nudge, Pollable, Ready, poll_until};
 pub use buffer::Buffer;
@@ -43,6 +43,23 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     }
     #[cfg(not(thread_sanitizer))]
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Gives a lock up until somebody has said that there may be something, and takes it again; or for nothing.
+pub(crate) fn wait_on<'a, T>(said: &Condvar, mutex: &'a Mutex<T>, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    // As above: that the lock was taken again is seen only of what is compiled here.
+    #[cfg(thread_sanitizer)]
+    {
+        let _ = said;
+        drop(guard);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        locked(mutex)
+    }
+    #[cfg(not(thread_sanitizer))]
+    {
+        let _ = mutex;
+        said.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Leaves all signals to the program's own threads, in one that is not.

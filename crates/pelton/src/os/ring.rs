@@ -3,14 +3,14 @@
 
 use super::Owner;
 use super::fork;
-use crate::file::{File, Output, Pieces, Place, Root, STATX, Stat, Transfer, Work, rest_of};
+use crate::file::{Fault, File, Output, Pieces, Place, Root, STATX, Stat, Transfer, Work, rest_of};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::fs::{AtFlags, CWD, Statx};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::ffi::CString;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,6 +41,10 @@ pub(crate) struct Ring {
     cancels: VecDeque<u32>,
     /// Entries made, whose end has not come.
     in_flight: usize,
+    /// What the entries say of themselves that the kernel has not taken, in order.
+    queued: VecDeque<u64>,
+    /// Whether the system refuses from now on to take any, as a filter does that came later. Then it is never asked again.
+    is_refused: bool,
 }
 
 /// An operation, and what its entry points to besides.
@@ -49,12 +53,13 @@ struct Held {
     extra: Option<Box<Extra>>,
     is_begun: bool,
     is_cancelled: bool,
+    /// What it is to end by instead of being done: for tests.
+    fault: Option<Errno>,
 }
 
 /// Boxed, so that it stays where it is.
 struct Extra {
     paths: [CString; 2],
-    how: types::OpenHow,
     found: Option<Statx>,
     pieces: Vec<Piece>,
 }
@@ -82,6 +87,8 @@ impl Ring {
             waiting: VecDeque::new(),
             cancels: VecDeque::new(),
             in_flight: 0,
+            queued: VecDeque::new(),
+            is_refused: false,
         };
         ring.ring.submitter().register_probe(&mut ring.probe)?;
         // A filter may let a ring be made, and not used.
@@ -89,19 +96,21 @@ impl Ring {
         // SAFETY: the entry names no memory and no descriptor.
         unsafe { ring.ring.submission().push(&nothing) }.map_err(std::io::Error::other)?;
         ring.enter(1)?;
+        if ring.is_refused {
+            return Err(Errno::PERM.into());
+        }
         ring.ring.completion().next();
         Ok(ring)
     }
 
     /// Whether it does such operations.
     pub(crate) fn supports(&self, work: &Work) -> bool {
-        if matches!(work, Work::Transfer(transfer) if !transfer.is_for_ring()) {
+        if self.is_refused || matches!(work, Work::Transfer(transfer) if !transfer.is_for_ring()) {
             return false;
         }
-        // Below a root a name is looked up in two steps, which threads do.
+        // Below a root a name is looked up in two steps, which threads do. They open files, too: the kernel would have the call that begins it wait for
+        // a file server, and not wait for the other end of a FIFO; or have one of its few threads wait for that.
         let code = match work {
-            Work::Open { how, .. } if how.resolve(self.root.as_deref()).is_empty() => opcode::OpenAt::CODE,
-            Work::Open { .. } => opcode::OpenAt2::CODE,
             Work::Transfer(Transfer { memory: Pieces::One(_), writes: false, .. }) => opcode::Read::CODE,
             Work::Transfer(Transfer { memory: Pieces::One(_), writes: true, .. }) => opcode::Write::CODE,
             Work::Transfer(Transfer { memory: Pieces::Many(_), writes: false, .. }) => opcode::Readv::CODE,
@@ -128,12 +137,35 @@ impl Ring {
             self.works.resize_with(index + 1, || None);
         }
         debug_assert!(self.works[index].is_none(), "one operation for each key");
-        self.works[index] = Some(Held { work, extra: None, is_begun: false, is_cancelled: false });
+        self.works[index] = Some(Held { work, extra: None, is_begun: false, is_cancelled: false, fault: None });
         self.waiting.push_back(key);
+    }
+
+    /// Whether it takes nothing any more: see [`Ring::take_back`].
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_refused
+    }
+
+    /// Of a ring that the system refuses by now to begin anything by: what the kernel has not taken. What it has taken ends in its own time, and cannot be
+    /// cancelled.
+    pub(crate) fn take_back(&mut self) -> Vec<(u32, Work)> {
+        if !self.is_refused {
+            return Vec::new();
+        }
+        self.cancels.clear();
+        // The entries stay in the queue, which nobody reads any more.
+        let queued: Vec<u32> =
+            self.queued.drain(..).filter(|entry| entry & CANCEL == 0).map(|key| key as u32).collect();
+        self.in_flight -= queued.len();
+        let keys = queued.into_iter().chain(self.waiting.drain(..));
+        keys.filter_map(|key| Some((key, self.works[key as usize].take()?.work))).collect()
     }
 
     /// Begins what was pushed: one system call for up to 256 operations.
     pub(crate) fn start(&mut self) -> std::io::Result<()> {
+        if self.is_refused {
+            return Ok(());
+        }
         self.fill()?;
         let has_none = self.ring.submission().is_empty();
         if has_none { Ok(()) } else { self.enter(0) }
@@ -148,15 +180,17 @@ impl Ring {
     /// Makes entries of what was pushed, and of what is to be told to stop, whose own entries are made already.
     fn fill(&mut self) -> std::io::Result<()> {
         while let Some(&key) = self.cancels.front() {
-            let entry = opcode::AsyncCancel::new(key.into()).build().user_data(CANCEL | u64::from(key));
+            let data = CANCEL | u64::from(key);
+            let entry = opcode::AsyncCancel::new(key.into()).build().user_data(data);
             // SAFETY: the entry names no memory and no descriptor.
             if unsafe { self.ring.submission().push(&entry) }.is_err() {
                 self.enter(0)?;
-                if self.ring.submission().is_full() {
+                if self.is_refused || self.ring.submission().is_full() {
                     return Ok(());
                 }
                 continue;
             }
+            self.queued.push_back(data);
             self.cancels.pop_front();
         }
         while let Some(&key) = self.waiting.front() {
@@ -166,7 +200,7 @@ impl Ring {
             // come: in `ended`, also for what is left when the ring is dropped.
             if unsafe { self.ring.submission().push(&entry) }.is_err() {
                 self.enter(0)?;
-                if self.ring.submission().is_full() {
+                if self.is_refused || self.ring.submission().is_full() {
                     // The kernel takes no more for now; who takes what has ended begins the rest.
                     return Ok(());
                 }
@@ -174,6 +208,7 @@ impl Ring {
             }
             held.is_begun = true;
             self.in_flight += 1;
+            self.queued.push_back(key.into());
             self.waiting.pop_front();
         }
         Ok(())
@@ -182,19 +217,24 @@ impl Ring {
     /// Has the kernel take what is in the queue, and waits for so many ends. It stops at an entry that it refuses, with which it does not wait either:
     /// what is behind that is for the next call.
     fn enter(&mut self, wanted: usize) -> std::io::Result<()> {
+        if self.is_refused {
+            return Ok(());
+        }
         loop {
             let before = self.ring.submission().len();
-            match self.ring.submit_and_wait(wanted) {
-                Ok(_) => {
-                    let left = self.ring.submission().len();
-                    if left == 0 || left == before {
-                        return Ok(());
-                    }
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            let entered = self.ring.submit_and_wait(wanted);
+            let left = self.ring.submission().len();
+            self.queued.drain(..self.queued.len().saturating_sub(left));
+            match entered.map_err(|error| (error.raw_os_error(), error)) {
+                Ok(_) if left == 0 || left == before => return Ok(()),
+                Ok(_) | Err((Some(libc::EINTR), _)) => {}
                 // No memory, or no room for ends. Who waits does not wait here: what has ended is to be taken first.
-                Err(error) if [Some(libc::EAGAIN), Some(libc::EBUSY)].contains(&error.raw_os_error()) => return Ok(()),
-                Err(error) => return Err(error),
+                Err((Some(libc::EAGAIN | libc::EBUSY), _)) => return Ok(()),
+                Err((Some(libc::ENOMEM), error)) => return Err(error),
+                Err(_) => {
+                    self.is_refused = true;
+                    return Ok(());
+                }
             }
         }
     }
@@ -219,14 +259,14 @@ impl Ring {
                 // there is ends by itself.
                 let is_missed = [-libc::EALREADY, -libc::ENOENT].contains(&end.result());
                 let is_left = |held: &Held| held.is_begun && held.is_cancelled && held.may_wait_for_ever();
-                if is_missed && self.works[key as usize].as_ref().is_some_and(is_left) {
+                if is_missed && !self.is_refused && self.works[key as usize].as_ref().is_some_and(is_left) {
                     self.cancels.push_back(key);
                 }
                 continue;
             }
-            let Held { mut work, extra, .. } = self.works[key as usize].take().expect("what ends was begun");
+            let Held { mut work, extra, fault, .. } = self.works[key as usize].take().expect("what ends was begun");
             self.in_flight -= 1;
-            let result = match end.result() {
+            let result = match fault.map_or(end.result(), |errno| -errno.raw_os_error()) {
                 error @ ..0 => Err(Errno::from_raw_os_error(-error)),
                 went => judge(&mut work, extra, went),
             };
@@ -242,19 +282,15 @@ impl Ring {
             return held.take().map(|held| held.work);
         }
         held.as_mut()?.is_cancelled = true;
-        self.cancels.push_back(key);
+        if !self.is_refused {
+            self.cancels.push_back(key);
+        }
         None
     }
 
     /// What the kernel has not taken yet.
     pub(crate) fn unbegun(&self) -> usize {
-        self.waiting.len() + self.cancels.len() + self.queued()
-    }
-
-    /// Entries that are made, and wait in the queue for the kernel.
-    fn queued(&self) -> usize {
-        // SAFETY: nobody else has this ring, and the view is gone before anything is pushed.
-        unsafe { self.ring.submission_shared() }.len()
+        self.waiting.len() + self.cancels.len() + self.queued.len()
     }
 
     /// Whether it has nothing to do.
@@ -267,11 +303,6 @@ impl Ring {
 fn judge(work: &mut Work, extra: Option<Box<Extra>>, went: i32) -> Result<Option<Output>, Errno> {
     match work {
         Work::Transfer(transfer) => Ok(transfer.went(went as usize)),
-        Work::Open { path, how } => {
-            // SAFETY: the kernel has made the descriptor for this operation, and told nobody else.
-            let fd = unsafe { OwnedFd::from_raw_fd(went) };
-            File::opened(fd, path.clone(), how.flags).map(|file| Some(Output::File(file)))
-        }
         _ => Ok(Some(match extra.and_then(|extra| extra.found) {
             Some(found) => Output::Stat(Box::new(Stat::of(&found))),
             None => Output::Done,
@@ -281,17 +312,26 @@ fn judge(work: &mut Work, extra: Option<Box<Extra>>, went: i32) -> Result<Option
 
 impl Held {
     fn may_wait_for_ever(&self) -> bool {
-        matches!(&self.work, Work::Transfer(transfer) if transfer.file.is_stream() != Some(false))
+        matches!(&self.work, Work::Transfer(transfer) if transfer.file.is_stream())
     }
 
     /// The entry that asks for it, or for the rest of it.
     fn entry(&mut self, root: Option<&Root>) -> squeue::Entry {
         let file = |file: &File| types::Fd(file.as_fd().as_raw_fd());
         let at = types::Fd(root.map_or(CWD, Root::as_fd).as_raw_fd());
-        let extra = Extra::of(&self.work, root).map(|extra| &mut **self.extra.insert(extra));
+        let extra = Extra::of(&self.work).map(|extra| &mut **self.extra.insert(extra));
         let path = |extra: &Extra, which: usize| extra.paths[which].as_ptr();
+        let (fault, most) = match Fault::next() {
+            Some(Fault::Error(errno)) => (Some(errno), 0),
+            Some(Fault::Short(bytes)) => (None, bytes),
+            None => (None, BYTES_MAX),
+        };
+        self.fault = fault;
+        if fault.is_some() {
+            return opcode::Nop::new().build();
+        }
         match (&mut self.work, extra) {
-            (Work::Transfer(transfer), extra) => transfer_entry(transfer, extra),
+            (Work::Transfer(transfer), extra) => transfer_entry(transfer, extra, most),
             (Work::Sync { file: synced, data_only }, _) => {
                 let flags = if *data_only { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
                 opcode::Fsync::new(file(synced)).flags(flags).build()
@@ -300,11 +340,6 @@ impl Held {
             (Work::Allocate { file: longer, offset, bytes }, _) => {
                 opcode::Fallocate::new(file(longer), *bytes).offset(*offset).build()
             }
-            (Work::Open { how, .. }, Some(extra)) if how.resolve(root).is_empty() => {
-                let (flags, mode) = (how.flags.bits() as i32, how.mode.bits());
-                opcode::OpenAt::new(at, path(extra, 0)).flags(flags).mode(mode).build()
-            }
-            (Work::Open { .. }, Some(extra)) => opcode::OpenAt2::new(at, path(extra, 0), &extra.how).build(),
             (Work::Stat { follows, .. }, Some(extra)) => {
                 let flags = if *follows { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
                 extra.stat(at, flags)
@@ -325,11 +360,11 @@ impl Held {
     }
 }
 
-fn transfer_entry(transfer: &mut Transfer, extra: Option<&mut Extra>) -> squeue::Entry {
+fn transfer_entry(transfer: &mut Transfer, extra: Option<&mut Extra>, most: usize) -> squeue::Entry {
     let fd = types::Fd(transfer.file.as_fd().as_raw_fd());
     let (offset, done, left) = (transfer.offset(), transfer.done, transfer.bytes() - transfer.done);
     let flags = if matches!(transfer.place, Place::End) { libc::RWF_APPEND } else { 0 };
-    let bytes = left.min(BYTES_MAX) as u32;
+    let bytes = left.min(most) as u32;
     let entry = match (&mut transfer.memory, extra, transfer.writes) {
         (Pieces::One(buffer), _, false) => {
             opcode::Read::new(fd, buffer[done..].as_mut_ptr(), bytes).offset(offset).rw_flags(flags).build()
@@ -338,7 +373,8 @@ fn transfer_entry(transfer: &mut Transfer, extra: Option<&mut Extra>) -> squeue:
             opcode::Write::new(fd, buffer[done..].as_ptr(), bytes).offset(offset).rw_flags(flags).build()
         }
         (Pieces::Many(_), Some(extra), writes) => {
-            let (pieces, count) = (extra.pieces.as_ptr().cast::<libc::iovec>(), extra.pieces.len() as u32);
+            let count = if most < BYTES_MAX { extra.pieces.len().min(1) } else { extra.pieces.len() } as u32;
+            let pieces = extra.pieces.as_ptr().cast::<libc::iovec>();
             match writes {
                 false => opcode::Readv::new(fd, pieces, count).offset(offset).rw_flags(flags).build(),
                 true => opcode::Writev::new(fd, pieces, count).offset(offset).rw_flags(flags).build(),
@@ -347,7 +383,7 @@ fn transfer_entry(transfer: &mut Transfer, extra: Option<&mut Extra>) -> squeue:
         (Pieces::Many(_), None, _) => unreachable!("several pieces have a list"),
     };
     // Not of a stream: whoever waits for one in the kernel's threads may not be found there by a cancel.
-    match left > COPIED_MAX && !transfer.file.is_direct() && transfer.file.is_stream() == Some(false) {
+    match (left > COPIED_MAX || transfer.is_apart) && !transfer.file.is_direct() && !transfer.file.is_stream() {
         true => entry.flags(squeue::Flags::ASYNC),
         false => entry,
     }
@@ -355,13 +391,12 @@ fn transfer_entry(transfer: &mut Transfer, extra: Option<&mut Extra>) -> squeue:
 
 impl Extra {
     /// What the kernel is to be pointed to, if an operation has any such thing.
-    fn of(work: &Work, root: Option<&Root>) -> Option<Box<Extra>> {
+    fn of(work: &Work) -> Option<Box<Extra>> {
         let c_path = |path: Option<&Path>| {
             let bytes = path.map_or(&b""[..], |path| path.as_os_str().as_bytes());
             CString::new(bytes).expect("`supports` has refused what has a zero in it")
         };
-        let mut extra =
-            Extra { paths: work.paths().map(c_path), how: types::OpenHow::new(), found: None, pieces: Vec::new() };
+        let mut extra = Extra { paths: work.paths().map(c_path), found: None, pieces: Vec::new() };
         match work {
             Work::Transfer(Transfer { memory: Pieces::Many(buffers), done, .. }) => {
                 // The kernel writes through these to memory that `work` owns, and that nobody else has.
@@ -369,10 +404,6 @@ impl Extra {
                     Piece(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() })
                 };
                 extra.pieces.extend(rest_of(buffers, *done).map(piece));
-            }
-            Work::Open { how, .. } => {
-                extra.how = (types::OpenHow::new().flags(how.flags.bits().into()).mode(how.mode.bits().into()))
-                    .resolve(how.resolve(root).bits());
             }
             Work::Stat { .. } | Work::StatFile(_) => {
                 // SAFETY: it is made of integers.
@@ -411,8 +442,8 @@ impl Drop for Ring {
         // SAFETY: taken once, here.
         let ring = unsafe { ManuallyDrop::take(&mut self.ring) };
         if !self.owner.is_current() {
-            // A child has neither the descriptor nor the mapping: where that was, there may be something else.
-            std::mem::forget(ring);
+            // A child has neither the descriptor nor the mapping: where that was, there may be something else. Nor is the memory of what was in flight its.
+            std::mem::forget((ring, std::mem::take(&mut self.works)));
             return;
         }
         if self.in_flight == 0 {
@@ -429,12 +460,15 @@ impl Drop for Ring {
             waiting: VecDeque::new(),
             cancels: VecDeque::new(),
             in_flight: self.in_flight,
+            queued: std::mem::take(&mut self.queued),
+            is_refused: self.is_refused,
         };
         let begun: Vec<u32> = (0..).zip(&left.works).filter(|(_, held)| held.is_some()).map(|(key, _)| key).collect();
         for key in begun {
             left.cancel(key);
         }
         let _ = left.start();
+        drop(left.take_back());
         // Where no thread can be had, it is all kept for good.
         let left = ManuallyDrop::new(left);
         let _ = std::thread::Builder::new().name("pelton-file-end".to_owned()).spawn(move || {
@@ -447,8 +481,8 @@ impl Drop for Ring {
                 match left.wait() {
                     // There is no memory for now.
                     Ok(()) if left.unbegun() > 0 => std::thread::yield_now(),
-                    Ok(()) => {}
-                    Err(_) => return std::mem::forget(left),
+                    Ok(()) if !left.is_refused => {}
+                    _ => return std::mem::forget(left),
                 }
             }
         });
