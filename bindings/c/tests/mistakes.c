@@ -265,6 +265,7 @@ static void what_cannot_be_sent_is_refused(void) {
     REFUSES(pelton_send_batch(sender, batch, 2, PELTON_FOREVER), PELTON_TOO_LARGE, "60016 bytes");
     batch[1].iov_len = SIZE_MAX;
     ANSWERS(pelton_send_batch(sender, batch, 2, PELTON_FOREVER), PELTON_TOO_LARGE);
+    ANSWERS(pelton_send_batch(sender, batch, SIZE_MAX, PELTON_FOREVER), PELTON_TOO_LARGE);
     ANSWERS(pelton_arm_send(sender, SIZE_MAX), PELTON_TOO_LARGE);
     REFUSES(pelton_arm_send(sender, sizeof large), PELTON_TOO_LARGE, "65536 bytes");
     ANSWERS(pelton_send_descriptors(sender, "x", 1, fds, 65, SOON), PELTON_TOO_MANY_DESCRIPTORS);
