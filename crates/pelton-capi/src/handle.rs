@@ -470,7 +470,7 @@ mod tests {
                 assert_eq!(take(handle, |_| Err::<(), _>(code::TOO_LARGE)).err(), Some(code::TOO_LARGE));
                 assert_eq!(call(handle, |_| Ok(())), 0, "it was not closed, and is used on");
                 match taken {
-                    true => drop(take(handle, |_| Ok(())).ok().expect("nobody else is in a call")),
+                    true => drop(take(handle, |_| Ok(())).expect("nobody else is in a call")),
                     false => assert_eq!(close(handle), 0),
                 }
                 assert!(WAS_BUSY.get());
