@@ -357,8 +357,9 @@ PELTON_MUST_USE int pelton_sync(void *handle);
  *   engine  until every operation has ended; their completions are still to be taken. Errors: as pelton_file_completions. */
 PELTON_MUST_USE int pelton_drain(void *handle, int64_t deadline_ns);
 
-/* Releases what was received last; its data is not to be read any more. Does not wait.
- *   receiver  what pelton_receive or pelton_receive_batch answered. Descriptors not taken are closed
+/* Releases what was received last; its data is not to be read any more. Does not wait, but for descriptors that are late.
+ *   receiver  what pelton_receive or pelton_receive_batch answered. Descriptors not taken are closed; if it is PELTON_REDELIVERED, once they
+ *             have come: see pelton_take_descriptors
  *   client    what pelton_call or pelton_await answered
  *   service   the bytes of what pelton_service_receive answered. Its responder stays
  * Errors: PELTON_NOT_RECEIVED. */
@@ -424,8 +425,9 @@ PELTON_MUST_USE int pelton_arm_send(pelton_sender *sender, size_t size);
 
 /* ---- Reserving --------------------------------------------------------------------------------------------------------- *
  * Room to write in place. Nothing is seen of it until it is committed, or given to the function that sends it, and then nothing of it
- * may be written any more. Until then the handle answers PELTON_RESERVED to everything but pelton_fd, pelton_disarm, pelton_get_info,
- * pelton_responder_is_cancelled and pelton_close.
+ * may be written any more, nor once it is aborted; nor may another call be given it as data, which may write just there. Until then the
+ * handle answers PELTON_RESERVED to everything but pelton_fd, pelton_disarm, pelton_get_info, pelton_responder_is_cancelled and
+ * pelton_close.
  *
  *     void *at;                                                     uint64_t call;
  *     pelton_reserve(sender, most, PELTON_FOREVER, &at);            pelton_reserve(client, most, PELTON_FOREVER, &at);
@@ -501,12 +503,14 @@ PELTON_MUST_USE int pelton_receive_copy(pelton_receiver *receiver, void *buffer,
 
 /* Keeps the message received last, without a copy, and lets the receiver go on: data stays good until *out is closed, on
  * whatever thread. Space comes back in order, so a message held long keeps what comes after it from being released too. Descriptors not
- * taken are closed. Does not wait. Errors: PELTON_NOT_RECEIVED, also for what pelton_receive_batch answered to a count above 1. */
+ * taken are closed, as by pelton_release. Does not wait, but for these. Errors: PELTON_NOT_RECEIVED, also for what pelton_receive_batch
+ * answered to a count above 1. */
 PELTON_MUST_USE int pelton_hold(pelton_receiver *receiver, pelton_held **out);
 
-/* The descriptors that came with the message received last, once: they are the caller's to close, and close on exec. Waits a second at
- * most for a sender that survived its receiver and sends them again. *out_count is how many, 0 if none came or they were taken; with
- * PELTON_TOO_SMALL (more than capacity) too, and they stay. out may be NULL if capacity is 0.
+/* The descriptors that came with the message received last, once: they are the caller's to close, and close on exec. Those of a message
+ * that is PELTON_REDELIVERED may be late, as a sender that survived its receiver sends them again: waits a second at most for them, and so
+ * does what closes them, pelton_release, pelton_hold and pelton_receive_copy, also with PELTON_NO_WAIT. *out_count is how many, 0 if none
+ * came or they were taken; with PELTON_TOO_SMALL (more than capacity) too, and they stay. out may be NULL if capacity is 0.
  * Errors: PELTON_NOT_RECEIVED, PELTON_DESCRIPTORS_LOST, PELTON_CORRUPT, PELTON_SYSTEM: they are gone then, the message stays. */
 PELTON_MUST_USE int pelton_take_descriptors(pelton_receiver *receiver, int *out, size_t capacity, size_t *out_count);
 
@@ -551,9 +555,10 @@ typedef struct pelton_record {
 
 /* Takes all of the runs, in order, and answers 0 or more when it has them safely: then they are released, and must not be looked at any
  * more. Or it takes nothing, and answers less than 0, an errno negated for instance: then nothing is released, just the same comes again
- * with the next flush, before anything else, and whoever flushed is answered PELTON_SINK, with that number negated in errno. Called
- * by one thread at a time: the one that flushes, appends to a full buffer, closes the last of the appenders, or the library's own
- * for options.flush_interval_ns. It must return, and must neither use the handles that lead to it nor wait for a thread that does. */
+ * with the next flush, before anything else, and whoever flushed is answered PELTON_SINK, with that number negated in errno; if that was
+ * the library's own thread, who flushes next. Called by one thread at a time: the one that flushes, appends to a full buffer, closes the
+ * last of the appenders, or the library's own for options.flush_interval_ns. It must return, and must neither use the handles that lead to it
+ * nor wait for a thread that does. */
 typedef int (*pelton_write)(void *context, const pelton_run *runs, size_t count);
 
 /* Where messages are flushed to: a function, or a record file, which pelton_records_open and `pelton cat` read. It is copied. Of these one
@@ -637,8 +642,9 @@ PELTON_MUST_USE int pelton_appenders_open(const pelton_options *options, const p
  * destructor of a thread's own data, when the thread's appender has been given up. */
 PELTON_MUST_USE int pelton_appenders_append(pelton_appenders *appenders, const void *data, size_t size);
 
-/* Makes an appender with a buffer of its own, which one thread at a time uses: what appends fastest. Does not wait. Any thread, at any
- * time. Errors: PELTON_REFUSED: there are as many as options.lanes says; PELTON_SYSTEM. */
+/* Makes an appender with a buffer of its own, which one thread at a time uses: what appends fastest. Any thread, at any time. Does not wait
+ * while there are fewer than options.lanes says, those closed counting until they are flushed; else as pelton_flush_now, to be rid of these.
+ * Errors: PELTON_REFUSED: there are as many as options.lanes says; PELTON_SYSTEM; then also the sink's. */
 PELTON_MUST_USE int pelton_appender_open(pelton_appenders *appenders, pelton_appender **out);
 
 /* Copies a message into the buffer. Waits for nothing; but when the buffer is full, it is handed to the sink, which waits as long as that
@@ -775,7 +781,7 @@ PELTON_MUST_USE int pelton_service_listen(const char *name, const pelton_options
  * PELTON_NOT_RELEASED; PELTON_SYSTEM, for instance when descriptors run out: it can be tried again. */
 PELTON_MUST_USE int pelton_service_receive(pelton_service *service, int64_t deadline_ns, pelton_request *out);
 
-/* Has requests answered by handler, which gets a copy of each, on as many threads, of which this is one, until it ends by
+/* Has requests answered by handler, which gets a copy of each, on as many threads, of which this is one (0 is 1), until it ends by
  * pelton_service_stop; then waits for the handlers at work, and answers PELTON_OK. Errors: PELTON_NOT_RELEASED,
  * PELTON_SYSTEM: the handlers at work have returned, and it can be called again. */
 PELTON_MUST_USE int pelton_service_run(pelton_service *service, uint32_t threads, pelton_handler handler, void *context);
@@ -788,7 +794,8 @@ PELTON_MUST_USE int pelton_service_run(pelton_service *service, uint32_t threads
  *                      free when this service next looks for requests. Go on receiving, or running: when every client knows that all its
  *                      calls are answered, that answers PELTON_CLOSED, or returns; then close. A client that does not read its answers
  *                      holds this up; PELTON_STOP_NOW ends it all the same.
- * Does not wait. Any thread, at any time before the close, also in pelton_service_run's handler. Errors: PELTON_OPTION: another way. */
+ * Does not wait. Any thread, at any time before the close, also in pelton_service_run's handler. In a forked child PELTON_OK, and nothing of
+ * the parent's is stopped. Errors: PELTON_OPTION: another way. */
 int pelton_service_stop(const pelton_service *service, uint32_t how);
 
 /* ---- Answering --------------------------------------------------------------------------------------------------------- *

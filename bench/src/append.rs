@@ -21,8 +21,12 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use crate::{
     fan_in::first_number,
     parameters::{Job, Pass, SystemName},
-    systems::append::{
-        AppendSystem, Appender, Bump, HEADER, MutexVec, Opened, Pelton, PeltonFile, Queue, Sink, Write, record_bytes,
+    systems::{
+        append::{
+            AppendSystem, Appender, Bump, HEADER, MutexVec, Opened, Pelton, PeltonFile, Queue, Sink, Write,
+            record_bytes,
+        },
+        lisp,
     },
     workload::{PassReport, Section, buffers, number, passes, stamp, whole, work},
 };
@@ -40,6 +44,9 @@ pub fn side(job: &Job) -> Result<()> {
         SystemName::MutexVec => part::<MutexVec>(job),
         SystemName::ArrayQueue => part::<Queue<ArrayQueue<_>>>(job),
         SystemName::SegQueue => part::<Queue<SegQueue<_>>>(job),
+        SystemName::PeltonSbcl | SystemName::SbclMutex | SystemName::SbclCas => {
+            lisp::side(job, job.passes[0].count.min(LOOKED_AT))
+        }
         system => bail!("{system:?} is nothing to append to"),
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     fan_in::{NUMBER_BITS, first_number},
     measure::{delay, now_ns},
     parameters::{Job, Pass, Role, SystemName},
-    systems::call::{Asking, Pelton, PeltonServing, Serving, Sock, SockServing, SockStreamService},
+    systems::call::{Asking, Pelton, PeltonServing, Serving, Sock, SockServing, SockStreamService, nginx},
     workload::{self, Payloads, Percentiles, Section, WARM_UP, all_came, histogram, passes, say},
 };
 
@@ -30,6 +30,16 @@ pub fn side(job: &Job) -> Result<()> {
     match (job.system, job.role) {
         (SystemName::Pelton | SystemName::PeltonAlone, Role::Service) => serve(job, PeltonServing::new(job)?),
         (SystemName::Pelton | SystemName::PeltonAlone, _) => ask(job, Pelton::new(job)?),
+        (SystemName::PeltonNginx, Role::Service) => serve_warmed_up(job, PeltonServing::new(job)?, nginx::warm_up(job)),
+        (SystemName::CosocketNginx, Role::Service) if is_simple(job) => {
+            serve_warmed_up(job, SockServing::new(job)?, nginx::warm_up(job))
+        }
+        (SystemName::CosocketNginx, Role::Service) => {
+            // Each coroutine has a connection of its own.
+            let crowd = Job { senders: job.calls.in_flight, ..job.clone() };
+            serve_warmed_up(job, SockStreamService::new(&crowd)?, nginx::warm_up(job))
+        }
+        (SystemName::PeltonNginx | SystemName::CosocketNginx, _) => nginx::measured(job),
         (_, Role::Service) if is_simple(job) => serve(job, SockServing::new(job)?),
         (_, Role::Service) => serve(job, SockStreamService::new(job)?),
         _ => ask(job, Sock::new(job)?),
@@ -70,8 +80,13 @@ impl Tally {
     }
 }
 
-fn serve(job: &Job, mut serving: impl Serving) -> Result<()> {
-    serving.serve(WARM_UP * job.senders as u64)?;
+fn serve(job: &Job, serving: impl Serving) -> Result<()> {
+    serve_warmed_up(job, serving, WARM_UP * job.senders as u64)
+}
+
+/// After so many calls before the first pass.
+fn serve_warmed_up(job: &Job, mut serving: impl Serving, warm_up: u64) -> Result<()> {
+    serving.serve(warm_up)?;
     passes(job, |pass| {
         let section = Section::start(pass)?;
         let tally = serving.serve(pass.count)?;

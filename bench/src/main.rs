@@ -1,32 +1,26 @@
 //! The benchmark of pelton: workloads that measure it beside the machine's limits and the operating system's own channels.
 //!
-//! `main.rs` reads the command line, `run.rs` starts the processes and puts their figures together, `workload.rs` is what those
-//! processes do (`fan_in.rs` where there are many, `append.rs` where it is threads, `call.rs` where they are answered), `systems/` what they do it with, `measure.rs`
-//! what they can say of themselves, `report.rs` what comes out.
+//! This file reads the command line; what it then does is in the library beside it.
 
-mod append;
-mod call;
-mod fan_in;
-mod file;
-mod measure;
-mod parameters;
-mod report;
-mod run;
-mod systems;
-mod workload;
+mod suite;
 
-use std::{io::Write, path::PathBuf, process::ExitCode, str::FromStr};
-
-use anyhow::{Context, Result, ensure};
-use clap::{CommandFactory, Parser, error::ErrorKind};
-
-use crate::{
-    parameters::{Calls, Choice, Job, SizeRange, Slow, Wait, Workload},
-    run::Plan,
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    str::FromStr,
 };
 
-/// The first argument of a process that this program starts of itself; the second is its [`Job`].
-const SIDE: &str = "side";
+use anyhow::Result;
+use clap::{CommandFactory, Parser, error::ErrorKind};
+
+use pelton_bench::{
+    figures, file,
+    parameters::{Calls, Choice, SizeRange, Slow, Wait, Workload, word},
+    record,
+    run::{self, Plan, Progress},
+    side,
+};
 
 /// The systems measured, unless told otherwise.
 const SYSTEMS: &str = "pelton,limits,pipe,sock-stream,sock-stream-batched,sock-seqpacket";
@@ -38,11 +32,11 @@ const SYSTEMS: &str = "pelton,limits,pipe,sock-stream,sock-stream-batched,sock-s
 #[derive(Parser, Debug)]
 #[command(name = "pelton-bench", version, max_term_width = 120)]
 struct Arguments {
-    /// What the two sides do
+    /// What the two sides do; or `file`, `all` or `figures`, which have a `--help` of their own
     workload: Workload,
 
-    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, fan-in and lopsided, 64 in a round trip and a call, 16 in
-    /// reattach and append, 256 with --file]
+    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, fan-in, lopsided, memory and kill, 64 in a round trip, a call and threads,
+    /// 16 in reattach and append, 256 with --file]
     #[arg(long, value_name = "N|MIN..MAX")]
     size: Option<SizeRange>,
 
@@ -56,12 +50,12 @@ struct Arguments {
 
     /// Bytes of a pelton or limits lane
     ///
-    /// [default: 64 MiB; 4 MiB for call, which is pelton's own; 1 MiB for append, and for lopsided, so that it is full or empty many times]
+    /// [default: 64 MiB; 4 MiB for call, which is pelton's own; 1 MiB for append, for kill, and for lopsided, so that it is full or empty many times]
     #[arg(long, value_name = "BYTES")]
     capacity: Option<u64>,
 
-    /// How both sides wait [default: spin; block for idle, reattach, lopsided, append and with --delay, --rate, --one-cpu,
-    /// --beside-flood or several --clients]
+    /// How both sides wait [default: spin; block for idle, reattach, lopsided, append, memory, kill and with --delay, --rate, --one-cpu,
+    /// --beside-flood or several --clients; a system of bench/rivals as it is at its best]
     #[arg(long)]
     wait: Option<Wait>,
 
@@ -98,7 +92,9 @@ struct Arguments {
     #[arg(long, value_name = "N")]
     in_flight: Option<u32>,
 
-    /// Call: calls that the client begins in a second, sleeping between them [default: as many as go]
+    /// Round trips and calls: those that begin in a second [default: as many as go]
+    ///
+    /// A round trip's time counts from when it was due, however late the one before was; a call's from when it began.
     #[arg(long, value_name = "PER_SECOND")]
     rate: Option<u32>,
 
@@ -127,7 +123,9 @@ struct Arguments {
     /// no idle ones whatever --idle says. For calls pelton, limits, sock-stream, sock-stream-batched; pelton-fan-in, as many messages one
     /// way; and pelton-alone and sock-stream-alone, no client that floods whatever --beside-flood says. Between threads, to append: bump, a buffer in which space is taken by fetch_add;
     /// mutex-vec; array-queue and seg-queue, crossbeam's. With --file: pelton, whose sink is a RecordFile, and write, one buffer
-    /// of 1 MiB behind a lock, given to write(2) when full. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
+    /// of 1 MiB behind a lock, given to write(2) when full. Systems of bench/rivals, which
+    /// are built when they are first needed: ipc_ring, ipmpsc, iceoryx2, shmem-ipc, io-uring-stream, io-uring-seqpacket, zeromq-ipc, multiprocessing-queue,
+    /// multiprocessing-pipe, aeron; between threads rtrb, rtrb-chunks, crossbeam-channel, flume, kanal, and pelton-batches. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
     /// interleaved run. [default: all but pelton-c and pelton-path; for idle, pelton; for
     /// reattach, pelton-path, the only one that can; for lopsided, pelton, sock-stream, sock-seqpacket; for fan-in, pelton,
     /// pelton-stream, limits, sock-stream, sock-seqpacket, and pelton-alone if there are idle ones; for call, pelton, limits, sock-stream, with
@@ -136,6 +134,14 @@ struct Arguments {
     /// bump, mutex-vec, array-queue, seg-queue, and with --file, pelton, write]
     #[arg(long, value_name = "A,B,...", value_parser = systems)]
     systems: Option<Systems>,
+
+    /// Writes a page that shows it, and works without any other file or a network
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+
+    /// Writes a record: the machine, and what --json prints
+    #[arg(long, value_name = "FILE.jsonl")]
+    record: Option<PathBuf>,
 
     /// One JSON object a line for each system, then one of ratios, instead of the table
     #[arg(long)]
@@ -166,11 +172,14 @@ impl Arguments {
         let calls =
             Calls { clients: clients.unwrap_or(1), in_flight: in_flight.unwrap_or(1), rate, beside_flood, one_cpu };
         let call = workload == Workload::Call;
-        if !call && (calls != Calls::default() || clients.is_some() || in_flight.is_some()) {
+        if !call && (Calls { rate: None, ..calls } != Calls::default() || clients.is_some() || in_flight.is_some()) {
             return Err(
-                "found --clients, --in-flight, --rate, --beside-flood or --one-cpu with messages that nobody answers: use them with call"
+                "found --clients, --in-flight, --beside-flood or --one-cpu with messages that nobody answers: use them with call"
                     .to_string(),
             );
+        }
+        if !call && workload != Workload::Roundtrip && rate.is_some() {
+            return Err("found --rate with messages that nobody answers: use it with roundtrip or call".to_string());
         }
         for (option, found, most) in [("--clients", calls.clients, 1000), ("--in-flight", calls.in_flight, 1024)] {
             if !(1..=most).contains(&found) {
@@ -238,10 +247,12 @@ impl Arguments {
             Workload::Stream | Workload::FanIn | Workload::Lopsided => 256,
             Workload::Append if file.is_some() => 256,
             Workload::Reattach | Workload::Append => 16,
-            Workload::Roundtrip | Workload::Idle | Workload::Call => 64,
+            Workload::Memory | Workload::Kill => 256,
+            Workload::Roundtrip | Workload::Idle | Workload::Call | Workload::Threads => 64,
         }));
-        if workload == Workload::Reattach && !sizes.is_fixed() {
-            return Err(format!("found --size {sizes} with reattach, wanted one size"));
+        let fixed = matches!(workload, Workload::Reattach | Workload::Threads | Workload::Memory | Workload::Kill);
+        if fixed && !sizes.is_fixed() {
+            return Err(format!("found --size {sizes} with {}, wanted one size", word(workload)));
         }
         if append && !(sizes.is_fixed() && (8..=65_536).contains(&sizes.max)) {
             return Err(format!("found --size {sizes} with append, wanted one size from 8 to 65536"));
@@ -255,7 +266,8 @@ impl Arguments {
             ));
         }
         let capacity = capacity.unwrap_or(match workload {
-            Workload::Lopsided | Workload::Append => 1 << 20,
+            // Of a kill, too: who is told after all that was sent has little of that to take first.
+            Workload::Lopsided | Workload::Append | Workload::Kill => 1 << 20,
             Workload::Call => 4 << 20,
             _ => 64 << 20,
         });
@@ -275,7 +287,10 @@ impl Arguments {
                 let most = if file.is_some() { 1_000_000 } else { 25_600_000 };
                 most.min(2_000_000_000u64.checked_div(work_ns).unwrap_or(u64::MAX)).max(1)
             }
-            (Workload::Call, _) if rate.is_some() => 5 * rate.unwrap_or_default() as u64,
+            (Workload::Kill, _) => 1,
+            (Workload::Memory, _) => 100_000,
+            (Workload::Threads, _) => 10_000_000,
+            (Workload::Call | Workload::Roundtrip, _) if rate.is_some() => 5 * rate.unwrap_or_default() as u64,
             (Workload::Call, 32_769..) => {
                 if calls.one_by_one() {
                     10_000
@@ -309,10 +324,18 @@ impl Arguments {
         let rests = rate.is_some() || one_cpu || beside_flood || calls.clients > 1;
         let asleep = delay > 0
             || rests
-            || matches!(workload, Workload::Idle | Workload::Reattach | Workload::Lopsided | Workload::Append);
+            || matches!(
+                workload,
+                Workload::Idle
+                    | Workload::Reattach
+                    | Workload::Lopsided
+                    | Workload::Append
+                    | Workload::Memory
+                    | Workload::Kill
+            );
         let wait = wait.unwrap_or(if asleep { Wait::Block } else { Wait::Spin });
         let default = match workload {
-            Workload::Idle => "pelton",
+            Workload::Idle => "pelton,pelton-path,pipe,sock-stream",
             Workload::Reattach => "pelton-path",
             Workload::Lopsided => "pelton,sock-stream,sock-seqpacket",
             Workload::FanIn if idle > 0 => {
@@ -326,6 +349,9 @@ impl Arguments {
             Workload::Call if calls.in_flight > 1 => "pelton,sock-stream,sock-stream-batched",
             Workload::Call if one_cpu || rate.is_some() => "pelton,sock-stream",
             Workload::Call => "pelton,limits,sock-stream",
+            Workload::Threads => "pelton,pelton-batches,rtrb,rtrb-chunks,crossbeam-channel,flume,kanal",
+            Workload::Memory | Workload::Kill => "pelton,pelton-path,pipe,sock-stream,sock-seqpacket",
+            Workload::Roundtrip if rate.is_some() => "pelton,sock-stream,sock-seqpacket",
             Workload::Stream | Workload::Roundtrip => SYSTEMS,
         };
         let Systems(systems) = match chosen {
@@ -354,33 +380,44 @@ impl Arguments {
 }
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1);
-    if arguments.next().as_deref() == Some(SIDE) {
-        // What it says of a failure is passed on, under its role, by the process that started it.
-        return side(arguments.next().as_deref()).unwrap_or_else(|error| {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        });
+    if let Some(ended) = side::if_asked(side::any) {
+        return ended;
     }
-    // Files are no channel: a workload with a command line of its own.
-    if std::env::args().nth(1).as_deref() == Some("file") {
-        return file::main(std::env::args().skip(2));
+    // These have command lines of their own. Files are no channel.
+    let rest = std::env::args().skip(2);
+    match std::env::args().nth(1).as_deref() {
+        Some("file") => return file::main(rest),
+        Some("all") => return suite::main(rest),
+        Some("figures") => return figures::main(rest),
+        _ => {}
     }
     let arguments = Arguments::parse();
-    let json = arguments.json;
+    let (json, page, kept) = (arguments.json, arguments.report.clone(), arguments.record.clone());
     let plan = match arguments.plan() {
         Ok(plan) => plan,
         Err(error) => Arguments::command().error(ErrorKind::ValueValidation, error).exit(),
     };
-    measure(&plan, json).unwrap_or_else(|error| {
+    measure(&plan, json, page.as_deref(), kept.as_deref()).unwrap_or_else(|error| {
         eprintln!("pelton-bench: {error:#}");
         ExitCode::FAILURE
     })
 }
 
 /// 0 when something was measured, 1 when nothing could be, 130 when interrupted. Bad arguments are 2, by clap.
-fn measure(plan: &Plan, json: bool) -> Result<ExitCode> {
-    let (report, interrupted) = run::measure(plan)?;
+fn measure(plan: &Plan, json: bool, page: Option<&Path>, kept: Option<&Path>) -> Result<ExitCode> {
+    let progress = Progress::of(plan)?;
+    let (report, interrupted) = run::measure(plan, &progress)?;
+    progress.bar.finish_and_clear();
+    let command = std::iter::once("./run bench".to_string()).chain(std::env::args().skip(1));
+    let command = command.collect::<Vec<_>>().join(" ");
+    let mut lines = vec![record::machine(&command, interrupted)];
+    lines.extend(record::lines(&report, &command)?);
+    if let Some(place) = kept {
+        record::write(place, &lines)?;
+    }
+    if let Some(place) = page {
+        record::write_page(place, &lines)?;
+    }
     let mut out = std::io::stdout().lock();
     if json {
         report.write_json(&mut out)?;
@@ -394,27 +431,6 @@ fn measure(plan: &Plan, json: bool) -> Result<ExitCode> {
     }
     let measured = report.systems.iter().any(|system| !system.runs.is_empty());
     Ok(if measured { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// A process that this program started of itself.
-fn side(job: Option<&str>) -> Result<ExitCode> {
-    let job: Job = serde_json::from_str(job.context("a side needs a job: it is started by pelton-bench itself")?)
-        .context("reading the job")?;
-    if job.system != parameters::SystemName::Limits {
-        // The guard of limits.c has to outlive us for a moment, to take its children along; it notices by its input.
-        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-            .context("asking to end with the parent")?;
-    }
-    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32);
-    ensure!(parent == Some(job.parent), "the process that started this side is gone");
-    if let Some(cpu) = job.cpu {
-        let mut set = rustix::thread::CpuSet::new();
-        set.set(cpu);
-        rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("pinning to CPU {cpu}"))?;
-    }
-    std::panic::set_hook(Box::new(|info| eprintln!("{info}")));
-    workload::side(&job)?;
-    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]
@@ -441,7 +457,12 @@ mod tests {
         );
         let asleep = plan(&["roundtrip", "--delay", "20"]).unwrap();
         assert_eq!((asleep.sizes.max, asleep.count, asleep.wait), (64, 20_000, Wait::Block));
-        assert_eq!(plan(&["idle"]).unwrap().systems, [Choice::from_str("pelton").unwrap()]);
+        assert_eq!(plan(&["idle"]).unwrap().systems[0], Choice::from_str("pelton").unwrap());
+        let rated = plan(&["roundtrip", "--rate", "100"]).unwrap();
+        assert_eq!((rated.sizes.max, rated.count, rated.wait, rated.systems.len()), (64, 500, Wait::Block, 3));
+        let threads = plan(&["threads"]).unwrap();
+        assert_eq!((threads.sizes.max, threads.wait, threads.systems.len()), (64, Wait::Spin, 7));
+        assert_eq!(plan(&["kill"]).unwrap().capacity, 1 << 20);
         let many = plan(&["fan-in", "--senders", "10", "--idle", "990"]).unwrap();
         assert_eq!((many.sizes.max, many.count, many.wait, many.systems.len()), (256, 5_000_000, Wait::Spin, 6));
         let call = plan(&["call"]).unwrap();
@@ -481,6 +502,8 @@ mod tests {
             (&["stream", "--file", "/"], "use it with append"),
             (&["append", "--file", "/dev/null"], "found --file /dev/null, wanted a directory"),
             (&["stream", "--clients", "1"], "use them with call"),
+            (&["stream", "--rate", "1"], "use it with roundtrip or call"),
+            (&["memory", "--size", "1..2"], "wanted one size"),
             (&["fan-in", "--one-cpu"], "use them with call"),
             (&["call", "--in-flight", "1025"], "found --in-flight 1025, wanted 1 to 1024"),
             (&["call", "--clients", "0"], "found --clients 0"),

@@ -1,9 +1,11 @@
 //! What to measure: the words of the command line, and the job that a measured process is given.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+
+use crate::rivals::Rival;
 
 /// What the two sides do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -25,6 +27,12 @@ pub enum Workload {
     Append,
     /// Clients call a service, which answers each request with its own bytes
     Call,
+    /// As a stream, but between two threads of one process
+    Threads,
+    /// The resident memory of a channel whose receiver takes nothing while so many messages are sent
+    Memory,
+    /// Each side is killed in the middle of a stream: what the other one makes of it
+    Kill,
 }
 
 impl Workload {
@@ -33,6 +41,7 @@ impl Workload {
         match self {
             Workload::Roundtrip => &[Role::Asker, Role::Answerer],
             Workload::Append => &[Role::Appender],
+            Workload::Threads => &[Role::Threads],
             Workload::Call => &[Role::Service, Role::Client],
             _ => &[Role::Receiver, Role::Sender],
         }
@@ -91,16 +100,59 @@ pub enum SystemName {
     PeltonAlone,
     /// Of calls: as many messages one way, by a fan-in of as many senders
     PeltonFanIn,
+    /// Of calls: pelton from nginx, in Lua
+    PeltonNginx,
+    /// Of calls: a Unix stream socket from nginx, by ngx_lua's cosockets, with a 4-byte length
+    CosocketNginx,
     /// Of appending: one buffer for all threads, in which each takes space by fetch_add
     Bump,
     /// Of appending: one buffer for all threads, behind a lock
     MutexVec,
     /// Of appending to a file: one buffer for all threads, behind a lock, and a plain write of it when it is full
     Write,
+    /// pelton as a program of SBCL's uses it: appending, and streams
+    PeltonSbcl,
+    /// Of appending, in SBCL: one buffer for all threads, behind a lock
+    SbclMutex,
+    /// Of appending, in SBCL: one buffer for all threads, in which each takes space by an atomic addition
+    SbclCas,
     /// Of appending: crossbeam's bounded queue, and a thread that takes the messages out of it into a buffer
     ArrayQueue,
     /// Of appending: crossbeam's unbounded queue, and such a thread
     SegQueue,
+    /// Between threads: pelton, 64 messages to a reservation and as many as there are to a release
+    PeltonBatches,
+    /// The crate ipc_ring; this one and all below are programs of `bench/rivals`
+    #[value(name = "ipc_ring")]
+    IpcRing,
+    /// The crate ipmpsc
+    Ipmpsc,
+    /// The crate iceoryx2
+    Iceoryx2,
+    /// The crate shmem-ipc, up to 64 messages a call
+    ShmemIpc,
+    /// A Unix stream socket by io_uring, 64 KiB of buffer on both sides
+    IoUringStream,
+    /// A Unix socket that keeps messages apart, by io_uring, up to 64 messages a system call
+    IoUringSeqpacket,
+    /// ZeroMQ's ipc transport, by the libzmq that is installed
+    ZeromqIpc,
+    /// Python's multiprocessing.Queue
+    MultiprocessingQueue,
+    /// Python's multiprocessing.Pipe
+    MultiprocessingPipe,
+    /// Aeron's IPC, between two Java processes
+    Aeron,
+    /// Between threads: the crate rtrb, one message a call
+    Rtrb,
+    /// Between threads: the crate rtrb, 64 messages to a chunk
+    RtrbChunks,
+    /// Between threads: the crate crossbeam-channel
+    CrossbeamChannel,
+    /// Between threads: the crate flume
+    Flume,
+    /// Between threads: the crate kanal
+    Kanal,
 }
 
 impl SystemName {
@@ -108,18 +160,36 @@ impl SystemName {
     pub fn belongs(self, workload: Workload, to_file: bool) -> Result<(), &'static str> {
         let (appends, gathers) = (workload == Workload::Append, workload == Workload::FanIn);
         let calls = workload == Workload::Call;
+        let threads = workload == Workload::Threads;
+        if let Some(rival) = Rival::of(self) {
+            return if rival.workloads().contains(&workload) { Ok(()) } else { Err(rival.elsewhere()) };
+        }
         match self {
             SystemName::Pelton => Ok(()),
+            SystemName::PeltonBatches if threads => Ok(()),
+            SystemName::PeltonBatches => Err("it is between threads: measure it with threads"),
             SystemName::PeltonFanIn | SystemName::PeltonAlone if calls => Ok(()),
             SystemName::SockStream | SystemName::SockStreamAlone | SystemName::SockStreamBatched if calls => Ok(()),
+            SystemName::PeltonNginx | SystemName::CosocketNginx if calls => Ok(()),
+            SystemName::PeltonNginx | SystemName::CosocketNginx => Err("it calls from nginx: measure it with call"),
             SystemName::PeltonFanIn | SystemName::SockStreamAlone => {
                 Err("it is what calls are compared with: measure it with call")
             }
             SystemName::Write if to_file => Ok(()),
             SystemName::Write => Err("it writes to a file: measure it with append --file DIR"),
             _ if to_file => Err("it does not append to a file: leave out --file"),
+            SystemName::Limits if matches!(workload, Workload::Threads | Workload::Memory | Workload::Kill) => {
+                Err("limits.c has streams, round trips and appending between its own processes only")
+            }
             SystemName::Limits => Ok(()),
-            SystemName::Bump | SystemName::MutexVec | SystemName::ArrayQueue | SystemName::SegQueue => {
+            SystemName::PeltonSbcl if matches!(workload, Workload::Append | Workload::Stream) => Ok(()),
+            SystemName::PeltonSbcl => Err("its sides in Lisp append, or have a stream"),
+            SystemName::Bump
+            | SystemName::MutexVec
+            | SystemName::SbclMutex
+            | SystemName::SbclCas
+            | SystemName::ArrayQueue
+            | SystemName::SegQueue => {
                 if appends {
                     Ok(())
                 } else {
@@ -133,9 +203,13 @@ impl SystemName {
                     Err("it is what many senders are compared with: measure it with fan-in")
                 }
             }
-            SystemName::SockStream | SystemName::SockSeqpacket if !appends && !calls => Ok(()),
+            SystemName::SockStream | SystemName::SockSeqpacket if !appends && !calls && !threads => Ok(()),
             _ if appends => Err("it is between processes: measure it with another workload than append"),
             _ if gathers => Err("it has no side here that receives of many senders"),
+            _ if threads => Err("it is between processes: measure it with another workload than threads"),
+            SystemName::PeltonC if matches!(workload, Workload::Memory | Workload::Kill) => {
+                Err("its loops in C have no part in this: measure pelton, it is the same library")
+            }
             _ if calls => Err("it has no calls here"),
             _ => Ok(()),
         }
@@ -311,6 +385,8 @@ pub enum Role {
     Client,
     /// Calls without end, as many at a time as it can, while others are measured; on the second CPU
     Flooder,
+    /// Two threads, or a program that starts the other side itself: the receiving one on the first CPU, the sending one on the second
+    Threads,
 }
 
 impl Role {
@@ -338,6 +414,7 @@ impl Role {
             Role::Service => "service",
             Role::Client => "client",
             Role::Flooder => "flooder",
+            Role::Threads => "threads",
         }
     }
 }
@@ -419,8 +496,13 @@ pub struct Job {
     pub passes: Vec<Pass>,
     /// The CPU to stay on
     pub cpu: Option<usize>,
+    /// The receiver's (asker's) and the sender's, for those who are both; empty if nothing is pinned
+    pub cpus: Vec<usize>,
     /// Where the two sides find each other
     pub directory: PathBuf,
+    /// What is started, with its first arguments; empty for this program itself
+    #[serde(skip)]
+    pub program: Vec<OsString>,
     /// The process that started this one, without which it must not live on
     pub parent: u32,
 }
@@ -491,6 +573,7 @@ mod tests {
         assert_eq!(SystemName::PeltonAlone.belongs(Workload::FanIn, false), Ok(()));
         assert_eq!(SystemName::Pipe.belongs(Workload::Stream, false), Ok(()));
         assert_eq!(SystemName::PeltonFanIn.belongs(Workload::Call, false), Ok(()));
+        assert_eq!(SystemName::CosocketNginx.belongs(Workload::Call, false), Ok(()));
         assert_eq!(SystemName::Write.belongs(Workload::Append, true), Ok(()));
         assert_eq!(SystemName::Pelton.belongs(Workload::Append, true), Ok(()));
         assert!(SystemName::Limits.belongs(Workload::Append, true).is_err());
@@ -505,6 +588,7 @@ mod tests {
             (SystemName::SockSeqpacket, Workload::Call),
             (SystemName::PeltonFanIn, Workload::FanIn),
             (SystemName::SockStreamAlone, Workload::Stream),
+            (SystemName::PeltonNginx, Workload::Roundtrip),
         ] {
             assert!(system.belongs(workload, false).is_err(), "{system:?} {workload:?}");
         }

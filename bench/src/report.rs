@@ -1,8 +1,9 @@
 //! What was found, for programs (JSON, one object a line) and for people (a table).
 
-use std::{collections::BTreeMap, io::Write};
+use std::{collections::BTreeMap, ffi::OsString, io::Write};
 
 use anyhow::Result;
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -32,6 +33,8 @@ pub struct Figures {
     pub p99_ns: Option<f64>,
     /// 99.9 %
     pub p999_ns: Option<f64>,
+    /// 99.99 %
+    pub p9999_ns: Option<f64>,
     /// Both sides, user and system
     pub cpu_seconds: Option<f64>,
     /// Both sides' system calls
@@ -50,6 +53,16 @@ pub struct Figures {
     pub reattach_receiver_ns: Option<f64>,
     /// From opening as the successor of a killed sender to the first message sent
     pub reattach_sender_ns: Option<f64>,
+    /// Messages that were sent while nobody took any: all, or as many as there was room for
+    pub backlog_messages: Option<f64>,
+    /// What both sides' resident memory grew by with them, pages that they share counted once
+    pub backlog_resident_bytes: Option<f64>,
+    /// What was left of that when all had been taken
+    pub drained_resident_bytes: Option<f64>,
+    /// From the receiver's death until the sender was told of it; null if it was not
+    pub receiver_death_told_ns: Option<f64>,
+    /// From the sender's death until the receiver was told of it; null if it was not
+    pub sender_death_told_ns: Option<f64>,
 }
 
 /// One run: its figures and what each side contributed.
@@ -60,6 +73,39 @@ pub struct Run {
     pub figures: Figures,
     /// By role
     pub sides: BTreeMap<String, SideFigures>,
+    /// Of round trips and calls that were timed one by one: a quantile, and its nanoseconds
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub latency: Vec<(f64, u64)>,
+    /// Of kills: by who was killed
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub deaths: BTreeMap<String, Death>,
+}
+
+/// What the side that was left made of the other's death.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Death {
+    /// In one word
+    pub outcome: Outcome,
+    /// Messages that it had sent, or taken, by then
+    pub messages: u64,
+    /// What it said
+    pub words: String,
+}
+
+/// See [`Death`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// A call answered with an error, or the end of the stream
+    Told,
+    /// It waits for what will never come
+    Hangs,
+    /// It goes on sending to nobody
+    GoesOn,
+    /// It was given a message that nobody sent, or not the one that was due
+    Wrong,
+    /// It died itself
+    Crashed,
 }
 
 /// One side's part of a run.
@@ -95,6 +141,8 @@ pub struct Parameters {
     pub threads: Option<u32>,
     /// The directory of the file that they append to; null without one
     pub file: Option<String>,
+    /// Messages of a round trip that are due in a second; null if each goes when the one before is answered
+    pub rate: Option<u32>,
     /// Processes that send in a fan-in; null elsewhere
     pub senders: Option<u32>,
     /// Connected senders of a fan-in that send nothing; null elsewhere
@@ -116,6 +164,8 @@ pub struct SystemReport {
     pub wait: Wait,
     /// Of the library, the kernel or the program
     pub version: String,
+    /// What is started for it; empty for this program itself
+    pub program: Vec<OsString>,
     /// In order; with an interrupt one system may have one more than the next
     pub runs: Vec<Run>,
     /// Why there is nothing to be had from it
@@ -214,7 +264,8 @@ impl Report {
                 Some(("share_of_own_speed", |figures| figures.share_of_own_speed))
             }
             Workload::Lopsided => Some(("share_of_own_speed", |figures| figures.share_of_own_speed)),
-            Workload::Stream | Workload::FanIn | Workload::Append => {
+            Workload::Memory => Some(("backlog_resident_bytes", |figures| figures.backlog_resident_bytes)),
+            Workload::Stream | Workload::FanIn | Workload::Append | Workload::Threads => {
                 Some(("messages_per_second", |figures| figures.messages_per_second))
             }
             Workload::Call if self.parameters.calls.is_some_and(|calls| calls.beside_flood) => {
@@ -224,7 +275,7 @@ impl Report {
                 Some(("round_trip_ns", |figures| figures.round_trip_ns))
             }
             Workload::Call => Some(("messages_per_second", |figures| figures.messages_per_second)),
-            Workload::Idle => None,
+            Workload::Idle | Workload::Kill => None,
         }
     }
 
@@ -240,6 +291,7 @@ impl Report {
             work_ns,
             threads,
             file,
+            rate,
             senders,
             idle,
             calls,
@@ -249,9 +301,21 @@ impl Report {
         let calls = calls.unwrap_or_default();
         match self.workload {
             Workload::Stream => writeln!(out, "stream of {count} messages of {size} bytes, lanes of {capacity} bytes")?,
-            Workload::Roundtrip => {
-                writeln!(out, "{count} round trips of {size} bytes, each side answering after {delay_us} µs")?
+            Workload::Roundtrip => match rate {
+                Some(rate) => writeln!(out, "{count} round trips of {size} bytes, {rate} due in a second")?,
+                None => writeln!(out, "{count} round trips of {size} bytes, each side answering after {delay_us} µs")?,
+            },
+            Workload::Threads => {
+                writeln!(out, "{count} messages of {size} bytes between two threads, lanes of {capacity} bytes")?
             }
+            Workload::Memory => writeln!(
+                out,
+                "{count} messages of {size} bytes that nobody takes until all are sent, lanes of {capacity} bytes"
+            )?,
+            Workload::Kill => writeln!(
+                out,
+                "a stream of messages of {size} bytes, of which the receiver is killed, and one of which the sender is"
+            )?,
             Workload::Reattach => writeln!(
                 out,
                 "successors on a lane of {capacity} bytes with {count} unreleased messages of {size} bytes"
@@ -325,12 +389,27 @@ impl Report {
         }
         write_aligned(out, &rows)?;
         for system in &self.systems {
+            for (who, outcomes) in outcomes(&system.runs) {
+                writeln!(out, "{}, its {who} killed: {outcomes}", system.choice)?;
+            }
+        }
+        for system in &self.systems {
             if let Some(reason) = &system.skipped {
                 writeln!(out, "skipped {}: {reason}", system.choice)?;
             }
         }
         Ok(())
     }
+}
+
+/// By who was killed, what came of it how often: `told 5`, or `told 3, hangs 2`.
+fn outcomes(runs: &[Run]) -> BTreeMap<&str, String> {
+    let mut counts: BTreeMap<&str, BTreeMap<String, usize>> = BTreeMap::new();
+    for (who, death) in runs.iter().flat_map(|run| &run.deaths) {
+        *counts.entry(who).or_default().entry(word(death.outcome)).or_default() += 1;
+    }
+    let text = |of: BTreeMap<String, usize>| of.iter().map(|(what, n)| format!("{what} {n}")).collect::<Vec<_>>();
+    counts.into_iter().map(|(who, of)| (who, text(of).join(", "))).collect()
 }
 
 /// One of the figures.
@@ -342,7 +421,7 @@ struct Column {
     figure: Figure,
 }
 
-const COLUMNS: [Column; 17] = [
+const COLUMNS: [Column; 23] = [
     Column { title: "M calls/s", scale: 1e-6, figure: |f| f.calls_per_second },
     Column { title: "M messages/s", scale: 1e-6, figure: |f| f.messages_per_second },
     Column { title: "MB/s", scale: 1e-6, figure: |f| f.bytes_per_second },
@@ -351,6 +430,7 @@ const COLUMNS: [Column; 17] = [
     Column { title: "p90 ns", scale: 1.0, figure: |f| f.p90_ns },
     Column { title: "p99 ns", scale: 1.0, figure: |f| f.p99_ns },
     Column { title: "p99.9 ns", scale: 1.0, figure: |f| f.p999_ns },
+    Column { title: "p99.99 ns", scale: 1.0, figure: |f| f.p9999_ns },
     Column { title: "of own speed", scale: 1.0, figure: |f| f.share_of_own_speed },
     Column { title: "CPU to own work", scale: 1.0, figure: |f| f.cpu_to_own_work },
     Column { title: "CPU s", scale: 1.0, figure: |f| f.cpu_seconds },
@@ -360,6 +440,11 @@ const COLUMNS: [Column; 17] = [
     Column { title: "resident KiB", scale: 1.0 / 1024.0, figure: |f| f.resident_bytes },
     Column { title: "receiver back µs", scale: 1e-3, figure: |f| f.reattach_receiver_ns },
     Column { title: "sender back µs", scale: 1e-3, figure: |f| f.reattach_sender_ns },
+    Column { title: "backlog", scale: 1.0, figure: |f| f.backlog_messages },
+    Column { title: "its KiB", scale: 1.0 / 1024.0, figure: |f| f.backlog_resident_bytes },
+    Column { title: "KiB after", scale: 1.0 / 1024.0, figure: |f| f.drained_resident_bytes },
+    Column { title: "receiver's death µs", scale: 1e-3, figure: |f| f.receiver_death_told_ns },
+    Column { title: "sender's death µs", scale: 1e-3, figure: |f| f.sender_death_told_ns },
 ];
 
 /// Columns without any value are left out.
@@ -416,6 +501,7 @@ pub fn medians(runs: &[Run]) -> Figures {
         p90_ns: of(|f| f.p90_ns),
         p99_ns: of(|f| f.p99_ns),
         p999_ns: of(|f| f.p999_ns),
+        p9999_ns: of(|f| f.p9999_ns),
         cpu_seconds: of(|f| f.cpu_seconds),
         syscalls_per_message: of(|f| f.syscalls_per_message),
         sleeps_per_wait: of(|f| f.sleeps_per_wait),
@@ -425,6 +511,11 @@ pub fn medians(runs: &[Run]) -> Figures {
         cpu_to_own_work: of(|f| f.cpu_to_own_work),
         reattach_receiver_ns: of(|f| f.reattach_receiver_ns),
         reattach_sender_ns: of(|f| f.reattach_sender_ns),
+        backlog_messages: of(|f| f.backlog_messages),
+        backlog_resident_bytes: of(|f| f.backlog_resident_bytes),
+        drained_resident_bytes: of(|f| f.drained_resident_bytes),
+        receiver_death_told_ns: of(|f| f.receiver_death_told_ns),
+        sender_death_told_ns: of(|f| f.sender_death_told_ns),
     }
 }
 

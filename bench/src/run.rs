@@ -25,10 +25,13 @@ use rustix::{
 };
 
 use crate::{
-    measure::{CallCounter, Usage},
-    parameters::{Calls, Choice, Job, Pass, Role, SizeRange, Slow, SystemName, Wait, Workload},
-    report::{Figures, Parameters, Report, Run, SideFigures, SystemReport},
-    systems::{c, limits},
+    kill,
+    measure::{CallCounter, Usage, now_ns},
+    memory,
+    parameters::{Calls, Choice, Job, Pass, Role, SizeRange, Slow, SystemName, Wait, Workload, word},
+    report::{Death, Figures, Outcome, Parameters, Report, Run, SideFigures, SystemReport},
+    rivals::Rival,
+    systems::{c, limits, lisp},
     workload::{PassReport, Percentiles, work},
 };
 
@@ -88,8 +91,25 @@ const IDLE_BEFORE: Duration = Duration::from_millis(200);
 /// How long the sides have to end once both have reported.
 const END: Duration = Duration::from_secs(10);
 
+/// What is drawn while it runs: on a terminal only, and between runs only, since a clock of its own would disturb what is measured.
+pub struct Progress {
+    /// It may be several measurements'
+    pub bar: ProgressBar,
+    /// By how much a run of one system moves it on
+    pub weight: u64,
+}
+
+impl Progress {
+    /// Of one measurement alone.
+    pub fn of(plan: &Plan) -> Result<Progress> {
+        let bar = ProgressBar::new((plan.runs * plan.systems.len()) as u64);
+        bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} gone, {eta} left  {msg}")?);
+        Ok(Progress { bar, weight: 1 })
+    }
+}
+
 /// Measures all systems. The flag says whether it was interrupted; what is finished is in the report all the same.
-pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
+pub fn measure(plan: &Plan, progress: &Progress) -> Result<(Report, bool)> {
     let interrupts = Interrupts::new()?;
     let available = available_cpus()?;
     // Threads of one process are where the kernel puts them.
@@ -121,6 +141,7 @@ pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
             work_ns: (plan.workload == Workload::Append).then_some(plan.work_ns),
             threads: (plan.workload == Workload::Append).then_some(plan.threads),
             file: plan.file.as_ref().map(|file| file.display().to_string()),
+            rate: plan.calls.rate.filter(|_| plan.workload == Workload::Roundtrip),
             senders: (plan.workload == Workload::FanIn).then_some(plan.senders),
             idle: (plan.workload == Workload::FanIn).then_some(plan.idle),
             calls: (plan.workload == Workload::Call).then_some(plan.calls),
@@ -129,19 +150,23 @@ pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
         },
         systems: plan.systems.iter().map(|choice| system_report(plan, choice)).collect(),
     };
+    for system in &mut report.systems {
+        if let Err(reason) = make_ready(plan, system) {
+            let reason = format!("{reason:#}");
+            eprintln!("note: {} is skipped: {reason}", system.choice);
+            system.skipped = Some(reason);
+        }
+    }
     let work_steps = work_steps(plan);
-    // On a terminal only, and drawn between runs only: a clock of its own would disturb what is measured.
-    let bar = ProgressBar::new((plan.runs * plan.systems.len()) as u64);
-    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}")?);
+    let bar = &progress.bar;
     for number in 1..=plan.runs {
         for system in &mut report.systems {
-            bar.set_message(format!("run {number} of {}: {}", plan.runs, system.choice));
+            bar.set_message(format!("{} run {number} of {}: {}", word(plan.workload), plan.runs, system.choice));
             if system.skipped.is_none() {
                 let job = Job { work_steps, ..job(plan, system, &cpus, count_calls) };
                 match run_once(&job, &cpus, &interrupts) {
                     Ok(run) => system.runs.push(run),
                     Err(error) if error.is::<Interrupted>() => {
-                        bar.abandon();
                         return Ok((report, true));
                     }
                     Err(error) => {
@@ -156,33 +181,50 @@ pub fn measure(plan: &Plan) -> Result<(Report, bool)> {
                     }
                 }
             }
-            bar.inc(1);
+            bar.inc(progress.weight);
         }
     }
-    bar.finish_and_clear();
     Ok((report, false))
 }
 
+/// Builds what is not in this program, before anything is measured.
+fn make_ready(plan: &Plan, system: &mut SystemReport) -> Result<()> {
+    let name = system.choice.system;
+    name.belongs(plan.workload, plan.file.is_some()).map_err(|reason| anyhow!("{reason}"))?;
+    if let Some(rival) = Rival::of(name) {
+        system.program = rival.command()?;
+    }
+    Ok(())
+}
+
 fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
+    let rival = Rival::of(choice.system);
     let wait = match choice.system {
+        _ if rival.is_some() && choice.wait.is_none() && plan.wait == Wait::Spin => {
+            rival.map_or(plan.wait, Rival::best_wait)
+        }
         // limits.c waits as it must: its eventfds block, its rings spin.
         SystemName::Limits if plan.delay_us > 0 => Wait::Block,
         SystemName::Limits => Wait::Spin,
         _ => choice.wait.unwrap_or(plan.wait),
     };
     let version = match choice.system {
+        _ if rival.is_some() => rival.map(Rival::version).unwrap_or_default(),
         SystemName::Pelton
+        | SystemName::PeltonBatches
         | SystemName::PeltonPath
         | SystemName::PeltonC
         | SystemName::PeltonStream
         | SystemName::PeltonFanIn
+        | SystemName::PeltonNginx
         | SystemName::PeltonAlone => env!("CARGO_PKG_VERSION").to_string(),
         SystemName::Limits => limits::version(),
+        SystemName::PeltonSbcl | SystemName::SbclMutex | SystemName::SbclCas => lisp::version(),
         SystemName::Bump | SystemName::MutexVec | SystemName::Write => "Rust's std".to_string(),
         SystemName::ArrayQueue | SystemName::SegQueue => "crossbeam-queue 0.3".to_string(),
         _ => format!("Linux {}", rustix::system::uname().release().to_string_lossy()),
     };
-    SystemReport { choice: choice.clone(), wait, version, runs: Vec::new(), skipped: None }
+    SystemReport { choice: choice.clone(), wait, version, program: Vec::new(), runs: Vec::new(), skipped: None }
 }
 
 /// The job of the side on the first CPU.
@@ -219,6 +261,8 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
         to_file: plan.file.is_some(),
         passes: passes(plan, system.wait, count_calls),
         cpu: cpus.first().copied(),
+        cpus: cpus.to_vec(),
+        program: system.program.clone(),
         directory: plan.file.clone().unwrap_or_else(env::temp_dir),
         parent: std::process::id(),
     }
@@ -256,6 +300,9 @@ fn passes(plan: &Plan, wait: Wait, count_calls: bool) -> Vec<Pass> {
     if plan.workload == Workload::Idle {
         return vec![Pass { count: 1, ..Pass::default() }];
     }
+    if matches!(plan.workload, Workload::Memory | Workload::Kill) {
+        return vec![Pass { count: plan.count, ..Pass::default() }];
+    }
     // Asking the clock twice costs some 50 ns. A round trip that sleeps takes a hundred times as long and can bear it; one that spins
     // takes 250 and cannot, so its mean is of a pass without, its percentiles are of a second pass of half the count.
     // Of many calls at a time none takes so long.
@@ -292,7 +339,6 @@ fn deadline(job: &Job) -> Instant {
 }
 
 fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
-    job.system.belongs(job.workload, job.to_file).map_err(|reason| anyhow!("{reason}"))?;
     if job.system == SystemName::PeltonC {
         c::compile(job.wait)?;
     }
@@ -305,8 +351,16 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
     if job.workload == Workload::Reattach {
         return run_reattach(&job, cpus, interrupts, deadline);
     }
+    if job.workload == Workload::Kill {
+        return run_kill(&job, cpus, interrupts);
+    }
+    let rival = Rival::of(job.system);
+    let both = rival.is_some_and(Rival::is_both_sides);
     let mut sides = Sides { sides: Vec::new(), interrupts, deadline };
-    for role in job.workload.roles() {
+    if job.workload == Workload::Memory {
+        return run_memory(&job, cpus, sides);
+    }
+    for role in if both { &[Role::Threads] } else { job.workload.roles() } {
         if *role == Role::Sender && job.idle > 0 {
             // All connected before anybody sends.
             sides.start(&job, Role::Idler, 0, cpus)?;
@@ -327,10 +381,12 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
         reporting.iter().copied().partition(|side| sides.sides[*side].role.listens());
     let mut reports: Vec<Vec<PassReport>> = Vec::new();
     let mut idle = None;
-    for _ in &job.passes {
+    for pass in &job.passes {
         for side in early.iter().chain(&late) {
             sides.expect_word(*side, "ready")?;
         }
+        let counts_from_outside = pass.count_calls && rival.is_some_and(Rival::is_foreign);
+        let counter = counts_from_outside.then(|| CallCounter::of_processes(&sides.pids())).transpose()?;
         for side in &early {
             sides.order_go(*side)?;
             sides.expect_word(*side, "started")?;
@@ -345,12 +401,19 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
         for side in &late {
             sides.order_go(*side)?;
         }
-        let mut pass = Vec::new();
+        let mut pass: Vec<PassReport> = Vec::new();
         for side in &reporting {
             let line = sides.line(*side)?;
             let report: PassReport =
                 serde_json::from_str(&line).with_context(|| format!("reading a report: `{line}`"))?;
             pass.push(report);
+        }
+        if let Some(counter) = counter {
+            // Nobody knows whose they were.
+            let (calls, sides) = (counter.stop()?, pass.len() as u64);
+            for (index, report) in pass.iter_mut().enumerate() {
+                report.calls = Some(calls / sides + if index == 0 { calls % sides } else { 0 });
+            }
         }
         let (first, others) = pass.split_first().context("nobody reported")?;
         let bytes: u64 = others.iter().map(|other| other.bytes).sum();
@@ -366,15 +429,113 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
 }
 
 /// A run's own, which goes with it. Channels that a directory keeps are to be in memory, as the others are.
-fn directory(system: SystemName, parent: &Path) -> Result<tempfile::TempDir> {
+fn directory(system: SystemName, parent: &Path) -> Result<RunDirectory> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("pelton-bench-");
-    if system == SystemName::PeltonPath
+    if (system == SystemName::PeltonPath || Rival::of(system).is_some())
         && let Ok(directory) = builder.tempdir_in("/dev/shm")
     {
-        return Ok(directory);
+        return Ok(RunDirectory(directory));
     }
-    builder.tempdir_in(parent).with_context(|| format!("making a directory in {}", parent.display()))
+    let made = builder.tempdir_in(parent).with_context(|| format!("making a directory in {}", parent.display()))?;
+    Ok(RunDirectory(made))
+}
+
+/// Removed with all that is named after it: who was killed leaves shared memory of its own naming behind.
+struct RunDirectory(tempfile::TempDir);
+
+impl RunDirectory {
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for RunDirectory {
+    fn drop(&mut self) {
+        let own = self.0.path();
+        let Some(name) = own.file_name().map(|name| name.to_string_lossy()) else { return };
+        for entry in std::fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().contains(&*name) && entry.path() != own {
+                // It may be gone by now.
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+/// Memory with nothing sent, with as much as nobody took, and after all was taken.
+fn run_memory(job: &Job, cpus: &[usize], mut sides: Sides) -> Result<Run> {
+    sides.start(job, Role::Receiver, 0, cpus)?;
+    sides.start(job, Role::Sender, 0, cpus)?;
+    let (receiver, sender) = (0, 1);
+    sides.expect_word(receiver, "ready")?;
+    sides.expect_word(sender, "ready")?;
+    let resident = |sides: &Sides| memory::resident_bytes(&sides.pids());
+    let before = resident(&sides)?;
+    sides.order_go(sender)?;
+    let held: u64 = sides.line(sender)?.parse().context("reading how many messages were sent")?;
+    let filled = resident(&sides)?;
+    sides.order_go(receiver)?;
+    sides.expect_word(receiver, "started")?;
+    let mut reports = Vec::new();
+    for side in [receiver, sender] {
+        reports.push(serde_json::from_str::<PassReport>(&sides.line(side)?).context("reading a report")?);
+    }
+    let drained = resident(&sides)?;
+    sides.end()?;
+    let figures = Figures {
+        backlog_messages: Some(held as f64),
+        backlog_resident_bytes: Some(filled.saturating_sub(before) as f64),
+        drained_resident_bytes: Some(drained.saturating_sub(before) as f64),
+        ..Figures::default()
+    };
+    let side = |report: PassReport| SideFigures { usage: report.usage, ..SideFigures::default() };
+    Ok(Run { figures, sides: by_role(job.workload, reports.into_iter().map(side)), ..Run::default() })
+}
+
+/// How long a survivor may take to be told: ten times what any of those that are told takes here, and longer than `ipc_ring`'s own half second.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
+/// Messages after which a stream is under way.
+const UNDER_WAY: u64 = 1000;
+/// Two looks at how far a survivor is, so far apart.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+
+/// Two streams: the receiver of one is killed, and the sender of the other.
+fn run_kill(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
+    let mut run = Run::default();
+    for (killed, name) in [(0, "receiver"), (1, "sender")] {
+        let directory = directory(job.system, &job.directory)?;
+        let job = Job { directory: directory.path().to_path_buf(), ..job.clone() };
+        let mut sides = Sides { sides: Vec::new(), interrupts, deadline: deadline(&job) };
+        sides.start(&job, Role::Receiver, 0, cpus)?;
+        sides.start(&job, Role::Sender, 0, cpus)?;
+        sides.expect_word(0, "ready")?;
+        sides.expect_word(1, "ready")?;
+        sides.order_go(0)?;
+        sides.expect_word(0, "started")?;
+        sides.order_go(1)?;
+        // In the stream, however long its sides take to get there; somewhere, that is what the clock's last digits say.
+        for side in [0, 1] {
+            while sides.how_far(side)? < UNDER_WAY {
+                sides.leave_alone(Duration::from_millis(1))?;
+            }
+        }
+        sides.leave_alone(Duration::from_millis(20 + now_ns() % 60))?;
+        let killed_ns = now_ns();
+        let mut victim = sides.sides.remove(killed);
+        victim.kill();
+        let death = sides.outlive(killed_ns);
+        drop(victim);
+        let (death, told_ns) = death?;
+        match name {
+            "receiver" => run.figures.receiver_death_told_ns = told_ns,
+            _ => run.figures.sender_death_told_ns = told_ns,
+        }
+        run.deaths.insert(name.to_string(), death);
+        // What it makes of its own end is no part of this.
+        sides.sides.clear();
+    }
+    Ok(run)
 }
 
 /// Each end is killed on a lane full of messages, and a fresh process takes its place.
@@ -394,7 +555,7 @@ fn run_reattach(job: &Job, cpus: &[usize], interrupts: &Interrupts, deadline: In
         ..Figures::default()
     };
     let side = |report: PassReport| SideFigures { usage: report.usage, ..SideFigures::default() };
-    Ok(Run { figures, sides: by_role(Workload::Reattach, [receiver, sender].map(side)) })
+    Ok(Run { figures, sides: by_role(Workload::Reattach, [receiver, sender].map(side)), ..Run::default() })
 }
 
 fn run_limits(job: &Job, cpus: &[usize], interrupts: &Interrupts, deadline: Instant) -> Result<Run> {
@@ -429,8 +590,9 @@ fn run_of(job: &Job, reports: &[Vec<PassReport>]) -> Run {
         Some((calls?, job.messages(pass.count) as f64))
     });
     let sleeps = |report: &PassReport| roundtrip.then(|| report.usage.voluntary_switches as f64 / pass.count as f64);
-    let percentiles = reports.iter().find_map(|reports| reports[0].percentiles);
-    let percentile = |of: fn(Percentiles) -> u64| percentiles.map(|percentiles| of(percentiles) as f64);
+    let percentiles = reports.iter().find_map(|reports| reports[0].percentiles.as_ref());
+    let percentile = |of: fn(&Percentiles) -> u64| percentiles.map(|percentiles| of(percentiles) as f64);
+    let latency = percentiles.map(|percentiles| percentiles.ladder.clone()).unwrap_or_default();
     let rate = |amount: f64| (!roundtrip && seconds > 0.0).then(|| amount / seconds);
     // All worked alone at the same time, too.
     let alone = job.passes.iter().zip(reports).find(|(pass, _)| pass.alone).map(|(_, reports)| reports);
@@ -442,11 +604,16 @@ fn run_of(job: &Job, reports: &[Vec<PassReport>]) -> Run {
         cpu_to_own_work: alone.map(|alone| cpu_seconds(&reports[0]) / cpu_seconds(alone)),
         messages_per_second: rate(job.messages(pass.count) as f64),
         bytes_per_second: rate(first.bytes as f64),
-        round_trip_ns: roundtrip.then(|| elapsed_ns / pass.count as f64 - 2000.0 * job.delay_us as f64),
+        round_trip_ns: match job.calls.rate {
+            _ if !roundtrip => None,
+            Some(_) => percentiles.map(|percentiles| percentiles.mean_ns),
+            None => Some(elapsed_ns / pass.count as f64 - 2000.0 * job.delay_us as f64),
+        },
         p50_ns: percentile(|p| p.p50_ns),
         p90_ns: percentile(|p| p.p90_ns),
         p99_ns: percentile(|p| p.p99_ns),
         p999_ns: percentile(|p| p.p999_ns),
+        p9999_ns: percentile(|p| p.p9999_ns),
         cpu_seconds: Some(cpu_seconds(&reports[0])),
         syscalls_per_message: calls.as_ref().map(|(calls, messages)| calls.iter().sum::<u64>() as f64 / messages),
         sleeps_per_wait: reports[0].iter().filter_map(sleeps).reduce(f64::min),
@@ -458,7 +625,7 @@ fn run_of(job: &Job, reports: &[Vec<PassReport>]) -> Run {
         syscalls_per_message: calls.as_ref().map(|(calls, messages)| calls[index] as f64 / messages),
         sleeps_per_wait: sleeps(report),
     });
-    Run { figures, sides: by_role(job.workload, sides) }
+    Run { figures, sides: by_role(job.workload, sides), latency, ..Run::default() }
 }
 
 /// The figures of a run of calls: for each pass the service's report and then those of its clients.
@@ -469,8 +636,9 @@ fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
     let end_ns = clients.iter().map(|client| client.end_ns).max().unwrap_or_default();
     let elapsed_ns = end_ns.saturating_sub(start_ns) as f64;
     // Of several clients that for which it took the longest.
-    let percentiles = || reports.iter().flat_map(|reports| &reports[1..]).filter_map(|client| client.percentiles);
-    let percentile = |of: fn(Percentiles) -> u64| percentiles().map(of).max().map(|ns| ns as f64);
+    let percentiles =
+        || reports.iter().flat_map(|reports| &reports[1..]).filter_map(|client| client.percentiles.as_ref());
+    let percentile = |of: fn(&Percentiles) -> u64| percentiles().map(of).max().map(|ns| ns as f64);
     let rests = job.delay_us > 0 || job.calls.rate.is_some();
     let rate = |amount: f64| (!rests && elapsed_ns > 0.0).then(|| amount / (elapsed_ns * 1e-9));
     let mean_ns = match job.calls {
@@ -489,10 +657,12 @@ fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
         p90_ns: percentile(|p| p.p90_ns),
         p99_ns: percentile(|p| p.p99_ns),
         p999_ns: percentile(|p| p.p999_ns),
+        p9999_ns: percentile(|p| p.p9999_ns),
         sleeps_per_wait: job.calls.one_by_one().then(|| reports[0].iter().map(sleeps).fold(f64::INFINITY, f64::min)),
         ..run.figures
     };
-    Run { figures, ..run }
+    let latency = percentiles().next().map(|percentiles| percentiles.ladder.clone()).unwrap_or_default();
+    Run { figures, latency, ..run }
 }
 
 /// The figures of a window in which nothing was sent.
@@ -505,12 +675,17 @@ fn idle_run(usages: [Usage; 2], seconds: f64, receiver: &PassReport) -> Run {
         resident_bytes: receiver.resident_bytes.map(|bytes| bytes as f64),
         ..Figures::default()
     };
-    Run { figures, sides: by_role(Workload::Idle, usages.map(|usage| SideFigures { usage, ..SideFigures::default() })) }
+    let sides = usages.map(|usage| SideFigures { usage, ..SideFigures::default() });
+    Run { figures, sides: by_role(Workload::Idle, sides), ..Run::default() }
 }
 
 /// Senders of a fan-in have numbers, and so have clients.
 fn by_role(workload: Workload, sides: impl IntoIterator<Item = SideFigures>) -> BTreeMap<String, SideFigures> {
+    let sides: Vec<SideFigures> = sides.into_iter().collect();
+    // A program that starts the other side itself.
+    let alone = sides.len() == 1;
     let name = |index: usize| match workload.roles() {
+        [_, _] if alone => "both".to_string(),
         [_, role] if matches!(workload, Workload::FanIn | Workload::Call) && index > 0 => {
             format!("{}-{index}", role.name())
         }
@@ -548,9 +723,13 @@ struct Side {
 
 impl Side {
     fn start(job: &Job) -> Result<Side> {
-        let program = env::current_exe().context("finding this program")?;
-        let mut child = Command::new(&program)
-            .arg(crate::SIDE)
+        let program = match &job.program[..] {
+            [] => vec![env::current_exe().context("finding this program")?.into_os_string()],
+            program => program.to_vec(),
+        };
+        let mut child = Command::new(&program[0])
+            .args(&program[1..])
+            .arg(crate::side::SIDE)
             .arg(serde_json::to_string(job)?)
             // A group of its own: an interrupt at the terminal comes to us only, and all of a side's processes can be ended together.
             .process_group(0)
@@ -558,7 +737,7 @@ impl Side {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .with_context(|| format!("starting {}", program.display()))?;
+            .with_context(|| format!("starting {}", program[0].display()))?;
         let orders = child.stdin.take();
         let output = File::from(OwnedFd::from(child.stdout.take().expect("it is piped")));
         Ok(Side { role: job.role, child, orders, output, text: Vec::new() })
@@ -665,7 +844,9 @@ impl Sides<'_> {
 
     /// Starts one side more: `index` tells several of one role apart.
     fn start(&mut self, job: &Job, role: Role, index: u32, cpus: &[usize]) -> Result<()> {
-        let cpu = cpus.get(role.cpu_index()).copied();
+        // Of programs with threads of their own each may use both.
+        let pinned = Rival::of(job.system).is_none_or(Rival::is_pinned);
+        let cpu = cpus.get(role.cpu_index()).copied().filter(|_| pinned && role != Role::Threads);
         self.sides.push(Side::start(&Job { role, index, cpu, ..job.clone() })?);
         Ok(())
     }
@@ -699,6 +880,64 @@ impl Sides<'_> {
             Event::End(failed) => Err(self.failure(failed)),
             Event::Text => bail!("a side of an idle channel got a message that nobody sent"),
         }
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        self.sides.iter().map(|side| side.child.id()).collect()
+    }
+
+    /// What the only side left makes of the other's death, and after how many nanoseconds it said so.
+    fn outlive(&mut self, killed_ns: u64) -> Result<(Death, Option<f64>)> {
+        let until = Instant::now() + TOLD_WITHIN;
+        loop {
+            if let Some(line) = self.sides[0].take_line() {
+                let kill::Word::End { outcome, at_ns, messages, words } = read_word(&line)? else {
+                    bail!("the survivor said `{line}` without being asked");
+                };
+                let told = (outcome == Outcome::Told).then(|| at_ns.saturating_sub(killed_ns) as f64);
+                return Ok((Death { outcome, messages, words }, told));
+            }
+            match self.event(until)? {
+                Event::Text => {}
+                Event::End(_) => {
+                    let words = self.failure(0).to_string();
+                    return Ok((Death { outcome: Outcome::Crashed, messages: 0, words }, None));
+                }
+                Event::Time => break,
+            }
+        }
+        let first = self.how_far_or_end()?;
+        // That it says something by itself at last is too late.
+        let _ = self.event(Instant::now() + BETWEEN_LOOKS)?;
+        let last = self.how_far_or_end()?;
+        let outcome = if last > first { Outcome::GoesOn } else { Outcome::Hangs };
+        let words = format!("nothing within {} s", TOLD_WITHIN.as_secs());
+        Ok((Death { outcome, messages: last, words }, None))
+    }
+
+    /// How far a side of a stream is that nobody was killed in yet.
+    fn how_far(&mut self, index: usize) -> Result<u64> {
+        self.ask_how_far(index)?;
+        match read_word(&self.line(index)?)? {
+            kill::Word::Far(messages) => Ok(messages),
+            kill::Word::End { words, .. } => bail!("the {} ended by itself: {words}", self.sides[index].name()),
+        }
+    }
+
+    /// How far the survivor is; what it says by itself now is too late.
+    fn how_far_or_end(&mut self) -> Result<u64> {
+        self.ask_how_far(0)?;
+        self.deadline = Instant::now() + END;
+        loop {
+            if let kill::Word::Far(messages) = read_word(&self.line(0)?)? {
+                return Ok(messages);
+            }
+        }
+    }
+
+    fn ask_how_far(&mut self, index: usize) -> Result<()> {
+        let orders = self.sides[index].orders.as_mut().expect("orders stay open until the end");
+        orders.write_all(kill::HOW_FAR).with_context(|| format!("asking the {}", self.sides[index].name()))
     }
 
     fn usages(&self) -> Result<[Usage; 2]> {
@@ -771,7 +1010,12 @@ impl Sides<'_> {
     }
 }
 
+fn read_word(line: &str) -> Result<kill::Word> {
+    serde_json::from_str(line).with_context(|| format!("reading what the survivor said: `{line}`"))
+}
+
 #[cfg(test)]
+#[allow(missing_docs)]
 pub mod tests {
     use super::*;
 
@@ -826,6 +1070,8 @@ pub mod tests {
             to_file: false,
             passes,
             cpu: None,
+            cpus: Vec::new(),
+            program: Vec::new(),
             directory: env::temp_dir(),
             parent: 1,
         }

@@ -14,20 +14,23 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    append, call, fan_in,
+    append, call, fan_in, kill,
     measure::{self, CallCounter, Usage, delay, now_ns},
+    memory,
     parameters::{Job, Pass, Role, SystemName, Wait, Workload},
     systems::{
         ByDirectory, BySocket, Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System,
-        c::CSide, lasting, limits,
+        c::CSide, lasting, limits, lisp,
     },
+    threads,
 };
 
 /// Messages before the first pass: enough for the paths to be loaded and the first pages touched.
 pub const WARM_UP: u64 = 16;
 
 /// What a side found in one pass.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PassReport {
     /// Before the first message
     pub start_ns: u64,
@@ -46,7 +49,8 @@ pub struct PassReport {
 }
 
 /// Round trips in nanoseconds, the delays taken off.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Percentiles {
     /// Of all
     pub mean_ns: f64,
@@ -58,7 +62,17 @@ pub struct Percentiles {
     pub p99_ns: u64,
     /// 99.9 %
     pub p999_ns: u64,
+    /// 99.99 %
+    pub p9999_ns: u64,
+    /// A quantile and what it is, as far as there are rounds enough for it to say something
+    pub ladder: Vec<(f64, u64)>,
 }
+
+/// Quantiles for a plot, evenly spread over 1 / (1 - quantile).
+const LADDER: [f64; 20] = [
+    0.0, 0.1, 0.25, 0.5, 0.625, 0.75, 0.82, 0.9, 0.94, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999,
+    0.99995, 0.99999,
+];
 
 /// Does one side's part and reports by standard output.
 pub fn side(job: &Job) -> Result<()> {
@@ -77,21 +91,32 @@ pub fn side(job: &Job) -> Result<()> {
         Workload::FanIn => return fan_in::side(job),
         Workload::Append => return append::side(job),
         Workload::Call => return call::side(job),
+        Workload::Threads => return threads::side(job),
         _ => {}
     }
     match job.system {
         SystemName::PeltonC => serve_in_c(job),
-        SystemName::Pelton => serve::<Pelton<BySocket>>(job),
-        SystemName::PeltonPath => serve::<Pelton<ByDirectory>>(job),
-        SystemName::Pipe => serve::<Pipe>(job),
-        SystemName::SockStream => serve::<SockStream>(job),
-        SystemName::SockStreamBatched => serve::<SockStreamBatched>(job),
-        SystemName::SockSeqpacket => serve::<SockSeqpacket>(job),
+        SystemName::PeltonSbcl => lisp::side(job, 0),
+        SystemName::Pelton => part::<Pelton<BySocket>>(job),
+        SystemName::PeltonPath => part::<Pelton<ByDirectory>>(job),
+        SystemName::Pipe => part::<Pipe>(job),
+        SystemName::SockStream => part::<SockStream>(job),
+        SystemName::SockStreamBatched => part::<SockStreamBatched>(job),
+        SystemName::SockSeqpacket => part::<SockSeqpacket>(job),
         system => bail!("{system:?} is no system of {:?}", job.workload),
     }
 }
 
-/// One side's part in any workload of two sides, and a sender's in a fan-in.
+/// One side's part in any workload of two sides.
+pub fn part<S: System>(job: &Job) -> Result<()> {
+    match job.workload {
+        Workload::Memory => memory::part::<S>(job),
+        Workload::Kill => kill::part::<S>(job),
+        _ => serve::<S>(job),
+    }
+}
+
+/// One side's part where messages go as fast as they can, or there and back; and a sender's in a fan-in.
 pub fn serve<S: System>(job: &Job) -> Result<()> {
     let steps = job.work_steps();
     let mut payloads = Payloads::new(job.sizes.max as usize);
@@ -140,7 +165,7 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
                 Ok(report)
             })
         }
-        Role::Filler | Role::Idler | Role::Appender | Role::Service | Role::Client | Role::Flooder => {
+        Role::Filler | Role::Idler | Role::Appender | Role::Service | Role::Client | Role::Flooder | Role::Threads => {
             bail!("that is no part of this workload")
         }
         Role::Asker => {
@@ -156,10 +181,16 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
                 payloads.prepare(0);
                 let mut bytes = 0;
                 let section = Section::start(pass)?;
+                let schedule = Schedule::of(job);
                 for n in 0..pass.count {
                     let size = sizes.next_size();
                     bytes += size as u64;
-                    if pass.time_each {
+                    if let Some(schedule) = &schedule {
+                        // From when it was due, not from when it went: what waits for a late answer is late itself.
+                        let due = schedule.wait_for(n);
+                        ask(&mut sending, &mut receiving, (&mut payloads, size), n, 0, glance)?;
+                        histogram.saturating_record(now_ns() - due);
+                    } else if pass.time_each {
                         let start = now_ns();
                         ask(&mut sending, &mut receiving, (&mut payloads, size), n, delay_ns, glance)?;
                         histogram.saturating_record((now_ns() - start).saturating_sub(2 * delay_ns));
@@ -209,6 +240,40 @@ fn serve_in_c(job: &Job) -> Result<()> {
     })
 }
 
+/// When each message of a round trip at a rate is due.
+struct Schedule {
+    begin_ns: u64,
+    rate: u64,
+}
+
+/// What a sleep may be late by: so long before a message is due its sender wakes up, and looks at the clock from then on, so that the
+/// kernel's timer is in nobody's figure.
+const EARLY_NS: u64 = 200_000;
+
+impl Schedule {
+    /// None if messages go when the one before is answered. The first is due soon.
+    fn of(job: &Job) -> Option<Schedule> {
+        job.calls.rate.map(|rate| Schedule { begin_ns: now_ns() + EARLY_NS, rate: rate as u64 })
+    }
+
+    fn due_ns(&self, n: u64) -> u64 {
+        self.begin_ns + (n as u128 * 1_000_000_000 / self.rate as u128) as u64
+    }
+
+    /// Waits until message `n` is due, if it is not yet, and answers when that is.
+    fn wait_for(&self, n: u64) -> u64 {
+        let due = self.due_ns(n);
+        let left = due.saturating_sub(now_ns());
+        if left > EARLY_NS {
+            std::thread::sleep(std::time::Duration::from_nanos(left - EARLY_NS));
+        }
+        while now_ns() < due {
+            std::hint::spin_loop();
+        }
+        due
+    }
+}
+
 /// Whether all bytes of a pass have come.
 pub fn all_came(job: &Job, pass: &Pass, bytes: u64) -> Result<()> {
     let wanted: u64 = (0..job.senders).map(|index| job.sizes.total(job.share(index, pass.count))).sum();
@@ -230,6 +295,13 @@ impl Percentiles {
             p90_ns: histogram.value_at_quantile(0.9),
             p99_ns: histogram.value_at_quantile(0.99),
             p999_ns: histogram.value_at_quantile(0.999),
+            p9999_ns: histogram.value_at_quantile(0.9999),
+            ladder: LADDER
+                .into_iter()
+                .filter(|quantile| (1.0 - quantile) * histogram.len() as f64 >= 1.0)
+                .map(|quantile| (quantile, histogram.value_at_quantile(quantile)))
+                .chain([(1.0, histogram.max())])
+                .collect(),
         }
     }
 }
@@ -504,6 +576,7 @@ fn pattern(at: usize) -> u8 {
 /// A message begins with its number, little-endian, or as much of it as there is room for.
 const NUMBER_BYTES: usize = 8;
 
+/// Writes number `n` into a message.
 #[inline]
 pub fn stamp(payload: &mut [u8], n: u64) {
     match payload.first_chunk_mut::<NUMBER_BYTES>() {
@@ -515,6 +588,7 @@ pub fn stamp(payload: &mut [u8], n: u64) {
     }
 }
 
+/// The number of a message.
 #[inline]
 pub fn number(message: &[u8]) -> u64 {
     match message.first_chunk::<NUMBER_BYTES>() {
@@ -525,7 +599,7 @@ pub fn number(message: &[u8]) -> u64 {
 
 /// What [`number`] answers for message `n`, when it has `size` bytes.
 #[inline]
-fn expected(n: u64, size: usize) -> u64 {
+pub fn expected(n: u64, size: usize) -> u64 {
     if size >= NUMBER_BYTES { n } else { n & ((1 << (8 * size)) - 1) }
 }
 
@@ -543,6 +617,24 @@ mod tests {
                 assert!(whole(&payload));
             }
         }
+    }
+
+    #[test]
+    fn a_round_is_due_by_its_number_alone_however_late_the_one_before_was() {
+        let schedule = Schedule { begin_ns: 500, rate: 3 };
+        assert_eq!([0, 1, 2, 3].map(|n| schedule.due_ns(n)), [500, 333_333_833, 666_667_166, 1_000_000_500]);
+        // Long past: it answers when that was, not now.
+        assert_eq!(schedule.wait_for(3), 1_000_000_500);
+    }
+
+    #[test]
+    fn percentiles_beyond_what_was_counted_are_not_told() {
+        let mut histogram = histogram().unwrap();
+        (1..=1000).for_each(|ns| histogram.record(ns).unwrap());
+        let percentiles = Percentiles::of(&histogram);
+        assert_eq!((percentiles.p50_ns, percentiles.p9999_ns), (500, 1000));
+        let last: Vec<f64> = percentiles.ladder.iter().rev().take(2).map(|(quantile, _)| *quantile).collect();
+        assert_eq!(last, [1.0, 0.999]);
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
         bail!("limits.c counts up to {}, wanted {count}: give a smaller --count", i32::MAX);
     }
     Ok(match job.workload {
+        Workload::Threads | Workload::Memory | Workload::Kill => bail!("limits.c has no part in this"),
+        Workload::Roundtrip if job.calls.rate.is_some() => bail!("limits.c has round trips that never rest"),
         Workload::Idle => bail!("limits.c has no idle channel"),
         Workload::Reattach => bail!("limits.c has no successors"),
         Workload::Lopsided => bail!("limits.c has no side that works"),

@@ -60,7 +60,7 @@ impl SockStream {
 pub struct SockSeqpacket;
 
 impl SockSeqpacket {
-    /// As [`SockStream::gathering`].
+    /// As a stream socket does.
     pub fn gathering(job: &Job) -> Result<Many<PacketReceiving>> {
         let end = |socket| PacketReceiving::new(socket, job, Wait::Spin);
         Many::new(job.wait, accepted(job, SocketType::SEQPACKET)?.into_iter().map(end).collect::<Result<_>>()?)

@@ -480,6 +480,30 @@ static void a_full_buffer_is_handed_over_and_a_refusal_of_the_sink_is_told(void)
     CHECK(all.messages == number + 2);
 }
 
+/* By the library's own thread, and then by whoever flushes. */
+static int refuse_once(void *context, const pelton_run *runs, size_t count) {
+    (void)runs, (void)count;
+    return __atomic_fetch_add((int *)context, 1, __ATOMIC_ACQ_REL) == 0 ? -ENOSPC : 0;
+}
+
+static void what_the_sink_answered_the_librarys_thread_is_told_to_who_flushes_next(void) {
+    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_sink sink = PELTON_SINK_INIT;
+    pelton_appenders *appenders;
+    int calls = 0;
+    sink.write = refuse_once;
+    sink.context = &calls;
+    options.flush_interval_ns = 1000000;
+    OK(pelton_appenders_open(&options, &sink, &appenders));
+    OK(pelton_appenders_append(appenders, "x", 1));
+    while (__atomic_load_n(&calls, __ATOMIC_ACQUIRE) == 0) sched_yield();
+    errno = 0;
+    REFUSES(pelton_flush_now(appenders), PELTON_SINK, "answered -28");
+    CHECK(errno == ENOSPC);
+    OK(pelton_flush_now(appenders));
+    OK(pelton_close(appenders));
+}
+
 static void mistakes_get_codes(void) {
     pelton_options options = PELTON_OPTIONS_INIT;
     pelton_appenders *appenders;
@@ -726,6 +750,7 @@ int main(void) {
         TEST(one_thread_flushes_while_others_append),
         TEST(what_is_reserved_is_seen_by_no_flush_until_it_is_committed),
         TEST(a_full_buffer_is_handed_over_and_a_refusal_of_the_sink_is_told),
+        TEST(what_the_sink_answered_the_librarys_thread_is_told_to_who_flushes_next),
         TEST(mistakes_get_codes),
         TEST(a_forked_child_flushes_nothing_of_its_parents),
         TEST(what_is_in_a_record_file_is_read_back_while_it_grows),

@@ -265,6 +265,7 @@ static void what_cannot_be_sent_is_refused(void) {
     REFUSES(pelton_send_batch(sender, batch, 2, PELTON_FOREVER), PELTON_TOO_LARGE, "60016 bytes");
     batch[1].iov_len = SIZE_MAX;
     ANSWERS(pelton_send_batch(sender, batch, 2, PELTON_FOREVER), PELTON_TOO_LARGE);
+    ANSWERS(pelton_send_batch(sender, batch, SIZE_MAX, PELTON_FOREVER), PELTON_TOO_LARGE);
     ANSWERS(pelton_arm_send(sender, SIZE_MAX), PELTON_TOO_LARGE);
     REFUSES(pelton_arm_send(sender, sizeof large), PELTON_TOO_LARGE, "65536 bytes");
     ANSWERS(pelton_send_descriptors(sender, "x", 1, fds, 65, SOON), PELTON_TOO_MANY_DESCRIPTORS);
@@ -310,6 +311,34 @@ static void two_threads_in_one_handle_are_recognised(void) {
     OK(pelton_send(sender, "x", 1, SOON));
     CHECK(pthread_join(thread, NULL) == 0);
     /* One after the other may. */
+    OK(pelton_release(receiver));
+    end();
+}
+
+static void close_what_another_thread_of_the_parent_is_in(const char *name) {
+    (void)name;
+    ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_FORKED);
+    ANSWERS(pelton_close(receiver), PELTON_FORKED);
+    REFUSES(pelton_close(receiver), PELTON_CLOSED_HANDLE, "receiver is closed");
+}
+
+static void a_forked_child_closes_what_another_thread_is_in(void) {
+    pthread_t thread;
+    pelton_message another;
+    int answer;
+    if (!getenv("PELTON_CHECK_THREADS")) {
+        printf("not looked for without PELTON_CHECK_THREADS: ");
+        return;
+    }
+    begin();
+    CHECK(pthread_create(&thread, NULL, receive_from_another_thread, NULL) == 0);
+    while ((answer = pelton_receive(receiver, PELTON_NO_WAIT, &another)) == PELTON_AGAIN) {
+        sched_yield();
+    }
+    ANSWERS(answer, PELTON_WRONG_THREAD);
+    finish(start(close_what_another_thread_of_the_parent_is_in, NULL));
+    OK(pelton_send(sender, "x", 1, SOON));
+    CHECK(pthread_join(thread, NULL) == 0);
     OK(pelton_release(receiver));
     end();
 }
@@ -417,6 +446,7 @@ int main(void) {
         TEST(options_are_checked),
         TEST(what_cannot_be_sent_is_refused),
         TEST(two_threads_in_one_handle_are_recognised),
+        TEST(a_forked_child_closes_what_another_thread_is_in),
         TEST(a_forked_child_can_only_close),
         TEST(each_thread_has_its_own_detail),
     };

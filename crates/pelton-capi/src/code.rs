@@ -1,7 +1,7 @@
 //! The codes, which `build.rs` reads from the header, and the text that explains the last one.
 
 use pelton::Error;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 
 include!(concat!(env!("OUT_DIR"), "/codes.rs"));
@@ -83,22 +83,21 @@ pub fn of(error: &Error) -> c_int {
     if let Error::System { source, .. } | Error::NoSpace { source, .. } | Error::File { source, .. } = error {
         set_errno(source.raw_os_error().unwrap_or(libc::EIO));
     }
-    if code == SINK {
-        set_errno(SINK_ANSWERED.get());
+    if let Error::Sink(why) = error
+        && let Some(answered) = why.strip_prefix(ANSWERED).and_then(|number| number.parse::<c_int>().ok())
+    {
+        set_errno(answered.checked_neg().unwrap_or(c_int::MAX));
     }
     code
 }
 
-thread_local! {
-    /// What a sink of the caller's answered last in this thread, negated: it has an error number for whoever flushes.
-    static SINK_ANSWERED: Cell<c_int> = const { Cell::new(0) };
-}
+/// What the error of a sink of the caller's begins with; its number follows. It may be told in another thread than the sink was called in.
+const ANSWERED: &str = "its write answered ";
 
 /// The error of a sink of the caller's that answered a number below 0.
 #[cold]
 pub fn sink_error(answered: c_int) -> Error {
-    SINK_ANSWERED.set(answered.checked_neg().unwrap_or(c_int::MAX));
-    Error::Sink(format!("its write answered {answered}"))
+    Error::Sink(format!("{ANSWERED}{answered}"))
 }
 
 /// Whether it came true, by the deadline if there is one.

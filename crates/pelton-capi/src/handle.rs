@@ -3,8 +3,8 @@
 //! A closed handle's memory is kept for a while, so that using it again finds the closed gate and not somebody else's memory.
 //!
 //! Synchronisation: a handle is one thread's at a time by the caller's promise. Where that is checked, `busy` is taken by an
-//! exchange before anything else is touched; the gate, which others may look at then, is an atomic of its own and in that mode
-//! changes only when the handle is closed.
+//! exchange before anything else is touched, and by who closes kept for ever; the gate, which others may look at then, is an atomic
+//! of its own and in that mode changes only when the handle is closed.
 
 use crate::any;
 use crate::code::{self, Answer};
@@ -62,6 +62,8 @@ struct Head {
     gate: AtomicU32,
     checks_threads: bool,
     busy: AtomicBool,
+    /// The process that made it, if threads are checked.
+    pid: u32,
     /// A panic was caught in a call: nothing but closing is safe.
     is_broken: AtomicBool,
     /// Frees the memory of a handle without an object.
@@ -77,6 +79,7 @@ impl<T: Object> Handle<T> {
             gate: AtomicU32::new(T::FREE + if checks_threads { CLOSER } else { 0 }),
             checks_threads,
             busy: AtomicBool::new(false),
+            pid: if checks_threads { std::process::id() } else { 0 },
             is_broken: AtomicBool::new(false),
             // SAFETY: only ever called with what is made here.
             free: |head| unsafe { drop(Box::from_raw(head.cast::<Handle<T>>())) },
@@ -136,15 +139,24 @@ impl<T: Object> Handle<T> {
 #[cold]
 #[inline(never)]
 pub unsafe fn enter<T: Object, A>(handle: *mut Handle<T>, act: impl FnOnce(&mut T) -> Answer<A>) -> Result<A, c_int> {
-    // SAFETY: the caller's promise; see the module about closed ones.
-    let Some(shared) = (unsafe { handle.as_ref() }) else { return Err(code::null(T::KIND)) };
-    // Relaxed: the caller orders one thread's use before another's.
-    if !(T::FREE..=T::FREE + CLOSER).contains(&shared.head.gate.load(Relaxed)) {
-        // SAFETY: it is not NULL.
-        return Err(unsafe { any::stray(handle.cast(), &[T::KIND]) });
-    }
-    // Acquire, release: calls that do not overlap are in order then, whatever the caller did.
-    if shared.head.checks_threads && shared.head.busy.swap(true, AcqRel) {
+    // SAFETY: the caller's promise.
+    unsafe { enter_and(handle, act, |_| false) }
+}
+
+/// As [`enter`]; who `closes` by that answer is not followed by any other thread.
+///
+/// # Safety
+/// As for [`enter`].
+unsafe fn enter_and<T: Object, A>(
+    handle: *mut Handle<T>,
+    act: impl FnOnce(&mut T) -> Answer<A>,
+    closes: impl FnOnce(&Answer<A>) -> bool,
+) -> Answer<A> {
+    // SAFETY: the caller's promise.
+    let shared = unsafe { opened(handle)? };
+    // Acquire, release: calls that do not overlap are in order then, whatever the caller did. A forked child has none of its parent's
+    // other threads, which may have been in a call.
+    if shared.head.checks_threads && shared.head.busy.swap(true, AcqRel) && shared.head.pid == std::process::id() {
         return Err(code::tell(code::WRONG_THREAD, format!("another thread is in a call with this {}", T::KIND)));
     }
     let answer = if shared.head.is_broken.load(Relaxed) {
@@ -168,10 +180,28 @@ pub unsafe fn enter<T: Object, A>(handle: *mut Handle<T>, act: impl FnOnce(&mut 
         shared.head.gate.store(T::FREE + gate, Relaxed);
         answer
     };
-    if shared.head.checks_threads {
+    if shared.head.checks_threads && !closes(&answer) {
         shared.head.busy.store(false, Release);
     }
     answer
+}
+
+/// The handle, if it is of this kind and open.
+///
+/// # Safety
+/// As for [`enter`].
+unsafe fn opened<'a, T: Object>(handle: *const Handle<T>) -> Answer<&'a Handle<T>> {
+    // SAFETY: the caller's promise; of another kind there may be less than of this one, so nothing but what all begin with is looked at.
+    unsafe {
+        if handle.is_null() {
+            return Err(code::null(T::KIND));
+        }
+        // Relaxed: the caller orders one thread's use before another's, and making and closing.
+        if !(T::FREE..=T::FREE + CLOSER).contains(&(*handle.cast::<Head>()).gate.load(Relaxed)) {
+            return Err(any::stray(handle.cast(), &[T::KIND]));
+        }
+        Ok(&*handle)
+    }
 }
 
 #[cold]
@@ -197,13 +227,8 @@ pub unsafe fn kind(handle: *const c_void) -> (u32, bool) {
 /// # Safety
 /// As for [`enter`].
 pub unsafe fn share<T: Object + Sync, A>(handle: *const Handle<T>, act: impl FnOnce(&T) -> Answer<A>) -> Answer<A> {
-    // SAFETY: the caller's promise; see the module about closed ones.
-    let Some(shared) = (unsafe { handle.as_ref() }) else { return Err(code::null(T::KIND)) };
-    // Relaxed: the caller orders making and closing.
-    if !(T::FREE..=T::FREE + CLOSER).contains(&shared.head.gate.load(Relaxed)) {
-        // SAFETY: it is not NULL.
-        return Err(unsafe { any::stray(handle.cast(), &[T::KIND]) });
-    }
+    // SAFETY: the caller's promise.
+    let shared = unsafe { opened(handle)? };
     if shared.head.is_broken.load(Relaxed) {
         return Err(broken());
     }
@@ -229,17 +254,13 @@ pub unsafe fn beside<T: Object, P: Sync>(
     part: unsafe fn(*const T) -> *const P,
     act: impl FnOnce(&P),
 ) -> c_int {
-    // SAFETY: the caller's promise; see the module about closed ones.
-    let Some(shared) = (unsafe { handle.as_ref() }) else { return number(Err(code::null(T::KIND))) };
-    // Relaxed: the caller orders making and closing.
-    if !(T::FREE..=T::FREE + CLOSER).contains(&shared.head.gate.load(Relaxed)) {
-        // SAFETY: it is not NULL.
-        return unsafe { any::stray(handle.cast(), &[T::KIND]) };
-    }
-    number(catch(|| {
-        // SAFETY: the object is there, as the gate says; of it only this field is looked at, by the caller's promise.
-        act(unsafe { &*part((*shared.object.get()).as_ptr()) });
-        Ok(())
+    // SAFETY: the caller's promise.
+    number(unsafe { opened(handle) }.and_then(|shared| {
+        catch(|| {
+            // SAFETY: the object is there, as the gate says; of it only this field is looked at, by the caller's promise.
+            act(unsafe { &*part((*shared.object.get()).as_ptr()) });
+            Ok(())
+        })
     }))
 }
 
@@ -260,14 +281,14 @@ pub unsafe fn close<T: Object>(handle: *mut Handle<T>) -> c_int {
     if handle.is_null() {
         return 0;
     }
-    let mut forked = Ok(());
-    // SAFETY: the caller's promise. A broken or forked one is closed too.
-    let entered = unsafe { enter(handle, T::before_closing) };
-    match entered {
-        Err(code @ (code::CLOSED_HANDLE | code::WRONG_THREAD)) => return code,
-        Err(code::FORKED) => forked = Err(code::FORKED),
-        _ => {}
+    // A broken or forked one is closed too.
+    let closes = |entered: &Answer| !matches!(entered, Err(code::CLOSED_HANDLE | code::WRONG_THREAD));
+    // SAFETY: the caller's promise.
+    let entered = unsafe { enter_and(handle, T::before_closing, closes) };
+    if !closes(&entered) {
+        return number(entered);
     }
+    let forked = entered.or_else(|code| if code == code::FORKED { Err(code) } else { Ok(()) });
     // SAFETY: this thread alone uses the object.
     let object = unsafe { emptied(handle) };
     let dropped = catch(|| {
@@ -284,7 +305,7 @@ pub unsafe fn close<T: Object>(handle: *mut Handle<T>) -> c_int {
 pub unsafe fn take<T: Object, A>(handle: *mut Handle<T>, sure: impl FnOnce(&mut T) -> Answer<A>) -> Answer<(T, A)> {
     // SAFETY: the caller's promise; what could be entered has an object, which this thread alone uses.
     unsafe {
-        let answer = enter(handle, sure)?;
+        let answer = enter_and(handle, sure, Result::is_ok)?;
         Ok((emptied(handle), answer))
     }
 }
@@ -344,6 +365,12 @@ pub fn number(answer: Answer) -> c_int {
 mod tests {
     use super::*;
 
+    /// One test at a time, as each closes handles, and closings are counted.
+    fn alone() -> std::sync::MutexGuard<'static, ()> {
+        static TESTS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        TESTS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
     struct Fragile;
 
     impl Object for Fragile {
@@ -366,6 +393,7 @@ mod tests {
 
     #[test]
     fn after_a_panic_a_handle_can_only_be_closed() {
+        let _alone = alone();
         std::panic::set_hook(Box::new(|_| {}));
         for short in [false, true] {
             let handle = Handle::boxed(Fragile);
@@ -389,6 +417,7 @@ mod tests {
 
     #[test]
     fn after_a_panic_a_shared_handle_too_can_only_be_closed() {
+        let _alone = alone();
         std::panic::set_hook(Box::new(|_| {}));
         let handle = Handle::boxed(Fragile);
         // SAFETY: a live handle of this thread's.
@@ -401,8 +430,58 @@ mod tests {
         }
     }
 
+    /// Says whether another thread could be in a call while it goes.
+    struct Going(*mut Handle<Going>);
+
+    thread_local! {
+        static WAS_BUSY: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    }
+
+    impl Object for Going {
+        const FREE: u32 = 0x676f_6900;
+        const KIND: &'static str = "going";
+
+        fn is_forked(&self) -> bool {
+            false
+        }
+
+        fn is_free(&self) -> bool {
+            true
+        }
+    }
+
+    impl Drop for Going {
+        fn drop(&mut self) {
+            // SAFETY: a closed handle is kept for a while.
+            WAS_BUSY.set(unsafe { (*self.0).head.busy.load(Relaxed) });
+        }
+    }
+
+    #[test]
+    fn where_threads_are_checked_none_comes_between_the_last_call_and_the_end() {
+        let _alone = alone();
+        for taken in [false, true] {
+            let handle = Handle::boxed(Going(std::ptr::null_mut()));
+            WAS_BUSY.set(false);
+            // SAFETY: a live handle of this thread's.
+            unsafe {
+                (*handle).head.checks_threads = true;
+                (*(*handle).object.get()).assume_init_mut().0 = handle;
+                assert_eq!(take(handle, |_| Err::<(), _>(code::TOO_LARGE)).err(), Some(code::TOO_LARGE));
+                assert_eq!(call(handle, |_| Ok(())), 0, "it was not closed, and is used on");
+                match taken {
+                    true => drop(take(handle, |_| Ok(())).expect("nobody else is in a call")),
+                    false => assert_eq!(close(handle), 0),
+                }
+                assert!(WAS_BUSY.get());
+                assert_eq!(close(handle), code::CLOSED_HANDLE);
+            }
+        }
+    }
+
     #[test]
     fn a_closed_handle_is_recognised_for_64_closings() {
+        let _alone = alone();
         let first = Handle::boxed(Fragile);
         // SAFETY: live, or closed and kept.
         unsafe {

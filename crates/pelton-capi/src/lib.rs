@@ -4,8 +4,8 @@
 //! the long way through `handle::enter`, where every mistake gets its code.
 //!
 //! Invariants:
-//! - no panic crosses: every entry runs under `handle::catch`, and one that was caught closes the handle for everything but
-//!   closing;
+//! - no panic crosses: the long ways run under `handle::catch`, and one that was caught closes the handle for everything but
+//!   closing; of the short ways those that could panic do too, and in the others it would end the process;
 //! - a gate is FREE only while nothing is reserved or received, the handle is alive, and threads need not be checked;
 //! - a kind of handle is found out in one place, `any.rs`, and only from the gate;
 //! - a raw message or reservation is kept only while its sender or receiver is used for nothing else: what else is asked for is

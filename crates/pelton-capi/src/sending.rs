@@ -324,8 +324,11 @@ pub unsafe extern "C" fn pelton_send_batch(
         let messages = match (messages.is_null(), count) {
             (_, 0) => return Ok(()),
             (true, _) => return Err(code::null("messages")),
-            // SAFETY: the caller's promise.
-            (false, _) => unsafe { std::slice::from_raw_parts(messages, count) },
+            (false, _) => {
+                fits(count.saturating_mul(size_of::<libc::iovec>()))?;
+                // SAFETY: the caller's promise; no longer than a slice may be.
+                unsafe { std::slice::from_raw_parts(messages, count) }
+            }
         };
         let bytes_max = sender.message_bytes_max();
         let mut room = 0usize;

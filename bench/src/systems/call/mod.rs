@@ -1,5 +1,6 @@
 //! The systems that a service is called by. A reply is the bytes of its request.
 
+pub mod nginx;
 mod pelton;
 mod socket;
 

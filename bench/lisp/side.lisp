@@ -1,0 +1,353 @@
+;;;; One side of a workload in SBCL: `sbcl --script side.lisp JOB...`, spoken to like any other side.
+;;;;
+;;;;   append SYSTEM THREADS SIZE WORK-NS LOOKED-AT PASS...     SYSTEM: pelton-sbcl, sbcl-mutex, sbcl-cas
+;;;;   sender NAME WAIT CAPACITY SIZE PASS...
+;;;;   receiver NAME WAIT CAPACITY SIZE PASS...
+;;;;
+;;;; A PASS is a count of messages, of each thread, or alone:COUNT: the work for so many, without them.
+
+(require :asdf)
+(asdf:load-asd (truename (merge-pathnames "../../bindings/lisp/pelton.asd" *load-truename*)))
+(let ((*standard-output* (make-broadcast-stream)) (*error-output* (make-broadcast-stream)))
+  (asdf:load-system "pelton"))
+
+(defpackage #:pelton-bench
+  (:use #:cl)
+  (:import-from #:pelton #:octets #:make-octets)
+  (:import-from #:sb-sys #:sap-ref-64 #:with-pinned-objects #:vector-sap))
+
+(in-package #:pelton-bench)
+
+(declaim (optimize speed (safety 1) (debug 0)) (sb-ext:muffle-conditions sb-ext:compiler-note))
+
+(deftype count* () '(unsigned-byte 48))
+(defconstant +buffer+ (ash 1 20) "Bytes of a buffer.")
+
+;;; ---- What a side says
+
+(defun now-ns ()
+  "Of CLOCK_MONOTONIC, as all sides have it."
+  (multiple-value-bind (seconds nanoseconds) (sb-unix::clock-gettime 1)
+    (+ (* seconds 1000000000) nanoseconds)))
+
+(defun usage ()
+  "CPU seconds, voluntary and involuntary switches."
+  (let ((values (multiple-value-list (sb-unix:unix-getrusage sb-unix:rusage_self))))
+    (list (/ (+ (second values) (third values)) 1000000.0d0)
+          (nth (- (length values) 2) values)
+          (first (last values)))))
+
+(defun say (control &rest arguments)
+  (apply #'format *standard-output* control arguments)
+  (terpri *standard-output*)
+  (finish-output *standard-output*))
+
+(defun go-on (listens)
+  (say "\"ready\"")
+  (let ((order (read-line)))
+    (unless (string= order "go") (error "found the order ~s, wanted \"go\"" order)))
+  (when listens (say "\"started\"")))
+
+(defmacro reporting ((bytes) &body body)
+  "Runs BODY, and reports what it took."
+  `(let ((before (usage)) (start (now-ns)))
+     ,@body
+     (let ((end (now-ns)))
+       (destructuring-bind (cpu voluntary involuntary) (mapcar #'- (usage) before)
+         (say "{\"start_ns\":~d,\"end_ns\":~d,\"usage\":{\"cpu_seconds\":~,6f,\"voluntary_switches\":~d,\"involuntary_switches\":~d},~
+               \"calls\":null,\"bytes\":~d,\"percentiles\":null,\"resident_bytes\":null}"
+              start end cpu voluntary involuntary ,bytes)))))
+
+(defun work (steps)
+  "Each step waits for the one before."
+  (declare (type count* steps))
+  (let ((value steps))
+    (declare (type (unsigned-byte 64) value))
+    (dotimes (i steps value)
+      (setf value (ldb (byte 64 0) (+ (ldb (byte 64 0) (* value 6364136223846793005)) 1442695040888963407))))))
+(declaim (notinline work))
+
+(defun steps-of (nanoseconds)
+  "So many steps take so long: by the least of some measurements, since whatever else the processor does makes them longer."
+  (if (zerop nanoseconds)
+      0
+      (let ((steps 100000))
+        (max 1 (floor (* nanoseconds steps)
+                      (loop repeat 20
+                            minimize (let ((start (now-ns))) (work steps) (- (now-ns) start))))))))
+
+;;; ---- What threads append to
+;;;
+;;; Each makes records of messages, as pelton does, in buffers of 1 MiB, and gives full ones to a sink: a function of a SAP, the bytes there, and
+;;; how many messages these are.
+
+(declaim (inline record-bytes write-record))
+(defun record-bytes (size)
+  (declare (type count* size))
+  (+ 8 (logandc2 (+ size 7) 7)))
+
+(defun write-record (buffer at number message)
+  "A header and MESSAGE into BUFFER, where there is room, word by word."
+  (declare (type octets buffer message) (type count* at) (type (unsigned-byte 32) number))
+  (let ((place (ash at -3)))
+    (loop for word of-type count* below (ash (+ (length message) 7) -3)
+          do (setf (sb-kernel:%vector-raw-bits buffer (+ place 1 word)) (sb-kernel:%vector-raw-bits message word)))
+    (setf (sb-kernel:%vector-raw-bits buffer place) (logior (ash number 32) (length message)))))
+
+(defun give (sink buffer bytes size)
+  (declare (type function sink) (type octets buffer))
+  (with-pinned-objects (buffer)
+    (funcall sink (vector-sap buffer) bytes (floor bytes (record-bytes size)))))
+
+(defstruct pad (a 0 :type sb-ext:word) (b 0 :type sb-ext:word) (c 0 :type sb-ext:word) (d 0 :type sb-ext:word) (e 0 :type sb-ext:word)
+  (f 0 :type sb-ext:word) (g 0 :type sb-ext:word) (h 0 :type sb-ext:word))
+
+;; One buffer behind a lock: who finds it full flushes it. Whoever is interrupted, and unwinds, must neither double a buffer nor keep others
+;; waiting, as with pelton: so both are written without interrupts.
+(defstruct locked
+  (lock (sb-thread:make-mutex) :type sb-thread:mutex)
+  (buffer (make-octets +buffer+) :type octets)
+  (used 0 :type count*)
+  (size 0 :type count*)
+  (sink #'identity :type function))
+
+(declaim (inline append-locked))
+(defun append-locked (locked number message)
+  (declare (type locked locked) (type octets message))
+  (sb-sys:without-interrupts
+    (sb-thread:with-mutex ((locked-lock locked))
+      (let ((buffer (locked-buffer locked)) (need (record-bytes (length message))))
+        (when (> (+ (locked-used locked) need) +buffer+)
+          (give (locked-sink locked) buffer (locked-used locked) (locked-size locked))
+          (setf (locked-used locked) 0))
+        (write-record buffer (locked-used locked) number message)
+        (incf (locked-used locked) need)))))
+
+;; Two buffers that take turns, in which each thread takes space by an atomic addition. Who overflows one opens the other, waits for those who
+;; still write to the full one, and flushes that. To be waited for, a thread says in a cache line of its own which it writes to, and
+;; afterwards that it writes to none: as bench/src/systems/append/bump.rs, which has the orderings. On x86-64 stores are seen in
+;; order, and the atomic addition is a barrier.
+(defconstant +none+ 3)
+
+(defstruct (bump (:include pad))
+  (tail-0 0 :type sb-ext:word) (p1 0 :type sb-ext:word) (p2 0 :type sb-ext:word) (p3 0 :type sb-ext:word) (p4 0 :type sb-ext:word)
+  (p5 0 :type sb-ext:word) (p6 0 :type sb-ext:word) (p7 0 :type sb-ext:word) (p8 0 :type sb-ext:word) (p9 0 :type sb-ext:word)
+  (pa 0 :type sb-ext:word) (pb 0 :type sb-ext:word) (pc 0 :type sb-ext:word) (pd 0 :type sb-ext:word) (pe 0 :type sb-ext:word)
+  (pf 0 :type sb-ext:word)
+  (tail-1 0 :type sb-ext:word) (q1 0 :type sb-ext:word) (q2 0 :type sb-ext:word) (q3 0 :type sb-ext:word) (q4 0 :type sb-ext:word)
+  (q5 0 :type sb-ext:word) (q6 0 :type sb-ext:word) (q7 0 :type sb-ext:word) (q8 0 :type sb-ext:word) (q9 0 :type sb-ext:word)
+  (qa 0 :type sb-ext:word) (qb 0 :type sb-ext:word) (qc 0 :type sb-ext:word) (qd 0 :type sb-ext:word) (qe 0 :type sb-ext:word)
+  (qf 0 :type sb-ext:word)
+  ;; Counts the buffers opened: the one of this number modulo 2 is written to.
+  (epoch 0 :type sb-ext:word)
+  (flushed 0 :type sb-ext:word)
+  (buffer-0 (make-octets +buffer+) :type octets)
+  (buffer-1 (make-octets +buffer+) :type octets)
+  ;; For each thread the number of the buffer that it writes to, 16 words apart.
+  (writing (make-array 0 :element-type '(unsigned-byte 64)) :type (simple-array (unsigned-byte 64) (*)))
+  (size 0 :type count*)
+  (sink #'identity :type function))
+
+(defmacro waiting-while (condition)
+  "Looks 64 times, and then gives up the CPU."
+  `(loop with looks of-type count* = 0
+         while ,condition
+         do (if (< (incf looks) 64) (sb-ext:spin-loop-hint) (sb-thread:thread-yield))))
+
+(defun turn (bump epoch bytes)
+  "The buffer of that epoch is full with BYTES, by the calling thread, which writes to none."
+  (declare (type bump bump) (type count* epoch bytes))
+  ;; The next must have been flushed.
+  (waiting-while (<= (+ (bump-flushed bump) 2) (1+ epoch)))
+  (if (evenp epoch) (setf (bump-tail-1 bump) 0) (setf (bump-tail-0 bump) 0))
+  (sb-thread:barrier (:write))
+  (setf (bump-epoch bump) (1+ epoch))
+  (sb-thread:barrier (:memory))
+  (let ((writing (bump-writing bump)) (number (mod epoch 2)))
+    (loop for thread from 16 below (length writing) by 16
+          do (waiting-while (progn (sb-thread:barrier (:read)) (= (aref writing thread) number)))))
+  (give (bump-sink bump) (if (evenp epoch) (bump-buffer-0 bump) (bump-buffer-1 bump)) bytes (bump-size bump))
+  (setf (bump-flushed bump) (1+ epoch)))
+
+(declaim (inline append-bump))
+(defun append-bump (bump number message thread)
+  (declare (type bump bump) (type octets message) (type (unsigned-byte 16) thread))
+  (let ((need (record-bytes (length message))) (writing (bump-writing bump)) (own (* 16 (1+ thread))))
+    ;; A thread that were unwound from here would be waited for for ever.
+    (sb-sys:without-interrupts
+     (loop
+      (let* ((epoch (ldb (byte 48 0) (bump-epoch bump))) (even (evenp epoch)))
+        (setf (aref writing own) (mod epoch 2))
+        (let ((at (ldb (byte 48 0) (if even
+                                       (sb-ext:atomic-incf (bump-tail-0 bump) need)
+                                       (sb-ext:atomic-incf (bump-tail-1 bump) need)))))
+          (when (<= (+ at need) +buffer+)
+            (write-record (if even (bump-buffer-0 bump) (bump-buffer-1 bump)) at number message)
+            (sb-thread:barrier (:write))
+            (setf (aref writing own) +none+)
+            (return))
+          (setf (aref writing own) +none+)
+          (if (<= at +buffer+)
+              (turn bump epoch at)
+              (waiting-while (= (bump-epoch bump) epoch)))))))))
+
+(defun finish-bump (bump)
+  (let* ((even (evenp (bump-epoch bump))) (bytes (if even (bump-tail-0 bump) (bump-tail-1 bump))))
+    (when (plusp bytes)
+      (give (bump-sink bump) (if even (bump-buffer-0 bump) (bump-buffer-1 bump)) bytes (bump-size bump)))))
+
+;;; ---- Appending
+
+(defmacro each-thread ((thread threads) &body body)
+  `(mapc #'sb-thread:join-thread
+         (loop for number of-type (unsigned-byte 16) below ,threads
+               collect (let ((,thread number))
+                         (declare (type (unsigned-byte 16) ,thread) (ignorable ,thread))
+                         (sb-thread:make-thread (lambda () ,@body))))))
+
+(defmacro messages ((n thread message count size steps numbered) append)
+  "COUNT times APPEND, of a message of SIZE bytes; NUMBERED: each says whose it is and which."
+  `(let ((,message (make-array ,size :element-type '(unsigned-byte 8) :initial-element 7)))
+     (setf (sb-kernel:%vector-raw-bits ,message 0) (ash ,thread 40))
+     (cond (,numbered (dotimes (,n ,count)
+                        (declare (type count* ,n))
+                        (setf (sb-kernel:%vector-raw-bits ,message 0) (logior (ash ,thread 40) ,n))
+                        ,append))
+           ((plusp ,steps) (dotimes (,n ,count) (declare (type count* ,n)) (work ,steps) ,append))
+           (t (dotimes (,n ,count) (declare (type count* ,n)) ,append)))))
+
+(defun append-all (system threads size steps count numbered sink)
+  "Answers what does it: buffers are made before."
+  (declare (type (unsigned-byte 16) threads size) (type count* steps count) (type function sink))
+  (ecase system
+    (:pelton-sbcl
+     (let ((appenders (pelton:open-appenders (lambda (runs)
+                                               (pelton:do-runs ((sap bytes :messages messages) runs) (funcall sink sap bytes messages)))
+                                             :flush-bytes +buffer+)))
+       (lambda ()
+         (each-thread (thread threads)
+           (messages (n thread message count size steps numbered) (pelton:append-message appenders message)))
+         (pelton:sync appenders)
+         (pelton:close-handle appenders))))
+    (:sbcl-mutex
+     (let ((locked (make-locked :size size :sink sink)))
+       (lambda ()
+         (each-thread (thread threads)
+           (messages (n thread message count size steps numbered)
+                     (append-locked locked (ldb (byte 32 0) n) message)))
+         (give sink (locked-buffer locked) (locked-used locked) size))))
+    (:sbcl-cas
+     (let ((bump (make-bump :size size :sink sink
+                            :writing (make-array (* 16 (+ 2 threads)) :element-type '(unsigned-byte 64) :initial-element +none+))))
+       (lambda ()
+         (each-thread (thread threads)
+           (messages (n thread message count size steps numbered)
+                     (append-bump bump (ldb (byte 32 0) n) message thread)))
+         (finish-bump bump))))))
+
+(defun look-at-all (system threads size count)
+  "A pass in which every record is looked at."
+  (declare (type (unsigned-byte 16) size))
+  (let ((next (make-array threads :initial-element 0)) (found 0))
+    (funcall (append-all system threads size 0 count t
+                         (lambda (sap bytes messages)
+                           (declare (type sb-sys:system-area-pointer sap) (type count* bytes))
+                           (loop for at of-type count* from 0 below bytes by (record-bytes size)
+                                 do (let ((first (sap-ref-64 sap (+ at 8))))
+                                      (multiple-value-bind (thread n) (floor first (ash 1 40))
+                                        (unless (and (= (ldb (byte 32 0) (sap-ref-64 sap at)) size)
+                                                     (< thread threads)
+                                                     (= n (svref next thread))
+                                                     (loop for byte from 8 below size always (= 7 (sb-sys:sap-ref-8 sap (+ at 8 byte)))))
+                                          (error "message ~x is none that is due, or has other bytes" first))
+                                        (incf (svref next thread))))
+                                    (decf messages)
+                                    (incf found))
+                           (unless (zerop messages) (error "a buffer has not as many messages as is said")))))
+    (unless (= found (* threads count)) (error "~d messages came, wanted ~d" found (* threads count)))))
+
+(defun append-side (system threads size work-ns looked-at passes &aux (steps (steps-of work-ns)))
+  (look-at-all system threads size looked-at)
+  (loop for (count alone) in passes
+        do (go-on nil)
+           (if alone
+               (reporting (0) (each-thread (thread threads) (dotimes (i count) (work steps))))
+               (let* ((messages 0) (bytes 0)
+                      (run (append-all system threads size steps count nil
+                                       (lambda (sap taken many)
+                                         (declare (type count* taken many messages bytes))
+                                         (unless (= (ldb (byte 32 0) (sap-ref-64 sap 0)) size) (error "a buffer does not begin with a record"))
+                                         (incf messages many)
+                                         (incf bytes taken))))
+                      (consed (sb-ext:get-bytes-consed)))
+                 (reporting ((* messages size)) (funcall run))
+                 (when (sb-ext:posix-getenv "PELTON_BENCH_CONSED")
+                   (format *error-output* "~(~a~): ~,5f bytes consed a message~%" system
+                           (/ (- (sb-ext:get-bytes-consed) consed) messages 1.0)))
+                 (unless (and (= messages (* threads count)) (= bytes (* messages (record-bytes size))))
+                   (error "~d messages in ~d bytes came, wanted ~d" messages bytes (* threads count)))))))
+
+;;; ---- A stream
+
+(defconstant +warm-up+ 16 "Messages before the first pass, each looked at as a whole.")
+
+(defun stamp (message n)
+  (declare (type octets message))
+  (setf (sb-kernel:%vector-raw-bits message 0) n))
+
+(defun send-side (name wait capacity size passes)
+  (declare (type (unsigned-byte 32) size))
+  (pelton:with-sender (sender name :wait wait :capacity capacity :timeout 20)
+    (let ((message (make-array size :element-type '(unsigned-byte 8))))
+      (dotimes (i size) (setf (aref message i) (mod (* i 7) 251)))
+      (flet ((send (count)
+               (declare (type count* count))
+               (dotimes (n count)
+                 (stamp message n)
+                 (pelton:send sender message))))
+        (send +warm-up+)
+        (loop for (count) in passes
+              do (go-on nil)
+                 (reporting ((* count size)) (send count)))))))
+
+(defun receive-side (name wait capacity size passes)
+  (declare (type (unsigned-byte 32) size))
+  (pelton:with-receiver (receiver name :wait wait :capacity capacity :accept t :timeout 20)
+    (let ((buffer (make-octets size)))
+      (flet ((receive (count whole-from)
+               (declare (type count* count whole-from))
+               (dotimes (n count)
+                 (let ((found (pelton:receive-into receiver buffer)))
+                   (unless (and (= found size) (= (sb-kernel:%vector-raw-bits buffer 0) n))
+                     (error "message ~d has ~d bytes and the number ~d" n found (sb-kernel:%vector-raw-bits buffer 0)))
+                   (when (>= n whole-from)
+                     (unless (loop for i from 8 below size always (= (aref buffer i) (mod (* i 7) 251)))
+                       (error "message ~d has other bytes" n)))))))
+        (receive +warm-up+ 0)
+        (loop for (count) in passes
+              do (go-on t)
+                 (reporting ((* count size)) (receive count (1- count))))))))
+
+(defun main (role &rest arguments)
+  (flet ((numbers (list) (mapcar #'parse-integer list))
+         (passes (list)
+           (mapcar (lambda (pass)
+                     (let ((alone (eql 0 (search "alone:" pass))))
+                       (list (parse-integer pass :start (if alone 6 0)) alone)))
+                   list)))
+    (if (string= role "append")
+        (destructuring-bind (system threads size work-ns looked-at &rest passes) arguments
+          (apply #'append-side (intern (string-upcase system) :keyword)
+                 (append (numbers (list threads size work-ns looked-at)) (list (passes passes)))))
+        (destructuring-bind (name wait capacity size &rest passes) arguments
+          (funcall (if (string= role "sender") #'send-side #'receive-side)
+                   name (intern (string-upcase wait) :keyword) (parse-integer capacity) (parse-integer size) (passes passes))))
+    ;; Until the other end of our input has gone.
+    (read-line *standard-input* nil)))
+
+(handler-bind ((error (lambda (condition)
+                        (format *error-output* "~a~%" condition)
+                        (finish-output *error-output*)
+                        (sb-ext:exit :code 1 :abort t))))
+  (apply #'main (member-if (lambda (word) (member word '("append" "sender" "receiver") :test #'string=)) sb-ext:*posix-argv*)))
+(sb-ext:exit :abort t :code 0)

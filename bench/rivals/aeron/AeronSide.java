@@ -1,0 +1,379 @@
+import io.aeron.Aeron;
+import io.aeron.ExclusivePublication;
+import io.aeron.Publication;
+import io.aeron.Subscription;
+import io.aeron.driver.MediaDriver;
+import io.aeron.driver.ThreadingMode;
+import io.aeron.logbuffer.BufferClaim;
+import io.aeron.logbuffer.FragmentHandler;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.lang.management.ManagementFactory;
+import java.nio.ByteOrder;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.DirectoryStream;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import org.agrona.concurrent.BackoffIdleStrategy;
+import org.agrona.concurrent.UnsafeBuffer;
+
+/**
+ * Aeron's IPC in the workloads of pelton-bench: `stream` and `roundtrip`, between two Java processes.
+ *
+ * <p>As its documentation has it for throughput and latency: an exclusive publication and `tryClaim`, by which a message is written in
+ * place, without a copy of Aeron's own; terms of as many bytes as the lanes of the others have; both ends look again and again
+ * (`Thread.onSpinWait`), as with its busy-spinning idle strategy. The media driver is in the process that receives first, with one thread for all
+ * (ThreadingMode.SHARED) that backs off: of IPC it only makes the logs and moves the limit on, and there are two processors for
+ * three threads, so neither process is kept on one CPU. Its directory is in memory. Checks of bounds are off, as its documentation says for measuring. Before
+ * the passes 200,000 messages more go than with the other systems, or 20,000 round trips, so that what is measured is compiled.
+ *
+ * <p>The contract with pelton-bench is that of every side. Every message's number and size is compared, every byte of the warm-up's first
+ * and of a stream's last.
+ */
+public final class AeronSide {
+    private static final int WARM_UP = 16;
+    private static final int COMPILED = 200_000;
+    private static final int FRAGMENTS = 256;
+    private static final int MTU = 65_504;
+    private static final double[] QUANTILES = {
+        0.0, 0.1, 0.25, 0.5, 0.625, 0.75, 0.82, 0.9, 0.94, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998,
+        0.9999, 0.99995, 0.99999
+    };
+
+    private final String job;
+    private final int sizeMin;
+    private final int sizeMax;
+    private final long delayNs;
+    private final long rate;
+    private final byte[] pattern;
+    private ExclusivePublication out;
+    private Subscription in;
+    private final BufferClaim claim = new BufferClaim();
+    private final UnsafeBuffer copy;
+
+    // What is due next, and what came, of the handler.
+    private long number;
+    private long whole;
+    private long bytes;
+    private int seed;
+    private final FragmentHandler check = this::check;
+
+    public static void main(String[] arguments) throws Exception {
+        System.setProperty("agrona.disable.bounds.checks", "true");
+        System.setProperty("aeron.disable.bounds.checks", "true");
+        try {
+            new AeronSide(arguments[1]).run();
+        } catch (Throwable error) {
+            System.err.println(error);
+            System.exit(1);
+        }
+        System.exit(0);
+    }
+
+    private AeronSide(String job) {
+        this.job = job;
+        sizeMin = (int) number("\"min\"");
+        sizeMax = (int) number("\"max\"");
+        delayNs = number("\"delay_us\"") * 1000;
+        rate = job.contains("\"rate\":null") ? 0 : number("\"rate\"");
+        pattern = new byte[sizeMax];
+        for (int at = 0; at < sizeMax; at++) {
+            pattern[at] = (byte) (at * 31 + (at >> 8) + 7);
+        }
+        copy = new UnsafeBuffer(new byte[Math.max(sizeMax, 8)]);
+    }
+
+    private long number(String name) {
+        return Long.parseLong(find(name + ":(-?[0-9]+)"));
+    }
+
+    private String find(String text) {
+        Matcher matcher = Pattern.compile(text).matcher(job);
+        if (!matcher.find()) {
+            throw new IllegalArgumentException("the job has no " + text);
+        }
+        return matcher.group(1);
+    }
+
+    private void run() throws Exception {
+        String role = find("\"role\":\"([a-z-]+)\"");
+        String wait = find("\"wait\":\"([a-z-]+)\"");
+        if (!wait.equals("spin")) {
+            throw new IllegalArgumentException("its ends look again and again, and never sleep: write spin");
+        }
+        if (sizeMin < 8 || sizeMax > MTU - 32) {
+            throw new IllegalArgumentException("it is measured with messages of 8 to " + (MTU - 32) + " bytes here");
+        }
+        boolean listens = role.equals("receiver") || role.equals("answerer");
+        boolean roundTrip = role.equals("asker") || role.equals("answerer");
+        String directory = Path.of(find("\"directory\":\"([^\"]+)\""), "aeron").toString();
+        MediaDriver driver = null;
+        if (listens) {
+            driver = MediaDriver.launchEmbedded(new MediaDriver.Context()
+                .aeronDirectoryName(directory)
+                .threadingMode(ThreadingMode.SHARED)
+                .sharedIdleStrategy(new BackoffIdleStrategy())
+                .ipcMtuLength(MTU)
+                .ipcTermBufferLength((int) Math.min(number("\"capacity\""), 1 << 30))
+                .dirDeleteOnStart(false)
+                .dirDeleteOnShutdown(false));
+        }
+        waitFor(Path.of(directory, "cnc.dat"));
+        try (Aeron aeron = Aeron.connect(new Aeron.Context().aeronDirectoryName(directory))) {
+            int own = listens ? 1001 : 1002;
+            if (roundTrip || !listens) {
+                out = aeron.addExclusivePublication("aeron:ipc", own);
+            }
+            if (roundTrip || listens) {
+                in = aeron.addSubscription("aeron:ipc", listens ? 1002 : 1001);
+            }
+            while ((out != null && !out.isConnected()) || (in != null && in.imageCount() == 0)) {
+                Thread.onSpinWait();
+            }
+            once(role, roundTrip ? COMPILED / 10 : COMPILED, WARM_UP, null);
+            passes(role, listens);
+        }
+        if (driver != null) {
+            driver.close();
+        }
+    }
+
+    private static void waitFor(Path place) throws Exception {
+        long until = System.nanoTime() + 20_000_000_000L;
+        while (!Files.exists(place)) {
+            if (System.nanoTime() > until) {
+                throw new IllegalStateException("the driver did not come");
+            }
+            Thread.sleep(1);
+        }
+    }
+
+    private void passes(String role, boolean listens) throws Exception {
+        BufferedReader orders = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.US_ASCII));
+        List<long[]> passes = new ArrayList<>();
+        Matcher matcher = Pattern.compile("\"count\":([0-9]+),\"time_each\":(true|false)").matcher(job);
+        while (matcher.find()) {
+            passes.add(new long[] {Long.parseLong(matcher.group(1)), matcher.group(2).equals("true") ? 1 : 0});
+        }
+        for (long[] pass : passes) {
+            say("\"ready\"");
+            if (!"go".equals(orders.readLine())) {
+                throw new IllegalStateException("the order was not to go");
+            }
+            if (listens) {
+                say("\"started\"");
+            }
+            boolean times = pass[1] == 1 && role.equals("asker");
+            long[] took = times ? new long[(int) pass[0]] : null;
+            double[] before = usage();
+            long start = now();
+            once(role, pass[0], 0, took);
+            long end = now();
+            double[] after = usage();
+            say(String.format(java.util.Locale.ROOT,
+                "{\"start_ns\":%d,\"end_ns\":%d,\"bytes\":%d,\"usage\":{\"cpu_seconds\":%.6f,"
+                    + "\"voluntary_switches\":%d,\"involuntary_switches\":%d},\"percentiles\":%s}",
+                start, end, bytes, after[0] - before[0], (long) (after[1] - before[1]),
+                (long) (after[2] - before[2]), took == null ? "null" : percentiles(took)));
+        }
+        if (orders.readLine() != null) {
+            throw new IllegalStateException("there was an order behind the last one");
+        }
+    }
+
+    private static void say(String line) {
+        System.out.println(line);
+        System.out.flush();
+    }
+
+    /** CLOCK_MONOTONIC, which the other systems' sides look at, too: on Linux it is what nanoTime is. */
+    private static long now() {
+        return System.nanoTime();
+    }
+
+    private static double[] usage() throws Exception {
+        double[] used = {0, 0, 0};
+        var system = (com.sun.management.OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
+        used[0] = system.getProcessCpuTime() * 1e-9;
+        try (DirectoryStream<Path> tasks = Files.newDirectoryStream(Path.of("/proc/self/task"))) {
+            for (Path task : tasks) {
+                for (String line : Files.readAllLines(task.resolve("status"))) {
+                    if (line.startsWith("voluntary_ctxt_switches:")) {
+                        used[1] += Long.parseLong(line.substring(24).trim());
+                    } else if (line.startsWith("nonvoluntary_ctxt_switches:")) {
+                        used[2] += Long.parseLong(line.substring(27).trim());
+                    }
+                }
+            }
+        }
+        return used;
+    }
+
+    /** One pass: the messages up to `wholeBelow` and the last are looked at as wholes. */
+    private void once(String role, long count, long wholeBelow, long[] took) {
+        number = 0;
+        whole = wholeBelow;
+        bytes = 0;
+        seed = 1;
+        switch (role) {
+            case "sender" -> {
+                for (long n = 0; n < count; n++) {
+                    send(n, nextSize());
+                }
+            }
+            case "receiver" -> {
+                last = count - 1;
+                while (number < count) {
+                    if (in.poll(check, (int) Math.min(FRAGMENTS, count - number)) == 0) {
+                        Thread.onSpinWait();
+                    }
+                }
+            }
+            case "asker" -> {
+                last = -1;
+                long begin = now() + 200_000;
+                int sizes = 1;
+                for (long n = 0; n < count; n++) {
+                    long start = now();
+                    if (rate > 0 && took != null) {
+                        start = begin + n * 1_000_000_000L / rate;
+                        while (now() < start) {
+                            Thread.onSpinWait();
+                        }
+                    }
+                    busy(rate > 0 ? 0 : delayNs);
+                    sizes = seedAfter(sizes);
+                    send(n, sizeOf(sizes));
+                    while (number == n) {
+                        if (in.poll(check, 1) == 0) {
+                            Thread.onSpinWait();
+                        }
+                    }
+                    if (took != null) {
+                        took[(int) n] = Math.max(now() - start - (rate > 0 ? 0 : 2 * delayNs), 0);
+                    }
+                }
+            }
+            default -> {
+                last = -1;
+                while (number < count) {
+                    long before = number;
+                    if (in.poll(check, 1) == 0) {
+                        Thread.onSpinWait();
+                    }
+                    if (number > before) {
+                        busy(delayNs);
+                        sendCopy();
+                    }
+                }
+            }
+        }
+    }
+
+    private long last;
+    private int lastSize;
+
+    private void check(org.agrona.DirectBuffer buffer, int offset, int length, io.aeron.logbuffer.Header header) {
+        int size = nextReceivedSize();
+        // Copied out, as by all systems here.
+        buffer.getBytes(offset, copy, 0, length);
+        if (length != size || copy.getLong(0, ByteOrder.LITTLE_ENDIAN) != number) {
+            throw new IllegalStateException("message " + number + " was lost, doubled or out of order");
+        }
+        if (number < whole || number == last) {
+            for (int at = 8; at < length; at++) {
+                if (copy.getByte(at) != pattern[at]) {
+                    throw new IllegalStateException("message " + number + " has other bytes than were sent");
+                }
+            }
+        }
+        lastSize = length;
+        bytes += length;
+        number++;
+    }
+
+    private int seedAfter(int value) {
+        return value * 1664525 + 1013904223;
+    }
+
+    private int sizeOf(int value) {
+        return sizeMin == sizeMax ? sizeMax : sizeMin + (value >>> 8) % (sizeMax - sizeMin + 1);
+    }
+
+    private int nextSize() {
+        seed = seedAfter(seed);
+        int size = sizeOf(seed);
+        bytes += size;
+        return size;
+    }
+
+    private int nextReceivedSize() {
+        seed = seedAfter(seed);
+        return sizeOf(seed);
+    }
+
+    private void send(long n, int size) {
+        while (true) {
+            long position = out.tryClaim(size, claim);
+            if (position > 0) {
+                var buffer = claim.buffer();
+                buffer.putBytes(claim.offset(), pattern, 0, size);
+                buffer.putLong(claim.offset(), n, ByteOrder.LITTLE_ENDIAN);
+                claim.commit();
+                return;
+            }
+            waitOrFail(position);
+        }
+    }
+
+    private void sendCopy() {
+        while (true) {
+            long position = out.tryClaim(lastSize, claim);
+            if (position > 0) {
+                claim.buffer().putBytes(claim.offset(), copy, 0, lastSize);
+                claim.commit();
+                return;
+            }
+            waitOrFail(position);
+        }
+    }
+
+    private static void waitOrFail(long position) {
+        if (position == Publication.CLOSED || position == Publication.NOT_CONNECTED
+            || position == Publication.MAX_POSITION_EXCEEDED) {
+            throw new IllegalStateException("the publication ended: " + position);
+        }
+        Thread.onSpinWait();
+    }
+
+    private static void busy(long ns) {
+        long end = now() + ns;
+        while (ns > 0 && now() < end) {
+            Thread.onSpinWait();
+        }
+    }
+
+    private static String percentiles(long[] took) {
+        Arrays.sort(took);
+        StringBuilder ladder = new StringBuilder("[");
+        for (double quantile : QUANTILES) {
+            if ((1 - quantile) * took.length >= 1) {
+                ladder.append('[').append(quantile).append(',').append(at(took, quantile)).append("],");
+            }
+        }
+        ladder.append("[1.0,").append(took[took.length - 1]).append("]]");
+        return String.format(java.util.Locale.ROOT,
+            "{\"mean_ns\":%.1f,\"p50_ns\":%d,\"p90_ns\":%d,\"p99_ns\":%d,\"p999_ns\":%d,\"p9999_ns\":%d,\"ladder\":%s}",
+            Arrays.stream(took).average().orElse(0), at(took, 0.5), at(took, 0.9), at(took, 0.99), at(took, 0.999),
+            at(took, 0.9999), ladder);
+    }
+
+    private static long at(long[] took, double quantile) {
+        return took[(int) Math.min((long) (quantile * took.length), took.length - 1)];
+    }
+}

@@ -1,0 +1,197 @@
+//! iceoryx2: publish-subscribe over shared memory, by loaned samples.
+//!
+//! As its documentation has it for throughput and latency: `ipc::Service`, a publisher that loans uninitialised slices (no copy but the one
+//! that writes the message), a subscriber that polls `receive` (`--wait spin`, its best: its own benchmarks poll, on a core of
+//! their own). So that nothing is lost `enable_safe_overflow(false)` and `RetryUntilDelivered`; a subscriber's buffer of 1,024 samples: a
+//! guess that favours it, as what is on the way then fits the second-level cache. One publisher, one subscriber, two nodes, or it would prepare
+//! for more. `--wait block` is its other way: an event after each message, by which the receiver sleeps; that is a system call
+//! a message. The root is the run's own directory: nothing is left of a run that was killed.
+
+use std::{process::ExitCode, rc::Rc, time::Duration};
+
+use anyhow::{Result, anyhow, ensure};
+use iceoryx2::{
+    port::{
+        listener::Listener, notifier::Notifier, publisher::Publisher, subscriber::Subscriber,
+        update_connections::UpdateConnections,
+    },
+    prelude::*,
+};
+use pelton_bench::{
+    parameters::{Job, Role, Wait},
+    systems::{Receiving, Sending, System},
+};
+use pelton_bench_rivals::{processes, until_there};
+
+fn main() -> ExitCode {
+    // What it finds missing while the other side is not there yet is no fault.
+    set_log_level(LogLevel::Fatal);
+    processes::<Iceoryx>()
+}
+
+struct Iceoryx;
+
+/// Samples that a subscriber holds at most.
+const SAMPLES: usize = 1024;
+
+fn why(what: &'static str) -> impl Fn(Box<dyn std::error::Error>) -> anyhow::Error {
+    move |error| anyhow!("{what}: {error}")
+}
+
+fn node(job: &Job) -> Result<Rc<Node<ipc::Service>>> {
+    ensure!(
+        job.wait != Wait::Epoll,
+        "its events are not measured with an event loop of one's own here: write spin or block"
+    );
+    let mut config = Config::default();
+    // Shared memory is named, not placed: the prefix is what tells one run from another, and who removes what is left.
+    let name = job.directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    config.global.prefix = FileName::new(format!("iox2_{name}_").as_bytes()).map_err(|e| anyhow!("a prefix: {e:?}"))?;
+    config
+        .global
+        .set_root_path(&Path::new(job.directory.to_string_lossy().as_bytes()).map_err(|e| anyhow!("a root: {e:?}"))?);
+    NodeBuilder::new().config(&config).create::<ipc::Service>().map(Rc::new).map_err(|e| why("making a node")(e.into()))
+}
+
+fn sender(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Sender> {
+    let service = ServiceName::new(direction).map_err(|e| anyhow!("{e:?}"))?;
+    let factory = node
+        .service_builder(&service)
+        .publish_subscribe::<[u8]>()
+        .enable_safe_overflow(false)
+        .subscriber_max_buffer_size(SAMPLES)
+        .subscriber_max_borrowed_samples(1)
+        .history_size(0)
+        .max_publishers(1)
+        .max_subscribers(1)
+        .max_nodes(2)
+        .open_or_create()
+        .map_err(|e| why("the service")(e.into()))?;
+    let publisher = factory
+        .publisher_builder()
+        .initial_max_slice_len((job.sizes.max as usize).max(1))
+        .max_loaned_samples(1)
+        .backpressure_strategy(BackpressureStrategy::RetryUntilDelivered)
+        .create()
+        .map_err(|e| why("a publisher")(e.into()))?;
+    let notifier = match job.wait {
+        Wait::Block => {
+            let event = node.service_builder(&service).event().open_or_create().map_err(|e| why("events")(e.into()))?;
+            let notifier = event.notifier_builder().create().map_err(|e| why("a notifier")(e.into()))?;
+            until_there("the listener", || match event.dynamic_config().number_of_listeners() {
+                0 => Err("there is none yet"),
+                _ => Ok(()),
+            })?;
+            Some(notifier)
+        }
+        _ => None,
+    };
+    // A message published before anybody subscribes is nobody's.
+    until_there("the subscriber", || match factory.dynamic_config().number_of_subscribers() {
+        0 => Err("there is none yet"),
+        _ => UpdateConnections::update_connections(&publisher).map_err(|_| "it cannot be connected to"),
+    })?;
+    Ok(Sender { publisher, notifier, _node: node })
+}
+
+fn receiver(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Receiver> {
+    let service = ServiceName::new(direction).map_err(|e| anyhow!("{e:?}"))?;
+    let factory = node
+        .service_builder(&service)
+        .publish_subscribe::<[u8]>()
+        .enable_safe_overflow(false)
+        .subscriber_max_buffer_size(SAMPLES)
+        .subscriber_max_borrowed_samples(1)
+        .history_size(0)
+        .max_publishers(1)
+        .max_subscribers(1)
+        .max_nodes(2)
+        .open_or_create()
+        .map_err(|e| why("the service")(e.into()))?;
+    let listener = match job.wait {
+        Wait::Block => {
+            let event = node.service_builder(&service).event().open_or_create().map_err(|e| why("events")(e.into()))?;
+            Some(event.listener_builder().create().map_err(|e| why("a listener")(e.into()))?)
+        }
+        _ => None,
+    };
+    let subscriber =
+        factory.subscriber_builder().buffer_size(SAMPLES).create().map_err(|e| why("a subscriber")(e.into()))?;
+    let buffer = (!job.in_place()).then(|| Vec::with_capacity(job.sizes.max as usize));
+    Ok(Receiver { subscriber, listener, buffer, _node: node })
+}
+
+impl System for Iceoryx {
+    type Sending = Sender;
+    type Receiving = Receiver;
+
+    fn sending(job: &Job) -> Result<Sender> {
+        sender(job, node(job)?, "there")
+    }
+
+    fn receiving(job: &Job) -> Result<Receiver> {
+        receiver(job, node(job)?, "there")
+    }
+
+    fn both(job: &Job) -> Result<(Sender, Receiver)> {
+        let node = node(job)?;
+        let (out, back) = if job.role == Role::Asker { ("there", "back") } else { ("back", "there") };
+        let receiver = receiver(job, node.clone(), back)?;
+        Ok((sender(job, node, out)?, receiver))
+    }
+}
+
+struct Sender {
+    publisher: Publisher<ipc::Service, [u8], ()>,
+    notifier: Option<Notifier<ipc::Service>>,
+    _node: Rc<Node<ipc::Service>>,
+}
+
+impl Sending for Sender {
+    #[inline]
+    fn send(&mut self, payload: &[u8]) -> Result<()> {
+        let Sender { publisher, notifier, .. } = self;
+        let sample = publisher.loan_slice_uninit(payload.len()).map_err(|e| anyhow!("loaning: {e}"))?;
+        let delivered = sample.write_from_slice(payload).send().map_err(|e| anyhow!("sending: {e}"))?;
+        ensure!(delivered == 1, "the subscriber is gone");
+        if let Some(notifier) = notifier {
+            notifier.notify().map_err(|e| anyhow!("notifying: {e}"))?;
+        }
+        Ok(())
+    }
+}
+
+struct Receiver {
+    subscriber: Subscriber<ipc::Service, [u8], ()>,
+    listener: Option<Listener<ipc::Service>>,
+    buffer: Option<Vec<u8>>,
+    _node: Rc<Node<ipc::Service>>,
+}
+
+impl Receiving for Receiver {
+    #[inline]
+    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let Receiver { subscriber, listener, buffer, .. } = self;
+        let sample = loop {
+            if let Some(sample) = subscriber.receive().map_err(|e| anyhow!("receiving: {e}"))? {
+                break sample;
+            }
+            match listener {
+                // An event may have come before the look: a second is only until the next look.
+                Some(listener) => {
+                    listener.timed_wait(|_| (), Duration::from_secs(1)).map_err(|e| anyhow!("waiting: {e}"))?;
+                }
+                None => std::hint::spin_loop(),
+            }
+        };
+        Ok(match buffer {
+            Some(buffer) => {
+                buffer.clear();
+                buffer.extend_from_slice(sample.payload());
+                drop(sample);
+                look(buffer)
+            }
+            None => look(sample.payload()),
+        })
+    }
+}

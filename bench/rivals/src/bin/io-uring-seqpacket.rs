@@ -1,0 +1,125 @@
+//! A Unix socket that keeps messages apart, by io_uring, beside `sock-seqpacket`, which takes a plain system call for each. Up to 64 messages go with
+//! one system call, as requests linked in their order; one multishot request receives each in a buffer of its own. See `uring.rs`.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use pelton_bench::{
+    parameters::Job,
+    systems::{Receiving, Sending, System},
+};
+use pelton_bench_rivals::{
+    processes,
+    uring::{Shared, open},
+};
+use rustix::net::SocketType;
+
+fn main() -> ExitCode {
+    processes::<Packets>()
+}
+
+struct Packets;
+
+/// Messages that go with one system call.
+const BATCH: usize = 64;
+/// Buffers to receive in: of large messages fewer, as there is no room for more in the socket.
+const BUFFERS: u16 = 256;
+const BUFFER_BYTES_ALL: usize = 16 << 20;
+
+fn socket(job: &Job) -> Result<Shared> {
+    ensure!(job.sizes.min > 0, "an empty packet looks like the end of the connection");
+    let size = job.sizes.max as usize;
+    let buffers = (BUFFER_BYTES_ALL / size).next_power_of_two().clamp(2, BUFFERS as usize) as u16;
+    open(job, SocketType::SEQPACKET, buffers, size)
+}
+
+impl System for Packets {
+    type Sending = Writer;
+    type Receiving = Reader;
+
+    fn sending(job: &Job) -> Result<Writer> {
+        Ok(Writer::new(socket(job)?, job, true))
+    }
+
+    fn receiving(job: &Job) -> Result<Reader> {
+        Ok(Reader { socket: socket(job)? })
+    }
+
+    fn both(job: &Job) -> Result<(Writer, Reader)> {
+        let socket = socket(job)?;
+        Ok((Writer::new(socket.clone(), job, false), Reader { socket }))
+    }
+}
+
+struct Writer {
+    socket: Shared,
+    /// One gathers messages while those of the other are on their way
+    halves: [Vec<u8>; 2],
+    sizes: Vec<usize>,
+    turn: usize,
+    submits: bool,
+}
+
+impl Writer {
+    fn new(socket: Shared, job: &Job, submits: bool) -> Writer {
+        let half = || Vec::with_capacity(BATCH * job.sizes.max as usize);
+        Writer { socket, halves: [half(), half()], sizes: Vec::with_capacity(BATCH), turn: 0, submits }
+    }
+
+    fn pass_on(&mut self, submits: bool) -> Result<()> {
+        let mut socket = self.socket.borrow_mut();
+        socket.sent()?;
+        let (mut at, last) = (0, self.sizes.len() - 1);
+        for (index, size) in self.sizes.drain(..).enumerate() {
+            // SAFETY: this half is not touched before the turn has come to it again, and then the other has been waited for, which went later.
+            unsafe { socket.send(&self.halves[self.turn][at..at + size], index < last) }?;
+            at += size;
+        }
+        if submits {
+            socket.submit()?;
+        }
+        self.turn ^= 1;
+        self.halves[self.turn].clear();
+        Ok(())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // Its buffers must not go before what is in them has.
+        let _ = self.socket.borrow_mut().sent();
+    }
+}
+
+impl Sending for Writer {
+    #[inline]
+    fn send(&mut self, payload: &[u8]) -> Result<()> {
+        self.halves[self.turn].extend_from_slice(payload);
+        self.sizes.push(payload.len());
+        if self.sizes.len() == BATCH { self.pass_on(true) } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if !self.sizes.is_empty() {
+            self.pass_on(self.submits)?;
+        }
+        // What finds the socket full goes on only while this thread is in the ring: its work is deferred until then.
+        if self.submits { self.socket.borrow_mut().sent() } else { Ok(()) }
+    }
+}
+
+struct Reader {
+    socket: Shared,
+}
+
+impl Receiving for Reader {
+    #[inline]
+    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let (buffer, bytes) = self.socket.borrow_mut().receive()?;
+        let packet = self.socket.borrow().bytes(buffer, bytes);
+        // SAFETY: the buffer is given back behind this; its memory is the socket's, which is kept.
+        let answer = look(unsafe { &*packet });
+        self.socket.borrow_mut().give_back(buffer);
+        Ok(answer)
+    }
+}

@@ -1,0 +1,163 @@
+//! A Unix stream socket by io_uring, beside `sock-stream-batched`, which does the same by plain system calls: a message is its length in four
+//! bytes and its payload, and both sides have 64 KiB of buffer. The sender fills one buffer while the other is on its way; the receiver has
+//! eight, into which one multishot request receives. See `uring.rs`.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use pelton_bench::{
+    parameters::Job,
+    systems::{Receiving, Sending, System},
+};
+use pelton_bench_rivals::{
+    processes,
+    uring::{Shared, open},
+};
+use rustix::net::SocketType;
+
+fn main() -> ExitCode {
+    processes::<Stream>()
+}
+
+struct Stream;
+
+const BATCH_BYTES: usize = 64 << 10;
+const PREFIX_BYTES: usize = 4;
+const BUFFERS: u16 = 8;
+
+impl System for Stream {
+    type Sending = Writer;
+    type Receiving = Reader;
+
+    fn sending(job: &Job) -> Result<Writer> {
+        Ok(Writer::new(open(job, SocketType::STREAM, BUFFERS, BATCH_BYTES)?, true))
+    }
+
+    fn receiving(job: &Job) -> Result<Reader> {
+        Ok(Reader::new(open(job, SocketType::STREAM, BUFFERS, BATCH_BYTES)?, job))
+    }
+
+    fn both(job: &Job) -> Result<(Writer, Reader)> {
+        let socket = open(job, SocketType::STREAM, BUFFERS, BATCH_BYTES)?;
+        Ok((Writer::new(socket.clone(), false), Reader::new(socket, job)))
+    }
+}
+
+struct Writer {
+    socket: Shared,
+    /// One gathers messages while the other is on its way
+    buffers: [Vec<u8>; 2],
+    turn: usize,
+    /// Nothing is received by the same ring, whose next system call would take along what is sent
+    submits: bool,
+}
+
+impl Writer {
+    fn new(socket: Shared, submits: bool) -> Writer {
+        let buffer = || Vec::with_capacity(BATCH_BYTES);
+        Writer { socket, buffers: [buffer(), buffer()], turn: 0, submits }
+    }
+
+    fn pass_on(&mut self, submits: bool) -> Result<()> {
+        let mut socket = self.socket.borrow_mut();
+        socket.sent()?;
+        // SAFETY: this buffer is not touched before the turn has come to it again, and then the other has been waited for, which went later.
+        unsafe { socket.send(&self.buffers[self.turn], false) }?;
+        if submits {
+            socket.submit()?;
+        }
+        self.turn ^= 1;
+        self.buffers[self.turn].clear();
+        Ok(())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // Its buffers must not go before what is in them has.
+        let _ = self.socket.borrow_mut().sent();
+    }
+}
+
+impl Sending for Writer {
+    #[inline]
+    fn send(&mut self, payload: &[u8]) -> Result<()> {
+        let held = &mut self.buffers[self.turn];
+        if !held.is_empty() && held.len() + PREFIX_BYTES + payload.len() > BATCH_BYTES {
+            self.pass_on(true)?;
+        }
+        let held = &mut self.buffers[self.turn];
+        held.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        held.extend_from_slice(payload);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if !self.buffers[self.turn].is_empty() {
+            self.pass_on(self.submits)?;
+        }
+        // What finds the socket full goes on only while this thread is in the ring: its work is deferred until then.
+        if self.submits { self.socket.borrow_mut().sent() } else { Ok(()) }
+    }
+}
+
+struct Reader {
+    socket: Shared,
+    /// The buffer that is read, how much is in it, and how much of that has been read
+    current: Option<(u16, usize, usize)>,
+    /// A message that several buffers have a part of
+    parts: Vec<u8>,
+    size_max: usize,
+}
+
+impl Reader {
+    fn new(socket: Shared, job: &Job) -> Reader {
+        Reader { socket, current: None, parts: Vec::new(), size_max: job.sizes.max as usize }
+    }
+
+    fn size(&self, prefix: &[u8]) -> Result<usize> {
+        let size = u32::from_le_bytes(prefix[..PREFIX_BYTES].try_into()?) as usize;
+        ensure!(size <= self.size_max, "a message says that it has {size} bytes, wanted at most {}", self.size_max);
+        Ok(size)
+    }
+}
+
+impl Receiving for Reader {
+    #[inline]
+    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        self.parts.clear();
+        loop {
+            let (buffer, bytes, read) = match self.current {
+                Some(current) => current,
+                None => {
+                    let (buffer, bytes) = self.socket.borrow_mut().receive()?;
+                    (buffer, bytes, 0)
+                }
+            };
+            let there = self.socket.borrow().bytes(buffer, bytes);
+            // SAFETY: the buffer is given back below at the earliest, when this is used no more; its memory is the socket's, which is kept.
+            let there = &unsafe { &*there }[read..];
+            if self.parts.is_empty() && there.len() >= PREFIX_BYTES {
+                let end = PREFIX_BYTES + self.size(there)?;
+                if there.len() >= end {
+                    let answer = look(&there[PREFIX_BYTES..end]);
+                    self.current = Some((buffer, bytes, read + end));
+                    return Ok(answer);
+                }
+            }
+            // What is missing is in the buffers that follow.
+            let whole =
+                if self.parts.len() >= PREFIX_BYTES { PREFIX_BYTES + self.size(&self.parts)? } else { PREFIX_BYTES };
+            let taken = there.len().min(whole.saturating_sub(self.parts.len()));
+            self.parts.extend_from_slice(&there[..taken]);
+            self.current = Some((buffer, bytes, read + taken));
+            if read + taken == bytes {
+                self.socket.borrow_mut().give_back(buffer);
+                self.current = None;
+            }
+            if self.parts.len() >= PREFIX_BYTES && self.parts.len() == PREFIX_BYTES + self.size(&self.parts)? {
+                return Ok(look(&self.parts[PREFIX_BYTES..]));
+            }
+        }
+    }
+}

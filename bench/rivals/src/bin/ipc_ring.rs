@@ -1,0 +1,98 @@
+//! ipc_ring: a ring in a file, one writer, one reader.
+//!
+//! As its README and its own benchmark have it: the file in /dev/shm, in the run's own directory, 64 MiB or as `--capacity` says, which must be a power of two;
+//! `try_push` first and `push` without a deadline when that finds the ring full, `pop` without a deadline (`--wait block`, its best here,
+//! too: its own benchmark's loops). `--wait spin` calls `try_push` and `try_pop` again and again. The writer makes the ring and the reader opens it.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, anyhow, bail, ensure};
+use ipc_ring::{IpcError, RingReader, RingWriter};
+use pelton_bench::{
+    parameters::{Job, Role, Wait},
+    systems::{Receiving, Sending, System},
+};
+use pelton_bench_rivals::{processes, until_there};
+
+fn main() -> ExitCode {
+    processes::<Ring>()
+}
+
+struct Ring;
+
+fn sender(job: &Job, direction: &str) -> Result<Writer> {
+    ensure!(job.wait != Wait::Epoll, "it has no descriptor that an event loop could wait for");
+    let capacity = usize::try_from(job.capacity)?;
+    ensure!(capacity.is_power_of_two(), "found --capacity {capacity}, wanted a power of two");
+    let place = job.directory.join(direction);
+    let writer = RingWriter::create(&place, capacity).map_err(|error| anyhow!("making the ring: {error}"))?;
+    Ok(Writer { writer, spins: job.wait == Wait::Spin, size_max: job.sizes.max as usize })
+}
+
+fn receiver(job: &Job, direction: &str) -> Result<Reader> {
+    ensure!(job.wait != Wait::Epoll, "it has no descriptor that an event loop could wait for");
+    ensure!(job.sizes.min > 0, "a message of no bytes is its mark for the end of the ring");
+    let place = job.directory.join(direction);
+    let reader = until_there("the ring", || RingReader::open(&place))?;
+    Ok(Reader { reader, spins: job.wait == Wait::Spin, buffer: Vec::with_capacity(job.sizes.max as usize) })
+}
+
+impl System for Ring {
+    type Sending = Writer;
+    type Receiving = Reader;
+
+    fn sending(job: &Job) -> Result<Writer> {
+        sender(job, "there")
+    }
+
+    fn receiving(job: &Job) -> Result<Reader> {
+        receiver(job, "there")
+    }
+
+    fn both(job: &Job) -> Result<(Writer, Reader)> {
+        let (out, back) = if job.role == Role::Asker { ("there", "back") } else { ("back", "there") };
+        Ok((sender(job, out)?, receiver(job, back)?))
+    }
+}
+
+struct Writer {
+    writer: RingWriter,
+    spins: bool,
+    size_max: usize,
+}
+
+impl Sending for Writer {
+    #[inline]
+    fn send(&mut self, payload: &[u8]) -> Result<()> {
+        loop {
+            match self.writer.try_push(payload) {
+                Ok(()) => return Ok(()),
+                Err(IpcError::Full) if self.spins => std::hint::spin_loop(),
+                Err(IpcError::Full) => {
+                    return self.writer.push(payload, None).map_err(|error| anyhow!("pushing: {error}"));
+                }
+                Err(error) => bail!("pushing up to {} bytes: {error}", self.size_max),
+            }
+        }
+    }
+}
+
+struct Reader {
+    reader: RingReader,
+    spins: bool,
+    buffer: Vec<u8>,
+}
+
+impl Receiving for Reader {
+    #[inline]
+    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        if self.spins {
+            while self.reader.try_pop(&mut self.buffer).map_err(|error| anyhow!("popping: {error}"))?.is_none() {
+                std::hint::spin_loop();
+            }
+        } else {
+            self.reader.pop(&mut self.buffer, None).map_err(|error| anyhow!("popping: {error}"))?;
+        }
+        Ok(look(&self.buffer))
+    }
+}

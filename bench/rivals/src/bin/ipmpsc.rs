@@ -1,0 +1,108 @@
+//! ipmpsc: a ring in a file for many senders and one receiver, with a lock and a condition variable in it.
+//!
+//! As its README recommends for bandwidth and latency: `serde_bytes`, so that the bytes are copied in as they are, and
+//! `zero_copy_context` at the receiver, which reads in place and is then copied out as every system's message here is (but for random sizes, which
+//! are looked at in place). The file is in /dev/shm, in the run's own directory; a ring's size has 32 bits. It always blocks: its calls sleep by the condition
+//! variable (`--wait block`); `--wait spin` receives by `try_recv` again and again, and still sends by the only call there is.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use ipmpsc::{Receiver, Sender, SharedRingBuffer};
+use pelton_bench::{
+    parameters::{Job, Role, Wait},
+    systems::{Receiving, Sending, System},
+};
+use pelton_bench_rivals::{processes, until_there};
+use serde_bytes::Bytes;
+
+fn main() -> ExitCode {
+    processes::<Ring>()
+}
+
+struct Ring;
+
+/// The receiver makes it, aside, so that who opens it finds it whole.
+fn receiver(job: &Job, direction: &str) -> Result<Reader> {
+    ensure!(job.wait != Wait::Epoll, "it has no descriptor that an event loop could wait for");
+    let bytes = u32::try_from(job.capacity).context("its ring's size has 32 bits: give a smaller --capacity")?;
+    let (place, aside) = (job.directory.join(direction), job.directory.join(format!("{direction}-aside")));
+    let path = aside.to_str().context("a path that is not UTF-8")?;
+    let ring = SharedRingBuffer::create(path, bytes).context("making the ring")?;
+    std::fs::rename(&aside, &place)?;
+    Ok(Reader {
+        receiver: Receiver::new(ring),
+        spins: job.wait == Wait::Spin,
+        buffer: (!job.in_place()).then(|| Vec::with_capacity(job.sizes.max as usize)),
+    })
+}
+
+fn sender(job: &Job, direction: &str) -> Result<Writer> {
+    ensure!(job.wait != Wait::Epoll, "it has no descriptor that an event loop could wait for");
+    let place = job.directory.join(direction);
+    let path = place.to_str().context("a path that is not UTF-8")?;
+    let ring = until_there("the ring", || SharedRingBuffer::open(path))?;
+    Ok(Writer(Sender::new(ring)))
+}
+
+impl System for Ring {
+    type Sending = Writer;
+    type Receiving = Reader;
+
+    fn sending(job: &Job) -> Result<Writer> {
+        sender(job, "there")
+    }
+
+    fn receiving(job: &Job) -> Result<Reader> {
+        receiver(job, "there")
+    }
+
+    fn both(job: &Job) -> Result<(Writer, Reader)> {
+        let (out, back) = if job.role == Role::Asker { ("there", "back") } else { ("back", "there") };
+        // Each makes the ring that it receives by before it looks for the other's.
+        let reader = receiver(job, back)?;
+        Ok((sender(job, out)?, reader))
+    }
+}
+
+struct Writer(Sender);
+
+impl Sending for Writer {
+    #[inline]
+    fn send(&mut self, payload: &[u8]) -> Result<()> {
+        self.0.send(&Bytes::new(payload)).context("sending")
+    }
+}
+
+struct Reader {
+    receiver: Receiver,
+    spins: bool,
+    buffer: Option<Vec<u8>>,
+}
+
+impl Receiving for Reader {
+    #[inline]
+    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        loop {
+            let mut context = self.receiver.zero_copy_context();
+            let message: Option<&Bytes> = if self.spins {
+                context.try_recv().context("receiving")?
+            } else {
+                Some(context.recv().context("receiving")?)
+            };
+            let Some(message) = message else {
+                std::hint::spin_loop();
+                continue;
+            };
+            return Ok(match &mut self.buffer {
+                Some(buffer) => {
+                    buffer.clear();
+                    buffer.extend_from_slice(message);
+                    drop(context);
+                    look(buffer)
+                }
+                None => look(message),
+            });
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! rtrb by chunks: 64 messages to a chunk written in place, and as many as there are to one read in place.
+//!
+//! As its documentation has it for the best throughput: `write_chunk_uninit` and `read_chunk`, one store to the index for each. The ring is as
+//! rtrb's by single messages. Slots are asked for again while there are none.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use pelton_bench::{
+    parameters::Job,
+    side,
+    threads::{InBatches, ReceivingBatches, SendingBatches, batches},
+};
+use pelton_bench_rivals::with_size;
+
+fn main() -> ExitCode {
+    side::if_asked(|job| with_size!(job, run)).unwrap_or(ExitCode::from(2))
+}
+
+fn run<const SIZE: usize>(job: &Job) -> Result<()> {
+    batches::<Chunks<SIZE>>(job)
+}
+
+struct Chunks<const SIZE: usize>;
+
+/// Bytes of the ring.
+const RING: u64 = 128 << 10;
+
+impl<const SIZE: usize> InBatches for Chunks<SIZE> {
+    type Sending = Producer<SIZE>;
+    type Receiving = Consumer<SIZE>;
+
+    fn pair(job: &Job) -> Result<(Producer<SIZE>, Consumer<SIZE>)> {
+        let (producer, consumer) = rtrb::RingBuffer::new(job.capacity.min(RING) as usize / SIZE);
+        Ok((Producer(producer), Consumer(consumer)))
+    }
+}
+
+struct Producer<const SIZE: usize>(rtrb::Producer<[u8; SIZE]>);
+
+impl<const SIZE: usize> SendingBatches for Producer<SIZE> {
+    #[inline(always)]
+    fn send_batch(&mut self, most: usize, mut write: impl FnMut(usize, &mut [u8])) -> Result<usize> {
+        loop {
+            // All of a batch, where the ring can hold that; or what its end leaves would make small chunks for ever.
+            if let Ok(mut chunk) = self.0.write_chunk_uninit(most) {
+                let (first, second) = chunk.as_mut_slices();
+                for (index, slot) in first.iter_mut().chain(second).enumerate() {
+                    // SAFETY: any bytes are an array of bytes, and `write` writes all of them before they are read.
+                    write(index, unsafe { &mut *slot.as_mut_ptr() });
+                }
+                // SAFETY: all of them have been written.
+                unsafe { chunk.commit_all() };
+                return Ok(most);
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+struct Consumer<const SIZE: usize>(rtrb::Consumer<[u8; SIZE]>);
+
+impl<const SIZE: usize> ReceivingBatches for Consumer<SIZE> {
+    #[inline(always)]
+    fn receive_batch(&mut self, most: usize, mut look: impl FnMut(&[u8])) -> Result<usize> {
+        loop {
+            let there = self.0.slots().min(most);
+            if there > 0 {
+                let chunk = self.0.read_chunk(there)?;
+                let (first, second) = chunk.as_slices();
+                first.iter().chain(second).for_each(|message| look(message));
+                chunk.commit_all();
+                return Ok(there);
+            }
+            std::hint::spin_loop();
+        }
+    }
+}

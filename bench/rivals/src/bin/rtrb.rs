@@ -1,0 +1,67 @@
+//! rtrb: a ring between two threads, wait-free, one message a call.
+//!
+//! Its calls never wait: `push` and `pop` are called again while they answer that the ring is full or empty, as its documentation shows. Messages
+//! are arrays, moved in and out. The ring holds what fits `--capacity`, but at most 128 KiB: a guess that favours it, for a ring that
+//! fits the second-level cache, as pelton's window of 128 KiB does.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use pelton_bench::{
+    parameters::Job,
+    side,
+    systems::{Receiving, Sending},
+    threads::{InProcess, one_by_one},
+};
+use pelton_bench_rivals::with_size;
+
+fn main() -> ExitCode {
+    side::if_asked(|job| with_size!(job, run)).unwrap_or(ExitCode::from(2))
+}
+
+fn run<const SIZE: usize>(job: &Job) -> Result<()> {
+    one_by_one::<Rtrb<SIZE>>(job)
+}
+
+struct Rtrb<const SIZE: usize>;
+
+/// Bytes of the ring.
+const RING: u64 = 128 << 10;
+
+impl<const SIZE: usize> InProcess for Rtrb<SIZE> {
+    type Sending = Producer<SIZE>;
+    type Receiving = Consumer<SIZE>;
+
+    fn pair(job: &Job) -> Result<(Producer<SIZE>, Consumer<SIZE>)> {
+        let (producer, consumer) = rtrb::RingBuffer::new(job.capacity.min(RING) as usize / SIZE);
+        Ok((Producer(producer), Consumer(consumer)))
+    }
+}
+
+struct Producer<const SIZE: usize>(rtrb::Producer<[u8; SIZE]>);
+
+impl<const SIZE: usize> Sending for Producer<SIZE> {
+    #[inline(always)]
+    fn send(&mut self, payload: &[u8]) -> Result<()> {
+        let mut message: [u8; SIZE] = payload.try_into()?;
+        while let Err(rtrb::PushError::Full(back)) = self.0.push(message) {
+            message = back;
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+}
+
+struct Consumer<const SIZE: usize>(rtrb::Consumer<[u8; SIZE]>);
+
+impl<const SIZE: usize> Receiving for Consumer<SIZE> {
+    #[inline(always)]
+    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        loop {
+            if let Ok(message) = self.0.pop() {
+                return Ok(look(&message));
+            }
+            std::hint::spin_loop();
+        }
+    }
+}

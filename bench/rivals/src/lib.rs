@@ -1,0 +1,72 @@
+//! What the programs of this package share. Each program is one system of `pelton-bench`, with the reasons for its settings at its head.
+
+#[cfg(any(feature = "io-uring-stream", feature = "io-uring-seqpacket"))]
+pub mod uring;
+
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, anyhow};
+use pelton_bench::{
+    parameters::Job,
+    side,
+    systems::System,
+    threads::{InBatches, InProcess},
+    workload,
+};
+
+/// The program of a system of two processes.
+pub fn processes<S: System>() -> ExitCode {
+    run(workload::part::<S>)
+}
+
+/// The program of a system of two threads.
+pub fn threads<S: InProcess>() -> ExitCode {
+    run(pelton_bench::threads::one_by_one::<S>)
+}
+
+/// The program of a system of two threads that take several messages at a time.
+pub fn batches<S: InBatches>() -> ExitCode {
+    run(pelton_bench::threads::batches::<S>)
+}
+
+fn run(part: impl FnOnce(&Job) -> Result<()>) -> ExitCode {
+    side::if_asked(part).unwrap_or_else(|| {
+        eprintln!("this is a side of pelton-bench, which starts it: `./run bench WORKLOAD --systems pelton,…`");
+        ExitCode::from(2)
+    })
+}
+
+/// How long the sides wait for each other.
+const MEET: Duration = Duration::from_secs(20);
+
+/// Tries until it succeeds, as who opens what the other side is about to make has to.
+pub fn until_there<T, E: std::fmt::Display>(what: &str, mut open: impl FnMut() -> Result<T, E>) -> Result<T> {
+    let until = Instant::now() + MEET;
+    loop {
+        match open() {
+            Ok(value) => return Ok(value),
+            Err(error) if Instant::now() > until => return Err(anyhow!("opening {what}: {error}")),
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// Sizes that systems which carry values, not bytes, are compiled for: an array of that many bytes is the value.
+#[macro_export]
+macro_rules! with_size {
+    ($job:expr, $main:ident) => {
+        match ($job.sizes.min, $job.sizes.max) {
+            (16, 16) => $main::<16>($job),
+            (64, 64) => $main::<64>($job),
+            (256, 256) => $main::<256>($job),
+            (1024, 1024) => $main::<1024>($job),
+            _ => anyhow::bail!(
+                "it carries values, and was compiled for 16, 64, 256 and 1024 bytes, wanted {}",
+                $job.sizes
+            ),
+        }
+    };
+}

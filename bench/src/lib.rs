@@ -1,0 +1,23 @@
+//! What the benchmark is made of; the program is `main.rs`, and the systems of `rivals/` are programs of their own that use this too.
+//!
+//! `run.rs` starts the processes and puts their figures together, `side.rs` is how such a process begins, `workload.rs` what it
+//! does (`fan_in.rs` where there are many, `append.rs` and `threads.rs` where it is threads, `call.rs` where they are answered), `systems/` what it does it with,
+//! `measure.rs` what it can say of itself, `report.rs` what comes out.
+
+mod append;
+mod call;
+mod fan_in;
+pub mod figures;
+pub mod file;
+pub mod kill;
+pub mod measure;
+mod memory;
+pub mod parameters;
+pub mod record;
+pub mod report;
+pub mod rivals;
+pub mod run;
+pub mod side;
+pub mod systems;
+pub mod threads;
+pub mod workload;

@@ -1,0 +1,123 @@
+//! What a channel's memory grows to when nobody takes what is sent.
+//!
+//! The sender sends as many messages as it is told to, or as many as there is room for; the receiver takes none of them meanwhile. Then, when
+//! the program has looked at both processes' memory, it takes and checks them all, and the program looks again.
+
+use std::{
+    fs,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{
+    parameters::{Job, Role},
+    systems::{Receiving, Sending, System},
+    workload::{Payloads, Section, WARM_UP, all_came, expected, number, passes, say, whole},
+};
+
+/// A sender that has not got on for so long waits for room.
+const STILL: Duration = Duration::from_millis(300);
+
+/// One side's part: the sender says how many messages it got rid of before it had to wait, and then, as everywhere, reports.
+pub fn part<S: System>(job: &Job) -> Result<()> {
+    let size = job.sizes.max as usize;
+    match job.role {
+        Role::Sender => {
+            let mut sending = S::sending(job)?;
+            let mut payloads = Payloads::new(size);
+            let mut send = |n: u64| -> Result<()> {
+                let sent = sending.send(payloads.prepared(n, size));
+                payloads.prepare(n + 1);
+                // What a system holds back to send it with others would be no backlog of the channel's.
+                sent.and_then(|()| sending.flush())
+            };
+            (0..WARM_UP).try_for_each(&mut send)?;
+            passes(job, |pass| {
+                let section = Section::start(pass)?;
+                let (sent, done) = (AtomicU64::new(0), AtomicBool::new(false));
+                thread::scope(|scope| {
+                    let watcher = scope.spawn(|| say(&count_until_still(&sent, &done)));
+                    let all = (0..pass.count).try_for_each(|n| -> Result<()> {
+                        send(WARM_UP + n)?;
+                        sent.store(n + 1, Ordering::Relaxed); // a count, which nothing else hangs on
+                        Ok(())
+                    });
+                    done.store(true, Ordering::Relaxed);
+                    watcher.join().expect("the watcher only looks")?;
+                    all
+                })?;
+                section.end(pass.count * size as u64)
+            })
+        }
+        Role::Receiver => {
+            let mut receiving = S::receiving(job)?;
+            let mut receive = |n: u64| -> Result<()> {
+                let right = receiving.receive(|m| m.len() == size && number(m) == expected(n, m.len()) && whole(m))?;
+                ensure!(right, "message {n} is not the one that was sent");
+                Ok(())
+            };
+            (0..WARM_UP).try_for_each(&mut receive)?;
+            passes(job, |pass| {
+                let section = Section::start(pass)?;
+                (WARM_UP..WARM_UP + pass.count).try_for_each(&mut receive)?;
+                let bytes = pass.count * size as u64;
+                all_came(job, pass, bytes)?;
+                section.end(bytes)
+            })
+        }
+        role => bail!("the {} has no part in this", role.name()),
+    }
+}
+
+/// How many were sent when all were, or when no more were for a while.
+fn count_until_still(sent: &AtomicU64, done: &AtomicBool) -> u64 {
+    let mut last = (0, Instant::now());
+    while !done.load(Ordering::Relaxed) {
+        match sent.load(Ordering::Relaxed) {
+            count if count != last.0 => last = (count, Instant::now()),
+            count if last.1.elapsed() > STILL => return count,
+            _ => {}
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    sent.load(Ordering::Relaxed)
+}
+
+/// Resident memory of these processes, in bytes; a page that several of them have is counted once.
+pub fn resident_bytes(pids: &[u32]) -> Result<u64> {
+    let one = |pid: &u32| {
+        let place = format!("/proc/{pid}/smaps_rollup");
+        let text = fs::read_to_string(&place).with_context(|| format!("reading {place}"))?;
+        let kilobytes = text.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
+        let kilobytes: u64 = kilobytes.with_context(|| format!("no Pss in {place}"))?.trim().parse()?;
+        Ok(kilobytes * 1024)
+    };
+    pids.iter().map(one).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sender_that_waits_for_room_is_noticed_and_one_that_is_done_too() {
+        let (sent, done) = (AtomicU64::new(7), AtomicBool::new(false));
+        assert_eq!(count_until_still(&sent, &done), 7);
+        done.store(true, Ordering::Relaxed);
+        sent.store(9, Ordering::Relaxed);
+        assert_eq!(count_until_still(&sent, &done), 9);
+    }
+
+    #[test]
+    fn memory_that_is_written_to_is_resident() {
+        let own = [std::process::id()];
+        let before = resident_bytes(&own).unwrap();
+        let kept = std::hint::black_box(vec![1u8; 64 << 20]);
+        let after = resident_bytes(&own).unwrap();
+        // Other tests of this process may give some back meanwhile.
+        assert!(after > before + (32 << 20), "{before} {after} {}", kept.len());
+    }
+}

@@ -1,0 +1,163 @@
+//! Records: what was measured, as JSON lines with the machine in the first, and the page that shows one.
+
+use std::{fs, path::Path, process::Command, time::SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+const PAGE: &str = include_str!("report.html");
+/// Where in it the record goes.
+const PLACE: &str = "/*RECORD*/";
+
+/// What it was measured on, and when. `interrupted`: not all that was asked for is there.
+pub fn machine(command: &str, interrupted: bool) -> Value {
+    let read = |place: &str| fs::read_to_string(place).ok().map(|text| text.trim().to_string());
+    let cpuinfo = read("/proc/cpuinfo").unwrap_or_default();
+    let field = |text: &str, name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.trim_start_matches([' ', '\t', ':', '=']).trim_matches('"').to_string())
+    };
+    let uname = rustix::system::uname();
+    let git = |arguments: &[&str]| said(Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR")]).args(arguments));
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|text| !text.is_empty());
+    json!({ "machine": {
+        "date": date(),
+        "command": command,
+        "interrupted": interrupted,
+        "processor": field(&cpuinfo, "model name"),
+        "processors": cpuinfo.lines().filter(|line| line.starts_with("processor")).count(),
+        "virtual": cpuinfo.split_whitespace().any(|word| word == "hypervisor"),
+        "memory": field(&read("/proc/meminfo").unwrap_or_default(), "MemTotal"),
+        "kernel": format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
+        "system": field(&read("/etc/os-release").unwrap_or_default(), "PRETTY_NAME"),
+        // A virtual machine mostly has none that it could see.
+        "governor": read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "load_at_the_end": read("/proc/loadavg"),
+        "commit": git(&["rev-parse", "--short", "HEAD"]).map(|commit| {
+            if changed { format!("{commit}, with changes") } else { commit }
+        }),
+        "rust": said(Command::new("rustc").arg("--version")),
+        "pelton": env!("CARGO_PKG_VERSION"),
+    }})
+}
+
+/// What a command says in one line, if it can be had.
+fn said(command: &mut Command) -> Option<String> {
+    let output = command.output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_string())
+}
+
+/// Now, in UTC: `2026-11-22 14:03`.
+pub fn date() -> String {
+    let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    date_of(seconds)
+}
+
+fn date_of(seconds: u64) -> String {
+    // From the first of March of the year 0, in eras of 400 years: leap days come last then.
+    let days = seconds / 86_400 + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year}-{month:02}-{day:02} {:02}:{:02}", seconds / 3600 % 24, seconds / 60 % 60)
+}
+
+/// The lines of a report as JSON, each with the command that made it.
+pub fn lines(report: &crate::report::Report, command: &str) -> Result<Vec<Value>> {
+    let mut text = Vec::new();
+    report.write_json(&mut text)?;
+    let mut lines: Vec<Value> = text
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(serde_json::from_slice)
+        .collect::<Result<_, _>>()?;
+    for line in &mut lines {
+        line["command"] = command.into();
+    }
+    Ok(lines)
+}
+
+/// Reads a record.
+pub fn read(place: &Path) -> Result<Vec<Value>> {
+    let text = fs::read_to_string(place).with_context(|| format!("reading {}", place.display()))?;
+    let lines: Vec<Value> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .enumerate()
+        .map(|(at, line)| {
+            serde_json::from_str(line).with_context(|| format!("line {} of {} is no JSON", at + 1, place.display()))
+        })
+        .collect::<Result<_>>()?;
+    ensure!(
+        lines.first().is_some_and(|first| first["machine"].is_object()),
+        "{} does not begin with the machine, wanted a record of `./run bench all` or of --record",
+        place.display()
+    );
+    Ok(lines)
+}
+
+/// Writes a record, in one go: what is there is never half of it.
+pub fn write(place: &Path, lines: &[Value]) -> Result<()> {
+    let mut text = String::new();
+    for line in lines {
+        text.push_str(&line.to_string());
+        text.push('\n');
+    }
+    put(place, &text)
+}
+
+/// Writes the page that shows it.
+pub fn write_page(place: &Path, lines: &[Value]) -> Result<()> {
+    // Within a script element nothing may look like its end; a line separator is none in JSON.
+    let data = Value::Array(lines.to_vec()).to_string().replace('<', "\\u003c");
+    let (before, after) = PAGE.split_once(PLACE).expect("the page has a place for the record");
+    put(place, &format!("{before}{data}{after}"))
+}
+
+/// Writes a file aside and puts it in its place.
+pub fn put(place: &Path, text: &str) -> Result<()> {
+    let name = place.file_name().with_context(|| format!("{} is no file's name", place.display()))?;
+    let aside = place.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
+    fs::write(&aside, text).with_context(|| format!("writing {}", aside.display()))?;
+    fs::rename(&aside, place).with_context(|| format!("putting {} in its place", place.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_date_is_that_of_the_calendar() {
+        assert_eq!(date_of(0), "1970-01-01 00:00");
+        assert_eq!(date_of(951_782_399), "2000-02-28 23:59");
+        assert_eq!(date_of(951_782_400), "2000-02-29 00:00");
+        assert_eq!(date_of(1_795_348_980), "2026-11-22 12:03");
+        assert_eq!(date_of(4_107_542_400), "2100-03-01 00:00");
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_no_other_file_is_taken_for_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("record.jsonl");
+        let lines = vec![machine("stream", false), json!({ "workload": "stream" })];
+        write(&place, &lines).unwrap();
+        assert_eq!(read(&place).unwrap(), lines);
+        write(&place, &lines[1..]).unwrap();
+        assert!(read(&place).unwrap_err().to_string().contains("begin with the machine"));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left aside");
+    }
+
+    #[test]
+    fn nothing_in_a_record_ends_the_pages_script() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("page.html");
+        let evil = json!({ "machine": { "processor": "</script><script>document.title = 'taken'</script>" } });
+        write_page(&place, &[evil]).unwrap();
+        let page = fs::read_to_string(&place).unwrap();
+        assert_eq!(page.matches("</script>").count(), PAGE.matches("</script>").count());
+    }
+}

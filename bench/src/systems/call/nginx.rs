@@ -1,0 +1,145 @@
+//! Calls from a worker of nginx, in Lua: by pelton's module, and by cosockets with a 4-byte length, which the services of pelton and of a
+//! stream socket answer. This side starts the worker, has it make each pass by one HTTP request, and measures the worker, not itself.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{
+    measure::{CallCounter, Usage, now_ns},
+    parameters::{Job, Pass, SystemName},
+    systems::CONNECT,
+    workload::{PassReport, WARM_UP, passes},
+};
+
+const CONFIGURATION: &str = include_str!("../../../nginx/nginx.conf");
+const CALLS: &str = include_str!("../../../nginx/calls.lua");
+const BINDING: &str = include_str!("../../../../bindings/nginx/lib/resty/pelton.lua");
+
+/// Makes this client's passes.
+pub fn measured(job: &Job) -> Result<()> {
+    ensure!(job.senders == 1 && job.idle == 0, "nginx is one client: leave out --clients and --beside-flood");
+    ensure!(
+        job.sizes.is_fixed() && job.sizes.max > 0 && job.delay_us == 0 && job.calls.rate.is_none(),
+        "nginx makes calls of one size above 0, as fast as they go: leave out --delay and --rate"
+    );
+    let nginx = Nginx::start(job)?;
+    nginx.make(warm_up(job))?;
+    passes(job, |pass| nginx.pass(pass))
+}
+
+/// Calls before the first pass.
+pub fn warm_up(job: &Job) -> u64 {
+    WARM_UP * job.calls.in_flight as u64
+}
+
+/// A worker that listens for HTTP at a Unix socket. It does not outlive this value.
+struct Nginx<'a> {
+    child: Child,
+    job: &'a Job,
+}
+
+impl Nginx<'_> {
+    fn start(job: &Job) -> Result<Nginx<'_>> {
+        let module = module()?;
+        let fill = |text: &str| {
+            let directory = job.directory.display().to_string();
+            text.replace("DIRECTORY", &directory).replace("MODULE", &module.display().to_string())
+        };
+        fs::create_dir(job.directory.join("resty")).context("making a directory for Lua")?;
+        for (name, text) in [("nginx.conf", CONFIGURATION), ("calls.lua", CALLS), ("resty/pelton.lua", BINDING)] {
+            let text = if name.starts_with("resty") { text.to_string() } else { fill(text) };
+            fs::write(job.directory.join(name), text).with_context(|| format!("writing {name}"))?;
+        }
+        // The service may not have come so far.
+        let service = job.directory.join(if job.system == SystemName::PeltonNginx { "service" } else { "socket" });
+        let deadline = Instant::now() + CONNECT;
+        while !service.exists() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let child = Command::new("nginx")
+            .arg("-p")
+            .arg(&job.directory)
+            .arg("-c")
+            .arg(job.directory.join("nginx.conf"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .context("starting nginx: `./run bench` installs it where systems of nginx are named")?;
+        Ok(Nginx { child, job })
+    }
+
+    /// One HTTP request, which makes so many calls.
+    fn make(&self, count: u64) -> Result<()> {
+        let Job { calls, sizes, system, .. } = self.job;
+        let system = if *system == SystemName::PeltonNginx { "pelton" } else { "cosocket" };
+        let mut socket = self.connect()?;
+        write!(
+            socket,
+            "GET /?system={system}&count={count}&in_flight={}&size={} HTTP/1.0\r\n\r\n",
+            calls.in_flight, sizes.max
+        )?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).context("reading nginx's answer")?;
+        match answer.split_once("\r\n\r\n") {
+            Some((_, "done")) => Ok(()),
+            found => {
+                let log = fs::read_to_string(self.job.directory.join("error.log")).unwrap_or_default();
+                bail!("nginx answered {:?}; its log says: {log}", found.map_or(answer.as_str(), |(_, body)| body))
+            }
+        }
+    }
+
+    /// Waits until it listens.
+    fn connect(&self) -> Result<UnixStream> {
+        let path = self.job.directory.join("http");
+        let deadline = Instant::now() + CONNECT;
+        loop {
+            match UnixStream::connect(&path) {
+                Ok(socket) => return Ok(socket),
+                Err(error) if Instant::now() > deadline => return Err(error).context("connecting to nginx"),
+                Err(_) => thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    fn pass(&self, pass: &Pass) -> Result<PassReport> {
+        let pid = self.child.id();
+        let counter = if pass.count_calls { Some(CallCounter::of_processes(&[pid])?) } else { None };
+        let usage = Usage::of_process(pid)?;
+        let start_ns = now_ns();
+        self.make(pass.count)?;
+        let end_ns = now_ns();
+        let usage = Usage::of_process(pid)?.since(usage);
+        let calls = counter.map(CallCounter::stop).transpose()?;
+        let bytes = pass.count * self.job.sizes.max as u64;
+        Ok(PassReport { start_ns, end_ns, usage, calls, bytes, ..PassReport::default() })
+    }
+}
+
+impl Drop for Nginx<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `./run bench` has it made beside this program.
+fn module() -> Result<PathBuf> {
+    let module = crate::systems::compiled::directory()?.join("ngx_pelton_module.so");
+    ensure!(
+        module.exists(),
+        "{} is not there: `./run bench` makes it where systems of nginx are named",
+        module.display()
+    );
+    Ok(module)
+}

@@ -1,0 +1,80 @@
+//! pelton as a program of SBCL's uses it, and what such a program would have without it: lisp/side.lisp, which becomes this process, and speaks
+//! to who started it like any other side. System calls are not counted there.
+
+use std::{
+    os::unix::process::CommandExt,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::compiled;
+use crate::{
+    parameters::{Job, Role, SystemName, Wait, Workload, word},
+    workload::work,
+};
+
+const SIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/lisp/side.lisp");
+
+/// What `sbcl --version` says.
+pub fn version() -> String {
+    let said = Command::new("sbcl").arg("--version").output();
+    said.map_or("no sbcl".to_string(), |said| String::from_utf8_lossy(&said.stdout).trim().to_string())
+}
+
+/// This side's part, all of it: answers only if it cannot begin.
+pub fn side(job: &Job, looked_at: u64) -> Result<()> {
+    ensure!(job.sizes.is_fixed() && job.sizes.max >= 8, "a side in Lisp has messages of one size, of 8 bytes or more");
+    ensure!(
+        job.sizes.max.is_multiple_of(8),
+        "a side in Lisp has messages of whole words, found {} bytes",
+        job.sizes.max
+    );
+    let size = job.sizes.max.to_string();
+    let wait = match job.wait {
+        Wait::Spin => "spin",
+        Wait::Block => "block",
+        other => bail!("a side in Lisp does not wait by {}", word(other)),
+    };
+    let mut arguments = match (job.workload, job.role) {
+        (Workload::Append, _) => vec![
+            "append".to_string(),
+            word(job.system),
+            job.threads.to_string(),
+            size,
+            work_ns(job.work_steps()).to_string(),
+            looked_at.to_string(),
+        ],
+        (Workload::Stream, Role::Sender | Role::Receiver) if job.system == SystemName::PeltonSbcl => {
+            let role = if job.role == Role::Sender { "sender" } else { "receiver" };
+            let name = format!("unix:{}", job.directory.join("there").display());
+            vec![role.to_string(), name, wait.to_string(), job.capacity.to_string(), size]
+        }
+        _ => bail!("a side in Lisp appends, or has a stream"),
+    };
+    arguments.extend(job.passes.iter().map(|pass| format!("{}{}", if pass.alone { "alone:" } else { "" }, pass.count)));
+    let library = compiled::directory()?.join("libpelton_capi.so");
+    ensure!(
+        library.exists(),
+        "{} is not there: `cargo build -p pelton-capi`, in the profile of this program",
+        library.display()
+    );
+    let mut sbcl = Command::new("sbcl");
+    sbcl.arg("--script").arg(SIDE).args(arguments).env("PELTON_LIBRARY", library);
+    // What else is installed is not looked at.
+    sbcl.env("CL_SOURCE_REGISTRY", "(:source-registry :ignore-inherited-configuration)");
+    let error = sbcl.exec();
+    Err(error).context("starting `sbcl`: on Debian it is in the package sbcl")
+}
+
+/// How long that work takes: this program's compiler makes fewer multiplications of its steps than SBCL does, which counts its own.
+fn work_ns(steps: u64) -> u128 {
+    let once = || {
+        let start = Instant::now();
+        work(steps);
+        start.elapsed()
+    };
+    // The least of many: whatever else the processor does makes it longer.
+    (0..1000).map(|_| once()).min().unwrap_or(Duration::ZERO).as_nanos()
+}

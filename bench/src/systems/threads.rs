@@ -1,0 +1,88 @@
+//! pelton between two threads of one process.
+
+use anyhow::{Context, Result};
+
+use super::{Receiving, Sending, pelton::lasting};
+use crate::{
+    parameters::Job,
+    threads::{InBatches, InProcess, ReceivingBatches, SendingBatches},
+};
+
+/// One message a call, copied in and out.
+pub struct PeltonThreads;
+
+impl InProcess for PeltonThreads {
+    type Sending = pelton::Sender;
+    type Receiving = Copying;
+
+    fn pair(job: &Job) -> Result<(pelton::Sender, Copying)> {
+        let (sender, receiver) = lasting(job).threads().context("making the channel")?;
+        Ok((sender, Copying { receiver, buffer: Vec::with_capacity(job.sizes.max as usize) }))
+    }
+}
+
+impl Sending for pelton::Sender {
+    #[inline(always)]
+    fn send(&mut self, payload: &[u8]) -> Result<()> {
+        Ok(pelton::Sender::send(self, payload)?)
+    }
+}
+
+/// The end that copies out.
+pub struct Copying {
+    receiver: pelton::Receiver,
+    buffer: Vec<u8>,
+}
+
+impl Receiving for Copying {
+    #[inline(always)]
+    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        self.receiver.receive_into(&mut self.buffer)?;
+        Ok(look(&self.buffer))
+    }
+}
+
+/// Several messages to a reservation, written in place, and as many as there are to a release, looked at in place.
+pub struct Batches;
+
+impl InBatches for Batches {
+    type Sending = (pelton::Sender, usize);
+    type Receiving = pelton::Receiver;
+
+    fn pair(job: &Job) -> Result<(Self::Sending, pelton::Receiver)> {
+        let (sender, receiver) = lasting(job).threads().context("making the channel")?;
+        Ok(((sender, job.sizes.max as usize), receiver))
+    }
+}
+
+impl SendingBatches for (pelton::Sender, usize) {
+    #[inline(always)]
+    fn send_batch(&mut self, most: usize, mut write: impl FnMut(usize, &mut [u8])) -> Result<usize> {
+        let (sender, size) = self;
+        loop {
+            if let Some(mut batch) = sender.try_reserve_batch(std::iter::repeat_n(*size, most))? {
+                for index in 0..most {
+                    write(index, batch.reserve(*size).context("a batch has room for what it was made for")?);
+                }
+                batch.commit()?;
+                return Ok(most);
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+impl ReceivingBatches for pelton::Receiver {
+    #[inline(always)]
+    fn receive_batch(&mut self, most: usize, mut look: impl FnMut(&[u8])) -> Result<usize> {
+        let mut batch = pelton::Receiver::receive_batch(self)?;
+        let mut count = 0;
+        while count < most
+            && let Some(message) = batch.next()?
+        {
+            look(message);
+            count += 1;
+        }
+        Ok(count)
+    }
+}

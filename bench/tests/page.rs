@@ -1,0 +1,165 @@
+//! The page of a record, as a browser draws it: in headless Chromium where that is installed. The record is measured here, in a few
+//! small runs; what the page shows is compared with it.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::OnceLock,
+};
+
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) {
+    let output = Command::new(env!("CARGO_BIN_EXE_pelton-bench")).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The program that shows a page, if there is one.
+fn chromium() -> Option<PathBuf> {
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    let path = env::var_os("PATH")?;
+    env::split_paths(&path).flat_map(|place| names.map(|name| place.join(name))).find(|place| place.is_file())
+}
+
+/// What the page is after its script has run, in a window of `width`; `probe` runs behind it and puts an answer in the title.
+fn drawn(page: &Path, width: u32, probe: &str) -> String {
+    let with_probe = page.with_file_name(format!("probe-{width}.html"));
+    let text = fs::read_to_string(page).unwrap();
+    let errors =
+        "<script>window.faults = []; window.addEventListener('error', e => window.faults.push(e.message));</script>";
+    let text = text.replacen("<head>", &format!("<head>{errors}"), 1);
+    let end =
+        format!("<script>document.title = 'faults ' + window.faults.join('; ') + ' | ' + ({probe});</script></body>");
+    fs::write(&with_probe, text.replacen("</body>", &end, 1)).unwrap();
+    let profile = tempfile::tempdir().unwrap();
+    let output = Command::new(chromium().unwrap())
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--dump-dom"])
+        // Nothing may be loaded from anywhere.
+        .args(["--host-resolver-rules=MAP * ~NOTFOUND", &format!("--window-size={width},900")])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("file://{}", with_probe.display()))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let dom = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(dom.contains("</html>"), "no page: {}", String::from_utf8_lossy(&output.stderr));
+    dom
+}
+
+fn title(dom: &str) -> &str {
+    dom.split_once("<title>").and_then(|(_, rest)| rest.split_once("</title>")).expect("a title").0
+}
+
+/// A record with a part of every plot, and its page.
+fn record() -> &'static (tempfile::TempDir, PathBuf, Vec<Value>) {
+    static RECORD: OnceLock<(tempfile::TempDir, PathBuf, Vec<Value>)> = OnceLock::new();
+    RECORD.get_or_init(|| {
+        let directory = tempfile::tempdir().unwrap();
+        let mut lines: Vec<Value> = Vec::new();
+        for command in [
+            "stream --count 2000 --runs 2 --wait block --size 16 --systems pelton,pipe",
+            "stream --count 2000 --runs 2 --wait block --size 256 --systems pelton,pipe,sock-seqpacket,bump",
+            "stream --count 500 --runs 1 --wait block --size 1..500 --systems pelton,pipe",
+            "roundtrip --count 300 --runs 1 --wait block --systems pelton,pipe",
+            "roundtrip --count 20 --rate 1000 --runs 1 --systems pelton,pipe",
+            "roundtrip --count 20 --rate 5000 --runs 1 --systems pelton,pipe",
+            "memory --count 2000 --runs 1 --systems pelton,pipe",
+            "kill --runs 1 --systems pelton,pipe",
+            "threads --count 2000 --runs 1 --wait block --systems pelton,pelton-batches",
+        ] {
+            let place = directory.path().join("part.jsonl");
+            let arguments: Vec<&str> = command.split(' ').chain(["--record", place.to_str().unwrap()]).collect();
+            bench(&arguments);
+            let text = fs::read_to_string(&place).unwrap();
+            let part = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+            // The machine once.
+            lines.extend(part.skip(usize::from(!lines.is_empty())));
+        }
+        let place = directory.path().join("record.jsonl");
+        fs::write(&place, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+        let (page, empty) = (directory.path().join("page.html"), directory.path().join("empty.md"));
+        fs::write(&empty, "").unwrap();
+        let [record, empty, page_text] = [&place, &empty, &page].map(|place| place.to_str().unwrap());
+        bench(&["figures", record, empty, "--report", page_text]);
+        (directory, page, lines)
+    })
+}
+
+#[test]
+fn the_page_is_one_file_that_holds_the_record() {
+    let (_, page, lines) = record();
+    let text = fs::read_to_string(page).unwrap();
+    for loads in ["src=", "<link", "@import", "url("] {
+        assert!(!text.contains(loads), "`{loads}` would load something");
+    }
+    let data = text.split_once("id=\"data\">").and_then(|(_, rest)| rest.split_once("</script>")).unwrap().0;
+    assert_eq!(&serde_json::from_str::<Vec<Value>>(data).unwrap(), lines);
+}
+
+#[test]
+fn a_browser_draws_every_plot_and_a_table_beside_it() {
+    let Some(_) = chromium() else {
+        eprintln!("LEFT OUT: what a browser draws of the page, for Chromium is missing: install the package chromium");
+        return;
+    };
+    let (_, page, lines) = record();
+    let probe = "[document.querySelectorAll('main svg[role=img]').length, \
+        document.querySelectorAll('svg[role=img]:not([aria-label])').length, \
+        document.querySelectorAll('main table').length, \
+        document.querySelectorAll('th:not([scope])').length].join(' ')";
+    let dom = drawn(page, 1200, probe);
+    // Two of throughput, one by percentile, two by load, one or two of costs, memory, one or two of spread.
+    let counts: Vec<usize> =
+        title(&dom).rsplit_once("| ").unwrap().1.split(' ').map(|count| count.parse().unwrap()).collect();
+    assert!(title(&dom).starts_with("faults  |"), "{}", title(&dom));
+    assert!(counts[0] >= 7 && counts[1] == 0 && counts[2] >= 12 && counts[3] == 0, "{counts:?}");
+    for words in [
+        "Messages a second, by message size",
+        "by percentile",
+        "99 %, by offered load",
+        "CPU seconds for a million messages",
+        "Resident memory, by messages that wait",
+        "What the survivor makes of it",
+        "Spread between runs",
+        "Between two threads",
+        "Messages of random sizes",
+        "Download the raw data",
+    ] {
+        assert!(dom.contains(words), "the page does not show `{words}`");
+    }
+    assert!(!dom.contains("NaN") && !dom.contains(">undefined<") && !dom.contains("Infinity"));
+    // What was left out is there with its reason, and each command.
+    let skipped = lines.iter().find_map(|line| line["skipped"].as_str()).unwrap();
+    assert!(dom.contains(&skipped.replace('&', "&amp;")), "{skipped}");
+    for line in lines {
+        if let Some(command) = line["command"].as_str() {
+            assert!(dom.contains(command), "{command}");
+        }
+    }
+}
+
+#[test]
+fn a_phone_need_not_scroll_sideways() {
+    let Some(_) = chromium() else {
+        eprintln!("LEFT OUT: how wide the page is on a phone, for Chromium is missing: install the package chromium");
+        return;
+    };
+    let (_, page, _) = record();
+    // A window of a headless Chromium is at least 500 wide: the page is put into a frame that is narrower.
+    let frame = page.with_file_name("frame.html");
+    fs::write(
+        &frame,
+        "<!doctype html><html><head></head><body><iframe id=f style='width:360px;height:800px;border:0'></iframe></body></html>",
+    )
+    .unwrap();
+    let inner = fs::read_to_string(page).unwrap();
+    let inner = serde_json::to_string(&inner).unwrap().replace('<', "\\u003c");
+    let probe = format!(
+        "(() => {{ const d = document.getElementById('f').contentDocument; d.open(); d.write({inner}); d.close(); \
+         const e = d.documentElement; return e.clientWidth + ' ' + e.scrollWidth + ' ' + d.body.dataset.drawn; }})()"
+    );
+    let dom = drawn(&frame, 900, &probe);
+    let found: Vec<u32> = title(&dom).rsplit_once("| ").unwrap().1.split(' ').map(|n| n.parse().unwrap()).collect();
+    assert!(found[0] <= 360 && found[1] <= found[0] && found[2] >= 7, "{found:?}: {}", title(&dom));
+}

@@ -1,0 +1,364 @@
+;;;; Appending from many threads, and flushing: sinks, appenders, record files.
+
+(in-package #:pelton)
+
+;;; ---- Sinks
+
+(defstruct (sink (:copier nil) (:predicate nil))
+  "A function of Lisp's that takes what is flushed."
+  (function #'identity :type function)
+  ;; By which it was left last.
+  (cause nil))
+
+(defvar *sinks* (make-hash-table :synchronized t) "Those in use, by number.")
+(defvar *next-sink* (list 0))
+(declaim (type cons *next-sink*))
+
+(defstruct (runs (:copier nil) (:predicate nil) (:constructor %make-runs (address count)))
+  "What a sink is given: so many runs of records. Good until the sink returns."
+  (address 0 :type word)
+  (count 0 :type (unsigned-byte 32)))
+
+(defmacro do-runs (((sap size &key messages first-seq lane-id pid uid) runs &key result) &body body)
+  "Runs BODY with each run: SIZE bytes at SAP, which are whole records of one thread or sender, back to back. For each message there is a
+header, a little-endian word of its number << 32 | its size; its bytes; and up to seven more, so that the next begins at a multiple of 8. The
+other names are variables for how many messages there are, the number of the first, a word that tells the lane from others, and the
+process and user of the sender. In a block named nil."
+  (let ((at (gensym "AT")) (each (gensym "RUNS")))
+    `(let ((,each ,runs))
+       (loop for ,at of-type word from (runs-address ,each) by 48
+             repeat (runs-count ,each)
+             do (let ((,sap (sap-ref-sap (int-sap ,at) 16))
+                      (,size (ldb (byte 62 0) (sap-ref-64 (int-sap ,at) 24)))
+                      ,@(when first-seq `((,first-seq (sap-ref-32 (int-sap ,at) 32))))
+                      ,@(when messages `((,messages (sap-ref-32 (int-sap ,at) 36))))
+                      ,@(when lane-id `((,lane-id (sap-ref-64 (int-sap ,at) 0))))
+                      ,@(when pid `((,pid (sap-ref-32 (int-sap ,at) 40))))
+                      ,@(when uid `((,uid (sap-ref-32 (int-sap ,at) 44)))))
+                  (declare (ignorable ,sap ,size))
+                  ,@body)
+             finally (return ,result)))))
+
+(defmacro do-records (((sap size &key seq) runs &key result) &body body)
+  "Runs BODY with each message of all runs, in their order: its SIZE bytes at SAP, and its number. Signals CORRUPT-ERROR at a record that is not
+what it must be, as only a sender in another process can cause. In a block named nil."
+  (let ((bytes (gensym "BYTES")) (end (gensym "END")) (at (gensym "AT")) (header (gensym "HEADER")) (next (gensym "NEXT"))
+        (first (gensym "FIRST")))
+    `(progn
+       (do-runs ((,bytes ,end :first-seq ,first) ,runs)
+         (let ((,at 0) (,next ,first))
+           (declare (type (unsigned-byte 62) ,at) (type (unsigned-byte 32) ,next))
+           (loop while (< ,at ,end)
+                 ;; Looked at once.
+                 do (let* ((,header (sap-ref-64 ,bytes ,at))
+                           (,size (ldb (byte 32 0) ,header))
+                           (,sap (sap+ ,bytes (+ ,at 8))))
+                      (declare (ignorable ,sap))
+                      (unless (and (= (ldb (byte 32 32) ,header) ,next) (<= ,size (- ,end ,at 8)))
+                        (broken-record))
+                      (setf ,at (+ ,at 8 (logandc2 (+ ,size 7) 7)))
+                      (let (,@(when seq `((,seq ,next))))
+                        ,@body)
+                      (setf ,next (if (= ,next #xffffffff) 1 (1+ ,next)))))))
+       ,result)))
+
+(defun broken-record ()
+  (error 'corrupt-error :code +corrupt+ :detail "a record of a run is not what it must be: its sender has written after it committed"))
+
+(define-alien-callable write-to-sink int ((context unsigned-long) (runs unsigned-long) (count unsigned-long))
+  (call-sink context runs count))
+
+(defun call-sink (number address count)
+  "Has the sink take the runs. Answers 0, or less if it was left in any way: nothing of Lisp's unwinds through the library."
+  (let ((sink (gethash number *sinks*)) (left t))
+    (block nil
+      (without-interrupts
+        (unwind-protect
+             (handler-case
+                 (progn
+                   (funcall (sink-function sink) (%make-runs address count))
+                   (setf left nil))
+               (serious-condition (condition)
+                 (setf (sink-cause sink) condition)))
+          (return (if left -5 0)))))))                  ; EIO
+
+(deftype foreign-sink () "A function of C's, as pelton.h describes pelton_write, and its context." '(cons system-area-pointer word))
+
+(defstruct (record-file (:copier nil) (:constructor %make-record-file))
+  "A sink: see the function RECORD-FILE."
+  path rotate-bytes sync-bytes sync-interval)
+
+(defun record-file (path &key rotate-bytes sync-bytes sync-interval)
+  "A sink that is a file, which MAP-RECORD-FILE and `pelton cat` read. It is made if it is not there, else gone on with: what a killed writer
+left torn is cut off.
+:ROTATE-BYTES a write that would make it larger begins a new one: FILE is renamed to FILE.000001 and so on.
+:SYNC-BYTES fdatasync each time that so many more bytes are written, which later writes do not wait for; or :EACH-WRITE.
+:SYNC-INTERVAL fdatasync so many seconds after something was written."
+  (%make-record-file :path path :rotate-bytes rotate-bytes :sync-bytes sync-bytes :sync-interval sync-interval))
+
+(defun call-with-sink (function sink made)
+  "Calls FUNCTION with the SAP of a pelton_sink; MADE is the SINK of a function of Lisp's, else nil."
+  (let ((path (if (typep sink 'record-file)
+                  (let ((octets (sb-ext:string-to-octets (sb-ext:native-namestring (record-file-path sink))
+                                                         :external-format :utf-8 :null-terminate t)))
+                    (coerce octets 'octets))
+                  (make-octets 0))))
+    (with-pinned-objects (path)
+      (with-words (sap 7)
+        (setf (sap-ref-32 sap 0) 56)
+        (etypecase sink
+          (function
+           (let ((number (sb-ext:atomic-incf (car *next-sink*))))
+             (setf (gethash number *sinks*) made
+                   (sap-ref-sap sap 8) (alien-sap (alien-callable-function 'write-to-sink))
+                   (sap-ref-64 sap 16) number)))
+          (foreign-sink
+           (setf (sap-ref-sap sap 8) (car sink)
+                 (sap-ref-64 sap 16) (cdr sink)))
+          (record-file
+           (with-accessors ((rotate record-file-rotate-bytes) (sync record-file-sync-bytes) (interval record-file-sync-interval)) sink
+             (setf (sap-ref-sap sap 24) (vector-sap path)
+                   (sap-ref-64 sap 32) (or rotate 0)
+                   (sap-ref-64 sap 40) (case sync ((nil) 0) (:each-write (1- (expt 2 64))) (t sync))
+                   (signed-sap-ref-64 sap 48) (if interval (seconds-to-ns interval) 0)))))
+        (funcall function sap)))))
+
+;;; ---- Appending
+;;;
+;;; A thread finds its appender in a table of its appenders by hashing, without a lock: an entry never changes, and is found by whoever looks
+;;; from its hash on, for places are never emptied. Who comes new puts its own, under the lock, in a place that is empty or whose thread
+;;; has ended; more threads than half the places there cannot be, for the library has 1024 appenders.
+
+(defstruct (own (:copier nil) (:predicate nil) (:constructor make-own (thread address)))
+  "The appender of a thread; nil for a thread where there was one."
+  (thread nil :read-only t)
+  (address 0 :type word :read-only t))
+
+(defconstant +places-bits+ 11)
+(defconstant +places+ (ash 1 +places-bits+))
+
+(define-handle appenders ((places (make-array +places+ :initial-element nil) :type (simple-vector #.+places+))
+                          (lock (sb-thread:make-mutex :name "pelton appenders") :type sb-thread:mutex)
+                          (sink nil :type (or null sink)))
+  "What any thread appends by at any time: each has a buffer of its own, made when it first appends, and given up after the thread has ended,
+by the next thread that begins, or the next FLUSH.")
+
+(define-handle flushing ((sink nil :type (or null sink)))
+  "What takes all that a receiver receives to a sink: see OPEN-FLUSH.")
+
+(declaim (inline place-of-thread))
+(defun place-of-thread ()
+  "Where to look first: the thread's structure stays where it is, and no two threads have the same at a time."
+  (ldb (byte +places-bits+ (- 64 +places-bits+))
+       (ldb (byte 64 0) (* (the word (sap-int (sb-vm::current-thread-offset-sap sb-vm::thread-this-slot))) #x9e3779b97f4a7c15))))
+
+(declaim (inline own-appender))
+(defun own-appender (appenders)
+  "The address of the calling thread's appender."
+  (declare (type appenders appenders))
+  (let ((places (appenders-places appenders)) (thread sb-thread:*current-thread*) (place (place-of-thread)))
+    (declare (type (unsigned-byte 16) place))
+    (loop
+      (let ((own (svref places place)))
+        (cond ((null own) (return (join appenders)))
+              ((eq (own-thread (the own own)) thread) (return (own-address (the own own))))))
+      (setf place (logand (1+ place) (1- +places+))))))
+
+(defun join (appenders)
+  "Makes the calling thread's appender; answers its address."
+  (let ((places (appenders-places appenders)))
+    (own-address
+     (without-interrupts
+       (sb-thread:with-mutex ((appenders-lock appenders))
+         (reap places)
+         (let ((own (with-words (out 1)
+                      (check (attempt (%appender-open (handle-address appenders) out)))
+                      (make-own sb-thread:*current-thread* (sap-ref-64 out 0)))))
+           (loop for place = (place-of-thread) then (logand (1+ place) (1- +places+))
+                 for found = (svref places place)
+                 when (or (null found) (null (own-thread found)))
+                   do (return (setf (svref places place) own)))))))))
+
+(defun reap (places)
+  "Gives up what threads had that have ended. Under the lock."
+  (loop for place from 0 below +places+
+        for own = (svref places place)
+        when (and own (own-thread own) (not (sb-thread:thread-alive-p (own-thread own))))
+          do (setf (svref places place) (load-time-value (make-own nil 0)))
+             (attempt (%close (own-address own)))))
+
+(defun shut-appenders (places ticker number)
+  "What closes appenders with these places, the function that ends TICKER, and the sink of that number, each if it is not nil."
+  (lambda (address)
+    (when ticker (funcall ticker))
+    (loop for own across places
+          when (and own (own-thread own)) do (attempt (%close (own-address own))))
+    (prog1 (attempt (%close address))
+      (when number (remhash number *sinks*)))))
+
+(defun tick (appenders interval)
+  "Has a thread flush every so many seconds. Answers what ends that."
+  (let* ((end (sb-thread:make-semaphore)) (pointer (sb-ext:make-weak-pointer appenders))
+         (thread (sb-thread:make-thread
+                  (lambda ()
+                    (loop until (sb-thread:wait-on-semaphore end :timeout interval)
+                          do (let ((appenders (sb-ext:weak-pointer-value pointer)))
+                               (unless appenders (return))
+                               (handler-case (flush appenders)
+                                 ;; The sink has it again with the next flush.
+                                 (pelton-error (condition)
+                                   (when (handle-open-p appenders) (warn "~a" condition)))))))
+                  :name "pelton flush")))
+    (lambda ()
+      (sb-thread:signal-semaphore end)
+      (unless (eq thread sb-thread:*current-thread*)
+        (sb-thread:join-thread thread :default nil)))))
+
+(defun open-appenders (sink &key (flush-bytes (ash 1 20)) (flush-interval nil flush-interval-p) lanes message-bytes-max)
+  "What threads of this process append by, each to a buffer of its own of :FLUSH-BYTES, which that thread hands to the sink itself when it is
+full; headers count, 8 bytes for each message. :LANES is how many threads may append, 1024; the largest message is a buffer less 16
+bytes, or :MESSAGE-BYTES-MAX.
+SINK is one of
+  a function of RUNS, which DO-RUNS and DO-RECORDS look at. It has taken all of them when it returns; if it is left in any other way, it has
+    taken none, the same comes again with the next flush, and who flushed is told by SINK-ERROR. It is called by one thread at a time, without
+    interrupts, and neither uses these appenders, nor waits for a thread that does.
+  a RECORD-FILE.
+  (SAP . WORD), a function of C's as pelton.h describes pelton_write, and its context.
+:FLUSH-INTERVAL so many seconds after something came the sink has it, too. nil: not by time. To a function of Lisp's that is the default, else
+0.1; there a thread of Lisp's does it, every so many seconds.
+Does not wait. Signals OPTION-ERROR, SYSTEM-ERROR, and, of a record file, ROLE-TAKEN-ERROR, DAMAGED-ERROR and others."
+  (let* ((made (when (functionp sink) (make-sink :function sink)))
+         (places (make-array +places+ :initial-element nil))
+         (number nil)
+         (options (list* :flush-bytes flush-bytes :lanes lanes :message-bytes-max message-bytes-max
+                         (cond (made '(:flush-interval nil))
+                               (flush-interval-p `(:flush-interval ,flush-interval))))))
+    (flet ((make (&key address)
+             (let* ((handle (%make-appenders :address address :places places :sink made))
+                    (ticker (when (and made flush-interval) (tick handle flush-interval))))
+               (setf (handle-shut handle) (shut-appenders places ticker number))
+               handle)))
+      (check (call-with-sink (lambda (sap)
+                               (when made (setf number (sap-ref-64 sap 16)))
+                               (with-options (options options)
+                                 (opening (out make) (%appenders-open options sap out))))
+                             sink made)))))
+
+(defmacro with-appenders ((appenders sink &rest options) &body body)
+  "Runs BODY with APPENDERS: see OPEN-APPENDERS. When BODY ends normally everything is handed to the sink, of which a SINK-ERROR tells if that
+fails; they are closed however BODY is left. Threads that use them must have ended by then."
+  `(with-handle (,appenders (open-appenders ,sink ,@options))
+     (multiple-value-prog1 (progn ,@body)
+       (sync ,appenders))))
+
+(defmethod with-cause ((result sink-error) (handle handle))
+  (let ((sink (etypecase handle
+                (appenders (appenders-sink handle))
+                (flushing (flushing-sink handle)))))
+    (when sink (setf (slot-value result 'cause) (sink-cause sink))))
+  result)
+
+(defun append-slowly (appenders address size)
+  (declare (type appenders appenders) (type word address) (type (unsigned-byte 62) size))
+  (and (persisting (:what "append")
+         (let ((own (own-appender appenders)))
+           (with-cause (attempt (%append own (int-sap address) size)) appenders)))
+       t))
+
+(declaim (inline append-sap))
+(defun append-sap (appenders sap size)
+  "As APPEND-MESSAGE, of SIZE bytes at SAP."
+  (declare (type system-area-pointer sap) (type (unsigned-byte 62) size))
+  (let ((own (own-appender appenders)))
+    (declare (type word own))
+    (or (eql (briefly (%append own sap size)) 0)
+        (append-slowly appenders (sap-int sap) size))))
+
+(declaim (inline append-message))
+(defun append-message (appenders octets &key (start 0) end)
+  "Appends the bytes of OCTETS from START to END, nil for its end, as a message, in the calling thread's own buffer: without a lock, a system
+call, or any consing. Waits for nothing; but when the buffer is full this thread has the sink take it, and waits for that, and for
+another thread that flushes. In the sink the messages of one thread are in order. Answers true. Any thread, at any time.
+Signals TOO-LARGE-ERROR; REFUSED-ERROR for too many threads; of the sink SINK-ERROR, NO-SPACE-ERROR, SYSTEM-ERROR: this message was not
+appended, and those before it are kept. Restarts: TRY-AGAIN, and DROP-MESSAGE, which answers nil."
+  (with-octets-at (sap size) (octets start end)
+    (append-sap appenders sap size)))
+
+(defmethod reserving-address ((appenders appenders)) (own-appender appenders))
+
+;;; ---- Flushing
+
+(defun flush (handle)
+  "Has the sink take what APPENDERS or a FLUSHING have. Of appenders everything whose APPEND-MESSAGE had returned before, in any thread, is there
+when this returns, and any thread may do it at any time. Waits as long as the sink takes. Answers true, or, of a flushing, nil when there
+are no more senders. Signals SINK-ERROR and what else the sink may; then all of it is kept, and comes again."
+  (declare (type (or appenders flushing) handle))
+  (let ((result (with-cause (attempt (%flush-now (handle-address handle))) handle)))
+    (unless (and (typep result 'closed-error) (typep handle 'flushing))
+      (check result)
+      (when (typep handle 'appenders)
+        (without-interrupts
+          (sb-thread:with-mutex ((appenders-lock handle))
+            (reap (appenders-places handle)))))
+      t)))
+
+(defun open-flush (receiver sink &key (flush-bytes (ash 1 20)) (flush-interval 1/10))
+  "Has what RECEIVER receives handed to SINK, a bufferful of :FLUSH-BYTES at a time, or :FLUSH-INTERVAL seconds after it came, nil: not by time,
+as long as RUN-FLUSH runs: see OPEN-APPENDERS for sinks. What the sink has taken is released. The receiver is closed as a handle, and
+goes on as part of the flushing; if this fails it is as before. Does not wait. Signals as OPEN-APPENDERS."
+  (declare (type receiver receiver))
+  (let ((made (when (functionp sink) (make-sink :function sink))) (number nil))
+    (flet ((make (&key address)
+             (take-address receiver)
+             (%make-flushing :address address :sink made
+                             :shut (let ((number number))
+                                     (lambda (address)
+                                       (prog1 (attempt (%close address))
+                                         (when number (remhash number *sinks*))))))))
+      (check (call-with-sink (lambda (sap)
+                               (when made (setf number (sap-ref-64 sap 16)))
+                               (with-options (options (list :flush-bytes flush-bytes :flush-interval flush-interval))
+                                 (opening (out make) (%flush-open (handle-address receiver) options sap out))))
+                             sink made)))))
+
+(defmacro with-flush ((flushing receiver sink &rest options) &body body)
+  "Runs BODY with a FLUSHING: see OPEN-FLUSH. It is closed however BODY is left."
+  `(with-handle (,flushing (open-flush ,receiver ,sink ,@options)) ,@body))
+
+(defun run-flush (flushing &key timeout)
+  "Flushes until there are no more senders, and then has all of it synced and answers true; or until TIMEOUT seconds have passed, nil for ever,
+and answers nil. Interrupts are looked at once a second. Signals SINK-ERROR and what else the sink may, with the restart TRY-AGAIN; else as
+RECEIVE; it can be called again."
+  (declare (type flushing flushing))
+  (loop
+    (let ((result (attempt-waiting ((handle-address flushing) nil timeout deadline :arm nil)
+                    (%flush-run (handle-address flushing) deadline))))
+      (cond ((eql result 0) (return t))
+            ((eql result +again+) (return nil)))
+      (restart-case (error (with-cause result flushing))
+        (try-again () :report "Go on.")))))
+
+;;; ---- Record files
+
+(define-handle records ()
+  "A record file that is read.")
+
+(defun map-record-file (function path)
+  "Calls FUNCTION with each message of a record file, a fresh vector of its bytes, and its number, in the order in which they were written. Nothing
+is given out that has not been checked. Answers :END, or :TORN where the end is not whole, as a killed writer leaves it, or one that is
+writing just now. Signals DAMAGED-ERROR in the middle of a damaged file, with the restart SKIP-DAMAGE, which goes on behind that;
+NOT-A-RECORD-FILE-ERROR, SYSTEM-ERROR."
+  (let ((function (coerce function 'function)))
+    (with-handle (records (check (opening (out %make-records) (%records-open (sb-ext:native-namestring path) out))))
+      (with-words (record 6)
+        (loop
+          (let ((result (attempt (%records-next (handle-address records) record))))
+            (typecase result
+              ((eql 0) (funcall function
+                                (sap-octets (sap-ref-sap record 0) (ldb (byte 62 0) (sap-ref-64 record 8)))
+                                (sap-ref-32 record 32)))
+              ((eql #.+again+) (return :end))
+              (torn-error (return :torn))
+              (damaged-error (restart-case (error result)
+                               (skip-damage () :report "Go on behind it.")))
+              (t (error result)))))))))

@@ -1,0 +1,323 @@
+;;;; Channels: a sender, a receiver, and what is made of many.
+
+(in-package #:pelton)
+
+(define-handle sender ()
+  "What messages are sent by. One thread at a time uses it.")
+
+(define-handle receiver ()
+  "What messages are received by. One thread at a time uses it.")
+
+(define-handle senders ()
+  "What any thread may send by at any time: each has a lane of its own, made when it first sends, given up when the thread ends.")
+
+(define-handle listener ()
+  "What takes in who connects.")
+
+;;; ---- Making them
+
+(defun open-end (name options timeout make open)
+  "What MAKE makes of what OPEN, one of the library's functions, opens under NAME. Waits up to TIMEOUT seconds for it to be there, nil: not."
+  (let ((spins (eq (getf options :wait) :spin)))
+    (persisting ()
+      (let ((deadline (if timeout (deadline-of timeout) +no-wait+)))
+        (loop
+          ;; Waits for nobody to come, but up to 5 seconds for who is slow to shake hands.
+          (let ((made (with-options (sap options)
+                        (opening (out funcall make :spins spins) (funcall open name sap out)))))
+            (unless (and (or (eql made +again+) (typep made '(or no-listener-error no-channel-error)))
+                         (not (past-p deadline)))
+              (return made)))
+          ;; With interrupts. Nothing tells when somebody listens.
+          (sleep 0.005))))))
+
+(defconstant +hands-ns+ 5000000000 "So long who has connected may take to shake hands.")
+
+(defun accept-end (name options timeout make accept)
+  "Listens under NAME, waits up to TIMEOUT seconds, nil for ever, and is what MAKE makes of what ACCEPT, one of the library's functions, has."
+  (with-handle (listener (check (with-options (sap options)
+                                  (opening (out %make-listener) (%listen name sap out)))))
+    (let ((address (handle-address listener)) (spins (eq (getf options :wait) :spin)))
+      (persisting ()
+        (loop with deadline = (deadline-of timeout)
+              do (wait-readable (descriptor listener) deadline)
+                 (let ((made (opening (out funcall make :spins spins)
+                               (funcall accept address
+                                        ;; Who hears an interrupt, and finds nobody there, does not wait in the library.
+                                        (if (readable-p (descriptor listener)) (slice-until +forever+ +hands-ns+) +no-wait+)
+                                        out))))
+                   (unless (and (eql made +again+) (not (past-p deadline)))
+                     (return made))))))))
+
+(defun without-keys (options &rest keys)
+  (loop for (key value) on options by #'cddr
+        unless (member key keys) append (list key value)))
+
+(defun open-sender (name &rest options &key accept timeout &allow-other-keys)
+  "The sending end of a channel.
+NAME  \"events\": connects to the receiver that listens under this short name; \"unix:PATH\": at this socket;
+      \"path:DIR\": opens the channel in this directory, and goes on behind the last message of the sender before.
+:ACCEPT true: listens under the name instead, and waits for a receiver to connect.
+:TIMEOUT seconds. Waits so long for somebody to listen, or for the channel to be made, nil: not; with :ACCEPT for who connects, nil: for ever.
+:WAIT :BLOCK, spins for some microseconds, then sleeps; or :SPIN, never sleeps.
+:CAPACITY bytes of the lane, 64 MiB; :MESSAGE-BYTES-MAX; :UIDS, a list of users that may be at the other end besides this process's own;
+of a path :CREATE true, which makes the channel, :MODE #o700, and :LANES 1, how many senders there may be.
+Shaking hands with who is slow takes up to 5 seconds without interrupts. Signals TIMED-OUT with the restart WAIT-LONGER; NO-LISTENER-ERROR, NO-CHANNEL-ERROR, ROLE-TAKEN-ERROR,
+REFUSED-ERROR, NAME-ERROR, OPTION-ERROR and others, whose text says what to do."
+  (let ((options (without-keys options :accept :timeout)))
+    (if accept
+        (accept-end name options timeout #'%make-sender #'%accept-sender)
+        (open-end name options timeout #'%make-sender #'%sender-open))))
+
+(defun open-receiver (name &rest options &key accept gather timeout &allow-other-keys)
+  "The receiving end of a channel: as OPEN-SENDER; of a path it begins with the oldest message that was not released.
+:GATHER true: takes in all senders that connect under NAME, up to :LANES 1024, each with a lane of its own, and threads of this process by
+OPEN-SENDERS; NAME may be nil for these alone. It does not wait. :ANNOUNCE true has it tell of their coming and going."
+  (let ((options (without-keys options :accept :gather :timeout)))
+    (cond (gather
+           (check (with-options (sap options)
+                    (opening (out %make-receiver :spins (eq (getf options :wait) :spin)) (%gather name sap out)))))
+          (accept (accept-end name options timeout #'%make-receiver #'%accept-receiver))
+          (t (open-end name options timeout #'%make-receiver #'%receiver-open)))))
+
+(defun make-channel (&rest options)
+  "A channel between threads of this process: its sender and its receiver. Of the options :WAIT, :CAPACITY and :MESSAGE-BYTES-MAX. Does not
+wait. Signals OPTION-ERROR, SYSTEM-ERROR."
+  (let ((spins (eq (getf options :wait) :spin)))
+    (with-options (sap options)
+      (with-words (out 2)
+        (without-interrupts
+          (check (attempt (%threads sap out (sap+ out 8))))
+          (values (adopt (%make-sender :address (sap-ref-64 out 0) :spins spins))
+                  (adopt (%make-receiver :address (sap-ref-64 out 8) :spins spins))))))))
+
+(defun open-senders (receiver)
+  "What threads of this process send by, to a receiver that was opened with :GATHER. Any thread may use it at any time, with SEND. Without a
+name make it before receiving. Signals REFUSED-ERROR of another receiver."
+  (declare (type receiver receiver))
+  (check (opening (out %make-senders) (%receiver-senders (handle-address receiver) out))))
+
+(defmacro with-channel ((sender receiver &rest options) &body body)
+  "Runs BODY with both ends of a channel between threads: MAKE-CHANNEL. They are closed however BODY is left; threads that use them must have
+ended by then."
+  `(multiple-value-bind (,sender ,receiver) (make-channel ,@options)
+     (unwind-protect (unwind-protect (progn ,@body)
+                       (close-handle ,sender))
+       (close-handle ,receiver))))
+
+(defmacro with-sender ((sender name &rest options) &body body)
+  "Runs BODY with the sending end of a channel: OPEN-SENDER. It is closed however BODY is left."
+  `(with-handle (,sender (open-sender ,name ,@options)) ,@body))
+
+(defmacro with-receiver ((receiver name &rest options) &body body)
+  "Runs BODY with the receiving end of a channel: OPEN-RECEIVER. It is closed however BODY is left."
+  `(with-handle (,receiver (open-receiver ,name ,@options)) ,@body))
+
+(defmacro with-senders ((senders receiver) &body body)
+  "Runs BODY with what threads send by: OPEN-SENDERS. It is closed however BODY is left; threads that use it must have ended by then."
+  `(with-handle (,senders (open-senders ,receiver)) ,@body))
+
+;;; ---- Sending
+
+(defun send-slowly (sender address size timeout)
+  "As SEND, of SIZE bytes at ADDRESS; true, or nil by DROP-MESSAGE."
+  (declare (type handle sender) (type word address) (type (unsigned-byte 62) size))
+  (let ((handle (handle-address sender)))
+    (and (persisting (:handle (and (typep sender 'sender) sender) :what "send")
+           (etypecase sender
+             (sender (attempt-waiting (handle (handle-spins sender) timeout deadline :arm (%arm-send handle size))
+                       (%send handle (int-sap address) size deadline)))
+             (senders (attempt-waiting (handle nil timeout deadline :arm nil)
+                        (%senders-send handle (int-sap address) size deadline)))))
+         t)))
+
+(declaim (inline try-send-sap send-sap))
+(defun try-send-sap (sender sap size)
+  "As ATTEMPT."
+  (declare (type handle sender) (type system-area-pointer sap) (type (unsigned-byte 62) size))
+  (let ((handle (handle-address sender)))
+    (if (typep sender 'senders)
+        (attempt (%senders-send handle sap size +no-wait+))
+        (briefly (%send handle sap size +no-wait+)))))
+
+(defun send-sap (sender sap size &optional timeout)
+  "As SEND, of SIZE bytes at SAP."
+  (or (eql (try-send-sap sender sap size) 0)
+      (send-slowly sender (sap-int sap) size timeout)))
+
+(declaim (inline send))
+(defun send (sender octets &key (start 0) end timeout)
+  "Sends the bytes of OCTETS from START to END, nil for its end, as a message: copied once, into the lane. SENDER is a SENDER, or SENDERS,
+which any thread may use. Waits for room, up to TIMEOUT seconds, nil for ever; of SENDERS interrupts are looked at once a second. Answers true.
+Signals TIMED-OUT, TOO-LARGE-ERROR, and a CHANNEL-ENDED once the receiver is gone; nothing was sent then. Restarts: WAIT-LONGER; DROP-MESSAGE,
+which answers nil; of PEER-DIED-ERROR RESUME-CHANNEL, which waits for a successor, and sends to that."
+  (with-octets-at (sap size) (octets start end)
+    (send-sap sender sap size timeout)))
+
+(defun try-send (sender octets &key (start 0) end)
+  "As SEND, but never waits: nil if there is no room; then nothing was sent."
+  (with-octets-at (sap size) (octets start end)
+    (eql (check (try-send-sap sender sap size)) 0)))
+
+(defun trim (sender)
+  "Gives memory that holds no message back to the system, after a burst. A system call or two."
+  (declare (type sender sender))
+  (check (attempt (%trim (handle-address sender))))
+  (values))
+
+;;; ---- Reserving
+
+(defgeneric reserving-address (handle)
+  (:documentation "The address of what room is reserved by, if it is HANDLE that is asked for room.")
+  (:method ((sender sender)) (handle-address sender)))
+
+(defun reserve (handle address size at timeout)
+  "Room for SIZE bytes, whose place is written to AT; nil by DROP-MESSAGE."
+  (declare (type word address) (type (unsigned-byte 62) size at))
+  (persisting (:handle (and (typep handle 'sender) handle) :what (if (typep handle 'sender) "send" "append"))
+    (if (typep handle 'sender)
+        (attempt-waiting (address (handle-spins handle) timeout deadline :arm (%arm-send address size))
+          (%reserve address size deadline (int-sap at)))
+        (with-cause (attempt (%reserve address size +no-wait+ (int-sap at))) handle))))
+
+(defgeneric with-cause (result handle)
+  (:documentation "RESULT, with what the sink of HANDLE was left by, if it is that.")
+  (:method (result handle) (declare (ignore handle)) result))
+
+(declaim (inline commit))
+(defun commit (address size at)
+  "Makes a message of what was reserved, and takes it from AT."
+  (declare (type word address) (type (unsigned-byte 62) size at))
+  (let ((result (without-interrupts
+                  (let ((result (attempt (%commit address size))))
+                    (when (eql result 0) (setf (word-at at 0) 0))
+                    result))))
+    (unless (eql result 0) (check result))))
+
+(defmacro with-reserved (((sap size) handle bytes &key timeout) &body body)
+  "Reserves BYTES bytes of shared memory, runs BODY with the SAP of them, aligned to 8, and makes them a message when BODY ends normally. It is
+the first SIZE bytes, a variable that begins as BYTES and that BODY may set to less. However else BODY is left, nothing is seen of it. HANDLE
+is a SENDER, of which nothing else may be done meanwhile, or APPENDERS. Waits for room as SEND, up to TIMEOUT seconds, or as APPEND-MESSAGE.
+Answers what BODY does. Signals, with restarts, as those; after DROP-MESSAGE BODY is not run, and the answer is nil."
+  (let ((at (gensym "AT")) (asked (gensym "HANDLE")) (address (gensym "ADDRESS")) (wanted (gensym "BYTES")) (tried (gensym "TRIED")))
+    `(let* ((,asked ,handle) (,wanted ,bytes) (,address (reserving-address ,asked)) (,tried 0))
+       (declare (type (unsigned-byte 62) ,address ,wanted))
+       (guarding (,at 1)
+           (setf ,tried (attempt (%reserve ,address ,wanted +no-wait+ (int-sap ,at))))
+           (when (or (eql ,tried 0) (reserve ,asked ,address ,wanted ,at ,timeout))
+             (let ((,sap (sap-at ,at 0)) (,size ,wanted))
+               (declare (type (unsigned-byte 62) ,size) (ignorable ,sap))
+               (multiple-value-prog1 (progn ,@body)
+                 (commit ,address ,size ,at))))
+         (unless (zerop (word-at ,at 0))
+           (attempt (%abort ,address)))))))
+
+;;; ---- Receiving
+
+(defun next-message-slowly (receiver at timeout end-p)
+  (declare (type receiver receiver) (type (unsigned-byte 62) at))
+  (let ((handle (handle-address receiver)))
+    (persisting (:handle receiver)
+      (let ((result (attempt-waiting (handle (handle-spins receiver) timeout deadline)
+                      (%receive handle deadline (int-sap at)))))
+        (if (and end-p (typep result 'closed-error))
+            (return-from next-message-slowly nil)
+            result)))
+    t))
+
+(declaim (inline next-message))
+(defun next-message (receiver at timeout end-p)
+  "Describes the next message AT. Waits. True, or, if END-P, nil at the end of the channel."
+  (declare (type receiver receiver) (type (unsigned-byte 62) at))
+  (or (plusp (word-at at 0))
+      (next-message-slowly receiver at timeout end-p)))
+
+(defmacro receiving ((at receiver) &body body)
+  "Runs BODY where AT is to describe a message, as it does already if one was there; however BODY is left, it is released."
+  `(guarding (,at 4)
+       (attempt (%receive (handle-address ,receiver) +no-wait+ (int-sap ,at)))
+       (progn ,@body)
+     (unless (zerop (word-at ,at 0))
+       (attempt (%release (handle-address ,receiver))))))
+
+(defun message-flags (flags)
+  (loop for (bit word) in '((1 :redelivered) (2 :joined) (4 :left) (8 :died) (16 :broke-rules))
+        when (logtest bit flags) collect word))
+
+(defmacro with-message-at ((at sap size seq lane flags) &body body)
+  "Runs BODY with what is described AT."
+  `(let (,@(when sap `((,sap (sap-at ,at 0)) (,size (ldb (byte 62 0) (word-at ,at 8)))))
+         ,@(when seq `((,seq (ldb (byte 32 0) (word-at ,at 16)))))
+         ,@(when lane `((,lane (ldb (byte 32 32) (word-at ,at 16)))))
+         ,@(when flags `((,flags (message-flags (ldb (byte 32 0) (word-at ,at 24)))))))
+     ,@(when sap `((declare (ignorable ,sap ,size))))
+     ,@body))
+
+(defmacro with-received (((sap size &key seq lane flags) receiver &key timeout) &body body)
+  "Receives the next message, and runs BODY with its SIZE bytes in place, at SAP, aligned to 8; then it is released, however BODY is left. It
+must not be looked at afterwards. Who reads in place trusts the sender not to write after it has committed: copy once, by SAP-OCTETS, who does
+not. Waits up to TIMEOUT seconds, nil for ever. SEQ, LANE and FLAGS are variables for what RECEIVE answers by these names.
+Signals as RECEIVE."
+  (let ((at (gensym "AT")) (from (gensym "RECEIVER")))
+    `(let ((,from ,receiver))
+       (receiving (,at ,from)
+         (next-message ,from ,at ,timeout nil)
+         (with-message-at (,at ,sap ,size ,seq ,lane ,flags) ,@body)))))
+
+(defmacro do-received (((sap size &key seq lane flags) receiver &key timeout result) &body body)
+  "As WITH-RECEIVED, of each message until the sender has closed: then answers RESULT. In a block named nil."
+  (let ((at (gensym "AT")) (from (gensym "RECEIVER")) (seconds (gensym "TIMEOUT")))
+    `(let ((,from ,receiver) (,seconds ,timeout))
+       (loop
+         (receiving (,at ,from)
+           (if (next-message ,from ,at ,seconds t)
+               (with-message-at (,at ,sap ,size ,seq ,lane ,flags) ,@body)
+               (return ,result)))))))
+
+(defmacro do-messages ((octets receiver &key seq lane flags timeout result) &body body)
+  "Runs BODY with each message, a fresh vector of its bytes, which is released before, until the sender has closed: then answers RESULT. In a
+block named nil. Waits up to TIMEOUT seconds for each, nil for ever. Signals as RECEIVE."
+  (let ((message (gensym "MESSAGE")) (from (gensym "RECEIVER")) (seconds (gensym "TIMEOUT")))
+    (let ((seq (or seq (gensym))) (lane (or lane (gensym))) (flags (or flags (gensym))))
+      `(let ((,from ,receiver) (,seconds ,timeout))
+         (loop
+           (multiple-value-bind (,octets ,message ,seq ,lane ,flags) (receive-or-end ,from ,seconds)
+             (declare (ignorable ,octets ,seq ,lane ,flags))
+             (unless ,message (return ,result))
+             ,@body))))))
+
+(defun receive-or-end (receiver timeout &optional (end-p t))
+  (receiving (at receiver)
+    (when (next-message receiver at timeout end-p)
+      (with-message-at (at sap size seq lane flags)
+        (values (sap-octets sap size) t seq lane flags)))))
+
+(defun receive (receiver &key timeout)
+  "The next message, a fresh vector of its bytes. Waits for it up to TIMEOUT seconds, nil for ever. The other values are its number in its
+lane; which of several senders' lanes it came by, 0 where there is one; and a list of what else is known: :REDELIVERED, if a receiver before
+this one may have seen it; or, instead of a message, :JOINED, :LEFT, :DIED or :BROKE-RULES, if that was asked for by :ANNOUNCE.
+Signals TIMED-OUT with the restart WAIT-LONGER; CLOSED-ERROR after the last message; PEER-DIED-ERROR with the restart RESUME-CHANNEL, which
+waits for a successor of the sender, and goes on with what that sends."
+  (multiple-value-bind (octets received-p seq lane flags) (receive-or-end receiver timeout nil)
+    (declare (ignore received-p))
+    (values octets seq lane flags)))
+
+(defun try-receive (receiver)
+  "As RECEIVE, but never waits: nil if nothing is there."
+  (receiving (at receiver)
+    (when (or (plusp (word-at at 0))
+              (eql (check (attempt (%receive (handle-address receiver) +no-wait+ (int-sap at)))) 0))
+      (with-message-at (at sap size seq lane flags)
+        (values (sap-octets sap size) seq lane flags)))))
+
+(defun receive-into (receiver buffer &key (start 0) end timeout)
+  "Copies the next message into BUFFER, from START on, and answers how many bytes it has. Safe against any sender. Waits as RECEIVE. Signals as
+RECEIVE, and TOO-SMALL-ERROR when it has more than END, nil for the buffer's, minus START: then it is still to be received."
+  (declare (type receiver receiver))
+  (let ((handle (handle-address receiver)))
+    (with-octets-at (sap room) (buffer start end)
+      (with-words (size 1)
+        (persisting (:handle receiver)
+          (attempt-waiting (handle (handle-spins receiver) timeout deadline)
+            (%receive-copy handle sap room deadline size)))
+        (sap-ref-64 size 0)))))

@@ -1,0 +1,277 @@
+;;;; Appending from many threads, flushing, record files, and images.
+
+(in-package #:pelton-tests)
+
+(defun collecting ()
+  "A sink that keeps a list of what each lane has brought, in order, and what reads it: a function of none that answers a list of lists."
+  (let ((lanes (make-hash-table)))
+    (values (lambda (runs)
+              (pelton:do-runs ((sap size :lane-id lane :messages messages) runs)
+                (let ((found (loop with at = 0
+                                   while (< at size)
+                                   collect (let ((length (ldb (byte 32 0) (sap-ref-64 sap at))))
+                                             (prog1 (pelton:sap-octets (sb-sys:sap+ sap (+ at 8)) length)
+                                               (incf at (+ 8 (* 8 (ceiling length 8)))))))))
+                  (assert (eql (length found) messages))
+                  (setf (gethash lane lanes) (append (gethash lane lanes) found)))))
+            (lambda () (loop for messages being the hash-values of lanes collect messages)))))
+
+(defmacro with-collected ((appenders collected &rest options) &body body)
+  (let ((sink (gensym)))
+    `(multiple-value-bind (,sink ,collected) (collecting)
+       (pelton:with-appenders (,appenders ,sink ,@options) ,@body))))
+
+(deftest eight-threads-append-and-every-message-comes-once-and-in-its-order
+  (let ((count 50000) (next (make-array 8 :initial-element 0)) (messages 0))
+    (pelton:with-appenders (appenders (lambda (runs)
+                                        (pelton:do-records ((sap size) runs)
+                                          (assert (eql size 16))
+                                          (let ((thread (sap-ref-64 sap 0)))
+                                            (assert (eql (sap-ref-64 sap 8) (aref next thread)))
+                                            (incf (aref next thread)))
+                                          (incf messages)))
+                                      :flush-bytes 65536)
+      (let ((threads (loop for thread below 8
+                           collect (let ((thread thread))
+                                     (in-thread
+                                       (dotimes (i count)
+                                         (if (evenp i)
+                                             (pelton:with-reserved ((sap size) appenders 16)
+                                               (setf (sap-ref-64 sap 0) thread (sap-ref-64 sap 8) i))
+                                             (let ((octets (number-octets thread 16)))
+                                               (setf (sb-kernel:%vector-raw-bits octets 1) i)
+                                               (pelton:append-message appenders octets)))))))))
+        (mapc #'joined threads))
+      ;; Full buffers have gone already, the rest goes when it is asked for.
+      (is (plusp messages))
+      (pelton:flush appenders)
+      (is (eql messages (* 8 count)))
+      (is (every (lambda (next) (eql next count)) next)))
+    (is (eql messages (* 8 count)))))
+
+(deftest nothing-is-consed-for-a-message
+  (let ((taken 0))
+    (pelton:with-appenders (appenders (lambda (runs)
+                                        (pelton:do-runs ((sap size :messages messages) runs) (incf taken messages)))
+                                      :flush-bytes (ash 1 26))
+      (let ((octets (make-octets 16)) (count 1000000))
+        (flet ((consed (append)
+                 (declare (function append))
+                 (funcall append)
+                 (let ((before (sb-ext:get-bytes-consed)))
+                   (dotimes (i count) (funcall append))
+                   (- (sb-ext:get-bytes-consed) before))))
+          ;; What is flushed, by the 64 MiB, conses some; a message that did would cons 16 MB here. Others' threads are at rest.
+          (is (< (consed (lambda () (pelton:append-message appenders octets))) count))
+          (is (< (consed (lambda () (sb-sys:with-pinned-objects (octets)
+                                      (pelton:append-sap appenders (sb-sys:vector-sap octets) 16))))
+                 count))
+          (is (< (consed (lambda () (pelton:with-reserved ((sap size) appenders 16) (setf (sap-ref-64 sap 0) 1)))) count))
+          (is (< (consed (lambda () (pelton:append-message appenders octets :start 4 :end 12))) count)))))
+    (is (eql taken 4000004))))
+
+(deftest a-buffer-is-flushed-when-full-on-demand-and-at-close-and-never-half-written
+  (with-collected (appenders collected :flush-bytes 65536)
+    (let ((octets (make-octets 1000)))
+      (dotimes (i 60) (pelton:append-message appenders octets))
+      (is (null (funcall collected)))
+      (dotimes (i 10) (pelton:append-message appenders octets))
+      (is (<= 60 (length (first (funcall collected))) 69))
+      ;; What is reserved is not there before it is committed, whoever flushes.
+      (pelton:with-reserved ((sap size) appenders 8)
+        (joined (in-thread (pelton:flush appenders)))
+        (is (eql 70 (length (first (funcall collected))))))
+      (pelton:flush appenders)
+      (is (eql 71 (length (first (funcall collected)))))))
+  (multiple-value-bind (sink collected) (collecting)
+    (pelton:with-appenders (appenders sink)
+      (pelton:append-message appenders (bytes "at close")))
+    (is (equal (mapcar #'text (first (funcall collected))) '("at close")))))
+
+(deftest a-message-larger-than-the-buffer-is-a-condition
+  (with-collected (appenders collected :flush-bytes 65536)
+    (signals pelton:too-large-error (pelton:append-message appenders (make-octets 65536)))
+    (is (null (handler-bind ((pelton:too-large-error (lambda (condition)
+                                                       (invoke-restart (find-restart 'pelton:drop-message condition)))))
+                (pelton:append-message appenders (make-octets 65536)))))
+    (signals pelton:too-large-error (pelton:with-reserved ((sap size) appenders 65536) nil))
+    (pelton:append-message appenders (make-octets 65520))
+    (pelton:flush appenders)
+    (is (equal (mapcar #'length (first (funcall collected))) '(65520)))))
+
+(deftest a-sink-that-fails-has-taken-nothing-and-gets-it-again
+  (let ((fails t) (taken 0))
+    (pelton:with-appenders (appenders (lambda (runs)
+                                        (case fails
+                                          ((nil) (pelton:do-records ((sap size) runs) (incf taken)))
+                                          (:throw (throw 'out :thrown))
+                                          (t (error "the disk is on fire"))))
+                                      :flush-bytes 65536)
+      (dotimes (i 100) (pelton:append-message appenders (number-octets i)))
+      (let ((condition (signals pelton:sink-error (pelton:flush appenders))))
+        (is (search "on fire" (princ-to-string (pelton:sink-error-cause condition)))))
+      ;; Nothing of Lisp's unwinds through the library.
+      (setf fails :throw)
+      (signals pelton:sink-error (catch 'out (pelton:flush appenders)))
+      (is (eql taken 0))
+      ;; Who appends to a full buffer is told, too, and may try again.
+      (let ((tried 0))
+        (handler-bind ((pelton:sink-error (lambda (condition)
+                                            (incf tried)
+                                            (setf fails nil)
+                                            (invoke-restart (find-restart 'pelton:try-again condition)))))
+          (dotimes (i 10000) (pelton:append-message appenders (number-octets i))))
+        (is (eql tried 1)))
+      (setf fails nil)
+      (pelton:flush appenders)
+      (is (eql taken 10100)))))
+
+(deftest a-sink-that-uses-its-appenders-is-told-and-not-locked
+  (let ((appenders nil) (found nil))
+    (pelton:with-appenders (made (lambda (runs)
+                                   (declare (ignore runs))
+                                   (setf found (handler-case (pelton:flush appenders)
+                                                 (pelton:refused-error () :refused)))))
+      (setf appenders made)
+      (pelton:append-message made (bytes "x"))
+      (pelton:flush made))
+    (is (eq found :refused))))
+
+(deftest what-threads-had-is-given-up-after-their-end
+  (with-collected (appenders collected :lanes 4)
+    ;; Many more threads than there may be at a time, one after the other.
+    (dotimes (i 40) (joined (in-thread (pelton:append-message appenders (number-octets i)))))
+    (pelton:flush appenders)
+    (is (eql 40 (length (reduce #'append (funcall collected)))))
+    (is (null (loop for own across (pelton::appenders-places appenders)
+                    when (and own (pelton::own-thread own)) collect own)))
+    ;; And as many as there may be, at a time; one more is refused.
+    (let* ((begun (sb-thread:make-semaphore)) (end (sb-thread:make-semaphore))
+           (threads (loop repeat 4 collect (in-thread (pelton:append-message appenders (bytes "y"))
+                                             (sb-thread:signal-semaphore begun)
+                                             (sb-thread:wait-on-semaphore end :timeout *patience*)))))
+      (dotimes (i 4) (sb-thread:wait-on-semaphore begun :timeout *patience*))
+      (signals pelton:refused-error (pelton:append-message appenders (bytes "z")))
+      (sb-thread:signal-semaphore end 4)
+      (mapc #'joined threads)
+      (is (pelton:append-message appenders (bytes "z"))))))
+
+(deftest threads-find-their-own-among-many
+  ;; More threads at a time than there are distinct places to look first, by far likely.
+  (with-collected (appenders collected :flush-bytes 65536)
+    (let* ((begun (sb-thread:make-semaphore)) (end (sb-thread:make-semaphore))
+           (threads (loop for thread below 100
+                          collect (let ((thread thread))
+                                    (in-thread
+                                      (pelton:append-message appenders (number-octets thread))
+                                      (sb-thread:signal-semaphore begun)
+                                      (sb-thread:wait-on-semaphore end :timeout *patience*)
+                                      (dotimes (i 20) (pelton:append-message appenders (number-octets thread))))))))
+      (dotimes (i 100) (is (sb-thread:wait-on-semaphore begun :timeout *patience*)))
+      (sb-thread:signal-semaphore end 100)
+      (mapc #'joined threads)
+      (pelton:flush appenders)
+      (let ((lanes (funcall collected)))
+        (is (eql (length lanes) 100))
+        (is (every (lambda (messages) (and (eql (length messages) 21) (every (lambda (one) (equalp one (first messages))) messages)))
+                   lanes))))))
+
+(defvar *inside* nil "Whether there is somewhere to throw to.")
+
+(deftest interrupts-that-unwind-while-appending-lose-nothing-and-leave-nothing-half-done
+  (let* ((count 300000) (interrupts 0) (next 0) (last -1)
+         ;; Whose append has returned, and who has come.
+         (returned (make-array count :element-type 'bit :initial-element 0))
+         (taken (make-array count :element-type 'bit :initial-element 0)))
+    (pelton:with-appenders (appenders (lambda (runs)
+                                        (pelton:do-records ((sap size) runs)
+                                          (let ((number (sap-ref-64 sap 0)))
+                                            (assert (> number last))
+                                            (setf last number (bit taken number) 1))))
+                                      :flush-bytes 65536)
+      (let* ((thread (in-thread
+                       (loop while (< next count)
+                             do (catch 'out
+                                  (loop with *inside* = t
+                                        while (< next count)
+                                        do (let ((number (sb-sys:without-interrupts (1- (incf next)))))
+                                             (if (evenp number)
+                                                 (pelton:append-message appenders (number-octets number))
+                                                 (pelton:with-reserved ((sap size) appenders 8)
+                                                   (setf (sap-ref-64 sap 0) number)))
+                                             (setf (bit returned number) 1)))))))
+             (disturber (in-thread (disturb thread (lambda () (>= next count))
+                                            (lambda () (when *inside* (incf interrupts) (throw 'out nil)))))))
+        (joined disturber)
+        (joined thread)
+        (pelton:flush appenders)
+        (is (plusp interrupts))
+        (is (null (find 1 (bit-andc2 returned taken))))
+        ;; At most one for each interrupt has not returned.
+        (is (<= (count 0 returned) interrupts))))))
+
+(deftest a-thread-of-lisps-flushes-at-intervals
+  (with-collected (appenders collected :flush-interval 0.02)
+    (pelton:append-message appenders (bytes "in time"))
+    (until (funcall collected))
+    (is (equal (mapcar #'text (first (funcall collected))) '("in time")))))
+
+(deftest what-is-appended-to-a-file-is-read-back
+  (let ((path (in-directory "log")) (read '()))
+    (pelton:with-appenders (appenders (pelton:record-file path))
+      (let ((threads (loop repeat 3 collect (in-thread (dotimes (i 1000) (pelton:append-message appenders (number-octets i)))))))
+        (mapc #'joined threads))
+      (signals pelton:role-taken-error (pelton:open-appenders (pelton:record-file path)))
+      (pelton:sync appenders))
+    (is (eq :end (pelton:map-record-file (lambda (octets seq) (declare (ignore seq)) (push octets read)) path)))
+    (is (eql (length read) 3000))
+    ;; Torn, and damaged.
+    (with-open-file (file path :direction :output :if-exists :append :element-type '(unsigned-byte 8))
+      (write-sequence #(1 2 3) file))
+    (is (eq :torn (pelton:map-record-file (constantly nil) path)))
+    (signals pelton:not-a-record-file-error (pelton:map-record-file (constantly nil) "/dev/null"))))
+
+(deftest what-a-receiver-receives-is-flushed
+  (multiple-value-bind (sink collected) (collecting)
+    (multiple-value-bind (sender receiver) (pelton:make-channel)
+      (dotimes (i 100) (pelton:send sender (number-octets i)))
+      (pelton:with-flush (flushing receiver sink)
+        (is (not (pelton:handle-open-p receiver)))
+        (is (pelton:flush flushing))
+        (is (eql 100 (length (first (funcall collected)))))
+        (is (null (pelton:run-flush flushing :timeout 0.01)))
+        (pelton:send sender (bytes "last"))
+        (pelton:close-handle sender)
+        (is (eq t (pelton:run-flush flushing :timeout *patience*)))
+        (is (eql 101 (length (first (funcall collected)))))
+        (is (null (pelton:flush flushing)))))))
+
+(deftest an-image-that-was-saved-opens-anew
+  (let ((image (in-directory "image")))
+    (flet ((sbcl (&rest arguments)
+             (let* ((out (make-string-output-stream))
+                    (process (sb-ext:run-program sb-ext:*runtime-pathname* arguments :output out :error out)))
+               (list (sb-ext:process-exit-code process) (get-output-stream-string out)))))
+      (let ((made (sbcl "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
+                        "--eval" "(require :asdf)"
+                        "--eval" (format nil "(asdf:load-asd ~s)" (namestring (asdf:system-source-file "pelton")))
+                        "--eval" "(asdf:load-system \"pelton\")"
+                        ;; Handles are open when it is saved, one with a thread of its own.
+                        "--eval" "(defvar *channel* (multiple-value-list (pelton:make-channel)))"
+                        "--eval" (format nil "(defvar *appenders* (pelton:open-appenders (lambda (runs) (pelton:do-records ((sap size) runs)
+                                                (format t \"flushed ~~d~~%\" size) (finish-output))) :flush-interval 3600))")
+                        "--eval" "(pelton:append-message *appenders* (pelton:make-octets 5))"
+                        "--eval" (format nil "(sb-ext:save-lisp-and-die ~s)" image))))
+        (is (eql (first made) 0))
+        (is (search "flushed 5" (second made))))
+      (let ((run (sbcl "--core" image "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
+                       "--eval" "(assert (not (pelton:handle-open-p *appenders*)))"
+                       "--eval" "(handler-case (pelton:send (first *channel*) (pelton:make-octets 1)) (pelton:mistake () (format t \"closed~%\")))"
+                       "--eval" "(pelton:with-appenders (a (lambda (runs) (pelton:do-records ((sap size) runs) (format t \"again ~d~%\" size))))
+                                   (pelton:append-message a (pelton:make-octets 7)))"
+                       "--eval" "(pelton:with-channel (s r) (pelton:send s (pelton:make-octets 3)) (format t \"received ~d~%\" (length (pelton:receive r))))"
+                       "--eval" "(sb-ext:exit)")))
+        (is (eql (first run) 0))
+        (is (search "closed" (second run)))
+        (is (search "again 7" (second run)))
+        (is (search "received 3" (second run)))))))

@@ -1,0 +1,105 @@
+;;;; Plain assertions, counted. A test is a function named by its claim; whatever waits has an upper bound, so that nothing hangs.
+
+(defpackage #:pelton-tests
+  (:use #:cl)
+  (:import-from #:pelton #:octets #:make-octets)
+  (:import-from #:sb-sys #:sap-ref-8 #:sap-ref-64)
+  (:export #:run))
+
+(in-package #:pelton-tests)
+
+(defvar *tests* '() "The names of the tests, the last one first.")
+(declaim (type cons *assertions*))
+(sb-ext:defglobal *assertions* (list 0))
+(defvar *directory* nil "Where a test may make what it wants.")
+
+(defparameter *patience* 60 "Seconds that nothing takes which goes well.")
+
+(define-condition failed (error)
+  ((form :initarg :form) (found :initarg :found))
+  (:report (lambda (condition stream)
+             (format stream "~s~@[, found ~s~]" (slot-value condition 'form) (slot-value condition 'found)))))
+
+(defmacro deftest (name &body body)
+  `(progn (defun ,name () ,@body)
+          (pushnew ',name *tests*)))
+
+(defmacro is (form)
+  "Counts, and fails unless FORM is true. Of a call the arguments are told."
+  (if (and (consp form) (symbolp (first form)) (fboundp (first form)) (not (macro-function (first form)))
+           (not (special-operator-p (first form))))
+      (let ((arguments (loop for nil in (rest form) collect (gensym))))
+        `(let ,(mapcar #'list arguments (rest form))
+           (is-true (,(first form) ,@arguments) ',form (list ,@arguments))))
+      `(is-true ,form ',form nil)))
+
+(defun is-true (value form found)
+  (sb-ext:atomic-incf (car *assertions*))
+  (unless value (error 'failed :form form :found found))
+  value)
+
+(defmacro signals (type &body body)
+  "Counts, and fails unless BODY signals that; answers the condition."
+  `(is-true (block nil
+              (handler-case (progn ,@body nil)
+                (,type (condition) (return condition))))
+            '(signals ,type ,@body) nil))
+
+(defun bytes (string)
+  (sb-ext:string-to-octets string :external-format :utf-8))
+
+(defun text (octets)
+  (sb-ext:octets-to-string octets :external-format :utf-8))
+
+(defun number-octets (number &optional (size 8))
+  (let ((octets (make-array size :element-type '(unsigned-byte 8) :initial-element 0)))
+    (setf (sb-kernel:%vector-raw-bits octets 0) number)
+    octets))
+
+(defun in-directory (name)
+  (concatenate 'string *directory* name))
+
+(defmacro in-thread (&body body)
+  "A thread that does BODY; JOINED has its value, or signals what it has."
+  `(sb-thread:make-thread (lambda ()
+                            (handler-case (progn ,@body)
+                              (error (condition) condition)))))
+
+(defun joined (thread)
+  (let ((value (sb-thread:join-thread thread :timeout *patience*)))
+    (if (typep value 'error) (error value) value)))
+
+(defun disturb (thread ended function)
+  "Interrupts THREAD with FUNCTION again and again, each time after it has heard the time before: SBCL bears 8 at a time."
+  (let ((heard (sb-thread:make-semaphore)))
+    (loop until (funcall ended)
+          do (handler-case (sb-thread:interrupt-thread thread (lambda ()
+                                                                (sb-thread:signal-semaphore heard)
+                                                                (funcall function)))
+               (sb-thread:interrupt-thread-error () (return)))
+             (loop until (or (funcall ended) (sb-thread:wait-on-semaphore heard :timeout 0.1)))
+             (sleep 0.0002))))
+
+(defmacro until (form)
+  "Waits until FORM is true; answers it."
+  `(loop with end = (+ (get-universal-time) *patience*)
+         for found = ,form
+         until found
+         do (when (> (get-universal-time) end) (error 'failed :form '(until ,form) :found nil))
+            (sleep 0.01)
+         finally (return (is-true found ',form nil))))
+
+(defun run ()
+  "Runs all tests, and says how it went in its last line. True if all passed."
+  (let ((failures 0) (tests (reverse *tests*)))
+    (dolist (test tests)
+      (setf *directory* (sb-posix:mkdtemp (format nil "~a/pelton-lisp-XXXXXX" (or (sb-posix:getenv "TMPDIR") "/tmp"))))
+      (setf *directory* (concatenate 'string *directory* "/"))
+      (unwind-protect
+           (handler-case (sb-ext:with-timeout (* 3 *patience*) (funcall test))
+             ((or error sb-ext:timeout) (condition)
+               (incf failures)
+               (format t "lisp: ~(~a~) failed: ~a~%" test condition)))
+        (sb-ext:delete-directory *directory* :recursive t)))
+    (format t "lisp: ~d tests~[~:; of which ~:*~d failed~], ~d assertions~%" (length tests) failures (car *assertions*))
+    (zerop failures)))

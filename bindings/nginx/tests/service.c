@@ -1,0 +1,160 @@
+/* A service for the tests of nginx: answers with the request's own bytes, but for a word that it knows.
+ *
+ *     service NAME      SIGUSR1: drains, and ends
+ *
+ *   fail CODE TEXT   fails with that code and text             parts COUNT SIZE   so many parts, numbered, then the end
+ *   abandon          lets go of the call                       broken COUNT       so many parts, then fails with code 7
+ *   stall            never answers                             flood              parts without end, until nobody wants them
+ *   later TEXT       answers from a thread, 10 ms later        die                is killed
+ *   cancelled        how many that stalled have been cancelled told               how many notifications have come, and the last one */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <pelton.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct work {
+    pelton_responder *responder;
+    char word[16];
+    char text[128];
+    long count, size;
+} work;
+
+/* A client that has gone is none of this service's concerns. */
+static void dropped(int code) { (void)code; }
+
+static void echo(const pelton_request *request) {
+    if (pelton_reply(request->responder, request->data, request->size) == PELTON_TOO_LARGE) {
+        dropped(pelton_reply_fail(request->responder, 1, "too large for this client", 25));
+    }
+}
+
+static pelton_responder *stalled[4096];
+static size_t stalled_count;
+
+static void *at_work(void *data) {
+    work *own = data;
+    char part[65536];
+    int code = PELTON_OK;
+    memset(part, 'p', sizeof part);
+    if (strcmp(own->word, "later") == 0) {
+        struct timespec rest = {0, 10000000};
+        nanosleep(&rest, NULL);
+        dropped(pelton_reply(own->responder, own->text, strlen(own->text)));
+    } else if (strcmp(own->word, "flood") == 0) {
+        /* Not waiting for room: while a thread does, the service hears nothing of this client, the cancel neither. */
+        struct timespec rest = {0, 1000000};
+        while (pelton_responder_is_cancelled(own->responder) == 0 && (code == PELTON_OK || code == PELTON_AGAIN)) {
+            code = pelton_reply_part(own->responder, part, sizeof part, PELTON_NO_WAIT);
+            if (code == PELTON_AGAIN) nanosleep(&rest, NULL);
+        }
+        if (code == PELTON_OK || code == PELTON_AGAIN) dropped(pelton_reply_end(own->responder));
+    } else {
+        for (long i = 0; i < own->count && code == PELTON_OK; i++) {
+            int digits = snprintf(part, sizeof part, "%ld ", i);
+            part[digits] = 'p';
+            code = pelton_reply_part(own->responder, part, (size_t)(own->size > digits ? own->size : digits), PELTON_FOREVER);
+        }
+        if (code == PELTON_OK && strcmp(own->word, "broken") == 0) {
+            dropped(pelton_reply_fail(own->responder, 7, "broken", 6));
+        } else if (code == PELTON_OK) {
+            dropped(pelton_reply_end(own->responder));
+        }
+    }
+    free(own);
+    return NULL;
+}
+
+/* Lets go of those that nobody awaits any more: until then they count as in flight. Answers how many. */
+static unsigned long let_go(void) {
+    size_t kept = 0, before = stalled_count;
+    for (size_t i = 0; i < before; i++) {
+        if (pelton_responder_is_cancelled(stalled[i]) == 0) {
+            stalled[kept++] = stalled[i];
+        } else {
+            (void)pelton_close(stalled[i]);
+        }
+    }
+    stalled_count = kept;
+    return before - kept;
+}
+
+static void in_a_thread(const pelton_request *request, const char *text) {
+    work *own = calloc(1, sizeof *own);
+    pthread_t thread;
+    own->responder = request->responder;
+    sscanf(text, "%15s %ld %ld", own->word, &own->count, &own->size);
+    if (strncmp(text, "later ", 6) == 0) snprintf(own->text, sizeof own->text, "%s", text + 6);
+    if (pthread_create(&thread, NULL, at_work, own) != 0) abort();
+    pthread_detach(thread);
+}
+
+static sigset_t drains;
+
+static void *drain(void *service) {
+    int signal;
+    if (sigwait(&drains, &signal) == 0) (void)pelton_service_stop(service, PELTON_STOP_DRAIN);
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    pelton_service *service;
+    pelton_request request;
+    pthread_t drainer;
+    char last[64] = "", text[128], answer[128];
+    unsigned long told = 0, cancelled = 0;
+    int code;
+    if (argc < 2) return 2;
+    sigemptyset(&drains);
+    sigaddset(&drains, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &drains, NULL);
+    if (pelton_service_listen(argv[1], NULL, &service) != PELTON_OK) {
+        fprintf(stderr, "%s\n", pelton_error_detail());
+        return 1;
+    }
+    if (pthread_create(&drainer, NULL, drain, service) != 0) return 1;
+    for (;;) {
+        code = pelton_service_receive(service, pelton_deadline(10000000), &request);
+        if (stalled_count > 0) cancelled += let_go();
+        if (code == PELTON_AGAIN) continue;
+        if (code != PELTON_OK) break;
+        size_t size = request.size < sizeof text - 1 ? request.size : sizeof text - 1;
+        memcpy(text, request.data, size);
+        text[size] = '\0';
+        if (request.responder == NULL) {
+            told++;
+            snprintf(last, sizeof last, "%.60s", text);
+        } else if (request.size >= sizeof text) {
+            echo(&request);
+        } else if (strncmp(text, "fail ", 5) == 0) {
+            char *rest = strchr(text + 5, ' ');
+            dropped(pelton_reply_fail(request.responder, (uint32_t)strtoul(text + 5, NULL, 10), rest + 1, strlen(rest + 1)));
+        } else if (strcmp(text, "abandon") == 0) {
+            (void)pelton_close(request.responder);
+        } else if (strcmp(text, "stall") == 0) {
+            if (stalled_count == 4096) abort();
+            stalled[stalled_count++] = request.responder;
+        } else if (strcmp(text, "cancelled") == 0) {
+            dropped(pelton_reply(request.responder, answer, (size_t)snprintf(answer, sizeof answer, "%lu", cancelled)));
+        } else if (strcmp(text, "told") == 0) {
+            dropped(pelton_reply(request.responder, answer, (size_t)snprintf(answer, sizeof answer, "%lu %s", told, last)));
+        } else if (strcmp(text, "die") == 0) {
+            raise(SIGKILL);
+        } else if (strncmp(text, "later ", 6) == 0 || strncmp(text, "parts ", 6) == 0 || strncmp(text, "broken ", 7) == 0 ||
+                   strcmp(text, "flood") == 0) {
+            in_a_thread(&request, text);
+        } else {
+            echo(&request);
+        }
+        (void)pelton_release(service);
+    }
+    if (code == PELTON_CLOSED) return pelton_close(service) != PELTON_OK;
+    fprintf(stderr, "%s: %s\n", pelton_code_text(code), pelton_error_detail());
+    return 1;
+}
