@@ -317,6 +317,10 @@ impl Drop for Held<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         let Some(mut out) = self.out.take() else { return };
+        // Who else waits for this does so in the parent; the bell is closed here, and its number may be somebody else's.
+        if self.caller.is_forked() {
+            return;
+        }
         if self.caller.has_later() {
             // An error is of the client's end, which its lane tells.
             let _ = self.caller.flush(&mut out);
