@@ -145,7 +145,8 @@ impl Answering<'_> {
     /// requests of this client alone; those that it had taken before may each have a thread of [`crate::Service::run`] wait.
     ///
     /// # Errors
-    /// As [`Responder::reply`]; the call goes on after [`Error::TooLarge`].
+    /// As [`Responder::reply`]; the call goes on after [`Error::TooLarge`]. [`Error::Refused`] also instead of waiting while this
+    /// thread has room reserved for another reply.
     pub fn part(&mut self, part: &[u8]) -> Result<()> {
         self.send_part(part, Patience::Endless).map(|_| ())
     }
