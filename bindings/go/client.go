@@ -285,7 +285,7 @@ func (c *Client) Submit(ctx context.Context, request []byte) (*Call, error) {
 func (c *Client) Notify(ctx context.Context, message []byte) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	if c.crowd != nil {
+	if c.crowd != nil && !c.isClosed() {
 		if err := c.hearEnds(ctx); err != nil {
 			return err
 		}
@@ -331,8 +331,8 @@ func (call *Call) Await(ctx context.Context) ([]byte, error) {
 	return c.collect(ctx, call)
 }
 
-// Parts are the parts of a reply as they come, a whole one as the only part. The bytes of one are the loop body's until its end. The error, if there
-// is one, comes last, with no bytes. Who leaves the loop before, and whose context ends, has cancelled the call.
+// Parts are the parts of a reply as they come, a whole one as the only part; those that an Await has taken whose context ended come first, as
+// one. The bytes of one are the loop body's until its end. The error, if there is one, comes last, with no bytes. Who leaves the loop before, and whose context ends, has cancelled the call.
 //
 // Parts of which nobody asks for more wait in memory, up to [Options.CallBytesMax], then in the lane, before the other answers there. So
 // ask for more, or leave the loop.
@@ -341,6 +341,15 @@ func (call *Call) Parts(ctx context.Context) iter.Seq2[[]byte, error] {
 		defer call.Cancel()
 		c := call.client
 		var buffer []byte
+		c.mutex.Lock()
+		var taken []byte
+		if !call.isOver {
+			taken, call.parts = call.parts, nil
+		}
+		c.mutex.Unlock()
+		if len(taken) > 0 && !yield(taken, nil) {
+			return
+		}
 		for {
 			c.mutex.Lock()
 			call.into = buffer

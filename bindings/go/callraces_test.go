@@ -1,0 +1,167 @@
+package pelton
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"testing"
+	"time"
+)
+
+// What calls come to when goroutines, or the two sides, meet at the wrong moment.
+
+// sleeps waits until a goroutine of the client sleeps, for all.
+func sleeps(t *testing.T, client *Client) {
+	t.Helper()
+	for until := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		client.mutex.Lock()
+		isLed := client.leader != nil && client.sleeper.IsArmed()
+		client.mutex.Unlock()
+		if isLed {
+			return
+		}
+		if time.Now().After(until) {
+			t.Fatal("nobody sleeps")
+		}
+	}
+}
+
+func TestWhoAwaitsACallThatIsCancelledIsTold(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	// Which answers nothing.
+	_, client := listening(t, name, nil), connected(t, name, nil)
+	call := must(client.Submit(ctx, nil))
+	awaited := make(chan error, 1)
+	go func() { _, err := call.Await(ctx); awaited <- err }()
+	sleeps(t, client)
+	call.Cancel()
+	if err := <-awaited; !errors.Is(err, ErrRefused) {
+		t.Fatal(err)
+	}
+}
+
+func TestALinkThatAnotherGoroutineFoundCorruptFailsTheCallOfWhoLeads(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service, client := listening(t, name, nil), connected(t, name, &Options{Capacity: 1 << 16})
+	call := must(client.Submit(ctx, nil))
+	// The service takes the lane in, and says that it has released what never was.
+	must(service.Receive(ctx))
+	awaited := make(chan error, 1)
+	go func() { _, err := call.Await(ctx); awaited <- err }()
+	sleeps(t, client)
+	const consumerHead = 128
+	binary.LittleEndian.PutUint64(service.receiver.lanes[0].memory.consumer.bytes[consumerHead:], 77<<32|8)
+	for err := error(nil); err == nil; {
+		if _, err = client.Submit(ctx, make([]byte, 2000)); err != nil && !errors.Is(err, ErrCorrupt) {
+			t.Fatal(err)
+		}
+	}
+	if err := <-awaited; !errors.Is(err, ErrCorrupt) {
+		t.Fatal(err)
+	}
+	client.mutex.Lock()
+	defer client.mutex.Unlock()
+	if len(client.lost) > 0 {
+		t.Fatal("the link is still there")
+	}
+}
+
+// More than one look takes, all of it there before the client sleeps.
+func TestAFullLaneOfRepliesIsReadToItsEnd(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service, client := listening(t, name, nil), connected(t, name, nil)
+	dropped, wanted := must(client.Submit(ctx, nil)), must(client.Submit(ctx, nil))
+	first, second := must(service.Receive(ctx)), must(service.Receive(ctx))
+	dropped.Cancel()
+	for range 100 * looksMost {
+		if err := first.Part(ctx, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := second.Reply([]byte("behind them")); err != nil {
+		t.Fatal(err)
+	}
+	if reply, err := wanted.Await(ctx); err != nil || string(reply) != "behind them" {
+		t.Fatal(err)
+	}
+}
+
+func TestPartsThatWaitAreTakenInNoTimeEach(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service, client := listening(t, name, nil), connected(t, name, nil)
+	call, other := must(client.Submit(ctx, nil)), must(client.Submit(ctx, nil))
+	request, last := must(service.Receive(ctx)), must(service.Receive(ctx))
+	const count = 400_000
+	for n := range count {
+		if err := request.Part(ctx, binary.LittleEndian.AppendUint32(nil, uint32(n))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = request.End()
+	_ = last.Reply(nil)
+	// Which has all of them wait.
+	must(other.Await(ctx))
+	n := 0
+	for part, err := range call.Parts(ctx) {
+		if err != nil || binary.LittleEndian.Uint32(part) != uint32(n) {
+			t.Fatal(n, err)
+		}
+		n++
+	}
+	if n != count {
+		t.Fatal(n)
+	}
+}
+
+func TestPartsThatAnAwaitTookComeAgain(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service, client := listening(t, name, nil), connected(t, name, nil)
+	call := must(client.Submit(ctx, nil))
+	request := must(service.Receive(ctx))
+	if err := request.Part(ctx, []byte("first")); err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := call.Await(ended); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	_ = request.Reply([]byte("second"))
+	var all []byte
+	for part, err := range call.Parts(ctx) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, part...)
+	}
+	if string(all) != "firstsecond" {
+		t.Fatal(string(all))
+	}
+}
+
+func TestARequestForALargerServiceDoesNotWaitForRoomAtASmallerOne(t *testing.T) {
+	name := shortName(t)
+	listening(t, name, &Options{CallBytesMax: 1000})
+	listening(t, name, nil)
+	client := connected(t, name, &Options{Capacity: 1 << 16})
+	allFound(t, client, 2)
+	client.mutex.Lock()
+	for _, link := range client.links {
+		if link.bytesMax == 1000 {
+			continue
+		}
+		for done := true; done; {
+			done = must(link.out.put(header{kind: kindNotify}, make([]byte, 2000)))
+		}
+	}
+	client.leader = client.enter(waiter{what: room, bytes: 2000})
+	sleeps := client.armForRoom()
+	client.takeBack()
+	leader := client.leader
+	client.leader = nil
+	client.leave(leader)
+	client.mutex.Unlock()
+	if !sleeps {
+		t.Fatal("it looks for room again and again where there is some for smaller ones")
+	}
+}
