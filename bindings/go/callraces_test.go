@@ -1,9 +1,12 @@
 package pelton
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 )
@@ -136,6 +139,81 @@ func TestPartsThatAnAwaitTookComeAgain(t *testing.T) {
 	}
 	if string(all) != "firstsecond" {
 		t.Fatal(string(all))
+	}
+}
+
+// By goroutines that the handler does not wait for.
+func TestARequestMayBeAnsweredWhileItsHandlerReturns(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	const count = 5000
+	var workers sync.WaitGroup
+	workers.Add(8 * count * 2)
+	served(t, name, nil, func(request Request) {
+		id := bytes.Clone(request.Bytes())
+		for range 2 {
+			go func() {
+				defer workers.Done()
+				if err := request.Reply(id); err != nil && !errors.Is(err, ErrRefused) {
+					t.Error(err)
+				}
+				_, _, _ = request.Peer(), request.IsCancelled(), request.IsNotification()
+				<-request.Context().Done()
+			}()
+		}
+		runtime.Gosched()
+	})
+	client := connected(t, name, nil)
+	var all sync.WaitGroup
+	for g := range 8 {
+		all.Go(func() {
+			for n := range count {
+				request := payload(g*count+n, 8)
+				reply, err := client.Call(ctx, request)
+				if err != nil && !errors.Is(err, ErrAbandoned) || err == nil && !bytes.Equal(reply, request) {
+					t.Error(reply, request, err)
+					return
+				}
+			}
+		})
+	}
+	if all.Wait(); !t.Failed() {
+		workers.Wait()
+	}
+}
+
+func TestAPartAfterTheLastAnswerIsRefusedAndHarmsNobody(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service, client := listening(t, name, nil), connected(t, name, nil)
+	for range 300 {
+		call := must(client.Submit(ctx, nil))
+		request := must(service.Receive(ctx))
+		over := make(chan error, 1)
+		go func() {
+			for {
+				if err := request.Part(ctx, nil); err != nil {
+					over <- err
+					return
+				}
+			}
+		}()
+		runtime.Gosched()
+		if err := request.Reply(nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := call.Await(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-over; !errors.Is(err, ErrRefused) {
+			t.Fatal(err)
+		}
+	}
+	request := func() Request { must(client.Submit(ctx, nil)); return must(service.Receive(ctx)) }()
+	_ = request.Reply(nil)
+	// The same memory.
+	must(client.Submit(ctx, nil))
+	must(service.Receive(ctx))
+	if <-request.Context().Done(); request.IsCancelled() || request.Peer().PID == 0 {
+		t.Fatal("an answered request has become another one")
 	}
 }
 
