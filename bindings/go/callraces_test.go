@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"math"
 	"runtime"
 	"sync"
 	"testing"
@@ -217,6 +218,21 @@ func TestAPartAfterTheLastAnswerIsRefusedAndHarmsNobody(t *testing.T) {
 	}
 }
 
+func TestADeadlineBeyondAnyClockIsNone(t *testing.T) {
+	name := place(t)
+	served(t, name, nil, func(request Request) {
+		if request.Context().Err() == nil {
+			echo(request)
+		}
+	})
+	client := connected(t, name, nil)
+	ctx, cancel := context.WithTimeout(context.Background(), math.MaxInt64)
+	defer cancel()
+	if _, err := client.Call(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestARequestForALargerServiceDoesNotWaitForRoomAtASmallerOne(t *testing.T) {
 	name := shortName(t)
 	listening(t, name, &Options{CallBytesMax: 1000})
@@ -241,5 +257,21 @@ func TestARequestForALargerServiceDoesNotWaitForRoomAtASmallerOne(t *testing.T) 
 	client.mutex.Unlock()
 	if !sleeps {
 		t.Fatal("it looks for room again and again where there is some for smaller ones")
+	}
+}
+
+func TestPiecesOfAnAnswerThatNobodyAwaitsAreCounted(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service, client := listening(t, name, nil), connected(t, name, &Options{CallBytesMax: 4096})
+	given, awaited := must(client.Submit(ctx, nil)), must(client.Submit(ctx, nil))
+	must(service.Receive(ctx))
+	must(service.Receive(ctx))
+	given.Cancel()
+	out := &service.receiver.lanes[0].caller.out
+	for n := range 5 {
+		_ = must(out.put(header{id: given.id, kind: kindReply, more: true, continued: n > 0}, make([]byte, 1000)))
+	}
+	if _, err := awaited.Await(ctx); !errors.Is(err, ErrCorrupt) {
+		t.Fatal(err)
 	}
 }
