@@ -233,6 +233,27 @@ func TestADeadlineBeyondAnyClockIsNone(t *testing.T) {
 	}
 }
 
+func TestAServiceThatRefusesIsNotAskedAgainAndAgain(t *testing.T) {
+	name, ctx := shortName(t), soon(t)
+	// Which takes no second client.
+	served(t, name, &Options{SendersMax: 1}, echo)
+	connected(t, name, nil)
+	if _, err := ConnectClient(ctx, name, nil); !errors.Is(err, ErrRefused) {
+		t.Fatal(err)
+	}
+	first := listening(t, name, nil)
+	client := connected(t, name, nil)
+	first.Close()
+	short, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if _, err := client.Call(short, nil); !errors.Is(err, ErrRefused) && !errors.Is(err, ErrClosed) {
+		t.Fatal(err)
+	}
+	if _, err := client.Call(short, nil); !errors.Is(err, ErrRefused) {
+		t.Fatal(err)
+	}
+}
+
 func TestARequestForALargerServiceDoesNotWaitForRoomAtASmallerOne(t *testing.T) {
 	name := shortName(t)
 	listening(t, name, &Options{CallBytesMax: 1000})
