@@ -281,6 +281,54 @@ func TestARequestForALargerServiceDoesNotWaitForRoomAtASmallerOne(t *testing.T) 
 	}
 }
 
+func TestAClientWhoseHandShakeEndsAsTheServiceDrainsIsToldSo(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service := listening(t, name, nil)
+	gate := service.receiver.gate
+	var client *Client
+	for client == nil {
+		came := make(chan *Client, 1)
+		go func() { came <- must(ConnectClient(ctx, name, nil)) }()
+		// The hand-shake is to end while this has the lock.
+		for {
+			gate.mutex.Lock()
+			if gate.present > 0 {
+				break
+			}
+			gate.mutex.Unlock()
+			runtime.Gosched()
+		}
+		isLate := len(gate.arrived) > 0
+		if isLate {
+			gate.mutex.Unlock()
+		}
+		client = <-came
+		defer client.Close()
+		if isLate {
+			client.Close()
+			client = nil
+			for gate.mutex.Lock(); gate.present > 0; gate.mutex.Lock() {
+				gate.mutex.Unlock()
+				_, _, _ = tryRequest(service)
+			}
+			gate.mutex.Unlock()
+		}
+	}
+	call := must(client.Submit(ctx, nil))
+	// As who drains says it first.
+	gate.isShut = true
+	gate.mutex.Unlock()
+	service.Drain()
+	over := make(chan error, 1)
+	go func() { _, err := service.Receive(ctx); over <- err }()
+	if _, err := call.Await(ctx); !errors.Is(err, ErrRefused) {
+		t.Fatal("the call was not given back:", err)
+	}
+	if err := <-over; !errors.Is(err, ErrClosed) {
+		t.Fatal(err)
+	}
+}
+
 func TestPiecesOfAnAnswerThatNobodyAwaitsAreCounted(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	service, client := listening(t, name, nil), connected(t, name, &Options{CallBytesMax: 4096})
@@ -293,6 +341,29 @@ func TestPiecesOfAnAnswerThatNobodyAwaitsAreCounted(t *testing.T) {
 		_ = must(out.put(header{id: given.id, kind: kindReply, more: true, continued: n > 0}, make([]byte, 1000)))
 	}
 	if _, err := awaited.Await(ctx); !errors.Is(err, ErrCorrupt) {
+		t.Fatal(err)
+	}
+}
+
+func TestWhatWasToldThatNothingIsTakenIsNotTakenFrom(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service, client := listening(t, name, nil), connected(t, name, nil)
+	busy := connected(t, name, nil)
+	must(busy.Submit(ctx, nil))
+	request := must(service.Receive(ctx))
+	service.Drain()
+	if _, ok, err := tryRequest(service); ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	// This one has been told DRAINED, and has not read it.
+	if err := client.Notify(ctx, []byte("late")); err != nil {
+		t.Fatal(err)
+	}
+	if late, ok, err := tryRequest(service); ok || err != nil {
+		t.Fatal(ok, err, late)
+	}
+	_ = request.Reply(nil)
+	if _, err := service.Receive(ctx); !errors.Is(err, ErrClosed) {
 		t.Fatal(err)
 	}
 }
