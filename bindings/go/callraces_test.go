@@ -367,3 +367,27 @@ func TestWhatWasToldThatNothingIsTakenIsNotTakenFrom(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func TestWhoAsksWithoutAContextHoldsUpNobodyElse(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	served(t, name, nil, echo)
+	client := connected(t, name, nil)
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("there was none, and nothing was said")
+			}
+		}()
+		_, _ = client.Call(nil, nil)
+	}()
+	over := make(chan error, 1)
+	go func() { _, err := client.Call(ctx, nil); over <- err }()
+	select {
+	case err := <-over:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-ctx.Done():
+		panic("the client's lock is held, so that it cannot be closed either")
+	}
+}
