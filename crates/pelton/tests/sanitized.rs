@@ -1,12 +1,20 @@
-//! The threads' channel, for sanitizers: no test harness, of which ThreadSanitizer tells races that are none.
+//! The threads' channel, and calls that a service's loop answers by turns with another thread, for sanitizers: no test harness, of
+//! which ThreadSanitizer tells races that are none.
 //! `verify/run tools` runs it under them. `PELTON_ROUNDS` makes it long.
 //!
 //! ThreadSanitizer does not know what fences do. Between threads of a process with membarrier there is none on the way.
 
-use pelton::Options;
+use pelton::{Client, Options, Request, Responder, Service};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn main() {
     let rounds: u64 = std::env::var("PELTON_ROUNDS").map_or(20_000, |text| text.parse().unwrap());
+    messages(rounds);
+    calls(rounds);
+}
+
+fn messages(rounds: u64) {
     let (mut sender, mut receiver) = Options::new().capacity(4096).threads().unwrap();
     let size = |number: u64| (number * 31 % 700) as usize;
     std::thread::scope(|scope| {
@@ -36,4 +44,72 @@ fn main() {
         assert!(receiver.receive().unwrap_err().is_closed());
     });
     println!("{rounds} messages");
+}
+
+/// Without the lock while nobody has a responder, with it while the other thread has one.
+fn calls(rounds: u64) {
+    let place = tempfile::tempdir().unwrap();
+    let name = format!("unix:{}/calls", place.path().display());
+    let mut service = Service::listen(&name).unwrap();
+    let (given, is_over) = (Mutex::new(None::<(Responder, Vec<u8>)>), AtomicBool::new(false));
+    // Tried, as ThreadSanitizer does not see what a thread waits for inside the standard library.
+    let given = || loop {
+        match given.try_lock() {
+            Ok(given) => return given,
+            Err(_) => std::thread::yield_now(),
+        }
+    };
+    std::thread::scope(|scope| {
+        let answering = scope.spawn(|| {
+            loop {
+                let taken = given().take();
+                match taken {
+                    Some((responder, bytes)) => responder.reply(&bytes).unwrap(),
+                    None if is_over.load(Ordering::Acquire) => return,
+                    None => std::thread::yield_now(),
+                }
+            }
+        });
+        let asking = scope.spawn(|| ask(&name, rounds));
+        for number in 0..rounds {
+            let mut request = service.receive().unwrap();
+            // Seldom, as this lock tells too what the other thread did.
+            if number % 8 == 0 && given().is_none() {
+                let (bytes, responder) = request.into_parts();
+                *given() = Some((responder, bytes));
+            } else if number % 2 == 0 {
+                reply_in_place(&mut request);
+            } else {
+                let bytes = request.to_vec();
+                request.reply(&bytes).unwrap();
+            }
+        }
+        is_over.store(true, Ordering::Release);
+        asking.join().unwrap();
+        // Where it is seen, which the end of the scope is not.
+        answering.join().unwrap();
+    });
+    println!("{rounds} calls");
+}
+
+fn reply_in_place(request: &mut Request<'_>) {
+    let (bytes, responder) = request.split();
+    let mut room = responder.try_reserve(bytes.len()).unwrap().expect("few are in flight");
+    room.copy_from_slice(bytes);
+    room.reply(bytes.len()).unwrap();
+}
+
+/// Each number comes back once.
+fn ask(name: &str, rounds: u64) {
+    let mut client = Client::connect(name).unwrap();
+    let mut sum = 0;
+    for number in 0..rounds + 8 {
+        if number < rounds {
+            client.submit(&number.to_ne_bytes()).unwrap();
+        }
+        if number >= 8 {
+            sum += u64::from_ne_bytes((*client.completion().unwrap()).try_into().unwrap());
+        }
+    }
+    assert_eq!(sum, (0..rounds).sum());
 }
