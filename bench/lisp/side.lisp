@@ -1,6 +1,6 @@
 ;;;; One side of a workload in SBCL: `sbcl --script side.lisp JOB...`, spoken to like any other side.
 ;;;;
-;;;;   append SYSTEM THREADS SIZE STEPS LOOKED-AT PASS...       SYSTEM: pelton-sbcl, sbcl-mutex, sbcl-cas
+;;;;   append SYSTEM THREADS SIZE WORK-NS LOOKED-AT PASS...     SYSTEM: pelton-sbcl, sbcl-mutex, sbcl-cas
 ;;;;   sender NAME WAIT CAPACITY SIZE PASS...
 ;;;;   receiver NAME WAIT CAPACITY SIZE PASS...
 ;;;;
@@ -66,6 +66,15 @@
     (dotimes (i steps value)
       (setf value (ldb (byte 64 0) (+ (ldb (byte 64 0) (* value 6364136223846793005)) 1442695040888963407))))))
 (declaim (notinline work))
+
+(defun steps-of (nanoseconds)
+  "So many steps take so long: by the least of some measurements, since whatever else the processor does makes them longer."
+  (if (zerop nanoseconds)
+      0
+      (let ((steps 100000))
+        (max 1 (floor (* nanoseconds steps)
+                      (loop repeat 20
+                            minimize (let ((start (now-ns))) (work steps) (- (now-ns) start))))))))
 
 ;;; ---- What threads append to
 ;;;
@@ -257,7 +266,7 @@
                            (unless (zerop messages) (error "a buffer has not as many messages as is said")))))
     (unless (= found (* threads count)) (error "~d messages came, wanted ~d" found (* threads count)))))
 
-(defun append-side (system threads size steps looked-at passes)
+(defun append-side (system threads size work-ns looked-at passes &aux (steps (steps-of work-ns)))
   (look-at-all system threads size looked-at)
   (loop for (count alone) in passes
         do (go-on nil)
@@ -327,9 +336,9 @@
                        (list (parse-integer pass :start (if alone 6 0)) alone)))
                    list)))
     (if (string= role "append")
-        (destructuring-bind (system threads size steps looked-at &rest passes) arguments
+        (destructuring-bind (system threads size work-ns looked-at &rest passes) arguments
           (apply #'append-side (intern (string-upcase system) :keyword)
-                 (append (numbers (list threads size steps looked-at)) (list (passes passes)))))
+                 (append (numbers (list threads size work-ns looked-at)) (list (passes passes)))))
         (destructuring-bind (name wait capacity size &rest passes) arguments
           (funcall (if (string= role "sender") #'send-side #'receive-side)
                    name (intern (string-upcase wait) :keyword) (parse-integer capacity) (parse-integer size) (passes passes))))

@@ -26,7 +26,7 @@ use pelton::file::{Buffer, Engine, EngineOptions, Open, Operation, Tail};
 
 use crate::measure::CallCounter;
 use crate::report::{Ratio, median, paired_ratio};
-use crate::systems::compiled;
+use crate::systems::{compiled, erlang::Erlang};
 
 /// Measures pelton's files beside the system's own calls, and the io-uring crate used directly
 ///
@@ -41,6 +41,10 @@ struct Arguments {
     /// Where the files are made, in a directory that is removed at the end
     #[arg(long, value_name = "DIR", default_value = "/tmp")]
     dir: PathBuf,
+
+    /// Erlang: so many messages are in the process's mailbox
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    mailbox: usize,
 
     /// How often each system is measured
     #[arg(long, value_name = "N", default_value_t = 9)]
@@ -63,6 +67,26 @@ enum Part {
     Append,
     /// 1 GiB written and synced by an event loop: the longest of its callbacks, in microseconds of its thread's CPU time, and when it writes itself
     Loop,
+    /// Erlang: 10 MiB written in blocks of 4 KiB and read back by pread, in seconds, with --mailbox messages waiting
+    Erlang,
+    /// Erlang: 4 KiB that the page cache has: nanoseconds a read
+    ErlangCached,
+    /// Erlang: 4 KiB past the page cache: reads a second, 64 in flight of one process (pelton-erlang), or one in each of 64
+    ErlangDirect,
+    /// Erlang: 256 bytes to a thread of Rust and back: nanoseconds a message, 64 in flight, and by gen_tcp with {packet, 4} on a Unix socket
+    ErlangMessages,
+    /// Erlang: a call of 256 bytes to a service in Rust, one at a time, likewise
+    ErlangCall,
+}
+
+impl Part {
+    fn name(self) -> String {
+        self.to_possible_value().expect("none is skipped").get_name().to_owned()
+    }
+
+    fn is_erlang(self) -> bool {
+        self.name().starts_with("erlang")
+    }
 }
 
 /// What a part says of a system in a run.
@@ -91,21 +115,43 @@ pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
 fn measure(arguments: &Arguments) -> Result<()> {
     let place = tempfile::Builder::new().prefix("pelton-bench-file").tempdir_in(&arguments.dir)?;
     let parts = if arguments.parts.is_empty() { Part::value_variants() } else { &arguments.parts };
+    let erlang = parts.iter().any(|part| part.is_erlang()).then(Erlang::new).transpose();
+    let erlang = match erlang {
+        // Nobody asked for it.
+        Err(error) if arguments.parts.is_empty() => {
+            eprintln!("pelton-bench file: Erlang is left out: {error:#}");
+            None
+        }
+        erlang => erlang?,
+    };
     for &part in parts {
+        if part.is_erlang() && erlang.is_none() {
+            continue;
+        }
         let (unit, extra) = match part {
+            Part::Erlang => {
+                ("seconds", BTreeMap::from([("messages in the mailbox".to_owned(), arguments.mailbox as f64)]))
+            }
+            Part::ErlangCached => ("ns a read", BTreeMap::new()),
+            Part::ErlangDirect => ("reads a second", BTreeMap::new()),
+            Part::ErlangMessages | Part::ErlangCall => ("ns there and back", BTreeMap::new()),
             Part::Cached | Part::Loops => ("ns a read", BTreeMap::new()),
             Part::Direct => ("reads a second", BTreeMap::new()),
             Part::Append => ("messages a second", append_calls(place.path())?),
             Part::Loop => ("us of CPU in the longest callback", BTreeMap::new()),
         };
         let mut report = Report { part, unit, runs: Vec::new(), extra };
-        for _ in 0..arguments.runs {
+        for run in 0..arguments.runs {
             report.runs.push(match part {
                 Part::Cached => cached(place.path(), &["pread", "pelton", "pelton-submit"])?,
                 Part::Loops => cached(place.path(), &["pelton-submit", "libuv-fs", "tokio-fs"])?,
                 Part::Direct => direct(place.path())?,
                 Part::Append => append(place.path())?,
                 Part::Loop => event_loop(place.path())?,
+                _ => {
+                    let erlang = erlang.as_ref().context("it was made above")?;
+                    erlang.run(&part.name(), place.path(), arguments.mailbox, run)?
+                }
             });
         }
         report.write(arguments.json)?;
@@ -119,7 +165,7 @@ impl Report {
     }
 
     fn write(&self, json: bool) -> Result<()> {
-        let name = self.part.to_possible_value().context("each part has a name")?.get_name().to_owned();
+        let name = self.part.name();
         let systems: Vec<&str> = self.runs[0].keys().copied().collect();
         let middle = |system: &str| median(self.of(system).into_iter().flatten().collect()).unwrap_or(f64::NAN);
         let pelton = systems.iter().filter(|system| system.starts_with("pelton"));
@@ -140,7 +186,10 @@ impl Report {
         }
         writeln!(out, "{name}: {} (median of {})", self.unit, self.runs.len())?;
         for system in &systems {
-            writeln!(out, "    {system:18} {:12.1}", middle(system))?;
+            let figure = middle(system);
+            // Seconds are few.
+            let decimals = if figure < 100.0 { 4 } else { 1 };
+            writeln!(out, "    {system:22} {figure:12.decimals$}")?;
         }
         for (what, value) in &self.extra {
             writeln!(out, "    {what}: {value:.4}")?;

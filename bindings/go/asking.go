@@ -252,7 +252,11 @@ func (c *Client) next(ctx context.Context, call *Call) (answer, error) {
 	}
 	call.into = nil
 	found := call.answers[0]
-	call.answers = slices.Delete(call.answers, 0, 1)
+	if call.answers[0] = (answer{}); len(call.answers) > 1 {
+		call.answers = call.answers[1:]
+	} else {
+		call.answers = call.answers[:0]
+	}
 	c.takeAside(found)
 	if found.kind != kindPart {
 		call.isOver = true
@@ -317,7 +321,9 @@ func (c *Client) giveUp(call *Call) {
 		c.takeAside(found)
 	}
 	call.answers, call.isOver = nil, true
-	if call.waiter != nil {
+	if call.waiter != nil && call.waiter == c.leader {
+		c.rouse()
+	} else if call.waiter != nil {
 		call.waiter.rouse()
 	}
 	place := c.placeOf(call.id)
@@ -334,6 +340,10 @@ func (c *Client) giveUp(call *Call) {
 	}
 	place.state, place.call = placeGivenUp, nil
 	link := place.link
+	if link.isStuck {
+		// Perhaps at a part of this one.
+		c.rouse()
+	}
 	h := header{id: call.id, kind: kindCancel}
 	written, err := link.write(h, nil)
 	switch {

@@ -313,7 +313,7 @@ func FuzzAClientOfAHostileService(f *testing.F) {
 		}
 		var hostile *caller
 		for range calls {
-			hostile = must(service.Receive(ctx)).asked.caller
+			hostile = must(service.Receive(ctx)).caller
 		}
 		for _, record := range records(input) {
 			if room, ok, err := hostile.out.lane.TryReserve(uint64(len(record)), 0); err == nil && ok {

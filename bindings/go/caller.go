@@ -29,7 +29,7 @@ type caller struct {
 	mutex sync.Mutex
 	out   outbox
 	isGone,
-	// It has been told that nothing more is taken.
+	// It has been told that nothing more is taken: by whoever looks for requests, who alone may ask without the lock.
 	isDrained,
 	// A goroutine writes what waits.
 	isFlushed bool
@@ -78,8 +78,12 @@ func (c *caller) cancel(id uint64) {
 	c.endContext(id)
 }
 
+func (c *caller) isOpen(id uint64) bool {
+	return c.calls[slotOf(id)].Load()>>32 == uint64(generationOf(id))
+}
+
 func (c *caller) isCancelled(id uint64) bool {
-	return c.link.isGone.Load() || c.calls[slotOf(id)].Load()&callCancelled != 0
+	return c.link.isGone.Load() || c.calls[slotOf(id)].Load() == uint64(generationOf(id))<<32|callTaken|callCancelled
 }
 
 func (c *caller) contextOf(id, deadline uint64) context.Context {
@@ -99,7 +103,7 @@ func (c *caller) contextOf(id, deadline uint64) context.Context {
 	}
 	c.contexts[id] = of
 	// Who cancels after this finds it.
-	if c.isCancelled(id) || c.calls[slotOf(id)].Load()>>32 != uint64(generationOf(id)) {
+	if c.isCancelled(id) || !c.isOpen(id) {
 		c.endContext(id)
 	}
 	return of.context
@@ -261,6 +265,11 @@ func (c *caller) sendPart(ctx context.Context, h header, payload []byte) error {
 	if c.isGone || c.link.isGone.Load() {
 		c.mutex.Unlock()
 		return gone()
+	}
+	// Behind the last answer, a part would be of no call.
+	if !c.isOpen(h.id) {
+		c.mutex.Unlock()
+		return answered()
 	}
 	written, err := c.tryWrite(h, payload)
 	if err != nil || written {

@@ -248,6 +248,8 @@ func (c *Client) Call(ctx context.Context, request []byte) ([]byte, error) {
 // With a buffer that is large enough it allocates nothing, unless it sleeps.
 func (c *Client) CallInto(ctx context.Context, request, buffer []byte) ([]byte, error) {
 	c.mutex.Lock()
+	// Also of who recovers from asking without a context.
+	defer c.mutex.Unlock()
 	call := c.newCall()
 	call.into = buffer
 	err := c.ask(ctx, call, request)
@@ -259,7 +261,6 @@ func (c *Client) CallInto(ctx context.Context, request, buffer []byte) ([]byte, 
 	}
 	*call = Call{answers: call.answers[:0]}
 	c.spare = append(c.spare, call)
-	c.mutex.Unlock()
 	return reply, err
 }
 
@@ -285,7 +286,7 @@ func (c *Client) Submit(ctx context.Context, request []byte) (*Call, error) {
 func (c *Client) Notify(ctx context.Context, message []byte) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	if c.crowd != nil {
+	if c.crowd != nil && !c.isClosed() {
 		if err := c.hearEnds(ctx); err != nil {
 			return err
 		}
@@ -331,8 +332,9 @@ func (call *Call) Await(ctx context.Context) ([]byte, error) {
 	return c.collect(ctx, call)
 }
 
-// Parts are the parts of a reply as they come, a whole one as the only part. The bytes of one are the loop body's until its end. The error, if there
-// is one, comes last, with no bytes. Who leaves the loop before, and whose context ends, has cancelled the call.
+// Parts are the parts of a reply as they come, a whole one as the only part; those that an Await has taken whose context ended come first, as
+// one. The bytes of one are the loop body's until its end. The error, if there is one, comes last, with no bytes. Who leaves the loop before,
+// and whose context ends, has cancelled the call.
 //
 // Parts of which nobody asks for more wait in memory, up to [Options.CallBytesMax], then in the lane, before the other answers there. So
 // ask for more, or leave the loop.
@@ -341,6 +343,15 @@ func (call *Call) Parts(ctx context.Context) iter.Seq2[[]byte, error] {
 		defer call.Cancel()
 		c := call.client
 		var buffer []byte
+		c.mutex.Lock()
+		var taken []byte
+		if !call.isOver {
+			taken, call.parts = call.parts, nil
+		}
+		c.mutex.Unlock()
+		if len(taken) > 0 && !yield(taken, nil) {
+			return
+		}
 		for {
 			c.mutex.Lock()
 			call.into = buffer
@@ -361,8 +372,8 @@ func (call *Call) Parts(ctx context.Context) iter.Seq2[[]byte, error] {
 	}
 }
 
-// Cancel gives the call up: none of its answers is received any more. The service is told, and may leave its work. It does not wait. A call that is
-// over is none to be cancelled.
+// Cancel gives the call up: none of its answers is received any more, and who awaits one has [ErrRefused]. The service is told, and may leave
+// its work. It does not wait. A call that is over is none to be cancelled.
 func (call *Call) Cancel() {
 	c := call.client
 	c.mutex.Lock()

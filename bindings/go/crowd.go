@@ -30,23 +30,39 @@ type crowd struct {
 	// Where hand-shakes are under way.
 	arriving map[string]bool
 	arrived  []*clientLink
-	// Those that said nothing, and until when they are passed over.
-	silent      map[string]time.Time
+	// Those that said nothing, refused, or went.
+	passed      map[string]passedOver
 	submissions int
 	// When the directory was looked at last.
 	looked time.Time
 	// Looked for again, while something waits for room.
 	again *time.Timer
-	// Why the last one that was reached came to nothing, if that was not that it went.
+	// Why the last one could not be reached, if that was not that it went.
 	why error
-	// Those that went while they were greeted.
+	// How many went while they were greeted.
 	hungUp int
 	// Told of each hand-shake's end.
 	changed chan struct{}
 }
 
+// passedOver is a service that is not greeted again before that time, for that reason.
+type passedOver struct {
+	until time.Time
+	why   error
+}
+
 func newCrowd() *crowd {
-	return &crowd{arriving: map[string]bool{}, silent: map[string]time.Time{}, changed: make(chan struct{}, 1)}
+	return &crowd{arriving: map[string]bool{}, passed: map[string]passedOver{}, changed: make(chan struct{}, 1)}
+}
+
+// takeWhy is what those said who do not want this client, or why they could not be reached; nil if nobody is there.
+func (of *crowd) takeWhy() error {
+	why := of.why
+	of.why = nil
+	for _, passed := range of.passed {
+		why = passed.why
+	}
+	return why
 }
 
 func (c *Client) nobody() error {
@@ -57,9 +73,9 @@ func (c *Client) nobody() error {
 func (c *Client) lookAround(most int) error {
 	of, now := c.crowd, time.Now()
 	of.looked = now
-	for path, until := range of.silent {
-		if now.After(until) {
-			delete(of.silent, path)
+	for path, passed := range of.passed {
+		if now.After(passed.until) {
+			delete(of.passed, path)
 		}
 	}
 	paths, err := c.name.sockets()
@@ -77,9 +93,9 @@ func (c *Client) lookAround(most int) error {
 			break
 		}
 		isKnown := func(link *clientLink) bool { return link.path == path && link.isOpen() }
-		_, isSilent := of.silent[path]
+		_, isPassed := of.passed[path]
 		// Who drains listens no more: in another pid namespace a process of the same number may.
-		if isSilent || of.arriving[path] || slices.ContainsFunc(c.links, isKnown) || slices.ContainsFunc(of.arrived, isKnown) {
+		if isPassed || of.arriving[path] || slices.ContainsFunc(c.links, isKnown) || slices.ContainsFunc(of.arrived, isKnown) {
 			continue
 		}
 		fd, err := connectTo(path)
@@ -118,14 +134,15 @@ func (c *Client) greet(fd int, path string) {
 		of.arrived = append(of.arrived, link)
 		of.why = nil
 	case errors.Is(err, ErrHungUp):
-		// Who went, went: another look finds whoever is there now.
+		// Who went, went: another look, not at once, finds whoever is there now.
 		of.hungUp++
+		of.passed[path] = passedOver{time.Now().Add(retry), err}
 	case errors.Is(err, context.DeadlineExceeded):
 		// It may live, but it does not serve.
-		of.why = failure(ErrAgain, "timed out while greeting the service at %s, which does not answer", path)
-		of.silent[path] = time.Now().Add(patience)
+		why := failure(ErrAgain, "timed out while greeting the service at %s, which does not answer", path)
+		of.passed[path] = passedOver{time.Now().Add(patience), why}
 	default:
-		of.why = err
+		of.passed[path] = passedOver{time.Now().Add(lookAgain), err}
 	}
 	c.rouse()
 	c.mutex.Unlock()
@@ -192,9 +209,7 @@ func (c *Client) findSomebody() (bool, error) {
 	if len(c.crowd.arriving) > 0 {
 		return false, nil
 	}
-	// What those said who do not want this client.
-	if why := c.crowd.why; why != nil {
-		c.crowd.why = nil
+	if why := c.crowd.takeWhy(); why != nil {
 		return false, why
 	}
 	return false, c.nobody()
@@ -207,8 +222,8 @@ func (c *Client) findFirst(ctx context.Context) error {
 		limited, cancel = context.WithTimeout(ctx, patience)
 	}
 	defer cancel()
-	for hungUp := 0; ; {
-		pause, err := c.findOneMore(&hungUp)
+	for {
+		pause, err := c.findOneMore()
 		if pause == 0 {
 			return err
 		}
@@ -225,7 +240,7 @@ func (c *Client) findFirst(ctx context.Context) error {
 }
 
 // findOneMore answers how long to wait before the next time; 0: there is a link, or an error.
-func (c *Client) findOneMore(hungUp *int) (time.Duration, error) {
+func (c *Client) findOneMore() (time.Duration, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	of := c.crowd
@@ -241,16 +256,10 @@ func (c *Client) findOneMore(hungUp *int) (time.Duration, error) {
 	if len(of.arriving) > 0 {
 		return lookAgain, nil
 	}
-	// Its successor is here, or another, or nobody is.
-	hasHungUp := of.hungUp > *hungUp
-	if *hungUp = of.hungUp; hasHungUp && (*hungUp < hangUpsMax || c.options.Await) {
+	switch why := of.takeWhy(); {
+	case errors.Is(why, ErrHungUp) && (of.hungUp < hangUpsMax || c.options.Await):
+		// Its successor will be here, or another, or nobody is.
 		return retry, nil
-	}
-	why := of.why
-	of.why = nil
-	switch {
-	case hasHungUp:
-		return 0, errHungUp()
 	case why != nil && !(c.options.Await && errors.Is(why, ErrAgain)):
 		return 0, why
 	case c.options.Await:

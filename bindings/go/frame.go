@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -133,6 +134,8 @@ func readRecord(of *lane.Consumer, record lane.Record, byClient bool) (h header,
 type assembly struct {
 	header header
 	bytes  []byte
+	// How many have come, also of what is not kept.
+	count int
 }
 
 // add takes a piece in; a rule that it breaks is named, else "".
@@ -141,9 +144,10 @@ func (a *assembly) add(h header, payload []byte, most int, isKept bool) string {
 	if h.continued && (!hasBegun || a.header.id != h.id || a.header.kind != h.kind) || !h.continued && hasBegun {
 		return "piece"
 	}
-	if len(payload) > most-len(a.bytes) {
+	if len(payload) > most-a.count {
 		return "size"
 	}
+	a.count += len(payload)
 	if !hasBegun {
 		a.header = h
 	}
@@ -227,7 +231,7 @@ func (o *outbox) flush() (bool, error) {
 		}
 		finished, err := o.writeOn(&o.queue[done])
 		if !finished || err != nil {
-			o.queue = o.queue[:copy(o.queue, o.queue[done:])]
+			o.queue = slices.Delete(o.queue, 0, done)
 			return false, err
 		}
 		if part := o.queue[done].part; part != nil {
@@ -302,6 +306,9 @@ func checkSize(bytes int, most uint64) error {
 	return nil
 }
 
+// Nanoseconds: 146 years, so that nothing that is added to it overflows.
+const clockMost = 1 << 62
+
 // A moment by both of its names: what deadlines say between processes, without asking the clock.
 var (
 	clockTime = time.Now()
@@ -312,14 +319,18 @@ var (
 	}()
 )
 
-// nsOf is never 0, which is no deadline.
+// nsOf is 0, which is no deadline, for one further away than a clock can say.
 func nsOf(deadline time.Time) uint64 {
-	return uint64(max(int64(clockNS)+int64(deadline.Sub(clockTime)), 1))
+	left := int64(deadline.Sub(clockTime))
+	if left > clockMost {
+		return 0
+	}
+	return uint64(max(int64(clockNS)+left, 1))
 }
 
 // timeOf is false for none, and for one further away than a clock can say.
 func timeOf(ns uint64) (time.Time, bool) {
-	if ns == 0 || ns > 1<<62 {
+	if ns == 0 || ns > clockMost {
 		return time.Time{}, false
 	}
 	return clockTime.Add(time.Duration(ns) - time.Duration(clockNS)), true

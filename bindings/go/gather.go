@@ -117,16 +117,9 @@ func (g *gate) visit(r *Receiver, fd int) {
 	g.mutex.Lock()
 	g.number++
 	in.number = max(g.number, 1)
-	isShut := g.isShut
-	if !isShut {
-		g.arrived = append(g.arrived, in)
-		g.isStirred.Store(true)
-	}
+	g.arrived = append(g.arrived, in)
+	g.isStirred.Store(true)
 	g.mutex.Unlock()
-	if isShut {
-		in.close()
-		return
-	}
 	r.bell.kick()
 }
 
@@ -211,12 +204,13 @@ func (g *gate) admit(r *Receiver) {
 	g.arrived = nil
 }
 
-// shut ends it: who has arrived is taken in, to be told, and nobody comes any more.
+// shut ends it: nobody comes any more. Whose hand-shake is over, also if it is so only while this gives it up, is taken in, to be told: it
+// may have asked already.
 func (g *gate) shut(r *Receiver) {
 	_ = g.listener.Close()
 	g.mutex.Lock()
 	g.isShut = true
 	g.mutex.Unlock()
-	g.admit(r)
 	g.done.Wait()
+	g.admit(r)
 }

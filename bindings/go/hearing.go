@@ -230,6 +230,8 @@ func (c *Client) lose(link *clientLink, loss Code, why error) {
 	if c.lost = append(c.lost, link); c.leader == nil {
 		c.bury()
 	}
+	// Who leads has it to close, perhaps its own call was lost, and others are to be submitted again.
+	c.rouse()
 	if c.crowd == nil {
 		if loss == lossReturned {
 			loss = ErrClosed

@@ -473,9 +473,9 @@ func (r *Receiver) lookAt(in *inLane) (bool, error) {
 	return false, ended(code, r.unreleased())
 }
 
-// isStalled says whether nothing is taken of a client now that is there: it does not read its replies.
+// isStalled says whether nothing is taken of a client now that is there: it does not read its replies, or was told that this is so.
 func (in *inLane) isStalled() bool {
-	return in.caller != nil && in.caller.isStalled.Load() && !in.link.isGone.Load()
+	return in.caller != nil && (in.caller.isStalled.Load() || in.caller.isDrained) && !in.link.isGone.Load()
 }
 
 // receiveFiles takes in what came with the message at the cursor. What was lost is said once: see takeFiles.

@@ -24,8 +24,8 @@ type Service struct {
 	mustDrain atomic.Bool
 	// Clients have been told to ask elsewhere.
 	isDraining bool
-	// Found by a look, for the call to take.
-	found *asked
+	// Found by a look, for the call to take; none if nothing is asked.
+	found Request
 	// Clients that broke the rules, and were sent away.
 	corrupt atomic.Uint64
 	// Requests of nobody's any more, to be used again.
@@ -97,12 +97,12 @@ func (s *Service) Receive(ctx context.Context) (Request, error) {
 		return Request{}, err
 	}
 	found := s.found
-	s.found = nil
-	return Request{found, found.use.Load()}, nil
+	s.found = Request{}
+	return found, nil
 }
 
 func (s *Service) look() (bool, error) {
-	if s.found != nil {
+	if s.found.asked != nil {
 		return true, nil
 	}
 	r := s.receiver
@@ -124,7 +124,7 @@ func (s *Service) look() (bool, error) {
 			r.nextTurn()
 			continue
 		}
-		if s.found != nil {
+		if s.found.asked != nil {
 			return true, nil
 		}
 	}
@@ -162,15 +162,15 @@ func (s *Service) sort(in *inLane, record lane.Record) string {
 		c.assembly.drop(isPiece)
 		_ = c.sendLast(header{id: h.id, kind: kindReturned}, nil)
 	default:
-		s.found = s.newAsked()
-		s.found.caller, s.found.id, s.found.deadline = c, h.id, h.deadline
+		asked, deadline := s.newAsked(), h.deadline
 		if isPiece {
 			var first header
-			first, s.found.bytes = c.assembly.take()
-			s.found.deadline = first.deadline
+			first, asked.bytes = c.assembly.take()
+			deadline = first.deadline
 		} else {
-			s.found.bytes = append(s.found.bytes[:0], payload...)
+			asked.bytes = append(asked.bytes[:0], payload...)
 		}
+		s.found = Request{asked: asked, use: asked.use.Load(), caller: c, id: h.id, deadline: deadline}
 	}
 	if record.Descriptors > 0 {
 		files, _ := in.takeFiles()
@@ -301,7 +301,7 @@ func (v *serving) take() {
 			v.ended <- err
 			return
 		}
-		request.asked.isServed = true
+		request.isServed = true
 		v.free <- struct{}{}
 		if v.slow.Load() > 0 {
 			v.slow.Add(-1)
@@ -369,7 +369,7 @@ func (r Request) handle(handler func(request Request)) {
 		if r.isOpen() {
 			_ = r.Abandon()
 		}
-		r.asked.putBack()
+		r.putBack()
 	}()
 	handler(r)
 }
@@ -402,18 +402,19 @@ type Request struct {
 	asked *asked
 	// Which use of what is asked: the next request has another.
 	use uint64
+	// Here and not there, as who has a copy may use it at any time.
+	caller   *caller
+	id       uint64
+	deadline uint64
+	// Serve has what is asked until the handler returns.
+	isServed bool
 }
 
 // asked is a request's own, used again for another when it is answered.
 type asked struct {
-	caller   *caller
-	id       uint64
-	deadline uint64
-	bytes    []byte
+	bytes []byte
 	// Odd while it waits for its answer.
 	use atomic.Uint64
-	// Serve has it until the handler returns.
-	isServed bool
 }
 
 // Of a request's memory, what is kept for the next one.
@@ -432,12 +433,11 @@ func (s *Service) newAsked() *asked {
 	return a
 }
 
-func (a *asked) putBack() {
-	s := a.caller.service
+func (r Request) putBack() {
+	s, a := r.caller.service, r.asked
 	if cap(a.bytes) > keptBytes {
 		a.bytes = nil
 	}
-	a.caller, a.isServed = nil, false
 	a.use.Add(1)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -455,17 +455,17 @@ func (r Request) isOpen() bool { return r.asked != nil && r.asked.use.Load() == 
 func (r Request) Bytes() []byte { return r.asked.bytes }
 
 // IsNotification says whether the client does not await an answer. To let go of it is to Abandon it, which a handler need not do.
-func (r Request) IsNotification() bool { return r.asked.id == 0 }
+func (r Request) IsNotification() bool { return r.id == 0 }
 
 // Peer is who asked.
-func (r Request) Peer() Peer { return r.asked.caller.peer }
+func (r Request) Peer() Peer { return r.caller.peer }
 
 // Deadline is when the client will not await the answer any more; false if it has not said so. Nothing is dropped because of it.
-func (r Request) Deadline() (time.Time, bool) { return timeOf(r.asked.deadline) }
+func (r Request) Deadline() (time.Time, bool) { return timeOf(r.deadline) }
 
 // IsCancelled says whether nobody awaits the answer any more: the client has cancelled the call, or is gone. Answer all the same.
 func (r Request) IsCancelled() bool {
-	return !r.IsNotification() && r.asked.caller.isCancelled(r.asked.id)
+	return !r.IsNotification() && r.caller.isCancelled(r.id)
 }
 
 // Context ends with the request's deadline, when the client cancels the call or goes, and when the request is answered. What the client says is
@@ -474,7 +474,7 @@ func (r Request) Context() context.Context {
 	if r.IsNotification() {
 		return context.Background()
 	}
-	return r.asked.caller.contextOf(r.asked.id, r.asked.deadline)
+	return r.caller.contextOf(r.id, r.deadline)
 }
 
 // Reply answers; after parts, this is the last of them. It does not wait: what the client has no room for is kept until it has.
@@ -498,12 +498,12 @@ func (r Request) last(h header, payload []byte) error {
 	if !r.isOpen() {
 		return answered()
 	}
-	c := r.asked.caller
-	isNotification := r.asked.id == 0
+	c := r.caller
+	isNotification := r.id == 0
 	if err := checkSize(len(payload), c.bytesMax); err != nil {
 		return err
 	}
-	h.id = r.asked.id
+	h.id = r.id
 	if isNotification && h.kind != kindAbandoned || !r.asked.use.CompareAndSwap(r.use, r.use+1) {
 		return answered()
 	}
@@ -511,8 +511,8 @@ func (r Request) last(h header, payload []byte) error {
 	if !isNotification {
 		err = c.sendLast(h, payload)
 	}
-	if !r.asked.isServed {
-		r.asked.putBack()
+	if !r.isServed {
+		r.putBack()
 	}
 	return err
 }
@@ -525,9 +525,9 @@ func (r Request) Part(ctx context.Context, part []byte) error {
 	if !r.isOpen() || r.IsNotification() {
 		return answered()
 	}
-	c := r.asked.caller
+	c := r.caller
 	if err := checkSize(len(part), c.bytesMax); err != nil {
 		return err
 	}
-	return c.sendPart(ctx, header{id: r.asked.id, kind: kindPart}, part)
+	return c.sendPart(ctx, header{id: r.id, kind: kindPart}, part)
 }

@@ -125,8 +125,8 @@ func replayClient(t *testing.T, service *Service, client, other *Client, records
 	for _, wanted := range messages {
 		request := must(service.Receive(ctx))
 		if !areSevens(request.Bytes()) || len(request.Bytes()) != wanted.Bytes || request.IsNotification() != (wanted.Kind == "NOTIFY") ||
-			request.asked.id != numberOf(wanted.ID) {
-			t.Fatalf("%+v, wanted %+v", request.asked, wanted)
+			request.id != numberOf(wanted.ID) {
+			t.Fatalf("%+v, wanted %+v", request, wanted)
 		}
 	}
 	for {

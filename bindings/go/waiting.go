@@ -58,6 +58,7 @@ func (c *Client) wait(ctx context.Context, want waiter) error {
 			err := await(ctx, c, c.bell, &c.spin, &c.guard)
 			c.mutex.Lock()
 			c.leader = nil
+			c.bury()
 			if c.isClosed() {
 				return c.endWith(closedHandle())
 			}
@@ -251,29 +252,24 @@ func (c *Client) arm() (bool, error) {
 	c.sleeper.Arm(c.areServicesFencing, membarrier)
 	c.pump(c.leader)
 	there, err := c.check(c.leader)
-	if there = there || err != nil || !c.armForRoom(); there {
+	if there = there || err != nil || c.hasMore() || !c.armForRoom(); there {
 		c.takeBack()
 		return false, err
 	}
 	return true, nil
 }
 
+// hasMore says whether more has come than one look takes: nobody rings for what was there before the sleep was announced.
+func (c *Client) hasMore() bool {
+	return slices.ContainsFunc(c.links, func(link *clientLink) bool { return !link.isStuck && link.in.consumer.Stirs() })
+}
+
 // armForRoom has services ring when there is room for what waits. False: there is some.
 func (c *Client) armForRoom() bool {
-	wanted := -1
-	ask := func(w *waiter) {
-		if w.what == room || w.what == roomForCall && c.hasPlace() {
-			wanted = max(wanted, w.bytes)
-		}
-	}
-	ask(c.leader)
-	for _, w := range c.rooms {
-		ask(w)
-	}
 	for _, link := range c.links {
 		bytes := link.out.wanted()
-		if bytes == 0 && wanted >= 0 && link.isOpen() {
-			bytes = uint64(headerSize + wanted)
+		if bytes == 0 {
+			bytes = c.wantedOf(link)
 		}
 		if bytes == 0 || link.hasLeft {
 			continue
@@ -291,6 +287,20 @@ func (c *Client) armForRoom() bool {
 		link.isAwaited = true
 	}
 	return true
+}
+
+// wantedOf is the largest record that anybody waits for room for and that this service takes: for another's, room here is of no use.
+func (c *Client) wantedOf(link *clientLink) (bytes uint64) {
+	ask := func(w *waiter) {
+		if (w.what == room || w.what == roomForCall && c.hasPlace()) && link.takes(w.bytes) {
+			bytes = max(bytes, uint64(headerSize+w.bytes))
+		}
+	}
+	ask(c.leader)
+	for _, w := range c.rooms {
+		ask(w)
+	}
+	return bytes
 }
 
 func (c *Client) disarm() {

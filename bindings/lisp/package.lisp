@@ -21,7 +21,7 @@
    #:receive #:try-receive #:receive-into #:with-received #:do-messages #:do-received
    ;; appending and flushing
    #:appenders #:open-appenders #:with-appenders #:append-message #:append-sap #:flush
-   #:record-file #:runs #:runs-count #:do-runs #:do-records #:map-record-file
+   #:record-file #:runs #:do-runs #:do-records #:map-record-file
    #:flushing #:open-flush #:with-flush #:run-flush
    ;; calls
    #:client #:open-client #:with-client #:call #:with-call #:submit #:await #:cancel #:notify

@@ -1,10 +1,12 @@
 //! The systems under measurement. Each is a file that implements [`System`]; the workloads know nothing else of it. Two are not: limits.c
-//! brings all of its own, a side in C its loops, and one in Lisp all but the measuring. Those that threads append to are in [`append`].
+//! brings all of its own, a side in C its loops, one in Lisp all but the measuring, and Erlang its files. Those that threads append to are in
+//! [`append`].
 
 pub mod append;
 pub mod c;
 pub mod call;
 pub mod compiled;
+pub mod erlang;
 mod framed;
 pub mod limits;
 pub mod lisp;

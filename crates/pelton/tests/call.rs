@@ -1020,6 +1020,23 @@ fn two_threads_with_room_for_two_clients_answer_each_others() {
 }
 
 #[test]
+fn who_has_room_for_one_reply_does_not_wait_for_room_for_another() {
+    let (place, other) = (Place::new("room for one reply"), Place::new("no room for another"));
+    let (_first, _client, mut ours, _) = asked(&place, 1);
+    let (_second, mut another, mut theirs, ids) = asked(&other, 1);
+    let (mut reserved, mut streams) = (ours.pop().unwrap(), theirs.pop().unwrap());
+    let room = reserved.try_reserve(4).unwrap().unwrap();
+    // What need not wait is taken.
+    while streams.try_part(&[0; 9000]).unwrap() == Sent::Sent {}
+    let soon = Instant::now() + Duration::from_millis(1);
+    assert!(matches!(streams.part_until(&[0; 9000], soon), Err(Error::Refused(_))));
+    room.reply(4).unwrap();
+    assert_eq!(streams.part_until(&[0; 9000], soon).unwrap(), Sent::TimedOut);
+    streams.reply(b"").unwrap();
+    while another.completion_of_until(ids[0], deadline()).unwrap().unwrap().outcome() != Outcome::Reply {}
+}
+
+#[test]
 fn a_call_is_answered_once() {
     let place = Place::new("a call is answered once");
     let name = place.name();

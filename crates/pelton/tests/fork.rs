@@ -9,7 +9,7 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use support::{Place, deadline};
+use support::{Place, deadline, this_thread, wait_until_thread_polls};
 
 fn main() {
     type Case<F> = (&'static str, F);
@@ -24,7 +24,7 @@ fn main() {
         ("a_death_is_told_though_a_child_lives_on", a_death_is_told_though_a_child_lives_on),
         ("a_child_of_who_has_room_for_a_reply_answers_calls_of_its_own", a_child_answers_calls_of_its_own),
     ];
-    let fork_cases: [Case<fn()>; 7] = [
+    let fork_cases: [Case<fn()>; 8] = [
         ("inherited_descriptors_are_closed_in_a_child", inherited_descriptors_are_closed),
         ("exec_leaves_no_descriptor", exec_leaves_no_descriptor),
         ("a_listener_does_not_stay_alive_in_a_child", a_listener_does_not_stay_alive_in_a_child),
@@ -32,6 +32,7 @@ fn main() {
         ("forking_beside_threads_that_share_senders_does_not_hang", forking_beside_threads_that_share_senders),
         ("forking_beside_threads_that_append_flushes_nothing_twice", forking_beside_threads_that_append),
         ("an_inherited_flush_writes_and_releases_nothing", an_inherited_flush_writes_nothing),
+        ("a_child_that_drops_room_for_a_reply_writes_nowhere", room_dropped_by_a_child_writes_nowhere),
     ];
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
     let (mut passed, mut failed) = (0, 0);
@@ -362,6 +363,51 @@ fn a_child_answers_calls_of_its_own(how: How) {
     .wait();
     room.reply(3).unwrap();
     assert_eq!(client.completion_until(deadline()).unwrap().expect("it was answered").len(), 3);
+}
+
+/// A thread waits for room meanwhile, whom whoever finds some tells by a bell, which is closed in a child.
+fn room_dropped_by_a_child_writes_nowhere() {
+    let place = Place::new("room_dropped_by_a_child_writes_nowhere");
+    let name = place.name();
+    let mut service = Options::new().capacity(65536).listen_service(&name).unwrap();
+    let asking = std::thread::spawn(move || {
+        let mut client = Options::new().capacity(65536).connect_client(&name).unwrap();
+        client.submit(b"one").unwrap();
+        client.submit(b"two").unwrap();
+        client
+    });
+    let mut next = || service.receive_until(deadline()).unwrap().expect("it was asked").into_responder();
+    let (mut streams, mut reserved) = (next(), next());
+    let mut client = asking.join().unwrap();
+    let mut parts = 0;
+    while streams.try_part(&[0; 9000]).unwrap() == Sent::Sent {
+        parts += 1;
+    }
+    std::thread::scope(|scope| {
+        let (tell, told) = std::sync::mpsc::channel();
+        let waiting = scope.spawn(move || {
+            tell.send(this_thread()).unwrap();
+            (streams.part_until(&[0; 20000], deadline()).unwrap(), streams)
+        });
+        wait_until_thread_polls(told.recv().unwrap());
+        // Too little for what is waited for.
+        assert_eq!(client.completion_until(deadline()).unwrap().expect("it was sent").len(), 9000);
+        let mut room = Some(reserved.try_reserve(5000).unwrap().expect("a part was read"));
+        Forked::new(How::Fork, || {
+            // They take the numbers that the inherited descriptors had.
+            let files: Vec<std::fs::File> = (0..64).map(|_| tempfile::tempfile().unwrap()).collect();
+            drop(room.take());
+            for file in &files {
+                assert_eq!(file.metadata().unwrap().len(), 0, "what was meant for a bell is in a file");
+            }
+        })
+        .wait();
+        drop(room.take());
+        for _ in 0..parts {
+            assert!(client.completion_until(deadline()).unwrap().is_some());
+        }
+        assert_eq!(waiting.join().unwrap().0, Sent::Sent);
+    });
 }
 
 fn dropping_closes_nothing(how: How) {

@@ -59,6 +59,12 @@ impl Nginx<'_> {
             let text = if name.starts_with("resty") { text.to_string() } else { fill(text) };
             fs::write(job.directory.join(name), text).with_context(|| format!("writing {name}"))?;
         }
+        // The service may not have come so far.
+        let service = job.directory.join(if job.system == SystemName::PeltonNginx { "service" } else { "socket" });
+        let deadline = Instant::now() + CONNECT;
+        while !service.exists() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
         let child = Command::new("nginx")
             .arg("-p")
             .arg(&job.directory)

@@ -9,7 +9,7 @@
 //! Everything else that they share is under a lock, or is a flag that says nothing of other memory and is told by [stir]. This file
 //! is also a part of the models, `pelton-lane/tests/calls.rs`, where each edge is weakened once (`./run loom`).
 
-use pelton_lane::sync::{AtomicBool, AtomicU32, Edge};
+use pelton_lane::sync::{AtomicBool, AtomicU64, Edge};
 use std::sync::atomic::Ordering::Relaxed;
 
 const HOME: Edge = Edge::named("home");
@@ -18,14 +18,14 @@ const STIR: Edge = Edge::named("stir");
 /// Who may do something to a client besides the service's loop: those that have been given a responder to take away. The last to go
 /// frees the client, be it the loop or one of them.
 #[derive(Debug)]
-pub(crate) struct Away(AtomicU32);
+pub(crate) struct Away(pub(super) AtomicU64);
 
-/// The loop has let go of the client.
-const LEFT: u32 = 1 << 31;
+/// The loop has let go of the client. More than can ever go, also of those that are forgotten and so never come back.
+const LEFT: u64 = 1 << 63;
 
 impl Away {
     pub(crate) fn new() -> Away {
-        Away(AtomicU32::new(0))
+        Away(AtomicU64::new(0))
     }
 
     /// For the loop: one more goes. Relaxed: it has from the loop whatever it has.

@@ -114,6 +114,10 @@ impl<'a> Hold<'a> {
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(Sent::TimedOut);
             }
+            // Others wait for that as long as this waits; and the lock, which is given back meanwhile, need not be had again.
+            if has_room() {
+                return Err(room_is_held());
+            }
             waiting.get_or_insert_with(|| Waiting::new(self));
             out = match out.is_polled {
                 true => self.wait_for_turn(out, deadline.map(|deadline| deadline - now)),

@@ -145,7 +145,8 @@ impl Answering<'_> {
     /// requests of this client alone; those that it had taken before may each have a thread of [`crate::Service::run`] wait.
     ///
     /// # Errors
-    /// As [`Responder::reply`]; the call goes on after [`Error::TooLarge`].
+    /// As [`Responder::reply`]; the call goes on after [`Error::TooLarge`]. [`Error::Refused`] also instead of waiting while this
+    /// thread has room reserved for another reply.
     pub fn part(&mut self, part: &[u8]) -> Result<()> {
         self.send_part(part, Patience::Endless).map(|_| ())
     }
@@ -317,6 +318,10 @@ impl Drop for Held<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         let Some(mut out) = self.out.take() else { return };
+        // Who else waits for this does so in the parent; the bell is closed here, and its number may be somebody else's.
+        if self.caller.is_forked() {
+            return;
+        }
         if self.caller.has_later() {
             // An error is of the client's end, which its lane tells.
             let _ = self.caller.flush(&mut out);

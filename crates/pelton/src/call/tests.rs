@@ -371,3 +371,13 @@ fn who_has_closed_is_asked_nothing_more_while_others_serve() {
         services[0].try_receive().unwrap().expect("asked of nobody").reply(b"").unwrap();
     }
 }
+
+/// Of notifications there is no end, and what answers one may be forgotten like anything else.
+#[test]
+fn however_many_never_come_back_a_client_is_not_taken_for_left() {
+    let away = super::edges::Away::new();
+    away.0.fetch_add(1 << 31, Ordering::Relaxed);
+    away.go();
+    assert!(!away.come_back(), "the service has not let go of it");
+    assert!(!away.is_nobody() && !away.leave());
+}

@@ -1,0 +1,159 @@
+%% The part of `pelton-bench file' that Erlang does: file_bench:main([Part, Directory, Mailbox, Turn]) writes a line `SYSTEM FIGURE' for each system. They take
+%% turns within a run, and who begins goes round with Turn. Each has a process of its own, with so many messages in its mailbox.
+-module(file_bench).
+-export([main/1]).
+
+-define(BLOCK, 4096).
+-define(BLOCKS, 2560).
+
+main([Part, Directory, Mailbox, Turn]) ->
+    Run = case Part of
+              "erlang" -> fun mailbox/3;
+              "erlang-cached" -> fun cached/3;
+              "erlang-direct" -> fun direct/3;
+              "erlang-messages" -> fun messages/3;
+              "erlang-call" -> fun call/3
+          end,
+    Systems = case Part of
+                  "erlang" -> ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-file"];
+                  "erlang-" ++ What when What =:= "messages"; What =:= "call" -> ["pelton-erlang", "gen-tcp"];
+                  _ -> ["pelton-erlang", "erlang-raw"]
+              end,
+    %% What is loaded, or made, only once.
+    Warm = filename:join(Directory, "warm"),
+    [begin ok = Module:write_file(Warm, "x"), {ok, _} = Module:read_file(Warm) end || Module <- [pelton_file, file]],
+    {Later, First} = lists:split(list_to_integer(Turn) rem length(Systems), Systems),
+    lists:foreach(fun(System) ->
+        Path = filename:join(Directory, System),
+        prepare(Part, Path),
+        io:format("~s ~.6f~n", [System, apart(fun() -> Run(System, Path, list_to_integer(Mailbox)) end)]),
+        _ = file:delete(Path)
+    end, First ++ Later),
+    halt(0).
+
+%% In a process of its own.
+apart(Fun) ->
+    {Pid, Monitor} = spawn_monitor(fun() -> exit({figure, Fun()}) end),
+    receive {'DOWN', Monitor, process, Pid, {figure, Figure}} -> Figure end.
+
+%% The other side, which makes these, is in the bench.
+prepare("erlang-cached", Path) -> ok = file:write_file(Path, binary:copy(<<7>>, ?BLOCK * ?BLOCKS));
+prepare("erlang-direct", Path) ->
+    {ok, File} = file:open(Path, [raw, write]),
+    [ok = file:write(File, binary:copy(<<7>>, 1 bsl 20)) || _ <- lists:seq(1, 128)],
+    ok = file:sync(File),
+    ok = file:advise(File, 0, 0, dont_need),
+    ok = file:close(File);
+prepare(_, _) -> ok.
+
+module("pelton-erlang" ++ _) -> pelton_file;
+module(_) -> file.
+
+modes("pelton-erlang-on-heap") -> [{mailbox, unchanged}, {garbage, 1 bsl 20}];
+modes("erlang-raw") -> [raw];
+modes(_) -> [].
+
+%% Seconds for 10 MiB written in 4 KiB blocks, and read back by pread.
+mailbox(System, Path, Mailbox) ->
+    [self() ! {message, I} || I <- lists:seq(1, Mailbox)],
+    Module = module(System),
+    {ok, File} = Module:open(Path, [read, write, binary | modes(System)]),
+    Block = binary:copy(<<7>>, ?BLOCK),
+    erlang:garbage_collect(),
+    Begun = erlang:monotonic_time(),
+    write(Module, File, Block, 0),
+    read(Module, File, Block, 0),
+    Spent = erlang:monotonic_time() - Begun,
+    ok = Module:close(File),
+    Spent / erlang:convert_time_unit(1, second, native).
+
+write(_, _, _, ?BLOCKS) -> ok;
+write(Module, File, Block, I) ->
+    ok = Module:write(File, Block),
+    write(Module, File, Block, I + 1).
+
+read(_, _, _, ?BLOCKS) -> ok;
+read(Module, File, Block, I) ->
+    {ok, Block} = Module:pread(File, I * ?BLOCK, ?BLOCK),
+    read(Module, File, Block, I + 1).
+
+%% Nanoseconds for a block that the page cache has.
+cached(System, Path, _) ->
+    Module = module(System),
+    {ok, File} = Module:open(Path, [read, binary | modes(System)]),
+    Block = binary:copy(<<7>>, ?BLOCK),
+    read(Module, File, Block, 0),
+    Begun = erlang:monotonic_time(),
+    [read(Module, File, Block, 0) || _ <- "0123456789"],
+    Spent = erlang:monotonic_time() - Begun,
+    erlang:convert_time_unit(Spent, native, nanosecond) / (10 * ?BLOCKS).
+
+%% Reads a second past the page cache, of scattered blocks: 64 in flight of one process, or one in each of 64 processes.
+direct("pelton-erlang", Path, _) ->
+    {ok, File} = pelton_file:open(Path, [read, binary]),
+    ok = pelton_file:advise(File, 0, 0, random),
+    rate(fun() ->
+        [begin
+             {ok, Read} = pelton_file:pread(File, [{scattered(Batch * 64 + I) * ?BLOCK, ?BLOCK} || I <- lists:seq(1, 64)]),
+             64 = length([Bytes || Bytes <- Read, byte_size(Bytes) =:= ?BLOCK])
+         end || Batch <- lists:seq(0, 63)]
+    end);
+direct("erlang-raw", Path, _) ->
+    rate(fun() ->
+        Readers = [spawn_monitor(fun() ->
+            {ok, File} = file:open(Path, [raw, read, binary]),
+            ok = file:advise(File, 0, 0, random),
+            [{ok, <<_:?BLOCK/binary>>} = file:pread(File, scattered(Batch * 64 + I) * ?BLOCK, ?BLOCK) || Batch <- lists:seq(0, 63)]
+        end) || I <- lists:seq(1, 64)],
+        [receive {'DOWN', Monitor, process, Pid, normal} -> ok end || {Pid, Monitor} <- Readers]
+    end).
+
+rate(Fun) ->
+    Begun = erlang:monotonic_time(),
+    Fun(),
+    64 * 64 * erlang:convert_time_unit(1, second, native) / (erlang:monotonic_time() - Begun).
+
+%% Each block of 128 MiB at most once.
+scattered(I) -> I * 7919 rem 32768.
+
+%% Nanoseconds for 256 bytes there and back, 64 in flight.
+messages("pelton-erlang", Path, _) ->
+    Directory = filename:dirname(Path),
+    {ok, Back} = pelton:open(receiver, ["unix:", Directory, "/back"]),
+    {ok, There} = pelton:open(sender, ["unix:", Directory, "/there"], [{timeout, 20000}]),
+    each(20000, fun() -> ok = pelton:send(There, bytes()) end, fun() -> {ok, <<_:256/binary>>} = pelton:recv(Back) end);
+messages("gen-tcp", Path, _) ->
+    Socket = connect(Path),
+    each(20000, fun() -> ok = gen_tcp:send(Socket, bytes()) end, fun() -> {ok, <<_:256/binary>>} = gen_tcp:recv(Socket, 0) end).
+
+each(Count, Send, Receive) ->
+    Window = 64,
+    [begin Send(), Receive() end || _ <- lists:seq(1, 500)],
+    Begun = erlang:monotonic_time(),
+    [Send() || _ <- lists:seq(1, Window)],
+    [begin Receive(), Send() end || _ <- lists:seq(1, Count - Window)],
+    [Receive() || _ <- lists:seq(1, Window)],
+    erlang:convert_time_unit(erlang:monotonic_time() - Begun, native, nanosecond) / Count.
+
+%% Nanoseconds for a call of 256 bytes and its answer, one at a time.
+call("pelton-erlang", Path, _) ->
+    {ok, Client} = pelton:open(client, ["unix:", filename:dirname(Path), "/service"], [{timeout, 20000}]),
+    Figure = serial(10000, fun() -> {ok, <<_:256/binary>>} = pelton:call(Client, bytes()) end),
+    %% The last.
+    {ok, <<>>} = pelton:call(Client, <<>>),
+    Figure;
+call("gen-tcp", Path, _) ->
+    Socket = connect(Path),
+    serial(10000, fun() -> ok = gen_tcp:send(Socket, bytes()), {ok, <<_:256/binary>>} = gen_tcp:recv(Socket, 0) end).
+
+serial(Count, Call) ->
+    [Call() || _ <- lists:seq(1, 500)],
+    Begun = erlang:monotonic_time(),
+    [Call() || _ <- lists:seq(1, Count)],
+    erlang:convert_time_unit(erlang:monotonic_time() - Begun, native, nanosecond) / Count.
+
+connect(Path) ->
+    {ok, Socket} = gen_tcp:connect({local, filename:join(filename:dirname(Path), "socket")}, 0, [binary, {packet, 4}, {active, false}]),
+    Socket.
+
+bytes() -> <<0:2048>>.

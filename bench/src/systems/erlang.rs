@@ -1,0 +1,118 @@
+//! Erlang: pelton's application beside `file`, in a node of its own for each run. What is measured is in bench/erlang/file_bench.erl.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{Read as _, Write as _},
+    os::unix::net::UnixListener,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+
+/// The program, compiled, and where it finds pelton's application.
+pub struct Erlang {
+    compiled: tempfile::TempDir,
+    application: PathBuf,
+}
+
+impl Erlang {
+    /// Fails where Erlang cannot be had, or the application has not been built.
+    pub fn new() -> Result<Erlang> {
+        let application =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../bindings/erlang/_build/default/lib/pelton/ebin");
+        ensure!(
+            application.join("pelton_nif.beam").exists(),
+            "found no application in {}, wanted bindings/erlang built: `./run bench` does it where rebar3 is",
+            application.display()
+        );
+        let compiled = tempfile::Builder::new().prefix("pelton-bench-erlang").tempdir()?;
+        let source = compiled.path().join("file_bench.erl");
+        fs::write(&source, include_str!("../../erlang/file_bench.erl"))?;
+        let done = Command::new("erlc").arg("-o").arg(compiled.path()).arg(&source).output();
+        let done = done.context("starting `erlc`: install Erlang (on Debian erlang-base)")?;
+        ensure!(done.status.success(), "erlc failed: {}", String::from_utf8_lossy(&done.stdout));
+        Ok(Erlang { compiled, application })
+    }
+
+    /// One run of all systems.
+    pub fn run(&self, part: &str, place: &Path, mailbox: usize, turn: usize) -> Result<BTreeMap<&'static str, f64>> {
+        match part {
+            "erlang-messages" => answer_messages(place)?,
+            "erlang-call" => answer_calls(place)?,
+            _ => {}
+        }
+        let done = Command::new("erl")
+            .args(["-noshell", "-pa"])
+            .arg(self.compiled.path())
+            .arg("-pa")
+            .arg(&self.application)
+            .args(["-run", "file_bench", "main", part])
+            .arg(place)
+            .args([mailbox.to_string(), turn.to_string()])
+            .output()
+            .context("starting `erl`")?;
+        let text = String::from_utf8_lossy(&done.stdout);
+        ensure!(done.status.success(), "erl failed: {text}{}", String::from_utf8_lossy(&done.stderr));
+        let mut figures = BTreeMap::new();
+        for line in text.lines() {
+            let (system, figure) = line.split_once(' ').with_context(|| format!("found `{line}`, wanted a figure"))?;
+            let known = ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-file", "gen-tcp"];
+            let system = known.into_iter().find(|known| *known == system).context("a system that is none")?;
+            figures.insert(system, figure.parse()?);
+        }
+        Ok(figures)
+    }
+}
+
+/// Sends back what comes, by pelton and by a stream socket, until the node ends.
+fn answer_messages(place: &Path) -> Result<()> {
+    let [there, back] = ["there", "back"].map(|name| format!("unix:{}", place.join(name).display()));
+    let listener = pelton::Listener::bind(&there)?;
+    thread::spawn(move || -> pelton::Result<()> {
+        let mut receiver = listener.accept_receiver()?;
+        let options = pelton::Options::new().connect_deadline(Instant::now() + Duration::from_secs(20));
+        let mut sender = options.connect_sender(&back)?;
+        loop {
+            sender.send(&receiver.receive()?)?;
+        }
+    });
+    answer_by_socket(place)
+}
+
+/// Answers calls with what they ask, and a stream socket likewise.
+fn answer_calls(place: &Path) -> Result<()> {
+    let mut service = pelton::Service::listen(&format!("unix:{}", place.join("service").display()))?;
+    thread::spawn(move || -> pelton::Result<()> {
+        loop {
+            let (request, responder) = service.receive()?.into_parts();
+            responder.reply(&request)?;
+            // An empty one ends it: the next run listens anew.
+            if request.is_empty() {
+                return Ok(());
+            }
+        }
+    });
+    answer_by_socket(place)
+}
+
+/// What the frames are need not be known to send them back.
+fn answer_by_socket(place: &Path) -> Result<()> {
+    let path = place.join("socket");
+    let _ = fs::remove_file(&path);
+    let listener = UnixListener::bind(&path)?;
+    thread::spawn(move || -> std::io::Result<()> {
+        let (mut socket, _) = listener.accept()?;
+        let mut bytes = vec![0; 1 << 16];
+        loop {
+            match socket.read(&mut bytes)? {
+                0 => return Ok(()),
+                count => socket.write_all(&bytes[..count])?,
+            }
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,99 @@
+/* What the parts of the NIF share. nif.c loads it, has the atoms and the ferry; files.c is pelton_file's part, ends.c is pelton's.
+ *
+ * No function that a normal scheduler calls waits: what is not there at once is told by a message, {pelton, Ref, Result}, from the
+ * ferry or from whichever thread finds it. What may wait is a dirty NIF.
+ *
+ * THE FERRY is one thread. It sleeps in epoll on the descriptors of all engines and ends, takes what has come, and sends it to
+ * the processes. It also closes what nobody refers to any more, for a destructor runs wherever garbage is collected.
+ *
+ * LOCKS. Each engine and each end has one, held for microseconds: nothing waits under it. Order: an engine's or an end's, then
+ * all->lock. A destructor takes all->lock at most, so a resource may be released under any other. */
+#ifndef PELTON_NIF_H
+#define PELTON_NIF_H
+
+#include <errno.h>
+#include <erl_nif.h>
+#include <pelton.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ATOMS(X) \
+    X(ok) X(error) X(eof) X(pending) X(full) X(pelton) X(undefined) X(true) X(false) X(badarg) X(terminated) X(device) X(directory) \
+    X(other) X(regular) X(symlink) X(read) X(write) X(read_write) X(none) X(enomem) X(einval) X(ready) X(closed) X(lost) X(failed) X(abandoned) X(waits)
+
+#define ATOM_(name) extern ERL_NIF_TERM atom_##name;
+ATOMS(ATOM_)
+#undef ATOM_
+
+/* The atom of an errno, as `file` has it. */
+ERL_NIF_TERM atom_of_errno(int number);
+ERL_NIF_TERM error_of(ErlNifEnv *env, ERL_NIF_TERM reason);
+
+/* What the ferry watches begins with this. */
+enum watched { WATCHED_BELL, WATCHED_ENGINE, WATCHED_END };
+
+/* All there is. A new version of the library takes it over as it is: whoever changes a struct raises LAYOUT. */
+#define LAYOUT 1
+struct everything {
+    unsigned layout;
+    unsigned loads;    /* instances of the module that have it */
+    ErlNifMutex *lock; /* for the lists below, and the engines' making */
+    int epoll;
+    int bell;
+    enum watched bell_watched;
+    ErlNifTid ferry;
+    atomic_bool ferry_ends;
+    bool ferry_runs; /* else a destructor closes by itself */
+    ErlNifResourceType *file_type, *request_type, *end_type, *responder_type;
+    unsigned engine_count;
+    struct engine *engines;
+    struct waiting_engine *waiting_engines;
+    struct file *files;           /* that are open */
+    struct doomed_file *doomed_files;
+    struct end *ends;             /* that were made, and are not freed */
+    struct end *ends_to_look_at;
+};
+extern struct everything *all;
+
+/* Has the ferry watch a descriptor, and be told by `what`; 0 or an errno. */
+int ferry_watch(int fd, enum watched *what);
+/* Has the ferry look at what is doomed. */
+void ferry_wake(void);
+/* Which of `count` this thread uses. */
+unsigned slot_of_this_thread(unsigned count);
+
+/* files.c */
+int files_load(ErlNifEnv *env, ErlNifResourceFlags flags);
+void files_ready(enum watched *engine);
+/* Closes what was doomed: the ferry's. */
+void files_bury(void);
+/* Closes every file. With `for_good` every engine too, after what was begun has ended. */
+void files_end(bool for_good);
+
+/* ends.c */
+int ends_load(ErlNifEnv *env, ErlNifResourceFlags flags);
+void ends_ready(enum watched *end);
+/* Looks at those that asked for it. */
+void ends_look(void);
+void ends_bury(void);
+void ends_end(void);
+
+#define NIF(name) ERL_NIF_TERM name(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
+
+#define FILES_FUNCTIONS(X) \
+    X(file_open, 4, 0) X(file_close, 2, 0) X(file_pread, 5, 0) X(file_pread_list, 4, 0) X(file_pwrite, 5, 0) \
+    X(file_write_now, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_seek, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) \
+    X(file_truncate, 1, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_advise, 4, ERL_NIF_DIRTY_JOB_IO_BOUND) \
+    X(file_allocate, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_do, 4, 0) X(file_copy, 6, 0) X(path_do, 6, 0)
+#define ENDS_FUNCTIONS(X) \
+    X(end_open, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(end_close, 1, 0) X(end_send, 3, 0) X(end_send_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND) \
+    X(end_receive, 2, 0) X(end_set, 4, 0) X(end_give, 2, 0) X(end_call, 4, 0) X(end_call_large, 4, ERL_NIF_DIRTY_JOB_CPU_BOUND) \
+    X(end_cancel, 2, 0) X(end_reply, 3, 0) X(end_reply_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND)
+#define DECLARE_(name, arity, flags) NIF(name);
+FILES_FUNCTIONS(DECLARE_)
+ENDS_FUNCTIONS(DECLARE_)
+#undef DECLARE_
+
+#endif

@@ -1,0 +1,281 @@
+%% What pelton promises: between processes of this node, and with the pelton command, which speaks for all other languages.
+-module(pelton_tests).
+-behaviour(pelton_service).
+-include_lib("eunit/include/eunit.hrl").
+-export([init/1, handle_request/3, handle_info/2]).
+
+in_a_place_test_() ->
+    {foreach, fun pelton_file_tests:place/0, fun pelton_file_tests:remove/1,
+     [fun(Place) -> {atom_to_list(Name), {timeout, 120, fun() -> Test(Place) end}} end || {Name, Test} <- tests()]}.
+
+tests() ->
+    [{messages_come_whole_and_in_order, fun messages_come_whole_and_in_order/1},
+     {a_full_lane_makes_the_sender_wait, fun a_full_lane_makes_the_sender_wait/1},
+     {held_messages_are_whole, fun held_messages_are_whole/1},
+     {active_is_as_many_as_was_said, fun active_is_as_many_as_was_said/1},
+     {an_end_ends_with_its_owner, fun an_end_ends_with_its_owner/1},
+     {another_process_becomes_the_owner, fun another_process_becomes_the_owner/1},
+     {closing_ends_who_waits_to_receive, fun closing_ends_who_waits_to_receive/1},
+     {a_wait_ends_with_its_time, fun a_wait_ends_with_its_time/1},
+     {nobody_listens, fun nobody_listens/1},
+     {calls_are_answered, fun calls_are_answered/1},
+     {many_processes_call_by_one_client, fun many_processes_call_by_one_client/1},
+     {a_late_answer_is_for_who_asked, fun a_late_answer_is_for_who_asked/1},
+     {a_forgotten_request_is_abandoned, fun a_forgotten_request_is_abandoned/1},
+     {a_service_that_ends_fails_its_calls, fun a_service_that_ends_fails_its_calls/1},
+     {the_command_sends_and_receives, fun the_command_sends_and_receives/1},
+     {the_command_serves_and_calls, fun the_command_serves_and_calls/1},
+     {nothing_is_left_open, fun nothing_is_left_open/1}].
+
+name(Place) -> ["unix:", Place("socket")].
+
+channel(Place, Options) ->
+    {ok, Receiver} = pelton:open(receiver, name(Place), Options),
+    {Receiver, sender(Place, Receiver)}.
+
+%% Who connects is let in while the receiver receives.
+sender(Place, Receiver) ->
+    Test = self(),
+    Pid = spawn_link(fun() ->
+        {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}]),
+        ok = pelton:controlling_process(Sender, Test),
+        Test ! {self(), Sender}
+    end),
+    let_in(Pid, Receiver).
+
+let_in(Pid, Receiver) ->
+    receive {Pid, Sender} -> Sender
+    after 0 ->
+        case pelton:recv(Receiver, 5) of
+            {error, timeout} -> let_in(Pid, Receiver);
+            {error, einval} -> receive {Pid, Sender} -> Sender end
+        end
+    end.
+
+messages_come_whole_and_in_order(Place) ->
+    {Receiver, Sender} = channel(Place, []),
+    Sizes = [0, 1, 63, 64, 65, 1000, 70000, 262144, 262145, 5000000],
+    Messages = [rand:bytes(Size) || Size <- Sizes],
+    Writer = spawn_link(fun() -> [ok = pelton:send(Sender, [One]) || One <- Messages] end),
+    ?assertEqual(Messages, [begin {ok, One} = pelton:recv(Receiver), One end || _ <- Messages]),
+    down(Writer),
+    ok = pelton:send(Sender, ["io", <<"list">>, $s]),
+    ?assertEqual({ok, <<"iolists">>}, pelton:recv(Receiver)),
+    %% One that cannot be.
+    ?assertEqual({error, too_large}, pelton:send(Sender, binary:copy(<<0>>, 64 bsl 20))).
+
+a_full_lane_makes_the_sender_wait(Place) ->
+    {ok, Receiver} = pelton:open(receiver, name(Place), []),
+    Test = self(),
+    Count = 20000,
+    Writer = spawn_link(fun() ->
+        {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}, {capacity, 65536}]),
+        [ok = pelton:send(Sender, <<I:32, 0:800>>) || I <- lists:seq(1, Count)],
+        Test ! sent,
+        receive stop -> ok end
+    end),
+    {ok, <<1:32, _/binary>>} = pelton:recv(Receiver),
+    pelton_file_tests:eventually(fun() -> process_info(Writer, status) =:= {status, waiting} end),
+    receive sent -> error(no_room_for_that) after 0 -> ok end,
+    [{ok, <<I:32, _/binary>>} = pelton:recv(Receiver) || I <- lists:seq(2, Count)],
+    receive sent -> Writer ! stop end.
+
+held_messages_are_whole(Place) ->
+    {Receiver, Sender} = channel(Place, [{messages, hold}]),
+    Messages = [rand:bytes(Size) || Size <- [10, 100, 1000, 100000]],
+    [ok = pelton:send(Sender, One) || One <- Messages],
+    Received = [begin {ok, One} = pelton:recv(Receiver), One end || _ <- Messages],
+    ?assertEqual(Messages, Received),
+    ok = pelton:close(Receiver),
+    %% They outlive the receiver.
+    ?assertEqual(Messages, Received).
+
+active_is_as_many_as_was_said(Place) ->
+    {Receiver, Sender} = channel(Place, []),
+    [ok = pelton:send(Sender, <<I>>) || I <- lists:seq(1, 5)],
+    ok = pelton:setopts(Receiver, [{active, once}]),
+    ?assertEqual({pelton, Receiver, <<1>>}, next()),
+    ?assertEqual({ok, <<2>>}, pelton:recv(Receiver)),
+    ok = pelton:setopts(Receiver, [{active, 2}]),
+    ?assertEqual([{pelton, Receiver, <<3>>}, {pelton, Receiver, <<4>>}, {pelton_passive, Receiver}], [next() || _ <- "123"]),
+    ?assertEqual({ok, <<5>>}, pelton:recv(Receiver)),
+    ok = pelton:setopts(Receiver, [{active, true}]),
+    ?assertEqual({error, einval}, pelton:recv(Receiver)),
+    [ok = pelton:send(Sender, <<I:16>>) || I <- lists:seq(1, 1000)],
+    [?assertEqual({pelton, Receiver, <<I:16>>}, next()) || I <- lists:seq(1, 1000)].
+
+an_end_ends_with_its_owner(Place) ->
+    {Pid, Monitor} = spawn_monitor(fun() -> {ok, Receiver} = pelton:open(receiver, name(Place)), exit({told, Receiver}) end),
+    {told, Receiver} = receive {'DOWN', Monitor, process, Pid, Reason} -> Reason end,
+    pelton_file_tests:eventually(fun() -> pelton:recv(Receiver, 0) =:= {error, closed} end),
+    %% The name is free.
+    {ok, _} = pelton:open(receiver, name(Place)).
+
+another_process_becomes_the_owner(Place) ->
+    {Receiver, Sender} = channel(Place, []),
+    Owner = spawn_link(fun() -> receive_until_stopped([]) end),
+    ok = pelton:controlling_process(Receiver, Owner),
+    ?assertEqual({error, not_owner}, pelton:controlling_process(Receiver, self())),
+    ok = pelton:setopts(Receiver, [{active, true}]),
+    [ok = pelton:send(Sender, <<I>>) || I <- lists:seq(1, 3)],
+    pelton_file_tests:eventually(fun() -> Owner ! {how_many, self()}, receive {many, Count} -> Count =:= 3 end end),
+    Owner ! {stop, self()},
+    receive {all, Messages} -> ?assertEqual([{pelton, Receiver, <<I>>} || I <- [1, 2, 3]], Messages) end,
+    pelton_file_tests:eventually(fun() -> pelton:close(Receiver) =:= {error, closed} end).
+
+receive_until_stopped(Done) ->
+    receive
+        {how_many, From} -> From ! {many, length(Done)}, receive_until_stopped(Done);
+        {stop, From} -> From ! {all, lists:reverse(Done)};
+        Message -> receive_until_stopped([Message | Done])
+    end.
+
+closing_ends_who_waits_to_receive(Place) ->
+    {ok, Receiver} = pelton:open(receiver, name(Place)),
+    {Pid, Monitor} = spawn_monitor(fun() -> exit(pelton:recv(Receiver)) end),
+    pelton_file_tests:eventually(fun() -> process_info(Pid, status) =:= {status, waiting} end),
+    ok = pelton:close(Receiver),
+    receive {'DOWN', Monitor, process, Pid, Reason} -> ?assertEqual({error, closed}, Reason) end.
+
+a_wait_ends_with_its_time(Place) ->
+    {ok, Receiver} = pelton:open(receiver, name(Place)),
+    ?assertEqual({error, timeout}, pelton:recv(Receiver, 20)),
+    ?assertEqual({messages, []}, process_info(self(), messages)).
+
+nobody_listens(Place) ->
+    {error, {no_listener, Detail}} = pelton:open(sender, name(Place)),
+    ?assertNotEqual(<<>>, Detail),
+    {error, {name, _}} = pelton:open(receiver, "unix:").
+
+calls_are_answered(Place) ->
+    {_, Client} = service(Place),
+    ?assertEqual({ok, <<"HELLO">>}, pelton:call(Client, "hello")),
+    ?assertEqual({ok, <<>>}, pelton:call(Client, "")),
+    ?assertEqual({error, {failed, 7, <<"no">>}}, pelton:call(Client, "fail")),
+    Large = rand:bytes(1 bsl 20),
+    ?assertEqual({ok, Large}, pelton:call(Client, Large)),
+    ok = pelton:cast(Client, "remember this"),
+    ?assertEqual({ok, <<"remember this">>}, pelton:call(Client, "what")).
+
+many_processes_call_by_one_client(Place) ->
+    {_, Client} = service(Place),
+    Callers = [spawn_monitor(fun() ->
+        [{ok, <<I:32, J:32>>} = pelton:call(Client, <<I:32, J:32>>) || J <- lists:seq(1, 200)]
+    end) || I <- lists:seq(1, 50)],
+    [receive {'DOWN', Monitor, process, Pid, Reason} -> ?assertEqual(normal, Reason) end || {Pid, Monitor} <- Callers].
+
+a_late_answer_is_for_who_asked(Place) ->
+    {Service, Client} = service(Place),
+    Caller = fun() -> exit({answered, pelton:call(Client, "later")}) end,
+    {Pid, Monitor} = spawn_monitor(Caller),
+    {Given, _} = spawn_monitor(Caller),
+    pelton_file_tests:eventually(fun() -> Service ! {how_many, self()}, receive {many, Count} -> Count =:= 2 end end),
+    exit(Given, kill),
+    ?assertEqual({ok, <<"SOON">>}, pelton:call(Client, "soon")),
+    ?assertEqual({error, timeout}, pelton:call(Client, "later", 20)),
+    Service ! {answer_all, <<"late">>},
+    receive {'DOWN', Monitor, process, Pid, Reason} -> ?assertEqual({answered, {ok, <<"late">>}}, Reason) end,
+    ?assertEqual({ok, <<"STILL">>}, pelton:call(Client, "still")).
+
+a_forgotten_request_is_abandoned(Place) ->
+    {Service, Client} = service(Place),
+    Caller = spawn_monitor(fun() -> exit(pelton:call(Client, "forget")) end),
+    {Pid, Monitor} = Caller,
+    pelton_file_tests:eventually(fun() -> process_info(Pid, status) =:= {status, waiting} end),
+    Collect = fun Again() ->
+        erlang:garbage_collect(Service),
+        receive {'DOWN', Monitor, process, Pid, Reason} -> Reason after 10 -> Again() end
+    end,
+    ?assertEqual({error, abandoned}, Collect()).
+
+a_service_that_ends_fails_its_calls(Place) ->
+    {Service, Client} = service(Place),
+    {Pid, Monitor} = spawn_monitor(fun() -> exit(pelton:call(Client, "later")) end),
+    pelton_file_tests:eventually(fun() -> Service ! {how_many, self()}, receive {many, Count} -> Count =:= 1 end end),
+    unlink(Service),
+    exit(Service, kill),
+    receive {'DOWN', Monitor, process, Pid, Reason} -> ?assertMatch({error, _}, Reason) end,
+    ?assertMatch({error, _}, pelton:call(Client, "x")).
+
+%% PELTON_TOOL names the command.
+the_command_sends_and_receives(Place) ->
+    Tool = tool(),
+    {ok, Receiver} = pelton:open(receiver, name(Place), [{active, true}]),
+    Lines = [["line ", integer_to_list(I), $\n] || I <- lists:seq(1, 3000)],
+    ok = file:write_file(Place("lines"), Lines),
+    "" = os:cmd([Tool, " send unix:", Place("socket"), " < ", Place("lines"), " 2>&1"]),
+    Received = [begin {pelton, Receiver, Line} = next(), [Line, $\n] end || _ <- Lines],
+    ?assertEqual(iolist_to_binary(Lines), iolist_to_binary(Received)),
+    ok = pelton:close(Receiver),
+    Port = open_port({spawn_executable, Tool}, [{args, ["recv", iolist_to_binary(name(Place))]}, exit_status, binary, stderr_to_stdout]),
+    {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}]),
+    [ok = pelton:send(Sender, lists:droplast(Line)) || Line <- Lines],
+    ok = pelton:close(Sender),
+    ?assertEqual({0, iolist_to_binary(Lines)}, said(Port, [])).
+
+the_command_serves_and_calls(Place) ->
+    Tool = tool(),
+    {_, _} = service(Place),
+    ?assertEqual("HELLO", string:trim(os:cmd([Tool, " call unix:", Place("socket"), " hello 2>&1"]))),
+    Other = ["unix:", Place("other")],
+    Port = open_port({spawn_executable, Tool}, [{args, ["serve", iolist_to_binary(Other), "--exec", "wc -c"]}, {line, 1000}, stderr_to_stdout]),
+    {os_pid, Pid} = erlang:port_info(Port, os_pid),
+    try
+        {ok, Client} = pelton:open(client, Other, [{timeout, 30000}]),
+        {ok, Counted} = pelton:call(Client, binary:copy(<<"x">>, 300000)),
+        ?assertEqual("300000", string:trim(binary_to_list(Counted)))
+    after
+        os:cmd("kill " ++ integer_to_list(Pid))
+    end.
+
+nothing_is_left_open(Place) ->
+    {Receiver, Sender} = channel(Place, []),
+    [ok = pelton:close(End) || End <- [Receiver, Sender]],
+    {ok, Names} = file:list_dir("/proc/self/fd"),
+    Round = fun() -> {One, Other} = channel(Place, []), ok = pelton:send(Other, "x"), [ok = pelton:close(End) || End <- [Other, One]] end,
+    [Round() || _ <- lists:seq(1, 100)],
+    pelton_file_tests:eventually(fun() -> {ok, Left} = file:list_dir("/proc/self/fd"), length(Left) =< length(Names) end).
+
+%% ---- A service ----
+
+service(Place) ->
+    {ok, Service} = pelton_service:start_link(name(Place), ?MODULE, nothing),
+    {ok, Client} = pelton:open(client, name(Place), [{timeout, 30000}]),
+    {Service, Client}.
+
+init(nothing) -> {ok, {undefined, []}}.
+
+handle_request(<<"remember ", _/binary>> = Told, undefined, {_, Later}) -> {noreply, {Told, Later}};
+handle_request(<<"what">>, _, {Told, _} = State) -> {reply, Told, State};
+handle_request(<<"later">>, Responder, {Told, Later}) -> {noreply, {Told, [Responder | Later]}};
+handle_request(<<"forget">>, _, State) -> {noreply, State};
+handle_request(<<"fail">>, Responder, State) -> ok = pelton:fail(Responder, 7, "no"), {noreply, State};
+handle_request(<<_:64>> = Numbers, _, State) -> {reply, Numbers, State};
+handle_request(Bytes, _, State) when byte_size(Bytes) > 1000 -> {reply, [Bytes], State};
+handle_request(Bytes, _, State) -> {reply, string:uppercase(Bytes), State}.
+
+handle_info({how_many, From}, {_, Later} = State) -> From ! {many, length(Later)}, {noreply, State};
+handle_info({answer_all, Answer}, {Told, Later}) ->
+    [pelton:reply(Responder, Answer) || Responder <- Later],
+    {noreply, {Told, []}}.
+
+%% ---- What they share ----
+
+next() -> receive Message -> Message after 30000 -> nothing end.
+
+down(Pid) ->
+    Monitor = monitor(process, Pid),
+    receive {'DOWN', Monitor, process, Pid, _} -> ok end.
+
+said(Port, Done) ->
+    receive
+        {Port, {data, Bytes}} -> said(Port, [Done | Bytes]);
+        {Port, {exit_status, Status}} -> {Status, iolist_to_binary(Done)}
+    after 60000 -> nothing
+    end.
+
+tool() ->
+    case os:getenv("PELTON_TOOL") of
+        false -> error("PELTON_TOOL must name the pelton command: ./run test-erlang does it all");
+        Tool -> Tool
+    end.
