@@ -990,7 +990,7 @@ PELTON_MUST_USE int pelton_file_completions(pelton_engine *engine, int64_t deadl
 
 /* Gives up what was submitted with the token, and in chains what comes after it. Each completes all the same: with ECANCELED, or, where
  * it could not be stopped any more, as if nothing had been said. Does not wait. A FIFO that is being opened leaves a thread behind until
- * somebody opens its other end. Errors: PELTON_AGAIN: nothing with that token has yet to complete. */
+ * somebody opens its other end; with 256 of these in the process, opening another is EMFILE. Errors: PELTON_AGAIN: nothing with that token has yet to complete. */
 int pelton_file_cancel(pelton_engine *engine, uint64_t token);
 
 /* Takes over an open descriptor, of whatever kind. name is for messages. Asks what it is, which may wait for a file server. Errors:

@@ -76,11 +76,16 @@ static void null_is_refused_everywhere(void) {
     end();
 }
 
-static void nothing(void *context) { (void)context; }
+static int nothings;
+
+static void nothing(void *context) {
+    (void)context;
+    nothings++;
+}
 
 static void an_operation_that_cannot_be_is_refused(void) {
     char bytes[10];
-    struct iovec memory = {bytes, sizeof bytes};
+    struct iovec memory = {bytes, sizeof bytes}, pieces[3];
     begin();
     is_refused(PELTON_OPTION, "kind is 0");
     asked.kind = PELTON_FILE_COPY + 1;
@@ -105,6 +110,12 @@ static void an_operation_that_cannot_be_is_refused(void) {
     asked.offset = 0;
     memory.iov_len = SIZE_MAX;
     is_refused(PELTON_OPTION, "a piece of memory");
+    /* Nor more in all, whether or not that can be counted. */
+    for (size_t i = 0; i < 3; i++) pieces[i].iov_base = bytes, pieces[i].iov_len = SIZE_MAX / 2;
+    asked.memory = pieces;
+    asked.release = nothing;
+    for (asked.memory_count = 2; asked.memory_count <= 3; asked.memory_count++) is_refused(PELTON_OPTION, "pieces of memory");
+    CHECK(nothings == 0);
     ANSWERS(pelton_file_completions(engine, PELTON_NO_WAIT, &out, 0, &taken), PELTON_TOO_SMALL);
     ANSWERS(pelton_file_completions(engine, PELTON_NO_WAIT, &out, 1, &taken), PELTON_AGAIN);
     REFUSES(pelton_file_completions(engine, SOON, &out, 1, &taken), PELTON_REFUSED, "nothing is in flight");

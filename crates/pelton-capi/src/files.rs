@@ -9,6 +9,7 @@ use crate::making::give;
 use crate::options::{self, COptions, Info, Until, wrong};
 use pelton::file::{Buffer, Completion, Engine, File, Kind, Open, Operation, Output};
 use pelton::{Counters, Error};
+use std::collections::HashSet;
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -116,14 +117,15 @@ impl Filing {
             return came(self.engine.try_submit(token, operation).map(|submitted| submitted.is_submitted()));
         }
         // All of them are looked at before any is made: a release is not called of what is not taken.
-        for (number, given) in chain.iter().enumerate() {
+        let mut closed = HashSet::new();
+        for given in chain {
             // SAFETY: the caller's promises.
             unsafe { given.check()? };
-            if chain[..number]
-                .iter()
-                .any(|before| before.kind == CLOSE && [given.file, given.to].contains(&before.file))
-            {
+            if closed.contains(&given.file) || closed.contains(&given.to) {
                 return Err(code::tell(code::CLOSED_HANDLE, "the pelton_file is closed earlier in the chain"));
+            }
+            if given.kind == CLOSE {
+                closed.insert(given.file);
             }
         }
         let made: Vec<(u64, Operation)> = chain.iter().map(make).collect::<Answer<_>>()?;
@@ -336,6 +338,7 @@ impl COperation {
         if self.kind == READ && self.offset == END {
             return Err(wrong("offset", "PELTON_AT_END", "where to read from"));
         }
+        let mut bytes = 0usize;
         // SAFETY: the caller's promise.
         for piece in unsafe { self.pieces() } {
             if piece.iov_base.is_null() && piece.iov_len > 0 {
@@ -344,6 +347,10 @@ impl COperation {
             if isize::try_from(piece.iov_len).is_err() {
                 return Err(wrong("a piece of memory", piece.iov_len, "no more bytes than there can be"));
             }
+            bytes = bytes.saturating_add(piece.iov_len);
+        }
+        if isize::try_from(bytes).is_err() {
+            return Err(wrong("the sum of the pieces of memory", bytes, "no more bytes than there can be"));
         }
         Ok(())
     }

@@ -25,6 +25,7 @@ fn child() {
         "limited" => limited(Path::new(role.get("path")), role.get("way")),
         "full" => full(Path::new(role.get("path")), role.get("way")),
         "many" => many(Path::new(role.get("path")), role.get("way")),
+        "left" => left(Path::new(role.get("path")), role.get("way")),
         other => panic!("no such role: {other}"),
     }
 }
@@ -1691,15 +1692,17 @@ fn fifo(case: &Case, name: &str) -> PathBuf {
     path
 }
 
+/// Threads that wait for somebody else.
+fn threads_alone() -> usize {
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    tasks.filter_map(|task| name(task).ok()).filter(|name| name.starts_with("pelton-file-own")).count()
+}
+
 /// Until the threads are gone that waited for FIFOs which nobody opened.
 fn nobody_waits_alone() {
     let deadline = deadline();
-    let waits = || {
-        (std::fs::read_dir("/proc/self/task").unwrap().flatten()).any(|task| {
-            std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with("pelton-file-own"))
-        })
-    };
-    while waits() {
+    while threads_alone() > 0 {
         assert!(Instant::now() < deadline, "a thread waits that has nothing to wait for");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -1966,6 +1969,75 @@ fn where_a_filter_refuses_io_uring_later_everything_goes_on() {
 }
 
 #[test]
+fn what_the_kernel_has_is_released_once_it_has_ended_also_where_io_uring_is_refused_by_then() {
+    let _hang = Watchdog::new("what the kernel has is released once it has ended");
+    if !Engine::new().unwrap().uses_io_uring() {
+        eprintln!("no io_uring here: it cannot be refused later");
+        return;
+    }
+    std::thread::spawn(|| {
+        let lent = Lent::new(2);
+        let mut engine = Engine::new().unwrap();
+        let (idle, mut writer) = pipe("idle");
+        submit(&mut engine, 1, Operation::read(&idle, lent.buffer(0)));
+        engine.start().unwrap();
+        submit(&mut engine, 2, Operation::read(&idle, lent.buffer(1)));
+        refuse(libc::SYS_io_uring_enter);
+        drop(engine);
+        // The kernel may write to the one that it has.
+        assert_eq!(lent.times(), [0, 1]);
+        // Nor is it forgotten by whoever looks for its end before that comes.
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(lent.times(), [0, 1]);
+        writer.write_all(b"bytes").unwrap();
+        let deadline = deadline();
+        while lent.times() != [1, 1] {
+            assert!(Instant::now() < deadline, "it is never released");
+            std::thread::yield_now();
+        }
+        assert_eq!(&lent.bytes(0)[..5], b"bytes");
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn no_more_threads_are_left_at_fifos_than_a_bound() {
+    let _hang = Watchdog::new("no more threads are left at FIFOs than a bound");
+    for way in ["ring", "threads"] {
+        let place = tempfile::tempdir_in("/var/tmp").unwrap();
+        Child::start(Role::new("left").with("path", place.path().display()).with("way", way)).expect("left");
+    }
+}
+
+fn left(path: &Path, way: &str) {
+    let way = if way == "ring" { "ring" } else { "threads" };
+    let case = Case { way, options: options(way), root: tempfile::tempdir_in(path).unwrap() };
+    let mut engine = case.engine();
+    let path = fifo(&case, "fifo");
+    // Opens one, and gives it up soon.
+    let mut begin = || {
+        let soon = Instant::now() + Duration::from_millis(1);
+        engine.run_until(Operation::open(&path, Open::for_reading()), soon)
+    };
+    let refused = loop {
+        match begin() {
+            Ok(given_up) => assert!(given_up.is_none()),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(errno(&refused), "EMFILE");
+    assert!(threads_alone() <= 256);
+    // When they have gone it goes on.
+    drop(std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap());
+    nobody_waits_alone();
+    assert!(begin().unwrap().is_none());
+    drop(engine);
+    drop(std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap());
+    say("left");
+}
+
+#[test]
 fn a_loop_hears_of_what_ends_while_somebody_waits_for_something_else() {
     everywhere("a loop hears of what ends while somebody waits for something else", |case| {
         let mut engine = case.engine();
@@ -2030,6 +2102,9 @@ fn a_file_goes_into_a_channel_and_out_of_one() {
             ran(&mut engine, Operation::open(case.path("to"), Open::for_writing())).unwrap().into_file().unwrap();
         assert_eq!(errno(&ran(&mut engine, Operation::send(&to_write, 0, 9, &sender, 4)).unwrap_err()), "EBADF");
         assert!(receiver.try_lock().unwrap().try_receive().unwrap().is_none());
+
+        // Messages of nothing would never be all.
+        assert_eq!(errno(&ran(&mut engine, Operation::send(&from, 0, 9, &sender, 0)).unwrap_err()), "EINVAL");
 
         // Cancelled while it waits, after some bytes and before any; and while somebody else has it.
         submit(&mut engine, 3, Operation::send(&from, 0, u64::MAX, &sender, 100_000));

@@ -199,7 +199,8 @@ pub(crate) struct Copy {
 
 impl Operation {
     /// Opens a file: [`Output::File`]. Opening a FIFO waits until somebody opens its other end. Cancelled, it completes at once, and a thread is left to
-    /// wait until that happens, and to close it; so is one of a terminal that waits for its line.
+    /// wait until that happens, and to close it; so is one of a terminal that waits for its line. With 256 threads of the process
+    /// left so, opening what may wait is EMFILE.
     pub fn open(path: impl Into<PathBuf>, how: Open) -> Operation {
         Operation(Work::Open { path: path.into(), how })
     }
@@ -364,7 +365,8 @@ impl Operation {
 
     /// Sends up to `bytes` of a file from `offset` on, as messages of `message_bytes`, the last of what is left. They are read straight into the channel's
     /// memory. [`Output::Count`], of bytes sent, is less at the end of the file, or where an error or a cancel came after some. While there is no room it
-    /// waits for the receiver, in a thread of its own. The sender stays the caller's: it is locked while this is at work. EBUSY: it was locked already.
+    /// waits for the receiver, in a thread of its own. The sender stays the caller's: it is locked while this is at work. EBUSY: it was locked already. EINVAL:
+    /// messages of 0 bytes.
     /// What the channel says instead, as [`Error::Closed`](crate::Error::Closed), is told as it is.
     ///
     /// ```

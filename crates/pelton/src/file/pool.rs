@@ -12,8 +12,15 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
+
+/// How many threads may be left at FIFOs that nobody opens before none is begun for another: whoever makes FIFOs, and knows when somebody gives them
+/// up, shall not have all of the process's threads.
+const LEFT_MAX: usize = 256;
+/// Threads of the process that are left at a FIFO, of which nobody wants to hear. Relaxed: it is a number only.
+static LEFT: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -232,6 +239,9 @@ impl Shared {
     /// Leaves to a thread of its own what waits for somebody else.
     fn leave(self: &Arc<Shared>, key: u32, work: Work, cancel: Arc<Cancel>) {
         let opens = if let Work::Open { path, how } = &work { Some((path.clone(), *how)) } else { None };
+        if opens.is_some() && LEFT.load(Relaxed) >= LEFT_MAX {
+            return self.end(key, work, Err(Errno::MFILE));
+        }
         if let Some((key, mut work)) = cancel.keep(self, key, work) {
             let result = work.failed(Errno::CANCELED);
             return self.end(key, work, result);
@@ -243,8 +253,9 @@ impl Shared {
                 // Nothing here is the engine's while it waits: it may be left alone with that.
                 Some((path, how)) => {
                     let opened = open_file(root.as_deref(), &path, how).map(Output::File);
-                    if let Some((shared, key, work)) = ours.take() {
-                        shared.end(key, work, opened);
+                    match ours.take() {
+                        Some((shared, key, work)) => shared.end(key, work, opened),
+                        None => drop(LEFT.fetch_sub(1, Relaxed)),
                     }
                 }
                 None => {
@@ -262,11 +273,11 @@ impl Shared {
                 jobs.apart.push(thread);
             }
             // There is none to be had: this one waits.
-            Err(_) => {
-                if let Some((shared, key, work)) = cancel.take() {
-                    shared.go_on(key, work, &cancel);
-                }
-            }
+            Err(_) => match cancel.take() {
+                Some((shared, key, work)) => shared.go_on(key, work, &cancel),
+                None if is_open => drop(LEFT.fetch_sub(1, Relaxed)),
+                None => {}
+            },
         }
     }
 
@@ -335,7 +346,10 @@ impl Cancel {
         if let Some(bell) = &job.bell {
             bell.ring();
         }
-        job.kept.take().map(|(_, key, work)| (key, work))
+        let (_, key, work) = job.kept.take()?;
+        // Its thread finds that nobody wants to hear.
+        LEFT.fetch_add(usize::from(matches!(work, Work::Open { .. })), Relaxed);
+        Some((key, work))
     }
 
     pub(super) fn is_said(&self) -> bool {

@@ -81,6 +81,9 @@ impl Pump {
     }
 
     fn send(&mut self, sender: &mut Sender, message_bytes: usize, cancel: &Cancel) -> std::result::Result<(), End> {
+        if message_bytes == 0 {
+            return Err(Errno::INVAL.into());
+        }
         while self.done < self.bytes {
             let wanted = (self.bytes - self.done).min(message_bytes as u64) as usize;
             if let Some(mut room) = sender.try_reserve(wanted)? {

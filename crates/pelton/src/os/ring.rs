@@ -482,6 +482,10 @@ impl Drop for Ring {
                     // There is no memory for now.
                     Ok(()) if left.unbegun() > 0 => std::thread::yield_now(),
                     Ok(()) if !left.is_refused => {}
+                    // Nothing is asked of it any more, but it says what ends.
+                    Ok(())
+                        if !left.ring.submission().cq_overflow()
+                            && super::poll_until(&[left.as_fd()], [None, None], None).is_ok() => {}
                     _ => return std::mem::forget(left),
                 }
             }
