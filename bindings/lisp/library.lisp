@@ -428,8 +428,8 @@ to be undone is noted in the words, without interrupts. AT is a fixnum, since BO
   (check-type wait (member :block :spin))
   (let ((uids (coerce uids '(simple-array (unsigned-byte 32) (*)))))
     (with-pinned-objects (uids)
-      (with-words (sap 12)
-        (setf (sap-ref-32 sap 0) 96
+      (with-words (sap 14)
+        (setf (sap-ref-32 sap 0) 112
               (sap-ref-32 sap 4) (ecase wait (:block 0) (:spin 1))
               (sap-ref-64 sap 8) (or capacity 0)
               (sap-ref-64 sap 16) (or message-bytes-max 0)

@@ -30,7 +30,7 @@
                         (setf (gethash (second words) found) (parse-integer (fourth words))))
                        ((string= (first words) "field")
                         (setf (gethash (second words) found) (parse-integer (fourth words))))))))
-    (loop for (name place) in '(("pelton_options" 96) ("pelton_options.capacity" 8) ("pelton_options.message_bytes_max" 16)
+    (loop for (name place) in '(("pelton_options" 112) ("pelton_options.capacity" 8) ("pelton_options.message_bytes_max" 16)
                                 ("pelton_options.deadline_ns" 24) ("pelton_options.uids" 32) ("pelton_options.uids_count" 40)
                                 ("pelton_options.create" 44) ("pelton_options.mode" 48) ("pelton_options.lanes" 52)
                                 ("pelton_options.announce" 56) ("pelton_options.flush_bytes" 64)
