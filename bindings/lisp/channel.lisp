@@ -171,12 +171,12 @@ which answers nil; of PEER-DIED-ERROR RESUME-CHANNEL, which waits for a successo
   (:documentation "The address of what room is reserved by, if it is HANDLE that is asked for room.")
   (:method ((sender sender)) (handle-address sender)))
 
-(defun reserve (handle address size at timeout)
-  "Room for SIZE bytes, whose place is written to AT; nil by DROP-MESSAGE."
+(defun reserve (handle address size at timeout tried)
+  "Room for SIZE bytes, whose place is written to AT; nil by DROP-MESSAGE. TRIED is what was answered already."
   (declare (type word address) (type (unsigned-byte 62) size at))
   (persisting (:handle (and (typep handle 'sender) handle) :what (if (typep handle 'sender) "send" "append"))
     (if (typep handle 'sender)
-        (attempt-waiting (address (handle-spins handle) timeout deadline :arm (%arm-send address size))
+        (attempt-waiting (address (handle-spins handle) timeout deadline :arm (%arm-send address size) :tried tried)
           (%reserve address size deadline (int-sap at)))
         (with-cause (attempt (%reserve address size +no-wait+ (int-sap at))) handle))))
 
@@ -204,7 +204,7 @@ Answers what BODY does. Signals, with restarts, as those; after DROP-MESSAGE BOD
        (declare (type (unsigned-byte 62) ,address ,wanted))
        (guarding (,at 1)
            (setf ,tried (attempt (%reserve ,address ,wanted +no-wait+ (int-sap ,at))))
-           (when (or (eql ,tried 0) (reserve ,asked ,address ,wanted ,at ,timeout))
+           (when (or (eql ,tried 0) (reserve ,asked ,address ,wanted ,at ,timeout ,tried))
              (let ((,sap (sap-at ,at 0)) (,size ,wanted))
                (declare (type (unsigned-byte 62) ,size) (ignorable ,sap))
                (multiple-value-prog1 (progn ,@body)
@@ -214,11 +214,11 @@ Answers what BODY does. Signals, with restarts, as those; after DROP-MESSAGE BOD
 
 ;;; ---- Receiving
 
-(defun next-message-slowly (receiver at timeout end-p)
+(defun next-message-slowly (receiver at timeout end-p tried)
   (declare (type receiver receiver) (type (unsigned-byte 62) at))
   (let ((handle (handle-address receiver)))
     (persisting (:handle receiver)
-      (let ((result (attempt-waiting (handle (handle-spins receiver) timeout deadline)
+      (let ((result (attempt-waiting (handle (handle-spins receiver) timeout deadline :tried tried)
                       (%receive handle deadline (int-sap at)))))
         (if (and end-p (typep result 'closed-error))
             (return-from next-message-slowly nil)
@@ -226,19 +226,21 @@ Answers what BODY does. Signals, with restarts, as those; after DROP-MESSAGE BOD
     t))
 
 (declaim (inline next-message))
-(defun next-message (receiver at timeout end-p)
-  "Describes the next message AT. Waits. True, or, if END-P, nil at the end of the channel."
+(defun next-message (receiver at timeout end-p tried)
+  "Describes the next message AT. Waits. True, or, if END-P, nil at the end of the channel. TRIED is as of RECEIVING."
   (declare (type receiver receiver) (type (unsigned-byte 62) at))
-  (or (plusp (word-at at 0))
-      (next-message-slowly receiver at timeout end-p)))
+  (or (eql tried 0)
+      (next-message-slowly receiver at timeout end-p tried)))
 
-(defmacro receiving ((at receiver) &body body)
-  "Runs BODY where AT is to describe a message, as it does already if one was there; however BODY is left, it is released."
-  `(guarding (,at 4)
-       (attempt (%receive (handle-address ,receiver) +no-wait+ (int-sap ,at)))
-       (progn ,@body)
-     (unless (zerop (word-at ,at 0))
-       (attempt (%release (handle-address ,receiver))))))
+(defmacro receiving ((at tried receiver) &body body)
+  "Runs BODY where AT is to describe a message, as it does already if TRIED, what was answered when one was looked for, is 0; however BODY is left,
+it is released."
+  `(let ((,tried 0))
+     (guarding (,at 4)
+         (setf ,tried (attempt (%receive (handle-address ,receiver) +no-wait+ (int-sap ,at))))
+         (progn ,@body)
+       (unless (zerop (word-at ,at 0))
+         (attempt (%release (handle-address ,receiver)))))))
 
 (defun message-flags (flags)
   (loop for (bit word) in '((1 :redelivered) (2 :joined) (4 :left) (8 :died) (16 :broke-rules))
@@ -258,19 +260,19 @@ Answers what BODY does. Signals, with restarts, as those; after DROP-MESSAGE BOD
 must not be looked at afterwards. Who reads in place trusts the sender not to write after it has committed: copy once, by SAP-OCTETS, who does
 not. Waits up to TIMEOUT seconds, nil for ever. SEQ, LANE and FLAGS are variables for what RECEIVE answers by these names.
 Signals as RECEIVE."
-  (let ((at (gensym "AT")) (from (gensym "RECEIVER")))
+  (let ((at (gensym "AT")) (tried (gensym "TRIED")) (from (gensym "RECEIVER")))
     `(let ((,from ,receiver))
-       (receiving (,at ,from)
-         (next-message ,from ,at ,timeout nil)
+       (receiving (,at ,tried ,from)
+         (next-message ,from ,at ,timeout nil ,tried)
          (with-message-at (,at ,sap ,size ,seq ,lane ,flags) ,@body)))))
 
 (defmacro do-received (((sap size &key seq lane flags) receiver &key timeout result) &body body)
   "As WITH-RECEIVED, of each message until the sender has closed: then answers RESULT. In a block named nil."
-  (let ((at (gensym "AT")) (from (gensym "RECEIVER")) (seconds (gensym "TIMEOUT")))
+  (let ((at (gensym "AT")) (tried (gensym "TRIED")) (from (gensym "RECEIVER")) (seconds (gensym "TIMEOUT")))
     `(let ((,from ,receiver) (,seconds ,timeout))
        (loop
-         (receiving (,at ,from)
-           (if (next-message ,from ,at ,seconds t)
+         (receiving (,at ,tried ,from)
+           (if (next-message ,from ,at ,seconds t ,tried)
                (with-message-at (,at ,sap ,size ,seq ,lane ,flags) ,@body)
                (return ,result)))))))
 
@@ -287,8 +289,8 @@ block named nil. Waits up to TIMEOUT seconds for each, nil for ever. Signals as 
              ,@body))))))
 
 (defun receive-or-end (receiver timeout &optional (end-p t))
-  (receiving (at receiver)
-    (when (next-message receiver at timeout end-p)
+  (receiving (at tried receiver)
+    (when (next-message receiver at timeout end-p tried)
       (with-message-at (at sap size seq lane flags)
         (values (sap-octets sap size) t seq lane flags)))))
 
@@ -304,9 +306,8 @@ waits for a successor of the sender, and goes on with what that sends."
 
 (defun try-receive (receiver)
   "As RECEIVE, but never waits: nil if nothing is there."
-  (receiving (at receiver)
-    (when (or (plusp (word-at at 0))
-              (eql (check (attempt (%receive (handle-address receiver) +no-wait+ (int-sap at)))) 0))
+  (receiving (at tried receiver)
+    (when (eql (check tried) 0)
       (with-message-at (at sap size seq lane flags)
         (values (sap-octets sap size) seq lane flags)))))
 

@@ -340,11 +340,13 @@ calls waits by ARM, a function that answers likewise, or, if that is nil, in the
           (when (typep armed 'condition)
             (return armed)))))))
 
-(defmacro attempt-waiting ((address spins timeout deadline &key (arm `(%arm ,address))) call)
-  "As ATTEMPT; waits up to TIMEOUT seconds. CALL is made with DEADLINE bound, and often again."
+(defmacro attempt-waiting ((address spins timeout deadline &key (arm `(%arm ,address)) (tried nil tried-p)) call)
+  "As ATTEMPT; waits up to TIMEOUT seconds. CALL is made with DEADLINE bound, and often again. TRIED is a variable for what the call has answered
+already: a condition is the answer then, once, for the library may have told it once."
   (let ((result (gensym "RESULT")) (seconds (gensym "SECONDS")))
     `(let* ((,seconds ,timeout)
-            (,result (let ((,deadline +no-wait+)) (attempt ,call))))
+            (,result ,(let ((call `(let ((,deadline +no-wait+)) (attempt ,call))))
+                        (if tried-p `(if (typep ,tried 'condition) (shiftf ,tried +again+) ,call) call))))
        (if (and (eql ,result +again+) (not (eql ,seconds 0)))
            (flet ((call (,deadline) (declare (type (signed-byte 64) ,deadline)) (attempt ,call))
                   ,@(when arm `((arm () (attempt ,arm)))))
