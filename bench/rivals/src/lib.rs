@@ -9,30 +9,15 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
-use pelton_bench::{
-    parameters::Job,
-    side,
-    systems::System,
-    threads::{InBatches, InProcess},
-    workload,
-};
+use pelton_bench::{parameters::Job, side, systems::System, workload};
 
 /// The program of a system of two processes.
 pub fn processes<S: System>() -> ExitCode {
-    run(workload::part::<S>)
+    program(workload::part::<S>)
 }
 
-/// The program of a system of two threads.
-pub fn threads<S: InProcess>() -> ExitCode {
-    run(pelton_bench::threads::one_by_one::<S>)
-}
-
-/// The program of a system of two threads that take several messages at a time.
-pub fn batches<S: InBatches>() -> ExitCode {
-    run(pelton_bench::threads::batches::<S>)
-}
-
-fn run(part: impl FnOnce(&Job) -> Result<()>) -> ExitCode {
+/// The program of a system whose part is this.
+pub fn program(part: impl FnOnce(&Job) -> Result<()>) -> ExitCode {
     side::if_asked(part).unwrap_or_else(|| {
         eprintln!("this is a side of pelton-bench, which starts it: `./run bench WORKLOAD --systems pelton,…`");
         ExitCode::from(2)

@@ -8,13 +8,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 use pelton_bench::{
     parameters::Job,
-    side,
     threads::{InBatches, ReceivingBatches, SendingBatches, batches},
 };
-use pelton_bench_rivals::with_size;
+use pelton_bench_rivals::{program, with_size};
 
 fn main() -> ExitCode {
-    side::if_asked(|job| with_size!(job, run)).unwrap_or(ExitCode::from(2))
+    program(|job| with_size!(job, run))
 }
 
 fn run<const SIZE: usize>(job: &Job) -> Result<()> {

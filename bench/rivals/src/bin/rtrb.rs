@@ -9,14 +9,13 @@ use std::process::ExitCode;
 use anyhow::Result;
 use pelton_bench::{
     parameters::Job,
-    side,
     systems::{Receiving, Sending},
     threads::{InProcess, one_by_one},
 };
-use pelton_bench_rivals::with_size;
+use pelton_bench_rivals::{program, with_size};
 
 fn main() -> ExitCode {
-    side::if_asked(|job| with_size!(job, run)).unwrap_or(ExitCode::from(2))
+    program(|job| with_size!(job, run))
 }
 
 fn run<const SIZE: usize>(job: &Job) -> Result<()> {

@@ -11,13 +11,6 @@ use std::ptr::NonNull;
 #[derive(Debug)]
 pub struct RawMessage(Record);
 
-impl RawMessage {
-    /// As it lies in the lane.
-    pub(crate) fn into_record(self) -> Record {
-        self.0
-    }
-}
-
 impl Receiver {
     /// The next message in the common case: there at once. For bindings, which keep every other case out of the way.
     #[doc(hidden)]

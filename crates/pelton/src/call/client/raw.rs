@@ -1,7 +1,7 @@
 //! Calls for bindings, whose languages know no borrows: what is reserved, or has come, is kept beside the client, as long as that is
 //! used for nothing that would move it. No part of the documented interface.
 
-use super::{Answer, CallId, Client, Completion, Found, Outcome, RequestRoom};
+use super::{CallId, Client, Completion, Outcome, RequestRoom};
 use crate::call::{Body, RawBody};
 use pelton_lane::Space;
 use std::ptr::NonNull;
@@ -54,19 +54,6 @@ impl Client {
             RawBody::Apart(bytes) => Body::Apart(bytes),
         };
         Completion { call, outcome, body, at }
-    }
-
-    /// Gives the answer back, to be taken once more. For bindings.
-    ///
-    /// # Safety
-    /// As for [`Client::completion_from_raw`].
-    #[doc(hidden)]
-    pub unsafe fn put_back(&mut self, raw: RawCompletion) {
-        let RawCompletion { call, outcome, body, at } = raw;
-        self.found = Some(match body {
-            RawBody::InPlace(message) => Found::InPlace(message.into_record(), call, outcome, at),
-            RawBody::Apart(bytes) => Found::Apart(Answer { call, outcome, bytes }),
-        });
     }
 
     /// The room again that [`RequestRoom::into_raw`] took from its borrow. For bindings.
