@@ -42,7 +42,7 @@ func (c *Client) isSated() bool {
 }
 
 // ask submits a call, waiting for room and a place.
-func (c *Client) ask(ctx context.Context, call *Call, request []byte) error {
+func (c *Client) ask(ctx context.Context, call *Call, request []byte, options []CallOption) error {
 	call.client = c
 	h := header{kind: kindRequest}
 	if deadline, ok := ctx.Deadline(); ok {
@@ -72,7 +72,10 @@ func (c *Client) ask(ctx context.Context, call *Call, request []byte) error {
 				link.inFlight++
 				p := &c.places[slot]
 				call.id = h.id
-				*p = callPlace{slot: slot, generation: generation, state: placeWaiting, link: link, call: call, deadline: h.deadline, request: p.request[:0]}
+				*p = callPlace{
+					slot: slot, generation: generation, state: placeWaiting, link: link, call: call, deadline: h.deadline, request: p.request[:0],
+					isIdempotent: slices.Contains(options, Idempotent),
+				}
 				if c.crowd != nil {
 					p.request = append(p.request, request...)
 					c.countSubmission()

@@ -15,7 +15,7 @@ import (
 // By unix:PATH it has one service. When that ends, every call in flight has failed, with [ErrPeerDied], or [ErrClosed] if it ended on
 // purpose, and so do all later ones: connect anew then. Under a short name several processes may listen, each a service: the client asks
 // the least busy, the one with the fewest of its calls in flight, and goes on as long as it is used. The calls of one that dies have failed, but for
-// those that [Call.MarkIdempotent] allows to be asked of another; those that a draining one had not begun ([Service.Drain]) are asked of
+// those that are [Idempotent], which are asked of another; those that a draining one had not begun ([Service.Drain]) are asked of
 // another by themselves. A copy of each request is kept for that until its answer has come.
 type Client struct {
 	options  Options
@@ -233,6 +233,13 @@ func (c *Client) newLink(s *shake, path string) (*clientLink, error) {
 	return &clientLink{out: lanes.out, in: lanes.in, path: path, bytesMax: lanes.bytesMax}, nil
 }
 
+// CallOption says something of one call.
+type CallOption uint8
+
+// Idempotent calls may be carried out more than once: if the service dies or closes before an answer has come, the call is asked of another
+// service of the name, three times at most. Of no effect by unix:PATH, which has one service.
+const Idempotent CallOption = 1
+
 // Call asks and awaits the reply; of one in parts, all of them put together, at most [Options.CallBytesMax]. It waits until the context
 // ends; then the call is cancelled. The service is told the context's deadline.
 //
@@ -240,19 +247,19 @@ func (c *Client) newLink(s *shake, path string) (*clientLink, error) {
 // takes. [ErrPeerDied], [ErrClosed] when the service has gone: whether it had carried the call out nobody knows. [ErrNoListener]: nobody serves
 // the name. [ErrRefused]: the one service drains, and did not begin the call; or so many answers wait to be taken that no more are asked for.
 // [ErrCorrupt]: the service broke the rules. [ErrClosedHandle].
-func (c *Client) Call(ctx context.Context, request []byte) ([]byte, error) {
-	return c.CallInto(ctx, request, nil)
+func (c *Client) Call(ctx context.Context, request []byte, options ...CallOption) ([]byte, error) {
+	return c.CallInto(ctx, request, nil, options...)
 }
 
 // CallInto is as Call, and puts the reply into the buffer, whose contents it replaces; into a larger one if need be. It answers the reply.
 // With a buffer that is large enough it allocates nothing, unless it sleeps.
-func (c *Client) CallInto(ctx context.Context, request, buffer []byte) ([]byte, error) {
+func (c *Client) CallInto(ctx context.Context, request, buffer []byte, options ...CallOption) ([]byte, error) {
 	c.mutex.Lock()
 	// Also of who recovers from asking without a context.
 	defer c.mutex.Unlock()
 	call := c.newCall()
 	call.into = buffer
-	err := c.ask(ctx, call, request)
+	err := c.ask(ctx, call, request, options)
 	var reply []byte
 	if err == nil {
 		if reply, err = c.collect(ctx, call); !call.isOver {
@@ -269,11 +276,11 @@ func (c *Client) CallInto(ctx context.Context, request, buffer []byte) ([]byte, 
 // context's deadline.
 //
 // Errors: as [Client.Call], but for the answers.
-func (c *Client) Submit(ctx context.Context, request []byte) (*Call, error) {
+func (c *Client) Submit(ctx context.Context, request []byte, options ...CallOption) (*Call, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	call := &Call{}
-	if err := c.ask(ctx, call, request); err != nil {
+	if err := c.ask(ctx, call, request, options); err != nil {
 		return nil, err
 	}
 	return call, nil
@@ -380,17 +387,6 @@ func (call *Call) Cancel() {
 	defer c.mutex.Unlock()
 	if !call.isOver {
 		c.giveUp(call)
-	}
-}
-
-// MarkIdempotent marks a call as one that may be carried out more than once: if its service dies or closes before an answer has come, it is
-// asked of another service of the name, three times at most. It does not wait. Of no effect by unix:PATH, which has one service.
-func (call *Call) MarkIdempotent() {
-	c := call.client
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	if place := c.placeOf(call.id); place != nil && place.call == call {
-		place.isIdempotent = true
 	}
 }
 

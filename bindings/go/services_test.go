@@ -159,11 +159,7 @@ func TestIdempotentCallsOfOneThatDiesAreAskedOfAnother(t *testing.T) {
 	client := connected(t, name, nil)
 	var calls []*Call
 	for n := range 20 {
-		call := must(client.Submit(ctx, payload(n, 100)))
-		if n%2 == 0 {
-			call.MarkIdempotent()
-		}
-		calls = append(calls, call)
+		calls = append(calls, must(client.Submit(ctx, payload(n, 100), []CallOption{Idempotent}[n%2:]...)))
 	}
 	for n := range 20 {
 		dies.says(fmt.Sprint("taken ", n+1))
@@ -186,8 +182,7 @@ func TestACallThatEndsEachServiceIsLostInTheEnd(t *testing.T) {
 	var begun int
 	service := listening(t, name, nil)
 	client := connected(t, name, nil)
-	call := must(client.Submit(ctx, []byte("x")))
-	call.MarkIdempotent()
+	call := must(client.Submit(ctx, []byte("x"), Idempotent))
 	awaited := make(chan error, 1)
 	go func() { _, err := call.Await(ctx); awaited <- err }()
 	for range repeatsMax + 1 {
@@ -209,8 +204,7 @@ func TestACallOfWhichAPartHasComeIsNotRepeated(t *testing.T) {
 	name, ctx := shortName(t), soon(t)
 	first := listening(t, name, nil)
 	client := connected(t, name, nil)
-	call := must(client.Submit(ctx, []byte("x")))
-	call.MarkIdempotent()
+	call := must(client.Submit(ctx, []byte("x"), Idempotent))
 	request := must(first.Receive(ctx))
 	second := listening(t, name, nil)
 	if err := request.Part(ctx, []byte("a part")); err != nil {
@@ -358,15 +352,7 @@ func TestServicesAreKilledUnderLoad(t *testing.T) {
 					return
 				default:
 				}
-				call, err := client.Submit(ctx, payload(n, g*500))
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if g%2 == 0 {
-					call.MarkIdempotent()
-				}
-				reply, err := call.Await(ctx)
+				reply, err := client.Call(ctx, payload(n, g*500), []CallOption{Idempotent}[g%2:]...)
 				switch calls.Add(1); {
 				case err == nil && (len(reply) != g*500 || !isPayload(reply, n)):
 					t.Error("a reply is wrong")

@@ -193,6 +193,41 @@ fn what_does_not_fit_is_written_while_nobody_uses_the_client() {
 }
 
 #[test]
+fn what_a_service_that_ends_had_not_answered_is_asked_of_another_only_if_idempotent() {
+    let name = format!("test-tokio-{}", std::process::id());
+    let (begun, has_begun) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel();
+    let (begun, released) = (std::sync::Mutex::new(begun), std::sync::Mutex::new(released));
+    let mut first = small().listen_service(&name).unwrap();
+    let stopper = first.stopper();
+    let serving = std::thread::spawn(move || {
+        first.run(1, |request| {
+            begun.lock().unwrap().send(()).unwrap();
+            released.lock().unwrap().recv().unwrap();
+            echo(request);
+        })
+    });
+    run(async {
+        let client = AsyncClient::new(small().connect_client(&name).unwrap()).unwrap();
+        let mut held = client.submit(b"held").await.unwrap();
+        has_begun.recv().unwrap();
+        let mut once = client.submit(b"once").await.unwrap();
+        let mut again = client.submit_idempotent(b"again").await.unwrap();
+        let mut second = small().listen_service(&name).unwrap();
+        let second_stopper = second.stopper();
+        let second = std::thread::spawn(move || second.run(1, echo));
+        stopper.stop();
+        release.send(()).unwrap();
+        assert_eq!(held.next().await.unwrap().unwrap().bytes, b"held");
+        assert!(once.next().await.is_err());
+        assert_eq!(again.next().await.unwrap().unwrap().bytes, b"again");
+        second_stopper.stop();
+        second.join().unwrap().unwrap();
+    });
+    serving.join().unwrap().unwrap();
+}
+
+#[test]
 fn a_call_dropped_at_any_await_is_cancelled_and_the_others_go_on() {
     let (told, cancelled) = std::sync::mpsc::channel();
     let told = std::sync::Mutex::new(told);

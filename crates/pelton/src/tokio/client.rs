@@ -272,15 +272,30 @@ impl AsyncClient {
     /// # Errors
     /// As [`Client::try_submit`].
     pub async fn submit(&self, request: &[u8]) -> Result<AsyncCall> {
+        self.submitted(request, false).await
+    }
+
+    /// As [`AsyncClient::submit`], of a call that may be carried out more than once, as [`Client::mark_idempotent`] says: marked later,
+    /// its service could have died in between.
+    ///
+    /// # Errors
+    /// As [`AsyncClient::submit`].
+    pub async fn submit_idempotent(&self, request: &[u8]) -> Result<AsyncCall> {
+        self.submitted(request, true).await
+    }
+
+    async fn submitted(&self, request: &[u8], is_idempotent: bool) -> Result<AsyncCall> {
         let attempt = |state: &mut State| {
-            let call = state.client.try_submit(request)?;
-            Ok(call.inspect(|call| {
-                state.calls.insert(*call, Expecting::default());
-                // Of a name of many services another has come.
-                if std::mem::take(&mut state.has_failed) || state.client.has_unwritten() {
-                    state.wake_driver();
-                }
-            }))
+            let Some(call) = state.client.try_submit(request)? else { return Ok(None) };
+            if is_idempotent {
+                state.client.mark_idempotent(call)?;
+            }
+            state.calls.insert(call, Expecting::default());
+            // Of a name of many services another has come.
+            if std::mem::take(&mut state.has_failed) || state.client.has_unwritten() {
+                state.wake_driver();
+            }
+            Ok(Some(call))
         };
         let call = WaitingForRoom::new(&self.0.0).until(attempt).await?;
         Ok(AsyncCall { handle: self.0.clone(), call, is_over: false })
@@ -337,14 +352,6 @@ impl AsyncCall {
             Answer { outcome: Outcome::Lost(loss), .. } => Err(locked(&self.handle.0).client.lost(loss)),
             answer => Ok(Some(answer)),
         }
-    }
-
-    /// As [`Client::mark_idempotent`]. Does not wait.
-    ///
-    /// # Errors
-    /// As [`Client::mark_idempotent`].
-    pub fn mark_idempotent(&mut self) -> Result<bool> {
-        locked(&self.handle.0).client.mark_idempotent(self.call)
     }
 }
 
