@@ -23,6 +23,7 @@ fn child() {
     let Some(role) = Role::of_this_process() else { return };
     match role.get("role") {
         "limited" => limited(Path::new(role.get("path")), role.get("way")),
+        "limited sequences" => limited_sequences(Path::new(role.get("path")), role.get("way")),
         "full" => full(Path::new(role.get("path")), role.get("way")),
         "many" => many(Path::new(role.get("path")), role.get("way")),
         "left" => left(Path::new(role.get("path")), role.get("way")),
@@ -465,6 +466,43 @@ fn what_is_cancelled_completes_and_gives_its_memory_back() {
         while engine.cancel(9).unwrap() || !settled(&mut engine) {}
         write.write_all(b"later").unwrap();
         assert_eq!(ran(&mut engine, Operation::read(&read, vec![0; 10])).unwrap().bytes(), b"later");
+    });
+}
+
+#[test]
+fn what_is_cancelled_behind_busy_threads_completes_at_once() {
+    everywhere("what is cancelled behind busy threads completes at once", |case| {
+        let mut engine = case.options.clone().threads(1).open().unwrap();
+        let (slow, peer) = slow_to_close();
+        let is_closing = closing(&slow);
+        submit(&mut engine, 1, Operation::close(slow));
+        engine.start().unwrap();
+        is_closing();
+        // The one thread is at that; this waits for it, alone and as the first of a chain.
+        let lent = Lent::new(1);
+        let (_reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let writer = File::from_fd(writer, "a pipe").unwrap();
+        submit(&mut engine, 2, Operation::write(&writer, lent.buffer(0)));
+        let chain = [2, 3].map(|token| (token, Operation::read_link(case.root.path())));
+        assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
+        engine.start().unwrap();
+        assert!(engine.cancel(2).unwrap());
+        let mut ended: Vec<Completion> =
+            (0..3).map(|_| engine.try_completion().unwrap().expect("it has ended")).collect();
+        ended.sort_by_key(|ended| ended.token);
+        assert_eq!(ended.iter().map(|ended| ended.token).collect::<Vec<_>>(), [2, 2, 3]);
+        assert!(ended.iter().all(|ended| failure(ended) == "ECANCELED"));
+        drop(ended);
+        assert_eq!(lent.times(), [1]);
+        assert!(engine.try_completion().unwrap().is_none());
+        // Nor does what is left behind it by a drop wait for the thread.
+        let lent = Lent::new(1);
+        submit(&mut engine, 4, Operation::write(&writer, lent.buffer(0)));
+        engine.start().unwrap();
+        drop(engine);
+        assert_eq!(lent.times(), [1]);
+        // A reset ends it.
+        rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
     });
 }
 
@@ -1250,6 +1288,8 @@ fn any_step() -> impl Strategy<Value = Step> {
 enum Told {
     Nothing,
     Count(usize),
+    /// So many bytes, and what came then.
+    Cut(usize, i32),
     Bytes(Vec<u8>),
     Is(Kind, u64, u64),
     Path(PathBuf),
@@ -1279,19 +1319,13 @@ fn by_std(root: &Path, handles: &mut Handles<std::fs::File>, step: &Step, seed: 
                 Told::Nothing
             })
         }
-        Step::Write { handle, offset, bytes } => {
-            let file = handles[*handle].as_ref()?;
-            file.write_all_at(&pattern(seed, *bytes), *offset).map(|()| Told::Count(*bytes))
-        }
+        Step::Write { handle, offset, bytes } => put(handles[*handle].as_ref()?, &pattern(seed, *bytes), *offset),
         Step::WritePieces { handle, offset, pieces } => {
-            let bytes = pieces.iter().sum();
-            handles[*handle].as_ref()?.write_all_at(&pattern(seed, bytes), *offset).map(|()| Told::Count(bytes))
+            put(handles[*handle].as_ref()?, &pattern(seed, pieces.iter().sum()), *offset)
         }
         Step::Append { handle, bytes } => {
             let file = handles[*handle].as_ref()?;
-            file.metadata()
-                .and_then(|found| file.write_all_at(&pattern(seed, *bytes), found.len()))
-                .map(|()| Told::Count(*bytes))
+            file.metadata().and_then(|found| put(file, &pattern(seed, *bytes), found.len()))
         }
         Step::Read { handle, offset, bytes } => {
             let (file, mut buffer, mut done) = (handles[*handle].as_ref()?, vec![0; *bytes], 0);
@@ -1333,11 +1367,29 @@ fn by_std(root: &Path, handles: &mut Handles<std::fs::File>, step: &Step, seed: 
             while let Ok(more @ 1..) = from.read_at(&mut buffer[done..], from_offset + done as u64) {
                 done += more;
             }
-            to.write_all_at(&buffer[..done], *to_offset).map(|()| Told::Count(done))
+            // Of nothing the kernel says that it is too far, and `std::fs` does not ask.
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+            if done == 0 && limit.is_some_and(|limit| *to_offset >= limit) {
+                return None;
+            }
+            put(to, &buffer[..done], *to_offset)
         }
         Step::Close { handle } => handles[*handle].take().map(|_| Ok(Told::Nothing))?,
     };
     Some(told.unwrap_or_else(|error| Told::Errno(error.raw_os_error().expect("of the system"))))
+}
+
+/// As `write_all_at`, and counts what went before an error.
+fn put(file: &std::fs::File, bytes: &[u8], offset: u64) -> std::io::Result<Told> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.write_at(&bytes[done..], offset + done as u64) {
+            Ok(more) => done += more,
+            Err(error) if done > 0 => return Ok(Told::Cut(done, error.raw_os_error().expect("of the system"))),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Told::Count(done))
 }
 
 fn appends(file: &std::fs::File) -> bool {
@@ -1384,6 +1436,10 @@ fn operation(root: &Path, handles: &mut Handles<File>, step: &Step, seed: u64) -
 
 fn told(step: &Step, handles: &mut Handles<File>, completion: Completion) -> Told {
     let reads = matches!(step, Step::Read { .. }).then(|| completion.bytes().to_vec());
+    if let Some(error) = &completion.cut_short_by {
+        let Error::File { source, .. } = &**error else { panic!("{error}") };
+        return Told::Cut(completion.count(), source.raw_os_error().unwrap());
+    }
     match completion.outcome {
         Err(Error::File { source, .. }) => Told::Errno(source.raw_os_error().unwrap()),
         Err(other) => panic!("{other}"),
@@ -2173,50 +2229,95 @@ fn a_file_goes_into_a_channel_and_out_of_one() {
 
 #[test]
 fn any_sequence_of_operations_does_what_std_fs_does() {
-    everywhere("any sequence of operations does what std::fs does", |case| {
-        let config = ProptestConfig {
-            cases: ProptestConfig::default().cases.min(if std::env::var_os("PROPTEST_CASES").is_some() {
-                u32::MAX
-            } else {
-                24
-            }),
-            failure_persistence: None,
-            ..ProptestConfig::default()
-        };
-        proptest!(config, |(steps in prop::collection::vec((any_step(), 0..3u8), 1..60))| {
-            let wanted_root = tempfile::tempdir_in(case.root.path()).unwrap();
-            let found_root = tempfile::tempdir_in(case.root.path()).unwrap();
-            let mut engine = case.engine();
-            let (mut theirs, mut ours) = (Handles::default(), Handles::default());
-            for (number, (step, way)) in steps.iter().enumerate() {
-                let Some(wanted) = by_std(wanted_root.path(), &mut theirs, step, number as u64) else { continue };
-                let operation = operation(found_root.path(), &mut ours, step, number as u64);
-                // Submitted and polled for, submitted and waited for, or in a chain with one before it.
-                let completion = match way {
-                    0 => {
-                        submit(&mut engine, number as u64, operation);
-                        if engine.arm().unwrap() {
-                            poll_readable(&engine);
-                        }
-                        engine.disarm();
-                        done(&mut engine)
+    everywhere("any sequence of operations does what std::fs does", |case| sequences(case, 24, &|| 0));
+}
+
+#[test]
+fn any_sequence_does_what_std_fs_does_also_at_a_limit_of_file_sizes() {
+    let _hang = Watchdog::new("any sequence does what std::fs does, also at a limit of file sizes");
+    for way in ["ring", "threads", "run"] {
+        for place in ["/var/tmp", "/dev/shm"] {
+            let place = tempfile::Builder::new().prefix("pelton-file").tempdir_in(place).unwrap();
+            let role = Role::new("limited sequences").with("path", place.path().display()).with("way", way);
+            Child::start(role).expect("limited");
+        }
+    }
+}
+
+/// The signals of a passed limit that came.
+static PASSED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+fn limited_sequences(path: &Path, way: &str) {
+    extern "C" fn passed(_: libc::c_int) {
+        PASSED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+    let handler = passed as extern "C" fn(libc::c_int);
+    // SAFETY: the handler only counts; the structure lives as long as the call.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as usize;
+        libc::sigaction(libc::SIGXFSZ, &raw const action, std::ptr::null_mut());
+    }
+    let limit = rustix::process::Rlimit { current: Some(60_000), maximum: Some(60_000) };
+    rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).unwrap();
+    RUNS.set(way == "run");
+    let way = if way == "threads" { "threads" } else { "ring" };
+    let case = Case { way, options: options(way), root: tempfile::tempdir_in(path).unwrap() };
+    // `std::fs` raises it, the engine never does.
+    sequences(&case, 12, &|| PASSED.load(std::sync::atomic::Ordering::Relaxed));
+    assert!(PASSED.load(std::sync::atomic::Ordering::Relaxed) > 0, "no sequence has come to the limit");
+    say("limited");
+}
+
+/// Random sequences, as many as `PROPTEST_CASES` says. During an operation the count of `signals` stays as it is.
+fn sequences(case: &Case, cases: u32, signals: &dyn Fn() -> usize) {
+    let cases = std::env::var("PROPTEST_CASES").map_or(cases, |text| text.parse().unwrap());
+    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    proptest!(config, |(steps in prop::collection::vec((any_step(), 0..3u8), 1..60))| {
+        let wanted_root = tempfile::tempdir_in(case.root.path()).unwrap();
+        let found_root = tempfile::tempdir_in(case.root.path()).unwrap();
+        let mut engine = case.engine();
+        let (mut theirs, mut ours) = (Handles::default(), Handles::default());
+        for (number, (step, way)) in steps.iter().enumerate() {
+            let Some(wanted) = by_std(wanted_root.path(), &mut theirs, step, number as u64) else { continue };
+            let operation = operation(found_root.path(), &mut ours, step, number as u64);
+            let signals_before = signals();
+            // Run; submitted and polled for; submitted and waited for; or in a chain with one before it.
+            let completion = match way {
+                1 if RUNS.get() => {
+                    let found = match engine.run(operation) {
+                        Ok(completion) => told(step, &mut ours, completion),
+                        Err(Error::File { source, .. }) => Told::Errno(source.raw_os_error().unwrap()),
+                        Err(other) => panic!("{other}"),
+                    };
+                    prop_assert_eq!(signals(), signals_before, "step {} {:?} raised a signal", number, step);
+                    prop_assert!(found == wanted, "step {} {:?}: found {:.200}, wanted {:.200}", number, step, format!("{found:?}"), format!("{wanted:?}"));
+                    continue;
+                }
+                0 => {
+                    submit(&mut engine, number as u64, operation);
+                    if engine.arm().unwrap() {
+                        poll_readable(&engine);
                     }
-                    1 => {
-                        submit(&mut engine, number as u64, operation);
-                        done(&mut engine)
-                    }
-                    _ => {
-                        let chain = [(u64::MAX, Operation::stat("/")), (number as u64, operation)];
-                        prop_assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
-                        assert_eq!(done(&mut engine).token, u64::MAX);
-                        done(&mut engine)
-                    }
-                };
-                prop_assert_eq!(completion.token, number as u64);
-                let found = told(step, &mut ours, completion);
-                prop_assert!(found == wanted, "step {} {:?}: found {:.200}, wanted {:.200}", number, step, format!("{found:?}"), format!("{wanted:?}"));
-            }
-            prop_assert!(tree(found_root.path()) == tree(wanted_root.path()));
-        });
+                    engine.disarm();
+                    done(&mut engine)
+                }
+                1 => {
+                    submit(&mut engine, number as u64, operation);
+                    done(&mut engine)
+                }
+                _ => {
+                    let chain = [(u64::MAX, Operation::stat("/")), (number as u64, operation)];
+                    prop_assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
+                    assert_eq!(done(&mut engine).token, u64::MAX);
+                    done(&mut engine)
+                }
+            };
+            prop_assert_eq!(completion.token, number as u64);
+            prop_assert_eq!(signals(), signals_before, "step {} {:?} raised a signal", number, step);
+            let found = told(step, &mut ours, completion);
+            prop_assert!(found == wanted, "step {} {:?}: found {:.200}, wanted {:.200}", number, step, format!("{found:?}"), format!("{wanted:?}"));
+        }
+        prop_assert!(tree(found_root.path()) == tree(wanted_root.path()));
     });
 }

@@ -106,8 +106,10 @@ impl EngineOptions {
             ring: self.io_uring.then(|| Ring::new(self.in_flight_max, root.clone()).ok()).flatten(),
             pool,
             nudge,
+            is_nudged: false,
             is_ring_watched: false,
             is_armed: false,
+            has_begun_one: false,
             entries: Vec::new(),
             free: Vec::new(),
             ready: VecDeque::new(),
@@ -142,10 +144,14 @@ pub struct Engine {
     ring: Option<Ring>,
     pool: Pool,
     pollable: Pollable,
-    /// Rung while `ready` has something, for who has armed.
+    /// Rung while `ready` has something, or something is to be begun, for who has armed.
     nudge: Nudge,
+    /// Whether it was rung since the engine was armed: the loop comes back in any case.
+    is_nudged: bool,
     is_ring_watched: bool,
     is_armed: bool,
+    /// Since it was armed.
+    has_begun_one: bool,
     /// By key.
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
@@ -335,6 +341,18 @@ impl Engine {
         }
     }
 
+    /// As [`Engine::try_submit`], and begins nothing, also where it is armed: [`Engine::start`] has to be called. For bindings.
+    #[doc(hidden)]
+    pub fn try_submit_unbegun(&mut self, token: u64, operation: Operation) -> Result<Submitted<Operation>> {
+        self.check(&operation)?;
+        if !self.has_room(1) {
+            return Ok(Submitted::Full(operation));
+        }
+        self.in_flight += 1;
+        self.begin(token, operation.0, Vec::new());
+        Ok(Submitted::Submitted)
+    }
+
     /// Submits an operation, if fewer than [`EngineOptions::in_flight_max`] are in flight. Its completion brings back `token`, which is for the caller: two
     /// may be the same. Never waits: what needs no waiting is done in the call, and its completion is there; the rest is begun by
     /// [`Engine::start`], [`Engine::arm`], or when completions are taken and none is there, all that was submitted meanwhile with one
@@ -343,14 +361,9 @@ impl Engine {
     /// # Errors
     /// [`Error::Forked`]: it was not taken. Where it cannot be begun for lack of memory or threads, it is in flight, and whoever begins or takes is told.
     pub fn try_submit(&mut self, token: u64, operation: Operation) -> Result<Submitted<Operation>> {
-        self.check(&operation)?;
-        if !self.has_room(1) {
-            return Ok(Submitted::Full(operation));
-        }
-        self.in_flight += 1;
-        self.begin(token, operation.0, Vec::new());
+        let submitted = self.try_submit_unbegun(token, operation)?;
         self.start_if_armed();
-        Ok(Submitted::Submitted)
+        Ok(submitted)
     }
 
     /// Submits operations of which each begins when the one before it has succeeded; if there is room for all of them. When one fails, is cancelled,
@@ -500,8 +513,9 @@ impl Engine {
     }
 
     /// For an event loop: asks that the descriptor become readable when an operation completes, and begins what was submitted. True: there is no
-    /// completion now, go back to the loop. False: there is one, take it. What is submitted while the engine is armed begins at once.
-    /// Does not wait.
+    /// completion now, go back to the loop. False: there is one, take it. What is submitted while the engine is armed begins by itself: the first at
+    /// once; where there are more, the descriptor becomes readable, and the rest begins when the loop looks for completions or arms again, with
+    /// one system call for all of it. Does not wait.
     ///
     /// # Errors
     /// As of [`Engine::start`].
@@ -509,6 +523,7 @@ impl Engine {
         self.check_owner()?;
         self.inline_bytes = INLINE_BYTES_OF_A_TURN;
         self.nudge.drain();
+        self.is_nudged = false;
         self.pool.bell().drain();
         if let (false, Some(ring)) = (self.is_ring_watched, &self.ring) {
             self.pollable.add(ring).map_err(Error::system("watching the ring"))?;
@@ -517,16 +532,17 @@ impl Engine {
         self.is_armed = true;
         if let Err(error) = self.look() {
             // The loop comes again, and tries again.
-            self.nudge.ring();
+            self.nudge();
             return Err(error);
         }
+        self.has_begun_one = false;
         if !self.ready.is_empty() {
-            self.nudge.ring();
+            self.nudge();
             return Ok(false);
         }
         if self.is_stuck() {
             // Nothing would ever wake the loop: it comes again, and tries again.
-            self.nudge.ring();
+            self.nudge();
         }
         Ok(true)
     }
@@ -698,11 +714,23 @@ impl Engine {
         entry.thread = Some(cancel);
     }
 
-    /// In an engine that is armed what was submitted begins at once. Where it cannot be begun for now, the loop comes again and tries, and is told
-    /// what is wrong.
+    /// In an engine that is armed what was submitted begins by itself: see [`Engine::arm`]. Where it cannot be begun for now, the loop comes again and
+    /// tries, and is told what is wrong.
     fn start_if_armed(&mut self) {
-        if self.is_armed && (self.start().is_err() || self.is_stuck()) {
-            self.all_begun = false;
+        if !self.is_armed || self.all_begun || self.is_nudged {
+            return;
+        }
+        if !std::mem::replace(&mut self.has_begun_one, true) {
+            match self.start() {
+                Ok(()) if !self.is_stuck() => return,
+                _ => self.all_begun = false,
+            }
+        }
+        self.nudge();
+    }
+
+    fn nudge(&mut self) {
+        if !std::mem::replace(&mut self.is_nudged, true) {
             self.nudge.ring();
         }
     }
@@ -806,8 +834,8 @@ impl Engine {
     fn complete(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) {
         let completion = self.completion_of(token, work, result);
         self.ready.push_back(completion);
-        if self.is_armed && self.ready.len() == 1 {
-            self.nudge.ring();
+        if self.is_armed {
+            self.nudge();
         }
     }
 
