@@ -4,9 +4,9 @@
 //! - **The ring's ends stay in the ring until they are taken**, and the threads' in their queue, so that each one's descriptor says by itself
 //!   whether there is more. Only what is in `ready` has to be announced, by the nudge.
 
-use super::operation::{Operation, Output, Pieces, Work};
+use super::operation::{Operation, Output, Pieces, Transfer, Work};
 use super::pool::{Cancel, Pool};
-use super::{File, INLINE_BYTES_OF_A_TURN, Root, perform};
+use super::{File, Opened, INLINE_BYTES_OF_A_TURN, Root, perform};
 use crate::error::{Error, Result};
 use crate::os::{Buffer, Nudge, Owner, Pollable, Ring, poll_until};
 use pelton_lane::step;
@@ -422,8 +422,16 @@ impl Engine {
     ///
     /// # Errors
     /// As of [`Engine::start`].
+    #[inline]
     pub fn try_completion(&mut self) -> Result<Option<Completion>> {
         self.check_owner()?;
+        match self.take() {
+            Some(ready) => Ok(Some(ready)),
+            None => self.look_and_take(),
+        }
+    }
+
+    fn look_and_take(&mut self) -> Result<Option<Completion>> {
         self.look()?;
         let taken = self.take();
         if taken.is_none() {
@@ -436,7 +444,15 @@ impl Engine {
     ///
     /// # Errors
     /// As of [`Engine::start`]; [`Error::Refused`] when nothing is in flight.
+    #[inline]
     pub fn completion(&mut self) -> Result<Completion> {
+        // What was answered at once is moved once: a completion is some 180 bytes.
+        if self.owner.is_current()
+            && let Some(ready) = self.take()
+        {
+            self.inline_bytes = INLINE_BYTES_OF_A_TURN;
+            return Ok(ready);
+        }
         Ok(self.completion_by(None)?.expect("without a deadline there is one"))
     }
 
@@ -460,6 +476,7 @@ impl Engine {
         Ok(self.take())
     }
 
+    #[inline]
     fn take(&mut self) -> Option<Completion> {
         let completion = self.ready.pop_front()?;
         self.in_flight -= 1;
@@ -662,6 +679,17 @@ impl Engine {
     /// Begins an operation, and what comes after it in a chain, as far as that is done at once.
     fn begin(&mut self, mut token: u64, mut work: Work, mut rest: Vec<(u64, Operation)>) {
         while let Some(result) = self.at_once(&mut work) {
+            // The usual end, by the short way: some 40 ns of moving things about are a tenth of a read of the page cache.
+            if rest.is_empty()
+                && let Ok(Output::Count(_)) = result
+                && let Work::Transfer(Transfer { file, memory: Pieces::One(buffer), done, cut_short_by: None, .. }) = work
+            {
+                let outcome = Ok(Output::Count(done));
+                return self.complete_plainly(
+                    Completion { token, outcome, buffer, buffers: Vec::new(), cut_short_by: None },
+                    file,
+                );
+            }
             let goes_on = is_whole(&work, &result);
             self.complete(token, work, result);
             if !goes_on {
@@ -831,6 +859,18 @@ impl Engine {
         }
     }
 
+    /// And the operation's share of its file.
+    #[inline]
+    fn complete_plainly(&mut self, completion: Completion, file: File) {
+        self.ready.push_back(completion);
+        if let Some(last) = file.into_last() {
+            self.close_apart(last);
+        }
+        if self.is_armed {
+            self.nudge();
+        }
+    }
+
     fn complete(&mut self, token: u64, work: Work, result: std::result::Result<Output, Errno>) {
         let completion = self.completion_of(token, work, result);
         self.ready.push_back(completion);
@@ -845,14 +885,18 @@ impl Engine {
         completion
     }
 
-    /// Gives handles of files up. A last one is closed by a thread: that may wait, as for a file server's answer.
+    /// Gives handles of files up.
     fn give_back(&mut self, files: [Option<File>; 2]) {
-        let mut any = false;
         for last in files.into_iter().flatten().filter_map(File::into_last) {
-            self.pool.push_close(last);
-            any = true;
+            self.close_apart(last);
         }
-        if any && self.pool.start().is_err() {
+    }
+
+    /// A last handle's file is closed by a thread: that may wait, as for a file server's answer.
+    #[cold]
+    fn close_apart(&mut self, last: Opened) {
+        self.pool.push_close(last);
+        if self.pool.start().is_err() {
             // There is no thread to be had for now.
             self.all_begun = false;
         }
