@@ -6,7 +6,7 @@
 
 use super::operation::{Operation, Output, Pieces, Transfer, Work};
 use super::pool::{Cancel, Pool};
-use super::{File, Opened, INLINE_BYTES_OF_A_TURN, Root, perform};
+use super::{File, INLINE_BYTES_OF_A_TURN, Opened, Root, perform};
 use crate::error::{Error, Result};
 use crate::os::{Buffer, Nudge, Owner, Pollable, Ring, poll_until};
 use pelton_lane::step;
@@ -682,7 +682,8 @@ impl Engine {
             // The usual end, by the short way: some 40 ns of moving things about are a tenth of a read of the page cache.
             if rest.is_empty()
                 && let Ok(Output::Count(_)) = result
-                && let Work::Transfer(Transfer { file, memory: Pieces::One(buffer), done, cut_short_by: None, .. }) = work
+                && let Work::Transfer(Transfer { file, memory: Pieces::One(buffer), done, cut_short_by: None, .. }) =
+                    work
             {
                 let outcome = Ok(Output::Count(done));
                 return self.complete_plainly(
