@@ -987,9 +987,9 @@ PELTON_MUST_USE int pelton_engine_open(const pelton_options *options, pelton_eng
 PELTON_MUST_USE int pelton_file_run(pelton_engine *engine, const pelton_operation *operation, int64_t deadline_ns,
                                     pelton_file_completion *out);
 
-/* Submits count operations, and begins them, with one system call; or as many as there is room for, options.in_flight in all: a chain
- * whole or not at all. *taken is how many, the first ones, whatever is answered. Does not wait: what needs no waiting is done in the
- * call.
+/* Submits count operations, or as many as there is room for, options.in_flight in all: a chain whole or not at all. *taken is how many, the
+ * first ones, whatever is answered. Begins them with one system call; of an engine that is armed the first call does, and what is submitted
+ * by others before the loop comes back, as it is told to, begins then, together. Does not wait: what needs no waiting is done in the call.
  * Errors: PELTON_AGAIN: there is no room for any: take completions. Of the first that was not taken: PELTON_OPTION, PELTON_CLOSED_HANDLE,
  * as of pelton_file_run; PELTON_REFUSED: a chain of more than options.in_flight. PELTON_SYSTEM: they are taken, and cannot be begun yet:
  * what takes completions tries again. */

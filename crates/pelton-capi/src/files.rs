@@ -288,7 +288,7 @@ impl Filing {
         // Of what was not taken.
         self.lent.settle();
         // Also what came before a mistake.
-        let started = if *taken > 0 { self.engine.start().map_err(|error| code::of(&error)) } else { Ok(()) };
+        let started = if *taken > 0 { self.engine.start_submitted().map_err(|error| code::of(&error)) } else { Ok(()) };
         submitted.and(started)
     }
 

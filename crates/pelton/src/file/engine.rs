@@ -341,7 +341,7 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::try_submit`], and begins nothing, also where it is armed: [`Engine::start`] has to be called. For bindings.
+    /// As [`Engine::try_submit`], and begins nothing, also where it is armed: [`Engine::start_submitted`] does. For bindings.
     #[doc(hidden)]
     pub fn try_submit_unbegun(&mut self, token: u64, operation: Operation) -> Result<Submitted<Operation>> {
         self.check(&operation)?;
@@ -405,6 +405,16 @@ impl Engine {
         self.start_ring(Ring::start).map_err(begun())?;
         self.pool.start().map_err(begun())?;
         self.all_begun = self.ring.as_ref().is_none_or(|ring| ring.unbegun() == 0);
+        Ok(())
+    }
+
+    /// As [`Engine::start`]; in an engine that is armed as what is submitted begins by itself. For bindings.
+    #[doc(hidden)]
+    pub fn start_submitted(&mut self) -> Result<()> {
+        if !self.is_armed {
+            return self.start();
+        }
+        self.start_if_armed();
         Ok(())
     }
 
