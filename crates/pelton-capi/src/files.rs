@@ -111,7 +111,12 @@ impl Lends for Receiving {
 }
 
 /// Ends of channels, with the handles that they are out of.
-struct Loans<T: Lends>(Vec<(*mut Handle<T>, Arc<Mutex<T::End>>)>);
+struct Loans<T: Lends>(Vec<Loan<T>>);
+
+struct Loan<T: Lends> {
+    handle: *mut Handle<T>,
+    end: Arc<Mutex<T::End>>,
+}
 
 impl<T: Lends> Default for Loans<T> {
     fn default() -> Loans<T> {
@@ -121,7 +126,7 @@ impl<T: Lends> Default for Loans<T> {
 
 impl<T: Lends> Loans<T> {
     fn find(&self, handle: *mut Handle<T>) -> Option<&Arc<Mutex<T::End>>> {
-        self.0.iter().find(|(lent, _)| *lent == handle).map(|(_, end)| end)
+        self.0.iter().find(|loan| loan.handle == handle).map(|loan| &loan.end)
     }
 
     /// Whether the end can be had. One that other operations of this engine have can: they are before it in a chain, or it is told EBUSY.
@@ -146,18 +151,18 @@ impl<T: Lends> Loans<T> {
         }
         // SAFETY: the caller's promise; it is given back by `settle`.
         let end = Arc::new(Mutex::new(unsafe { handle::lend(handle, T::is_to_be_had)? }.into_end()));
-        self.0.push((handle, end.clone()));
+        self.0.push(Loan { handle, end: end.clone() });
         Ok(end)
     }
 
     fn settle(&mut self) {
         let mut at = 0;
-        while let Some((_, end)) = self.0.get(at) {
-            if Arc::strong_count(end) > 1 {
+        while let Some(loan) = self.0.get(at) {
+            if Arc::strong_count(&loan.end) > 1 {
                 at += 1;
                 continue;
             }
-            let (handle, end) = self.0.swap_remove(at);
+            let Loan { handle, end } = self.0.swap_remove(at);
             let end = Arc::into_inner(end).expect("no operation has it");
             // SAFETY: it was lent by `lend`, and the caller of this engine uses the handle no other way meanwhile.
             unsafe { handle::give_back(handle, T::of_end(end.into_inner().unwrap_or_else(PoisonError::into_inner))) };

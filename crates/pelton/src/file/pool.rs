@@ -107,8 +107,8 @@ impl Pool {
         self.waiting.push(Job::Close(file));
     }
 
-    /// Gives up a job: what has not begun ends here and now, whatever the threads are at; a copy at its next piece, and who waits for a pipe or a socket is woken. Who waits for a FIFO to
-    /// be opened is left to it, and what it was to do ends here. What is at a disk goes on.
+    /// Gives up a job: what has not begun ends here and now, whatever the threads are at; a copy at its next piece, and who waits for a pipe or a socket
+    /// is woken. Who waits for a FIFO to be opened is left to it, and what it was to do ends here. What is at a disk goes on.
     pub(super) fn cancel(&self, cancel: &Cancel) {
         if let Some(Kept { key, mut work, .. }) = cancel.say() {
             let result = work.failed(Errno::CANCELED);
