@@ -298,7 +298,8 @@ fn what_run_until_gives_up_is_within_the_bound() {
         let mut peers = Vec::new();
         while engine.try_completion().unwrap().is_none() && engine.has_room(0) {
             let (slow, peer) = slow_to_close();
-            assert!(engine.run_until(Operation::close(slow), soon()).unwrap().is_none());
+            // A child of another test that has a copy of it for a moment closes it instead: then another is tried.
+            let _ = engine.run_until(Operation::close(slow), soon()).unwrap();
             peers.push(peer);
             if peers.len() > 60 {
                 break;
