@@ -31,7 +31,8 @@
  *                         wanted. Closed handles are recognised for a while (at least the next 64 closings in the process), not for
  *                         ever: do not rely on it.
  *   PELTON_WRONG_THREAD   another thread is in a call with this handle. Found only where PELTON_CHECK_THREADS is set in the
- *                         environment when the first handle is made, or the library was built for debugging.
+ *                         environment when the first handle is made, or the library was built for debugging. And always: an operation on
+ *                         a file has the sender or receiver (PELTON_FILE_SEND).
  *   PELTON_FORKED         the handle was made by a process of which this one is a fork. The child closes it, which touches
  *                         nothing of the parent's, and makes its own.
  *   PELTON_INTERNAL       a bug in pelton was caught: the handle can only be closed. Please report what pelton_error_detail says.
@@ -386,7 +387,7 @@ int pelton_release(void *handle);
  *   responder  Lets go of the call, if it was not answered: its client is told PELTON_ABANDONED. PELTON_WRONG_THREAD: another thread has
  *              reserved, and nothing is closed.
  *   engine     What is in flight is cancelled, its completions are lost, and memory with a release is released when the kernel is done with
- *              it. For memory without one it waits until then. To have all of it done, pelton_drain before.
+ *              it. For memory without one, and for channels, it waits until then. To have all of it done, pelton_drain before.
  *   file       The file is closed with the last handle, or operation, that has it, which may wait, as for a file server, and tells nothing:
  *              PELTON_FILE_CLOSE does. No other thread may be in a call with it; operations in flight keep it by themselves. */
 int pelton_close(void *handle);
@@ -874,7 +875,14 @@ enum pelton_file_operation {
     PELTON_FILE_MAKE_DIRECTORY = 18,  /* path, mode */
     PELTON_FILE_LIST = 19,            /* file, a directory: completion.text, the next entries, some hundreds: pelton_entry_next. None: that
                                          was all. One at a time of each file */
-    PELTON_FILE_COPY = 20             /* file, offset, to, offset_to, bytes: completion.count. In the kernel, sharing blocks where it can */
+    PELTON_FILE_COPY = 20,            /* file, offset, to, offset_to, bytes: completion.count. In the kernel, sharing blocks where it can */
+    PELTON_FILE_SEND = 21,            /* file, offset, bytes, channel (a pelton_sender), message_bytes: completion.count. Up to so many bytes of
+                                         the file, as messages of message_bytes, the last of what is left; read straight into the lane. Less
+                                         at the end of the file. Waits for room, in a thread of its own */
+    PELTON_FILE_RECEIVE = 22          /* file, offset, bytes, channel (a pelton_receiver): completion.count. Messages are written one behind the
+                                         other, straight from the lane, and released; until the next is more than is left of bytes, and
+                                         stays to be received, or the sender has closed. What could not be written is not released. Waits
+                                         for messages, in a thread of its own */
 };
 
 /* pelton_operation.offset of a read or a write: the file's own position, which moves; of a write: its end, wherever that is by then. */
@@ -916,6 +924,10 @@ typedef struct pelton_operation {
     pelton_released release;    /* of a read or a write; NULL: the memory has to stay until the completion is answered, or the engine
                                    closed */
     void *context;              /* for release */
+    void *channel;              /* the operation's until its completion is answered: what else uses it, or closes it, answers
+                                   PELTON_WRONG_THREAD meanwhile. Others of the same engine may have it, too: in a chain one after the
+                                   other, else EBUSY. Nothing may be reserved, or received: PELTON_RESERVED, PELTON_NOT_RELEASED */
+    uint64_t message_bytes;
 } pelton_operation;
 
 /* What is known of a file. */
@@ -952,9 +964,10 @@ enum pelton_file_kind {
  * NULL where there is none. */
 typedef struct pelton_file_completion {
     uint64_t token;
-    int32_t code;             /* PELTON_OK, or PELTON_SYSTEM */
-    int32_t error;            /* the errno, else 0. With PELTON_OK: what cut it short after count bytes */
-    uint64_t count;           /* of a read, a write or a copy. Less than was asked for, without an error: there the file ends */
+    int32_t code;             /* PELTON_OK, or PELTON_SYSTEM; or what the channel says instead, as PELTON_CLOSED */
+    int32_t error;            /* the errno, else 0. With PELTON_OK: what cut it short after count bytes; EPIPE: the channel */
+    uint64_t count;           /* bytes that were read, written, copied, sent or received. Less than was asked for, without an error: there
+                                 the file ends, or the channel */
     pelton_file *file;        /* of PELTON_FILE_OPEN: the caller's to close */
     const pelton_stat *stat;
     const char *text;         /* of a list for pelton_entry_next; of a link what it says, with a 0 behind it */
@@ -970,13 +983,13 @@ PELTON_MUST_USE int pelton_engine_open(const pelton_options *options, pelton_eng
  * operation's own code: PELTON_OK; PELTON_SYSTEM, with errno. out has then what came of it, also if it failed; it may be NULL, but of
  * what opens. Not one with PELTON_LINKED.
  * Errors: PELTON_AGAIN: the deadline has passed, and it is cancelled; what it is at may still be done. Where its memory has no release,
- * it is waited for to be free all the same. PELTON_OPTION: an operation that cannot be. PELTON_CLOSED_HANDLE: of a file of its. */
+ * it is waited for to be free all the same, and so is its channel. PELTON_OPTION: an operation that cannot be. PELTON_CLOSED_HANDLE: of a file of its. */
 PELTON_MUST_USE int pelton_file_run(pelton_engine *engine, const pelton_operation *operation, int64_t deadline_ns,
                                     pelton_file_completion *out);
 
-/* Submits count operations, and begins them, with one system call; or as many as there is room for, options.in_flight in all: a chain
- * whole or not at all. *taken is how many, the first ones, whatever is answered. Does not wait: what needs no waiting is done in the
- * call.
+/* Submits count operations, or as many as there is room for, options.in_flight in all: a chain whole or not at all. *taken is how many, the
+ * first ones, whatever is answered. Begins them with one system call; of an engine that is armed the first call does, and what is submitted
+ * by others before the loop comes back, as it is told to, begins then, together. Does not wait: what needs no waiting is done in the call.
  * Errors: PELTON_AGAIN: there is no room for any: take completions. Of the first that was not taken: PELTON_OPTION, PELTON_CLOSED_HANDLE,
  * as of pelton_file_run; PELTON_REFUSED: a chain of more than options.in_flight. PELTON_SYSTEM: they are taken, and cannot be begun yet:
  * what takes completions tries again. */

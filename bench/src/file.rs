@@ -19,14 +19,14 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use io_uring::{IoUring, opcode, types};
 use pelton::file::{Buffer, Engine, EngineOptions, Open, Operation, Tail};
 
 use crate::measure::CallCounter;
 use crate::report::{Ratio, median, paired_ratio};
-use crate::systems::{compiled, erlang::Erlang};
+use crate::systems::{c, compiled, erlang::Erlang};
 
 /// Measures pelton's files beside the system's own calls, and the io-uring crate used directly
 ///
@@ -65,8 +65,11 @@ enum Part {
     Direct,
     /// 100 bytes at a time from 8 threads: messages a second, and with a write for each
     Append,
-    /// 1 GiB written and synced by an event loop: the longest of its callbacks, in microseconds of its thread's CPU time, and when it writes itself
+    /// 1 GiB written and synced by an event loop: the longest of its callbacks, in microseconds of its thread's CPU time, and when it writes itself;
+    /// by libuv's loop with pelton_uv.h too
     Loop,
+    /// The same by libuv's loop: the median of how late its timers are, in microseconds, and of one that does nothing else
+    LoopTimers,
     /// Erlang: 10 MiB written in blocks of 4 KiB and read back by pread, in seconds, with --mailbox messages waiting
     Erlang,
     /// Erlang: 4 KiB that the page cache has: nanoseconds a read
@@ -139,6 +142,7 @@ fn measure(arguments: &Arguments) -> Result<()> {
             Part::Direct => ("reads a second", BTreeMap::new()),
             Part::Append => ("messages a second", append_calls(place.path())?),
             Part::Loop => ("us of CPU in the longest callback", BTreeMap::new()),
+            Part::LoopTimers => ("us late, a timer in the middle", BTreeMap::new()),
         };
         let mut report = Report { part, unit, runs: Vec::new(), extra };
         for run in 0..arguments.runs {
@@ -148,6 +152,7 @@ fn measure(arguments: &Arguments) -> Result<()> {
                 Part::Direct => direct(place.path())?,
                 Part::Append => append(place.path())?,
                 Part::Loop => event_loop(place.path())?,
+                Part::LoopTimers => loop_timers(place.path())?,
                 _ => {
                     let erlang = erlang.as_ref().context("it was made above")?;
                     erlang.run(&part.name(), place.path(), arguments.mailbox, run)?
@@ -553,11 +558,51 @@ const PIECES_IN_FLIGHT: u64 = 4;
 const SYNC_AFTER: u64 = 64;
 
 fn event_loop(place: &Path) -> Result<Figures> {
-    Ok(BTreeMap::from([
+    let mut figures = BTreeMap::from([
         ("pelton", loop_by_pelton(place, &EngineOptions::new())?),
         ("pelton-threads", loop_by_pelton(place, &EngineOptions::new().without_io_uring())?),
         ("write", loop_by_write(place)?),
-    ]))
+    ]);
+    match loop_by_uv("pelton", place) {
+        Ok(uv) => _ = figures.insert("pelton-uv", uv.worst_us),
+        Err(error) => eprintln!("pelton-bench file: pelton-uv is left out: {error:#}"),
+    }
+    Ok(figures)
+}
+
+fn loop_timers(place: &Path) -> Result<Figures> {
+    let pelton = loop_by_uv("pelton", place)?;
+    let own = loop_by_uv("libuv-fs", place)?;
+    let idle = uv_loop(&["idle", &pelton.seconds.to_string()])?;
+    Ok(BTreeMap::from([("pelton-uv", pelton.late_us), ("libuv-fs", own.late_us), ("idle", idle.late_us)]))
+}
+
+/// What a libuv loop says of itself.
+struct UvLoop {
+    worst_us: f64,
+    late_us: f64,
+    seconds: f64,
+}
+
+/// The same bytes, written and synced by libuv's loop.
+fn loop_by_uv(how: &str, place: &Path) -> Result<UvLoop> {
+    let path = place.join("gigabyte");
+    let numbers = [PIECE as u64, PIECES, PIECES_IN_FLIGHT, SYNC_AFTER].map(|number| number.to_string());
+    let mut arguments = vec![how, path.to_str().context("a path that is not UTF-8")?];
+    arguments.extend(numbers.iter().map(String::as_str));
+    let found = uv_loop(&arguments)?;
+    whole(&path)?;
+    Ok(found)
+}
+
+fn uv_loop(arguments: &[&str]) -> Result<UvLoop> {
+    let mut program = c::program("uvloop.c", include_str!("../c/uvloop.c"))?;
+    let done = program.args(arguments).stderr(Stdio::inherit()).output().context("starting uvloop")?;
+    ensure!(done.status.success(), "uvloop {arguments:?} failed");
+    let text = String::from_utf8(done.stdout)?;
+    let numbers: Vec<f64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    let [worst_us, late_us, seconds] = numbers[..] else { bail!("uvloop said {text:?}, wanted three numbers") };
+    Ok(UvLoop { worst_us, late_us, seconds })
 }
 
 /// The CPU time of this thread, in microseconds.

@@ -735,7 +735,7 @@ static inline void pelton_uv_engine_closed_(uv_handle_t *poll) {
 }
 
 /* Closes the handle, and the engine with it: as pelton_uv_receiver_close. What is in flight is cancelled, and no callback of it comes any
- * more; memory is given back as pelton_close says of an engine, which may wait for what has no release. */
+ * more; memory and channels are given back as pelton_close says of an engine, which may wait for what has no release. */
 static inline void pelton_uv_engine_close(pelton_uv_engine *handle, pelton_uv_engine_close_cb on_close) {
     handle->on_close = on_close;
     uv_close((uv_handle_t *)&handle->poll, pelton_uv_engine_closed_);

@@ -5,7 +5,9 @@
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
-    mem, ptr,
+    mem,
+    process::Command,
+    ptr,
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -75,13 +77,29 @@ pub struct CSide {
 pub fn compile(wait: Wait) -> Result<std::path::PathBuf> {
     // Of the library only the name is taken over, its soname.
     let library = library()?;
-    let source = format!("/* {} */\n{SOURCE}", compiled::fingerprint(&HEADERS.concat()));
+    let source = with_headers(SOURCE);
     let flags = ["-O3", "-fPIC", "-shared", INCLUDES[0], INCLUDES[1]];
     if wait == Wait::Uv {
         return compiled::compile("side.c", &source, &[&flags[..], &["-DSIDE_UV"]].concat(), &[&library, "-luv"])
             .context("libuv's header is wanted, too: on Debian it is in the package libuv1-dev");
     }
     compiled::compile("side.c", &source, &flags, &[&library])
+}
+
+/// A program on libuv and libpelton.so, which is made unless it is there.
+pub fn program(name: &str, source: &str) -> Result<Command> {
+    let library = library()?;
+    let flags = ["-O2", INCLUDES[0], INCLUDES[1]];
+    let made = compiled::compile(name, &with_headers(source), &flags, &[&library, "-luv"])
+        .context("libuv's header is wanted, too: on Debian it is in the package libuv1-dev")?;
+    let mut program = Command::new(made);
+    // As cargo has built it, it has another file name than its soname.
+    program.env("LD_PRELOAD", library);
+    Ok(program)
+}
+
+fn with_headers(source: &str) -> String {
+    format!("/* {} */\n{source}", compiled::fingerprint(&HEADERS.concat()))
 }
 
 /// libpelton.so as cargo has built it.

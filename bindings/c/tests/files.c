@@ -1,6 +1,7 @@
 /* Files: every operation, waited for and submitted; chains, cancels, bounds, event loops, roots; and memory, which is the caller's again exactly
  * once, whatever becomes of its operation. */
 #include "check.h"
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 static pelton_engine *engine;
@@ -431,6 +432,161 @@ static void memory_is_released_once_whatever_becomes_of_its_operation(void) {
     CHECK(close(ends[1]) == 0 && unlink(path) == 0);
 }
 
+/* What is at a path, to be freed. */
+static char *content(const char *at, size_t *size) {
+    struct stat found;
+    int fd = open(at, O_RDONLY | O_CLOEXEC);
+    CHECK(fd >= 0 && fstat(fd, &found) == 0);
+    char *bytes = (char *)malloc((size_t)found.st_size + 1);
+    CHECK(bytes && read(fd, bytes, (size_t)found.st_size) == (ssize_t)found.st_size && close(fd) == 0);
+    *size = (size_t)found.st_size;
+    return bytes;
+}
+
+static pelton_operation pump(uint32_t kind, pelton_file *file, void *channel, uint64_t bytes) {
+    pelton_operation made = of_file(kind, file);
+    made.channel = channel;
+    made.bytes = bytes;
+    made.message_bytes = 10000;
+    made.token = kind;
+    return made;
+}
+
+#define LARGE 3000001
+static void a_file_goes_into_a_channel_and_out_of_one(void) {
+    static char bytes[LARGE];
+    struct iovec memory = {bytes, sizeof bytes};
+    pelton_options options = PELTON_OPTIONS_INIT;
+    pelton_operation both[3];
+    pelton_file_completion out;
+    pelton_message message;
+    pelton_sender *sender;
+    pelton_receiver *receiver;
+    pelton_file *from, *to;
+    size_t taken, size;
+    begin();
+    options.capacity = 1 << 20;
+    OK(pelton_threads(&options, &sender, &receiver));
+    from = opened(path, O_RDWR | O_CREAT);
+    to = opened(other, O_RDWR | O_CREAT);
+    for (size_t i = 0; i < LARGE; i++) bytes[i] = (char)(i * 7 + i / 1000);
+    CHECK(did(transfer(PELTON_FILE_WRITE, from, &memory, 1, 0)).count == LARGE);
+
+    /* Both ends at a time, the file in two parts, one after the other; until then they are no one else's. */
+    both[0] = pump(PELTON_FILE_SEND, from, sender, 1000000);
+    both[0].flags = PELTON_LINKED;
+    both[1] = pump(PELTON_FILE_SEND, from, sender, UINT64_MAX);
+    both[1].offset = 1000000;
+    both[2] = pump(PELTON_FILE_RECEIVE, to, receiver, LARGE);
+    both[2].offset = 3;
+    OK(pelton_file_submit(engine, both, 3, &taken));
+    CHECK(taken == 3);
+    REFUSES(pelton_send(sender, "x", 1, PELTON_NO_WAIT), PELTON_WRONG_THREAD, "an operation on a file has the pelton_sender");
+    REFUSES(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_WRONG_THREAD, "the pelton_receiver");
+    ANSWERS(pelton_close(sender), PELTON_WRONG_THREAD);
+    ANSWERS(pelton_fd(receiver), PELTON_WRONG_THREAD);
+    for (uint64_t sent = 0, i = 0; i < 3; i++) {
+        next(&out);
+        CHECK(out.code == PELTON_OK && out.error == 0);
+        if (out.token == PELTON_FILE_RECEIVE) CHECK(out.count == LARGE);
+        else sent += out.count;
+        CHECK(sent == 0 || sent == 1000000 || sent == LARGE);
+    }
+    {
+        char *found = content(other, &size);
+        CHECK(size == LARGE + 3 && memcmp(found, "\0\0\0", 3) == 0 && memcmp(found + 3, bytes, LARGE) == 0);
+        free(found);
+    }
+    /* Then they are the caller's again. A message that is too large for what is wanted stays. */
+    OK(pelton_send(sender, "one", 3, PELTON_NO_WAIT));
+    OK(pelton_send(sender, "two", 3, PELTON_NO_WAIT));
+    both[0] = pump(PELTON_FILE_RECEIVE, to, receiver, 5);
+    OK(pelton_file_run(engine, &both[0], SOON, &out));
+    CHECK(out.count == 3);
+    OK(pelton_receive(receiver, PELTON_NO_WAIT, &message));
+    CHECK(message.size == 3 && memcmp(message.data, "two", 3) == 0);
+    OK(pelton_release(receiver));
+    /* Messages of nothing would never be all. */
+    both[0] = pump(PELTON_FILE_SEND, from, sender, 5);
+    both[0].message_bytes = 0;
+    CHECK(failed(both[0]) == EINVAL);
+    OK(pelton_send(sender, "x", 1, PELTON_NO_WAIT));
+    OK(pelton_receive(receiver, PELTON_NO_WAIT, &message));
+    OK(pelton_release(receiver));
+
+    /* Given up at a deadline, cancelled, and by the engine's end: it is back at once, or with the completion, or with the close. */
+    both[0] = pump(PELTON_FILE_RECEIVE, to, receiver, 5);
+    ANSWERS(pelton_file_run(engine, &both[0], pelton_deadline(1000000), &out), PELTON_AGAIN);
+    ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
+    OK(pelton_file_submit(engine, both, 1, &taken));
+    OK(pelton_file_cancel(engine, PELTON_FILE_RECEIVE));
+    next(&out);
+    CHECK(out.code == PELTON_SYSTEM && out.error == ECANCELED);
+    ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
+    OK(pelton_file_submit(engine, both, 1, &taken));
+    OK(pelton_close(engine));
+    OK(pelton_engine_open(NULL, &engine));
+    ANSWERS(pelton_receive(receiver, PELTON_NO_WAIT, &message), PELTON_AGAIN);
+
+    /* The end of the channel: of the sender's all is written, of the receiver's it is told. */
+    OK(pelton_send(sender, "last", 4, PELTON_NO_WAIT));
+    OK(pelton_close(sender));
+    CHECK(did(pump(PELTON_FILE_RECEIVE, to, receiver, UINT64_MAX)).count == 4);
+    OK(pelton_close(receiver));
+    for (submits = 0; submits < 2; submits++) {
+        OK(pelton_threads(&options, &sender, &receiver));
+        OK(pelton_close(receiver));
+        both[0] = pump(PELTON_FILE_SEND, from, sender, UINT64_MAX);
+        int code = done(&both[0], &out);
+        /* It may be told after some messages that nobody will read. */
+        if (code == PELTON_OK) {
+            CHECK(out.error == EPIPE && out.count > 0);
+            code = done(&both[0], &out);
+        }
+        CHECK(code == PELTON_CLOSED && out.code == PELTON_CLOSED && out.error == 0);
+        OK(pelton_close(sender));
+    }
+    submits = 0;
+    OK(pelton_close(from));
+    OK(pelton_close(to));
+    CHECK(unlink(path) == 0 && unlink(other) == 0);
+    end();
+}
+
+static void closing_waits_for_memory_also_where_waiting_is_refused(void) {
+    static char bytes[64 << 20];
+    struct iovec memory = {bytes, sizeof bytes};
+    struct rlimit files, descriptors, limited;
+    struct stat found;
+    pelton_operation asked;
+    pelton_file *file;
+    size_t taken;
+    CHECK(getrlimit(RLIMIT_FSIZE, &files) == 0 && getrlimit(RLIMIT_NOFILE, &descriptors) == 0);
+    /* With a limit of file sizes a thread writes, which is not stopped in the middle. */
+    limited = files;
+    limited.rlim_cur = (rlim_t)1 << 40;
+    if (files.rlim_cur < limited.rlim_cur) limited.rlim_cur = files.rlim_cur;
+    CHECK(setrlimit(RLIMIT_FSIZE, &limited) == 0);
+    begin();
+    file = opened(path, O_RDWR | O_CREAT);
+    asked = transfer(PELTON_FILE_WRITE, file, &memory, 1, 0);
+    OK(pelton_file_submit(engine, &asked, 1, &taken));
+    do {
+        sched_yield();
+        CHECK(stat(path, &found) == 0);
+    } while (found.st_size == 0);
+    /* Then poll(2) answers EINVAL. */
+    limited = descriptors;
+    limited.rlim_cur = 0;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limited) == 0);
+    OK(pelton_close(engine));
+    engine = NULL;
+    CHECK(stat(path, &found) == 0 && found.st_size == sizeof bytes);
+    CHECK(setrlimit(RLIMIT_NOFILE, &descriptors) == 0 && setrlimit(RLIMIT_FSIZE, &files) == 0);
+    OK(pelton_close(file));
+    CHECK(unlink(path) == 0);
+}
+
 static void what_is_cut_short_says_by_what(void) {
     /* A pipe that nobody reads takes so much. */
     static char bytes[1 << 20];
@@ -566,6 +722,8 @@ static const test tests[] = {
     TEST(a_loop_does_many_at_a_time_and_each_comes_back_with_its_token),
     TEST(a_chain_goes_on_until_something_fails),
     TEST(memory_is_released_once_whatever_becomes_of_its_operation),
+    TEST(a_file_goes_into_a_channel_and_out_of_one),
+    TEST(closing_waits_for_memory_also_where_waiting_is_refused),
     TEST(what_is_cut_short_says_by_what),
     TEST(below_a_root_nothing_leads_out),
     TEST(a_child_of_a_fork_has_no_part_in_it),

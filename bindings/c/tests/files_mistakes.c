@@ -68,6 +68,10 @@ static void null_is_refused_everywhere(void) {
     asked.kind = PELTON_FILE_COPY;
     asked.file = file;
     is_refused(PELTON_NULL, "file is NULL");
+    asked.kind = PELTON_FILE_SEND;
+    is_refused(PELTON_NULL, "sender is NULL");
+    asked.kind = PELTON_FILE_RECEIVE;
+    is_refused(PELTON_NULL, "receiver is NULL");
     asked.kind = PELTON_FILE_READ;
     asked.memory_count = 1;
     is_refused(PELTON_NULL, "operation.memory is NULL");
@@ -88,8 +92,8 @@ static void an_operation_that_cannot_be_is_refused(void) {
     struct iovec memory = {bytes, sizeof bytes}, pieces[3];
     begin();
     is_refused(PELTON_OPTION, "kind is 0");
-    asked.kind = PELTON_FILE_COPY + 1;
-    is_refused(PELTON_OPTION, "kind is 21");
+    asked.kind = PELTON_FILE_RECEIVE + 1;
+    is_refused(PELTON_OPTION, "kind is 23");
     asked.kind = PELTON_FILE_STAT;
     asked.path = "/";
     asked.flags = 2;
@@ -184,11 +188,44 @@ static void handles_of_another_kind_and_closed_ones_are_recognised(void) {
     REFUSES(pelton_file_cancel(engine, 1), PELTON_CLOSED_HANDLE, "the pelton_engine is closed");
 }
 
+static void an_end_of_a_channel_that_cannot_be_had_is_refused(void) {
+    pelton_sender *sender;
+    pelton_receiver *receiver;
+    pelton_message message;
+    void *room;
+    begin();
+    OK(pelton_threads(NULL, &sender, &receiver));
+    asked.file = file;
+    asked.bytes = asked.message_bytes = 10;
+    asked.kind = PELTON_FILE_SEND;
+    asked.channel = receiver;
+    is_refused(PELTON_CLOSED_HANDLE, "the handle is a pelton_receiver, wanted a pelton_sender");
+    asked.channel = sender;
+    OK(pelton_reserve(sender, 10, PELTON_NO_WAIT, &room));
+    is_refused(PELTON_RESERVED, "commit or abort");
+    OK(pelton_commit(sender, 3));
+    asked.kind = PELTON_FILE_RECEIVE;
+    is_refused(PELTON_CLOSED_HANDLE, "wanted a pelton_receiver");
+    asked.channel = receiver;
+    OK(pelton_receive(receiver, PELTON_NO_WAIT, &message));
+    is_refused(PELTON_NOT_RELEASED, "release or hold");
+    OK(pelton_release(receiver));
+    OK(pelton_close(receiver));
+    is_refused(PELTON_CLOSED_HANDLE, "the pelton_receiver is closed");
+    asked.kind = PELTON_FILE_SEND;
+    asked.channel = sender;
+    asked.memory_count = 1;
+    is_refused(PELTON_OPTION, "but of a read or a write");
+    OK(pelton_close(sender));
+    end();
+}
+
 static const test tests[] = {
     TEST(null_is_refused_everywhere),
     TEST(an_operation_that_cannot_be_is_refused),
     TEST(what_comes_before_a_mistake_is_taken),
     TEST(options_that_cannot_be_are_refused),
+    TEST(an_end_of_a_channel_that_cannot_be_had_is_refused),
     TEST(handles_of_another_kind_and_closed_ones_are_recognised),
 };
 

@@ -6,7 +6,7 @@ use crate::calling::Calling;
 use crate::code::{self, Answer};
 use crate::files::{Filing, Opened};
 use crate::flushing::{Appending, Flushing, Making};
-use crate::handle::{self, Handle, Object, enter, number, share};
+use crate::handle::{self, Handle, Object, Whereabouts, enter, number, share};
 use crate::making::Listening;
 use crate::options::{Info, Until};
 use crate::receiving::{self, Holding, Receiving};
@@ -73,14 +73,20 @@ pub unsafe fn stray(handle: *const c_void, wanted: &[&str]) -> c_int {
         return code::null("handle");
     }
     // SAFETY: the caller's promise.
-    let (gate, is_closed) = unsafe { handle::kind(handle) };
-    let found = match name(gate) {
-        Some(kind) if is_closed && (wanted.is_empty() || wanted.contains(&kind)) => {
+    let (gate, whereabouts) = unsafe { handle::kind(handle) };
+    let found = match (name(gate), whereabouts) {
+        (Some(kind), Whereabouts::Closed) if wanted.is_empty() || wanted.contains(&kind) => {
             return code::tell(code::CLOSED_HANDLE, format!("the pelton_{kind} is closed"));
         }
-        Some(kind) if is_closed => format!("a pelton_{kind} that is closed"),
-        Some(kind) => format!("a pelton_{kind}"),
-        None => "none of pelton's, or was closed long ago".to_owned(),
+        (Some(kind), Whereabouts::Lent) if wanted.is_empty() || wanted.contains(&kind) => {
+            let detail = format!(
+                "an operation on a file has the pelton_{kind} until its completion is taken: wait, or cancel it"
+            );
+            return code::tell(code::WRONG_THREAD, detail);
+        }
+        (Some(kind), Whereabouts::Closed) => format!("a pelton_{kind} that is closed"),
+        (Some(kind), _) => format!("a pelton_{kind}"),
+        (None, _) => "none of pelton's, or was closed long ago".to_owned(),
     };
     let wanted = match wanted {
         [] => "one that is open".to_owned(),

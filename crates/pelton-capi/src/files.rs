@@ -1,21 +1,24 @@
 //! Files: an engine, what is asked of it, and what it brings back.
 //!
 //! Memory without a release is counted while an operation has it: as long as there is any, closing waits, for the caller has no other way to know.
+//! An end of a channel is out of its handle while operations have it, and is put back by who takes the completion of the last of these.
 
 use crate::code::{self, Answer, came};
 use crate::flushing::path;
-use crate::handle::{self, Handle, Object, call, catch, number, share};
+use crate::handle::{self, Handle, Object, call, catch, enter, number, share};
 use crate::making::give;
 use crate::options::{self, COptions, Info, Until, wrong};
+use crate::receiving::Receiving;
+use crate::sending::{Sending, Sends as _};
 use pelton::file::{Buffer, Completion, Engine, File, Kind, Open, Operation, Output};
-use pelton::{Counters, Error};
+use pelton::{Counters, Error, Receiver, Sender};
 use std::collections::HashSet;
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 /// An open file behind a handle.
@@ -43,16 +46,152 @@ impl Object for Opened {
 /// An engine behind a handle.
 pub struct Filing {
     engine: Engine,
-    /// Pieces of memory without a release that operations have.
-    lent: Arc<AtomicUsize>,
+    lent: Lent,
     /// What completions that were taken last point to.
     told: Vec<Told>,
 }
 
-/// What a completion points to.
+/// What operations have that is the caller's.
+#[derive(Default)]
+struct Lent {
+    /// Pieces of memory without a release.
+    pieces: Arc<AtomicUsize>,
+    senders: Loans<Sending>,
+    receivers: Loans<Receiving>,
+}
+
+impl Lent {
+    /// Gives back the ends that no operation has any more.
+    fn settle(&mut self) {
+        self.senders.settle();
+        self.receivers.settle();
+    }
+}
+
+/// A handle that is an end of a channel.
+trait Lends: Object {
+    type End;
+
+    /// Whether nothing is reserved, or received.
+    fn is_to_be_had(&mut self) -> Answer;
+    fn into_end(self) -> Self::End;
+    fn of_end(end: Self::End) -> Self;
+}
+
+impl Lends for Sending {
+    type End = Sender;
+
+    fn is_to_be_had(&mut self) -> Answer {
+        self.free().map(drop)
+    }
+
+    fn into_end(self) -> Sender {
+        self.into_sender()
+    }
+
+    fn of_end(end: Sender) -> Sending {
+        Sending::new(end)
+    }
+}
+
+impl Lends for Receiving {
+    type End = Receiver;
+
+    fn is_to_be_had(&mut self) -> Answer {
+        self.free().map(drop)
+    }
+
+    fn into_end(self) -> Receiver {
+        self.into_receiver()
+    }
+
+    fn of_end(end: Receiver) -> Receiving {
+        Receiving::new(end)
+    }
+}
+
+/// Ends of channels, with the handles that they are out of.
+struct Loans<T: Lends>(Vec<Loan<T>>);
+
+struct Loan<T: Lends> {
+    handle: *mut Handle<T>,
+    end: Arc<Mutex<T::End>>,
+}
+
+impl<T: Lends> Default for Loans<T> {
+    fn default() -> Loans<T> {
+        Loans(Vec::new())
+    }
+}
+
+impl<T: Lends> Loans<T> {
+    fn find(&self, handle: *mut Handle<T>) -> Option<&Arc<Mutex<T::End>>> {
+        self.0.iter().find(|loan| loan.handle == handle).map(|loan| &loan.end)
+    }
+
+    /// Whether the end can be had. One that other operations of this engine have can: they are before it in a chain, or it is told EBUSY.
+    ///
+    /// # Safety
+    /// As for [`enter`].
+    unsafe fn check(&self, handle: *mut Handle<T>) -> Answer {
+        match self.find(handle) {
+            Some(_) => Ok(()),
+            // SAFETY: the caller's promise.
+            None => unsafe { enter(handle, T::is_to_be_had) },
+        }
+    }
+
+    /// The end, which is out of its handle from now on.
+    ///
+    /// # Safety
+    /// As for [`enter`].
+    unsafe fn lend(&mut self, handle: *mut Handle<T>) -> Answer<Arc<Mutex<T::End>>> {
+        if let Some(end) = self.find(handle) {
+            return Ok(end.clone());
+        }
+        // SAFETY: the caller's promise; it is given back by `settle`.
+        let end = Arc::new(Mutex::new(unsafe { handle::lend(handle, T::is_to_be_had)? }.into_end()));
+        self.0.push(Loan { handle, end: end.clone() });
+        Ok(end)
+    }
+
+    fn settle(&mut self) {
+        let mut at = 0;
+        while let Some(loan) = self.0.get(at) {
+            if Arc::strong_count(&loan.end) > 1 {
+                at += 1;
+                continue;
+            }
+            let Loan { handle, end } = self.0.swap_remove(at);
+            let end = Arc::into_inner(end).expect("no operation has it");
+            // SAFETY: it was lent by `lend`, and the caller of this engine uses the handle no other way meanwhile.
+            unsafe { handle::give_back(handle, T::of_end(end.into_inner().unwrap_or_else(PoisonError::into_inner))) };
+        }
+    }
+}
+
+/// What a completion points to. Vectors, whose elements stay valid where they are when these are moved.
 enum Told {
-    Stat { _stat: Box<CStat> },
+    Stat { _stat: Vec<CStat> },
     Text { _text: Vec<u8> },
+}
+
+impl Told {
+    fn stat(stat: CStat) -> (*const CStat, Told) {
+        let stat = vec![stat];
+        (stat.as_ptr(), Told::Stat { _stat: stat })
+    }
+
+    fn text(text: Vec<u8>) -> (*const c_char, Told) {
+        (text.as_ptr().cast(), Told::Text { _text: text })
+    }
+}
+
+/// Waits whatever is refused meanwhile, as it may be for want of memory: until then somebody else has what is the caller's.
+fn insist(mut wait: impl FnMut() -> pelton::Result<bool>) {
+    while wait().is_err() {
+        std::thread::yield_now();
+    }
 }
 
 impl Filing {
@@ -82,20 +221,21 @@ impl Filing {
     fn run(&mut self, given: &COperation, until: Until) -> Answer<CCompletion> {
         self.told.clear();
         // SAFETY: the caller's promises.
-        let operation = unsafe { given.operation(&self.lent)? };
+        let operation = unsafe { given.operation(&mut self.lent)? };
         let ended = match until.instant() {
             None => self.engine.run(operation).map(Some),
             Some(deadline) => self.engine.run_until(operation, deadline),
         };
+        let is_given_up = matches!(ended, Ok(None) | Err(Error::System { .. }));
+        if is_given_up && (given.release.is_none() && given.has_memory() || given.has_channel()) {
+            insist(|| self.engine.settle_given_up());
+        }
+        self.lent.settle();
         match ended {
             Ok(Some(ended)) => Ok(self.tell(given.token, ended)),
-            Ok(None) => {
-                if given.release.is_none() && given.has_memory() {
-                    self.engine.settle_given_up().map_err(|error| code::of(&error))?;
-                }
-                Err(code::AGAIN)
-            }
+            Ok(None) => Err(code::AGAIN),
             Err(error @ Error::File { .. }) => Ok(CCompletion::failed(given.token, &error)),
+            Err(error) if given.has_channel() => Ok(CCompletion::failed(given.token, &error)),
             Err(error) => Err(code::of(&error)),
         }
     }
@@ -110,17 +250,18 @@ impl Filing {
         if !self.engine.has_room(chain.len()) {
             return Err(code::AGAIN);
         }
-        // SAFETY: the caller's promises.
-        let make = |given: &COperation| unsafe { Ok((given.token, given.operation(&self.lent)?)) };
         if let [one] = chain {
-            let (token, operation) = make(one)?;
-            return came(self.engine.try_submit(token, operation).map(|submitted| submitted.is_submitted()));
+            // SAFETY: the caller's promises.
+            let operation = unsafe { one.operation(&mut self.lent)? };
+            return came(
+                self.engine.try_submit_unbegun(one.token, operation).map(|submitted| submitted.is_submitted()),
+            );
         }
         // All of them are looked at before any is made: a release is not called of what is not taken.
         let mut closed = HashSet::new();
         for given in chain {
             // SAFETY: the caller's promises.
-            unsafe { given.check()? };
+            unsafe { given.check(&self.lent)? };
             if closed.contains(&given.file) || closed.contains(&given.to) {
                 return Err(code::tell(code::CLOSED_HANDLE, "the pelton_file is closed earlier in the chain"));
             }
@@ -128,6 +269,8 @@ impl Filing {
                 closed.insert(given.file);
             }
         }
+        // SAFETY: the caller's promises.
+        let make = |given: &COperation| unsafe { Ok((given.token, given.operation(&mut self.lent)?)) };
         let made: Vec<(u64, Operation)> = chain.iter().map(make).collect::<Answer<_>>()?;
         came(self.engine.try_submit_chain(made).map(|submitted| submitted.is_submitted()))
     }
@@ -147,8 +290,10 @@ impl Filing {
                 Err(code) => break Err(code),
             }
         };
+        // Of what was not taken.
+        self.lent.settle();
         // Also what came before a mistake.
-        let started = if *taken > 0 { self.engine.start().map_err(|error| code::of(&error)) } else { Ok(()) };
+        let started = if *taken > 0 { self.engine.start_submitted().map_err(|error| code::of(&error)) } else { Ok(()) };
         submitted.and(started)
     }
 
@@ -166,6 +311,7 @@ impl Filing {
             };
             match next {
                 Ok(Some(ended)) => {
+                    self.lent.settle();
                     let told = self.tell(ended.token, ended);
                     // SAFETY: the caller's promise: there is room for `count`.
                     unsafe { out.add(*taken).write(told) };
@@ -191,9 +337,9 @@ impl Filing {
         match ended.outcome {
             Ok(Output::File(file)) => told.file = Handle::boxed(Opened(file)),
             Ok(Output::Stat(found)) => {
-                let stat = Box::new(CStat::of(&found));
-                told.stat = &raw const *stat;
-                self.told.push(Told::Stat { _stat: stat });
+                let (at, kept) = Told::stat(CStat::of(&found));
+                told.stat = at;
+                self.told.push(kept);
             }
             Ok(Output::Path(path)) => {
                 let mut text = path.into_os_string().into_encoded_bytes();
@@ -218,20 +364,28 @@ impl Filing {
     }
 
     fn tell_text(&mut self, told: &mut CCompletion, text: Vec<u8>) {
-        told.text = text.as_ptr().cast();
-        self.told.push(Told::Text { _text: text });
+        let (at, kept) = Told::text(text);
+        told.text = at;
+        self.told.push(kept);
     }
 }
 
 impl Drop for Filing {
-    /// Waits only for memory that has no release.
+    /// Waits only for memory that has no release, and for ends of channels.
     fn drop(&mut self) {
-        if self.engine.is_forked() || self.lent.load(Ordering::Acquire) == 0 {
+        if self.engine.is_forked() {
             return;
         }
+        self.lent.settle();
+        let has_nothing = self.lent.pieces.load(Ordering::Acquire) == 0;
+        if has_nothing && self.lent.senders.0.is_empty() && self.lent.receivers.0.is_empty() {
+            return;
+        }
+        // What it could not begin by now, the wait begins.
         let _ = self.engine.cancel_all();
         // What has ended without being taken has memory too, which nobody writes any more.
-        let _ = self.engine.settle(None);
+        insist(|| self.engine.settle(None));
+        self.lent.settle();
     }
 }
 
@@ -273,9 +427,11 @@ pub struct COperation {
     modified_ns: i64,
     release: Option<unsafe extern "C" fn(*mut c_void)>,
     context: *mut c_void,
+    channel: *mut c_void,
+    message_bytes: u64,
 }
 
-const _: () = assert!(size_of::<COperation>() == 136);
+const _: () = assert!(size_of::<COperation>() == 152);
 
 const LINKED: u32 = 1;
 const CURRENT: u64 = u64::MAX;
@@ -288,18 +444,24 @@ const READ: u32 = 3;
 const WRITE: u32 = 4;
 const STAT: u32 = 9;
 const COPY: u32 = 20;
+const SEND: u32 = 21;
+const RECEIVE: u32 = 22;
 
 impl COperation {
     fn has_memory(&self) -> bool {
         self.kind == READ || self.kind == WRITE
     }
 
+    fn has_channel(&self) -> bool {
+        self.kind == SEND || self.kind == RECEIVE
+    }
+
     /// Whether it can be made: whatever this says no to is not taken.
     ///
     /// # Safety
     /// What it points to is there, as the header says.
-    unsafe fn check(&self) -> Answer {
-        if !(OPEN..=COPY).contains(&self.kind) {
+    unsafe fn check(&self, lent: &Lent) -> Answer {
+        if !(OPEN..=RECEIVE).contains(&self.kind) {
             return Err(wrong("kind", self.kind, "one of enum pelton_file_operation"));
         }
         if self.flags & !LINKED != 0 {
@@ -324,6 +486,11 @@ impl COperation {
             }
             if self.kind == COPY {
                 share(self.to, |_| Ok(()))?;
+            }
+            match self.kind {
+                SEND => lent.senders.check(self.channel.cast())?,
+                RECEIVE => lent.receivers.check(self.channel.cast())?,
+                _ => {}
             }
         }
         if !self.has_memory() {
@@ -365,20 +532,20 @@ impl COperation {
         }
     }
 
-    /// The operation that is meant. A file to be closed is taken from its handle.
+    /// The operation that is meant. A file to be closed is taken from its handle, an end of a channel lent.
     ///
     /// # Safety
     /// As of [`COperation::check`]; the memory is the kernel's until it is released.
-    unsafe fn operation(&self, lent: &Arc<AtomicUsize>) -> Answer<Operation> {
+    unsafe fn operation(&self, lent: &mut Lent) -> Answer<Operation> {
         // SAFETY: the caller's promises.
         unsafe {
-            self.check()?;
+            self.check(lent)?;
             let file = || share(self.file, |opened| Ok(opened.0.clone()));
             let (at, to) = (|| path(self.path), || path(self.path_to));
             Ok(match self.kind {
                 OPEN => Operation::open(at(), Open::from_raw(self.open_flags, self.mode, self.resolve)),
                 CLOSE => Operation::close(handle::take(self.file, |_| Ok(()))?.0.0),
-                READ | WRITE => self.transfer(&file()?, lent),
+                READ | WRITE => self.transfer(&file()?, &lent.pieces),
                 5 => Operation::sync(&file()?),
                 6 => Operation::sync_data(&file()?),
                 7 => Operation::truncate(&file()?, self.bytes),
@@ -395,6 +562,15 @@ impl COperation {
                 17 => Operation::read_link(at()),
                 18 => Operation::make_directory(at(), self.mode),
                 19 => Operation::list(&file()?),
+                SEND => {
+                    let (file, sender) = (file()?, lent.senders.lend(self.channel.cast())?);
+                    let message_bytes = usize::try_from(self.message_bytes).unwrap_or(usize::MAX);
+                    Operation::send(&file, self.offset, self.bytes, &sender, message_bytes)
+                }
+                RECEIVE => {
+                    let (file, receiver) = (file()?, lent.receivers.lend(self.channel.cast())?);
+                    Operation::receive(&file, self.offset, self.bytes, &receiver)
+                }
                 _ => {
                     let to = share(self.to, |opened| Ok(opened.0.clone()))?;
                     Operation::copy(&file()?, self.offset, &to, self.offset_to, self.bytes)
@@ -405,12 +581,12 @@ impl COperation {
 
     /// # Safety
     /// As of [`COperation::operation`].
-    unsafe fn transfer(&self, file: &File, lent: &Arc<AtomicUsize>) -> Operation {
+    unsafe fn transfer(&self, file: &File, pieces_lent: &Arc<AtomicUsize>) -> Operation {
         // SAFETY: the caller's promises. The last piece releases all of them.
         let (mut pieces, last) = unsafe {
             match self.pieces() {
-                [] => ([].iter(), self.lend(std::ptr::null_mut(), 0, lent)),
-                [rest @ .., last] => (rest.iter(), self.lend(last.iov_base.cast(), last.iov_len, lent)),
+                [] => ([].iter(), self.lend(std::ptr::null_mut(), 0, pieces_lent)),
+                [rest @ .., last] => (rest.iter(), self.lend(last.iov_base.cast(), last.iov_len, pieces_lent)),
             }
         };
         let writes = self.kind == WRITE;
@@ -562,14 +738,20 @@ impl CCompletion {
     };
 
     fn failed(token: u64, error: &Error) -> CCompletion {
-        CCompletion { token, code: code::SYSTEM, error: errno(error), ..CCompletion::NONE }
+        let (code, error) = match error {
+            Error::File { .. } | Error::System { .. } => (code::SYSTEM, errno(error)),
+            // What a channel says.
+            said => (code::of(said), 0),
+        };
+        CCompletion { token, code, error, ..CCompletion::NONE }
     }
 }
 
 fn errno(error: &Error) -> c_int {
     match error {
-        Error::File { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
-        _ => libc::EIO,
+        Error::File { source, .. } | Error::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        // What a channel says.
+        _ => libc::EPIPE,
     }
 }
 
@@ -582,7 +764,7 @@ pub unsafe extern "C" fn pelton_engine_open(options: *const COptions, out: *mut 
     let open = || {
         // SAFETY: the caller's promises.
         let engine = unsafe { options::of_engine(options)? }.open().map_err(|error| code::of(&error))?;
-        Ok(Filing { engine, lent: Arc::default(), told: Vec::new() })
+        Ok(Filing { engine, lent: Lent::default(), told: Vec::new() })
     };
     // SAFETY: the caller's promises.
     number(catch(|| unsafe { give(out, open) }))
@@ -616,7 +798,8 @@ pub unsafe extern "C" fn pelton_file_run(
         }
         match code {
             0 => Ok(()),
-            _ => Err(code::system(error, "the operation failed")),
+            code::SYSTEM => Err(code::system(error, "the operation failed")),
+            said => Err(said),
         }
     };
     // SAFETY: the caller's promises.

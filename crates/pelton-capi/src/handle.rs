@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 
 /// What stands behind a handle.
 pub trait Object {
-    /// The gate of a free handle: different for each kind. The three values after it are its other states.
+    /// The gate of a free handle: different for each kind. The values after it are its other states.
     const FREE: u32;
     /// `pelton_KIND` is the type in C.
     const KIND: &'static str;
@@ -46,13 +46,15 @@ pub const ONE: u32 = 1;
 const CLOSER: u32 = 2;
 /// Beyond FREE: closed.
 const CLOSED: u32 = 3;
+/// Beyond FREE: the object is lent to an operation, and comes back.
+const LENT: u32 = 4;
 /// All of these.
-const STATES: u32 = 3;
+const STATES: u32 = 7;
 
 #[repr(C)]
 pub struct Handle<T> {
     head: Head,
-    /// There until the handle is closed. Not an option: its tag would be looked at on the way of each message.
+    /// There until the handle is closed, and while it is not lent. Not an option: its tag would be looked at on the way of each message.
     object: UnsafeCell<MaybeUninit<T>>,
 }
 
@@ -209,17 +211,30 @@ fn broken() -> c_int {
     code::tell(code::INTERNAL, "the handle is not usable since a bug was caught: close it")
 }
 
-/// The kind, by its free gate, of what may be any handle, and whether it is closed; of NULL no kind's.
+/// Where the object of a handle is that is not open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whereabouts {
+    Here,
+    Lent,
+    Closed,
+}
+
+/// The kind, by its free gate, of what may be any handle, and where its object is; of NULL no kind's.
 ///
 /// # Safety
 /// `handle` is NULL or from [`Handle::boxed`].
-pub unsafe fn kind(handle: *const c_void) -> (u32, bool) {
+pub unsafe fn kind(handle: *const c_void) -> (u32, Whereabouts) {
     if handle.is_null() {
-        return (0, false);
+        return (0, Whereabouts::Here);
     }
     // SAFETY: the caller's promise; all begin alike. Relaxed: the caller orders making and closing.
     let gate = unsafe { (*handle.cast::<Head>()).gate.load(Relaxed) };
-    (gate & !STATES, gate & STATES == CLOSED)
+    let whereabouts = match gate & STATES {
+        CLOSED => Whereabouts::Closed,
+        LENT => Whereabouts::Lent,
+        _ => Whereabouts::Here,
+    };
+    (gate & !STATES, whereabouts)
 }
 
 /// As [`enter`], for what any threads may do at once.
@@ -307,6 +322,34 @@ pub unsafe fn take<T: Object, A>(handle: *mut Handle<T>, sure: impl FnOnce(&mut 
     unsafe {
         let answer = enter_and(handle, sure, Result::is_ok)?;
         Ok((emptied(handle), answer))
+    }
+}
+
+/// Lends the object of a handle that stays open, once it is sure that it can: until it is given back, whoever uses the handle, or closes it, is told
+/// that it is lent.
+///
+/// # Safety
+/// As for [`enter`]; the object is given back by [`give_back`], or leaked.
+pub unsafe fn lend<T: Object>(handle: *mut Handle<T>, sure: impl FnOnce(&mut T) -> Answer) -> Answer<T> {
+    // SAFETY: the caller's promise; what could be entered has an object, which this thread alone uses.
+    unsafe {
+        enter_and(handle, sure, Result::is_ok)?;
+        (*handle).head.gate.store(T::FREE + LENT, Relaxed);
+        Ok((*(*handle).object.get()).assume_init_read())
+    }
+}
+
+/// Ends a [`lend`].
+///
+/// # Safety
+/// The handle's object is lent, and this is it. Nobody but this thread uses the handle, but to be told so.
+pub unsafe fn give_back<T: Object>(handle: *mut Handle<T>, object: T) {
+    // SAFETY: a lent handle is not closed, so it is there; by the caller's promise this thread alone writes to it.
+    unsafe {
+        (*(*handle).object.get()).write(object);
+        let head = &(*handle).head;
+        head.gate.store(T::FREE + if head.checks_threads { CLOSER } else { 0 }, Relaxed);
+        head.busy.store(false, Release);
     }
 }
 

@@ -74,6 +74,11 @@ impl Sending {
         Sending { sender, open: None }
     }
 
+    /// The sender alone, once nothing is reserved.
+    pub fn into_sender(self) -> Sender {
+        self.sender
+    }
+
     pub fn fd(&self) -> RawFd {
         self.sender.as_raw_fd()
     }

@@ -204,6 +204,54 @@ fn submitted(engine: &mut Engine, operation: Operation) -> Completion {
     engine.completion_until(deadline()).unwrap().expect("it completes")
 }
 
+static ENTERED: AtomicUsize = AtomicUsize::new(0);
+
+fn count_entries(step: &'static str) {
+    if step == "ring: enters" {
+        ENTERED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn what_a_loop_submits_while_it_is_armed_begins_with_few_system_calls() {
+    let _alone = alone();
+    let _hang = Watchdog::new("what a loop submits while it is armed begins with few system calls");
+    let mut engine = EngineOptions::new().open().unwrap();
+    if !engine.uses_io_uring() {
+        eprintln!("no io_uring here: it is not entered");
+        return;
+    }
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let (read, mut write) = (File::from_fd(read, "a pipe").unwrap(), std::fs::File::from(write));
+    let readable = |engine: &Engine, seconds| {
+        let timeout = Timespec { tv_sec: seconds, tv_nsec: 0 };
+        poll(&mut [PollFd::new(engine, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+    };
+    pelton::failpoints::set(count_entries);
+    for round in 0..3 {
+        assert!(engine.arm().unwrap());
+        ENTERED.store(0, Ordering::Relaxed);
+        for token in 0..100 {
+            assert!(engine.try_submit(token, Operation::read(&read, vec![0; 1])).unwrap().is_submitted());
+        }
+        assert_eq!(ENTERED.load(Ordering::Relaxed), 1, "round {round}: the first begins at once");
+        // The others begin when the loop comes back, as it is told to.
+        assert!(readable(&engine, DEADLINE.as_secs() as i64));
+        assert!(engine.arm().unwrap() && !readable(&engine, 0), "round {round}");
+        assert_eq!(ENTERED.load(Ordering::Relaxed), 2, "round {round}: the rest begins together");
+        write.write_all(&[1; 100]).unwrap();
+        let mut tokens = std::collections::BTreeSet::new();
+        while tokens.len() < 100 {
+            assert!(readable(&engine, DEADLINE.as_secs() as i64));
+            while let Some(ended) = engine.try_completion().unwrap() {
+                assert_eq!(ended.count(), 1);
+                tokens.insert(ended.token);
+            }
+            assert_eq!(engine.arm().unwrap(), engine.in_flight() > 0 || tokens.len() == 100);
+        }
+    }
+}
+
 static ENDED: AtomicUsize = AtomicUsize::new(0);
 static WRITER: Mutex<Option<std::fs::File>> = Mutex::new(None);
 

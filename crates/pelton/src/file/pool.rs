@@ -30,7 +30,7 @@ pub(super) struct Pool {
     waiting: Vec<Job>,
     threads: Vec<JoinHandle<()>>,
     threads_max: usize,
-    /// Given, and not taken back.
+    /// Noted, and not taken back.
     in_flight: usize,
 }
 
@@ -58,11 +58,8 @@ struct Jobs {
 
 #[derive(Debug)]
 enum Job {
-    Do {
-        key: u32,
-        work: Work,
-        cancel: Arc<Cancel>,
-    },
+    /// What it is to do is kept there, until a thread takes it, or it is given up.
+    Do(Arc<Cancel>),
     /// To close a file to which nobody has a handle any more, and of which nobody wants to hear.
     Close(Opened),
 }
@@ -97,8 +94,10 @@ impl Pool {
 
     /// Notes a job, for [`Pool::start`]. Answers what cancels it.
     pub(super) fn push(&mut self, key: u32, work: Work) -> Arc<Cancel> {
-        let cancel = Arc::new(Cancel(Some(Mutex::default())));
-        self.waiting.push(Job::Do { key, work, cancel: cancel.clone() });
+        let given = Given { kept: Some(Kept { key, work, left_to: None }), ..Given::default() };
+        let cancel = Arc::new(Cancel(Some(Mutex::new(given))));
+        self.waiting.push(Job::Do(cancel.clone()));
+        self.in_flight += 1;
         cancel
     }
 
@@ -108,10 +107,10 @@ impl Pool {
         self.waiting.push(Job::Close(file));
     }
 
-    /// Gives up a job: what has not begun ends at once, a copy at its next piece, and who waits for a pipe or a socket is woken. Who waits for a FIFO to
-    /// be opened is left to it, and what it was to do ends here. What is at a disk goes on.
+    /// Gives up a job: what has not begun ends here and now, whatever the threads are at; a copy at its next piece, and who waits for a pipe or a socket
+    /// is woken. Who waits for a FIFO to be opened is left to it, and what it was to do ends here. What is at a disk goes on.
     pub(super) fn cancel(&self, cancel: &Cancel) {
-        if let Some((key, mut work)) = cancel.say() {
+        if let Some(Kept { key, mut work, .. }) = cancel.say() {
             let result = work.failed(Errno::CANCELED);
             self.shared.end(key, work, result);
         }
@@ -123,7 +122,6 @@ impl Pool {
             return Ok(());
         }
         let mut jobs = locked(&self.shared.jobs);
-        self.in_flight += answered(&self.waiting);
         jobs.queue.extend(self.waiting.drain(..));
         let (queued, idle) = (jobs.queue.len(), jobs.idle);
         drop(jobs);
@@ -143,7 +141,6 @@ impl Pool {
                 Err(_) if !self.threads.is_empty() => break,
                 Err(error) => {
                     self.waiting.extend(locked(&self.shared.jobs).queue.drain(..));
-                    self.in_flight -= answered(&self.waiting);
                     return Err(error);
                 }
             }
@@ -192,11 +189,6 @@ impl Pool {
     }
 }
 
-/// How many there are that somebody waits for.
-fn answered(jobs: &[Job]) -> usize {
-    jobs.iter().filter(|job| matches!(job, Job::Do { .. })).count()
-}
-
 impl AsFd for Pool {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.bell.as_fd()
@@ -222,7 +214,9 @@ impl Shared {
             };
             drop(jobs);
             match job {
-                Job::Do { key, mut work, cancel } => {
+                Job::Do(cancel) => {
+                    // Given up before it began, it has ended.
+                    let Some(Kept { key, mut work, .. }) = cancel.take() else { continue };
                     match perform(&mut work, self.root.as_deref(), &cancel, false).transpose() {
                         Some(result) => self.end(key, work, result),
                         None => self.leave(key, work, cancel),
@@ -242,7 +236,7 @@ impl Shared {
         if opens.is_some() && LEFT.load(Relaxed) >= LEFT_MAX {
             return self.end(key, work, Err(Errno::MFILE));
         }
-        if let Some((key, mut work)) = cancel.keep(self, key, work) {
+        if let Some(Kept { key, mut work, .. }) = cancel.keep(Kept { key, work, left_to: Some(self.clone()) }) {
             let result = work.failed(Errno::CANCELED);
             return self.end(key, work, result);
         }
@@ -254,13 +248,13 @@ impl Shared {
                 Some((path, how)) => {
                     let opened = open_file(root.as_deref(), &path, how).map(Output::File);
                     match ours.take() {
-                        Some((shared, key, work)) => shared.end(key, work, opened),
+                        Some(Kept { key, work, left_to }) => left_to.expect("kept so").end(key, work, opened),
                         None => drop(LEFT.fetch_sub(1, Relaxed)),
                     }
                 }
                 None => {
-                    if let Some((shared, key, work)) = ours.take() {
-                        shared.go_on(key, work, &ours);
+                    if let Some(Kept { key, work, left_to }) = ours.take() {
+                        left_to.expect("kept so").go_on(key, work, &ours);
                     }
                 }
             }
@@ -274,7 +268,7 @@ impl Shared {
             }
             // There is none to be had: this one waits.
             Err(_) => match cancel.take() {
-                Some((shared, key, work)) => shared.go_on(key, work, &cancel),
+                Some(Kept { key, work, .. }) => self.go_on(key, work, &cancel),
                 None if is_open => drop(LEFT.fetch_sub(1, Relaxed)),
                 None => {}
             },
@@ -315,7 +309,9 @@ impl Drop for Pool {
         let left = std::mem::take(&mut jobs.queue);
         drop(jobs);
         self.shared.there_is_one.notify_all();
-        drop(left);
+        // What was given up has ended already, and nobody takes that any more; a thread may be at work for long.
+        let ended = std::mem::take(&mut *locked(&self.shared.ended));
+        drop((left, ended));
     }
 }
 
@@ -329,8 +325,16 @@ struct Given {
     is_given_up: bool,
     /// Made by who waits for a stream, which may never have anything to say.
     bell: Option<Arc<Bell>>,
-    /// The job itself, while its thread has no use for it.
-    kept: Option<(Arc<Shared>, u32, Work)>,
+    /// The job itself, while no thread has a use for it.
+    kept: Option<Kept>,
+}
+
+/// A job that waits for its thread; or whose own thread waits for somebody else, and has this to come back to.
+#[derive(Debug)]
+struct Kept {
+    key: u32,
+    work: Work,
+    left_to: Option<Arc<Shared>>,
 }
 
 impl Cancel {
@@ -339,17 +343,17 @@ impl Cancel {
         Cancel(None)
     }
 
-    /// Answers a job that its thread has no use for.
-    fn say(&self) -> Option<(u32, Work)> {
+    /// Answers a job that no thread has a use for.
+    fn say(&self) -> Option<Kept> {
         let mut job = locked(self.0.as_ref()?);
         job.is_given_up = true;
         if let Some(bell) = &job.bell {
             bell.ring();
         }
-        let (_, key, work) = job.kept.take()?;
+        let kept = job.kept.take()?;
         // Its thread finds that nobody wants to hear.
-        LEFT.fetch_add(usize::from(matches!(work, Work::Open { .. })), Relaxed);
-        Some((key, work))
+        LEFT.fetch_add(usize::from(kept.left_to.is_some() && matches!(kept.work, Work::Open { .. })), Relaxed);
+        Some(kept)
     }
 
     pub(super) fn is_said(&self) -> bool {
@@ -361,16 +365,16 @@ impl Cancel {
     }
 
     /// Keeps a job until somebody takes it; gives it back if it is given up already.
-    fn keep(&self, shared: &Arc<Shared>, key: u32, work: Work) -> Option<(u32, Work)> {
+    fn keep(&self, kept: Kept) -> Option<Kept> {
         let mut job = locked(self.0.as_ref().expect("of a job"));
         if job.is_given_up {
-            return Some((key, work));
+            return Some(kept);
         }
-        job.kept = Some((shared.clone(), key, work));
+        job.kept = Some(kept);
         None
     }
 
-    fn take(&self) -> Option<(Arc<Shared>, u32, Work)> {
+    fn take(&self) -> Option<Kept> {
         locked(self.0.as_ref()?).kept.take()
     }
 

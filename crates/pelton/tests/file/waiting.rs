@@ -1,0 +1,369 @@
+//! What waits for somebody else: pipes, FIFOs, files that are closed slowly; cancelling.
+
+use super::*;
+
+#[test]
+fn what_is_cancelled_completes_and_gives_its_memory_back() {
+    everywhere("what is cancelled completes", |case| {
+        let mut engine = case.engine();
+        let (read, mut write) = pipe("a pipe");
+        // Not begun; begun; and beside it one that is not cancelled.
+        submit(&mut engine, 1, Operation::read(&read, vec![1; 10]));
+        assert!(engine.cancel(1).unwrap());
+        let ended = done(&mut engine);
+        assert_eq!((ended.token, failure(&ended), &*ended.buffer), (1, "ECANCELED", &[1; 10][..]));
+        submit(&mut engine, 2, Operation::read(&read, vec![2; 10]));
+        submit(&mut engine, 3, Operation::read(&read, vec![3; 10]));
+        assert!(engine.arm().unwrap());
+        assert!(engine.cancel(2).unwrap());
+        poll_readable(&engine);
+        let ended = done(&mut engine);
+        assert_eq!((ended.token, failure(&ended), &*ended.buffer), (2, "ECANCELED", &[2; 10][..]));
+        write.write_all(b"three").unwrap();
+        let ended = done(&mut engine);
+        assert_eq!((ended.token, ended.bytes()), (3, &b"three"[..]));
+        assert!(!engine.cancel(3).unwrap());
+        // A run that is given up at its deadline takes nothing of what comes later.
+        let soon = Instant::now() + Duration::from_millis(5);
+        assert!(engine.run_until(Operation::read(&read, vec![0; 10]), soon).unwrap().is_none());
+        while engine.cancel(9).unwrap() || !settled(&mut engine) {}
+        write.write_all(b"later").unwrap();
+        assert_eq!(ran(&mut engine, Operation::read(&read, vec![0; 10])).unwrap().bytes(), b"later");
+    });
+}
+
+#[test]
+fn what_is_cancelled_behind_busy_threads_completes_at_once() {
+    everywhere("what is cancelled behind busy threads completes at once", |case| {
+        let mut engine = case.options.clone().threads(1).open().unwrap();
+        let (slow, peer) = slow_to_close();
+        let is_closing = closing(&slow);
+        submit(&mut engine, 1, Operation::close(slow));
+        engine.start().unwrap();
+        is_closing();
+        // The one thread is at that; this waits for it, alone and as the first of a chain.
+        let lent = Lent::new(1);
+        let (_reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let writer = File::from_fd(writer, "a pipe").unwrap();
+        submit(&mut engine, 2, Operation::write(&writer, lent.buffer(0)));
+        let chain = [2, 3].map(|token| (token, Operation::read_link(case.root.path())));
+        assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
+        engine.start().unwrap();
+        assert!(engine.cancel(2).unwrap());
+        let mut ended: Vec<Completion> =
+            (0..3).map(|_| engine.try_completion().unwrap().expect("it has ended")).collect();
+        ended.sort_by_key(|ended| ended.token);
+        assert_eq!(ended.iter().map(|ended| ended.token).collect::<Vec<_>>(), [2, 2, 3]);
+        assert!(ended.iter().all(|ended| failure(ended) == "ECANCELED"));
+        drop(ended);
+        assert_eq!(lent.times(), [1]);
+        assert!(engine.try_completion().unwrap().is_none());
+        // Nor does what is left behind it by a drop wait for the thread.
+        let lent = Lent::new(1);
+        submit(&mut engine, 4, Operation::write(&writer, lent.buffer(0)));
+        engine.start().unwrap();
+        drop(engine);
+        assert_eq!(lent.times(), [1]);
+        // A reset ends it.
+        rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+    });
+}
+
+/// A file that takes seconds to close, and the other end of it.
+fn slow_to_close() -> (File, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut slow = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    slow.set_nonblocking(true).unwrap();
+    while slow.write(&[0; 1 << 16]).is_ok() {}
+    slow.set_nonblocking(false).unwrap();
+    // Until the peer has taken all that, or for as long as this says.
+    rustix::net::sockopt::set_socket_linger(&slow, Some(2 * DEADLINE)).unwrap();
+    (File::from_fd(slow.into(), "slow to close").unwrap(), peer)
+}
+
+/// Waits until it is being closed: it has no number any more then. A child that had a copy of it would close it slowly, too.
+fn closing(slow: &File) -> impl FnOnce() + use<> {
+    let number = PathBuf::from(format!("/proc/self/fd/{}", slow.as_fd().as_raw_fd()));
+    let socket = std::fs::read_link(&number).unwrap();
+    move || {
+        while std::fs::read_link(&number).is_ok_and(|found| found == socket) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn while_a_file_is_closed_slowly_nobody_waits_for_it() {
+    everywhere("while a file is closed slowly nobody waits for it", |case| {
+        let mut engine = case.engine();
+        let (slow, peer) = slow_to_close();
+        // The operation has the last handle: the loop does not close it, nor keeps others from opening, closing and forking.
+        submit(&mut engine, 1, Operation::stat_file(&slow));
+        let is_closing = closing(&slow);
+        drop(slow);
+        assert!(done(&mut engine).outcome.is_ok());
+        is_closing();
+        let (slow, second) = slow_to_close();
+        let is_closing = closing(&slow);
+        let closer = std::thread::spawn(move || drop(slow));
+        is_closing();
+        let file = open(&mut engine, &case.path("a"));
+        ran(&mut engine, Operation::close(file)).unwrap();
+        assert!(std::process::Command::new("true").status().unwrap().success());
+        drop(Engine::new().unwrap());
+        assert!(!closer.is_finished(), "it was to be closed slowly");
+        // A reset ends both.
+        for peer in [&peer, &second] {
+            rustix::net::sockopt::set_socket_linger(peer, Some(Duration::ZERO)).unwrap();
+        }
+        drop((peer, second));
+        closer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_write_to_a_full_pipe_is_cancelled_and_what_went_is_counted() {
+    everywhere("a write to a full pipe is cancelled, and what went is counted", |case| {
+        let mut engine = case.engine();
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let writer = File::from_fd(writer, "full").unwrap();
+        submit(&mut engine, 1, Operation::write(&writer, vec![7; 300 << 10]));
+        engine.start().unwrap();
+        // Something has gone, and there is no room for the rest.
+        let deadline = deadline();
+        let went = || rustix::io::ioctl_fionread(&reader).unwrap();
+        while went() == 0 || poll(&mut [PollFd::new(&writer, PollFlags::OUT)], Some(&Timespec::default())).unwrap() > 0
+        {
+            assert!(Instant::now() < deadline, "the pipe does not fill");
+            std::thread::yield_now();
+        }
+        assert!(engine.cancel(1).unwrap());
+        let cut = done(&mut engine);
+        assert_eq!((cut.count() as u64, cut.buffer.len()), (went(), 300 << 10));
+        engine.close().unwrap();
+    });
+}
+
+#[test]
+fn two_readers_of_a_pipe_leave_each_other_to_be_cancelled() {
+    everywhere("two readers of a pipe leave each other to be cancelled", |case| {
+        let mut engine = case.engine();
+        let (reader, mut writer) = pipe("shared");
+        for token in [1, 2] {
+            submit(&mut engine, token, Operation::read(&reader, vec![0; 300 << 10]));
+        }
+        engine.start().unwrap();
+        writer.write_all(b"x").unwrap();
+        let first = done(&mut engine);
+        assert_eq!(first.bytes(), b"x");
+        assert!(engine.cancel(3 - first.token).unwrap());
+        assert_eq!(failure(&done(&mut engine)), "ECANCELED");
+    });
+}
+
+#[test]
+fn what_is_submitted_raises_no_sigpipe() {
+    everywhere("what is submitted raises no SIGPIPE", |case| {
+        // Its own thread, so that what is pending there is of this alone. Blocked, a signal is pending even if the process ignores it.
+        let pending = || {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("SigPnd:")).unwrap().trim();
+            u64::from_str_radix(line, 16).unwrap() & (1 << 12) != 0
+        };
+        // SAFETY: the set is filled before it is used, and lives as long as the calls.
+        unsafe {
+            let mut pipe: libc::sigset_t = std::mem::zeroed();
+            libc::sigaddset(&raw mut pipe, libc::SIGPIPE);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const pipe, std::ptr::null_mut());
+        }
+        let mut engine = case.engine();
+        for bytes in [10, 300 << 10] {
+            let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+            drop(reader);
+            let writer = File::from_fd(writer, "nobody reads it").unwrap();
+            submit(&mut engine, 1, Operation::write(&writer, vec![0; bytes]));
+            assert_eq!(failure(&done(&mut engine)), "EPIPE");
+            assert!(!pending(), "a write of {bytes} bytes raised SIGPIPE");
+        }
+    });
+}
+
+fn fifo(case: &Case, name: &str) -> PathBuf {
+    let path = case.path(name);
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o600), 0)
+        .unwrap();
+    path
+}
+
+/// Threads that wait for somebody else.
+fn threads_alone() -> usize {
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    tasks.filter_map(|task| name(task).ok()).filter(|name| name.starts_with("pelton-file-own")).count()
+}
+
+/// Until the threads are gone that waited for FIFOs which nobody opened.
+fn nobody_waits_alone() {
+    let deadline = deadline();
+    while threads_alone() > 0 {
+        assert!(Instant::now() < deadline, "a thread waits that has nothing to wait for");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_waits_for_ever_keeps_nothing_else_waiting() {
+    let _hang = Watchdog::new("what waits for ever keeps nothing else waiting");
+    for way in ["ring", "threads"] {
+        for ends_by_cancel in [true, false] {
+            let root = tempfile::tempdir_in("/var/tmp").unwrap();
+            let case = Case { way, options: options(way).threads(2), root };
+            let mut engine = case.engine();
+            let fifos: Vec<PathBuf> = (0..32).map(|number| fifo(&case, &format!("fifo {number}"))).collect();
+            for (token, path) in (0..).zip(&fifos) {
+                let how = if token % 2 == 0 { Open::for_reading() } else { Open::for_writing().create(0o600) };
+                submit(&mut engine, token, Operation::open(path, how));
+            }
+            // Also one that says of itself that it would wait, which the ring does not wait for.
+            let pipes: Vec<_> = (0..32).map(|number| pipe(&format!("pipe {number}"))).collect();
+            for (token, (read, _write)) in (32..).zip(&pipes) {
+                if token % 2 == 0 {
+                    rustix::fs::fcntl_setfl(read, rustix::fs::OFlags::NONBLOCK).unwrap();
+                }
+                submit(&mut engine, token, Operation::read(read, vec![0; 10]));
+            }
+            engine.start().unwrap();
+            // All of them wait; others go on.
+            let file = open(&mut engine, &case.path("a"));
+            for round in 0..20u64 {
+                submit(&mut engine, 100, Operation::write_at(&file, vec![1; 300_000], round * 300_000));
+                submit(&mut engine, 101, Operation::stat(case.path("a")));
+                submit(&mut engine, 102, Operation::set_times(case.path("a"), None, Some(SystemTime::now())));
+                for _ in 0..3 {
+                    let ended = done(&mut engine);
+                    assert!(ended.token >= 100 && ended.outcome.is_ok(), "{ended:?}");
+                }
+            }
+            assert_eq!(engine.in_flight(), 64);
+            // What they wait for comes, to some of each.
+            let partner = |token: u64| {
+                if token < 32 {
+                    // It has a thread of its own, so that no opening waits here for ever if that one has not begun.
+                    let path = fifos[token as usize].clone();
+                    std::thread::spawn(move || {
+                        std::fs::OpenOptions::new()
+                            .read(token % 2 == 1)
+                            .write(token.is_multiple_of(2))
+                            .open(path)
+                            .unwrap()
+                    });
+                } else {
+                    (&pipes[token as usize - 32].1).write_all(b"bytes").unwrap();
+                }
+            };
+            for token in [0, 1, 40, 41] {
+                partner(token);
+                let ended = done(&mut engine);
+                assert_eq!(ended.token, token, "{ended:?}");
+                assert!(ended.outcome.is_ok());
+                assert!(token < 32 || ended.bytes() == b"bytes");
+            }
+            if ends_by_cancel {
+                (0..64).for_each(|token| assert_eq!(engine.cancel(token).unwrap(), ![0, 1, 40, 41].contains(&token)));
+                for _ in 0..60 {
+                    assert_eq!(failure(&done(&mut engine)), "ECANCELED");
+                }
+                engine.close().unwrap();
+            } else {
+                assert!(!engine.close_until(Instant::now() + Duration::from_millis(5)).unwrap());
+            }
+            // Who waits for a FIFO does so until somebody opens it: that is not undone.
+            for path in &fifos {
+                drop(std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap());
+            }
+            nobody_waits_alone();
+        }
+    }
+}
+
+#[test]
+fn what_run_until_gives_up_is_within_the_bound() {
+    everywhere("what run_until gives up is within the bound", |case| {
+        let mut engine = case.options.clone().in_flight_max(2).threads(64).open().unwrap();
+        // Long enough for most to have begun; one that has not ends at once, and another is tried.
+        let soon = || Instant::now() + Duration::from_millis(30);
+        // What a thread is at that closes a file is not to be stopped; what none has begun is. Of the former two have the places that there are, and one more is
+        // waited for.
+        let mut peers = Vec::new();
+        while engine.try_completion().unwrap().is_none() && engine.has_room(0) {
+            let (slow, peer) = slow_to_close();
+            // A child of another test that has a copy of it for a moment closes it instead: then another is tried.
+            let _ = engine.run_until(Operation::close(slow), soon()).unwrap();
+            peers.push(peer);
+            if peers.len() > 60 {
+                break;
+            }
+        }
+        let is_bounded = peers.len() <= 60;
+        let made = engine.run_until(Operation::make_directory(case.path("made"), 0o700), soon()).unwrap().is_some();
+        let is_taken = engine.try_submit(1, Operation::stat(case.root.path())).unwrap().is_submitted();
+        // A reset ends them, and there is room again.
+        for peer in peers {
+            rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+        }
+        assert_eq!((is_bounded, made, is_taken), (true, false, false));
+        assert!(engine.run_until(Operation::make_directory(case.path("made"), 0o700), deadline()).unwrap().is_some());
+        let (idle, mut writer) = pipe("idle");
+        for token in [1, 2] {
+            while !engine.try_submit(token, Operation::read(&idle, vec![0; 1])).unwrap().is_submitted() {
+                assert!(engine.try_completion().unwrap().is_none());
+            }
+        }
+        assert!(engine.run_until(Operation::stat(case.root.path()), deadline()).unwrap().is_some());
+        writer.write_all(b"ab").unwrap();
+        (0..2).for_each(|_| assert_eq!(done(&mut engine).count(), 1));
+        engine.close().unwrap();
+    });
+}
+
+#[test]
+fn no_more_threads_are_left_at_fifos_than_a_bound() {
+    let _hang = Watchdog::new("no more threads are left at FIFOs than a bound");
+    for way in ["ring", "threads"] {
+        let place = tempfile::tempdir_in("/var/tmp").unwrap();
+        Child::start(Role::new("left").with("path", place.path().display()).with("way", way)).expect("left");
+    }
+}
+
+pub(super) fn left(path: &Path, way: &str) {
+    let way = if way == "ring" { "ring" } else { "threads" };
+    let case = Case { way, options: options(way), root: tempfile::tempdir_in(path).unwrap() };
+    let mut engine = case.engine();
+    let path = fifo(&case, "fifo");
+    // Opens one, and gives it up soon.
+    let mut begin = || {
+        let soon = Instant::now() + Duration::from_millis(2);
+        engine.run_until(Operation::open(&path, Open::for_reading()), soon)
+    };
+    let refused = loop {
+        match begin() {
+            Ok(given_up) => assert!(given_up.is_none()),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(errno(&refused), "EMFILE");
+    assert!(threads_alone() <= 256);
+    // When they have gone it goes on. One may not have begun to wait when another is woken.
+    let until_they_are_gone = || {
+        while threads_alone() > 0 {
+            drop(std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    until_they_are_gone();
+    assert!(begin().is_ok());
+    drop(engine);
+    until_they_are_gone();
+    say("left");
+}
