@@ -44,6 +44,23 @@ use raw::RawBody;
 /// other side's loop. The next look goes on.
 const LOOKS: usize = 1024;
 
+/// Yes or no, as large as a word. A request is copied on its way to who answers it, and one with single bytes in it in odd pieces: to read
+/// such a piece back, larger than it was written, takes until all that was written before is out, and that is the reply before, whose
+/// lines the client has.
+#[repr(u64)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flag {
+    No,
+    Yes,
+}
+
+impl Flag {
+    #[inline(always)]
+    fn is_set(self) -> bool {
+        self == Flag::Yes
+    }
+}
+
 /// The bytes of a request, or of an answer.
 #[derive(Debug)]
 enum Body<'a> {

@@ -180,7 +180,7 @@ pub(crate) enum Pace {
 }
 
 /// Ready when it is polled again.
-fn again() -> impl Future<Output = ()> {
+pub(crate) fn again() -> impl Future<Output = ()> {
     let mut is_polled = false;
     poll_fn(move |_| if std::mem::replace(&mut is_polled, true) { Poll::Ready(()) } else { Poll::Pending })
 }

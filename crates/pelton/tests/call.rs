@@ -1225,6 +1225,62 @@ fn a_loop_that_only_notifies_hears_of_room() {
 }
 
 #[test]
+fn a_loop_that_streams_hears_of_room_and_of_what_else_the_client_says() {
+    let place = Place::new("a streaming loop");
+    let (mut service, mut client, mut responders, ids) = asked(&place, 1);
+    let mut responder = responders.pop().unwrap();
+    let (mut given, mut taken) = (0, 0);
+    for round in 0..20 {
+        let before = given;
+        // Also on another thread than the loop's, and while that sleeps.
+        std::thread::scope(|scope| {
+            let armed = round % 2 == 0 && service.arm().unwrap();
+            let fill = || while responder.try_part(&[5; 3000]).unwrap() == Sent::Sent {};
+            scope.spawn(fill).join().unwrap();
+            if armed {
+                readable(service.as_fd());
+                service.disarm();
+            }
+        });
+        assert!(service.arm().unwrap(), "there is no room");
+        // What was heard of the round before may be told once more.
+        for _ in 0..3 {
+            if is_readable(service.as_fd()) {
+                service.disarm();
+                assert!(service.arm().unwrap(), "there is no room");
+            }
+        }
+        assert!(!is_readable(service.as_fd()));
+        while let Some(part) = client.try_completion().unwrap() {
+            assert_eq!((part.outcome(), &*part), (Outcome::Part, &[5; 3000][..]));
+            taken += 1;
+        }
+        readable(service.as_fd());
+        service.disarm();
+        given = taken;
+        assert!(given > before, "round {round}");
+    }
+    // There is no room, and requests, and what is said of the call, are taken.
+    while responder.try_part(&[5; 3000]).unwrap() == Sent::Sent {}
+    assert!(service.arm().unwrap());
+    let another = client.submit(b"another").unwrap();
+    client.cancel(ids[0]).unwrap();
+    readable(service.as_fd());
+    service.disarm();
+    let (bytes, answer) = service.receive_until(deadline()).unwrap().unwrap().into_parts();
+    assert_eq!(bytes, b"another");
+    assert!(service.try_receive().unwrap().is_none());
+    assert!(responder.is_cancelled());
+    drop(responder);
+    answer.reply(b"this too").unwrap();
+    let serving = std::thread::spawn(move || service.receive_until(deadline()).unwrap().is_some());
+    assert_eq!(&*client.completion_of_until(another, deadline()).unwrap().unwrap(), b"this too");
+    // Room that nobody wants any more keeps no service awake for long.
+    client.submit(b"the last").unwrap();
+    assert!(serving.join().unwrap());
+}
+
+#[test]
 fn a_loop_hears_of_the_end_after_the_last_answers() {
     let place = Place::new("the end comes last");
     let (service, mut client, mut responders, ids) = asked(&place, 2);

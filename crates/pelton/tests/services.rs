@@ -727,6 +727,86 @@ fn a_stray_socket_of_another_kind_under_the_name_is_passed_over() {
     assert_eq!(*client.call_until(b"y", until).unwrap().expect("it hangs"), *b"y");
 }
 
+/// A client that has been answered, by the service; and where another may listen.
+fn answered(name: &Name) -> (Client, Serving, PathBuf) {
+    let serving = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let mut client = name.client();
+    assert_eq!(*client.call(b"hello").unwrap(), *b"hello");
+    (client, serving, name.directory().join("another"))
+}
+
+#[test]
+fn who_hangs_up_on_everybody_is_not_greeted_again_without_a_pause() {
+    use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+    use rustix::net::{accept, bind, listen, shutdown, socket_with};
+    let name = Name::new("hangs up");
+    let (mut client, serving, path) = answered(&name);
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    let (start, greeted) = (Instant::now(), AtomicU32::new(0));
+    drop(serving);
+    listen(&socket, 8).unwrap();
+    std::thread::scope(|scope| {
+        // Until it is shut down.
+        scope.spawn(|| {
+            while accept(&socket).is_ok() {
+                greeted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let until = Instant::now() + Duration::from_millis(500);
+        // The first may find that the service has gone.
+        while Instant::now() < until {
+            assert!(!matches!(client.call_until(b"anybody?", until), Ok(Some(_))));
+        }
+        // One in each ten milliseconds, and those that a look at the directory begins.
+        let most = start.elapsed().as_millis() / 10 + 20;
+        let times = greeted.load(Ordering::Relaxed).into();
+        assert!((2..=most).contains(&times), "{times} times, wanted at most {most}");
+        // Nor does it keep the client from one that comes.
+        let _serving = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+        assert_eq!(*client.call_until(b"again", deadline()).unwrap().expect("it hangs"), *b"again");
+        shutdown(&socket, Shutdown::Both).unwrap();
+    });
+}
+
+#[test]
+fn that_somebody_refuses_a_client_is_told_to_who_waits() {
+    let name = Name::new("refuses");
+    let (mut client, serving, path) = answered(&name);
+    let listener = Options::new().listen(&format!("unix:{}", path.display())).unwrap();
+    drop(serving);
+    let over = Arc::new(AtomicBool::new(false));
+    let is_over = over.clone();
+    let refusing = std::thread::spawn(move || {
+        let mut times = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            let soon = Instant::now() + Duration::from_millis(20);
+            match listener.accept_receiver_until(soon) {
+                Ok(None) => {}
+                // Each is refused: this is no service.
+                refused => times += u32::from(refused.is_err()),
+            }
+        }
+        times
+    });
+    for _ in 0..20 {
+        let until = deadline();
+        let error = loop {
+            match client.call_until(b"hello", until) {
+                // It may have gone with what the service had.
+                Err(error) if error.is_closed() => assert!(Instant::now() < until),
+                Err(error) => break error,
+                Ok(reply) => panic!("{reply:?}"),
+            }
+        };
+        assert!(matches!(error, Error::Refused(_)), "{error}");
+    }
+    over.store(true, Ordering::Relaxed);
+    // As often as it was told, and once or twice more: nobody is asked again before.
+    let times = refusing.join().unwrap();
+    assert!(times <= 22, "refused {times} times");
+}
+
 #[test]
 fn a_service_whose_socket_would_be_anothers_listens_at_the_next() {
     let name = Name::new("same number");

@@ -16,7 +16,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 
 /// A request's lane has with it: whom to answer, and what of a large request has come.
@@ -56,6 +56,9 @@ pub(crate) struct Caller {
     pub(super) turn: Condvar,
     /// Why nothing is taken of its lane of requests: a sum of the flags below, 0 if there is no reason.
     stalls: AtomicU32,
+    /// One more than the bytes of a part for which there was no room, of which the service's loop is to be told once; 0 if there is none.
+    /// Requests are taken all the same: the loop is not to miss that the call is cancelled.
+    wanted: AtomicUsize,
     /// Answers of threads that must not wait for the lock, for the service's loop to take up.
     later: Mutex<Vec<(Header, Vec<u8>)>>,
     is_gone: AtomicBool,
@@ -142,6 +145,7 @@ impl Caller {
             desk,
             turn: Condvar::new(),
             stalls: AtomicU32::new(0),
+            wanted: AtomicUsize::new(0),
             later: Mutex::default(),
             is_gone: AtomicBool::new(false),
             calls: (0..CALLS_MAX).map(|_| AtomicU64::new(0)).collect(),
@@ -165,6 +169,24 @@ impl Caller {
     /// Whether replies wait for room.
     pub(super) fn is_clogged(&self) -> bool {
         self.stalls.load(Relaxed) & (CLOGGED | LATER) != 0
+    }
+
+    /// Whether the service's loop is to be told of room for a part.
+    fn is_wanted(&self) -> bool {
+        self.wanted.load(Relaxed) != 0 && !self.is_gone.load(Relaxed)
+    }
+
+    /// Whether the service's loop waits for room, for whatever reason.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.is_clogged() || self.is_wanted()
+    }
+
+    /// There was no room for a part of so many bytes, and nobody waits for it: the service's loop is to be told.
+    #[cold]
+    pub(super) fn want_room(self: &Arc<Caller>, bytes: usize) {
+        if self.wanted.swap(bytes.saturating_add(1), Relaxed) == 0 {
+            self.desk.look_at(self);
+        }
     }
 
     pub(super) fn has_later(&self) -> bool {
@@ -394,23 +416,23 @@ impl Caller {
         self.bell().ring();
     }
 
-    /// For the service's loop: writes what there is room for. False: it is not clogged any more.
+    /// For the service's loop: writes what there is room for. False: no room is waited for any more.
     pub(super) fn tend(self: &Arc<Caller>) -> bool {
         if !self.is_clogged() {
-            return false;
+            return self.is_wanted();
         }
         // Who has the lock is writing.
         let Ok(Some(mut out)) = self.try_lock() else { return true };
         out.is_awaited &= out.is_polled;
         // An error is of the client's end, which its lane tells.
         let _ = self.flush(&mut out);
-        self.is_clogged()
+        self.is_awaited()
     }
 
     /// For the service's loop, before it sleeps: has the client ring when there is room. False: there is some, or it is to be looked
     /// for again, since who has the lock is writing.
     pub(super) fn arm(&self) -> bool {
-        if !self.is_clogged() {
+        if !self.is_awaited() {
             return false;
         }
         let Ok(Some(mut out)) = self.try_lock() else {
@@ -425,15 +447,23 @@ impl Caller {
             return true;
         }
         self.bells.bell().drain();
-        let bytes = out.outbox.wanted();
+        let part = self.wanted.load(Relaxed).saturating_sub(1);
+        let bytes = match out.outbox.is_empty() {
+            true if out.outbox.is_whole(part) => part,
+            _ => out.outbox.wanted(),
+        };
         // As above.
         out.is_awaited = out.outbox.sender.arm_for_room(bytes).unwrap_or(true);
+        if !out.is_awaited && out.outbox.is_empty() {
+            // Told once: whoever still wants it tries again. A loop that has given its part up would never sleep.
+            self.wanted.store(0, Relaxed);
+        }
         out.is_awaited
     }
 
     pub(super) fn disarm(&self) {
         // Otherwise who writes does it.
-        if self.is_clogged()
+        if self.is_awaited()
             && let Ok(Some(mut out)) = self.try_lock()
             && !out.is_polled
         {
@@ -443,7 +473,7 @@ impl Caller {
     }
 
     pub(super) fn must_nap(&self) -> bool {
-        self.is_clogged() && self.try_lock().is_ok_and(|out| out.is_none_or(|out| out.outbox.sender.must_nap()))
+        self.is_awaited() && self.try_lock().is_ok_and(|out| out.is_none_or(|out| out.outbox.sender.must_nap()))
     }
 }
 

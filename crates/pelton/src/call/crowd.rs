@@ -6,12 +6,13 @@
 use super::frame::Assembly;
 use super::frame::Header;
 use super::outbox::Outbox;
-use crate::connect::{Origin, PATIENCE};
+use crate::connect::{Origin, PATIENCE, RETRY};
 use crate::error::{Error, Result};
-use crate::handshake::{LinkParts, Pace, Shake, new_client};
+use crate::handshake::{LinkParts, Pace, Shake, again, new_client};
 use crate::link::{Bells, Peer};
 use crate::name::Name;
 use crate::options::Options;
+use crate::os::Timer;
 use crate::receiver::Receiver;
 use crate::sender::Sender;
 use std::hash::{BuildHasher, RandomState};
@@ -115,17 +116,22 @@ pub(super) struct Crowd {
     looked: Instant,
     /// Those that said nothing, and until when they are passed over.
     silent: Vec<(PathBuf, Instant)>,
+    /// The same of those that refused, until that is told.
+    refusing: Vec<(PathBuf, Instant)>,
     /// Why the last one that was reached came to nothing, if that was not that it went.
     why: Option<Error>,
     /// Those that went while they were greeted.
     pub(super) hung_up: u32,
+    /// It has had a link.
+    has_met: bool,
 }
 
 /// A service in the middle of the hand-shake.
 struct Arriving {
     path: PathBuf,
     began: Instant,
-    shaking: Pin<Box<dyn Future<Output = Result<LinkParts>> + Send>>,
+    /// None: nobody is there any more.
+    shaking: Pin<Box<dyn Future<Output = Result<Option<LinkParts>>> + Send>>,
 }
 
 impl std::fmt::Debug for Arriving {
@@ -145,8 +151,10 @@ impl Crowd {
             submissions: 0,
             looked: Instant::now(),
             silent: Vec::new(),
+            refusing: Vec::new(),
             why: None,
             hung_up: 0,
+            has_met: false,
         }
     }
 
@@ -162,6 +170,7 @@ impl Crowd {
 
     /// Why the last hand-shake failed, once.
     pub(super) fn take_why(&mut self) -> Option<Error> {
+        self.refusing.clear();
         self.why.take()
     }
 
@@ -185,6 +194,7 @@ impl Crowd {
     pub(super) fn look(&mut self, links: &mut Vec<Link>, bells: &Bells, most: usize) -> Result<()> {
         self.looked = Instant::now();
         self.silent.retain(|(_, until)| self.looked < *until);
+        self.refusing.retain(|(_, until)| self.looked < *until);
         let mut paths = self.name.sockets()?;
         // Clients that come for a call or two are to be spread too.
         let start = RandomState::new().hash_one(self.number) as usize % paths.len().max(1);
@@ -198,7 +208,7 @@ impl Crowd {
             // Who drains listens no more: in another pid namespace a process of the same number may.
             if links.iter().any(|link| link.is_open() && is_known(&link.path))
                 || self.arriving.iter().any(|on| is_known(&on.path))
-                || self.silent.iter().any(|(silent, _)| is_known(silent))
+                || self.silent.iter().chain(&self.refusing).any(|(path, _)| is_known(path))
             {
                 continue;
             }
@@ -220,9 +230,31 @@ impl Crowd {
         self.number += 1;
         bells.add_visits(shake.socket(), self.number).map_err(Error::system("watching a connection"))?;
         let (options, bells) = (self.options.clone(), bells.clone());
-        let shaking = Box::pin(async move { new_client(shake, &options, &bells).await });
+        let shaking = Box::pin(async move { new_client(shake, &options, &bells).await.map(Some) });
         self.arriving.push(Arriving { path, began: self.looked, shaking });
         Ok(true)
+    }
+
+    /// Greets who has hung up once more, but not at once: one that hangs up on everybody is not to be asked without a pause. Until then it
+    /// is one on the way.
+    fn greet_later(&mut self, path: PathBuf, bells: &Bells) -> Result<()> {
+        let timer = Timer::after(RETRY).map_err(Error::system("making a timer"))?;
+        self.number += 1;
+        let number = self.number;
+        bells.add_visits(timer.as_fd(), number).map_err(Error::system("watching a timer"))?;
+        let (name, at, options, bells) = (self.name.clone(), path.clone(), self.options.clone(), bells.clone());
+        let shaking = Box::pin(async move {
+            while !timer.has_passed() {
+                again().await;
+            }
+            drop(timer);
+            let Some(socket) = name.connect_to(&at)? else { return Ok(None) };
+            let shake = Shake::new(socket, Pace::Polled, &options)?;
+            bells.add_visits(shake.socket(), number).map_err(Error::system("watching a connection"))?;
+            new_client(shake, &options, &bells).await.map(Some)
+        });
+        self.arriving.push(Arriving { path, began: Instant::now(), shaking });
+        Ok(())
     }
 
     fn note(&mut self, failed: Error) {
@@ -254,12 +286,26 @@ impl Crowd {
             };
             let Arriving { path, .. } = self.arriving.swap_remove(place);
             self.number += 1;
-            match shaken.and_then(|parts| self.admit(parts, path, bells)) {
+            let admitted = match shaken {
+                Ok(None) => continue,
+                Ok(Some(parts)) => self.admit(parts, path.clone(), bells),
+                Err(error) => Err(error),
+            };
+            match admitted {
                 Ok(link) => {
                     links.push(link);
                     self.why = None;
+                    self.has_met = true;
                 }
-                Err(error) => self.note(error),
+                // Until it has met somebody the client has a patience of its own.
+                Err(Error::HungUp) if self.has_met => {
+                    self.greet_later(path, bells).unwrap_or_else(|error| self.note(error));
+                }
+                Err(error) => {
+                    self.note(error);
+                    // What it says is to be told before it is asked again.
+                    self.refusing.push((path, Instant::now() + LOOK_AGAIN));
+                }
             }
         }
     }

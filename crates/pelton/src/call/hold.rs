@@ -3,6 +3,7 @@
 //! What is lent goes back before the loop does anything else: nobody else uses the service until then. So while nobody has taken
 //! anything away either, the client's lane is this one's alone, and is written without the lock. Whoever is away takes the lock.
 
+use super::Flag;
 use super::caller::{Caller, Guard, has_room};
 use super::frame::Header;
 use super::responder::room_is_held;
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Hold<'a> {
     /// The lane's own, which is not counted again: it is kept until this goes.
     caller: ManuallyDrop<Arc<Caller>>,
-    is_lent: bool,
+    is_lent: Flag,
     of_loop: PhantomData<&'a ()>,
 }
 
@@ -35,24 +36,24 @@ impl<'a> Hold<'a> {
     pub(super) unsafe fn lent(caller: &Arc<Caller>) -> Hold<'a> {
         // SAFETY: a copy that is never dropped, of what the lane keeps for so long.
         let caller = unsafe { std::ptr::read(caller) };
-        Hold { caller: ManuallyDrop::new(caller), is_lent: true, of_loop: PhantomData }
+        Hold { caller: ManuallyDrop::new(caller), is_lent: Flag::Yes, of_loop: PhantomData }
     }
 
     /// For who wants to answer when the loop does something else, or on another thread.
     pub(super) fn away(self) -> Hold<'static> {
-        if self.is_lent {
+        if self.is_lent.is_set() {
             self.caller.away.go();
         }
         // SAFETY: a copy, of which the original is forgotten. It is kept until this comes back, as has just been said.
         let caller = unsafe { std::ptr::read(&*self.caller) };
         forget(self);
-        Hold { caller: ManuallyDrop::new(caller), is_lent: false, of_loop: PhantomData }
+        Hold { caller: ManuallyDrop::new(caller), is_lent: Flag::No, of_loop: PhantomData }
     }
 
     /// The client's lane, if it is this one's alone.
     #[inline(always)]
     pub(super) fn alone(&self) -> Option<Guard<'_>> {
-        let is_alone = self.is_lent && self.caller.away.is_nobody() && !self.caller.is_forked();
+        let is_alone = self.is_lent.is_set() && self.caller.away.is_nobody() && !self.caller.is_forked();
         // SAFETY: it is lent, so the loop does nothing, and nobody else is there.
         is_alone.then(|| unsafe { self.caller.unlocked() })
     }
@@ -109,7 +110,11 @@ impl<'a> Hold<'a> {
                 self.pass_on(&mut out);
                 return Ok(Sent::Sent);
             }
-            let Some(deadline) = patience.deadline() else { return Ok(Sent::Full) };
+            let Some(deadline) = patience.deadline() else {
+                drop(out);
+                self.want_room(payload.len());
+                return Ok(Sent::Full);
+            };
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(Sent::TimedOut);
@@ -162,7 +167,7 @@ impl<'a> Hold<'a> {
         (out.is_polled, out.is_awaited) = (false, false);
         out.outbox.sender.disarm();
         self.turn.notify_all();
-        if self.is_clogged() {
+        if self.is_awaited() {
             // The service has left it to this thread to hear the bell.
             self.desk.stir();
         }
@@ -184,7 +189,7 @@ impl Deref for Hold<'_> {
 impl Drop for Hold<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if !self.is_lent {
+        if !self.is_lent.is_set() {
             self.come_back();
         }
     }

@@ -4,10 +4,10 @@ mod raw;
 
 pub use raw::{RawReplyRoom, RawRequest};
 
-use super::Body;
 use super::caller::{Guard, Out, forget_room, has_room};
 use super::frame::{HEADER_BYTES, Header, Kind, check_size, slot_of};
 use super::hold::Hold;
+use super::{Body, Flag};
 use crate::error::{Error, Result};
 use crate::link::Peer;
 use crate::sender::Sent;
@@ -106,7 +106,7 @@ pub struct Answering<'a> {
     pub(super) caller: Hold<'a>,
     pub(super) id: u64,
     pub(super) deadline: u64,
-    pub(super) is_answered: bool,
+    pub(super) is_answered: Flag,
 }
 
 /// Answers one request at any time, on any thread.
@@ -151,7 +151,8 @@ impl Answering<'_> {
         self.send_part(part, Patience::Endless).map(|_| ())
     }
 
-    /// As [`Responder::part`], if there is room now: [`Sent::Full`] otherwise. Never waits.
+    /// As [`Responder::part`], if there is room now: [`Sent::Full`] otherwise, and then [`crate::Service::arm`] tells the service's event
+    /// loop once there is. Never waits.
     ///
     /// # Errors
     /// As [`Responder::part`].
@@ -189,7 +190,7 @@ impl Answering<'_> {
     /// The common case: the client is this one's alone, nothing waits before this, and there is room.
     #[inline(always)]
     fn room_at_once(&self, bytes: usize) -> Option<Space> {
-        let is_due = self.id != 0 && !self.is_answered && bytes as u64 <= self.caller.bytes_max;
+        let is_due = self.id != 0 && !self.is_answered.is_set() && bytes as u64 <= self.caller.bytes_max;
         let mut out = self.caller.alone().filter(|out| is_due && out.outbox.is_empty())?;
         if self.caller.has_later() { None } else { out.outbox.sender.room_at_once(bytes) }
     }
@@ -252,7 +253,7 @@ impl Answering<'_> {
         if self.id == 0 {
             return Err(Error::Refused("a notification is not answered".to_owned()));
         }
-        if self.is_answered {
+        if self.is_answered.is_set() {
             return Err(Error::Refused("the call has been answered".to_owned()));
         }
         check_size(bytes, self.caller.bytes_max)
@@ -263,7 +264,7 @@ impl Answering<'_> {
         self.check(payload.len())?;
         let sent = self.caller.send_last(header, payload);
         // Also to who has gone.
-        self.is_answered = true;
+        self.is_answered = Flag::Yes;
         sent
     }
 
@@ -276,7 +277,7 @@ impl Answering<'_> {
 impl Drop for Answering<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if !self.is_answered {
+        if !self.is_answered.is_set() {
             self.abandon();
         }
     }
@@ -343,7 +344,7 @@ pub struct ReplyRoom<'a> {
     held: Held<'a>,
     space: Space,
     id: u64,
-    is_answered: &'a mut bool,
+    is_answered: &'a mut Flag,
 }
 
 impl ReplyRoom<'_> {
@@ -354,7 +355,7 @@ impl ReplyRoom<'_> {
     #[inline(always)]
     pub fn reply(mut self, bytes: usize) -> Result<()> {
         self.publish(Kind::Reply, bytes)?;
-        *self.is_answered = true;
+        *self.is_answered = Flag::Yes;
         Ok(())
     }
 

@@ -6,12 +6,14 @@
 
 mod raw;
 
+#[cfg(doc)]
+use super::Responder;
 use super::caller::Caller;
 use super::edges::Stirred;
 use super::frame::{Assembly, By, Clock, HEADER_BYTES, Header, Kind};
 use super::hold::Hold;
 use super::responder::{Answering, Request};
-use super::{Body, LOOKS};
+use super::{Body, Flag, LOOKS};
 use crate::connect::Listener;
 use crate::error::{Error, Result};
 use crate::gather;
@@ -56,7 +58,7 @@ use std::time::Instant;
 pub struct Service {
     pub(super) requests: Receiver,
     desk: Arc<Desk>,
-    /// Clients that do not read their replies.
+    /// Clients that do not read their replies, or for a part to whom there was no room.
     clogged: Vec<Arc<Caller>>,
     /// Found by a wait, for who waited: taken before anything else is asked of the lanes, since of a record in place it says
     /// nothing of whose it is.
@@ -74,7 +76,7 @@ pub(crate) struct Desk {
     pub(crate) mute: Arc<Nudge>,
     nudge: Arc<Nudge>,
     pub(super) clock: Clock,
-    /// Clients that are clogged since the service last looked; none any more when it is gone.
+    /// Clients that are so since the service last looked; none any more when it is gone.
     arrived: Mutex<Option<Vec<Arc<Caller>>>>,
     /// Whether there is anything for the service to see here.
     stirred: Stirred,
@@ -198,9 +200,10 @@ impl Service {
         Stopper { desk: self.desk.clone() }
     }
 
-    /// For an event loop: asks that the descriptor become readable when a request comes. True: there is none now, go back to the
-    /// loop. False: there is one, take it. Does not wait. The loop is woken now and then for clients that come, go, or read
-    /// their replies.
+    /// For an event loop: asks that the descriptor become readable when a request comes, or when there is room for a part for which
+    /// [`Responder::try_part`] found none, on whatever thread. True: there is neither now, go back to the loop. False: there is one, take
+    /// it, or try the parts again; of room this is said once. Does not wait. The loop is woken now and then for clients that come, go, or
+    /// read their replies.
     ///
     /// # Errors
     /// As [`Service::receive`].
@@ -250,7 +253,7 @@ impl Service {
     fn plain(&mut self, record: Record, id: u64, deadline: u64) -> Request<'_> {
         let caller = self.lend();
         let body = Body::InPlace(self.requests.message(record));
-        Request { body, responder: Answering { caller, id, deadline, is_answered: false } }
+        Request { body, responder: Answering { caller, id, deadline, is_answered: Flag::No } }
     }
 
     /// The current client, for as long as this is borrowed.
@@ -286,7 +289,7 @@ impl Service {
             Found::InPlace(record, header) => (Body::InPlace(self.requests.message(record)), header),
             Found::Apart(bytes, header) => (Body::Apart(bytes), header),
         };
-        let is_answered = header.kind == Kind::Notify;
+        let is_answered = if header.kind == Kind::Notify { Flag::Yes } else { Flag::No };
         Request { body, responder: Answering { caller, id: header.id, deadline: header.deadline, is_answered } }
     }
 

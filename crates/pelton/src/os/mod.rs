@@ -13,6 +13,7 @@ mod ring;
 mod segment;
 pub(crate) mod socket;
 mod syncer;
+mod timer;
 
 #[cfg(not(thread_sanitizer))]
 use std::sync::PoisonError;
@@ -28,6 +29,7 @@ pub(crate) use fork::Owner;
 pub(crate) use ring::Ring;
 pub(crate) use segment::{Kind, PIECE, Segment, allocate, can_allocate, check_file_size, write_at};
 pub(crate) use syncer::{Syncer, sync};
+pub(crate) use timer::Timer;
 
 /// Takes a lock, also one whose holder panicked: nothing that this crate keeps under a lock is left half done by that.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

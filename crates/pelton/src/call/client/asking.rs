@@ -185,6 +185,7 @@ impl Client {
     /// There is no link to write by: looks for others. By: there is one now.
     #[cold]
     fn find_somebody(&mut self) -> Result<Written> {
+        self.attend();
         self.look_around()?;
         let Some(crowd) = &mut self.crowd else { return Ok(Written::Nobody) };
         if self.links.iter().any(Link::is_open) {

@@ -1,0 +1,34 @@
+//! A moment that is told by a descriptor, like everything else that is waited for.
+
+use super::Descriptor;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use rustix::time::{timerfd_create, timerfd_settime};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+/// Readable from a moment on.
+#[derive(Debug)]
+pub(crate) struct Timer(Descriptor);
+
+impl Timer {
+    /// In so long.
+    pub(crate) fn after(time: Duration) -> std::io::Result<Timer> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = Descriptor::opened(|| timerfd_create(TimerfdClockId::Monotonic, flags))??;
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: none, it_value: value })?;
+        Ok(Timer(timer))
+    }
+
+    /// Whether it has passed. Said once.
+    pub(crate) fn has_passed(&self) -> bool {
+        rustix::io::read(&self.0, &mut [0; 8]).is_ok()
+    }
+}
+
+impl AsFd for Timer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
