@@ -11,7 +11,8 @@
                (:file "handle")
                (:file "channel")
                (:file "append")
-               (:file "call"))
+               (:file "call")
+               (:file "image"))
   :in-order-to ((test-op (test-op "pelton/tests"))))
 
 (defsystem "pelton/tests"
