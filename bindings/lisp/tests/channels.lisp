@@ -2,7 +2,16 @@
 
 (in-package #:pelton-tests)
 
+(deftest names-are-in-utf-8
+  (let ((name (format nil "path:~a" (in-directory (coerce '(#\LATIN_SMALL_LETTER_U_WITH_DIAERESIS) 'string)))))
+    (pelton:with-sender (sender name :create t) (pelton:send sender (bytes "x")))
+    (is (search (subseq name 5) (princ-to-string (signals pelton:no-channel-error (pelton:open-sender (concatenate 'string name "2"))))))))
+
 (deftest the-codes-are-those-of-the-library
+  (maphash (lambda (code condition)
+             (declare (ignore code))
+             (is (eq :external (nth-value 1 (find-symbol (symbol-name condition) '#:pelton)))))
+           pelton::*conditions*)
   (is (plusp (hash-table-count pelton::*conditions*)))
   (maphash (lambda (code condition)
              (is (search (format nil ", ~d: ~a." code (pelton::code-text code)) (documentation condition 'type))))
@@ -191,17 +200,44 @@
 (deftest without-interrupts-is-without-them
   (pelton:with-channel (sender receiver)
     (let* ((heard nil) (waiting (sb-thread:make-semaphore))
+           (interrupted (sb-thread:make-semaphore))
            (thread (in-thread
                      (sb-sys:without-interrupts
                        (sb-thread:signal-semaphore waiting)
-                       (pelton:receive receiver :timeout *patience*)
+                       (sb-thread:wait-on-semaphore interrupted :timeout *patience*)
+                       ;; There is one to be heard all the time.
+                       (signals pelton:timed-out (pelton:receive receiver :timeout 0.02))
+                       (pelton:send sender (bytes "now"))
+                       (pelton:receive receiver)
                        (list :received heard)))))
       (sb-thread:wait-on-semaphore waiting)
       (sb-thread:interrupt-thread thread (lambda () (setf heard t)))
-      (sleep 0.05)
-      (pelton:send sender (bytes "now"))
+      (sb-thread:signal-semaphore interrupted)
       (is (equal (joined thread) '(:received nil)))
       (is heard))))
+
+(deftest what-an-interrupt-keeps-from-being-shown-is-shown-to-who-receives-next
+  (pelton:with-channel (sender receiver)
+    (dotimes (i 6) (pelton:send sender (number-octets i)))
+    (flet ((next () (sb-kernel:%vector-raw-bits (pelton:receive receiver :timeout *patience*) 0)))
+      (with-an-interrupt-pending (pelton:receive receiver))
+      (is (eql (next) 0))
+      (with-an-interrupt-pending (pelton:with-received ((sap size) receiver) (error "not reached")))
+      (is (eql 1 (pelton:with-received ((sap size) receiver) (sap-ref-64 sap 0))))
+      (with-an-interrupt-pending (pelton:do-messages (octets receiver) (error "not reached")))
+      (let ((buffer (make-octets 8)))
+        (is (eql 8 (pelton:receive-into receiver buffer)))
+        (is (eql 2 (sb-kernel:%vector-raw-bits buffer 0))))
+      (with-an-interrupt-pending (pelton:try-receive receiver))
+      (is (equalp (pelton:try-receive receiver) (number-octets 3)))
+      ;; Shown twice is none, though it is kept again.
+      (with-an-interrupt-pending (pelton:receive receiver))
+      (with-an-interrupt-pending (pelton:receive receiver))
+      (is (eql (next) 4))
+      ;; What BODY has seen is released, however that is left.
+      (catch 'out (pelton:with-received ((sap size) receiver) (throw 'out nil)))
+      (is (null (pelton:try-receive receiver)))
+      (is (eql 0 (getf (pelton:info sender) :unreleased))))))
 
 (deftest interrupts-while-sending-lose-nothing-and-double-nothing
   (pelton:with-channel (sender receiver :capacity 65536)
@@ -276,8 +312,21 @@
     (pelton:close-handle receiver)
     (signals pelton:mistake (pelton:receive receiver))))
 
+(defclass said (sb-gray:fundamental-character-output-stream)
+  ((characters :initform '())
+   (lock :initform (sb-thread:make-mutex) :reader lock-of))
+  (:documentation "What one thread may write to while another looks at it."))
+
+(defmethod sb-gray:stream-write-char ((said said) character)
+  (sb-thread:with-mutex ((lock-of said)) (push character (slot-value said 'characters))))
+
+(defmethod sb-gray:stream-line-column ((said said)) nil)
+
+(defun all-said (said)
+  (sb-thread:with-mutex ((lock-of said)) (coerce (reverse (slot-value said 'characters)) 'string)))
+
 (deftest what-is-forgotten-is-closed-and-said
-  (let ((said (make-string-output-stream)) (before *error-output*))
+  (let ((said (make-instance 'said)) (before *error-output*))
     (sb-ext:gc :full t)
     (flet ((forget (count)
              (loop repeat count
@@ -294,7 +343,7 @@
                                               (handler-case (progn (loop while (pelton:try-receive receiver)) nil)
                                                 (pelton:closed-error () t)))
                                             receivers))))
-             (until (search "a sender was forgotten" (get-output-stream-string said)))
+             (until (search "a sender was forgotten" (all-said said)))
              (mapc #'pelton:close-handle receivers))
         (setf (symbol-value '*error-output*) before)))))
 
