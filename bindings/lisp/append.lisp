@@ -129,10 +129,6 @@ Lisp's, else nil."
             (when number (remhash number *sinks*))))
         (check result)))))
 
-(defun native (path)
-  "The name of a file for the system: a string as it is, since what means something to Lisp may be in it."
-  (if (pathnamep path) (sb-ext:native-namestring path) path))
-
 ;;; ---- Appending
 ;;;
 ;;; A thread finds its appender in a table of its appenders by hashing, without a lock: an entry never changes, and is found by whoever looks

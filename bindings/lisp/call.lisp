@@ -76,12 +76,12 @@ waiting would not help; nothing was asked then. If an interrupt unwinds it may h
   (declare (type client client))
   (eql (check (attempt (%cancel (handle-address client) call))) 0))
 
-(defun next-answer (client call at timeout)
-  "Describes the next answer to CALL, 0 for any, AT. Waits. Nothing is signalled for what the answer says."
+(defun next-answer (client call at timeout tried)
+  "Describes the next answer to CALL, 0 for any, AT. Waits. Nothing is signalled for what the answer says. TRIED is what was answered already."
   (declare (type client client) (type (unsigned-byte 62) at))
   (let ((handle (handle-address client)))
     (persisting ()
-      (attempt-waiting (handle (handle-spins client) timeout deadline)
+      (attempt-waiting (handle (handle-spins client) timeout deadline :tried tried)
         (%await handle call deadline (int-sap at))))))
 
 (defun keep-answer (client at)
@@ -118,8 +118,9 @@ waiting would not help; nothing was asked then. If an interrupt unwinds it may h
 
 (defmacro with-answer (((sap size outcome number) client call &key timeout) &body body)
   "Runs BODY with the next answer to CALL, 0 for any, in place; however BODY is left, it is released. What an interrupt unwinds before is kept."
-  (let ((at (gensym "AT")) (asked (gensym "CLIENT")) (wanted (gensym "CALL")) (shown (gensym "SHOWN")) (kept (gensym "KEPT")))
-    `(let* ((,asked ,client) (,wanted ,call) (,shown nil) (,kept (unseen-answer ,asked ,wanted)))
+  (let ((at (gensym "AT")) (asked (gensym "CLIENT")) (wanted (gensym "CALL")) (shown (gensym "SHOWN")) (kept (gensym "KEPT"))
+        (tried (gensym "TRIED")))
+    `(let* ((,asked ,client) (,wanted ,call) (,shown nil) (,tried nil) (,kept (unseen-answer ,asked ,wanted)))
        (flet ((show (,sap ,size ,outcome ,number)
                 (declare (ignorable ,sap ,size ,outcome ,number))
                 ,@body))
@@ -128,9 +129,9 @@ waiting would not help; nothing was asked then. If an interrupt unwinds it may h
                (with-octets-at (sap size) (octets 0 nil)
                  (show sap size (outcome outcome code (lambda () octets)) number)))
              (guarding (,at 4)
-                 nil
+                 (setf ,tried (attempt (%await (handle-address ,asked) ,wanted +no-wait+ (int-sap ,at))))
                  (progn
-                   (next-answer ,asked ,wanted ,at ,timeout)
+                   (unless (eql ,tried 0) (next-answer ,asked ,wanted ,at ,timeout ,tried))
                    (setf ,shown t)
                    (let ((sap (sap-at ,at 8)) (size (ldb (byte 62 0) (word-at ,at 16))))
                      (show sap size

@@ -168,6 +168,38 @@ which answers nil; of PEER-DIED-ERROR RESUME-CHANNEL, which waits for a successo
   (with-octets-at (sap size) (octets start end)
     (eql (check (try-send-sap sender sap size)) 0)))
 
+(defun send-batch (sender messages &key timeout)
+  "Sends a list of messages, vectors of bytes, which appear to the receiver at once or not at all. They are put together first, which copies them
+once more: this is for small ones. Waits for room for all of them, up to TIMEOUT seconds, nil for ever. Answers true. Signals as SEND."
+  (declare (type sender sender))
+  (let* ((count (length messages)) (handle (handle-address sender)) (at 0)
+         (octets (make-octets (loop for message in messages sum (length (the (vector (unsigned-byte 8)) message)))))
+         (places (make-array (* 2 count) :element-type 'word)))
+    (with-pinned-objects (octets places)
+      (loop for message in messages for place from 0 by 2
+            do (replace octets message :start1 at)
+               (setf (aref places place) (+ (sap-int (vector-sap octets)) at)
+                     (aref places (1+ place)) (length message))
+               (incf at (length message)))
+      (let ((sap (vector-sap places)))
+        (and (persisting (:handle sender :what "send")
+               ;; A batch may need more room than a message may have.
+               (attempt-waiting (handle (handle-spins sender) timeout deadline :handle sender :arm nil)
+                 (%send-batch handle sap count deadline)))
+             t)))))
+
+(defun send-descriptors (sender octets descriptors &key (start 0) end timeout)
+  "As SEND, together with a list of file descriptors, at most 64, which stay the caller's too. Not on a path. Signals as SEND;
+TOO-MANY-DESCRIPTORS-ERROR, REFUSED-ERROR on a path, SYSTEM-ERROR of one that is not open."
+  (declare (type sender sender))
+  (let ((handle (handle-address sender)) (fds (coerce descriptors '(simple-array (signed-byte 32) (*)))))
+    (with-octets-at (sap size) (octets start end)
+      (with-pinned-objects (fds)
+        (and (persisting (:handle sender :what "send")
+               (attempt-waiting (handle (handle-spins sender) timeout deadline :arm (%arm-send handle size) :handle sender)
+                 (%send-descriptors handle sap size (vector-sap fds) (length fds) deadline)))
+             t)))))
+
 (defun trim (sender)
   "Gives memory that holds no message back to the system, after a burst. A system call or two."
   (declare (type sender sender))
@@ -381,3 +413,47 @@ RECEIVE, and TOO-SMALL-ERROR when it has more than END, nil for the buffer's, mi
                (sb-kernel:system-area-ub8-copy sap 0 (int-sap address) 0 size)
                (setf shown t)
                (return size)))))))
+
+(defun receive-batch (receiver &key (count 64) timeout)
+  "A list of the next messages, fresh vectors of their bytes: those that are there, up to COUNT. Waits for the first as RECEIVE, and signals
+as that. An interrupt that unwinds takes with it what was copied by then: where that matters, DO-RECEIVED."
+  (declare (type receiver receiver) (type (integer 1 #.most-positive-fixnum) count))
+  (cons (receive receiver :timeout timeout)
+        (loop repeat (1- count)
+              for octets = (handler-case (try-receive receiver)
+                             ;; For the next time.
+                             (pelton-error (condition) (note receiver condition) nil))
+              while octets collect octets)))
+
+(defun take-descriptors (receiver)
+  "The file descriptors that came with the message that WITH-RECEIVED or DO-RECEIVED shows, a list: in their bodies, once. They are the caller's to close.
+What is not taken is closed when the body is left. Of a message that comes again after a sender's or receiver's death it waits for them for up to a
+second. Signals DESCRIPTORS-LOST-ERROR, if this process has no room for all of them, CORRUPT-ERROR, SYSTEM-ERROR: then they are gone."
+  (declare (type receiver receiver))
+  (with-words (fds 32)
+    (with-words (count 1)
+      (let ((result (without-interrupts
+                      (let ((result (attempt (%take-descriptors (handle-address receiver) fds 64 count))))
+                        (if (eql result 0)
+                            (loop for i below (sap-ref-64 count 0) collect (sap-ref-32 fds (* 4 i)))
+                            result)))))
+        (check result)))))
+
+;;; ---- Holding
+
+(define-handle held ((sap (int-sap 0) :type system-area-pointer :read-only t)
+                     (size 0 :type (unsigned-byte 62) :read-only t))
+  "A message that is kept in place: its HELD-SIZE bytes are at HELD-SAP until CLOSE-HANDLE, which releases it.")
+
+(defun receive-held (receiver &key timeout)
+  "The next message, in place, as a HELD, which the receiver goes on without. It is released by CLOSE-HANDLE: in any order, by any thread, at any time.
+One that is held long keeps the room of those behind it, too. The other values, waiting, and signals are as of RECEIVE."
+  (receiving (at tried shown receiver)
+    (next-message receiver at timeout nil tried)
+    (with-message-at (at sap size seq lane flags)
+      (values (check (opening (out %make-held :sap sap :size size)
+                       (let ((held (%hold (handle-address receiver) out)))
+                         ;; It is not to be released then.
+                         (when (eql held 0) (setf (word-at at 0) 0))
+                         held)))
+              seq lane flags))))

@@ -221,6 +221,18 @@ PEER-DIED-ERROR of PELTON_PEER_DIED, and so on; TIMED-OUT of PELTON_AGAIN.")
   (%reply-fail "pelton_reply_fail" (responder (unsigned 64)) (code unsigned-int) (data system-area-pointer) (size (unsigned 64)))
   (%reply-part "pelton_reply_part" (responder (unsigned 64)) (data system-area-pointer) (size (unsigned 64)) (deadline (signed 64)))
   (%is-cancelled "pelton_responder_is_cancelled" (responder (unsigned 64)))
+  (%send-batch "pelton_send_batch" (sender (unsigned 64)) (messages system-area-pointer) (count (unsigned 64)) (deadline (signed 64)))
+  (%send-descriptors "pelton_send_descriptors" (sender (unsigned 64)) (data system-area-pointer) (size (unsigned 64))
+                     (fds system-area-pointer) (count (unsigned 64)) (deadline (signed 64)))
+  (%take-descriptors "pelton_take_descriptors" (receiver (unsigned 64)) (out system-area-pointer) (capacity (unsigned 64))
+                     (out-count system-area-pointer))
+  (%hold "pelton_hold" (receiver (unsigned 64)) (out system-area-pointer))
+  (%engine-open "pelton_engine_open" (options system-area-pointer) (out system-area-pointer))
+  (%file-submit "pelton_file_submit" (engine (unsigned 64)) (operations system-area-pointer) (count (unsigned 64))
+                (taken system-area-pointer))
+  (%file-completions "pelton_file_completions" (engine (unsigned 64)) (deadline (signed 64)) (out system-area-pointer)
+                     (count (unsigned 64)) (taken system-area-pointer))
+  (%file-cancel "pelton_file_cancel" (engine (unsigned 64)) (token (unsigned 64)))
   (%poll "poll" (fds system-area-pointer) (count (unsigned 64)) (milliseconds int)))
 
 (define-foreign %usleep "usleep" int (microseconds unsigned-int))
@@ -398,15 +410,20 @@ to be undone is noted in the words, without interrupts. AT is a fixnum, since BO
          ,@(loop for i below count collect `(setf (sap-ref-64 ,sap ,(* 8 i)) 0))
          ,@body))))
 
+(defun native (path)
+  "The name of a file for the system: a string as it is, since what means something to Lisp may be in it."
+  (if (pathnamep path) (sb-ext:native-namestring path) path))
+
 (defun seconds-to-ns (seconds)
   (min (ceiling (* seconds 1000000000)) +forever+))
 
 (defun call-with-options (function &key (wait :block) capacity message-bytes-max uids create mode lanes announce flush-bytes
-                                     (flush-interval nil flush-interval-p) call-bytes-max (hold nil hold-p))
-  "Calls FUNCTION with a SAP at a pelton_options. Its deadline is to be set by FUNCTION."
+                                     (flush-interval nil flush-interval-p) call-bytes-max (hold nil hold-p) threads root)
+  "Calls FUNCTION with a SAP at a pelton_options."
   (check-type wait (member :block :spin))
-  (let ((uids (coerce uids '(simple-array (unsigned-byte 32) (*)))))
-    (with-pinned-objects (uids)
+  (let ((uids (coerce uids '(simple-array (unsigned-byte 32) (*))))
+        (octets (coerce (sb-ext:string-to-octets (if root (native root) "") :external-format :utf-8 :null-terminate t) 'octets)))
+    (with-pinned-objects (uids octets)
       (with-words (sap 14)
         (setf (sap-ref-32 sap 0) 112
               (sap-ref-32 sap 4) (ecase wait (:block 0) (:spin 1))
@@ -425,11 +442,10 @@ to be undone is noted in the words, without interrupts. AT is a fixnum, since BO
               (sap-ref-64 sap 80) (or call-bytes-max 0)
               (signed-sap-ref-64 sap 88) (cond ((not hold-p) 0)
                                                ((or (null hold) (zerop hold)) -1)
-                                               (t (seconds-to-ns hold))))
+                                               (t (seconds-to-ns hold)))
+              (sap-ref-32 sap 100) (or threads 0))
+        (when root (setf (sap-ref-sap sap 104) (vector-sap octets)))
         (funcall function sap)))))
 
 (defmacro with-options ((sap options) &body body)
   `(apply #'call-with-options (lambda (,sap) ,@body) ,options))
-
-(defun (setf option-deadline) (deadline sap)
-  (setf (signed-sap-ref-64 sap 24) deadline))

@@ -12,6 +12,7 @@
                (:file "channel")
                (:file "append")
                (:file "call")
+               (:file "file")
                (:file "image"))
   :in-order-to ((test-op (test-op "pelton/tests"))))
 
@@ -24,6 +25,7 @@
                (:file "channels")
                (:file "appending")
                (:file "calls")
+               (:file "files")
                (:file "other-languages"))
   :perform (test-op (operation system)
              (symbol-call '#:pelton-tests '#:run)))

@@ -180,7 +180,8 @@
   (let ((appenders (pelton:open-appenders #'identity)))
     (pelton:append-message appenders (bytes "x"))
     (pelton:close-handle appenders)
-    ;; The library forgets which handles are closed.
+    ;; The library forgets which handles are closed, so that nobody may ask it.
+    (is (every (lambda (own) (zerop (pelton::handle-address own))) (remove nil (pelton::appenders-places appenders))))
     (dotimes (i 200) (pelton:with-appenders (more #'identity) (pelton:append-message more (bytes "y"))))
     (signals pelton:mistake (pelton:append-message appenders (bytes "z")))
     (signals pelton:mistake (pelton:with-reserved ((sap size) appenders 8) (error "not reached")))
