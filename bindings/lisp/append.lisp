@@ -270,8 +270,8 @@ Does not wait. Signals OPTION-ERROR, SYSTEM-ERROR, and, of a record file, ROLE-T
         appenders))))
 
 (defmacro with-appenders ((appenders sink &rest options) &body body)
-  "Runs BODY with APPENDERS: see OPEN-APPENDERS. They are closed however BODY is left, and the sink has everything first: if it does not take that, it is
-signalled where BODY has ended normally, else a warning. Threads that use them must have ended by then."
+  "Runs BODY with APPENDERS: see OPEN-APPENDERS. They are closed however BODY is left, and the sink has everything first: if it does not take that,
+it is signalled where BODY has ended normally, else a warning. Threads that use them must have ended by then."
   `(with-handle (,appenders (open-appenders ,sink ,@options)) ,@body))
 
 (defun with-cause (result from)

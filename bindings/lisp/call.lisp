@@ -27,7 +27,8 @@ has signalled.")
 
 (defun open-client (name &rest options &key timeout &allow-other-keys)
   "Connects to the service that listens under NAME, \"lengths\", or \"unix:PATH\". Waits up to :TIMEOUT seconds for one to listen, nil: not.
-:WAIT, :CAPACITY, :MESSAGE-BYTES-MAX and :UIDS as OPEN-SENDER; :CALL-BYTES-MAX, the largest answer, 64 MiB. Signals as OPEN-SENDER."
+:WAIT, :CAPACITY, :MESSAGE-BYTES-MAX and :UIDS as OPEN-SENDER; :CALL-BYTES-MAX, the largest answer, 64 MiB; :HOLD, for so many seconds a wait
+spins where answers have lately come so soon, 20 us, nil: not. Signals as OPEN-SENDER."
   (open-end name (without-keys options :timeout) timeout #'%make-client #'%client-open))
 
 (defmacro with-client ((client name &rest options) &body body)
@@ -37,12 +38,14 @@ has signalled.")
 (defun submit-octets (client octets start end timeout flags out)
   (declare (type client client))
   (let ((handle (handle-address client)))
-    (with-octets-at (sap size) (octets start end)
-      (persisting (:what "ask")
-        (attempt-waiting (handle (handle-spins client) timeout deadline)
-          (let ((no-room (if (eql deadline +no-wait+) 0 (wait-for-room handle size flags deadline))))
-            ;; Asks without waiting, for the service would be told how long that does.
-            (if (eql no-room 0) (%submit handle sap size flags +no-wait+ out) no-room)))))))
+    ;; What the caller alone leads to must not be found forgotten meanwhile.
+    (with-pinned-objects (client)
+      (with-octets-at (sap size) (octets start end)
+        (persisting (:what "ask")
+          (attempt-waiting (handle (handle-spins client) timeout deadline)
+            (let ((no-room (if (eql deadline +no-wait+) 0 (wait-for-room handle size flags deadline))))
+              ;; Asks without waiting, for the service would be told how long that does.
+              (if (eql no-room 0) (%submit handle sap size flags +no-wait+ out) no-room))))))))
 
 (defun wait-for-room (client size flags deadline)
   "Waits for room to ask in as the library does, which takes in answers meanwhile: the service may wait for that itself. Answers 0, or a code that

@@ -65,8 +65,8 @@ NAME  \"events\": connects to the receiver that listens under this short name; \
 :WAIT :BLOCK, spins for some microseconds, then sleeps; or :SPIN, never sleeps.
 :CAPACITY bytes of the lane, 64 MiB; :MESSAGE-BYTES-MAX; :UIDS, a list of users that may be at the other end besides this process's own;
 of a path :CREATE true, which makes the channel, :MODE #o700, and :LANES 1, how many senders there may be.
-Shaking hands with who is slow takes up to 5 seconds without interrupts. Signals TIMED-OUT with the restart WAIT-LONGER; NO-LISTENER-ERROR, NO-CHANNEL-ERROR, ROLE-TAKEN-ERROR,
-REFUSED-ERROR, NAME-ERROR, OPTION-ERROR and others, whose text says what to do."
+Shaking hands with who is slow takes up to 5 seconds without interrupts. Signals TIMED-OUT with the restart WAIT-LONGER; NO-LISTENER-ERROR,
+NO-CHANNEL-ERROR, ROLE-TAKEN-ERROR, REFUSED-ERROR, NAME-ERROR, OPTION-ERROR and others, whose text says what to do."
   (let ((options (without-keys options :accept :timeout)))
     (if accept
         (accept-end name options timeout #'%make-sender #'%accept-sender)
@@ -133,7 +133,8 @@ ended by then."
   (let ((handle (handle-address sender)))
     (and (persisting (:handle (and (typep sender 'sender) sender) :what "send")
            (etypecase sender
-             (sender (attempt-waiting (handle (handle-spins sender) timeout deadline :arm (%arm-send handle size) :tried tried :handle sender)
+             (sender (attempt-waiting (handle (handle-spins sender) timeout deadline
+                                       :arm (%arm-send handle size) :tried tried :handle sender)
                        (%send handle (int-sap address) size deadline)))
              (senders (attempt-waiting (handle nil timeout deadline :arm nil :tried tried)
                         (%senders-send handle (int-sap address) size deadline)))))
@@ -203,7 +204,8 @@ TOO-MANY-DESCRIPTORS-ERROR, REFUSED-ERROR on a path, SYSTEM-ERROR of one that is
 (defun trim (sender)
   "Gives memory that holds no message back to the system, after a burst. A system call or two."
   (declare (type sender sender))
-  (check (attempt (%trim (handle-address sender))))
+  (with-pinned-objects (sender)
+    (check (attempt (%trim (handle-address sender)))))
   (values))
 
 ;;; ---- Reserving
@@ -219,7 +221,9 @@ TOO-MANY-DESCRIPTORS-ERROR, REFUSED-ERROR on a path, SYSTEM-ERROR of one that is
           (with-cause (if (typep tried 'condition) (shiftf tried nil) (attempt (%reserve address size +no-wait+ (int-sap at)))) writer)))))
 
 (defun reserved-already ()
-  (error 'reserved-error :code +reserved+ :detail "a WITH-RESERVED of this sender, or of this thread's appender, is open: only its body may write there"))
+  (error 'reserved-error
+         :code +reserved+
+         :detail "a WITH-RESERVED of this sender, or of this thread's appender, is open: only its body may write there"))
 
 (declaim (inline commit))
 (defun commit (address size at)
@@ -426,8 +430,8 @@ as that. An interrupt that unwinds takes with it what was copied by then: where 
               while octets collect octets)))
 
 (defun take-descriptors (receiver)
-  "The file descriptors that came with the message that WITH-RECEIVED or DO-RECEIVED shows, a list: in their bodies, once. They are the caller's to close.
-What is not taken is closed when the body is left. Of a message that comes again after a sender's or receiver's death it waits for them for up to a
+  "The file descriptors that came with the message that WITH-RECEIVED or DO-RECEIVED shows, a list: in their bodies, once. They are the caller's
+to close. What is not taken is closed when the body is left. Of a message that comes again after a sender's or receiver's death it waits for them for up to a
 second. Signals DESCRIPTORS-LOST-ERROR, if this process has no room for all of them, CORRUPT-ERROR, SYSTEM-ERROR: then they are gone."
   (declare (type receiver receiver))
   (with-words (fds 32)
@@ -446,8 +450,8 @@ second. Signals DESCRIPTORS-LOST-ERROR, if this process has no room for all of t
   "A message that is kept in place: its HELD-SIZE bytes are at HELD-SAP until CLOSE-HANDLE, which releases it.")
 
 (defun receive-held (receiver &key timeout)
-  "The next message, in place, as a HELD, which the receiver goes on without. It is released by CLOSE-HANDLE: in any order, by any thread, at any time.
-One that is held long keeps the room of those behind it, too. The other values, waiting, and signals are as of RECEIVE."
+  "The next message, in place, as a HELD, which the receiver goes on without. It is released by CLOSE-HANDLE: in any order, by any thread, at any
+time. One that is held long keeps the room of those behind it, too. The other values, waiting, and signals are as of RECEIVE."
   (receiving (at tried shown receiver)
     (next-message receiver at timeout nil tried)
     (with-message-at (at sap size seq lane flags)

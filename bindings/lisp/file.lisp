@@ -216,7 +216,7 @@ hundreds of them up to TIMEOUT seconds, and signals, as OPEN-FILE."
 (define-path-operation link-file linking ((to)) "Gives a file a second name. Waits, and signals, as OPEN-FILE.")
 
 (defun read-file-octets (engine path &key timeout)
-  "A fresh vector of all that a file has. Waits, for each system call's worth up to TIMEOUT seconds, and signals, as OPEN-FILE."
+  "A fresh vector of all that a file has. Waits, for each operation up to TIMEOUT seconds, and signals, as OPEN-FILE."
   (with-file (file engine path :timeout timeout)
     (let ((parts '()) (offset 0) (size (max 4096 (getf (file-status engine file :timeout timeout) :bytes))))
       (loop
@@ -228,8 +228,8 @@ hundreds of them up to TIMEOUT seconds, and signals, as OPEN-FILE."
             (return (if (rest parts) (joined (nreverse parts)) (first parts)))))))))
 
 (defun write-file-octets (engine path octets &key (mode #o666) sync timeout)
-  "Has a file of that path consist of OCTETS, a vector of bytes; :SYNC true: on the disk, too. Waits, for each system call's worth up to TIMEOUT seconds,
-and signals, as OPEN-FILE; then the file may have some of them."
+  "Has a file of that path consist of OCTETS, a vector of bytes; :SYNC true: on the disk, too. Waits, for each operation up to TIMEOUT seconds, and
+signals, as OPEN-FILE; then the file may have some of them."
   (with-file (file engine path :direction :output :create t :truncate t :mode mode :timeout timeout)
     (write-file engine file octets :offset 0 :timeout timeout)
     (when sync (sync-file engine file :timeout timeout)))

@@ -115,8 +115,8 @@ normally, else a warning."
 
 (defun persist (function handle what)
   "Calls FUNCTION, which answers as ATTEMPT does, and answers its number. Signals PELTON_AGAIN and what is below, with restarts: all but the
-last of them call it again. HANDLE is what a successor may be waited for of, and what NOTE was called with; WHAT, unless it is nil, says what DROP-MESSAGE does not do, and
-then the answer is nil."
+last of them call it again. HANDLE is what a successor may be waited for of, and what NOTE was called with; WHAT, unless it is nil, says what
+DROP-MESSAGE does not do, and then the answer is nil."
   (declare (type function function) (dynamic-extent function))
   (loop
     (let* ((result (or (and handle (handle-untold handle)) (funcall function) (handle-untold handle)))
@@ -180,7 +180,9 @@ Signals REFUSED-ERROR of a channel that is not by path; of a flushing or appende
 (defun descriptor (handle)
   "The file descriptor that SB-SYS:WAIT-UNTIL-FD-USABLE and the like may watch for reading, of whatever can be waited for."
   (declare (type handle handle))
-  (check (attempt (%fd (handle-address handle)))))
+  ;; What the caller alone leads to must not be found forgotten meanwhile.
+  (with-pinned-objects (handle)
+    (check (attempt (%fd (handle-address handle))))))
 
 (defun info (handle)
   "Figures of a sender, receiver, client or service: a property list. Sizes are in bytes."

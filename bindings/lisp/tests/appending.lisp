@@ -174,6 +174,7 @@
     ;; None is left behind.
     (is (eql 0 (hash-table-count pelton::*sinks*)))
     (signals pelton:option-error (pelton:open-appenders #'identity :lanes 100000))
+    (signals type-error (pelton:open-appenders #'identity :flush-interval 0))
     (is (eql 0 (hash-table-count pelton::*sinks*)))))
 
 (deftest appending-after-the-close-is-a-mistake-also-much-later

@@ -4,7 +4,11 @@
 
 (deftest names-are-in-utf-8
   (let ((name (format nil "path:~a" (in-directory (coerce '(#\LATIN_SMALL_LETTER_U_WITH_DIAERESIS) 'string)))))
-    (pelton:with-sender (sender name :create t) (pelton:send sender (bytes "x")))
+    (let ((sb-alien::*default-c-string-external-format* :latin-1))
+      (pelton:with-sender (sender name :create t) (pelton:send sender (bytes "x")))
+      (pelton:with-engine (engine)
+        (is (equal (pelton:list-directory engine *directory*)
+                   (list (cons (string (code-char 252)) :directory))))))
     (is (search (subseq name 5) (princ-to-string (signals pelton:no-channel-error (pelton:open-sender (concatenate 'string name "2"))))))))
 
 (deftest the-codes-are-those-of-the-library
