@@ -250,7 +250,7 @@ Signals a CHANNEL-ENDED: the client has gone, and the answer is dropped; TOO-LAR
   (values))
 
 (defun reply-part (request octets &key (start 0) end timeout)
-  "Gives a part of the answer, of which REPLY gives the last. Waits for room, up to TIMEOUT seconds, nil for ever: interrupts are looked at once a
+  "Gives a part of the answer, of which REPLY gives the last. Waits for room, up to TIMEOUT seconds, nil for ever: interrupts are looked at 20 times a
 second. Signals TIMED-OUT with the restart WAIT-LONGER; as REPLY otherwise."
   (declare (type request request))
   (with-octets-at (sap size) (octets start end)

@@ -405,6 +405,18 @@
         (is (search "again 7" (second run)))
         (is (search "received 3" (second run)))
         (is (search "left 9" (second run))))
+      ;; Who exits from the middle leaves to other threads what they append by.
+      (let ((run (sbcl "--core" image "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
+                       "--eval" "(defvar *begun* (sb-thread:make-semaphore))"
+                       "--eval" "(pelton:with-appenders (a (lambda (runs) (pelton:do-runs ((sap size) runs))))
+                                   (sb-thread:make-thread (lambda ()
+                                                            (pelton:append-message a (pelton:make-octets 16))
+                                                            (sb-thread:signal-semaphore *begun*)
+                                                            (loop (pelton:append-message a (pelton:make-octets 16)))))
+                                   (sb-thread:wait-on-semaphore *begun*)
+                                   (pelton:append-message a (pelton:make-octets 3))
+                                   (sb-ext:exit :code 7))")))
+        (is (equal run '(7 ""))))
       ;; Without the library it says so.
       (let ((run (sbcl-with '("PELTON_LIBRARY=/nowhere") "--core" image "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
                             "--eval" "(handler-case (pelton:make-channel) (error (condition) (format t \"told: ~a~%\" condition)))"
