@@ -7,7 +7,7 @@
 (defstruct (sink (:copier nil) (:predicate nil))
   "A function of Lisp's that takes what is flushed."
   (function #'identity :type function)
-  ;; By which it was left last.
+  ;; By which it was left last, if that was a condition.
   (cause nil))
 
 (defvar *sinks* (make-hash-table :synchronized t) "Those in use, by number.")
@@ -22,8 +22,8 @@
 (defmacro do-runs (((sap size &key messages first-seq lane-id pid uid) runs &key result) &body body)
   "Runs BODY with each run: SIZE bytes at SAP, which are whole records of one thread or sender, back to back. For each message there is a
 header, a little-endian word of its number << 32 | its size; its bytes; and up to seven more, so that the next begins at a multiple of 8. The
-other names are variables for how many messages there are, the number of the first, a word that tells the lane from others, and the
-process and user of the sender. In a block named nil."
+other names are variables for how many messages there are, the number of the first, an integer that tells the lane from any other that ever was,
+and the process and user of the sender. In a block named nil."
   (let ((at (gensym "AT")) (each (gensym "RUNS")))
     `(let ((,each ,runs))
        (loop for ,at of-type word from (runs-address ,each) by 48
@@ -32,7 +32,7 @@ process and user of the sender. In a block named nil."
                       (,size (ldb (byte 62 0) (sap-ref-64 (int-sap ,at) 24)))
                       ,@(when first-seq `((,first-seq (sap-ref-32 (int-sap ,at) 32))))
                       ,@(when messages `((,messages (sap-ref-32 (int-sap ,at) 36))))
-                      ,@(when lane-id `((,lane-id (sap-ref-64 (int-sap ,at) 0))))
+                      ,@(when lane-id `((,lane-id (logior (sap-ref-64 (int-sap ,at) 0) (ash (sap-ref-64 (int-sap ,at) 8) 64)))))
                       ,@(when pid `((,pid (sap-ref-32 (int-sap ,at) 40))))
                       ,@(when uid `((,uid (sap-ref-32 (int-sap ,at) 44)))))
                   (declare (ignorable ,sap ,size))
@@ -43,24 +43,25 @@ process and user of the sender. In a block named nil."
   "Runs BODY with each message of all runs, in their order: its SIZE bytes at SAP, and its number. Signals CORRUPT-ERROR at a record that is not
 what it must be, as only a sender in another process can cause. In a block named nil."
   (let ((bytes (gensym "BYTES")) (end (gensym "END")) (at (gensym "AT")) (header (gensym "HEADER")) (next (gensym "NEXT"))
-        (first (gensym "FIRST")))
-    `(progn
-       (do-runs ((,bytes ,end :first-seq ,first) ,runs)
-         (let ((,at 0) (,next ,first))
-           (declare (type (unsigned-byte 62) ,at) (type (unsigned-byte 32) ,next))
-           (loop while (< ,at ,end)
-                 ;; Looked at once.
-                 do (let* ((,header (sap-ref-64 ,bytes ,at))
-                           (,size (ldb (byte 32 0) ,header))
-                           (,sap (sap+ ,bytes (+ ,at 8))))
-                      (declare (ignorable ,sap))
-                      (unless (and (= (ldb (byte 32 32) ,header) ,next) (<= ,size (- ,end ,at 8)))
-                        (broken-record))
-                      (setf ,at (+ ,at 8 (logandc2 (+ ,size 7) 7)))
-                      (let (,@(when seq `((,seq ,next))))
-                        ,@body)
-                      (setf ,next (if (= ,next #xffffffff) 1 (1+ ,next)))))))
-       ,result)))
+        (first (gensym "FIRST")) (records (gensym "RECORDS")))
+    `(do-runs ((,bytes ,end :first-seq ,first) ,runs :result ,result)
+       (let ((,at 0) (,next ,first))
+         (declare (type (unsigned-byte 62) ,at) (type (unsigned-byte 32) ,next))
+         ;; Named, so that the block named nil is the one around it.
+         (loop named ,records
+               while (< ,at ,end)
+               do (when (< (- ,end ,at) 8) (broken-record))
+                  ;; Looked at once.
+                  (let* ((,header (sap-ref-64 ,bytes ,at))
+                         (,size (ldb (byte 32 0) ,header))
+                         (,sap (sap+ ,bytes (+ ,at 8))))
+                    (declare (ignorable ,sap))
+                    (unless (and (= (ldb (byte 32 32) ,header) ,next) (<= ,size (- ,end ,at 8)))
+                      (broken-record))
+                    (setf ,at (+ ,at 8 (logandc2 (+ ,size 7) 7)))
+                    (let (,@(when seq `((,seq ,next))))
+                      ,@body)
+                    (setf ,next (if (= ,next #xffffffff) 1 (1+ ,next)))))))))
 
 (defun broken-record ()
   (error 'corrupt-error :code +corrupt+ :detail "a record of a run is not what it must be: its sender has written after it committed"))
@@ -71,6 +72,7 @@ what it must be, as only a sender in another process can cause. In a block named
 (defun call-sink (number address count)
   "Has the sink take the runs. Answers 0, or less if it was left in any way: nothing of Lisp's unwinds through the library."
   (let ((sink (gethash number *sinks*)) (left t))
+    (setf (sink-cause sink) nil)
     (block nil
       (without-interrupts
         (unwind-protect
@@ -97,21 +99,22 @@ left torn is cut off.
   (%make-record-file :path path :rotate-bytes rotate-bytes :sync-bytes sync-bytes :sync-interval sync-interval))
 
 (defun call-with-sink (function sink made)
-  "Calls FUNCTION with the SAP of a pelton_sink; MADE is the SINK of a function of Lisp's, else nil."
-  (let ((path (if (typep sink 'record-file)
-                  (let ((octets (sb-ext:string-to-octets (sb-ext:native-namestring (record-file-path sink))
-                                                         :external-format :utf-8 :null-terminate t)))
-                    (coerce octets 'octets))
+  "Calls FUNCTION with the SAP of a pelton_sink, and answers the handle that it makes, or signals its condition. MADE is the SINK of a function of
+Lisp's, else nil."
+  (let ((number nil)
+        (result nil)
+        (path (if (typep sink 'record-file)
+                  (coerce (sb-ext:string-to-octets (native (record-file-path sink)) :external-format :utf-8 :null-terminate t) 'octets)
                   (make-octets 0))))
     (with-pinned-objects (path)
       (with-words (sap 7)
         (setf (sap-ref-32 sap 0) 56)
         (etypecase sink
           (function
-           (let ((number (sb-ext:atomic-incf (car *next-sink*))))
-             (setf (gethash number *sinks*) made
-                   (sap-ref-sap sap 8) (alien-sap (alien-callable-function 'write-to-sink))
-                   (sap-ref-64 sap 16) number)))
+           (setf number (sb-ext:atomic-incf (car *next-sink*))
+                 (gethash number *sinks*) made
+                 (sap-ref-sap sap 8) (alien-sap (alien-callable-function 'write-to-sink))
+                 (sap-ref-64 sap 16) number))
           (foreign-sink
            (setf (sap-ref-sap sap 8) (car sink)
                  (sap-ref-64 sap 16) (cdr sink)))
@@ -121,7 +124,10 @@ left torn is cut off.
                    (sap-ref-64 sap 32) (or rotate 0)
                    (sap-ref-64 sap 40) (case sync ((nil) 0) (:each-write (1- (expt 2 64))) (t sync))
                    (signed-sap-ref-64 sap 48) (if interval (seconds-to-ns interval) 0)))))
-        (funcall function sap)))))
+        (unwind-protect (setf result (funcall function sap))
+          (unless (typep result 'handle)
+            (when number (remhash number *sinks*))))
+        (check result)))))
 
 ;;; ---- Appending
 ;;;
@@ -129,10 +135,10 @@ left torn is cut off.
 ;;; from its hash on, for places are never emptied. Who comes new puts its own, under the lock, in a place that is empty or whose thread
 ;;; has ended; more threads than half the places there cannot be, for the library has 1024 appenders.
 
-(defstruct (own (:copier nil) (:predicate nil) (:constructor make-own (thread address)))
-  "The appender of a thread; nil for a thread where there was one."
+(defstruct (own (:include handle) (:copier nil) (:predicate nil) (:constructor make-own (thread address sink)))
+  "The appender of a thread; nil for a thread where there was one. Its address is 0 when the appenders are closed."
   (thread nil :read-only t)
-  (address 0 :type word :read-only t))
+  (sink nil :read-only t))
 
 (defconstant +places-bits+ 11)
 (defconstant +places+ (ash 1 +places-bits+))
@@ -154,47 +160,62 @@ by the next thread that begins, or the next FLUSH.")
 
 (declaim (inline own-appender))
 (defun own-appender (appenders)
-  "The address of the calling thread's appender."
+  "What the calling thread appends by, or nil if it has not begun to."
   (declare (type appenders appenders))
   (let ((places (appenders-places appenders)) (thread sb-thread:*current-thread*) (place (place-of-thread)))
     (declare (type (unsigned-byte 16) place))
-    (loop
-      (let ((own (svref places place)))
-        (cond ((null own) (return (join appenders)))
-              ((eq (own-thread (the own own)) thread) (return (own-address (the own own))))))
-      (setf place (logand (1+ place) (1- +places+))))))
+    ;; In time each place may have been somebody's.
+    (loop repeat +places+
+          do (let ((own (svref places place)))
+               (cond ((null own) (return nil))
+                     ((eq (own-thread (the own own)) thread) (return (the own own)))))
+             (setf place (logand (1+ place) (1- +places+))))))
 
 (defun join (appenders)
-  "Makes the calling thread's appender; answers its address."
+  "Makes the calling thread's appender; answers it, or what ATTEMPT answers."
   (let ((places (appenders-places appenders)))
-    (own-address
-     (without-interrupts
-       (sb-thread:with-mutex ((appenders-lock appenders))
-         (reap places)
-         (let ((own (with-words (out 1)
-                      (check (attempt (%appender-open (handle-address appenders) out)))
-                      (make-own sb-thread:*current-thread* (sap-ref-64 out 0)))))
-           (loop for place = (place-of-thread) then (logand (1+ place) (1- +places+))
-                 for found = (svref places place)
-                 when (or (null found) (null (own-thread found)))
-                   do (return (setf (svref places place) own)))))))))
+    (without-interrupts
+      (sb-thread:with-mutex ((appenders-lock appenders))
+        (reap places)
+        (with-words (out 1)
+          (let ((result (attempt (%appender-open (handle-address appenders) out))))
+            (if (eql result 0)
+                (loop with own = (make-own sb-thread:*current-thread* (sap-ref-64 out 0) (appenders-sink appenders))
+                      for place = (place-of-thread) then (logand (1+ place) (1- +places+))
+                      for found = (svref places place)
+                      when (or (null found) (null (own-thread found)))
+                        do (return (setf (svref places place) own)))
+                result)))))))
 
 (defun reap (places)
   "Gives up what threads had that have ended. Under the lock."
   (loop for place from 0 below +places+
         for own = (svref places place)
         when (and own (own-thread own) (not (sb-thread:thread-alive-p (own-thread own))))
-          do (setf (svref places place) (load-time-value (make-own nil 0)))
-             (attempt (%close (own-address own)))))
+          do (setf (svref places place) (load-time-value (make-own nil 0 nil)))
+             (close-own own)))
 
-(defun shut-appenders (places ticker number)
-  "What closes appenders with these places, the function that ends TICKER, and the sink of that number, each if it is not nil."
+(defun close-own (own)
+  (let ((address (shiftf (handle-address own) 0)))
+    (unless (zerop address) (attempt (%close address)))))
+
+(defun shut-appenders (places ticker number sink)
+  "What closes appenders with these places, the function in TICKER that ends who flushes, and the sink of that number, each if it is not nil."
   (lambda (address)
-    (when ticker (funcall ticker))
-    (loop for own across places
-          when (and own (own-thread own)) do (attempt (%close (own-address own))))
-    (prog1 (attempt (%close address))
-      (when number (remhash number *sinks*)))))
+    (when (car ticker) (funcall (car ticker)))
+    ;; Closing would not tell what the sink does not take.
+    (let ((synced (with-cause (attempt (%sync address)) sink))
+          ;; Then who exits has left WITH-APPENDERS, and other threads have not: theirs stays good.
+          (exiting sb-impl::*exit-in-progress*))
+      (loop for own across places
+            when (and own (own-thread own)
+                      (or (not exiting)
+                          (eq (own-thread own) sb-thread:*current-thread*)
+                          (not (sb-thread:thread-alive-p (own-thread own)))))
+              do (close-own own))
+      (let ((closed (attempt (%close address))))
+        (when (and number (not exiting)) (remhash number *sinks*))
+        (if (eql synced 0) closed synced)))))
 
 (defun tick (appenders interval)
   "Has a thread flush every so many seconds. Answers what ends that."
@@ -220,59 +241,70 @@ full; headers count, 8 bytes for each message. :LANES is how many threads may ap
 bytes, or :MESSAGE-BYTES-MAX.
 SINK is one of
   a function of RUNS, which DO-RUNS and DO-RECORDS look at. It has taken all of them when it returns; if it is left in any other way, it has
-    taken none, the same comes again with the next flush, and who flushed is told by SINK-ERROR. It is called by one thread at a time, without
-    interrupts, and neither uses these appenders, nor waits for a thread that does.
+    taken none, the same comes again with the next flush, and who flushed is told by SINK-ERROR; EXIT does not leave it either. It is called by
+    one thread at a time, without interrupts, and neither uses these appenders, nor waits for a thread that does.
   a RECORD-FILE.
   (SAP . WORD), a function of C's as pelton.h describes pelton_write, and its context.
 :FLUSH-INTERVAL so many seconds after something came the sink has it, too. nil: not by time. To a function of Lisp's that is the default, else
 0.1; there a thread of Lisp's does it, every so many seconds.
 Does not wait. Signals OPTION-ERROR, SYSTEM-ERROR, and, of a record file, ROLE-TAKEN-ERROR, DAMAGED-ERROR and others."
+  (check-type flush-interval (or null (real (0))))
   (let* ((made (when (functionp sink) (make-sink :function sink)))
          (places (make-array +places+ :initial-element nil))
+         (ticker (list nil))
          (number nil)
          (options (list* :flush-bytes flush-bytes :lanes lanes :message-bytes-max message-bytes-max
                          (cond (made '(:flush-interval nil))
                                (flush-interval-p `(:flush-interval ,flush-interval))))))
     (flet ((make (&key address)
-             (let* ((handle (%make-appenders :address address :places places :sink made))
-                    (ticker (when (and made flush-interval) (tick handle flush-interval))))
-               (setf (handle-shut handle) (shut-appenders places ticker number))
-               handle)))
-      (check (call-with-sink (lambda (sap)
-                               (when made (setf number (sap-ref-64 sap 16)))
-                               (with-options (options options)
-                                 (opening (out make) (%appenders-open options sap out))))
-                             sink made)))))
+             (%make-appenders :address address :places places :sink made
+                              :shut (shut-appenders places ticker number made))))
+      (let ((appenders (call-with-sink (lambda (sap)
+                                         (when made (setf number (sap-ref-64 sap 16)))
+                                         (with-options (options options)
+                                           (opening (out make) (%appenders-open options sap out))))
+                                       sink made)))
+        (when (and made flush-interval)
+          (unwind-protect (setf (car ticker) (tick appenders flush-interval))
+            (unless (car ticker) (close-quietly appenders))))
+        appenders))))
 
 (defmacro with-appenders ((appenders sink &rest options) &body body)
-  "Runs BODY with APPENDERS: see OPEN-APPENDERS. When BODY ends normally everything is handed to the sink, of which a SINK-ERROR tells if that
-fails; they are closed however BODY is left. Threads that use them must have ended by then."
-  `(with-handle (,appenders (open-appenders ,sink ,@options))
-     (multiple-value-prog1 (progn ,@body)
-       (sync ,appenders))))
+  "Runs BODY with APPENDERS: see OPEN-APPENDERS. They are closed however BODY is left, and the sink has everything first: if it does not take that,
+it is signalled where BODY has ended normally, else a warning. Threads that use them must have ended by then."
+  `(with-handle (,appenders (open-appenders ,sink ,@options)) ,@body))
 
-(defmethod with-cause ((result sink-error) (handle handle))
-  (let ((sink (etypecase handle
-                (appenders (appenders-sink handle))
-                (flushing (flushing-sink handle)))))
-    (when sink (setf (slot-value result 'cause) (sink-cause sink))))
+(defun with-cause (result from)
+  "RESULT, with what the sink was left by if it is that: the SINK, or that of a handle; nil for one that is none of Lisp's."
+  (when (typep result 'sink-error)
+    (let ((sink (typecase from
+                  (appenders (appenders-sink from))
+                  (flushing (flushing-sink from))
+                  (own (own-sink from))
+                  (sink from))))
+      (when sink (setf (slot-value result 'cause) (sink-cause sink)))))
   result)
 
-(defun append-slowly (appenders address size)
+(defun append-slowly (appenders address size tried)
+  "As APPEND-MESSAGE, of SIZE bytes at ADDRESS. TRIED is what was answered already, or nil."
   (declare (type appenders appenders) (type word address) (type (unsigned-byte 62) size))
   (and (persisting (:what "append")
-         (let ((own (own-appender appenders)))
-           (with-cause (attempt (%append own (int-sap address) size)) appenders)))
+         (with-cause (or (shiftf tried nil)
+                         (let ((own (or (own-appender appenders) (join appenders))))
+                           (if (typep own 'own) (attempt (%append (handle-address own) (int-sap address) size)) own)))
+                     appenders))
        t))
 
 (declaim (inline append-sap))
 (defun append-sap (appenders sap size)
   "As APPEND-MESSAGE, of SIZE bytes at SAP."
   (declare (type system-area-pointer sap) (type (unsigned-byte 62) size))
-  (let ((own (own-appender appenders)))
-    (declare (type word own))
-    (or (eql (briefly (%append own sap size)) 0)
-        (append-slowly appenders (sap-int sap) size))))
+  (let* ((own (own-appender appenders))
+         (address (if own (handle-address own) 0))
+         (tried (if own (briefly (%append address sap size)) nil)))
+    (declare (type word address))
+    (or (eql tried 0)
+        (append-slowly appenders (sap-int sap) size tried))))
 
 (declaim (inline append-message))
 (defun append-message (appenders octets &key (start 0) end)
@@ -284,7 +316,13 @@ appended, and those before it are kept. Restarts: TRY-AGAIN, and DROP-MESSAGE, w
   (with-octets-at (sap size) (octets start end)
     (append-sap appenders sap size)))
 
-(defmethod reserving-address ((appenders appenders)) (own-appender appenders))
+(defun writer-of (handle)
+  "What room is reserved by, if it is HANDLE that is asked for room; nil by DROP-MESSAGE."
+  (etypecase handle
+    (sender handle)
+    (appenders (or (own-appender handle)
+                   (persisting (:what "append")
+                     (with-cause (join handle) handle))))))
 
 ;;; ---- Flushing
 
@@ -307,6 +345,7 @@ are no more senders. Signals SINK-ERROR and what else the sink may; then all of 
 as long as RUN-FLUSH runs: see OPEN-APPENDERS for sinks. What the sink has taken is released. The receiver is closed as a handle, and
 goes on as part of the flushing; if this fails it is as before. Does not wait. Signals as OPEN-APPENDERS."
   (declare (type receiver receiver))
+  (check-type flush-interval (or null (real (0))))
   (let ((made (when (functionp sink) (make-sink :function sink))) (number nil))
     (flet ((make (&key address)
              (take-address receiver)
@@ -315,11 +354,11 @@ goes on as part of the flushing; if this fails it is as before. Does not wait. S
                                      (lambda (address)
                                        (prog1 (attempt (%close address))
                                          (when number (remhash number *sinks*))))))))
-      (check (call-with-sink (lambda (sap)
-                               (when made (setf number (sap-ref-64 sap 16)))
-                               (with-options (options (list :flush-bytes flush-bytes :flush-interval flush-interval))
-                                 (opening (out make) (%flush-open (handle-address receiver) options sap out))))
-                             sink made)))))
+      (call-with-sink (lambda (sap)
+                        (when made (setf number (sap-ref-64 sap 16)))
+                        (with-options (options (list :flush-bytes flush-bytes :flush-interval flush-interval))
+                          (opening (out make) (%flush-open (handle-address receiver) options sap out))))
+                      sink made))))
 
 (defmacro with-flush ((flushing receiver sink &rest options) &body body)
   "Runs BODY with a FLUSHING: see OPEN-FLUSH. It is closed however BODY is left."
@@ -327,7 +366,7 @@ goes on as part of the flushing; if this fails it is as before. Does not wait. S
 
 (defun run-flush (flushing &key timeout)
   "Flushes until there are no more senders, and then has all of it synced and answers true; or until TIMEOUT seconds have passed, nil for ever,
-and answers nil. Interrupts are looked at once a second. Signals SINK-ERROR and what else the sink may, with the restart TRY-AGAIN; else as
+and answers nil. Interrupts are looked at 20 times a second. Signals SINK-ERROR and what else the sink may, with the restart TRY-AGAIN; else as
 RECEIVE; it can be called again."
   (declare (type flushing flushing))
   (loop
@@ -349,7 +388,7 @@ is given out that has not been checked. Answers :END, or :TORN where the end is 
 writing just now. Signals DAMAGED-ERROR in the middle of a damaged file, with the restart SKIP-DAMAGE, which goes on behind that;
 NOT-A-RECORD-FILE-ERROR, SYSTEM-ERROR."
   (let ((function (coerce function 'function)))
-    (with-handle (records (check (opening (out %make-records) (%records-open (sb-ext:native-namestring path) out))))
+    (with-handle (records (check (opening (out %make-records) (%records-open (native path) out))))
       (with-words (record 6)
         (loop
           (let ((result (attempt (%records-next (handle-address records) record))))

@@ -1,4 +1,4 @@
-;;;; Handles: what they have in common, how they end, and what becomes of them when they are forgotten, or the image is saved.
+;;;; Handles: what they have in common, how they end, and what becomes of them when they are forgotten.
 
 (in-package #:pelton)
 
@@ -8,7 +8,11 @@
   ;; Never sleeps: made with :wait :spin.
   (spins nil)
   ;; Closes what is at the address, and answers as ATTEMPT does. Must not lead to the handle.
-  (shut #'shut :type function))
+  (shut #'shut :type function)
+  ;; Something is reserved.
+  (reserved nil)
+  ;; The PEER-DIED-ERROR that the library has told, once perhaps, and nobody was told.
+  (untold nil))
 
 (defmethod print-object ((handle handle) stream)
   (print-unreadable-object (handle stream :type t :identity t)
@@ -57,20 +61,31 @@
     address))
 
 (defun close-handle (handle)
-  "Closes any handle, also after an error. What is closed already stays so. Waits for nothing, but closing appenders does: for the sink.
+  "Closes any handle, also after an error. What is closed already stays so. Waits for nothing, but closing appenders does: the sink has all of it
+first, and what that does not take is lost, and told.
 A sender's messages are all received before its receiver is told of the end. Nobody else may be using the handle.
 Signals a PELTON-ERROR where the library does; it is closed all the same."
   (declare (type handle handle))
-  (check (without-interrupts
-           (let ((address (take-address handle)))
-             (if (zerop address) 0 (funcall (handle-shut handle) address)))))
+  (check (close-quietly handle))
   (values))
+
+(defun close-quietly (handle)
+  "As CLOSE-HANDLE, but answers as ATTEMPT does."
+  (without-interrupts
+    (let ((address (take-address handle)))
+      (if (zerop address) 0 (funcall (handle-shut handle) address)))))
+
+(defvar *missing* nil "Why a saved image that was started is without the library.")
+
+(defun check-library ()
+  (when *missing* (error "pelton: ~a" *missing*)))
 
 (defmacro opening ((out &rest make) call)
   "Makes CALL, which writes a handle's address to the SAP OUT, and answers the handle made by MAKE, or what ATTEMPT answers. Without
 interrupts, so that what has been opened is not lost."
   (let ((result (gensym "RESULT")))
     `(with-words (,out 1)
+       (check-library)
        (without-interrupts
          (let ((,result (attempt ,call)))
            (if (eql ,result 0)
@@ -78,18 +93,69 @@ interrupts, so that what has been opened is not lost."
                ,result))))))
 
 (defmacro with-handle ((variable open) &body body)
-  "Runs BODY with VARIABLE bound to the handle that OPEN makes, which is closed however BODY is left."
-  `(let ((,variable ,open))
-     (unwind-protect (progn ,@body)
-       (close-handle ,variable))))
+  "Runs BODY with VARIABLE bound to the handle that OPEN makes, which is closed however BODY is left. What closing tells is signalled if BODY ends
+normally, else a warning."
+  (let ((closed (gensym "CLOSED")) (ended (gensym "ENDED")))
+    `(let ((,variable ,open) (,closed 0) (,ended nil))
+       (multiple-value-prog1
+           (without-interrupts
+             (unwind-protect (with-local-interrupts (multiple-value-prog1 (progn ,@body) (setf ,ended t)))
+               (setf ,closed (close-quietly ,variable))
+               (unless (or ,ended (eql ,closed 0))
+                 (warn "closing ~a: ~a" ,variable ,closed))))
+         (check ,closed)))))
+
+;;; ---- Telling, with restarts
+
+(defun note (handle result)
+  "RESULT, or nil if it says that the peer of HANDLE has died: that is remembered, for an interrupt may unwind before it is signalled."
+  (if (typep result 'peer-died-error)
+      (progn (setf (handle-untold handle) result) nil)
+      result))
+
+(defun persist (function handle what)
+  "Calls FUNCTION, which answers as ATTEMPT does, and answers its number. Signals PELTON_AGAIN and what is below, with restarts: all but the
+last of them call it again. HANDLE is what a successor may be waited for of, and what NOTE was called with; WHAT, unless it is nil, says what
+DROP-MESSAGE does not do, and then the answer is nil."
+  (declare (type function function) (dynamic-extent function))
+  (loop
+    (let* ((result (or (and handle (handle-untold handle)) (funcall function) (handle-untold handle)))
+           (condition (cond ((eql result +again+) (make-condition 'timed-out :code +again+))
+                            ((typep result 'condition) result)
+                            (t (return result)))))
+      (when handle (setf (handle-untold handle) nil))
+      (flet ((if-it-is (type) (lambda (asked) (declare (ignore asked)) (typep condition type))))
+        (restart-case (error condition)
+          (wait-longer ()
+            :test (lambda (asked) (funcall (if-it-is 'timed-out) asked))
+            :report "Wait as long again.")
+          (resume-channel ()
+            :test (lambda (asked) (and handle (funcall (if-it-is 'peer-died-error) asked)))
+            :report "Wait for a successor of the other side."
+            (resume handle))
+          (try-again ()
+            :test (lambda (asked) (funcall (if-it-is '(or sink-error no-space-error system-error)) asked))
+            :report "Try the same again.")
+          (drop-message ()
+            :test (lambda (asked) (declare (ignore asked)) what)
+            :report (lambda (stream) (format stream "Do not ~a it." what))
+            (return nil)))))))
+
+(defmacro persisting ((&key handle what) &body body)
+  "BODY answers as ATTEMPT does: see PERSIST."
+  `(flet ((body () ,@body))
+     (declare (dynamic-extent #'body))
+     (persist #'body ,handle ,what)))
 
 ;;; ---- What several kinds do
 
 (defun resume (handle &key timeout)
   "After PEER-DIED-ERROR: waits up to TIMEOUT seconds, nil for ever, until the other side has a successor, and goes on with that: a
-sender's unreleased messages are delivered again. Interrupts are looked at once a second. Signals TIMED-OUT with the restart WAIT-LONGER;
+sender's unreleased messages are delivered again. Interrupts are looked at 20 times a second. Signals TIMED-OUT with the restart WAIT-LONGER;
 REFUSED-ERROR where the channel has not lost its peer, or cannot have a successor."
   (declare (type handle handle))
+  ;; Who asks for a successor knows.
+  (setf (handle-untold handle) nil)
   (persisting ()
     (attempt-waiting ((handle-address handle) (handle-spins handle) timeout deadline :arm nil)
       (%resume (handle-address handle) deadline)))
@@ -106,15 +172,17 @@ WAIT-LONGER, and a CHANNEL-ENDED."
 
 (defun sync (handle)
   "Has what was sent, released, flushed or appended written to the disk, by a sender, receiver, flushing or appenders. Waits for the disk.
-Signals REFUSED-ERROR of a channel that is not by path."
+Signals REFUSED-ERROR of a channel that is not by path; of a flushing or appenders as FLUSH."
   (declare (type handle handle))
-  (check (attempt (%sync (handle-address handle))))
+  (check (with-cause (attempt (%sync (handle-address handle))) handle))
   handle)
 
 (defun descriptor (handle)
   "The file descriptor that SB-SYS:WAIT-UNTIL-FD-USABLE and the like may watch for reading, of whatever can be waited for."
   (declare (type handle handle))
-  (check (attempt (%fd (handle-address handle)))))
+  ;; What the caller alone leads to must not be found forgotten meanwhile.
+  (with-pinned-objects (handle)
+    (check (attempt (%fd (handle-address handle))))))
 
 (defun info (handle)
   "Figures of a sender, receiver, client or service: a property list. Sizes are in bytes."
@@ -128,18 +196,3 @@ Signals REFUSED-ERROR of a channel that is not by path."
           :bytes (sap-ref-64 sap 56) :waits (sap-ref-64 sap 64) :sleeps (sap-ref-64 sap 72) :wakes-sent (sap-ref-64 sap 80)
           :depth-max (sap-ref-64 sap 88) :calls (sap-ref-64 sap 96) :dropped (sap-ref-64 sap 104) :corrupt (sap-ref-64 sap 112)
           :services (sap-ref-64 sap 120))))
-
-;;; ---- Images
-
-(defun before-saving ()
-  "Closes everything: a saved image has none of this process's memory or descriptors."
-  (dolist (handle (loop for handle being the hash-keys of *handles* collect handle))
-    (handler-case (close-handle handle)
-      (pelton-error (condition) (warn "closing ~a: ~a" handle condition)))))
-
-(defun after-loading ()
-  (handler-case (progn (load-library) (check-version))
-    (error (condition) (warn "pelton: ~a" condition))))
-
-(pushnew 'before-saving sb-ext:*save-hooks*)
-(pushnew 'after-loading sb-ext:*init-hooks*)

@@ -127,7 +127,7 @@ PEER-DIED-ERROR of PELTON_PEER_DIED, and so on; TIMED-OUT of PELTON_AGAIN.")
 (defvar *conditions* (make-hash-table) "The name of each code's condition.")
 
 (defmacro define-codes ()
-  "For each code a constant, +PEER-DIED+, and a condition, PEER-DIED-ERROR, which is exported."
+  "For each code a constant, +PEER-DIED+, and a condition, PEER-DIED-ERROR, which package.lisp exports."
   `(progn
      ,@(loop for (name number text) in (read-codes)
              for constant = (intern (format nil "+~a+" name))
@@ -136,11 +136,13 @@ PEER-DIED-ERROR of PELTON_PEER_DIED, and so on; TIMED-OUT of PELTON_AGAIN.")
                                 ((eql (search "mistake of the caller" text) 0) 'mistake)
                                 (t 'pelton-error))
              collect `(defconstant ,constant ,number ,text)
-             collect `(eval-when (:compile-toplevel :load-toplevel :execute) (export ',condition))
              collect `(define-condition ,condition (,parent)
-                        ,(when (string= name "SINK")
-                           '((cause :initarg :cause :initform nil :reader sink-error-cause
-                              :documentation "The condition by which the sink was left, if it is a function of Lisp's.")))
+                        ,(cond
+                           ((string= name "SYSTEM")
+                            '((errno :initarg :errno :initform 0 :reader system-error-errno :documentation "The system's own number.")))
+                           ((string= name "SINK")
+                            '((cause :initarg :cause :initform nil :reader sink-error-cause
+                               :documentation "The condition by which the sink was left, if it is a function of Lisp's."))))
                         (:documentation ,(format nil "PELTON_~a, ~d: ~a." (substitute #\_ #\- name) number text)))
              collect `(setf (gethash ,number *conditions*) ',condition))))
 
@@ -162,20 +164,22 @@ PEER-DIED-ERROR of PELTON_PEER_DIED, and so on; TIMED-OUT of PELTON_AGAIN.")
   `(progn ,@(loop for (name c-name . arguments) in definitions
                   collect `(define-foreign ,name ,c-name int ,@arguments))))
 
+(define-alien-type utf-8 (c-string :external-format :utf-8))
+
 (define-foreign %version "pelton_version" unsigned-int)
-(define-foreign %code-text "pelton_code_text" c-string (code int))
-(define-foreign %error-detail "pelton_error_detail" c-string)
+(define-foreign %code-text "pelton_code_text" utf-8 (code int))
+(define-foreign %error-detail "pelton_error_detail" utf-8)
 (define-foreign %deadline "pelton_deadline" (signed 64) (timeout (signed 64)))
 
 ;; Handles are words: a SAP that is not known to stay in a register conses.
 (define-foreigns
-  (%sender-open "pelton_sender_open" (name c-string) (options system-area-pointer) (out system-area-pointer))
-  (%receiver-open "pelton_receiver_open" (name c-string) (options system-area-pointer) (out system-area-pointer))
+  (%sender-open "pelton_sender_open" (name utf-8) (options system-area-pointer) (out system-area-pointer))
+  (%receiver-open "pelton_receiver_open" (name utf-8) (options system-area-pointer) (out system-area-pointer))
   (%threads "pelton_threads" (options system-area-pointer) (sender system-area-pointer) (receiver system-area-pointer))
-  (%gather "pelton_gather" (name c-string) (options system-area-pointer) (out system-area-pointer))
+  (%gather "pelton_gather" (name utf-8) (options system-area-pointer) (out system-area-pointer))
   (%receiver-senders "pelton_receiver_senders" (receiver (unsigned 64)) (out system-area-pointer))
   (%senders-send "pelton_senders_send" (senders (unsigned 64)) (data system-area-pointer) (size (unsigned 64)) (deadline (signed 64)))
-  (%listen "pelton_listen" (name c-string) (options system-area-pointer) (out system-area-pointer))
+  (%listen "pelton_listen" (name utf-8) (options system-area-pointer) (out system-area-pointer))
   (%accept-sender "pelton_accept_sender" (listener (unsigned 64)) (deadline (signed 64)) (out system-area-pointer))
   (%accept-receiver "pelton_accept_receiver" (listener (unsigned 64)) (deadline (signed 64)) (out system-area-pointer))
   (%fd "pelton_fd" (handle (unsigned 64)))
@@ -203,20 +207,32 @@ PEER-DIED-ERROR of PELTON_PEER_DIED, and so on; TIMED-OUT of PELTON_AGAIN.")
   (%appenders-open "pelton_appenders_open" (options system-area-pointer) (sink system-area-pointer) (out system-area-pointer))
   (%appender-open "pelton_appender_open" (appenders (unsigned 64)) (out system-area-pointer))
   (%append "pelton_append" (appender (unsigned 64)) (data system-area-pointer) (size (unsigned 64)))
-  (%records-open "pelton_records_open" (path c-string) (out system-area-pointer))
+  (%records-open "pelton_records_open" (path utf-8) (out system-area-pointer))
   (%records-next "pelton_records_next" (records (unsigned 64)) (record system-area-pointer))
-  (%client-open "pelton_client_open" (name c-string) (options system-area-pointer) (out system-area-pointer))
+  (%client-open "pelton_client_open" (name utf-8) (options system-area-pointer) (out system-area-pointer))
   (%submit "pelton_submit" (client (unsigned 64)) (data system-area-pointer) (size (unsigned 64)) (flags unsigned-int)
            (deadline (signed 64)) (out-call system-area-pointer))
   (%cancel "pelton_cancel" (client (unsigned 64)) (call (unsigned 64)))
   (%await "pelton_await" (client (unsigned 64)) (call (unsigned 64)) (deadline (signed 64)) (completion system-area-pointer))
-  (%service-listen "pelton_service_listen" (name c-string) (options system-area-pointer) (out system-area-pointer))
+  (%service-listen "pelton_service_listen" (name utf-8) (options system-area-pointer) (out system-area-pointer))
   (%service-receive "pelton_service_receive" (service (unsigned 64)) (deadline (signed 64)) (request system-area-pointer))
   (%service-stop "pelton_service_stop" (service (unsigned 64)) (how unsigned-int))
   (%reply "pelton_reply" (responder (unsigned 64)) (data system-area-pointer) (size (unsigned 64)))
   (%reply-fail "pelton_reply_fail" (responder (unsigned 64)) (code unsigned-int) (data system-area-pointer) (size (unsigned 64)))
   (%reply-part "pelton_reply_part" (responder (unsigned 64)) (data system-area-pointer) (size (unsigned 64)) (deadline (signed 64)))
   (%is-cancelled "pelton_responder_is_cancelled" (responder (unsigned 64)))
+  (%send-batch "pelton_send_batch" (sender (unsigned 64)) (messages system-area-pointer) (count (unsigned 64)) (deadline (signed 64)))
+  (%send-descriptors "pelton_send_descriptors" (sender (unsigned 64)) (data system-area-pointer) (size (unsigned 64))
+                     (fds system-area-pointer) (count (unsigned 64)) (deadline (signed 64)))
+  (%take-descriptors "pelton_take_descriptors" (receiver (unsigned 64)) (out system-area-pointer) (capacity (unsigned 64))
+                     (out-count system-area-pointer))
+  (%hold "pelton_hold" (receiver (unsigned 64)) (out system-area-pointer))
+  (%engine-open "pelton_engine_open" (options system-area-pointer) (out system-area-pointer))
+  (%file-submit "pelton_file_submit" (engine (unsigned 64)) (operations system-area-pointer) (count (unsigned 64))
+                (taken system-area-pointer))
+  (%file-completions "pelton_file_completions" (engine (unsigned 64)) (deadline (signed 64)) (out system-area-pointer)
+                     (count (unsigned 64)) (taken system-area-pointer))
+  (%file-cancel "pelton_file_cancel" (engine (unsigned 64)) (token (unsigned 64)))
   (%poll "poll" (fds system-area-pointer) (count (unsigned 64)) (milliseconds int)))
 
 (define-foreign %usleep "usleep" int (microseconds unsigned-int))
@@ -239,10 +255,10 @@ PEER-DIED-ERROR of PELTON_PEER_DIED, and so on; TIMED-OUT of PELTON_AGAIN.")
 
 (defun failure (code)
   "The condition for CODE, which the calling thread has just been answered."
-  (let ((errno (sb-alien:get-errno)) (detail (%error-detail)))
-    (make-condition (gethash code *conditions* 'pelton-error)
-                    :code code
-                    :detail (if (and (eql code +system+) (string= detail "")) (sb-int:strerror errno) detail))))
+  (let ((errno (sb-alien:get-errno)) (detail (%error-detail)) (type (gethash code *conditions* 'pelton-error)))
+    (if (eql code +system+)
+        (make-condition type :code code :errno errno :detail (if (string= detail "") (sb-int:strerror errno) detail))
+        (make-condition type :code code :detail detail))))
 
 (defmacro attempt (call)
   "Makes CALL without interrupts. Answers its number, or a condition instead of one below PELTON_AGAIN."
@@ -282,8 +298,8 @@ of the time of a message."
 (defconstant +slice-ns+ 50000
   "So long a call may wait without interrupts: long enough for all of the library's spinning.")
 
-(defconstant +long-slice-ns+ 1000000000
-  "So long a call may wait that has no descriptor to be polled for, or shakes hands meanwhile.")
+(defconstant +long-slice-ns+ 50000000
+  "So long a call may wait that has no descriptor to be polled for, or whose descriptor does not tell what is waited for.")
 
 (defun deadline-of (timeout)
   (etypecase timeout
@@ -323,69 +339,42 @@ of the time of a message."
   "Makes CALL, a function of a deadline that answers as ATTEMPT does, until it does not answer PELTON_AGAIN, or TIMEOUT has passed. Between
 calls waits by ARM, a function that answers likewise, or, if that is nil, in the call. Interrupts are looked at all the time."
   (declare (type word address) (type function call) (dynamic-extent call arm))
-  (let ((deadline (deadline-of timeout)))
+  (let ((deadline (deadline-of timeout)) (slice (if arm +slice-ns+ +long-slice-ns+)))
     (loop
       ;; The library's own way of waiting, for a moment.
-      (let ((result (funcall call (slice-until deadline (if arm +slice-ns+ +long-slice-ns+)))))
+      (let ((result (funcall call (slice-until deadline slice))))
         (unless (eql result +again+)
           (return result)))
       (when (past-p deadline)
         (return (funcall call +no-wait+)))
       (when (and arm (not spins))
         (let ((armed 0))
-          (unwind-protect
-               (when (eql (setf armed (funcall (the function arm))) +again+)
-                 (wait-readable (without-interrupts (%fd address)) deadline))
-            (without-interrupts (%disarm address)))
-          (when (typep armed 'condition)
-            (return armed)))))))
+          (without-interrupts
+            (unwind-protect
+                 (with-local-interrupts
+                   (when (eql (setf armed (funcall (the function arm))) +again+)
+                     (wait-readable (without-interrupts (%fd address)) deadline)))
+              (%disarm address)))
+          (unless (typep armed 'fixnum)
+            (return armed))
+          ;; If something is there, and is not what is waited for, the descriptor tells nothing.
+          (setf slice (if (eql armed 0) +long-slice-ns+ +slice-ns+)))))))
 
-(defmacro attempt-waiting ((address spins timeout deadline &key (arm `(%arm ,address)) (tried nil tried-p)) call)
+(defmacro attempt-waiting ((address spins timeout deadline &key (arm `(%arm ,address)) tried handle) call)
   "As ATTEMPT; waits up to TIMEOUT seconds. CALL is made with DEADLINE bound, and often again. TRIED is a variable for what the call has answered
-already: a condition is the answer then, once, for the library may have told it once."
+already: a condition is the answer then, once, for the library may have told it once. Of HANDLE it is remembered that its peer has died, until
+somebody is told, by PERSIST, and nil is answered."
   (let ((result (gensym "RESULT")) (seconds (gensym "SECONDS")))
-    `(let* ((,seconds ,timeout)
-            (,result ,(let ((call `(let ((,deadline +no-wait+)) (attempt ,call))))
-                        (if tried-p `(if (typep ,tried 'condition) (shiftf ,tried +again+) ,call) call))))
-       (if (and (eql ,result +again+) (not (eql ,seconds 0)))
-           (flet ((call (,deadline) (declare (type (signed-byte 64) ,deadline)) (attempt ,call))
-                  ,@(when arm `((arm () (attempt ,arm)))))
-             (declare (dynamic-extent #'call ,@(when arm '(#'arm))))
-             (wait-for ,address ,spins ,seconds #'call ,(when arm '#'arm)))
-           ,result))))
-
-(defun persist (function handle what)
-  "Calls FUNCTION, which answers as ATTEMPT does, and answers its number. Signals PELTON_AGAIN and what is below, with restarts: all but the
-last of them call it again. HANDLE is what a successor may be waited for of; WHAT, unless it is nil, says what DROP-MESSAGE does not do, and
-then the answer is nil."
-  (declare (type function function) (dynamic-extent function))
-  (loop
-    (let* ((result (funcall function))
-           (condition (cond ((eql result +again+) (make-condition 'timed-out :code +again+))
-                            ((typep result 'condition) result)
-                            (t (return result)))))
-      (flet ((if-it-is (type) (lambda (asked) (declare (ignore asked)) (typep condition type))))
-        (restart-case (error condition)
-          (wait-longer ()
-            :test (lambda (asked) (funcall (if-it-is 'timed-out) asked))
-            :report "Wait as long again.")
-          (resume-channel ()
-            :test (lambda (asked) (and handle (funcall (if-it-is 'peer-died-error) asked)))
-            :report "Wait for a successor of the other side."
-            (resume handle))
-          (try-again ()
-            :test (lambda (asked) (funcall (if-it-is '(or sink-error no-space-error system-error)) asked))
-            :report "Try the same again.")
-          (drop-message ()
-            :test (lambda (asked) (declare (ignore asked)) what)
-            :report (lambda (stream) (format stream "Do not ~a it." what))
-            (return nil)))))))
-
-(defmacro persisting ((&key handle what) &body body)
-  "BODY answers as ATTEMPT does: see PERSIST."
-  `(flet ((body () ,@body))
-     (declare (dynamic-extent #'body))
-     (persist #'body ,handle ,what)))
+    (flet ((attempt (call) (if handle `(without-interrupts (note ,handle (attempt ,call))) `(attempt ,call))))
+      `(let* ((,seconds ,timeout)
+              (,result ,(let ((call `(let ((,deadline +no-wait+)) ,(attempt call))))
+                          (if tried `(if (typep ,tried 'condition) (shiftf ,tried nil) ,call) call))))
+         (if (and (eql ,result +again+) (not (eql ,seconds 0)))
+             (flet ((call (,deadline) (declare (type (signed-byte 64) ,deadline)) ,(attempt call))
+                    ,@(when arm `((arm () ,(attempt arm)))))
+               (declare (dynamic-extent #'call ,@(when arm '(#'arm))))
+               (wait-for ,address ,spins ,seconds #'call ,(when arm '#'arm)))
+             ,result)))))
 
 (defmacro guarding ((at count) try body cleanup)
   "Does TRY, BODY, and, however these are left, CLEANUP, where AT is the address of COUNT words of 0, at first. BODY alone is interrupted; what is
@@ -421,15 +410,20 @@ to be undone is noted in the words, without interrupts. AT is a fixnum, since BO
          ,@(loop for i below count collect `(setf (sap-ref-64 ,sap ,(* 8 i)) 0))
          ,@body))))
 
+(defun native (path)
+  "The name of a file for the system: a string as it is, since what means something to Lisp may be in it."
+  (if (pathnamep path) (sb-ext:native-namestring path) path))
+
 (defun seconds-to-ns (seconds)
   (min (ceiling (* seconds 1000000000)) +forever+))
 
 (defun call-with-options (function &key (wait :block) capacity message-bytes-max uids create mode lanes announce flush-bytes
-                                     (flush-interval nil flush-interval-p) call-bytes-max (hold nil hold-p))
-  "Calls FUNCTION with a SAP at a pelton_options. Its deadline is to be set by FUNCTION."
+                                     (flush-interval nil flush-interval-p) call-bytes-max (hold nil hold-p) threads root)
+  "Calls FUNCTION with a SAP at a pelton_options."
   (check-type wait (member :block :spin))
-  (let ((uids (coerce uids '(simple-array (unsigned-byte 32) (*)))))
-    (with-pinned-objects (uids)
+  (let ((uids (coerce uids '(simple-array (unsigned-byte 32) (*))))
+        (octets (coerce (sb-ext:string-to-octets (if root (native root) "") :external-format :utf-8 :null-terminate t) 'octets)))
+    (with-pinned-objects (uids octets)
       (with-words (sap 14)
         (setf (sap-ref-32 sap 0) 112
               (sap-ref-32 sap 4) (ecase wait (:block 0) (:spin 1))
@@ -448,11 +442,10 @@ to be undone is noted in the words, without interrupts. AT is a fixnum, since BO
               (sap-ref-64 sap 80) (or call-bytes-max 0)
               (signed-sap-ref-64 sap 88) (cond ((not hold-p) 0)
                                                ((or (null hold) (zerop hold)) -1)
-                                               (t (seconds-to-ns hold))))
+                                               (t (seconds-to-ns hold)))
+              (sap-ref-32 sap 100) (or threads 0))
+        (when root (setf (sap-ref-sap sap 104) (vector-sap octets)))
         (funcall function sap)))))
 
 (defmacro with-options ((sap options) &body body)
   `(apply #'call-with-options (lambda (,sap) ,@body) ,options))
-
-(defun (setf option-deadline) (deadline sap)
-  (setf (signed-sap-ref-64 sap 24) deadline))

@@ -11,7 +11,9 @@
                (:file "handle")
                (:file "channel")
                (:file "append")
-               (:file "call"))
+               (:file "call")
+               (:file "file")
+               (:file "image"))
   :in-order-to ((test-op (test-op "pelton/tests"))))
 
 (defsystem "pelton/tests"
@@ -23,6 +25,7 @@
                (:file "channels")
                (:file "appending")
                (:file "calls")
+               (:file "files")
                (:file "other-languages"))
   :perform (test-op (operation system)
              (symbol-call '#:pelton-tests '#:run)))

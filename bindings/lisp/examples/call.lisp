@@ -1,4 +1,4 @@
-;;;; A service and its client, here in one process; `pelton call unix:PATH words` asks it as well:
+;;;; A service and its client, here in one process:
 ;;;;
 ;;;;     sbcl --script examples/call.lisp
 

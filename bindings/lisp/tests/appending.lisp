@@ -126,6 +126,127 @@
       (pelton:flush appenders)
       (is (eql taken 10100)))))
 
+(deftest who-finds-a-failing-sink-is-told-once-and-the-sink-is-called-once
+  (let ((calls 0) (told 0) (taken 0) (appended 0))
+    (flet ((append-until-it-fails (append)
+             (setf calls 0 told 0)
+             (loop until (plusp calls)
+                   do (handler-case (progn (funcall append) (incf appended))
+                        (pelton:sink-error (condition)
+                          (incf told)
+                          (is (search "this once" (princ-to-string (pelton:sink-error-cause condition)))))))
+             (is (equal (list calls told) '(1 1)))))
+      (pelton:with-appenders (appenders (lambda (runs)
+                                          (when (eql (incf calls) 1) (error "this once"))
+                                          (pelton:do-records ((sap size) runs) (incf taken)))
+                                        :flush-bytes 65536)
+        (append-until-it-fails (lambda () (pelton:append-message appenders (number-octets 1))))
+        (setf calls 1)
+        (pelton:flush appenders)
+        (is (eql taken appended))
+        (append-until-it-fails (lambda () (pelton:with-reserved ((sap size) appenders 8) (setf (sap-ref-64 sap 0) 1))))
+        (setf calls 1))
+      (is (eql taken appended)))))
+
+(deftest the-cause-is-that-of-the-last-time-and-closing-tells-it
+  (let ((fails t) (calls 0))
+    (let ((appenders (pelton:open-appenders (lambda (runs)
+                                              (declare (ignore runs))
+                                              (incf calls)
+                                              (if (eq fails :throw) (throw 'out nil) (when fails (error "for ever")))))))
+      (pelton:append-message appenders (bytes "x"))
+      (is (typep (pelton:sink-error-cause (signals pelton:sink-error (pelton:sync appenders))) 'error))
+      (setf fails :throw)
+      (catch 'out
+        (is (null (pelton:sink-error-cause (signals pelton:sink-error (pelton:flush appenders))))))
+      (setf fails t)
+      (is (search "for ever" (princ-to-string (pelton:sink-error-cause (signals pelton:sink-error (pelton:close-handle appenders))))))
+      (is (not (pelton:handle-open-p appenders))))
+    ;; By the macro: an error if nothing else is told, and then a warning.
+    (signals pelton:sink-error (pelton:with-appenders (appenders (lambda (runs) (declare (ignore runs)) (error "for ever")))
+                                 (pelton:append-message appenders (bytes "x"))))
+    (let ((warned 0))
+      (handler-bind ((warning (lambda (condition) (incf warned) (muffle-warning condition))))
+        (is (eq :left (catch 'out (pelton:with-appenders (appenders (lambda (runs) (declare (ignore runs)) (error "for ever")))
+                                    (pelton:append-message appenders (bytes "x"))
+                                    (throw 'out :left))))))
+      (is (eql warned 1)))
+    ;; None is left behind.
+    (is (eql 0 (hash-table-count pelton::*sinks*)))
+    (signals pelton:option-error (pelton:open-appenders #'identity :lanes 100000))
+    (signals type-error (pelton:open-appenders #'identity :flush-interval 0))
+    (is (eql 0 (hash-table-count pelton::*sinks*)))))
+
+(deftest appending-after-the-close-is-a-mistake-also-much-later
+  (let ((appenders (pelton:open-appenders #'identity)))
+    (pelton:append-message appenders (bytes "x"))
+    (pelton:close-handle appenders)
+    ;; The library forgets which handles are closed, so that nobody may ask it.
+    (is (every (lambda (own) (zerop (pelton::handle-address own))) (remove nil (pelton::appenders-places appenders))))
+    (dotimes (i 200) (pelton:with-appenders (more #'identity) (pelton:append-message more (bytes "y"))))
+    (signals pelton:mistake (pelton:append-message appenders (bytes "z")))
+    (signals pelton:mistake (pelton:with-reserved ((sap size) appenders 8) (error "not reached")))
+    (signals pelton:mistake (joined (in-thread (pelton:append-message appenders (bytes "z")))))))
+
+(deftest what-is-reserved-is-not-reserved-again-meanwhile
+  (with-collected (appenders collected)
+    (flet ((again (handle)
+             (pelton:with-reserved ((sap size) handle 16)
+               (setf (sap-ref-64 sap 0) 1 (sap-ref-64 sap 8) 2)
+               (signals pelton:reserved-error (pelton:with-reserved ((sap size) handle 16) (error "not reached")))
+               (setf (sap-ref-64 sap 8) 3))))
+      (again appenders)
+      (pelton:with-reserved ((sap size) appenders 8) (setf (sap-ref-64 sap 0) 4))
+      (pelton:flush appenders)
+      (is (equalp (mapcar (lambda (octets) (sb-kernel:%vector-raw-bits octets 0)) (first (funcall collected))) '(1 4)))
+      (is (eql 3 (sb-kernel:%vector-raw-bits (first (first (funcall collected))) 1)))
+      (pelton:with-channel (sender receiver)
+        (again sender)
+        (is (eql 3 (sb-kernel:%vector-raw-bits (pelton:receive receiver) 1)))))))
+
+(deftest a-loop-over-records-is-left-by-return-and-lanes-are-told-from-one-another
+  (let ((seen '()) (ids '()))
+    (pelton:with-appenders (appenders (lambda (runs)
+                                        (pelton:do-runs ((sap size :lane-id id) runs)
+                                          (pushnew id ids)
+                                          (is (eql id (logior (sap-ref-64 (sb-sys:int-sap (pelton::runs-address runs)) (* 48 (1- (length ids))))
+                                                              (ash (sap-ref-64 (sb-sys:int-sap (pelton::runs-address runs))
+                                                                               (+ 8 (* 48 (1- (length ids)))))
+                                                                   64)))))
+                                        (push (pelton:do-records ((sap size) runs :result :end)
+                                                (when (eql (sap-ref-64 sap 0) 2) (return :two))
+                                                (when (eql (sap-ref-64 sap 0) 3) (error "it goes on")))
+                                              seen)))
+      (dolist (number '(1 2 3)) (pelton:append-message appenders (number-octets number)))
+      (joined (in-thread (pelton:append-message appenders (number-octets 3))))
+      ;; Who appended first is looked at first.
+      (pelton:flush appenders)
+      (is (equal seen '(:two)))
+      (is (eql (length ids) 2))
+      (is (every (lambda (id) (plusp (ash id -64))) ids)))))
+
+(deftest places-where-threads-were-do-not-keep-others-out
+  (with-collected (appenders collected)
+    (fill (pelton::appenders-places appenders) (pelton::make-own nil 0 nil))
+    (joined (in-thread (pelton:append-message appenders (bytes "new")) (pelton:append-message appenders (bytes "again"))))
+    (pelton:flush appenders)
+    (is (equal (mapcar #'text (first (funcall collected))) '("new" "again")))))
+
+(deftest who-is-one-too-many-is-told-where-everything-can-be-done
+  (pelton:with-appenders (appenders #'identity :lanes 1)
+    (pelton:append-message appenders (bytes "x"))
+    (is (eq :dropped
+            (joined (in-thread
+                      (handler-bind ((pelton:refused-error
+                                       (lambda (condition)
+                                         (is sb-sys:*interrupts-enabled*)
+                                         (pelton:flush appenders)
+                                         (invoke-restart (find-restart 'pelton:drop-message condition)))))
+                        (if (or (pelton:append-message appenders (bytes "y"))
+                                (pelton:with-reserved ((sap size) appenders 8) t))
+                            :appended
+                            :dropped))))))))
+
 (deftest a-sink-that-uses-its-appenders-is-told-and-not-locked
   (let ((appenders nil) (found nil))
     (pelton:with-appenders (made (lambda (runs)
@@ -195,6 +316,8 @@
                                   (loop with *inside* = t
                                         while (< next count)
                                         do (let ((number (sb-sys:without-interrupts (1- (incf next)))))
+                                             ;; Not faster than it is disturbed.
+                                             (loop until (>= interrupts (floor number 15000)) do (sb-thread:thread-yield))
                                              (if (evenp number)
                                                  (pelton:append-message appenders (number-octets number))
                                                  (pelton:with-reserved ((sap size) appenders 8)
@@ -205,7 +328,7 @@
         (joined disturber)
         (joined thread)
         (pelton:flush appenders)
-        (is (plusp interrupts))
+        (is (>= interrupts 19))
         (is (null (find 1 (bit-andc2 returned taken))))
         ;; At most one for each interrupt has not returned.
         (is (<= (count 0 returned) interrupts))))))
@@ -248,10 +371,13 @@
 
 (deftest an-image-that-was-saved-opens-anew
   (let ((image (in-directory "image")))
-    (flet ((sbcl (&rest arguments)
-             (let* ((out (make-string-output-stream))
-                    (process (sb-ext:run-program sb-ext:*runtime-pathname* arguments :output out :error out)))
-               (list (sb-ext:process-exit-code process) (get-output-stream-string out)))))
+    (labels ((sbcl-with (environment &rest arguments)
+               (let* ((out (make-string-output-stream))
+                      (process (sb-ext:run-program sb-ext:*runtime-pathname* arguments
+                                                   :output out :error out
+                                                   :environment (append environment (sb-ext:posix-environ)))))
+                 (list (sb-ext:process-exit-code process) (get-output-stream-string out))))
+             (sbcl (&rest arguments) (apply #'sbcl-with '() arguments)))
       (let ((made (sbcl "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
                         "--eval" "(require :asdf)"
                         "--eval" (format nil "(asdf:load-asd ~s)" (namestring (asdf:system-source-file "pelton")))
@@ -270,8 +396,30 @@
                        "--eval" "(pelton:with-appenders (a (lambda (runs) (pelton:do-records ((sap size) runs) (format t \"again ~d~%\" size))))
                                    (pelton:append-message a (pelton:make-octets 7)))"
                        "--eval" "(pelton:with-channel (s r) (pelton:send s (pelton:make-octets 3)) (format t \"received ~d~%\" (length (pelton:receive r))))"
+                       ;; What is appended to what nobody closes is flushed when the process exits.
+                       "--eval" "(defvar *left* (pelton:open-appenders (lambda (runs) (pelton:do-records ((sap size) runs) (format t \"left ~d~%\" size)))))"
+                       "--eval" "(pelton:append-message *left* (pelton:make-octets 9))"
                        "--eval" "(sb-ext:exit)")))
         (is (eql (first run) 0))
         (is (search "closed" (second run)))
         (is (search "again 7" (second run)))
-        (is (search "received 3" (second run)))))))
+        (is (search "received 3" (second run)))
+        (is (search "left 9" (second run))))
+      ;; Who exits from the middle leaves to other threads what they append by.
+      (let ((run (sbcl "--core" image "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
+                       "--eval" "(defvar *begun* (sb-thread:make-semaphore))"
+                       "--eval" "(pelton:with-appenders (a (lambda (runs) (pelton:do-runs ((sap size) runs))))
+                                   (sb-thread:make-thread (lambda ()
+                                                            (pelton:append-message a (pelton:make-octets 16))
+                                                            (sb-thread:signal-semaphore *begun*)
+                                                            (loop (pelton:append-message a (pelton:make-octets 16)))))
+                                   (sb-thread:wait-on-semaphore *begun*)
+                                   (pelton:append-message a (pelton:make-octets 3))
+                                   (sb-ext:exit :code 7))")))
+        (is (equal run '(7 ""))))
+      ;; Without the library it says so.
+      (let ((run (sbcl-with '("PELTON_LIBRARY=/nowhere") "--core" image "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
+                            "--eval" "(handler-case (pelton:make-channel) (error (condition) (format t \"told: ~a~%\" condition)))"
+                            "--eval" "(sb-ext:exit)")))
+        (is (eql (first run) 0))
+        (is (search "told: pelton: " (second run)))))))

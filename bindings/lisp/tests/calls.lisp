@@ -86,6 +86,95 @@
         (signals pelton:channel-ended (pelton:call client (bytes "x") :timeout *patience*))))
     (signals pelton:no-listener-error (pelton:open-client name))))
 
-(deftest a-service-that-waits-can-be-interrupted
+(deftest a-service-that-waits-can-be-interrupted-and-goes-on-when-it-is-called-again
   (pelton:with-service (service (service-name "s"))
-    (signals sb-ext:timeout (sb-ext:with-timeout 0.05 (pelton:serve service #'pelton:request-octets)))))
+    (dolist (threads '(1 3))
+      (dotimes (i 2)
+        (signals sb-ext:timeout (sb-ext:with-timeout 0.05 (pelton:serve service #'pelton:request-octets :threads threads))))
+      (let ((thread (in-thread (handler-case (pelton:serve service #'pelton:request-octets :threads threads)
+                                 (broken () :broken)))))
+        (pelton:with-client (client (service-name "s") :timeout *patience*)
+          (dotimes (i 5) (is (equalp (pelton:call client (number-octets i) :timeout *patience*) (number-octets i)))))
+        (sb-thread:interrupt-thread thread (lambda () (signal 'broken)))
+        (is (eq (joined thread) :broken))))))
+
+(define-condition broken (serious-condition) ())
+
+(deftest what-is-no-error-and-leaves-a-handler-is-signalled-by-serve-on-whatever-thread
+  (pelton:with-service (service (service-name "s"))
+    (dolist (threads '(1 3))
+      (let ((thread (in-thread (handler-case (pelton:serve service (lambda (request) (declare (ignore request)) (error 'broken))
+                                                           :threads threads)
+                                 (broken () :broken)))))
+        (pelton:with-client (client (service-name "s") :timeout *patience*)
+          (signals pelton:call-abandoned (pelton:call client (bytes "x") :timeout *patience*)))
+        (is (eq (joined thread) :broken))))))
+
+(define-condition unprintable (error) () (:report (lambda (condition stream) (declare (ignore condition stream)) (error "not even this"))))
+
+(deftest errors-of-whatever-kind-in-a-handler-fail-the-call
+  (with-serving ((service-name "s") (lambda (request)
+                                      (if (equalp (pelton:request-octets request) (bytes "x"))
+                                          (error 'unprintable)
+                                          ;; Of a channel of the handler's own.
+                                          (pelton:with-channel (sender receiver)
+                                            (pelton:close-handle sender)
+                                            (pelton:receive receiver)))))
+    (pelton:with-client (client (service-name "s") :timeout *patience*)
+      (signals pelton:call-failed (pelton:call client (bytes "x") :timeout *patience*))
+      (signals pelton:call-failed (pelton:call client (bytes "y") :timeout *patience*)))))
+
+(deftest interrupts-that-unwind-from-serve-leave-no-client-waiting
+  (pelton:with-service (service (service-name "s"))
+    (let* ((ended nil) (interrupts 0)
+           (thread (in-thread (loop until ended
+                                    do (catch 'out
+                                         (let ((*inside* t))
+                                           (pelton:serve service #'pelton:request-octets))))))
+           (disturber (in-thread (disturb thread (lambda () ended)
+                                          (lambda () (when *inside* (incf interrupts) (throw 'out nil)))))))
+      (pelton:with-client (client (service-name "s") :timeout *patience*)
+        (let ((answered 0))
+          (loop until (and (>= interrupts 100) (>= answered 100))
+                do (handler-case (progn (pelton:call client (bytes "x") :timeout *patience*) (incf answered))
+                     (pelton:call-abandoned ())))
+          (is (>= answered 100))))
+      (setf ended t)
+      (pelton:stop service)
+      (joined disturber)
+      (joined thread))))
+
+(deftest an-answer-that-an-interrupt-keeps-from-being-shown-is-shown-to-who-awaits-next
+  (with-serving ((service-name "s") #'pelton:request-octets)
+    (pelton:with-client (client (service-name "s") :timeout *patience*)
+      (let ((first (pelton:submit client (bytes "first"))) (second (pelton:submit client (bytes "second"))))
+        (is (equal (text (pelton:await client :call second :timeout *patience*)) "second"))
+        ;; It has come: one thread answers in order.
+        (with-an-interrupt-pending (pelton:await client :call first :timeout *patience*))
+        (is (eql 1 (length (pelton::client-unseen client))))
+        (multiple-value-bind (octets outcome call) (pelton:await client :timeout *patience*)
+          (is (equal (list (text octets) outcome call) (list "first" :reply first))))
+        (signals pelton:refused-error (pelton:await client :call first :timeout *patience*))))))
+
+(deftest who-asks-much-at-once-takes-in-answers-meanwhile
+  (with-serving ((service-name "s") #'pelton:request-octets)
+    (pelton:with-client (client (service-name "s") :timeout *patience*)
+      (let* ((large (make-octets 200000)) (calls (loop repeat 100 collect (pelton:submit client large :timeout *patience*))))
+        (dolist (call calls) (is (eql 200000 (length (pelton:await client :call call :timeout *patience*))))))
+      ;; More small ones than there may be: so many answers wait in the end that waiting would not help.
+      (let ((asked 0))
+        (signals pelton:refused-error (loop (pelton:submit client (bytes "x") :timeout *patience*) (incf asked)))
+        (is (>= asked 1024))
+        (is (pelton:notify client (bytes "x") :timeout *patience*))
+        (dotimes (i asked) (pelton:await client :timeout *patience*))
+        (is (pelton:call client (bytes "x") :timeout *patience*))))))
+
+(deftest parts-of-an-answer-are-joined-or-given-up
+  (is (eql 300000 (length (pelton::joined (loop repeat 300000 collect (make-octets 1))))))
+  (with-serving ((service-name "s") (lambda (request)
+                                      (dotimes (i 3) (pelton:reply-part request (bytes "part")))
+                                      (bytes "end")))
+    (pelton:with-client (client (service-name "s") :timeout *patience*)
+      (is (equal "part" (pelton:with-call ((sap size) client (bytes "x") :timeout *patience*) (text (pelton:sap-octets sap size)))))
+      (is (equal "partpartpartend" (text (pelton:call client (bytes "x") :timeout *patience*))))
+      (signals pelton:timed-out (pelton:await client :timeout 0)))))

@@ -2,7 +2,20 @@
 
 (in-package #:pelton-tests)
 
+(deftest names-are-in-utf-8
+  (let ((name (format nil "path:~a" (in-directory (coerce '(#\LATIN_SMALL_LETTER_U_WITH_DIAERESIS) 'string)))))
+    (let ((sb-alien::*default-c-string-external-format* :latin-1))
+      (pelton:with-sender (sender name :create t) (pelton:send sender (bytes "x")))
+      (pelton:with-engine (engine)
+        (is (equal (pelton:list-directory engine *directory*)
+                   (list (cons (string (code-char 252)) :directory))))))
+    (is (search (subseq name 5) (princ-to-string (signals pelton:no-channel-error (pelton:open-sender (concatenate 'string name "2"))))))))
+
 (deftest the-codes-are-those-of-the-library
+  (maphash (lambda (code condition)
+             (declare (ignore code))
+             (is (eq :external (nth-value 1 (find-symbol (symbol-name condition) '#:pelton)))))
+           pelton::*conditions*)
   (is (plusp (hash-table-count pelton::*conditions*)))
   (maphash (lambda (code condition)
              (is (search (format nil ", ~d: ~a." code (pelton::code-text code)) (documentation condition 'type))))
@@ -14,6 +27,65 @@
   (is (subtypep 'pelton:peer-died-error 'pelton:channel-ended))
   (is (subtypep 'pelton:not-reserved-error 'pelton:mistake))
   (is (subtypep 'pelton:timed-out 'pelton:pelton-error)))
+
+(deftest batches-come-at-once-and-in-order
+  (pelton:with-channel (sender receiver :capacity 65536)
+    (is (pelton:send-batch sender (list (bytes "one") (bytes "") (make-array 3 :element-type '(unsigned-byte 8) :displaced-to (bytes "three")))))
+    (is (equal (mapcar #'text (pelton:receive-batch receiver :count 2 :timeout *patience*)) '("one" "")))
+    (pelton:send sender (bytes "four"))
+    (is (equal (mapcar #'text (pelton:receive-batch receiver)) '("thr" "four")))
+    ;; All or nothing.
+    (signals pelton:too-large-error (pelton:send-batch sender (loop repeat 5 collect (make-octets 20000))))
+    (is (null (pelton:try-receive receiver)))
+    (let ((sent 0))
+      (loop while (handler-case (pelton:send-batch sender (list (make-octets 8000) (make-octets 8)) :timeout 0)
+                    (pelton:timed-out () nil))
+            do (incf sent))
+      (is (plusp sent))
+      (let ((thread (in-thread (pelton:send-batch sender (list (make-octets 8000) (make-octets 8)) :timeout *patience*)
+                               (pelton:close-handle sender)))
+            (received '()))
+        (loop do (handler-case (setf received (append received (pelton:receive-batch receiver :timeout *patience*)))
+                   (pelton:closed-error () (return))))
+        (joined thread)
+        (is (equal (mapcar #'length received) (loop repeat (1+ sent) append '(8000 8))))))))
+
+(deftest descriptors-come-along
+  (let ((name (format nil "unix:~a" (in-directory "socket"))))
+    (with-open-file (stream (in-directory "file") :direction :output) (write-string "passed on" stream))
+    (flet ((contents (fd)
+             (with-open-stream (stream (sb-sys:make-fd-stream fd :input t :buffering :full)) (read-line stream))))
+      (let ((thread (in-thread
+                      (pelton:with-receiver (receiver name :accept t :timeout *patience*)
+                        (list (pelton:with-received ((sap size) receiver :timeout *patience*)
+                                (list (text (pelton:sap-octets sap size)) (mapcar #'contents (pelton:take-descriptors receiver))
+                                      (pelton:take-descriptors receiver)))
+                              (pelton:with-received ((sap size) receiver :timeout *patience*) (pelton:take-descriptors receiver)))))))
+        (pelton:with-sender (sender name :timeout *patience*)
+          (let ((fds (loop repeat 2 collect (sb-posix:open (in-directory "file") sb-posix:o-rdonly))))
+            (is (pelton:send-descriptors sender (bytes "two") fds :timeout *patience*))
+            (mapc #'sb-posix:close fds)
+            (is (pelton:send-descriptors sender (bytes "none") '() :timeout *patience*))
+            (signals pelton:too-many-descriptors-error (pelton:send-descriptors sender (bytes "x") (make-list 65 :initial-element 0)))
+            (signals pelton:system-error (pelton:send-descriptors sender (bytes "x") '(987654)))
+            (pelton:drain sender :timeout *patience*)))
+        (is (equal (joined thread) '(("two" ("passed on" "passed on") ()) ())))))))
+
+(deftest what-is-held-stays-and-is-let-go-of-in-any-order
+  (pelton:with-channel (sender receiver :capacity 65536)
+    (dotimes (i 3) (pelton:send sender (number-octets i)))
+    (with-an-interrupt-pending (pelton:receive-held receiver))
+    (let ((all (loop repeat 3 collect (pelton:receive-held receiver :timeout *patience*))))
+      (is (equal (mapcar (lambda (held) (sap-ref-64 (pelton:held-sap held) 0)) all) '(0 1 2)))
+      (is (equal (mapcar #'pelton:held-size all) '(8 8 8)))
+      (is (eql 3 (getf (pelton:info sender) :unreleased)))
+      (pelton:close-handle (second all))
+      (joined (in-thread (pelton:close-handle (first all))))
+      (is (eql 2 (sap-ref-64 (pelton:held-sap (third all)) 0)))
+      (signals pelton:timed-out (pelton:receive receiver :timeout 0))
+      (pelton:close-handle (third all))
+      (is (null (pelton:try-receive receiver)))
+      (is (eql 0 (getf (pelton:info sender) :unreleased))))))
 
 (deftest what-lisp-writes-is-laid-out-as-c-has-it
   ;; The places that library.lisp and the others write to and read from, against what the C compiler found.
@@ -45,6 +117,19 @@
                                 ("pelton_sink.rotate_bytes" 32) ("pelton_sink.sync_bytes" 40) ("pelton_sink.sync_interval_ns" 48)
                                 ("pelton_completion" 32) ("pelton_completion.call" 0) ("pelton_completion.data" 8)
                                 ("pelton_completion.size" 16) ("pelton_completion.outcome" 24) ("pelton_completion.code" 28)
+                                ("pelton_options.threads" 100) ("pelton_options.root" 104) ("pelton_operation" 136)
+                                ("pelton_operation.token" 0) ("pelton_operation.kind" 8) ("pelton_operation.file" 16)
+                                ("pelton_operation.path" 32) ("pelton_operation.path_to" 40) ("pelton_operation.memory" 48)
+                                ("pelton_operation.memory_count" 56) ("pelton_operation.offset" 64) ("pelton_operation.bytes" 80)
+                                ("pelton_operation.open_flags" 88) ("pelton_operation.mode" 92) ("pelton_file_completion" 56)
+                                ("pelton_file_completion.error" 12) ("pelton_file_completion.count" 16)
+                                ("pelton_file_completion.file" 24) ("pelton_file_completion.stat" 32)
+                                ("pelton_file_completion.text" 40) ("pelton_file_completion.text_size" 48) ("pelton_stat" 88)
+                                ("pelton_stat.kind" 0) ("pelton_stat.mode" 4) ("pelton_stat.bytes" 8)
+                                ("pelton_stat.allocated_bytes" 16) ("pelton_stat.links" 24) ("pelton_stat.uid" 32)
+                                ("pelton_stat.gid" 36) ("pelton_stat.device_major" 40) ("pelton_stat.device_minor" 44)
+                                ("pelton_stat.inode" 48) ("pelton_stat.accessed_ns" 56) ("pelton_stat.modified_ns" 64)
+                                ("pelton_stat.changed_ns" 72) ("pelton_stat.created_ns" 80) ("pelton_message.descriptors" 28)
                                 ("pelton_request" 40) ("pelton_request.data" 0) ("pelton_request.size" 8)
                                 ("pelton_request.responder" 16) ("pelton_request.pid" 32) ("pelton_request.uid" 36))
           do (is (equal (list name (gethash name found)) (list name place))))))
@@ -191,17 +276,44 @@
 (deftest without-interrupts-is-without-them
   (pelton:with-channel (sender receiver)
     (let* ((heard nil) (waiting (sb-thread:make-semaphore))
+           (interrupted (sb-thread:make-semaphore))
            (thread (in-thread
                      (sb-sys:without-interrupts
                        (sb-thread:signal-semaphore waiting)
-                       (pelton:receive receiver :timeout *patience*)
+                       (sb-thread:wait-on-semaphore interrupted :timeout *patience*)
+                       ;; There is one to be heard all the time.
+                       (signals pelton:timed-out (pelton:receive receiver :timeout 0.02))
+                       (pelton:send sender (bytes "now"))
+                       (pelton:receive receiver)
                        (list :received heard)))))
       (sb-thread:wait-on-semaphore waiting)
       (sb-thread:interrupt-thread thread (lambda () (setf heard t)))
-      (sleep 0.05)
-      (pelton:send sender (bytes "now"))
+      (sb-thread:signal-semaphore interrupted)
       (is (equal (joined thread) '(:received nil)))
       (is heard))))
+
+(deftest what-an-interrupt-keeps-from-being-shown-is-shown-to-who-receives-next
+  (pelton:with-channel (sender receiver)
+    (dotimes (i 6) (pelton:send sender (number-octets i)))
+    (flet ((next () (sb-kernel:%vector-raw-bits (pelton:receive receiver :timeout *patience*) 0)))
+      (with-an-interrupt-pending (pelton:receive receiver))
+      (is (eql (next) 0))
+      (with-an-interrupt-pending (pelton:with-received ((sap size) receiver) (error "not reached")))
+      (is (eql 1 (pelton:with-received ((sap size) receiver) (sap-ref-64 sap 0))))
+      (with-an-interrupt-pending (pelton:do-messages (octets receiver) (error "not reached")))
+      (let ((buffer (make-octets 8)))
+        (is (eql 8 (pelton:receive-into receiver buffer)))
+        (is (eql 2 (sb-kernel:%vector-raw-bits buffer 0))))
+      (with-an-interrupt-pending (pelton:try-receive receiver))
+      (is (equalp (pelton:try-receive receiver) (number-octets 3)))
+      ;; Shown twice is none, though it is kept again.
+      (with-an-interrupt-pending (pelton:receive receiver))
+      (with-an-interrupt-pending (pelton:receive receiver))
+      (is (eql (next) 4))
+      ;; What BODY has seen is released, however that is left.
+      (catch 'out (pelton:with-received ((sap size) receiver) (throw 'out nil)))
+      (is (null (pelton:try-receive receiver)))
+      (is (eql 0 (getf (pelton:info sender) :unreleased))))))
 
 (deftest interrupts-while-sending-lose-nothing-and-double-nothing
   (pelton:with-channel (sender receiver :capacity 65536)
@@ -276,8 +388,21 @@
     (pelton:close-handle receiver)
     (signals pelton:mistake (pelton:receive receiver))))
 
+(defclass said (sb-gray:fundamental-character-output-stream)
+  ((characters :initform '())
+   (lock :initform (sb-thread:make-mutex) :reader lock-of))
+  (:documentation "What one thread may write to while another looks at it."))
+
+(defmethod sb-gray:stream-write-char ((said said) character)
+  (sb-thread:with-mutex ((lock-of said)) (push character (slot-value said 'characters))))
+
+(defmethod sb-gray:stream-line-column ((said said)) nil)
+
+(defun all-said (said)
+  (sb-thread:with-mutex ((lock-of said)) (coerce (reverse (slot-value said 'characters)) 'string)))
+
 (deftest what-is-forgotten-is-closed-and-said
-  (let ((said (make-string-output-stream)) (before *error-output*))
+  (let ((said (make-instance 'said)) (before *error-output*))
     (sb-ext:gc :full t)
     (flet ((forget (count)
              (loop repeat count
@@ -294,7 +419,7 @@
                                               (handler-case (progn (loop while (pelton:try-receive receiver)) nil)
                                                 (pelton:closed-error () t)))
                                             receivers))))
-             (until (search "a sender was forgotten" (get-output-stream-string said)))
+             (until (search "a sender was forgotten" (all-said said)))
              (mapc #'pelton:close-handle receivers))
         (setf (symbol-value '*error-output*) before)))))
 

@@ -74,6 +74,34 @@
       (pelton:with-sender (sender name) (pelton:send sender (bytes "after")))
       (is (equal (text (pelton:receive receiver :timeout *patience*)) "after")))))
 
+(deftest an-end-that-was-told-once-is-told-though-an-interrupt-has-unwound
+  (let ((name (format nil "path:~a" (in-directory "channel"))))
+    (pelton:with-receiver (receiver name :create t)
+      (let ((process (sb-ext:run-program (sb-posix:getenv "PELTON_TOOL") (list "send" name) :input :stream :output nil :error nil
+                                                                                            :wait nil)))
+        (format (sb-ext:process-input process) "before~%")
+        (finish-output (sb-ext:process-input process))
+        (is (search "before" (text (pelton:receive receiver :timeout *patience*))))
+        (sb-ext:process-kill process sb-posix:sigkill)
+        (sb-ext:process-wait process)
+        (with-an-interrupt-pending (pelton:receive receiver :timeout *patience*))
+        (signals pelton:peer-died-error (pelton:receive receiver :timeout *patience*))
+        (signals pelton:timed-out (pelton:receive receiver :timeout 0))))))
+
+(deftest a-killed-receiver-is-told-to-who-sends-once
+  (let ((name (format nil "path:~a" (in-directory "channel"))) (told 0))
+    (pelton:with-sender (sender name :create t :capacity 65536)
+      (let ((process (sb-ext:run-program (sb-posix:getenv "PELTON_TOOL") (list "recv" name) :input nil :output nil :error nil :wait nil)))
+        (pelton:send sender (bytes "before"))
+        (pelton:drain sender :timeout *patience*)
+        (sb-ext:process-kill process sb-posix:sigkill)
+        (sb-ext:process-wait process))
+      (loop for end = (handler-case (progn (pelton:send sender (number-octets 1) :timeout 0.05) nil)
+                        (pelton:peer-died-error () (incf told) nil)
+                        (pelton:timed-out () t))
+            until end)
+      (is (eql told 1)))))
+
 (defun all-comes-back (program)
   "Sends messages to what PROGRAM is, which sends them back."
   (let* ((there (format nil "unix:~a" (in-directory "there"))) (back (format nil "unix:~a" (in-directory "back")))

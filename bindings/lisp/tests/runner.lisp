@@ -80,6 +80,16 @@
              (loop until (or (funcall ended) (sb-thread:wait-on-semaphore heard :timeout 0.1)))
              (sleep 0.0002))))
 
+(defmacro with-an-interrupt-pending (&body body)
+  "Does BODY with an interrupt pending that unwinds as soon as it is heard, and counts, and fails unless it was."
+  `(is (eq :unwound
+           (catch 'pending
+             (sb-sys:without-interrupts
+               (let ((thread sb-thread:*current-thread*))
+                 (joined (in-thread (sb-thread:interrupt-thread thread (lambda () (throw 'pending :unwound))))))
+               (sb-sys:allow-with-interrupts ,@body)
+               nil)))))
+
 (defmacro until (form)
   "Waits until FORM is true; answers it."
   `(loop with end = (+ (get-universal-time) *patience*)
