@@ -14,8 +14,11 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
     parameters::{Job, Role},
+    report::{Figures, Run, SideFigures},
+    run_figures::by_role,
+    sides::Sides,
     systems::{Receiving, Sending, System},
-    workload::{Payloads, Section, WARM_UP, all_came, expected, number, passes, say, whole},
+    workload::{PassReport, Payloads, Section, WARM_UP, all_came, expected, number, passes, say, whole},
 };
 
 /// A sender that has not got on for so long waits for room.
@@ -96,6 +99,36 @@ pub fn resident_bytes(pids: &[u32]) -> Result<u64> {
         Ok(kilobytes * 1024)
     };
     pids.iter().map(one).sum()
+}
+
+/// Memory with nothing sent, with as much as nobody took, and after all was taken.
+pub fn run(job: &Job, cpus: &[usize], mut sides: Sides<'_>) -> Result<Run> {
+    sides.start(job, Role::Receiver, 0, cpus)?;
+    sides.start(job, Role::Sender, 0, cpus)?;
+    let (receiver, sender) = (0, 1);
+    sides.expect_word(receiver, "ready")?;
+    sides.expect_word(sender, "ready")?;
+    let resident = |sides: &Sides<'_>| resident_bytes(&sides.pids());
+    let before = resident(&sides)?;
+    sides.order_go(sender)?;
+    let held: u64 = sides.line(sender)?.parse().context("reading how many messages were sent")?;
+    let filled = resident(&sides)?;
+    sides.order_go(receiver)?;
+    sides.expect_word(receiver, "started")?;
+    let mut reports = Vec::new();
+    for side in [receiver, sender] {
+        reports.push(serde_json::from_str::<PassReport>(&sides.line(side)?).context("reading a report")?);
+    }
+    let drained = resident(&sides)?;
+    sides.end()?;
+    let figures = Figures {
+        backlog_messages: Some(held as f64),
+        backlog_resident_bytes: Some(filled.saturating_sub(before) as f64),
+        drained_resident_bytes: Some(drained.saturating_sub(before) as f64),
+        ..Figures::default()
+    };
+    let side = |report: PassReport| SideFigures { usage: report.usage, ..SideFigures::default() };
+    Ok(Run { figures, sides: by_role(job.workload, reports.into_iter().map(side)), ..Run::default() })
 }
 
 #[cfg(test)]

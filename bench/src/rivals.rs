@@ -93,10 +93,16 @@ impl Rival {
         matches!(self, Rival::Python(_) | Rival::Aeron)
     }
 
-    /// How it waits where pelton spins: as its documentation would have it, see its source for the reason.
-    pub fn best_wait(self) -> Wait {
+    /// How it waits where pelton spins. One way as its documentation would have it, see its source for the reason; there and back as pelton does,
+    /// if it can, or its wake-ups would be compared with no wake-ups.
+    pub fn best_wait(self, workload: Workload) -> Wait {
         match self {
             Rival::Processes("iceoryx2", _) | Rival::Threads("rtrb" | "rtrb-chunks", _) | Rival::Aeron => Wait::Spin,
+            Rival::Processes("ipc_ring" | "ipmpsc" | "shmem-ipc" | "zeromq-ipc", _)
+                if workload == Workload::Roundtrip =>
+            {
+                Wait::Spin
+            }
             _ => Wait::Block,
         }
     }
@@ -223,6 +229,15 @@ mod tests {
                 Some(Rival::Python(_)) | None => {}
             }
         }
+    }
+
+    #[test]
+    fn round_trips_spin_where_they_can_and_streams_wait_as_is_best() {
+        let ring = Rival::of(SystemName::Ipmpsc).unwrap();
+        assert_eq!((ring.best_wait(Workload::Roundtrip), ring.best_wait(Workload::Stream)), (Wait::Spin, Wait::Block));
+        // Its ring is in the kernel, which cannot spin.
+        let uring = Rival::of(SystemName::IoUringStream).unwrap();
+        assert_eq!(uring.best_wait(Workload::Roundtrip), Wait::Block);
     }
 
     #[test]

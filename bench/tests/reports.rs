@@ -24,7 +24,7 @@ fn report(arguments: &[&str]) -> (Vec<Value>, Value) {
     (lines, ratios)
 }
 
-const KERNELS: &str = "sock-stream-batched,pipe,sock-stream,sock-seqpacket";
+const KERNELS: &str = "sock-stream-batched,pipe,sock-stream,sock-seqpacket,sock-seqpacket-batched";
 
 #[test]
 fn a_stream_reports_every_system_and_its_ratios() {
