@@ -96,11 +96,30 @@ const STREAM: &str = "stream --size 256";
 const ROUND: &str = "roundtrip --size 64";
 const ROUND_IN_THE_KERNEL: &str = "roundtrip --size 64 --wait block";
 const ASLEEP: &str = "roundtrip --size 64 --delay 20";
+/// What the tables, the pairs and the headline are of.
+pub const WANTED: [&str; 16] = [
+    STREAM,
+    ROUND,
+    ROUND_IN_THE_KERNEL,
+    ASLEEP,
+    "stream --size 16",
+    "stream --size 65536",
+    "stream --size 1..32768",
+    "threads --size 64",
+    "memory",
+    "idle",
+    "kill",
+    "fan-in --senders 8",
+    "append --threads 2",
+    "call --size 64",
+    "call --size 64 --in-flight 1000 --wait block",
+    "reattach",
+];
 /// Options that are no part of that.
 const HOW_MANY: [&str; 6] = ["--count", "--seconds", "--runs", "--systems", "--report", "--record"];
 
 /// The command of a line, without those options.
-fn key(command: &str) -> String {
+pub fn key(command: &str) -> String {
     let mut words = command.trim_start_matches("./run bench ").split(' ');
     let mut kept = Vec::new();
     while let Some(word) = words.next() {
@@ -199,6 +218,7 @@ impl Figures<'_> {
 
     /// Of a command: the systems' lines, and that of ratios. Of one that was given with several counts the largest.
     fn of(&self, wanted: &str) -> (Vec<&Value>, Option<&Value>) {
+        debug_assert!(WANTED.contains(&wanted), "{wanted} is to be among what is wanted");
         let here = |line: &&Value| line["command"].as_str().is_some_and(|command| key(command) == wanted);
         let systems = || self.lines.iter().filter(here).filter(|line| line["label"].is_string());
         let largest = systems().max_by_key(|line| line["parameters"]["count"].as_u64());

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    measure::now_ns,
+    measure::{Usage, now_ns},
     parameters::{Job, Role},
     report::{Death, Outcome, Run},
     run::{deadline, directory},
@@ -106,6 +106,10 @@ fn stream(job: &Job, far: &Arc<AtomicU64>, mut each: impl FnMut(u64) -> Result<b
 
 /// How long a survivor may take to be told: ten times what any of those that are told takes here, and longer than `ipc_ring`'s own half second.
 const TOLD_WITHIN: Duration = Duration::from_secs(2);
+/// Of processor time, in seconds, is enough to be told in.
+const ENOUGH: f64 = 0.2;
+/// And so long at most, on a machine with very much else to do.
+const AT_MOST: Duration = Duration::from_secs(60);
 /// Messages after which a stream is under way.
 const UNDER_WAY: u64 = 1000;
 /// Two looks at how far a survivor is, so far apart.
@@ -152,7 +156,10 @@ pub fn run(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
 impl Sides<'_> {
     /// What the only side left makes of the other's death, and after how many nanoseconds it said so.
     fn outlive(&mut self, killed_ns: u64) -> Result<(Death, Option<f64>)> {
-        let until = Instant::now() + TOLD_WITHIN;
+        let start = Instant::now();
+        let (pid, mut until) = (self.sides[0].child.id(), start + TOLD_WITHIN);
+        let used = |pid| Usage::of_process(pid).map_or(f64::INFINITY, |usage| usage.cpu_seconds);
+        let before = used(pid);
         loop {
             if let Some(line) = self.sides[0].take_line() {
                 let Word::End { outcome, at_ns, messages, words } = read_word(&line)? else {
@@ -166,6 +173,10 @@ impl Sides<'_> {
                 Event::End(_) => {
                     let words = self.failure(0).to_string();
                     return Ok((Death { outcome: Outcome::Crashed, messages: 0, words }, None));
+                }
+                // One that is kept from its processor has not hung: it is given the time that it was not given.
+                Event::Time if start.elapsed() < AT_MOST && used(pid) - before < ENOUGH && wants_to_run(pid) => {
+                    until = Instant::now() + BETWEEN_LOOKS;
                 }
                 Event::Time => break,
             }
@@ -203,6 +214,13 @@ impl Sides<'_> {
         let orders = self.sides[index].orders.as_mut().expect("orders stay open until the end");
         orders.write_all(HOW_FAR).with_context(|| format!("asking the {}", self.sides[index].name()))
     }
+}
+
+/// Whether one of its threads waits for nothing but a processor, or for memory.
+fn wants_to_run(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let states = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    states.into_iter().any(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['R', 'D'])))
 }
 
 fn read_word(line: &str) -> Result<Word> {

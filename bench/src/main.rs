@@ -132,7 +132,7 @@ struct Arguments {
     /// mutex-vec; array-queue and seg-queue, crossbeam's. With --file: pelton, whose sink is a RecordFile, and write, one buffer
     /// of 1 MiB behind a lock, given to write(2) when full. Systems of bench/rivals, which
     /// are built when they are first needed: ipc_ring, ipmpsc, iceoryx2, shmem-ipc, io-uring-stream, io-uring-seqpacket, zeromq-ipc, multiprocessing-queue,
-    /// multiprocessing-pipe, aeron; between threads rtrb, rtrb-chunks, crossbeam-channel, flume, kanal, and pelton-batches. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
+    /// multiprocessing-pipe, aeron; pelton-go, go-sock-stream and net-rpc, streams and calls in Go; between threads rtrb, rtrb-chunks, crossbeam-channel, flume, kanal, and pelton-batches. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
     /// interleaved run. [default: all but pelton-c and pelton-path; for idle, pelton; for
     /// reattach, pelton-path, the only one that can; for lopsided, pelton, sock-stream, sock-seqpacket; for fan-in, pelton,
     /// pelton-stream, limits, sock-stream, sock-seqpacket, and pelton-alone if there are idle ones; for call, pelton, limits, sock-stream, with

@@ -147,6 +147,12 @@ pub enum SystemName {
     MultiprocessingPipe,
     /// Aeron's IPC, between two Java processes
     Aeron,
+    /// pelton as a Go program uses it, by bindings/go: streams and calls
+    PeltonGo,
+    /// Streams between two Go processes: a Unix stream socket, one write a message
+    GoSockStream,
+    /// Calls between two Go processes: net/rpc over a Unix socket
+    NetRpc,
     /// Between threads: the crate rtrb, one message a call
     Rtrb,
     /// Between threads: the crate rtrb, 64 messages to a chunk

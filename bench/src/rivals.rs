@@ -20,6 +20,8 @@ use crate::{
 
 /// Where their sources are: they are built from this project's tree only.
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/rivals");
+/// The module in Go, of which its benchmark is a part.
+const GO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/go");
 /// The Rust ones' dependencies, each in the version that was tried.
 const LOCK: &str = include_str!("../rivals/Cargo.lock");
 
@@ -34,6 +36,8 @@ pub enum Rival {
     Python(&'static str),
     /// Two processes, Java
     Aeron,
+    /// Two processes, Go: what it is called there
+    Go(&'static str),
 }
 
 impl Rival {
@@ -55,6 +59,9 @@ impl Rival {
             SystemName::MultiprocessingQueue => Rival::Python("multiprocessing.Queue"),
             SystemName::MultiprocessingPipe => Rival::Python("multiprocessing.Pipe"),
             SystemName::Aeron => Rival::Aeron,
+            SystemName::PeltonGo => Rival::Go("pelton-go"),
+            SystemName::GoSockStream => Rival::Go("go-sock-stream"),
+            SystemName::NetRpc => Rival::Go("net-rpc"),
             _ => return None,
         })
     }
@@ -66,6 +73,9 @@ impl Rival {
             Rival::Processes(..) => &[Stream, Roundtrip, Lopsided, Idle, Memory, Kill],
             Rival::Threads(..) => &[Threads],
             Rival::Python(_) | Rival::Aeron => &[Stream, Roundtrip],
+            Rival::Go("pelton-go") => &[Stream, Call],
+            Rival::Go("net-rpc") => &[Call],
+            Rival::Go(_) => &[Stream],
         }
     }
 
@@ -75,6 +85,9 @@ impl Rival {
             Rival::Processes(..) => "measure it with stream, roundtrip, lopsided, idle, memory or kill",
             Rival::Threads(..) => "it is between threads only: measure it with threads",
             Rival::Python(_) | Rival::Aeron => "its loops are its own, of stream and roundtrip only",
+            Rival::Go("net-rpc") => "its loops are Go's, of call only",
+            Rival::Go("pelton-go") => "its loops are Go's, of stream and call only",
+            Rival::Go(_) => "its loops are Go's, of stream only",
         }
     }
 
@@ -85,12 +98,12 @@ impl Rival {
 
     /// Whether each of its processes is kept on one CPU; those with threads of their own beside the one that is measured are not.
     pub fn is_pinned(self) -> bool {
-        !matches!(self, Rival::Processes("zeromq-ipc", _) | Rival::Aeron)
+        !matches!(self, Rival::Processes("zeromq-ipc", _) | Rival::Aeron | Rival::Go(_))
     }
 
     /// Whether its processes cannot count their own system calls.
     pub fn is_foreign(self) -> bool {
-        matches!(self, Rival::Python(_) | Rival::Aeron)
+        matches!(self, Rival::Python(_) | Rival::Aeron | Rival::Go(_))
     }
 
     /// How it waits where pelton spins. One way as its documentation would have it, see its source for the reason; there and back as pelton does,
@@ -121,6 +134,10 @@ impl Rival {
                 Err(_) => "Python".to_string(),
             },
             Rival::Aeron => format!("Aeron {}", aeron_version()),
+            Rival::Go(_) => match output(Command::new("go").args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local")) {
+                Ok(output) => String::from_utf8_lossy(&output.stdout).trim().to_string(),
+                Err(_) => "Go".to_string(),
+            },
         }
     }
 
@@ -142,6 +159,15 @@ impl Rival {
                 Ok(vec!["python3".into(), Path::new(SOURCES).join("python/sides.py").into(), what.into()])
             }
             Rival::Aeron => aeron(),
+            Rival::Go(what) => {
+                let program = places()?.join("go-sides");
+                let mut go = Command::new("go");
+                go.args(["build", "-o"]).arg(&program).arg("./bench").current_dir(GO);
+                // What is installed is used, and what is measured is what users have: no cgo.
+                go.envs([("GOTOOLCHAIN", "local"), ("GOFLAGS", "-buildvcs=false"), ("CGO_ENABLED", "0")]);
+                output(&mut go)?;
+                Ok(vec![program.into(), what.into()])
+            }
         }
     }
 }
@@ -226,7 +252,7 @@ mod tests {
                     assert!(locked(package).split(' ').nth(1).is_some_and(|v| v.contains('.')), "{package}");
                 }
                 Some(Rival::Aeron) => assert!(aeron_version().contains('.')),
-                Some(Rival::Python(_)) | None => {}
+                Some(Rival::Python(_) | Rival::Go(_)) | None => {}
             }
         }
     }

@@ -26,7 +26,7 @@ import org.agrona.concurrent.UnsafeBuffer;
  * Aeron's IPC in the workloads of pelton-bench: `stream` and `roundtrip`, between two Java processes.
  *
  * <p>As its documentation has it for throughput and latency: an exclusive publication and `tryClaim`, by which a message is written in
- * place, without a copy of Aeron's own; terms of as many bytes as the lanes of the others have; both ends look again and again
+ * place, without a copy of Aeron's own; terms whose memory is made and touched before (`preTouchMappedMemory`, no sparse files), of AERONCAP; both ends look again and again
  * (`Thread.onSpinWait`), as with its busy-spinning idle strategy. The media driver is in the process that receives first, with one thread for all
  * (ThreadingMode.SHARED) that backs off: of IPC it only makes the logs and moves the limit on, and there are two processors for
  * three threads, so neither process is kept on one CPU. Its directory is in memory. Checks of bounds are off, as its documentation says for measuring. Before
@@ -37,6 +37,7 @@ import org.agrona.concurrent.UnsafeBuffer;
  */
 public final class AeronSide {
     private static final int WARM_UP = 16;
+    private static final int TERM_BYTES = AERONRING;
     private static final int COMPILED = 200_000;
     private static final int FRAGMENTS = 256;
     private static final int MTU = 65_504;
@@ -119,7 +120,9 @@ public final class AeronSide {
                 .threadingMode(ThreadingMode.SHARED)
                 .sharedIdleStrategy(new BackoffIdleStrategy())
                 .ipcMtuLength(MTU)
-                .ipcTermBufferLength((int) Math.min(number("\"capacity\""), 1 << 30))
+                .ipcTermBufferLength(TERM_BYTES)
+                .preTouchMappedMemory(true)
+                .termBufferSparseFile(false)
                 .dirDeleteOnStart(false)
                 .dirDeleteOnShutdown(false));
         }
