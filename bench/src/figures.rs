@@ -254,7 +254,10 @@ impl Figures<'_> {
         if systems.is_empty() {
             return not_there(command);
         }
-        let mut text = format!("| `{}` | waits by |", command);
+        // Of several counts it is of the largest.
+        let count = systems[0]["parameters"]["count"].as_u64().filter(|_| command == "memory");
+        let shown = count.map_or(command.to_string(), |count| format!("{command} --count {count}"));
+        let mut text = format!("| `{shown}` | waits by |");
         let first = ratios.and_then(|line| line["first"].as_str()).unwrap_or_default();
         let ratios = ratios.filter(|line| {
             let is_speed = |figure: &str| figure.ends_with("_ns") || figure.ends_with("_per_second");

@@ -107,7 +107,11 @@ const PARTS: &[Part] = &[
     // What else pelton does.
     Part("lopsided --slow receiver --count 2000 --runs 3", "pelton,sock-stream,sock-seqpacket", 1.5),
     Part("lopsided --slow sender --count 2000 --runs 3", "pelton,sock-stream,sock-seqpacket", 1.5),
-    Part("fan-in --senders 8 --seconds 0.3 --runs 5", "pelton,pelton-stream,limits,limits-window,sock-stream:block,sock-seqpacket:block", 0.8),
+    Part(
+        "fan-in --senders 8 --seconds 0.3 --runs 5",
+        "pelton,pelton-stream,limits,limits-window,sock-stream:block,sock-seqpacket:block",
+        0.8,
+    ),
     Part("append --threads 2 --count 5000000 --runs 5", "pelton,limits,bump,mutex-vec,array-queue,seg-queue", 1.0),
     Part("call --size 64 --seconds 0.3 --runs 5", "pelton,limits,sock-stream", 1.0),
     Part(

@@ -363,7 +363,8 @@ fn calls_that_rest_are_timed_one_by_one() {
 
 #[test]
 fn calls_are_measured_beside_a_flood_and_without_it_and_beside_messages_one_way() {
-    let (reports, ratios) = report(&["call", "--beside-flood", "--count", "1000", "--runs", "2", "--capacity", "65536"]);
+    let (reports, ratios) =
+        report(&["call", "--beside-flood", "--count", "1000", "--runs", "2", "--capacity", "65536"]);
     let names: Vec<&str> = reports.iter().map(|system| system["system"].as_str().unwrap()).collect();
     assert_eq!(names, ["pelton", "pelton-alone", "sock-stream", "sock-stream-alone"]);
     for system in &reports {

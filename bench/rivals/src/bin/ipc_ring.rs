@@ -4,7 +4,8 @@
 //! `try_push` first and `push` without a deadline when that finds the ring full, `pop` without a deadline (`--wait block`, its best here,
 //! too: its own benchmark's loops). `--wait spin` calls `try_push` and `try_pop` again and again. The writer makes the ring and the reader opens it.
 //!
-//! It goes round all of its ring: IPCCAP
+//! It goes round all of its ring, which is of 16 MiB, the best of those tried (messages of 256 bytes, one way, on two processors with much else to do, medians of 3 to 8 runs): of 1 MiB 0.24
+//! M/s, 4 MiB 0.30, 16 MiB 0.38, 64 MiB, which its README has, 0.18.
 
 use std::process::ExitCode;
 
@@ -23,7 +24,7 @@ fn main() -> ExitCode {
 struct Ring;
 
 /// Bytes of the ring, see above.
-const RING: u64 = IPCRING;
+const RING: u64 = 16 << 20;
 
 fn sender(job: &Job, direction: &str) -> Result<Writer> {
     ensure!(job.wait != Wait::Epoll, "it has no descriptor that an event loop could wait for");

@@ -7,7 +7,8 @@
 //! gathers until 64 are there, or a flush, and is copied into the ring together: a message is copied three times, in all, for one call of 64; alone each
 //! would cost a call. The descriptors go over a Unix socket, as its documentation proposes.
 //!
-//! It goes round all of its ring: SHMEMCAP
+//! It goes round all of its ring, which is of 512 KiB, the best of those tried (messages of 256 bytes, one way, on two processors with much else to do, medians of 3 to 8 runs): of 128 KiB 4.5
+//! M/s, 256 KiB 4.8, 512 KiB 7.8, 1 MiB 4.7, 4 MiB 3.4, 16 MiB 2.7, 64 MiB 0.8.
 
 use std::{
     fs::File,
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
 struct Shmem<const SIZE: usize>;
 
 /// Bytes of a ring, see above.
-const RING: u64 = 256 << 10;
+const RING: u64 = 512 << 10;
 /// Messages that are given in one call.
 const BATCH: usize = 64;
 
