@@ -309,7 +309,7 @@ impl Report {
         } = &self.parameters;
         let calls = calls.unwrap_or_default();
         let count = match seconds {
-            Some(seconds) => format!("for {seconds} s, as many as there are then,"),
+            Some(seconds) => format!("{seconds} s of"),
             None => count.to_string(),
         };
         match self.workload {

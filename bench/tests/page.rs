@@ -82,7 +82,7 @@ fn record() -> &'static (tempfile::TempDir, PathBuf, Vec<Value>) {
         let (page, empty) = (directory.path().join("page.html"), directory.path().join("empty.md"));
         fs::write(&empty, "").unwrap();
         let [record, empty, page_text] = [&place, &empty, &page].map(|place| place.to_str().unwrap());
-        bench(&["figures", record, empty, "--report", page_text]);
+        bench(&["figures", "--draft", record, empty, "--report", page_text]);
         (directory, page, lines)
     })
 }
