@@ -496,7 +496,9 @@ fn bad_arguments_end_with_2_and_say_what_is_wanted() {
     assert!(output.stdout.is_empty());
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(
-        errors.contains("found the system `telepathy`, wanted one of pelton, pelton-c, pelton-path, limits, limits-window, pipe"),
+        errors.contains(
+            "found the system `telepathy`, wanted one of pelton, pelton-c, pelton-path, limits, limits-window, pipe"
+        ),
         "{errors}"
     );
 }

@@ -179,7 +179,10 @@ fn a_record_and_its_page_are_written_and_an_interrupt_keeps_what_is_finished() {
     fs::write(&filled, "<!-- bench threads -->\n<!-- /bench -->\n").unwrap();
     let [record, filled_text] = [&record, &filled].map(|place| place.to_str().unwrap());
     let refused = bench(&["figures", record, filled_text]);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("say --draft"), "a short run has no figures: {refused:?}");
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("say --draft"),
+        "a short run has no figures: {refused:?}"
+    );
     assert!(bench(&["figures", "--draft", record, filled_text]).status.success());
     assert!(fs::read_to_string(&filled).unwrap().contains("| pelton-batches |"));
 }
