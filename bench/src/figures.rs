@@ -290,23 +290,23 @@ impl Figures<'_> {
 
     /// Each socket by io_uring, beside the same by plain system calls, where both wait alike.
     fn pairs(&self) -> String {
-        const STREAMS: [(&str, &str, &str); 3] = [
+        const STREAMS: [Pair; 3] = [
             ("stream socket, 64 KiB buffers", "sock-stream-batched:block", "io-uring-stream"),
             ("seqpacket socket, 64 packets a call", "sock-seqpacket-batched:block", "io-uring-seqpacket"),
             ("seqpacket socket, plain: one packet a call", "sock-seqpacket:block", "io-uring-seqpacket"),
         ];
-        const ROUNDS: [(&str, &str, &str); 2] = [
+        const ROUNDS: [Pair; 2] = [
             ("stream socket", "sock-stream:block", "io-uring-stream"),
             ("seqpacket socket", "sock-seqpacket:block", "io-uring-seqpacket"),
         ];
-        const RESTING: [(&str, &str, &str); 2] = [
+        const RESTING: [Pair; 2] = [
             ("stream socket", "sock-stream", "io-uring-stream"),
             ("seqpacket socket", "sock-seqpacket", "io-uring-seqpacket"),
         ];
         let mut text =
             "| | plain system calls | io_uring | io_uring by plain, run by run |\n|---|---|---|---|\n".to_string();
         let mut missing = Vec::new();
-        let rows: [(&str, &[(&str, &str, &str)], Of, fn(f64) -> String); 6] = [
+        let rows: [(&str, &[Pair], Of, fn(f64) -> String); 6] = [
             (STREAM, &STREAMS, |run, _| number(run, "messages_per_second"), rate),
             (STREAM, &STREAMS, per_million, |value| format!("{} CPU s a million", digits(value))),
             (
@@ -358,7 +358,7 @@ impl Figures<'_> {
             self.name
         );
         let messages = |value| format!("{} messages/s", rate(value));
-        let rows: [(&str, &str, &dyn Fn(f64) -> String, &str); 10] = [
+        let rows: [(&str, &str, Show<'_>, &str); 10] = [
             (STREAM, "messages_per_second", &messages, ""),
             ("stream --size 16", "messages_per_second", &messages, ""),
             (
@@ -427,6 +427,12 @@ fn draft(machine: &Value) -> Option<&'static str> {
         _ => None,
     }
 }
+
+/// What is compared, the plain system and that of io_uring.
+type Pair = (&'static str, &'static str, &'static str);
+
+/// How a figure is written.
+type Show<'a> = &'a dyn Fn(f64) -> String;
 
 /// A figure of a run, or of the medians, of the system of that line.
 type Of = fn(&Value, &Value) -> Option<f64>;

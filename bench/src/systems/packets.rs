@@ -89,8 +89,8 @@ impl Sending for PacketsSending {
         let mut done = 0;
         while done < packets.len() {
             let left = &mut packets[done..];
-            // SAFETY: the headers point to parts, and those to bytes, that stay where they are until the call is over.
             let send = |fd: std::os::fd::BorrowedFd<'_>| {
+                // SAFETY: the headers point to parts, and those to bytes, that stay where they are until the call is over.
                 answer(unsafe { libc::sendmmsg(fd.as_raw_fd(), left.as_mut_ptr(), left.len() as u32, 0) })
             };
             done += wire.again(send).context("sending packets")?;
@@ -129,9 +129,9 @@ impl PacketsReceiving {
     fn fetch(&mut self) -> Result<()> {
         let PacketsReceiving { wire, headers: packets, parts, .. } = self;
         headers(parts, packets);
-        // SAFETY: the headers point to parts, and those to the buffer, which are this value's own.
         let receive = |fd: std::os::fd::BorrowedFd<'_>| {
             let (to, count) = (packets.as_mut_ptr(), packets.len() as u32);
+            // SAFETY: the headers point to parts, and those to the buffer, which are this value's own.
             answer(unsafe { libc::recvmmsg(fd.as_raw_fd(), to, count, libc::MSG_WAITFORONE, ptr::null_mut()) })
         };
         self.came = wire.again(receive).context("receiving packets")?;
