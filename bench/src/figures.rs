@@ -306,7 +306,7 @@ impl Figures<'_> {
         let mut text =
             "| | plain system calls | io_uring | io_uring by plain, run by run |\n|---|---|---|---|\n".to_string();
         let mut missing = Vec::new();
-        let rows: [(&str, &[Pair], Of, fn(f64) -> String); 6] = [
+        let rows: [PairsRow<'_>; 6] = [
             (STREAM, &STREAMS, |run, _| number(run, "messages_per_second"), rate),
             (STREAM, &STREAMS, per_million, |value| format!("{} CPU s a million", digits(value))),
             (
@@ -430,6 +430,9 @@ fn draft(machine: &Value) -> Option<&'static str> {
 
 /// What is compared, the plain system and that of io_uring.
 type Pair = (&'static str, &'static str, &'static str);
+
+/// A command, what is compared there, its figure, and how that is written.
+type PairsRow<'a> = (&'static str, &'a [Pair], Of, fn(f64) -> String);
 
 /// How a figure is written.
 type Show<'a> = &'a dyn Fn(f64) -> String;
