@@ -116,14 +116,18 @@ fn count_until_still(sent: &AtomicU64, done: &AtomicBool, look: impl Fn() -> Opt
     sent.load(Ordering::Relaxed)
 }
 
-/// Resident memory of these processes, in bytes; a page that several of them have is counted once.
+/// Resident memory of these processes, in bytes; a page that several of them have is counted once. Programs are not in it: who else runs the
+/// same one, or what the kernel drops of it, would be in the figure.
 pub fn resident_bytes(pids: &[u32]) -> Result<u64> {
     let one = |pid: &u32| {
         let place = format!("/proc/{pid}/smaps_rollup");
         let text = fs::read_to_string(&place).with_context(|| format!("reading {place}"))?;
-        let kilobytes = text.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
-        let kilobytes: u64 = kilobytes.with_context(|| format!("no Pss in {place}"))?.trim().parse()?;
-        Ok(kilobytes * 1024)
+        let kilobytes = |name: &str| -> Result<u64> {
+            let found = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"));
+            Ok(found.with_context(|| format!("no {name} in {place}"))?.trim().parse()?)
+        };
+        // Of its own, and in memory files: memfds, and what is in /dev/shm.
+        Ok((kilobytes("Pss_Anon:")? + kilobytes("Pss_Shmem:")?) * 1024)
     };
     pids.iter().map(one).sum()
 }
