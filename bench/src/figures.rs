@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use serde_json::Value;
 
-use crate::record;
+use crate::{record, report::paired_ratio};
 
 /// Writes the figures of README.md and COMPARE.md from a record
 #[derive(Parser, Debug)]
@@ -24,6 +24,10 @@ struct Arguments {
 
     /// Files with places for figures [default: README.md and COMPARE.md of the project's tree]
     files: Vec<PathBuf>,
+
+    /// Takes a record that nobody should take figures from: a short one, an interrupted one, one of a tree with changes
+    #[arg(long)]
+    draft: bool,
 
     /// Writes the page of this record, too
     #[arg(long, value_name = "FILE.html")]
@@ -44,6 +48,12 @@ pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
 
 fn write_all(arguments: &Arguments) -> Result<()> {
     let lines = record::read(&arguments.record)?;
+    if let Some(reason) = draft(&lines[0]["machine"]).filter(|_| !arguments.draft) {
+        bail!(
+            "found a record that is no one's to quote, {} ({reason}), wanted one of `./run bench all` at a commit: measure again, or say --draft",
+            arguments.record.display()
+        );
+    }
     let name = arguments.record.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let files = match &arguments.files[..] {
@@ -81,10 +91,80 @@ struct Figures<'a> {
     name: &'a str,
 }
 
-/// What is measured by a table: a command begins with these words.
-const STREAM: &str = "stream --size 256 ";
-const ROUND: &str = "roundtrip --size 64 --count";
-const ASLEEP: &str = "roundtrip --size 64 --delay 20 ";
+/// What is measured by a table: a command without what only says how many and of whom.
+const STREAM: &str = "stream --size 256";
+const ROUND: &str = "roundtrip --size 64";
+const ROUND_IN_THE_KERNEL: &str = "roundtrip --size 64 --wait block";
+const ASLEEP: &str = "roundtrip --size 64 --delay 20";
+/// What the tables, the pairs and the headline are of.
+pub const WANTED: [&str; 16] = [
+    STREAM,
+    ROUND,
+    ROUND_IN_THE_KERNEL,
+    ASLEEP,
+    "stream --size 16",
+    "stream --size 65536",
+    "stream --size 1..32768",
+    "threads --size 64",
+    "memory",
+    "idle",
+    "kill",
+    "fan-in --senders 8",
+    "append --threads 2",
+    "call --size 64",
+    "call --size 64 --in-flight 1000 --wait block",
+    "reattach",
+];
+/// Options that are no part of that.
+const HOW_MANY: [&str; 6] = ["--count", "--seconds", "--runs", "--systems", "--report", "--record"];
+
+/// The command of a line, without those options.
+pub fn key(command: &str) -> String {
+    let mut words = command.trim_start_matches("./run bench ").split(' ');
+    let mut kept = Vec::new();
+    while let Some(word) = words.next() {
+        if HOW_MANY.contains(&word) {
+            words.next();
+        } else {
+            kept.push(word);
+        }
+    }
+    kept.join(" ")
+}
+
+/// How many times as fast the first system is as another, whatever its figure is: of times the inverse.
+#[derive(Clone, Copy)]
+struct Speed {
+    median: f64,
+    min: f64,
+    max: f64,
+    steady: bool,
+}
+
+impl Speed {
+    fn of(ratios: &Value, label: &str) -> Option<Speed> {
+        let ratio = &ratios["ratios"][label];
+        let of = |name: &str| ratio[name].as_f64();
+        let (median, min, max) = (of("median")?, of("min")?, of("max")?);
+        // Half of the runs; all, in a record that does not say.
+        let steady = of("high").unwrap_or(max) <= NOT_STEADY * of("low").unwrap_or(min);
+        let figure = ratios["figure"].as_str()?;
+        if figure.ends_with("_ns") {
+            Some(Speed { median: 1.0 / median, min: 1.0 / max, max: 1.0 / min, steady })
+        } else {
+            Some(Speed { median, min, max, steady })
+        }
+    }
+
+    /// Median and range; where the range says that there is no figure, that.
+    fn text(self) -> String {
+        let range = format!("{} ({} to {})", digits(self.median), digits(self.min), digits(self.max));
+        if self.steady { range } else { format!("{range}, not steady") }
+    }
+}
+
+/// By so much half of the runs may differ.
+const NOT_STEADY: f64 = 1.5;
 
 impl Figures<'_> {
     fn block(&self, name: &str) -> Result<String> {
@@ -94,17 +174,18 @@ impl Figures<'_> {
                 STREAM,
                 &[
                     ("messages/s", |l| number(l, "messages_per_second").map(rate)),
-                    ("CPU s for a million", |l| {
-                        Some(digits(number(l, "cpu_seconds")? / l["parameters"]["count"].as_f64()? * 1e6))
-                    }),
+                    ("CPU s for a million", |l| per_million(l, l).map(digits)),
                     ("system calls a message", |l| number(l, "syscalls_per_message").map(digits)),
                 ],
             ),
             "roundtrip" => self.table(ROUND, &LATENCY),
+            "roundtrip-in-the-kernel" => self.table(ROUND_IN_THE_KERNEL, &LATENCY),
             "asleep" => self.table(ASLEEP, &LATENCY),
-            "threads" => self.table("threads ", &[("messages/s", |l| number(l, "messages_per_second").map(rate))]),
+            "threads" => {
+                self.table("threads --size 64", &[("messages/s", |l| number(l, "messages_per_second").map(rate))])
+            }
             "memory" => self.table(
-                "memory --count 100000 ",
+                "memory",
                 &[
                     ("sent before it had to wait", |l| number(l, "backlog_messages").map(|n| format!("{n:.0}"))),
                     ("memory then", |l| number(l, "backlog_resident_bytes").map(bytes)),
@@ -112,14 +193,14 @@ impl Figures<'_> {
                 ],
             ),
             "idle" => self.table(
-                "idle ",
+                "idle",
                 &[
                     ("wake-ups a second", |l| number(l, "wakeups_per_second").map(digits)),
                     ("CPU s of two", |l| number(l, "cpu_seconds").map(digits)),
                 ],
             ),
             "kill" => self.table(
-                "kill ",
+                "kill",
                 &[
                     ("its receiver killed: the sender", |l| Some(outcome(l, "receiver"))),
                     ("after", |l| number(l, "receiver_death_told_ns").map(time)),
@@ -130,135 +211,238 @@ impl Figures<'_> {
             "io_uring" => self.pairs(),
             "headline" => self.headline(),
             _ => bail!(
-                "found a place named `{name}`, wanted machine, stream, roundtrip, asleep, threads, memory, idle, kill, io_uring or headline"
+                "found a place named `{name}`, wanted machine, stream, roundtrip, roundtrip-in-the-kernel, asleep, threads, memory, idle, kill, io_uring or headline"
             ),
         })
     }
 
-    /// Of a command: the systems' lines, and that of ratios.
-    fn of(&self, command: &str) -> (Vec<&Value>, Option<&Value>) {
-        let wanted = format!("./run bench {command}");
-        let here = |line: &&Value| line["command"].as_str().is_some_and(|found| found.starts_with(&wanted));
-        let systems = self.lines.iter().filter(here).filter(|line| line["label"].is_string()).collect();
-        (systems, self.lines.iter().filter(here).find(|line| line["ratios"].is_object()))
+    /// Of a command: the systems' lines, and that of ratios. Of one that was given with several counts the largest.
+    fn of(&self, wanted: &str) -> (Vec<&Value>, Option<&Value>) {
+        debug_assert!(WANTED.contains(&wanted), "{wanted} is to be among what is wanted");
+        let here = |line: &&Value| line["command"].as_str().is_some_and(|command| key(command) == wanted);
+        let systems = || self.lines.iter().filter(here).filter(|line| line["label"].is_string());
+        let largest = systems().max_by_key(|line| line["parameters"]["count"].as_u64());
+        // Each system may have a count of its own, and then one command has several.
+        let Some(command) = largest.and_then(|line| line["command"].as_str()) else { return (Vec::new(), None) };
+        let of_it = |line: &&Value| line["command"] == command;
+        let ratios = self.lines.iter().filter(of_it).find(|line| line["ratios"].is_object());
+        (systems().filter(of_it).collect(), ratios)
     }
 
     fn machine(&self) -> String {
         let machine = &self.lines[0]["machine"];
         let word = |name: &str| machine[name].as_str().unwrap_or("not known").to_string();
-        let is_short = machine["command"].as_str().is_some_and(|command| command.contains("--short"));
         format!(
-            "Measured {}, `{}`{}: {} processors, {}, {}, commit {} ([record](bench/record/{})).\n",
+            "Measured {}, `{}`{}: {} processors, {}, {}, commit {}, load {} ([record](bench/record/{})).\n",
             word("date"),
             word("command"),
-            if is_short {
-                " (one short run while the machine was busy: to show the form, not for its figures)"
-            } else {
-                ""
+            match draft(machine) {
+                Some(reason) => format!(" ({reason}: to show the form, not for its figures)"),
+                None => String::new(),
             },
             machine["processors"],
             word("processor"),
             word("kernel"),
             word("commit"),
+            word("load_at_the_end").split(' ').take(3).collect::<Vec<_>>().join(" "),
             self.name
         )
     }
 
     fn table(&self, command: &str, columns: &[(&str, Column)]) -> String {
         let (systems, ratios) = self.of(command);
-        let mut text = format!("| `{}` |", command.trim().trim_end_matches(" --count"));
+        if systems.is_empty() {
+            return not_there(command);
+        }
+        // Of several counts it is of the largest.
+        let count = systems[0]["parameters"]["count"].as_u64().filter(|_| command == "memory");
+        let shown = count.map_or(command.to_string(), |count| format!("{command} --count {count}"));
+        let mut text = format!("| `{shown}` | waits by |");
         let first = ratios.and_then(|line| line["first"].as_str()).unwrap_or_default();
-        let compares = ratios.is_some_and(|line| line["ratios"].as_object().is_some_and(|all| !all.is_empty()));
+        let ratios = ratios.filter(|line| {
+            let is_speed = |figure: &str| figure.ends_with("_ns") || figure.ends_with("_per_second");
+            line["figure"].as_str().is_some_and(is_speed)
+                && line["ratios"].as_object().is_some_and(|all| !all.is_empty())
+        });
         columns.iter().for_each(|(title, _)| _ = write!(text, " {title} |"));
-        if compares {
-            _ = write!(text, " {first} by this, run by run |");
+        if ratios.is_some() {
+            _ = write!(text, " {first} is so many times as fast |");
         }
         text.push_str("\n|---|");
-        text.push_str(&"---|".repeat(columns.len() + usize::from(compares)));
+        text.push_str(&"---|".repeat(1 + columns.len() + usize::from(ratios.is_some())));
         text.push('\n');
         for system in systems {
             let label = system["label"].as_str().unwrap_or_default();
             if let Some(reason) = system["skipped"].as_str() {
-                _ = writeln!(text, "| {label} | left out: {} |", reason.replace(['|', '\n'], " "));
+                let reason: String = reason.replace(['|', '\n'], " ").chars().take(160).collect();
+                _ = writeln!(text, "| {label} | | left out: {reason} |");
                 continue;
             }
-            _ = write!(text, "| {label} |");
+            _ = write!(text, "| {label} | {} |", system["wait"].as_str().unwrap_or_default());
             columns.iter().for_each(|(_, column)| _ = write!(text, " {} |", column(system).unwrap_or_default()));
-            if compares {
-                let ratio = ratios.map(|line| &line["ratios"][label]);
-                _ = write!(text, " {} |", ratio.and_then(ratio_text).unwrap_or_default());
+            if let Some(ratios) = ratios {
+                _ = write!(text, " {} |", Speed::of(ratios, label).map(Speed::text).unwrap_or_default());
             }
             text.push('\n');
         }
         text
     }
 
-    /// Each socket by io_uring, beside the same by plain system calls.
+    /// Each socket by io_uring, beside the same by plain system calls, where both wait alike.
     fn pairs(&self) -> String {
-        let mut text = "| | plain system calls | io_uring | io_uring by plain |\n|---|---|---|---|\n".to_string();
-        for (command, figure, show) in [
-            (STREAM, "messages_per_second", rate as fn(f64) -> String),
-            (STREAM, "cpu_seconds", |value| format!("{} CPU s", digits(value))),
-            (STREAM, "syscalls_per_message", |value| format!("{} calls a message", digits(value))),
-            ("stream --size 65536 ", "messages_per_second", rate),
-            (ROUND, "round_trip_ns", time),
-            (ASLEEP, "round_trip_ns", time),
-        ] {
+        const STREAMS: [Pair; 3] = [
+            ("stream socket, 64 KiB buffers", "sock-stream-batched:block", "io-uring-stream"),
+            ("seqpacket socket, 64 packets a call", "sock-seqpacket-batched:block", "io-uring-seqpacket"),
+            ("seqpacket socket, plain: one packet a call", "sock-seqpacket:block", "io-uring-seqpacket"),
+        ];
+        const ROUNDS: [Pair; 2] = [
+            ("stream socket", "sock-stream:block", "io-uring-stream"),
+            ("seqpacket socket", "sock-seqpacket:block", "io-uring-seqpacket"),
+        ];
+        const RESTING: [Pair; 2] = [
+            ("stream socket", "sock-stream", "io-uring-stream"),
+            ("seqpacket socket", "sock-seqpacket", "io-uring-seqpacket"),
+        ];
+        let mut text =
+            "| | plain system calls | io_uring | io_uring by plain, run by run |\n|---|---|---|---|\n".to_string();
+        let mut missing = Vec::new();
+        let rows: [PairsRow<'_>; 6] = [
+            (STREAM, &STREAMS, |run, _| number(run, "messages_per_second"), rate),
+            (STREAM, &STREAMS, per_million, |value| format!("{} CPU s a million", digits(value))),
+            (
+                STREAM,
+                &STREAMS,
+                |run, _| number(run, "syscalls_per_message"),
+                |value| format!("{} calls a message", digits(value)),
+            ),
+            ("stream --size 65536", &STREAMS, |run, _| number(run, "messages_per_second"), rate),
+            (ROUND_IN_THE_KERNEL, &ROUNDS, |run, _| number(run, "round_trip_ns"), time),
+            (ASLEEP, &RESTING, |run, _| number(run, "round_trip_ns"), time),
+        ];
+        for (command, pairs, figure, show) in rows {
             let (systems, _) = self.of(command);
-            let find = |names: &[&str]| {
-                let line = systems.iter().find(|line| names.contains(&line["label"].as_str().unwrap_or_default()))?;
-                number(line, figure)
-            };
-            for (what, plain, uring) in [
-                ("stream socket, 64 KiB buffers", ["sock-stream-batched:block", "sock-stream"], "io-uring-stream"),
-                ("seqpacket socket", ["sock-seqpacket:block", "sock-seqpacket"], "io-uring-seqpacket"),
-            ] {
-                if let (Some(plain), Some(uring)) = (find(&plain), find(&[uring])) {
-                    let by = digits(uring / plain);
-                    _ = writeln!(text, "| {what}, `{}` | {} | {} | {by} |", command.trim(), show(plain), show(uring));
+            for (what, plain, uring) in pairs {
+                let find = |name: &str| {
+                    systems.iter().find(|line| line["label"] == name && line["skipped"].is_null()).copied()
+                };
+                let (Some(plain), Some(uring)) = (find(plain), find(uring)) else {
+                    missing.push(format!("{what}, `{command}`"));
+                    continue;
+                };
+                // A side that looks again and again is no measure for one that sleeps.
+                if plain["wait"] != uring["wait"] {
+                    continue;
+                }
+                let of_runs = |line: &Value| -> Vec<Option<f64>> {
+                    let runs = line["runs"].as_array().map(Vec::as_slice).unwrap_or_default();
+                    runs.iter().map(|run| figure(run, line)).collect()
+                };
+                let by = paired_ratio(&of_runs(uring), &of_runs(plain));
+                let by = by.map(|by| format!("{} ({} to {})", digits(by.median), digits(by.min), digits(by.max)));
+                if let (Some(plain), Some(uring), Some(by)) = (figure(plain, plain), figure(uring, uring), by) {
+                    _ = writeln!(text, "| {what}, `{command}` | {} | {} | {by} |", show(plain), show(uring));
                 }
             }
+        }
+        missing.dedup();
+        if !missing.is_empty() {
+            _ = writeln!(text, "\nNot in this record: {}.", missing.join("; "));
         }
         text
     }
 
-    /// pelton's first figure of each command, and that by others' in the same run: at most six of them, or the line would be a page.
+    /// pelton's first figure of each command, and beside it limits.c, as it was the faster, and the three others of that run that come closest.
     fn headline(&self) -> String {
-        let mut text = "| `./run bench …` | pelton | beside it, in the same run |\n|---|---|---|\n".to_string();
-        for (command, figure, show) in [
-            ("stream --size 16 ", "messages_per_second", rate as fn(f64) -> String),
-            (STREAM, "messages_per_second", rate),
-            ("stream --size 1..32768 ", "messages_per_second", rate),
-            (ROUND, "round_trip_ns", time),
-            (ASLEEP, "round_trip_ns", time),
-            ("threads ", "messages_per_second", rate),
-            ("lopsided --slow receiver ", "share_of_own_speed", digits),
-            ("lopsided --slow sender ", "share_of_own_speed", digits),
-            ("fan-in --senders 2 ", "messages_per_second", rate),
-            ("fan-in --senders 8 ", "messages_per_second", rate),
-            ("append ", "messages_per_second", rate),
-            ("call --size 64 --count", "round_trip_ns", time),
-            ("call --size 64 --in-flight 1000 ", "messages_per_second", rate),
-            ("reattach ", "reattach_receiver_ns", time),
-        ] {
+        let mut text = format!(
+            "| `./run bench …` ([record](bench/record/{})) | pelton | so many times as fast as, in the same run: median (all runs) |\n|---|---|---|\n",
+            self.name
+        );
+        let messages = |value| format!("{} messages/s", rate(value));
+        let rows: [(&str, &str, Show<'_>, &str); 10] = [
+            (STREAM, "messages_per_second", &messages, ""),
+            ("stream --size 16", "messages_per_second", &messages, ""),
+            (
+                "stream --size 1..32768",
+                "messages_per_second",
+                &messages,
+                "; looked at in place, as *limits* does; sockets copy",
+            ),
+            (ROUND, "round_trip_ns", &time, ""),
+            (ASLEEP, "round_trip_ns", &time, ""),
+            ("fan-in --senders 8", "messages_per_second", &messages, ""),
+            ("append --threads 2", "messages_per_second", &messages, ""),
+            ("call --size 64", "round_trip_ns", &time, ""),
+            ("call --size 64 --in-flight 1000 --wait block", "messages_per_second", &messages, ""),
+            ("reattach", "reattach_receiver_ns", &time, ""),
+        ];
+        for (command, figure, show, note) in rows {
             let (systems, ratios) = self.of(command);
-            let Some(own) = systems.first().and_then(|line| number(line, figure)) else { continue };
-            let all = ratios.and_then(|line| line["ratios"].as_object());
-            // In the order in which they were measured.
-            let others: Vec<String> = systems
-                .iter()
-                .filter_map(|line| {
-                    let name = line["label"].as_str()?;
-                    let median = all?.get(name)?["median"].as_f64()?;
-                    Some(format!("{} × {}", digits(median), name.trim_end_matches(":block")))
+            let Some(first) = systems.first() else {
+                _ = writeln!(text, "| `{command}` | not in this record | |");
+                continue;
+            };
+            let Some(own) = number(first, figure) else { continue };
+            let speeds = systems.iter().skip(1).filter_map(|line| {
+                let label = line["label"].as_str()?;
+                Some((label, *line, Speed::of(ratios?, label)?))
+            });
+            let mut speeds: Vec<(&str, &Value, Speed)> = speeds.collect();
+            // Beside what comes closest, or it would be easy.
+            speeds.sort_by(|a, b| a.2.median.total_cmp(&b.2.median));
+            let is_limits = |label: &str| label.starts_with("limits");
+            let limits = speeds.iter().find(|(label, ..)| is_limits(label));
+            let others = speeds.iter().filter(|(label, ..)| !is_limits(label)).take(3);
+            let others: Vec<String> = limits
+                .into_iter()
+                .chain(others)
+                .map(|(label, line, speed)| {
+                    let name = match *label {
+                        "limits" => "*limits*".to_string(),
+                        "limits-window" => "*limits* with pelton's window".to_string(),
+                        label => label.to_string(),
+                    };
+                    // What is bought with processor time is to be told.
+                    let cpu = per_million(first, first).zip(per_million(line, line)).map(|(own, other)| own / other);
+                    let cpu = cpu.filter(|cpu| *cpu >= 1.25).map(|cpu| format!(", at {} × its CPU time", digits(cpu)));
+                    format!("{} {name}{}", speed.text(), cpu.unwrap_or_default())
                 })
-                .take(6)
                 .collect();
-            let command = command.trim().trim_end_matches(" --count");
-            _ = writeln!(text, "| `{command}` | {} | {} |", show(own), others.join(", "));
+            _ = writeln!(text, "| `{command}` | {} | {}{note} |", show(own), others.join("; "));
         }
         text
     }
+}
+
+fn not_there(command: &str) -> String {
+    format!("`./run bench {command}` is not in this record.\n")
+}
+
+/// Why a record is none that figures should be taken from, if there is a reason.
+fn draft(machine: &Value) -> Option<&'static str> {
+    let word = |name: &str| machine[name].as_str().unwrap_or_default();
+    match () {
+        _ if word("command").contains("--short") => Some("one short run"),
+        _ if machine["interrupted"] == true => Some("interrupted"),
+        _ if word("commit").contains("with changes") => Some("of a tree with changes that nobody else has"),
+        _ => None,
+    }
+}
+
+/// What is compared, the plain system and that of io_uring.
+type Pair = (&'static str, &'static str, &'static str);
+
+/// A command, what is compared there, its figure, and how that is written.
+type PairsRow<'a> = (&'static str, &'a [Pair], Of, fn(f64) -> String);
+
+/// How a figure is written.
+type Show<'a> = &'a dyn Fn(f64) -> String;
+
+/// A figure of a run, or of the medians, of the system of that line.
+type Of = fn(&Value, &Value) -> Option<f64>;
+
+/// CPU seconds of both sides for a million messages, or rounds.
+fn per_million(run: &Value, line: &Value) -> Option<f64> {
+    Some(number(run, "cpu_seconds")? / line["parameters"]["count"].as_f64()? * 1e6)
 }
 
 /// What a table shows of a system.
@@ -273,11 +457,6 @@ const LATENCY: [(&str, Column); 4] = [
 
 fn number(line: &Value, name: &str) -> Option<f64> {
     line[name].as_f64()
-}
-
-fn ratio_text(ratio: &Value) -> Option<String> {
-    let of = |name: &str| ratio[name].as_f64().map(digits);
-    Some(format!("{} ({} to {})", of("median")?, of("min")?, of("max")?))
 }
 
 fn outcome(line: &Value, who: &str) -> String {
@@ -342,7 +521,7 @@ mod tests {
     fn lines() -> Vec<Value> {
         let command = "./run bench stream --size 256 --count 10";
         let system = |label: &str, rate: f64| {
-            json!({ "label": label, "command": command, "skipped": null,
+            json!({ "label": label, "command": command, "skipped": null, "wait": "spin",
             "parameters": { "count": 10 }, "messages_per_second": rate, "cpu_seconds": 2e-5 })
         };
         vec![
@@ -350,7 +529,7 @@ mod tests {
             system("pelton", 51_234_567.0),
             system("other", 2_000.0),
             json!({ "label": "third", "command": command, "skipped": "no | luck" }),
-            json!({ "command": command, "first": "pelton", "ratios": { "other": { "median": 25.0, "min": 1.0, "max": 99.9 } } }),
+            json!({ "command": command, "first": "pelton", "figure": "messages_per_second", "ratios": { "other": { "median": 25.0, "min": 1.0, "max": 99.9 } } }),
         ]
     }
 
@@ -360,12 +539,129 @@ mod tests {
         let figures = Figures { lines: &lines, name: "r.jsonl" };
         let text = "before\n<!-- bench stream -->\nold\n<!-- /bench -->\nafter <!-- other -->\n";
         let once = fill(text, &figures).unwrap();
-        assert!(once.starts_with("before\n<!-- bench stream -->\n| `stream --size 256` | messages/s |"), "{once}");
-        assert!(once.contains("| pelton | 51.2 M | 2.00 |  |  |\n"), "{once}");
-        assert!(once.contains("| other | 2.00 k | 2.00 |  | 25.0 (1.00 to 99.9) |\n"), "{once}");
-        assert!(once.contains("| third | left out: no   luck |\n"), "{once}");
+        let head = "before\n<!-- bench stream -->\n| `stream --size 256` | waits by | messages/s |";
+        assert!(once.starts_with(head), "{once}");
+        assert!(once.contains("| pelton | spin | 51.2 M | 2.00 |  |  |\n"), "{once}");
+        assert!(once.contains("| other | spin | 2.00 k | 2.00 |  | 25.0 (1.00 to 99.9), not steady |\n"), "{once}");
+        assert!(once.contains("| third | | left out: no   luck |\n"), "{once}");
         assert!(once.ends_with("<!-- /bench -->\nafter <!-- other -->\n") && !once.contains("old"), "{once}");
         assert_eq!(fill(&once, &figures).unwrap(), once, "the second time changes nothing");
+        let missing = fill("<!-- bench memory -->\n<!-- /bench -->", &figures).unwrap();
+        assert!(missing.contains("`./run bench memory` is not in this record"), "{missing}");
+    }
+
+    #[test]
+    fn a_command_is_the_same_whatever_it_says_of_how_many() {
+        assert_eq!(key("./run bench stream --size 256 --seconds 0.3 --runs 7 --systems pelton,pipe"), STREAM);
+        assert_eq!(key("./run bench roundtrip --size 64 --wait block --count 3"), ROUND_IN_THE_KERNEL);
+        assert_eq!(key("./run bench roundtrip --size 64 --delay 20 --count 3"), ASLEEP);
+    }
+
+    /// pelton beside limits of both windows, what comes close, and what is far behind.
+    fn close_and_far() -> Vec<Value> {
+        let command = "./run bench stream --size 256 --seconds 1 --systems all";
+        let system = |label: &str, cpu_seconds: f64| {
+            json!({ "label": label, "command": command, "wait": "spin", "parameters": { "count": 1000 },
+                "messages_per_second": 1e6, "cpu_seconds": cpu_seconds })
+        };
+        let steady = |median: f64| json!({ "median": median, "min": 0.9 * median, "max": 1.1 * median });
+        let labels = ["pelton", "far-1", "far-2", "limits", "limits-window", "far-3", "close", "far-4"];
+        let mut lines: Vec<Value> = vec![json!({ "machine": { "command": "./run bench all" } })];
+        lines.extend(labels.map(|label| system(label, if label == "close" { 0.5 } else { 1.0 })));
+        let ratios = [9.0, 8.0, 1.2, 0.8, 7.0, 1.05, 6.0];
+        let ratios: serde_json::Map<String, Value> =
+            labels[1..].iter().zip(ratios).map(|(label, ratio)| (label.to_string(), steady(ratio))).collect();
+        lines.push(json!({ "command": command, "first": "pelton", "figure": "messages_per_second", "ratios": ratios }));
+        lines
+    }
+
+    #[test]
+    fn the_headline_names_what_comes_closest_with_its_range_and_its_price() {
+        let lines = close_and_far();
+        let text = Figures { lines: &lines, name: "r.jsonl" }.headline();
+        let row = text.lines().find(|line| line.contains("`stream --size 256`")).unwrap();
+        assert_eq!(
+            row,
+            "| `stream --size 256` | 1.00 M messages/s | 0.800 (0.720 to 0.880) *limits* with pelton's window; \
+             1.05 (0.945 to 1.16) close, at 2.00 × its CPU time; 6.00 (5.40 to 6.60) far-4; 7.00 (6.30 to 7.70) far-3 |"
+        );
+        assert!(text.contains("| `reattach` | not in this record | |"), "{text}");
+    }
+
+    #[test]
+    fn of_times_the_shorter_is_the_faster() {
+        let ratios = json!({ "figure": "round_trip_ns", "ratios": { "a": { "median": 0.5, "min": 0.25, "max": 1.0, "low": 0.4, "high": 0.5 } } });
+        assert_eq!(Speed::of(&ratios, "a").unwrap().text(), "2.00 (1.00 to 4.00)");
+        let ratios = json!({ "figure": "round_trip_ns", "ratios": { "a": { "median": 0.5, "min": 0.25, "max": 1.0, "low": 0.3, "high": 0.5 } } });
+        assert!(Speed::of(&ratios, "a").unwrap().text().ends_with("not steady"));
+    }
+
+    #[test]
+    fn sockets_by_io_uring_are_compared_run_by_run_and_only_where_both_wait_alike() {
+        let command = "./run bench roundtrip --size 64 --wait block --seconds 1";
+        let system = |label: &str, wait: &str, runs: [f64; 3]| {
+            let runs = runs.map(|ns| json!({ "round_trip_ns": ns }));
+            json!({ "label": label, "command": command, "wait": wait, "parameters": { "count": 9 }, "round_trip_ns": 10.0, "runs": runs })
+        };
+        let lines = [
+            json!({ "machine": {} }),
+            system("sock-stream:block", "block", [10.0, 20.0, 40.0]),
+            system("io-uring-stream", "block", [5.0, 10.0, 20.0]),
+            system("sock-seqpacket:block", "spin", [1.0; 3]),
+            system("io-uring-seqpacket", "block", [1.0; 3]),
+        ];
+        let text = Figures { lines: &lines, name: "r.jsonl" }.pairs();
+        assert!(
+            text.contains(
+                "| stream socket, `roundtrip --size 64 --wait block` | 10 ns | 10 ns | 0.500 (0.500 to 0.500) |"
+            ),
+            "{text}"
+        );
+        assert!(!text.contains("| seqpacket socket, `roundtrip"), "{text}");
+        assert!(text.contains("Not in this record: stream socket, 64 KiB buffers, `stream --size 256`;"), "{text}");
+    }
+
+    #[test]
+    fn no_figures_are_taken_from_a_record_that_is_a_draft() {
+        let directory = tempfile::tempdir().unwrap();
+        let (place, file) = (directory.path().join("r.jsonl"), directory.path().join("f.md"));
+        std::fs::write(&file, "<!-- bench machine -->\n<!-- /bench -->\n").unwrap();
+        for (machine, is_draft) in [
+            (json!({ "command": "./run bench all --short", "commit": "abc" }), true),
+            (json!({ "command": "./run bench all", "interrupted": true, "commit": "abc" }), true),
+            (json!({ "command": "./run bench all", "commit": "abc, with changes" }), true),
+            (json!({ "command": "./run bench all", "interrupted": false, "commit": "abc" }), false),
+        ] {
+            record::write(&place, &[json!({ "machine": machine })]).unwrap();
+            let arguments = |draft| Arguments { record: place.clone(), files: vec![file.clone()], draft, report: None };
+            let done = write_all(&arguments(false));
+            assert_eq!(done.is_err(), is_draft, "{machine}: {done:?}");
+            assert!(done.err().is_none_or(|error| error.to_string().contains("say --draft")));
+            write_all(&arguments(true)).unwrap();
+            let text = std::fs::read_to_string(&file).unwrap();
+            assert_eq!(text.contains("not for its figures"), is_draft, "{text}");
+        }
+    }
+
+    /// Whatever stands between marks and says of which record it is, is of that record.
+    #[test]
+    fn the_figures_of_the_projects_pages_are_those_of_the_records_that_they_name() {
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        let mut checked = 0;
+        for page in ["README.md", "COMPARE.md"] {
+            let text = fs::read_to_string(root.join(page)).unwrap();
+            let between = text.split_once("<!-- bench ").unwrap().1.split_once(END).unwrap().0;
+            let Some((_, name)) = between.split_once("(bench/record/") else { continue };
+            let name = name.split_once(')').unwrap().0;
+            let lines = record::read(&root.join("bench/record").join(name)).unwrap();
+            let filled = fill(&text, &Figures { lines: &lines, name }).unwrap();
+            assert!(
+                filled == text,
+                "{page} is not what `./run bench figures bench/record/{name}` writes: run it again"
+            );
+            checked += 1;
+        }
+        assert!(checked > 0, "none of the pages names a record");
     }
 
     #[test]

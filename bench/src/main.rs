@@ -48,6 +48,13 @@ struct Arguments {
     #[arg(long, value_name = "N")]
     count: Option<u64>,
 
+    /// Each system has as many messages, rounds or calls as last about so long, instead of all the same; with --count at most so many
+    ///
+    /// A pass of milliseconds is decided by a time slice and by page faults, and a fast system's is the shortest. How many they are is found by some
+    /// runs before the first.
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+
     /// Bytes of a pelton or limits lane
     ///
     /// [default: 64 MiB; 4 MiB for call, which is pelton's own; 1 MiB for append, for kill, and for lopsided, so that it is full or empty many times]
@@ -118,14 +125,14 @@ struct Arguments {
 
     /// Systems, in turn, the first to be compared with the others
     ///
-    /// pelton; pelton-c, the same as a C program uses it; pelton-path, in a directory that keeps the channel; limits, the least code that could do the job; pipe; sock-stream, one write per message; sock-stream-batched, 64 KiB of
-    /// buffer on both sides; sock-seqpacket. For a fan-in also pelton-stream, one sender whatever --senders says; and pelton-alone,
+    /// pelton; pelton-c, the same as a C program uses it; pelton-path, in a directory that keeps the channel; limits, the least code that could do the job; limits-window, the same with pelton's window; pipe; sock-stream, one write per message; sock-stream-batched, 64 KiB of
+    /// buffer on both sides; sock-seqpacket; sock-seqpacket-batched, up to 64 messages a system call. For a fan-in also pelton-stream, one sender whatever --senders says; and pelton-alone,
     /// no idle ones whatever --idle says. For calls pelton, limits, sock-stream, sock-stream-batched; pelton-fan-in, as many messages one
     /// way; and pelton-alone and sock-stream-alone, no client that floods whatever --beside-flood says. Between threads, to append: bump, a buffer in which space is taken by fetch_add;
     /// mutex-vec; array-queue and seg-queue, crossbeam's. With --file: pelton, whose sink is a RecordFile, and write, one buffer
     /// of 1 MiB behind a lock, given to write(2) when full. Systems of bench/rivals, which
     /// are built when they are first needed: ipc_ring, ipmpsc, iceoryx2, shmem-ipc, io-uring-stream, io-uring-seqpacket, zeromq-ipc, multiprocessing-queue,
-    /// multiprocessing-pipe, aeron; between threads rtrb, rtrb-chunks, crossbeam-channel, flume, kanal, and pelton-batches. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
+    /// multiprocessing-pipe, aeron; pelton-go, go-sock-stream and net-rpc, streams and calls in Go; between threads rtrb, rtrb-chunks, crossbeam-channel, flume, kanal, and pelton-batches. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
     /// interleaved run. [default: all but pelton-c and pelton-path; for idle, pelton; for
     /// reattach, pelton-path, the only one that can; for lopsided, pelton, sock-stream, sock-seqpacket; for fan-in, pelton,
     /// pelton-stream, limits, sock-stream, sock-seqpacket, and pelton-alone if there are idle ones; for call, pelton, limits, sock-stream, with
@@ -168,7 +175,7 @@ impl Arguments {
     fn plan(self) -> Result<Plan, String> {
         let Arguments { workload, size, count, capacity, wait, runs, delay, slow, work, .. } = self;
         let Arguments { senders, idle, threads, file, systems: chosen, .. } = self;
-        let Arguments { clients, in_flight, rate, beside_flood, one_cpu, .. } = self;
+        let Arguments { clients, in_flight, rate, beside_flood, one_cpu, seconds, .. } = self;
         let calls =
             Calls { clients: clients.unwrap_or(1), in_flight: in_flight.unwrap_or(1), rate, beside_flood, one_cpu };
         let call = workload == Workload::Call;
@@ -279,7 +286,8 @@ impl Arguments {
                 (2 * (sizes.max as u64 + 32)).next_power_of_two()
             ));
         }
-        let count = count.unwrap_or(match (workload, sizes.max) {
+        let most = seconds.map(|_| i32::MAX as u64); // limits.c counts no further
+        let count = count.or(most).unwrap_or(match (workload, sizes.max) {
             (Workload::Idle, _) => 1,
             (Workload::Reattach, _) => 1_000_000,
             (Workload::Lopsided, _) => (2_000_000 / work_us).max(1),
@@ -317,6 +325,22 @@ impl Arguments {
         }
         if append && count > u32::MAX as u64 {
             return Err(format!("found --count {count}, wanted at most {}: a header's number has 32 bits", u32::MAX));
+        }
+        if let Some(seconds) = seconds {
+            let goes_on = matches!(
+                workload,
+                Workload::Stream | Workload::Roundtrip | Workload::Threads | Workload::FanIn | Workload::Call
+            );
+            if !goes_on || rate.is_some() || beside_flood {
+                return Err(format!(
+                    "found --seconds with {}{}, wanted stream, roundtrip, threads, fan-in or call as fast as they go: use --count",
+                    word(workload),
+                    if rate.is_some() || beside_flood { " at a rate or beside a flood" } else { "" }
+                ));
+            }
+            if !(0.001..=600.0).contains(&seconds) {
+                return Err(format!("found --seconds {seconds}, wanted 0.001 to 600"));
+            }
         }
         if runs == 0 {
             return Err("found --runs 0, wanted at least 1".to_string());
@@ -362,6 +386,7 @@ impl Arguments {
             workload,
             sizes,
             count,
+            seconds,
             capacity,
             wait,
             runs,
@@ -491,6 +516,9 @@ mod tests {
             (&["lopsided", "--work", "0"], "found --work 0"),
             (&["stream", "--count", "0"], "--count 0"),
             (&["stream", "--runs", "0"], "--runs 0"),
+            (&["append", "--seconds", "1"], "found --seconds with append"),
+            (&["roundtrip", "--rate", "5", "--seconds", "1"], "at a rate"),
+            (&["stream", "--seconds", "0"], "wanted 0.001 to 600"),
             (&["idle", "--count", "5"], "leave them out"),
             (&["stream", "--senders", "2"], "use them with fan-in"),
             (&["stream", "--threads", "2"], "use it with append"),

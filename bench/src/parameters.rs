@@ -84,6 +84,8 @@ pub enum SystemName {
     PeltonPath,
     /// bench/limits/limits.c, the least code that could do the job
     Limits,
+    /// The same with pelton's own window of 256 KiB instead of 128: how far a sender goes on before it goes back to the front of its ring
+    LimitsWindow,
     /// A pipe: length and payload in one write
     Pipe,
     /// A Unix stream socket: length and payload in one write
@@ -94,6 +96,8 @@ pub enum SystemName {
     SockStreamAlone,
     /// A Unix socket that keeps messages apart by itself
     SockSeqpacket,
+    /// The same, up to 64 messages a system call
+    SockSeqpacketBatched,
     /// Of a fan-in: pelton with one sender, by a channel of two, whatever --senders says
     PeltonStream,
     /// Of a fan-in: pelton without the idle senders, whatever --idle says; of calls: without the client that floods
@@ -143,6 +147,12 @@ pub enum SystemName {
     MultiprocessingPipe,
     /// Aeron's IPC, between two Java processes
     Aeron,
+    /// pelton as a Go program uses it, by bindings/go: streams and calls
+    PeltonGo,
+    /// Streams between two Go processes: a Unix stream socket, one write a message
+    GoSockStream,
+    /// Calls between two Go processes: net/rpc over a Unix socket
+    NetRpc,
     /// Between threads: the crate rtrb, one message a call
     Rtrb,
     /// Between threads: the crate rtrb, 64 messages to a chunk
@@ -156,6 +166,11 @@ pub enum SystemName {
 }
 
 impl SystemName {
+    /// Whether it is limits.c, which brings its own processes.
+    pub fn is_limits(self) -> bool {
+        matches!(self, SystemName::Limits | SystemName::LimitsWindow)
+    }
+
     /// Whether this is a system of that workload, which may append to a file, or else where it belongs.
     pub fn belongs(self, workload: Workload, to_file: bool) -> Result<(), &'static str> {
         let (appends, gathers) = (workload == Workload::Append, workload == Workload::FanIn);
@@ -182,6 +197,8 @@ impl SystemName {
                 Err("limits.c has streams, round trips and appending between its own processes only")
             }
             SystemName::Limits => Ok(()),
+            SystemName::LimitsWindow if matches!(workload, Workload::Stream | Workload::FanIn) => Ok(()),
+            SystemName::LimitsWindow => Err("only its streams have a window: measure limits"),
             SystemName::PeltonSbcl if matches!(workload, Workload::Append | Workload::Stream) => Ok(()),
             SystemName::PeltonSbcl => Err("its sides in Lisp append, or have a stream"),
             SystemName::Bump
@@ -246,8 +263,8 @@ impl FromStr for Choice {
                     .map_err(|_| format!("found the wait `{wait}` in `{text}`, wanted one of {}", words::<Wait>()))
             })
             .transpose()?;
-        if system == SystemName::Limits && wait.is_some() {
-            return Err(format!("found `{text}`, but the limits wait in one way only: write `limits`"));
+        if system.is_limits() && wait.is_some() {
+            return Err(format!("found `{text}`, but the limits wait in one way only: write `{name}`"));
         }
         Ok(Choice { system, wait })
     }
@@ -430,6 +447,8 @@ pub struct Pass {
     pub count_calls: bool,
     /// Only work, as for so many messages: nothing is sent
     pub alone: bool,
+    /// Not measured: memory is touched for the first time, processors wake up
+    pub warms_up: bool,
 }
 
 /// How calls are made.
@@ -589,6 +608,7 @@ mod tests {
             (SystemName::PeltonFanIn, Workload::FanIn),
             (SystemName::SockStreamAlone, Workload::Stream),
             (SystemName::PeltonNginx, Workload::Roundtrip),
+            (SystemName::LimitsWindow, Workload::Roundtrip),
         ] {
             assert!(system.belongs(workload, false).is_err(), "{system:?} {workload:?}");
         }

@@ -30,6 +30,10 @@ pub fn machine(command: &str, interrupted: bool) -> Value {
         "memory": field(&read("/proc/meminfo").unwrap_or_default(), "MemTotal"),
         "kernel": format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
         "system": field(&read("/etc/os-release").unwrap_or_default(), "PRETTY_NAME"),
+        // Two CPUs that are one core's share all but their registers.
+        "cpus_of_the_first_core": read("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"),
+        "caches": (1..4).map(|level| read(&format!("/sys/devices/system/cpu/cpu0/cache/index{level}/size"))).collect::<Vec<_>>(),
+        "huge_pages": read("/sys/kernel/mm/transparent_hugepage/enabled"),
         // A virtual machine mostly has none that it could see.
         "governor": read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "load_at_the_end": read("/proc/loadavg"),

@@ -125,8 +125,10 @@ pub struct SideFigures {
 pub struct Parameters {
     /// As the command line has it: `256` or `1..32768`
     pub size: String,
-    /// Messages, or rounds of a round trip
+    /// Messages, or rounds of a round trip: each system's own where `seconds` is given
     pub count: u64,
+    /// How long they are to last about, if each system has as many as do; null if all have the same
+    pub seconds: Option<f64>,
     /// Bytes of a pelton or limits lane
     pub capacity: u64,
     /// Of each side of a round trip
@@ -164,6 +166,8 @@ pub struct SystemReport {
     pub wait: Wait,
     /// Of the library, the kernel or the program
     pub version: String,
+    /// How many messages it has, or rounds
+    pub count: u64,
     /// What is started for it; empty for this program itself
     pub program: Vec<OsString>,
     /// In order; with an interrupt one system may have one more than the next
@@ -191,6 +195,10 @@ pub struct Ratio {
     pub min: f64,
     /// The largest
     pub max: f64,
+    /// Half of the runs lie between this
+    pub low: f64,
+    /// And this
+    pub high: f64,
     /// How many pairs there were
     pub runs: usize,
 }
@@ -202,7 +210,7 @@ struct SystemLine<'a> {
     label: String,
     wait: Wait,
     version: &'a str,
-    parameters: &'a Parameters,
+    parameters: Parameters,
     skipped: &'a Option<String>,
     #[serde(flatten)]
     medians: Figures,
@@ -227,7 +235,7 @@ impl Report {
                 label: system.choice.to_string(),
                 wait: system.wait,
                 version: &system.version,
-                parameters: &self.parameters,
+                parameters: Parameters { count: system.count, ..self.parameters.clone() },
                 skipped: &system.skipped,
                 medians: medians(&system.runs),
                 runs: &system.runs,
@@ -284,6 +292,7 @@ impl Report {
         let Parameters {
             size,
             count,
+            seconds,
             capacity,
             delay_us,
             work_us,
@@ -299,6 +308,10 @@ impl Report {
             cpus,
         } = &self.parameters;
         let calls = calls.unwrap_or_default();
+        let count = match seconds {
+            Some(seconds) => format!("{seconds} s of"),
+            None => count.to_string(),
+        };
         match self.workload {
             Workload::Stream => writeln!(out, "stream of {count} messages of {size} bytes, lanes of {capacity} bytes")?,
             Workload::Roundtrip => match rate {
@@ -363,19 +376,31 @@ impl Report {
         let ratios = self.ratios();
         let mut rows: Vec<Vec<String>> = vec![vec!["system".to_string(), "wait".to_string()]];
         rows[0].extend(COLUMNS.iter().map(|column| column.title.to_string()));
+        // Of different counts only what one message takes can be compared.
+        let each_has_its_own = seconds.is_some();
+        if each_has_its_own {
+            rows[0].iter_mut().filter(|title| *title == "CPU s").for_each(|title| *title = "CPU s/million".to_string());
+            rows[0].push("count".to_string());
+        }
         rows[0].push("spread".to_string());
         rows[0].push(format!(
             "{} to this",
             self.systems.first().map(|first| first.choice.to_string()).unwrap_or_default()
         ));
         for system in &self.systems {
-            let medians = medians(&system.runs);
+            let mut medians = medians(&system.runs);
+            if each_has_its_own {
+                medians.cpu_seconds = medians.cpu_seconds.map(|seconds| seconds / system.count as f64 * 1e6);
+            }
             let mut row = vec![system.choice.to_string(), word(system.wait)];
             row.extend(
                 COLUMNS.iter().map(|column| {
                     (column.figure)(&medians).map(|value| digits(value * column.scale)).unwrap_or_default()
                 }),
             );
+            if each_has_its_own {
+                row.push(system.count.to_string());
+            }
             let values = self
                 .primary()
                 .map(|(_, figure)| system.runs.iter().filter_map(|run| figure(&run.figures)).collect::<Vec<_>>())
@@ -538,12 +563,23 @@ pub fn paired_ratio(first: &[Option<f64>], other: &[Option<f64>]) -> Option<Rati
         .filter_map(|(first, other)| Some((*first)? / (*other)?))
         .filter(|ratio| ratio.is_finite())
         .collect();
+    let mut sorted = ratios.clone();
+    sorted.sort_by(f64::total_cmp);
     Some(Ratio {
-        median: median(ratios.clone())?,
-        min: ratios.iter().copied().fold(f64::INFINITY, f64::min),
-        max: ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-        runs: ratios.len(),
+        median: median(ratios)?,
+        min: *sorted.first()?,
+        max: *sorted.last()?,
+        low: quantile(&sorted, 0.25),
+        high: quantile(&sorted, 0.75),
+        runs: sorted.len(),
     })
+}
+
+/// Between the two that are nearest, of at least one.
+fn quantile(sorted: &[f64], quantile: f64) -> f64 {
+    let at = quantile * (sorted.len() - 1) as f64;
+    let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
+    below + (above - below) * at.fract()
 }
 
 /// From the smallest to the largest, in parts of the median.
@@ -573,7 +609,11 @@ mod tests {
         // The machine slows down; each pair still says 2, where the medians of each system alone would not.
         let first = [Some(8.0), Some(4.0), Some(2.0), Some(1.0)];
         let other = [Some(4.0), Some(2.0), Some(1.0)];
-        assert_eq!(paired_ratio(&first, &other), Some(Ratio { median: 2.0, min: 2.0, max: 2.0, runs: 3 }));
+        let all_two = Ratio { median: 2.0, min: 2.0, max: 2.0, low: 2.0, high: 2.0, runs: 3 };
+        assert_eq!(paired_ratio(&first, &other), Some(all_two));
+        let ones = [Some(1.0); 5];
+        let spread = paired_ratio(&[1.0, 9.0, 2.0, 4.0, 3.0].map(Some), &ones).unwrap();
+        assert_eq!((spread.min, spread.low, spread.median, spread.high, spread.max), (1.0, 2.0, 3.0, 4.0, 9.0));
     }
 
     #[test]

@@ -20,6 +20,8 @@ use crate::{
 
 /// Where their sources are: they are built from this project's tree only.
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/rivals");
+/// The module in Go, of which its benchmark is a part.
+const GO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/go");
 /// The Rust ones' dependencies, each in the version that was tried.
 const LOCK: &str = include_str!("../rivals/Cargo.lock");
 
@@ -34,6 +36,8 @@ pub enum Rival {
     Python(&'static str),
     /// Two processes, Java
     Aeron,
+    /// Two processes, Go: what it is called there
+    Go(&'static str),
 }
 
 impl Rival {
@@ -55,6 +59,9 @@ impl Rival {
             SystemName::MultiprocessingQueue => Rival::Python("multiprocessing.Queue"),
             SystemName::MultiprocessingPipe => Rival::Python("multiprocessing.Pipe"),
             SystemName::Aeron => Rival::Aeron,
+            SystemName::PeltonGo => Rival::Go("pelton-go"),
+            SystemName::GoSockStream => Rival::Go("go-sock-stream"),
+            SystemName::NetRpc => Rival::Go("net-rpc"),
             _ => return None,
         })
     }
@@ -66,6 +73,9 @@ impl Rival {
             Rival::Processes(..) => &[Stream, Roundtrip, Lopsided, Idle, Memory, Kill],
             Rival::Threads(..) => &[Threads],
             Rival::Python(_) | Rival::Aeron => &[Stream, Roundtrip],
+            Rival::Go("pelton-go") => &[Stream, Call],
+            Rival::Go("net-rpc") => &[Call],
+            Rival::Go(_) => &[Stream],
         }
     }
 
@@ -75,6 +85,9 @@ impl Rival {
             Rival::Processes(..) => "measure it with stream, roundtrip, lopsided, idle, memory or kill",
             Rival::Threads(..) => "it is between threads only: measure it with threads",
             Rival::Python(_) | Rival::Aeron => "its loops are its own, of stream and roundtrip only",
+            Rival::Go("net-rpc") => "its loops are Go's, of call only",
+            Rival::Go("pelton-go") => "its loops are Go's, of stream and call only",
+            Rival::Go(_) => "its loops are Go's, of stream only",
         }
     }
 
@@ -85,18 +98,24 @@ impl Rival {
 
     /// Whether each of its processes is kept on one CPU; those with threads of their own beside the one that is measured are not.
     pub fn is_pinned(self) -> bool {
-        !matches!(self, Rival::Processes("zeromq-ipc", _) | Rival::Aeron)
+        !matches!(self, Rival::Processes("zeromq-ipc", _) | Rival::Aeron | Rival::Go(_))
     }
 
     /// Whether its processes cannot count their own system calls.
     pub fn is_foreign(self) -> bool {
-        matches!(self, Rival::Python(_) | Rival::Aeron)
+        matches!(self, Rival::Python(_) | Rival::Aeron | Rival::Go(_))
     }
 
-    /// How it waits where pelton spins: as its documentation would have it, see its source for the reason.
-    pub fn best_wait(self) -> Wait {
+    /// How it waits where pelton spins. One way as its documentation would have it, see its source for the reason; there and back as pelton does,
+    /// if it can, or its wake-ups would be compared with no wake-ups.
+    pub fn best_wait(self, workload: Workload) -> Wait {
         match self {
             Rival::Processes("iceoryx2", _) | Rival::Threads("rtrb" | "rtrb-chunks", _) | Rival::Aeron => Wait::Spin,
+            Rival::Processes("ipc_ring" | "ipmpsc" | "shmem-ipc" | "zeromq-ipc", _)
+                if workload == Workload::Roundtrip =>
+            {
+                Wait::Spin
+            }
             _ => Wait::Block,
         }
     }
@@ -115,6 +134,10 @@ impl Rival {
                 Err(_) => "Python".to_string(),
             },
             Rival::Aeron => format!("Aeron {}", aeron_version()),
+            Rival::Go(_) => match output(Command::new("go").args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local")) {
+                Ok(output) => String::from_utf8_lossy(&output.stdout).trim().to_string(),
+                Err(_) => "Go".to_string(),
+            },
         }
     }
 
@@ -136,6 +159,15 @@ impl Rival {
                 Ok(vec!["python3".into(), Path::new(SOURCES).join("python/sides.py").into(), what.into()])
             }
             Rival::Aeron => aeron(),
+            Rival::Go(what) => {
+                let program = places()?.join("go-sides");
+                let mut go = Command::new("go");
+                go.args(["build", "-o"]).arg(&program).arg("./bench").current_dir(GO);
+                // What is installed is used, and what is measured is what users have: no cgo.
+                go.envs([("GOTOOLCHAIN", "local"), ("GOFLAGS", "-buildvcs=false"), ("CGO_ENABLED", "0")]);
+                output(&mut go)?;
+                Ok(vec![program.into(), what.into()])
+            }
         }
     }
 }
@@ -220,9 +252,18 @@ mod tests {
                     assert!(locked(package).split(' ').nth(1).is_some_and(|v| v.contains('.')), "{package}");
                 }
                 Some(Rival::Aeron) => assert!(aeron_version().contains('.')),
-                Some(Rival::Python(_)) | None => {}
+                Some(Rival::Python(_) | Rival::Go(_)) | None => {}
             }
         }
+    }
+
+    #[test]
+    fn round_trips_spin_where_they_can_and_streams_wait_as_is_best() {
+        let ring = Rival::of(SystemName::Ipmpsc).unwrap();
+        assert_eq!((ring.best_wait(Workload::Roundtrip), ring.best_wait(Workload::Stream)), (Wait::Spin, Wait::Block));
+        // Its ring is in the kernel, which cannot spin.
+        let uring = Rival::of(SystemName::IoUringStream).unwrap();
+        assert_eq!(uring.best_wait(Workload::Roundtrip), Wait::Block);
     }
 
     #[test]

@@ -4,35 +4,26 @@
 //! when the user interrupts, both sides end. When this program dies, they end by themselves.
 
 use std::{
-    collections::BTreeMap,
-    env, fmt,
-    fs::File,
-    io::{Read, Write},
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::{net::UnixStream, process::CommandExt, process::ExitStatusExt},
-    },
+    env,
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, Signal, kill_process_group},
-};
 
 use crate::{
     kill,
-    measure::{CallCounter, Usage, now_ns},
+    measure::CallCounter,
     memory,
     parameters::{Calls, Choice, Job, Pass, Role, SizeRange, Slow, SystemName, Wait, Workload, word},
-    report::{Death, Figures, Outcome, Parameters, Report, Run, SideFigures, SystemReport},
+    reattach,
+    report::{Parameters, Report, Run, SystemReport},
     rivals::Rival,
+    run_figures::{idle_run, run_of, run_of_calls},
+    sides::{Interrupted, Interrupts, Side, Sides},
     systems::{c, limits, lisp},
-    workload::{PassReport, Percentiles, work},
+    workload::{PassReport, work},
 };
 
 /// What the command line asks for.
@@ -42,8 +33,10 @@ pub struct Plan {
     pub workload: Workload,
     /// Sizes of the messages
     pub sizes: SizeRange,
-    /// Messages, or rounds of a round trip
+    /// Messages, or rounds of a round trip; with `seconds` at most so many
     pub count: u64,
+    /// Each system has as many as last about so long, instead of all the same
+    pub seconds: Option<f64>,
     /// Bytes of a lane
     pub capacity: u64,
     /// How the sides wait, unless the system has a wait of its own
@@ -72,25 +65,10 @@ pub struct Plan {
     pub systems: Vec<Choice>,
 }
 
-/// The user wants no more.
-#[derive(Debug)]
-pub struct Interrupted;
-
-impl fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("interrupted")
-    }
-}
-
-impl std::error::Error for Interrupted {}
-
 /// How long an idle channel is watched.
 const IDLE_WINDOW: Duration = Duration::from_secs(2);
 /// How long it is left alone before, for the receiver to fall asleep.
 const IDLE_BEFORE: Duration = Duration::from_millis(200);
-/// How long the sides have to end once both have reported.
-const END: Duration = Duration::from_secs(10);
-
 /// What is drawn while it runs: on a terminal only, and between runs only, since a clock of its own would disturb what is measured.
 pub struct Progress {
     /// It may be several measurements'
@@ -134,6 +112,7 @@ pub fn measure(plan: &Plan, progress: &Progress) -> Result<(Report, bool)> {
         parameters: Parameters {
             size: plan.sizes.to_string(),
             count: plan.count,
+            seconds: plan.seconds,
             capacity: plan.capacity,
             delay_us: plan.delay_us,
             work_us: plan.work_us,
@@ -159,18 +138,32 @@ pub fn measure(plan: &Plan, progress: &Progress) -> Result<(Report, bool)> {
     }
     let work_steps = work_steps(plan);
     let bar = &progress.bar;
-    for number in 1..=plan.runs {
-        for system in &mut report.systems {
+    let number_of_systems = report.systems.len();
+    for number in 0..=plan.runs {
+        // Before the first run each may look how many messages it is to have.
+        if number == 0 && plan.seconds.is_none() {
+            continue;
+        }
+        for turn in turns(number_of_systems, number) {
+            let system = &mut report.systems[turn];
             bar.set_message(format!("{} run {number} of {}: {}", word(plan.workload), plan.runs, system.choice));
             if system.skipped.is_none() {
                 let job = Job { work_steps, ..job(plan, system, &cpus, count_calls) };
-                match run_once(&job, &cpus, &interrupts) {
-                    Ok(run) => system.runs.push(run),
+                let done = match plan.seconds.filter(|_| number == 0) {
+                    Some(seconds) => {
+                        calibrate(&job, seconds, plan, |job| run_once(job, &cpus, &interrupts)).map(|count| {
+                            system.count = count;
+                        })
+                    }
+                    None => run_once(&job, &cpus, &interrupts).map(|run| system.runs.push(run)),
+                };
+                match done {
+                    Ok(()) => {}
                     Err(error) if error.is::<Interrupted>() => {
                         return Ok((report, true));
                     }
                     Err(error) => {
-                        let reason = if number == 1 {
+                        let reason = if number <= 1 {
                             format!("{error:#}")
                         } else {
                             format!("run {number} of {}: {error:#}", plan.runs)
@@ -181,10 +174,34 @@ pub fn measure(plan: &Plan, progress: &Progress) -> Result<(Report, bool)> {
                     }
                 }
             }
-            bar.inc(progress.weight);
+            bar.inc(if number > 0 { progress.weight } else { 0 });
         }
     }
     Ok((report, false))
+}
+
+/// Whose turn it is in that run: each run begins with another system, so that none always follows the same one, whatever that leaves behind.
+fn turns(systems: usize, run: usize) -> impl Iterator<Item = usize> {
+    (0..systems).map(move |turn| (turn + run.saturating_sub(1)) % systems)
+}
+
+/// How many messages, or rounds, last about `seconds`, of at most `plan.count`: by runs of ever more, until one lasts a tenth of that.
+fn calibrate(job: &Job, seconds: f64, plan: &Plan, mut run: impl FnMut(&Job) -> Result<Run>) -> Result<u64> {
+    let least = u64::from(plan.senders.max(plan.calls.clients)).max(16);
+    let mut count = plan.count.min(5000);
+    loop {
+        let passes = vec![Pass { count, ..Pass::default() }];
+        let figures = run(&Job { passes, ..job.clone() })?.figures;
+        // limits.c says of round trips only how long one takes.
+        let each = figures.round_trip_ns.map(|ns| (ns + 2000.0 * job.delay_us as f64) * 1e-9 * count as f64);
+        let took = figures.seconds.or(each).context("a run says not how long it took")?.max(1e-6);
+        let wanted = |seconds: f64| ((count as f64 * seconds / took) as u64).clamp(least, plan.count);
+        if took >= seconds / 10.0 || count >= plan.count {
+            return Ok(wanted(seconds));
+        }
+        // The first messages take longer than those that follow.
+        count = wanted(seconds / 3.0).clamp(2 * count, 100 * count).min(plan.count);
+    }
 }
 
 /// Builds what is not in this program, before anything is measured.
@@ -201,11 +218,11 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
     let rival = Rival::of(choice.system);
     let wait = match choice.system {
         _ if rival.is_some() && choice.wait.is_none() && plan.wait == Wait::Spin => {
-            rival.map_or(plan.wait, Rival::best_wait)
+            rival.map_or(plan.wait, |rival| rival.best_wait(plan.workload))
         }
         // limits.c waits as it must: its eventfds block, its rings spin.
         SystemName::Limits if plan.delay_us > 0 => Wait::Block,
-        SystemName::Limits => Wait::Spin,
+        SystemName::Limits | SystemName::LimitsWindow => Wait::Spin,
         _ => choice.wait.unwrap_or(plan.wait),
     };
     let version = match choice.system {
@@ -218,17 +235,26 @@ fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
         | SystemName::PeltonFanIn
         | SystemName::PeltonNginx
         | SystemName::PeltonAlone => env!("CARGO_PKG_VERSION").to_string(),
-        SystemName::Limits => limits::version(),
+        SystemName::Limits | SystemName::LimitsWindow => limits::version(),
         SystemName::PeltonSbcl | SystemName::SbclMutex | SystemName::SbclCas => lisp::version(),
         SystemName::Bump | SystemName::MutexVec | SystemName::Write => "Rust's std".to_string(),
         SystemName::ArrayQueue | SystemName::SegQueue => "crossbeam-queue 0.3".to_string(),
         _ => format!("Linux {}", rustix::system::uname().release().to_string_lossy()),
     };
-    SystemReport { choice: choice.clone(), wait, version, program: Vec::new(), runs: Vec::new(), skipped: None }
+    SystemReport {
+        choice: choice.clone(),
+        wait,
+        version,
+        count: plan.count,
+        program: Vec::new(),
+        runs: Vec::new(),
+        skipped: None,
+    }
 }
 
 /// The job of the side on the first CPU.
 fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) -> Job {
+    let plan = &Plan { count: system.count, ..plan.clone() };
     let (senders, idle) = match (plan.workload, system.choice.system) {
         (Workload::FanIn, SystemName::PeltonAlone) => (plan.senders, 0),
         (Workload::FanIn, SystemName::PeltonStream) => (1, 0),
@@ -259,7 +285,7 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
         index: 0,
         threads: plan.threads,
         to_file: plan.file.is_some(),
-        passes: passes(plan, system.wait, count_calls),
+        passes: passes(plan, system.wait, count_calls, Rival::of(name).is_some_and(Rival::is_foreign)),
         cpu: cpus.first().copied(),
         cpus: cpus.to_vec(),
         program: system.program.clone(),
@@ -292,8 +318,9 @@ fn work_steps(plan: &Plan) -> [u64; 2] {
     }
 }
 
-/// The first pass makes the figures; those behind it only what would disturb it.
-fn passes(plan: &Plan, wait: Wait, count_calls: bool) -> Vec<Pass> {
+/// The first pass that does not warm up makes the figures; those behind it only what would disturb it. `foreign`: system calls are
+/// counted from outside.
+pub(crate) fn passes(plan: &Plan, wait: Wait, count_calls: bool, foreign: bool) -> Vec<Pass> {
     if plan.workload == Workload::Reattach {
         return vec![Pass { count: plan.count, ..Pass::default() }];
     }
@@ -310,7 +337,14 @@ fn passes(plan: &Plan, wait: Wait, count_calls: bool) -> Vec<Pass> {
     let (timed, rests) = (call || plan.workload == Workload::Roundtrip, plan.delay_us > 0 || plan.calls.rate.is_some());
     let one_by_one = !call || plan.calls.one_by_one();
     let time_apart = timed && !(one_by_one && (wait != Wait::Spin || rests));
-    let mut passes = vec![Pass { count: plan.count, time_each: timed && !time_apart, ..Pass::default() }];
+    let mut passes = Vec::new();
+    let fast = matches!(plan.workload, Workload::Stream | Workload::FanIn | Workload::Threads) || timed;
+    if fast && plan.calls.rate.is_none() && !plan.calls.beside_flood {
+        // What is touched for the first time takes a page fault, and the pass that is the shortest would pay the most for it.
+        let count = plan.count.div_ceil(4).max(plan.senders.max(plan.calls.clients) as u64);
+        passes.push(Pass { count, warms_up: true, ..Pass::default() });
+    }
+    passes.push(Pass { count: plan.count, time_each: timed && !time_apart, ..Pass::default() });
     if plan.workload == Workload::Lopsided || (plan.workload == Workload::Append && plan.work_ns > 0) {
         passes.push(Pass { count: plan.count, alone: true, ..Pass::default() });
     }
@@ -322,13 +356,17 @@ fn passes(plan: &Plan, wait: Wait, count_calls: bool) -> Vec<Pass> {
         // Enough to find one call in ten thousand messages.
         let enough = if plan.calls.rate.is_some() { 1 } else { 100_000 };
         let count = plan.count.min((plan.count / 4).max(enough).max(plan.calls.clients as u64));
+        if foreign {
+            // What a side calls to be told and to report: the same with nothing between.
+            passes.push(Pass { count: 0, count_calls: true, ..Pass::default() });
+        }
         passes.push(Pass { count, count_calls: true, ..Pass::default() });
     }
     passes
 }
 
 /// Longer than any of the systems can need: they make at least 10,000 messages and 20 MB a second.
-fn deadline(job: &Job) -> Instant {
+pub(crate) fn deadline(job: &Job) -> Instant {
     let messages: u64 = job.passes.iter().map(|pass| job.messages(pass.count)).sum();
     // A step of work takes a nanosecond or two, and sixteen threads may share a CPU.
     let work = job.work_steps.iter().sum::<u64>() as f64 * 1e-8;
@@ -345,20 +383,20 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
     let directory = directory(job.system, &job.directory)?;
     let job = Job { directory: directory.path().to_path_buf(), ..job.clone() };
     let deadline = deadline(&job);
-    if job.system == SystemName::Limits {
+    if job.system.is_limits() {
         return run_limits(&job, cpus, interrupts, deadline);
     }
     if job.workload == Workload::Reattach {
-        return run_reattach(&job, cpus, interrupts, deadline);
+        return reattach::run(&job, cpus, interrupts, deadline);
     }
     if job.workload == Workload::Kill {
-        return run_kill(&job, cpus, interrupts);
+        return kill::run(&job, cpus, interrupts);
     }
     let rival = Rival::of(job.system);
     let both = rival.is_some_and(Rival::is_both_sides);
-    let mut sides = Sides { sides: Vec::new(), interrupts, deadline };
+    let mut sides = Sides::new(interrupts, deadline);
     if job.workload == Workload::Memory {
-        return run_memory(&job, cpus, sides);
+        return memory::run(&job, cpus, sides);
     }
     for role in if both { &[Role::Threads] } else { job.workload.roles() } {
         if *role == Role::Sender && job.idle > 0 {
@@ -409,11 +447,9 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
             pass.push(report);
         }
         if let Some(counter) = counter {
-            // Nobody knows whose they were.
-            let (calls, sides) = (counter.stop()?, pass.len() as u64);
-            for (index, report) in pass.iter_mut().enumerate() {
-                report.calls = Some(calls / sides + if index == 0 { calls % sides } else { 0 });
-            }
+            // Nobody knows whose they were: the first has them all.
+            let calls = counter.stop()?;
+            pass[0].calls = Some(calls);
         }
         let (first, others) = pass.split_first().context("nobody reported")?;
         let bytes: u64 = others.iter().map(|other| other.bytes).sum();
@@ -421,6 +457,7 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
         reports.push(pass);
     }
     sides.end()?;
+    let (job, reports) = measured(job, reports);
     Ok(match idle {
         Some((usages, seconds)) => idle_run(usages, seconds, &reports[0][0]),
         None if job.workload == Workload::Call => run_of_calls(&job, &reports),
@@ -428,8 +465,21 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
     })
 }
 
+/// The passes that make figures, of those that were made.
+fn measured(job: Job, mut reports: Vec<Vec<PassReport>>) -> (Job, Vec<Vec<PassReport>>) {
+    let empty = job.passes.iter().position(|pass| pass.count_calls && pass.count == 0);
+    if let Some(empty) = empty {
+        let without = reports[empty][0].calls.unwrap_or_default();
+        let with = &mut reports[empty + 1][0].calls;
+        *with = with.map(|calls| calls.saturating_sub(without));
+    }
+    let all = job.passes.iter().zip(reports).filter(|(pass, _)| !pass.warms_up && pass.count > 0);
+    let (passes, reports): (Vec<Pass>, Vec<_>) = all.map(|(pass, reports)| (*pass, reports)).unzip();
+    (Job { passes, ..job }, reports)
+}
+
 /// A run's own, which goes with it. Channels that a directory keeps are to be in memory, as the others are.
-fn directory(system: SystemName, parent: &Path) -> Result<RunDirectory> {
+pub(crate) fn directory(system: SystemName, parent: &Path) -> Result<RunDirectory> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("pelton-bench-");
     if (system == SystemName::PeltonPath || Rival::of(system).is_some())
@@ -442,10 +492,10 @@ fn directory(system: SystemName, parent: &Path) -> Result<RunDirectory> {
 }
 
 /// Removed with all that is named after it: who was killed leaves shared memory of its own naming behind.
-struct RunDirectory(tempfile::TempDir);
+pub(crate) struct RunDirectory(tempfile::TempDir);
 
 impl RunDirectory {
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 }
@@ -463,101 +513,6 @@ impl Drop for RunDirectory {
     }
 }
 
-/// Memory with nothing sent, with as much as nobody took, and after all was taken.
-fn run_memory(job: &Job, cpus: &[usize], mut sides: Sides) -> Result<Run> {
-    sides.start(job, Role::Receiver, 0, cpus)?;
-    sides.start(job, Role::Sender, 0, cpus)?;
-    let (receiver, sender) = (0, 1);
-    sides.expect_word(receiver, "ready")?;
-    sides.expect_word(sender, "ready")?;
-    let resident = |sides: &Sides| memory::resident_bytes(&sides.pids());
-    let before = resident(&sides)?;
-    sides.order_go(sender)?;
-    let held: u64 = sides.line(sender)?.parse().context("reading how many messages were sent")?;
-    let filled = resident(&sides)?;
-    sides.order_go(receiver)?;
-    sides.expect_word(receiver, "started")?;
-    let mut reports = Vec::new();
-    for side in [receiver, sender] {
-        reports.push(serde_json::from_str::<PassReport>(&sides.line(side)?).context("reading a report")?);
-    }
-    let drained = resident(&sides)?;
-    sides.end()?;
-    let figures = Figures {
-        backlog_messages: Some(held as f64),
-        backlog_resident_bytes: Some(filled.saturating_sub(before) as f64),
-        drained_resident_bytes: Some(drained.saturating_sub(before) as f64),
-        ..Figures::default()
-    };
-    let side = |report: PassReport| SideFigures { usage: report.usage, ..SideFigures::default() };
-    Ok(Run { figures, sides: by_role(job.workload, reports.into_iter().map(side)), ..Run::default() })
-}
-
-/// How long a survivor may take to be told: ten times what any of those that are told takes here, and longer than `ipc_ring`'s own half second.
-const TOLD_WITHIN: Duration = Duration::from_secs(2);
-/// Messages after which a stream is under way.
-const UNDER_WAY: u64 = 1000;
-/// Two looks at how far a survivor is, so far apart.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
-
-/// Two streams: the receiver of one is killed, and the sender of the other.
-fn run_kill(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
-    let mut run = Run::default();
-    for (killed, name) in [(0, "receiver"), (1, "sender")] {
-        let directory = directory(job.system, &job.directory)?;
-        let job = Job { directory: directory.path().to_path_buf(), ..job.clone() };
-        let mut sides = Sides { sides: Vec::new(), interrupts, deadline: deadline(&job) };
-        sides.start(&job, Role::Receiver, 0, cpus)?;
-        sides.start(&job, Role::Sender, 0, cpus)?;
-        sides.expect_word(0, "ready")?;
-        sides.expect_word(1, "ready")?;
-        sides.order_go(0)?;
-        sides.expect_word(0, "started")?;
-        sides.order_go(1)?;
-        // In the stream, however long its sides take to get there; somewhere, that is what the clock's last digits say.
-        for side in [0, 1] {
-            while sides.how_far(side)? < UNDER_WAY {
-                sides.leave_alone(Duration::from_millis(1))?;
-            }
-        }
-        sides.leave_alone(Duration::from_millis(20 + now_ns() % 60))?;
-        let killed_ns = now_ns();
-        let mut victim = sides.sides.remove(killed);
-        victim.kill();
-        let death = sides.outlive(killed_ns);
-        drop(victim);
-        let (death, told_ns) = death?;
-        match name {
-            "receiver" => run.figures.receiver_death_told_ns = told_ns,
-            _ => run.figures.sender_death_told_ns = told_ns,
-        }
-        run.deaths.insert(name.to_string(), death);
-        // What it makes of its own end is no part of this.
-        sides.sides.clear();
-    }
-    Ok(run)
-}
-
-/// Each end is killed on a lane full of messages, and a fresh process takes its place.
-fn run_reattach(job: &Job, cpus: &[usize], interrupts: &Interrupts, deadline: Instant) -> Result<Run> {
-    let mut sides = Sides { sides: Vec::new(), interrupts, deadline };
-    sides.come(job, Role::Filler, cpus)?;
-    sides.come(job, Role::Receiver, cpus)?;
-    sides.sides.truncate(1); // dropped: killed, and gone
-    let receiver = sides.come(job, Role::Receiver, cpus)?;
-    sides.sides.remove(0);
-    let sender = sides.come(job, Role::Sender, cpus)?;
-    let ns = |report: &PassReport| Some(report.end_ns.saturating_sub(report.start_ns) as f64);
-    let figures = Figures {
-        cpu_seconds: Some(receiver.usage.cpu_seconds + sender.usage.cpu_seconds),
-        reattach_receiver_ns: ns(&receiver),
-        reattach_sender_ns: ns(&sender),
-        ..Figures::default()
-    };
-    let side = |report: PassReport| SideFigures { usage: report.usage, ..SideFigures::default() };
-    Ok(Run { figures, sides: by_role(Workload::Reattach, [receiver, sender].map(side)), ..Run::default() })
-}
-
 fn run_limits(job: &Job, cpus: &[usize], interrupts: &Interrupts, deadline: Instant) -> Result<Run> {
     limits::arguments(job, 1)?;
     ensure!(
@@ -566,132 +521,11 @@ fn run_limits(job: &Job, cpus: &[usize], interrupts: &Interrupts, deadline: Inst
         available_cpus()?
     );
     limits::compile()?;
-    let mut sides = Sides { sides: vec![Side::start(&Job { cpu: None, ..job.clone() })?], interrupts, deadline };
+    let mut sides = Sides::new(interrupts, deadline);
+    sides.sides.push(Side::start(&Job { cpu: None, ..job.clone() })?);
     let line = sides.line(0)?;
     sides.end()?;
     serde_json::from_str(&line).with_context(|| format!("reading a report: `{line}`"))
-}
-
-/// The figures of a run of messages: for each pass the reports of all sides, the one of the first CPU first.
-fn run_of(job: &Job, reports: &[Vec<PassReport>]) -> Run {
-    let (first, others) = reports[0].split_first().expect("a run has a side");
-    let roundtrip = job.workload == Workload::Roundtrip;
-    let pass = &job.passes[0];
-    // The start is that of who sends first or asks, the end the receiver's or again the asker's: one clock for all processes.
-    let start_ns = match others.iter().map(|other| other.start_ns).min() {
-        Some(start_ns) if !roundtrip => start_ns,
-        _ => first.start_ns,
-    };
-    let elapsed_ns = first.end_ns.saturating_sub(start_ns) as f64;
-    let seconds = elapsed_ns * 1e-9;
-    let counted = job.passes.iter().zip(reports).find(|(pass, _)| pass.count_calls);
-    let calls = counted.and_then(|(pass, reports)| {
-        let calls: Option<Vec<u64>> = reports.iter().map(|report| report.calls).collect();
-        Some((calls?, job.messages(pass.count) as f64))
-    });
-    let sleeps = |report: &PassReport| roundtrip.then(|| report.usage.voluntary_switches as f64 / pass.count as f64);
-    let percentiles = reports.iter().find_map(|reports| reports[0].percentiles.as_ref());
-    let percentile = |of: fn(&Percentiles) -> u64| percentiles.map(|percentiles| of(percentiles) as f64);
-    let latency = percentiles.map(|percentiles| percentiles.ladder.clone()).unwrap_or_default();
-    let rate = |amount: f64| (!roundtrip && seconds > 0.0).then(|| amount / seconds);
-    // All worked alone at the same time, too.
-    let alone = job.passes.iter().zip(reports).find(|(pass, _)| pass.alone).map(|(_, reports)| reports);
-    let alone_ns = |report: &PassReport| report.end_ns.saturating_sub(report.start_ns) as f64;
-    let cpu_seconds = |reports: &[PassReport]| reports.iter().map(|report| report.usage.cpu_seconds).sum::<f64>();
-    let figures = Figures {
-        seconds: Some(seconds),
-        share_of_own_speed: alone.map(|alone| alone.iter().map(alone_ns).fold(0.0, f64::max) / elapsed_ns),
-        cpu_to_own_work: alone.map(|alone| cpu_seconds(&reports[0]) / cpu_seconds(alone)),
-        messages_per_second: rate(job.messages(pass.count) as f64),
-        bytes_per_second: rate(first.bytes as f64),
-        round_trip_ns: match job.calls.rate {
-            _ if !roundtrip => None,
-            Some(_) => percentiles.map(|percentiles| percentiles.mean_ns),
-            None => Some(elapsed_ns / pass.count as f64 - 2000.0 * job.delay_us as f64),
-        },
-        p50_ns: percentile(|p| p.p50_ns),
-        p90_ns: percentile(|p| p.p90_ns),
-        p99_ns: percentile(|p| p.p99_ns),
-        p999_ns: percentile(|p| p.p999_ns),
-        p9999_ns: percentile(|p| p.p9999_ns),
-        cpu_seconds: Some(cpu_seconds(&reports[0])),
-        syscalls_per_message: calls.as_ref().map(|(calls, messages)| calls.iter().sum::<u64>() as f64 / messages),
-        sleeps_per_wait: reports[0].iter().filter_map(sleeps).reduce(f64::min),
-        resident_bytes: first.resident_bytes.map(|bytes| bytes as f64),
-        ..Figures::default()
-    };
-    let sides = reports[0].iter().enumerate().map(|(index, report)| SideFigures {
-        usage: report.usage,
-        syscalls_per_message: calls.as_ref().map(|(calls, messages)| calls[index] as f64 / messages),
-        sleeps_per_wait: sleeps(report),
-    });
-    Run { figures, sides: by_role(job.workload, sides), latency, ..Run::default() }
-}
-
-/// The figures of a run of calls: for each pass the service's report and then those of its clients.
-fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
-    let run = run_of(job, reports);
-    let (pass, clients) = (&job.passes[0], &reports[0][1..]);
-    let start_ns = clients.iter().map(|client| client.start_ns).min().unwrap_or_default();
-    let end_ns = clients.iter().map(|client| client.end_ns).max().unwrap_or_default();
-    let elapsed_ns = end_ns.saturating_sub(start_ns) as f64;
-    // Of several clients that for which it took the longest.
-    let percentiles =
-        || reports.iter().flat_map(|reports| &reports[1..]).filter_map(|client| client.percentiles.as_ref());
-    let percentile = |of: fn(&Percentiles) -> u64| percentiles().map(of).max().map(|ns| ns as f64);
-    let rests = job.delay_us > 0 || job.calls.rate.is_some();
-    let rate = |amount: f64| (!rests && elapsed_ns > 0.0).then(|| amount / (elapsed_ns * 1e-9));
-    let mean_ns = match job.calls {
-        calls if !calls.one_by_one() => None,
-        Calls { rate: Some(_), .. } => percentiles().next().map(|percentiles| percentiles.mean_ns),
-        _ => Some(elapsed_ns / pass.count as f64 - 2000.0 * job.delay_us as f64),
-    };
-    let sleeps = |report: &PassReport| report.usage.voluntary_switches as f64 / pass.count as f64;
-    let figures = Figures {
-        seconds: Some(elapsed_ns * 1e-9),
-        calls_per_second: rate(pass.count as f64),
-        messages_per_second: rate(job.messages(pass.count) as f64),
-        bytes_per_second: rate(2.0 * reports[0][0].bytes as f64),
-        round_trip_ns: mean_ns,
-        p50_ns: percentile(|p| p.p50_ns),
-        p90_ns: percentile(|p| p.p90_ns),
-        p99_ns: percentile(|p| p.p99_ns),
-        p999_ns: percentile(|p| p.p999_ns),
-        p9999_ns: percentile(|p| p.p9999_ns),
-        sleeps_per_wait: job.calls.one_by_one().then(|| reports[0].iter().map(sleeps).fold(f64::INFINITY, f64::min)),
-        ..run.figures
-    };
-    let latency = percentiles().next().map(|percentiles| percentiles.ladder.clone()).unwrap_or_default();
-    Run { figures, latency, ..run }
-}
-
-/// The figures of a window in which nothing was sent.
-fn idle_run(usages: [Usage; 2], seconds: f64, receiver: &PassReport) -> Run {
-    let switches: u64 = usages.iter().map(|usage| usage.voluntary_switches + usage.involuntary_switches).sum();
-    let figures = Figures {
-        seconds: Some(seconds),
-        cpu_seconds: Some(usages[0].cpu_seconds + usages[1].cpu_seconds),
-        wakeups_per_second: Some(switches as f64 / seconds),
-        resident_bytes: receiver.resident_bytes.map(|bytes| bytes as f64),
-        ..Figures::default()
-    };
-    let sides = usages.map(|usage| SideFigures { usage, ..SideFigures::default() });
-    Run { figures, sides: by_role(Workload::Idle, sides), ..Run::default() }
-}
-
-/// Senders of a fan-in have numbers, and so have clients.
-fn by_role(workload: Workload, sides: impl IntoIterator<Item = SideFigures>) -> BTreeMap<String, SideFigures> {
-    let sides: Vec<SideFigures> = sides.into_iter().collect();
-    // A program that starts the other side itself.
-    let alone = sides.len() == 1;
-    let name = |index: usize| match workload.roles() {
-        [_, _] if alone => "both".to_string(),
-        [_, role] if matches!(workload, Workload::FanIn | Workload::Call) && index > 0 => {
-            format!("{}-{index}", role.name())
-        }
-        roles => roles[index].name().to_string(),
-    };
-    sides.into_iter().enumerate().map(|(index, side)| (name(index), side)).collect()
 }
 
 fn available_cpus() -> Result<Vec<usize>> {
@@ -699,331 +533,17 @@ fn available_cpus() -> Result<Vec<usize>> {
     Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
 }
 
-/// SIGINT, SIGTERM and SIGHUP as something to poll.
-struct Interrupts(UnixStream);
-
-impl Interrupts {
-    fn new() -> Result<Interrupts> {
-        let (ours, theirs) = UnixStream::pair().context("making a socket pair")?;
-        for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-            signal_hook::low_level::pipe::register(signal.as_raw(), theirs.try_clone()?).context("taking a signal")?;
-        }
-        Ok(Interrupts(ours))
-    }
-}
-
-/// One process of a run. It does not outlive this value.
-struct Side {
-    role: Role,
-    child: Child,
-    orders: Option<ChildStdin>,
-    output: File,
-    text: Vec<u8>,
-}
-
-impl Side {
-    fn start(job: &Job) -> Result<Side> {
-        let program = match &job.program[..] {
-            [] => vec![env::current_exe().context("finding this program")?.into_os_string()],
-            program => program.to_vec(),
-        };
-        let mut child = Command::new(&program[0])
-            .args(&program[1..])
-            .arg(crate::side::SIDE)
-            .arg(serde_json::to_string(job)?)
-            // A group of its own: an interrupt at the terminal comes to us only, and all of a side's processes can be ended together.
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("starting {}", program[0].display()))?;
-        let orders = child.stdin.take();
-        let output = File::from(OwnedFd::from(child.stdout.take().expect("it is piped")));
-        Ok(Side { role: job.role, child, orders, output, text: Vec::new() })
-    }
-
-    fn name(&self) -> &'static str {
-        self.role.name()
-    }
-
-    fn kill(&mut self) {
-        if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // It may have ended by itself.
-            let _ = kill_process_group(group, Signal::KILL);
-        }
-    }
-
-    fn take_line(&mut self) -> Option<String> {
-        let end = self.text.iter().position(|byte| *byte == b'\n')?;
-        let line = String::from_utf8_lossy(&self.text[..end]).into_owned();
-        self.text.drain(..=end);
-        Some(line)
-    }
-
-    /// What it said of its failure, after its end.
-    fn last_words(&mut self) -> String {
-        let mut words = String::new();
-        if let Some(mut errors) = self.child.stderr.take() {
-            let mut bytes = Vec::new();
-            let _ = errors.read_to_end(&mut bytes);
-            words = String::from_utf8_lossy(&bytes).split_whitespace().collect::<Vec<_>>().join(" ");
-        }
-        words
-    }
-}
-
-impl Drop for Side {
-    fn drop(&mut self) {
-        self.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The processes of a run, listened to together, so that the failure of one is noticed whichever is waited for.
-struct Sides<'a> {
-    sides: Vec<Side>,
-    interrupts: &'a Interrupts,
-    deadline: Instant,
-}
-
-/// What woke the listener.
-enum Event {
-    /// A side has written something
-    Text,
-    /// A side has closed its output, by ending
-    End(usize),
-    /// The time given is over
-    Time,
-}
-
-impl Sides<'_> {
-    fn event(&mut self, until: Instant) -> Result<Event> {
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 };
-            let mut fds = vec![PollFd::new(&self.interrupts.0, PollFlags::IN)];
-            fds.extend(self.sides.iter().map(|side| PollFd::from_borrowed_fd(side.output.as_fd(), PollFlags::IN)));
-            match poll(&mut fds, Some(&left)) {
-                Ok(0) => return Ok(Event::Time),
-                Ok(_) => {}
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(error).context("waiting for the sides"),
-            }
-            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-            if ready[0] {
-                return Err(Interrupted.into());
-            }
-            let index = ready[1..].iter().position(|ready| *ready).expect("poll answered that one is ready");
-            let side = &mut self.sides[index];
-            let mut bytes = [0; 4096];
-            let done = side.output.read(&mut bytes).context("reading from a side")?;
-            side.text.extend_from_slice(&bytes[..done]);
-            return Ok(if done == 0 { Event::End(index) } else { Event::Text });
-        }
-    }
-
-    fn line(&mut self, index: usize) -> Result<String> {
-        loop {
-            if let Some(line) = self.sides[index].take_line() {
-                return Ok(line);
-            }
-            match self.event(self.deadline)? {
-                Event::Text => {}
-                Event::End(failed) => return Err(self.failure(failed)),
-                Event::Time => return Err(self.too_long()),
-            }
-        }
-    }
-
-    fn expect_word(&mut self, index: usize, word: &str) -> Result<()> {
-        let line = self.line(index)?;
-        ensure!(line == format!("\"{word}\""), "the {} said `{line}`, wanted \"{word}\"", self.sides[index].name());
-        Ok(())
-    }
-
-    /// Starts one side more: `index` tells several of one role apart.
-    fn start(&mut self, job: &Job, role: Role, index: u32, cpus: &[usize]) -> Result<()> {
-        // Of programs with threads of their own each may use both.
-        let pinned = Rival::of(job.system).is_none_or(Rival::is_pinned);
-        let cpu = cpus.get(role.cpu_index()).copied().filter(|_| pinned && role != Role::Threads);
-        self.sides.push(Side::start(&Job { role, index, cpu, ..job.clone() })?);
-        Ok(())
-    }
-
-    /// Starts one side more and has it do its part.
-    fn come(&mut self, job: &Job, role: Role, cpus: &[usize]) -> Result<PassReport> {
-        let index = self.sides.len();
-        self.start(job, role, 0, cpus)?;
-        self.expect_word(index, "ready")?;
-        self.order_go(index)?;
-        if role.listens() {
-            self.expect_word(index, "started")?;
-        }
-        let line = self.line(index)?;
-        serde_json::from_str(&line).with_context(|| format!("reading a report: `{line}`"))
-    }
-
-    fn order_go(&mut self, index: usize) -> Result<()> {
-        let orders = self.sides[index].orders.as_mut().expect("orders stay open until the end");
-        // A side that is gone is noticed, with its reason, when its answer is waited for.
-        match orders.write_all(b"go\n") {
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("ordering a side to go"),
-            _ => Ok(()),
-        }
-    }
-
-    /// Waits; neither side should say anything.
-    fn leave_alone(&mut self, time: Duration) -> Result<()> {
-        match self.event(Instant::now() + time)? {
-            Event::Time => Ok(()),
-            Event::End(failed) => Err(self.failure(failed)),
-            Event::Text => bail!("a side of an idle channel got a message that nobody sent"),
-        }
-    }
-
-    fn pids(&self) -> Vec<u32> {
-        self.sides.iter().map(|side| side.child.id()).collect()
-    }
-
-    /// What the only side left makes of the other's death, and after how many nanoseconds it said so.
-    fn outlive(&mut self, killed_ns: u64) -> Result<(Death, Option<f64>)> {
-        let until = Instant::now() + TOLD_WITHIN;
-        loop {
-            if let Some(line) = self.sides[0].take_line() {
-                let kill::Word::End { outcome, at_ns, messages, words } = read_word(&line)? else {
-                    bail!("the survivor said `{line}` without being asked");
-                };
-                let told = (outcome == Outcome::Told).then(|| at_ns.saturating_sub(killed_ns) as f64);
-                return Ok((Death { outcome, messages, words }, told));
-            }
-            match self.event(until)? {
-                Event::Text => {}
-                Event::End(_) => {
-                    let words = self.failure(0).to_string();
-                    return Ok((Death { outcome: Outcome::Crashed, messages: 0, words }, None));
-                }
-                Event::Time => break,
-            }
-        }
-        let first = self.how_far_or_end()?;
-        // That it says something by itself at last is too late.
-        let _ = self.event(Instant::now() + BETWEEN_LOOKS)?;
-        let last = self.how_far_or_end()?;
-        let outcome = if last > first { Outcome::GoesOn } else { Outcome::Hangs };
-        let words = format!("nothing within {} s", TOLD_WITHIN.as_secs());
-        Ok((Death { outcome, messages: last, words }, None))
-    }
-
-    /// How far a side of a stream is that nobody was killed in yet.
-    fn how_far(&mut self, index: usize) -> Result<u64> {
-        self.ask_how_far(index)?;
-        match read_word(&self.line(index)?)? {
-            kill::Word::Far(messages) => Ok(messages),
-            kill::Word::End { words, .. } => bail!("the {} ended by itself: {words}", self.sides[index].name()),
-        }
-    }
-
-    /// How far the survivor is; what it says by itself now is too late.
-    fn how_far_or_end(&mut self) -> Result<u64> {
-        self.ask_how_far(0)?;
-        self.deadline = Instant::now() + END;
-        loop {
-            if let kill::Word::Far(messages) = read_word(&self.line(0)?)? {
-                return Ok(messages);
-            }
-        }
-    }
-
-    fn ask_how_far(&mut self, index: usize) -> Result<()> {
-        let orders = self.sides[index].orders.as_mut().expect("orders stay open until the end");
-        orders.write_all(kill::HOW_FAR).with_context(|| format!("asking the {}", self.sides[index].name()))
-    }
-
-    fn usages(&self) -> Result<[Usage; 2]> {
-        Ok([Usage::of_process(self.sides[0].child.id())?, Usage::of_process(self.sides[1].child.id())?])
-    }
-
-    /// Lets both sides go and sees that they end well.
-    fn end(&mut self) -> Result<()> {
-        for side in &mut self.sides {
-            side.orders = None;
-        }
-        self.deadline = Instant::now() + END;
-        let mut open = self.sides.len();
-        while open > 0 {
-            // Taken from the list once ended, or poll would answer the same end again.
-            match self.event(self.deadline)? {
-                Event::Text => {}
-                Event::Time => return Err(self.too_long()),
-                Event::End(index) => {
-                    let mut side = self.sides.swap_remove(index);
-                    let status = side.child.wait().context("waiting for a side")?;
-                    ensure!(
-                        status.success(),
-                        "the {} failed at its end ({status}): {}",
-                        side.name(),
-                        side.last_words()
-                    );
-                    open -= 1;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn too_long(&mut self) -> anyhow::Error {
-        let said = self.end_all(None);
-        anyhow!("the run took longer than its deadline and was ended{}{said}", if said.is_empty() { "" } else { ": " })
-    }
-
-    fn failure(&mut self, failed: usize) -> anyhow::Error {
-        anyhow!("{}", self.end_all(Some(failed)))
-    }
-
-    /// Ends all and collects what they said of it.
-    fn end_all(&mut self, failed: Option<usize>) -> String {
-        let mut said = Vec::new();
-        for index in 0..self.sides.len() {
-            let side = &mut self.sides[index];
-            if failed == Some(index) {
-                // It has closed its output, so that it is about to end by itself, with its own status.
-                let until = Instant::now() + Duration::from_secs(1);
-                while Instant::now() < until && matches!(side.child.try_wait(), Ok(None)) {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-            }
-            side.kill();
-            let status = side.child.wait();
-            let words = side.last_words();
-            let name = side.name();
-            match status {
-                _ if !words.is_empty() => said.push(format!("{name}: {words}")),
-                Ok(status) if failed == Some(index) => match status.signal() {
-                    Some(signal) => said.push(format!("{name}: ended by signal {signal}")),
-                    None => said.push(format!("{name}: ended early with {status}")),
-                },
-                _ => {}
-            }
-        }
-        said.join("; ")
-    }
-}
-
-fn read_word(line: &str) -> Result<kill::Word> {
-    serde_json::from_str(line).with_context(|| format!("reading what the survivor said: `{line}`"))
-}
-
 #[cfg(test)]
 #[allow(missing_docs)]
 pub mod tests {
     use super::*;
 
-    fn plan() -> Plan {
+    pub fn plan() -> Plan {
         Plan {
             workload: Workload::Roundtrip,
             sizes: SizeRange::fixed(64),
             count: 1000,
+            seconds: None,
             capacity: 1 << 20,
             wait: Wait::Block,
             runs: 1,
@@ -1042,14 +562,65 @@ pub mod tests {
 
     #[test]
     fn the_clock_is_asked_apart_only_where_it_would_disturb() {
-        let asleep = passes(&plan(), Wait::Block, true);
-        assert_eq!(asleep[0], Pass { count: 1000, time_each: true, ..Pass::default() });
-        assert_eq!(asleep[1..], [Pass { count: 1000, count_calls: true, ..Pass::default() }]);
-        let spinning = passes(&Plan { delay_us: 0, ..plan() }, Wait::Spin, false);
+        let warm = Pass { count: 250, warms_up: true, ..Pass::default() };
+        let counted = Pass { count: 1000, count_calls: true, ..Pass::default() };
+        let asleep = passes(&plan(), Wait::Block, true, false);
+        assert_eq!(asleep, [warm, Pass { count: 1000, time_each: true, ..Pass::default() }, counted]);
+        let spinning = passes(&Plan { delay_us: 0, ..plan() }, Wait::Spin, false, false);
         assert_eq!(
             spinning,
-            [Pass { count: 1000, ..Pass::default() }, Pass { count: 500, time_each: true, ..Pass::default() }]
+            [warm, Pass { count: 1000, ..Pass::default() }, Pass { count: 500, time_each: true, ..Pass::default() }]
         );
+        let foreign = passes(&plan(), Wait::Block, true, true);
+        assert_eq!(foreign[2..], [Pass { count: 0, ..counted }, counted]);
+        // One message a second is not warmed up for.
+        let rated = Plan { delay_us: 0, calls: Calls { rate: Some(1), ..Calls::default() }, ..plan() };
+        assert_eq!(
+            passes(&rated, Wait::Block, false, false),
+            [Pass { count: 1000, time_each: true, ..Pass::default() }]
+        );
+    }
+
+    #[test]
+    fn every_system_has_every_turn() {
+        let orders: Vec<Vec<usize>> = (1..=4).map(|run| turns(3, run).collect()).collect();
+        assert_eq!(orders, [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]);
+    }
+
+    #[test]
+    fn what_warms_up_makes_no_figure_and_what_an_empty_pass_calls_is_no_message_s() {
+        let passes = passes(&Plan { delay_us: 0, ..plan() }, Wait::Block, true, true);
+        let report = |start_ns, calls| PassReport { start_ns, calls, ..PassReport::default() };
+        let both = |start_ns, calls| vec![report(start_ns, calls), report(start_ns, None)];
+        let reports = vec![both(1, None), both(2, None), both(3, Some(70)), both(4, Some(2070))];
+        let (job, reports) = measured(job_of(Workload::Roundtrip, passes), reports);
+        assert_eq!(reports.iter().map(|reports| reports[0].start_ns).collect::<Vec<_>>(), [2, 4]);
+        assert_eq!((reports[1][0].calls, reports[1][1].calls), (Some(2000), None));
+        assert!(job.passes.iter().all(|pass| !pass.warms_up && pass.count > 0));
+    }
+
+    #[test]
+    fn each_system_has_as_many_messages_as_last_so_long() {
+        use crate::report::Figures;
+        let plan = Plan { count: 100_000_000, delay_us: 0, workload: Workload::Stream, ..plan() };
+        let job = job_of(Workload::Stream, Vec::new());
+        // So many a second, and a tenth of a millisecond until it begins.
+        let counted = |rate: f64, most: u64| {
+            let mut made = Vec::new();
+            let count = calibrate(&job, 0.3, &Plan { count: most, ..plan.clone() }, |job| {
+                let count = job.passes[0].count;
+                made.push(count);
+                let seconds = Some(1e-4 + count as f64 / rate);
+                Ok(Run { figures: Figures { seconds, ..Figures::default() }, ..Run::default() })
+            });
+            (count.unwrap(), made.len())
+        };
+        for rate in [100e6, 1e6, 30e3, 1e3] {
+            let (count, made) = counted(rate, plan.count);
+            assert!((0.25..0.35).contains(&(count as f64 / rate)), "{count} at {rate}");
+            assert!(made <= 5, "{made} runs at {rate}");
+        }
+        assert_eq!(counted(100e6, 20_000), (20_000, 2), "no more than were allowed");
     }
 
     pub fn job_of(workload: Workload, passes: Vec<Pass>) -> Job {
@@ -1075,100 +646,5 @@ pub mod tests {
             directory: env::temp_dir(),
             parent: 1,
         }
-    }
-
-    #[test]
-    fn a_lopsided_channel_is_compared_with_the_slower_sides_work_and_the_cpu_time_of_both() {
-        let passes = passes(&Plan { workload: Workload::Lopsided, delay_us: 0, ..plan() }, Wait::Block, false);
-        assert_eq!(
-            passes,
-            [Pass { count: 1000, ..Pass::default() }, Pass { count: 1000, alone: true, ..Pass::default() }]
-        );
-        let job = job_of(Workload::Lopsided, passes);
-        let part = |start_ns, end_ns, cpu_seconds| PassReport {
-            start_ns,
-            end_ns,
-            usage: Usage { cpu_seconds, ..Usage::default() },
-            ..PassReport::default()
-        };
-        let together = [part(900, 2000, 1.0), part(1000, 1950, 0.2)];
-        let alone = [part(5000, 5900, 0.9), part(5000, 5090, 0.1)];
-        let run = run_of(&job, &[together.to_vec(), alone.to_vec()]);
-        assert_eq!((run.figures.share_of_own_speed, run.figures.cpu_to_own_work), (Some(0.9), Some(1.2)));
-        assert_eq!(run.figures.round_trip_ns, None);
-    }
-
-    #[test]
-    fn a_fan_in_lasts_from_the_first_that_sends_and_costs_what_all_cost() {
-        let passes =
-            vec![Pass { count: 10, ..Pass::default() }, Pass { count: 10, count_calls: true, ..Pass::default() }];
-        let job = Job { senders: 3, ..job_of(Workload::FanIn, passes) };
-        assert_eq!((0..3).map(|index| job.share(index, 10)).collect::<Vec<_>>(), [4, 3, 3]);
-        let part = |start_ns, end_ns, calls| PassReport {
-            start_ns,
-            end_ns,
-            calls,
-            usage: Usage { cpu_seconds: 0.5, ..Usage::default() },
-            ..PassReport::default()
-        };
-        let timed = vec![
-            part(100, 1_000_001_000, None),
-            part(1000, 1200, None),
-            part(1100, 1300, None),
-            part(1050, 1990, None),
-        ];
-        let counted = vec![part(0, 1, Some(5)), part(0, 1, Some(1)), part(0, 1, Some(3)), part(0, 1, Some(1))];
-        let run = run_of(&job, &[timed, counted]);
-        assert_eq!((run.figures.seconds, run.figures.messages_per_second), (Some(1.0), Some(10.0)));
-        assert_eq!((run.figures.cpu_seconds, run.figures.syscalls_per_message), (Some(2.0), Some(1.0)));
-        assert_eq!(run.sides.keys().collect::<Vec<_>>(), ["receiver", "sender-1", "sender-2", "sender-3"]);
-    }
-
-    #[test]
-    fn calls_last_from_the_first_client_to_the_last_and_the_slowest_is_told() {
-        let percentiles = |p99_ns| Some(Percentiles { p99_ns, mean_ns: 50.0, ..Percentiles::default() });
-        let part = |start_ns, end_ns, percentiles| PassReport {
-            start_ns,
-            end_ns,
-            bytes: 640,
-            percentiles,
-            ..PassReport::default()
-        };
-        // The service hears late that all is over.
-        let service = || part(0, 9_000_000_000, None);
-        let calls = Calls { clients: 2, in_flight: 10, ..Calls::default() };
-        let passes =
-            vec![Pass { count: 10, ..Pass::default() }, Pass { count: 10, time_each: true, ..Pass::default() }];
-        let job = Job { senders: 2, calls, delay_us: 0, ..job_of(Workload::Call, passes) };
-        let reports = [
-            vec![service(), part(1000, 900_001_000, None), part(1500, 1_000_001_000, None)],
-            vec![service(), part(0, 1, percentiles(70)), part(0, 1, percentiles(90))],
-        ];
-        let run = run_of_calls(&job, &reports);
-        assert_eq!((run.figures.seconds, run.figures.calls_per_second), (Some(1.0), Some(10.0)));
-        assert_eq!((run.figures.messages_per_second, run.figures.bytes_per_second), (Some(20.0), Some(1280.0)));
-        assert_eq!((run.figures.p99_ns, run.figures.round_trip_ns), (Some(90.0), None));
-        assert_eq!(run.sides.keys().collect::<Vec<_>>(), ["client-1", "client-2", "service"]);
-
-        // Of calls that come seldom the time between them is none of theirs.
-        let calls = Calls { rate: Some(10), ..Calls::default() };
-        let passes = vec![Pass { count: 10, time_each: true, ..Pass::default() }];
-        let job = Job { calls, delay_us: 0, ..job_of(Workload::Call, passes) };
-        let run = run_of_calls(&job, &[vec![service(), part(0, 1_000_000_000, percentiles(90))]]);
-        assert_eq!((run.figures.round_trip_ns, run.figures.calls_per_second), (Some(50.0), None));
-    }
-
-    #[test]
-    fn the_delays_are_taken_off() {
-        let job = job_of(Workload::Roundtrip, vec![Pass { count: 10, time_each: true, ..Pass::default() }]);
-        let usage = Usage { cpu_seconds: 0.25, voluntary_switches: 10, involuntary_switches: 0 };
-        let asker = PassReport { start_ns: 1000, end_ns: 501_000, usage, ..PassReport::default() };
-        let answerer = PassReport { usage: Usage { voluntary_switches: 9, ..usage }, ..PassReport::default() };
-        let run = run_of(&job, &[vec![asker, answerer]]);
-        assert_eq!(run.figures.round_trip_ns, Some(10_000.0));
-        assert_eq!(run.figures.sleeps_per_wait, Some(0.9));
-        assert_eq!(run.figures.cpu_seconds, Some(0.5));
-        assert_eq!(run.figures.messages_per_second, None);
-        assert_eq!(run.sides["asker"].sleeps_per_wait, Some(1.0));
     }
 }

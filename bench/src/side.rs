@@ -4,10 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{
-    parameters::{Job, SystemName},
-    workload,
-};
+use crate::{parameters::Job, workload};
 
 /// The first argument of such a process; the second is its [`Job`], as JSON.
 pub const SIDE: &str = "side";
@@ -36,7 +33,7 @@ pub fn any(job: &Job) -> Result<()> {
 fn begin(job: Option<&str>) -> Result<Job> {
     let job: Job = serde_json::from_str(job.context("a side needs a job: it is started by pelton-bench itself")?)
         .context("reading the job")?;
-    if job.system != SystemName::Limits {
+    if !job.system.is_limits() {
         // The guard of limits.c has to outlive us for a moment, to take its children along; it notices by its input.
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
             .context("asking to end with the parent")?;

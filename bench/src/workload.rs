@@ -4,7 +4,6 @@
 //! for `go`; the side that is to be there first says `started`. Each message carries its number, which the other side compares.
 
 use std::{
-    any::Any,
     hint::black_box,
     io::{BufRead, Write},
 };
@@ -18,9 +17,10 @@ use crate::{
     measure::{self, CallCounter, Usage, delay, now_ns},
     memory,
     parameters::{Job, Pass, Role, SystemName, Wait, Workload},
+    reattach,
     systems::{
-        ByDirectory, BySocket, Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockStream, SockStreamBatched, System,
-        c::CSide, lasting, limits, lisp,
+        ByDirectory, BySocket, Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockSeqpacketBatched, SockStream,
+        SockStreamBatched, System, c::CSide, limits, lisp,
     },
     threads,
 };
@@ -54,16 +54,16 @@ pub struct PassReport {
 pub struct Percentiles {
     /// Of all
     pub mean_ns: f64,
-    /// Half of the rounds took no longer
-    pub p50_ns: u64,
+    /// Half of the rounds took no longer; null, as those below, unless ten rounds and more did
+    pub p50_ns: Option<u64>,
     /// 90 %
-    pub p90_ns: u64,
+    pub p90_ns: Option<u64>,
     /// 99 %
-    pub p99_ns: u64,
+    pub p99_ns: Option<u64>,
     /// 99.9 %
-    pub p999_ns: u64,
+    pub p999_ns: Option<u64>,
     /// 99.99 %
-    pub p9999_ns: u64,
+    pub p9999_ns: Option<u64>,
     /// A quantile and what it is, as far as there are rounds enough for it to say something
     pub ladder: Vec<(f64, u64)>,
 }
@@ -82,9 +82,9 @@ pub fn side(job: &Job) -> Result<()> {
     );
     if job.workload == Workload::Reattach {
         ensure!(job.system == SystemName::PeltonPath, "only a channel that a directory keeps can be gone back to");
-        return reattach(job);
+        return reattach::side(job);
     }
-    if job.system == SystemName::Limits {
+    if job.system.is_limits() {
         return say(&limits::guard(job)?);
     }
     match job.workload {
@@ -103,6 +103,7 @@ pub fn side(job: &Job) -> Result<()> {
         SystemName::SockStream => part::<SockStream>(job),
         SystemName::SockStreamBatched => part::<SockStreamBatched>(job),
         SystemName::SockSeqpacket => part::<SockSeqpacket>(job),
+        SystemName::SockSeqpacketBatched => part::<SockSeqpacketBatched>(job),
         system => bail!("{system:?} is no system of {:?}", job.workload),
     }
 }
@@ -153,11 +154,12 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
             passes(job, |pass| {
                 let mut bytes = 0;
                 let section = Section::start(pass)?;
+                let mut sizes = job.sizes.sequence();
                 with_work(steps, 0..pass.count - 1, |n| {
-                    bytes += receive(&mut receiving, n, glance)? as u64;
+                    bytes += receive_sized(&mut receiving, n, sizes.next_size(), glance)? as u64;
                     Ok(())
                 })?;
-                bytes += receive(&mut receiving, pass.count - 1, whole)? as u64;
+                bytes += receive_sized(&mut receiving, pass.count - 1, sizes.next_size(), whole)? as u64;
                 work(steps);
                 let mut report = section.end(bytes)?;
                 all_came(job, pass, bytes)?;
@@ -209,12 +211,14 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
             for n in 0..WARM_UP {
                 answer(&mut sending, &mut receiving, n, 0, whole)?;
             }
+            sending.settle()?;
             passes(job, |pass| {
                 let mut bytes = 0;
                 let section = Section::start(pass)?;
                 for n in 0..pass.count {
                     bytes += answer(&mut sending, &mut receiving, n, delay_ns, glance)? as u64;
                 }
+                sending.settle()?;
                 section.end(bytes)
             })
         }
@@ -289,69 +293,24 @@ pub fn histogram() -> Result<Histogram<u64>> {
 impl Percentiles {
     /// Of those.
     pub fn of(histogram: &Histogram<u64>) -> Percentiles {
+        let beyond = |quantile: f64| (1.0 - quantile) * histogram.len() as f64;
+        // Half a round for what 1 - 0.9 is not.
+        let named = |quantile| (beyond(quantile) > 9.5).then(|| histogram.value_at_quantile(quantile));
         Percentiles {
             mean_ns: histogram.mean(),
-            p50_ns: histogram.value_at_quantile(0.5),
-            p90_ns: histogram.value_at_quantile(0.9),
-            p99_ns: histogram.value_at_quantile(0.99),
-            p999_ns: histogram.value_at_quantile(0.999),
-            p9999_ns: histogram.value_at_quantile(0.9999),
+            p50_ns: named(0.5),
+            p90_ns: named(0.9),
+            p99_ns: named(0.99),
+            p999_ns: named(0.999),
+            p9999_ns: named(0.9999),
             ladder: LADDER
                 .into_iter()
-                .filter(|quantile| (1.0 - quantile) * histogram.len() as f64 >= 1.0)
+                .filter(|quantile| beyond(*quantile) >= 1.0)
                 .map(|quantile| (quantile, histogram.value_at_quantile(quantile)))
                 .chain([(1.0, histogram.max())])
                 .collect(),
         }
     }
-}
-
-/// Fills a lane, or opens it as the successor of a side that was killed, which is what is timed: from before the call that opens to the
-/// first message in hand, or sent. The message in hand is not released, and what was opened is kept open.
-fn reattach(job: &Job) -> Result<()> {
-    let (place, size) = (job.directory.join("there"), job.sizes.max as usize);
-    let (options, mut payloads) = (lasting(job), Payloads::new(size));
-    let mut kept: Box<dyn Any> = Box::new(());
-    passes(job, |pass| {
-        let section = Section::start(pass)?;
-        let (report, end): (PassReport, Box<dyn Any>) = match job.role {
-            Role::Filler => {
-                let mut sender = options.create_sender(&place).context("making the channel")?;
-                for n in 0..pass.count {
-                    let sent = sender.try_send(payloads.prepared(n, size))?;
-                    ensure!(
-                        sent == pelton::Sent::Sent,
-                        "the lane was full after {n} of {} messages: raise --capacity, or lower --count",
-                        pass.count
-                    );
-                    payloads.prepare(n + 1);
-                }
-                (section.end(pass.count * size as u64)?, Box::new(sender))
-            }
-            Role::Sender => {
-                let mut sender = options.open_sender(&place).context("opening a sender")?;
-                let sent = sender.try_send(payloads.prepared(0, size))?;
-                let report = section.end(size as u64)?;
-                ensure!(sent == pelton::Sent::Sent, "there was no room for one more message: raise --capacity");
-                let left = sender.unreleased();
-                ensure!(left == pass.count + 1, "{left} messages are unreleased, wanted {}", pass.count + 1);
-                (report, Box::new(sender))
-            }
-            _ => {
-                let mut receiver = options.open_receiver(&place).context("opening a receiver")?;
-                let message = receiver.try_receive()?.context("the lane was empty")?;
-                let report = section.end(message.len() as u64)?;
-                let right = message.len() == size && number(&message) == expected(0, size) && whole(&message);
-                ensure!(right, "the first message is not the one that was sent first");
-                let held = message.hold();
-                (report, Box::new((receiver, held)))
-            }
-        };
-        kept = end;
-        Ok(report)
-    })?;
-    drop(kept);
-    Ok(())
 }
 
 /// Makes the passes as the asking process says, and then stays until that closes our input: a side that ended before the other has
@@ -508,6 +467,19 @@ fn receive(receiving: &mut impl Receiving, n: u64, check: impl FnOnce(&[u8]) -> 
     Ok(size)
 }
 
+/// As [`receive`], where the size is known.
+#[inline(always)]
+fn receive_sized(
+    receiving: &mut impl Receiving,
+    n: u64,
+    wanted: usize,
+    check: impl FnOnce(&[u8]) -> bool,
+) -> Result<usize> {
+    let size = receive(receiving, n, check)?;
+    ensure!(size == wanted, "message {n} has {size} bytes, wanted {wanted}");
+    Ok(size)
+}
+
 /// Apart, so that it is not on the way of messages that are right.
 #[cold]
 #[inline(never)]
@@ -632,7 +604,8 @@ mod tests {
         let mut histogram = histogram().unwrap();
         (1..=1000).for_each(|ns| histogram.record(ns).unwrap());
         let percentiles = Percentiles::of(&histogram);
-        assert_eq!((percentiles.p50_ns, percentiles.p9999_ns), (500, 1000));
+        assert_eq!((percentiles.p50_ns, percentiles.p90_ns, percentiles.p99_ns), (Some(500), Some(900), Some(990)));
+        assert_eq!((percentiles.p999_ns, percentiles.p9999_ns), (None, None), "one of a thousand says nothing");
         let last: Vec<f64> = percentiles.ladder.iter().rev().take(2).map(|(quantile, _)| *quantile).collect();
         assert_eq!(last, [1.0, 0.999]);
     }

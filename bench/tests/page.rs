@@ -62,6 +62,7 @@ fn record() -> &'static (tempfile::TempDir, PathBuf, Vec<Value>) {
             "stream --count 2000 --runs 2 --wait block --size 256 --systems pelton,pipe,sock-seqpacket,bump",
             "stream --count 500 --runs 1 --wait block --size 1..500 --systems pelton,pipe",
             "roundtrip --count 300 --runs 1 --wait block --systems pelton,pipe",
+            "roundtrip --seconds 0.002 --runs 1 --wait block --systems pelton,pipe",
             "roundtrip --count 20 --rate 1000 --runs 1 --systems pelton,pipe",
             "roundtrip --count 20 --rate 5000 --runs 1 --systems pelton,pipe",
             "memory --count 2000 --runs 1 --systems pelton,pipe",
@@ -81,7 +82,7 @@ fn record() -> &'static (tempfile::TempDir, PathBuf, Vec<Value>) {
         let (page, empty) = (directory.path().join("page.html"), directory.path().join("empty.md"));
         fs::write(&empty, "").unwrap();
         let [record, empty, page_text] = [&place, &empty, &page].map(|place| place.to_str().unwrap());
-        bench(&["figures", record, empty, "--report", page_text]);
+        bench(&["figures", "--draft", record, empty, "--report", page_text]);
         (directory, page, lines)
     })
 }
@@ -140,7 +141,21 @@ fn a_browser_draws_every_plot_and_a_table_beside_it() {
 }
 
 #[test]
-fn a_phone_need_not_scroll_sideways() {
+fn no_two_systems_look_alike_without_colours() {
+    let Some(_) = chromium() else {
+        eprintln!("LEFT OUT: how systems are told apart, for Chromium is missing: install the package chromium");
+        return;
+    };
+    let (_, page, _) = record();
+    // More than any plot has; a name more each time, as a record with more systems would have it.
+    let probe = "(() => { while (labels.length < 36) labels.push('system ' + labels.length); \
+        return new Set(labels.map(l => look(l).dash + '|' + look(l).mark)).size; })()";
+    let dom = drawn(page, 1000, probe);
+    assert_eq!(title(&dom).rsplit_once("| ").unwrap().1, "36", "{}", title(&dom));
+}
+
+#[test]
+fn a_phone_need_not_scroll_sideways_and_its_figures_can_be_read() {
     let Some(_) = chromium() else {
         eprintln!("LEFT OUT: how wide the page is on a phone, for Chromium is missing: install the package chromium");
         return;
@@ -157,9 +172,12 @@ fn a_phone_need_not_scroll_sideways() {
     let inner = serde_json::to_string(&inner).unwrap().replace('<', "\\u003c");
     let probe = format!(
         "(() => {{ const d = document.getElementById('f').contentDocument; d.open(); d.write({inner}); d.close(); \
-         const e = d.documentElement; return e.clientWidth + ' ' + e.scrollWidth + ' ' + d.body.dataset.drawn; }})()"
+         const e = d.documentElement; const widths = [...d.querySelectorAll('main svg[role=img]')].map(svg => svg.getBoundingClientRect().width); \
+         return e.clientWidth + ' ' + e.scrollWidth + ' ' + d.body.dataset.drawn + ' ' + Math.floor(Math.min(...widths)); }})()"
     );
     let dom = drawn(&frame, 900, &probe);
     let found: Vec<u32> = title(&dom).rsplit_once("| ").unwrap().1.split(' ').map(|n| n.parse().unwrap()).collect();
     assert!(found[0] <= 360 && found[1] <= found[0] && found[2] >= 7, "{found:?}: {}", title(&dom));
+    // Text is of 12 in a drawing that is 560 wide.
+    assert!(12 * found[3] / 560 >= 11, "{found:?}: text of less than 11 pixels");
 }

@@ -24,7 +24,7 @@ fn report(arguments: &[&str]) -> (Vec<Value>, Value) {
     (lines, ratios)
 }
 
-const KERNELS: &str = "sock-stream-batched,pipe,sock-stream,sock-seqpacket";
+const KERNELS: &str = "sock-stream-batched,pipe,sock-stream,sock-seqpacket,sock-seqpacket-batched";
 
 #[test]
 fn a_stream_reports_every_system_and_its_ratios() {
@@ -50,7 +50,7 @@ fn a_stream_reports_every_system_and_its_ratios() {
         assert_eq!(ratios["first"], "sock-stream-batched");
         assert_eq!(ratios["figure"], "messages_per_second");
         let ratios = ratios["ratios"].as_object().unwrap();
-        assert_eq!(ratios.len(), 3);
+        assert_eq!(ratios.len(), 4);
         assert!(ratios["pipe"]["min"].as_f64().unwrap() <= ratios["pipe"]["max"].as_f64().unwrap());
         assert_eq!(ratios["pipe"]["runs"], 2);
     }
@@ -62,18 +62,19 @@ fn a_round_trip_reports_every_system_and_its_percentiles() {
         let arguments =
             ["roundtrip", "--count", "200", "--runs", "1", "--wait", wait, "--delay", delay, "--systems", KERNELS];
         let (systems, ratios) = report(&arguments);
-        assert_eq!(systems.len(), 4);
+        assert_eq!(systems.len(), 5);
         for system in &systems {
             assert_eq!(system["skipped"], Value::Null, "{system}");
             let figure = |name: &str| system[name].as_f64().unwrap_or_else(|| panic!("no {name} in {system}"));
-            assert!(figure("p50_ns") <= figure("p90_ns") && figure("p99_ns") <= figure("p999_ns"));
+            assert!(figure("p50_ns") <= figure("p90_ns"));
+            assert_eq!(system["p99_ns"], Value::Null, "two of two hundred say nothing");
             assert!(figure("sleeps_per_wait") >= 0.0);
             assert!(system["runs"][0]["sides"]["answerer"]["sleeps_per_wait"].as_f64().is_some());
             assert!(system["round_trip_ns"].as_f64().is_some());
             assert_eq!(system["messages_per_second"], Value::Null);
         }
         assert_eq!(ratios["figure"], "round_trip_ns");
-        assert_eq!(ratios["ratios"].as_object().unwrap().len(), 3);
+        assert_eq!(ratios["ratios"].as_object().unwrap().len(), 4);
     }
 }
 
@@ -115,7 +116,33 @@ fn the_limits_are_measured_or_skipped_with_the_reason() {
     let (systems, _) = report(&arguments);
     let limits = &systems[1];
     assert!(limits["version"].as_str().unwrap().starts_with("limits.c "));
-    assert!(limits["skipped"].is_string() || limits["round_trip_ns"].is_number(), "{limits}");
+    let set = rustix::thread::sched_getaffinity(None).unwrap();
+    if set.is_set(0) && set.is_set(1) && can_c(false) {
+        assert!(limits["round_trip_ns"].is_number(), "{limits}");
+    } else {
+        assert!(limits["skipped"].is_string(), "{limits}");
+        eprintln!("LEFT OUT: limits.c, for the CPUs 0 and 1 or a C compiler are missing");
+    }
+}
+
+#[test]
+fn each_system_may_have_as_many_messages_as_last_so_long() {
+    for (workload, figure) in [("stream", "messages_per_second"), ("roundtrip", "round_trip_ns")] {
+        let arguments =
+            [workload, "--seconds", "0.02", "--runs", "2", "--wait", "block", "--systems", "pelton,pipe,sock-stream"];
+        let (systems, ratios) = report(&arguments);
+        for system in &systems {
+            assert_eq!(system["skipped"], Value::Null, "{system}");
+            assert_eq!(system["parameters"]["seconds"], 0.02);
+            // How long they then take is the machine's to say.
+            assert!(system["parameters"]["count"].as_u64().unwrap() > 16, "{system}");
+            assert!(system[figure].as_f64().unwrap() > 0.0, "{system}");
+            assert_eq!(system["runs"].as_array().unwrap().len(), 2);
+        }
+        assert_eq!(ratios["ratios"]["pipe"]["runs"], 2);
+    }
+    let few = ["stream", "--seconds", "10", "--count", "50", "--runs", "1", "--wait", "block", "--systems", "pipe"];
+    assert_eq!(report(&few).0[0]["parameters"]["count"], 50);
 }
 
 #[test]
@@ -150,6 +177,7 @@ fn can_c(uv: bool) -> bool {
 #[test]
 fn a_side_in_c_does_what_one_in_rust_does() {
     if !can_c(false) {
+        eprintln!("LEFT OUT: sides in C, for a C compiler is missing");
         return;
     }
     let mut systems = "pelton:block,pelton-c:block,pelton-c:epoll".to_string();
@@ -182,6 +210,18 @@ fn a_side_in_c_does_what_one_in_rust_does() {
             }
         }
     }
+}
+
+#[test]
+fn a_side_in_c_knows_no_rate_and_says_so() {
+    if !can_c(false) {
+        eprintln!("LEFT OUT: sides in C, for a C compiler is missing");
+        return;
+    }
+    let arguments = ["roundtrip", "--rate", "1000", "--count", "20", "--runs", "1", "--systems", "pelton,pelton-c"];
+    let (systems, _) = report(&arguments);
+    assert_eq!(systems[0]["skipped"], Value::Null, "{}", systems[0]);
+    assert!(systems[1]["skipped"].as_str().unwrap().contains("know no rate"), "{}", systems[1]);
 }
 
 #[test]
@@ -289,7 +329,7 @@ fn calls_are_measured_one_by_one_and_many_at_a_time() {
             assert_eq!(calls["clients"], clients.parse::<u64>().unwrap());
             let figure = |name: &str| system[name].as_f64().unwrap_or_else(|| panic!("no {name} in {system}"));
             assert!((figure("messages_per_second") / figure("calls_per_second") / 2.0 - 1.0).abs() < 0.001, "{system}");
-            assert!(figure("p50_ns") > 0.0 && figure("p99_ns") <= figure("p999_ns"), "{system}");
+            assert!(figure("p50_ns") > 0.0 && system["p9999_ns"].is_null(), "{system}");
             assert_eq!(system["round_trip_ns"].is_number(), one_by_one, "{system}");
             assert_eq!(system["resident_bytes"].is_number(), system["system"] == "pelton", "{system}");
             let sides = system["runs"][1]["sides"].as_object().unwrap();
@@ -323,7 +363,8 @@ fn calls_that_rest_are_timed_one_by_one() {
 
 #[test]
 fn calls_are_measured_beside_a_flood_and_without_it_and_beside_messages_one_way() {
-    let (reports, ratios) = report(&["call", "--beside-flood", "--count", "300", "--runs", "2", "--capacity", "65536"]);
+    let (reports, ratios) =
+        report(&["call", "--beside-flood", "--count", "1000", "--runs", "2", "--capacity", "65536"]);
     let names: Vec<&str> = reports.iter().map(|system| system["system"].as_str().unwrap()).collect();
     assert_eq!(names, ["pelton", "pelton-alone", "sock-stream", "sock-stream-alone"]);
     for system in &reports {
@@ -455,7 +496,9 @@ fn bad_arguments_end_with_2_and_say_what_is_wanted() {
     assert!(output.stdout.is_empty());
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(
-        errors.contains("found the system `telepathy`, wanted one of pelton, pelton-c, pelton-path, limits, pipe"),
+        errors.contains(
+            "found the system `telepathy`, wanted one of pelton, pelton-c, pelton-path, limits, limits-window, pipe"
+        ),
         "{errors}"
     );
 }

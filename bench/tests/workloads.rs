@@ -25,20 +25,22 @@ fn report(arguments: &[&str]) -> Vec<Value> {
 #[test]
 fn a_round_that_was_due_while_another_was_late_is_late_itself() {
     // A pipe makes no million rounds a second: the last one waits for all before it, and that is in its time.
-    let count = 2000;
+    let count = 2000.0;
     let arguments = ["roundtrip", "--rate", "1000000", "--count", "2000", "--runs", "1", "--systems", "pipe,pelton"];
     for system in report(&arguments) {
         assert_eq!(system["skipped"], Value::Null, "{system}");
         assert_eq!(system["parameters"]["rate"], 1_000_000);
         let figure = |name: &str| system[name].as_f64().unwrap_or_else(|| panic!("no {name} in {system}"));
-        assert!(figure("p50_ns") <= figure("p999_ns") && figure("p999_ns") <= figure("p9999_ns"));
+        assert!(figure("p50_ns") <= figure("p99_ns"), "{system}");
+        assert_eq!(system["p9999_ns"], Value::Null, "a fifth of a round says nothing");
         let ladder = system["runs"][0]["latency"].as_array().unwrap();
         assert!(ladder.len() > 5 && ladder.windows(2).all(|pair| pair[0][1].as_u64() <= pair[1][1].as_u64()));
         assert_eq!(ladder.last().unwrap()[0], 1.0);
-        // It ended when the run did, and was due when the count says, 0.2 ms after the run began at most a little later.
-        let late_ns = figure("seconds") * 1e9 - count as f64 * 1e3 - 3e5;
-        assert!(ladder.last().unwrap()[1].as_f64().unwrap() >= 0.99 * late_ns, "{system}");
     }
+    // Rounds that count from when they go fill the run, one after the other; of these that are all late each fills most of it.
+    let pipe = &report(&["roundtrip", "--rate", "1000000", "--count", "2000", "--runs", "1", "--systems", "pipe"])[0];
+    let together_ns = pipe["round_trip_ns"].as_f64().unwrap() * count;
+    assert!(together_ns > 10.0 * 1e9 * pipe["seconds"].as_f64().unwrap(), "{pipe}");
     let seldom = report(&["roundtrip", "--rate", "1000", "--count", "20", "--runs", "1", "--systems", "pipe"]);
     // Nobody sends ahead of time.
     assert!(seldom[0]["seconds"].as_f64().unwrap() >= 0.019, "{}", seldom[0]);
@@ -175,7 +177,13 @@ fn a_record_and_its_page_are_written_and_an_interrupt_keeps_what_is_finished() {
 
     let filled = directory.path().join("figures.md");
     fs::write(&filled, "<!-- bench threads -->\n<!-- /bench -->\n").unwrap();
-    assert!(bench(&["figures", record.to_str().unwrap(), filled.to_str().unwrap()]).status.success());
+    let [record, filled_text] = [&record, &filled].map(|place| place.to_str().unwrap());
+    let refused = bench(&["figures", record, filled_text]);
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("say --draft"),
+        "a short run has no figures: {refused:?}"
+    );
+    assert!(bench(&["figures", "--draft", record, filled_text]).status.success());
     assert!(fs::read_to_string(&filled).unwrap().contains("| pelton-batches |"));
 }
 

@@ -19,7 +19,8 @@ import sys
 import time
 
 WARM_UP = 16
-QUANTILES = [0.0, 0.1, 0.25, 0.5, 0.625, 0.75, 0.82, 0.9, 0.94, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999]
+QUANTILES = [0.0, 0.1, 0.25, 0.5, 0.625, 0.75, 0.82, 0.9, 0.94, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999,
+             0.99995, 0.99999]
 
 
 class Queue:
@@ -166,7 +167,7 @@ def percentiles(took):
     at = lambda quantile: took[min(int(quantile * len(took)), len(took) - 1)]
     ladder = [[quantile, at(quantile)] for quantile in QUANTILES if (1 - quantile) * len(took) >= 1]
     named = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99, "p999_ns": 0.999, "p9999_ns": 0.9999}
-    found = {name: at(quantile) for name, quantile in named.items()}
+    found = {name: at(quantile) if (1 - quantile) * len(took) > 9.5 else None for name, quantile in named.items()}
     return {"mean_ns": sum(took) / len(took), "ladder": ladder + [[1.0, took[-1]]], **found}
 
 

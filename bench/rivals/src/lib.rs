@@ -1,5 +1,6 @@
 //! What the programs of this package share. Each program is one system of `pelton-bench`, with the reasons for its settings at its head.
 
+pub mod channels;
 #[cfg(any(feature = "io-uring-stream", feature = "io-uring-seqpacket"))]
 pub mod uring;
 
@@ -9,7 +10,12 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
-use pelton_bench::{parameters::Job, side, systems::System, workload};
+use pelton_bench::{
+    parameters::{Job, Workload},
+    side,
+    systems::System,
+    workload,
+};
 
 /// The program of a system of two processes.
 pub fn processes<S: System>() -> ExitCode {
@@ -22,6 +28,21 @@ pub fn program(part: impl FnOnce(&Job) -> Result<()>) -> ExitCode {
         eprintln!("this is a side of pelton-bench, which starts it: `./run bench WORKLOAD --systems pelton,…`");
         ExitCode::from(2)
     })
+}
+
+/// What `--capacity` is where nobody has said anything.
+const CAPACITY: u64 = 64 << 20;
+
+/// The bytes of a ring that goes round all of its memory: `best`, which each system's head gives the reason for, or what `--capacity` says. 64
+/// MiB would be of no cache, and a short stream would meet each page for the first time. What is to hold a backlog is as large as pelton's lane.
+pub fn ring_bytes(job: &Job, best: u64) -> u64 {
+    let flows = matches!(job.workload, Workload::Stream | Workload::Roundtrip | Workload::Threads);
+    if flows && job.capacity == CAPACITY {
+        // Several of the largest messages, in any case.
+        best.max((16 * u64::from(job.sizes.max)).next_power_of_two())
+    } else {
+        job.capacity
+    }
 }
 
 /// How long the sides wait for each other.

@@ -123,6 +123,7 @@ impl CSide {
             Role::Answerer => 3,
             _ => bail!("a side in C has no such part"),
         };
+        ensure!(job.calls.rate.is_none(), "its loops in C know no rate: measure pelton, it is the same library");
         let how = match job.wait {
             Wait::Spin => 0,
             Wait::Block => 1,

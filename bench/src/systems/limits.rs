@@ -19,7 +19,7 @@ use serde::Deserialize;
 use super::compiled;
 use crate::{
     measure::{CallCounter, Usage},
-    parameters::{Job, Workload},
+    parameters::{Job, SystemName, Workload},
     report::Run,
 };
 
@@ -68,7 +68,7 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
                 job.sizes.max.to_string(),
                 count.to_string(),
                 job.capacity.to_string(),
-                "131072".to_string(),
+                window(job).to_string(),
             ]
         }
         Workload::Stream | Workload::FanIn if job.sizes.min != 1 => {
@@ -76,7 +76,7 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
         }
         Workload::Stream | Workload::FanIn => {
             // A window must hold several of the largest messages: with 128 KiB those up to 512 KiB would hardly fit.
-            let window = if job.sizes.max > 131_072 { 1_048_576 } else { 131_072 };
+            let window = if job.sizes.max > 131_072 { 1_048_576 } else { window(job) };
             vec![
                 "stream".to_string(),
                 format!("-{}", job.sizes.max),
@@ -101,12 +101,20 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
     })
 }
 
+/// How far its sender goes on before it goes back to the front, in bytes. 128 KiB is what the bar names; `limits-window` has pelton's own
+/// (`WINDOW` of pelton-lane), as what fits the second-level cache decides more than what either of them does.
+fn window(job: &Job) -> u64 {
+    if job.system == SystemName::LimitsWindow { PELTON_WINDOW } else { 131_072 }
+}
+
+const PELTON_WINDOW: u64 = 256 << 10;
+
 /// Compiles limits.c, unless that has been done.
 pub fn compile() -> Result<std::path::PathBuf> {
     compiled::compile("limits.c", SOURCE, &["-O3", "-march=native", "-pthread"], &[])
 }
 
-/// The guard: runs limits.c, once for the clock and once for each further pass, and says what it found.
+/// The guard: runs limits.c, once for the clock and once for the system calls, and says what it found.
 ///
 /// CPU time and system calls are those of the whole program, with its start and end: less than a millisecond, and some hundred calls.
 pub fn guard(job: &Job) -> Result<Run> {
@@ -114,6 +122,10 @@ pub fn guard(job: &Job) -> Result<Run> {
     let mut result = Run::default();
     for pass in &job.passes {
         let arguments = arguments(job, pass.count)?;
+        if pass.warms_up {
+            // Each of its runs has memory of its own.
+            continue;
+        }
         if pass.count_calls {
             let counter = CallCounter::start()?;
             run(&program, &arguments)?;
@@ -168,4 +180,23 @@ fn run(program: &std::path::Path, arguments: &[String]) -> Result<String> {
         bail!("limits.c ended with {status}");
     }
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{parameters::SizeRange, run::tests::job_of};
+
+    #[test]
+    fn a_stream_has_the_window_of_the_bar_or_pelton_s() {
+        for (system, window) in [(SystemName::Limits, "131072"), (SystemName::LimitsWindow, "262144")] {
+            let job = Job { system, sizes: SizeRange::fixed(256), ..job_of(Workload::Stream, Vec::new()) };
+            let job = Job { capacity: 64 << 20, ..job };
+            assert_eq!(arguments(&job, 5_000_000).unwrap(), ["stream", "256", "5000000", "67108864", window]);
+        }
+        // That it is pelton's is read where pelton has it: this program does not depend on that crate.
+        let layout = include_str!("../../../crates/pelton-lane/src/layout.rs");
+        assert!(layout.contains("pub const WINDOW: u64 = 256 * 1024;"), "pelton's window is another one now");
+        assert_eq!(PELTON_WINDOW, 256 * 1024);
+    }
 }

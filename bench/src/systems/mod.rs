@@ -11,6 +11,7 @@ mod framed;
 pub mod limits;
 pub mod lisp;
 mod many;
+mod packets;
 mod pelton;
 mod pipe;
 mod socket;
@@ -22,6 +23,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 pub use self::{
+    packets::SockSeqpacketBatched,
     pelton::{ByDirectory, BySocket, Pelton, lasting},
     pipe::Pipe,
     socket::{SockSeqpacket, SockStream, SockStreamBatched},
@@ -53,9 +55,14 @@ pub trait Sending {
     /// Copies the message in; waits for room as the job says.
     fn send(&mut self, payload: &[u8]) -> Result<()>;
 
-    /// Passes on what is still held back.
+    /// Passes on what is still held back. What also receives may leave that to its next receive, as one system call can do both.
     fn flush(&mut self) -> Result<()> {
         Ok(())
+    }
+
+    /// After a flush behind which nothing is received: what that has left goes now.
+    fn settle(&mut self) -> Result<()> {
+        self.flush()
     }
 }
 

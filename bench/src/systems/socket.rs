@@ -159,7 +159,7 @@ impl Receiving for PacketReceiving {
     }
 }
 
-fn packet_socket(job: &Job) -> Result<OwnedFd> {
+pub(super) fn packet_socket(job: &Job) -> Result<OwnedFd> {
     let size_max = job.sizes.max as usize;
     if job.sizes.min == 0 {
         bail!("an empty packet cannot be told from the end of the connection: measure sizes from 1");

@@ -4,6 +4,8 @@
 // printed, with the machine's load while they ran.
 //
 //	go run ./bench [-calls] [-bytes 256] [-count 2000000] [-runs 9]
+//
+// It is also what `./run bench` starts for pelton-go, go-sock-stream and net-rpc: see side.go.
 package main
 
 import (
@@ -42,6 +44,11 @@ func check(err error) {
 }
 
 func main() {
+	// As pelton-bench starts its sides: the system, and then as all.
+	if len(os.Args) == 4 && os.Args[2] == "side" {
+		side(os.Args[1], os.Args[3])
+		return
+	}
 	flag.Parse()
 	if *sink != "" {
 		system, place, _ := strings.Cut(*sink, " ")

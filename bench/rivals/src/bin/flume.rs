@@ -1,83 +1,56 @@
-//! flume: a bounded channel between threads, for many of them, without its parts for async, which are not used here.
+//! flume: a bounded channel between threads, for many of them, without its part for async, which is not used here.
 //!
 //! As its documentation has it: `bounded`, `send` and `recv`, which sleep (`--wait block`); `try_send` and `try_recv` again and again with `--wait spin`.
-//! It holds 128 KiB of messages at most: a guess that favours it, for they fit the second-level cache.
+//! How much it holds: see `channels.rs`.
 
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use pelton_bench::{
-    parameters::{Job, Wait},
-    systems::{Receiving, Sending},
-    threads::{InProcess, one_by_one},
+use pelton_bench::parameters::Job;
+use pelton_bench_rivals::{
+    channels::{Channel, threads},
+    program, with_size,
 };
-use pelton_bench_rivals::{program, with_size};
 
 fn main() -> ExitCode {
     program(|job| with_size!(job, run))
 }
 
 fn run<const SIZE: usize>(job: &Job) -> Result<()> {
-    one_by_one::<Channel<SIZE>>(job)
+    threads::<SIZE, Flume>(job)
 }
 
-struct Channel<const SIZE: usize>;
+struct Flume;
 
-/// Bytes of the messages that it holds.
-const HELD: u64 = 128 << 10;
+impl<const SIZE: usize> Channel<SIZE> for Flume {
+    type Sender = flume::Sender<[u8; SIZE]>;
+    type Receiver = flume::Receiver<[u8; SIZE]>;
 
-impl<const SIZE: usize> InProcess for Channel<SIZE> {
-    type Sending = Outgoing<SIZE>;
-    type Receiving = Incoming<SIZE>;
-
-    fn pair(job: &Job) -> Result<(Outgoing<SIZE>, Incoming<SIZE>)> {
-        let (sender, receiver) = flume::bounded(job.capacity.min(HELD) as usize / SIZE);
-        let spins = job.wait == Wait::Spin;
-        Ok((Outgoing { sender, spins }, Incoming { receiver, spins }))
+    fn bounded(messages: usize) -> (Self::Sender, Self::Receiver) {
+        flume::bounded(messages)
     }
-}
 
-struct Outgoing<const SIZE: usize> {
-    sender: flume::Sender<[u8; SIZE]>,
-    spins: bool,
-}
+    fn send(sender: &Self::Sender, message: [u8; SIZE]) -> Result<()> {
+        sender.send(message).context("the receiver is gone")
+    }
 
-impl<const SIZE: usize> Sending for Outgoing<SIZE> {
-    #[inline(always)]
-    fn send(&mut self, payload: &[u8]) -> Result<()> {
-        let message: [u8; SIZE] = payload.try_into()?;
-        if !self.spins {
-            return self.sender.send(message).context("the receiver is gone");
-        }
-        let mut message = message;
-        loop {
-            match self.sender.try_send(message) {
-                Ok(()) => return Ok(()),
-                Err(flume::TrySendError::Full(back)) => message = back,
-                Err(gone) => return Err(gone).context("the receiver is gone"),
-            }
-            std::hint::spin_loop();
+    fn try_send(sender: &Self::Sender, message: [u8; SIZE]) -> Result<Option<[u8; SIZE]>> {
+        match sender.try_send(message) {
+            Ok(()) => Ok(None),
+            Err(flume::TrySendError::Full(back)) => Ok(Some(back)),
+            Err(gone) => Err(gone).context("the receiver is gone"),
         }
     }
-}
 
-struct Incoming<const SIZE: usize> {
-    receiver: flume::Receiver<[u8; SIZE]>,
-    spins: bool,
-}
+    fn receive(receiver: &Self::Receiver) -> Result<[u8; SIZE]> {
+        receiver.recv().context("the sender is gone")
+    }
 
-impl<const SIZE: usize> Receiving for Incoming<SIZE> {
-    #[inline(always)]
-    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        if !self.spins {
-            return Ok(look(&self.receiver.recv().context("the sender is gone")?));
-        }
-        loop {
-            match self.receiver.try_recv() {
-                Ok(message) => return Ok(look(&message)),
-                Err(flume::TryRecvError::Empty) => std::hint::spin_loop(),
-                Err(gone) => return Err(gone).context("the sender is gone"),
-            }
+    fn try_receive(receiver: &Self::Receiver) -> Result<Option<[u8; SIZE]>> {
+        match receiver.try_recv() {
+            Ok(message) => Ok(Some(message)),
+            Err(flume::TryRecvError::Empty) => Ok(None),
+            Err(gone) => Err(gone).context("the sender is gone"),
         }
     }
 }

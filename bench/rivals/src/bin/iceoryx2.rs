@@ -7,7 +7,7 @@
 //! for more. `--wait block` is its other way: an event after each message, by which the receiver sleeps; that is a system call
 //! a message. The root is the run's own directory: nothing is left of a run that was killed.
 
-use std::{process::ExitCode, rc::Rc, time::Duration};
+use std::{process::ExitCode, rc::Rc};
 
 use anyhow::{Result, anyhow, ensure};
 use iceoryx2::{
@@ -177,9 +177,9 @@ impl Receiving for Receiver {
                 break sample;
             }
             match listener {
-                // An event may have come before the look: a second is only until the next look.
+                // An event that came before the look is kept until it is waited for.
                 Some(listener) => {
-                    listener.timed_wait(|_| (), Duration::from_secs(1)).map_err(|e| anyhow!("waiting: {e}"))?;
+                    listener.blocking_wait(|_| ()).map_err(|e| anyhow!("waiting: {e}"))?;
                 }
                 None => std::hint::spin_loop(),
             }

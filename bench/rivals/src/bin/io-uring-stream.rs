@@ -97,7 +97,11 @@ impl Sending for Writer {
             self.pass_on(self.submits)?;
         }
         // What finds the socket full goes on only while this thread is in the ring: its work is deferred until then.
-        if self.submits { self.socket.borrow_mut().sent() } else { Ok(()) }
+        if self.submits { self.settle() } else { Ok(()) }
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        self.socket.borrow_mut().sent()
     }
 }
 

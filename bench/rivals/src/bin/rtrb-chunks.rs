@@ -10,7 +10,7 @@ use pelton_bench::{
     parameters::Job,
     threads::{InBatches, ReceivingBatches, SendingBatches, batches},
 };
-use pelton_bench_rivals::{program, with_size};
+use pelton_bench_rivals::{channels::HELD, program, ring_bytes, with_size};
 
 fn main() -> ExitCode {
     program(|job| with_size!(job, run))
@@ -22,15 +22,12 @@ fn run<const SIZE: usize>(job: &Job) -> Result<()> {
 
 struct Chunks<const SIZE: usize>;
 
-/// Bytes of the ring.
-const RING: u64 = 128 << 10;
-
 impl<const SIZE: usize> InBatches for Chunks<SIZE> {
     type Sending = Producer<SIZE>;
     type Receiving = Consumer<SIZE>;
 
     fn pair(job: &Job) -> Result<(Producer<SIZE>, Consumer<SIZE>)> {
-        let (producer, consumer) = rtrb::RingBuffer::new(job.capacity.min(RING) as usize / SIZE);
+        let (producer, consumer) = rtrb::RingBuffer::new(ring_bytes(job, HELD) as usize / SIZE);
         Ok((Producer(producer), Consumer(consumer)))
     }
 }

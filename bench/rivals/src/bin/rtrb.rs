@@ -1,8 +1,7 @@
 //! rtrb: a ring between two threads, wait-free, one message a call.
 //!
 //! Its calls never wait: `push` and `pop` are called again while they answer that the ring is full or empty, as its documentation shows. Messages
-//! are arrays, moved in and out. The ring holds what fits `--capacity`, but at most 128 KiB: a guess that favours it, for a ring that
-//! fits the second-level cache, as pelton's window of 128 KiB does.
+//! are arrays, moved in and out. The ring is of 128 KiB, or of `--capacity`: see `channels.rs`.
 
 use std::process::ExitCode;
 
@@ -12,7 +11,7 @@ use pelton_bench::{
     systems::{Receiving, Sending},
     threads::{InProcess, one_by_one},
 };
-use pelton_bench_rivals::{program, with_size};
+use pelton_bench_rivals::{channels::HELD, program, ring_bytes, with_size};
 
 fn main() -> ExitCode {
     program(|job| with_size!(job, run))
@@ -24,15 +23,12 @@ fn run<const SIZE: usize>(job: &Job) -> Result<()> {
 
 struct Rtrb<const SIZE: usize>;
 
-/// Bytes of the ring.
-const RING: u64 = 128 << 10;
-
 impl<const SIZE: usize> InProcess for Rtrb<SIZE> {
     type Sending = Producer<SIZE>;
     type Receiving = Consumer<SIZE>;
 
     fn pair(job: &Job) -> Result<(Producer<SIZE>, Consumer<SIZE>)> {
-        let (producer, consumer) = rtrb::RingBuffer::new(job.capacity.min(RING) as usize / SIZE);
+        let (producer, consumer) = rtrb::RingBuffer::new(ring_bytes(job, HELD) as usize / SIZE);
         Ok((Producer(producer), Consumer(consumer)))
     }
 }

@@ -1,0 +1,303 @@
+//! The processes of a run: started, ordered, listened to together, and ended whatever happens.
+
+use std::{
+    env, fmt,
+    fs::File,
+    io::{Read, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{net::UnixStream, process::CommandExt, process::ExitStatusExt},
+    },
+    process::{Child, ChildStdin, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, kill_process_group},
+};
+
+use crate::{
+    measure::Usage,
+    parameters::{Job, Role},
+    rivals::Rival,
+    workload::PassReport,
+};
+
+/// The user wants no more.
+#[derive(Debug)]
+pub struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// How long the sides have to end once both have reported.
+pub(crate) const END: Duration = Duration::from_secs(10);
+
+/// SIGINT, SIGTERM and SIGHUP as something to poll.
+pub struct Interrupts(UnixStream);
+
+impl Interrupts {
+    pub(crate) fn new() -> Result<Interrupts> {
+        let (ours, theirs) = UnixStream::pair().context("making a socket pair")?;
+        for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+            signal_hook::low_level::pipe::register(signal.as_raw(), theirs.try_clone()?).context("taking a signal")?;
+        }
+        Ok(Interrupts(ours))
+    }
+}
+
+/// One process of a run. It does not outlive this value.
+pub struct Side {
+    pub(crate) role: Role,
+    pub(crate) child: Child,
+    pub(crate) orders: Option<ChildStdin>,
+    output: File,
+    text: Vec<u8>,
+}
+
+impl Side {
+    pub(crate) fn start(job: &Job) -> Result<Side> {
+        let program = match &job.program[..] {
+            [] => vec![env::current_exe().context("finding this program")?.into_os_string()],
+            program => program.to_vec(),
+        };
+        let mut child = Command::new(&program[0])
+            .args(&program[1..])
+            .arg(crate::side::SIDE)
+            .arg(serde_json::to_string(job)?)
+            // A group of its own: an interrupt at the terminal comes to us only, and all of a side's processes can be ended together.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting {}", program[0].display()))?;
+        let orders = child.stdin.take();
+        let output = File::from(OwnedFd::from(child.stdout.take().expect("it is piped")));
+        Ok(Side { role: job.role, child, orders, output, text: Vec::new() })
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.role.name()
+    }
+
+    pub(crate) fn kill(&mut self) {
+        if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // It may have ended by itself.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+
+    pub(crate) fn take_line(&mut self) -> Option<String> {
+        let end = self.text.iter().position(|byte| *byte == b'\n')?;
+        let line = String::from_utf8_lossy(&self.text[..end]).into_owned();
+        self.text.drain(..=end);
+        Some(line)
+    }
+
+    /// What it said of its failure, after its end.
+    fn last_words(&mut self) -> String {
+        let mut words = String::new();
+        if let Some(mut errors) = self.child.stderr.take() {
+            let mut bytes = Vec::new();
+            let _ = errors.read_to_end(&mut bytes);
+            words = String::from_utf8_lossy(&bytes).split_whitespace().collect::<Vec<_>>().join(" ");
+        }
+        words
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The processes of a run, listened to together, so that the failure of one is noticed whichever is waited for.
+pub struct Sides<'a> {
+    pub(crate) sides: Vec<Side>,
+    interrupts: &'a Interrupts,
+    pub(crate) deadline: Instant,
+}
+
+/// What woke the listener.
+pub(crate) enum Event {
+    /// A side has written something
+    Text,
+    /// A side has closed its output, by ending
+    End(usize),
+    /// The time given is over
+    Time,
+}
+
+impl<'a> Sides<'a> {
+    /// None yet.
+    pub(crate) fn new(interrupts: &'a Interrupts, deadline: Instant) -> Sides<'a> {
+        Sides { sides: Vec::new(), interrupts, deadline }
+    }
+
+    pub(crate) fn event(&mut self, until: Instant) -> Result<Event> {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 };
+            let mut fds = vec![PollFd::new(&self.interrupts.0, PollFlags::IN)];
+            fds.extend(self.sides.iter().map(|side| PollFd::from_borrowed_fd(side.output.as_fd(), PollFlags::IN)));
+            match poll(&mut fds, Some(&left)) {
+                Ok(0) => return Ok(Event::Time),
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error).context("waiting for the sides"),
+            }
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if ready[0] {
+                return Err(Interrupted.into());
+            }
+            let index = ready[1..].iter().position(|ready| *ready).expect("poll answered that one is ready");
+            let side = &mut self.sides[index];
+            let mut bytes = [0; 4096];
+            let done = side.output.read(&mut bytes).context("reading from a side")?;
+            side.text.extend_from_slice(&bytes[..done]);
+            return Ok(if done == 0 { Event::End(index) } else { Event::Text });
+        }
+    }
+
+    pub(crate) fn line(&mut self, index: usize) -> Result<String> {
+        loop {
+            if let Some(line) = self.sides[index].take_line() {
+                return Ok(line);
+            }
+            match self.event(self.deadline)? {
+                Event::Text => {}
+                Event::End(failed) => return Err(self.failure(failed)),
+                Event::Time => return Err(self.too_long()),
+            }
+        }
+    }
+
+    pub(crate) fn expect_word(&mut self, index: usize, word: &str) -> Result<()> {
+        let line = self.line(index)?;
+        ensure!(line == format!("\"{word}\""), "the {} said `{line}`, wanted \"{word}\"", self.sides[index].name());
+        Ok(())
+    }
+
+    /// Starts one side more: `index` tells several of one role apart.
+    pub(crate) fn start(&mut self, job: &Job, role: Role, index: u32, cpus: &[usize]) -> Result<()> {
+        // Of programs with threads of their own each may use both.
+        let pinned = Rival::of(job.system).is_none_or(Rival::is_pinned);
+        let cpu = cpus.get(role.cpu_index()).copied().filter(|_| pinned && role != Role::Threads);
+        self.sides.push(Side::start(&Job { role, index, cpu, ..job.clone() })?);
+        Ok(())
+    }
+
+    /// Starts one side more and has it do its part.
+    pub(crate) fn come(&mut self, job: &Job, role: Role, cpus: &[usize]) -> Result<PassReport> {
+        let index = self.sides.len();
+        self.start(job, role, 0, cpus)?;
+        self.expect_word(index, "ready")?;
+        self.order_go(index)?;
+        if role.listens() {
+            self.expect_word(index, "started")?;
+        }
+        let line = self.line(index)?;
+        serde_json::from_str(&line).with_context(|| format!("reading a report: `{line}`"))
+    }
+
+    pub(crate) fn order_go(&mut self, index: usize) -> Result<()> {
+        let orders = self.sides[index].orders.as_mut().expect("orders stay open until the end");
+        // A side that is gone is noticed, with its reason, when its answer is waited for.
+        match orders.write_all(b"go\n") {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("ordering a side to go"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits; neither side should say anything.
+    pub(crate) fn leave_alone(&mut self, time: Duration) -> Result<()> {
+        match self.event(Instant::now() + time)? {
+            Event::Time => Ok(()),
+            Event::End(failed) => Err(self.failure(failed)),
+            Event::Text => bail!("a side of an idle channel got a message that nobody sent"),
+        }
+    }
+
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        self.sides.iter().map(|side| side.child.id()).collect()
+    }
+
+    pub(crate) fn usages(&self) -> Result<[Usage; 2]> {
+        Ok([Usage::of_process(self.sides[0].child.id())?, Usage::of_process(self.sides[1].child.id())?])
+    }
+
+    /// Lets both sides go and sees that they end well.
+    pub(crate) fn end(&mut self) -> Result<()> {
+        for side in &mut self.sides {
+            side.orders = None;
+        }
+        self.deadline = Instant::now() + END;
+        let mut open = self.sides.len();
+        while open > 0 {
+            // Taken from the list once ended, or poll would answer the same end again.
+            match self.event(self.deadline)? {
+                Event::Text => {}
+                Event::Time => return Err(self.too_long()),
+                Event::End(index) => {
+                    let mut side = self.sides.swap_remove(index);
+                    let status = side.child.wait().context("waiting for a side")?;
+                    ensure!(
+                        status.success(),
+                        "the {} failed at its end ({status}): {}",
+                        side.name(),
+                        side.last_words()
+                    );
+                    open -= 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn too_long(&mut self) -> anyhow::Error {
+        let said = self.end_all(None);
+        anyhow!("the run took longer than its deadline and was ended{}{said}", if said.is_empty() { "" } else { ": " })
+    }
+
+    pub(crate) fn failure(&mut self, failed: usize) -> anyhow::Error {
+        anyhow!("{}", self.end_all(Some(failed)))
+    }
+
+    /// Ends all and collects what they said of it.
+    fn end_all(&mut self, failed: Option<usize>) -> String {
+        let mut said = Vec::new();
+        for index in 0..self.sides.len() {
+            let side = &mut self.sides[index];
+            if failed == Some(index) {
+                // It has closed its output, so that it is about to end by itself, with its own status.
+                let until = Instant::now() + Duration::from_secs(1);
+                while Instant::now() < until && matches!(side.child.try_wait(), Ok(None)) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            side.kill();
+            let status = side.child.wait();
+            let words = side.last_words();
+            let name = side.name();
+            match status {
+                _ if !words.is_empty() => said.push(format!("{name}: {words}")),
+                Ok(status) if failed == Some(index) => match status.signal() {
+                    Some(signal) => said.push(format!("{name}: ended by signal {signal}")),
+                    None => said.push(format!("{name}: ended early with {status}")),
+                },
+                _ => {}
+            }
+        }
+        said.join("; ")
+    }
+}
