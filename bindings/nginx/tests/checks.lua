@@ -377,6 +377,8 @@ end
 -- One coroutine that asks two services by turns leaves the worker to others.
 function checks.two_services_leave_the_loop_to_others()
     local one, two = pelton.connect(name, {hold = 1, timeout = 20}), pelton.connect(other, {hold = 1, timeout = 20})
+    same(one:call("x"), "x")
+    same(two:call("x"), "x")
     local ticks, is_over = 0, false
     local ticker = ngx.thread.spawn(function()
         while not is_over do
@@ -391,9 +393,10 @@ function checks.two_services_leave_the_loop_to_others()
             break
         end
     end
-    same(ticks >= 5, true, "the worker's loop")
     is_over = true
+    local found = ticks
     ngx.thread.wait(ticker)
+    same(found >= 5, true, "the worker's loop")
 end
 
 -- A stream ends with the request that has begun it, also for others who wait for its parts; what comes after it has its slot, and answers of its own.
