@@ -67,8 +67,11 @@ function checks.answers_come_within_the_call()
         local before = patient:info().within
         for i = 1, 100 do
             ask(i)
+            if patient:info().within > before then
+                return
+            end
         end
-        same(patient:info().within > before or processors < 2, true, "an answer within the call")
+        same(processors < 2, true, "an answer within the call")
     end
     within(function(i) same(patient:call("request " .. i), "request " .. i) end)
     within(function(i)
