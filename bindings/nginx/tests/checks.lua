@@ -365,7 +365,7 @@ function checks.a_place_is_found_when_a_call_was_given_up()
     for i = 1, 1023 do
         ngx.thread.spawn(client.call, client, "stall", {timeout = 1000})
     end
-    for i = 1, 500 do
+    for i = 1, 300 do
         local given_up = ngx.thread.spawn(client.call, client, "stall", {timeout = 0.001})
         local waits = ngx.thread.spawn(client.call, client, "waits " .. i)
         local _, res, err = ngx.thread.wait(waits)
