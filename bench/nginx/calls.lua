@@ -83,4 +83,18 @@ function M.pass()
     ngx.print(wrong or "done")
 end
 
+local one_request = requests(512)[1]
+
+--- One call of 512 bytes, by a client, or a connection of a pool.
+function M.one(system)
+    local call, close = (system == "pelton" and by_pelton or by_cosocket)()
+    local reply, err = call(one_request)
+    close()
+    if reply ~= one_request then
+        ngx.status = 500
+        return ngx.print(err or "the reply is not the request")
+    end
+    ngx.print("done")
+end
+
 return M

@@ -5,6 +5,11 @@ local ffi = require "ffi"
 
 local name = "unix:" .. os.getenv("PELTON_TEST_SERVICE")
 local svc = pelton.connect(name, {timeout = 20})
+-- Another one, which may be left, and blocked.
+local other = name .. ".other"
+local file = pelton.file
+local directory = os.getenv("PELTON_TEST_DIRECTORY") .. "/files/"
+local processors = tonumber(os.getenv("PELTON_TEST_PROCESSORS"))
 local checks = {}
 
 local function same(found, wanted, what)
@@ -53,6 +58,39 @@ function checks.many_one_by_one()
     end
     nothing_is_left()
     return svc:info().within - before
+end
+
+-- A worker that looks on for as long as it takes is answered within the call, on a machine that has two processors.
+function checks.answers_come_within_the_call()
+    local patient = pelton.connect(name, {hold = 1, timeout = 20})
+    local function within(ask)
+        local before = patient:info().within
+        for i = 1, 100 do
+            ask(i)
+            if patient:info().within > before then
+                return
+            end
+        end
+        same(processors < 2, true, "an answer within the call")
+    end
+    within(function(i) same(patient:call("request " .. i), "request " .. i) end)
+    within(function(i)
+        same(patient:call("viewed", {view = function(data, size) return i .. ffi.string(data, size) end}), i .. "viewed")
+    end)
+    within(function(i)
+        same(pcall(patient.call, patient, "raises", {view = function() error("as it must") end}), false)
+        same(patient:call("next"), "next")
+    end)
+    within(function(i)
+        local res, err, detail, code = patient:call("fail 4711 a reason")
+        same(res, nil)
+        same(err, "failed")
+        same(detail, "a reason")
+        same(code, 4711)
+        same(select(2, patient:call("abandon")), "abandoned")
+        same(patient:call("parts 3 10", {timeout = 19}):sub(1, 2), "0 ")
+    end)
+    same(patient:info().in_flight, 0)
 end
 
 function checks.views_are_in_place_and_requests_may_be_pointers()
@@ -209,6 +247,410 @@ function checks.coroutines_that_wait_for_room_may_be_killed()
     ngx.exit(ngx.OK)
 end
 
+-- Has the other service make its mark by that request, and keeps the worker from everything until it has.
+local function marked(client, request)
+    local path = other:sub(6) .. ".mark"
+    os.remove(path)
+    local thread = ngx.thread.spawn(function() return client:call(request, {timeout = 0.02}) end)
+    ngx.update_time()
+    local began = ngx.now()
+    local mark
+    repeat
+        mark = mark or io.open(path)
+        ngx.update_time()
+    until mark and ngx.now() > began + 0.1 or ngx.now() > began + 60
+    mark:close()
+    return thread
+end
+
+-- A call whose time is over has its answer if that has come: the worker was busy.
+function checks.an_answer_that_is_there_is_taken()
+    local client = pelton.connect(other)
+    same(client:call("x", {timeout = 20}), "x")
+    for _ = 1, 3 do
+        -- From a timer, behind which others run at once.
+        ngx.sleep(0.001)
+        local _, res, err = ngx.thread.wait(marked(client, "mark"))
+        same(res, "mark", err)
+    end
+end
+
+-- Those who ask again find that the service has gone: the others' answers are there all the same.
+function checks.what_was_answered_before_the_end_is_taken()
+    local client = pelton.connect(other, {timeout = 20, capacity = 8 * 1024 * 1024})
+    local threads = {}
+    same(client:call("x"), "x")
+    for i = 1, 32 do
+        threads[i] = ngx.thread.spawn(function()
+            local res, err = client:call("hold 100000")
+            return res and #res, err
+        end)
+    end
+    -- Once it was woken, the service answers the others, and leaves, before anything else is looked at.
+    same(client:call("later x"), "x")
+    marked(client, "finish")
+    for _ = 1, 3 do
+        ngx.thread.spawn(client.call, client, "again")
+    end
+    for i = 1, 32 do
+        local _, bytes, err = ngx.thread.wait(threads[i])
+        same(bytes, 100000, "coroutine " .. i .. ": " .. tostring(err))
+    end
+end
+
+-- A service that lets in and goes is not opened without rest.
+function checks.a_service_that_goes_at_once_is_let_be()
+    local client = pelton.connect(other, {timeout = 20, call_bytes_max = 1000000})
+    ngx.update_time()
+    local began, before = ngx.now(), client:info().connections
+    for i = 1, 1000000 do
+        same(client:call("leave"), nil)
+        ngx.update_time()
+        if client:info().connections >= before + 5 or ngx.now() > began + 30 then
+            break
+        end
+        ngx.sleep(0.001)
+    end
+    local opened, seconds = client:info().connections - before, ngx.now() - began
+    same(opened <= 1 + seconds / 0.09, true, opened .. " times in " .. seconds .. " s")
+end
+
+-- Who is let ask, and is refused, leaves its turn to the next. Nobody need wait to hear that a request is too large.
+function checks.one_that_is_too_large_keeps_nobody_waiting()
+    local client = pelton.connect(other, {timeout = 20, capacity = 65536})
+    same(client:notify("block"), true)
+    local fillers = {}
+    for i = 1, 1000 do
+        fillers[i] = ngx.thread.spawn(client.notify, client, ("f"):rep(10000))
+        if client:info().waiting > 0 then
+            break
+        end
+    end
+    local first = ngx.thread.spawn(client.notify, client, "first")
+    local large = ngx.thread.spawn(client.notify, client, ("x"):rep(9000000))
+    local last = ngx.thread.spawn(client.notify, client, "last")
+    io.open(other:sub(6) .. ".go", "w"):close()
+    local _, res, err = ngx.thread.wait(large)
+    same(res, nil)
+    same(err, "too large")
+    same(select(2, ngx.thread.wait(first)), true)
+    same(select(2, ngx.thread.wait(last)), true)
+    for _, filler in ipairs(fillers) do
+        same(select(2, ngx.thread.wait(filler)), true)
+    end
+    same(client:call("told"):match("%d+ (.*)"), "last")
+end
+
+-- Also those that find room for one of them only.
+function checks.who_waits_is_served_in_order()
+    local client = pelton.connect(other, {timeout = 20, capacity = 131072})
+    local threads = {}
+    for i = 1, 12 do
+        -- Larger than half a lane. The service looks at nothing behind the first until it may.
+        threads[i] = ngx.thread.spawn(client.notify, client, "o" .. string.char(64 + i) .. ("x"):rep(100000))
+    end
+    same(select(2, ngx.thread.wait(threads[1])), true)
+    ngx.sleep(0.01)
+    io.open(other:sub(6) .. ".go", "w"):close()
+    for i = 2, 12 do
+        same(select(2, ngx.thread.wait(threads[i])), true)
+    end
+    same(client:call("order"), "ABCDEFGHIJKL")
+end
+
+-- A place that the service lets go of just when nobody looks is found.
+function checks.a_place_is_found_when_a_call_was_given_up()
+    local client = pelton.connect(other, {timeout = 20, call_bytes_max = 2000000})
+    same(client:call("eager 1"), "eager 1")
+    for i = 1, 1023 do
+        ngx.thread.spawn(client.call, client, "stall", {timeout = 1000})
+    end
+    for i = 1, 300 do
+        local given_up = ngx.thread.spawn(client.call, client, "stall", {timeout = 0.001})
+        local waits = ngx.thread.spawn(client.call, client, "waits " .. i)
+        local _, res, err = ngx.thread.wait(waits)
+        same(res, "waits " .. i, err)
+        ngx.thread.wait(given_up)
+    end
+    same(client:call("eager 0"), "eager 0")
+    ngx.say("ok")
+    ngx.exit(ngx.OK)
+end
+
+-- One coroutine that asks two services by turns leaves the worker to others.
+function checks.two_services_leave_the_loop_to_others()
+    local one, two = pelton.connect(name, {hold = 1, timeout = 20}), pelton.connect(other, {hold = 1, timeout = 20})
+    same(one:call("x"), "x")
+    same(two:call("x"), "x")
+    local ticks, is_over = 0, false
+    local ticker = ngx.thread.spawn(function()
+        while not is_over do
+            ngx.sleep(0.001)
+            ticks = ticks + 1
+        end
+    end)
+    for i = 1, 300000 do
+        same(one:call("x"), "x")
+        same(two:call("x"), "x")
+        if ticks >= 5 then
+            break
+        end
+    end
+    is_over = true
+    local found = ticks
+    ngx.thread.wait(ticker)
+    same(found >= 5, true, "the worker's loop")
+end
+
+-- A stream ends with the request that has begun it, also for others who wait for its parts; what comes after it has its slot, and answers of its own.
+function checks.a_stream_is_of_its_request()
+    local stream, found, is_waiting
+    ngx.timer.at(0, function()
+        stream = svc:stream("begin")
+        same(stream(), "begun")
+        for _ = 1, 6000 do
+            if is_waiting then
+                break
+            end
+            ngx.sleep(0.01)
+        end
+    end)
+    ngx.timer.at(0, function()
+        for _ = 1, 6000 do
+            if stream and stream.ticket and not stream.is_busy then
+                break
+            end
+            ngx.sleep(0.01)
+        end
+        is_waiting = true
+        found = {stream()}
+    end)
+    for i = 1, 6000 do
+        local text = "mine " .. i
+        same(svc:call("later " .. text), text)
+        if found then
+            break
+        end
+    end
+    same(found[1], false)
+    same(found[2], "closed")
+    same(stream(), nil)
+    for i = 1, 10 do
+        same(svc:call("later after " .. i), "after " .. i)
+    end
+    nothing_is_left()
+end
+
+function checks.a_stream_is_of_one_coroutine_at_a_time()
+    local stream = svc:stream("begin")
+    same(stream(), "begun")
+    local waits = ngx.thread.spawn(function() return stream() end)
+    same(pcall(stream), false)
+    same(svc:call("later mine"), "mine")
+    -- Who waits is told.
+    stream:close()
+    local _, res, err = ngx.thread.wait(waits)
+    same(res, false)
+    same(err, "closed")
+    nothing_is_left()
+end
+
+-- However many calls have parts that nobody takes, their sum is bounded.
+function checks.parts_of_all_calls_are_bounded()
+    local small = pelton.connect(name, {parts_bytes_max = 100000, timeout = 20})
+    local streams, refused = {}, 0
+    for i = 1, 40 do
+        streams[i] = small:stream("parts 30 3000")
+        local part, err = streams[i]()
+        same(part and #part or err, part and 3000 or "too large")
+        refused = refused + (err and 1 or 0)
+    end
+    for _ = 1, 6000 do
+        if small:info().in_flight == 0 then
+            break
+        end
+        ngx.sleep(0.01)
+    end
+    same(small:info().in_flight, 0)
+    same(small:info().bytes <= 1600000, true, "bytes in memory: " .. tostring(small:info().bytes))
+    for i = 1, 40 do
+        local word
+        for _, err in streams[i] do
+            word = err
+        end
+        if word then
+            same(word, "too large")
+            refused = refused + 1
+        end
+    end
+    same(refused > 0 and refused < 40, true, refused .. " refused")
+    same(small:info().bytes, 0)
+end
+
+-- ---- Files ------------------------------------------------------------------------------------------------------------------------
+
+local function no_file_is_left()
+    for _ = 1, 6000 do
+        if file.in_flight() == 0 then
+            return
+        end
+        -- A read whose cancel the kernel has missed ends with what comes.
+        local f = file.open(directory .. "fifo", "r+")
+        if f then
+            f:pwrite(nil, "x")
+            f:close()
+        end
+        ngx.sleep(0.01)
+    end
+    same(file.in_flight(), 0, "operations on files")
+end
+
+function checks.files_are_written_and_read()
+    for _, size in ipairs {0, 1, 100, 70000, 20000000} do
+        local path, data = directory .. size, size == 0 and "" or of_bytes(size, size)
+        local f = assert(file.open(path, "w+"))
+        same(f:pwrite(0, data), true)
+        same(f:size(), size)
+        same(f:sync(), true)
+        same(f:pread(0, size + 10), data)
+        same(f:pread(size, 10), "")
+        same(f:pread(math.floor(size / 2), 7), data:sub(math.floor(size / 2) + 1, math.floor(size / 2) + 7))
+        same(f:pwrite(size + 5, "behind"), true)
+        same(f:size(), size + 11)
+        same(f:close(), true)
+        same(file.read(path), data .. ("\0"):rep(5) .. "behind")
+        same(os.remove(path), true)
+    end
+    local path = directory .. "appended"
+    for i = 1, 3 do
+        local f = assert(file.open(path, "a", {permissions = 384}))
+        same(f:pwrite(0, "line " .. i .. "\n"), true)
+        f:close()
+    end
+    same(file.read(path), "line 1\nline 2\nline 3\n")
+    same(os.remove(path), true)
+    same(#file.read("/proc/self/status") > 500, true)
+    no_file_is_left()
+end
+
+function checks.what_fails_of_a_file_is_nil_and_err()
+    local f, err, detail, errno = file.open(directory .. "is not there")
+    same(f, nil)
+    same(err, "system")
+    same(errno, 2)
+    same(detail:find("No such file", 1, true) ~= nil, true, detail)
+    same(select(2, file.open("with a \0")), "name")
+    same(select(4, file.open(directory, "w")), 21)
+    f = assert(file.open(directory .. "read only", "w"))
+    same(select(4, f:pread(0, 1)), 9)
+    same(select(2, f:pread(0, 2 ^ 31 - 1)), "system")
+    f:close()
+    same(select(2, f:pread(0, 1)), "closed")
+    same(select(2, f:close()), "closed")
+    same(select(2, file.read("/dev/zero", {bytes_max = 100000})), "too large")
+    same(pcall(f.pread, f, -1, 1), false)
+    same(pcall(f.pwrite, f, 0, nil), false)
+    same(pcall(file.open, "x", "rw"), false)
+    same(pcall(file.open, nil), false)
+    no_file_is_left()
+end
+
+-- Each is closed: `run` looks at the worker's descriptors.
+function checks.files_may_be_forgotten()
+    for _ = 1, 50 do
+        assert(file.open(directory .. "forgotten", "w"))
+    end
+    collectgarbage()
+    collectgarbage()
+    no_file_is_left()
+end
+
+-- More than may be in flight, and each has its own.
+function checks.thousands_of_coroutines_have_files()
+    local path = directory .. "of all"
+    local f = assert(file.open(path, "w+"))
+    local threads, wrong = {}, nil
+    for i = 1, 3000 do
+        threads[i] = ngx.thread.spawn(function()
+            local text = ("%010d"):format(i)
+            local ok, err, detail = f:pwrite(i * 10, text)
+            local found = f:pread(i * 10, 10)
+            if not ok or found ~= text then
+                wrong = i .. " found " .. tostring(found) .. ", " .. tostring(err) .. ", " .. tostring(detail)
+            end
+        end)
+    end
+    for i = 1, 3000 do
+        ngx.thread.wait(threads[i])
+    end
+    same(wrong, nil)
+    f:close()
+    no_file_is_left()
+end
+
+-- Nobody else waits for what never comes.
+function checks.a_fifo_keeps_only_its_own_waiting()
+    local path = directory .. "fifo"
+    same(select(2, file.open(path, "r", {timeout = 0.05})), "timeout")
+    local reader = ngx.thread.spawn(file.open, path, "r")
+    same(svc:call("beside"), "beside")
+    local w = assert(file.open(path, "w"))
+    local _, r, err = ngx.thread.wait(reader)
+    same(type(r), "table", err)
+    local read = ngx.thread.spawn(function()
+        local parts, bytes = {}, 0
+        repeat
+            parts[#parts + 1] = assert(r:pread(nil, 300000))
+            bytes = bytes + #parts[#parts]
+        until bytes == 300000
+        return table.concat(parts)
+    end)
+    same(svc:call("beside"), "beside")
+    -- More than a pipe holds.
+    local data = of_bytes(300000, 5)
+    same(w:pwrite(nil, data), true)
+    same(select(2, ngx.thread.wait(read)), data)
+    same(select(2, r:pread(nil, 10, {timeout = 0.05})), "timeout")
+    w:close()
+    same(r:pread(nil, 10), "")
+    r:close()
+    -- In parts, up to its end.
+    local all = ngx.thread.spawn(file.read, path)
+    w = assert(file.open(path, "w"))
+    for i = 1, 3 do
+        same(w:pwrite(nil, "part " .. i), true)
+        ngx.sleep(0.001)
+    end
+    w:close()
+    same(select(2, ngx.thread.wait(all)), "part 1part 2part 3")
+    no_file_is_left()
+end
+
+-- It reads without end from a FIFO that it could write to itself: to be gone from, or killed. What comes then goes to memory of its own.
+function checks.a_coroutine_that_reads_may_be_killed()
+    local f = assert(file.open(directory .. "fifo", "r+"))
+    for i = 1, 20 do
+        local thread = ngx.thread.spawn(f.pread, f, nil, 100000)
+        ngx.sleep(0.001)
+        ngx.thread.kill(thread)
+        same(f:pwrite(nil, of_bytes(1000, i)), true)
+    end
+    f:close()
+end
+
+function checks.no_file_is_in_flight()
+    no_file_is_left()
+end
+
+-- Another version's Lua says what to do.
+function checks.another_version_is_refused()
+    local source = io.open(package.searchpath("resty.pelton.base", package.path)):read("*a")
+    source = source:gsub("ffi%.cdef %[%[.-%]%]", ""):gsub("local VERSION = %d+", "local VERSION = 999")
+    local ok, err = pcall(loadstring(source))
+    same(ok, false)
+    same(err:find("restart nginx", 1, true) ~= nil, true, err)
+end
+
 function checks.nothing_was_left()
     nothing_is_left()
 end
@@ -335,7 +777,7 @@ function checks.one_client_per_worker()
     same(info.connections, 1)
 end
 
-local M = {}
+local M = {served = 0}
 
 function M.check(which)
     local check = checks[which]
@@ -368,14 +810,24 @@ function M.echo()
         ngx.log(ngx.ALERT, "a wrong answer: ", res, " to ", req)
         return ngx.say("a wrong answer")
     end
+    M.served = M.served + 1
     ngx.say(res)
+end
+
+-- Reads from a FIFO to which nobody writes.
+function M.reads()
+    local f = assert(file.open(directory .. "fifo", "r+"))
+    local res, err = f:pread(nil, 1000000, {timeout = tonumber(ngx.var.arg_timeout or 100)})
+    ngx.say(res or err)
 end
 
 function M.info()
     local info = svc:info()
-    for _, key in ipairs {"connected", "connections", "in_flight", "waiting", "slots", "slots_made", "within", "bytes"} do
+    for _, key in ipairs {"connected", "connections", "in_flight", "waiting", "slots", "within", "bytes"} do
         ngx.say(key, " ", tostring(info[key]))
     end
+    ngx.say("served ", M.served)
+    ngx.say("files ", file.in_flight())
 end
 
 M.svc = svc

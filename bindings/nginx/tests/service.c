@@ -6,7 +6,13 @@
  *   abandon          lets go of the call                       broken COUNT       so many parts, then fails with code 7
  *   stall            never answers                             flood              parts without end, until nobody wants them
  *   later TEXT       answers from a thread, 10 ms later        die                is killed
- *   cancelled        how many that stalled have been cancelled told               how many notifications have come, and the last one */
+ *   cancelled        how many that stalled have been cancelled told               how many notifications have come, and the last one
+ *   begin            a part, and never more                    mark               answers, then makes the file NAME.mark
+ *   hold SIZE        waits for `finish`, then so many bytes    eager 0|1          looks for what was cancelled at every moment
+ *   finish           answers those that wait, then leaves      order              the second letters of notifications that begin with o;
+ *                    of these oA blocks
+ *   leave            closes, listens again, makes NAME.mark    block              a notification: looks at nothing until NAME.go is there
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -37,6 +43,36 @@ static void echo(const pelton_request *request) {
 
 static pelton_responder *stalled[4096];
 static size_t stalled_count;
+static pelton_responder *held[64];
+static size_t held_bytes[64];
+static size_t held_count;
+
+/* A file beside the socket. */
+static const char *beside(const char *name, const char *end) {
+    static char path[256];
+    snprintf(path, sizeof path, "%s%s", name + strlen("unix:"), end);
+    return path;
+}
+
+static void mark(const char *name) {
+    FILE *file = fopen(beside(name, ".mark"), "w");
+    if (file == NULL || fclose(file) != 0) abort();
+}
+
+static void wait_for_go(const char *name) {
+    struct timespec rest = {0, 1000000};
+    while (unlink(beside(name, ".go")) != 0) nanosleep(&rest, NULL);
+}
+
+static void answer_held(void) {
+    for (size_t i = 0; i < held_count; i++) {
+        char *bytes = malloc(held_bytes[i]);
+        memset(bytes, 'h', held_bytes[i]);
+        dropped(pelton_reply(held[i], bytes, held_bytes[i]));
+        free(bytes);
+    }
+    held_count = 0;
+}
 
 static void *at_work(void *data) {
     work *own = data;
@@ -95,32 +131,48 @@ static void in_a_thread(const pelton_request *request, const char *text) {
     pthread_detach(thread);
 }
 
+static pelton_service *service;
 static sigset_t drains;
 
-static void *drain(void *service) {
+static void listen_to(const char *name) {
+    pelton_options options = PELTON_OPTIONS_INIT;
+    /* The largest request. */
+    options.call_bytes_max = 8 << 20;
+    if (pelton_service_listen(name, &options, &service) != PELTON_OK) {
+        fprintf(stderr, "%s\n", pelton_error_detail());
+        exit(1);
+    }
+}
+
+/* Ends what every client has, and is there for others. */
+static void leave(const char *name) {
+    while (stalled_count > 0) (void)pelton_close(stalled[--stalled_count]);
+    (void)pelton_close(service);
+    listen_to(name);
+    mark(name);
+}
+
+static void *drain(void *unused) {
     int signal;
+    (void)unused;
     if (sigwait(&drains, &signal) == 0) (void)pelton_service_stop(service, PELTON_STOP_DRAIN);
     return NULL;
 }
 
 int main(int argc, char **argv) {
-    pelton_service *service;
     pelton_request request;
     pthread_t drainer;
-    char last[64] = "", text[128], answer[128];
+    char last[64] = "", text[128], answer[128], order[64] = "";
     unsigned long told = 0, cancelled = 0;
-    int code;
+    int code, is_eager = 0;
     if (argc < 2) return 2;
     sigemptyset(&drains);
     sigaddset(&drains, SIGUSR1);
     pthread_sigmask(SIG_BLOCK, &drains, NULL);
-    if (pelton_service_listen(argv[1], NULL, &service) != PELTON_OK) {
-        fprintf(stderr, "%s\n", pelton_error_detail());
-        return 1;
-    }
-    if (pthread_create(&drainer, NULL, drain, service) != 0) return 1;
+    listen_to(argv[1]);
+    if (pthread_create(&drainer, NULL, drain, NULL) != 0) return 1;
     for (;;) {
-        code = pelton_service_receive(service, pelton_deadline(10000000), &request);
+        code = pelton_service_receive(service, is_eager ? PELTON_NO_WAIT : pelton_deadline(10000000), &request);
         if (stalled_count > 0) cancelled += let_go();
         if (code == PELTON_AGAIN) continue;
         if (code != PELTON_OK) break;
@@ -130,6 +182,9 @@ int main(int argc, char **argv) {
         if (request.responder == NULL) {
             told++;
             snprintf(last, sizeof last, "%.60s", text);
+            if (strncmp(text, "oA", 2) == 0) wait_for_go(argv[1]);
+            if (text[0] == 'o' && strlen(order) < sizeof order - 1) strncat(order, text + 1, 1);
+            if (strcmp(text, "block") == 0) wait_for_go(argv[1]);
         } else if (request.size >= sizeof text) {
             echo(&request);
         } else if (strncmp(text, "fail ", 5) == 0) {
@@ -144,6 +199,29 @@ int main(int argc, char **argv) {
             dropped(pelton_reply(request.responder, answer, (size_t)snprintf(answer, sizeof answer, "%lu", cancelled)));
         } else if (strcmp(text, "told") == 0) {
             dropped(pelton_reply(request.responder, answer, (size_t)snprintf(answer, sizeof answer, "%lu %s", told, last)));
+        } else if (strcmp(text, "order") == 0) {
+            dropped(pelton_reply(request.responder, order, strlen(order)));
+            order[0] = '\0';
+        } else if (strncmp(text, "eager ", 6) == 0) {
+            is_eager = text[6] == '1';
+            echo(&request);
+        } else if (strcmp(text, "begin") == 0) {
+            if (stalled_count == 4096) abort();
+            dropped(pelton_reply_part(request.responder, "begun", 5, PELTON_NO_WAIT));
+            stalled[stalled_count++] = request.responder;
+        } else if (strcmp(text, "mark") == 0) {
+            echo(&request);
+            mark(argv[1]);
+        } else if (strncmp(text, "hold ", 5) == 0) {
+            if (held_count == 64) abort();
+            held_bytes[held_count] = strtoul(text + 5, NULL, 10);
+            held[held_count++] = request.responder;
+        } else if (strcmp(text, "finish") == 0 || strcmp(text, "leave") == 0) {
+            answer_held();
+            (void)pelton_close(request.responder);
+            (void)pelton_release(service);
+            leave(argv[1]);
+            continue;
         } else if (strcmp(text, "die") == 0) {
             raise(SIGKILL);
         } else if (strncmp(text, "later ", 6) == 0 || strncmp(text, "parts ", 6) == 0 || strncmp(text, "broken ", 7) == 0 ||

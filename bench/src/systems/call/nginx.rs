@@ -22,7 +22,12 @@ use crate::{
 
 const CONFIGURATION: &str = include_str!("../../../nginx/nginx.conf");
 const CALLS: &str = include_str!("../../../nginx/calls.lua");
-const BINDING: &str = include_str!("../../../../bindings/nginx/lib/resty/pelton.lua");
+/// The binding's Lua, all of it.
+const BINDING: [(&str, &str); 3] = [
+    ("resty/pelton.lua", include_str!("../../../../bindings/nginx/lib/resty/pelton.lua")),
+    ("resty/pelton/base.lua", include_str!("../../../../bindings/nginx/lib/resty/pelton/base.lua")),
+    ("resty/pelton/file.lua", include_str!("../../../../bindings/nginx/lib/resty/pelton/file.lua")),
+];
 
 /// Makes this client's passes.
 pub fn measured(job: &Job) -> Result<()> {
@@ -54,9 +59,9 @@ impl Nginx<'_> {
             let directory = job.directory.display().to_string();
             text.replace("DIRECTORY", &directory).replace("MODULE", &module.display().to_string())
         };
-        fs::create_dir(job.directory.join("resty")).context("making a directory for Lua")?;
-        for (name, text) in [("nginx.conf", CONFIGURATION), ("calls.lua", CALLS), ("resty/pelton.lua", BINDING)] {
-            let text = if name.starts_with("resty") { text.to_string() } else { fill(text) };
+        fs::create_dir_all(job.directory.join("resty/pelton")).context("making a directory for Lua")?;
+        let own = [("nginx.conf", CONFIGURATION), ("calls.lua", CALLS)].map(|(name, text)| (name, fill(text)));
+        for (name, text) in own.into_iter().chain(BINDING.map(|(name, text)| (name, text.to_string()))) {
             fs::write(job.directory.join(name), text).with_context(|| format!("writing {name}"))?;
         }
         // The service may not have come so far.
