@@ -117,7 +117,7 @@
                                 ("pelton_sink.rotate_bytes" 32) ("pelton_sink.sync_bytes" 40) ("pelton_sink.sync_interval_ns" 48)
                                 ("pelton_completion" 32) ("pelton_completion.call" 0) ("pelton_completion.data" 8)
                                 ("pelton_completion.size" 16) ("pelton_completion.outcome" 24) ("pelton_completion.code" 28)
-                                ("pelton_options.threads" 100) ("pelton_options.root" 104) ("pelton_operation" 136)
+                                ("pelton_options.threads" 100) ("pelton_options.root" 104) ("pelton_operation" 152)
                                 ("pelton_operation.token" 0) ("pelton_operation.kind" 8) ("pelton_operation.file" 16)
                                 ("pelton_operation.path" 32) ("pelton_operation.path_to" 40) ("pelton_operation.memory" 48)
                                 ("pelton_operation.memory_count" 56) ("pelton_operation.offset" 64) ("pelton_operation.bytes" 80)
