@@ -24,7 +24,6 @@ refused. :ROOT a directory that no path leads out of. Does not wait, but for tha
 ;;; the time pass, gives it up, and waits until the kernel has let go of its memory: so that can be a vector of Lisp's, pinned meanwhile.
 
 (defconstant +token+ 1 "That of the one operation in flight.")
-(defconstant +operation-words+ 19 "Of a pelton_operation.")
 
 (defun failed (errno what name)
   (make-condition 'system-error :code +system+ :errno errno :detail (format nil "~a~@[ ~a~]: ~a" what name (sb-int:strerror errno))))
@@ -75,7 +74,7 @@ refused. :ROOT a directory that no path leads out of. Does not wait, but for tha
   "Does the operation of that KIND whose words are FIELDS, (offset bytes value). Answers what BODY does, where the SAP COMPLETION is what came of it.
 Without interrupts."
   (let ((operation (gensym "OPERATION")))
-    `(with-words (,operation +operation-words+)
+    `(with-words (,operation 19)
        (setf (sap-ref-32 ,operation 8) ,kind
              ,@(loop for (offset bytes value) in fields
                      append `((,(ecase bytes (4 'sap-ref-32) (8 'sap-ref-64)) ,operation ,offset) ,value)))
@@ -130,7 +129,7 @@ restart WAIT-LONGER."
     (with-words (memory 2)
       (setf (sap-ref-sap memory 0) sap
             (sap-ref-64 memory 8) size)
-      (with-words (operation +operation-words+)
+      (with-words (operation 19)
         (setf (sap-ref-32 operation 8) kind
               (sap-ref-64 operation 16) (handle-address file)
               (sap-ref-sap operation 48) memory
