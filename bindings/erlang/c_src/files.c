@@ -442,14 +442,14 @@ static void take_answers(ErlNifEnv *told, struct engine *engine, struct request 
     }
 }
 
-/* Has the ferry told of what comes. Under the lock. */
-static void arm(ErlNifEnv *told, struct engine *engine)
+/* Has the ferry told of what comes; an answer of its own is left to the caller. Under the lock. */
+static void arm(ErlNifEnv *told, struct engine *engine, struct request *own)
 {
     for (int turn = 0; engine->in_flight && turn < 4; turn++) {
         engine->armed = true;
         if (pelton_arm(engine->handle) != PELTON_OK)
             return;
-        take_answers(told, engine, NULL);
+        take_answers(told, engine, own);
     }
     if (!engine->in_flight && engine->armed) {
         engine->armed = false;
@@ -514,6 +514,8 @@ ERL_NIF_TERM ask(ErlNifEnv *env, struct request *request, const pelton_operation
     enif_self(env, &request->pid);
     submit(engine, operations, request->parts_count);
     take_answers(env, engine, request);
+    if (request->left)
+        arm(env, engine, request);
     if (request->left == 0 && !sends) {
         enif_mutex_unlock(engine->lock);
         uint64_t bytes = 0;
@@ -545,7 +547,6 @@ ERL_NIF_TERM ask(ErlNifEnv *env, struct request *request, const pelton_operation
             give_up(request);
             ferry_wake();
         }
-        arm(env, engine);
     }
     enif_mutex_unlock(engine->lock);
     return atom_pending;
@@ -572,7 +573,7 @@ static bool close_quietly(pelton_file *handle)
             pelton_close(handle);
         }
         take_answers(NULL, engine, NULL);
-        arm(NULL, engine);
+        arm(NULL, engine, NULL);
     }
     enif_mutex_unlock(engine->lock);
     return has_room;

@@ -36,7 +36,8 @@ open(Kind, Name) ->
 %% A `receiver' takes in all senders that connect under the name; a `service' all clients. Neither waits for anybody. A `sender' and a `client' wait
 %% for who listens, until the `timeout', in milliseconds. Options are those of pelton.h, sizes in bytes; `{messages, hold}' makes received
 %% binaries of more than 64 bytes the channel's own memory, which the sender has back when they are collected. Copying is the default, for a
-%% binary that is kept holds up all that comes after it. The error says what was found, what was wanted and what to do.
+%% binary that is kept holds up all that comes after it; a receiver that is closed goes when the last is collected. Hold only what comes from senders
+%% that are trusted with the whole node. What cannot be an option is an exception. The error says what was found, what was wanted and what to do.
 -spec open(kind(), iodata(), [option()]) -> {ok, 'end'()} | {error, {atom(), binary()}}.
 open(Kind, Name, Options) ->
     Number = case Kind of sender -> 0; receiver -> 1; client -> 2; service -> 3 end,
@@ -140,7 +141,7 @@ set(End, {Active, Once, Holds} = Set) ->
         Result -> Result
     end.
 
-%% @doc Makes another process the owner: only the owner can. What has come to the old owner stays there.
+%% @doc Makes another process the owner: only the owner can; `{error, noproc}': there is none. What has come to the old owner stays there.
 -spec controlling_process('end'(), pid()) -> ok | {error, reason()}.
 controlling_process(End, Pid) ->
     case pelton_nif:end_give(End, Pid) of

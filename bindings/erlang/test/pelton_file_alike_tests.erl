@@ -118,7 +118,7 @@ operation(Files) ->
                                         {on, File, advise, [number(offset()), 0, element(rand:uniform(3), {normal, will_need, nonsense})]}});
         21 -> {line, File};
         22 -> {line, File};
-        23 -> {copy, File, with_modes(name()), rand:uniform(1000) - 1}
+        23 -> {copy, File, without_append(with_modes(name())), rand:uniform(1000) - 1}
     end.
 
 %% `file' with raw takes no other.
