@@ -46,7 +46,10 @@ open(Kind, Name, Options) ->
     Get = fun(Key) -> proplists:get_value(Key, Options, 0) end,
     Create = case proplists:get_value(create, Options, false) of true -> 1; false -> 0 end,
     Numbers = {Get(capacity), Get(message_bytes_max), Get(timeout), Get(lanes), Create, Get(call_bytes_max)},
-    [error({bad_option, Option}, [Kind, Name, Options]) || Option <- Options, not is_option(Option)],
+    case [Option || Option <- Options, not is_option(Option)] of
+        [] -> ok;
+        Bad -> error({bad_options, Bad}, [Kind, Name, Options])
+    end,
     Ref = make_ref(),
     Opened = case pelton_nif:end_open(Number, iolist_to_binary([Name, 0]), Numbers, Ref) of
                  pending -> receive {pelton, Ref, Result} -> Result end;
