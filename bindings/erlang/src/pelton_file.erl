@@ -168,9 +168,8 @@ pread(_, _, _) ->
 pread_1(File, Offset, Size, Form) ->
     Ref = make_ref(),
     case pelton_nif:file_pread(File, Offset, Size, Ref, false) of
-        pending -> formed(told(pending, Ref, true), Form);
         full -> rest_a_while(), pread_1(File, Offset, Size, Form);
-        Result -> formed(Result, Form)
+        Result -> formed(told(Result, Ref, true), Form)
     end.
 
 %% @doc Reads a line, with its `\n'; `\r\n' is made one. Finding where it ends, and going back there, costs less with `read_ahead'.
@@ -429,7 +428,8 @@ do_async(Kind, ?HANDLE(File, _) = Handle) ->
 %% The reference, or, for who waits, the result. What is wrong with the handle is told in the same way. All references pass through here, also
 %% those that are awaited by who has asked: so the compiler has each of them mark the mailbox, and await/2 begins at the mark.
 told(pending, Ref, true) -> await(Ref, infinity);
-told(Result, _Ref, true) -> Result;
+%% No message comes: this lets go of the mark. OTP 25.2 has crashed where a process had left more than eight behind.
+told(Result, Ref, true) -> receive {pelton, Ref, Never} -> Never after 0 -> Result end;
 told(pending, Ref, false) -> Ref;
 told({error, _} = Error, Ref, false) -> self() ! {pelton, Ref, Error}, Ref.
 
