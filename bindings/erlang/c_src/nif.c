@@ -1,5 +1,6 @@
 /* Loading, taking over, and unloading; the atoms; the ferry. See nif.h. */
 #include "nif.h"
+#include <erl_driver.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -10,35 +11,13 @@ struct everything *all;
 ATOMS(ATOM_)
 #undef ATOM_
 
-#define ERRNOS(X) \
-    X(E2BIG, "e2big") X(EACCES, "eacces") X(EADDRINUSE, "eaddrinuse") X(EAGAIN, "eagain") X(EBADF, "ebadf") X(EBADMSG, "ebadmsg") \
-    X(EBUSY, "ebusy") X(ECANCELED, "ecanceled") X(EDEADLK, "edeadlk") X(EDOM, "edom") X(EDQUOT, "edquot") X(EEXIST, "eexist") \
-    X(EFAULT, "efault") X(EFBIG, "efbig") X(EINTR, "eintr") X(EINVAL, "einval") X(EIO, "eio") X(EISDIR, "eisdir") X(ELOOP, "eloop") \
-    X(EMFILE, "emfile") X(EMLINK, "emlink") X(EMSGSIZE, "emsgsize") X(ENAMETOOLONG, "enametoolong") X(ENFILE, "enfile") \
-    X(ENODATA, "enodata") X(ENODEV, "enodev") X(ENOENT, "enoent") X(ENOEXEC, "enoexec") X(ENOLCK, "enolck") X(ENOLINK, "enolink") \
-    X(ENOMEM, "enomem") X(ENOSPC, "enospc") X(ENOSYS, "enosys") X(ENOTBLK, "enotblk") X(ENOTDIR, "enotdir") \
-    X(ENOTEMPTY, "eexist") X(ENOTSUP, "enotsup") X(ENOTTY, "enotty") X(ENXIO, "enxio") X(EOVERFLOW, "eoverflow") X(EPERM, "eperm") \
-    X(EPIPE, "epipe") X(EPROTO, "eproto") X(ERANGE, "erange") X(EROFS, "erofs") X(ESPIPE, "espipe") X(ESRCH, "esrch") \
-    X(ESTALE, "estale") X(ETIMEDOUT, "etimedout") X(ETXTBSY, "etxtbsy") X(EXDEV, "exdev") X(EREMOTEIO, "eremoteio")
-
-static struct {
-    int number;
-    const char *name;
-    ERL_NIF_TERM atom;
-} errnos[] = {
-#define ERRNO_(number, name) {number, name, 0},
-    ERRNOS(ERRNO_)
-#undef ERRNO_
-};
-#define ERRNOS_COUNT (sizeof errnos / sizeof *errnos)
-static ERL_NIF_TERM atom_unknown;
+/* By its number: the emulator names them all. */
+#define ERRNOS_COUNT 256
+static ERL_NIF_TERM errnos[ERRNOS_COUNT];
 
 ERL_NIF_TERM atom_of_errno(int number)
 {
-    for (size_t i = 0; i < ERRNOS_COUNT; i++)
-        if (errnos[i].number == number)
-            return errnos[i].atom;
-    return atom_unknown;
+    return errnos[number < 0 || number >= ERRNOS_COUNT ? 0 : number];
 }
 
 ERL_NIF_TERM error_of(ErlNifEnv *env, ERL_NIF_TERM reason)
@@ -51,9 +30,16 @@ static void make_atoms(ErlNifEnv *env)
 #define ATOM_(name) atom_##name = enif_make_atom(env, #name);
     ATOMS(ATOM_)
 #undef ATOM_
-    for (size_t i = 0; i < ERRNOS_COUNT; i++)
-        errnos[i].atom = enif_make_atom(env, errnos[i].name);
-    atom_unknown = enif_make_atom(env, "unknown");
+    /* Renaming and removing a directory say the one, and `file` the other. */
+    for (int i = 0; i < ERRNOS_COUNT; i++)
+        errnos[i] = enif_make_atom(env, erl_errno_id(i == ENOTEMPTY ? EEXIST : i));
+}
+
+void took(ErlNifEnv *env, uint64_t bytes)
+{
+    uint64_t percent = bytes >> 16;
+    if (percent)
+        enif_consume_timeslice(env, percent > 100 ? 100 : (int)percent);
 }
 
 unsigned slot_of_this_thread(unsigned count)
@@ -78,10 +64,24 @@ void ferry_wake(void)
         return;
 }
 
-static void *ferry(void *nothing)
+/* Those that end are joined by their successors. */
+struct ferry {
+    ErlNifTid thread;
+    atomic_bool ends;
+    struct ferry *before;
+};
+
+static void *ferry(void *argument)
 {
-    (void)nothing;
-    while (!atomic_load(&all->ferry_ends)) {
+    struct ferry *self = argument;
+    self->thread = enif_thread_self();
+    if (self->before) {
+        atomic_store(&self->before->ends, true);
+        ferry_wake();
+        enif_thread_join(self->before->thread, NULL);
+        enif_free(self->before);
+    }
+    while (!atomic_load(&self->ends)) {
         struct epoll_event events[32];
         int count = epoll_wait(all->epoll, events, 32, -1);
         for (int i = 0; i < count; i++) {
@@ -98,28 +98,31 @@ static void *ferry(void *nothing)
         }
         /* Only now: an event of these may have been among those. */
         ends_look();
+        files_cancel();
         files_bury();
         ends_bury();
     }
+    /* What it heard may have been for its successor. */
+    ferry_wake();
     return NULL;
 }
 
+/* In place of the one there is; that goes on if this fails. */
 static int start_ferry(void)
 {
-    atomic_store(&all->ferry_ends, false);
-    int failed = enif_thread_create("pelton_ferry", &all->ferry, ferry, NULL, NULL);
-    all->ferry_runs = !failed;
+    struct ferry *new = enif_alloc(sizeof *new);
+    if (!new)
+        return ENOMEM;
+    *new = (struct ferry){.before = all->ferry};
+    struct ferry *before = all->ferry;
+    all->ferry = new;
+    ErlNifTid thread;
+    int failed = enif_thread_create("pelton_ferry", &thread, ferry, new, NULL);
+    if (failed) {
+        all->ferry = before;
+        enif_free(new);
+    }
     return failed;
-}
-
-static void stop_ferry(void)
-{
-    if (!all->ferry_runs)
-        return;
-    atomic_store(&all->ferry_ends, true);
-    ferry_wake();
-    enif_thread_join(all->ferry, NULL);
-    all->ferry_runs = false;
 }
 
 static void free_everything(void)
@@ -150,25 +153,40 @@ static int begin(unsigned schedulers)
     return ferry_watch(all->bell, &all->bell_watched);
 }
 
+static int open_types(ErlNifEnv *env, ErlNifResourceFlags flags)
+{
+    int failed = files_load(env, flags);
+    return failed ? failed : ends_load(env, flags);
+}
+
+/* Threads and the kernel come back to this library at any time: it is not unloaded as long as there is an object of its types. */
+static void stay(void)
+{
+    ErlNifResourceType *types[] = {all->file_type, all->request_type, all->end_type, all->responder_type, all->held_type};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (!enif_alloc_resource(types[i], 1))
+            return;
+}
+
 static int load(ErlNifEnv *env, void **priv_data, ERL_NIF_TERM info)
 {
     unsigned schedulers;
     if (!enif_get_uint(env, info, &schedulers) || schedulers == 0)
         return EINVAL;
     make_atoms(env);
-    int failed = begin(schedulers);
+    /* The module was deleted, and comes back: what is still open goes on, out of reach. */
+    bool is_new = !all;
+    int failed = is_new ? begin(schedulers) : 0;
     if (!failed)
-        failed = files_load(env, ERL_NIF_RT_CREATE);
-    if (!failed)
-        failed = ends_load(env, ERL_NIF_RT_CREATE);
-    if (!failed)
+        failed = open_types(env, ERL_NIF_RT_CREATE);
+    if (!failed && is_new)
         failed = start_ferry();
     if (failed) {
-        if (all)
+        if (all && is_new)
             free_everything();
         return failed;
     }
-    all->loads = 1;
+    stay();
     *priv_data = all;
     return 0;
 }
@@ -182,39 +200,18 @@ static int upgrade(ErlNifEnv *env, void **priv_data, void **old_priv_data, ERL_N
         return EINVAL;
     all = found;
     make_atoms(env);
-    /* The old code has no thread any more. */
-    stop_ferry();
-    int failed = files_load(env, ERL_NIF_RT_CREATE | ERL_NIF_RT_TAKEOVER);
-    if (!failed)
-        failed = ends_load(env, ERL_NIF_RT_CREATE | ERL_NIF_RT_TAKEOVER);
+    int failed = open_types(env, ERL_NIF_RT_CREATE | ERL_NIF_RT_TAKEOVER);
     if (!failed)
         failed = start_ferry();
-    if (failed)
-        return failed;
-    all->loads++;
     *priv_data = all;
-    return 0;
-}
-
-static void unload(ErlNifEnv *env, void *priv_data)
-{
-    (void)env;
-    all = priv_data;
-    if (--all->loads)
-        return;
-    files_end(true);
-    ends_end();
-    stop_ferry();
-    ends_look();
-    files_bury();
-    ends_bury();
+    return failed;
 }
 
 /* What is open is closed; what comes later is as if nothing had been. */
 static NIF(end_all)
 {
     (void)env, (void)argc, (void)argv;
-    files_end(false);
+    files_end();
     ends_end();
     return atom_ok;
 }
@@ -227,4 +224,4 @@ static ErlNifFunc functions[] = {
 #undef FUNCTION_
 };
 
-ERL_NIF_INIT(pelton_nif, functions, load, NULL, upgrade, unload)
+ERL_NIF_INIT(pelton_nif, functions, load, NULL, upgrade, NULL)

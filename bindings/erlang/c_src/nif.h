@@ -1,4 +1,5 @@
-/* What the parts of the NIF share. nif.c loads it, has the atoms and the ferry; files.c is pelton_file's part, ends.c is pelton's.
+/* What the parts of the NIF share. nif.c loads it, has the atoms and the ferry; files.c and file_functions.c are pelton_file's part,
+ * ends.c and end_functions.c are pelton's.
  *
  * No function that a normal scheduler calls waits: what is not there at once is told by a message, {pelton, Ref, Result}, from the
  * ferry or from whichever thread finds it. What may wait is a dirty NIF.
@@ -31,29 +32,31 @@ ATOMS(ATOM_)
 ERL_NIF_TERM atom_of_errno(int number);
 ERL_NIF_TERM error_of(ErlNifEnv *env, ERL_NIF_TERM reason);
 
+/* Counts bytes that were copied, as reductions of the process that calls: some 10 us for each hundredth of its time. */
+void took(ErlNifEnv *env, uint64_t bytes);
+
 /* What the ferry watches begins with this. */
 enum watched { WATCHED_BELL, WATCHED_ENGINE, WATCHED_END };
 
 /* All there is. A new version of the library takes it over as it is: whoever changes a struct raises LAYOUT. */
-#define LAYOUT 1
+#define LAYOUT 2
 struct everything {
     unsigned layout;
-    unsigned loads;    /* instances of the module that have it */
     ErlNifMutex *lock; /* for the lists below, and the engines' making */
     int epoll;
     int bell;
     enum watched bell_watched;
-    ErlNifTid ferry;
-    atomic_bool ferry_ends;
-    bool ferry_runs; /* else a destructor closes by itself */
-    ErlNifResourceType *file_type, *request_type, *end_type, *responder_type;
+    struct ferry *ferry;
+    ErlNifResourceType *file_type, *request_type, *end_type, *responder_type, *held_type;
     unsigned engine_count;
     struct engine *engines;
-    struct waiting_engine *waiting_engines;
-    struct file *files;           /* that are open */
+    struct waiting_engine *waiting_engines; /* that nobody uses just now */
+    struct file *files;                     /* that are open */
     struct doomed_file *doomed_files;
-    struct end *ends;             /* that were made, and are not freed */
+    struct end *ends;                       /* that are open */
+    struct end *doomed_ends;
     struct end *ends_to_look_at;
+    struct opening *openings;               /* of ends, whose threads have ended */
 };
 extern struct everything *all;
 
@@ -67,17 +70,19 @@ unsigned slot_of_this_thread(unsigned count);
 /* files.c */
 int files_load(ErlNifEnv *env, ErlNifResourceFlags flags);
 void files_ready(enum watched *engine);
-/* Closes what was doomed: the ferry's. */
+/* Cancels what was given up, and closes what was doomed: the ferry's. */
+void files_cancel(void);
 void files_bury(void);
-/* Closes every file. With `for_good` every engine too, after what was begun has ended. */
-void files_end(bool for_good);
+/* Closes every file, and every engine that does nothing. */
+void files_end(void);
 
-/* ends.c */
+/* ends.c. Each of these but the first and the last is the ferry's. */
 int ends_load(ErlNifEnv *env, ErlNifResourceFlags flags);
 void ends_ready(enum watched *end);
-/* Looks at those that asked for it. */
+/* Looks at those that asked for it, once. */
 void ends_look(void);
 void ends_bury(void);
+/* Closes every end. */
 void ends_end(void);
 
 #define NIF(name) ERL_NIF_TERM name(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
@@ -88,7 +93,7 @@ void ends_end(void);
     X(file_truncate, 1, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_advise, 4, ERL_NIF_DIRTY_JOB_IO_BOUND) \
     X(file_allocate, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_do, 4, 0) X(file_copy, 6, 0) X(path_do, 6, 0)
 #define ENDS_FUNCTIONS(X) \
-    X(end_open, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(end_close, 1, 0) X(end_send, 3, 0) X(end_send_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND) \
+    X(end_open, 4, 0) X(end_close, 1, 0) X(end_send, 3, 0) X(end_send_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND) \
     X(end_receive, 2, 0) X(end_set, 4, 0) X(end_give, 2, 0) X(end_call, 4, 0) X(end_call_large, 4, ERL_NIF_DIRTY_JOB_CPU_BOUND) \
     X(end_cancel, 2, 0) X(end_reply, 3, 0) X(end_reply_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND)
 #define DECLARE_(name, arity, flags) NIF(name);

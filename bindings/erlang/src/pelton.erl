@@ -36,19 +36,38 @@ open(Kind, Name) ->
 %% A `receiver' takes in all senders that connect under the name; a `service' all clients. Neither waits for anybody. A `sender' and a `client' wait
 %% for who listens, until the `timeout', in milliseconds. Options are those of pelton.h, sizes in bytes; `{messages, hold}' makes received
 %% binaries of more than 64 bytes the channel's own memory, which the sender has back when they are collected. Copying is the default, for a
-%% binary that is kept holds up all that comes after it. The error says what was found, what was wanted and what to do.
+%% binary that is kept holds up all that comes after it; a receiver that is closed goes when the last is collected. Hold only what comes from senders
+%% that are trusted with the whole node. What cannot be an option is an exception. The error says what was found, what was wanted and what to do.
 -spec open(kind(), iodata(), [option()]) -> {ok, 'end'()} | {error, {atom(), binary()}}.
 open(Kind, Name, Options) ->
     Number = case Kind of sender -> 0; receiver -> 1; client -> 2; service -> 3 end,
+    %% Before anything is opened.
+    Active = active(Options),
     Get = fun(Key) -> proplists:get_value(Key, Options, 0) end,
     Create = case proplists:get_value(create, Options, false) of true -> 1; false -> 0 end,
     Numbers = {Get(capacity), Get(message_bytes_max), Get(timeout), Get(lanes), Create, Get(call_bytes_max)},
-    case pelton_nif:end_open(Number, iolist_to_binary([Name, 0]), Numbers) of
+    case [Option || Option <- Options, not is_option(Option)] of
+        [] -> ok;
+        Bad -> error({bad_options, Bad}, [Kind, Name, Options])
+    end,
+    Ref = make_ref(),
+    Opened = case pelton_nif:end_open(Number, iolist_to_binary([Name, 0]), Numbers, Ref) of
+                 pending -> receive {pelton, Ref, Result} -> Result end;
+                 Error -> Error
+             end,
+    case Opened of
         {ok, End} when Number =:= 1; Number =:= 3 ->
-            ok = setopts(End, Options),
-            {ok, End};
-        Result -> Result
+            _ = set(End, Active),
+            Opened;
+        _ -> Opened
     end.
+
+is_option({Key, Value}) when Key =:= capacity; Key =:= message_bytes_max; Key =:= lanes; Key =:= call_bytes_max ->
+    is_integer(Value) andalso Value > 0;
+is_option({timeout, Value}) -> is_integer(Value) andalso Value >= 0;
+is_option({create, Value}) -> is_boolean(Value);
+is_option({Key, _}) -> Key =:= active orelse Key =:= messages;
+is_option(_) -> false.
 
 %% @doc Closes. Who waits with it is told `{error, closed}'.
 -spec close('end'()) -> ok | {error, reason()}.
@@ -107,19 +126,25 @@ recv_by(Receiver, Deadline) ->
 %% @doc Says how messages come to the owner. What is not mentioned is `{active, false}' and `{messages, copy}'.
 -spec setopts('end'(), [option()]) -> ok | {error, reason()}.
 setopts(End, Options) ->
-    Holds = proplists:get_value(messages, Options, copy) =:= hold,
-    {Active, Once} = case proplists:get_value(active, Options, false) of
-                         true -> {-1, false};
-                         false -> {0, false};
-                         once -> {1, true};
-                         Count when is_integer(Count), Count > 0 -> {Count, false}
-                     end,
+    set(End, active(Options)).
+
+%% What end_set takes.
+active(Options) ->
+    Holds = case proplists:get_value(messages, Options, copy) of hold -> true; copy -> false end,
+    case proplists:get_value(active, Options, false) of
+        true -> {-1, false, Holds};
+        false -> {0, false, Holds};
+        once -> {1, true, Holds};
+        Count when is_integer(Count), Count > 0 -> {Count, false, Holds}
+    end.
+
+set(End, {Active, Once, Holds} = Set) ->
     case pelton_nif:end_set(End, Active, Once, Holds) of
-        full -> erlang:yield(), setopts(End, Options);
+        full -> erlang:yield(), set(End, Set);
         Result -> Result
     end.
 
-%% @doc Makes another process the owner: only the owner can. What has come to the old owner stays there.
+%% @doc Makes another process the owner: only the owner can; `{error, noproc}': there is none. What has come to the old owner stays there.
 -spec controlling_process('end'(), pid()) -> ok | {error, reason()}.
 controlling_process(End, Pid) ->
     case pelton_nif:end_give(End, Pid) of
@@ -139,8 +164,8 @@ call(Client, Request, Timeout) ->
 
 call_by(Client, Request, Deadline) ->
     Ref = make_ref(),
-    Asked = if byte_size(Request) =< ?COPY_MAX -> pelton_nif:end_call(Client, Request, Ref, -1);
-               true -> pelton_nif:end_call_large(Client, Request, Ref, -1)
+    Asked = if byte_size(Request) =< ?COPY_MAX -> pelton_nif:end_call(Client, Request, Ref, false);
+               true -> pelton_nif:end_call_large(Client, Request, Ref, false)
             end,
     case Asked of
         {ok, _} = Answer -> Answer;
@@ -159,8 +184,8 @@ call_by(Client, Request, Deadline) ->
 cast(Client, Data) ->
     Ref = make_ref(),
     Bytes = flat(Data),
-    Asked = if byte_size(Bytes) =< ?COPY_MAX -> pelton_nif:end_call(Client, Bytes, Ref, -2);
-               true -> pelton_nif:end_call_large(Client, Bytes, Ref, -2)
+    Asked = if byte_size(Bytes) =< ?COPY_MAX -> pelton_nif:end_call(Client, Bytes, Ref, true);
+               true -> pelton_nif:end_call_large(Client, Bytes, Ref, true)
             end,
     case Asked of
         ok -> ok;

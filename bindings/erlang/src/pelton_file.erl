@@ -15,7 +15,7 @@
 %% </ul>
 -module(pelton_file).
 -export([open/2, close/1, read/2, pread/2, pread/3, write/2, pwrite/2, pwrite/3, sync/1, datasync/1, truncate/1, position/2, allocate/3,
-         advise/4]).
+         advise/4, read_line/1, read_handle_info/1, read_handle_info/2]).
 -export([pread_async/2, pread_async/3, pwrite_async/3, sync_async/1, datasync_async/1, await/1, await/2]).
 -export([read_file/1, write_file/2, write_file/3, read_file_info/1, read_file_info/2, read_link_info/1, read_link_info/2,
          write_file_info/2, write_file_info/3, list_dir/1, list_dir_all/1, del_file/1, delete/1, del_dir/1, rename/2, copy/2, copy/3,
@@ -37,6 +37,11 @@
 
 -define(HANDLE(File, Form), #file_descriptor{module = ?MODULE, data = {File, Form}}).
 
+%% What the system takes as a place in a file.
+-define(IS_PLACE(Offset), Offset >= 0, Offset < 1 bsl 63).
+%% Where the system's times, of nanoseconds in 64 bits, end.
+-define(SECONDS_MAX, 9223372036).
+
 %% So many reads go in one submission.
 -define(LIST_MAX, 256).
 %% Up to here a write to a regular file waits on a dirty scheduler: it is sooner done than told. What is larger goes to the ring.
@@ -47,6 +52,7 @@
 -define(SYNC, 0).
 -define(DATASYNC, 1).
 -define(LIST, 2).
+-define(FSTAT, 3).
 -define(STAT, 0).
 -define(LSTAT, 1).
 -define(TIMES, 2).
@@ -142,14 +148,16 @@ close(?HANDLE(File, _)) ->
 %% @doc Reads so many bytes, or as many as there are, from the file's position on, which moves.
 -spec read(handle(), non_neg_integer()) -> {ok, string() | binary()} | eof | {error, reason()}.
 read(?HANDLE(File, Form), Size) when is_integer(Size), Size >= 0 ->
-    pread_1(File, undefined, Size, Form);
+    if ?IS_PLACE(Size) -> pread_1(File, undefined, Size, Form);
+       true -> {error, einval}
+    end;
 read(_, _) ->
     {error, badarg}.
 
 %% @doc Reads at a place. The file's position stays where it is.
 -spec pread(handle(), location(), non_neg_integer()) -> {ok, string() | binary()} | eof | {error, reason()}.
 pread(?HANDLE(File, Form), Offset, Size) when is_integer(Offset), is_integer(Size), Size >= 0 ->
-    if Offset >= 0 -> pread_1(File, Offset, Size, Form);
+    if ?IS_PLACE(Offset), ?IS_PLACE(Size) -> pread_1(File, Offset, Size, Form);
        true -> {error, einval}
     end;
 pread(Handle, {bof, Offset}, Size) when is_integer(Offset) ->
@@ -160,9 +168,40 @@ pread(_, _, _) ->
 pread_1(File, Offset, Size, Form) ->
     Ref = make_ref(),
     case pelton_nif:file_pread(File, Offset, Size, Ref, false) of
-        pending -> formed(told(pending, Ref, true), Form);
         full -> rest_a_while(), pread_1(File, Offset, Size, Form);
-        Result -> formed(Result, Form)
+        Result -> formed(told(Result, Ref, true), Form)
+    end.
+
+%% @doc Reads a line, with its `\n'; `\r\n' is made one. Finding where it ends, and going back there, costs less with `read_ahead'.
+-spec read_line(handle()) -> {ok, string() | binary()} | eof | {error, reason()}.
+read_line(?HANDLE(File, Form)) ->
+    %% Of what has no position, nothing can be given back.
+    Step = case pelton_nif:file_seek(File, 0, 1) of {ok, _} -> 256; _ -> 1 end,
+    formed(read_line_1(File, Step, <<>>), Form);
+read_line(_) ->
+    {error, badarg}.
+
+read_line_1(File, Step, Before) ->
+    case pread_1(File, undefined, Step, binary) of
+        {ok, Bytes} ->
+            case binary:match(Bytes, <<"\n">>) of
+                {At, 1} ->
+                    More = byte_size(Bytes) - At - 1,
+                    Back = if More > 0 -> pelton_nif:file_seek(File, -More, 1); true -> {ok, 0} end,
+                    case Back of
+                        {ok, _} -> {ok, without_return(<<Before/binary, Bytes:At/binary>>)};
+                        Error -> Error
+                    end;
+                nomatch -> read_line_1(File, min(2 * Step, Step * Step), <<Before/binary, Bytes/binary>>)
+            end;
+        eof when Before =/= <<>> -> {ok, Before};
+        Result -> Result
+    end.
+
+without_return(Line) ->
+    case byte_size(Line) - 1 of
+        Last when Last >= 0, binary_part(Line, Last, 1) =:= <<"\r">> -> <<Line:Last/binary, "\n">>;
+        _ -> <<Line/binary, "\n">>
     end.
 
 formed(Result, binary) -> Result;
@@ -184,7 +223,7 @@ pread(_, _) ->
 %% Those before the first that cannot be, and what is wrong with that.
 places([{{bof, Offset}, Size} | Rest], Done) -> places([{Offset, Size} | Rest], Done);
 places([{Offset, Size} = Place | Rest], Done) when is_integer(Offset), is_integer(Size), Size >= 0 ->
-    if Offset >= 0 -> places(Rest, [Place | Done]);
+    if ?IS_PLACE(Offset), ?IS_PLACE(Size) -> places(Rest, [Place | Done]);
        true -> {lists:reverse(Done), einval}
     end;
 places([], Done) -> {lists:reverse(Done), none};
@@ -212,7 +251,7 @@ write(_, _) ->
 %% @doc Writes at a place. The file's position stays where it is.
 -spec pwrite(handle(), location(), iodata()) -> ok | {error, reason()}.
 pwrite(?HANDLE(File, _), Offset, Data) when is_integer(Offset) ->
-    if Offset >= 0 -> write_1(File, Offset, Data);
+    if ?IS_PLACE(Offset) -> write_1(File, Offset, Data);
        true -> case pieces(Data) of error -> {error, badarg}; _ -> {error, einval} end
     end;
 pwrite(Handle, {bof, Offset}, Data) when is_integer(Offset) ->
@@ -267,8 +306,8 @@ writes([{{bof, Offset}, Data} | Rest], Done) -> writes([{Offset, Data} | Rest], 
 writes([{Offset, Data} | Rest], Done) when is_integer(Offset) ->
     case pieces(Data) of
         error -> {lists:reverse(Done), badarg};
-        _ when Offset < 0 -> {lists:reverse(Done), einval};
-        Pieces -> writes(Rest, [{Offset, Pieces} | Done])
+        Pieces when ?IS_PLACE(Offset) -> writes(Rest, [{Offset, Pieces} | Done]);
+        _ -> {lists:reverse(Done), einval}
     end;
 writes([], Done) -> {lists:reverse(Done), none};
 writes(_, Done) -> {lists:reverse(Done), badarg}.
@@ -310,14 +349,16 @@ position(?HANDLE(File, _), Location) ->
 position(_, _) ->
     {error, badarg}.
 
+seek(_File, Offset, _) when Offset >= 1 bsl 63; Offset < -1 bsl 63 -> {error, badarg};
 seek(_File, Offset, 0) when Offset < 0 -> {error, einval};
-seek(_File, Offset, _) when Offset >= 1 bsl 63; Offset < -1 bsl 63 -> {error, einval};
 seek(File, Offset, Whence) -> pelton_nif:file_seek(File, Offset, Whence).
 
 %% @doc Sets disk aside for a range, and makes the file as long as that.
 -spec allocate(handle(), non_neg_integer(), non_neg_integer()) -> ok | {error, reason()}.
 allocate(?HANDLE(File, _), Offset, Size) when is_integer(Offset), Offset >= 0, is_integer(Size), Size >= 0 ->
-    pelton_nif:file_allocate(File, Offset, Size);
+    if ?IS_PLACE(Offset), ?IS_PLACE(Size) -> pelton_nif:file_allocate(File, Offset, Size);
+       true -> {error, einval}
+    end;
 allocate(_, _, _) ->
     {error, badarg}.
 
@@ -326,6 +367,7 @@ allocate(_, _, _) ->
 advise(?HANDLE(File, _), Offset, Size, Advice) when is_integer(Offset), is_integer(Size) ->
     case advice(Advice) of
         error -> {error, einval};
+        _ when Offset < 0; Offset >= 1 bsl 63; Size < 0; Size >= 1 bsl 63 -> {error, einval};
         Number -> pelton_nif:file_advise(File, Offset, Size, Number)
     end;
 advise(_, _, _, _) ->
@@ -386,7 +428,8 @@ do_async(Kind, ?HANDLE(File, _) = Handle) ->
 %% The reference, or, for who waits, the result. What is wrong with the handle is told in the same way. All references pass through here, also
 %% those that are awaited by who has asked: so the compiler has each of them mark the mailbox, and await/2 begins at the mark.
 told(pending, Ref, true) -> await(Ref, infinity);
-told(Result, _Ref, true) -> Result;
+%% No message comes: this lets go of the mark. OTP 25.2 has crashed where a process had left more than eight behind.
+told(Result, Ref, true) -> receive {pelton, Ref, Never} -> Never after 0 -> Result end;
 told(pending, Ref, false) -> Ref;
 told({error, _} = Error, Ref, false) -> self() ! {pelton, Ref, Error}, Ref.
 
@@ -410,21 +453,24 @@ read_file(Name) ->
     with_path(Name, fun(Path) ->
         case open_path(Path, ?READ) of
             {ok, File, Size} ->
-                Read = read_all(File, Size, []),
+                Read = read_all(File, max(Size, 4096), []),
                 _ = ask(fun(Ref) -> pelton_nif:file_close(File, Ref) end),
                 Read;
             Error -> Error
         end
     end).
 
-%% As much as it should have and one byte more, which tells the end; it may grow, or not know how long it is.
+%% As much as it should have and one byte more; it may grow, or not know how long it is. Less than was asked for may be the end, or what there was
+%% before an error: that the next read tells.
 read_all(File, Size, Done) ->
-    case pread_1(File, undefined, max(Size, 4096) + 1, binary) of
-        {ok, Bytes} when byte_size(Bytes) =< Size, Done =:= [] -> {ok, Bytes};
-        {ok, Bytes} -> read_all(File, Size, [Bytes | Done]);
-        eof -> {ok, iolist_to_binary(lists:reverse(Done))};
+    case pread_1(File, undefined, Size + 1, binary) of
+        {ok, Bytes} -> read_all(File, 65535, [Bytes | Done]);
+        eof -> {ok, whole(Done)};
         Error -> Error
     end.
+
+whole([Bytes]) -> Bytes;
+whole(Done) -> iolist_to_binary(lists:reverse(Done)).
 
 %% @equiv write_file(Name, Data, [])
 -spec write_file(name(), iodata()) -> ok | {error, reason()}.
@@ -452,11 +498,12 @@ write_file(_, _, _) ->
     {error, badarg}.
 
 %% @equiv read_file_info(Name, [])
--spec read_file_info(name()) -> {ok, file:file_info()} | {error, reason()}.
+-spec read_file_info(handle() | name()) -> {ok, file:file_info()} | {error, reason()}.
 read_file_info(Name) -> read_file_info(Name, []).
 
 %% @doc What is known of a file; of a symbolic link, what it leads to.
--spec read_file_info(name(), [info_option()]) -> {ok, file:file_info()} | {error, reason()}.
+-spec read_file_info(handle() | name(), [info_option()]) -> {ok, file:file_info()} | {error, reason()}.
+read_file_info(#file_descriptor{} = Handle, Options) -> read_handle_info(Handle, Options);
 read_file_info(Name, Options) -> info(?STAT, Name, Options).
 
 %% @equiv read_link_info(Name, [])
@@ -476,17 +523,35 @@ stat(Name) -> info(?STAT, Name, [{time, posix}]).
 lstat(Name) -> info(?LSTAT, Name, [{time, posix}]).
 
 info(Kind, Name, Options) ->
+    case info_of(fun() -> by_path(Kind, Name) end, Options) of
+        {ok, #file_info{type = Type, access = Access} = Info} ->
+            {ok, Info#file_info{access = access(Type, Access, Name), minor_device = device(Type, Name)}};
+        Error -> Error
+    end.
+
+info_of(Ask, Options) ->
     case time_option(Options) of
         error -> {error, badarg};
         Time ->
-            case by_path(Kind, Name) of
+            case Ask() of
                 {ok, {Type, Size, Access, Accessed, Modified, Changed, Mode, Links, Device, Inode, Uid, Gid}} ->
-                    {ok, #file_info{size = Size, type = Type, access = access(Type, Access, Name), atime = time_of(Accessed, Time), mtime = time_of(Modified, Time),
-                                    ctime = time_of(Changed, Time), mode = Mode, links = Links, major_device = Device,
-                                    minor_device = device(Type, Name), inode = Inode, uid = Uid, gid = Gid}};
+                    {ok, #file_info{size = Size, type = Type, access = Access, atime = time_of(Accessed, Time), mtime = time_of(Modified, Time),
+                                    ctime = time_of(Changed, Time), mode = Mode, links = Links, major_device = Device, minor_device = 0,
+                                    inode = Inode, uid = Uid, gid = Gid}};
                 Error -> Error
             end
     end.
+
+%% @equiv read_handle_info(Handle, [])
+-spec read_handle_info(handle()) -> {ok, file:file_info()} | {error, reason()}.
+read_handle_info(Handle) -> read_handle_info(Handle, []).
+
+%% @doc What is known of an open file. `minor_device' is 0.
+-spec read_handle_info(handle(), [info_option()]) -> {ok, file:file_info()} | {error, reason()}.
+read_handle_info(?HANDLE(File, _), Options) ->
+    info_of(fun() -> ask(fun(Ref) -> pelton_nif:file_do(?FSTAT, File, Ref, false) end) end, Options);
+read_handle_info(_, _) ->
+    {error, badarg}.
 
 %% Which device it is, if it is one: pelton does not ask that.
 device(device, Name) ->
@@ -546,6 +611,8 @@ seconds_of(Time, local) -> seconds_of(erlang:localtime_to_universaltime(Time), u
 
 %% @doc Sets when a file was read and changed last, in seconds since 1970; `undefined' leaves one.
 -spec utime(name(), integer() | undefined, integer() | undefined) -> ok | {error, reason()}.
+utime(Name, Accessed, Modified) when abs(Accessed) > ?SECONDS_MAX; abs(Modified) > ?SECONDS_MAX ->
+    file:write_file_info(Name, #file_info{atime = Accessed, mtime = Modified}, [raw, {time, posix}]);
 utime(Name, Accessed, Modified) ->
     with_path(Name, fun(Path) ->
         ask(fun(Ref) -> pelton_nif:path_do(?TIMES, Path, undefined, nanoseconds(Accessed), nanoseconds(Modified), Ref) end)
@@ -663,26 +730,43 @@ copy(From, To) -> copy(From, To, infinity).
 -spec copy(handle() | name() | {name(), [mode()]}, handle() | name() | {name(), [mode()]}, non_neg_integer() | infinity) ->
           {ok, non_neg_integer()} | {error, reason()}.
 copy(From, To, Bytes) when Bytes =:= infinity; is_integer(Bytes), Bytes >= 0 ->
-    with_handle(From, read, fun(?HANDLE(FromFile, _)) ->
-        with_handle(To, write, fun(?HANDLE(ToFile, _)) -> copy_1(FromFile, ToFile, Bytes) end)
+    with_handle(From, read, fun(FromHandle) ->
+        with_handle(To, write, fun(ToHandle) -> copy_1(FromHandle, ToHandle, Bytes) end)
     end);
 copy(_, _, _) ->
     {error, badarg}.
 
-copy_1(From, To, Bytes) ->
+copy_1(?HANDLE(From, _) = FromHandle, ?HANDLE(To, _) = ToHandle, Bytes) ->
+    Most = if Bytes =:= infinity -> 1 bsl 62; true -> min(Bytes, 1 bsl 62) end,
     case {pelton_nif:file_seek(From, 0, 1), pelton_nif:file_seek(To, 0, 1)} of
         {{ok, FromOffset}, {ok, ToOffset}} ->
-            Most = if Bytes =:= infinity -> 1 bsl 62; true -> Bytes end,
             case ask(fun(Ref) -> pelton_nif:file_copy(From, FromOffset, To, ToOffset, Most, Ref) end) of
                 {ok, Count} ->
                     {ok, _} = pelton_nif:file_seek(From, FromOffset + Count, 0),
                     {ok, _} = pelton_nif:file_seek(To, ToOffset + Count, 0),
                     {ok, Count};
+                %% The kernel does not where it is appended, nor within one place of a file; or the file is not open for that.
+                {error, Reason} when Reason =:= ebadf; Reason =:= einval -> by_turns(FromHandle, ToHandle, Most, 0);
                 Error -> Error
             end;
         %% A pipe, or the like.
+        {{error, espipe}, _} -> by_turns(FromHandle, ToHandle, Most, 0);
+        {_, {error, espipe}} -> by_turns(FromHandle, ToHandle, Most, 0);
         {{ok, _}, Error} -> Error;
         {Error, _} -> Error
+    end.
+
+by_turns(_, _, 0, Done) ->
+    {ok, Done};
+by_turns(?HANDLE(File, _) = From, To, Left, Done) ->
+    case pread_1(File, undefined, min(Left, 65536), binary) of
+        {ok, Bytes} ->
+            case write(To, Bytes) of
+                ok -> by_turns(From, To, Left - byte_size(Bytes), Done + byte_size(Bytes));
+                Error -> Error
+            end;
+        eof -> {ok, Done};
+        Error -> Error
     end.
 
 with_handle(?HANDLE(_, _) = Handle, _Mode, Fun) -> Fun(Handle);

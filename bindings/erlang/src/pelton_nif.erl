@@ -3,7 +3,7 @@
 -export([end_all/0]).
 -export([file_open/4, file_close/2, file_pread/5, file_pread_list/4, file_pwrite/5, file_write_now/3, file_seek/3, file_truncate/1,
          file_advise/4, file_allocate/3, file_do/4, file_copy/6, path_do/6]).
--export([end_open/3, end_close/1, end_send/3, end_send_large/3, end_receive/2, end_set/4, end_give/2, end_call/4, end_call_large/4,
+-export([end_open/4, end_close/1, end_send/3, end_send_large/3, end_receive/2, end_set/4, end_give/2, end_call/4, end_call_large/4,
          end_cancel/2, end_reply/3, end_reply_large/3]).
 -export_type([file/0, path/0, answer/1, 'end'/0, responder/0]).
 -on_load(load/0).
@@ -17,8 +17,12 @@
 -type answer(Result) :: Result | pending | full | {error, file:posix() | badarg}.
 
 load() ->
-    Library = filename:join([filename:dirname(code:which(?MODULE)), "..", "priv", "pelton_nif"]),
-    erlang:load_nif(Library, erlang:system_info(schedulers)).
+    %% Not beside what is loaded: that may be another version's.
+    Directory = case code:priv_dir(pelton) of
+                    {error, bad_name} -> filename:join([filename:dirname(code:which(?MODULE)), "..", "priv"]);
+                    Found -> Found
+                end,
+    erlang:load_nif(filename:join(Directory, "pelton_nif"), erlang:system_info(schedulers)).
 
 -spec end_all() -> ok.
 end_all() -> not_loaded().
@@ -54,7 +58,7 @@ file_advise(_File, _Offset, _Size, _Advice) -> not_loaded().
 -spec file_allocate(file(), integer(), integer()) -> ok | {error, file:posix()}.
 file_allocate(_File, _Offset, _Size) -> not_loaded().
 
--spec file_do(0..2, file(), reference(), boolean()) -> answer(ok | {ok, binary()}).
+-spec file_do(0..3, file(), reference(), boolean()) -> answer(ok | {ok, binary() | tuple()}).
 file_do(_Kind, _File, _Ref, _Sends) -> not_loaded().
 
 -spec file_copy(file(), non_neg_integer(), file(), non_neg_integer(), non_neg_integer(), reference()) -> answer({ok, non_neg_integer()}).
@@ -64,8 +68,8 @@ file_copy(_From, _FromOffset, _To, _ToOffset, _Bytes, _Ref) -> not_loaded().
           answer(ok | {ok, tuple() | binary()}).
 path_do(_Kind, _Path, _Other, _Accessed, _Modified, _Ref) -> not_loaded().
 
--spec end_open(0..3, binary(), tuple()) -> {ok, 'end'()} | {error, {atom(), binary()}}.
-end_open(_Kind, _Name, _Numbers) -> not_loaded().
+-spec end_open(0..3, binary(), tuple(), reference()) -> pending | {error, {atom(), binary()}}.
+end_open(_Kind, _Name, _Numbers, _Ref) -> not_loaded().
 
 -spec end_close('end'()) -> told(ok).
 end_close(_End) -> not_loaded().
@@ -85,11 +89,11 @@ end_set(_End, _Active, _Once, _Holds) -> not_loaded().
 -spec end_give('end'(), pid()) -> told(ok).
 end_give(_End, _Pid) -> not_loaded().
 
--spec end_call('end'(), iodata(), reference(), integer()) -> told(ok | {ok, binary()} | pending | waits) | {error, tuple()}.
-end_call(_End, _Data, _Ref, _Milliseconds) -> not_loaded().
+-spec end_call('end'(), iodata(), reference(), boolean()) -> told(ok | {ok, binary()} | pending | waits) | {error, tuple()}.
+end_call(_End, _Data, _Ref, _TellsOnly) -> not_loaded().
 
--spec end_call_large('end'(), iodata(), reference(), integer()) -> told(ok | {ok, binary()} | pending | waits) | {error, tuple()}.
-end_call_large(_End, _Data, _Ref, _Milliseconds) -> not_loaded().
+-spec end_call_large('end'(), iodata(), reference(), boolean()) -> told(ok | {ok, binary()} | pending | waits) | {error, tuple()}.
+end_call_large(_End, _Data, _Ref, _TellsOnly) -> not_loaded().
 
 -spec end_cancel('end'(), reference()) -> told(ok).
 end_cancel(_End, _Ref) -> not_loaded().

@@ -54,8 +54,18 @@ short(Term) -> lists:flatten(io_lib:format("~0tP", [Term, 25])).
 
 %% Names are few, so that they meet.
 name() -> element(rand:uniform(9), {"a", "b", <<"c">>, d, "d", "d/e", "d/f", "nowhere/a", "\x{e4}\x{263a}"}).
-offset() -> element(rand:uniform(6), {0, rand:uniform(100), rand:uniform(10000), rand:uniform(100000), -1, {bof, rand:uniform(50)}}).
-size() -> element(rand:uniform(4), {1, rand:uniform(100), rand:uniform(10000), rand:uniform(400000)}).
+offset() ->
+    case rand:uniform(20) of
+        1 -> beyond();
+        _ -> element(rand:uniform(6), {0, rand:uniform(100), rand:uniform(10000), rand:uniform(100000), -1, {bof, rand:uniform(50)}})
+    end.
+size() ->
+    case rand:uniform(30) of
+        1 -> beyond();
+        _ -> element(rand:uniform(4), {1, rand:uniform(100), rand:uniform(10000), rand:uniform(400000)})
+    end.
+%% What no 64 bits with a sign have.
+beyond() -> element(rand:uniform(2), {1 bsl 63, 5 + (1 bsl 64)}).
 data() ->
     case rand:uniform(5) of
         1 -> "";
@@ -73,7 +83,7 @@ location() ->
         5 -> {cur, rand:uniform(100) - 60};
         6 -> {bof, rand:uniform(5000)};
         7 -> rand:uniform(5000);
-        8 -> -3
+        8 -> element(rand:uniform(5), {-3, -beyond() - 1, beyond(), {cur, beyond()}, {eof, -beyond() - 1}})
     end.
 modes() -> [Mode || Mode <- [read, write, append, exclusive, binary, sync, directory], rand:uniform(10) =< weight(Mode)].
 weight(read) -> 8;
@@ -84,7 +94,7 @@ weight(_) -> 1.
 operation([]) -> element(rand:uniform(2), {{open, rand:uniform(4), name(), modes()}, by_name()});
 operation(Files) ->
     File = lists:nth(rand:uniform(length(Files)), Files),
-    case rand:uniform(20) of
+    case rand:uniform(23) of
         1 -> {open, rand:uniform(4), name(), modes()};
         2 -> by_name();
         3 -> by_name();
@@ -104,8 +114,11 @@ operation(Files) ->
         17 -> {on, File, position, [location()]};
         18 -> {on, File, truncate, []};
         19 -> {on, File, element(rand:uniform(2), {sync, datasync}), []};
-        20 -> element(rand:uniform(2), {{on, File, allocate, [rand:uniform(1000), rand:uniform(1000)]},
-                                        {on, File, advise, [0, 0, element(rand:uniform(3), {normal, will_need, nonsense})]}})
+        20 -> element(rand:uniform(2), {{on, File, allocate, [rand:uniform(1000), element(rand:uniform(4), {1, rand:uniform(1000), rand:uniform(1000), beyond()})]},
+                                        {on, File, advise, [number(offset()), 0, element(rand:uniform(3), {normal, will_need, nonsense})]}});
+        21 -> {line, File};
+        22 -> {line, File};
+        23 -> {copy, File, without_append(with_modes(name())), rand:uniform(1000) - 1}
     end.
 
 %% `file' with raw takes no other.
@@ -122,7 +135,7 @@ by_name() ->
         6 -> {named, list_dir, [element(rand:uniform(3), {"", "d", name()})], []};
         7 -> {named, delete, [name()], []};
         8 -> {named, rename, [name(), name()], []};
-        9 -> {named, copy, [name(), name()], []};
+        9 -> {named, copy, [with_modes(name()), without_append(with_modes(name()))], []};
         10 -> {named, make_dir, [name()], []};
         11 -> {named, make_link, [name(), name()], []};
         12 -> {named, make_symlink, [name(), name()], []};
@@ -131,6 +144,16 @@ by_name() ->
         15 -> {named, write_file_info, [name()], [times(), [{time, posix}]]};
         16 -> {named, make_dir, ["d"], []}
     end.
+
+with_modes(Name) ->
+    case rand:uniform(2) of
+        1 -> Name;
+        2 -> {Name, modes()}
+    end.
+
+%% A file that is copied to its own end has none.
+without_append({Name, Modes}) -> {Name, Modes -- [append]};
+without_append(Name) -> Name.
 
 times() ->
     Time = fun() -> element(rand:uniform(2), {undefined, 1000000000 + rand:uniform(100)}) end,
@@ -148,6 +171,16 @@ do({close, Number}, {Module, Directory, Files}) ->
     {{Module:close(File), Module:close(File)}, {Module, Directory, Rest}};
 do({on, Number, Function, Arguments}, {Module, _, Files} = Side) ->
     {outcome(fun() -> apply(Module, Function, [maps:get(Number, Files) | Arguments]) end), Side};
+%% `file' keeps what it has read beyond the line, whatever is written there meanwhile, until it looks where it is.
+do({line, Number}, {Module, _, Files} = Side) ->
+    File = maps:get(Number, Files),
+    {[Module:read_line(File), Module:position(File, cur)], Side};
+do({copy, From, To, Bytes}, {Module, Directory, Files} = Side) ->
+    %% Of a directory's handle the kernel says something else than what reading it says.
+    case outcome(fun() -> Module:copy(maps:get(From, Files), path(Directory, To), Bytes) end) of
+        {error, Reason} when Reason =:= eisdir; Reason =:= einval -> {error, Side};
+        Result -> {Result, Side}
+    end;
 do({named, Function, Names, Arguments}, {Module, Directory, _} = Side) ->
     %% The module that is compared has no del_file.
     Result = outcome(fun() -> apply(Module, Function, [path(Directory, Name) || Name <- Names] ++ Arguments) end),
@@ -156,6 +189,7 @@ do({named, Function, Names, Arguments}, {Module, Directory, _} = Side) ->
 outcome(Fun) ->
     try Fun() catch error:Reason -> {raised, Reason} end.
 
+path(Directory, {Name, Modes}) -> {path(Directory, Name), Modes};
 path(Directory, Name) when is_binary(Name) -> filename:join(Directory, Name);
 path(Directory, "") -> Directory;
 path(Directory, Name) when is_atom(Name) -> filename:join(Directory, atom_to_list(Name));

@@ -1,6 +1,6 @@
 %% What pelton_file promises beyond doing what `file' does, which pelton_file_alike_tests compares.
 -module(pelton_file_tests).
--export([place/0, remove/1, eventually/1]).
+-export([place/0, remove/1, eventually/1, upgrade/1, delete/1, leave_in_flight/1, copy_with_limit/1]).
 -include_lib("eunit/include/eunit.hrl").
 -include_lib("kernel/include/file.hrl").
 
@@ -28,9 +28,15 @@ tests() ->
      {ten_thousand_files_are_open, fun ten_thousand_files_are_open/1},
      {descriptors_and_memory_stay_flat, fun descriptors_and_memory_stay_flat/1},
      {new_code_takes_over_what_is_open, fun new_code_takes_over_what_is_open/1},
+     {another_library_takes_over_what_is_in_flight, fun another_library_takes_over_what_is_in_flight/1},
+     {deleted_code_stays_for_what_is_open, fun deleted_code_stays_for_what_is_open/1},
+     {a_node_stops_with_everything_in_flight, fun a_node_stops_with_everything_in_flight/1},
      {stopping_the_application_closes_everything, fun stopping_the_application_closes_everything/1},
      {times_are_set, fun times_are_set/1},
-     {a_copy_begins_at_the_positions, fun a_copy_begins_at_the_positions/1}].
+     {a_copy_begins_at_the_positions, fun a_copy_begins_at_the_positions/1},
+     {a_copy_is_appended, fun a_copy_is_appended/1},
+     {a_copy_tells_that_there_is_no_room, fun a_copy_tells_that_there_is_no_room/1},
+     {a_copy_ends_with_either_file, fun a_copy_ends_with_either_file/1}].
 
 what_is_written_is_read(Place) ->
     {ok, File} = pelton_file:open(Place("a"), [read, write, binary]),
@@ -99,6 +105,10 @@ file_takes_the_handle(Place) ->
     ok = file:write(File, "hello"),
     ?assertEqual({ok, 0}, file:position(File, bof)),
     ?assertEqual({ok, "hello"}, file:read(File, 10)),
+    {ok, #file_info{size = 5, type = regular}} = file:read_file_info(File, [{time, posix}]),
+    {ok, #file_info{size = 5}} = pelton_file:read_file_info(File),
+    {ok, 0} = file:position(File, 0),
+    ?assertEqual({ok, "hello"}, file:read_line(File)),
     ok = file:close(File).
 
 opening_moves_the_mailbox_off_the_heap(Place) ->
@@ -196,10 +206,12 @@ a_killed_reader_leaves_nothing(Place) ->
     eventually(fun() -> waits(Owner) andalso waits(Other) end),
     [exit(Pid, kill) || Pid <- [Owner, Other]],
     eventually(fun() -> opened(Fifo) =:= 1 end),
-    %% Nobody takes it who is dead.
-    timer:sleep(100),
-    ok = pelton_file:write(File, "z"),
-    ?assertEqual({ok, <<"z">>}, pelton_file:read(File, 1)),
+    %% Nobody takes it for long who is dead.
+    {Reader, Monitor} = spawn_monitor(fun() -> exit(pelton_file:read(File, 1)) end),
+    eventually(fun() ->
+        is_process_alive(Reader) andalso pelton_file:write(File, "z"),
+        receive {'DOWN', Monitor, process, Reader, Result} -> ?assertEqual({ok, <<"z">>}, Result), true after 50 -> false end
+    end),
     ok = pelton_file:close(File),
     eventually(fun() -> opened(Fifo) =:= 0 end).
 
@@ -267,6 +279,85 @@ new_code_takes_over_what_is_open(Place) ->
     receive {'DOWN', Monitor, process, Pid, Result} -> ?assertEqual({ok, <<"x">>}, Result) end,
     [ok = pelton_file:close(Any) || Any <- [Fifo, File]].
 
+%% Each in a node of its own, which ends if it goes wrong.
+another_library_takes_over_what_is_in_flight(Place) ->
+    ?assertEqual({{ok, <<"x">>}, {ok, <<"ell">>}, true}, in_peer(upgrade, Place(""))).
+
+upgrade(Directory) ->
+    {Place, Fifo, Reader} = reading(Directory),
+    ok = pelton_file:write_file(Place("a"), "hello"),
+    {ok, File} = pelton_file:open(Place("a"), [read, binary]),
+    Next = Place("pelton-9"),
+    Copy = fun(From, To) -> ok = filelib:ensure_dir(To), {ok, _} = file:copy(From, To) end,
+    Copy(code:which(pelton_nif), Next ++ "/ebin/pelton_nif.beam"),
+    Copy(filename:join(code:priv_dir(pelton), "pelton_nif.so"), Next ++ "/priv/pelton_nif.so"),
+    true = code:replace_path(pelton, Next ++ "/ebin"),
+    _ = code:purge(pelton_nif),
+    {module, pelton_nif} = code:load_file(pelton_nif),
+    true = code:soft_purge(pelton_nif),
+    ok = pelton_file:write(Fifo, "x"),
+    {ok, Maps} = file:read_file("/proc/self/maps"),
+    {told(Reader), pelton_file:pread(File, 1, 3), binary:match(Maps, list_to_binary(Next)) =/= nomatch}.
+
+deleted_code_stays_for_what_is_open(Place) ->
+    ?assertEqual({{ok, <<"x">>}, 0, {ok, <<"again">>}}, in_peer(delete, Place(""))).
+
+delete(Directory) ->
+    {Place, Fifo, Reader} = reading(Directory),
+    Holder = spawn(fun() -> {ok, _} = pelton_file:open(Place("held"), [write]), receive stop -> ok end end),
+    eventually(fun() -> opened(Place("held")) =:= 1 end),
+    true = code:delete(pelton_nif),
+    _ = code:purge(pelton_nif),
+    %% By `file', for the module is gone.
+    ok = file:write_file(Place("fifo"), "x"),
+    Told = told(Reader),
+    exit(Holder, kill),
+    eventually(fun() -> opened(Place("held")) =:= 0 end),
+    {module, pelton_nif} = code:load_file(pelton_nif),
+    ok = pelton_file:write_file(Place("b"), "again"),
+    _ = Fifo,
+    {Told, opened(Place("held")), pelton_file:read_file(Place("b"))}.
+
+a_node_stops_with_everything_in_flight(Place) ->
+    Peer = peer(),
+    Monitor = monitor(process, Peer),
+    Pid = peer:call(Peer, ?MODULE, leave_in_flight, [Place("")], 60000),
+    ok = peer:call(Peer, init, stop, []),
+    receive {'DOWN', Monitor, process, Peer, _} -> ok after 60000 -> error(it_does_not_stop) end,
+    eventually(fun() -> not filelib:is_dir("/proc/" ++ Pid) end),
+    %% The name is free, and nobody has the file.
+    {ok, _} = pelton:open(receiver, ["unix:", Place("socket")]).
+
+leave_in_flight(Directory) ->
+    {Place, _, _} = reading(Directory),
+    {ok, _} = application:ensure_all_started(pelton),
+    Keep = fun(Fun) -> spawn(fun() -> Fun(), receive stop -> ok end end) end,
+    Keep(fun() -> {ok, Receiver} = pelton:open(receiver, ["unix:", Place("socket")]), pelton:recv(Receiver) end),
+    Keep(fun() -> pelton:open(sender, ["unix:", Place("nobody")], [{timeout, 100000}]) end),
+    Keep(fun() -> pelton_file:open(Place("fifo2"), [read]) end),
+    eventually(fun() -> element(1, file:read_link_info(Place("socket"))) =:= ok end),
+    os:getpid().
+
+%% A process that reads from a FIFO, and waits.
+reading(Directory) ->
+    Place = fun(Name) -> filename:join(Directory, Name) end,
+    {ok, Fifo} = pelton_file:open(fifo(Place), [read, write, binary]),
+    {Pid, Monitor} = spawn_monitor(fun() -> exit(pelton_file:read(Fifo, 1)) end),
+    eventually(fun() -> waits(Pid) end),
+    {Place, Fifo, {Pid, Monitor}}.
+
+told({Pid, Monitor}) ->
+    receive {'DOWN', Monitor, process, Pid, Result} -> Result after 60000 -> nothing end.
+
+peer() ->
+    Paths = [filename:dirname(code:which(Module)) || Module <- [pelton_file, ?MODULE]],
+    {ok, Peer, _} = peer:start(#{connection => standard_io, args => ["-pa" | Paths]}),
+    Peer.
+
+in_peer(Function, Directory) ->
+    Peer = peer(),
+    try peer:call(Peer, ?MODULE, Function, [Directory], 100000) after peer:stop(Peer) end.
+
 stopping_the_application_closes_everything(Place) ->
     {ok, [pelton]} = application:ensure_all_started(pelton),
     {ok, File} = pelton_file:open(Place("a"), [write, read]),
@@ -288,6 +379,10 @@ times_are_set(Place) ->
     ok = pelton_file:write_file_info(Place("a"), #file_info{mtime = {{2001, 2, 3}, {4, 5, 6}}}, [{time, universal}]),
     {ok, Changed} = pelton_file:read_file_info(Place("a"), [{time, universal}]),
     ?assertMatch(#file_info{mtime = {{2001, 2, 3}, {4, 5, 6}}}, Changed),
+    %% Further than nanoseconds go.
+    ok = pelton_file:utime(Place("a"), undefined, 10000000000),
+    {ok, #file_info{mtime = Late}} = file:read_file_info(Place("a"), [raw, {time, posix}]),
+    ?assertEqual(10000000000, Late),
     ok = pelton_file:write_file_info(Place("a"), #file_info{mode = 8#600}),
     {ok, #file_info{mode = Mode}} = pelton_file:stat(Place("a")),
     ?assertEqual(8#600, Mode band 8#777).
@@ -304,6 +399,41 @@ a_copy_begins_at_the_positions(Place) ->
     ?assertEqual({ok, <<"x23456789">>}, pelton_file:read_file(Place("b"))),
     ?assertEqual({ok, 9}, pelton_file:copy(Place("b"), {Place("c"), [exclusive]})),
     ?assertEqual({error, eexist}, pelton_file:copy(Place("b"), {Place("c"), [exclusive]})).
+
+a_copy_is_appended(Place) ->
+    ok = pelton_file:write_file(Place("a"), "0123456789"),
+    ok = pelton_file:write_file(Place("b"), "before"),
+    ?assertEqual({ok, 10}, pelton_file:copy(Place("a"), {Place("b"), [append]})),
+    ?assertEqual({ok, 4}, pelton_file:copy({Place("a"), [raw]}, {Place("b"), [append]}, 4)),
+    ?assertEqual({ok, <<"before01234567890123">>}, pelton_file:read_file(Place("b"))),
+    %% To a FIFO, and from it.
+    {ok, Fifo} = pelton_file:open(fifo(Place), [read, write, binary]),
+    {ok, File} = pelton_file:open(Place("a"), [read, binary]),
+    ?assertEqual({ok, 10}, pelton_file:copy(File, Fifo)),
+    ?assertEqual({ok, 10}, pelton_file:copy(Fifo, Place("c"), 10)),
+    ?assertEqual({ok, <<"0123456789">>}, pelton_file:read_file(Place("c"))).
+
+%% A node that may make no file of more than a mebibyte.
+a_copy_tells_that_there_is_no_room(Place) ->
+    ok = pelton_file:write_file(Place("a"), binary:copy(<<"x">>, 3 bsl 20)),
+    ?assertEqual({error, efbig}, in_peer(copy_with_limit, Place(""))).
+
+copy_with_limit(Directory) ->
+    "" = os:cmd("prlimit --pid " ++ os:getpid() ++ " --fsize=1048576: 2>&1"),
+    pelton_file:copy(filename:join(Directory, "a"), filename:join(Directory, "b")).
+
+%% Also while it waits in a pipe.
+a_copy_ends_with_either_file(Place) ->
+    [begin
+         {ok, Fifo} = pelton_file:open(fifo(Place), [read, write, binary]),
+         {ok, File} = pelton_file:open(Place("a"), [read, write, binary]),
+         {Pid, Monitor} = spawn_monitor(fun() -> exit(pelton_file:copy(Fifo, File)) end),
+         eventually(fun() -> waits(Pid) end),
+         ok = pelton_file:close(case Closed of from -> Fifo; to -> File end),
+         %% What it reads it cannot write.
+         Closed =:= to andalso pelton_file:write(Fifo, "x"),
+         receive {'DOWN', Monitor, process, Pid, Result} -> ?assertEqual({error, einval}, Result) end
+     end || Closed <- [from, to]].
 
 %% Every receive for a result begins behind the messages that were there before, as the compiler tells.
 the_receive_does_not_look_at_the_mailbox_test_() ->

@@ -11,7 +11,13 @@ in_a_place_test_() ->
 tests() ->
     [{messages_come_whole_and_in_order, fun messages_come_whole_and_in_order/1},
      {a_full_lane_makes_the_sender_wait, fun a_full_lane_makes_the_sender_wait/1},
+     {nobody_who_waits_for_room_is_forgotten, fun nobody_who_waits_for_room_is_forgotten/1},
+     {large_messages_give_their_room_back, fun large_messages_give_their_room_back/1},
      {held_messages_are_whole, fun held_messages_are_whole/1},
+     {held_messages_do_not_change, fun held_messages_do_not_change/1},
+     {a_flood_does_not_hold_up_a_file, fun a_flood_does_not_hold_up_a_file/1},
+     {a_mistaken_option_opens_nothing, fun a_mistaken_option_opens_nothing/1},
+     {openings_keep_no_scheduler, fun openings_keep_no_scheduler/1},
      {active_is_as_many_as_was_said, fun active_is_as_many_as_was_said/1},
      {an_end_ends_with_its_owner, fun an_end_ends_with_its_owner/1},
      {another_process_becomes_the_owner, fun another_process_becomes_the_owner/1},
@@ -19,6 +25,7 @@ tests() ->
      {a_wait_ends_with_its_time, fun a_wait_ends_with_its_time/1},
      {nobody_listens, fun nobody_listens/1},
      {calls_are_answered, fun calls_are_answered/1},
+     {a_large_cast_is_written, fun a_large_cast_is_written/1},
      {many_processes_call_by_one_client, fun many_processes_call_by_one_client/1},
      {a_late_answer_is_for_who_asked, fun a_late_answer_is_for_who_asked/1},
      {a_forgotten_request_is_abandoned, fun a_forgotten_request_is_abandoned/1},
@@ -80,6 +87,39 @@ a_full_lane_makes_the_sender_wait(Place) ->
     [{ok, <<I:32, _/binary>>} = pelton:recv(Receiver) || I <- lists:seq(2, Count)],
     receive sent -> Writer ! stop end.
 
+%% One waits for room that another finds.
+nobody_who_waits_for_room_is_forgotten(Place) ->
+    {ok, Receiver} = pelton:open(receiver, name(Place), []),
+    Test = self(),
+    Opener = spawn_link(fun() ->
+        {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}, {capacity, 65536}]),
+        Test ! {self(), Sender},
+        receive stop -> ok end
+    end),
+    Sender = let_in(Opener, Receiver),
+    Writer = spawn_link(fun() -> [ok = pelton:send(Sender, <<I:32, 0:(8 * 4000)>>) || I <- lists:seq(1, 30)] end),
+    pelton_file_tests:eventually(fun() -> process_info(Writer, status) =:= {status, waiting} end),
+    %% Not so much that it would be woken for it.
+    [{ok, <<I:32, _/binary>>} = pelton:recv(Receiver, 30000) || I <- lists:seq(1, 4)],
+    ok = pelton:send(Sender, <<0:32, 0:(8 * 4000)>>, 30000),
+    Received = [element(2, pelton:recv(Receiver, 30000)) || _ <- lists:seq(5, 31)],
+    ?assertEqual(lists:seq(5, 30), [I || <<I:32, _:32000>> <- Received, I > 0]),
+    Opener ! stop.
+
+%% To a process that collects its garbage seldom.
+large_messages_give_their_room_back(Place) ->
+    {ok, Receiver} = pelton:open(receiver, name(Place), []),
+    Sender = spawn_link(fun() ->
+        {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}, {capacity, 1 bsl 20}]),
+        [ok = pelton:send(Sender, <<I:32, 0:(8 * 300000)>>) || I <- lists:seq(1, 20)],
+        receive stop -> ok end
+    end),
+    {Pid, Monitor} = spawn_opt(fun() ->
+        exit([case pelton:recv(Receiver, 30000) of {ok, <<Number:32, _/binary>>} -> Number; Error -> Error end || _ <- lists:seq(1, 20)])
+    end, [monitor, {min_bin_vheap_size, 1 bsl 24}, {min_heap_size, 1 bsl 20}]),
+    receive {'DOWN', Monitor, process, Pid, Received} -> ?assertEqual(lists:seq(1, 20), Received) end,
+    Sender ! stop.
+
 held_messages_are_whole(Place) ->
     {Receiver, Sender} = channel(Place, [{messages, hold}]),
     Messages = [rand:bytes(Size) || Size <- [10, 100, 1000, 100000]],
@@ -89,6 +129,71 @@ held_messages_are_whole(Place) ->
     ok = pelton:close(Receiver),
     %% They outlive the receiver.
     ?assertEqual(Messages, Received).
+
+%% What is a binary stays as it is, also when the receiver is closed and somebody receives after it.
+held_messages_do_not_change(Place) ->
+    Name = ["path:", Place("channel")],
+    {ok, Receiver} = pelton:open(receiver, Name, [{create, true}, {capacity, 65536}, {messages, hold}]),
+    {ok, Sender} = pelton:open(sender, Name),
+    Sent = rand:bytes(20000),
+    ok = pelton:send(Sender, Sent),
+    {ok, Held} = pelton:recv(Receiver, 30000),
+    ok = pelton:close(Receiver),
+    ?assertEqual({error, closed}, pelton:recv(Receiver, 0)),
+    Other = rand:bytes(20000),
+    case pelton:open(receiver, Name) of
+        {ok, Next} -> [begin ok = pelton:send(Sender, Other), {ok, _} = pelton:recv(Next, 30000) end || _ <- lists:seq(1, 10)];
+        {error, _} -> ok
+    end,
+    ?assertEqual(Sent, binary:copy(Held)),
+    opened_when_let_go_of(Name, 600).
+
+opened_when_let_go_of(Name, Left) ->
+    erlang:garbage_collect(),
+    case pelton:open(receiver, Name, [{timeout, 0}]) of
+        {ok, _} -> ok;
+        {error, {role_taken, _}} when Left > 0 -> timer:sleep(50), opened_when_let_go_of(Name, Left - 1)
+    end.
+
+%% Who sends faster than the receiver is told.
+a_flood_does_not_hold_up_a_file(Place) ->
+    "" = os:cmd("mkfifo " ++ Place("fifo")),
+    {ok, File} = pelton_file:open(Place("fifo"), [read, write, binary]),
+    Drain = fun Drain() -> receive {pelton, _, _} -> Drain(); stop -> ok end end,
+    Owner = spawn_link(fun() ->
+        {ok, Receiver} = pelton:open(receiver, name(Place), [{active, true}]),
+        Drain(),
+        pelton:close(Receiver)
+    end),
+    Test = self(),
+    Senders = [spawn_link(fun() ->
+        {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}]),
+        Flood = fun Flood(0) -> Test ! {flows, self()}, Flood(-1);
+                    Flood(I) -> receive stop -> ok after 0 -> ok = pelton:send(Sender, <<0:800>>), Flood(I - 1) end
+                end,
+        Flood(20000)
+    end) || _ <- "12"],
+    [receive {flows, Pid} -> ok end || Pid <- Senders],
+    Reads = [spawn_monitor(fun() -> exit(pelton_file:read(File, 1)) end) || _ <- "123"],
+    [pelton_file_tests:eventually(fun() -> process_info(Pid, status) =:= {status, waiting} end) || {Pid, _} <- Reads],
+    ok = file:write_file(Place("fifo"), "xxx", [raw]),
+    Told = [receive {'DOWN', Monitor, process, Pid, Result} -> Result after 60000 -> nothing end || {Pid, Monitor} <- Reads],
+    [begin unlink(Pid), exit(Pid, kill) end || Pid <- [Owner | Senders]],
+    ?assertEqual([{ok, <<"x">>} || _ <- Reads], Told).
+
+a_mistaken_option_opens_nothing(Place) ->
+    [?assertError(_, pelton:open(receiver, name(Place), [Option]))
+     || Option <- [{active, 0}, {timeout, infinity}, {capacity, -1}, {actve, true}, {messages, held}, nonsense]],
+    {ok, _} = pelton:open(receiver, name(Place)).
+
+%% As many as there are dirty schedulers, and more.
+openings_keep_no_scheduler(Place) ->
+    Count = 2 * erlang:system_info(dirty_io_schedulers),
+    Openers = [spawn(fun() -> pelton:open(sender, ["unix:", Place("nobody")], [{timeout, 100000}]) end) || _ <- lists:seq(1, Count)],
+    pelton_file_tests:eventually(fun() -> lists:all(fun(Pid) -> process_info(Pid, status) =:= {status, waiting} end, Openers) end),
+    %% This needs one.
+    ok = file:write_file(Place("a"), "x"),
+    [exit(Pid, kill) || Pid <- Openers].
 
 active_is_as_many_as_was_said(Place) ->
     {Receiver, Sender} = channel(Place, []),
@@ -156,6 +261,14 @@ calls_are_answered(Place) ->
     ?assertEqual({ok, Large}, pelton:call(Client, Large)),
     ok = pelton:cast(Client, "remember this"),
     ?assertEqual({ok, <<"remember this">>}, pelton:call(Client, "what")).
+
+%% More than the lane takes: the rest is written though the client does nothing else.
+a_large_cast_is_written(Place) ->
+    {ok, _} = pelton:open(service, name(Place), [{active, true}]),
+    {ok, Client} = pelton:open(client, name(Place), [{timeout, 30000}]),
+    Large = rand:bytes(10 bsl 20),
+    ok = pelton:cast(Client, Large),
+    receive {pelton_request, _, undefined, Told} -> ?assert(Large =:= Told) after 60000 -> error(nothing_came) end.
 
 many_processes_call_by_one_client(Place) ->
     {_, Client} = service(Place),
