@@ -232,7 +232,11 @@ impl RecordFile {
                 KIND_LAST => {
                     let entries = chunks.bytes(fd, self.end + HEADER, header.bytes)?.to_vec();
                     for entry in entries.chunks_exact(LAST_ENTRY) {
-                        self.note(LaneId([u64_at(entry, 0), u64_at(entry, 8)]), u32_at(entry, 16));
+                        let lane = LaneId([u64_at(entry, 0), u64_at(entry, 8)]);
+                        // Of the files before: what this one has is later, wherever the chunk stands.
+                        if !self.last.contains_key(&lane) {
+                            self.note(lane, u32_at(entry, 16));
+                        }
                     }
                     self.begin = self.end + header.all_bytes();
                 }
