@@ -192,6 +192,11 @@ fn measure(all: &All) -> Result<ExitCode> {
     let place = all.record.clone().or(default);
     let chosen = PARTS.iter().filter(|part| all.only.as_ref().is_none_or(|only| part.0.contains(only.as_str())));
     let plans: Vec<Planned> = chosen.map(|part| Planned::of(part, all.short)).collect::<Result<_>>()?;
+    anyhow::ensure!(
+        !plans.is_empty(),
+        "no command contains `{}`: without --only all of them are listed",
+        all.only.as_deref().unwrap_or_default()
+    );
     let expected: f64 = plans.iter().map(Planned::seconds).sum();
     for planned in &plans {
         let command = planned.text.split(" --systems ").next().unwrap_or_default();

@@ -122,13 +122,12 @@ public final class AeronSide {
                 .sharedIdleStrategy(new BackoffIdleStrategy())
                 .ipcMtuLength(MTU)
                 .ipcTermBufferLength(termBytes())
-                .preTouchMappedMemory(true)
                 .termBufferSparseFile(false)
                 .dirDeleteOnStart(false)
                 .dirDeleteOnShutdown(false));
         }
         waitFor(Path.of(directory, "cnc.dat"));
-        try (Aeron aeron = Aeron.connect(new Aeron.Context().aeronDirectoryName(directory))) {
+        try (Aeron aeron = Aeron.connect(new Aeron.Context().aeronDirectoryName(directory).preTouchMappedMemory(true))) {
             int own = listens ? 1001 : 1002;
             if (roundTrip || !listens) {
                 out = aeron.addExclusivePublication("aeron:ipc", own);
