@@ -24,7 +24,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, Per
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 use support::race::refuse;
-use support::{Child, DEADLINE, Role, Watchdog, deadline, hear, say};
+use support::{Child, DEADLINE, Random, Role, Watchdog, deadline, hear, say};
 
 /// What a child of these tests does.
 #[test]

@@ -11,7 +11,7 @@ use rustix::io::{Errno, ReadWriteFlags, Result, retry_on_intr};
 use std::ffi::OsStr;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::Path;
 use std::sync::Arc;
@@ -145,7 +145,7 @@ pub(crate) fn perform(work: &mut Work, root: Option<&Root>, cancel: &Cancel, wai
     }
     match work {
         Work::Open { path, how } if !waits && waits_for_others(root, path, *how) => Ok(None),
-        Work::Transfer(transfer) => transfer_all(transfer, cancel, waits),
+        Work::Transfer(transfer) => transfer_all(transfer, cancel, waits, false),
         Work::Pump(_) if !waits => Ok(None),
         Work::Pump(pump) => pump.run(cancel).map(Some),
         _ => perform_alone(work, root, cancel).map(Some),
@@ -252,18 +252,19 @@ fn stat(root: Option<&Root>, path: &Path, follows: bool) -> Result<Statx> {
     }
 }
 
-/// A stream is asked so that it does not wait, and waited for beside the cancel: others may take what was there, or fill what was free.
-fn transfer_all(transfer: &mut Transfer, cancel: &Cancel, waits: bool) -> Result<Option<Output>> {
+/// A stream is asked so that it does not wait, and waited for beside the cancel: others may take what was there, or fill what was free. One that `says_so`
+/// of itself is not asked for each call.
+fn transfer_all(transfer: &mut Transfer, cancel: &Cancel, waits: bool, says_so: bool) -> Result<Option<Output>> {
     let is_stream = transfer.file.is_stream();
     let event = if transfer.writes { PollFlags::OUT } else { PollFlags::IN };
-    let (mut flags, mut most) = match is_stream {
+    let (mut flags, mut most) = match is_stream && !says_so {
         true => (ReadWriteFlags::NOWAIT, usize::MAX),
         false => (ReadWriteFlags::empty(), usize::MAX),
     };
     let mut tries = TRIES;
     loop {
         // Where it cannot be asked so, it has room for this much, once it says that it has room.
-        if is_stream && flags.is_empty() {
+        if is_stream && flags.is_empty() && !says_so {
             if !waits {
                 return Ok(None);
             }
@@ -279,7 +280,18 @@ fn transfer_all(transfer: &mut Transfer, cancel: &Cancel, waits: bool) -> Result
                     return Ok(Some(output));
                 }
             }
-            Err(Errno::OPNOTSUPP) if !flags.is_empty() => flags = ReadWriteFlags::empty(),
+            Err(Errno::OPNOTSUPP) if !flags.is_empty() => {
+                if waits
+                    && cancel.may_be_said()
+                    && let Some(anew) = opened_anew(transfer)
+                {
+                    let file = std::mem::replace(&mut transfer.file, anew);
+                    let result = transfer_all(transfer, cancel, waits, true);
+                    transfer.file = file;
+                    return result;
+                }
+                flags = ReadWriteFlags::empty();
+            }
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) if is_stream && !waits => return Ok(None),
             Err(Errno::AGAIN) if is_stream => cancel.wait_for(transfer.file.as_fd(), event)?,
@@ -288,6 +300,21 @@ fn transfer_all(transfer: &mut Transfer, cancel: &Cancel, waits: bool) -> Result
             Err(error) => return transfer.failed(error).map(Some),
         }
     }
+}
+
+/// A FIFO cannot be asked for each call, so it is opened once more, to say of itself when it would wait. Otherwise who takes what it has said that there is
+/// leaves this one waiting in a call, where no cancel is heard. `None`: it is no FIFO, or nobody reads it, or it may not be opened.
+#[cold]
+fn opened_anew(transfer: &Transfer) -> Option<File> {
+    let file = &transfer.file;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(file).ok()?.st_mode);
+    if kind != FileType::Fifo {
+        return None;
+    }
+    let access = if transfer.writes { OFlags::WRONLY } else { OFlags::RDONLY };
+    let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let itself = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    File::opened(rustix::fs::open(itself, flags, Mode::empty()).ok()?, file.path().to_owned(), flags).ok()
 }
 
 fn time(time: Option<SystemTime>) -> Result<Timespec> {

@@ -356,6 +356,10 @@ impl Cancel {
         Some(kept)
     }
 
+    pub(super) fn may_be_said(&self) -> bool {
+        self.0.is_some()
+    }
+
     pub(super) fn is_said(&self) -> bool {
         self.0.as_ref().is_some_and(|job| locked(job).is_given_up)
     }

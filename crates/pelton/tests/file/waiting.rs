@@ -367,3 +367,179 @@ pub(super) fn left(path: &Path, way: &str) {
     until_they_are_gone();
     say("left");
 }
+
+/// A moment that is never the same: nothing, a turn of others, some instructions, some microseconds.
+fn some_moment(random: &mut Random) {
+    match random.below(8) {
+        0..4 => {}
+        4 => std::thread::yield_now(),
+        5 | 6 => (0..random.below(3000)).for_each(|_| std::hint::spin_loop()),
+        _ => std::thread::sleep(Duration::from_micros(random.below(200))),
+    }
+}
+
+/// What is read, or opened, by those that are to be cancelled.
+struct Silent {
+    /// With its own other end, and one that says of itself that it would wait.
+    fifos: [File; 2],
+    idle: [(File, std::fs::File); 2],
+    path: PathBuf,
+}
+
+impl Silent {
+    fn new(paths: &[PathBuf; 3]) -> Silent {
+        let [path, fifos @ ..] = paths;
+        let fifos = fifos.each_ref().map(|path| {
+            let both = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+            File::from_fd(both.into(), path).unwrap()
+        });
+        let idle = [pipe("idle"), pipe("asked")];
+        for asked in [&fifos[1], &idle[1].0] {
+            rustix::fs::fcntl_setfl(asked, rustix::fs::OFlags::NONBLOCK).unwrap();
+        }
+        Silent { fifos, idle, path: path.clone() }
+    }
+
+    fn operation(&self, random: &mut Random) -> Operation {
+        let which = random.below(2) as usize;
+        let bytes = [1, 100, 300_000][random.below(3) as usize];
+        match random.below(9) {
+            0..4 => Operation::read(&self.fifos[which], vec![0; bytes]),
+            4..8 => Operation::read(&self.idle[which].0, vec![0; bytes]),
+            _ => Operation::open(&self.path, Open::for_reading()),
+        }
+    }
+
+    /// All that read it are woken, and one gets what there is.
+    fn speak(&self, random: &mut Random) {
+        let which = random.below(2) as usize;
+        let written = match random.below(2) {
+            0 => rustix::io::write(&self.fifos[which], b"x"),
+            _ => rustix::io::write(&self.idle[which].1, b"x"),
+        };
+        assert_eq!(written, Ok(1));
+    }
+}
+
+#[test]
+fn a_fifo_whose_writers_have_gone_has_ended() {
+    everywhere("a FIFO whose writers have gone has ended", |case| {
+        let path = fifo(case, "fifo");
+        let mut engine = case.engine();
+        submit(&mut engine, 1, Operation::open(&path, Open::for_reading()));
+        engine.start().unwrap();
+        let mut writer = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        let reader = done(&mut engine).into_file().unwrap();
+        writer.write_all(b"last").unwrap();
+        drop(writer);
+        for wanted in [&b"last"[..], b"", b""] {
+            submit(&mut engine, 2, Operation::read(&reader, vec![0; 300_000]));
+            assert_eq!(done(&mut engine).bytes(), wanted);
+        }
+        // Also of one that waits for it when they go.
+        let mut writer = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        for (said, wanted) in [(&b"more"[..], &b"more"[..]), (b"", b"")] {
+            submit(&mut engine, 3, Operation::read(&reader, vec![0; 300_000]));
+            engine.start().unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+            match said {
+                b"" => drop(std::mem::replace(&mut writer, std::fs::File::open("/dev/null").unwrap())),
+                _ => writer.write_all(said).unwrap(),
+            }
+            assert_eq!(done(&mut engine).bytes(), wanted);
+        }
+    });
+}
+
+#[test]
+fn what_is_cancelled_at_any_moment_completes() {
+    let _hang = Watchdog::new("what is cancelled at any moment completes");
+    for way in ["ring", "threads"] {
+        for waits_by_loop in [true, false] {
+            let root = tempfile::tempdir_in("/var/tmp").unwrap();
+            let case = Case { way, options: options(way).threads(2).in_flight_max(64), root };
+            let paths = ["nobody's", "shared", "asked"].map(|name| fifo(&case, name));
+            let mut random = Random::new(std::process::id().into());
+            for _ in 0..30 {
+                cancel_at_any_moment(&case, &Silent::new(&paths), waits_by_loop, &mut random);
+            }
+            drop(std::fs::OpenOptions::new().read(true).write(true).open(&paths[0]).unwrap());
+        }
+    }
+    nobody_waits_alone();
+}
+
+/// Some turns of a loop, in each of which some begin, some are cancelled, and something may come; in the end all are cancelled.
+fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, random: &mut Random) {
+    let mut engine = case.engine();
+    let mut going: Vec<u64> = Vec::new();
+    let mut next = 0;
+    let turns = random.below(30);
+    let most = 1 + random.below(40);
+    let mut act = |engine: &mut Engine, going: &mut Vec<u64>, random: &mut Random, is_last: bool| {
+        for _ in 0..random.below(most) {
+            some_moment(random);
+            match random.below(8) {
+                0..4 if !is_last => {
+                    if engine.try_submit(next, silent.operation(random)).unwrap().is_submitted() {
+                        going.push(next);
+                        next += 1;
+                    }
+                }
+                4..7 if !going.is_empty() => {
+                    let at = random.below(going.len() as u64) as usize;
+                    engine.cancel(going.swap_remove(at)).unwrap();
+                }
+                7 => silent.speak(random),
+                _ => {}
+            }
+        }
+        if is_last {
+            going.drain(..).for_each(|token| _ = engine.cancel(token).unwrap());
+        }
+    };
+    let take = |engine: &mut Engine, random: &mut Random| {
+        let most = if random.below(4) == 0 { random.below(4) } else { u64::MAX };
+        let mut taken = 0;
+        while taken < most && engine.try_completion().unwrap().is_some() {
+            taken += 1;
+        }
+        taken
+    };
+    for turn in 0..=turns {
+        let is_last = turn == turns;
+        let cancels_all = is_last && random.below(2) == 0;
+        act(&mut engine, &mut going, random, cancels_all);
+        if random.below(3) == 0 {
+            take(&mut engine, random);
+        }
+        if waits_by_loop {
+            let is_waiting = engine.arm().unwrap();
+            some_moment(random);
+            // From elsewhere in the loop: what is begun or cancelled now is heard of by the descriptor.
+            act(&mut engine, &mut going, random, is_last);
+            if !is_last && is_waiting {
+                let _ = poll(&mut [PollFd::new(&engine, PollFlags::IN)], Some(&Timespec::default())).unwrap();
+            }
+        } else if is_last {
+            act(&mut engine, &mut going, random, true);
+        } else if random.below(2) == 0 {
+            engine.start().unwrap();
+        }
+    }
+    while engine.in_flight() > 0 {
+        if !waits_by_loop {
+            done(&mut engine);
+            continue;
+        }
+        poll_readable(&engine);
+        take(&mut engine, random);
+        while !engine.arm().unwrap() {
+            take(&mut engine, random);
+        }
+    }
+    assert!(engine.try_completion().unwrap().is_none());
+    if random.below(2) == 0 {
+        engine.close().unwrap();
+    }
+}
