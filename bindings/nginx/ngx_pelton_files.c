@@ -83,11 +83,12 @@ static void ngx_pelton_release_memory(void *context) {
 /* Closes a file that nobody has any more, without waiting for it. */
 static void ngx_pelton_close_file(pelton_file *file) {
     pelton_operation operation;
-    size_t taken;
+    size_t taken = 0;
     ngx_memzero(&operation, sizeof operation);
     operation.kind = PELTON_FILE_CLOSE;
     operation.file = file;
-    if (ngx_pelton_engine == NULL || pelton_file_submit(ngx_pelton_engine, &operation, 1, &taken) != PELTON_OK) {
+    /* It may be taken, and fail to begin. */
+    if (ngx_pelton_engine == NULL || (pelton_file_submit(ngx_pelton_engine, &operation, 1, &taken) != PELTON_OK && taken == 0)) {
         (void)pelton_close(file);
         return;
     }
@@ -195,7 +196,10 @@ static void ngx_pelton_files_turn(ngx_event_t *event) {
 static void ngx_pelton_engine_readable(ngx_event_t *event) {
     (void)event;
     ngx_pelton_begin_chain();
-    ngx_pelton_post_files();
+    /* Whatever is in flight: it is readable until it is armed again. */
+    if (!ngx_pelton_files_event.posted) {
+        ngx_post_event(&ngx_pelton_files_event, &ngx_posted_events);
+    }
 }
 
 /* ---- For Lua ----------------------------------------------------------------------------------------------------------- */

@@ -565,6 +565,15 @@ function checks.files_may_be_forgotten()
     no_file_is_left()
 end
 
+-- The last that is asked of files is answered within its call: `run` looks whether the worker sleeps then.
+local kept
+function checks.a_file_is_kept()
+    kept = assert(file.open(directory .. "kept", "w+"))
+    same(kept:pwrite(0, "kept"), true)
+    ngx.sleep(0.01)
+    same(kept:pread(0, 10), "kept")
+end
+
 -- More than may be in flight, and each has its own.
 function checks.thousands_of_coroutines_have_files()
     local path = directory .. "of all"
