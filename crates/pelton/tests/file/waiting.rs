@@ -481,7 +481,8 @@ fn cancel_at_any_moment(case: &Case, silent: &Silent, waits_by_loop: bool, rando
             some_moment(random);
             match random.below(8) {
                 0..4 if !is_last => {
-                    if engine.try_submit(next, silent.operation(random)).unwrap().is_submitted() {
+                    let submitted = engine.try_submit(next, silent.operation(random)).unwrap();
+                    if submitted.is_submitted() {
                         going.push(next);
                         next += 1;
                     }
