@@ -937,11 +937,8 @@ fn a_file_goes_into_a_channel_and_out_of_one() {
         // Cancelled while it waits, after some bytes and before any; and while somebody else has it.
         submit(&mut engine, 3, Operation::send(&from, 0, u64::MAX, &sender, 100_000));
         engine.start().unwrap();
-        let deadline_ = deadline();
-        while sender.try_lock().is_ok() {
-            assert!(Instant::now() < deadline_, "it never began");
-            std::thread::yield_now();
-        }
+        // By its first message it has begun. Nobody looks at the sender before: who does has it, and the operation has not.
+        let mut received = receiver.try_lock().unwrap().receive_until(deadline()).unwrap().expect("it begins").to_vec();
         assert_eq!(errno(&ran(&mut engine, Operation::send(&from, 0, 9, &sender, 4)).unwrap_err()), "EBUSY");
         assert!(engine.cancel(3).unwrap());
         let cut = done(&mut engine);
@@ -953,7 +950,6 @@ fn a_file_goes_into_a_channel_and_out_of_one() {
             }
         };
         assert!(count == 0 || errno(cut.cut_short_by.as_ref().unwrap()) == "ECANCELED");
-        let mut received = Vec::new();
         while let Some(message) = receiver.try_lock().unwrap().try_receive().unwrap() {
             received.extend_from_slice(&message);
         }
@@ -986,8 +982,9 @@ fn a_file_goes_into_a_channel_and_out_of_one() {
         submit(&mut engine, 6, Operation::receive(&to, 0, 10, &receiver));
         engine.start().unwrap();
         drop(engine);
+        let until = deadline();
         while Arc::strong_count(&receiver) > 1 {
-            assert!(Instant::now() < deadline_, "a thread keeps the receiver");
+            assert!(Instant::now() < until, "a thread keeps the receiver");
             std::thread::yield_now();
         }
         drop(sender);
