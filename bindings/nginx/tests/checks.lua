@@ -494,12 +494,6 @@ local function no_file_is_left()
         if file.in_flight() == 0 then
             return
         end
-        -- A read whose cancel the kernel has missed ends with what comes.
-        local f = file.open(directory .. "fifo", "r+")
-        if f then
-            f:pwrite(nil, "x")
-            f:close()
-        end
         ngx.sleep(0.01)
     end
     same(file.in_flight(), 0, "operations on files")
