@@ -1,6 +1,7 @@
 //! The receiving end of a channel. What it gives out is in `receiver/message.rs`, its ways for bindings in `receiver/raw.rs`.
 
 mod calls;
+mod distance;
 mod message;
 mod raw;
 mod run;
@@ -20,6 +21,7 @@ use crate::sender::End;
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
 use crossbeam_queue::SegQueue;
+use distance::Distance;
 use message::Returned;
 use pelton_lane::{LaneError, Record, Sleeper, Wake, step};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -54,6 +56,7 @@ pub struct Receiver {
     end: Option<End>,
     returned: Arc<Returned>,
     spin: Spin,
+    distance: Distance,
     empties: u32,
     bells: Bells,
     origin: Origin,
@@ -102,6 +105,7 @@ impl Receiver {
             end: None,
             returned,
             spin,
+            distance: Distance::new(),
             empties: 0,
             bells,
             origin,
@@ -275,7 +279,12 @@ impl Receiver {
     /// than the message. A function of its own, lest the loop be unrolled into every caller and keep the common case from
     /// being inlined there.
     #[inline(never)]
-    fn comes_soon(&self) -> bool {
+    fn comes_soon(&mut self) -> bool {
+        if self.spin.first_looks() > 0 && !self.many {
+            for _ in 0..self.distance.found_nothing(self.lanes.current.consumer.head().seq) {
+                os::relax();
+            }
+        }
         for _ in 0..self.spin.first_looks() {
             os::relax();
             if self.lanes.current.consumer.stirs() {

@@ -1,0 +1,216 @@
+//! How far a receiver stays behind its sender.
+//!
+//! A receiver that is as fast as its sender looks at each header just before it is written, and reads into lines that the sender is
+//! about to write: each such look takes a line away, and the sender, who has to fetch it back, becomes as slow as the lines' way is
+//! long. It may be faster by half and more when a receiver that has found nothing stays away for a while. Whether that is so cannot be
+//! seen from here, but it can be tried: a distance is kept only where more messages come by it than without.
+
+use crate::os;
+
+/// A distance: pauses (some 10 to 40 ns each) before who has found nothing looks again, and how often nothing is found until it is
+/// known what that brings.
+const LEVELS: [(u32, u32); 5] = [(0, 128), (8, 64), (32, 32), (128, 16), (512, 16)];
+/// Between two trials there are so many times more, twice as many after each that did not pay, and so many doublings at most: with no
+/// distance, and with one.
+const REST: u32 = 4;
+const PATIENCE_MAX: [u32; 2] = [8, 4];
+/// Who has kept a distance finds at least so many messages, or there is nothing to keep it for.
+const RUN_MIN: u32 = 2;
+/// A sender from which nothing comes for so long at a time is not held up by looks.
+const SLOW_NS: u64 = 2_000;
+
+/// What a receiver has found out about its distance.
+#[derive(Debug)]
+pub(super) struct Distance {
+    level: usize,
+    phase: Phase,
+    /// Times that nothing is found until the phase is over.
+    left: u32,
+    patience: u32,
+    /// The next number when nothing was found last.
+    last: u32,
+    /// The level that was tried last.
+    tried: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    Rest,
+    /// The rate as it is.
+    Measuring(Moment),
+    /// And at another level, to be compared with that.
+    Trying { since: Moment, from: usize, before: Rate },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    seq: u32,
+    ns: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    messages: u64,
+    ns: u64,
+}
+
+impl Moment {
+    fn rate_since(self, start: Moment) -> Rate {
+        Rate { messages: self.seq.wrapping_sub(start.seq).into(), ns: self.ns.saturating_sub(start.ns) }
+    }
+}
+
+impl Rate {
+    /// By more than an eighth.
+    fn is_better_than(self, other: Rate) -> bool {
+        self.messages as u128 * other.ns as u128 * 8 > other.messages as u128 * self.ns as u128 * 9
+    }
+}
+
+impl Distance {
+    pub(super) fn new() -> Distance {
+        Distance { level: 0, phase: Phase::Rest, left: LEVELS[0].1, patience: 0, last: 0, tried: 0 }
+    }
+
+    /// Nothing is there, and `seq` is the next message's number: for how many pauses not to look.
+    #[inline(always)]
+    pub(super) fn found_nothing(&mut self, seq: u32) -> u32 {
+        self.found_nothing_at(seq, os::monotonic_ns)
+    }
+
+    #[inline(always)]
+    fn found_nothing_at(&mut self, seq: u32, now: impl FnOnce() -> u64) -> u32 {
+        let run = seq.wrapping_sub(self.last);
+        self.last = seq;
+        self.left -= 1;
+        if self.left == 0 || (self.level > 0 && run < RUN_MIN) {
+            self.turn(run, Moment { seq, ns: now() });
+        }
+        LEVELS[self.level].0
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn turn(&mut self, run: u32, now: Moment) {
+        if self.level > 0 && run < RUN_MIN {
+            let has_paid = !matches!(self.phase, Phase::Trying { .. });
+            self.level = 0;
+            return self.rest(has_paid);
+        }
+        match self.phase {
+            Phase::Rest => self.begin(Phase::Measuring(now)),
+            Phase::Measuring(since) => {
+                let before = now.rate_since(since);
+                match self.level == 0 && before.ns > SLOW_NS * u64::from(LEVELS[0].1) {
+                    true => self.rest(false),
+                    false => self.try_another(before, now),
+                }
+            }
+            Phase::Trying { since, from, before } => {
+                let after = now.rate_since(since);
+                let pays = match from < self.level {
+                    true => after.is_better_than(before),
+                    false => !before.is_better_than(after),
+                };
+                if !pays {
+                    self.level = from;
+                }
+                self.rest(pays);
+            }
+        }
+    }
+
+    fn begin(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.left = LEVELS[self.level].1;
+    }
+
+    /// By turns.
+    fn try_another(&mut self, before: Rate, since: Moment) {
+        let next = |level: usize| (level + 1) % LEVELS.len();
+        self.tried = next(self.tried);
+        if self.tried == self.level {
+            self.tried = next(self.tried);
+        }
+        let from = std::mem::replace(&mut self.level, self.tried);
+        self.begin(Phase::Trying { since, from, before });
+    }
+
+    fn rest(&mut self, has_paid: bool) {
+        let longest = PATIENCE_MAX[usize::from(self.level > 0)];
+        self.patience = if has_paid { 0 } else { (self.patience + 1).min(longest) };
+        self.phase = Phase::Rest;
+        self.left = LEVELS[self.level].1 * REST << self.patience;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// About what a pause takes.
+    const PAUSE_NS: u64 = 28;
+
+    /// A receiver that has found nothing `times` times, beside a sender of whom so many messages come, in so many nanoseconds, after
+    /// so many pauses. Answers the nanoseconds in all, and those of them that were paused.
+    fn run(distance: &mut Distance, seq: &mut u32, times: u32, sender: impl Fn(u32) -> (u32, u64)) -> (u64, u64) {
+        let (mut now, mut paused) = (0, 0);
+        for _ in 0..times {
+            let pauses = distance.found_nothing_at(*seq, || now);
+            let (messages, ns) = sender(pauses);
+            *seq = seq.wrapping_add(messages);
+            now += ns;
+            paused += u64::from(pauses) * PAUSE_NS;
+        }
+        (now, paused)
+    }
+
+    /// One that is held up by looks: 120 ns a message; and 15 ns where nobody looks.
+    fn held_up(pauses: u32) -> (u32, u64) {
+        let ns = u64::from(pauses) * PAUSE_NS;
+        ((1 + ns / 15) as u32, 120 + ns)
+    }
+
+    #[test]
+    fn a_sender_that_looks_hold_up_is_left_alone() {
+        for first in [0, u32::MAX - 100] {
+            let (mut distance, mut seq) = (Distance::new(), first);
+            run(&mut distance, &mut seq, 20_000, held_up);
+            let before = seq;
+            let (ns, _) = run(&mut distance, &mut seq, 20_000, held_up);
+            let each = ns as f64 / f64::from(seq.wrapping_sub(before));
+            assert!(each < 20.0, "{each} ns a message: level {}", distance.level);
+        }
+    }
+
+    #[test]
+    fn a_sender_of_its_own_pace_is_answered_at_once() {
+        for pace in [150, 1_000, 50_000] {
+            let (mut distance, mut seq) = (Distance::new(), 0);
+            let sender = |pauses: u32| {
+                let messages = (u64::from(pauses) * PAUSE_NS).div_ceil(pace).max(1);
+                (messages as u32, messages * pace)
+            };
+            run(&mut distance, &mut seq, 10_000, sender);
+            let (ns, paused) = run(&mut distance, &mut seq, 200_000, sender);
+            assert!(paused * 50 < ns, "one message each {pace} ns: paused {paused} of {ns}");
+        }
+    }
+
+    #[test]
+    fn a_round_trip_is_not_made_longer() {
+        let (mut distance, mut seq) = (Distance::new(), 0);
+        let (ns, paused) = run(&mut distance, &mut seq, 100_000, |pauses| (1, 150 + u64::from(pauses) * PAUSE_NS));
+        assert!(paused * 500 < ns, "paused {paused} of {ns}");
+    }
+
+    #[test]
+    fn a_distance_is_given_up_when_hardly_anything_comes() {
+        let (mut distance, mut seq) = (Distance::new(), 0);
+        run(&mut distance, &mut seq, 20_000, held_up);
+        assert!(distance.level > 0);
+        let (_, paused) = run(&mut distance, &mut seq, 1_000, |_| (1, 100_000));
+        assert!(paused <= 2 * u64::from(LEVELS[4].0) * PAUSE_NS, "paused {paused}");
+        assert_eq!(distance.level, 0);
+    }
+}
