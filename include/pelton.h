@@ -824,7 +824,8 @@ PELTON_MUST_USE int pelton_reply_end(pelton_responder *responder);
 PELTON_MUST_USE int pelton_reply_part(pelton_responder *responder, const void *data, size_t size, int64_t deadline_ns);
 
 /* Whether nobody awaits the answer any more: the client has given the call up, or has gone. Answers 1, 0, or a code. It is learnt of
- * where requests are received, so on another thread or between two. Answer all the same, in the cheapest way. Does not wait. */
+ * where requests are received, so on another thread or between two; in a handler of pelton_service_run, whose threads may all be in
+ * handlers, this looks itself. Answer all the same, in the cheapest way. Does not wait. */
 int pelton_responder_is_cancelled(const pelton_responder *responder);
 
 /* ---- Files ------------------------------------------------------------------------------------------------------------- *

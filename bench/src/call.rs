@@ -4,7 +4,7 @@
 //! and compares it with its request: size, number and every other byte. The service counts the requests of those that are
 //! measured; one that floods is not. Every system here has one thread that answers, so replies come in the order of the requests.
 
-use std::{collections::VecDeque, thread, time::Duration};
+use std::collections::VecDeque;
 
 use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
@@ -15,7 +15,7 @@ use crate::{
     measure::{delay, now_ns},
     parameters::{Job, Pass, Role, SystemName},
     systems::call::{Asking, Pelton, PeltonServing, Serving, Sock, SockServing, SockStreamService, nginx},
-    workload::{self, Payloads, Percentiles, Section, WARM_UP, all_came, histogram, passes, say},
+    workload::{self, Payloads, Percentiles, Schedule, Section, WARM_UP, all_came, histogram, passes, say},
 };
 
 /// Calls that a client which floods has in flight: nearly all that pelton allows.
@@ -138,17 +138,18 @@ impl<A: Asking> Client<'_, A> {
     fn one_by_one(&mut self, count: u64, time_each: bool) -> Result<u64> {
         let Client { job, asking, payloads, first, histogram } = self;
         let delay_ns = job.delay_us * 1000;
-        let period_ns = job.calls.rate.map(|rate| 1_000_000_000 / rate as u64);
-        let begin_ns = now_ns();
+        let schedule = Schedule::of(job);
         let (mut sizes, mut bytes) = (job.sizes.sequence(), 0);
         for n in 0..count {
             let size = sizes.next_size();
-            if let Some(period_ns) = period_ns {
-                sleep_until(begin_ns + n * period_ns);
-            }
             let number = *first + n;
             payloads.prepare(number + 1);
-            let start_ns = if time_each { now_ns() } else { 0 };
+            // From when it was due, not from when it went: what waits for a late answer is late itself.
+            let start_ns = match &schedule {
+                Some(schedule) => schedule.wait_for(n),
+                None if time_each => now_ns(),
+                None => 0,
+            };
             delay(delay_ns);
             let right =
                 asking.call(payloads.prepared(number, size), |reply| payloads.is_number(reply, number, size))?;
@@ -203,13 +204,6 @@ fn wrong(n: u64) -> anyhow::Error {
     )
 }
 
-fn sleep_until(ns: u64) {
-    let left = ns.saturating_sub(now_ns());
-    if left > 0 {
-        thread::sleep(Duration::from_nanos(left));
-    }
-}
-
 /// Calls without end, until the program says that all is over, or, as the service hears that first, it is gone.
 fn flood(job: &Job, mut asking: impl Asking) -> Result<()> {
     let mut payloads = Payloads::new(job.sizes.max as usize);
@@ -253,6 +247,8 @@ fn is_over(within: &Timespec) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{
         parameters::SizeRange,
@@ -268,6 +264,8 @@ mod tests {
         most: usize,
         spoil: Option<(u64, Spoil)>,
         replies: u64,
+        /// For the first reply.
+        takes: Duration,
     }
 
     impl Asking for Echo {
@@ -290,20 +288,31 @@ mod tests {
                 spoil(&mut reply);
             }
             self.replies += 1;
+            std::thread::sleep(std::mem::take(&mut self.takes));
             Ok(look(&reply))
         }
     }
 
     fn pass(in_flight: u32, sizes: SizeRange, spoil: Option<(u64, Spoil)>) -> Result<u64> {
         let calls = Calls { in_flight, ..Calls::default() };
+        let (bytes, times) = timed(calls, sizes, spoil, Duration::ZERO)?;
+        assert_eq!(times.len(), 100);
+        Ok(bytes)
+    }
+
+    fn timed(
+        calls: Calls,
+        sizes: SizeRange,
+        spoil: Option<(u64, Spoil)>,
+        takes: Duration,
+    ) -> Result<(u64, Histogram<u64>)> {
         let job = Job { sizes, calls, delay_us: 0, ..job_of(Workload::Call, Vec::new()) };
         // Less room than may be in flight.
-        let asking = Echo { asked: VecDeque::new(), most: 7, spoil, replies: 0 };
+        let asking = Echo { asked: VecDeque::new(), most: 7, spoil, replies: 0, takes };
         let payloads = Payloads::new(sizes.max as usize);
         let mut client = Client { job: &job, asking, payloads, first: 0, histogram: histogram()? };
         let bytes = client.pass(&Pass { count: 100, time_each: true, ..Pass::default() })?;
-        assert_eq!(client.histogram.len(), 100);
-        Ok(bytes)
+        Ok((bytes, client.histogram))
     }
 
     #[test]
@@ -327,6 +336,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_call_that_was_due_while_another_was_late_is_late_itself() {
+        // All are due within a tenth of a millisecond, and the first is answered after twenty.
+        let takes = Duration::from_millis(20);
+        let sizes = SizeRange::fixed(64);
+        let (_, due) = timed(Calls { rate: Some(1_000_000), ..Calls::default() }, sizes, None, takes).unwrap();
+        assert!(due.min() > 19_000_000, "a call took {} ns", due.min());
     }
 
     #[test]

@@ -99,9 +99,9 @@ struct Arguments {
     #[arg(long, value_name = "N")]
     in_flight: Option<u32>,
 
-    /// Round trips and calls: those that begin in a second [default: as many as go]
+    /// Round trips and calls: those that are due in a second [default: as many as go]
     ///
-    /// A round trip's time counts from when it was due, however late the one before was; a call's from when it began.
+    /// Each one's time counts from when it was due, however late the one before was answered.
     #[arg(long, value_name = "PER_SECOND")]
     rate: Option<u32>,
 

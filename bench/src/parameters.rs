@@ -458,7 +458,7 @@ pub struct Calls {
     pub clients: u32,
     /// Calls that each of them has in flight at a time
     pub in_flight: u32,
-    /// Calls that each begins in a second, sleeping between them; null: as many as go
+    /// Calls that are due in a second, each timed from then; null: as many as go
     pub rate: Option<u32>,
     /// One more client floods the service meanwhile
     pub beside_flood: bool,

@@ -9,9 +9,13 @@ mod edges;
 
 use edges::{Away, Stirred};
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
+use pelton_lane::sync::Edge;
+
+/// Of the lanes, `pelton-lane/src/edges.rs`.
+const PUBLISH: Edge = Edge::named("publish");
 
 /// A client, as far as this goes: its lane is a number of answers, of which loom sees whoever has it while another has.
 struct Client {
@@ -125,5 +129,33 @@ fn the_loop_sees_why_it_is_stirred() {
         }
         others.into_iter().for_each(|other| other.join().unwrap());
         assert!(desk.0.is_set() || seen == [1, 1], "{seen:?} was seen, and nothing is stirred any more");
+    });
+}
+
+/// A call's place is emptied by who answers, on whatever thread, before the answer is published; its next request is published by who has
+/// read the answer. So the loop, which takes that one, finds the place empty, though nothing but the two lanes says so.
+#[test]
+fn a_place_is_empty_when_its_next_request_comes() {
+    loom::model(|| {
+        // The place, the lane of replies, the lane of requests.
+        let link = Arc::new((AtomicU32::new(1), AtomicBool::new(false), AtomicBool::new(false)));
+        let answering = link.clone();
+        let answering = thread::spawn(move || {
+            answering.0.store(0, Relaxed);
+            answering.1.store(true, PUBLISH.store()); // [publish]
+        });
+        let asking = link.clone();
+        let asking = thread::spawn(move || {
+            // [publish]
+            if asking.1.load(PUBLISH.load()) {
+                asking.2.store(true, PUBLISH.store()); // [publish]
+            }
+        });
+        // [publish]
+        if link.2.load(PUBLISH.load()) {
+            assert_eq!(link.0.load(Relaxed), 0, "a request comes to a place that is taken");
+        }
+        answering.join().unwrap();
+        asking.join().unwrap();
     });
 }

@@ -446,6 +446,53 @@ fn a_cancelled_call_is_told_to_the_service_and_its_late_reply_is_dropped() {
 }
 
 #[test]
+fn a_cancel_reaches_a_stream_though_all_threads_are_in_streams_and_requests_wait_before_it() {
+    let place = Place::new("all stream");
+    for threads in [1, 3] {
+        let serving = Serving::start(&tiny(), &place.name(), threads, |request| {
+            if *request != *b"stream" {
+                return echo(request);
+            }
+            let mut responder = request.into_responder();
+            let until = deadline();
+            // Also when it never hears of it, lest the test hang.
+            while !responder.is_cancelled() && Instant::now() < until {
+                assert_eq!(responder.part_until(b"more", until).unwrap(), Sent::Sent);
+            }
+            assert!(Instant::now() < until, "no cancel has come");
+            responder.end().unwrap();
+        });
+        let mut client = tiny().connect_client(&place.name()).unwrap();
+        let mut other = tiny().connect_client(&place.name()).unwrap();
+        let mut silent: Vec<CallId> = (0..threads).map(|_| client.submit(b"stream").unwrap()).collect();
+        let streams = silent.clone();
+        while !silent.is_empty() {
+            let part = client.completion_until(deadline()).unwrap().expect("no part");
+            assert_eq!((part.outcome(), &*part), (Outcome::Part, &b"more"[..]));
+            silent.retain(|call| *call != part.call());
+        }
+        // All threads are in streams, and nobody waits for requests.
+        let mut asked: HashMap<CallId, Vec<u8>> = HashMap::new();
+        for number in 0..200 {
+            let request = numbered(number, 100);
+            asked.insert(other.submit(&request).unwrap(), request);
+        }
+        let before = client.submit(b"asked before").unwrap();
+        for stream in streams {
+            assert!(client.cancel(stream).unwrap());
+        }
+        let answer = client.completion_of_until(before, deadline()).unwrap().expect("no thread is free");
+        assert_eq!((answer.outcome(), &*answer), (Outcome::Reply, &b"asked before"[..]));
+        drop(answer);
+        while !asked.is_empty() {
+            let answer = other.completion_until(deadline()).unwrap().expect("a request that waited is lost");
+            assert_eq!(asked.remove(&answer.call()).as_deref(), Some(&*answer), "once, to its own");
+        }
+        drop(serving);
+    }
+}
+
+#[test]
 fn a_call_whose_deadline_passes_is_cancelled() {
     let place = Place::new("deadline");
     let (told, telling) = mpsc::channel();

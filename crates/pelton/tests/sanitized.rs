@@ -1,10 +1,10 @@
-//! The threads' channel, and calls that a service's loop answers by turns with another thread, for sanitizers: no test harness, of
-//! which ThreadSanitizer tells races that are none.
+//! The threads' channel, calls that a service's loop answers by turns with another thread, and a pool whose threads wait for a client
+//! and hear cancels, for sanitizers: no test harness, of which ThreadSanitizer tells races that are none.
 //! `verify/run tools` runs it under them. `PELTON_ROUNDS` makes it long.
 //!
 //! ThreadSanitizer does not know what fences do. Between threads of a process with membarrier there is none on the way.
 
-use pelton::{Client, Options, Request, Responder, Service};
+use pelton::{Client, Options, Outcome, Request, Responder, Service};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,6 +12,7 @@ fn main() {
     let rounds: u64 = std::env::var("PELTON_ROUNDS").map_or(20_000, |text| text.parse().unwrap());
     messages(rounds);
     calls(rounds);
+    streams(rounds / 100);
 }
 
 fn messages(rounds: u64) {
@@ -112,4 +113,46 @@ fn ask(name: &str, rounds: u64) {
         }
     }
     assert_eq!(sum, (0..rounds).sum());
+}
+
+/// A pool of which all threads stream to one client, through a lane that is full most of the time: each waits for room, or for its turn to
+/// wait, and hears of its own cancel.
+fn streams(rounds: u64) {
+    let place = tempfile::tempdir().unwrap();
+    let name = format!("unix:{}/streams", place.path().display());
+    let options = Options::new().capacity(1 << 16);
+    let mut service = options.listen_service(&name).unwrap();
+    let stopper = service.stopper();
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(move || {
+            service.run(3, |request| {
+                let mut responder = request.into_responder();
+                while !responder.is_cancelled() {
+                    responder.part(&[7; 3000]).unwrap();
+                }
+                responder.end().unwrap();
+            })
+        });
+        let mut client = options.connect_client(&name).unwrap();
+        for _ in 0..rounds {
+            let streams = [(); 3].map(|()| client.submit(b"stream").unwrap());
+            let mut silent = streams.to_vec();
+            while !silent.is_empty() {
+                let part = client.completion().unwrap();
+                assert_eq!(part.outcome(), Outcome::Part);
+                silent.retain(|stream| *stream != part.call());
+            }
+            for stream in streams {
+                assert!(client.cancel(stream).unwrap());
+            }
+            // What they have still said is dropped as it comes.
+            while client.in_flight() > 0 {
+                assert!(client.try_completion().unwrap().is_none());
+                std::thread::yield_now();
+            }
+        }
+        stopper.stop();
+        serving.join().unwrap().unwrap();
+    });
+    println!("{rounds} streams");
 }

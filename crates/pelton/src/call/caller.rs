@@ -10,7 +10,7 @@ use super::service::Desk;
 use crate::connect::Origin;
 use crate::error::{Error, Result};
 use crate::link::{Bells, Peer, SharedLife};
-use crate::os::{Bell, Owner, locked};
+use crate::os::{Bell, Owner, locked, wait_on};
 use crate::sender::{Sender, SenderParts};
 use std::cell::{Cell, UnsafeCell};
 use std::mem::ManuallyDrop;
@@ -18,6 +18,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
 
 /// A request's lane has with it: whom to answer, and what of a large request has come.
 #[derive(Debug)]
@@ -237,7 +238,12 @@ impl Caller {
         self.guard(locked(&self.lock))
     }
 
-    pub(super) fn guard<'a>(&'a self, lock: MutexGuard<'a, ()>) -> Guard<'a> {
+    /// Gives the lock up until another has polled, or for as long as is left, or for nothing.
+    pub(super) fn wait_for_turn<'a>(&'a self, lock: MutexGuard<'a, ()>, left: Option<Duration>) -> Guard<'a> {
+        self.guard(wait_on(&self.turn, &self.lock, lock, left))
+    }
+
+    fn guard<'a>(&'a self, lock: MutexGuard<'a, ()>) -> Guard<'a> {
         // SAFETY: the lock is held as long as this; who is without one is alone, as it says.
         Guard { out: unsafe { &mut *self.out.get() }, lock: Some(lock) }
     }

@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, forget};
 use std::ops::Deref;
 use std::os::fd::AsFd;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Whom to answer.
@@ -135,20 +135,11 @@ impl<'a> Hold<'a> {
     fn wait_for_turn<'b>(&'b self, out: Guard<'b>, left: Option<Duration>) -> Guard<'b> {
         // Who is the only one has nobody to wait for: it finds that there is nobody, and takes the turn.
         let Some(lock) = out.into_lock() else { return self.caller.wait_for_lock() };
-        let lock = match left {
-            None => self.turn.wait(lock).unwrap_or_else(PoisonError::into_inner),
-            Some(left) => self.turn.wait_timeout(lock, left).unwrap_or_else(PoisonError::into_inner).0,
-        };
-        if cfg!(thread_sanitizer) {
-            // Taken again where it is seen: see `locked`.
-            drop(lock);
-            self.caller.wait_for_lock()
-        } else {
-            self.caller.guard(lock)
-        }
+        self.caller.wait_for_turn(lock, left)
     }
 
-    /// Polls without the lock: the others answer meanwhile. Comes back when there may be room.
+    /// Polls without the lock: the others answer meanwhile. Comes back when there may be room. The bell only wakes: that there is room
+    /// the lane says ([release]), and what the others did is seen under the lock, which is taken again.
     fn wait_for_room<'b>(&'b self, mut out: Guard<'b>, bytes: usize, deadline: Option<Instant>) -> Result<Guard<'b>> {
         self.bells.drain();
         let bytes = if out.outbox.is_empty() { bytes } else { out.outbox.wanted() };

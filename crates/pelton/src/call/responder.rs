@@ -7,7 +7,7 @@ pub use raw::{RawReplyRoom, RawRequest};
 use super::caller::{Guard, Out, forget_room, has_room};
 use super::frame::{HEADER_BYTES, Header, Kind, check_size, slot_of};
 use super::hold::Hold;
-use super::{Body, Flag};
+use super::{Body, Flag, pool};
 use crate::error::{Error, Result};
 use crate::link::Peer;
 use crate::sender::Sent;
@@ -233,10 +233,11 @@ impl Answering<'_> {
     }
 
     /// Whether nobody awaits the answer any more: the client has cancelled the call, or is gone. The service learns of it as
-    /// it looks for requests, so on another thread, or between two. Answer all the same, in whatever way is cheapest: the client
-    /// makes no other use of the call's place before.
+    /// it looks for requests, so on another thread, or between two; in a handler of [`crate::Service::run`] this looks, if all threads
+    /// are in handlers. Answer all the same, in whatever way is cheapest: the client makes no other use of the call's place before.
     pub fn is_cancelled(&self) -> bool {
-        self.id != 0 && self.caller.is_cancelled(self.id)
+        let is_cancelled = || self.caller.is_cancelled(self.id);
+        self.id != 0 && (is_cancelled() || (pool::look_out(&self.caller.desk) && is_cancelled()))
     }
 
     /// The same, taken away from its request.

@@ -195,6 +195,10 @@ impl Service {
         self.receive_slowly(Patience::Until(deadline))
     }
 
+    pub(super) fn desk(&self) -> &Arc<Desk> {
+        &self.desk
+    }
+
     /// What ends this service's waits from another thread, or from a handler.
     pub fn stopper(&self) -> Stopper {
         Stopper { desk: self.desk.clone() }

@@ -207,7 +207,7 @@ impl Shared {
                     None if jobs.is_over => return,
                     None => {
                         jobs.idle += 1;
-                        jobs = wait_on(&self.there_is_one, &self.jobs, jobs);
+                        jobs = wait_on(&self.there_is_one, &self.jobs, jobs, None);
                         jobs.idle -= 1;
                     }
                 }

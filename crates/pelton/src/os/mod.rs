@@ -20,6 +20,7 @@ use std::sync::PoisonError;
 #[cfg(thread_sanitizer)]
 use std::sync::TryLockError;
 use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 pub(crate) use bell::{Bell, Event, Nudge, Pollable, Ready, poll_until};
 pub use buffer::Buffer;
@@ -47,20 +48,29 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives a lock up until somebody has said that there may be something, and takes it again; or for nothing.
-pub(crate) fn wait_on<'a, T>(said: &Condvar, mutex: &'a Mutex<T>, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    // As above: that the lock was taken again is seen only of what is compiled here.
+/// Gives a lock up until somebody has said that there may be something, or as much time has passed as is left, and takes it again; or for
+/// nothing. What the others did meanwhile is seen by the lock alone, which they gave back: `said` only wakes, and says nothing of memory.
+pub(crate) fn wait_on<'a, T>(
+    said: &Condvar,
+    mutex: &'a Mutex<T>,
+    guard: MutexGuard<'a, T>,
+    left: Option<Duration>,
+) -> MutexGuard<'a, T> {
+    // As above: that the lock was given up, and taken again, is seen only of what is compiled here.
     #[cfg(thread_sanitizer)]
     {
         let _ = said;
         drop(guard);
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::sleep(left.unwrap_or(Duration::MAX).min(Duration::from_millis(1)));
         locked(mutex)
     }
     #[cfg(not(thread_sanitizer))]
     {
         let _ = mutex;
-        said.wait(guard).unwrap_or_else(PoisonError::into_inner)
+        match left {
+            None => said.wait(guard).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => said.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0,
+        }
     }
 }
 
