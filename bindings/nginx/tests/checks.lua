@@ -744,6 +744,9 @@ end
 -- Another version's Lua says what to do.
 function checks.another_version_is_refused()
     local source = io.open(package.searchpath("resty.pelton.base", package.path)):read("*a")
+    -- And in the stream subsystem, whose requests are of another kind.
+    local in_stream = setfenv(loadstring(source), {require = require, error = error, ngx = {config = {subsystem = "stream"}}})
+    same(select(2, pcall(in_stream)):find("works in http only, found stream", 1, true) ~= nil, true)
     source = source:gsub("ffi%.cdef %[%[.-%]%]", ""):gsub("local VERSION = %d+", "local VERSION = 999")
     local ok, err = pcall(loadstring(source))
     same(ok, false)
