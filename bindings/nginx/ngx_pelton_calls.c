@@ -133,6 +133,7 @@ struct ngx_pelton_service_s {
     int64_t hold_ns;
     unsigned holds_failed; /* since one paid */
     size_t asked_bytes;    /* of what was asked last */
+    uint64_t wakes_sent;   /* as they were when that mattered last */
     ngx_msec_t opened_at;
     ngx_msec_t rest_until;
     int failure; /* of the last opening, or of a client that ended at once */
@@ -365,6 +366,7 @@ static void ngx_pelton_choose_hold(ngx_pelton_service_t *service) {
     pelton_info info;
     cpu_set_t own, peer, all;
     service->holds_failed = 0;
+    service->wakes_sent = 0;
     service->yields = 0;
     service->hold_ns = service->options.hold_ns == 0 ? NGX_PELTON_HOLD_NS : ngx_max(service->options.hold_ns, 0);
     if (service->hold_ns == 0) {
@@ -589,13 +591,29 @@ static int ngx_pelton_drain(ngx_pelton_service_t *service, ngx_uint_t *taken) {
     return code;
 }
 
-/* Lets the service run, which then has the one processor to itself, and looks once more. A wake and a sleep of both sides are two changes from
- * one to the other, as this is; but it saves what each has to do to be woken. */
+/* Whether the service slept when something was asked since the last time that this was. It is woken then, and runs when this worker sleeps. */
+static ngx_int_t ngx_pelton_has_slept(ngx_pelton_service_t *service) {
+    pelton_info info;
+    uint64_t before = service->wakes_sent;
+    info.struct_bytes = sizeof info;
+    if (pelton_get_info(service->client, &info) != PELTON_OK) {
+        return 1;
+    }
+    service->wakes_sent = info.wakes_sent;
+    return info.wakes_sent != before;
+}
+
+/* Lets the service run, which then has the one processor to itself, and looks once more; if it lets this worker run likewise. A wake and a sleep of
+ * both sides are two changes from one to the other, as this is; but it saves what each has to do to be woken. A service that sleeps
+ * instead would be woken by the first of many requests, and run before the second is asked. */
 static int ngx_pelton_yield(ngx_pelton_service_t *service, pelton_completion *completion) {
     int64_t began;
     int code = pelton_await(service->client, PELTON_ANY_CALL, PELTON_NO_WAIT, completion);
-    if (code != PELTON_AGAIN || service->holds_failed % NGX_PELTON_TRY_AGAIN > NGX_PELTON_HALVINGS_MAX) {
-        service->holds_failed += code == PELTON_AGAIN;
+    if (code != PELTON_AGAIN || ngx_pelton_has_slept(service)) {
+        return code;
+    }
+    if (service->holds_failed % NGX_PELTON_TRY_AGAIN > NGX_PELTON_HALVINGS_MAX) {
+        service->holds_failed++;
         return code;
     }
     began = ngx_pelton_now();
@@ -647,6 +665,16 @@ static ngx_int_t ngx_pelton_has_place(ngx_pelton_service_t *service) {
     pelton_info info;
     info.struct_bytes = sizeof info;
     return pelton_get_info(service->client, &info) == PELTON_OK && info.calls < NGX_PELTON_CALLS_MAX;
+}
+
+/* Whether a place has come for who waits for one. The last word of a call that was given up is told to nobody. */
+static ngx_int_t ngx_pelton_found_place(ngx_pelton_service_t *service) {
+    if (service->waiting == 0 || !service->lacks_place || !ngx_pelton_has_place(service)) {
+        return 0;
+    }
+    service->lacks_place = 0;
+    ngx_pelton_count_room(service);
+    return 1;
 }
 
 /* Lets so many of those who wait for room ask again. */
@@ -709,11 +737,7 @@ static void ngx_pelton_turn(ngx_event_t *event) {
         ngx_pelton_lost(service, code);
         return;
     }
-    /* The last word of a call that was given up is told to nobody. */
-    if (service->waiting > 0 && service->lacks_place && ngx_pelton_has_place(service)) {
-        service->lacks_place = 0;
-        ngx_pelton_count_room(service);
-    }
+    (void)ngx_pelton_found_place(service);
     if (service->waiting > 0 && service->room > 0) {
         ngx_pelton_grant(service);
         taken++;
@@ -727,9 +751,14 @@ static void ngx_pelton_turn(ngx_event_t *event) {
     if (code == PELTON_OK) {
         ngx_pelton_count_room(service);
         ngx_pelton_post_next(service);
+    } else if (code == PELTON_AGAIN) {
+        /* Arming takes in what comes at the last moment. */
+        if (ngx_pelton_found_place(service)) {
+            ngx_pelton_post(service);
+        }
     } else if (ngx_pelton_is_end(code)) {
         ngx_pelton_lost(service, code);
-    } else if (code != PELTON_AGAIN) {
+    } else {
         ngx_pelton_keep_detail(service->detail, sizeof service->detail);
         ngx_pelton_fail_waiting(service, code);
         if (code != PELTON_NO_LISTENER) {
