@@ -44,6 +44,7 @@ func (c *Client) isSated() bool {
 // ask submits a call, waiting for room and a place.
 func (c *Client) ask(ctx context.Context, call *Call, request []byte, options []CallOption) error {
 	call.client = c
+	c.asked = len(request)
 	h := header{kind: kindRequest}
 	if deadline, ok := ctx.Deadline(); ok {
 		h.deadline = nsOf(deadline)

@@ -509,28 +509,61 @@ func TestWhoIsNoClientIsRefused(t *testing.T) {
 }
 
 func TestACallAllocatesNothingOfItsOwn(t *testing.T) {
+	for _, size := range []int{256, 100_000} {
+		name, ctx := place(t), soon(t)
+		served(t, name, &Options{Wait: Spin}, echo)
+		client := connected(t, name, &Options{Wait: Spin})
+		request, reply := payload(0, size), make([]byte, 0, size)
+		ask := func() {
+			if _, err := client.CallInto(ctx, request, reply); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 1000 {
+			ask()
+		}
+		// Of this whole process, so of the service's side too; a collection may empty its pool of requests.
+		if found := testing.AllocsPerRun(2000, ask); found > 0 {
+			t.Fatal(found, "allocations per call of", size, "bytes")
+		}
+		if found := testing.AllocsPerRun(2000, func() {
+			if _, err := client.Call(ctx, request); err != nil {
+				t.Fatal(err)
+			}
+		}); found > 1 {
+			t.Fatal(found, "allocations per call of", size, "bytes, wanted the reply's alone")
+		}
+	}
+}
+
+func TestWhatAServiceKeepsOfLargeRequestsIsBounded(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	served(t, name, &Options{Wait: Spin}, echo)
-	client := connected(t, name, &Options{Wait: Spin})
-	request, reply := payload(0, 256), make([]byte, 0, 256)
-	ask := func() {
-		if _, err := client.CallInto(ctx, request, reply); err != nil {
+	service := must(ListenService(name, nil))
+	defer service.Close()
+	client := connected(t, name, nil)
+	var calls []*Call
+	var requests []Request
+	for n := range 24 {
+		// The last ones are too large to be kept at all.
+		calls = append(calls, must(client.Submit(ctx, payload(n, 900_000+n/20*400_000))))
+		requests = append(requests, must(service.Receive(ctx)))
+	}
+	for _, request := range requests {
+		if err := request.Reply([]byte("answer")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for range 1000 {
-		ask()
-	}
-	// Of this whole process, so of the service's side too; a collection may empty its pool of requests.
-	if found := testing.AllocsPerRun(2000, ask); found > 0 {
-		t.Fatal(found, "allocations per call")
-	}
-	if found := testing.AllocsPerRun(2000, func() {
-		if _, err := client.Call(ctx, request); err != nil {
-			t.Fatal(err)
+	for _, call := range calls {
+		if reply, err := call.Await(ctx); err != nil || string(reply) != "answer" {
+			t.Fatal(string(reply), err)
 		}
-	}); found > 1 {
-		t.Fatal(found, "allocations per call, wanted the reply's alone")
+	}
+	kept := 0
+	for _, spare := range service.spare {
+		kept += cap(spare.bytes)
+	}
+	if kept != service.kept || kept > keptBytesInAll || kept < keptBytesInAll/2 {
+		t.Fatal(kept, "bytes are kept, counted", service.kept)
 	}
 }
 

@@ -45,6 +45,8 @@ type Client struct {
 	homeless []uint32
 	// What answers come to that nobody awaits, parts of them alone, and how many are last ones.
 	asideBytes, partBytes, asideLast int
+	// Bytes of the last request.
+	asked int
 	// The link to think of first for the next request, and to hear first.
 	nextOpen, turn int
 

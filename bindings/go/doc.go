@@ -47,7 +47,7 @@
 // Calls that begin with Try never wait, nor do Commit, Abort, Release, Trim and Close. Others take a context, and end with its error when
 // it ends. One that finds what it wants at once does not look at the context. Who waits looks on for some microseconds while it lets
 // other goroutines run, less when that has not paid lately, and then is parked in the runtime's poller until the other side rings:
-// see [Options.Wait].
+// see [Options.Wait]. Where this process has one processor it does not look on, but lets other processes run, twice, before it is parked.
 //
 // # Errors
 //

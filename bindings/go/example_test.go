@@ -257,3 +257,285 @@ func ExampleCall_Parts() {
 	// 2
 	// 3
 }
+
+func ExampleCall_Await() {
+	squares, remove := name()
+	defer remove()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	service, err := pelton.ListenService(squares, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer service.Close()
+	go func() { // commonly another process
+		_ = service.Serve(ctx, func(request pelton.Request) {
+			n := request.Bytes()[0]
+			_ = request.Reply([]byte{n * n})
+		})
+	}()
+
+	client, err := pelton.ConnectClient(ctx, squares, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	var calls []*pelton.Call
+	for n := range byte(10) { // all are on their way before the first is awaited
+		call, err := client.Submit(ctx, []byte{n}, pelton.Idempotent)
+		if err != nil {
+			log.Fatal(err)
+		}
+		calls = append(calls, call)
+	}
+	calls[0].Cancel()
+	sum := 0
+	for _, call := range calls[1:] {
+		reply, err := call.Await(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		sum += int(reply[0])
+	}
+	fmt.Println(sum)
+	// Output: 285
+}
+
+func ExampleClient_CallInto() {
+	echo, remove := name()
+	defer remove()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	service, err := pelton.ListenService(echo, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer service.Close()
+	go func() { _ = service.Serve(ctx, func(request pelton.Request) { _ = request.Reply(request.Bytes()) }) }()
+
+	client, err := pelton.ConnectClient(ctx, echo, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	buffer := make([]byte, 1024) // used again and again: nothing is allocated for a call
+	for range 3 {
+		reply, err := client.CallInto(ctx, []byte("again"), buffer)
+		fmt.Printf("%s %v\n", reply, err)
+	}
+	// Output:
+	// again <nil>
+	// again <nil>
+	// again <nil>
+}
+
+// A loop of one's own instead of Serve: here it takes notifications, which nobody awaits the answer to, and lets go of a request.
+func ExampleService_Receive() {
+	told, remove := name()
+	defer remove()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	service, err := pelton.ListenService(told, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer service.Close()
+	client, err := pelton.ConnectClient(ctx, told, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	if err := client.Notify(ctx, []byte("by the way")); err != nil {
+		log.Fatal(err)
+	}
+	call, err := client.Submit(ctx, []byte("and what do you say?"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 2 {
+		request, err := service.Receive(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s: to be answered: %v\n", request.Bytes(), !request.IsNotification())
+		if err := request.Abandon(); err != nil {
+			log.Fatal(err)
+		}
+	}
+	_, err = call.Await(ctx)
+	fmt.Println(errors.Is(err, pelton.ErrAbandoned))
+	// Output:
+	// by the way: to be answered: false
+	// and what do you say?: to be answered: true
+	// true
+}
+
+// A service is told to end: it answers what it has taken, and no call fails because of it.
+func ExampleService_Drain() {
+	echo, remove := name()
+	defer remove()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	service, err := pelton.ListenService(echo, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := pelton.ConnectClient(ctx, echo, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	call, err := client.Submit(ctx, []byte("the last"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = service.Serve(ctx, func(request pelton.Request) {
+		service.Drain() // commonly by a signal
+		_ = request.Reply(request.Bytes())
+	})
+	_ = service.Close()
+	reply, failed := call.Await(ctx)
+	fmt.Printf("%s %v %v\n", reply, failed, err)
+	// Output: the last <nil> <nil>
+}
+
+// A channel that is a directory: the sender need not wait for a receiver, and what it has sent outlives it.
+func ExampleCreateSender() {
+	place, err := os.MkdirTemp("", "pelton-example")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(place)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	sender, err := pelton.CreateSender(ctx, place+"/events", &pelton.Options{Capacity: 1 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := sender.SendBatch(ctx, []byte("one"), []byte("two"), []byte("three")); err != nil {
+		log.Fatal(err)
+	}
+	if err := sender.Sync(); err != nil { // on the disk, where the directory is on one
+		log.Fatal(err)
+	}
+	fmt.Println(sender.Unreleased(), "wait")
+	if err := sender.Close(); err != nil {
+		log.Fatal(err)
+	}
+
+	receiver, err := pelton.OpenReceiver(ctx, place+"/events", nil) // commonly another process, later
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer receiver.Close()
+	for range 3 {
+		message, err := receiver.Receive(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%d: %s\n", message.Seq(), message.Bytes())
+		if err := message.Release(); err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// 3 wait
+	// 1: one
+	// 2: two
+	// 3: three
+}
+
+// Who tries does not wait. Messages are kept here: the lane has room again when they are released, in any order.
+func ExampleSender_TrySend() {
+	events, remove := name()
+	defer remove()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	receiver, err := pelton.Gather(events, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer receiver.Close()
+	sender, err := pelton.ConnectSender(ctx, events, &pelton.Options{Capacity: 1 << 16})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sender.Close()
+
+	var kept []pelton.Message
+	for {
+		hadRoom, err := sender.TrySend(make([]byte, 10000))
+		if err != nil {
+			log.Fatal(err)
+		}
+		if !hadRoom {
+			break
+		}
+		message, err := receiver.Receive(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		kept = append(kept, message)
+	}
+	_, ok, err := receiver.TryReceive()
+	fmt.Println("more has come:", ok, err)
+	for _, message := range kept {
+		if err := message.Release(); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := sender.Drain(ctx); err != nil { // until everything is released
+		log.Fatal(err)
+	}
+	hadRoom, err := sender.TrySend(make([]byte, 10000))
+	fmt.Println("has room:", hadRoom, err)
+	// Output:
+	// more has come: false <nil>
+	// has room: true <nil>
+}
+
+// The receiver connects, and goes on with another sender when the first has died or gone.
+func ExampleReceiver_Resume() {
+	events, remove := name()
+	defer remove()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	go func() { // commonly two processes, one after the other
+		listener, err := pelton.Listen(events, nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer listener.Close()
+		for n := range 2 {
+			sender, err := listener.AcceptSender(ctx)
+			if err != nil {
+				log.Fatal(err)
+			}
+			if err := sender.Send(ctx, fmt.Append(nil, "of sender ", n)); err != nil {
+				log.Fatal(err)
+			}
+			sender.Close()
+		}
+	}()
+	receiver, err := pelton.ConnectReceiver(ctx, events, &pelton.Options{Await: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer receiver.Close()
+	for n := range 2 {
+		for message, err := range receiver.Messages(ctx) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Printf("%s\n", message.Bytes())
+		}
+		if n == 0 {
+			if err := receiver.Resume(ctx); err != nil {
+				log.Fatal(err)
+			}
+		}
+	}
+	// Output:
+	// of sender 0
+	// of sender 1
+}

@@ -31,6 +31,8 @@ type Service struct {
 	// Requests of nobody's any more, to be used again.
 	mutex sync.Mutex
 	spare []*asked
+	// Bytes of theirs.
+	kept int
 }
 
 // ListenService listens under a short name, or unix:PATH. It does not wait. Under a short name several services may listen, of one process or
@@ -170,6 +172,7 @@ func (s *Service) sort(in *inLane, record lane.Record) string {
 		} else {
 			asked.bytes = append(asked.bytes[:0], payload...)
 		}
+		s.receiver.spin.asked = len(asked.bytes)
 		s.found = Request{asked: asked, use: asked.use.Load(), caller: c, id: h.id, deadline: deadline}
 	}
 	if record.Descriptors > 0 {
@@ -417,8 +420,12 @@ type asked struct {
 	use atomic.Uint64
 }
 
-// Of a request's memory, what is kept for the next one.
-const keptBytes = 64 << 10
+// Of a request's memory, what is kept for the next one; and of all that are kept. A large one that is made anew each time costs more than what is
+// done with it: it is cleared, and the collector runs for it.
+const (
+	keptBytes      = 1 << 20
+	keptBytesInAll = 8 << 20
+)
 
 func (s *Service) newAsked() *asked {
 	s.mutex.Lock()
@@ -426,6 +433,7 @@ func (s *Service) newAsked() *asked {
 	if n := len(s.spare); n > 0 {
 		a := s.spare[n-1]
 		s.spare = s.spare[:n-1]
+		s.kept -= cap(a.bytes)
 		return a
 	}
 	a := &asked{}
@@ -435,12 +443,13 @@ func (s *Service) newAsked() *asked {
 
 func (r Request) putBack() {
 	s, a := r.caller.service, r.asked
-	if cap(a.bytes) > keptBytes {
-		a.bytes = nil
-	}
 	a.use.Add(1)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+	if cap(a.bytes) > keptBytes || s.kept+cap(a.bytes) > keptBytesInAll {
+		a.bytes = nil
+	}
+	s.kept += cap(a.bytes)
 	s.spare = append(s.spare, a)
 }
 

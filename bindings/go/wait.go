@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // guard lets one goroutine at a time into a handle, and closing wait for it.
@@ -77,6 +79,14 @@ const (
 	yieldAfter = 5 * time.Microsecond
 	// Loads between two looks at the clock, which costs as much as several of them.
 	loadsPerClock = 32
+	// What is large takes longer to be answered: a nanosecond for so many bytes that were asked last, and so many times as long at most. At 100 KiB
+	// each side copies and looks for some 20 µs.
+	bytesPerNanosecond = 4
+	spinTimes          = 5
+	// On one processor the other side runs only when this one lets it: so often, before sleeping. It saves both what it takes to be woken. What comes
+	// only after so long has had others in between, who would be let run again and again.
+	yieldsMost  = 2
+	yieldLasted = 200 * time.Microsecond
 	// Failed spins make the next ones shorter: by halves, and after so many none at all, but for the long one.
 	shortest = 4
 	longAt   = 64
@@ -86,9 +96,11 @@ const (
 type spin struct {
 	wait   Wait
 	failed uint
+	// Bytes of the last request, of who makes or takes these.
+	asked int
 }
 
-// oneProcessor: spinning would only keep the other side from running.
+// oneProcessor: spinning would only keep the other side from running; it is let run.
 var oneProcessor = runtime.NumCPU() == 1
 
 func (s *spin) most() time.Duration {
@@ -99,7 +111,7 @@ func (s *spin) most() time.Duration {
 		// Who spins while others want its processor is given it late when it has something to do.
 		return 0
 	}
-	return spinMost >> s.failed
+	return min(spinMost+time.Duration(s.asked/bytesPerNanosecond), spinTimes*spinMost) >> s.failed
 }
 
 func (s *spin) hasPaid() {
@@ -152,6 +164,11 @@ func await(ctx context.Context, on side, bell *bell, spin *spin, guard *guard) e
 			runtime.Gosched()
 		}
 	}
+	if oneProcessor && spin.wait != Spin {
+		if there, err := yieldFor(on, spin); there || err != nil {
+			return err
+		}
+	}
 	if ctx.Done() != nil {
 		stop := context.AfterFunc(ctx, bell.kick)
 		defer stop()
@@ -179,6 +196,29 @@ func await(ctx context.Context, on side, bell *bell, spin *spin, guard *guard) e
 			return err
 		}
 	}
+}
+
+// yieldFor lets other processes run, and looks again.
+func yieldFor(on side, spin *spin) (bool, error) {
+	if spin.failed >= shortest && spin.failed != longAt {
+		spin.hasFailed()
+		return false, nil
+	}
+	begin := time.Now()
+	for range yieldsMost {
+		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		there, err := on.look()
+		if time.Since(begin) > yieldLasted {
+			spin.hasFailed()
+			return there, err
+		}
+		if there || err != nil {
+			spin.hasPaid()
+			return there, err
+		}
+	}
+	spin.hasFailed()
+	return false, nil
 }
 
 func interrupted(ctx context.Context, guard *guard) error {

@@ -54,6 +54,7 @@ func (c *Client) wait(ctx context.Context, want waiter) error {
 		if c.leader == nil {
 			c.leader = w
 			c.watched = append(c.watched[:0], c.links...)
+			c.spin.asked = c.asked
 			c.mutex.Unlock()
 			err := await(ctx, c, c.bell, &c.spin, &c.guard)
 			c.mutex.Lock()

@@ -43,6 +43,13 @@
 #define NGX_PELTON_LAST_LOOKS 16
 /* Of a call's parts_bytes_max, what all calls of a service may have together. */
 #define NGX_PELTON_PARTS_SUMS 16
+/* What is large takes longer to be answered: for so many bytes that were asked, a nanosecond more; but no more than so many times as long. At 100
+ * KiB both sides copy for some 20 us. */
+#define NGX_PELTON_HOLD_BYTES_PER_NS 4
+#define NGX_PELTON_HOLD_TIMES_MAX 5
+/* On one processor: a look that lets others run is of use where it takes no longer than this. More is another's time, of a machine that has much
+ * to do. A guess. */
+#define NGX_PELTON_YIELD_NS 200000
 /* How often the time of looking on is halved at most, as in pelton_uv.h; and after how many failures all of it is tried again: when both
  * sides sleep for each call, only a look as long as a wake takes finds that they need not. */
 #define NGX_PELTON_HALVINGS_MAX 4
@@ -50,7 +57,7 @@
 /* After a client could not be opened, calls are refused for so long: a guess at what spares a machine whose service is down. */
 #define NGX_PELTON_REST_MS 100
 /* Of a slot's memory for answers, what is kept for the next; and of all slots'. */
-#define NGX_PELTON_KEPT_BYTES 65536
+#define NGX_PELTON_KEPT_BYTES 1048576
 #define NGX_PELTON_KEPT_BYTES_IN_ALL 8388608
 typedef struct ngx_pelton_node_s ngx_pelton_node_t;
 
@@ -125,6 +132,8 @@ struct ngx_pelton_service_s {
     uint64_t bytes;
     int64_t hold_ns;
     unsigned holds_failed; /* since one paid */
+    size_t asked_bytes;    /* of what was asked last */
+    uint64_t wakes_sent;   /* as they were when that mattered last */
     ngx_msec_t opened_at;
     ngx_msec_t rest_until;
     int failure; /* of the last opening, or of a client that ended at once */
@@ -132,6 +141,7 @@ struct ngx_pelton_service_s {
     unsigned is_in_place : 1;    /* an answer is with Lua that is not released */
     unsigned lacks_place : 1;    /* as many calls as may be were in flight when room was last wanted */
     unsigned is_next : 1;        /* the turn is posted for when nginx has looked around */
+    unsigned yields : 1;         /* both sides have one processor: instead of looking on, the other is let run */
     unsigned has_held : 1; /* in vain, for the call that was asked last */
     unsigned rests : 1;
     char detail[512]; /* of that, or of the client's end */
@@ -350,12 +360,17 @@ static int ngx_pelton_start_thread(ngx_pelton_opening_t *opening) {
     return error;
 }
 
-/* Looking on does not pay where the service runs only when this worker does not. */
-static int64_t ngx_pelton_hold_ns(ngx_pelton_service_t *service) {
+/* Whether to look on for answers, and how. It does not pay where the service runs only when this worker does not: there the service is let
+ * run. */
+static void ngx_pelton_choose_hold(ngx_pelton_service_t *service) {
     pelton_info info;
     cpu_set_t own, peer, all;
-    if (service->options.hold_ns < 0) {
-        return 0;
+    service->holds_failed = 0;
+    service->wakes_sent = 0;
+    service->yields = 0;
+    service->hold_ns = service->options.hold_ns == 0 ? NGX_PELTON_HOLD_NS : ngx_max(service->options.hold_ns, 0);
+    if (service->hold_ns == 0) {
+        return;
     }
     CPU_ZERO(&peer);
     info.struct_bytes = sizeof info;
@@ -365,11 +380,8 @@ static int64_t ngx_pelton_hold_ns(ngx_pelton_service_t *service) {
     }
     if (sched_getaffinity(0, sizeof own, &own) == 0) {
         CPU_OR(&all, &own, &peer);
-        if (CPU_COUNT(&all) == 1) {
-            return 0;
-        }
+        service->yields = CPU_COUNT(&all) == 1;
     }
-    return service->options.hold_ns == 0 ? NGX_PELTON_HOLD_NS : service->options.hold_ns;
 }
 
 /* Those that wait for room, or a client, need not any more. */
@@ -482,8 +494,7 @@ static void ngx_pelton_opened(ngx_event_t *event) {
     service->connections++;
     service->failure = PELTON_OK;
     service->rests = 0;
-    service->hold_ns = ngx_pelton_hold_ns(service);
-    service->holds_failed = 0;
+    ngx_pelton_choose_hold(service);
     service->opened_at = ngx_current_msec;
     service->room = NGX_PELTON_CALLS_MAX;
     ngx_pelton_begin_chain();
@@ -580,12 +591,51 @@ static int ngx_pelton_drain(ngx_pelton_service_t *service, ngx_uint_t *taken) {
     return code;
 }
 
+/* Whether the service slept when something was asked since the last time that this was. It is woken then, and runs when this worker sleeps. */
+static ngx_int_t ngx_pelton_has_slept(ngx_pelton_service_t *service) {
+    pelton_info info;
+    uint64_t before = service->wakes_sent;
+    info.struct_bytes = sizeof info;
+    if (pelton_get_info(service->client, &info) != PELTON_OK) {
+        return 1;
+    }
+    service->wakes_sent = info.wakes_sent;
+    return info.wakes_sent != before;
+}
+
+/* Lets the service run, which then has the one processor to itself, and looks once more; if it lets this worker run likewise. A wake and a sleep of
+ * both sides are two changes from one to the other, as this is; but it saves what each has to do to be woken. A service that sleeps
+ * instead would be woken by the first of many requests, and run before the second is asked. */
+static int ngx_pelton_yield(ngx_pelton_service_t *service, pelton_completion *completion) {
+    int64_t began;
+    int code = pelton_await(service->client, PELTON_ANY_CALL, PELTON_NO_WAIT, completion);
+    if (code != PELTON_AGAIN || ngx_pelton_has_slept(service)) {
+        return code;
+    }
+    if (service->holds_failed % NGX_PELTON_TRY_AGAIN > NGX_PELTON_HALVINGS_MAX) {
+        service->holds_failed++;
+        return code;
+    }
+    began = ngx_pelton_now();
+    (void)sched_yield();
+    code = pelton_await(service->client, PELTON_ANY_CALL, PELTON_NO_WAIT, completion);
+    if (code != PELTON_AGAIN && ngx_pelton_now() - began < NGX_PELTON_YIELD_NS) {
+        service->holds_failed = 0;
+    } else {
+        service->holds_failed++;
+    }
+    return code;
+}
+
 /* Looks on for an answer for as long as has lately paid. */
 static int ngx_pelton_hold(ngx_pelton_service_t *service, pelton_completion *completion) {
     int64_t until = 0, now;
     unsigned halvings = service->holds_failed % NGX_PELTON_TRY_AGAIN;
     int code;
     ngx_uint_t i;
+    if (service->yields) {
+        return ngx_pelton_yield(service, completion);
+    }
     for (;;) {
         for (i = 0; i < 8; i++) {
             code = pelton_await(service->client, PELTON_ANY_CALL, PELTON_NO_WAIT, completion);
@@ -600,7 +650,9 @@ static int ngx_pelton_hold(ngx_pelton_service_t *service, pelton_completion *com
         }
         now = ngx_pelton_now();
         if (until == 0) {
-            until = now + (service->hold_ns >> ngx_min(halvings, NGX_PELTON_HALVINGS_MAX));
+            int64_t of_bytes = (int64_t)service->asked_bytes / NGX_PELTON_HOLD_BYTES_PER_NS;
+            int64_t most = ngx_min(service->hold_ns + of_bytes, service->hold_ns * NGX_PELTON_HOLD_TIMES_MAX);
+            until = now + (most >> ngx_min(halvings, NGX_PELTON_HALVINGS_MAX));
         } else if (now >= until) {
             service->holds_failed++;
             return code;
@@ -613,6 +665,16 @@ static ngx_int_t ngx_pelton_has_place(ngx_pelton_service_t *service) {
     pelton_info info;
     info.struct_bytes = sizeof info;
     return pelton_get_info(service->client, &info) == PELTON_OK && info.calls < NGX_PELTON_CALLS_MAX;
+}
+
+/* Whether a place has come for who waits for one. The last word of a call that was given up is told to nobody. */
+static ngx_int_t ngx_pelton_found_place(ngx_pelton_service_t *service) {
+    if (service->waiting == 0 || !service->lacks_place || !ngx_pelton_has_place(service)) {
+        return 0;
+    }
+    service->lacks_place = 0;
+    ngx_pelton_count_room(service);
+    return 1;
 }
 
 /* Lets so many of those who wait for room ask again. */
@@ -675,11 +737,7 @@ static void ngx_pelton_turn(ngx_event_t *event) {
         ngx_pelton_lost(service, code);
         return;
     }
-    /* The last word of a call that was given up is told to nobody. */
-    if (service->waiting > 0 && service->lacks_place && ngx_pelton_has_place(service)) {
-        service->lacks_place = 0;
-        ngx_pelton_count_room(service);
-    }
+    (void)ngx_pelton_found_place(service);
     if (service->waiting > 0 && service->room > 0) {
         ngx_pelton_grant(service);
         taken++;
@@ -693,9 +751,14 @@ static void ngx_pelton_turn(ngx_event_t *event) {
     if (code == PELTON_OK) {
         ngx_pelton_count_room(service);
         ngx_pelton_post_next(service);
+    } else if (code == PELTON_AGAIN) {
+        /* Arming takes in what comes at the last moment. */
+        if (ngx_pelton_found_place(service)) {
+            ngx_pelton_post(service);
+        }
     } else if (ngx_pelton_is_end(code)) {
         ngx_pelton_lost(service, code);
-    } else if (code != PELTON_AGAIN) {
+    } else {
         ngx_pelton_keep_detail(service->detail, sizeof service->detail);
         ngx_pelton_fail_waiting(service, code);
         if (code != PELTON_NO_LISTENER) {
@@ -894,6 +957,7 @@ int ngx_pelton_ask(ngx_pelton_service_t *service, double ticket, const char *dat
         ngx_pelton_settle(service);
         if (service->waiting == 0 || was_granted) {
             code = pelton_submit(service->client, data, size, flags & (PELTON_NOTIFY | PELTON_IDEMPOTENT), PELTON_NO_WAIT, &id);
+            service->asked_bytes = size;
             if (code == PELTON_AGAIN) {
                 service->room = 0;
                 service->lacks_place = !ngx_pelton_has_place(service);

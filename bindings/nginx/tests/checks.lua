@@ -7,6 +7,8 @@ local name = "unix:" .. os.getenv("PELTON_TEST_SERVICE")
 local svc = pelton.connect(name, {timeout = 20})
 -- Another one, which may be left, and blocked.
 local other = name .. ".other"
+-- One that breaks the rules.
+local hostile = name .. ".hostile"
 local file = pelton.file
 local directory = os.getenv("PELTON_TEST_DIRECTORY") .. "/files/"
 local processors = tonumber(os.getenv("PELTON_TEST_PROCESSORS"))
@@ -261,6 +263,100 @@ local function marked(client, request)
     until mark and ngx.now() > began + 0.1 or ngx.now() > began + 60
     mark:close()
     return thread
+end
+
+-- What a service writes into shared memory is looked at before it is used, and so is what it says when it is connected to.
+function checks.one_that_breaks_the_rules_harms_only_its_own_calls()
+    local client = pelton.connect(hostile, {timeout = 20})
+    local path, corrupt = hostile:sub(6) .. ".mark", 0
+    local hows, random = {8, 8, 9, 0, 4, 12, 16, 24, 28, 32, 33, 34, 35}, ngx.var.arg_rounds
+    for round = 1, tonumber(random) or #hows do
+        local how = random and math.random(0, 35) or hows[round]
+        local seed = random and math.random(1, 2 ^ 30) or round
+        local what = "how " .. how .. " seed " .. seed
+        -- One takes the place of another.
+        for i = 1, 6000 do
+            if client:call("x") == "x" then
+                break
+            end
+            ngx.sleep(0.01)
+        end
+        local threads = {}
+        for i = 1, 16 do
+            threads[i] = ngx.thread.spawn(function()
+                local size = ({0, 100, 5000, 20000})[i % 4 + 1]
+                if i % 3 > 0 then
+                    return select(2, client:call("hold " .. size))
+                end
+                local word
+                for _, err in client:stream("hold " .. size) do
+                    word = err
+                end
+                return word
+            end)
+        end
+        os.remove(path)
+        threads[17] = ngx.thread.spawn(function() return select(2, client:call("wild " .. how .. " " .. seed)) end)
+        ngx.update_time()
+        local began, mark = ngx.now(), nil
+        repeat
+            mark = io.open(path)
+            ngx.update_time()
+        until mark or ngx.now() > began + 60
+        mark:close()
+        local found = {}
+        for i, thread in ipairs(threads) do
+            local _, word = ngx.thread.wait(thread)
+            found[word or "answered"] = true
+        end
+        -- None waits for what never comes.
+        same(found.timeout, nil, what)
+        same(svc:call("beside it " .. round), "beside it " .. round, what)
+        corrupt = corrupt + (found.corrupt and 1 or 0)
+    end
+    local info = client:info()
+    same(info.in_flight + info.waiting + info.slots + info.bytes, 0)
+    same(corrupt > 0, true, "rounds in which the client was found corrupt")
+end
+
+function checks.one_that_is_no_service_is_refused()
+    for i = 1, 24 do
+        local client = pelton.connect(hostile .. ".raw", {timeout = 20, capacity = i * 65536})
+        local res, err = client:call("x")
+        same(res, nil)
+        same(err == "timeout", false, "connecting " .. i)
+        same(svc:call("beside it " .. i), "beside it " .. i)
+        same(client:info().connections, 0)
+    end
+end
+
+-- Also from coroutines that Lua has made, inside one another.
+function checks.coroutines_of_lua_call()
+    local each = coroutine.wrap(function()
+        for i = 1, 10 do
+            local inner = coroutine.create(function() return svc:call("inner " .. i) end)
+            local _, res = coroutine.resume(inner)
+            coroutine.yield(res .. ", " .. svc:call("later outer " .. i))
+        end
+    end)
+    for i = 1, 10 do
+        same(each(), "inner " .. i .. ", outer " .. i)
+    end
+end
+
+-- A subrequest asks like any other; several beside each other.
+function checks.subrequests()
+    local all = {}
+    for i = 1, 20 do
+        all[i] = {"/echo?q=later%20" .. i}
+    end
+    for i, res in ipairs {ngx.location.capture_multi(all)} do
+        same(res.status, 200)
+        same(res.body, i .. "\n")
+    end
+    same(ngx.location.capture("/echo?q=stall&timeout=0.02").status, 502)
+    same(svc:call("after"), "after")
+    nothing_is_left()
 end
 
 -- A call whose time is over has its answer if that has come: the worker was busy.
@@ -648,6 +744,9 @@ end
 -- Another version's Lua says what to do.
 function checks.another_version_is_refused()
     local source = io.open(package.searchpath("resty.pelton.base", package.path)):read("*a")
+    -- And in the stream subsystem, whose requests are of another kind.
+    local in_stream = setfenv(loadstring(source), {require = require, error = error, ngx = {config = {subsystem = "stream"}}})
+    same(select(2, pcall(in_stream)):find("works in http only, found stream", 1, true) ~= nil, true)
     source = source:gsub("ffi%.cdef %[%[.-%]%]", ""):gsub("local VERSION = %d+", "local VERSION = 999")
     local ok, err = pcall(loadstring(source))
     same(ok, false)
@@ -801,7 +900,7 @@ end
 
 -- One call for each request, compared.
 function M.echo()
-    local req = ngx.var.arg_q or ("request " .. ngx.var.request_id .. ("x"):rep(tonumber(ngx.var.arg_size or 0)))
+    local req = ngx.var.arg_q and ngx.unescape_uri(ngx.var.arg_q) or ("request " .. ngx.var.request_id .. ("x"):rep(tonumber(ngx.var.arg_size or 0)))
     local asked = ngx.var.arg_name and pelton.connect(ngx.var.arg_name) or svc
     local res, err, detail = asked:call(req, {timeout = tonumber(ngx.var.arg_timeout or 20)})
     if not res then

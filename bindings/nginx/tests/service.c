@@ -8,7 +8,7 @@
  *   later TEXT       answers from a thread, 10 ms later        die                is killed
  *   cancelled        how many that stalled have been cancelled told               how many notifications have come, and the last one
  *   begin            a part, and never more                    mark               answers, then makes the file NAME.mark
- *   hold SIZE        waits for `finish`, then so many bytes    eager 0|1          looks for what was cancelled at every moment
+ *   hold SIZE        waits for `finish`, then so many bytes    eager 0|1          looks for what comes at every moment, and never sleeps
  *   finish           answers those that wait, then leaves      order              the second letters of notifications that begin with o;
  *                    of these oA blocks
  *   leave            closes, listens again, makes NAME.mark    block              a notification: looks at nothing until NAME.go is there
@@ -18,6 +18,7 @@
 #endif
 #include <pelton.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -174,7 +175,10 @@ int main(int argc, char **argv) {
     for (;;) {
         code = pelton_service_receive(service, is_eager ? PELTON_NO_WAIT : pelton_deadline(10000000), &request);
         if (stalled_count > 0) cancelled += let_go();
-        if (code == PELTON_AGAIN) continue;
+        if (code == PELTON_AGAIN) {
+            if (is_eager) (void)sched_yield();
+            continue;
+        }
         if (code != PELTON_OK) break;
         size_t size = request.size < sizeof text - 1 ? request.size : sizeof text - 1;
         memcpy(text, request.data, size);

@@ -1405,3 +1405,20 @@ fn too_large_a_call_is_not_said_to_need_more_capacity_alone() {
     let error = client.submit(&vec![0; (64 << 20) + 1]).unwrap_err();
     assert!(error.to_string().contains("call_bytes_max"), "{error}");
 }
+
+#[test]
+fn a_client_says_how_often_it_has_rung_a_service_that_slept() {
+    let place = Place::new("rings");
+    let (mut service, mut client, _responders, _) = asked(&place, 1);
+    for rung in 1..4 {
+        let before = client.wakes_sent();
+        assert!(service.arm().unwrap());
+        client.submit(b"wakes it").unwrap();
+        client.submit(b"finds it awake").unwrap();
+        assert_eq!(client.wakes_sent(), before + 1, "{rung}");
+        for _ in 0..2 {
+            drop(service.try_receive().unwrap().unwrap().into_responder());
+        }
+        service.disarm();
+    }
+}

@@ -680,6 +680,11 @@ impl Client {
         self.late
     }
 
+    /// How often this side has rung a service that slept, or a service that waited for room. Of those that it asks at the moment.
+    pub fn wakes_sent(&self) -> u64 {
+        self.links.iter().map(|link| link.outbox.sender.counters().wakes_sent).sum()
+    }
+
     /// The largest request, in bytes, as the service says; of several the most that one of them takes, which is asked then.
     pub fn request_bytes_max(&self) -> u64 {
         let is_one = self.crowd.is_none();
