@@ -41,7 +41,9 @@ fn every_rival_is_measured_in_every_workload_of_its_own() {
         ("stream --size 256 --count 5000", &all[..]),
         // Beyond what any of their buffers hold at once, and in pieces.
         ("stream --size 8..40000 --count 3000", random),
-        ("stream --size 65536 --count 500", &processes),
+        // Beyond a fragment of Aeron's.
+        ("stream --size 65536 --count 500", &format!("{processes},aeron")),
+        ("roundtrip --size 65536 --count 100", "pelton,aeron"),
         ("stream --size 64 --count 5000", spinning),
         ("roundtrip --size 64 --count 500", &all),
         ("roundtrip --size 8..40000 --count 200", random),
