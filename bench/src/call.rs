@@ -138,14 +138,14 @@ impl<A: Asking> Client<'_, A> {
     fn one_by_one(&mut self, count: u64, time_each: bool) -> Result<u64> {
         let Client { job, asking, payloads, first, histogram } = self;
         let delay_ns = job.delay_us * 1000;
-        let schedule = Schedule::of(job);
+        let mut schedule = Schedule::of(job);
         let (mut sizes, mut bytes) = (job.sizes.sequence(), 0);
         for n in 0..count {
             let size = sizes.next_size();
             let number = *first + n;
             payloads.prepare(number + 1);
             // From when it was due, not from when it went: what waits for a late answer is late itself.
-            let start_ns = match &schedule {
+            let start_ns = match &mut schedule {
                 Some(schedule) => schedule.wait_for(n),
                 None if time_each => now_ns(),
                 None => 0,

@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeMap,
     fs::{File, OpenOptions},
-    io::{BufRead as _, BufReader, SeekFrom, Write as _},
+    io::{BufRead as _, BufReader, Write as _},
     ops::Range,
     os::{
         fd::AsRawFd as _,
@@ -59,14 +59,14 @@ struct Arguments {
 enum Part {
     /// 4 KiB that the page cache has: nanoseconds a read, waited for (pelton) and submitted (pelton-submit), and of pread
     Cached,
-    /// The same, by what event loops have: submitted (pelton-submit), libuv's uv_fs and tokio::fs; those two 32 at a time
+    /// The same, by what event loops have: submitted (pelton-submit), libuv's uv_fs and tokio's pool of threads; those two 32 at a time
     Loops,
     /// 4 KiB past the page cache, 32 in flight: reads a second, and of the same loop on the io-uring crate
     Direct,
     /// 100 bytes at a time from 8 threads: messages a second, and with a write for each
     Append,
-    /// 1 GiB written and synced by an event loop: the longest of its callbacks, in microseconds of its thread's CPU time, and when it writes itself;
-    /// by libuv's loop with pelton_uv.h too
+    /// 1 GiB written and synced by an event loop: the longest of its callbacks, in microseconds of its thread's CPU time and by the clock, and when it
+    /// writes itself; CPU time by libuv's loop with pelton_uv.h too
     Loop,
     /// The same by libuv's loop: the median of how late its timers are, in microseconds, and of one that does nothing else
     LoopTimers,
@@ -99,7 +99,7 @@ struct Report {
     part: Part,
     unit: &'static str,
     runs: Vec<Figures>,
-    /// Beside the first figure: those that belong to a system alone.
+    /// Beside these figures: those that belong to a system alone.
     extra: BTreeMap<String, f64>,
 }
 
@@ -131,35 +131,40 @@ fn measure(arguments: &Arguments) -> Result<()> {
         if part.is_erlang() && erlang.is_none() {
             continue;
         }
-        let (unit, extra) = match part {
-            Part::Erlang => {
-                ("seconds", BTreeMap::from([("messages in the mailbox".to_owned(), arguments.mailbox as f64)]))
-            }
-            Part::ErlangCached => ("ns a read", BTreeMap::new()),
-            Part::ErlangDirect => ("reads a second", BTreeMap::new()),
-            Part::ErlangMessages | Part::ErlangCall => ("ns there and back", BTreeMap::new()),
-            Part::Cached | Part::Loops => ("ns a read", BTreeMap::new()),
-            Part::Direct => ("reads a second", BTreeMap::new()),
-            Part::Append => ("messages a second", append_calls(place.path())?),
-            Part::Loop => ("us of CPU in the longest callback", BTreeMap::new()),
-            Part::LoopTimers => ("us late, a timer in the middle", BTreeMap::new()),
+        let units: &[&str] = match part {
+            Part::Erlang => &["seconds"],
+            Part::ErlangMessages | Part::ErlangCall => &["ns there and back"],
+            Part::Cached | Part::Loops | Part::ErlangCached => &["ns a read"],
+            Part::Direct | Part::ErlangDirect => &["reads a second"],
+            Part::Append => &["messages a second"],
+            Part::Loop => &["us of CPU in the longest callback", "us by the clock in the longest callback"],
+            Part::LoopTimers => &["us late, a timer in the middle"],
         };
-        let mut report = Report { part, unit, runs: Vec::new(), extra };
+        let extra = match part {
+            Part::Erlang => BTreeMap::from([("messages in the mailbox".to_owned(), arguments.mailbox as f64)]),
+            Part::Append => append_calls(place.path())?,
+            _ => BTreeMap::new(),
+        };
+        let report = |unit: &&'static str| Report { part, unit, runs: Vec::new(), extra: extra.clone() };
+        let mut reports: Vec<Report> = units.iter().map(report).collect();
         for run in 0..arguments.runs {
-            report.runs.push(match part {
-                Part::Cached => cached(place.path(), &["pread", "pelton", "pelton-submit"])?,
-                Part::Loops => cached(place.path(), &["pelton-submit", "libuv-fs", "tokio-fs"])?,
-                Part::Direct => direct(place.path())?,
-                Part::Append => append(place.path())?,
-                Part::Loop => event_loop(place.path())?,
-                Part::LoopTimers => loop_timers(place.path())?,
+            let figures = match part {
+                Part::Cached => vec![cached(place.path(), &["pread", "pelton", "pelton-submit"])?],
+                Part::Loops => vec![cached(place.path(), &["pelton-submit", "libuv-fs", "tokio-pool"])?],
+                Part::Direct => vec![direct(place.path())?],
+                Part::Append => vec![append(place.path())?],
+                Part::Loop => event_loop(place.path())?.into(),
+                Part::LoopTimers => vec![loop_timers(place.path())?],
                 _ => {
                     let erlang = erlang.as_ref().context("it was made above")?;
-                    erlang.run(&part.name(), place.path(), arguments.mailbox, run)?
+                    vec![erlang.run(&part.name(), place.path(), arguments.mailbox, run)?]
                 }
-            });
+            };
+            reports.iter_mut().zip(figures).for_each(|(report, figures)| report.runs.push(figures));
         }
-        report.write(arguments.json)?;
+        for report in &reports {
+            report.write(arguments.json)?;
+        }
     }
     Ok(())
 }
@@ -194,7 +199,9 @@ impl Report {
             let figure = middle(system);
             // Seconds are few.
             let decimals = if figure < 100.0 { 4 } else { 1 };
-            writeln!(out, "    {system:22} {figure:12.decimals$}")?;
+            let all = || self.of(system).into_iter().flatten();
+            let (least, most) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
+            writeln!(out, "    {system:22} {figure:12.decimals$}  ({least:.decimals$} to {most:.decimals$})")?;
         }
         for (what, value) in &self.extra {
             writeln!(out, "    {what}: {value:.4}")?;
@@ -286,7 +293,7 @@ fn cached(place: &Path, systems: &[&'static str]) -> Result<Figures> {
                         buffer = Some(read.buffer);
                     }
                 }
-                "tokio-fs" => tokio.read(slice * SLICE..(slice + 1) * SLICE)?,
+                "tokio-pool" => tokio.read(slice * SLICE..(slice + 1) * SLICE)?,
                 _ => libuv.as_mut().context("it is there")?.read(slice * SLICE..(slice + 1) * SLICE)?,
             }
             *spent.entry(system).or_default() += begun.elapsed().as_nanos() as u64;
@@ -335,33 +342,33 @@ impl Drop for Libuv {
     }
 }
 
-/// tokio::fs, as many tasks as the others have reads in flight, each with the file opened for itself: it has no read at an offset.
+/// tokio, as many tasks as the others have reads in flight: tokio::fs has no read at an offset, so each read is one of the opened file in its pool of
+/// threads, as tokio::fs would do it.
 struct Tokio {
     runtime: tokio::runtime::Runtime,
-    path: PathBuf,
+    file: Arc<File>,
 }
 
 impl Tokio {
     fn start(path: &Path) -> Result<Tokio> {
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        Ok(Tokio { runtime, path: path.to_owned() })
+        Ok(Tokio { runtime, file: Arc::new(File::open(path)?) })
     }
 
     fn read(&self, numbers: Range<u64>) -> Result<()> {
-        use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
         let each = (numbers.end - numbers.start) / IN_FLIGHT + 1;
         self.runtime.block_on(async {
             let tasks: Vec<_> = (0..IN_FLIGHT)
                 .map(|task| {
-                    let path = self.path.clone();
+                    let file = self.file.clone();
                     let (first, end) =
                         (numbers.start + task * each, numbers.end.min(numbers.start + (task + 1) * each));
                     tokio::spawn(async move {
-                        let mut file = tokio::fs::File::open(path).await?;
                         let mut block = vec![0; BLOCK];
                         for number in (first..end).map(|n| scattered(n, CACHED_BLOCKS)) {
-                            file.seek(SeekFrom::Start(number * BLOCK as u64)).await?;
-                            file.read_exact(&mut block).await?;
+                            let file = file.clone();
+                            let read = move || file.read_exact_at(&mut block, number * BLOCK as u64).map(|()| block);
+                            block = tokio::task::spawn_blocking(read).await??;
                             check(&block, number)?;
                         }
                         anyhow::Ok(())
@@ -557,17 +564,42 @@ const PIECES_IN_FLIGHT: u64 = 4;
 /// Synced after each so many.
 const SYNC_AFTER: u64 = 64;
 
-fn event_loop(place: &Path) -> Result<Figures> {
-    let mut figures = BTreeMap::from([
+/// By the thread's CPU time, and by the clock.
+fn event_loop(place: &Path) -> Result<[Figures; 2]> {
+    let loops = [
         ("pelton", loop_by_pelton(place, &EngineOptions::new())?),
         ("pelton-threads", loop_by_pelton(place, &EngineOptions::new().without_io_uring())?),
         ("write", loop_by_write(place)?),
-    ]);
+    ];
+    let mut figures = [0, 1].map(|which| loops.iter().map(|(system, longest)| (*system, longest.0[which])).collect());
+    // Its callbacks are within its poll, whose waiting is no CPU time but is on the clock: by that it is measured as `loop-timers`.
     match loop_by_uv("pelton", place) {
-        Ok(uv) => _ = figures.insert("pelton-uv", uv.worst_us),
+        Ok(uv) => _ = Figures::insert(&mut figures[0], "pelton-uv", uv.worst_us),
         Err(error) => eprintln!("pelton-bench file: pelton-uv is left out: {error:#}"),
     }
     Ok(figures)
+}
+
+/// The longest of a loop's callbacks, in microseconds of its thread's CPU time, and by the clock: what sleeps in the kernel blocks a loop as well. By
+/// the clock a machine with much else to do only makes it longer.
+#[derive(Default)]
+struct Longest([f64; 2]);
+
+impl Longest {
+    fn times<R>(&mut self, callback: impl FnOnce() -> Result<R>) -> Result<R> {
+        let now = || [rustix::time::ClockId::ThreadCPUTime, rustix::time::ClockId::Monotonic].map(us);
+        let begun = now();
+        let done = callback();
+        for (longest, (ended, begun)) in self.0.iter_mut().zip(now().into_iter().zip(begun)) {
+            *longest = longest.max(ended - begun);
+        }
+        done
+    }
+}
+
+fn us(clock: rustix::time::ClockId) -> f64 {
+    let time = rustix::time::clock_gettime(clock);
+    time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 * 1e-3
 }
 
 fn loop_timers(place: &Path) -> Result<Figures> {
@@ -605,22 +637,16 @@ fn uv_loop(arguments: &[&str]) -> Result<UvLoop> {
     Ok(UvLoop { worst_us, late_us, seconds })
 }
 
-/// The CPU time of this thread, in microseconds.
-fn thread_us() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 * 1e-3
-}
-
 fn piece(number: u64) -> Vec<u8> {
     vec![number as u8 | 1; PIECE]
 }
 
-fn loop_by_pelton(place: &Path, options: &EngineOptions) -> Result<f64> {
+fn loop_by_pelton(place: &Path, options: &EngineOptions) -> Result<Longest> {
     use rustix::event::{PollFd, PollFlags, poll};
     let path = place.join("gigabyte");
     let mut engine = options.open()?;
     let file = engine.run(Operation::open(&path, Open::for_writing().create(0o600).truncate()))?.into_file()?;
-    let (mut next, mut worst) = (0, 0f64);
+    let (mut next, mut longest) = (0, Longest::default());
     // What is written is made before, not by the loop.
     let mut pieces: Vec<Vec<u8>> = (0..PIECES_IN_FLIGHT).map(|_| piece(0)).collect();
     let submit = |engine: &mut Engine, next: &mut u64, piece: Vec<u8>| -> Result<()> {
@@ -632,49 +658,49 @@ fn loop_by_pelton(place: &Path, options: &EngineOptions) -> Result<f64> {
         }
         Ok(())
     };
-    for piece in pieces.drain(..) {
-        submit(&mut engine, &mut next, piece)?;
-    }
-    loop {
-        // A callback: all that has completed, what follows from it, and arming, which begins that.
-        let begun = thread_us();
-        while let Some(done) = engine.try_completion()? {
-            done.outcome?;
-            if done.token == 0 {
-                ensure!(done.buffer.len() == PIECE, "it came back whole");
-                if next < PIECES {
-                    submit(&mut engine, &mut next, done.buffer.into_vec())?;
-                }
-            }
-        }
-        let nothing_yet = engine.arm()?;
-        worst = worst.max(thread_us() - begun);
-        if engine.in_flight() == 0 {
-            break;
-        }
+    // The first of its callbacks begins the writes.
+    let mut nothing_yet = longest.times(|| {
+        pieces.drain(..).try_for_each(|piece| submit(&mut engine, &mut next, piece))?;
+        Ok(engine.arm()?)
+    })?;
+    while engine.in_flight() > 0 {
         if nothing_yet {
             poll(&mut [PollFd::new(&engine, PollFlags::IN)], None)?;
         }
+        // Each other: all that has completed, what follows from it, and arming, which begins that.
+        nothing_yet = longest.times(|| {
+            while let Some(done) = engine.try_completion()? {
+                done.outcome?;
+                if done.token == 0 {
+                    ensure!(done.buffer.len() == PIECE, "it came back whole");
+                    if next < PIECES {
+                        submit(&mut engine, &mut next, done.buffer.into_vec())?;
+                    }
+                }
+            }
+            Ok(engine.arm()?)
+        })?;
     }
     engine.close()?;
     whole(&path)?;
-    Ok(worst)
+    Ok(longest)
 }
 
-fn loop_by_write(place: &Path) -> Result<f64> {
+fn loop_by_write(place: &Path) -> Result<Longest> {
     let path = place.join("gigabyte");
     let file = File::create(&path)?;
-    let (piece, mut worst) = (piece(0), 0f64);
+    let (piece, mut longest) = (piece(0), Longest::default());
     for number in 0..PIECES {
-        let begun = thread_us();
-        file.write_all_at(&piece, number * PIECE as u64)?;
-        if (number + 1).is_multiple_of(SYNC_AFTER) {
-            file.sync_data()?;
-        }
-        worst = worst.max(thread_us() - begun);
+        longest.times(|| {
+            file.write_all_at(&piece, number * PIECE as u64)?;
+            if (number + 1).is_multiple_of(SYNC_AFTER) {
+                file.sync_data()?;
+            }
+            Ok(())
+        })?;
     }
     whole(&path)?;
-    Ok(worst)
+    Ok(longest)
 }
 
 fn whole(path: &Path) -> Result<()> {

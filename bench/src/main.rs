@@ -125,14 +125,14 @@ struct Arguments {
 
     /// Systems, in turn, the first to be compared with the others
     ///
-    /// pelton; pelton-c, the same as a C program uses it; pelton-path, in a directory that keeps the channel; limits, the least code that could do the job; limits-window, the same with pelton's window; pipe; sock-stream, one write per message; sock-stream-batched, 64 KiB of
+    /// pelton; pelton-c, the same as a C program uses it; pelton-path, in a directory that keeps the channel; pelton-batches, 64 messages to a reservation, streams and between threads; limits, the least code that could do the job; limits-window, the same with pelton's window; pipe; sock-stream, one write per message; sock-stream-batched, 64 KiB of
     /// buffer on both sides; sock-seqpacket; sock-seqpacket-batched, up to 64 messages a system call. For a fan-in also pelton-stream, one sender whatever --senders says; and pelton-alone,
     /// no idle ones whatever --idle says. For calls pelton, limits, sock-stream, sock-stream-batched; pelton-fan-in, as many messages one
     /// way; and pelton-alone and sock-stream-alone, no client that floods whatever --beside-flood says. Between threads, to append: bump, a buffer in which space is taken by fetch_add;
     /// mutex-vec; array-queue and seg-queue, crossbeam's. With --file: pelton, whose sink is a RecordFile, and write, one buffer
     /// of 1 MiB behind a lock, given to write(2) when full. Systems of bench/rivals, which
     /// are built when they are first needed: ipc_ring, ipmpsc, iceoryx2, shmem-ipc, io-uring-stream, io-uring-seqpacket, zeromq-ipc, multiprocessing-queue,
-    /// multiprocessing-pipe, aeron; pelton-go, go-sock-stream and net-rpc, streams and calls in Go; between threads rtrb, rtrb-chunks, crossbeam-channel, flume, kanal, and pelton-batches. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
+    /// multiprocessing-pipe, aeron; pelton-go, go-sock-stream and net-rpc, streams and calls in Go; between threads rtrb, rtrb-chunks, crossbeam-channel, flume, kanal. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
     /// interleaved run. [default: all but pelton-c and pelton-path; for idle, pelton; for
     /// reattach, pelton-path, the only one that can; for lopsided, pelton, sock-stream, sock-seqpacket; for fan-in, pelton,
     /// pelton-stream, limits, sock-stream, sock-seqpacket, and pelton-alone if there are idle ones; for call, pelton, limits, sock-stream, with

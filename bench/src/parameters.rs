@@ -124,7 +124,7 @@ pub enum SystemName {
     ArrayQueue,
     /// Of appending: crossbeam's unbounded queue, and such a thread
     SegQueue,
-    /// Between threads: pelton, 64 messages to a reservation and as many as there are to a release
+    /// pelton, 64 messages to a reservation, and several to a release: streams, and between threads
     PeltonBatches,
     /// The crate ipc_ring; this one and all below are programs of `bench/rivals`
     #[value(name = "ipc_ring")]
@@ -181,8 +181,8 @@ impl SystemName {
         }
         match self {
             SystemName::Pelton => Ok(()),
-            SystemName::PeltonBatches if threads => Ok(()),
-            SystemName::PeltonBatches => Err("it is between threads: measure it with threads"),
+            SystemName::PeltonBatches if threads || workload == Workload::Stream => Ok(()),
+            SystemName::PeltonBatches => Err("it has messages that go together: measure it with stream or threads"),
             SystemName::PeltonFanIn | SystemName::PeltonAlone if calls => Ok(()),
             SystemName::SockStream | SystemName::SockStreamAlone | SystemName::SockStreamBatched if calls => Ok(()),
             SystemName::PeltonNginx | SystemName::CosocketNginx if calls => Ok(()),
@@ -522,8 +522,6 @@ pub struct Job {
     /// What is started, with its first arguments; empty for this program itself
     #[serde(skip)]
     pub program: Vec<OsString>,
-    /// The process that started this one, without which it must not live on
-    pub parent: u32,
 }
 
 impl Job {
@@ -540,6 +538,11 @@ impl Job {
     pub fn share(&self, index: u32, count: u64) -> u64 {
         let senders = self.senders as u64;
         count / senders + u64::from((index as u64) < count % senders)
+    }
+
+    /// There and back, the names of what this side sends by and of what it receives by, as its other side has them.
+    pub fn directions(&self) -> (&'static str, &'static str) {
+        if self.role == Role::Asker { ("there", "back") } else { ("back", "there") }
     }
 
     /// What this side works for each message.

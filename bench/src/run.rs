@@ -290,7 +290,6 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
         cpus: cpus.to_vec(),
         program: system.program.clone(),
         directory: plan.file.clone().unwrap_or_else(env::temp_dir),
-        parent: std::process::id(),
     }
 }
 
@@ -644,7 +643,6 @@ pub mod tests {
             cpus: Vec::new(),
             program: Vec::new(),
             directory: env::temp_dir(),
-            parent: 1,
         }
     }
 }

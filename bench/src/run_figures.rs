@@ -105,8 +105,20 @@ pub(crate) fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
         sleeps_per_wait: job.calls.one_by_one().then(|| reports[0].iter().map(sleeps).fold(f64::INFINITY, f64::min)),
         ..run.figures
     };
-    let latency = percentiles().next().map(|percentiles| percentiles.ladder.clone()).unwrap_or_default();
-    Run { figures, latency, ..run }
+    Run { figures, latency: longest(percentiles().map(|percentiles| &percentiles.ladder[..])), ..run }
+}
+
+/// Of several clients' ladders: at each quantile that of the client for which it took the longest.
+fn longest<'a>(ladders: impl Iterator<Item = &'a [(f64, u64)]>) -> Vec<(f64, u64)> {
+    let mut all: Vec<(f64, u64)> = Vec::new();
+    for &(quantile, ns) in ladders.flatten() {
+        match all.iter_mut().find(|(at, _)| *at == quantile) {
+            Some((_, most)) => *most = ns.max(*most),
+            None => all.push((quantile, ns)),
+        }
+    }
+    all.sort_by(|one, other| one.0.total_cmp(&other.0));
+    all
 }
 
 /// The figures of a window in which nothing was sent.
@@ -201,7 +213,10 @@ mod tests {
 
     #[test]
     fn calls_last_from_the_first_client_to_the_last_and_the_slowest_is_told() {
-        let percentiles = |p99_ns| Some(Percentiles { p99_ns: Some(p99_ns), mean_ns: 50.0, ..Percentiles::default() });
+        let percentiles = |p99_ns: u64, ladder: &[(f64, u64)]| {
+            let ladder = ladder.to_vec();
+            Some(Percentiles { p99_ns: Some(p99_ns), mean_ns: 50.0, ladder, ..Percentiles::default() })
+        };
         let part = |start_ns, end_ns, percentiles| PassReport {
             start_ns,
             end_ns,
@@ -217,19 +232,24 @@ mod tests {
         let job = Job { senders: 2, calls, delay_us: 0, ..job_of(Workload::Call, passes) };
         let reports = [
             vec![service(), part(1000, 900_001_000, None), part(1500, 1_000_001_000, None)],
-            vec![service(), part(0, 1, percentiles(70)), part(0, 1, percentiles(90))],
+            vec![
+                service(),
+                part(0, 1, percentiles(70, &[(0.5, 30), (1.0, 80)])),
+                part(0, 1, percentiles(90, &[(0.5, 20), (0.9, 90), (1.0, 95)])),
+            ],
         ];
         let run = run_of_calls(&job, &reports);
         assert_eq!((run.figures.seconds, run.figures.calls_per_second), (Some(1.0), Some(10.0)));
         assert_eq!((run.figures.messages_per_second, run.figures.bytes_per_second), (Some(20.0), Some(1280.0)));
         assert_eq!((run.figures.p99_ns, run.figures.round_trip_ns), (Some(90.0), None));
+        assert_eq!(run.latency, [(0.5, 30), (0.9, 90), (1.0, 95)]);
         assert_eq!(run.sides.keys().collect::<Vec<_>>(), ["client-1", "client-2", "service"]);
 
         // Of calls that come seldom the time between them is none of theirs.
         let calls = Calls { rate: Some(10), ..Calls::default() };
         let passes = vec![Pass { count: 10, time_each: true, ..Pass::default() }];
         let job = Job { calls, delay_us: 0, ..job_of(Workload::Call, passes) };
-        let run = run_of_calls(&job, &[vec![service(), part(0, 1_000_000_000, percentiles(90))]]);
+        let run = run_of_calls(&job, &[vec![service(), part(0, 1_000_000_000, percentiles(90, &[]))]]);
         assert_eq!((run.figures.round_trip_ns, run.figures.calls_per_second), (Some(50.0), None));
     }
 

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::{parameters::Job, workload};
 
@@ -33,13 +33,6 @@ pub fn any(job: &Job) -> Result<()> {
 fn begin(job: Option<&str>) -> Result<Job> {
     let job: Job = serde_json::from_str(job.context("a side needs a job: it is started by pelton-bench itself")?)
         .context("reading the job")?;
-    if !job.system.is_limits() {
-        // The guard of limits.c has to outlive us for a moment, to take its children along; it notices by its input.
-        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-            .context("asking to end with the parent")?;
-    }
-    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32);
-    ensure!(parent == Some(job.parent), "the process that started this side is gone");
     if let Some(cpu) = job.cpu {
         pin(cpu)?;
     }

@@ -3,7 +3,7 @@
 use std::{
     env, fmt,
     fs::File,
-    io::{Read, Write},
+    io::{Read, Seek, SeekFrom, Write},
     os::{
         fd::{AsFd, OwnedFd},
         unix::{net::UnixStream, process::CommandExt, process::ExitStatusExt},
@@ -15,7 +15,8 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, Signal, kill_process_group},
+    io::Errno,
+    process::{Pid, Signal, getppid, kill_process_group},
 };
 
 use crate::{
@@ -60,6 +61,8 @@ pub struct Side {
     pub(crate) orders: Option<ChildStdin>,
     output: File,
     text: Vec<u8>,
+    /// What it says of its failure, or on its way. No pipe: nobody reads it before the end, and a full one would stop the side.
+    errors: File,
 }
 
 impl Side {
@@ -68,7 +71,9 @@ impl Side {
             [] => vec![env::current_exe().context("finding this program")?.into_os_string()],
             program => program.to_vec(),
         };
-        let mut child = Command::new(&program[0])
+        let errors = tempfile::tempfile().context("making a file for what a side says of its failure")?;
+        let mut command = Command::new(&program[0]);
+        command
             .args(&program[1..])
             .arg(crate::side::SIDE)
             .arg(serde_json::to_string(job)?)
@@ -76,12 +81,17 @@ impl Side {
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("starting {}", program[0].display()))?;
+            .stderr(errors.try_clone().context("sharing that file")?);
+        // The guard of limits.c has to outlive us for a moment, to take its children along; it notices by its input.
+        if !job.system.is_limits() {
+            let parent = rustix::process::getpid();
+            // SAFETY: between fork and exec it makes two system calls and allocates nothing.
+            unsafe { command.pre_exec(move || end_with(parent)) };
+        }
+        let mut child = command.spawn().with_context(|| format!("starting {}", program[0].display()))?;
         let orders = child.stdin.take();
         let output = File::from(OwnedFd::from(child.stdout.take().expect("it is piped")));
-        Ok(Side { role: job.role, child, orders, output, text: Vec::new() })
+        Ok(Side { role: job.role, child, orders, output, text: Vec::new(), errors })
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -102,15 +112,26 @@ impl Side {
         Some(line)
     }
 
-    /// What it said of its failure, after its end.
+    /// What it said of its failure, after its end: the last of that, if it is long.
     fn last_words(&mut self) -> String {
-        let mut words = String::new();
-        if let Some(mut errors) = self.child.stderr.take() {
-            let mut bytes = Vec::new();
-            let _ = errors.read_to_end(&mut bytes);
-            words = String::from_utf8_lossy(&bytes).split_whitespace().collect::<Vec<_>>().join(" ");
-        }
-        words
+        const MOST: u64 = 16 << 10;
+        let mut bytes = Vec::new();
+        let long = self.errors.metadata().map_or(0, |metadata| metadata.len());
+        // What cannot be read is no reason to hide that it failed.
+        let _ = self
+            .errors
+            .seek(SeekFrom::Start(long.saturating_sub(MOST)))
+            .and_then(|_| self.errors.read_to_end(&mut bytes));
+        String::from_utf8_lossy(&bytes).split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Has the calling process end with `parent`, unless that is gone already.
+fn end_with(parent: Pid) -> std::io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    match getppid() {
+        Some(found) if found == parent => Ok(()),
+        _ => Err(Errno::SRCH.into()),
     }
 }
 
@@ -224,7 +245,11 @@ impl<'a> Sides<'a> {
         match self.event(Instant::now() + time)? {
             Event::Time => Ok(()),
             Event::End(failed) => Err(self.failure(failed)),
-            Event::Text => bail!("a side of an idle channel got a message that nobody sent"),
+            Event::Text => {
+                let said = self.sides.iter_mut().find_map(|side| Some((side.name(), side.take_line()?)));
+                let (name, line) = said.unwrap_or(("side", "a part of a line".to_string()));
+                bail!("the {name} was to be left alone, and said {line}")
+            }
         }
     }
 
@@ -299,5 +324,41 @@ impl<'a> Sides<'a> {
             }
         }
         said.join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{parameters::Workload, run::tests::job_of};
+
+    /// A side that is this script.
+    fn script(text: &str) -> Job {
+        Job { program: ["sh", "-c", text].map(Into::into).to_vec(), ..job_of(Workload::Stream, Vec::new()) }
+    }
+
+    fn minute() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn a_side_that_says_more_than_anybody_reads_is_not_stopped_by_it() {
+        let interrupts = Interrupts::new().unwrap();
+        let mut sides = Sides::new(&interrupts, minute());
+        let many =
+            "yes an old warning | head -c 1000000 >&2; echo the last words >&2; echo '\"ready\"'; read order; exit 3";
+        sides.start(&script(many), Role::Receiver, 0, &[]).unwrap();
+        sides.expect_word(0, "ready").unwrap();
+        let error = sides.end().unwrap_err().to_string();
+        assert!(error.contains("the last words") && error.len() < 20_000, "{error}");
+    }
+
+    #[test]
+    fn what_a_side_says_that_is_to_be_left_alone_is_told() {
+        let interrupts = Interrupts::new().unwrap();
+        let mut sides = Sides::new(&interrupts, minute());
+        sides.start(&script("echo its own words; read order"), Role::Receiver, 0, &[]).unwrap();
+        let error = sides.leave_alone(Duration::from_secs(60)).unwrap_err().to_string();
+        assert!(error.contains("the receiver") && error.contains("its own words"), "{error}");
     }
 }

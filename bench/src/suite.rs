@@ -45,7 +45,7 @@ struct All {
 struct Part(&'static str, &'static str, f64);
 
 /// One way, in the order of the tables. Each waits as it is at its best; those without a wait here say it in their source.
-const STREAMING: &str = "pelton,limits,limits-window,shmem-ipc,aeron,sock-stream-batched:block,io-uring-stream,\
+const STREAMING: &str = "pelton,pelton-batches,limits,limits-window,shmem-ipc,aeron,sock-stream-batched:block,io-uring-stream,\
 sock-seqpacket-batched:block,io-uring-seqpacket,sock-seqpacket:block,pipe:block,zeromq-ipc,ipc_ring,ipmpsc,iceoryx2";
 /// At the size that the tables are of these too.
 const TABLED: &str = "+pelton-path,pelton:block,sock-stream:block,multiprocessing-pipe,multiprocessing-queue";

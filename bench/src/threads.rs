@@ -8,6 +8,7 @@ use std::{panic, sync::Barrier, thread};
 use anyhow::{Result, bail, ensure};
 
 use crate::{
+    batches::{ReceivingBatches, SendingBatches, all_sent, all_taken, by_size, is_right},
     measure::now_ns,
     parameters::{Job, Pass, SystemName},
     side::pin,
@@ -18,42 +19,15 @@ use crate::{
     workload::{PassReport, Payloads, Section, WARM_UP, all_came, expected, glance, number, passes, whole},
 };
 
-/// What carries messages between two threads.
+/// What carries messages between two threads: one by one, or several at a time.
 pub trait InProcess {
     /// The end that sends.
-    type Sending: Sending + Send;
+    type Sending: Send;
     /// The end that receives.
-    type Receiving: Receiving + Send;
+    type Receiving: Send;
 
     /// Both ends.
     fn pair(job: &Job) -> Result<(Self::Sending, Self::Receiving)>;
-}
-
-/// The same, for systems that take several messages at a time.
-pub trait InBatches {
-    /// The end that sends.
-    type Sending: SendingBatches + Send;
-    /// The end that receives.
-    type Receiving: ReceivingBatches + Send;
-
-    /// Both ends.
-    fn pair(job: &Job) -> Result<(Self::Sending, Self::Receiving)>;
-}
-
-/// Messages that are sent together, where there is room: as many as shmem-ipc and rtrb are given at a time, too.
-pub const BATCH: usize = 64;
-
-/// The end that sends several.
-pub trait SendingBatches {
-    /// Sends up to `most` messages of the job's size, at least one, waiting for room; `write` is given the index of each among them and its
-    /// bytes, which it writes. Answers how many there were.
-    fn send_batch(&mut self, most: usize, write: impl FnMut(usize, &mut [u8])) -> Result<usize>;
-}
-
-/// The end that receives several.
-pub trait ReceivingBatches {
-    /// Shows `look` at least one message, waiting for it, and at most `most`. Answers how many there were.
-    fn receive_batch(&mut self, most: usize, look: impl FnMut(&[u8])) -> Result<usize>;
 }
 
 /// Both threads' part.
@@ -66,7 +40,7 @@ pub fn side(job: &Job) -> Result<()> {
 }
 
 /// One message a call.
-pub fn one_by_one<S: InProcess>(job: &Job) -> Result<()> {
+pub fn one_by_one<S: InProcess<Sending: Sending, Receiving: Receiving>>(job: &Job) -> Result<()> {
     let size = job.sizes.max as usize;
     let (mut sending, mut receiving) = S::pair(job)?;
     let mut payloads = Payloads::new(size);
@@ -89,37 +63,21 @@ pub fn one_by_one<S: InProcess>(job: &Job) -> Result<()> {
     both(job, send, receive)
 }
 
-/// Up to [`BATCH`] messages a call.
-pub fn batches<S: InBatches>(job: &Job) -> Result<()> {
+/// Up to [`BATCH`](crate::batches::BATCH) messages a call, and as many as there are to a release.
+pub fn batches<S: InProcess<Sending: SendingBatches, Receiving: ReceivingBatches>>(job: &Job) -> Result<()> {
+    by_size!(job, sized_batches, S)
+}
+
+fn sized_batches<const SIZE: usize, S>(job: &Job) -> Result<()>
+where
+    S: InProcess<Sending: SendingBatches, Receiving: ReceivingBatches>,
+{
     let size = job.sizes.max as usize;
-    ensure!(size >= 8, "found messages of {size} bytes, wanted 8 or more: each is given its number in place");
+    let mut all = all_sent::<SIZE, _>(job)?;
     let (mut sending, mut receiving) = S::pair(job)?;
-    let pattern = crate::workload::buffers(size)[0].clone();
-    let send = move |count: u64| {
-        let mut n = 0;
-        while n < count {
-            let most = (count - n).min(BATCH as u64) as usize;
-            n += sending.send_batch(most, |index, room| {
-                room.copy_from_slice(&pattern);
-                crate::workload::stamp(room, n + index as u64);
-            })? as u64;
-        }
-        Ok(())
-    };
+    let send = move |count: u64| all(&mut sending, count);
     let receive = move |count: u64| {
-        let mut n = 0;
-        let mut right = true;
-        while n < count {
-            let most = (count - n).min(usize::MAX as u64) as usize;
-            let mut at = n;
-            n += receiving.receive_batch(most, |m| {
-                let check = if at < WARM_UP || at + 1 == count { whole } else { glance };
-                right &= m.len() == size && number(m) == at && check(m);
-                at += 1;
-            })? as u64;
-            ensure!(right, "one of the messages {} to {n} is not the one that was sent", at.saturating_sub(1));
-        }
-        Ok(())
+        all_taken(&mut receiving, (count, usize::MAX), |m, n, last| m.len() == size && is_right(m, n, last))
     };
     both(job, send, receive)
 }

@@ -13,14 +13,14 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    append, call, fan_in, kill,
+    append, batches, call, fan_in, kill,
     measure::{self, CallCounter, Usage, delay, now_ns},
     memory,
     parameters::{Job, Pass, Role, SystemName, Wait, Workload},
     reattach,
     systems::{
         ByDirectory, BySocket, Pelton, Pipe, Receiving, Sending, SockSeqpacket, SockSeqpacketBatched, SockStream,
-        SockStreamBatched, System, c::CSide, limits, lisp,
+        SockStreamBatched, System, c::CSide, limits, lisp, threads::Batches,
     },
     threads,
 };
@@ -104,6 +104,7 @@ pub fn side(job: &Job) -> Result<()> {
         SystemName::SockStreamBatched => part::<SockStreamBatched>(job),
         SystemName::SockSeqpacket => part::<SockSeqpacket>(job),
         SystemName::SockSeqpacketBatched => part::<SockSeqpacketBatched>(job),
+        SystemName::PeltonBatches => batches::part::<Batches>(job),
         system => bail!("{system:?} is no system of {:?}", job.workload),
     }
 }
@@ -183,11 +184,11 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
                 payloads.prepare(0);
                 let mut bytes = 0;
                 let section = Section::start(pass)?;
-                let schedule = Schedule::of(job);
+                let mut schedule = Schedule::of(job);
                 for n in 0..pass.count {
                     let size = sizes.next_size();
                     bytes += size as u64;
-                    if let Some(schedule) = &schedule {
+                    if let Some(schedule) = &mut schedule {
                         // From when it was due, not from when it went: what waits for a late answer is late itself.
                         let due = schedule.wait_for(n);
                         ask(&mut sending, &mut receiving, (&mut payloads, size), n, 0, glance)?;
@@ -202,6 +203,10 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
                 }
                 let mut report = section.end(bytes)?;
                 report.percentiles = pass.time_each.then(|| Percentiles::of(&histogram));
+                // To sleep until a message is due is no part of sending it.
+                let naps = schedule.map_or(0, |schedule| schedule.naps);
+                report.calls = report.calls.map(|calls| calls.saturating_sub(naps));
+                report.usage.voluntary_switches = report.usage.voluntary_switches.saturating_sub(naps);
                 Ok(report)
             })
         }
@@ -248,6 +253,8 @@ fn serve_in_c(job: &Job) -> Result<()> {
 pub struct Schedule {
     begin_ns: u64,
     rate: u64,
+    /// How often it has slept: a system call each, and a switch
+    naps: u64,
 }
 
 /// What a sleep may be late by: so long before a message is due its sender wakes up, and looks at the clock from then on, so that the
@@ -257,7 +264,7 @@ const EARLY_NS: u64 = 200_000;
 impl Schedule {
     /// None if messages go when the one before is answered. The first is due soon.
     pub fn of(job: &Job) -> Option<Schedule> {
-        job.calls.rate.map(|rate| Schedule { begin_ns: now_ns() + EARLY_NS, rate: rate as u64 })
+        job.calls.rate.map(|rate| Schedule { begin_ns: now_ns() + EARLY_NS, rate: rate as u64, naps: 0 })
     }
 
     fn due_ns(&self, n: u64) -> u64 {
@@ -265,11 +272,12 @@ impl Schedule {
     }
 
     /// Waits until message `n` is due, if it is not yet, and answers when that is.
-    pub fn wait_for(&self, n: u64) -> u64 {
+    pub fn wait_for(&mut self, n: u64) -> u64 {
         let due = self.due_ns(n);
         let left = due.saturating_sub(now_ns());
         if left > EARLY_NS {
             std::thread::sleep(std::time::Duration::from_nanos(left - EARLY_NS));
+            self.naps += 1;
         }
         while now_ns() < due {
             std::hint::spin_loop();
@@ -607,10 +615,15 @@ mod tests {
 
     #[test]
     fn a_round_is_due_by_its_number_alone_however_late_the_one_before_was() {
-        let schedule = Schedule { begin_ns: 500, rate: 3 };
+        let mut schedule = Schedule { begin_ns: 500, rate: 3, naps: 0 };
         assert_eq!([0, 1, 2, 3].map(|n| schedule.due_ns(n)), [500, 333_333_833, 666_667_166, 1_000_000_500]);
         // Long past: it answers when that was, not now.
         assert_eq!(schedule.wait_for(3), 1_000_000_500);
+        assert_eq!(schedule.naps, 0);
+        // A millisecond from now: it sleeps, and wakes up early enough to be there on time.
+        schedule.begin_ns = now_ns() + 1_000_000;
+        assert_eq!((schedule.wait_for(0), schedule.naps), (schedule.begin_ns, 1));
+        assert!(now_ns() >= schedule.begin_ns);
     }
 
     #[test]

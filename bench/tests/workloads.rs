@@ -64,6 +64,25 @@ fn threads_are_measured_with_single_messages_and_batches() {
 }
 
 #[test]
+fn messages_that_go_together_are_measured_between_processes() {
+    let of = |size: &str, system: &str| {
+        report(&["stream", "--size", size, "--count", "5000", "--runs", "1", "--systems", system]).remove(0)
+    };
+    // A size that is compiled in, and one that is not.
+    for size in ["64", "100"] {
+        let system = of(size, "pelton-batches");
+        assert_eq!(system["skipped"], Value::Null, "{system}");
+        assert!(system["messages_per_second"].as_f64().unwrap() > 0.0);
+    }
+    for (size, system, reason) in
+        [("1..300", "pelton-batches", "one size"), ("64", "pelton-batches:block", "write spin")]
+    {
+        let system = of(size, system);
+        assert!(system["skipped"].as_str().unwrap().contains(reason), "{system}");
+    }
+}
+
+#[test]
 fn memory_grows_with_what_waits_where_there_is_room() {
     let systems = report(&["memory", "--count", "20000", "--runs", "1", "--systems", "pelton,pelton-path,sock-stream"]);
     let figure = |system: &Value, name: &str| system[name].as_f64().unwrap_or_else(|| panic!("no {name} in {system}"));

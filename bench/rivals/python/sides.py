@@ -11,10 +11,12 @@ the second. The contract with pelton-bench is that of every side: see ../../src/
 size is compared, every byte of the warm-up's and of a stream's last.
 """
 
+import ctypes
 import json
 import multiprocessing
 import os
 import resource
+import signal
 import sys
 import time
 
@@ -173,6 +175,8 @@ def percentiles(took):
 
 def child(job, channel, orders):
     """Sends, or answers, as its parent says."""
+    # It ends with its parent, even if that is killed: PR_SET_PDEATHSIG. Who has no parent left then would wait for orders, which end.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     pin(job["cpus"], 1)
     side, round_trip = Side(job, channel), job["workload"] == "roundtrip"
     try:

@@ -1,67 +1,71 @@
 //! Channels between threads that carry values, used as their documentation has it: by calls that wait, or, where the job says to spin, by those that
 //! never do, again and again.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, process::ExitCode};
 
 use anyhow::Result;
 use pelton_bench::{
-    parameters::{Job, Wait},
+    parameters::Job,
     systems::{Receiving, Sending},
     threads::{InProcess, one_by_one},
 };
 
-use crate::ring_bytes;
+use crate::{program, ring_bytes, spins, with_size};
 
 /// Bytes of the messages that such a channel, or a ring between threads, holds at most: they fit the second-level cache.
 pub const HELD: u64 = 128 << 10;
 
-/// A bounded channel of arrays.
-pub trait Channel<const SIZE: usize> {
+/// A bounded channel of values.
+pub trait Channel: 'static {
     /// The end that sends.
-    type Sender: Send;
+    type Sender<T: Send>: Send;
     /// The end that receives.
-    type Receiver: Send;
+    type Receiver<T: Send>: Send;
 
     /// Both ends of one that holds so many messages.
-    fn bounded(messages: usize) -> (Self::Sender, Self::Receiver);
+    fn bounded<T: Send>(messages: usize) -> (Self::Sender<T>, Self::Receiver<T>);
 
     /// Waits for room.
-    fn send(sender: &Self::Sender, message: [u8; SIZE]) -> Result<()>;
+    fn send<T: Send>(sender: &Self::Sender<T>, message: T) -> Result<()>;
 
     /// Gives the message back where there is no room.
-    fn try_send(sender: &Self::Sender, message: [u8; SIZE]) -> Result<Option<[u8; SIZE]>>;
+    fn try_send<T: Send>(sender: &Self::Sender<T>, message: T) -> Result<Option<T>>;
 
     /// Waits for a message.
-    fn receive(receiver: &Self::Receiver) -> Result<[u8; SIZE]>;
+    fn receive<T: Send>(receiver: &Self::Receiver<T>) -> Result<T>;
 
     /// None where there is none.
-    fn try_receive(receiver: &Self::Receiver) -> Result<Option<[u8; SIZE]>>;
+    fn try_receive<T: Send>(receiver: &Self::Receiver<T>) -> Result<Option<T>>;
 }
 
-/// Both threads' part, over that channel.
-pub fn threads<const SIZE: usize, C: Channel<SIZE>>(job: &Job) -> Result<()> {
+/// The program of that channel: both threads' part, the messages being arrays.
+pub fn threads<C: Channel>() -> ExitCode {
+    program(|job| with_size!(job, part, C))
+}
+
+fn part<const SIZE: usize, C: Channel>(job: &Job) -> Result<()> {
     one_by_one::<Ends<SIZE, C>>(job)
 }
 
 struct Ends<const SIZE: usize, C>(PhantomData<C>);
 
-impl<const SIZE: usize, C: Channel<SIZE>> InProcess for Ends<SIZE, C> {
+impl<const SIZE: usize, C: Channel> InProcess for Ends<SIZE, C> {
     type Sending = Outgoing<SIZE, C>;
     type Receiving = Incoming<SIZE, C>;
 
     fn pair(job: &Job) -> Result<(Outgoing<SIZE, C>, Incoming<SIZE, C>)> {
         let (sender, receiver) = C::bounded(ring_bytes(job, HELD) as usize / SIZE);
-        let spins = job.wait == Wait::Spin;
+        let spins = spins(job)?;
         Ok((Outgoing { sender, spins }, Incoming { receiver, spins }))
     }
 }
 
-struct Outgoing<const SIZE: usize, C: Channel<SIZE>> {
-    sender: C::Sender,
+struct Outgoing<const SIZE: usize, C: Channel> {
+    sender: C::Sender<[u8; SIZE]>,
     spins: bool,
 }
 
-impl<const SIZE: usize, C: Channel<SIZE>> Sending for Outgoing<SIZE, C> {
+impl<const SIZE: usize, C: Channel> Sending for Outgoing<SIZE, C> {
     #[inline(always)]
     fn send(&mut self, payload: &[u8]) -> Result<()> {
         let mut message: [u8; SIZE] = payload.try_into()?;
@@ -76,12 +80,12 @@ impl<const SIZE: usize, C: Channel<SIZE>> Sending for Outgoing<SIZE, C> {
     }
 }
 
-struct Incoming<const SIZE: usize, C: Channel<SIZE>> {
-    receiver: C::Receiver,
+struct Incoming<const SIZE: usize, C: Channel> {
+    receiver: C::Receiver<[u8; SIZE]>,
     spins: bool,
 }
 
-impl<const SIZE: usize, C: Channel<SIZE>> Receiving for Incoming<SIZE, C> {
+impl<const SIZE: usize, C: Channel> Receiving for Incoming<SIZE, C> {
     #[inline(always)]
     fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         if !self.spins {

@@ -9,9 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use pelton_bench::{
-    parameters::{Job, Workload},
+    parameters::{Job, Wait, Workload},
     side,
     systems::System,
     workload,
@@ -45,6 +45,15 @@ pub fn ring_bytes(job: &Job, best: u64) -> u64 {
     }
 }
 
+/// Whether a side looks again and again; else it sleeps in its calls. It does not have an event loop of its own here.
+pub fn spins(job: &Job) -> Result<bool> {
+    match job.wait {
+        Wait::Spin => Ok(true),
+        Wait::Block => Ok(false),
+        Wait::Epoll | Wait::Uv => bail!("it is not measured with an event loop of one's own here: write spin or block"),
+    }
+}
+
 /// How long the sides wait for each other.
 const MEET: Duration = Duration::from_secs(20);
 
@@ -60,17 +69,19 @@ pub fn until_there<T, E: std::fmt::Display>(what: &str, mut open: impl FnMut() -
     }
 }
 
-/// Sizes that systems which carry values, not bytes, are compiled for: an array of that many bytes is the value.
+/// Sizes that systems which carry values, not bytes, are compiled for: an array of that many bytes is the value, and `$part` is given its size first.
 #[macro_export]
 macro_rules! with_size {
-    ($job:expr, $main:ident) => {
+    ($job:expr, $part:ident $(, $what:ty)?) => {
         match ($job.sizes.min, $job.sizes.max) {
-            (16, 16) => $main::<16>($job),
-            (64, 64) => $main::<64>($job),
-            (256, 256) => $main::<256>($job),
-            (1024, 1024) => $main::<1024>($job),
+            (16, 16) => $part::<16 $(, $what)?>($job),
+            (64, 64) => $part::<64 $(, $what)?>($job),
+            (256, 256) => $part::<256 $(, $what)?>($job),
+            (1024, 1024) => $part::<1024 $(, $what)?>($job),
+            (4096, 4096) => $part::<4096 $(, $what)?>($job),
+            (65536, 65536) => $part::<65536 $(, $what)?>($job),
             _ => anyhow::bail!(
-                "it carries values, and was compiled for 16, 64, 256 and 1024 bytes, wanted {}",
+                "it carries values of one size, and was compiled for 16, 64, 256, 1024, 4096 and 65536 bytes, wanted {}",
                 $job.sizes
             ),
         }

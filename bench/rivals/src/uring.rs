@@ -184,6 +184,73 @@ impl Uring {
     }
 }
 
+/// What sends: one half gathers messages while those in the other are on their way.
+pub struct Halves {
+    socket: Shared,
+    halves: [Vec<u8>; 2],
+    turn: usize,
+    /// Nothing is received by the same ring, whose next system call would take along what is sent
+    submits: bool,
+}
+
+impl Halves {
+    /// Of so many bytes each.
+    pub fn new(socket: Shared, bytes: usize, submits: bool) -> Halves {
+        let half = || Vec::with_capacity(bytes);
+        Halves { socket, halves: [half(), half()], turn: 0, submits }
+    }
+
+    /// The half that gathers; no more is put there than it has room for.
+    #[inline]
+    pub fn held(&mut self) -> &mut Vec<u8> {
+        &mut self.halves[self.turn]
+    }
+
+    /// Sends what was gathered, in one system call: cut into pieces of these sizes, of which none overtakes another.
+    pub fn pass_on(&mut self, pieces: impl ExactSizeIterator<Item = usize>) -> Result<()> {
+        self.send(pieces, true)
+    }
+
+    /// The same where it can go along with the next receive, and all is waited for where there is none.
+    pub fn flush(&mut self, pieces: impl ExactSizeIterator<Item = usize>) -> Result<()> {
+        if !self.held().is_empty() {
+            self.send(pieces, self.submits)?;
+        }
+        // What finds the socket full goes on only while this thread is in the ring: its work is deferred until then.
+        if self.submits { self.settle() } else { Ok(()) }
+    }
+
+    /// Waits until all is sent.
+    pub fn settle(&mut self) -> Result<()> {
+        self.socket.borrow_mut().sent()
+    }
+
+    fn send(&mut self, pieces: impl ExactSizeIterator<Item = usize>, submits: bool) -> Result<()> {
+        let mut socket = self.socket.borrow_mut();
+        socket.sent()?;
+        let (mut rest, last) = (&self.halves[self.turn][..], pieces.len() - 1);
+        for (index, bytes) in pieces.enumerate() {
+            let (piece, behind) = rest.split_at(bytes);
+            // SAFETY: this half is not touched before the turn has come to it again, and then the other has been waited for, which went later.
+            unsafe { socket.send(piece, index < last) }?;
+            rest = behind;
+        }
+        if submits {
+            socket.submit()?;
+        }
+        self.turn ^= 1;
+        self.halves[self.turn].clear();
+        Ok(())
+    }
+}
+
+impl Drop for Halves {
+    fn drop(&mut self) {
+        // They must not go before what is in them has.
+        let _ = self.settle();
+    }
+}
+
 /// Buffers that the kernel chooses from, and the ring in which they are given to it.
 struct Buffers {
     entries: NonNull<types::BufRingEntry>,

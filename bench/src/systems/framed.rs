@@ -8,7 +8,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 use super::{Receiving, Sending, many::OneOfMany, wire::Wire};
 
@@ -77,38 +77,45 @@ impl Sending for FramedSending {
     }
 }
 
-/// The end that receives.
-pub struct FramedReceiving {
-    wire: Wire,
+/// What has come of such a stream, and is not taken yet.
+pub struct Frames {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
     size_max: usize,
 }
 
-impl FramedReceiving {
-    /// Over `wire`, messages of at most `size_max` bytes.
-    pub fn new(wire: Wire, batched: bool, size_max: usize) -> FramedReceiving {
-        let one = PREFIX_BYTES + size_max;
-        let bytes = if batched { one.max(BATCH_BYTES) } else { one };
-        FramedReceiving { wire, buffer: vec![0; bytes], start: 0, end: 0, size_max }
+impl Frames {
+    /// Messages of at most `size_max` bytes; room for one such, or for `least` bytes.
+    pub fn new(size_max: usize, least: usize) -> Frames {
+        Frames { buffer: vec![0; least.max(PREFIX_BYTES + size_max)], start: 0, end: 0, size_max }
     }
 
     /// The length of the message at the front, when all of it is there.
     #[inline]
-    fn whole(&self) -> Result<Option<usize>> {
+    pub fn whole(&self) -> Result<Option<usize>> {
         let Some((prefix, rest)) = self.buffer[self.start..self.end].split_first_chunk::<PREFIX_BYTES>() else {
             return Ok(None);
         };
         let len = u32::from_le_bytes(*prefix) as usize;
-        if len > self.size_max {
-            bail!("a message says that it has {len} bytes, wanted at most {}", self.size_max);
-        }
+        ensure!(len <= self.size_max, "a message says that it has {len} bytes, wanted at most {}", self.size_max);
         Ok((rest.len() >= len).then_some(len))
     }
 
+    /// That message, which stays until it is taken.
+    #[inline]
+    pub fn message(&self, len: usize) -> &[u8] {
+        &self.buffer[self.start + PREFIX_BYTES..][..len]
+    }
+
+    /// Takes it.
+    #[inline]
+    pub fn take(&mut self, len: usize) {
+        self.start += PREFIX_BYTES + len;
+    }
+
     /// Room for more behind what is there.
-    fn make_room(&mut self) {
+    pub fn room(&mut self) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.start > 0 {
@@ -116,28 +123,40 @@ impl FramedReceiving {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
+        &mut self.buffer[self.end..]
+    }
+
+    /// So much came there.
+    pub fn came(&mut self, done: usize) -> Result<()> {
+        ensure!(done > 0, "the other side is gone before the last message");
+        self.end += done;
+        Ok(())
+    }
+}
+
+/// The end that receives.
+pub struct FramedReceiving {
+    wire: Wire,
+    frames: Frames,
+}
+
+impl FramedReceiving {
+    /// Over `wire`, messages of at most `size_max` bytes.
+    pub fn new(wire: Wire, batched: bool, size_max: usize) -> FramedReceiving {
+        FramedReceiving { wire, frames: Frames::new(size_max, if batched { BATCH_BYTES } else { 0 }) }
     }
 
     fn read(&mut self) -> Result<()> {
-        self.make_room();
-        let room = &mut self.buffer[self.end..];
+        let room = self.frames.room();
         let done = self.wire.again(|fd| rustix::io::read(fd, &mut *room)).context("reading")?;
-        self.note_read(done)
-    }
-
-    fn note_read(&mut self, done: usize) -> Result<()> {
-        if done == 0 {
-            bail!("the sender is gone before its last message");
-        }
-        self.end += done;
-        Ok(())
+        self.frames.came(done)
     }
 
     #[inline]
     fn show<R>(&mut self, len: usize, look: impl FnOnce(&[u8]) -> R) -> R {
-        let at = self.start + PREFIX_BYTES;
-        self.start = at + len;
-        look(&self.buffer[at..at + len])
+        let answer = look(self.frames.message(len));
+        self.frames.take(len);
+        answer
     }
 }
 
@@ -151,13 +170,12 @@ impl OneOfMany for FramedReceiving {
     #[inline]
     fn fetch(&mut self) -> Result<Option<usize>> {
         loop {
-            if let Some(len) = self.whole()? {
+            if let Some(len) = self.frames.whole()? {
                 return Ok(Some(len));
             }
-            self.make_room();
-            let room = &mut self.buffer[self.end..];
+            let room = self.frames.room();
             match self.wire.at_once(|fd| rustix::io::read(fd, &mut *room)).context("reading")? {
-                Some(done) => self.note_read(done)?,
+                Some(done) => self.frames.came(done)?,
                 None => return Ok(None),
             }
         }
@@ -173,7 +191,7 @@ impl Receiving for FramedReceiving {
     #[inline]
     fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         loop {
-            if let Some(len) = self.whole()? {
+            if let Some(len) = self.frames.whole()? {
                 return Ok(self.show(len, look));
             }
             self.read()?;

@@ -99,7 +99,8 @@ impl Pelton<BySocket> {
     }
 }
 
-fn options(job: &Job) -> Options {
+/// Options by which opening waits for the other side, but not for ever.
+pub fn options(job: &Job) -> Options {
     lasting(job).connect_deadline(Instant::now() + CONNECT)
 }
 

@@ -1,11 +1,15 @@
-//! pelton between two threads of one process.
+//! pelton between two threads of one process; and with several messages at a time, also between two processes.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
-use super::{Receiving, Sending, pelton::lasting};
+use super::{
+    Receiving, Sending,
+    pelton::{BySocket, Meeting, lasting, options},
+};
 use crate::{
-    parameters::Job,
-    threads::{InBatches, InProcess, ReceivingBatches, SendingBatches},
+    batches::{Batched, ReceivingBatches, SendingBatches},
+    parameters::{Job, Wait},
+    threads::InProcess,
 };
 
 /// One message a call, copied in and out.
@@ -42,16 +46,33 @@ impl Receiving for Copying {
     }
 }
 
-/// Several messages to a reservation, written in place, and as many as there are to a release, looked at in place.
+/// Several messages to a reservation, written in place, and several to a release.
 pub struct Batches;
 
-impl InBatches for Batches {
+impl InProcess for Batches {
     type Sending = (pelton::Sender, usize);
     type Receiving = pelton::Receiver;
 
     fn pair(job: &Job) -> Result<(Self::Sending, pelton::Receiver)> {
         let (sender, receiver) = lasting(job).threads().context("making the channel")?;
         Ok(((sender, job.sizes.max as usize), receiver))
+    }
+}
+
+impl Batched for Batches {
+    type Sending = (pelton::Sender, usize);
+    type Receiving = pelton::Receiver;
+
+    fn sending(job: &Job) -> Result<Self::Sending> {
+        ensure!(
+            job.wait == Wait::Spin,
+            "a reservation for several messages never waits, it is asked for again: write spin"
+        );
+        Ok((BySocket::sender(&options(job), &job.directory.join("there"), false)?, job.sizes.max as usize))
+    }
+
+    fn receiving(job: &Job) -> Result<pelton::Receiver> {
+        BySocket::receiver(&options(job), &job.directory.join("there"), true)
     }
 }
 

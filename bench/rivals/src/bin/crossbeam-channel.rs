@@ -5,48 +5,40 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
-use pelton_bench::parameters::Job;
-use pelton_bench_rivals::{
-    channels::{Channel, threads},
-    program, with_size,
-};
+use anyhow::{Context, Result, anyhow, bail};
+use pelton_bench_rivals::channels::{Channel, threads};
 
 fn main() -> ExitCode {
-    program(|job| with_size!(job, run))
-}
-
-fn run<const SIZE: usize>(job: &Job) -> Result<()> {
-    threads::<SIZE, Crossbeam>(job)
+    threads::<Crossbeam>()
 }
 
 struct Crossbeam;
 
-impl<const SIZE: usize> Channel<SIZE> for Crossbeam {
-    type Sender = crossbeam_channel::Sender<[u8; SIZE]>;
-    type Receiver = crossbeam_channel::Receiver<[u8; SIZE]>;
+impl Channel for Crossbeam {
+    type Sender<T: Send> = crossbeam_channel::Sender<T>;
+    type Receiver<T: Send> = crossbeam_channel::Receiver<T>;
 
-    fn bounded(messages: usize) -> (Self::Sender, Self::Receiver) {
+    fn bounded<T: Send>(messages: usize) -> (Self::Sender<T>, Self::Receiver<T>) {
         crossbeam_channel::bounded(messages)
     }
 
-    fn send(sender: &Self::Sender, message: [u8; SIZE]) -> Result<()> {
-        sender.send(message).context("the receiver is gone")
+    fn send<T: Send>(sender: &Self::Sender<T>, message: T) -> Result<()> {
+        sender.send(message).map_err(|_| anyhow!("the receiver is gone"))
     }
 
-    fn try_send(sender: &Self::Sender, message: [u8; SIZE]) -> Result<Option<[u8; SIZE]>> {
+    fn try_send<T: Send>(sender: &Self::Sender<T>, message: T) -> Result<Option<T>> {
         match sender.try_send(message) {
             Ok(()) => Ok(None),
             Err(crossbeam_channel::TrySendError::Full(back)) => Ok(Some(back)),
-            Err(gone) => Err(gone).context("the receiver is gone"),
+            Err(_) => bail!("the receiver is gone"),
         }
     }
 
-    fn receive(receiver: &Self::Receiver) -> Result<[u8; SIZE]> {
+    fn receive<T: Send>(receiver: &Self::Receiver<T>) -> Result<T> {
         receiver.recv().context("the sender is gone")
     }
 
-    fn try_receive(receiver: &Self::Receiver) -> Result<Option<[u8; SIZE]>> {
+    fn try_receive<T: Send>(receiver: &Self::Receiver<T>) -> Result<Option<T>> {
         match receiver.try_recv() {
             Ok(message) => Ok(Some(message)),
             Err(crossbeam_channel::TryRecvError::Empty) => Ok(None),

@@ -16,12 +16,13 @@ use iceoryx2::{
         update_connections::UpdateConnections,
     },
     prelude::*,
+    service::port_factory,
 };
 use pelton_bench::{
-    parameters::{Job, Role, Wait},
+    parameters::{Job, Wait},
     systems::{Receiving, Sending, System},
 };
-use pelton_bench_rivals::{processes, until_there};
+use pelton_bench_rivals::{processes, spins, until_there};
 
 fn main() -> ExitCode {
     // What it finds missing while the other side is not there yet is no fault.
@@ -31,6 +32,9 @@ fn main() -> ExitCode {
 
 struct Iceoryx;
 
+type Messages = port_factory::publish_subscribe::PortFactory<ipc::Service, [u8], ()>;
+type Events = port_factory::event::PortFactory<ipc::Service>;
+
 /// Samples that a subscriber holds at most.
 const SAMPLES: usize = 1024;
 
@@ -39,10 +43,7 @@ fn why(what: &'static str) -> impl Fn(Box<dyn std::error::Error>) -> anyhow::Err
 }
 
 fn node(job: &Job) -> Result<Rc<Node<ipc::Service>>> {
-    ensure!(
-        job.wait != Wait::Epoll,
-        "its events are not measured with an event loop of one's own here: write spin or block"
-    );
+    spins(job)?;
     let mut config = Config::default();
     // Shared memory is named, not placed: the prefix is what tells one run from another, and who removes what is left.
     let name = job.directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -53,9 +54,10 @@ fn node(job: &Job) -> Result<Rc<Node<ipc::Service>>> {
     NodeBuilder::new().config(&config).create::<ipc::Service>().map(Rc::new).map_err(|e| why("making a node")(e.into()))
 }
 
-fn sender(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Sender> {
+/// What both sides have to agree on: the way of the messages, and of the events where they wait by those.
+fn services(job: &Job, node: &Node<ipc::Service>, direction: &str) -> Result<(Messages, Option<Events>)> {
     let service = ServiceName::new(direction).map_err(|e| anyhow!("{e:?}"))?;
-    let factory = node
+    let messages = node
         .service_builder(&service)
         .publish_subscribe::<[u8]>()
         .enable_safe_overflow(false)
@@ -67,6 +69,17 @@ fn sender(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Se
         .max_nodes(2)
         .open_or_create()
         .map_err(|e| why("the service")(e.into()))?;
+    let events = match job.wait {
+        Wait::Block => {
+            Some(node.service_builder(&service).event().open_or_create().map_err(|e| why("events")(e.into()))?)
+        }
+        _ => None,
+    };
+    Ok((messages, events))
+}
+
+fn sender(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Sender> {
+    let (factory, events) = services(job, &node, direction)?;
     let publisher = factory
         .publisher_builder()
         .initial_max_slice_len((job.sizes.max as usize).max(1))
@@ -74,17 +87,16 @@ fn sender(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Se
         .backpressure_strategy(BackpressureStrategy::RetryUntilDelivered)
         .create()
         .map_err(|e| why("a publisher")(e.into()))?;
-    let notifier = match job.wait {
-        Wait::Block => {
-            let event = node.service_builder(&service).event().open_or_create().map_err(|e| why("events")(e.into()))?;
-            let notifier = event.notifier_builder().create().map_err(|e| why("a notifier")(e.into()))?;
-            until_there("the listener", || match event.dynamic_config().number_of_listeners() {
+    let notifier = match events {
+        Some(events) => {
+            let notifier = events.notifier_builder().create().map_err(|e| why("a notifier")(e.into()))?;
+            until_there("the listener", || match events.dynamic_config().number_of_listeners() {
                 0 => Err("there is none yet"),
                 _ => Ok(()),
             })?;
             Some(notifier)
         }
-        _ => None,
+        None => None,
     };
     // A message published before anybody subscribes is nobody's.
     until_there("the subscriber", || match factory.dynamic_config().number_of_subscribers() {
@@ -95,26 +107,9 @@ fn sender(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Se
 }
 
 fn receiver(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Receiver> {
-    let service = ServiceName::new(direction).map_err(|e| anyhow!("{e:?}"))?;
-    let factory = node
-        .service_builder(&service)
-        .publish_subscribe::<[u8]>()
-        .enable_safe_overflow(false)
-        .subscriber_max_buffer_size(SAMPLES)
-        .subscriber_max_borrowed_samples(1)
-        .history_size(0)
-        .max_publishers(1)
-        .max_subscribers(1)
-        .max_nodes(2)
-        .open_or_create()
-        .map_err(|e| why("the service")(e.into()))?;
-    let listener = match job.wait {
-        Wait::Block => {
-            let event = node.service_builder(&service).event().open_or_create().map_err(|e| why("events")(e.into()))?;
-            Some(event.listener_builder().create().map_err(|e| why("a listener")(e.into()))?)
-        }
-        _ => None,
-    };
+    let (factory, events) = services(job, &node, direction)?;
+    let listener = events.map(|events| events.listener_builder().create()).transpose();
+    let listener = listener.map_err(|e| why("a listener")(e.into()))?;
     let subscriber =
         factory.subscriber_builder().buffer_size(SAMPLES).create().map_err(|e| why("a subscriber")(e.into()))?;
     let buffer = (!job.in_place()).then(|| Vec::with_capacity(job.sizes.max as usize));
@@ -135,7 +130,7 @@ impl System for Iceoryx {
 
     fn both(job: &Job) -> Result<(Sender, Receiver)> {
         let node = node(job)?;
-        let (out, back) = if job.role == Role::Asker { ("there", "back") } else { ("back", "there") };
+        let (out, back) = job.directions();
         let receiver = receiver(job, node.clone(), back)?;
         Ok((sender(job, node, out)?, receiver))
     }

@@ -10,7 +10,7 @@ use pelton_bench::{
 };
 use pelton_bench_rivals::{
     processes,
-    uring::{Shared, open},
+    uring::{Halves, Shared, open},
 };
 use rustix::net::SocketType;
 
@@ -52,63 +52,32 @@ impl System for Packets {
 }
 
 struct Writer {
-    socket: Shared,
-    /// One gathers messages while those of the other are on their way
-    halves: [Vec<u8>; 2],
+    halves: Halves,
+    /// Of what was gathered
     sizes: Vec<usize>,
-    turn: usize,
-    submits: bool,
 }
 
 impl Writer {
     fn new(socket: Shared, job: &Job, submits: bool) -> Writer {
-        let half = || Vec::with_capacity(BATCH * job.sizes.max as usize);
-        Writer { socket, halves: [half(), half()], sizes: Vec::with_capacity(BATCH), turn: 0, submits }
-    }
-
-    fn pass_on(&mut self, submits: bool) -> Result<()> {
-        let mut socket = self.socket.borrow_mut();
-        socket.sent()?;
-        let (mut at, last) = (0, self.sizes.len() - 1);
-        for (index, size) in self.sizes.drain(..).enumerate() {
-            // SAFETY: this half is not touched before the turn has come to it again, and then the other has been waited for, which went later.
-            unsafe { socket.send(&self.halves[self.turn][at..at + size], index < last) }?;
-            at += size;
-        }
-        if submits {
-            socket.submit()?;
-        }
-        self.turn ^= 1;
-        self.halves[self.turn].clear();
-        Ok(())
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        // Its buffers must not go before what is in them has.
-        let _ = self.socket.borrow_mut().sent();
+        let halves = Halves::new(socket, BATCH * job.sizes.max as usize, submits);
+        Writer { halves, sizes: Vec::with_capacity(BATCH) }
     }
 }
 
 impl Sending for Writer {
     #[inline]
     fn send(&mut self, payload: &[u8]) -> Result<()> {
-        self.halves[self.turn].extend_from_slice(payload);
+        self.halves.held().extend_from_slice(payload);
         self.sizes.push(payload.len());
-        if self.sizes.len() == BATCH { self.pass_on(true) } else { Ok(()) }
+        if self.sizes.len() == BATCH { self.halves.pass_on(self.sizes.drain(..)) } else { Ok(()) }
     }
 
     fn flush(&mut self) -> Result<()> {
-        if !self.sizes.is_empty() {
-            self.pass_on(self.submits)?;
-        }
-        // What finds the socket full goes on only while this thread is in the ring: its work is deferred until then.
-        if self.submits { self.settle() } else { Ok(()) }
+        self.halves.flush(self.sizes.drain(..))
     }
 
     fn settle(&mut self) -> Result<()> {
-        self.socket.borrow_mut().sent()
+        self.halves.settle()
     }
 }
 

@@ -2,7 +2,7 @@
 //! bytes and its payload, and both sides have 64 KiB of buffer. The sender fills one buffer while the other is on its way; the receiver has
 //! eight, into which one multishot request receives. See `uring.rs`.
 
-use std::process::ExitCode;
+use std::{iter::once, process::ExitCode};
 
 use anyhow::{Result, ensure};
 use pelton_bench::{
@@ -11,7 +11,7 @@ use pelton_bench::{
 };
 use pelton_bench_rivals::{
     processes,
-    uring::{Shared, open},
+    uring::{Halves, Shared, open},
 };
 use rustix::net::SocketType;
 
@@ -30,7 +30,7 @@ impl System for Stream {
     type Receiving = Reader;
 
     fn sending(job: &Job) -> Result<Writer> {
-        Ok(Writer::new(open(job, SocketType::STREAM, BUFFERS, BATCH_BYTES)?, true))
+        Ok(Writer(Halves::new(open(job, SocketType::STREAM, BUFFERS, BATCH_BYTES)?, BATCH_BYTES, true)))
     }
 
     fn receiving(job: &Job) -> Result<Reader> {
@@ -39,69 +39,32 @@ impl System for Stream {
 
     fn both(job: &Job) -> Result<(Writer, Reader)> {
         let socket = open(job, SocketType::STREAM, BUFFERS, BATCH_BYTES)?;
-        Ok((Writer::new(socket.clone(), false), Reader::new(socket, job)))
+        Ok((Writer(Halves::new(socket.clone(), BATCH_BYTES, false)), Reader::new(socket, job)))
     }
 }
 
-struct Writer {
-    socket: Shared,
-    /// One gathers messages while the other is on its way
-    buffers: [Vec<u8>; 2],
-    turn: usize,
-    /// Nothing is received by the same ring, whose next system call would take along what is sent
-    submits: bool,
-}
-
-impl Writer {
-    fn new(socket: Shared, submits: bool) -> Writer {
-        let buffer = || Vec::with_capacity(BATCH_BYTES);
-        Writer { socket, buffers: [buffer(), buffer()], turn: 0, submits }
-    }
-
-    fn pass_on(&mut self, submits: bool) -> Result<()> {
-        let mut socket = self.socket.borrow_mut();
-        socket.sent()?;
-        // SAFETY: this buffer is not touched before the turn has come to it again, and then the other has been waited for, which went later.
-        unsafe { socket.send(&self.buffers[self.turn], false) }?;
-        if submits {
-            socket.submit()?;
-        }
-        self.turn ^= 1;
-        self.buffers[self.turn].clear();
-        Ok(())
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        // Its buffers must not go before what is in them has.
-        let _ = self.socket.borrow_mut().sent();
-    }
-}
+struct Writer(Halves);
 
 impl Sending for Writer {
     #[inline]
     fn send(&mut self, payload: &[u8]) -> Result<()> {
-        let held = &mut self.buffers[self.turn];
-        if !held.is_empty() && held.len() + PREFIX_BYTES + payload.len() > BATCH_BYTES {
-            self.pass_on(true)?;
+        let held = self.0.held().len();
+        if held > 0 && held + PREFIX_BYTES + payload.len() > BATCH_BYTES {
+            self.0.pass_on(once(held))?;
         }
-        let held = &mut self.buffers[self.turn];
+        let held = self.0.held();
         held.extend_from_slice(&(payload.len() as u32).to_le_bytes());
         held.extend_from_slice(payload);
         Ok(())
     }
 
     fn flush(&mut self) -> Result<()> {
-        if !self.buffers[self.turn].is_empty() {
-            self.pass_on(self.submits)?;
-        }
-        // What finds the socket full goes on only while this thread is in the ring: its work is deferred until then.
-        if self.submits { self.settle() } else { Ok(()) }
+        let held = self.0.held().len();
+        self.0.flush(once(held))
     }
 
     fn settle(&mut self) -> Result<()> {
-        self.socket.borrow_mut().sent()
+        self.0.settle()
     }
 }
 

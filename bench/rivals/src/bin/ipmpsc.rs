@@ -10,13 +10,13 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use ipmpsc::{Receiver, Sender, SharedRingBuffer};
 use pelton_bench::{
-    parameters::{Job, Role, Wait},
+    parameters::Job,
     systems::{Receiving, Sending, System},
 };
-use pelton_bench_rivals::{processes, ring_bytes, until_there};
+use pelton_bench_rivals::{processes, ring_bytes, spins, until_there};
 use serde_bytes::Bytes;
 
 fn main() -> ExitCode {
@@ -30,7 +30,6 @@ const RING: u64 = 16 << 20;
 
 /// The receiver makes it, aside, so that who opens it finds it whole.
 fn receiver(job: &Job, direction: &str) -> Result<Reader> {
-    ensure!(job.wait != Wait::Epoll, "it has no descriptor that an event loop could wait for");
     let bytes =
         u32::try_from(ring_bytes(job, RING)).context("its ring's size has 32 bits: give a smaller --capacity")?;
     let (place, aside) = (job.directory.join(direction), job.directory.join(format!("{direction}-aside")));
@@ -39,13 +38,13 @@ fn receiver(job: &Job, direction: &str) -> Result<Reader> {
     std::fs::rename(&aside, &place)?;
     Ok(Reader {
         receiver: Receiver::new(ring),
-        spins: job.wait == Wait::Spin,
+        spins: spins(job)?,
         buffer: (!job.in_place()).then(|| Vec::with_capacity(job.sizes.max as usize)),
     })
 }
 
 fn sender(job: &Job, direction: &str) -> Result<Writer> {
-    ensure!(job.wait != Wait::Epoll, "it has no descriptor that an event loop could wait for");
+    spins(job)?;
     let place = job.directory.join(direction);
     let path = place.to_str().context("a path that is not UTF-8")?;
     let ring = until_there("the ring", || SharedRingBuffer::open(path))?;
@@ -65,7 +64,7 @@ impl System for Ring {
     }
 
     fn both(job: &Job) -> Result<(Writer, Reader)> {
-        let (out, back) = if job.role == Role::Asker { ("there", "back") } else { ("back", "there") };
+        let (out, back) = job.directions();
         // Each makes the ring that it receives by before it looks for the other's.
         let reader = receiver(job, back)?;
         Ok((sender(job, out)?, reader))

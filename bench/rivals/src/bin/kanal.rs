@@ -5,47 +5,39 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
-use pelton_bench::parameters::Job;
-use pelton_bench_rivals::{
-    channels::{Channel, threads},
-    program, with_size,
-};
+use anyhow::{Context, Result, anyhow};
+use pelton_bench_rivals::channels::{Channel, threads};
 
 fn main() -> ExitCode {
-    program(|job| with_size!(job, run))
-}
-
-fn run<const SIZE: usize>(job: &Job) -> Result<()> {
-    threads::<SIZE, Kanal>(job)
+    threads::<Kanal>()
 }
 
 struct Kanal;
 
-impl<const SIZE: usize> Channel<SIZE> for Kanal {
-    type Sender = kanal::Sender<[u8; SIZE]>;
-    type Receiver = kanal::Receiver<[u8; SIZE]>;
+impl Channel for Kanal {
+    type Sender<T: Send> = kanal::Sender<T>;
+    type Receiver<T: Send> = kanal::Receiver<T>;
 
-    fn bounded(messages: usize) -> (Self::Sender, Self::Receiver) {
+    fn bounded<T: Send>(messages: usize) -> (Self::Sender<T>, Self::Receiver<T>) {
         kanal::bounded(messages)
     }
 
-    fn send(sender: &Self::Sender, message: [u8; SIZE]) -> Result<()> {
-        sender.send(message).context("the receiver is gone")
+    fn send<T: Send>(sender: &Self::Sender<T>, message: T) -> Result<()> {
+        sender.send(message).map_err(|_| anyhow!("the receiver is gone"))
     }
 
-    fn try_send(sender: &Self::Sender, message: [u8; SIZE]) -> Result<Option<[u8; SIZE]>> {
+    fn try_send<T: Send>(sender: &Self::Sender<T>, message: T) -> Result<Option<T>> {
         let mut message = Some(message);
         sender.try_send_option(&mut message).context("the receiver is gone")?;
         // What it has not taken is still there.
         Ok(message)
     }
 
-    fn receive(receiver: &Self::Receiver) -> Result<[u8; SIZE]> {
+    fn receive<T: Send>(receiver: &Self::Receiver<T>) -> Result<T> {
         receiver.recv().context("the sender is gone")
     }
 
-    fn try_receive(receiver: &Self::Receiver) -> Result<Option<[u8; SIZE]>> {
+    fn try_receive<T: Send>(receiver: &Self::Receiver<T>) -> Result<Option<T>> {
         receiver.try_recv().context("the sender is gone")
     }
 }

@@ -1,15 +1,18 @@
-//! rtrb: a ring between two threads, wait-free, one message a call.
+//! rtrb: a ring between two threads, wait-free; one message a call, or by chunks: 64 messages to one that is written in place, and as many as there are to
+//! one that is read in place.
 //!
 //! Its calls never wait: `push` and `pop` are called again while they answer that the ring is full or empty, as its documentation shows. Messages
-//! are arrays, moved in and out. The ring is of 128 KiB, or of `--capacity`: see `channels.rs`.
+//! are arrays, moved in and out. Chunks are what it has for the best throughput: `write_chunk_uninit` and `read_chunk`, one store to the index for each.
+//! The ring is of 128 KiB, or of `--capacity`: see `channels.rs`.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use pelton_bench::{
-    parameters::Job,
+    batches::{ReceivingBatches, SendingBatches},
+    parameters::{Job, SystemName},
     systems::{Receiving, Sending},
-    threads::{InProcess, one_by_one},
+    threads::{InProcess, batches, one_by_one},
 };
 use pelton_bench_rivals::{channels::HELD, program, ring_bytes, with_size};
 
@@ -18,7 +21,10 @@ fn main() -> ExitCode {
 }
 
 fn run<const SIZE: usize>(job: &Job) -> Result<()> {
-    one_by_one::<Rtrb<SIZE>>(job)
+    match job.system {
+        SystemName::RtrbChunks => batches::<Rtrb<SIZE>>(job),
+        _ => one_by_one::<Rtrb<SIZE>>(job),
+    }
 }
 
 struct Rtrb<const SIZE: usize>;
@@ -47,6 +53,26 @@ impl<const SIZE: usize> Sending for Producer<SIZE> {
     }
 }
 
+impl<const SIZE: usize> SendingBatches for Producer<SIZE> {
+    #[inline(always)]
+    fn send_batch(&mut self, most: usize, mut write: impl FnMut(usize, &mut [u8])) -> Result<usize> {
+        loop {
+            // All of a batch, where the ring can hold that; or what its end leaves would make small chunks for ever.
+            if let Ok(mut chunk) = self.0.write_chunk_uninit(most) {
+                let (first, second) = chunk.as_mut_slices();
+                for (index, slot) in first.iter_mut().chain(second).enumerate() {
+                    // SAFETY: any bytes are an array of bytes, and `write` writes all of them before they are read.
+                    write(index, unsafe { &mut *slot.as_mut_ptr() });
+                }
+                // SAFETY: all of them have been written.
+                unsafe { chunk.commit_all() };
+                return Ok(most);
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
 struct Consumer<const SIZE: usize>(rtrb::Consumer<[u8; SIZE]>);
 
 impl<const SIZE: usize> Receiving for Consumer<SIZE> {
@@ -55,6 +81,23 @@ impl<const SIZE: usize> Receiving for Consumer<SIZE> {
         loop {
             if let Ok(message) = self.0.pop() {
                 return Ok(look(&message));
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+impl<const SIZE: usize> ReceivingBatches for Consumer<SIZE> {
+    #[inline(always)]
+    fn receive_batch(&mut self, most: usize, mut look: impl FnMut(&[u8])) -> Result<usize> {
+        loop {
+            let there = self.0.slots().min(most);
+            if there > 0 {
+                let chunk = self.0.read_chunk(there)?;
+                let (first, second) = chunk.as_slices();
+                first.iter().chain(second).for_each(|message| look(message));
+                chunk.commit_all();
+                return Ok(there);
             }
             std::hint::spin_loop();
         }

@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use rustix::{
     buffer::spare_capacity,
     event::{PollFd, PollFlags, Timespec, epoll, poll},
@@ -22,7 +22,7 @@ use crate::{
     parameters::{Job, SystemName, Wait},
     systems::{
         Receiving, Sending, SockStream, System,
-        framed::{BATCH_BYTES, FramedReceiving, FramedSending, PREFIX_BYTES},
+        framed::{BATCH_BYTES, FramedReceiving, FramedSending, Frames, PREFIX_BYTES},
         socket::{accepted, connected},
         wire::Watch,
     },
@@ -33,18 +33,10 @@ const EVENTS: usize = 64;
 
 /// A connection with messages on their way in both directions.
 struct Connection {
-    incoming: Incoming,
+    incoming: Frames,
     outgoing: Outgoing,
     /// There was no room for a reply: requests wait until there is
     is_stuck: bool,
-}
-
-/// What has come, and is not taken yet.
-struct Incoming {
-    buffer: Vec<u8>,
-    start: usize,
-    end: usize,
-    size_max: usize,
 }
 
 /// What is to be sent.
@@ -60,12 +52,10 @@ struct Outgoing {
 impl Connection {
     /// `blocks`: sending waits for room.
     fn new(socket: OwnedFd, job: &Job, blocks: bool) -> Connection {
-        let size_max = job.sizes.max as usize;
-        let buffer = vec![0; BATCH_BYTES.max(PREFIX_BYTES + size_max)];
         let batched = job.system == SystemName::SockStreamBatched;
         let flags = SendFlags::NOSIGNAL | if blocks { SendFlags::empty() } else { SendFlags::DONTWAIT };
         Connection {
-            incoming: Incoming { buffer, start: 0, end: 0, size_max },
+            incoming: Frames::new(job.sizes.max as usize, BATCH_BYTES),
             outgoing: Outgoing { socket, held: Vec::with_capacity(2 * BATCH_BYTES), sent: 0, batched, flags },
             is_stuck: false,
         }
@@ -73,50 +63,15 @@ impl Connection {
 
     /// Reads what there is; false if that is nothing, and it was not to wait.
     fn read(&mut self, flags: RecvFlags) -> Result<bool> {
-        let room = self.incoming.make_room();
+        let room = self.incoming.room();
         loop {
             match recv(&self.outgoing.socket, &mut *room, flags) {
-                Ok((_, 0)) => bail!("the other side is gone before the last message"),
-                Ok((_, done)) => {
-                    self.incoming.end += done;
-                    return Ok(true);
-                }
+                Ok((_, done)) => return self.incoming.came(done).map(|()| true),
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error).context("receiving"),
             }
         }
-    }
-}
-
-impl Incoming {
-    /// The length of the message at the front, when all of it is there.
-    #[inline]
-    fn whole(&self) -> Result<Option<usize>> {
-        let Some((prefix, rest)) = self.buffer[self.start..self.end].split_first_chunk::<PREFIX_BYTES>() else {
-            return Ok(None);
-        };
-        let len = u32::from_le_bytes(*prefix) as usize;
-        ensure!(len <= self.size_max, "a message says that it has {len} bytes, wanted at most {}", self.size_max);
-        Ok((rest.len() >= len).then_some(len))
-    }
-
-    /// That message, which stays until it is taken.
-    #[inline]
-    fn message(&self, len: usize) -> &[u8] {
-        &self.buffer[self.start + PREFIX_BYTES..][..len]
-    }
-
-    #[inline]
-    fn take(&mut self, len: usize) {
-        self.start += PREFIX_BYTES + len;
-    }
-
-    /// Room behind what is there: a part of a message at most.
-    fn make_room(&mut self) -> &mut [u8] {
-        self.buffer.copy_within(self.start..self.end, 0);
-        (self.start, self.end) = (0, self.end - self.start);
-        &mut self.buffer[self.end..]
     }
 }
 

@@ -1,0 +1,173 @@
+//! Streams whose ends are given several messages at a time, and give several: written where they will lie, up to 64 of them published by one store, and
+//! released together. Between threads they are looked at where they lie; between processes each is copied out, as those are that go one by one.
+
+use anyhow::{Result, bail, ensure};
+
+use crate::{
+    parameters::{Job, Role},
+    systems::System,
+    workload::{Section, WARM_UP, all_came, buffers, glance, number, passes, stamp, whole},
+};
+
+/// Messages that are sent together, where there is room, and between processes those that are released together.
+pub const BATCH: usize = 64;
+
+/// The end that sends several.
+pub trait SendingBatches {
+    /// Sends up to `most` messages of the job's size, at least one, waiting for room; `write` is given the index of each among them and its
+    /// bytes, which it writes. Answers how many there were.
+    fn send_batch(&mut self, most: usize, write: impl FnMut(usize, &mut [u8])) -> Result<usize>;
+}
+
+/// The end that receives several.
+pub trait ReceivingBatches {
+    /// Shows `look` at least one message, waiting for it, and at most `most`. Answers how many there were.
+    fn receive_batch(&mut self, most: usize, look: impl FnMut(&[u8])) -> Result<usize>;
+}
+
+/// What carries them between two processes that know the same directory.
+pub trait Batched {
+    /// The end that sends.
+    type Sending: SendingBatches;
+    /// The end that receives.
+    type Receiving: ReceivingBatches;
+
+    /// Waits for the other side.
+    fn sending(job: &Job) -> Result<Self::Sending>;
+
+    /// Waits for the other side.
+    fn receiving(job: &Job) -> Result<Self::Receiving>;
+}
+
+impl<S: System> Batched for S
+where
+    S::Sending: SendingBatches,
+    S::Receiving: ReceivingBatches,
+{
+    type Sending = S::Sending;
+    type Receiving = S::Receiving;
+
+    fn sending(job: &Job) -> Result<S::Sending> {
+        <S as System>::sending(job)
+    }
+
+    fn receiving(job: &Job) -> Result<S::Receiving> {
+        <S as System>::receiving(job)
+    }
+}
+
+/// A part that knows the messages' size when it is compiled, as a program does whose messages are of one type; of other sizes than these it is 0.
+macro_rules! by_size {
+    ($job:expr, $part:ident, $what:ty) => {
+        match $job.sizes.max {
+            16 => $part::<16, $what>($job),
+            64 => $part::<64, $what>($job),
+            256 => $part::<256, $what>($job),
+            1024 => $part::<1024, $what>($job),
+            4096 => $part::<4096, $what>($job),
+            _ => $part::<0, $what>($job),
+        }
+    };
+}
+pub(crate) use by_size;
+
+/// One process's part in a stream.
+pub fn part<B: Batched>(job: &Job) -> Result<()> {
+    by_size!(job, sized, B)
+}
+
+fn sized<const SIZE: usize, B: Batched>(job: &Job) -> Result<()> {
+    let size = job.sizes.max as usize;
+    match job.role {
+        Role::Sender => {
+            let mut sending = B::sending(job)?;
+            let mut send = all_sent::<SIZE, _>(job)?;
+            send(&mut sending, WARM_UP)?;
+            passes(job, |pass| {
+                let section = Section::start(pass)?;
+                send(&mut sending, pass.count)?;
+                section.end(pass.count * size as u64)
+            })
+        }
+        Role::Receiver => {
+            let mut receiving = B::receiving(job)?;
+            let mut copy = vec![0; size];
+            let mut receive = |count: u64| {
+                all_taken(&mut receiving, (count, BATCH), |message, n, last| {
+                    message.len() == size && {
+                        copy_sized::<SIZE>(&mut copy, message);
+                        is_right(&copy, n, last)
+                    }
+                })
+            };
+            receive(WARM_UP)?;
+            passes(job, |pass| {
+                let section = Section::start(pass)?;
+                receive(pass.count)?;
+                let bytes = pass.count * size as u64;
+                all_came(job, pass, bytes)?;
+                section.end(bytes)
+            })
+        }
+        role => bail!("the {} has no part in this", role.name()),
+    }
+}
+
+/// Copies a message, of which the size may be known.
+#[inline(always)]
+fn copy_sized<const SIZE: usize>(to: &mut [u8], from: &[u8]) {
+    match (to.first_chunk_mut::<SIZE>(), from.first_chunk::<SIZE>()) {
+        (Some(to), Some(from)) if SIZE > 0 => *to = *from,
+        _ => to.copy_from_slice(from),
+    }
+}
+
+/// Sends so many messages, numbered from 0.
+pub fn all_sent<const SIZE: usize, S: SendingBatches>(
+    job: &Job,
+) -> Result<impl FnMut(&mut S, u64) -> Result<()> + Send + use<SIZE, S>> {
+    ensure!(
+        job.sizes.is_fixed() && job.sizes.min >= 8,
+        "found messages of {} bytes, wanted one size of 8 or more: each is given its number in place",
+        job.sizes
+    );
+    let [pattern, _] = buffers(job.sizes.max as usize);
+    Ok(move |sending: &mut S, count: u64| {
+        let mut n = 0;
+        while n < count {
+            let most = (count - n).min(BATCH as u64) as usize;
+            n += sending.send_batch(most, |index, room| {
+                copy_sized::<SIZE>(room, &pattern);
+                stamp(room, n + index as u64);
+            })? as u64;
+        }
+        Ok(())
+    })
+}
+
+/// Takes so many messages, `most` at a time; `look` is given each, its number, and whether it is the last, and answers whether it is right.
+#[inline(always)]
+pub fn all_taken(
+    receiving: &mut impl ReceivingBatches,
+    (count, most): (u64, usize),
+    mut look: impl FnMut(&[u8], u64, bool) -> bool,
+) -> Result<()> {
+    let (mut n, mut right) = (0, true);
+    while n < count {
+        let most = (count - n).min(most as u64) as usize;
+        let mut at = n;
+        n += receiving.receive_batch(most, |message| {
+            right &= look(message, at, at + 1 == count);
+            at += 1;
+        })? as u64;
+        ensure!(right, "one of the messages before the {n}th is not the one that was sent");
+    }
+    Ok(())
+}
+
+/// Whether these are the bytes of message `n`: of the first ones and the last all are compared.
+#[inline(always)]
+pub fn is_right(message: &[u8], n: u64, last: bool) -> bool {
+    let check = if n < WARM_UP || last { whole } else { glance };
+    number(message) == n && check(message)
+}
