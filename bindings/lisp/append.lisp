@@ -382,13 +382,16 @@ RECEIVE; it can be called again."
 (define-handle records ()
   "A record file that is read.")
 
+(defun open-records (path)
+  (check (opening (out %make-records) (%records-open (native path) out))))
+
 (defun map-record-file (function path)
   "Calls FUNCTION with each message of a record file, a fresh vector of its bytes, and its number, in the order in which they were written. Nothing
 is given out that has not been checked. Answers :END, or :TORN where the end is not whole, as a killed writer leaves it, or one that is
 writing just now. Signals DAMAGED-ERROR in the middle of a damaged file, with the restart SKIP-DAMAGE, which goes on behind that;
 NOT-A-RECORD-FILE-ERROR, SYSTEM-ERROR."
   (let ((function (coerce function 'function)))
-    (with-handle (records (check (opening (out %make-records) (%records-open (native path) out))))
+    (with-handle (records (open-records path))
       (with-words (record 6)
         (loop
           (let ((result (attempt (%records-next (handle-address records) record))))
