@@ -448,7 +448,7 @@
                                    (sb-ext:exit :code 7))")))
         (is (equal run '(7 ""))))
       ;; A message that the heap has no room for is told, and stays.
-      (let ((run (sbcl "--core" image "--dynamic-space-size" "160" "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
+      (let ((run (sbcl "--core" image "--dynamic-space-size" "160" "--noinform" "--lose-on-corruption" "--disable-ldb" "--disable-debugger" "--no-sysinit" "--no-userinit"
                        "--eval" "(pelton:with-channel (s r :capacity (ash 1 28))
                                    (pelton:with-reserved ((sap size) s 130000000) (setf (sb-sys:sap-ref-8 sap 9) 7))
                                    (handler-case (pelton:receive r)
