@@ -158,18 +158,26 @@ by the next thread that begins, or the next FLUSH.")
   (ldb (byte +places-bits+ (- 64 +places-bits+))
        (ldb (byte 64 0) (* (the word (sap-int (sb-vm::current-thread-offset-sap sb-vm::thread-this-slot))) #x9e3779b97f4a7c15))))
 
+(defun look-for-appender (places place)
+  "What the calling thread appends by, from PLACE on, or nil if it has not begun to."
+  (declare (type (simple-vector #.+places+) places) (type (unsigned-byte 16) place))
+  ;; In time each place may have been somebody's.
+  (loop repeat +places+
+        do (let ((own (svref places place)))
+             (cond ((null own) (return nil))
+                   ((eq (own-thread own) sb-thread:*current-thread*) (return own))))
+           (setf place (logand (1+ place) (1- +places+)))))
+
 (declaim (inline own-appender))
 (defun own-appender (appenders)
   "What the calling thread appends by, or nil if it has not begun to."
   (declare (type appenders appenders))
-  (let ((places (appenders-places appenders)) (thread sb-thread:*current-thread*) (place (place-of-thread)))
-    (declare (type (unsigned-byte 16) place))
-    ;; In time each place may have been somebody's.
-    (loop repeat +places+
-          do (let ((own (svref places place)))
-               (cond ((null own) (return nil))
-                     ((eq (own-thread (the own own)) thread) (return (the own own)))))
-             (setf place (logand (1+ place) (1- +places+))))))
+  (let* ((places (appenders-places appenders)) (place (place-of-thread)) (own (svref places place)))
+    ;; There is nothing else in the places, and it is where it was looked for first, mostly.
+    (sb-ext:truly-the (or null own)
+                      (if (and own (eq (own-thread (sb-ext:truly-the own own)) sb-thread:*current-thread*))
+                          own
+                          (look-for-appender places place)))))
 
 (defun join (appenders)
   "Makes the calling thread's appender; answers it, or what ATTEMPT answers."
@@ -300,9 +308,10 @@ it is signalled where BODY has ended normally, else a warning. Threads that use 
   "As APPEND-MESSAGE, of SIZE bytes at SAP."
   (declare (type system-area-pointer sap) (type (unsigned-byte 62) size))
   (let* ((own (own-appender appenders))
-         (address (if own (handle-address own) 0))
-         (tried (if own (briefly (%append address sap size)) nil)))
-    (declare (type word address))
+         (tried (if own
+                    (let ((address (handle-address own)))
+                      (briefly (%append address sap size)))
+                    nil)))
     (or (eql tried 0)
         (append-slowly appenders (sap-int sap) size tried))))
 
@@ -382,13 +391,16 @@ RECEIVE; it can be called again."
 (define-handle records ()
   "A record file that is read.")
 
+(defun open-records (path)
+  (check (opening (out %make-records) (%records-open (native path) out))))
+
 (defun map-record-file (function path)
   "Calls FUNCTION with each message of a record file, a fresh vector of its bytes, and its number, in the order in which they were written. Nothing
 is given out that has not been checked. Answers :END, or :TORN where the end is not whole, as a killed writer leaves it, or one that is
 writing just now. Signals DAMAGED-ERROR in the middle of a damaged file, with the restart SKIP-DAMAGE, which goes on behind that;
 NOT-A-RECORD-FILE-ERROR, SYSTEM-ERROR."
   (let ((function (coerce function 'function)))
-    (with-handle (records (check (opening (out %make-records) (%records-open (native path) out))))
+    (with-handle (records (open-records path))
       (with-words (record 6)
         (loop
           (let ((result (attempt (%records-next (handle-address records) record))))

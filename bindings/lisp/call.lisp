@@ -77,7 +77,8 @@ waiting would not help; nothing was asked then. If an interrupt unwinds it may h
 (defun cancel (client call)
   "Gives a call up: none of its answers is taken any more. Does not wait. Nil if it is not in flight."
   (declare (type client client))
-  (eql (check (attempt (%cancel (handle-address client) call))) 0))
+  (with-pinned-objects (client)
+    (eql (check (attempt (%cancel (handle-address client) call))) 0)))
 
 (defun next-answer (client call at timeout tried)
   "Describes the next answer to CALL, 0 for any, AT. Waits. Nothing is signalled for what the answer says. TRIED is what was answered already."
@@ -274,11 +275,13 @@ second. Signals TIMED-OUT with the restart WAIT-LONGER; as REPLY otherwise."
                  (let ((result (attempt (%service-receive handle deadline out))))
                    (when (eql result 0)
                      (setf (request-responder request) (sap-ref-64 out 16)
-                           (request-octets request) (sap-octets (sap-ref-sap out 0) (ldb (byte 62 0) (sap-ref-64 out 8)))
                            (request-pid request) (sap-ref-32 out 32)
                            (request-uid request) (sap-ref-32 out 36)
                            (request-taken request) t)
-                     (attempt (%release handle)))
+                     ;; There may be no room for them.
+                     (unwind-protect
+                          (setf (request-octets request) (sap-octets (sap-ref-sap out 0) (ldb (byte 62 0) (sap-ref-64 out 8))))
+                       (attempt (%release handle))))
                    result))))
         (let ((result (wait-for handle (handle-spins service) nil #'take (lambda () (attempt (%arm handle))))))
           (etypecase result

@@ -29,28 +29,36 @@
             (unless (and (or (eql made +again+) (typep made '(or no-listener-error no-channel-error)))
                          (not (past-p deadline)))
               (return made)))
-          ;; With interrupts. Nothing tells when somebody listens.
-          (sleep 0.005))))))
+          ;; Nothing tells when somebody listens.
+          (with-interrupts (sleep 0.005)))))))
 
 (defconstant +hands-ns+ 500000000 "So long who has connected may take to shake hands, beyond the deadline.")
 
+(defun open-listener (name options)
+  (check (with-options (sap options)
+           (opening (out %make-listener) (%listen name sap out)))))
+
 (defun accept-end (name options timeout make accept)
   "Listens under NAME, waits up to TIMEOUT seconds, nil for ever, and is what MAKE makes of what ACCEPT, one of the library's functions, has."
-  (with-handle (listener (check (with-options (sap options)
-                                  (opening (out %make-listener) (%listen name sap out)))))
-    (let ((address (handle-address listener)) (spins (eq (getf options :wait) :spin)))
-      (persisting ()
-        (loop with deadline = (deadline-of timeout)
-              do (wait-readable (descriptor listener) deadline)
-                 (let ((made (opening (out funcall make :spins spins)
-                               (funcall accept address
-                                        ;; Who hears an interrupt, and finds nobody there, does not wait in the library.
-                                        (if (readable-p (descriptor listener))
-                                            (slice-until (if (eql deadline +forever+) deadline (+ deadline +hands-ns+)) (* 10 +hands-ns+))
-                                            +no-wait+)
-                                        out))))
-                   (unless (and (eql made +again+) (not (past-p deadline)))
-                     (return made))))))))
+  (without-interrupts
+    (let ((listener (allow-with-interrupts (open-listener name options))) (spins (eq (getf options :wait) :spin)))
+      ;; Interrupts are looked at while nobody has come. From then on WITH-HANDLE is to have what is made.
+      (unwind-protect
+           (allow-with-interrupts
+             (persisting ()
+               (loop with deadline = (deadline-of timeout)
+                     do (with-interrupts (wait-readable (descriptor listener) deadline))
+                        (let ((made (opening (out funcall make :spins spins)
+                                      (funcall accept (handle-address listener)
+                                               ;; Who hears an interrupt, and finds nobody there, does not wait in the library.
+                                               (if (readable-p (descriptor listener))
+                                                   (slice-until (if (eql deadline +forever+) deadline (+ deadline +hands-ns+))
+                                                                (* 10 +hands-ns+))
+                                                   +no-wait+)
+                                               out))))
+                          (unless (and (eql made +again+) (not (past-p deadline)))
+                            (return made))))))
+        (close-quietly listener)))))
 
 (defun without-keys (options &rest keys)
   (loop for (key value) on options by #'cddr
@@ -108,10 +116,13 @@ name make it before receiving. Signals REFUSED-ERROR of another receiver."
 (defmacro with-channel ((sender receiver &rest options) &body body)
   "Runs BODY with both ends of a channel between threads: MAKE-CHANNEL. They are closed however BODY is left; threads that use them must have
 ended by then."
-  `(multiple-value-bind (,sender ,receiver) (make-channel ,@options)
-     (unwind-protect (unwind-protect (progn ,@body)
-                       (close-handle ,sender))
-       (close-handle ,receiver))))
+  (let ((given (gensym "OPTIONS")))
+    `(let ((,given (list ,@options)))
+       (without-interrupts
+         (multiple-value-bind (,sender ,receiver) (allow-with-interrupts (apply #'make-channel ,given))
+           (unwind-protect (with-local-interrupts ,@body)
+             (close-quietly ,sender)
+             (close-quietly ,receiver)))))))
 
 (defmacro with-sender ((sender name &rest options) &body body)
   "Runs BODY with the sending end of a channel: OPEN-SENDER. It is closed however BODY is left."
@@ -136,8 +147,10 @@ ended by then."
              (sender (attempt-waiting (handle (handle-spins sender) timeout deadline
                                        :arm (%arm-send handle size) :tried tried :handle sender)
                        (%send handle (int-sap address) size deadline)))
-             (senders (attempt-waiting (handle nil timeout deadline :arm nil :tried tried)
-                        (%senders-send handle (int-sap address) size deadline)))))
+             ;; What the caller alone leads to must not be found forgotten meanwhile.
+             (senders (with-pinned-objects (sender)
+                        (attempt-waiting (handle nil timeout deadline :arm nil :tried tried)
+                          (%senders-send handle (int-sap address) size deadline))))))
          t)))
 
 (declaim (inline try-send-sap send-sap))
@@ -369,7 +382,7 @@ block named nil. Waits up to TIMEOUT seconds for each, nil for ever. Signals as 
 lane; which of several senders' lanes it came by, 0 where there is one; and a list of what else is known: :REDELIVERED, if a receiver before
 this one may have seen it; or, instead of a message, :JOINED, :LEFT, :DIED or :BROKE-RULES, if that was asked for by :ANNOUNCE.
 Signals TIMED-OUT with the restart WAIT-LONGER; CLOSED-ERROR after the last message; PEER-DIED-ERROR with the restart RESUME-CHANNEL, which
-waits for a successor of the sender, and goes on with what that sends."
+waits for a successor of the sender, and goes on with what that sends; TOO-SMALL-ERROR of a message that the heap has no room for, which stays."
   (multiple-value-bind (octets received-p seq lane flags) (receive-or-end receiver timeout nil)
     (declare (ignore received-p))
     (values octets seq lane flags)))

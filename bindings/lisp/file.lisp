@@ -41,7 +41,7 @@ refused. :ROOT a directory that no path leads out of. Does not wait, but for tha
 (defun call-with-operation (engine operation timeout what name finish)
   "Does what is described at OPERATION. Answers what FINISH does, which is called with the SAP of the completion, without interrupts."
   (declare (type engine engine) (type system-area-pointer operation) (type function finish) (dynamic-extent finish))
-  (let ((address (handle-address engine)) (in-flight nil) (answer nil))
+  (let ((address (handle-address engine)) (in-flight nil) (answer nil) (ended nil))
     (with-words (completion 7)
       (with-words (taken 1)
         (setf (sap-ref-64 operation 0) +token+)
@@ -62,24 +62,32 @@ refused. :ROOT a directory that no path leads out of. Does not wait, but for tha
                (arm () (attempt (%arm address))))
           (without-interrupts
             (unwind-protect
-                 (with-local-interrupts
-                   (let ((submitted (submit)))
-                     (unless in-flight (check submitted)))
-                   (persisting ()
-                     (wait-for address nil timeout #'complete #'arm)))
-              (when in-flight (give-up address completion))))
+                 (with-pinned-objects (engine)
+                   (with-local-interrupts
+                     (let ((submitted (submit)))
+                       (unless in-flight (check submitted)))
+                     (persisting ()
+                       (wait-for address nil timeout #'complete #'arm)))
+                   (setf ended t))
+              (when in-flight (give-up address completion))
+              ;; Opened, and an interrupt keeps it from who wanted it.
+              (when (and (not ended) (typep answer 'handle)) (close-quietly answer))))
           (check answer))))))
 
-(defmacro operating ((engine kind &key timeout name) (&rest fields) (completion &body body))
-  "Does the operation of that KIND whose words are FIELDS, (offset bytes value). Answers what BODY does, where the SAP COMPLETION is what came of it.
-Without interrupts."
-  (let ((operation (gensym "OPERATION")))
-    `(with-words (,operation 19)
-       (setf (sap-ref-32 ,operation 8) ,kind
-             ,@(loop for (offset bytes value) in fields
-                     append `((,(ecase bytes (4 'sap-ref-32) (8 'sap-ref-64)) ,operation ,offset) ,value)))
-       (call-with-operation ,engine ,operation ,timeout ,(if (symbolp kind) (substitute #\Space #\- (string-downcase kind)) "looking at") ,name
-                            (lambda (,completion) (declare (ignorable ,completion)) ,@body)))))
+(defmacro operating ((engine kind &key file timeout name) (&rest fields) (completion &body body))
+  "Does the operation of that KIND, on an open FILE perhaps, whose words are FIELDS, (offset bytes value). Answers what BODY does, where the SAP
+COMPLETION is what came of it. Without interrupts."
+  (let ((operation (gensym "OPERATION")) (on (gensym "FILE")))
+    `(let ((,on ,file))
+       (with-pinned-objects (,on)
+         (with-words (,operation 19)
+           (setf (sap-ref-32 ,operation 8) ,kind
+                 ,@(when file `((sap-ref-64 ,operation 16) (handle-address ,on)))
+                 ,@(loop for (offset bytes value) in fields
+                         append `((,(ecase bytes (4 'sap-ref-32) (8 'sap-ref-64)) ,operation ,offset) ,value)))
+           (call-with-operation ,engine ,operation ,timeout
+                                ,(if (symbolp kind) (substitute #\Space #\- (string-downcase kind)) "looking at") ,name
+                                (lambda (,completion) (declare (ignorable ,completion)) ,@body)))))))
 
 (defmacro with-path ((word path) &body body)
   "Runs BODY with WORD, where the name of PATH is for C."
@@ -126,17 +134,18 @@ restart WAIT-LONGER."
 (defun transfer (engine kind file octets start end offset timeout what)
   (declare (type engine engine) (type file file))
   (with-octets-at (sap size) (octets start end)
-    (with-words (memory 2)
-      (setf (sap-ref-sap memory 0) sap
-            (sap-ref-64 memory 8) size)
-      (with-words (operation 19)
-        (setf (sap-ref-32 operation 8) kind
-              (sap-ref-64 operation 16) (handle-address file)
-              (sap-ref-sap operation 48) memory
-              (sap-ref-64 operation 56) 1
-              (sap-ref-64 operation 64) (place offset))
-        (call-with-operation engine operation timeout what nil
-                             (lambda (completion) (sap-ref-64 completion 16)))))))
+    (with-pinned-objects (file)
+      (with-words (memory 2)
+        (setf (sap-ref-sap memory 0) sap
+              (sap-ref-64 memory 8) size)
+        (with-words (operation 19)
+          (setf (sap-ref-32 operation 8) kind
+                (sap-ref-64 operation 16) (handle-address file)
+                (sap-ref-sap operation 48) memory
+                (sap-ref-64 operation 56) 1
+                (sap-ref-64 operation 64) (place offset))
+          (call-with-operation engine operation timeout what nil
+                               (lambda (completion) (sap-ref-64 completion 16))))))))
 
 (defun read-file (engine file octets &key (start 0) end offset timeout)
   "Reads into OCTETS, from START to END, nil for its end, what the file has from OFFSET on, nil for its own position, which moves. Answers how many
@@ -150,15 +159,15 @@ Answers how many: all of them. Waits, and signals, as OPEN-FILE."
 
 (defun sync-file (engine file &key data timeout)
   "Has what was written to the file on the disk, and what is known of it too, unless :DATA is true. Waits, and signals, as OPEN-FILE."
-  (operating (engine (if data syncing-data syncing) :timeout timeout) ((16 8 (handle-address file))) (completion t)))
+  (operating (engine (if data syncing-data syncing) :file file :timeout timeout) () (completion t)))
 
 (defun truncate-file (engine file size &key timeout)
   "Makes the file SIZE bytes long. Waits, and signals, as OPEN-FILE."
-  (operating (engine truncating :timeout timeout) ((16 8 (handle-address file)) (80 8 size)) (completion t)))
+  (operating (engine truncating :file file :timeout timeout) ((80 8 size)) (completion t)))
 
 (defun allocate-file (engine file offset size &key timeout)
   "Has disk for SIZE bytes from OFFSET on. Waits, and signals, as OPEN-FILE."
-  (operating (engine allocating :timeout timeout) ((16 8 (handle-address file)) (64 8 offset) (80 8 size)) (completion t)))
+  (operating (engine allocating :file file :timeout timeout) ((64 8 offset) (80 8 size)) (completion t)))
 
 (defun kind-of-file (number)
   (nth number '(:unknown :regular :directory :symbolic-link :fifo :socket :character-device :block-device)))
@@ -173,7 +182,7 @@ Answers how many: all of them. Waits, and signals, as OPEN-FILE."
   "What is known of a file, or of what a path leads to, with :LINK true of a symbolic link itself: a property list. Times are in nanoseconds since
 1970. Waits, and signals, as OPEN-FILE."
   (if (typep file-or-path 'file)
-      (operating (engine looking-at :timeout timeout) ((16 8 (handle-address file-or-path)))
+      (operating (engine looking-at :file file-or-path :timeout timeout) ()
           (completion (status-at (sap-ref-sap completion 32))))
       (with-path (name file-or-path)
         (operating (engine (if link looking-at-link looking-at) :timeout timeout :name file-or-path) ((32 8 name))
@@ -193,7 +202,7 @@ Answers how many: all of them. Waits, and signals, as OPEN-FILE."
   "What is in a directory, but for . and ..: a list of (NAME . KIND), where KIND is as of FILE-STATUS, as far as the directory says. Waits, for some
 hundreds of them up to TIMEOUT seconds, and signals, as OPEN-FILE."
   (with-file (directory engine path :directory t :timeout timeout)
-    (loop for entries = (operating (engine listing :timeout timeout :name path) ((16 8 (handle-address directory)))
+    (loop for entries = (operating (engine listing :file directory :timeout timeout :name path) ()
                             (completion (entries-at (sap-ref-sap completion 40) (ldb (byte 62 0) (sap-ref-64 completion 48)))))
           while entries
           append entries)))

@@ -92,17 +92,18 @@ interrupts, so that what has been opened is not lost."
                (adopt (,@make :address (sap-ref-64 ,out 0)))
                ,result))))))
 
-(defmacro with-handle ((variable open) &body body)
-  "Runs BODY with VARIABLE bound to the handle that OPEN makes, which is closed however BODY is left. What closing tells is signalled if BODY ends
-normally, else a warning."
-  (let ((closed (gensym "CLOSED")) (ended (gensym "ENDED")))
-    `(let ((,variable ,open) (,closed 0) (,ended nil))
+(defmacro with-handle ((variable (open &rest arguments)) &body body)
+  "Runs BODY with VARIABLE bound to the handle that OPEN makes, which is closed however BODY is left: interrupts are looked at while OPEN waits, and
+in BODY, and not between. What closing tells is signalled if BODY ends normally, else a warning."
+  (let ((closed (gensym "CLOSED")) (ended (gensym "ENDED")) (given (gensym "ARGUMENTS")))
+    `(let ((,given (list ,@arguments)) (,closed 0) (,ended nil))
        (multiple-value-prog1
            (without-interrupts
-             (unwind-protect (with-local-interrupts (multiple-value-prog1 (progn ,@body) (setf ,ended t)))
-               (setf ,closed (close-quietly ,variable))
-               (unless (or ,ended (eql ,closed 0))
-                 (warn "closing ~a: ~a" ,variable ,closed))))
+             (let ((,variable (allow-with-interrupts (apply #',open ,given))))
+               (unwind-protect (with-local-interrupts (multiple-value-prog1 (progn ,@body) (setf ,ended t)))
+                 (setf ,closed (close-quietly ,variable))
+                 (unless (or ,ended (eql ,closed 0))
+                   (warn "closing ~a: ~a" ,variable ,closed)))))
          (check ,closed)))))
 
 ;;; ---- Telling, with restarts
@@ -125,7 +126,7 @@ DROP-MESSAGE does not do, and then the answer is nil."
                             (t (return result)))))
       (when handle (setf (handle-untold handle) nil))
       (flet ((if-it-is (type) (lambda (asked) (declare (ignore asked)) (typep condition type))))
-        (restart-case (error condition)
+        (restart-case (with-interrupts (error condition))
           (wait-longer ()
             :test (lambda (asked) (funcall (if-it-is 'timed-out) asked))
             :report "Wait as long again.")
@@ -189,7 +190,8 @@ Signals REFUSED-ERROR of a channel that is not by path; of a flushing or appende
   (declare (type handle handle))
   (with-words (sap 16)
     (setf (sap-ref-32 sap 0) 128)
-    (check (attempt (%get-info (handle-address handle) sap)))
+    (with-pinned-objects (handle)
+      (check (attempt (%get-info (handle-address handle) sap))))
     (list :peer-p (= (sap-ref-32 sap 4) 1) :peer-pid (sap-ref-32 sap 8) :peer-uid (sap-ref-32 sap 12)
           :next-seq (sap-ref-32 sap 16) :generation (sap-ref-32 sap 20) :capacity (sap-ref-64 sap 24)
           :message-bytes-max (sap-ref-64 sap 32) :unreleased (sap-ref-64 sap 40) :messages (sap-ref-64 sap 48)

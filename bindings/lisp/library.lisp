@@ -18,7 +18,7 @@
 (defun sap-octets (sap size)
   "A copy of SIZE bytes at SAP, made once: who looks at the copy alone trusts nobody."
   (declare (type system-area-pointer sap) (type (unsigned-byte 62) size))
-  (let ((octets (make-octets size)))
+  (let ((octets (if (< size (ash 1 20)) (make-octets size) (make-large-octets size))))
     (with-pinned-objects (octets)
       (sb-kernel:system-area-ub8-copy sap 0 (vector-sap octets) 0 size))
     octets))
@@ -68,7 +68,9 @@
 
   (defun load-library ()
     ;; Not saved with an image, which looks for it anew when it starts.
-    (sb-alien:load-shared-object (library-path) :dont-save t))
+    (handler-case (sb-alien:load-shared-object (library-path) :dont-save t)
+      (error (condition)
+        (error "~a~%Install it, `./run install` in pelton's sources, or say in PELTON_LIBRARY where it is." condition))))
 
   (load-library))
 
@@ -147,6 +149,16 @@ PEER-DIED-ERROR of PELTON_PEER_DIED, and so on; TIMED-OUT of PELTON_AGAIN.")
              collect `(setf (gethash ,number *conditions*) ',condition))))
 
 (define-codes)
+
+(defun make-large-octets (size)
+  "As MAKE-OCTETS, of a size that somebody else has said: an exhausted heap would end the process."
+  (flet ((left () (floor (* 3 (- (sb-ext:dynamic-space-size) (sb-kernel:dynamic-usage))) 4)))
+    (when (and (> size (left)) (progn (sb-ext:gc) (> size (left))))
+      (error 'too-small-error
+             :code +too-small+
+             :detail (format nil "~:d bytes have come, and the heap has room for ~:d more: look at them in place, or begin sbcl with a ~
+                                  larger --dynamic-space-size" size (left))))
+    (make-octets size)))
 
 ;;; ---- The library's functions
 
@@ -290,7 +302,7 @@ of the time of a message."
 
 (defun check (result)
   "Signals what ATTEMPT has answered, if it is a condition."
-  (if (typep result 'condition) (error result) result))
+  (if (typep result 'condition) (with-interrupts (error result)) result))
 
 (defconstant +no-wait+ 0)
 (defconstant +forever+ (1- (expt 2 63)))

@@ -5,7 +5,8 @@
   (:shadow #:rename-file)
   (:import-from #:sb-sys
                 #:system-area-pointer #:sap-int #:int-sap #:sap+ #:sap-ref-8 #:sap-ref-32 #:sap-ref-64 #:signed-sap-ref-64
-                #:sap-ref-sap #:vector-sap #:with-pinned-objects #:without-interrupts #:with-local-interrupts)
+                #:sap-ref-sap #:vector-sap #:with-pinned-objects #:without-interrupts #:with-local-interrupts
+                #:allow-with-interrupts #:with-interrupts)
   (:export
    ;; bytes
    #:octets #:make-octets #:sap-octets

@@ -354,6 +354,36 @@
     (is (eq :torn (pelton:map-record-file (constantly nil) path)))
     (signals pelton:not-a-record-file-error (pelton:map-record-file (constantly nil) "/dev/null"))))
 
+(deftest damage-in-a-file-is-told-and-gone-past
+  (let ((path (in-directory "log")))
+    (pelton:with-appenders (appenders (pelton:record-file path))
+      (dolist (word '("before" "damaged" "behind"))
+        (pelton:append-message appenders (bytes word))
+        (pelton:flush appenders)))
+    (with-open-file (file path :direction :io :if-exists :overwrite :element-type '(unsigned-byte 8))
+      (let ((all (make-octets (file-length file))))
+        (read-sequence all file)
+        (file-position file (search (bytes "damaged") all))
+        (write-byte 0 file)))
+    (let ((read '()) (told 0))
+      (is (eq :end (handler-bind ((pelton:damaged-error (lambda (condition)
+                                                          (incf told)
+                                                          (invoke-restart (find-restart 'pelton:skip-damage condition)))))
+                     (pelton:map-record-file (lambda (octets seq) (declare (ignore seq)) (push (text octets) read)) path))))
+      (is (eql told 1))
+      (is (equal (reverse read) '("before" "behind"))))
+    (signals pelton:damaged-error (pelton:map-record-file (constantly nil) path))))
+
+(deftest a-file-that-has-grown-is-put-aside
+  (let ((path (in-directory "log")) (read 0))
+    (pelton:with-appenders (appenders (pelton:record-file path :rotate-bytes 100000 :sync-bytes :each-write :sync-interval 0.01)
+                                      :flush-bytes 65536)
+      (dotimes (i 3000) (pelton:append-message appenders (make-octets 100))))
+    (is (probe-file (concatenate 'string path ".000001")))
+    (dolist (file (directory (concatenate 'string path "*.*")))
+      (is (eq :end (pelton:map-record-file (lambda (octets seq) (declare (ignore octets seq)) (incf read)) file))))
+    (is (eql read 3000))))
+
 (deftest what-a-receiver-receives-is-flushed
   (multiple-value-bind (sink collected) (collecting)
     (multiple-value-bind (sender receiver) (pelton:make-channel)
@@ -417,6 +447,17 @@
                                    (pelton:append-message a (pelton:make-octets 3))
                                    (sb-ext:exit :code 7))")))
         (is (equal run '(7 ""))))
+      ;; A message that the heap has no room for is told, and stays.
+      (let ((run (sbcl "--core" image "--dynamic-space-size" "160" "--noinform" "--lose-on-corruption" "--disable-ldb" "--disable-debugger" "--no-sysinit" "--no-userinit"
+                       "--eval" "(pelton:with-channel (s r :capacity (ash 1 28))
+                                   (pelton:with-reserved ((sap size) s 130000000) (setf (sb-sys:sap-ref-8 sap 9) 7))
+                                   (handler-case (pelton:receive r)
+                                     (pelton:too-small-error (condition) (format t \"told: ~a~%\" condition)))
+                                   (pelton:with-received ((sap size) r) (format t \"~d, ~d~%\" size (sb-sys:sap-ref-8 sap 9))))"
+                       "--eval" "(sb-ext:exit)")))
+        (is (eql (first run) 0))
+        (is (search "130,000,000 bytes have come" (second run)))
+        (is (search "130000000, 7" (second run))))
       ;; Without the library it says so.
       (let ((run (sbcl-with '("PELTON_LIBRARY=/nowhere") "--core" image "--noinform" "--disable-debugger" "--no-sysinit" "--no-userinit"
                             "--eval" "(handler-case (pelton:make-channel) (error (condition) (format t \"told: ~a~%\" condition)))"

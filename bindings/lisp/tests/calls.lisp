@@ -42,6 +42,32 @@
         (is (equalp (pelton:call client large :timeout *patience*) large)))
       (is (eql 0 (getf (pelton:info client) :calls))))))
 
+(deftest a-handler-knows-who-asks
+  (with-serving ((service-name "s") (lambda (request)
+                                      (bytes (format nil "~d ~d" (pelton:request-pid request) (pelton:request-uid request)))))
+    (pelton:with-client (client (service-name "s") :timeout *patience*)
+      (is (equal (text (pelton:call client (bytes "x") :timeout *patience*))
+                 (format nil "~d ~d" (sb-posix:getpid) (sb-posix:geteuid)))))))
+
+(deftest a-service-that-is-drained-answers-what-it-has-taken-and-gives-back-the-rest
+  (let ((taken (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore)) (handled '()))
+    (pelton:with-service (service (service-name "s"))
+      (let ((thread (in-thread (pelton:serve service (lambda (request)
+                                                       (push (text (pelton:request-octets request)) handled)
+                                                       (sb-thread:signal-semaphore taken)
+                                                       (sb-thread:wait-on-semaphore go-on :timeout *patience*)
+                                                       (bytes "done"))))))
+        (pelton:with-client (client (service-name "s") :timeout *patience*)
+          (let ((call (pelton:submit client (bytes "taken") :timeout *patience* :idempotent t)))
+            (is (sb-thread:wait-on-semaphore taken :timeout *patience*))
+            (pelton:stop service :drain t)
+            (let ((late (pelton:submit client (bytes "late") :timeout *patience*)))
+              (sb-thread:signal-semaphore go-on)
+              (is (equal (text (pelton:await client :call call :timeout *patience*)) "done"))
+              (joined thread)
+              (signals pelton:pelton-error (pelton:await client :call late :timeout *patience*)))))
+        (is (equal handled '("taken")))))))
+
 (deftest many-calls-are-in-flight-and-awaited-in-any-order
   (with-serving ((service-name "s") #'pelton:request-octets :threads 2)
     (pelton:with-client (client (service-name "s") :timeout *patience*)

@@ -11,6 +11,55 @@
                    (list (cons (string (code-char 252)) :directory))))))
     (is (search (subseq name 5) (princ-to-string (signals pelton:no-channel-error (pelton:open-sender (concatenate 'string name "2"))))))))
 
+(deftest the-package-can-be-evaluated-again
+  (handler-bind ((warning #'error))
+    (is (load (merge-pathnames "package.lisp" (asdf:system-source-directory "pelton"))))))
+
+(deftest what-was-opened-is-closed-though-an-interrupt-comes-before-the-body
+  (let ((path (format nil "path:~a" (in-directory "channel"))) (socket (format nil "unix:~a" (in-directory "socket"))))
+    (flet ((open-ones (type)
+             (loop for handle being the hash-keys of pelton::*handles*
+                   when (and (typep handle type) (pelton:handle-open-p handle)) collect handle)))
+      ;; Of the types that no other thread opens meanwhile.
+      (macrolet ((closed (type form)
+                   `(let ((before (open-ones ',type)))
+                      (is (call-interrupted-at-adoption (lambda () ,form (error "not reached"))))
+                      (is (null (set-difference (open-ones ',type) before))))))
+        (closed t (pelton:with-channel (sender receiver) (error "not reached")))
+        (closed t (pelton:with-sender (sender path :create t) (error "not reached")))
+        (closed t (pelton:with-service (service socket) (error "not reached")))
+        (closed t (pelton:with-appenders (appenders #'identity :flush-interval 3600) (error "not reached")))
+        (closed t (pelton:with-engine (engine) (error "not reached")))
+        (pelton:with-engine (engine)
+          (closed t (pelton:with-file (file engine "/dev/null") (error "not reached"))))
+        (pelton:with-receiver (receiver nil :gather t)
+          (closed t (pelton:with-senders (senders receiver) (error "not reached"))))
+        (multiple-value-bind (sender receiver) (pelton:make-channel)
+          (closed t (pelton:with-flush (flushing receiver #'identity) (error "not reached")))
+          (pelton:close-handle sender))
+        ;; Who has waited for somebody.
+        (let ((connecting (in-thread (handler-case (pelton:with-sender (sender socket :timeout *patience*) t)
+                                       (pelton:pelton-error () nil)))))
+          (closed (or pelton:receiver pelton::listener)
+                  (pelton:with-receiver (receiver socket :accept t :timeout *patience*) (error "not reached")))
+          (joined connecting))
+        (let ((accepting (in-thread (handler-case (pelton:with-receiver (receiver socket :accept t :timeout *patience*) t)
+                                      (pelton:pelton-error () nil)))))
+          (closed pelton:sender (pelton:with-sender (sender socket :timeout *patience*) (error "not reached")))
+          (joined accepting))))))
+
+(deftest who-spins-is-told-and-interrupted-as-who-sleeps
+  (pelton:with-channel (sender receiver :wait :spin :capacity 65536)
+    (signals pelton:timed-out (pelton:receive receiver :timeout 0.01))
+    (signals sb-ext:timeout (sb-ext:with-timeout 0.02 (pelton:receive receiver)))
+    (let ((thread (in-thread (dotimes (i 5000) (pelton:send sender (number-octets i))))))
+      (dotimes (i 5000) (is (equalp (pelton:receive receiver :timeout *patience*) (number-octets i))))
+      (joined thread))
+    (let ((octets (bytes "by its place")))
+      (sb-sys:with-pinned-objects (octets)
+        (is (pelton:send-sap sender (sb-sys:sap+ (sb-sys:vector-sap octets) 3) 9))))
+    (is (equal (text (pelton:receive receiver)) "its place"))))
+
 (deftest the-codes-are-those-of-the-library
   (maphash (lambda (code condition)
              (declare (ignore code))

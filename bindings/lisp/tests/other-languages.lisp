@@ -88,6 +88,41 @@
         (signals pelton:peer-died-error (pelton:receive receiver :timeout *patience*))
         (signals pelton:timed-out (pelton:receive receiver :timeout 0))))))
 
+(deftest who-waits-for-a-successor-has-what-that-sends
+  (let ((name (format nil "unix:~a" (in-directory "socket"))) (processes '()))
+    (flet ((sending (line)
+             (let ((process (sb-ext:run-program (sb-posix:getenv "PELTON_TOOL") (list "send" name) :input :stream :output nil :error nil
+                                                                                                   :wait nil)))
+               (format (sb-ext:process-input process) "~a~%" line)
+               (finish-output (sb-ext:process-input process))
+               (push process processes)
+               process))
+           (kill (process)
+             (sb-ext:process-kill process sb-posix:sigkill)
+             (sb-ext:process-wait process)))
+      (unwind-protect
+           (let ((opening (in-thread (pelton:open-receiver name :accept t :timeout *patience*))))
+             (until (probe-file (in-directory "socket")))
+             (let* ((first (sending "before")) (receiver (joined opening)) (died 0))
+               (is (search "before" (text (pelton:receive receiver :timeout *patience*))))
+               (kill first)
+               (is (search "after" (text (handler-bind ((pelton:peer-died-error
+                                                          (lambda (condition)
+                                                            (incf died)
+                                                            (sending "after")
+                                                            (invoke-restart (find-restart 'pelton:resume-channel condition)))))
+                                           (pelton:receive receiver :timeout *patience*)))))
+               (is (eql died 1))
+               (kill (first processes))
+               (signals pelton:peer-died-error (pelton:receive receiver :timeout *patience*))
+               (signals pelton:timed-out (pelton:resume receiver :timeout 0.02))
+               (sending "again")
+               (pelton:resume receiver :timeout *patience*)
+               (is (search "again" (text (pelton:receive receiver :timeout *patience*))))
+               (pelton:close-handle receiver)))
+        (dolist (process processes)
+          (when (sb-ext:process-alive-p process) (kill process)))))))
+
 (deftest a-killed-receiver-is-told-to-who-sends-once
   (let ((name (format nil "path:~a" (in-directory "channel"))) (told 0))
     (pelton:with-sender (sender name :create t :capacity 65536)

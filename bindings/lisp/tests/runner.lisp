@@ -90,6 +90,20 @@
                (sb-sys:allow-with-interrupts ,@body)
                nil)))))
 
+(defun call-interrupted-at-adoption (function)
+  "Calls FUNCTION, which another thread interrupts while a handle has been opened, and nobody has it yet. True if that unwound from it."
+  (let ((thread sb-thread:*current-thread*) (done nil))
+    (eq :unwound
+        (catch 'opened
+          (sb-int:encapsulate 'pelton::adopt 'interrupted
+                              (lambda (adopt handle)
+                                (when (and (eq sb-thread:*current-thread* thread) (not done) (not (typep handle 'pelton::listener)))
+                                  (setf done t)
+                                  (joined (in-thread (sb-thread:interrupt-thread thread (lambda () (throw 'opened :unwound))))))
+                                (funcall adopt handle)))
+          (unwind-protect (funcall function)
+            (sb-int:unencapsulate 'pelton::adopt 'interrupted))))))
+
 (defmacro until (form)
   "Waits until FORM is true; answers it."
   `(loop with end = (+ (get-universal-time) *patience*)

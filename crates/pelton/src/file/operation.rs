@@ -366,7 +366,8 @@ impl Operation {
     /// Sends up to `bytes` of a file from `offset` on, as messages of `message_bytes`, the last of what is left. They are read straight into the channel's
     /// memory. [`Output::Count`], of bytes sent, is less at the end of the file, or where an error or a cancel came after some. While there is no room it
     /// waits for the receiver, in a thread of its own. The sender stays the caller's: it is locked while this is at work. EBUSY: it was locked already. EINVAL:
-    /// messages of 0 bytes.
+    /// messages of 0 bytes. ESPIPE: a file that has no places, as a pipe or a FIFO; of a device that has, as the kernel's log, each read is a
+    /// message, and it waits for more.
     /// What the channel says instead, as [`Error::Closed`](crate::Error::Closed), is told as it is.
     ///
     /// ```

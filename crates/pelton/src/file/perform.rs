@@ -61,6 +61,19 @@ pub(crate) fn at_once(transfer: &mut Transfer) -> Option<Result<Output>> {
     }
 }
 
+/// Does what most are in the calling thread, which waits as in the plain system call: a read of what is no stream. `None`: the rest is for [`perform`].
+#[inline]
+pub(crate) fn plainly(transfer: &mut Transfer) -> Option<Result<Output>> {
+    if transfer.writes || transfer.file.is_stream() {
+        return None;
+    }
+    match step(transfer, ReadWriteFlags::empty(), usize::MAX) {
+        Ok(bytes) => transfer.went(bytes).map(Ok),
+        Err(Errno::INTR | Errno::AGAIN) => None,
+        Err(error) => Some(transfer.failed(error)),
+    }
+}
+
 /// One system call of a transfer, which moves at most so many bytes.
 #[inline]
 fn step(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -> Result<usize> {

@@ -7,7 +7,8 @@ use crate::error::Error;
 use crate::receiver::{Kind, Receiver};
 use crate::sender::Sender;
 use rustix::event::PollFlags;
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::{Errno, ReadWriteFlags};
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, TryLockError};
 
@@ -90,16 +91,20 @@ impl Pump {
                 let mut filled = 0;
                 while filled < wanted {
                     let from = self.offset + self.done + filled as u64;
-                    match retry_on_intr(|| rustix::io::pread(&self.file, &mut room[filled..], from))? {
+                    match self.read(&mut room[filled..], from, cancel)? {
                         0 => break,
                         bytes => filled += bytes,
+                    }
+                    // What more comes of a stream is for the next message.
+                    if self.file.is_stream() {
+                        break;
                     }
                 }
                 if filled > 0 {
                     room.commit_bytes(filled)?;
                 }
                 self.done += filled as u64;
-                if filled < wanted {
+                if filled == 0 || (filled < wanted && !self.file.is_stream()) {
                     break;
                 }
             } else if sender.arm(wanted)? {
@@ -118,7 +123,7 @@ impl Pump {
                 Ok(Some(message)) if message.kind() != Kind::Message => false,
                 Ok(Some(message)) => {
                     let is_written = match message.len() as u64 <= self.bytes - self.done {
-                        true => self.write(&message).map(|()| true),
+                        true => self.write(&message, cancel).map(|()| true),
                         false => Ok(false),
                     };
                     if let Ok(true) = is_written {
@@ -143,13 +148,47 @@ impl Pump {
         Ok(())
     }
 
-    fn write(&self, bytes: &[u8]) -> rustix::io::Result<()> {
+    fn read(&self, room: &mut [u8], from: u64, cancel: &Cancel) -> rustix::io::Result<usize> {
+        self.without_waiting(PollFlags::IN, cancel, |flags| match flags.is_empty() {
+            true => rustix::io::pread(&self.file, &mut *room, from),
+            false => rustix::io::preadv2(&self.file, &mut [IoSliceMut::new(room)], from, flags),
+        })
+    }
+
+    fn write(&self, bytes: &[u8], cancel: &Cancel) -> rustix::io::Result<()> {
         let mut written = 0;
         while written < bytes.len() {
-            let to = self.offset + self.done + written as u64;
-            written += retry_on_intr(|| rustix::io::pwrite(&self.file, &bytes[written..], to))?;
+            let (to, rest) = (self.offset + self.done + written as u64, &bytes[written..]);
+            written += self.without_waiting(PollFlags::OUT, cancel, |flags| match flags.is_empty() {
+                true => rustix::io::pwrite(&self.file, rest, to),
+                false => rustix::io::pwritev2(&self.file, &[IoSlice::new(rest)], to, flags),
+            })?;
         }
         Ok(())
+    }
+
+    /// A system call, which of a stream is made so that nobody waits in it, where no cancel is heard: that is waited for before. One that cannot be
+    /// asked so says that it is ready.
+    fn without_waiting(
+        &self,
+        event: PollFlags,
+        cancel: &Cancel,
+        mut call: impl FnMut(ReadWriteFlags) -> rustix::io::Result<usize>,
+    ) -> rustix::io::Result<usize> {
+        let mut flags = match self.file.is_stream() {
+            true => ReadWriteFlags::NOWAIT,
+            false => ReadWriteFlags::empty(),
+        };
+        loop {
+            match call(flags) {
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) if self.file.is_stream() => {}
+                Err(Errno::OPNOTSUPP) if !flags.is_empty() => flags = ReadWriteFlags::empty(),
+                done => return done,
+            }
+            cancel.wait_for(self.file.as_fd(), event)?;
+            cancel.check()?;
+        }
     }
 }
 

@@ -452,6 +452,45 @@ fn a_fifo_whose_writers_have_gone_has_ended() {
 }
 
 #[test]
+fn a_pump_does_not_wait_at_a_fifo_and_is_cancelled_where_it_waits_for_its_file() {
+    use std::sync::{Arc, Mutex};
+    everywhere("a pump does not wait at a FIFO, and is cancelled where it waits for its file", |case| {
+        let mut engine = case.engine();
+        let (sender, receiver) = pelton::Options::new().threads().unwrap();
+        let (sender, receiver) = (Arc::new(Mutex::new(sender)), Arc::new(Mutex::new(receiver)));
+        // What has no places cannot be read or written at one, whether there is something or not.
+        let path = fifo(case, "fifo");
+        let mut ends = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let both = ran(&mut engine, Operation::open(&path, Open::for_both())).unwrap().into_file().unwrap();
+        for _ in 0..2 {
+            assert_eq!(errno(&ran(&mut engine, Operation::send(&both, 0, 9, &sender, 4)).unwrap_err()), "ESPIPE");
+            sender.try_lock().unwrap().send(b"kept").unwrap();
+            assert_eq!(errno(&ran(&mut engine, Operation::receive(&both, 0, 9, &receiver)).unwrap_err()), "ESPIPE");
+            assert_eq!(&*receiver.try_lock().unwrap().receive().unwrap(), b"kept");
+            ends.write_all(b"something").unwrap();
+        }
+        // The kernel's log can, and who has come to its end waits there.
+        let Ok(log) = std::fs::File::open("/dev/kmsg") else {
+            eprintln!("the kernel's log may not be read here: that a pump waits for its file is not tried");
+            return;
+        };
+        let log = File::from_fd(log.into(), "the kernel's log").unwrap();
+        let mut random = Random::new(std::process::id().into());
+        for _ in 0..20 {
+            rustix::fs::seek(&log, rustix::fs::SeekFrom::End(0)).unwrap();
+            submit(&mut engine, 1, Operation::send(&log, 0, u64::MAX, &sender, 10_000));
+            engine.start().unwrap();
+            std::thread::sleep(Duration::from_micros(random.below(2000)));
+            assert!(engine.cancel(1).unwrap());
+            // Something may have been said meanwhile.
+            let ended = done(&mut engine);
+            let error = ended.cut_short_by.as_deref().or(ended.outcome.as_ref().err()).unwrap();
+            assert_eq!(errno(error), "ECANCELED");
+        }
+    });
+}
+
+#[test]
 fn what_is_cancelled_at_any_moment_completes() {
     let _hang = Watchdog::new("what is cancelled at any moment completes");
     for way in ["ring", "threads"] {
