@@ -405,21 +405,21 @@ what_is_lent_to_a_file_comes_back(Place) ->
     {Receiver, Sender} = channel(Place, []),
     {ok, File} = pelton_file:open(Place("file"), [read, write, binary]),
     ok = pelton_file:pwrite(File, 0, binary:copy(<<"x">>, 1000)),
-    Lend = fun(Fun) ->
+    IsLent = fun() -> pelton:recv(Receiver, 0) =:= {error, lent} end,
+    Lend = fun(Fun, Is) ->
         {Pid, Monitor} = spawn_monitor(fun() -> exit(Fun()) end),
-        pelton_file_tests:eventually(fun() -> process_info(Pid, status) =:= {status, waiting} end),
+        pelton_file_tests:eventually(Is),
         {Pid, Monitor}
     end,
     Told = fun({Pid, Monitor}) -> receive {'DOWN', Monitor, process, Pid, Reason} -> Reason after 60000 -> nothing end end,
     Receives = fun() -> pelton_file:recv(File, Receiver, 0, 1000) end,
     %% Nobody else has it meanwhile; one who is killed gives it back.
-    {Killed, _} = Lend(Receives),
-    ?assertEqual({error, lent}, pelton:recv(Receiver, 0)),
+    {Killed, _} = Lend(Receives, IsLent),
     ?assertEqual({error, lent}, Receives()),
     exit(Killed, kill),
     pelton_file_tests:eventually(fun() -> pelton:recv(Receiver, 0) =:= {error, timeout} end),
     %% A process that waits for a message has it afterwards.
-    Ended = Lend(fun() -> pelton_file:recv(File, Receiver, 0, 3) end),
+    Ended = Lend(fun() -> pelton_file:recv(File, Receiver, 0, 3) end, IsLent),
     ok = pelton:send(Sender, "abc"),
     ?assertEqual({ok, 3}, Told(Ended)),
     ok = pelton:send(Sender, "def"),
@@ -437,10 +437,11 @@ what_is_lent_to_a_file_comes_back(Place) ->
     ?assertError(badarg, pelton_file:recv(File, Sender, 0, 1)),
     %% What is closed ends it: the file, the end, or the end's owner.
     {ok, Other} = pelton_file:open(Place("other"), [write]),
-    OfFile = Lend(fun() -> pelton_file:recv(Other, Receiver, 0, 1000) end),
+    OfFile = Lend(fun() -> pelton_file:recv(Other, Receiver, 0, 1000) end, IsLent),
     ok = pelton_file:close(Other),
     ?assertEqual({error, einval}, Told(OfFile)),
-    OfEnd = Lend(Receives),
+    pelton_file_tests:eventually(fun() -> not IsLent() end),
+    OfEnd = Lend(Receives, IsLent),
     ok = pelton:close(Receiver),
     ?assertEqual({error, closed}, Told(OfEnd)),
     ?assertEqual({error, closed}, pelton:recv(Receiver, 0)),
@@ -454,7 +455,7 @@ what_is_lent_to_a_file_comes_back(Place) ->
     end),
     {_, There} = receive {ends, Held, Sends} -> {Held, Sends} end,
     ok = pelton_file:pwrite(File, 0, binary:copy(<<"y">>, 100 bsl 20)),
-    Full = Lend(fun() -> pelton_file:send(File, There, 0, infinity, 1000) end),
+    Full = Lend(fun() -> pelton_file:send(File, There, 0, infinity, 1000) end, fun() -> pelton:send(There, "x", 0) =:= {error, lent} end),
     exit(Owner, kill),
     ?assertMatch({error, _}, Told(Full)),
     pelton_file_tests:eventually(fun() -> pelton:send(There, "x", 0) =:= {error, closed} end).
