@@ -3,6 +3,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+/* So much is read at once. */
+#define NOW_MAX (256 << 10)
+
 /* A path: a binary that ends with a zero, and has no other. */
 static const char *path_at(ErlNifEnv *env, ERL_NIF_TERM term)
 {
@@ -95,10 +98,40 @@ static bool memory_for(struct part *part, uint64_t size)
     return true;
 }
 
+/* The same, waiting in the system call, on a dirty scheduler. */
+static NIF(read_now)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    uint64_t offset, size;
+    struct file *file = file_at(env, argv[0], &result);
+    if (!file)
+        return result;
+    struct waiting_engine *engine = take_waiting_engine();
+    struct request *request = request_of(PELTON_FILE_READ, 1, file, NULL);
+    if (!engine || !offset_at(env, argv[1], &offset) || !enif_get_uint64(env, argv[2], &size) || !memory_for(request->parts, size)) {
+        enif_release_resource(request);
+        result = error_of(env, engine ? atom_enomem : atom_of_errno(EMFILE));
+    } else {
+        request->parts->offset = offset;
+        pelton_operation operation = operation_of(request->parts, PELTON_FILE_READ);
+        operation.release = NULL;
+        pelton_file_completion completion = {0};
+        int64_t began_us = now_us();
+        int code = pelton_file_run(engine->handle, &operation, PELTON_FOREVER, &completion);
+        completion.code = code;
+        learn_of_read(file, began_us);
+        result = result_of_run(env, request, &completion);
+    }
+    if (engine)
+        give_back(engine);
+    leave_file(file);
+    return result;
+}
+
 /* file_pread(File, Offset, Size, Ref, Sends) */
 NIF(file_pread)
 {
-    (void)argc;
     ERL_NIF_TERM result;
     uint64_t offset, size;
     if (!offset_at(env, argv[1], &offset) || !enif_get_uint64(env, argv[2], &size))
@@ -106,11 +139,16 @@ NIF(file_pread)
     struct file *file = file_at(env, argv[0], &result);
     if (!file)
         return result;
+    bool sends = enif_is_identical(argv[4], atom_true);
+    if (file->is_regular && size <= NOW_MAX && !sends && atomic_load_explicit(&file->wary, memory_order_relaxed) > 0) {
+        leave_file(file);
+        return enif_schedule_nif(env, "read_now", ERL_NIF_DIRTY_JOB_IO_BOUND, read_now, argc, argv);
+    }
     struct request *request = request_of(PELTON_FILE_READ, 1, file, NULL);
     request->parts->offset = offset;
     if (memory_for(request->parts, size)) {
         pelton_operation operation = operation_of(request->parts, PELTON_FILE_READ);
-        result = ask(env, request, &operation, argv[3], enif_is_identical(argv[4], atom_true));
+        result = ask(env, request, &operation, argv[3], sends);
     } else {
         enif_release_resource(request);
         result = error_of(env, atom_enomem);

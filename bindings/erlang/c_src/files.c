@@ -9,8 +9,14 @@
  * now, and the last of them has it closed if that was asked for meanwhile. */
 #include "files.h"
 #include <sys/stat.h>
+#include <time.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
+
+/* What the page cache has takes less. After a read that took longer, so many fast ones are as well done on a dirty scheduler: even those that
+ * the kernel has read ahead begin the next, and that may wait in the disk's queue for tens of milliseconds. */
+#define SLOW_US 500
+#define WARY_MAX 64
 
 /* ---- Files: who uses them, and their end ---- */
 
@@ -244,6 +250,8 @@ static ERL_NIF_TERM build_open(ErlNifEnv *told, ErlNifEnv *env, struct request *
     file->handle = request->opened;
     request->opened = NULL;
     file->is_regular = S_ISREG(found.st_mode);
+    /* Nothing is known of it. */
+    atomic_store(&file->wary, 1);
     file->buffer = request->buffer;
     request->buffer = NULL;
     if (file->buffer)
@@ -568,6 +576,33 @@ static struct engine *engine_of_this_thread(int *error)
     return NULL;
 }
 
+int64_t now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+void learn_of_read(struct file *file, int64_t began_us)
+{
+    int wary = atomic_load_explicit(&file->wary, memory_order_relaxed);
+    if (now_us() - began_us > SLOW_US)
+        atomic_store_explicit(&file->wary, WARY_MAX, memory_order_relaxed);
+    else if (wary > 0)
+        atomic_store_explicit(&file->wary, wary - 1, memory_order_relaxed);
+}
+
+ERL_NIF_TERM result_of_run(ErlNifEnv *env, struct request *request, const pelton_file_completion *completion)
+{
+    struct part *part = request->parts;
+    part->count = completion->count;
+    if (completion->code)
+        part->error = completion->error ? completion->error : EIO;
+    ERL_NIF_TERM result = build(env, env, request);
+    enif_release_resource(request);
+    return result;
+}
+
 static void list_as_pending(struct request *request)
 {
     struct engine *engine = request->engine;
@@ -597,6 +632,7 @@ ERL_NIF_TERM ask(ErlNifEnv *env, struct request *request, const pelton_operation
     }
     request->engine = engine;
     enif_self(env, &request->pid);
+    int64_t began_us = now_us();
     submit(engine, operations, request->parts_count);
     if (request->left == 0)
         has_ended(request);
@@ -605,10 +641,12 @@ ERL_NIF_TERM ask(ErlNifEnv *env, struct request *request, const pelton_operation
         arm(env, engine, request);
     if (request->left == 0 && !sends) {
         enif_mutex_unlock(engine->lock);
-        uint64_t bytes = 0;
-        for (unsigned i = 0; request->kind == PELTON_FILE_READ && i < request->parts_count; i++)
-            bytes += request->parts[i].count;
-        took(env, bytes);
+        /* Twice what it took: as much goes into its memory, and collecting that. */
+        int64_t percent = (now_us() - began_us) / 5;
+        if (percent)
+            enif_consume_timeslice(env, percent > 100 ? 100 : (int)percent);
+        if (request->kind == PELTON_FILE_READ && request->file->is_regular)
+            learn_of_read(request->file, began_us);
         ERL_NIF_TERM result = build(env, env, request);
         enif_release_resource(request);
         return result;
@@ -620,6 +658,8 @@ ERL_NIF_TERM ask(ErlNifEnv *env, struct request *request, const pelton_operation
         deliver(env, request);
     } else {
         list_as_pending(request);
+        if (request->kind == PELTON_FILE_READ && request->file->is_regular)
+            atomic_store_explicit(&request->file->wary, WARY_MAX, memory_order_relaxed);
         /* The end of a file's owner is known already, and closes it. */
         struct file *file = request->file;
         if (!file || enif_compare_pids(&file->owner, &request->pid) != 0)

@@ -45,6 +45,7 @@ struct file {
     atomic_uint users; /* and CLOSED */
     atomic_flag claimed;
     atomic_int pending; /* requests */
+    atomic_int wary;    /* so many reads more are done on a dirty scheduler: one lately had to wait */
     bool is_regular;
     bool has_owner;
     ErlNifPid owner;
@@ -128,6 +129,11 @@ ERL_NIF_TERM ask(ErlNifEnv *env, struct request *request, const pelton_operation
 /* Asks, and nobody is told. If it is not asked, the request is still the caller's. */
 enum asked { ASKED, NO_ROOM, NOT_TAKEN };
 enum asked ask_quietly(struct request *request, const pelton_operation *operation);
+/* What came of a request whose first part was run by who calls; it is released. */
+ERL_NIF_TERM result_of_run(ErlNifEnv *env, struct request *request, const pelton_file_completion *completion);
+/* Whether a read, or what began it, took from then until now so long that it cannot have been the page cache. */
+int64_t now_us(void);
+void learn_of_read(struct file *file, int64_t began_us);
 uint64_t bytes_of_pieces(const ErlNifIOVec *pieces);
 
 /* An engine for who waits in what it does, on a dirty scheduler: nobody else's until it is given back. NULL: there is none to be had. */
