@@ -1,4 +1,4 @@
-%% The part of `pelton-bench file' that Erlang does: file_bench:main([Part, Directory, Mailbox, Turn]) writes a line `SYSTEM FIGURE' for each system. They take
+%% The part of `pelton-bench file' that Erlang does: file_bench:main([Part, Directory, Mailbox, Turn, Mib]) writes a line `SYSTEM FIGURE' for each system. They take
 %% turns within a run, and who begins goes round with Turn. Each has a process of its own, with so many messages in its mailbox.
 -module(file_bench).
 -export([main/1]).
@@ -6,11 +6,12 @@
 -define(BLOCK, 4096).
 -define(BLOCKS, 2560).
 
-main([Part, Directory, Mailbox, Turn]) ->
+main([Part, Directory, Mailbox, Turn, Mib]) ->
     Run = case Part of
               "erlang" -> fun mailbox/3;
               "erlang-cached" -> fun cached/3;
               "erlang-direct" -> fun direct/3;
+              "erlang-cold" -> fun cold/3;
               "erlang-messages" -> fun messages/3;
               "erlang-call" -> fun call/3
           end,
@@ -25,8 +26,11 @@ main([Part, Directory, Mailbox, Turn]) ->
     {Later, First} = lists:split(list_to_integer(Turn) rem length(Systems), Systems),
     lists:foreach(fun(System) ->
         Path = filename:join(Directory, System),
-        prepare(Part, Path),
-        io:format("~s ~.6f~n", [System, apart(fun() -> Run(System, Path, list_to_integer(Mailbox)) end)]),
+        prepare(Part, Path, list_to_integer(Mib)),
+        case apart(fun() -> Run(System, Path, list_to_integer(Mailbox)) end) of
+            Figure when is_float(Figure) -> io:format("~s ~.6f~n", [System, Figure]);
+            Figures -> [io:format("~s~s ~.6f~n", [System, What, float(Figure)]) || {What, Figure} <- Figures]
+        end,
         _ = file:delete(Path)
     end, First ++ Later),
     halt(0).
@@ -37,14 +41,18 @@ apart(Fun) ->
     receive {'DOWN', Monitor, process, Pid, {figure, Figure}} -> Figure end.
 
 %% The other side, which makes these, is in the bench.
-prepare("erlang-cached", Path) -> ok = file:write_file(Path, binary:copy(<<7>>, ?BLOCK * ?BLOCKS));
-prepare("erlang-direct", Path) ->
+prepare("erlang-cached", Path, _) -> ok = file:write_file(Path, binary:copy(<<7>>, ?BLOCK * ?BLOCKS));
+prepare("erlang-direct", Path, _) -> blocks(Path, 128);
+prepare("erlang-cold", Path, Mib) -> blocks(Path, Mib);
+prepare(_, _, _) -> ok.
+
+%% So many MiB, of which the page cache has nothing.
+blocks(Path, Mib) ->
     {ok, File} = file:open(Path, [raw, write]),
-    [ok = file:write(File, binary:copy(<<7>>, 1 bsl 20)) || _ <- lists:seq(1, 128)],
+    [ok = file:write(File, binary:copy(<<7>>, 1 bsl 20)) || _ <- lists:seq(1, Mib)],
     ok = file:sync(File),
     ok = file:advise(File, 0, 0, dont_need),
-    ok = file:close(File);
-prepare(_, _) -> ok.
+    ok = file:close(File).
 
 module("pelton-erlang" ++ _) -> pelton_file;
 module(_) -> file.
@@ -87,6 +95,33 @@ cached(System, Path, _) ->
     [read(Module, File, Block, 0) || _ <- "0123456789"],
     Spent = erlang:monotonic_time() - Begun,
     erlang:convert_time_unit(Spent, native, nanosecond) / (10 * ?BLOCKS).
+
+%% How often a scheduler did nothing else for a millisecond or longer while it read all of a file; for how long at most; and how long all took.
+cold(System, Path, _) ->
+    Module = module(System),
+    Reader = self(),
+    Monitor = spawn_link(fun() -> monitored(Reader, 0, 0) end),
+    _ = erlang:system_monitor(Monitor, [{long_schedule, 1}]),
+    {ok, File} = Module:open(Path, [read, binary | modes(System)]),
+    Begun = erlang:monotonic_time(),
+    read_all(Module, File),
+    Spent = erlang:monotonic_time() - Begun,
+    ok = Module:close(File),
+    _ = erlang:system_monitor(undefined),
+    Monitor ! told,
+    receive {Events, Longest} -> [{"", Events}, {"-longest-ms", Longest}, {"-seconds", Spent / erlang:convert_time_unit(1, second, native)}] end.
+
+monitored(Reader, Events, Longest) ->
+    receive
+        {monitor, _, long_schedule, Told} -> monitored(Reader, Events + 1, max(Longest, proplists:get_value(timeout, Told)));
+        told -> Reader ! {Events, Longest}
+    end.
+
+read_all(Module, File) ->
+    case Module:read(File, 65536) of
+        {ok, _} -> read_all(Module, File);
+        eof -> ok
+    end.
 
 %% Reads a second past the page cache, of scattered blocks: 64 in flight of one process, or one in each of 64 processes.
 direct("pelton-erlang", Path, _) ->

@@ -24,6 +24,7 @@ use clap::{Parser, ValueEnum};
 use io_uring::{IoUring, opcode, types};
 use pelton::file::{Buffer, Engine, EngineOptions, Open, Operation, Tail};
 
+use crate::mailbox;
 use crate::measure::CallCounter;
 use crate::report::{Ratio, median, paired_ratio};
 use crate::systems::{c, compiled, erlang::Erlang};
@@ -42,9 +43,17 @@ struct Arguments {
     #[arg(long, value_name = "DIR", default_value = "/tmp")]
     dir: PathBuf,
 
-    /// Erlang: so many messages are in the process's mailbox
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    mailbox: usize,
+    /// Erlang: so many messages are in the process's mailbox; with more than one number the part `erlang` is measured with each
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0")]
+    mailbox: Vec<usize>,
+
+    /// Erlang: a plot of the part `erlang` by the mailbox, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
+    /// Erlang: so much is read by erlang-cold
+    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    mib: usize,
 
     /// How often each system is measured
     #[arg(long, value_name = "N", default_value_t = 9)]
@@ -76,6 +85,9 @@ enum Part {
     ErlangCached,
     /// Erlang: 4 KiB past the page cache: reads a second, 64 in flight of one process (pelton-erlang), or one in each of 64
     ErlangDirect,
+    /// Erlang: 1 GiB read that the page cache has not, in blocks of 64 KiB: how often a scheduler was kept for 1 ms and longer, by system_monitor's
+    /// long_schedule; and for how many milliseconds at most, and how many seconds all took
+    ErlangCold,
     /// Erlang: 256 bytes to a thread of Rust and back: nanoseconds a message, 64 in flight, and by gen_tcp with {packet, 4} on a Unix socket
     ErlangMessages,
     /// Erlang: a call of 256 bytes to a service in Rust, one at a time, likewise
@@ -127,12 +139,15 @@ fn measure(arguments: &Arguments) -> Result<()> {
         }
         erlang => erlang?,
     };
-    for &part in parts {
+    let mut by_mailbox = Vec::new();
+    let several = |part: Part| if part == Part::Erlang { &arguments.mailbox[..] } else { &arguments.mailbox[..1] };
+    for (part, mailbox) in parts.iter().flat_map(|&part| several(part).iter().map(move |mailbox| (part, *mailbox))) {
         if part.is_erlang() && erlang.is_none() {
             continue;
         }
         let units: &[&str] = match part {
             Part::Erlang => &["seconds"],
+            Part::ErlangCold => &["events of 1 ms or longer"],
             Part::ErlangMessages | Part::ErlangCall => &["ns there and back"],
             Part::Cached | Part::Loops | Part::ErlangCached => &["ns a read"],
             Part::Direct | Part::ErlangDirect => &["reads a second"],
@@ -141,7 +156,8 @@ fn measure(arguments: &Arguments) -> Result<()> {
             Part::LoopTimers => &["us late, a timer in the middle"],
         };
         let extra = match part {
-            Part::Erlang => BTreeMap::from([("messages in the mailbox".to_owned(), arguments.mailbox as f64)]),
+            Part::Erlang => BTreeMap::from([("messages in the mailbox".to_owned(), mailbox as f64)]),
+            Part::ErlangCold => BTreeMap::from([("MiB".to_owned(), arguments.mib as f64)]),
             Part::Append => append_calls(place.path())?,
             _ => BTreeMap::new(),
         };
@@ -157,7 +173,7 @@ fn measure(arguments: &Arguments) -> Result<()> {
                 Part::LoopTimers => vec![loop_timers(place.path())?],
                 _ => {
                     let erlang = erlang.as_ref().context("it was made above")?;
-                    vec![erlang.run(&part.name(), place.path(), arguments.mailbox, run)?]
+                    vec![erlang.run(&part.name(), place.path(), mailbox, run, arguments.mib)?]
                 }
             };
             reports.iter_mut().zip(figures).for_each(|(report, figures)| report.runs.push(figures));
@@ -165,6 +181,14 @@ fn measure(arguments: &Arguments) -> Result<()> {
         for report in &reports {
             report.write(arguments.json)?;
         }
+        if part == Part::Erlang {
+            // The one report of this part.
+            by_mailbox.extend(reports.iter().map(|report| (mailbox, report.medians())));
+        }
+    }
+    if let Some(path) = &arguments.svg {
+        ensure!(!by_mailbox.is_empty(), "--svg is of the part `erlang`: name it too");
+        std::fs::write(path, mailbox::plot(&by_mailbox)).with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(())
 }
@@ -174,11 +198,18 @@ impl Report {
         self.runs.iter().map(|figures| figures.get(system).copied()).collect()
     }
 
+    fn medians(&self) -> Figures {
+        let middle = |system| Some((system, median(self.of(system).into_iter().flatten().collect())?));
+        self.runs[0].keys().copied().filter_map(middle).collect()
+    }
+
     fn write(&self, json: bool) -> Result<()> {
         let name = self.part.name();
         let systems: Vec<&str> = self.runs[0].keys().copied().collect();
         let middle = |system: &str| median(self.of(system).into_iter().flatten().collect()).unwrap_or(f64::NAN);
-        let pelton = systems.iter().filter(|system| system.starts_with("pelton"));
+        // Of events there may be none.
+        let compared = self.part != Part::ErlangCold;
+        let pelton = systems.iter().filter(|system| compared && system.starts_with("pelton"));
         let ratios: BTreeMap<String, Ratio> = pelton
             .flat_map(|ours| {
                 systems.iter().filter(|other| !other.starts_with("pelton")).map(move |other| (ours, other))

@@ -11,6 +11,7 @@ mod fan_in;
 pub mod figures;
 pub mod file;
 pub mod kill;
+mod mailbox;
 pub mod measure;
 mod memory;
 pub mod parameters;

@@ -13,6 +13,19 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
+/// What the program tells: systems, and of erlang-cold what belongs to them.
+const KNOWN: [&str; 9] = [
+    "pelton-erlang",
+    "pelton-erlang-on-heap",
+    "erlang-raw",
+    "erlang-file",
+    "gen-tcp",
+    "pelton-erlang-longest-ms",
+    "erlang-raw-longest-ms",
+    "pelton-erlang-seconds",
+    "erlang-raw-seconds",
+];
+
 /// The program, compiled, and where it finds pelton's application.
 pub struct Erlang {
     compiled: tempfile::TempDir,
@@ -39,7 +52,14 @@ impl Erlang {
     }
 
     /// One run of all systems.
-    pub fn run(&self, part: &str, place: &Path, mailbox: usize, turn: usize) -> Result<BTreeMap<&'static str, f64>> {
+    pub fn run(
+        &self,
+        part: &str,
+        place: &Path,
+        mailbox: usize,
+        turn: usize,
+        mib: usize,
+    ) -> Result<BTreeMap<&'static str, f64>> {
         match part {
             "erlang-messages" => answer_messages(place)?,
             "erlang-call" => answer_calls(place)?,
@@ -52,7 +72,7 @@ impl Erlang {
             .arg(&self.application)
             .args(["-run", "file_bench", "main", part])
             .arg(place)
-            .args([mailbox.to_string(), turn.to_string()])
+            .args([mailbox, turn, mib].map(|number| number.to_string()))
             .output()
             .context("starting `erl`")?;
         let text = String::from_utf8_lossy(&done.stdout);
@@ -60,8 +80,7 @@ impl Erlang {
         let mut figures = BTreeMap::new();
         for line in text.lines() {
             let (system, figure) = line.split_once(' ').with_context(|| format!("found `{line}`, wanted a figure"))?;
-            let known = ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-file", "gen-tcp"];
-            let system = known.into_iter().find(|known| *known == system).context("a system that is none")?;
+            let system = KNOWN.into_iter().find(|known| *known == system).context("a system that is none")?;
             figures.insert(system, figure.parse()?);
         }
         Ok(figures)

@@ -149,6 +149,24 @@ static struct end *end_at(ErlNifEnv *env, ERL_NIF_TERM term, unsigned kinds, ERL
     return NULL;
 }
 
+void *lend(ErlNifEnv *env, ERL_NIF_TERM term, bool receives, struct end **out, ERL_NIF_TERM *result)
+{
+    struct end *end = *out = end_at(env, term, 1u << (receives ? RECEIVER : SENDER), result);
+    if (!end)
+        return NULL;
+    void *handle = NULL;
+    *result = atom_einval;
+    if (!end->active && !atomic_exchange(&end->is_lent, true)) {
+        handle = end->handle;
+        atomic_fetch_add(&end->held, 1);
+        enif_keep_resource(end);
+    } else if (!end->active) {
+        *result = enif_make_atom(env, "lent");
+    }
+    *result = leave_end(end, error_of(env, *result));
+    return handle;
+}
+
 /* There may be something for those that wait, which whoever has just used the end was not asked to tell of. */
 static ERL_NIF_TERM leave_to_others(struct end *end, ERL_NIF_TERM result)
 {
@@ -181,6 +199,8 @@ NIF(end_send)
     struct end *end = end_at(env, argv[0], 1u << SENDER, &result);
     if (!end)
         return result;
+    if (atomic_load(&end->is_lent))
+        return leave_end(end, error_of(env, enif_make_atom(env, "lent")));
     for (;;) {
         int code = pelton_send(end->handle, data.data, data.size, PELTON_NO_WAIT);
         if (code != PELTON_AGAIN) {
@@ -237,8 +257,8 @@ NIF(end_receive)
     struct end *end = end_at(env, argv[0], 1u << RECEIVER, &result);
     if (!end)
         return result;
-    if (end->active)
-        return leave_end(end, error_of(env, atom_einval));
+    if (end->active || atomic_load(&end->is_lent))
+        return leave_end(end, error_of(env, end->active ? atom_einval : enif_make_atom(env, "lent")));
     pelton_message message;
     int code = pelton_receive(end->handle, PELTON_NO_WAIT, &message);
     if (code == PELTON_AGAIN) {

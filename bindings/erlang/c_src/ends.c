@@ -354,6 +354,8 @@ void close_end(ErlNifEnv *told, struct end *end)
 {
     end->active = 0;
     atomic_store(&end->is_closing, true);
+    if (atomic_load(&end->is_lent))
+        give_up_requests_of(NULL, end);
     tell_all(told, end, true, 0);
     bool is_doomed = atomic_load(&end->held) == 0;
     if (is_doomed) {
@@ -381,6 +383,17 @@ static void close_if_open(struct end *end)
         enif_mutex_unlock(end->lock);
 }
 
+/* As a message that is held keeps the handle, so does who has it. */
+bool take_back(struct end *end)
+{
+    bool is_closed = atomic_load(&end->is_closing);
+    atomic_fetch_sub(&end->held, 1);
+    atomic_store(&end->is_lent, false);
+    look_again(end);
+    enif_release_resource(end);
+    return is_closed;
+}
+
 /* ---- The ferry's ---- */
 
 void ends_ready(enum watched *watched)
@@ -397,7 +410,7 @@ void ends_ready(enum watched *watched)
         close_end(NULL, end);
         return;
     }
-    if (end->handle && !atomic_load(&end->is_closing)) {
+    if (end->handle && !atomic_load(&end->is_closing) && !atomic_load(&end->is_lent)) {
         switch (end->kind) {
         case SENDER: tell_of_room(end); break;
         case RECEIVER:

@@ -35,6 +35,7 @@ struct end {
     bool holds;             /* messages are not copied */
     atomic_bool is_closing; /* it is closed for everybody; the handle stays as long as messages of its are held */
     atomic_uint held;
+    atomic_bool is_lent; /* to an operation on a file */
     bool has_answer; /* a client's, that was taken and is not released: the ferry tells it, and nothing else is done before */
     pelton_completion answer;
     unsigned patience, attempts;
@@ -61,7 +62,6 @@ struct held {
 
 /* ---- Results ---- */
 
-ERL_NIF_TERM atom_of_code(ErlNifEnv *env, int code);
 /* {error, Code}; of what the system refused the errno's. */
 ERL_NIF_TERM failed(ErlNifEnv *env, int code);
 ERL_NIF_TERM bytes_of(ErlNifEnv *env, const void *data, size_t size);

@@ -3,7 +3,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#define PIECES_MAX 1024 /* IOV_MAX */
+/* So much is read at once. */
+#define NOW_MAX (256 << 10)
 
 /* A path: a binary that ends with a zero, and has no other. */
 static const char *path_at(ErlNifEnv *env, ERL_NIF_TERM term)
@@ -22,15 +23,23 @@ static bool offset_at(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *offset)
     return enif_get_uint64(env, term, offset) && *offset <= INT64_MAX;
 }
 
-/* file_open(Path, Flags, MayBeDirectory, Ref) */
+/* file_open(Path, Flags, MayBeDirectory, {WriteMax, Delay, AheadMax}, Ref): zeros where nothing is kept */
 NIF(file_open)
 {
     (void)argc;
     unsigned flags;
     const char *path = path_at(env, argv[0]);
-    if (!path || !enif_get_uint(env, argv[1], &flags))
+    const ERL_NIF_TERM *sizes;
+    uint64_t write_max, delay, ahead_max;
+    int arity;
+    if (!path || !enif_get_uint(env, argv[1], &flags) || !enif_get_tuple(env, argv[3], &arity, &sizes) || arity != 3 ||
+        !enif_get_uint64(env, sizes[0], &write_max) || !enif_get_uint64(env, sizes[1], &delay) || !enif_get_uint64(env, sizes[2], &ahead_max))
         return enif_make_badarg(env);
     struct request *request = request_of(PELTON_FILE_OPEN, 1, NULL, NULL);
+    if ((write_max || ahead_max) && !(request->buffer = buffer_of(write_max, delay, ahead_max))) {
+        enif_release_resource(request);
+        return error_of(env, atom_enomem);
+    }
     request->may_be_directory = enif_is_identical(argv[2], atom_true);
     pelton_operation operation = operation_of(request->parts, PELTON_FILE_OPEN);
     operation.path = path;
@@ -38,7 +47,7 @@ NIF(file_open)
         (flags & 8 ? O_TRUNC : 0) | (flags & 16 ? O_EXCL : 0) | (flags & 32 ? O_APPEND : 0) | (flags & 64 ? O_SYNC : 0) |
         (flags & 128 ? O_DIRECTORY : 0) | O_CLOEXEC;
     operation.mode = 0666;
-    return ask(env, request, &operation, argv[3], false);
+    return ask(env, request, &operation, argv[4], false);
 }
 
 /* file_close(File, Ref) */
@@ -57,10 +66,16 @@ NIF(file_close)
     if (file->has_owner)
         enif_demonitor_process(env, file, &file->monitor);
     if (atomic_load(&file->pending))
-        give_up_requests_of(file);
+        give_up_requests_of(file, NULL);
+    is_never_due(file);
     /* Another process is at it: the last closes it. */
     if (!handle)
         return atom_ok;
+    /* Written since who closes had it flushed. */
+    if (file->buffer && file->buffer->kept) {
+        doom_file(file, handle);
+        return atom_ok;
+    }
     struct request *request = request_of(PELTON_FILE_CLOSE, 1, NULL, NULL);
     pelton_operation operation = operation_of(request->parts, PELTON_FILE_CLOSE);
     operation.file = handle;
@@ -83,10 +98,40 @@ static bool memory_for(struct part *part, uint64_t size)
     return true;
 }
 
+/* The same, waiting in the system call, on a dirty scheduler. */
+static NIF(read_now)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    uint64_t offset, size;
+    struct file *file = file_at(env, argv[0], &result);
+    if (!file)
+        return result;
+    struct waiting_engine *engine = take_waiting_engine();
+    struct request *request = request_of(PELTON_FILE_READ, 1, file, NULL);
+    if (!engine || !offset_at(env, argv[1], &offset) || !enif_get_uint64(env, argv[2], &size) || !memory_for(request->parts, size)) {
+        enif_release_resource(request);
+        result = error_of(env, engine ? atom_enomem : atom_of_errno(EMFILE));
+    } else {
+        request->parts->offset = offset;
+        pelton_operation operation = operation_of(request->parts, PELTON_FILE_READ);
+        operation.release = NULL;
+        pelton_file_completion completion = {0};
+        int64_t began_us = now_us();
+        int code = pelton_file_run(engine->handle, &operation, PELTON_FOREVER, &completion);
+        completion.code = code;
+        learn_of_read(file, began_us);
+        result = result_of_run(env, request, &completion);
+    }
+    if (engine)
+        give_back(engine);
+    leave_file(file);
+    return result;
+}
+
 /* file_pread(File, Offset, Size, Ref, Sends) */
 NIF(file_pread)
 {
-    (void)argc;
     ERL_NIF_TERM result;
     uint64_t offset, size;
     if (!offset_at(env, argv[1], &offset) || !enif_get_uint64(env, argv[2], &size))
@@ -94,11 +139,16 @@ NIF(file_pread)
     struct file *file = file_at(env, argv[0], &result);
     if (!file)
         return result;
+    bool sends = enif_is_identical(argv[4], atom_true);
+    if (file->is_regular && size <= NOW_MAX && !sends && atomic_load_explicit(&file->wary, memory_order_relaxed) > 0) {
+        leave_file(file);
+        return enif_schedule_nif(env, "read_now", ERL_NIF_DIRTY_JOB_IO_BOUND, read_now, argc, argv);
+    }
     struct request *request = request_of(PELTON_FILE_READ, 1, file, NULL);
     request->parts->offset = offset;
     if (memory_for(request->parts, size)) {
         pelton_operation operation = operation_of(request->parts, PELTON_FILE_READ);
-        result = ask(env, request, &operation, argv[3], enif_is_identical(argv[4], atom_true));
+        result = ask(env, request, &operation, argv[3], sends);
     } else {
         enif_release_resource(request);
         result = error_of(env, atom_enomem);
@@ -142,7 +192,7 @@ NIF(file_pread_list)
     return result;
 }
 
-static uint64_t bytes_of(const ErlNifIOVec *pieces)
+uint64_t bytes_of_pieces(const ErlNifIOVec *pieces)
 {
     uint64_t bytes = 0;
     for (int i = 0; i < pieces->iovcnt; i++)
@@ -172,7 +222,7 @@ NIF(file_pwrite)
         result = enif_make_badarg(env);
     } else {
         part->offset = offset;
-        part->wanted = bytes_of(pieces);
+        part->wanted = bytes_of_pieces(pieces);
         part->pieces = (struct iovec *)pieces->iov;
         part->pieces_count = pieces->iovcnt;
         pelton_operation operation = operation_of(part, PELTON_FILE_WRITE);
@@ -196,7 +246,7 @@ static int write_list(ErlNifEnv *env, pelton_engine *engine, struct file *file, 
         int code = pelton_file_run(engine, &operation, PELTON_FOREVER, &completion);
         error = completion.error ? completion.error : code ? EIO : 0;
         if (offset != PELTON_CURRENT)
-            offset += bytes_of(pieces);
+            offset += bytes_of_pieces(pieces);
     }
     return error;
 }
@@ -237,6 +287,7 @@ NIF(file_write_now)
             error = write_list(env, engine->handle, file, offset, pair[1]);
     }
     give_back(engine);
+    is_written(file);
     leave_file(file);
     if (error <= 0)
         return error ? enif_make_badarg(env) : atom_ok;
@@ -244,7 +295,7 @@ NIF(file_write_now)
     return error_of(env, is_list ? enif_make_tuple2(env, enif_make_uint(env, done), reason) : reason);
 }
 
-/* file_seek(File, Offset, Whence): 0 the beginning, 1 the position, 2 the end */
+/* file_seek(File, Offset, Whence): 0 the beginning, 1 the position, 2 the end; or `full`: something else is at its position */
 NIF(file_seek)
 {
     (void)argc;
@@ -256,8 +307,13 @@ NIF(file_seek)
     struct file *file = file_at(env, argv[0], &result);
     if (!file)
         return result;
+    if (!begin_move(file)) {
+        leave_file(file);
+        return atom_full;
+    }
     off_t found = lseek(pelton_fd(file->handle), offset, whence == 0 ? SEEK_SET : whence == 1 ? SEEK_CUR : SEEK_END);
     result = found < 0 ? error_of(env, atom_of_errno(errno)) : enif_make_tuple2(env, atom_ok, enif_make_uint64(env, (uint64_t)found));
+    end_move(file);
     leave_file(file);
     return result;
 }
@@ -268,7 +324,7 @@ static ERL_NIF_TERM said(ErlNifEnv *env, struct file *file, int error)
     return error ? error_of(env, atom_of_errno(error)) : atom_ok;
 }
 
-/* file_truncate(File): at its position */
+/* file_truncate(File): at its position; or `full` */
 NIF(file_truncate)
 {
     (void)argc;
@@ -276,9 +332,15 @@ NIF(file_truncate)
     struct file *file = file_at(env, argv[0], &result);
     if (!file)
         return result;
+    if (!begin_move(file)) {
+        leave_file(file);
+        return atom_full;
+    }
     int fd = pelton_fd(file->handle);
     off_t position = lseek(fd, 0, SEEK_CUR);
-    return said(env, file, position < 0 || ftruncate(fd, position) ? errno : 0);
+    int error = position < 0 || ftruncate(fd, position) ? errno : 0;
+    end_move(file);
+    return said(env, file, error);
 }
 
 /* file_advise(File, Offset, Size, Advice) */
@@ -348,6 +410,34 @@ NIF(file_copy)
         operation.bytes = bytes;
         result = ask(env, request, &operation, argv[5], false);
         leave_file(to);
+    }
+    leave_file(file);
+    return result;
+}
+
+/* file_pump(IsReceive, File, Offset, Bytes, End, MessageBytes, Ref) */
+NIF(file_pump)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    uint64_t offset, bytes, message_bytes;
+    bool receives = enif_is_identical(argv[0], atom_true);
+    if (!offset_at(env, argv[2], &offset) || !enif_get_uint64(env, argv[3], &bytes) || !enif_get_uint64(env, argv[5], &message_bytes))
+        return enif_make_badarg(env);
+    struct file *file = file_at(env, argv[1], &result);
+    if (!file)
+        return result;
+    struct end *end;
+    void *channel = lend(env, argv[4], receives, &end, &result);
+    if (channel) {
+        struct request *request = request_of(receives ? PELTON_FILE_RECEIVE : PELTON_FILE_SEND, 1, file, NULL);
+        request->end = end;
+        pelton_operation operation = operation_of(request->parts, request->kind);
+        operation.offset = offset;
+        operation.bytes = bytes;
+        operation.channel = channel;
+        operation.message_bytes = message_bytes;
+        result = ask(env, request, &operation, argv[6], false);
     }
     leave_file(file);
     return result;

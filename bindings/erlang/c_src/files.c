@@ -9,24 +9,53 @@
  * now, and the last of them has it closed if that was asked for meanwhile. */
 #include "files.h"
 #include <sys/stat.h>
+#include <time.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+/* What the page cache has takes less. After a read that took longer, so many fast ones are as well done on a dirty scheduler: even those that
+ * the kernel has read ahead begin the next, and that may wait in the disk's queue for tens of milliseconds. */
+#define SLOW_US 500
+#define WARY_MAX 64
+
 /* ---- Files: who uses them, and their end ---- */
 
-void doom(pelton_file *handle)
+/* Under all->lock. */
+static void list_as_doomed(struct doomed_file *doomed)
+{
+    doomed->next = all->doomed_files;
+    all->doomed_files = doomed;
+}
+
+/* For the list. What is counted is so before the file is forgotten. Under all->lock, or its caller adds it to the list right away. */
+static struct doomed_file *doomed_of(struct file *file, pelton_file *handle)
 {
     struct doomed_file *doomed = enif_alloc(sizeof *doomed);
+    if (!doomed)
+        return NULL;
+    *doomed = (struct doomed_file){.handle = handle};
+    if (file && (doomed->kept = take_kept(file, &doomed->memory)))
+        doomed->goes_on = file->is_regular;
+    return doomed;
+}
+
+void doom_file(struct file *file, pelton_file *handle)
+{
+    struct doomed_file *doomed = doomed_of(file, handle);
     if (!doomed) {
         pelton_close(handle);
         return;
     }
-    doomed->handle = handle;
     enif_mutex_lock(all->lock);
-    doomed->next = all->doomed_files;
-    all->doomed_files = doomed;
+    all->flushes += doomed->goes_on;
+    list_as_doomed(doomed);
     enif_mutex_unlock(all->lock);
     ferry_wake();
+}
+
+void doom(pelton_file *handle)
+{
+    doom_file(NULL, handle);
 }
 
 /* The handle, to whoever is to close it: to one only. */
@@ -40,11 +69,11 @@ void leave_file(struct file *file)
     if (atomic_fetch_sub(&file->users, 1) == (CLOSED | 1)) {
         pelton_file *handle = claim(file);
         if (handle)
-            doom(handle);
+            doom_file(file, handle);
     }
 }
 
-static bool enter_file(struct file *file)
+bool enter_file(struct file *file)
 {
     if (!(atomic_fetch_add(&file->users, 1) & CLOSED))
         return true;
@@ -68,17 +97,19 @@ void unlist(struct file *file)
 /* Cancelling goes through all that an engine has in flight: that is the ferry's. Under the engine's lock. */
 static void give_up(struct request *request)
 {
+    if (request->goes_on)
+        return;
     request->is_given_up = true;
     request->engine->gives_up = true;
 }
 
-void give_up_requests_of(struct file *file)
+void give_up_requests_of(struct file *file, struct end *end)
 {
     for (unsigned i = 0; i < all->engine_count; i++) {
         struct engine *engine = &all->engines[i];
         enif_mutex_lock(engine->lock);
         for (struct request *request = engine->pending; request; request = request->next)
-            if (!file || request->file == file || request->to == file)
+            if ((!file && !end) || (file && (request->file == file || request->to == file)) || (end && request->end == end))
                 give_up(request);
         enif_mutex_unlock(engine->lock);
     }
@@ -127,7 +158,8 @@ static void file_dies(ErlNifEnv *env, void *object)
     bool was_open;
     pelton_file *handle = end_file(file, &was_open);
     if (handle)
-        doom(handle);
+        doom_file(file, handle);
+    free_buffer(file->buffer);
 }
 
 static void owner_is_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor)
@@ -137,9 +169,10 @@ static void owner_is_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMo
     bool was_open;
     pelton_file *handle = end_file(file, &was_open);
     if (was_open && atomic_load(&file->pending))
-        give_up_requests_of(file);
+        give_up_requests_of(file, NULL);
     if (handle)
-        doom(handle);
+        doom_file(file, handle);
+    is_never_due(file);
 }
 
 /* ---- Requests ---- */
@@ -155,6 +188,9 @@ static void request_dies(ErlNifEnv *env, void *object)
         enif_release_binary(&request->text);
     if (request->opened)
         doom(request->opened);
+    free_buffer(request->buffer);
+    if (request->end)
+        take_back(request->end);
     if (request->env)
         enif_free_env(request->env);
     if (request->file)
@@ -214,6 +250,12 @@ static ERL_NIF_TERM build_open(ErlNifEnv *told, ErlNifEnv *env, struct request *
     file->handle = request->opened;
     request->opened = NULL;
     file->is_regular = S_ISREG(found.st_mode);
+    /* Nothing is known of it. */
+    atomic_store(&file->wary, 1);
+    file->buffer = request->buffer;
+    request->buffer = NULL;
+    if (file->buffer)
+        file->buffer->has_position = lseek(pelton_fd(file->handle), 0, SEEK_CUR) >= 0;
     file->owner = request->pid;
     file->has_owner = true;
     enif_mutex_lock(all->lock);
@@ -303,12 +345,28 @@ static void count_pending(struct request *request, int change)
         atomic_fetch_add(&request->to->pending, change);
 }
 
+/* {error, Reason}, or {error, {Count, Reason}} after so many bytes. */
+static ERL_NIF_TERM build_cut_short(ErlNifEnv *env, struct request *request)
+{
+    struct part *part = request->parts;
+    ERL_NIF_TERM reason;
+    if (part->error == ECANCELED && request->end_is_closed)
+        reason = atom_closed;
+    else if (part->code && part->code != PELTON_SYSTEM)
+        reason = atom_of_code(env, part->code);
+    else
+        reason = atom_of_errno(part->error == ECANCELED && was_closed(request) ? EINVAL : part->error);
+    return error_of(env, part->count ? enif_make_tuple2(env, enif_make_uint64(env, part->count), reason) : reason);
+}
+
 /* What came of it, as a term of env; told is the environment of the caller, NULL of the ferry. */
 static ERL_NIF_TERM build(ErlNifEnv *told, ErlNifEnv *env, struct request *request)
 {
     struct part *first = request->parts;
     for (unsigned i = 0; i < request->parts_count; i++) {
         int error = request->parts[i].error;
+        if (error && (request->kind == PELTON_FILE_SEND || request->kind == PELTON_FILE_RECEIVE))
+            return build_cut_short(env, request);
         if (error == ECANCELED && was_closed(request))
             error = EINVAL;
         if (error && !(request->kind == PELTON_FILE_CLOSE && error == EBUSY))
@@ -317,7 +375,13 @@ static ERL_NIF_TERM build(ErlNifEnv *told, ErlNifEnv *env, struct request *reque
     switch (request->kind) {
     case PELTON_FILE_OPEN: return build_open(told, env, request);
     case PELTON_FILE_READ:
-        if (request->is_list) {
+        if (request->fills) {
+            bool has_text = request->has_text;
+            request->has_text = false;
+            if (has_text)
+                return enif_make_tuple2(env, atom_ok, enif_make_binary(env, &request->text));
+            return request->again ? atom_ok : atom_eof;
+        } else if (request->is_list) {
             ERL_NIF_TERM list = enif_make_list(env, 0);
             for (unsigned i = request->parts_count; i-- > 0;)
                 list = enif_make_list_cell(env, build_bytes(env, &request->parts[i]), list);
@@ -326,6 +390,8 @@ static ERL_NIF_TERM build(ErlNifEnv *told, ErlNifEnv *env, struct request *reque
             ERL_NIF_TERM bytes = build_bytes(env, first);
             return enif_is_identical(bytes, atom_eof) ? bytes : enif_make_tuple2(env, atom_ok, bytes);
         }
+    case PELTON_FILE_SEND:
+    case PELTON_FILE_RECEIVE:
     case PELTON_FILE_COPY: return enif_make_tuple2(env, atom_ok, enif_make_uint64(env, first->count));
     case PELTON_FILE_STAT:
     case PELTON_FILE_STAT_LINK: return enif_make_tuple2(env, atom_ok, build_stat(env, &request->stat));
@@ -392,12 +458,22 @@ static void submit(struct engine *engine, const pelton_operation *operations, si
     engine->in_flight += (unsigned)taken;
     for (size_t i = taken; i < count; i++) {
         struct part *part = (struct part *)(uintptr_t)operations[i].token;
+        part->code = code;
         part->error = error;
         part->has_ended = true;
         part->request->left--;
         if (operations[i].release)
             enif_release_resource(part->request);
     }
+}
+
+/* Of what it has, what others wait for is back before it is told. */
+static void has_ended(struct request *request)
+{
+    if (request->end)
+        request->end_is_closed = take_back(request->end);
+    request->end = NULL;
+    buffered_has_ended(request);
 }
 
 static void part_has_ended(ErlNifEnv *told, struct engine *engine, const pelton_file_completion *completion, struct request *own)
@@ -409,6 +485,7 @@ static void part_has_ended(ErlNifEnv *told, struct engine *engine, const pelton_
     /* What was read before an error is answered; the next read tells that. Nothing is asked after a write or a copy. */
     if (completion->code || (completion->error && request->kind != PELTON_FILE_READ))
         part->error = completion->error ? completion->error : EIO;
+    part->code = completion->code;
     if (completion->file)
         request->opened = completion->file;
     if (completion->stat && !part->error)
@@ -422,7 +499,10 @@ static void part_has_ended(ErlNifEnv *told, struct engine *engine, const pelton_
         }
     }
     part->has_ended = true;
-    if (--request->left == 0 && request != own)
+    if (--request->left)
+        return;
+    has_ended(request);
+    if (request != own)
         deliver(told, request);
 }
 
@@ -496,32 +576,77 @@ static struct engine *engine_of_this_thread(int *error)
     return NULL;
 }
 
+int64_t now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+void learn_of_read(struct file *file, int64_t began_us)
+{
+    int wary = atomic_load_explicit(&file->wary, memory_order_relaxed);
+    if (now_us() - began_us > SLOW_US)
+        atomic_store_explicit(&file->wary, WARY_MAX, memory_order_relaxed);
+    else if (wary > 0)
+        atomic_store_explicit(&file->wary, wary - 1, memory_order_relaxed);
+}
+
+ERL_NIF_TERM result_of_run(ErlNifEnv *env, struct request *request, const pelton_file_completion *completion)
+{
+    struct part *part = request->parts;
+    part->count = completion->count;
+    if (completion->code)
+        part->error = completion->error ? completion->error : EIO;
+    ERL_NIF_TERM result = build(env, env, request);
+    enif_release_resource(request);
+    return result;
+}
+
+static void list_as_pending(struct request *request)
+{
+    struct engine *engine = request->engine;
+    request->is_pending = true;
+    request->next = engine->pending;
+    if (request->next)
+        request->next->previous = request;
+    engine->pending = request;
+    count_pending(request, 1);
+}
+
 ERL_NIF_TERM ask(ErlNifEnv *env, struct request *request, const pelton_operation *operations, ERL_NIF_TERM ref, bool sends)
 {
     int error;
     struct engine *engine = engine_of_this_thread(&error);
     if (!engine) {
         bool closes = request->kind == PELTON_FILE_CLOSE;
+        buffered_was_not_asked(request);
         enif_release_resource(request);
         return closes ? atom_full : error_of(env, atom_of_errno(error));
     }
     if (engine->in_flight + request->parts_count > IN_FLIGHT_MAX) {
         enif_mutex_unlock(engine->lock);
+        buffered_was_not_asked(request);
         enif_release_resource(request);
         return atom_full;
     }
     request->engine = engine;
     enif_self(env, &request->pid);
+    int64_t began_us = now_us();
     submit(engine, operations, request->parts_count);
+    if (request->left == 0)
+        has_ended(request);
     take_answers(env, engine, request);
     if (request->left)
         arm(env, engine, request);
     if (request->left == 0 && !sends) {
         enif_mutex_unlock(engine->lock);
-        uint64_t bytes = 0;
-        for (unsigned i = 0; request->kind == PELTON_FILE_READ && i < request->parts_count; i++)
-            bytes += request->parts[i].count;
-        took(env, bytes);
+        /* Twice what it took: as much goes into its memory, and collecting that. */
+        int64_t percent = (now_us() - began_us) / 5;
+        if (percent)
+            enif_consume_timeslice(env, percent > 100 ? 100 : (int)percent);
+        if (request->kind == PELTON_FILE_READ && request->file->is_regular)
+            learn_of_read(request->file, began_us);
         ERL_NIF_TERM result = build(env, env, request);
         enif_release_resource(request);
         return result;
@@ -532,12 +657,9 @@ ERL_NIF_TERM ask(ErlNifEnv *env, struct request *request, const pelton_operation
     if (request->left == 0) {
         deliver(env, request);
     } else {
-        request->is_pending = true;
-        request->next = engine->pending;
-        if (request->next)
-            request->next->previous = request;
-        engine->pending = request;
-        count_pending(request, 1);
+        list_as_pending(request);
+        if (request->kind == PELTON_FILE_READ && request->file->is_regular)
+            atomic_store_explicit(&request->file->wary, WARY_MAX, memory_order_relaxed);
         /* The end of a file's owner is known already, and closes it. */
         struct file *file = request->file;
         if (!file || enif_compare_pids(&file->owner, &request->pid) != 0)
@@ -552,31 +674,59 @@ ERL_NIF_TERM ask(ErlNifEnv *env, struct request *request, const pelton_operation
     return atom_pending;
 }
 
-/* Closes by an engine, for that may wait; nobody is told. False: there is no room for now. */
-static bool close_quietly(pelton_file *handle)
+enum asked ask_quietly(struct request *request, const pelton_operation *operation)
 {
     int error;
     struct engine *engine = engine_of_this_thread(&error);
-    if (!engine) {
-        pelton_close(handle);
-        return true;
-    }
-    bool has_room = engine->in_flight < IN_FLIGHT_MAX;
-    if (has_room) {
-        struct request *request = request_of(PELTON_FILE_CLOSE, 1, NULL, NULL);
+    if (!engine)
+        return NOT_TAKEN;
+    enum asked asked = engine->in_flight < IN_FLIGHT_MAX ? ASKED : NO_ROOM;
+    if (asked == ASKED) {
         request->engine = engine;
-        pelton_operation operation = operation_of(request->parts, PELTON_FILE_CLOSE);
-        operation.file = handle;
-        submit(engine, &operation, 1);
-        if (request->left == 0) {
-            enif_release_resource(request);
-            pelton_close(handle);
-        }
+        submit(engine, operation, 1);
+        asked = request->left ? ASKED : NOT_TAKEN;
+    }
+    if (asked == ASKED) {
+        list_as_pending(request);
         take_answers(NULL, engine, NULL);
         arm(NULL, engine, NULL);
     }
     enif_mutex_unlock(engine->lock);
-    return has_room;
+    return asked;
+}
+
+/* Writes what was kept, and then comes again; or closes: by an engine, for both may wait. False: there is no room for now. */
+static bool close_quietly(struct doomed_file *doomed)
+{
+    struct request *request = request_of(doomed->kept ? PELTON_FILE_WRITE : PELTON_FILE_CLOSE, 1, NULL, NULL);
+    struct part *part = request->parts;
+    if (doomed->kept) {
+        part->memory = doomed->memory;
+        part->has_memory = true;
+        part->piece = (struct iovec){part->memory.data, doomed->kept};
+        part->pieces = &part->piece;
+        part->pieces_count = 1;
+        part->offset = PELTON_CURRENT;
+        request->goes_on = doomed->goes_on;
+        request->opened = doomed->handle;
+    }
+    pelton_operation operation = operation_of(part, request->kind);
+    operation.file = doomed->handle;
+    enum asked asked = ask_quietly(request, &operation);
+    if (asked == ASKED)
+        return true;
+    part->has_memory = asked == NOT_TAKEN && doomed->kept;
+    request->opened = NULL;
+    if (asked == NOT_TAKEN) {
+        /* There is no engine to be had: here and now, so that there is one again. */
+        ssize_t written = doomed->kept ? write(pelton_fd(doomed->handle), doomed->memory.data, doomed->kept) : 0;
+        (void)written;
+        pelton_close(doomed->handle);
+        if (doomed->goes_on)
+            flush_has_ended();
+    }
+    enif_release_resource(request);
+    return asked == NOT_TAKEN;
 }
 
 void files_bury(void)
@@ -589,10 +739,9 @@ void files_bury(void)
         enif_mutex_unlock(all->lock);
         if (!doomed)
             return;
-        if (!close_quietly(doomed->handle)) {
+        if (!close_quietly(doomed)) {
             enif_mutex_lock(all->lock);
-            doomed->next = all->doomed_files;
-            all->doomed_files = doomed;
+            list_as_doomed(doomed);
             enif_mutex_unlock(all->lock);
             return;
         }
@@ -635,17 +784,22 @@ void files_end(void)
         file->next = file->previous = NULL;
         bool was_open;
         pelton_file *handle = end_file(file, &was_open);
-        struct doomed_file *doomed = handle ? enif_alloc(sizeof *doomed) : NULL;
+        struct doomed_file *doomed = handle ? doomed_of(file, handle) : NULL;
         if (doomed) {
-            *doomed = (struct doomed_file){handle, all->doomed_files};
-            all->doomed_files = doomed;
+            all->flushes += doomed->goes_on;
+            list_as_doomed(doomed);
         }
     }
     all->files = NULL;
     struct waiting_engine *waiting = all->waiting_engines;
     all->waiting_engines = NULL;
     enif_mutex_unlock(all->lock);
-    give_up_requests_of(NULL);
+    give_up_requests_of(NULL, NULL);
+    forget_what_is_due();
+    enif_mutex_lock(all->lock);
+    while (all->flushes)
+        enif_cond_wait(all->flushed, all->lock);
+    enif_mutex_unlock(all->lock);
     for (unsigned i = 0; i < all->engine_count; i++) {
         struct engine *engine = &all->engines[i];
         enif_mutex_lock(engine->lock);

@@ -5,6 +5,7 @@
 #include "nif.h"
 
 #define IN_FLIGHT_MAX 4096
+#define PIECES_MAX 1024 /* IOV_MAX */
 #define CLOSED (1u << 31)
 
 struct engine {
@@ -17,15 +18,39 @@ struct engine {
     bool gives_up; /* some that are pending: the ferry cancels them */
 };
 
+/* What delayed_write and read_ahead keep: see buffers.c. */
+struct buffer {
+    ErlNifMutex *lock;
+    bool has_position;
+    bool flushes, fills, moves; /* what is at the file's position just now */
+    ErlNifBinary written;
+    size_t kept;      /* of what was written */
+    size_t write_max; /* fewer are kept, */
+    int64_t delay;    /* for so many milliseconds, */
+    int64_t due;      /* until then */
+    int error;        /* of a flush for which nobody has waited: for who comes next */
+    ErlNifBinary ahead;
+    size_t from, to; /* what is there of it */
+    size_t ahead_max;
+    bool is_stale; /* what is just being read is: something was written meanwhile */
+    /* Under all->lock: */
+    bool is_listed;
+    int64_t listed_due;
+    struct file *next, *previous; /* all->delayed */
+    struct file *next_due;        /* the ferry's */
+};
+
 struct file {
     pelton_file *handle;
     atomic_uint users; /* and CLOSED */
     atomic_flag claimed;
     atomic_int pending; /* requests */
+    atomic_int wary;    /* so many reads more are done on a dirty scheduler: one lately had to wait */
     bool is_regular;
     bool has_owner;
     ErlNifPid owner;
     ErlNifMonitor monitor;
+    struct buffer *buffer; /* NULL: what is written and read goes straight */
     struct file *next, *previous; /* all->files */
 };
 
@@ -36,6 +61,9 @@ struct waiting_engine {
 
 struct doomed_file {
     pelton_file *handle;
+    ErlNifBinary memory;
+    size_t kept; /* so much of that is to be written first, */
+    bool goes_on; /* whatever happens */
     struct doomed_file *next;
 };
 
@@ -45,7 +73,7 @@ struct part {
     bool has_memory;
     bool has_ended;
     bool is_cancelled;
-    int error;
+    int code, error;
     uint64_t wanted, count, offset;
     struct iovec piece;
     struct iovec *pieces;
@@ -56,6 +84,8 @@ struct request {
     struct engine *engine;
     struct request *next, *previous; /* engine->pending */
     struct file *file, *to;
+    struct end *end; /* that is lent to it */
+    bool end_is_closed;
     uint32_t kind;
     bool is_list;
     bool is_pending;
@@ -71,29 +101,62 @@ struct request {
     pelton_stat stat;
     ErlNifBinary text;
     bool has_text;
+    bool flushes, fills; /* a buffer */
+    bool goes_on;        /* and is not given up */
+    bool wants_line, again;
+    size_t before, wanted; /* bytes that are there before what is read; and bytes for who asked */
+    struct buffer *buffer; /* of a file that is opened */
     unsigned parts_count;
     struct part parts[];
 };
 
 /* Enters the file that is the term; NULL: it is closed, and the result says so. */
 struct file *file_at(ErlNifEnv *env, ERL_NIF_TERM term, ERL_NIF_TERM *result);
+bool enter_file(struct file *file);
 void leave_file(struct file *file);
 /* The handle, if it is to be closed now; NULL if that is done already, or by the last of those that are at it. */
 pelton_file *end_file(struct file *file, bool *was_open);
 void unlist(struct file *file);
-/* Has the ferry close it. */
+/* Has the ferry close it; of a file, write what it keeps before. */
 void doom(pelton_file *handle);
-/* Has the ferry cancel what is in flight of a file, or of all. */
-void give_up_requests_of(struct file *file);
+void doom_file(struct file *file, pelton_file *handle);
 
 struct request *request_of(uint32_t kind, unsigned parts, struct file *file, struct file *to);
 pelton_operation operation_of(struct part *part, uint32_t kind);
 /* Asks. Answers the result, if it is there at once and `sends` is not wanted; else `pending`, and it is sent to who calls; or `full`: nothing
  * was asked. Takes over the request. */
 ERL_NIF_TERM ask(ErlNifEnv *env, struct request *request, const pelton_operation *operations, ERL_NIF_TERM ref, bool sends);
+/* Asks, and nobody is told. If it is not asked, the request is still the caller's. */
+enum asked { ASKED, NO_ROOM, NOT_TAKEN };
+enum asked ask_quietly(struct request *request, const pelton_operation *operation);
+/* What came of a request whose first part was run by who calls; it is released. */
+ERL_NIF_TERM result_of_run(ErlNifEnv *env, struct request *request, const pelton_file_completion *completion);
+/* Whether a read, or what began it, took from then until now so long that it cannot have been the page cache. */
+int64_t now_us(void);
+void learn_of_read(struct file *file, int64_t began_us);
+uint64_t bytes_of_pieces(const ErlNifIOVec *pieces);
 
 /* An engine for who waits in what it does, on a dirty scheduler: nobody else's until it is given back. NULL: there is none to be had. */
 struct waiting_engine *take_waiting_engine(void);
 void give_back(struct waiting_engine *engine);
+
+/* buffers.c */
+struct buffer *buffer_of(uint64_t write_max, uint64_t delay, uint64_t ahead_max);
+void free_buffer(struct buffer *buffer);
+/* What was kept, for who has claimed the handle: so many bytes. */
+size_t take_kept(struct file *file, ErlNifBinary *memory);
+/* The ferry need not come any more. */
+void is_never_due(struct file *file);
+void forget_what_is_due(void);
+/* Something was written to it: what was read ahead is read again. */
+void is_written(struct file *file);
+/* Before its position is looked at, and after. False: something else is at it. */
+bool begin_move(struct file *file);
+void end_move(struct file *file);
+/* Of each request that has ended, before it is told; and of one that came to nothing, for now. */
+void buffered_has_ended(struct request *request);
+void buffered_was_not_asked(struct request *request);
+/* One that all->flushes counts has ended. */
+void flush_has_ended(void);
 
 #endif

@@ -81,9 +81,9 @@ static void *ferry(void *argument)
         enif_thread_join(self->before->thread, NULL);
         enif_free(self->before);
     }
-    while (!atomic_load(&self->ends)) {
+    for (int sleep = 0; !atomic_load(&self->ends); sleep = files_flush()) {
         struct epoll_event events[32];
-        int count = epoll_wait(all->epoll, events, 32, -1);
+        int count = epoll_wait(all->epoll, events, 32, sleep);
         for (int i = 0; i < count; i++) {
             enum watched *what = events[i].data.ptr;
             eventfd_t rung;
@@ -133,6 +133,8 @@ static void free_everything(void)
         close(all->bell);
     if (all->lock)
         enif_mutex_destroy(all->lock);
+    if (all->flushed)
+        enif_cond_destroy(all->flushed);
     enif_free(all->engines);
     enif_free(all);
     all = NULL;
@@ -143,12 +145,13 @@ static int begin(unsigned schedulers)
     all = enif_alloc(sizeof *all);
     if (!all)
         return ENOMEM;
-    *all = (struct everything){.layout = LAYOUT, .bell_watched = WATCHED_BELL, .epoll = -1, .bell = -1};
+    *all = (struct everything){.layout = LAYOUT, .bell_watched = WATCHED_BELL, .epoll = -1, .bell = -1, .next_due = INT64_MAX};
     all->lock = enif_mutex_create("pelton_all");
+    all->flushed = enif_cond_create("pelton_flushed");
     all->epoll = epoll_create1(EPOLL_CLOEXEC);
     all->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     all->engine_count = schedulers;
-    if (!all->lock || all->epoll < 0 || all->bell < 0)
+    if (!all->lock || !all->flushed || all->epoll < 0 || all->bell < 0)
         return EMFILE;
     return ferry_watch(all->bell, &all->bell_watched);
 }

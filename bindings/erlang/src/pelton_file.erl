@@ -15,7 +15,7 @@
 %% </ul>
 -module(pelton_file).
 -export([open/2, close/1, read/2, pread/2, pread/3, write/2, pwrite/2, pwrite/3, sync/1, datasync/1, truncate/1, position/2, allocate/3,
-         advise/4, read_line/1, read_handle_info/1, read_handle_info/2]).
+         advise/4, read_line/1, read_handle_info/1, read_handle_info/2, send/5, recv/4]).
 -export([pread_async/2, pread_async/3, pwrite_async/3, sync_async/1, datasync_async/1, await/1, await/2]).
 -export([read_file/1, write_file/2, write_file/3, read_file_info/1, read_file_info/2, read_link_info/1, read_link_info/2,
          write_file_info/2, write_file_info/3, list_dir/1, list_dir_all/1, del_file/1, delete/1, del_dir/1, rename/2, copy/2, copy/3,
@@ -36,6 +36,8 @@
 -type accessed() :: undefined | file:date_time() | integer().
 
 -define(HANDLE(File, Form), #file_descriptor{module = ?MODULE, data = {File, Form}}).
+%% With delayed_write or read_ahead.
+-define(BUFFERED(File, Form), #file_descriptor{module = ?MODULE, data = {File, Form, buffered}}).
 
 %% What the system takes as a place in a file.
 -define(IS_PLACE(Offset), Offset >= 0, Offset < 1 bsl 63).
@@ -46,7 +48,11 @@
 -define(LIST_MAX, 256).
 %% Up to here a write to a regular file waits on a dirty scheduler: it is sooner done than told. What is larger goes to the ring.
 -define(NOW_BYTES_MAX, 262144).
--define(PIECES_MAX, 1024).
+-define(PIECES_MAX, 1023).
+%% What buffers have if nobody says otherwise, in bytes and milliseconds; and what is as good as no end.
+-define(BUFFER_BYTES, 65536).
+-define(DELAY, 2000).
+-define(NO_END, 1 bsl 40).
 
 %% The functions of the NIF that have a number.
 -define(SYNC, 0).
@@ -64,10 +70,16 @@
 -define(READ_LINK, 8).
 -define(MKDIR, 9).
 
+-define(NO_BUFFERS, {0, 0, 0}).
+
 %% ---- Open files ----
 
-%% @doc Opens a file, as {@link file:open/2} does with `raw'. `delayed_write' and `read_ahead' are taken, and do nothing: writes are seen
-%% at once. Neither `compressed', `ram' nor an encoding but `latin1' is to be had: `{error, badarg}'.
+%% @doc Opens a file, as {@link file:open/2} does with `raw'. Neither `compressed', `ram' nor an encoding but `latin1' is to be had:
+%% `{error, badarg}'.
+%%
+%% `delayed_write' and `read_ahead' are as there. What was written is also flushed when the owner ends and when the application stops; of a handle that
+%% is forgotten, when its time has come. An error that nobody has waited for is what the next operation answers, which is not done then; or
+%% {@link close/1}, which closes all the same.
 -spec open(name(), [mode()]) -> {ok, handle()} | {error, reason()}.
 open(Name, Modes) when is_list(Modes) ->
     case {path(Name), modes(Modes, 0, list)} of
@@ -75,7 +87,9 @@ open(Name, Modes) when is_list(Modes) ->
         {_, error} -> {error, badarg};
         {Path, {Flags, Form}} ->
             ok = prepare(Modes),
-            case open_path(Path, Flags) of
+            Buffers = lists:foldl(fun buffers/2, ?NO_BUFFERS, Modes),
+            case open_path(Path, Flags, Buffers) of
+                {ok, File, _Size} when element(1, Buffers) + element(3, Buffers) > 0 -> {ok, ?BUFFERED(File, Form)};
                 {ok, File, _Size} -> {ok, ?HANDLE(File, Form)};
                 {error, _} = Error -> Error
             end
@@ -93,7 +107,16 @@ open(_Name, _Modes) ->
 -define(DIRECTORY, 128).
 
 open_path(Path, Flags) ->
-    ask(fun(Ref) -> pelton_nif:file_open(Path, Flags, Flags band ?DIRECTORY =/= 0, Ref) end).
+    open_path(Path, Flags, ?NO_BUFFERS).
+
+open_path(Path, Flags, Buffers) ->
+    ask(fun(Ref) -> pelton_nif:file_open(Path, Flags, Flags band ?DIRECTORY =/= 0, Buffers, Ref) end).
+
+buffers(delayed_write, {_, _, Ahead}) -> {?BUFFER_BYTES, ?DELAY, Ahead};
+buffers({delayed_write, Size, Delay}, {_, _, Ahead}) -> {min(Size, ?NO_END), min(Delay, ?NO_END), Ahead};
+buffers(read_ahead, {Size, Delay, _}) -> {Size, Delay, ?BUFFER_BYTES};
+buffers({read_ahead, Ahead}, {Size, Delay, _}) -> {Size, Delay, min(Ahead, ?NO_END)};
+buffers(_, Buffers) -> Buffers.
 
 modes([], Flags, Form) ->
     case Flags band (?READ bor ?WRITE) of
@@ -143,7 +166,41 @@ prepare(Modes) ->
 %% @doc Closes it. What other processes wait for with it ends: `{error, einval}'.
 -spec close(handle()) -> ok | {error, reason()}.
 close(?HANDLE(File, _)) ->
-    ask(fun(Ref) -> pelton_nif:file_close(File, Ref) end).
+    ask(fun(Ref) -> pelton_nif:file_close(File, Ref) end);
+close(?BUFFERED(File, Form)) ->
+    Flushed = flush(File),
+    Closed = close(?HANDLE(File, Form)),
+    if Flushed =:= ok -> Closed; true -> Flushed end.
+
+%% What was written is so indeed.
+flush(File) ->
+    ask(fun(Ref) -> pelton_nif:buffer_flush(File, Ref) end).
+
+%% What is not done by a buffer comes after what was written.
+unbuffered(Function, Handle, Arguments) ->
+    case Handle of
+        ?BUFFERED(_, _) -> flushed(Handle, fun(Plain) -> apply(?MODULE, Function, [Plain | Arguments]) end);
+        _ -> {error, badarg}
+    end.
+
+flushed(?BUFFERED(File, Form), Fun) ->
+    case flush(File) of
+        ok -> Fun(?HANDLE(File, Form));
+        Error -> Error
+    end;
+flushed(Handle, Fun) ->
+    Fun(Handle).
+
+buffer_read(File, Size, Form) ->
+    case ask(fun(Ref) -> pelton_nif:buffer_read(File, Size, Ref) end) of
+        ok -> buffer_read(File, Size, Form);
+        flush ->
+            case flush(File) of
+                ok -> buffer_read(File, Size, Form);
+                Error -> Error
+            end;
+        Result -> formed(Result, Form)
+    end.
 
 %% @doc Reads so many bytes, or as many as there are, from the file's position on, which moves.
 -spec read(handle(), non_neg_integer()) -> {ok, string() | binary()} | eof | {error, reason()}.
@@ -151,8 +208,10 @@ read(?HANDLE(File, Form), Size) when is_integer(Size), Size >= 0 ->
     if ?IS_PLACE(Size) -> pread_1(File, undefined, Size, Form);
        true -> {error, einval}
     end;
-read(_, _) ->
-    {error, badarg}.
+read(?BUFFERED(File, Form), Size) when is_integer(Size), ?IS_PLACE(Size) ->
+    buffer_read(File, Size, Form);
+read(Handle, Size) ->
+    unbuffered(read, Handle, [Size]).
 
 %% @doc Reads at a place. The file's position stays where it is.
 -spec pread(handle(), location(), non_neg_integer()) -> {ok, string() | binary()} | eof | {error, reason()}.
@@ -162,8 +221,8 @@ pread(?HANDLE(File, Form), Offset, Size) when is_integer(Offset), is_integer(Siz
     end;
 pread(Handle, {bof, Offset}, Size) when is_integer(Offset) ->
     pread(Handle, Offset, Size);
-pread(_, _, _) ->
-    {error, badarg}.
+pread(Handle, Offset, Size) ->
+    unbuffered(pread, Handle, [Offset, Size]).
 
 pread_1(File, Offset, Size, Form) ->
     Ref = make_ref(),
@@ -178,6 +237,8 @@ read_line(?HANDLE(File, Form)) ->
     %% Of what has no position, nothing can be given back.
     Step = case pelton_nif:file_seek(File, 0, 1) of {ok, _} -> 256; _ -> 1 end,
     formed(read_line_1(File, Step, <<>>), Form);
+read_line(?BUFFERED(File, Form)) ->
+    buffer_read(File, line, Form);
 read_line(_) ->
     {error, badarg}.
 
@@ -217,8 +278,8 @@ pread(?HANDLE(File, Form), Places) when is_list(Places) ->
         {ok, _} when Mistake =/= none -> {error, Mistake};
         Result -> formed(Result, Form)
     end;
-pread(_, _) ->
-    {error, badarg}.
+pread(Handle, Places) ->
+    unbuffered(pread, Handle, [Places]).
 
 %% Those before the first that cannot be, and what is wrong with that.
 places([{{bof, Offset}, Size} | Rest], Done) -> places([{Offset, Size} | Rest], Done);
@@ -245,6 +306,12 @@ first(Count, List) -> lists:split(Count, List).
 -spec write(handle(), iodata()) -> ok | {error, reason()}.
 write(?HANDLE(File, _), Data) ->
     write_1(File, undefined, Data);
+write(?BUFFERED(File, _), Data) ->
+    case if is_binary(Data), Data =/= <<>> -> [Data]; true -> pieces(Data) end of
+        error -> {error, badarg};
+        [] -> ok;
+        Pieces -> Few = few(Pieces), ask(fun(Ref) -> pelton_nif:buffer_write(File, Few, Ref) end)
+    end;
 write(_, _) ->
     {error, badarg}.
 
@@ -256,8 +323,11 @@ pwrite(?HANDLE(File, _), Offset, Data) when is_integer(Offset) ->
     end;
 pwrite(Handle, {bof, Offset}, Data) when is_integer(Offset) ->
     pwrite(Handle, Offset, Data);
-pwrite(_, _, _) ->
-    {error, badarg}.
+pwrite(Handle, Offset, Data) ->
+    case pieces(Data) of
+        error -> {error, badarg};
+        Pieces -> unbuffered(pwrite, Handle, [Offset, Pieces])
+    end.
 
 write_1(File, Offset, Data) when is_binary(Data), byte_size(Data) =< ?NOW_BYTES_MAX, Data =/= <<>> ->
     write_now(File, Offset, [Data]);
@@ -298,8 +368,8 @@ pwrite(?HANDLE(File, _), Places) when is_list(Places) ->
         ok -> {error, {length(Good), Mistake}};
         Error -> Error
     end;
-pwrite(_, _) ->
-    {error, badarg}.
+pwrite(Handle, Places) ->
+    unbuffered(pwrite, Handle, [Places]).
 
 %% Those before the first that cannot be, and what is wrong with that.
 writes([{{bof, Offset}, Data} | Rest], Done) -> writes([{Offset, Data} | Rest], Done);
@@ -316,22 +386,34 @@ writes(_, Done) -> {lists:reverse(Done), badarg}.
 -spec sync(handle()) -> ok | {error, reason()}.
 sync(?HANDLE(File, _)) ->
     ask(fun(Ref) -> pelton_nif:file_do(?SYNC, File, Ref, false) end);
-sync(_) ->
-    {error, badarg}.
+sync(Handle) ->
+    unbuffered(sync, Handle, []).
 
 %% @doc Has what was written on the disk, and what is needed to read it: fdatasync.
 -spec datasync(handle()) -> ok | {error, reason()}.
 datasync(?HANDLE(File, _)) ->
     ask(fun(Ref) -> pelton_nif:file_do(?DATASYNC, File, Ref, false) end);
-datasync(_) ->
-    {error, badarg}.
+datasync(Handle) ->
+    unbuffered(datasync, Handle, []).
 
 %% @doc Cuts the file at its position.
 -spec truncate(handle()) -> ok | {error, reason()}.
 truncate(?HANDLE(File, _)) ->
-    pelton_nif:file_truncate(File);
-truncate(_) ->
-    {error, badarg}.
+    after_others(File, fun() -> pelton_nif:file_truncate(File) end);
+truncate(Handle) ->
+    unbuffered(truncate, Handle, []).
+
+%% What moves the position does that when nothing else is at it.
+after_others(File, Move) ->
+    case Move() of
+        full ->
+            rest_a_while(),
+            case flush(File) of
+                ok -> after_others(File, Move);
+                Error -> Error
+            end;
+        Result -> Result
+    end.
 
 %% @doc Moves the file's position, and answers where it is then.
 -spec position(handle(), location()) -> {ok, non_neg_integer()} | {error, reason()}.
@@ -346,12 +428,12 @@ position(?HANDLE(File, _), Location) ->
         eof -> seek(File, 0, 2);
         _ -> {error, badarg}
     end;
-position(_, _) ->
-    {error, badarg}.
+position(Handle, Location) ->
+    unbuffered(position, Handle, [Location]).
 
 seek(_File, Offset, _) when Offset >= 1 bsl 63; Offset < -1 bsl 63 -> {error, badarg};
 seek(_File, Offset, 0) when Offset < 0 -> {error, einval};
-seek(File, Offset, Whence) -> pelton_nif:file_seek(File, Offset, Whence).
+seek(File, Offset, Whence) -> after_others(File, fun() -> pelton_nif:file_seek(File, Offset, Whence) end).
 
 %% @doc Sets disk aside for a range, and makes the file as long as that.
 -spec allocate(handle(), non_neg_integer(), non_neg_integer()) -> ok | {error, reason()}.
@@ -359,8 +441,8 @@ allocate(?HANDLE(File, _), Offset, Size) when is_integer(Offset), Offset >= 0, i
     if ?IS_PLACE(Offset), ?IS_PLACE(Size) -> pelton_nif:file_allocate(File, Offset, Size);
        true -> {error, einval}
     end;
-allocate(_, _, _) ->
-    {error, badarg}.
+allocate(Handle, Offset, Size) ->
+    unbuffered(allocate, Handle, [Offset, Size]).
 
 %% @doc Says how a range is going to be used.
 -spec advise(handle(), integer(), integer(), normal | sequential | random | no_reuse | will_need | dont_need) -> ok | {error, reason()}.
@@ -370,8 +452,8 @@ advise(?HANDLE(File, _), Offset, Size, Advice) when is_integer(Offset), is_integ
         _ when Offset < 0; Offset >= 1 bsl 63; Size < 0; Size >= 1 bsl 63 -> {error, einval};
         Number -> pelton_nif:file_advise(File, Offset, Size, Number)
     end;
-advise(_, _, _, _) ->
-    {error, badarg}.
+advise(Handle, Offset, Size, Advice) ->
+    unbuffered(advise, Handle, [Offset, Size, Advice]).
 
 advice(normal) -> 0;
 advice(sequential) -> 1;
@@ -390,6 +472,15 @@ pread_async(?HANDLE(File, _) = Handle, Offset, Size) ->
     case pelton_nif:file_pread(File, Offset, Size, Ref, true) of
         full -> rest_a_while(), pread_async(Handle, Offset, Size);
         Answer -> told(Answer, Ref, false)
+    end;
+pread_async(Handle, Offset, Size) ->
+    unbuffered_async(pread_async, Handle, [Offset, Size]).
+
+%% What was written is waited for.
+unbuffered_async(Function, ?BUFFERED(_, _) = Handle, Arguments) ->
+    case unbuffered(Function, Handle, Arguments) of
+        {error, _} = Error -> told(Error, make_ref(), false);
+        Ref -> Ref
     end.
 
 %% @doc As {@link pread/2}, without waiting, of at most 256 places.
@@ -399,7 +490,9 @@ pread_async(?HANDLE(File, _) = Handle, Places) ->
     case pelton_nif:file_pread_list(File, Places, Ref, true) of
         full -> rest_a_while(), pread_async(Handle, Places);
         Answer -> told(Answer, Ref, false)
-    end.
+    end;
+pread_async(Handle, Places) ->
+    unbuffered_async(pread_async, Handle, [Places]).
 
 %% @doc As {@link pwrite/3}, without waiting.
 -spec pwrite_async(handle(), non_neg_integer(), iodata()) -> reference().
@@ -408,20 +501,24 @@ pwrite_async(?HANDLE(File, _) = Handle, Offset, Data) ->
     case pelton_nif:file_pwrite(File, Offset, few(erlang:iolist_to_iovec(Data)), Ref, true) of
         full -> rest_a_while(), pwrite_async(Handle, Offset, Data);
         Answer -> told(Answer, Ref, false)
-    end.
+    end;
+pwrite_async(Handle, Offset, Data) ->
+    unbuffered_async(pwrite_async, Handle, [Offset, Data]).
 
 %% @doc As {@link sync/1}, without waiting.
 -spec sync_async(handle()) -> reference().
-sync_async(Handle) -> do_async(?SYNC, Handle).
+sync_async(?HANDLE(File, _)) -> do_async(?SYNC, File);
+sync_async(Handle) -> unbuffered_async(sync_async, Handle, []).
 
 %% @doc As {@link datasync/1}, without waiting.
 -spec datasync_async(handle()) -> reference().
-datasync_async(Handle) -> do_async(?DATASYNC, Handle).
+datasync_async(?HANDLE(File, _)) -> do_async(?DATASYNC, File);
+datasync_async(Handle) -> unbuffered_async(datasync_async, Handle, []).
 
-do_async(Kind, ?HANDLE(File, _) = Handle) ->
+do_async(Kind, File) ->
     Ref = make_ref(),
     case pelton_nif:file_do(Kind, File, Ref, true) of
-        full -> rest_a_while(), do_async(Kind, Handle);
+        full -> rest_a_while(), do_async(Kind, File);
         Answer -> told(Answer, Ref, false)
     end.
 
@@ -542,6 +639,33 @@ info_of(Ask, Options) ->
             end
     end.
 
+%% @doc Sends so many bytes of the file, from a place on, or all there are, by a sender of {@link pelton}, as messages of `MessageBytes', the last of what
+%% is left: read straight into the channel, without a binary. Waits for room. Answers how many bytes went, fewer than were wanted where the file
+%% ends; `{error, {Count, Reason}}': after so many. Meanwhile the sender is this operation's: `{error, lent}' for anybody else.
+-spec send(handle(), pelton:'end'(), non_neg_integer(), non_neg_integer() | infinity, pos_integer()) ->
+          {ok, non_neg_integer()} | {error, atom() | {pos_integer(), atom()}}.
+send(?HANDLE(File, _), Sender, Offset, Bytes, MessageBytes) when is_integer(MessageBytes), MessageBytes > 0 ->
+    pump(false, File, Sender, Offset, Bytes, MessageBytes);
+send(Handle, Sender, Offset, Bytes, MessageBytes) ->
+    unbuffered(send, Handle, [Sender, Offset, Bytes, MessageBytes]).
+
+%% @doc Writes messages that a passive receiver of {@link pelton} has, one behind the other, from a place in the file on, straight from the channel: until
+%% the next is more than is left of so many bytes, and stays to be received; with `infinity' until the sender has closed. Waits for messages. As {@link send/5}.
+-spec recv(handle(), pelton:'end'(), non_neg_integer(), non_neg_integer() | infinity) ->
+          {ok, non_neg_integer()} | {error, atom() | {pos_integer(), atom()}}.
+recv(?HANDLE(File, _), Receiver, Offset, Bytes) ->
+    pump(true, File, Receiver, Offset, Bytes, 0);
+recv(Handle, Receiver, Offset, Bytes) ->
+    unbuffered(recv, Handle, [Receiver, Offset, Bytes]).
+
+pump(IsReceive, File, End, Offset, infinity, MessageBytes) ->
+    pump(IsReceive, File, End, Offset, 1 bsl 62, MessageBytes);
+pump(IsReceive, File, End, Offset, Bytes, MessageBytes)
+  when is_integer(Offset), ?IS_PLACE(Offset), is_integer(Bytes), ?IS_PLACE(Bytes), MessageBytes < 1 bsl 63 ->
+    ask(fun(Ref) -> pelton_nif:file_pump(IsReceive, File, Offset, Bytes, End, MessageBytes, Ref) end);
+pump(_, _, _, _, _, _) ->
+    {error, badarg}.
+
 %% @equiv read_handle_info(Handle, [])
 -spec read_handle_info(handle()) -> {ok, file:file_info()} | {error, reason()}.
 read_handle_info(Handle) -> read_handle_info(Handle, []).
@@ -550,8 +674,8 @@ read_handle_info(Handle) -> read_handle_info(Handle, []).
 -spec read_handle_info(handle(), [info_option()]) -> {ok, file:file_info()} | {error, reason()}.
 read_handle_info(?HANDLE(File, _), Options) ->
     info_of(fun() -> ask(fun(Ref) -> pelton_nif:file_do(?FSTAT, File, Ref, false) end) end, Options);
-read_handle_info(_, _) ->
-    {error, badarg}.
+read_handle_info(Handle, Options) ->
+    unbuffered(read_handle_info, Handle, [Options]).
 
 %% Which device it is, if it is one: pelton does not ask that.
 device(device, Name) ->
@@ -731,19 +855,22 @@ copy(From, To) -> copy(From, To, infinity).
           {ok, non_neg_integer()} | {error, reason()}.
 copy(From, To, Bytes) when Bytes =:= infinity; is_integer(Bytes), Bytes >= 0 ->
     with_handle(From, read, fun(FromHandle) ->
-        with_handle(To, write, fun(ToHandle) -> copy_1(FromHandle, ToHandle, Bytes) end)
+        with_handle(To, write, fun(ToHandle) ->
+            %% When both are open.
+            flushed(FromHandle, fun(FromPlain) -> flushed(ToHandle, fun(ToPlain) -> copy_1(FromPlain, ToPlain, Bytes) end) end)
+        end)
     end);
 copy(_, _, _) ->
     {error, badarg}.
 
 copy_1(?HANDLE(From, _) = FromHandle, ?HANDLE(To, _) = ToHandle, Bytes) ->
     Most = if Bytes =:= infinity -> 1 bsl 62; true -> min(Bytes, 1 bsl 62) end,
-    case {pelton_nif:file_seek(From, 0, 1), pelton_nif:file_seek(To, 0, 1)} of
+    case {seek(From, 0, 1), seek(To, 0, 1)} of
         {{ok, FromOffset}, {ok, ToOffset}} ->
             case ask(fun(Ref) -> pelton_nif:file_copy(From, FromOffset, To, ToOffset, Most, Ref) end) of
                 {ok, Count} ->
-                    {ok, _} = pelton_nif:file_seek(From, FromOffset + Count, 0),
-                    {ok, _} = pelton_nif:file_seek(To, ToOffset + Count, 0),
+                    {ok, _} = seek(From, FromOffset + Count, 0),
+                    {ok, _} = seek(To, ToOffset + Count, 0),
                     {ok, Count};
                 %% The kernel does not where it is appended, nor within one place of a file; or the file is not open for that.
                 {error, Reason} when Reason =:= ebadf; Reason =:= einval -> by_turns(FromHandle, ToHandle, Most, 0);
@@ -770,6 +897,7 @@ by_turns(?HANDLE(File, _) = From, To, Left, Done) ->
     end.
 
 with_handle(?HANDLE(_, _) = Handle, _Mode, Fun) -> Fun(Handle);
+with_handle(?BUFFERED(_, _) = Handle, _Mode, Fun) -> Fun(Handle);
 with_handle({Name, Modes}, Mode, Fun) when is_list(Modes) -> with_open(Name, [Mode, binary, {mailbox, unchanged} | Modes], Fun);
 with_handle(Name, Mode, Fun) -> with_open(Name, [Mode, binary, {mailbox, unchanged}], Fun).
 

@@ -1,11 +1,11 @@
 %% @private What c_src has. Its functions answer at once; `pending': the result comes as `{pelton, Ref, Result}'. `full': nothing was asked.
 -module(pelton_nif).
 -export([end_all/0]).
--export([file_open/4, file_close/2, file_pread/5, file_pread_list/4, file_pwrite/5, file_write_now/3, file_seek/3, file_truncate/1,
-         file_advise/4, file_allocate/3, file_do/4, file_copy/6, path_do/6]).
+-export([file_open/5, file_close/2, file_pread/5, file_pread_list/4, file_pwrite/5, file_write_now/3, file_seek/3, file_truncate/1,
+         file_advise/4, file_allocate/3, file_do/4, file_copy/6, path_do/6, file_pump/7, buffer_write/3, buffer_flush/2, buffer_read/3]).
 -export([end_open/4, end_close/1, end_send/3, end_send_large/3, end_receive/2, end_set/4, end_give/2, end_call/4, end_call_large/4,
          end_cancel/2, end_reply/3, end_reply_large/3]).
--export_type([file/0, path/0, answer/1, 'end'/0, responder/0]).
+-export_type([file/0, path/0, buffers/0, answer/1, 'end'/0, responder/0]).
 -on_load(load/0).
 
 -type file() :: reference().
@@ -14,6 +14,7 @@
 -type responder() :: reference().
 -type told(Result) :: Result | full | {error, atom()}.
 -type offset() :: non_neg_integer() | undefined.
+-type buffers() :: {WriteMax :: non_neg_integer(), Delay :: non_neg_integer(), AheadMax :: non_neg_integer()}.
 -type answer(Result) :: Result | pending | full | {error, file:posix() | badarg}.
 
 load() ->
@@ -27,8 +28,8 @@ load() ->
 -spec end_all() -> ok.
 end_all() -> not_loaded().
 
--spec file_open(path(), non_neg_integer(), boolean(), reference()) -> answer({ok, file(), non_neg_integer()}).
-file_open(_Path, _Flags, _MayBeDirectory, _Ref) -> not_loaded().
+-spec file_open(path(), non_neg_integer(), boolean(), buffers(), reference()) -> answer({ok, file(), non_neg_integer()}).
+file_open(_Path, _Flags, _MayBeDirectory, _Buffers, _Ref) -> not_loaded().
 
 -spec file_close(file(), reference()) -> answer(ok).
 file_close(_File, _Ref) -> not_loaded().
@@ -46,10 +47,10 @@ file_pwrite(_File, _Offset, _Data, _Ref, _Sends) -> not_loaded().
                     (file(), list, [{offset(), [binary()]}]) -> ok | {error, file:posix() | {non_neg_integer(), file:posix()}}.
 file_write_now(_File, _Offset, _Data) -> not_loaded().
 
--spec file_seek(file(), integer(), 0..2) -> {ok, non_neg_integer()} | {error, file:posix()}.
+-spec file_seek(file(), integer(), 0..2) -> {ok, non_neg_integer()} | full | {error, file:posix()}.
 file_seek(_File, _Offset, _Whence) -> not_loaded().
 
--spec file_truncate(file()) -> ok | {error, file:posix()}.
+-spec file_truncate(file()) -> ok | full | {error, file:posix()}.
 file_truncate(_File) -> not_loaded().
 
 -spec file_advise(file(), integer(), integer(), 0..5) -> ok | {error, file:posix()}.
@@ -67,6 +68,19 @@ file_copy(_From, _FromOffset, _To, _ToOffset, _Bytes, _Ref) -> not_loaded().
 -spec path_do(0..9, path(), path() | undefined, integer() | undefined, integer() | undefined, reference()) ->
           answer(ok | {ok, tuple() | binary()}).
 path_do(_Kind, _Path, _Other, _Accessed, _Modified, _Ref) -> not_loaded().
+
+-spec file_pump(boolean(), file(), non_neg_integer(), non_neg_integer(), 'end'(), non_neg_integer(), reference()) ->
+          answer({ok, non_neg_integer()}) | {error, atom() | {pos_integer(), atom()}}.
+file_pump(_IsReceive, _File, _Offset, _Bytes, _End, _MessageBytes, _Ref) -> not_loaded().
+
+-spec buffer_write(file(), [binary()], reference()) -> answer(ok).
+buffer_write(_File, _Data, _Ref) -> not_loaded().
+
+-spec buffer_flush(file(), reference()) -> answer(ok).
+buffer_flush(_File, _Ref) -> not_loaded().
+
+-spec buffer_read(file(), non_neg_integer() | line, reference()) -> answer({ok, binary()} | eof | ok | flush).
+buffer_read(_File, _Size, _Ref) -> not_loaded().
 
 -spec end_open(0..3, binary(), tuple(), reference()) -> pending | {error, {atom(), binary()}}.
 end_open(_Kind, _Name, _Numbers, _Ref) -> not_loaded().

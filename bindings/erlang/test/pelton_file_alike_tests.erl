@@ -62,17 +62,23 @@ offset() ->
 size() ->
     case rand:uniform(30) of
         1 -> beyond();
-        _ -> element(rand:uniform(4), {1, rand:uniform(100), rand:uniform(10000), rand:uniform(400000)})
+        _ -> amount()
     end.
+amount() -> element(rand:uniform(4), {1, rand:uniform(100), rand:uniform(10000), rand:uniform(400000)}).
 %% What no 64 bits with a sign have.
 beyond() -> element(rand:uniform(2), {1 bsl 63, 5 + (1 bsl 64)}).
 data() ->
+    case rand:uniform(5) of
+        5 -> "not \x{263a} bytes";
+        _ -> bytes()
+    end.
+bytes() ->
     case rand:uniform(5) of
         1 -> "";
         2 -> rand:bytes(rand:uniform(100));
         3 -> [rand:bytes(rand:uniform(1000)), [$a, "bc"], <<"d">>];
         4 -> rand:bytes(rand:uniform(300000));
-        5 -> "not \x{263a} bytes"
+        5 -> ["a line\n", rand:bytes(rand:uniform(20)), "\r\nand\n\n"]
     end.
 location() ->
     case rand:uniform(8) of
@@ -86,40 +92,48 @@ location() ->
         8 -> element(rand:uniform(5), {-3, -beyond() - 1, beyond(), {cur, beyond()}, {eof, -beyond() - 1}})
     end.
 modes() -> [Mode || Mode <- [read, write, append, exclusive, binary, sync, directory], rand:uniform(10) =< weight(Mode)].
+%% Of a handle; what is delayed is so for longer than the test takes.
+buffers() ->
+    [Mode || Mode <- [{delayed_write, rand:uniform(3000) - 1, 3600000}, element(rand:uniform(2), {read_ahead, {read_ahead, rand:uniform(2000)}})],
+             rand:uniform(3) =:= 1].
 weight(read) -> 8;
 weight(write) -> 6;
 weight(binary) -> 7;
 weight(_) -> 1.
 
-operation([]) -> element(rand:uniform(2), {{open, rand:uniform(4), name(), modes()}, by_name()});
+operation([]) -> element(rand:uniform(2), {{open, rand:uniform(4), name(), modes() ++ buffers()}, by_name()});
 operation(Files) ->
     File = lists:nth(rand:uniform(length(Files)), Files),
     case rand:uniform(23) of
-        1 -> {open, rand:uniform(4), name(), modes()};
+        1 -> {open, rand:uniform(4), name(), modes() ++ buffers()};
         2 -> by_name();
         3 -> by_name();
         4 -> by_name();
         5 -> {close, File};
-        6 -> {on, File, read, [size()]};
-        7 -> {on, File, read, [size()]};
-        8 -> {on, File, pread, [number(offset()), size()]};
+        6 -> {stream, File, [streaming() || _ <- lists:seq(1, rand:uniform(8))]};
+        7 -> {stream, File, [streaming() || _ <- lists:seq(1, rand:uniform(8))]};
+        8 -> {on, File, read, [beyond()]};
         9 -> {on, File, pread, [number(offset()), size()]};
         10 -> {on, File, pread, [[{number(offset()), size()} || _ <- lists:seq(1, rand:uniform(5))]]};
         11 -> {on, File, write, [data()]};
         12 -> {on, File, write, [data()]};
         13 -> {on, File, pwrite, [number(offset()), data()]};
         14 -> {on, File, pwrite, [number(offset()), data()]};
-        15 -> {on, File, pwrite, [[{number(offset()), data()} || _ <- lists:seq(1, rand:uniform(5))]]};
+        15 -> {on, File, pwrite, [[{number(offset()), bytes()} || _ <- lists:seq(1, rand:uniform(5))]]};
         16 -> {on, File, position, [location()]};
         17 -> {on, File, position, [location()]};
         18 -> {on, File, truncate, []};
         19 -> {on, File, element(rand:uniform(2), {sync, datasync}), []};
         20 -> element(rand:uniform(2), {{on, File, allocate, [rand:uniform(1000), element(rand:uniform(4), {1, rand:uniform(1000), rand:uniform(1000), beyond()})]},
                                         {on, File, advise, [number(offset()), 0, element(rand:uniform(3), {normal, will_need, nonsense})]}});
-        21 -> {line, File};
-        22 -> {line, File};
+        21 -> {stream, File, [{read_line, []}]};
+        22 -> {stream, File, [{read_line, []} || _ <- lists:seq(1, rand:uniform(8))]};
         23 -> {copy, File, without_append(with_modes(name())), rand:uniform(1000) - 1}
     end.
+
+%% What is at the file's position. Where a read fails, `file' forgets what it had read ahead.
+streaming() ->
+    element(rand:uniform(6), {{read, [amount()]}, {read, [amount()]}, {read, [rand:uniform(100)]}, {read_line, []}, {write, [data()]}, {truncate, []}}).
 
 %% `file' with raw takes no other.
 number({bof, Offset}) -> Offset;
@@ -171,15 +185,15 @@ do({close, Number}, {Module, Directory, Files}) ->
     {{Module:close(File), Module:close(File)}, {Module, Directory, Rest}};
 do({on, Number, Function, Arguments}, {Module, _, Files} = Side) ->
     {outcome(fun() -> apply(Module, Function, [maps:get(Number, Files) | Arguments]) end), Side};
-%% `file' keeps what it has read beyond the line, whatever is written there meanwhile, until it looks where it is.
-do({line, Number}, {Module, _, Files} = Side) ->
+%% `file' keeps what it has read ahead, whatever is written there meanwhile, until it looks where it is.
+do({stream, Number, Operations}, {Module, _, Files} = Side) ->
     File = maps:get(Number, Files),
-    {[Module:read_line(File), Module:position(File, cur)], Side};
+    {[outcome(fun() -> apply(Module, Function, [File | Arguments]) end) || {Function, Arguments} <- Operations ++ [{position, [cur]}]], Side};
 do({copy, From, To, Bytes}, {Module, Directory, Files} = Side) ->
     %% Of a directory's handle the kernel says something else than what reading it says.
     case outcome(fun() -> Module:copy(maps:get(From, Files), path(Directory, To), Bytes) end) of
         {error, Reason} when Reason =:= eisdir; Reason =:= einval -> {error, Side};
-        Result -> {Result, Side}
+        Result -> {{Result, Module:position(maps:get(From, Files), cur)}, Side}
     end;
 do({named, Function, Names, Arguments}, {Module, Directory, _} = Side) ->
     %% The module that is compared has no del_file.

@@ -1,6 +1,6 @@
 %% What pelton_file promises beyond doing what `file' does, which pelton_file_alike_tests compares.
 -module(pelton_file_tests).
--export([place/0, remove/1, eventually/1, upgrade/1, delete/1, leave_in_flight/1, copy_with_limit/1]).
+-export([place/0, remove/1, eventually/1, upgrade/1, delete/1, leave_in_flight/1, copy_with_limit/1, leave_delayed/1]).
 -include_lib("eunit/include/eunit.hrl").
 -include_lib("kernel/include/file.hrl").
 
@@ -36,7 +36,15 @@ tests() ->
      {a_copy_begins_at_the_positions, fun a_copy_begins_at_the_positions/1},
      {a_copy_is_appended, fun a_copy_is_appended/1},
      {a_copy_tells_that_there_is_no_room, fun a_copy_tells_that_there_is_no_room/1},
-     {a_copy_ends_with_either_file, fun a_copy_ends_with_either_file/1}].
+     {a_copy_ends_with_either_file, fun a_copy_ends_with_either_file/1},
+     {an_error_in_the_middle_is_told, fun an_error_in_the_middle_is_told/1},
+     {what_is_delayed_is_written_in_time, fun what_is_delayed_is_written_in_time/1},
+     {what_is_delayed_is_written_whoever_ends, fun what_is_delayed_is_written_whoever_ends/1},
+     {an_error_of_a_delayed_write_is_told_once, fun an_error_of_a_delayed_write_is_told_once/1},
+     {what_was_read_ahead_is_where_the_file_is, fun what_was_read_ahead_is_where_the_file_is/1},
+     {many_processes_share_a_buffer, fun many_processes_share_a_buffer/1},
+     {a_pipe_has_buffers_too, fun a_pipe_has_buffers_too/1},
+     {buffered_files_leave_nothing, fun buffered_files_leave_nothing/1}].
 
 what_is_written_is_read(Place) ->
     {ok, File} = pelton_file:open(Place("a"), [read, write, binary]),
@@ -434,6 +442,230 @@ a_copy_ends_with_either_file(Place) ->
          Closed =:= to andalso pelton_file:write(Fifo, "x"),
          receive {'DOWN', Monitor, process, Pid, Result} -> ?assertEqual({error, einval}, Result) end
      end || Closed <- [from, to]].
+
+%% Above this node's stack there is nothing.
+an_error_in_the_middle_is_told(Place) ->
+    {ok, Maps} = file:read_file("/proc/self/maps"),
+    [Stack] = [Line || Line <- binary:split(Maps, <<"\n">>, [global]), binary:match(Line, <<"[stack]">>) =/= nomatch],
+    [_, To] = binary:split(hd(binary:split(Stack, <<" ">>)), <<"-">>),
+    End = binary_to_integer(To, 16),
+    [begin
+         {ok, File} = pelton_file:open("/proc/self/mem", [read, binary | Modes]),
+         {ok, _} = pelton_file:position(File, End - 4096),
+         ?assertMatch({ok, <<_:4096/binary>>}, pelton_file:read(File, 8192)),
+         ?assertEqual({error, eio}, pelton_file:read(File, 1)),
+         {ok, _} = pelton_file:position(File, End - 4096),
+         ?assertEqual({error, eio}, pelton_file:copy(File, Place("a"))),
+         ?assertMatch({ok, [<<_:4096/binary>>]}, pelton_file:pread(File, [{End - 4096, 8192}])),
+         ?assertEqual({error, eio}, pelton_file:pread(File, [{End - 4096, 8192}, {End, 1}])),
+         ok = pelton_file:close(File)
+     end || Modes <- [[], [read_ahead]]],
+    ?assertEqual(file:read_file("/proc/self/mem"), pelton_file:read_file("/proc/self/mem")).
+
+%% ---- delayed_write and read_ahead ----
+
+what_is_delayed_is_written_in_time(Place) ->
+    Name = Place("a"),
+    {ok, File} = pelton_file:open(Name, [write, read, binary, {delayed_write, 100, 3600000}]),
+    Is = fun(Bytes) -> ?assertEqual({ok, Bytes}, file:read_file(Name)) end,
+    ok = pelton_file:write(File, ["he", <<"llo">>]),
+    ok = pelton_file:write(File, " world"),
+    Is(<<>>),
+    %% Any other operation comes after it.
+    ?assertEqual({ok, <<"hello">>}, pelton_file:pread(File, 0, 5)),
+    Is(<<"hello world">>),
+    [begin
+         ok = pelton_file:write(File, <<I>>),
+         Function(),
+         {ok, Found} = file:read_file(Name),
+         ?assertEqual(I, binary:last(Found))
+     end || {I, Function} <- lists:enumerate(
+         [fun() -> pelton_file:sync(File) end, fun() -> pelton_file:datasync(File) end, fun() -> pelton_file:position(File, cur) end,
+          fun() -> pelton_file:read(File, 1) end, fun() -> pelton_file:read_line(File) end, fun() -> pelton_file:truncate(File) end,
+          fun() -> pelton_file:read_file_info(File) end, fun() -> pelton_file:advise(File, 0, 0, normal) end,
+          fun() -> pelton_file:pwrite(File, 0, "H") end, fun() -> pelton_file:pread(File, [{0, 1}]) end,
+          fun() -> pelton_file:await(pelton_file:pread_async(File, 0, 1)) end, fun() -> pelton_file:await(pelton_file:sync_async(File)) end,
+          fun() -> pelton_file:copy(File, Place("b")) end])],
+    ok = pelton_file:truncate(File),
+    {ok, Before} = file:read_file(Name),
+    %% So much is there: together 100.
+    ok = pelton_file:write(File, binary:copy(<<"x">>, 99)),
+    Is(Before),
+    ok = pelton_file:write(File, "x"),
+    Is(<<Before/binary, (binary:copy(<<"x">>, 100))/binary>>),
+    %% More than fits, of many pieces; what is kept comes first.
+    Large = [rand:bytes(I) || I <- lists:seq(1, 3000)],
+    ok = pelton_file:write(File, "before"),
+    ok = pelton_file:write(File, Large),
+    Is(iolist_to_binary([Before, binary:copy(<<"x">>, 100), "before", Large])),
+    ok = pelton_file:write(File, "after"),
+    ok = pelton_file:close(File),
+    {ok, Whole} = file:read_file(Name),
+    ?assertEqual(<<"after">>, binary:part(Whole, byte_size(Whole), -5)),
+    %% By time alone, each anew.
+    {ok, Soon} = pelton_file:open(Name, [write, {delayed_write, 100, 20}]),
+    [begin
+         ok = pelton_file:write(Soon, <<I>>),
+         eventually(fun() -> {ok, Found} = file:read_file(Name), byte_size(Found) =:= I end)
+     end || I <- lists:seq(1, 5)],
+    %% 64 KiB and two seconds.
+    {ok, Default} = pelton_file:open(Name, [write, delayed_write]),
+    ok = pelton_file:write(Default, binary:copy(<<"y">>, 65536)),
+    ?assertMatch({ok, <<_:65536/binary>>}, file:read_file(Name)),
+    ok = pelton_file:write(Default, "z"),
+    eventually(fun() -> {ok, Found} = file:read_file(Name), byte_size(Found) =:= 65537 end).
+
+what_is_delayed_is_written_whoever_ends(Place) ->
+    Name = Place("a"),
+    Open = fun() -> pelton_file:open(Name, [write, {delayed_write, 1000000, 3600000}]) end,
+    Is = fun(Bytes) -> eventually(fun() -> file:read_file(Name) =:= {ok, Bytes} end) end,
+    in_process(fun() -> {ok, File} = Open(), ok = pelton_file:write(File, "of who ends") end),
+    Is(<<"of who ends">>),
+    Killed = spawn(fun() -> {ok, File} = Open(), ok = pelton_file:write(File, "of who is killed"), receive stop -> ok end end),
+    eventually(fun() -> waits(Killed) end),
+    exit(Killed, kill),
+    Is(<<"of who is killed">>),
+    %% A handle that nobody has is flushed in its time, and closed.
+    {ok, Forgotten} = pelton_file:open(Name, [write, {delayed_write, 100, 100}]),
+    ok = pelton_file:write(Forgotten, "forgotten"),
+    Is(<<"forgotten">>),
+    eventually(fun() -> erlang:garbage_collect(), opened(Name) =:= 0 end),
+    %% When the application has stopped, all is written.
+    {ok, _} = application:ensure_all_started(pelton),
+    Files = [begin {ok, File} = pelton_file:open(Place(integer_to_list(I)), [write, {delayed_write, 1000000, 3600000}]),
+                   ok = pelton_file:write(File, binary:copy(<<I>>, 500000)), File end || I <- lists:seq(1, 20)],
+    ok = application:stop(pelton),
+    [?assertEqual({ok, binary:copy(<<I>>, 500000)}, file:read_file(Place(integer_to_list(I)))) || I <- lists:seq(1, 20)],
+    ?assertEqual([{error, einval}], lists:usort([pelton_file:write(File, "x") || File <- Files])),
+    %% Also that of a node.
+    Peer = peer(),
+    Monitor = monitor(process, Peer),
+    ok = peer:call(Peer, ?MODULE, leave_delayed, [Place("node")], 60000),
+    ok = peer:call(Peer, init, stop, []),
+    receive {'DOWN', Monitor, process, Peer, _} -> ok after 60000 -> error(it_does_not_stop) end,
+    ?assertEqual({ok, <<"delayed">>}, file:read_file(Place("node"))).
+
+leave_delayed(Name) ->
+    {ok, _} = application:ensure_all_started(pelton),
+    Test = self(),
+    Pid = spawn(fun() ->
+        {ok, File} = pelton_file:open(Name, [write, {delayed_write, 1000, 3600000}]),
+        Test ! {self(), pelton_file:write(File, "delayed")},
+        receive stop -> ok end
+    end),
+    receive {Pid, Result} -> Result end.
+
+an_error_of_a_delayed_write_is_told_once(_Place) ->
+    Full = fun(Delay) -> {ok, File} = pelton_file:open("/dev/full", [read, write, binary, {delayed_write, 100, Delay}]), File end,
+    Later = Full(3600000),
+    ok = pelton_file:write(Later, "x"),
+    ?assertEqual({error, enospc}, pelton_file:position(Later, cur)),
+    ?assertMatch({ok, _}, pelton_file:position(Later, cur)),
+    ?assertEqual({error, enospc}, pelton_file:write(Later, binary:copy(<<"x">>, 100))),
+    ok = pelton_file:write(Later, "x"),
+    %% It is closed all the same.
+    ?assertEqual({error, enospc}, pelton_file:close(Later)),
+    ?assertEqual({error, einval}, pelton_file:close(Later)),
+    %% One for which nobody has waited: each kind of operation tells it, once.
+    [begin
+         Soon = Full(1),
+         ok = pelton_file:write(Soon, "x"),
+         eventually(fun() -> Function(Soon) =:= {error, enospc} end),
+         pelton_file:close(Soon)
+     end || Function <- [fun(File) -> timer:sleep(10), pelton_file:write(File, "y") end, fun pelton_file:sync/1, fun(File) -> pelton_file:read(File, 1) end,
+                         fun(File) -> pelton_file:pread(File, 0, 1) end]],
+    Last = Full(1),
+    ok = pelton_file:write(Last, "x"),
+    eventually(fun() -> {error, enospc} =:= pelton_file:close(Last) end).
+
+what_was_read_ahead_is_where_the_file_is(Place) ->
+    Name = Place("a"),
+    ok = pelton_file:write_file(Name, "0123456789"),
+    {ok, File} = pelton_file:open(Name, [read, write, binary, read_ahead]),
+    ?assertEqual({ok, <<"01">>}, pelton_file:read(File, 2)),
+    %% It is not read again,
+    ok = file:write_file(Name, "abcdefghij"),
+    ?assertEqual({ok, <<"23">>}, pelton_file:read(File, 2)),
+    %% but when it was written by the handle, wherever that was.
+    ok = pelton_file:pwrite(File, 9, "J"),
+    ?assertEqual({ok, <<"ef">>}, pelton_file:read(File, 2)),
+    ok = pelton_file:write(File, "GH"),
+    ?assertEqual({ok, <<"iJ">>}, pelton_file:read(File, 100)),
+    ?assertEqual(eof, pelton_file:read(File, 1)),
+    ok = pelton_file:await(pelton_file:pwrite_async(File, 10, "kl")),
+    ?assertEqual({ok, <<"k">>}, pelton_file:read(File, 1)),
+    ok = pelton_file:await(pelton_file:pwrite_async(File, 11, "L")),
+    ?assertEqual({ok, <<"L">>}, pelton_file:read(File, 1)),
+    ?assertEqual({ok, 12}, pelton_file:position(File, cur)),
+    {ok, 3} = pelton_file:position(File, 3),
+    ?assertEqual({ok, <<"d">>}, pelton_file:read(File, 1)),
+    ok = pelton_file:truncate(File),
+    ?assertEqual({ok, <<"abcd">>}, file:read_file(Name)),
+    %% Large ones, of which the smaller part is copied, and a line of many fills.
+    Line = binary:copy(<<"line">>, 100000),
+    Bytes = <<(rand:bytes(300000))/binary, "\n", Line/binary, "\r\nend">>,
+    ok = file:write_file(Name, Bytes),
+    {ok, 0} = pelton_file:position(File, 0),
+    ?assertEqual({ok, binary:part(Bytes, 0, 300001)}, pelton_file:read(File, 300001)),
+    ?assertEqual({ok, <<Line/binary, "\n">>}, pelton_file:read_line(File)),
+    ?assertEqual({ok, <<"end">>}, pelton_file:read_line(File)),
+    ?assertEqual(eof, pelton_file:read_line(File)).
+
+%% Each line is one write, and is read once.
+many_processes_share_a_buffer(Place) ->
+    {ok, File} = pelton_file:open(Place("a"), [read, write, binary, {delayed_write, 1000, 1}, read_ahead]),
+    Count = 1000,
+    Each = fun(Fun) ->
+        Pids = [spawn_monitor(fun() -> exit({told, Fun(I)}) end) || I <- lists:seq(1, 8)],
+        [receive {'DOWN', Monitor, process, Pid, {told, Told}} -> Told end || {Pid, Monitor} <- Pids]
+    end,
+    Lines = fun(I) -> [io_lib:format("~b-~b ~s~n", [I, J, lists:duplicate(J rem 50, $x)]) || J <- lists:seq(1, Count)] end,
+    Each(fun(I) -> [ok = pelton_file:write(File, Line) || Line <- Lines(I)] end),
+    {ok, 0} = pelton_file:position(File, 0),
+    Read = Each(fun(_) -> (fun More() -> case pelton_file:read_line(File) of {ok, Line} -> [Line | More()]; eof -> [] end end)() end),
+    Wanted = [iolist_to_binary(Line) || I <- lists:seq(1, 8), Line <- Lines(I)],
+    ?assertEqual(lists:sort(Wanted), lists:sort(lists:append(Read))),
+    ok = pelton_file:close(File).
+
+a_pipe_has_buffers_too(Place) ->
+    {ok, File} = pelton_file:open(fifo(Place), [read, write, binary, {delayed_write, 100, 3600000}, read_ahead]),
+    {Pid, Monitor} = spawn_monitor(fun() -> exit([pelton_file:read_line(File), pelton_file:read(File, 2), pelton_file:read(File, 2)]) end),
+    eventually(fun() -> waits(Pid) end),
+    ok = pelton_file:write(File, "li"),
+    ok = pelton_file:write(File, "ne\nabcd"),
+    ?assertEqual({error, einval}, pelton_file:sync(File)),
+    receive {'DOWN', Monitor, process, Pid, Read} -> ?assertEqual([{ok, <<"line\n">>}, {ok, <<"ab">>}, {ok, <<"cd">>}], Read) end,
+    %% Who waits is told when it is closed; who waits for room is given up.
+    Waiting = [spawn_monitor(Fun) || Fun <- [fun() -> exit(pelton_file:read(File, 1)) end]],
+    eventually(fun() -> lists:all(fun({Waits, _}) -> waits(Waits) end, Waiting) end),
+    ok = pelton_file:close(File),
+    [receive {'DOWN', Closed, process, Waits, Result} -> ?assertEqual({error, einval}, Result) end || {Waits, Closed} <- Waiting],
+    %% It is full.
+    {ok, Full} = pelton_file:open(fifo(Place), [read, write, binary, {delayed_write, 100, 3600000}]),
+    {Writer, Gone} = spawn_monitor(fun() -> exit(pelton_file:write(Full, binary:copy(<<"x">>, 1000000))) end),
+    eventually(fun() -> waits(Writer) end),
+    exit(Writer, kill),
+    receive {'DOWN', Gone, process, Writer, killed} -> ok end,
+    ok = pelton_file:close(Full),
+    eventually(fun() -> opened(fifo(Place)) =:= 0 end).
+
+buffered_files_leave_nothing(Place) ->
+    Round = fun(Count) ->
+        lists:foreach(fun(I) ->
+            {ok, File} = pelton_file:open(Place("a"), [read, write, binary, {delayed_write, 1000, 3600000}, read_ahead]),
+            ok = pelton_file:write(File, <<I:64>>),
+            I rem 2 =:= 0 andalso ({ok, _} = pelton_file:pread(File, 0, 8)),
+            I rem 3 =:= 0 andalso pelton_file:read(File, 1),
+            ok = pelton_file:close(File)
+        end, lists:seq(1, Count)),
+        erlang:garbage_collect()
+    end,
+    Round(2000),
+    {Descriptors, Memory} = {descriptors(), resident()},
+    Round(8000),
+    eventually(fun() -> descriptors() =< Descriptors end),
+    %% 64 KiB are kept by each as long as it is open.
+    ?assert(resident() - Memory < 64 bsl 20).
 
 %% Every receive for a result begins behind the messages that were there before, as the compiler tells.
 the_receive_does_not_look_at_the_mailbox_test_() ->

@@ -12,6 +12,7 @@ tests() ->
     [{messages_come_whole_and_in_order, fun messages_come_whole_and_in_order/1},
      {a_full_lane_makes_the_sender_wait, fun a_full_lane_makes_the_sender_wait/1},
      {nobody_who_waits_for_room_is_forgotten, fun nobody_who_waits_for_room_is_forgotten/1},
+     {nobody_who_waits_for_a_message_is_forgotten, fun nobody_who_waits_for_a_message_is_forgotten/1},
      {large_messages_give_their_room_back, fun large_messages_give_their_room_back/1},
      {held_messages_are_whole, fun held_messages_are_whole/1},
      {held_messages_do_not_change, fun held_messages_do_not_change/1},
@@ -32,6 +33,8 @@ tests() ->
      {a_service_that_ends_fails_its_calls, fun a_service_that_ends_fails_its_calls/1},
      {the_command_sends_and_receives, fun the_command_sends_and_receives/1},
      {the_command_serves_and_calls, fun the_command_serves_and_calls/1},
+     {a_file_goes_to_the_command_and_comes_from_it, fun a_file_goes_to_the_command_and_comes_from_it/1},
+     {what_is_lent_to_a_file_comes_back, fun what_is_lent_to_a_file_comes_back/1},
      {nothing_is_left_open, fun nothing_is_left_open/1}].
 
 name(Place) -> ["unix:", Place("socket")].
@@ -106,6 +109,33 @@ nobody_who_waits_for_room_is_forgotten(Place) ->
     ?assertEqual(lists:seq(5, 30), [I || <<I:32, _:32000>> <- Received, I > 0]),
     Opener ! stop.
 
+%% One waits for a message, another takes one just when it comes, and then no more.
+nobody_who_waits_for_a_message_is_forgotten(Place) ->
+    {Receiver, Sender} = channel(Place, []),
+    Test = self(),
+    Waits = fun Waits(Pid) -> process_info(Pid, status) =:= {status, waiting} orelse begin erlang:yield(), Waits(Pid) end end,
+    Polls = fun Polls() ->
+        case pelton:recv(Receiver, 0) of
+            {ok, Message} -> Message;
+            {error, timeout} -> receive stop -> nothing after 0 -> Polls() end
+        end
+    end,
+    [begin
+         {Waiting, Told} = spawn_monitor(fun() -> exit(pelton:recv(Receiver, 60000)) end),
+         true = Waits(Waiting),
+         {Polling, Taken} = spawn_monitor(fun() -> Test ! polls, exit(Polls()) end),
+         receive polls -> ok end,
+         ok = pelton:send(Sender, <<1>>),
+         receive
+             {'DOWN', Taken, process, Polling, <<1>>} ->
+                 ok = pelton:send(Sender, <<2>>),
+                 receive {'DOWN', Told, process, Waiting, Result} -> ?assertEqual({ok, <<2>>}, Result) end;
+             {'DOWN', Told, process, Waiting, {ok, <<1>>}} ->
+                 Polling ! stop,
+                 receive {'DOWN', Taken, process, Polling, Nothing} -> ?assertEqual(nothing, Nothing) end
+         end
+     end || _ <- lists:seq(1, 500)].
+
 %% To a process that collects its garbage seldom.
 large_messages_give_their_room_back(Place) ->
     {ok, Receiver} = pelton:open(receiver, name(Place), []),
@@ -155,31 +185,31 @@ opened_when_let_go_of(Name, Left) ->
         {error, {role_taken, _}} when Left > 0 -> timer:sleep(50), opened_when_let_go_of(Name, Left - 1)
     end.
 
-%% Who sends faster than the receiver is told.
+%% What is read is told before all that waits to be received is. Ten times is for a test that is kept from running.
 a_flood_does_not_hold_up_a_file(Place) ->
     "" = os:cmd("mkfifo " ++ Place("fifo")),
     {ok, File} = pelton_file:open(Place("fifo"), [read, write, binary]),
-    Drain = fun Drain() -> receive {pelton, _, _} -> Drain(); stop -> ok end end,
-    Owner = spawn_link(fun() ->
-        {ok, Receiver} = pelton:open(receiver, name(Place), [{active, true}]),
-        Drain(),
-        pelton:close(Receiver)
-    end),
+    {ok, Fifo} = file:open(Place("fifo"), [raw, read, write]),
+    {Receiver, Sender} = channel(Place, []),
+    ?assert(lists:any(fun(_) -> is_told_meanwhile(File, Fifo, Receiver, Sender) end, lists:seq(1, 10))).
+
+is_told_meanwhile(File, Fifo, Receiver, Sender) ->
     Test = self(),
-    Senders = [spawn_link(fun() ->
-        {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}]),
-        Flood = fun Flood(0) -> Test ! {flows, self()}, Flood(-1);
-                    Flood(I) -> receive stop -> ok after 0 -> ok = pelton:send(Sender, <<0:800>>), Flood(I - 1) end
-                end,
-        Flood(20000)
-    end) || _ <- "12"],
-    [receive {flows, Pid} -> ok end || Pid <- Senders],
-    Reads = [spawn_monitor(fun() -> exit(pelton_file:read(File, 1)) end) || _ <- "123"],
-    [pelton_file_tests:eventually(fun() -> process_info(Pid, status) =:= {status, waiting} end) || {Pid, _} <- Reads],
-    ok = file:write_file(Place("fifo"), "xxx", [raw]),
-    Told = [receive {'DOWN', Monitor, process, Pid, Result} -> Result after 60000 -> nothing end || {Pid, Monitor} <- Reads],
-    [begin unlink(Pid), exit(Pid, kill) end || Pid <- [Owner | Senders]],
-    ?assertEqual([{ok, <<"x">>} || _ <- Reads], Told).
+    Count = 200000,
+    [ok = pelton:send(Sender, <<1>>) || _ <- lists:seq(1, Count)],
+    Reader = spawn_link(fun() -> Test ! {told, pelton_file:read(File, 1)} end),
+    pelton_file_tests:eventually(fun() -> process_info(Reader, status) =:= {status, waiting} end),
+    ok = pelton:setopts(Receiver, [{active, true}]),
+    Next = fun() -> receive {pelton, Receiver, <<1>>} -> ok after 60000 -> error(nothing_came) end end,
+    Next(),
+    ok = file:write(Fifo, "x"),
+    Left = (fun Until(0) -> 0;
+                Until(N) -> receive {told, Read} -> Test ! {told, Read}, N; {pelton, Receiver, <<1>>} -> Until(N - 1) end
+            end)(Count - 1),
+    [Next() || _ <- lists:seq(1, Left)],
+    receive {told, Result} -> ?assertEqual({ok, <<"x">>}, Result) end,
+    ok = pelton:setopts(Receiver, [{active, false}]),
+    Left > 0.
 
 a_mistaken_option_opens_nothing(Place) ->
     [?assertError(_, pelton:open(receiver, name(Place), [Option]))
@@ -340,6 +370,95 @@ the_command_serves_and_calls(Place) ->
     after
         os:cmd("kill " ++ integer_to_list(Pid))
     end.
+
+a_file_goes_to_the_command_and_comes_from_it(Place) ->
+    Tool = tool(),
+    Bytes = rand:bytes(3000001),
+    ok = file:write_file(Place("from"), Bytes),
+    {ok, From} = pelton_file:open(Place("from"), [read, binary]),
+    Port = open_port({spawn_executable, Tool},
+        [{args, ["recv", iolist_to_binary(name(Place)), "--frame", "len32"]}, exit_status, binary, stderr_to_stdout]),
+    {ok, Sender} = pelton:open(sender, name(Place), [{timeout, 30000}, {capacity, 1 bsl 20}]),
+    ?assertEqual({ok, 1000000}, pelton_file:send(From, Sender, 0, 1000000, 10000)),
+    ok = pelton:send(Sender, "between"),
+    ?assertEqual({ok, 2000001}, pelton_file:send(From, Sender, 1000000, infinity, 9000)),
+    ok = pelton:close(Sender),
+    {0, Framed} = said(Port, []),
+    {First, [<<"between">> | Rest]} = lists:split(100, [Message || <<Size:32/little, Message:Size/binary>> <= Framed]),
+    ?assertEqual({[10000], [9000]}, {lists:usort([byte_size(One) || One <- First]), lists:usort([byte_size(One) || One <- lists:droplast(Rest)])}),
+    ?assert(iolist_to_binary([First, Rest]) =:= Bytes),
+    %% And back. What is too large for what is wanted stays.
+    Lines = [integer_to_list(I) || I <- lists:seq(1, 5000)],
+    ok = file:write_file(Place("lines"), [[Line, $\n] || Line <- Lines ++ ["stays"]]),
+    Wanted = iolist_to_binary(Lines),
+    Name = ["unix:", Place("other")],
+    {ok, Receiver} = pelton:open(receiver, Name),
+    {Sends, Monitor} = spawn_monitor(fun() -> exit(os:cmd([Tool, " send ", Name, " < ", Place("lines"), " 2>&1"])) end),
+    {ok, To} = pelton_file:open(Place("to"), [read, write, binary, delayed_write, read_ahead]),
+    ok = pelton_file:write(To, "begin"),
+    ?assertEqual({ok, byte_size(Wanted)}, pelton_file:recv(To, Receiver, 5, byte_size(Wanted) + 4)),
+    ?assertEqual({ok, <<"stays">>}, pelton:recv(Receiver, 30000)),
+    receive {'DOWN', Monitor, process, Sends, Said} -> ?assertEqual("", Said) end,
+    ?assertEqual({ok, <<"begin", Wanted/binary>>}, pelton_file:pread(To, 0, 100000)).
+
+what_is_lent_to_a_file_comes_back(Place) ->
+    {Receiver, Sender} = channel(Place, []),
+    {ok, File} = pelton_file:open(Place("file"), [read, write, binary]),
+    ok = pelton_file:pwrite(File, 0, binary:copy(<<"x">>, 1000)),
+    IsLent = fun() -> pelton:recv(Receiver, 0) =:= {error, lent} end,
+    Lend = fun(Fun, Is) ->
+        {Pid, Monitor} = spawn_monitor(fun() -> exit(Fun()) end),
+        pelton_file_tests:eventually(Is),
+        {Pid, Monitor}
+    end,
+    Told = fun({Pid, Monitor}) -> receive {'DOWN', Monitor, process, Pid, Reason} -> Reason after 60000 -> nothing end end,
+    Receives = fun() -> pelton_file:recv(File, Receiver, 0, 1000) end,
+    %% Nobody else has it meanwhile; one who is killed gives it back.
+    {Killed, _} = Lend(Receives, IsLent),
+    ?assertEqual({error, lent}, Receives()),
+    exit(Killed, kill),
+    pelton_file_tests:eventually(fun() -> pelton:recv(Receiver, 0) =:= {error, timeout} end),
+    %% A process that waits for a message has it afterwards.
+    Ended = Lend(fun() -> pelton_file:recv(File, Receiver, 0, 3) end, IsLent),
+    ok = pelton:send(Sender, "abc"),
+    ?assertEqual({ok, 3}, Told(Ended)),
+    ok = pelton:send(Sender, "def"),
+    ?assertEqual({ok, <<"def">>}, pelton:recv(Receiver, 30000)),
+    ?assertEqual({ok, <<"abcx">>}, pelton_file:pread(File, 0, 4)),
+    %% What cannot be written stays.
+    ok = pelton:send(Sender, "ghi"),
+    {ok, Reads} = pelton_file:open(Place("file"), [read]),
+    ?assertEqual({error, ebadf}, pelton_file:recv(Reads, Receiver, 0, 3)),
+    ?assertEqual({ok, <<"ghi">>}, pelton:recv(Receiver, 30000)),
+    %% Not of an active one, nor one that is something else.
+    ok = pelton:setopts(Receiver, [{active, true}]),
+    ?assertEqual({error, einval}, Receives()),
+    ok = pelton:setopts(Receiver, [{active, false}]),
+    ?assertError(badarg, pelton_file:recv(File, Sender, 0, 1)),
+    %% What is closed ends it: the file, the end, or the end's owner.
+    {ok, Other} = pelton_file:open(Place("other"), [write]),
+    OfFile = Lend(fun() -> pelton_file:recv(Other, Receiver, 0, 1000) end, IsLent),
+    ok = pelton_file:close(Other),
+    ?assertEqual({error, einval}, Told(OfFile)),
+    pelton_file_tests:eventually(fun() -> not IsLent() end),
+    OfEnd = Lend(Receives, IsLent),
+    ok = pelton:close(Receiver),
+    ?assertEqual({error, closed}, Told(OfEnd)),
+    ?assertEqual({error, closed}, pelton:recv(Receiver, 0)),
+    %% The name is free. A sender that waits for room, and goes with its owner.
+    {ok, _} = pelton:open(receiver, name(Place)),
+    Test = self(),
+    Owner = spawn(fun() ->
+        {Held, There} = channel(fun(Name) -> Place("second-" ++ Name) end, [{capacity, 65536}]),
+        Test ! {ends, Held, There},
+        receive stop -> ok end
+    end),
+    {_, There} = receive {ends, Held, Sends} -> {Held, Sends} end,
+    ok = pelton_file:pwrite(File, 0, binary:copy(<<"y">>, 100 bsl 20)),
+    Full = Lend(fun() -> pelton_file:send(File, There, 0, infinity, 1000) end, fun() -> pelton:send(There, "x", 0) =:= {error, lent} end),
+    exit(Owner, kill),
+    ?assertMatch({error, _}, Told(Full)),
+    pelton_file_tests:eventually(fun() -> pelton:send(There, "x", 0) =:= {error, closed} end).
 
 nothing_is_left_open(Place) ->
     {Receiver, Sender} = channel(Place, []),
