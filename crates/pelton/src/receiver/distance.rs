@@ -39,7 +39,11 @@ enum Phase {
     /// The rate as it is.
     Measuring(Moment),
     /// And at another level, to be compared with that.
-    Trying { since: Moment, from: usize, before: Rate },
+    Trying {
+        since: Moment,
+        from: usize,
+        before: Rate,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -140,7 +144,7 @@ impl Distance {
         let longest = PATIENCE_MAX[usize::from(self.level > 0)];
         self.patience = if has_paid { 0 } else { (self.patience + 1).min(longest) };
         self.phase = Phase::Rest;
-        self.left = LEVELS[self.level].1 * REST << self.patience;
+        self.left = (LEVELS[self.level].1 * REST) << self.patience;
     }
 }
 
