@@ -73,7 +73,18 @@ pub(crate) use by_size;
 
 /// One process's part in a stream.
 pub fn part<B: Batched>(job: &Job) -> Result<()> {
+    // Before the two meet, or the other side's words would be that this one is gone.
+    of_one_size(job)?;
     by_size!(job, sized, B)
+}
+
+fn of_one_size(job: &Job) -> Result<()> {
+    ensure!(
+        job.sizes.is_fixed() && job.sizes.min >= 8,
+        "found messages of {} bytes, wanted one size of 8 or more: each is given its number in place",
+        job.sizes
+    );
+    Ok(())
 }
 
 fn sized<const SIZE: usize, B: Batched>(job: &Job) -> Result<()> {
@@ -126,11 +137,7 @@ fn copy_sized<const SIZE: usize>(to: &mut [u8], from: &[u8]) {
 pub fn all_sent<const SIZE: usize, S: SendingBatches>(
     job: &Job,
 ) -> Result<impl FnMut(&mut S, u64) -> Result<()> + Send + use<SIZE, S>> {
-    ensure!(
-        job.sizes.is_fixed() && job.sizes.min >= 8,
-        "found messages of {} bytes, wanted one size of 8 or more: each is given its number in place",
-        job.sizes
-    );
+    of_one_size(job)?;
     let [pattern, _] = buffers(job.sizes.max as usize);
     Ok(move |sending: &mut S, count: u64| {
         let mut n = 0;

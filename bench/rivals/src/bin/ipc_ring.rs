@@ -4,7 +4,7 @@
 //! `try_push` first and `push` without a deadline when that finds the ring full, `pop` without a deadline (`--wait block`, its best here,
 //! too: its own benchmark's loops). `--wait spin` calls `try_push` and `try_pop` again and again. The writer makes the ring and the reader opens it: made
 //! aside and moved to its place, since `RingReader::open` maps as much as there is when it looks, and of a ring that is being made that may be nothing: then
-//! what it reads behind that ends it (SIGSEGV or SIGBUS).
+//! what it reads behind that ends it (SIGSEGV: two threads of one program, one making rings and the other opening them, end so within a second).
 //!
 //! It goes round all of its ring, which is of 16 MiB, the best of those tried (messages of 256 bytes, one way, on two processors with much else to do, medians of 3 to 8 runs): of 1 MiB 0.24
 //! M/s, 4 MiB 0.30, 16 MiB 0.38, 64 MiB, which its README has, 0.18.
