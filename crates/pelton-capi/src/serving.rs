@@ -216,8 +216,7 @@ pub unsafe extern "C" fn pelton_service_stop(service: *const Handle<Serving>, ho
 
 /// A responder behind a handle.
 pub struct Answering {
-    /// Meanwhile nothing else is answered, and only by this thread. Before the responder, which keeps what this has locked: that is the
-    /// order in which they go where a forked child closes this.
+    /// Meanwhile nothing else is answered, and only by this thread.
     room: Option<Room<RawReplyRoom>>,
     responder: Responder,
 }

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::link::{Bells, Peer, SharedLife};
 use crate::os::{Bell, Owner, locked, wait_on};
 use crate::sender::{Sender, SenderParts};
+use pelton_lane::Space;
 use std::cell::{Cell, UnsafeCell};
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -50,7 +51,7 @@ pub(crate) struct Caller {
     pub(super) desk: Arc<Desk>,
     lock: Mutex<()>,
     /// What is behind the lock.
-    out: UnsafeCell<Out>,
+    pub(super) out: UnsafeCell<Out>,
     /// Who may be at it besides the service's loop.
     pub(super) away: Away,
     /// For who waits for room while another polls.
@@ -93,6 +94,16 @@ impl<'a> Guard<'a> {
     pub(super) fn is_locked(&self) -> bool {
         self.lock.is_some()
     }
+
+    /// Leaves this to who has that room reserved from now on, until [`Out::take_lock`].
+    #[inline(always)]
+    pub(super) fn keep_for(self, space: Space) {
+        let Guard { out, lock } = self;
+        out.space = Some(space);
+        // SAFETY: only the time is another. The mutex is the client's, and so is this, and nothing is done to it when the client goes.
+        let lock = lock.map(|lock| unsafe { std::mem::transmute::<MutexGuard<'a, ()>, MutexGuard<'static, ()>>(lock) });
+        out.lock = RoomLock(ManuallyDrop::new(lock));
+    }
 }
 
 impl Deref for Guard<'_> {
@@ -127,6 +138,34 @@ pub(super) struct Out {
     pub(super) is_polled: bool,
     /// Room was waited for when the lock was last given back: whoever finds some ends that, and is to say so.
     pub(super) is_awaited: bool,
+    /// The room that is reserved for a reply. Here, so that what is given out is one pointer, as a request is.
+    space: Option<Space>,
+    lock: RoomLock,
+}
+
+/// The lock of who has room reserved, if that needs one. It stays locked for ever if the room is forgotten.
+#[derive(Debug)]
+struct RoomLock(ManuallyDrop<Option<MutexGuard<'static, ()>>>);
+
+// SAFETY: put in by who reserves, and taken out when the room is dropped, which stays on its thread. Nobody else looks at it.
+unsafe impl Send for RoomLock {}
+
+impl Out {
+    fn new(outbox: Outbox) -> Out {
+        Out { outbox, is_polled: false, is_awaited: false, space: None, lock: RoomLock(ManuallyDrop::new(None)) }
+    }
+
+    /// The room that is reserved.
+    #[inline(always)]
+    pub(super) fn space(&self) -> Space {
+        self.space.expect("it is reserved")
+    }
+
+    /// For who had room reserved, and gives it back: its lock, to be dropped last.
+    #[inline(always)]
+    pub(super) fn take_lock(&mut self) -> Option<MutexGuard<'static, ()>> {
+        self.lock.0.take()
+    }
 }
 
 const TAKEN: u64 = 1;
@@ -141,7 +180,7 @@ impl Caller {
             life: sender.shared_life(),
             peer: sender.peer(),
             lock: Mutex::new(()),
-            out: UnsafeCell::new(Out { outbox: Outbox::new(sender), is_polled: false, is_awaited: false }),
+            out: UnsafeCell::new(Out::new(Outbox::new(sender))),
             away: Away::new(),
             desk,
             turn: Condvar::new(),

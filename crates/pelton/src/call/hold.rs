@@ -4,7 +4,7 @@
 //! anything away either, the client's lane is this one's alone, and is written without the lock. Whoever is away takes the lock.
 
 use super::Flag;
-use super::caller::{Caller, Guard, has_room};
+use super::caller::{Caller, Guard, Out, has_room};
 use super::frame::Header;
 use super::responder::room_is_held;
 use crate::error::{Error, Result};
@@ -75,6 +75,51 @@ impl<'a> Hold<'a> {
             Some(out) => Ok(Some(out)),
             None => self.caller.try_lock(),
         }
+    }
+
+    /// Reserves room for a reply in place, in the common case: the lane is this one's alone, nothing waits before this, and there is room.
+    #[inline(always)]
+    pub(super) fn room_at_once(&self, bytes: usize) -> bool {
+        let Some(mut out) = self.alone().filter(|out| out.outbox.is_empty()) else { return false };
+        if self.has_later() {
+            return false;
+        }
+        match out.outbox.sender.room_at_once(bytes) {
+            Some(space) => out.keep_for(space),
+            None => return false,
+        }
+        true
+    }
+
+    /// Reserves room for a reply in place, if there is now.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn room_slowly(&self, bytes: usize) -> Result<bool> {
+        let mut out = match self.alone() {
+            Some(out) => out,
+            None if has_room() => return Err(room_is_held()),
+            None => self.lock()?,
+        };
+        if !out.outbox.is_empty() || self.has_later() {
+            self.flush(&mut out)?;
+        }
+        if !out.outbox.is_empty() {
+            return Ok(false);
+        }
+        let Some(space) = out.outbox.sender.try_room(bytes).map_err(|error| self.went(error))? else {
+            return Ok(false);
+        };
+        if out.is_locked() {
+            self.note_room();
+        }
+        out.keep_for(space);
+        Ok(true)
+    }
+
+    /// What is behind the client's lock, of who has room reserved there.
+    #[inline(always)]
+    pub(super) fn reserved(&self) -> *mut Out {
+        self.caller.out.get()
     }
 
     /// Writes the last of a call, or has it wait for room. Never waits.

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::os::locked;
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -126,7 +127,8 @@ impl Service {
                     }
                 };
                 drop(turn);
-                let request = Request { body: Body::Lent(&buffer), responder };
+                let mut place = MaybeUninit::uninit();
+                let request = Request::put(&mut place, Body::Lent(&buffer), responder);
                 let inside = Inside::of(&pool);
                 // The responder says that it was abandoned; what else the handler has is its own affair, as in any thread that panics.
                 let _ = catch_unwind(AssertUnwindSafe(|| handler(request)));

@@ -4,7 +4,7 @@ mod raw;
 
 pub use raw::{RawReplyRoom, RawRequest};
 
-use super::caller::{Guard, Out, forget_room, has_room};
+use super::caller::{Out, forget_room};
 use super::frame::{HEADER_BYTES, Header, Kind, check_size, slot_of};
 use super::hold::Hold;
 use super::{Body, Flag, pool};
@@ -12,8 +12,9 @@ use crate::error::{Error, Result};
 use crate::link::Peer;
 use crate::sender::Sent;
 use crate::wait::Patience;
-use pelton_lane::Space;
-use std::mem::ManuallyDrop;
+use std::marker::PhantomData;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -21,71 +22,121 @@ use std::time::Instant;
 ///
 /// Its bytes are in memory that the client wrote, unless they came in pieces or [`crate::Service::run`] copied them: reading them in
 /// place trusts the client not to write after it has asked. [`Request::copy_out`] is safe against any client.
-#[derive(Debug)]
+///
+/// It is one pointer, however much belongs to it: to hand it on costs what it costs to hand a number on.
 pub struct Request<'a> {
+    /// Its own, in somebody's place that is lent for so long.
+    asked: NonNull<Asked<'a>>,
+    owns: PhantomData<Asked<'a>>,
+}
+
+/// What a request is made of. It stays where it was written until it is over: whoever reads it whole so soon after it was written by words
+/// waits until all that was written before is out, and that is the reply before, whose lines the client has (`docs/decisions/0021`).
+#[derive(Debug)]
+pub(super) struct Asked<'a> {
     pub(super) body: Body<'a>,
     pub(super) responder: Answering<'a>,
 }
 
+// SAFETY: a request has what it is made of for itself, as a box has it; the bounds are a box's.
+unsafe impl<'a> Send for Request<'a> where Asked<'a>: Send {}
+
+/// Where a request is while it lives; a service has one, and each thread of a pool another. What is left there is nothing.
+pub(super) type Place<'a> = MaybeUninit<Asked<'a>>;
+
 impl<'a> Request<'a> {
+    /// Has what was asked in that place.
+    #[inline(always)]
+    pub(super) fn put(place: &'a mut Place<'a>, body: Body<'a>, responder: Answering<'a>) -> Request<'a> {
+        Request { asked: NonNull::from(place.write(Asked { body, responder })), owns: PhantomData }
+    }
+
+    #[inline(always)]
+    pub(super) fn asked(&self) -> &Asked<'a> {
+        // SAFETY: written by `put`, in a place that is this one's for as long as it lives.
+        unsafe { self.asked.as_ref() }
+    }
+
+    #[inline(always)]
+    fn asked_mut(&mut self) -> &mut Asked<'a> {
+        // SAFETY: as above, and borrowed as this is.
+        unsafe { self.asked.as_mut() }
+    }
+
+    /// Both halves, out of their place.
+    #[inline(always)]
+    fn into_halves(self) -> (Body<'a>, Answering<'a>) {
+        let request = ManuallyDrop::new(self);
+        // SAFETY: as above; they are taken out once, since this ends here and is not dropped.
+        let Asked { body, responder } = unsafe { request.asked.read() };
+        (body, responder)
+    }
+
     /// Answers, and is done. Does not wait: what the client has no room for is kept until it has.
     ///
     /// # Errors
     /// As [`Responder::reply`].
     #[inline(always)]
-    pub fn reply(self, reply: &[u8]) -> Result<()> {
-        self.responder.reply(reply)
+    pub fn reply(mut self, reply: &[u8]) -> Result<()> {
+        let responder = &mut self.asked_mut().responder;
+        responder.last(Header::new(Kind::Reply, responder.id), reply)
     }
 
     /// Fails the call with a code and bytes of the service's own meaning. Does not wait.
     ///
     /// # Errors
     /// As [`Responder::reply`].
-    pub fn fail(self, code: u32, bytes: &[u8]) -> Result<()> {
-        self.responder.fail(code, bytes)
+    pub fn fail(mut self, code: u32, bytes: &[u8]) -> Result<()> {
+        let responder = &mut self.asked_mut().responder;
+        responder.last(Header { code, ..Header::new(Kind::Failed, responder.id) }, bytes)
     }
 
     /// What answers it, apart from its bytes, which are given back: to answer later, or on another thread.
     pub fn into_responder(self) -> Responder {
-        self.responder.away()
+        let (body, responder) = self.into_halves();
+        let responder = responder.away();
+        drop(body);
+        responder
     }
 
     /// Copies the bytes into `buffer`, whose contents they replace, and gives them back; what remains is to answer.
     pub fn copy_out(self, buffer: &mut Vec<u8>) -> Responder {
-        self.body.copy_into(buffer);
-        self.responder.away()
+        self.asked().body.copy_into(buffer);
+        self.into_responder()
     }
 
     /// Its bytes, on their own, and what answers it.
     pub fn into_parts(self) -> (Vec<u8>, Responder) {
-        (self.body.into_vec(), self.responder.away())
+        let (body, responder) = self.into_halves();
+        (body.into_vec(), responder.away())
     }
 
     /// Its bytes and what answers it, side by side: to write an answer in place while the request is read.
     #[inline]
     pub fn split(&mut self) -> (&[u8], &mut Answering<'a>) {
-        (self.body.bytes(), &mut self.responder)
+        let Asked { body, responder } = self.asked_mut();
+        (body.bytes(), responder)
     }
 
     /// Whether the client does not await an answer: there is nothing to reply to then.
     #[inline]
     pub fn is_notification(&self) -> bool {
-        self.responder.id == 0
+        self.asked().responder.id == 0
     }
 
     /// As [`Responder::peer`].
     pub fn peer(&self) -> Option<Peer> {
-        self.responder.peer()
+        self.asked().responder.peer()
     }
 
     /// As [`Responder::deadline`].
     pub fn deadline(&self) -> Option<Instant> {
-        self.responder.deadline()
+        self.asked().responder.deadline()
     }
 
     /// As [`Responder::is_cancelled`].
     pub fn is_cancelled(&self) -> bool {
-        self.responder.is_cancelled()
+        self.asked().responder.is_cancelled()
     }
 }
 
@@ -93,7 +144,21 @@ impl std::ops::Deref for Request<'_> {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        self.body.bytes()
+        self.asked().body.bytes()
+    }
+}
+
+impl Drop for Request<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: as above; nobody looks there any more.
+        unsafe { self.asked.drop_in_place() };
+    }
+}
+
+impl std::fmt::Debug for Request<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.asked().fmt(formatter)
     }
 }
 
@@ -176,49 +241,15 @@ impl Answering<'_> {
     /// As [`Responder::reply`]; [`Error::TooLarge`] also for more than the lane's largest message less 24 bytes.
     #[inline(always)]
     pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<ReplyRoom<'_>>> {
-        match self.room_at_once(bytes) {
-            Some(space) => {
-                let out = self.caller.alone();
-                debug_assert!(out.is_some(), "it was just found to be so");
-                let held = Held { caller: &self.caller, out };
-                Ok(Some(ReplyRoom { held, space, id: self.id, is_answered: &mut self.is_answered }))
-            }
-            None => self.reserve_slowly(bytes),
-        }
-    }
-
-    /// The common case: the client is this one's alone, nothing waits before this, and there is room.
-    #[inline(always)]
-    fn room_at_once(&self, bytes: usize) -> Option<Space> {
-        let is_due = self.id != 0 && !self.is_answered.is_set() && bytes as u64 <= self.caller.bytes_max;
-        let mut out = self.caller.alone().filter(|out| is_due && out.outbox.is_empty())?;
-        if self.caller.has_later() { None } else { out.outbox.sender.room_at_once(bytes) }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn reserve_slowly(&mut self, bytes: usize) -> Result<Option<ReplyRoom<'_>>> {
         self.check(bytes)?;
-        let caller = &self.caller;
-        let mut out = match caller.alone() {
-            Some(out) => out,
-            None if has_room() => return Err(room_is_held()),
-            None => caller.lock()?,
-        };
-        if !out.outbox.is_empty() || caller.has_later() {
-            caller.flush(&mut out)?;
-        }
-        if !out.outbox.is_empty() {
-            return Ok(None);
-        }
-        let Some(space) = out.outbox.sender.try_room(bytes).map_err(|error| caller.went(error))? else {
-            return Ok(None);
-        };
-        if out.is_locked() {
-            caller.note_room();
-        }
-        let held = Held { caller, out: Some(out) };
-        Ok(Some(ReplyRoom { held, space, id: self.id, is_answered: &mut self.is_answered }))
+        let is_reserved = self.caller.room_at_once(bytes) || self.caller.room_slowly(bytes)?;
+        Ok(if is_reserved { Some(self.room()) } else { None })
+    }
+
+    /// The room that has just been reserved for this.
+    #[inline(always)]
+    fn room(&mut self) -> ReplyRoom<'_> {
+        ReplyRoom { answering: NonNull::from(self).cast(), of: PhantomData }
     }
 
     /// Who asked.
@@ -298,57 +329,34 @@ pub(super) fn room_is_held() -> Error {
     Error::Refused("this thread has room reserved for another reply: send that first".to_owned())
 }
 
-/// The client's lane, and that this thread has it.
-#[derive(Debug)]
-struct Held<'a> {
-    caller: &'a Hold<'a>,
-    /// Until it is dropped.
-    out: Option<Guard<'a>>,
-}
-
-impl Held<'_> {
-    fn out(&self) -> &Out {
-        self.out.as_ref().expect("it is held")
-    }
-
-    fn out_mut(&mut self) -> &mut Out {
-        self.out.as_mut().expect("it is held")
-    }
-}
-
-impl Drop for Held<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        let Some(mut out) = self.out.take() else { return };
-        // Who else waits for this does so in the parent; the bell is closed here, and its number may be somebody else's.
-        if self.caller.is_forked() {
-            return;
-        }
-        if self.caller.has_later() {
-            // An error is of the client's end, which its lane tells.
-            let _ = self.caller.flush(&mut out);
-        }
-        // Also when nothing was written: to reserve was to be awake.
-        self.caller.pass_on(&mut out);
-        if out.is_locked() {
-            forget_room();
-        }
-        drop(out);
-        self.caller.note_last();
-    }
-}
-
 /// Room for a reply, to be written in place; see [`Responder::try_reserve`]. Dropping it gives the room back, and nothing is seen
 /// of it. It stays on its thread.
 #[derive(Debug)]
 pub struct ReplyRoom<'a> {
-    held: Held<'a>,
-    space: Space,
-    id: u64,
-    is_answered: &'a mut Flag,
+    /// Its own for so long, and by that the client's lane, where the room is.
+    answering: NonNull<Answering<'static>>,
+    of: PhantomData<&'a mut ()>,
 }
 
 impl ReplyRoom<'_> {
+    #[inline(always)]
+    fn answering(&self) -> &Answering<'_> {
+        // SAFETY: borrowed for as long as this lives; only the time in it is another.
+        unsafe { self.answering.as_ref() }
+    }
+
+    #[inline(always)]
+    fn out(&self) -> &Out {
+        // SAFETY: this has what is behind the lock, and is borrowed.
+        unsafe { &*self.answering().caller.reserved() }
+    }
+
+    #[inline(always)]
+    fn out_mut(&mut self) -> &mut Out {
+        // SAFETY: as above, and not to look alone.
+        unsafe { &mut *self.answering().caller.reserved() }
+    }
+
     /// Replies with the first `bytes` of the room, which is the last of the call. Does not wait.
     ///
     /// # Errors
@@ -356,7 +364,8 @@ impl ReplyRoom<'_> {
     #[inline(always)]
     pub fn reply(mut self, bytes: usize) -> Result<()> {
         self.publish(Kind::Reply, bytes)?;
-        *self.is_answered = Flag::Yes;
+        // SAFETY: borrowed as long as this lives, and not to look alone.
+        unsafe { self.answering.as_mut() }.is_answered = Flag::Yes;
         Ok(())
     }
 
@@ -370,17 +379,17 @@ impl ReplyRoom<'_> {
 
     #[inline(always)]
     fn publish(&mut self, kind: Kind, bytes: usize) -> Result<()> {
-        let caller = self.held.caller;
-        let sender = &mut self.held.out_mut().outbox.sender;
-        if bytes > self.space.bytes as usize - HEADER_BYTES {
-            let bytes_max = self.space.bytes - HEADER_BYTES as u64;
+        let id = self.answering().id;
+        let space = self.out().space();
+        if bytes > space.bytes as usize - HEADER_BYTES {
+            let bytes_max = space.bytes - HEADER_BYTES as u64;
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max });
         }
         if kind.is_final() {
             // Before the reply, which lets the client use the place again.
-            caller.calls[slot_of(self.id) as usize].store(0, Relaxed);
+            self.answering().caller.calls[slot_of(id) as usize].store(0, Relaxed);
         }
-        sender.publish_room(self.space, Header::new(kind, self.id).words(), bytes)
+        self.out_mut().outbox.sender.publish_room(space, Header::new(kind, id).words(), bytes)
     }
 }
 
@@ -388,14 +397,41 @@ impl std::ops::Deref for ReplyRoom<'_> {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        self.held.out().outbox.sender.room_read(self.space)
+        let out = self.out();
+        out.outbox.sender.room_read(out.space())
     }
 }
 
 impl std::ops::DerefMut for ReplyRoom<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        let space = self.space;
-        self.held.out_mut().outbox.sender.room(space)
+        let out = self.out_mut();
+        let space = out.space();
+        out.outbox.sender.room(space)
+    }
+}
+
+impl Drop for ReplyRoom<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let lock = self.out_mut().take_lock();
+        let caller = &self.answering().caller;
+        // Who else waits for this does so in the parent; the bell is closed here, and its number may be somebody else's.
+        if caller.is_forked() {
+            return;
+        }
+        // SAFETY: as in `out_mut`, which is not borrowed any more.
+        let out = unsafe { &mut *caller.reserved() };
+        if caller.has_later() {
+            // An error is of the client's end, which its lane tells.
+            let _ = caller.flush(out);
+        }
+        // Also when nothing was written: to reserve was to be awake.
+        caller.pass_on(out);
+        if lock.is_some() {
+            forget_room();
+        }
+        drop(lock);
+        caller.note_last();
     }
 }

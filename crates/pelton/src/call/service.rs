@@ -12,7 +12,7 @@ use super::caller::Caller;
 use super::edges::Stirred;
 use super::frame::{Assembly, By, Clock, HEADER_BYTES, Header, Kind};
 use super::hold::Hold;
-use super::responder::{Answering, Request};
+use super::responder::{Answering, Place, Request};
 use super::{Body, Flag, LOOKS};
 use crate::connect::Listener;
 use crate::error::{Error, Result};
@@ -23,6 +23,7 @@ use crate::os::{Nudge, Owner, Ready, locked};
 use crate::receiver::Receiver;
 use crate::wait::{self, Patience, Side, Spin};
 use pelton_lane::Record;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -60,6 +61,8 @@ pub struct Service {
     desk: Arc<Desk>,
     /// Clients that do not read their replies, or for a part to whom there was no room.
     clogged: Vec<Arc<Caller>>,
+    /// Of the request that is given out.
+    place: Place<'static>,
     /// Found by a wait, for who waited: taken before anything else is asked of the lanes, since of a record in place it says
     /// nothing of whose it is.
     found: Option<Found>,
@@ -154,7 +157,8 @@ impl Service {
         let make = |bells: &Bells| Desk::new(options, bells).map(|desk| Some(Arc::new(desk)));
         let requests = gather::gather_with(options, Some(listener), make)?;
         let desk = requests.desk().expect("it was just made with one");
-        Ok(Service { requests, desk, clogged: Vec::new(), found: None, corrupt: 0, is_draining: false })
+        let place = MaybeUninit::uninit();
+        Ok(Service { requests, desk, clogged: Vec::new(), place, found: None, corrupt: 0, is_draining: false })
     }
 
     /// The next request, in place. Waits as the [`crate::Wait`] of the options says, for ever if need be; clients come and go
@@ -256,8 +260,9 @@ impl Service {
     #[inline(always)]
     fn plain(&mut self, record: Record, id: u64, deadline: u64) -> Request<'_> {
         let caller = self.lend();
-        let body = Body::InPlace(self.requests.message(record));
-        Request { body, responder: Answering { caller, id, deadline, is_answered: Flag::No } }
+        let (requests, place) = self.place();
+        let body = Body::InPlace(requests.message(record));
+        Request::put(place, body, Answering { caller, id, deadline, is_answered: Flag::No })
     }
 
     /// The current client, for as long as this is borrowed.
@@ -266,6 +271,14 @@ impl Service {
         let back = self.requests.back().expect("a request is a client's");
         // SAFETY: whoever calls this ends what it lends before the service is used again, and so before any lane is given up.
         unsafe { Hold::lent(&back.caller) }
+    }
+
+    /// Where requests come from, and where the one is that is given out, for as long as this is borrowed.
+    #[inline(always)]
+    fn place(&mut self) -> (&mut Receiver, &mut Place<'_>) {
+        // SAFETY: only the time is another. What is written there is for the request that has the borrow, and nothing is read or dropped
+        // there without one.
+        (&mut self.requests, unsafe { &mut *(&raw mut self.place).cast() })
     }
 
     #[cold]
@@ -289,12 +302,13 @@ impl Service {
 
     fn request(&mut self, found: Found) -> Request<'_> {
         let caller = self.lend();
+        let (requests, place) = self.place();
         let (body, header) = match found {
-            Found::InPlace(record, header) => (Body::InPlace(self.requests.message(record)), header),
+            Found::InPlace(record, header) => (Body::InPlace(requests.message(record)), header),
             Found::Apart(bytes, header) => (Body::Apart(bytes), header),
         };
         let is_answered = if header.kind == Kind::Notify { Flag::Yes } else { Flag::No };
-        Request { body, responder: Answering { caller, id: header.id, deadline: header.deadline, is_answered } }
+        Request::put(place, body, Answering { caller, id: header.id, deadline: header.deadline, is_answered })
     }
 
     /// The next request, if there is one now.

@@ -158,7 +158,7 @@ fn replay_client(vector: &Value, Link { service, clients }: &mut Link) {
         assert!(request.iter().all(|byte| *byte == 7));
         assert_eq!(request.len() as u64, wanted["bytes"].as_u64().unwrap());
         assert_eq!(request.is_notification(), wanted["kind"] == "NOTIFY");
-        assert_eq!(request.responder.id, number(&wanted["id"]));
+        assert_eq!(request.asked().responder.id, number(&wanted["id"]));
         taken.push(request.into_responder());
     }
     assert!(service.try_receive().unwrap().is_none());

@@ -1,11 +1,12 @@
 //! Answering for bindings, whose languages know no borrows: a request, or room for a reply, is kept beside the handle that gave it
 //! out, as long as that is used for nothing that would move it. No part of the documented interface.
 
-use super::{Answering, Guard, Held, ReplyRoom, Request, Responder};
+use super::{Answering, ReplyRoom, Request, Responder};
 use crate::call::{Body, RawBody};
 use crate::error::Result;
 use crate::receiver::Receiver;
-use pelton_lane::Space;
+use std::marker::PhantomData;
+use std::mem::forget;
 use std::ptr::NonNull;
 
 /// A request's bytes without their borrow of the service: see [`Request::into_raw_parts`].
@@ -17,8 +18,8 @@ pub struct RawRequest(RawBody);
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct RawReplyRoom {
-    out: Guard<'static>,
-    space: Space,
+    /// It stays on its thread, as the room does.
+    of_thread: PhantomData<*mut ()>,
 }
 
 impl RawRequest {
@@ -34,13 +35,14 @@ impl Request<'_> {
     /// Where the bytes are, for bindings: a slice of what another process can write is made only where it is wanted.
     #[doc(hidden)]
     pub fn raw_parts(&self) -> (NonNull<u8>, usize) {
-        self.body.raw_parts()
+        self.asked().body.raw_parts()
     }
 
     /// The bytes without their borrow, not given back, and what answers them. [`crate::Service::release_raw`] gives them back. For bindings.
     #[doc(hidden)]
     pub fn into_raw_parts(self) -> (RawRequest, Responder) {
-        (RawRequest(self.body.into_raw()), self.responder.away())
+        let (body, responder) = self.into_halves();
+        (RawRequest(body.into_raw()), responder.away())
     }
 }
 
@@ -76,9 +78,8 @@ impl Answering<'_> {
     /// It was this responder's, which has answered nothing since, and this is the same thread.
     #[doc(hidden)]
     pub unsafe fn room_from_raw(&mut self, raw: RawReplyRoom) -> ReplyRoom<'_> {
-        let RawReplyRoom { out, space } = raw;
-        let Answering { caller, id, is_answered, .. } = self;
-        ReplyRoom { held: Held { caller, out: Some(out) }, space, id: *id, is_answered }
+        let RawReplyRoom { of_thread: _ } = raw;
+        self.room()
     }
 }
 
@@ -90,13 +91,9 @@ impl ReplyRoom<'_> {
     /// It is taken back before the responder goes.
     #[doc(hidden)]
     pub unsafe fn into_raw(self) -> RawReplyRoom {
-        let ReplyRoom { mut held, space, .. } = self;
-        // Nothing is done when it is dropped now.
-        let out = held.out.take().expect("it is held");
-        // SAFETY: only the time is another: what is guarded is the caller's, which the responder keeps, and the responder outlives this
-        // by the promise.
-        let out = unsafe { std::mem::transmute::<Guard<'_>, Guard<'static>>(out) };
-        RawReplyRoom { out, space }
+        // What it has, the client and the responder keep.
+        forget(self);
+        RawReplyRoom { of_thread: PhantomData }
     }
 
     /// The room's bytes. For bindings.
