@@ -31,7 +31,7 @@ pub struct Request<'a> {
 }
 
 /// What a request is made of. It stays where it was written until it is over: whoever reads it whole so soon after it was written by words
-/// waits until all that was written before is out, and that is the reply before, whose lines the client has (`docs/decisions/0021`).
+/// waits until all that was written before is out, and that is the reply before, whose lines the client has (`docs/decisions/0023`).
 #[derive(Debug)]
 pub(super) struct Asked<'a> {
     pub(super) body: Body<'a>,
