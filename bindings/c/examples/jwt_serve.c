@@ -1,0 +1,86 @@
+/* Verifies JSON Web Tokens (RFC 7519) for whoever calls, in whatever language, by libjwt 1: as `crates/pelton/examples/jwt.rs`, which makes
+ * tokens. jwt.c asks it from an event loop, bindings/nginx/examples/jwt.conf from nginx.
+ *
+ *     jwt_serve NAME      answers with a token's claims as JSON, or fails: 1 malformed, 2 wrong signature, 3 expired
+ *
+ * The keys are published ones. A real service would have its own.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <jwt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "pelton.h"
+
+enum { MALFORMED = 1, SIGNATURE, EXPIRED };
+enum { TOKEN_BYTES_MAX = 16384 }; /* libjwt decodes on the stack, of which a thread has 2 MiB; nginx takes headers of 8 KiB */
+
+static const char shared[] = "a secret of both sides, of 32 bytes";
+static const char public_key[] = "-----BEGIN PUBLIC KEY-----\n" /* of RFC 7515, appendix A.3 */
+                                 "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEf83OJ3D2xF1Bg8vub9tLe1gHMzV7\n"
+                                 "6e8Tus9uPHvRVEXH8UTNG72bfocs3+257rn0s2ldbqkLJK2KRiMohYjlrQ==\n"
+                                 "-----END PUBLIC KEY-----\n";
+
+/* Three parts of base64url between dots. libjwt leaves out what is not of it, ends at a NUL, and writes past what it has for an empty part. */
+static int is_well_formed(const char *token, size_t size) {
+    const char *at = token;
+    for (int part = 0; part < 3; part++, at++) {
+        size_t length = strspn(at, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_");
+        at += length;
+        if (length == 0 || length % 4 == 1 || *at != (part < 2 ? '.' : '\0')) return 0;
+    }
+    return at == token + size + 1;
+}
+
+/* 0 and the claims, to be freed; else a code and why. */
+static uint32_t verify(const char *token, char **claims, const char **why) {
+    jwt_t *jwt = NULL;
+    const char *key = NULL, *algorithm;
+    /* Without a key it is only looked at: the token may choose between the keys, not what they are used for. */
+    if (jwt_decode(&jwt, token, NULL, 0) == 0 && (algorithm = jwt_get_header(jwt, "alg")) != NULL) {
+        key = strcmp(algorithm, "HS256") == 0 ? shared : strcmp(algorithm, "ES256") == 0 ? public_key : NULL;
+    }
+    jwt_free(jwt);
+    if (!key) return *why = "wanted a JSON Web Token by HS256 or ES256", MALFORMED;
+    if (jwt_decode(&jwt, token, (const unsigned char *)key, (int)strlen(key)) != 0) return *why = "the signature is not its issuer's", SIGNATURE;
+    char *expires = jwt_get_grants_json(jwt, "exp"), *end = expires; /* not by _int, for which a fraction is 0 */
+    double seconds = expires ? strtod(expires, &end) : 0;
+    uint32_t code = end == expires ? MALFORMED : seconds <= (double)time(NULL) ? EXPIRED : 0;
+    free(expires);
+    *why = code == MALFORMED ? "wanted a number, exp: when it expires" : "it has expired";
+    if (code == 0 && !(*claims = jwt_get_grants_json(jwt, NULL))) *why = "its claims cannot be written as JSON", code = MALFORMED;
+    jwt_free(jwt);
+    return code;
+}
+
+/* On several threads at once. */
+static void answer(void *context, const pelton_request *request) {
+    char token[TOKEN_BYTES_MAX + 1], *claims = NULL;
+    const char *why = "wanted three parts of base64url, of 16384 bytes together at most";
+    uint32_t code = MALFORMED;
+    (void)context;
+    if (!request->responder) return;
+    if (request->size <= TOKEN_BYTES_MAX) {
+        memcpy(token, request->data, request->size);
+        token[request->size] = '\0';
+        if (is_well_formed(token, request->size)) code = verify(token, &claims, &why);
+    }
+    int told = code == 0 ? pelton_reply(request->responder, claims, strlen(claims))
+                         : pelton_reply_fail(request->responder, code, why, strlen(why));
+    if (told == PELTON_TOO_LARGE) pelton_close(request->responder); /* for this client; and who has gone wants no answer */
+    free(claims);
+}
+
+int main(int argc, char **argv) {
+    pelton_service *service;
+    if (argc != 2) return fprintf(stderr, "usage: jwt_serve NAME\n"), 2;
+    int code = pelton_service_listen(argv[1], NULL, &service);
+    if (code == PELTON_OK) code = pelton_service_run(service, (uint32_t)sysconf(_SC_NPROCESSORS_ONLN), answer, NULL);
+    fprintf(stderr, "%s: %s\n", pelton_code_text(code), pelton_error_detail());
+    return 1;
+}
