@@ -909,7 +909,8 @@ fn a_file_goes_into_a_channel_and_out_of_one() {
         let (sender, receiver) = (Arc::new(Mutex::new(sender)), Arc::new(Mutex::new(receiver)));
         // Both ends at a time, each waits for the other.
         submit(&mut engine, 1, Operation::receive(&to, 7, BYTES as u64 - 1, &receiver));
-        submit(&mut engine, 2, Operation::send(&from, 1, u64::MAX, &sender, 100_000));
+        // The last message is of what is left.
+        submit(&mut engine, 2, Operation::send(&from, 1, u64::MAX, &sender, 99_999));
         for _ in 0..2 {
             let ended = done(&mut engine);
             assert_eq!((ended.count(), ended.cut_short_by.is_none()), (BYTES - 1, true), "{ended:?}");
@@ -958,6 +959,18 @@ fn a_file_goes_into_a_channel_and_out_of_one() {
         engine.start().unwrap();
         assert!(engine.cancel(4).unwrap());
         assert_eq!(failure(&done(&mut engine)), "ECANCELED");
+        // By what it has written it has begun, and waits for more.
+        send(b"first");
+        submit(&mut engine, 4, Operation::receive(&to, 0, 10, &receiver));
+        engine.start().unwrap();
+        let until = deadline();
+        while std::fs::read(case.path("to")).unwrap()[..5] != *b"first" {
+            assert!(Instant::now() < until, "it does not begin");
+            std::thread::yield_now();
+        }
+        assert!(engine.cancel(4).unwrap());
+        let cut = done(&mut engine);
+        assert_eq!((cut.count(), errno(cut.cut_short_by.as_ref().unwrap())), (5, "ECANCELED"));
 
         // The end of a channel: of the sender's all is written, of the receiver's it is told.
         send(b"last");
