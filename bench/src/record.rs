@@ -19,7 +19,10 @@ pub fn machine(command: &str, interrupted: bool) -> Value {
     };
     let uname = rustix::system::uname();
     let git = |arguments: &[&str]| said(Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR")]).args(arguments));
-    let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|text| !text.is_empty());
+    // But for a record that is just being written.
+    let paths = ["--", ":(top)", ":(top,exclude)bench/record"];
+    let changed = git(&[&["status", "--porcelain", "--untracked-files=no"][..], &paths].concat())
+        .is_some_and(|text| !text.is_empty());
     json!({ "machine": {
         "date": date(),
         "command": command,
