@@ -32,8 +32,9 @@ struct side {
     uint32_t in_place;
     uint64_t delay_ns;
     uint64_t work_steps;
-    uint8_t *payloads[2]; /* of size_max bytes each, they take turns */
-    uint8_t *buffer;      /* of size_max bytes, for what is copied out */
+    uint8_t *payloads; /* of size_max bytes each, so many, which take turns */
+    uint32_t turns;
+    uint8_t *buffer; /* of size_max bytes, for what is copied out */
     int (*is_whole)(const uint8_t *message, size_t size);
     void (*work)(uint64_t steps);
 
@@ -67,10 +68,21 @@ static size_t next_size(struct side *side) {
     return side->size_min + (side->seed >> 8) % (side->size_max - side->size_min + 1);
 }
 
-/* Writes number n into the buffer whose turn it will be. */
+/* Message n, which is prepared. */
+static uint8_t *payload(struct side *side, uint64_t n) { return side->payloads + (n & (side->turns - 1)) * side->size_max; }
+
+/* Writes number n into the payload whose turn it will be. */
 static void prepare(struct side *side, uint64_t n) {
-    memcpy(side->payloads[n % 2], &n, side->size_max < sizeof n ? side->size_max : sizeof n);
+    memcpy(payload(side, n), &n, side->size_max < sizeof n ? side->size_max : sizeof n);
 }
+
+/* Writes the first numbers. */
+static void begin(struct side *side) {
+    for (uint32_t n = 0; n < side->turns; n++) prepare(side, n);
+}
+
+/* Message n is sent: its payload is another's, see `Payloads` in bench/src/workload.rs. */
+static void sent(struct side *side, uint64_t n) { prepare(side, n + side->turns); }
 
 static uint64_t number(const uint8_t *message, size_t size) {
     uint64_t n = 0;
@@ -153,10 +165,10 @@ static int send_bytes(struct side *side, const void *data, size_t size) {
     return code == PELTON_OK ? 0 : fail(side, "sending", code);
 }
 
-/* Sends message n, and prepares the next. */
+/* Sends message n. */
 static int send_one(struct side *side, size_t size, uint64_t n) {
-    if (send_bytes(side, side->payloads[n % 2], size) != 0) return -1;
-    prepare(side, n + 1);
+    if (send_bytes(side, payload(side, n), size) != 0) return -1;
+    sent(side, n);
     return 0;
 }
 
@@ -329,7 +341,7 @@ static void on_room_for_more(pelton_uv_sender *handle) {
             }
             uv.size = uv.pass->warms_up ? uv.side->size_max : next_size(uv.side);
             work(uv.side, uv.pass);
-            uv.unsent = uv.side->payloads[uv.n % 2];
+            uv.unsent = payload(uv.side, uv.n);
         }
         int code = pelton_send(handle->sender, uv.unsent, uv.size, PELTON_NO_WAIT);
         if (code == PELTON_AGAIN) return;
@@ -338,7 +350,7 @@ static void on_room_for_more(pelton_uv_sender *handle) {
             return;
         }
         uv.unsent = NULL;
-        prepare(uv.side, ++uv.n);
+        sent(uv.side, uv.n++);
         uv.bytes += uv.size;
     }
 }
@@ -391,8 +403,7 @@ static void uv_ask(void) {
     uv.bytes += uv.size;
     if (uv.pass->timed != NULL) uv.start = now_ns();
     delay(uv_delay_ns());
-    uv_send_or_wait(uv.side->payloads[uv.n % 2]);
-    prepare(uv.side, uv.n + 1);
+    uv_send_or_wait(payload(uv.side, uv.n));
 }
 
 static void on_message_for_asker(pelton_uv_receiver *handle, const pelton_message *message) {
@@ -403,6 +414,7 @@ static void on_message_for_asker(pelton_uv_receiver *handle, const pelton_messag
         return;
     }
     if (uv.pass->timed != NULL) tell_time(uv.pass, uv.start, uv_delay_ns());
+    sent(uv.side, uv.n);
     if (++uv.n == uv.pass->count) uv_ends(0);
     else uv_ask();
 }
@@ -507,7 +519,7 @@ int side_open(struct side *side) {
 /* Makes one pass. 0, or -1 and side->error says why. */
 int side_pass(struct side *side, struct pass *pass) {
     side->seed = 1;
-    prepare(side, 0);
+    begin(side);
 #ifdef SIDE_UV
     if (side->how == UV) return uv_pass(side, pass);
 #endif

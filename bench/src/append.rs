@@ -28,7 +28,7 @@ use crate::{
         },
         lisp,
     },
-    workload::{PassReport, Section, buffers, number, passes, stamp, whole, work},
+    workload::{PassReport, Section, buffer, number, passes, stamp, whole, work},
 };
 
 /// Messages of each thread that are looked at one by one: some buffers full, and one that is not.
@@ -94,7 +94,7 @@ fn append<S: AppendSystem, const NUMBERED: bool>(job: &Job, pass: &Pass, sink: A
 
 /// One thread's part.
 fn append_all<A: Appender, const NUMBERED: bool>(job: &Job, thread: u32, appender: A, count: u64) -> Result<()> {
-    let mut payload = buffers(job.sizes.max as usize)[0].clone();
+    let mut payload = buffer(job.sizes.max as usize);
     stamp(&mut payload, first_number(thread));
     // Of a size that the program knows, copied without a call.
     match <[u8; 16]>::try_from(&payload[..]) {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     fn record(thread: u32, n: u64) -> Vec<u8> {
-        let mut payload = buffers(SIZE)[0].clone();
+        let mut payload = buffer(SIZE);
         stamp(&mut payload, first_number(thread) + n);
         let mut record = header(n as u32, SIZE).to_le_bytes().to_vec();
         record.extend(payload);

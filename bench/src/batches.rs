@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use crate::{
     parameters::{Job, Role},
     systems::System,
-    workload::{Section, WARM_UP, all_came, buffers, glance, number, passes, stamp, whole},
+    workload::{Section, WARM_UP, all_came, buffer, glance, number, passes, stamp, whole},
 };
 
 /// Messages that are sent together, where there is room, and between processes those that are released together.
@@ -138,7 +138,7 @@ pub fn all_sent<const SIZE: usize, S: SendingBatches>(
     job: &Job,
 ) -> Result<impl FnMut(&mut S, u64) -> Result<()> + Send + use<SIZE, S>> {
     of_one_size(job)?;
-    let [pattern, _] = buffers(job.sizes.max as usize);
+    let pattern = buffer(job.sizes.max as usize);
     Ok(move |sending: &mut S, count: u64| {
         let mut n = 0;
         while n < count {

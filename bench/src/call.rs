@@ -128,7 +128,7 @@ impl<A: Asking> Client<'_, A> {
     /// Makes its share of the calls, and answers the payload of the requests.
     fn pass(&mut self, pass: &Pass) -> Result<u64> {
         let count = self.job.share(self.job.index, pass.count);
-        self.payloads.prepare(self.first);
+        self.payloads.begin(self.first);
         match self.job.calls.in_flight {
             1 => self.one_by_one(count, pass.time_each),
             most => self.many(count, most as u64, pass.time_each),
@@ -143,7 +143,6 @@ impl<A: Asking> Client<'_, A> {
         for n in 0..count {
             let size = sizes.next_size();
             let number = *first + n;
-            payloads.prepare(number + 1);
             // From when it was due, not from when it went: what waits for a late answer is late itself.
             let start_ns = match &mut schedule {
                 Some(schedule) => schedule.wait_for(n),
@@ -153,6 +152,7 @@ impl<A: Asking> Client<'_, A> {
             delay(delay_ns);
             let right =
                 asking.call(payloads.prepared(number, size), |reply| payloads.is_number(reply, number, size))?;
+            payloads.sent(number);
             if time_each {
                 histogram.saturating_record((now_ns() - start_ns).saturating_sub(2 * delay_ns));
             }
@@ -176,9 +176,9 @@ impl<A: Asking> Client<'_, A> {
                 if time_each {
                     begun.push_back(now_ns());
                 }
+                payloads.sent(*first + asked);
                 asked += 1;
                 bytes += size as u64;
-                payloads.prepare(*first + asked);
                 size = to_ask.next_size();
             }
             let (number, awaited) = (*first + answered, to_come.next_size());
@@ -209,15 +209,15 @@ fn flood(job: &Job, mut asking: impl Asking) -> Result<()> {
     let mut payloads = Payloads::new(job.sizes.max as usize);
     let first = first_number(job.senders);
     let (mut asked, mut answered) = (0, 0);
-    payloads.prepare(first);
+    payloads.begin(first);
     say(&"ready")?;
     loop {
         let mut turn = || -> Result<()> {
             while asked - answered < FLOOD
                 && asking.try_ask(payloads.prepared(first + asked, job.sizes.max as usize))?
             {
+                payloads.sent(first + asked);
                 asked += 1;
-                payloads.prepare(first + asked);
             }
             let right = asking.reply(|reply| reply.len() == job.sizes.max as usize)?;
             ensure!(right, "a reply to who floods has another size than its request");

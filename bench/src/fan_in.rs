@@ -119,7 +119,7 @@ mod tests {
     /// Of two senders with two messages each, in this order.
     fn check(order: &[u64], spoil: impl Fn(usize, &mut [u8])) -> Result<()> {
         let message = |(at, number): (usize, &u64)| {
-            let mut message = workload::buffers(32)[0].clone();
+            let mut message = workload::buffer(32);
             message[..8].copy_from_slice(&number.to_le_bytes());
             spoil(at, &mut message);
             message

@@ -57,7 +57,7 @@ pub fn part<S: System>(job: &Job) -> Result<()> {
             let mut payloads = Payloads::new(size);
             stream(job, &far, |n| {
                 let sent = sending.send(payloads.prepared(n, size));
-                payloads.prepare(n + 1);
+                payloads.sent(n);
                 sent.map(|()| true)
             })
         }

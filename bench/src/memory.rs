@@ -35,7 +35,7 @@ pub fn part<S: System>(job: &Job) -> Result<()> {
             let mut payloads = Payloads::new(size);
             let mut send = |n: u64| -> Result<()> {
                 let sent = sending.send(payloads.prepared(n, size));
-                payloads.prepare(n + 1);
+                payloads.sent(n);
                 // What a system holds back to send it with others would be no backlog of the channel's.
                 sent.and_then(|()| sending.flush())
             };

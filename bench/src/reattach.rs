@@ -31,7 +31,7 @@ pub fn side(job: &Job) -> Result<()> {
                         "the lane was full after {n} of {} messages: raise --capacity, or lower --count",
                         pass.count
                     );
-                    payloads.prepare(n + 1);
+                    payloads.sent(n);
                 }
                 (section.end(pass.count * size as u64)?, Box::new(sender))
             }

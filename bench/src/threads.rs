@@ -45,10 +45,10 @@ pub fn one_by_one<S: InProcess<Sending: Sending, Receiving: Receiving>>(job: &Jo
     let (mut sending, mut receiving) = S::pair(job)?;
     let mut payloads = Payloads::new(size);
     let send = move |count: u64| {
-        payloads.prepare(0);
+        payloads.begin(0);
         for n in 0..count {
             sending.send(payloads.prepared(n, size))?;
-            payloads.prepare(n + 1);
+            payloads.sent(n);
         }
         sending.flush()
     };

@@ -127,14 +127,14 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
             let mut sending = S::sending(job)?;
             // Of several senders each has numbers of its own.
             let first = fan_in::first_number(job.index);
-            payloads.prepare(first);
+            payloads.begin(first);
             for n in first..first + WARM_UP {
                 send(&mut sending, &mut payloads, job.sizes.max as usize, n)?;
             }
             sending.flush()?;
             passes(job, |pass| {
                 let mut sizes = job.sizes.sequence();
-                payloads.prepare(first);
+                payloads.begin(first);
                 let mut bytes = 0;
                 let section = Section::start(pass)?;
                 with_work(steps, first..first + job.share(job.index, pass.count), |n| {
@@ -181,7 +181,7 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
             passes(job, |pass| {
                 histogram.reset();
                 let mut sizes = job.sizes.sequence();
-                payloads.prepare(0);
+                payloads.begin(0);
                 let mut bytes = 0;
                 let section = Section::start(pass)?;
                 let mut schedule = Schedule::of(job);
@@ -415,39 +415,65 @@ impl Section {
     }
 }
 
-/// What is sent. Two buffers take turns, and the number of the next message is written while this one is on its way: a
-/// number written just before the copy would hold up the copy until the processor's earlier stores are out, and that
-/// stall, not the channel, would be measured.
-pub struct Payloads([Vec<u8>; 2]);
+/// What is sent, by turns: a message's number is written when the one whose buffer it takes has gone. Who copies a message loads its number by
+/// more bytes than were just stored, and a processor lets that wait until all stores before are out; that stall, not the channel,
+/// would be measured if the number were written just before. So there are some, see [`turns`].
+pub struct Payloads {
+    bytes: Vec<u8>,
+    size: usize,
+    turns: usize,
+}
+
+/// How many there are of `size` bytes: between two turns of one there are more stores than a processor holds back. A power of two.
+pub fn turns(size: usize) -> usize {
+    if size <= 64 { 16 } else { 2 }
+}
 
 impl Payloads {
     /// Of messages of at most `size` bytes.
     pub fn new(size: usize) -> Payloads {
-        let mut payloads = Payloads(buffers(size));
-        payloads.prepare(0);
+        let turns = turns(size);
+        let mut payloads = Payloads { bytes: buffer(size).repeat(turns), size, turns };
+        payloads.begin(0);
         payloads
     }
 
-    /// Writes number `n` into the buffer whose turn it will be.
+    /// Writes the numbers of the first messages, from `first`.
+    pub fn begin(&mut self, first: u64) {
+        (first..first + self.turns as u64).for_each(|n| self.prepare(n));
+    }
+
     #[inline]
-    pub fn prepare(&mut self, n: u64) {
-        stamp(&mut self.0[n as usize % 2], n);
+    fn prepare(&mut self, n: u64) {
+        let at = self.at(n);
+        stamp(&mut self.bytes[at..at + self.size], n);
+    }
+
+    #[inline]
+    fn at(&self, n: u64) -> usize {
+        (n as usize & (self.turns - 1)) * self.size
     }
 
     /// Message `n`, which is prepared.
     #[inline]
     pub fn prepared(&self, n: u64, size: usize) -> &[u8] {
-        &self.0[n as usize % 2][..size]
+        &self.bytes[self.at(n)..][..size]
+    }
+
+    /// Message `n` is sent: its buffer is another's.
+    #[inline]
+    pub fn sent(&mut self, n: u64) {
+        self.prepare(n + self.turns as u64);
     }
 
     /// Whether that is message `n`, of `size` bytes, with all its bytes.
     #[inline]
     pub fn is_number(&self, message: &[u8], n: u64, size: usize) -> bool {
         let behind = NUMBER_BYTES.min(size)..;
-        // Any of the two buffers has the bytes behind the number.
+        // Any of the buffers has the bytes behind the number.
         message.len() == size
             && number(message) == expected(n, size)
-            && are_same(&message[behind.clone()], &self.0[0][..size][behind])
+            && are_same(&message[behind.clone()], &self.bytes[..size][behind])
     }
 }
 
@@ -466,16 +492,15 @@ fn are_same(found: &[u8], wanted: &[u8]) -> bool {
 }
 
 /// The bytes that are sent, without a number yet.
-pub fn buffers(size: usize) -> [Vec<u8>; 2] {
-    let buffer: Vec<u8> = (0..size).map(pattern).collect();
-    [buffer.clone(), buffer]
+pub fn buffer(size: usize) -> Vec<u8> {
+    (0..size).map(pattern).collect()
 }
 
-/// Sends message `n`, and prepares the next.
+/// Sends message `n`.
 #[inline(always)]
 fn send(sending: &mut impl Sending, payloads: &mut Payloads, size: usize, n: u64) -> Result<()> {
     sending.send(payloads.prepared(n, size))?;
-    payloads.prepare(n + 1);
+    payloads.sent(n);
     Ok(())
 }
 
@@ -609,6 +634,20 @@ mod tests {
                 stamp(&mut payload, n);
                 assert_eq!(number(&payload), expected(n, size), "{n} in {size} bytes");
                 assert!(whole(&payload));
+            }
+        }
+    }
+
+    #[test]
+    fn payloads_have_their_numbers_whenever_their_turn_is() {
+        for size in [0, 3, 16, 64, 300] {
+            let mut payloads = Payloads::new(size);
+            for first in [5, 0] {
+                payloads.begin(first);
+                for n in first..first + 100 {
+                    assert!(payloads.is_number(payloads.prepared(n, size), n, size), "{n} in {size} bytes");
+                    payloads.sent(n);
+                }
             }
         }
     }

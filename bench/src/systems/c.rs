@@ -41,7 +41,8 @@ struct Shared {
     in_place: u32,
     delay_ns: u64,
     work_steps: u64,
-    payloads: [*mut u8; 2],
+    payloads: *mut u8,
+    turns: u32,
     buffer: *mut u8,
     is_whole: extern "C" fn(*const u8, usize) -> c_int,
     work: extern "C" fn(u64),
@@ -70,7 +71,7 @@ pub struct CSide {
     pass: unsafe extern "C" fn(*mut Shared, *mut SharedPass) -> c_int,
     close: unsafe extern "C" fn(*mut Shared),
     /// What `shared` points at.
-    _kept: (CString, CString, [Vec<u8>; 3]),
+    _kept: (CString, CString, [Vec<u8>; 2]),
 }
 
 /// Makes what a side loads, unless it is there. Before the sides start, so that they need not wait for the compiler.
@@ -133,8 +134,8 @@ impl CSide {
         let name = |part| CString::new(format!("unix:{}", job.directory.join(part).display()));
         let (there, back) = (name("there")?, name("back")?);
         let size = job.sizes.max as usize;
-        let [first, second] = workload::buffers(size);
-        let mut buffers = [first, second, vec![0; size]];
+        let turns = workload::turns(size);
+        let mut buffers = [workload::buffer(size).repeat(turns), vec![0; size]];
         let shared = Box::new(Shared {
             there: there.as_ptr(),
             back: back.as_ptr(),
@@ -147,8 +148,9 @@ impl CSide {
             in_place: job.in_place() as u32,
             delay_ns: job.delay_us * 1000,
             work_steps: job.work_steps(),
-            payloads: [buffers[0].as_mut_ptr(), buffers[1].as_mut_ptr()],
-            buffer: buffers[2].as_mut_ptr(),
+            payloads: buffers[0].as_mut_ptr(),
+            turns: turns as u32,
+            buffer: buffers[1].as_mut_ptr(),
             is_whole,
             work,
             sender: ptr::null_mut(),
