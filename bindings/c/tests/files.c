@@ -478,31 +478,6 @@ static void memory_is_released_once_whatever_becomes_of_its_operation(void) {
     CHECK(close(ends[1]) == 0 && unlink(path) == 0);
 }
 
-static void a_closed_engine_writes_no_memory_that_has_no_release(void) {
-    enum { BYTES = 8 << 20, READS = 32 };
-    char *bytes = (char *)malloc(BYTES);
-    struct iovec memory = {bytes, BYTES};
-    pelton_operation asked[READS];
-    pelton_file *file;
-    size_t taken;
-    CHECK(bytes);
-    begin();
-    file = opened(path, O_RDWR | O_CREAT);
-    memset(bytes, 'f', BYTES);
-    CHECK(did(transfer(PELTON_FILE_WRITE, file, &memory, 1, 0)).count == BYTES);
-    /* All to the same place: some of them are under way still when the engine is closed. */
-    for (int i = 0; i < READS; i++) asked[i] = transfer(PELTON_FILE_READ, file, &memory, 1, 0);
-    OK(pelton_file_submit(engine, asked, READS, &taken));
-    CHECK(taken == READS);
-    end();
-    memset(bytes, 'm', BYTES);
-    usleep(100000);
-    for (size_t at = 0; at < BYTES; at++) CHECK(bytes[at] == 'm');
-    free(bytes);
-    OK(pelton_close(file));
-    CHECK(unlink(path) == 0);
-}
-
 /* What is at a path, to be freed. */
 static char *content(const char *at, size_t *size) {
     struct stat found;
@@ -794,7 +769,6 @@ static const test tests[] = {
     TEST(a_chain_goes_on_until_something_fails),
     TEST(an_armed_engine_begins_the_first_by_itself_and_has_the_loop_begin_the_rest),
     TEST(memory_is_released_once_whatever_becomes_of_its_operation),
-    TEST(a_closed_engine_writes_no_memory_that_has_no_release),
     TEST(a_file_goes_into_a_channel_and_out_of_one),
     TEST(closing_waits_for_memory_also_where_waiting_is_refused),
     TEST(what_is_cut_short_says_by_what),
