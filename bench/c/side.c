@@ -297,9 +297,6 @@ static int answer_all(struct side *side, struct pass *pass) {
 #ifdef SIDE_UV
 /* ---- The same in libuv's loop: a pass is a uv_run, which returns when nothing is started any more ------------------------------- */
 
-/* Messages sent in one turn of the loop, after which its other handles would have theirs; a turn costs about half a microsecond. */
-enum { A_TURN = 1000 };
-
 static struct {
     uv_loop_t loop;
     pelton_uv_sender sender;
@@ -332,8 +329,14 @@ static void on_receiver_end(pelton_uv_receiver *handle, int code) {
 
 /* Sends the stream's messages, those of one turn. */
 static void on_room_for_more(pelton_uv_sender *handle) {
+    uint64_t began = now_ns();
     /* Who works for each message gives the loop its turn after each. */
-    for (int i = 0; i < (uv.side->work_steps > 0 ? 1 : A_TURN); i++) {
+    for (uint64_t i = 0, looks_at = 1; i < (uv.side->work_steps > 0 ? 1 : UINT64_MAX); i++) {
+        /* A turn as a receiver's: by the clock, looked at after as many messages again as before. */
+        if (i == looks_at) {
+            if (now_ns() - began >= PELTON_UV_TURN_NS) return;
+            looks_at *= 2;
+        }
         if (uv.unsent == NULL) {
             if (uv.n == uv.pass->count) {
                 uv_ends(0);

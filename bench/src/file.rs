@@ -75,7 +75,8 @@ enum Part {
     /// 100 bytes at a time from 8 threads: messages a second, and with a write for each
     Append,
     /// 1 GiB written and synced by an event loop: the longest of its callbacks, in microseconds of its thread's CPU time and by the clock, and when it
-    /// writes itself; CPU time by libuv's loop with pelton_uv.h too
+    /// writes itself; CPU time by libuv's loop with pelton_uv.h too, and apart of turns in which others ran in its place (-switched), whose time Linux may
+    /// charge to it, and of those that found nothing to do (-empty)
     Loop,
     /// The same by libuv's loop: the median of how late its timers are, in microseconds, and of one that does nothing else
     LoopTimers,
@@ -602,13 +603,17 @@ fn event_loop(place: &Path) -> Result<[Figures; 2]> {
         ("pelton-threads", loop_by_pelton(place, &EngineOptions::new().without_io_uring())?),
         ("write", loop_by_write(place)?),
     ];
-    let mut figures = [0, 1].map(|which| loops.iter().map(|(system, longest)| (*system, longest.0[which])).collect());
+    let mut figures: [Figures; 2] =
+        [0, 1].map(|which| loops.iter().map(|(system, longest)| (*system, longest.0[which])).collect());
     // Its callbacks are within its poll, whose waiting is no CPU time but is on the clock: by that it is measured as `loop-timers`. Beside
     // it a loop whose own callbacks do next to nothing: what the machine does meanwhile in the name of whoever is running.
-    for (system, how) in [("pelton-uv", "pelton"), ("libuv-fs", "libuv-fs")] {
+    for (systems, how) in [
+        (["pelton-uv", "pelton-uv-switched", "pelton-uv-empty"], "pelton"),
+        (["libuv-fs", "libuv-fs-switched", "libuv-fs-empty"], "libuv-fs"),
+    ] {
         match loop_by_uv(how, place) {
-            Ok(uv) => _ = Figures::insert(&mut figures[0], system, uv.worst_us),
-            Err(error) => eprintln!("pelton-bench file: {system} is left out: {error:#}"),
+            Ok(uv) => figures[0].extend(systems.into_iter().zip(uv.worst_us)),
+            Err(error) => eprintln!("pelton-bench file: {how} in a libuv loop is left out: {error:#}"),
         }
     }
     Ok(figures)
@@ -645,7 +650,8 @@ fn loop_timers(place: &Path) -> Result<Figures> {
 
 /// What a libuv loop says of itself.
 struct UvLoop {
-    worst_us: f64,
+    /// Of its turns; of those in which others ran in its place; of those that found nothing to do.
+    worst_us: [f64; 3],
     late_us: f64,
     seconds: f64,
 }
@@ -667,8 +673,10 @@ fn uv_loop(arguments: &[&str]) -> Result<UvLoop> {
     ensure!(done.status.success(), "uvloop {arguments:?} failed");
     let text = String::from_utf8(done.stdout)?;
     let numbers: Vec<f64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-    let [worst_us, late_us, seconds] = numbers[..] else { bail!("uvloop said {text:?}, wanted three numbers") };
-    Ok(UvLoop { worst_us, late_us, seconds })
+    let [worst, switched, empty, late_us, seconds] = numbers[..] else {
+        bail!("uvloop said {text:?}, wanted five numbers")
+    };
+    Ok(UvLoop { worst_us: [worst, switched, empty], late_us, seconds })
 }
 
 fn piece(number: u64) -> Vec<u8> {

@@ -144,6 +144,13 @@ static inline int pelton_uv_look_on_(pelton_uv_receiver *handle, pelton_message 
     return PELTON_AGAIN;
 }
 
+/* PELTON_AGAIN: armed, and there is none. Else what came meanwhile: the turn goes on with it, which saves the loop one. */
+static inline int pelton_uv_receiver_arm_(pelton_uv_receiver *handle, pelton_message *message) {
+    int code = pelton_arm(handle->receiver);
+    /* The descriptor is readable until it is armed anew, should there be none after all. */
+    return code == PELTON_OK ? pelton_receive(handle->receiver, PELTON_NO_WAIT, message) : code;
+}
+
 static inline void pelton_uv_receiver_turn_(uv_poll_t *poll, int status, int events) {
     pelton_uv_receiver *handle = (pelton_uv_receiver *)poll->data;
     uint64_t began = uv_hrtime();
@@ -155,6 +162,7 @@ static inline void pelton_uv_receiver_turn_(uv_poll_t *poll, int status, int eve
             pelton_message message;
             code = pelton_receive(handle->receiver, PELTON_NO_WAIT, &message);
             if (code == PELTON_AGAIN) code = pelton_uv_look_on_(handle, &message);
+            if (code == PELTON_AGAIN) code = pelton_uv_receiver_arm_(handle, &message);
             if (code != PELTON_OK) break;
             handle->in_message = 1;
             handle->on_message(handle, &message);
@@ -170,9 +178,7 @@ static inline void pelton_uv_receiver_turn_(uv_poll_t *poll, int status, int eve
         /* Not armed anew, the descriptor is readable still: the next turn goes on. */
         if (code == PELTON_OK && uv_hrtime() - began >= PELTON_UV_TURN_NS) return;
     }
-    /* PELTON_OK: one has come meanwhile, and the descriptor is readable. */
-    if (code == PELTON_AGAIN) code = pelton_arm(handle->receiver);
-    if (code != PELTON_AGAIN && code != PELTON_OK) pelton_uv_receiver_ended_(handle, code);
+    if (code != PELTON_AGAIN) pelton_uv_receiver_ended_(handle, code);
 }
 
 /* Has messages delivered from now on. Started already: changes the callbacks. Errors: whatever would be told to on_end, which then

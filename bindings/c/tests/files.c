@@ -290,6 +290,52 @@ static void a_loop_does_many_at_a_time_and_each_comes_back_with_its_token(void) 
     end();
 }
 
+static void an_armed_engine_begins_the_first_by_itself_and_has_the_loop_begin_the_rest(void) {
+    char bytes[2];
+    struct iovec memory[2] = {{bytes, 1}, {bytes + 1, 1}};
+    pelton_operation asked[2];
+    pelton_file_completion out;
+    pelton_file *idle[2];
+    size_t taken;
+    int ends[2][2];
+    begin();
+    for (int i = 0; i < 2; i++) {
+        CHECK(pipe2(ends[i], O_CLOEXEC) == 0);
+        OK(pelton_file_from_fd(ends[i][0], "a pipe", &idle[i]));
+        asked[i] = transfer(PELTON_FILE_READ, idle[i], &memory[i], 1, PELTON_CURRENT);
+        asked[i].token = (uint64_t)i;
+    }
+    for (int round = 0; round < 3; round++) {
+        ANSWERS(pelton_arm(engine), PELTON_AGAIN);
+        CHECK(readable(0) == 0);
+        OK(pelton_file_submit(engine, &asked[0], 1, &taken));
+        CHECK(readable(0) == 0);
+        OK(pelton_file_submit(engine, &asked[1], 1, &taken));
+        /* The loop is to come, and begins it with whatever else there is by then. */
+        CHECK(readable(0) == 1);
+        if (round == 2) {
+            /* Begun: it is readable for what has come, not for what is to begin. */
+            ANSWERS(pelton_arm(engine), PELTON_AGAIN);
+            CHECK(readable(0) == 0);
+        }
+        CHECK(write(ends[0][1], "a", 1) == 1 && write(ends[1][1], "b", 1) == 1);
+        for (int i = 0; i < 2; i++) next(&out);
+        CHECK(memcmp(bytes, "ab", 2) == 0);
+    }
+    /* Without another call of the engine. */
+    ANSWERS(pelton_arm(engine), PELTON_AGAIN);
+    OK(pelton_file_submit(engine, &asked[0], 1, &taken));
+    CHECK(write(ends[0][1], "c", 1) == 1);
+    CHECK(readable(60000) == 1);
+    next(&out);
+    CHECK(out.token == 0 && out.count == 1 && bytes[0] == 'c');
+    for (int i = 0; i < 2; i++) {
+        OK(pelton_close(idle[i]));
+        CHECK(close(ends[i][1]) == 0);
+    }
+    end();
+}
+
 static void a_chain_goes_on_until_something_fails(void) {
     char bytes[4] = "abc";
     struct iovec memory = {bytes, 3};
@@ -721,6 +767,7 @@ static const test tests[] = {
     TEST(a_directory_is_listed_in_batches),
     TEST(a_loop_does_many_at_a_time_and_each_comes_back_with_its_token),
     TEST(a_chain_goes_on_until_something_fails),
+    TEST(an_armed_engine_begins_the_first_by_itself_and_has_the_loop_begin_the_rest),
     TEST(memory_is_released_once_whatever_becomes_of_its_operation),
     TEST(a_file_goes_into_a_channel_and_out_of_one),
     TEST(closing_waits_for_memory_also_where_waiting_is_refused),

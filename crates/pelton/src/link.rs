@@ -106,6 +106,8 @@ pub(crate) struct Link {
 
 /// How often an operation that finds no reason to sleep may look whether the peer is alive.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// How often who does not wait does so: it has other things to do, and with a loop, which is told.
+const LOOK_SELDOM: Duration = Duration::from_millis(10);
 
 /// How many peers of a path channel's end that have come and gone one look passes over. There is hardly ever more than one; a
 /// page whose generation never stands still is not to keep anybody looking.
@@ -292,6 +294,11 @@ impl Link {
     /// Whether those who ask often may look again: once in a millisecond.
     pub(crate) fn is_look_due(&self) -> bool {
         self.looked.elapsed() >= LOOK_EVERY
+    }
+
+    /// Whether those may who ask often, and do not wait: once in ten milliseconds.
+    pub(crate) fn is_look_overdue(&self) -> bool {
+        self.looked.elapsed() >= LOOK_SELDOM
     }
 
     /// Ends the connection from this side.

@@ -412,8 +412,8 @@ impl Receiver {
         let closed =
             self.lanes.is_one() && self.lanes.current.is_sender_here() && self.lanes.current.consumer.producer_closed();
         // An end noted while messages were still there is to be told now.
-        let perhaps =
-            closed || self.found_end().is_some() || (self.empties.is_multiple_of(16) && self.is_peer_known_gone()?);
+        let due = self.empties.is_multiple_of(16) && self.lanes.current.link.is_look_overdue();
+        let perhaps = closed || self.found_end().is_some() || (due && self.is_peer_known_gone()?);
         if !perhaps || self.look_for_ends()?.is_none() {
             return Ok(None);
         }

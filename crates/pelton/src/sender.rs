@@ -309,7 +309,9 @@ impl Sender {
             self.parts.link.ring_peer();
         }
         // An error here would be about a message that is sent: it is for the next call to find.
-        if let Ok(true) = self.is_peer_known_gone() {
+        if self.parts.link.is_look_overdue()
+            && let Ok(true) = self.is_peer_gone()
+        {
             self.note_end();
         }
     }

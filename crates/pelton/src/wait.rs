@@ -69,8 +69,10 @@ const LOADS_PER_CLOCK: u32 = 32;
 const SHORTEST: u32 = 4;
 /// Failed spins after which one is long enough for a peer that sleeps to be woken and to answer: two sides that wait for each
 /// other would otherwise go on sleeping when once something has kept both. At once when they begin to; later seldom enough to be
-/// no cost, 1 µs for each sleep.
-const LONG_AFTER: [u32; 2] = [1, 64];
+/// no cost, 0.2 µs for each sleep.
+const LONG_AFTER: [u32; 2] = [1, 256];
+/// Failed spins after which there is but one look until the next long one: a peer with a pace of its own, slower than any spin.
+const NONE_AFTER: u32 = 16;
 const SPIN_LONG: Duration = Duration::from_micros(50);
 
 /// How long to spin before sleeping, by what it brought lately.
@@ -97,7 +99,11 @@ impl Spin {
     }
 
     fn longest(&self) -> Duration {
-        if LONG_AFTER.contains(&self.failed) { SPIN_LONG } else { self.shortened(SPIN_MAX) }
+        match self.failed {
+            failed if LONG_AFTER.contains(&failed) => SPIN_LONG,
+            NONE_AFTER.. => Duration::ZERO,
+            _ => self.shortened(SPIN_MAX),
+        }
     }
 
     fn shortened(&self, most: Duration) -> Duration {
@@ -209,5 +215,44 @@ pub(crate) fn linger(side: &mut impl Side, most: Duration) -> Result<bool> {
             side.spin().has_failed();
             return Ok(false);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spin() -> Spin {
+        Spin { wait: Wait::Block, one_processor: false, failed: 0 }
+    }
+
+    #[test]
+    fn a_peer_slower_than_any_spin_is_hardly_spun_for_and_found_again_when_it_is_quick() {
+        let mut spin = spin();
+        let mut spins = Vec::new();
+        for _ in 0..10_000 {
+            spins.push(spin.longest());
+            spin.has_failed();
+        }
+        // Less than a percent of a sleep and a wake, which take some 25 µs; but the long ones never end.
+        let spent: Duration = spins.iter().sum();
+        assert!(spent < Duration::from_nanos(250) * 10_000, "{spent:?}");
+        assert!(spins[9_000..].contains(&SPIN_LONG));
+        while spin.longest() != SPIN_LONG {
+            spin.has_failed();
+        }
+        spin.has_paid();
+        assert_eq!(spin.longest(), SPIN_MAX);
+    }
+
+    #[test]
+    fn who_comes_while_nobody_spins_brings_spinning_back_by_and_by() {
+        let mut spin = spin();
+        (0..40).for_each(|_| spin.has_failed());
+        assert_eq!(spin.longest(), Duration::ZERO);
+        spin.has_paid();
+        assert_eq!(spin.longest(), SPIN_MAX / 8);
+        (0..3).for_each(|_| spin.has_paid());
+        assert_eq!(spin.longest(), SPIN_MAX);
     }
 }
