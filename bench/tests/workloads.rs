@@ -146,6 +146,39 @@ fn a_rival_that_cannot_be_built_is_left_out_with_the_reason_and_the_others_are_m
     assert!(String::from_utf8_lossy(&output.stderr).contains("ipc_ring is skipped"));
 }
 
+#[test]
+fn an_interrupt_while_a_rival_is_built_begins_no_other() {
+    use std::time::{Duration, Instant};
+    let directory = tempfile::tempdir().unwrap();
+    let [cargo, asked, go_on] = ["cargo", "asked", "go-on"].map(|name| directory.path().join(name));
+    // It says what it was asked for, and is not ready before it is told to be, or the test has failed.
+    let script = format!(
+        "#!/bin/sh\necho \"$@\" >>'{}'\nn=0\nwhile [ ! -e '{}' ] && [ $n -lt 6000 ]; do n=$((n + 1)); sleep 0.01; done\nexit 101\n",
+        asked.display(),
+        go_on.display()
+    );
+    fs::write(&cargo, script).unwrap();
+    fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = Command::new(env!("CARGO_BIN_EXE_pelton-bench"))
+        .args(["stream", "--count", "500", "--runs", "1", "--systems", "ipc_ring,ipmpsc,pipe"])
+        .env("CARGO", &cargo)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while !fs::read_to_string(&asked).is_ok_and(|text| text.ends_with('\n')) {
+        assert!(Instant::now() < until, "nothing was built");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&program), rustix::process::Signal::INT).unwrap();
+    fs::write(&go_on, "").unwrap();
+    let output = program.wait_with_output().unwrap();
+    let asked = fs::read_to_string(&asked).unwrap();
+    assert_eq!((asked.lines().count(), output.status.code()), (1, Some(130)), "{asked}{output:?}");
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("is skipped"), "{output:?}");
+}
+
 /// One that is there without a build: Python's.
 #[test]
 fn a_program_in_another_language_is_measured_and_its_system_calls_are_counted() {
