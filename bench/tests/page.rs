@@ -22,6 +22,15 @@ fn chromium() -> Option<PathBuf> {
     env::split_paths(&path).flat_map(|place| names.map(|name| place.join(name))).find(|place| place.is_file())
 }
 
+/// Whether there is one; what is left out without it is said.
+fn can_draw(what: &str) -> bool {
+    let found = chromium().is_some();
+    if !found {
+        eprintln!("LEFT OUT: {what}, for Chromium is missing: install the package chromium");
+    }
+    found
+}
+
 /// What the page is after its script has run, in a window of `width`; `probe` runs behind it and puts an answer in the title.
 fn drawn(page: &Path, width: u32, probe: &str) -> String {
     let with_probe = page.with_file_name(format!("probe-{width}.html"));
@@ -100,10 +109,9 @@ fn the_page_is_one_file_that_holds_the_record() {
 
 #[test]
 fn a_browser_draws_every_plot_and_a_table_beside_it() {
-    let Some(_) = chromium() else {
-        eprintln!("LEFT OUT: what a browser draws of the page, for Chromium is missing: install the package chromium");
+    if !can_draw("what a browser draws of the page") {
         return;
-    };
+    }
     let (_, page, lines) = record();
     let probe = "[document.querySelectorAll('main svg[role=img]').length, \
         document.querySelectorAll('svg[role=img]:not([aria-label])').length, \
@@ -142,10 +150,9 @@ fn a_browser_draws_every_plot_and_a_table_beside_it() {
 
 #[test]
 fn no_two_systems_look_alike_without_colours() {
-    let Some(_) = chromium() else {
-        eprintln!("LEFT OUT: how systems are told apart, for Chromium is missing: install the package chromium");
+    if !can_draw("how systems are told apart") {
         return;
-    };
+    }
     let (_, page, _) = record();
     // More than any plot has; a name more each time, as a record with more systems would have it.
     let probe = "(() => { while (labels.length < 36) labels.push('system ' + labels.length); \
@@ -156,10 +163,9 @@ fn no_two_systems_look_alike_without_colours() {
 
 #[test]
 fn a_phone_need_not_scroll_sideways_and_its_figures_can_be_read() {
-    let Some(_) = chromium() else {
-        eprintln!("LEFT OUT: how wide the page is on a phone, for Chromium is missing: install the package chromium");
+    if !can_draw("how wide the page is on a phone") {
         return;
-    };
+    }
     let (_, page, _) = record();
     // A window of a headless Chromium is at least 500 wide: the page is put into a frame that is narrower. Text is of 12 in a drawing; how large is
     // that, and is any drawing wider than its place?
@@ -187,10 +193,9 @@ fn a_phone_need_not_scroll_sideways_and_its_figures_can_be_read() {
 
 #[test]
 fn no_words_of_a_drawing_run_into_each_other() {
-    let Some(_) = chromium() else {
-        eprintln!("LEFT OUT: where a drawing's words are, for Chromium is missing: install the package chromium");
+    if !can_draw("where a drawing's words are") {
         return;
-    };
+    }
     let (_, page, _) = record();
     // Beside the record's drawings two with more decades, sizes and long names than it has.
     let probe = "(() => { \

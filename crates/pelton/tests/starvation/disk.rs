@@ -54,32 +54,19 @@ fn a_limit_of_file_sizes_is_an_error_and_no_signal() {
     alone(role_at("small files", &place));
 }
 
-/// A file system of a test's own; nothing where that is not allowed, which is said.
-pub struct Mounted(pub PathBuf);
-
 impl Mounted {
-    pub fn new(place: &Place, options: &str) -> Option<Mounted> {
-        let point = place.path().join("mounted");
-        let _ = std::fs::create_dir(&point);
-        if is_root() && mount(&["-t", "tmpfs", "-o", options, "tmpfs"], &point) {
-            return Some(Mounted(point));
-        }
-        eprintln!("SKIPPED: no permission to mount a tmpfs with {options}");
-        None
-    }
-
     /// Eight MiB, of ext4.
     pub fn disk(place: &Place) -> Option<Mounted> {
         let (point, image) = (place.path().join("mounted"), place.path().join("image"));
         std::fs::create_dir(&point).unwrap();
         std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
         let made = Command::new("mkfs.ext4").args(["-q", "-O", "^has_journal", "-m", "0"]).arg(&image).status();
-        let made = is_root() && made.is_ok_and(|status| status.success());
-        if made && mount(&["-o", "loop", image.to_str().unwrap()], &point) {
-            return Some(Mounted(point));
+        let made = made.is_ok_and(|status| status.success());
+        let mounted = made.then(|| Mounted::by(&point, &["-o", "loop", image.to_str().unwrap()])).flatten();
+        if mounted.is_none() {
+            eprintln!("SKIPPED: no permission, or no means, to mount an ext4");
         }
-        eprintln!("SKIPPED: no permission, or no means, to mount an ext4");
-        None
+        mounted
     }
 
     /// Takes all the space that there is.
@@ -100,21 +87,6 @@ impl Mounted {
             assert!(Instant::now() < until, "the disk stays full");
             std::thread::yield_now();
         }
-    }
-
-    fn resize(&self, bytes: &str) {
-        assert!(mount(&["-o", &format!("remount,size={bytes}")], &self.0));
-    }
-}
-
-pub fn mount(arguments: &[&str], point: &Path) -> bool {
-    let done = Command::new("mount").args(arguments).arg(point).stderr(std::process::Stdio::null()).status();
-    done.is_ok_and(|status| status.success())
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
 
@@ -147,7 +119,7 @@ pub fn receive_what_is_there(receiver: &mut Receiver, next: &mut u64) {
 #[test]
 fn on_a_file_system_of_64_kib_nothing_can_be_made_and_nothing_is_left() {
     let place = Place::new("on a file system of 64 KiB nothing can be made and nothing is left");
-    let Some(mounted) = Mounted::new(&place, "size=64k") else { return };
+    let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=64k") else { return };
     let path = mounted.0.join("channel");
     for capacity in [4096, SMALL, 64 << 20] {
         no_space(Options::new().capacity(capacity).create_sender(&path));
@@ -167,7 +139,7 @@ fn on_a_file_system_of_64_kib_nothing_can_be_made_and_nothing_is_left() {
 #[test]
 fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
     let place = Place::new("at each size of a file system no space is an error, and nothing is lost");
-    let Some(mounted) = Mounted::new(&place, "size=4k") else { return };
+    let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=4k") else { return };
     let path = mounted.0.join("channel");
     let options = || Options::new().capacity(1 << 20).lanes(2);
     let (mut created, mut stretched, mut added) = (0, 0, 0);

@@ -284,7 +284,7 @@ fn a_signal_each_millisecond_at_both_ends_ends_no_wait_and_loses_nothing() {
 #[test]
 fn a_message_of_half_a_gigabyte_is_sent_under_signals() {
     let place = Place::new("a message of half a gigabyte is sent under signals");
-    let Some(mounted) = Mounted::new(&place, "size=600m") else { return };
+    let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=600m") else { return };
     let mut sender = Options::new().capacity(1 << 30).create_sender(mounted.0.join("channel")).unwrap();
     let storm = Storm::begin();
     // Not written to: that it is allocated is what takes its time.
