@@ -129,15 +129,21 @@ pub fn measure(plan: &Plan, progress: &Progress) -> Result<(Report, bool)> {
         },
         systems: plan.systems.iter().map(|choice| system_report(plan, choice)).collect(),
     };
+    let bar = &progress.bar;
     for system in &mut report.systems {
-        if let Err(reason) = make_ready(plan, system) {
+        bar.set_message(format!("{}: making {} ready", word(plan.workload), system.choice));
+        let ready = make_ready(plan, system);
+        // An interrupt at a terminal ends what builds, too: that it failed then is no news, and the next one is not begun.
+        if interrupts.came() {
+            return Ok((report, true));
+        }
+        if let Err(reason) = ready {
             let reason = format!("{reason:#}");
-            eprintln!("note: {} is skipped: {reason}", system.choice);
+            bar.suspend(|| eprintln!("note: {} is skipped: {reason}", system.choice));
             system.skipped = Some(reason);
         }
     }
     let work_steps = work_steps(plan);
-    let bar = &progress.bar;
     let number_of_systems = report.systems.len();
     for number in 0..=plan.runs {
         // Before the first run each may look how many messages it is to have.

@@ -52,6 +52,11 @@ impl Interrupts {
         }
         Ok(Interrupts(ours))
     }
+
+    /// Whether there was one. Does not wait.
+    pub(crate) fn came(&self) -> bool {
+        matches!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&Timespec::default())), Ok(1..))
+    }
 }
 
 /// One process of a run. It does not outlive this value.

@@ -22,6 +22,15 @@ fn chromium() -> Option<PathBuf> {
     env::split_paths(&path).flat_map(|place| names.map(|name| place.join(name))).find(|place| place.is_file())
 }
 
+/// Whether there is one; what is left out without it is said.
+fn can_draw(what: &str) -> bool {
+    let found = chromium().is_some();
+    if !found {
+        eprintln!("LEFT OUT: {what}, for Chromium is missing: install the package chromium");
+    }
+    found
+}
+
 /// What the page is after its script has run, in a window of `width`; `probe` runs behind it and puts an answer in the title.
 fn drawn(page: &Path, width: u32, probe: &str) -> String {
     let with_probe = page.with_file_name(format!("probe-{width}.html"));
@@ -100,10 +109,9 @@ fn the_page_is_one_file_that_holds_the_record() {
 
 #[test]
 fn a_browser_draws_every_plot_and_a_table_beside_it() {
-    let Some(_) = chromium() else {
-        eprintln!("LEFT OUT: what a browser draws of the page, for Chromium is missing: install the package chromium");
+    if !can_draw("what a browser draws of the page") {
         return;
-    };
+    }
     let (_, page, lines) = record();
     let probe = "[document.querySelectorAll('main svg[role=img]').length, \
         document.querySelectorAll('svg[role=img]:not([aria-label])').length, \
@@ -142,10 +150,9 @@ fn a_browser_draws_every_plot_and_a_table_beside_it() {
 
 #[test]
 fn no_two_systems_look_alike_without_colours() {
-    let Some(_) = chromium() else {
-        eprintln!("LEFT OUT: how systems are told apart, for Chromium is missing: install the package chromium");
+    if !can_draw("how systems are told apart") {
         return;
-    };
+    }
     let (_, page, _) = record();
     // More than any plot has; a name more each time, as a record with more systems would have it.
     let probe = "(() => { while (labels.length < 36) labels.push('system ' + labels.length); \
@@ -156,12 +163,12 @@ fn no_two_systems_look_alike_without_colours() {
 
 #[test]
 fn a_phone_need_not_scroll_sideways_and_its_figures_can_be_read() {
-    let Some(_) = chromium() else {
-        eprintln!("LEFT OUT: how wide the page is on a phone, for Chromium is missing: install the package chromium");
+    if !can_draw("how wide the page is on a phone") {
         return;
-    };
+    }
     let (_, page, _) = record();
-    // A window of a headless Chromium is at least 500 wide: the page is put into a frame that is narrower.
+    // A window of a headless Chromium is at least 500 wide: the page is put into a frame that is narrower. Text is of 12 in a drawing; how large is
+    // that, and is any drawing wider than its place?
     let frame = page.with_file_name("frame.html");
     fs::write(
         &frame,
@@ -172,12 +179,39 @@ fn a_phone_need_not_scroll_sideways_and_its_figures_can_be_read() {
     let inner = serde_json::to_string(&inner).unwrap().replace('<', "\\u003c");
     let probe = format!(
         "(() => {{ const d = document.getElementById('f').contentDocument; d.open(); d.write({inner}); d.close(); \
-         const e = d.documentElement; const widths = [...d.querySelectorAll('main svg[role=img]')].map(svg => svg.getBoundingClientRect().width); \
-         return e.clientWidth + ' ' + e.scrollWidth + ' ' + d.body.dataset.drawn + ' ' + Math.floor(Math.min(...widths)); }})()"
+         const e = d.documentElement; const drawings = [...d.querySelectorAll('main svg[role=img]')]; \
+         const scales = drawings.map(svg => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width); \
+         const wide = drawings.filter(svg => svg.getBoundingClientRect().right > e.clientWidth).length; \
+         return [e.clientWidth, e.scrollWidth, d.body.dataset.drawn, Math.floor(12 * Math.min(...scales)), wide].join(' '); }})()"
     );
     let dom = drawn(&frame, 900, &probe);
     let found: Vec<u32> = title(&dom).rsplit_once("| ").unwrap().1.split(' ').map(|n| n.parse().unwrap()).collect();
     assert!(found[0] <= 360 && found[1] <= found[0] && found[2] >= 7, "{found:?}: {}", title(&dom));
-    // Text is of 12 in a drawing that is 560 wide.
-    assert!(12 * found[3] / 560 >= 11, "{found:?}: text of less than 11 pixels");
+    assert!(found[3] >= 11, "{found:?}: text of less than 11 pixels");
+    assert_eq!(found[4], 0, "a drawing goes on beyond the screen");
+}
+
+#[test]
+fn no_words_of_a_drawing_run_into_each_other() {
+    if !can_draw("where a drawing's words are") {
+        return;
+    }
+    let (_, page, _) = record();
+    // Beside the record's drawings two with more decades, sizes and long names than it has.
+    let probe = "(() => { \
+        const rows = ['multiprocessing-queue', 'sock-seqpacket-batched:block', 'a', 'b'].map((label, n) => ({ label, value: [0, 1e-7, 1, 30][n] })); \
+        const points = [1, 10, 100, 1e3, 1e4, 1e5].map(x => [x, x * x]); \
+        main.append(bars('many decades', rows, { text: digits, unit: 'calls' }), \
+            plot('many steps', [{ label: 'a', points }], { ...waits, yText: decimal })); \
+        const crossed = []; \
+        for (const svg of document.querySelectorAll('main svg[role=img]')) { \
+            const words = [...svg.querySelectorAll('text:not(:has(title))')].map(text => [text.textContent, text.getBoundingClientRect()]); \
+            words.forEach(([one, a], n) => words.slice(n + 1).forEach(([other, b]) => { \
+                if (a.left < b.right && b.left < a.right && a.top + 1 < b.bottom && b.top + 1 < a.bottom) crossed.push(one + ' over ' + other); })); \
+        } \
+        return crossed.join(', '); })()";
+    for width in [1200, 500] {
+        let dom = drawn(page, width, probe);
+        assert_eq!(title(&dom), "faults  | ", "in a window of {width}");
+    }
 }

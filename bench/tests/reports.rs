@@ -1,28 +1,11 @@
 //! The program as its user has it: small runs, whose report is read back. What it measures is not judged here, only that it is there.
 
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Output},
-    sync::Once,
-};
+mod support;
+
+use std::{fs, path::Path, process::Command, sync::Once};
 
 use serde_json::Value;
-
-fn bench(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_pelton-bench")).args(arguments).output().unwrap()
-}
-
-/// The lines of systems, and that of ratios.
-fn report(arguments: &[&str]) -> (Vec<Value>, Value) {
-    let output = bench(&[arguments, &["--json"]].concat());
-    let text = String::from_utf8(output.stdout).unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {errors}");
-    let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let ratios = lines.pop().unwrap();
-    (lines, ratios)
-}
+use support::{bench, report};
 
 const KERNELS: &str = "sock-stream-batched,pipe,sock-stream,sock-seqpacket,sock-seqpacket-batched";
 

@@ -1,19 +1,10 @@
 //! Every system of bench/rivals in every workload that it has a part in, by a few messages. Building them takes minutes, so this is a suite of
 //! its own: `./run test-bench`.
 
-use std::process::Command;
+mod support;
 
 use serde_json::Value;
-
-/// The systems' lines.
-fn report(arguments: &[&str]) -> Vec<Value> {
-    let output = Command::new(env!("CARGO_BIN_EXE_pelton-bench")).args(arguments).arg("--json").output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    lines.pop();
-    lines
-}
+use support::report;
 
 /// What is installed, not built from a registry of crates, may be missing.
 fn may_be_missing(system: &Value) -> bool {
@@ -29,7 +20,7 @@ fn may_be_missing(system: &Value) -> bool {
 fn all_are_measured(commands: &[(&str, &str)]) {
     for (command, systems) in commands {
         let words: Vec<&str> = command.split(' ').chain(["--runs", "1", "--systems", systems]).collect();
-        for system in report(&words) {
+        for system in report(&words).0 {
             assert!(system["skipped"].is_null() || may_be_missing(&system), "{command}: {system}");
             assert!(!system["runs"].as_array().unwrap().is_empty() || !system["skipped"].is_null(), "{system}");
             assert!(system["version"].as_str().unwrap().contains(['.', 'i']), "{system}");

@@ -1,5 +1,7 @@
 //! Rounds at a rate, threads, memory, kills, and the systems that are programs of bench/rivals: as a user has them, in small runs.
 
+mod support;
+
 use std::{
     env, fs,
     os::unix::fs::PermissionsExt,
@@ -7,27 +9,14 @@ use std::{
 };
 
 use serde_json::Value;
-
-fn bench(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_pelton-bench")).args(arguments).output().unwrap()
-}
-
-/// The systems' lines.
-fn report(arguments: &[&str]) -> Vec<Value> {
-    let output = bench(&[arguments, &["--json"]].concat());
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    lines.pop();
-    lines
-}
+use support::{bench, report};
 
 #[test]
 fn a_round_that_was_due_while_another_was_late_is_late_itself() {
     // A pipe makes no million rounds a second: the last one waits for all before it, and that is in its time.
     let count = 2000.0;
     let arguments = ["roundtrip", "--rate", "1000000", "--count", "2000", "--runs", "1", "--systems", "pipe,pelton"];
-    for system in report(&arguments) {
+    for system in report(&arguments).0 {
         assert_eq!(system["skipped"], Value::Null, "{system}");
         assert_eq!(system["parameters"]["rate"], 1_000_000);
         let figure = |name: &str| system[name].as_f64().unwrap_or_else(|| panic!("no {name} in {system}"));
@@ -38,10 +27,10 @@ fn a_round_that_was_due_while_another_was_late_is_late_itself() {
         assert_eq!(ladder.last().unwrap()[0], 1.0);
     }
     // Rounds that count from when they go fill the run, one after the other; of these that are all late each fills most of it.
-    let pipe = &report(&["roundtrip", "--rate", "1000000", "--count", "2000", "--runs", "1", "--systems", "pipe"])[0];
+    let pipe = &report(&["roundtrip", "--rate", "1000000", "--count", "2000", "--runs", "1", "--systems", "pipe"]).0[0];
     let together_ns = pipe["round_trip_ns"].as_f64().unwrap() * count;
     assert!(together_ns > 10.0 * 1e9 * pipe["seconds"].as_f64().unwrap(), "{pipe}");
-    let seldom = report(&["roundtrip", "--rate", "1000", "--count", "20", "--runs", "1", "--systems", "pipe"]);
+    let seldom = report(&["roundtrip", "--rate", "1000", "--count", "20", "--runs", "1", "--systems", "pipe"]).0;
     // Nobody sends ahead of time.
     assert!(seldom[0]["seconds"].as_f64().unwrap() >= 0.019, "{}", seldom[0]);
 }
@@ -51,7 +40,7 @@ fn threads_are_measured_with_single_messages_and_batches() {
     let arguments =
         ["threads", "--count", "5000", "--runs", "2", "--systems", "pelton,pelton-batches,pelton-path,limits"];
     for wait in ["block", "spin"] {
-        let systems = report(&[&arguments[..], &["--wait", wait]].concat());
+        let systems = report(&[&arguments[..], &["--wait", wait]].concat()).0;
         for system in &systems[..2] {
             assert_eq!(system["skipped"], Value::Null, "{system}");
             assert!(system["messages_per_second"].as_f64().unwrap() > 0.0);
@@ -67,7 +56,7 @@ fn threads_are_measured_with_single_messages_and_batches() {
 fn messages_that_go_together_are_measured_between_processes() {
     let of = |size: &str, system: &str| {
         let systems = format!("pipe:block,{system}");
-        report(&["stream", "--size", size, "--count", "5000", "--runs", "1", "--systems", &systems]).remove(1)
+        report(&["stream", "--size", size, "--count", "5000", "--runs", "1", "--systems", &systems]).0.remove(1)
     };
     // A size that is compiled in, and one that is not.
     for size in ["64", "100"] {
@@ -85,7 +74,8 @@ fn messages_that_go_together_are_measured_between_processes() {
 
 #[test]
 fn memory_grows_with_what_waits_where_there_is_room() {
-    let systems = report(&["memory", "--count", "20000", "--runs", "1", "--systems", "pelton,pelton-path,sock-stream"]);
+    let systems =
+        report(&["memory", "--count", "20000", "--runs", "1", "--systems", "pelton,pelton-path,sock-stream"]).0;
     let figure = |system: &Value, name: &str| system[name].as_f64().unwrap_or_else(|| panic!("no {name} in {system}"));
     for system in &systems[..2] {
         assert_eq!(figure(system, "backlog_messages"), 20_000.0);
@@ -100,7 +90,7 @@ fn memory_grows_with_what_waits_where_there_is_room() {
 
 #[test]
 fn a_survivor_is_seen_to_be_told_and_the_other_outcomes_have_names() {
-    let systems = report(&["kill", "--runs", "2", "--systems", "pelton,pelton-path,pipe,sock-stream"]);
+    let systems = report(&["kill", "--runs", "2", "--systems", "pelton,pelton-path,pipe,sock-stream"]).0;
     for system in systems {
         assert_eq!(system["skipped"], Value::Null, "{system}");
         for run in system["runs"].as_array().unwrap() {
@@ -146,6 +136,39 @@ fn a_rival_that_cannot_be_built_is_left_out_with_the_reason_and_the_others_are_m
     assert!(String::from_utf8_lossy(&output.stderr).contains("ipc_ring is skipped"));
 }
 
+#[test]
+fn an_interrupt_while_a_rival_is_built_begins_no_other() {
+    use std::time::{Duration, Instant};
+    let directory = tempfile::tempdir().unwrap();
+    let [cargo, asked, go_on] = ["cargo", "asked", "go-on"].map(|name| directory.path().join(name));
+    // It says what it was asked for, and is not ready before it is told to be, or the test has failed.
+    let script = format!(
+        "#!/bin/sh\necho \"$@\" >>'{}'\nn=0\nwhile [ ! -e '{}' ] && [ $n -lt 6000 ]; do n=$((n + 1)); sleep 0.01; done\nexit 101\n",
+        asked.display(),
+        go_on.display()
+    );
+    fs::write(&cargo, script).unwrap();
+    fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = Command::new(env!("CARGO_BIN_EXE_pelton-bench"))
+        .args(["stream", "--count", "500", "--runs", "1", "--systems", "ipc_ring,ipmpsc,pipe"])
+        .env("CARGO", &cargo)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while !fs::read_to_string(&asked).is_ok_and(|text| text.ends_with('\n')) {
+        assert!(Instant::now() < until, "nothing was built");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&program), rustix::process::Signal::INT).unwrap();
+    fs::write(&go_on, "").unwrap();
+    let output = program.wait_with_output().unwrap();
+    let asked = fs::read_to_string(&asked).unwrap();
+    assert_eq!((asked.lines().count(), output.status.code()), (1, Some(130)), "{asked}{output:?}");
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("is skipped"), "{output:?}");
+}
+
 /// One that is there without a build: Python's.
 #[test]
 fn a_program_in_another_language_is_measured_and_its_system_calls_are_counted() {
@@ -157,7 +180,7 @@ fn a_program_in_another_language_is_measured_and_its_system_calls_are_counted() 
     for (workload, size) in [("stream", "256"), ("stream", "1..300"), ("roundtrip", "64"), ("stream", "3")] {
         let arguments =
             [workload, "--size", size, "--count", "300", "--runs", "1", "--wait", "block", "--systems", systems];
-        let systems = report(&arguments);
+        let systems = report(&arguments).0;
         for system in &systems[1..] {
             assert_eq!(system["skipped"], Value::Null, "{system}");
             let figure = if workload == "stream" { "messages_per_second" } else { "round_trip_ns" };
@@ -169,7 +192,7 @@ fn a_program_in_another_language_is_measured_and_its_system_calls_are_counted() 
             }
         }
     }
-    let systems = report(&["stream", "--count", "10", "--runs", "1", "--systems", "pipe,multiprocessing-pipe:epoll"]);
+    let systems = report(&["stream", "--count", "10", "--runs", "1", "--systems", "pipe,multiprocessing-pipe:epoll"]).0;
     assert!(systems[1]["skipped"].as_str().unwrap().contains("write block"), "{}", systems[1]);
 }
 

@@ -39,11 +39,11 @@ static void read_tokens(void) {
 static void ask(pelton_uv_client *handle);
 
 static void on_answer(pelton_uv_call *call, int code, const pelton_completion *answer) {
-    static const char *const refusals[] = {"refused", "malformed", "forged", "expired"};
+    static const char *const refusals[] = {"refused", "malformed", "forged", "expired", "early"};
     pelton_uv_client *handle = call->handle;
     token *own = (token *)call->data;
     if (code != PELTON_OK) fail("the service has gone", code);
-    const char *verdict = answer->outcome == PELTON_REPLY ? "valid" : refusals[answer->code < 4 ? answer->code : 0];
+    const char *verdict = answer->outcome == PELTON_REPLY ? "valid" : refusals[answer->code < 5 ? answer->code : 0];
     size_t size = strlen(verdict) + answer->size + 3;
     own->verdict = (char *)malloc(size);
     snprintf(own->verdict, size, "%s: %.*s", verdict, (int)answer->size, (const char *)answer->data);

@@ -1,7 +1,7 @@
 /* Verifies JSON Web Tokens (RFC 7519) for whoever calls, in whatever language, by libjwt 1: as `crates/pelton/examples/jwt.rs`, which makes
  * tokens. jwt.c asks it from an event loop, bindings/nginx/examples/jwt.conf from nginx.
  *
- *     jwt_serve NAME      answers with a token's claims as JSON, or fails: 1 malformed, 2 wrong signature, 3 expired
+ *     jwt_serve NAME      answers with a token's claims as JSON, or fails: 1 malformed, 2 wrong signature, 3 expired, 4 not valid yet
  *
  * The keys are published ones. A real service would have its own.
  */
@@ -17,7 +17,7 @@
 
 #include "pelton.h"
 
-enum { MALFORMED = 1, SIGNATURE, EXPIRED };
+enum { MALFORMED = 1, SIGNATURE, EXPIRED, EARLY };
 enum { TOKEN_BYTES_MAX = 16384 }; /* libjwt decodes on the stack, of which a thread has 2 MiB; nginx takes headers of 8 KiB */
 
 static const char shared[] = "a secret of both sides, of 32 bytes";
@@ -37,6 +37,15 @@ static int is_well_formed(const char *token, size_t size) {
     return at == token + size + 1;
 }
 
+/* A claim that is a time: 1 and its seconds, 0 where there is none, -1 where it is no number. Not by _int, for which a fraction is 0. */
+static int time_of(jwt_t *jwt, const char *claim, double *seconds) {
+    char *text = jwt_get_grants_json(jwt, claim), *end = text;
+    if (text) *seconds = strtod(text, &end);
+    int found = !text ? 0 : end == text ? -1 : 1;
+    free(text);
+    return found;
+}
+
 /* 0 and the claims, to be freed; else a code and why. */
 static uint32_t verify(const char *token, char **claims, const char **why) {
     jwt_t *jwt = NULL;
@@ -48,11 +57,12 @@ static uint32_t verify(const char *token, char **claims, const char **why) {
     jwt_free(jwt);
     if (!key) return *why = "wanted a JSON Web Token by HS256 or ES256", MALFORMED;
     if (jwt_decode(&jwt, token, (const unsigned char *)key, (int)strlen(key)) != 0) return *why = "the signature is not its issuer's", SIGNATURE;
-    char *expires = jwt_get_grants_json(jwt, "exp"), *end = expires; /* not by _int, for which a fraction is 0 */
-    double seconds = expires ? strtod(expires, &end) : 0;
-    uint32_t code = end == expires ? MALFORMED : seconds <= (double)time(NULL) ? EXPIRED : 0;
-    free(expires);
-    *why = code == MALFORMED ? "wanted a number, exp: when it expires" : "it has expired";
+    double expires = 0, begins = 0, now = (double)time(NULL);
+    uint32_t code = 0;
+    if (time_of(jwt, "exp", &expires) != 1) *why = "wanted a number, exp: when it expires", code = MALFORMED;
+    else if (time_of(jwt, "nbf", &begins) < 0) *why = "wanted a number, nbf: when it begins to be valid", code = MALFORMED;
+    else if (expires <= now) *why = "it has expired", code = EXPIRED;
+    else if (begins > now) *why = "it is not valid yet", code = EARLY;
     if (code == 0 && !(*claims = jwt_get_grants_json(jwt, NULL))) *why = "its claims cannot be written as JSON", code = MALFORMED;
     jwt_free(jwt);
     return code;

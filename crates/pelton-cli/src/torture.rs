@@ -4,7 +4,8 @@
 //! receive as fast as they may until they are killed, again and again. What they did stands in their journals (`journal`); the
 //! storm compares what one side says with what the other says and with what is left (`ledger`). It knows nothing of pelton but
 //! where it looks at a path channel from outside: sides of any other channel go through the same (`--against`). Pelton's own go
-//! through others besides, of many senders and of record files (`crowd`).
+//! through others besides, of many senders and of record files (`crowd`). What a seed decides is in `scenario`, the processes as the storm
+//! has them in `processes`, what is said at the end in `report`.
 
 mod crowd;
 mod crowd_side;
@@ -12,30 +13,26 @@ mod host;
 mod journal;
 mod ledger;
 mod message;
+mod processes;
+mod report;
+mod scenario;
 pub mod side;
 
 use crate::{failure::Failure, inspect, progress, signals::Signals};
 use clap::Args;
 use indicatif::ProgressBar;
-use journal::{DONE, FAILED, Journal, READY, Word};
-use ledger::{Fault, KINDS, Kind, Ledger, Notes};
+use journal::{DONE, FAILED, Word};
+use ledger::{Fault, Kind, Ledger, Notes};
 use message::{Dice, Sizes, mix};
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal},
-    time::{ClockId, clock_gettime},
-};
-use serde::Serialize;
-use side::{By, Plan, Role, Waits};
+use processes::{Host, Pair, Side};
+use report::{Failed, Report, Told};
+use rustix::time::{ClockId, clock_gettime};
+use scenario::{Scenario, Victims, in_turn};
+use side::{By, Plan, Role};
 use std::{
-    cell::Cell,
     collections::BTreeSet,
-    fmt::Write as _,
     fs,
-    io::{BufRead as _, BufReader, Write as _},
-    os::{fd::OwnedFd, unix::process::CommandExt as _},
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
@@ -194,281 +191,6 @@ fn host_command(args: &TortureArgs) -> Result<Vec<String>, Failure> {
 fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// Which of so many combinations the scenario of this index has: each once before any comes again, in an order that the seed gives.
-fn in_turn(seed: u64, index: u64, combinations: u64) -> u64 {
-    let mut order: Vec<u64> = (0..combinations).collect();
-    let mut shuffle = Dice::new(seed ^ mix(index / combinations + 1));
-    for place in (1..order.len()).rev() {
-        order.swap(place, shuffle.below(place as u64 + 1) as usize);
-    }
-    order[(index % combinations) as usize]
-}
-
-/// Who is killed in a scenario.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Victims {
-    Sender,
-    Receiver,
-    /// Now one, now the other.
-    Either,
-    /// Both at once.
-    Both,
-}
-
-/// One channel and what happens to it: all that a seed decides.
-#[derive(Clone, Debug)]
-struct Scenario {
-    index: u64,
-    seed: u64,
-    by: By,
-    victims: Victims,
-    /// By connect: the sender listens.
-    sender_listens: bool,
-    sender_waits: Waits,
-    receiver_waits: Waits,
-    capacity: u64,
-    bytes_min: u64,
-    bytes_max: u64,
-    /// After so many messages, a pause of so many microseconds.
-    sender_pause: (u64, u64),
-    receiver_pause: (u64, u64),
-    /// How often somebody is killed; both at once count as one here.
-    kills: u64,
-    /// The last victim has no successor.
-    ends_alone: bool,
-}
-
-impl Scenario {
-    /// Who is killed, by what, who listens, how the survivor waits: each once before any comes again.
-    const COMBINATIONS: u64 = 24;
-
-    fn of(seed: u64, index: u64, combination: u64, kills: u64) -> Scenario {
-        let mut dice = Dice::new(seed ^ mix(!index));
-        let waits = [Waits::Block, Waits::Spin, Waits::Poll];
-        let waits_here = waits[(combination % 3) as usize];
-        let waits_there = dice.one_of(&waits);
-        let (by, victims, sender_listens) = match combination / 3 {
-            0 => (By::Connect, Victims::Sender, true),
-            1 => (By::Connect, Victims::Sender, false),
-            2 => (By::Connect, Victims::Receiver, true),
-            3 => (By::Connect, Victims::Receiver, false),
-            4 => (By::Path, Victims::Sender, false),
-            5 => (By::Path, Victims::Receiver, false),
-            6 => (By::Path, Victims::Either, false),
-            _ => (By::Path, Victims::Both, false),
-        };
-        let (sender_waits, receiver_waits) = match victims {
-            Victims::Receiver => (waits_here, waits_there),
-            _ => (waits_there, waits_here),
-        };
-        // Small ones are full at once and wrap all the time; large ones stretch.
-        let capacity = dice.one_of(&[64 << 10, 64 << 10, 128 << 10, 1 << 20, 8 << 20]);
-        let bytes_max = dice.one_of(&[0, 15, 64, 1000, 5000, capacity / 2 - 32]).min(1 << 20);
-        // As fast as it goes; a receiver that sleeps often; a sender that finds the lane full.
-        let (sender_pause, receiver_pause) = dice.one_of(&[
-            ((0, 0), (0, 0)),
-            ((8, 200), (0, 0)),
-            ((100, 2000), (0, 0)),
-            ((0, 0), (16, 300)),
-            ((0, 0), (100, 2000)),
-            ((50, 500), (50, 500)),
-        ]);
-        let ends_alone = by == By::Connect && dice.one_in(3);
-        let kills = if victims == Victims::Both { (kills / 2).max(1) } else { kills };
-        Scenario {
-            index,
-            seed,
-            by,
-            victims,
-            sender_listens,
-            sender_waits,
-            receiver_waits,
-            capacity,
-            bytes_min: 0,
-            bytes_max,
-            sender_pause,
-            receiver_pause,
-            kills,
-            ends_alone,
-        }
-    }
-
-    /// What any channel can do: every message has room for its number, and none is very large; a channel is not restored by more
-    /// than the program itself does, so that both kinds of channel are one.
-    fn against(&mut self) {
-        self.by = By::Path;
-        self.bytes_min = message::HEADER_BYTES as u64;
-        self.bytes_max = self.bytes_max.clamp(self.bytes_min, 20_000);
-        self.capacity = self.capacity.max(64 << 10);
-        self.ends_alone = false;
-    }
-}
-
-/// A process that was started.
-struct Side {
-    plan: Plan,
-    journal: Journal,
-    pid: Pid,
-    pidfd: OwnedFd,
-    is_killed: Cell<bool>,
-}
-
-impl Side {
-    fn get(&self, word: Word) -> u64 {
-        self.journal.get(word)
-    }
-
-    fn is_ready(&self) -> bool {
-        self.get(Word::State) == READY
-    }
-
-    /// Ready, and not without the other side by connect.
-    fn is_met(&self) -> bool {
-        self.is_ready() && (self.plan.by == By::Path || self.get(Word::Met) > self.get(Word::Told))
-    }
-
-    fn is_dead(&self, wait: Duration) -> bool {
-        let wait = Timespec::try_from(wait).expect("it is short");
-        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&wait)).is_ok_and(|ready| ready > 0)
-    }
-
-    /// SIGKILL.
-    fn kill(&self) {
-        self.is_killed.set(true);
-        // Gone already is as good.
-        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
-    }
-
-    fn await_death(&self) {
-        while !self.is_dead(Duration::from_secs(1)) {}
-    }
-
-    /// For people: what it says of itself, and where it is.
-    fn describe(&self) -> String {
-        let proc = |name: &str| {
-            let read = fs::read_to_string(format!("/proc/{}/{name}", self.pid.as_raw_nonzero()));
-            read.unwrap_or_else(|error| error.to_string()).trim().replace('\n', "\n    ")
-        };
-        format!(
-            "{:?}, process {}\n  journal: {}\n  text: {}\n  wchan: {}\n  syscall: {}\n  stack:\n    {}\n",
-            self.plan.role,
-            self.pid.as_raw_nonzero(),
-            self.journal.words(),
-            self.journal.text(),
-            proc("wchan"),
-            proc("syscall"),
-            proc("stack"),
-        )
-    }
-
-    /// Open descriptors, and mappings of files and shared memory. Not those that a sender keeps to send again, as many as there
-    /// are messages: it looks itself that none is left when they are released.
-    fn holdings(&self) -> (usize, usize) {
-        let open = fs::read_dir(format!("/proc/{}/fd", self.pid.as_raw_nonzero())).into_iter().flatten().flatten();
-        let is_kept = |path: PathBuf| self.plan.role == Role::Send && path == Path::new(side::ALONG);
-        let count = open.filter(|entry| !fs::read_link(entry.path()).is_ok_and(is_kept)).count();
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid.as_raw_nonzero())).unwrap_or_default();
-        (count, maps.lines().filter(|line| line.contains('/')).count())
-    }
-
-    /// Files in the directories for temporary ones that it has open or mapped.
-    fn files(&self) -> Vec<PathBuf> {
-        let pid = self.pid.as_raw_nonzero();
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        let mapped = maps.lines().filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..])));
-        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        let open = open.filter_map(|entry| fs::read_link(entry.path()).ok());
-        mapped.chain(open).filter(|path| path.starts_with("/dev/shm") || path.starts_with("/tmp")).collect()
-    }
-}
-
-/// The process that starts sides.
-struct Host {
-    child: Child,
-    requests: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Host {
-    /// In a process group of its own, so that Ctrl-C is the storm's alone, and all of it can be ended at once.
-    fn start(command: &[String], place: &Path) -> Result<Host, Failure> {
-        let failed = |error| Failure::Input(format!("`{}` cannot be run: {error}", command.join(" ")));
-        let mut child = Command::new(&command[0])
-            .args(&command[1..])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            // Whatever it leaves there is found.
-            .env("TMPDIR", place)
-            .env("XDG_RUNTIME_DIR", place)
-            .process_group(0)
-            .spawn()
-            .map_err(failed)?;
-        let answers = BufReader::new(child.stdout.take().expect("piped"));
-        Ok(Host { requests: child.stdin.take(), answers, child })
-    }
-
-    fn side(&mut self, plan: Plan) -> Result<Side, Failure> {
-        let failed = |text: String| Failure::System(format!("starting a side: {text}"));
-        let journal = Journal::create(&plan.journal).map_err(|error| Failure::system("making a journal", error))?;
-        let line = serde_json::to_string(&plan).expect("numbers and text");
-        let requests = self.requests.as_mut().expect("until it is closed");
-        match writeln!(requests, "{line}") {
-            // One that has ended already may have said why.
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(failed(error.to_string())),
-            _ => {}
-        }
-        let mut answer = String::new();
-        self.answers.read_line(&mut answer).map_err(|error| failed(error.to_string()))?;
-        let pid = answer.trim().parse().ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| failed(format!("the host answered {answer:?}, wanted a process's number")))?;
-        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.to_string()))?;
-        Ok(Side { plan, journal, pid, pidfd, is_killed: Cell::new(false) })
-    }
-
-    /// Its input ends, and so does it, in order.
-    fn close(mut self) {
-        self.requests = None;
-        let deadline = Instant::now() + PATIENCE_AGAINST;
-        while Instant::now() < deadline && !matches!(self.child.try_wait(), Ok(Some(_))) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        if let Some(group) = Pid::from_raw(self.child.id() as i32)
-            && !matches!(self.child.try_wait(), Ok(Some(_)))
-        {
-            let _ = kill_process_group(group, Signal::KILL);
-        }
-        let _ = self.child.wait();
-    }
-}
-
-/// Both sides of a channel as they are now.
-struct Pair {
-    sender: Side,
-    receiver: Side,
-}
-
-impl Pair {
-    fn sides(&self) -> [&Side; 2] {
-        [&self.sender, &self.receiver]
-    }
-}
-
-impl Drop for Pair {
-    fn drop(&mut self) {
-        for side in self.sides() {
-            side.kill();
-        }
-        for side in self.sides() {
-            side.await_death();
-        }
-    }
 }
 
 /// Why a scenario cannot go on: a fault that ends it, or that the storm cannot go on either.
@@ -950,153 +672,9 @@ impl Run<'_> {
     }
 }
 
-/// How soon survivors that waited were told.
-#[derive(Serialize)]
-struct Told {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    by: Option<By>,
-    survivors: u64,
-    median_us: f64,
-    p99_us: f64,
-    max_us: f64,
-}
-
-impl Told {
-    fn of(by: Option<By>, times: &[u64]) -> Option<Told> {
-        let mut sorted = times.to_vec();
-        sorted.sort_unstable();
-        let last = sorted.len().checked_sub(1)?;
-        let at = |index: usize| sorted[index] as f64 / 1000.0;
-        Some(Told {
-            by,
-            survivors: sorted.len() as u64,
-            median_us: at(last / 2),
-            p99_us: at(last * 99 / 100),
-            max_us: at(last),
-        })
-    }
-}
-
-/// A fault, and where it was found.
-#[derive(Serialize)]
-struct Failed {
-    kind: Kind,
-    scenario: u64,
-    text: String,
-}
-
-/// What the storm says at its end.
-#[derive(Serialize)]
-struct Report {
-    command: &'static str,
-    against: Option<String>,
-    seed: u64,
-    scenarios: u64,
-    kills: u64,
-    kills_of_senders: u64,
-    kills_of_receivers: u64,
-    kills_by_connect: u64,
-    kills_by_path: u64,
-    /// before the victim had joined
-    kills_while_starting: u64,
-    /// where many senders have one receiver, or append to one file
-    kills_of_many: u64,
-    /// received and checked, redelivered ones each time
-    messages: u64,
-    /// found in record files and checked
-    messages_in_files: u64,
-    bytes: u64,
-    redelivered: u64,
-    /// by one process whose descriptors and mappings were counted after each
-    deaths_outlived_most: u64,
-    /// the median of one is above 10 ms
-    told_late: bool,
-    told: Vec<Told>,
-    /// those that are not zero
-    faults: Vec<(Kind, u64)>,
-    failures: Vec<Failed>,
-    seconds: f64,
-}
-
-impl Report {
-    fn print(&self, json: bool) -> Result<(), Failure> {
-        let text = match json {
-            true => serde_json::to_string(self).expect("numbers and text") + "\n",
-            false => self.table().expect("a String takes everything"),
-        };
-        match std::io::stdout().write_all(text.as_bytes()) {
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
-            done => done.map_err(|error| Failure::system("standard output", error)),
-        }
-    }
-
-    fn table(&self) -> Result<String, std::fmt::Error> {
-        let mut text = String::new();
-        let Report { seed, scenarios, kills, messages, bytes, redelivered, .. } = self;
-        let whom = self.against.as_deref().unwrap_or("pelton");
-        writeln!(text, "{whom}: {kills} kills in {scenarios} scenarios of seed {seed}, {:.1} s", self.seconds)?;
-        let mut row = |name: &str, value: u64| writeln!(text, "  {name:<38}{value:>14}");
-        row("senders killed", self.kills_of_senders)?;
-        row("receivers killed", self.kills_of_receivers)?;
-        if self.against.is_none() {
-            row("by connect", self.kills_by_connect)?;
-            row("by path", self.kills_by_path)?;
-        }
-        row("before they had joined", self.kills_while_starting)?;
-        if self.against.is_none() {
-            row("of many senders or their receiver", self.kills_of_many)?;
-        }
-        row("deaths that one survivor outlived", self.deaths_outlived_most)?;
-        row("messages received and checked", *messages)?;
-        if self.against.is_none() {
-            row("messages checked in record files", self.messages_in_files)?;
-        }
-        row("bytes", *bytes)?;
-        row("marked as given again", *redelivered)?;
-        for kind in KINDS {
-            row(kind.words(), self.count(kind))?;
-        }
-        for told in &self.told {
-            let by = told.by.map(|by| format!(" by {by:?}").to_lowercase()).unwrap_or_default();
-            let Told { survivors, median_us, p99_us, max_us, .. } = told;
-            writeln!(
-                text,
-                "{survivors} survivors that waited{by} were told after {median_us:.0} µs (median), {p99_us:.0} (p99), {max_us:.0} (most)"
-            )?;
-        }
-        if self.told_late {
-            writeln!(text, "LATE: half of the survivors were told after more than {TOLD_WITHIN:?}")?;
-        }
-        Ok(text)
-    }
-
-    fn count(&self, kind: Kind) -> u64 {
-        self.faults.iter().filter(|(found, _)| *found == kind).map(|(_, count)| count).sum()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_seed_decides_the_scenarios_and_each_combination_comes_once_a_round() {
-        let all = |seed| -> Vec<String> {
-            let of = |index| Scenario::of(seed, index, in_turn(seed, index, Scenario::COMBINATIONS), 5);
-            (0..Scenario::COMBINATIONS).map(|index| format!("{:?}", of(index))).collect()
-        };
-        assert_eq!(all(1), all(1));
-        assert_ne!(all(1), all(2));
-        let kinds: BTreeSet<String> = (0..Scenario::COMBINATIONS)
-            .map(|index| {
-                let Scenario { by, victims, sender_listens, sender_waits, receiver_waits, .. } =
-                    Scenario::of(3, index, in_turn(3, index, Scenario::COMBINATIONS), 5);
-                let waits = if victims == Victims::Receiver { sender_waits } else { receiver_waits };
-                format!("{by:?} {victims:?} {sender_listens} {waits:?}")
-            })
-            .collect();
-        assert_eq!(kinds.len() as u64, Scenario::COMBINATIONS);
-    }
 
     #[test]
     fn growth_is_what_stays() {

@@ -1,7 +1,8 @@
 //! Verifies JSON Web Tokens (RFC 7519) for whoever calls, in whatever language: `bindings/c/examples/jwt.c` asks from a C event loop.
 //!
-//!     jwt serve NAME       answers with a token's claims as JSON, or fails: 1 malformed, 2 wrong signature, 3 expired
-//!     jwt tokens COUNT     prints tokens, by turns: HS256, ES256, HS256 of another secret, ES256 expired an hour ago
+//!     jwt serve NAME       answers with a token's claims as JSON, or fails: 1 malformed, 2 wrong signature, 3 expired, 4 not valid yet
+//!     jwt tokens COUNT     prints tokens, by turns: HS256, ES256, HS256 of another secret, ES256 expired an hour ago, HS256 valid in
+//!                          half an hour
 //!
 //! The keys are published ones. The service's verifies; a real one would have its own, and not the signing one.
 
@@ -26,6 +27,7 @@ const PRIVATE: &str = "308187020100301306072a8648ce3d020106082a8648ce3d030107046
 const MALFORMED: u32 = 1;
 const SIGNATURE: u32 = 2;
 const EXPIRED: u32 = 3;
+const EARLY: u32 = 4;
 
 struct Keys {
     shared: DecodingKey,
@@ -45,11 +47,13 @@ impl Keys {
         };
         let mut validation = Validation::new(header.alg);
         validation.leeway = 0;
+        validation.validate_nbf = true;
         match decode::<Value>(token, key, &validation) {
             Ok(token) => Ok(token.claims.to_string().into_bytes()),
             Err(error) => Err(match error.kind() {
                 ErrorKind::InvalidSignature => (SIGNATURE, "the signature is not its issuer's".to_owned()),
                 ErrorKind::ExpiredSignature => (EXPIRED, "it has expired".to_owned()),
+                ErrorKind::ImmatureSignature => (EARLY, "it is not valid yet".to_owned()),
                 _ => malformed(&error),
             }),
         }
@@ -77,13 +81,17 @@ fn tokens(count: u64) -> Result<(), Box<dyn Error>> {
     let (shared, another) = (EncodingKey::from_secret(SECRET), EncodingKey::from_secret(ANOTHER));
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
     for number in 0..count {
-        let (algorithm, key, expires) = match number % 4 {
+        let (algorithm, key, expires) = match number % 5 {
             0 => (Algorithm::HS256, &shared, now + 3600),
             1 => (Algorithm::ES256, &private, now + 3600),
             2 => (Algorithm::HS256, &another, now + 3600),
-            _ => (Algorithm::ES256, &private, now - 3600),
+            3 => (Algorithm::ES256, &private, now - 3600),
+            _ => (Algorithm::HS256, &shared, now + 3600),
         };
-        let claims = json!({ "sub": format!("user {number}"), "exp": expires });
+        let mut claims = json!({ "sub": format!("user {number}"), "exp": expires });
+        if number % 5 == 4 {
+            claims["nbf"] = json!(now + 1800);
+        }
         println!("{}", encode(&Header::new(algorithm), &claims, key)?);
     }
     Ok(())

@@ -821,21 +821,7 @@ fn two_containers_that_share_only_the_directory_meet_and_hear_of_each_others_dea
 #[test]
 fn a_full_disk_is_an_error_of_the_sender_and_nothing_is_damaged() {
     let here = Here::new("a full disk is an error of the sender, and nothing is damaged");
-    let mount = |arguments: &[&str]| {
-        let done = std::process::Command::new("mount").args(arguments).arg(here.place.path()).status();
-        done.is_ok_and(|status| status.success())
-    };
-    if !is_root() || !mount(&["-t", "tmpfs", "-o", "size=3m", "tmpfs"]) {
-        eprintln!("SKIPPED: no permission to mount a tmpfs");
-        return;
-    }
-    struct Unmount(PathBuf);
-    impl Drop for Unmount {
-        fn drop(&mut self) {
-            let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
-        }
-    }
-    let _unmount = Unmount(here.place.path().to_owned());
+    let Some(mounted) = Mounted::tmpfs(here.place.path(), "size=3m") else { return };
     let mut sender = Options::new().capacity(64 << 20).create_sender(here.path()).unwrap();
     let mut receiver = Options::new().open_receiver(here.path()).unwrap();
     let mut sent = 0;
@@ -857,7 +843,7 @@ fn a_full_disk_is_an_error_of_the_sender_and_nothing_is_damaged() {
         assert_eq!(seen.0[&0], (sent, 0));
     }
     // More space, and it goes on where it stood.
-    assert!(mount(&["-o", "remount,size=8m"]));
+    mounted.resize("8m");
     for _ in 0..2000 {
         numbered(0, sent, &mut bytes);
         sender.send(&bytes).unwrap();

@@ -6,7 +6,6 @@ mod support;
 use pelton::{Error, LaneId, Peer, RecordFile, RecordFileOptions, RecordReader, Run, Sink};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 use support::*;
 
@@ -542,31 +541,10 @@ fn limited(path: &Path) {
     say("well");
 }
 
-/// A tmpfs of a test's own, gone with it. `None` where that is not allowed.
-struct Small(PathBuf);
-
-impl Small {
-    fn mount(at: &Path, options: &str) -> Option<Small> {
-        std::fs::create_dir_all(at).unwrap();
-        let done = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at).status();
-        if !done.is_ok_and(|status| status.success()) {
-            eprintln!("SKIPPED: no permission to mount a tmpfs");
-            return None;
-        }
-        Some(Small(at.to_owned()))
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_when_there_is_room() {
     let place = Place::unwatched();
-    let Some(small) = Small::mount(&place.path().join("small"), "size=256k") else { return };
+    let Some(small) = Mounted::tmpfs(&place.path().join("small"), "size=256k") else { return };
     let path = small.0.join("log");
     let mut file = RecordFileOptions::new().rotate_bytes(100_000).open(&path).unwrap();
     let mut wanted: Vec<(u64, u32, u32)> = Vec::new();

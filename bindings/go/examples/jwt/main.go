@@ -1,8 +1,8 @@
 // Jwt verifies JSON Web Tokens (RFC 7519) for whoever calls, in whatever language. A token's claims are the reply, as JSON; else the call fails
-// with a code: 1 malformed, 2 wrong signature, 3 expired.
+// with a code: 1 malformed, 2 wrong signature, 3 expired, 4 not valid yet.
 //
 //	jwt serve NAME       a short name, under which several may serve, or unix:PATH
-//	jwt tokens COUNT     prints tokens, by turns: good, of another secret, expired an hour ago
+//	jwt tokens COUNT     prints tokens, by turns: good, of another secret, expired an hour ago, valid in half an hour
 //
 // The secret is a published one. A real service would have its own.
 package main
@@ -32,6 +32,7 @@ const (
 	malformed = 1
 	signature = 2
 	expired   = 3
+	early     = 4
 )
 
 // The token does not choose what it is verified by.
@@ -43,6 +44,8 @@ func verify(token string) (claims []byte, code uint32, why string) {
 	switch {
 	case errors.Is(err, jwt.ErrTokenExpired):
 		return nil, expired, "it has expired"
+	case errors.Is(err, jwt.ErrTokenNotValidYet):
+		return nil, early, "it is not valid yet"
 	case errors.Is(err, jwt.ErrTokenSignatureInvalid):
 		return nil, signature, "the signature is not its issuer's"
 	case err != nil:
@@ -84,13 +87,16 @@ func serve(name string) error {
 
 func token(number int) (string, error) {
 	key, expires := secret, time.Now().Add(time.Hour)
-	switch number % 3 {
+	claims := jwt.MapClaims{"sub": fmt.Sprintf("user %d", number)}
+	switch number % 4 {
 	case 1:
 		key = another
 	case 2:
 		expires = time.Now().Add(-time.Hour)
+	case 3:
+		claims["nbf"] = time.Now().Add(time.Hour / 2).Unix()
 	}
-	claims := jwt.MapClaims{"sub": fmt.Sprintf("user %d", number), "exp": expires.Unix()}
+	claims["exp"] = expires.Unix()
 	return jwt.NewWithClaims(jwt.SigningMethodHS256, claims).SignedString(key)
 }
 

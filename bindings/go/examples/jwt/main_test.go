@@ -43,7 +43,7 @@ func TestTokensAreVerifiedByCalls(t *testing.T) {
 		}
 		return string(claims), 0
 	}
-	for number, wanted := range []uint32{0, signature, expired} {
+	for number, wanted := range []uint32{0, signature, expired, early} {
 		made, err := token(number)
 		if err != nil {
 			t.Fatal(err)

@@ -579,3 +579,39 @@ pub fn this_thread() -> i32 {
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
+
+/// A file system of a test's own, gone with it.
+pub struct Mounted(pub PathBuf);
+
+impl Mounted {
+    /// A tmpfs at a place, which is made. Nothing where that is not allowed, which is said.
+    pub fn tmpfs(point: &Path, options: &str) -> Option<Mounted> {
+        std::fs::create_dir_all(point).unwrap();
+        let mounted = Mounted::by(point, &["-t", "tmpfs", "-o", options, "tmpfs"]);
+        if mounted.is_none() {
+            eprintln!("SKIPPED: no permission to mount a tmpfs with {options}");
+        }
+        mounted
+    }
+
+    /// What `mount` makes of these arguments.
+    pub fn by(point: &Path, arguments: &[&str]) -> Option<Mounted> {
+        (is_root() && mount(arguments, point)).then(|| Mounted(point.to_owned()))
+    }
+
+    pub fn resize(&self, bytes: &str) {
+        assert!(mount(&["-o", &format!("remount,size={bytes}")], &self.0));
+    }
+}
+
+fn mount(arguments: &[&str], point: &Path) -> bool {
+    let done = Command::new("mount").args(arguments).arg(point).stderr(Stdio::null()).status();
+    done.is_ok_and(|status| status.success())
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Lazily: a mapping that a failed test leaves must not leave the mount.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}

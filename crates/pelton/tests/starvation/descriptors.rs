@@ -1,0 +1,433 @@
+//! No descriptors left, at each number of them: for who makes, opens, connects and listens, and for those that come along with messages.
+
+use super::*;
+
+/// Leaves this process so many descriptors, by filling the holes below its highest; all of them when dropped.
+pub struct Descriptors {
+    _holes: Vec<OwnedFd>,
+    pub before: Rlimit,
+}
+
+impl Descriptors {
+    pub fn left(count: u64) -> Descriptors {
+        let before = getrlimit(Resource::Nofile);
+        let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let open = std::fs::read_dir("/proc/self/fd").unwrap();
+        let highest = open.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse::<i32>().unwrap()).max().unwrap();
+        let mut holes = vec![null];
+        while holes.last().unwrap().as_raw_fd() < highest {
+            holes.push(holes[0].try_clone().unwrap());
+        }
+        let highest = holes.last().unwrap().as_raw_fd() as u64;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(highest + 1 + count), ..before }).unwrap();
+        Descriptors { _holes: holes, before }
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        setrlimit(Resource::Nofile, self.before).unwrap();
+    }
+}
+
+/// Whether an error says that there are no descriptors left, and so what to do.
+fn wants_descriptors(error: &Error) -> bool {
+    match error {
+        Error::System { source, .. } => {
+            source.raw_os_error() == Some(libc::EMFILE) || source.to_string().contains("RLIMIT_NOFILE")
+        }
+        Error::DescriptorsLost { .. } => true,
+        _ => false,
+    }
+}
+
+/// Tries with each number of descriptors, from none on, until it works; before that each is an error that says why, and leaves
+/// nothing open.
+#[track_caller]
+fn with_each_number<T>(what: &str, attempt: impl FnMut() -> pelton::Result<T>) -> T {
+    with_each_number_and(what, attempt, || ())
+}
+
+/// And `look`s after each that failed.
+#[track_caller]
+fn with_each_number_and<T>(what: &str, mut attempt: impl FnMut() -> pelton::Result<T>, look: impl Fn()) -> T {
+    for count in 0..100 {
+        let before = descriptors();
+        let few = Descriptors::left(count);
+        let tried = attempt();
+        drop(few);
+        match tried {
+            Ok(done) => return done,
+            Err(error) => assert!(wants_descriptors(&error), "{what} with {count} descriptors: {error:?}"),
+        }
+        assert_eq!(descriptors(), before, "{what} with {count} descriptors has left some open");
+        look();
+    }
+    panic!("{what}: not with a hundred descriptors");
+}
+
+/// Files below a directory, and below those.
+pub fn all_below(root: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(root).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(all_below(&path));
+        }
+        found.push(path);
+    }
+    found.sort();
+    found
+}
+
+pub fn few_descriptors(role: &Role) {
+    let (name, path) = (name_of(role), path_of(role));
+    let root = Path::new(role.get("at"));
+    let before = descriptors();
+    match role.get("how") {
+        "threads" => {
+            let (mut sender, mut receiver) = with_each_number("threads", || Options::new().capacity(SMALL).threads());
+            sender.send(b"one").unwrap();
+            assert_eq!(&*receiver.receive().unwrap(), b"one");
+        }
+        // The other end listens, connects, or has the directory.
+        "connect" | "listen" | "path" => {
+            let listener = (role.get("how") == "listen").then(|| small().listen(&name).unwrap());
+            // Who listens learns of nobody but who comes; and nobody comes a second time before it has been told.
+            if role.get("end") == "sender" {
+                let mut sender = with_each_number("a sender", || match (&listener, role.get("how")) {
+                    (Some(listener), _) => listener.accept_sender(),
+                    (None, "path") => small_path().open_sender(&path),
+                    (None, _) => Options::new().capacity(SMALL).connect_sender(&name),
+                });
+                sender.send(b"one").unwrap();
+                sender.drain().unwrap();
+            } else {
+                let mut receiver = with_each_number("a receiver", || match (&listener, role.get("how")) {
+                    (Some(listener), _) => listener.accept_receiver(),
+                    (None, "path") => small_path().open_receiver(&path),
+                    (None, _) => Options::new().connect_receiver(&name),
+                });
+                assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"one");
+            }
+        }
+        "create" => {
+            for sends in [true, false] {
+                // The whole of it, or nothing.
+                let looks = || match path.exists() {
+                    true => assert_eq!(all_below(root).len(), 10),
+                    false => assert_eq!(all_below(root), Vec::<PathBuf>::new()),
+                };
+                let create = || match sends {
+                    true => small_path().create_sender(&path).map(|_| ()),
+                    false => small_path().create_receiver(&path).map(|_| ()),
+                };
+                with_each_number_and("creation", create, looks);
+                let all = all_below(root);
+                with_each_number("looking", || inspect::info(&path));
+                with_each_number("checking", || inspect::check(&path, false));
+                with_each_number("recovering", || inspect::recover(&path, false));
+                assert_eq!(all_below(root), all);
+                with_each_number_and("removing", || inspect::remove(&path), || assert_eq!(all_below(root), all));
+                assert_eq!(all_below(root), Vec::<PathBuf>::new());
+            }
+        }
+        "bind" => {
+            // SAFETY: no other thread of this process looks at its environment now.
+            unsafe { std::env::set_var("XDG_RUNTIME_DIR", root) };
+            for name in [&name, "short"] {
+                let listener = with_each_number("listening", || Listener::bind(name));
+                let found = with_each_number("asking who listens", || inspect::listeners(name));
+                assert_eq!(found.len(), 1);
+                // Nor is it taken for a dead one's by who cannot look.
+                let mut tried = 0;
+                let refused = with_each_number("listening beside another", || {
+                    tried += 1;
+                    match Listener::bind(name) {
+                        Err(error @ Error::InUse { .. }) => Ok(Some(error)),
+                        Ok(_) => Ok(None),
+                        Err(error) => Err(error),
+                    }
+                });
+                assert!(tried > 1 && (refused.is_some() || name == "short"), "{tried}: {refused:?}");
+                drop((listener, refused));
+                assert_eq!(all_below(root), Vec::<PathBuf>::new());
+            }
+        }
+        other => panic!("{other}"),
+    }
+    assert_eq!(descriptors(), before);
+    say("well");
+}
+
+fn with_few_descriptors(claim: &'static str, how: &str, others: &str) {
+    for end in ["sender", "receiver"] {
+        let place = Place::new(claim);
+        let other = if end == "sender" { "receiver" } else { "sender" };
+        let peer = || {
+            let role = role_at("one message", &place).with("how", others).with("end", other);
+            let child = Child::start(role);
+            child.expect("there");
+            child
+        };
+        let starving = role_at("few descriptors", &place).with("how", how).with("end", end);
+        if others == "connect" {
+            let child = Child::start(starving);
+            let peer = peer();
+            child.expect("well");
+            child.wait_well();
+            peer.kill();
+        } else {
+            let peer = peer();
+            if others == "path" {
+                let until = deadline();
+                while !place.path().join("channel").exists() {
+                    assert!(Instant::now() < until, "the other end has made no channel");
+                    std::thread::yield_now();
+                }
+            }
+            alone(starving);
+            peer.kill();
+        }
+    }
+}
+
+#[test]
+fn a_channel_between_threads_wants_descriptors_and_says_so() {
+    let place = Place::new("a channel between threads wants descriptors and says so");
+    alone(role_at("few descriptors", &place).with("how", "threads"));
+}
+
+#[test]
+fn who_connects_without_descriptors_is_told_so_at_each_number_of_them() {
+    with_few_descriptors("who connects without descriptors is told so", "connect", "listen");
+}
+
+#[test]
+fn who_listens_without_descriptors_is_told_so_at_each_number_of_them() {
+    with_few_descriptors("who listens without descriptors is told so", "listen", "connect");
+}
+
+#[test]
+fn who_opens_a_path_without_descriptors_is_told_so_at_each_number_of_them() {
+    with_few_descriptors("who opens a path without descriptors is told so", "path", "path");
+}
+
+#[test]
+fn making_looking_recovering_and_removing_want_descriptors_and_leave_no_part() {
+    let place = Place::new("making, looking, recovering and removing want descriptors and leave no part");
+    alone(role_at("few descriptors", &place).with("how", "create"));
+}
+
+#[test]
+fn a_listener_wants_descriptors_and_leaves_nothing() {
+    let place = Place::new("a listener wants descriptors and leaves nothing");
+    alone(role_at("few descriptors", &place).with("how", "bind"));
+}
+
+/// What comes of descriptors for which this process has no room, and of survivors and receivers that have none left.
+pub fn few_descriptors_come(role: &Role) {
+    let name = name_of(role);
+    match role.get("how") {
+        // Three come with each message.
+        "received" => {
+            let mut receiver = small().listen(&name).unwrap().accept_receiver().unwrap();
+            let before = descriptors();
+            for count in 0..5 {
+                let mut message = receiver.receive().unwrap();
+                let few = Descriptors::left(count);
+                let taken = message.take_descriptors();
+                drop((message, few));
+                match taken {
+                    Ok(taken) => assert_eq!((count >= 3, taken.len()), (true, 3)),
+                    Err(Error::DescriptorsLost { sent: 3, received, .. }) => assert_eq!(received as u64, count),
+                    Err(error) => panic!("{count}: {error:?}"),
+                }
+                assert_eq!(descriptors(), before, "some of {count} are left open");
+            }
+            // And dropped, without a look.
+            let few = Descriptors::left(1);
+            drop(receiver.receive().unwrap());
+            drop(few);
+            assert_eq!(receiver.receive().unwrap().take_descriptors().unwrap().len(), 3);
+            assert_eq!(descriptors(), before);
+        }
+        // Three came with each of two messages; the sender is gone.
+        "taken in" => {
+            let listener = small().listen(&name).unwrap();
+            let mut receiver = listener.accept_receiver().unwrap();
+            say("have");
+            hear();
+            let few = Descriptors::left(4);
+            let error = receiver.resume().unwrap_err();
+            drop(few);
+            assert!(wants_descriptors(&error), "{error:?}");
+            say("tried");
+            assert!(receiver.resume_until(deadline()).unwrap());
+            assert_eq!(receiver.receive().unwrap().take_descriptors().unwrap().len(), 3);
+            let error = receiver.receive().unwrap().take_descriptors().unwrap_err();
+            assert!(matches!(error, Error::DescriptorsLost { sent: 3, received: 1, .. }), "{error:?}");
+        }
+        // A lane more, of a receiver that has no room for it.
+        "lane" => {
+            let mut receiver = small_path().lanes(2).create_receiver(path_of(role)).unwrap();
+            say("have");
+            assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"the first lane's");
+            // It watches the first lane's sender by now, which takes a descriptor.
+            assert!(receiver.resume_until(deadline()).unwrap());
+            say("received");
+            hear();
+            let before = descriptors();
+            let mut errors = 0;
+            let found = (0..100).find(|count| {
+                let few = Descriptors::left(*count);
+                let mut tried = || receiver.receive_until(Instant::now() + Duration::from_millis(200)).map(drop_some);
+                // Told, and told again: nothing is forgotten.
+                let tried = [tried(), tried()];
+                drop(few);
+                for tried in &tried {
+                    match tried {
+                        Ok(true) => {}
+                        Ok(false) => panic!("with {count} descriptors it overlooks the new lane"),
+                        Err(error) => assert!(wants_descriptors(error), "{count}: {error:?}"),
+                    }
+                }
+                errors += tried.iter().filter(|tried| tried.is_err()).count();
+                tried[1].is_ok()
+            });
+            assert!(found.is_some() && errors > 2, "{found:?}, {errors} errors");
+            let mut left = 0;
+            while receiver.receive_until(Instant::now() + Duration::from_millis(50)).unwrap().is_some() {
+                left += 1;
+            }
+            // A bell, a life and a page.
+            assert_eq!(descriptors(), before + 3);
+            say(format!("left {left}"));
+            hear();
+        }
+        // Its peer is killed; others come after it.
+        "survivor" => {
+            let listener = small().listen(&name).unwrap();
+            // A successor may take one message and close.
+            let is_end = |error: &Error| error.is_peer_died() || error.is_closed();
+            if role.get("end") == "sender" {
+                let mut sender = listener.accept_sender().unwrap();
+                let before = descriptors();
+                say("have");
+                let send = |sender: &mut Sender| sender.send(b"one").and_then(|()| sender.drain());
+                while send(&mut sender).inspect_err(|error| assert!(is_end(error), "{error}")).is_ok() {}
+                assert!(with_each_number("a sender's successor", || sender.resume_until(deadline())));
+                while send(&mut sender).inspect_err(|error| assert!(is_end(error), "{error}")).is_err() {
+                    assert!(sender.resume_until(deadline()).unwrap());
+                }
+                assert_eq!(descriptors(), before);
+            } else {
+                let mut receiver = listener.accept_receiver().unwrap();
+                let before = descriptors();
+                say("have");
+                let receive = |receiver: &mut Receiver| {
+                    let received = receiver.receive().map(drop);
+                    received.inspect_err(|error| assert!(is_end(error), "{error}")).is_ok()
+                };
+                while receive(&mut receiver) {}
+                assert!(with_each_number("a receiver's successor", || receiver.resume_until(deadline())));
+                while !receive(&mut receiver) {
+                    assert!(receiver.resume_until(deadline()).unwrap());
+                }
+                assert_eq!(descriptors(), before);
+            }
+        }
+        other => panic!("{other}"),
+    }
+    say("well");
+}
+
+/// Whether there was a message.
+pub fn drop_some(message: Option<pelton::Message<'_>>) -> bool {
+    message.is_some()
+}
+
+#[test]
+fn descriptors_for_which_a_receiver_has_no_room_are_told_to_be_lost_and_the_next_come() {
+    let place = Place::new("descriptors for which a receiver has no room are told to be lost, and the next come");
+    let child = Child::start(role_at("few descriptors come", &place).with("how", "received"));
+    let mut sender = small().connect_sender(&place_name(&place)).unwrap();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for _ in 0..7 {
+        sender.send_with_descriptors(b"three", &[null.as_fd(); 3]).unwrap();
+    }
+    child.expect("well");
+    child.wait_well();
+}
+
+pub fn place_name(place: &Place) -> String {
+    name_of(&role_at("", place))
+}
+
+#[test]
+fn a_survivor_that_cannot_take_in_all_descriptors_says_which_are_lost() {
+    let place = Place::new("a survivor that cannot take in all descriptors says which are lost");
+    let mut child = Child::start(role_at("few descriptors come", &place).with("how", "taken in"));
+    let mut sender = small().connect_sender(&place_name(&place)).unwrap();
+    child.expect("have");
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for _ in 0..2 {
+        sender.send_with_descriptors(b"three", &[null.as_fd(); 3]).unwrap();
+    }
+    drop(sender);
+    child.tell("gone");
+    // It fails, and is told that the other has no descriptors.
+    let refused = small().connect_sender(&place_name(&place)).map(|_| ());
+    assert!(!matches!(refused, Err(Error::Corrupt(_))), "{refused:?}");
+    child.expect("tried");
+    let _sender = refused.err().map(|_| small().connect_sender(&place_name(&place)).unwrap());
+    child.expect("well");
+    child.wait_well();
+}
+
+#[test]
+fn a_receiver_without_descriptors_for_a_new_lane_says_so_and_loses_nothing() {
+    let place = Place::new("a receiver without descriptors for a new lane says so, and loses nothing");
+    let role = role_at("few descriptors come", &place).with("how", "lane");
+    let mut child = Child::start(role.clone());
+    child.expect("have");
+    let path = path_of(&role);
+    let mut first = small_path().open_sender(&path).unwrap();
+    first.send(b"the first lane's").unwrap();
+    child.expect("received");
+    let mut second = small_path().open_sender(&path).unwrap();
+    for _ in 0..5 {
+        second.send(b"the second lane's").unwrap();
+    }
+    child.tell("go");
+    // It looks all the time who is there, until everything is released.
+    while second.unreleased() > 0 {
+        second.arm(8).unwrap();
+        second.disarm();
+        std::thread::yield_now();
+    }
+    let line = child.line();
+    assert!(line.starts_with("left"), "{line}");
+    // Nobody is told that a receiver died which was there all the time.
+    for sender in [&mut first, &mut second] {
+        assert!(sender.drain_until(deadline()).unwrap() && sender.resume_until(deadline()).unwrap());
+        assert_eq!(sender.peer().map(|peer| peer.pid), Some(child.pid()));
+    }
+    child.kill();
+}
+
+#[test]
+fn a_survivor_without_descriptors_is_told_so_and_keeps_its_lane() {
+    for end in ["sender", "receiver"] {
+        let place = Place::new("a survivor without descriptors is told so, and keeps its lane");
+        let child = Child::start(role_at("few descriptors come", &place).with("how", "survivor").with("end", end));
+        let other = if end == "sender" { "receiver" } else { "sender" };
+        let peer = || Child::start(role_at("one message", &place).with("how", "connect").with("end", other));
+        let first = peer();
+        child.expect("have");
+        let _next = peer();
+        first.kill();
+        child.expect("well");
+        child.wait_well();
+    }
+}

@@ -1,0 +1,242 @@
+//! Each system call refused, by seccomp, to a channel of each kind.
+
+use super::*;
+
+/// A channel of each kind, and what can be done with it, waits and deadlines included; what came of each part.
+pub fn all_of_it(root: &Path) -> Vec<(&'static str, pelton::Result<()>)> {
+    // SAFETY: no other thread of this process looks at its environment now.
+    unsafe { std::env::set_var("XDG_RUNTIME_DIR", root) };
+    let soon = || Instant::now() + Duration::from_millis(3);
+    let use_both = |mut sender: Sender, mut receiver: Receiver| -> pelton::Result<()> {
+        assert_eq!(receiver.receive_until(soon())?.map(|message| message.len()), None);
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(move || -> pelton::Result<Sender> {
+                let mut bytes = Vec::new();
+                for number in 0..50 {
+                    payload(number, 20_000, &mut bytes);
+                    sender.send(&bytes)?;
+                }
+                sender.drain()?;
+                Ok(sender)
+            });
+            let mut wanted = Vec::new();
+            for number in 0..50 {
+                let received = receiver.receive_until(deadline()).map(|message| {
+                    check(number, Sizes::Fixed(20_000), &message.expect("it is sent"), &mut wanted);
+                });
+                if let Err(error) = received {
+                    // Then the other is not to wait for it.
+                    drop(receiver);
+                    let _ = sending.join().unwrap();
+                    return Err(error);
+                }
+            }
+            let mut sender = sending.join().unwrap()?;
+            sender.trim()?;
+            if receiver.arm()? {
+                assert!(!is_readable(receiver.as_fd()), "nothing waits, and the descriptor is readable");
+                sender.send(b"rings")?;
+                readable(receiver.as_fd());
+            }
+            assert_eq!(receiver.try_receive()?.map(|message| message.len()), Some(5));
+            while sender.try_send(&[0; 20_000])? == Sent::Sent {}
+            assert_eq!(sender.send_until(&[0; 20_000], soon())?, Sent::TimedOut);
+            assert!(sender.arm(20_000)? && !is_readable(sender.as_fd()));
+            while receiver.try_receive()?.is_some() {}
+            readable(sender.as_fd());
+            sender.disarm();
+            drop(sender);
+            assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
+            Ok(())
+        })
+    };
+    let threads = || -> pelton::Result<()> {
+        let (sender, receiver) = Options::new().capacity(SMALL).threads()?;
+        use_both(sender, receiver)
+    };
+    let path = root.join("channel");
+    let by_path = || -> pelton::Result<()> {
+        let mut sender = small_path().create_sender(&path)?;
+        let mut receiver = small_path().open_receiver(&path)?;
+        sender.sync()?;
+        receiver.sync()?;
+        inspect::info(&path)?;
+        use_both(sender, receiver)?;
+        inspect::check(&path, false)?;
+        inspect::remove(&path)
+    };
+    let connect = |name: &str| -> pelton::Result<()> {
+        let listener = Options::new().capacity(SMALL).listen(name)?;
+        let (sender, receiver) = std::thread::scope(|scope| {
+            let connecting = scope.spawn(|| Options::new().capacity(SMALL).connect_sender(name));
+            // Who fails at once need not be waited for.
+            for _ in (0..20).take_while(|_| !connecting.is_finished()) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let mut found = Ok(None);
+            while matches!(found, Ok(None)) && !connecting.is_finished() {
+                found = listener.accept_receiver_until(Instant::now() + Duration::from_secs(1));
+            }
+            // Whoever waits for it is not to wait longer.
+            drop(listener);
+            (connecting.join().unwrap(), found)
+        });
+        let (mut sender, mut receiver) = (sender?, receiver?.expect("somebody has connected"));
+        let null = std::fs::File::open("/dev/null").unwrap();
+        sender.send_with_descriptors(b"", &[null.as_fd()])?;
+        assert_eq!(receiver.receive_until(deadline())?.expect("sent").take_descriptors()?.len(), 1);
+        use_both(sender, receiver)
+    };
+    let name = format!("unix:{}/s", root.display());
+    let done = vec![
+        ("threads", threads()),
+        ("path", by_path()),
+        ("connect", connect(&name)),
+        ("connect by a short name", connect("short")),
+    ];
+    use std::os::unix::fs::FileTypeExt as _;
+    let is_socket = |path: &PathBuf| std::fs::symlink_metadata(path).unwrap().file_type().is_socket();
+    assert_eq!(all_below(root).into_iter().filter(is_socket).collect::<Vec<_>>(), Vec::<PathBuf>::new());
+    if done.iter().all(|(_, done)| done.is_ok()) {
+        assert_eq!(all_below(root), Vec::<PathBuf>::new());
+    }
+    done
+}
+
+/// What a filter refuses: one call, or it only with some bits in one argument.
+pub struct Refused {
+    pub name: &'static str,
+    pub call: libc::c_long,
+    /// Which argument, and the bits in it.
+    pub flags: Option<(u32, u32)>,
+    /// Which parts work all the same; of the others each is an error.
+    pub works: &'static [&'static str],
+}
+
+const ALL: &[&str] = &["threads", "path", "connect", "connect by a short name"];
+const BUT_PATH: &[&str] = &["threads", "connect", "connect by a short name"];
+const BUT_CONNECT: &[&str] = &["threads", "path"];
+const PATH: &[&str] = &["path"];
+const BUT_SHORT: &[&str] = &["threads", "path", "connect"];
+pub const NONE: &[&str] = &[];
+
+/// Every call that the library makes and some system may refuse; but for those without which no program runs.
+const REFUSED: &[Refused] = &{
+    const fn call(name: &'static str, call: libc::c_long, works: &'static [&'static str]) -> Refused {
+        Refused { name, call, flags: None, works }
+    }
+    const fn with(
+        name: &'static str,
+        call: libc::c_long,
+        flags: (u32, u32),
+        works: &'static [&'static str],
+    ) -> Refused {
+        Refused { name, call, flags: Some(flags), works }
+    }
+    [
+        call("membarrier", libc::SYS_membarrier, ALL),
+        call("pidfd_open", libc::SYS_pidfd_open, ALL),
+        with("getsockopt(SO_PEERPIDFD)", libc::SYS_getsockopt, (2, 77), ALL),
+        with("memfd_create(MFD_NOEXEC_SEAL)", libc::SYS_memfd_create, (1, libc::MFD_NOEXEC_SEAL), ALL),
+        call("sched_getaffinity", libc::SYS_sched_getaffinity, ALL),
+        call("sched_yield", libc::SYS_sched_yield, ALL),
+        call("memfd_create", libc::SYS_memfd_create, PATH),
+        call("eventfd2", libc::SYS_eventfd2, NONE),
+        call("epoll_create1", libc::SYS_epoll_create1, NONE),
+        call("epoll_ctl", libc::SYS_epoll_ctl, NONE),
+        call("preadv2", libc::SYS_preadv2, NONE),
+        call("madvise", libc::SYS_madvise, NONE),
+        call("poll", libc::SYS_poll, ALL),
+        call("ppoll", libc::SYS_ppoll, NONE),
+        call("fallocate", libc::SYS_fallocate, NONE),
+        call("renameat2", libc::SYS_renameat2, BUT_PATH),
+        call("mknodat", libc::SYS_mknodat, BUT_PATH),
+        call("fchmod", libc::SYS_fchmod, BUT_PATH),
+        call("fdatasync", libc::SYS_fdatasync, BUT_PATH),
+        call("fsync", libc::SYS_fsync, BUT_PATH),
+        call("pwrite64", libc::SYS_pwrite64, BUT_PATH),
+        call("pread64", libc::SYS_pread64, BUT_PATH),
+        with("fcntl(F_OFD_SETLK)", libc::SYS_fcntl, (1, libc::F_OFD_SETLK as u32), BUT_PATH),
+        with("fcntl(F_ADD_SEALS)", libc::SYS_fcntl, (1, libc::F_ADD_SEALS as u32), PATH),
+        call("flock", libc::SYS_flock, BUT_CONNECT),
+        call("socket", libc::SYS_socket, BUT_CONNECT),
+        call("bind", libc::SYS_bind, BUT_CONNECT),
+        call("listen", libc::SYS_listen, BUT_CONNECT),
+        call("connect", libc::SYS_connect, BUT_CONNECT),
+        call("accept4", libc::SYS_accept4, BUT_CONNECT),
+        call("sendmsg", libc::SYS_sendmsg, BUT_CONNECT),
+        call("recvmsg", libc::SYS_recvmsg, BUT_CONNECT),
+        call("getsockopt", libc::SYS_getsockopt, BUT_CONNECT),
+        call("fstatfs", libc::SYS_fstatfs, &["threads"]),
+        call("ftruncate", libc::SYS_ftruncate, NONE),
+        call("mkdir", libc::SYS_mkdir, BUT_SHORT),
+    ]
+};
+
+/// Has the kernel refuse a call to this thread, and those that it makes, from now on.
+pub fn refuse(refused: &Refused, errno: i32) {
+    const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+        libc::sock_filter { code: code as u16, jt, jf, k }
+    }
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let answer = op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32);
+    let allow = op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW);
+    let mut program = match refused.flags {
+        None => vec![op(load, 0, 0, 0), op(equals, 0, 1, refused.call as u32), answer, allow],
+        // The number is the first word, the arguments begin at byte 16. A number is compared, flags are looked for.
+        Some((argument, bits)) => {
+            let any = bits.is_power_of_two() && refused.call == libc::SYS_memfd_create;
+            let test = if any { libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K } else { equals };
+            vec![
+                op(load, 0, 0, 0),
+                op(equals, 0, 3, refused.call as u32),
+                op(load, 0, 0, 16 + 8 * argument),
+                op(test, 0, 1, bits),
+                answer,
+                allow,
+            ]
+        }
+    };
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the program lives across the calls, which copy it.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter), 0);
+    }
+}
+
+pub fn refused_calls(role: &Role) {
+    let refused = REFUSED.iter().find(|refused| refused.name == role.get("call")).unwrap();
+    refuse(refused, role.number("errno").unwrap() as i32);
+    for (part, done) in all_of_it(Path::new(role.get("at"))) {
+        let works = refused.works.contains(&part);
+        say(format!("{part}: {}", done.as_ref().err().map_or("well".to_owned(), |error| error.to_string())));
+        match done {
+            Ok(()) => assert!(works, "{part} works without {}", refused.name),
+            Err(error) => assert!(!works, "{part} does not work without {}: {error:?}", refused.name),
+        }
+    }
+    say("end");
+}
+
+#[test]
+fn each_call_that_the_system_refuses_is_done_without_or_an_error() {
+    for refused in REFUSED {
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            let place = Place::new("each call that the system refuses is done without, or an error");
+            let role = role_at("refused", &place).with("call", refused.name).with("errno", errno);
+            let child = Child::start(role);
+            loop {
+                let line = child.line();
+                if line == "end" {
+                    break;
+                }
+                if std::env::var_os("PELTON_SHOW").is_some() {
+                    println!("{} ({errno}): {line}", refused.name);
+                }
+            }
+            child.wait_well();
+        }
+    }
+}

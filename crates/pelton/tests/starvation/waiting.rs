@@ -1,0 +1,347 @@
+//! What keeps a wait from its end, or ends it early: bells that are full, signals, the clock on the wall.
+
+use super::*;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+/// Duplicates of this process's eventfds, and of FIFOs whose names end so.
+pub fn bells(root: &Path) -> Vec<OwnedFd> {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap());
+    let ours = open.filter(|fd| {
+        let Ok(to) = std::fs::read_link(fd.path()) else { return false };
+        to.as_os_str() == "anon_inode:[eventfd]"
+            || (to.starts_with(root) && to.extension().is_some_and(|kind| kind == "bell"))
+    });
+    let numbers: Vec<i32> = ours.map(|fd| fd.file_name().to_str().unwrap().parse().unwrap()).collect();
+    // SAFETY: this process's own, which nobody closes meanwhile.
+    numbers.iter().map(|number| unsafe { BorrowedFd::borrow_raw(*number) }.try_clone_to_owned().unwrap()).collect()
+}
+
+/// Rings it as often as it can count.
+fn fill_bell(bell: &OwnedFd) {
+    // The most that an eventfd counts to; of a FIFO these are eight bytes.
+    let most = (u64::MAX - 1).to_ne_bytes();
+    while rustix::io::write(bell, &most).is_ok() {}
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+}
+
+pub fn full_bells(role: &Role) {
+    let root = Path::new(role.get("at"));
+    let (mut sender, mut receiver) = match role.get("how") {
+        "threads" => Options::new().capacity(SMALL).threads().unwrap(),
+        _ => {
+            let sender = small_path().create_sender(path_of(role)).unwrap();
+            (sender, small_path().open_receiver(path_of(role)).unwrap())
+        }
+    };
+    let bells = bells(root);
+    assert!(bells.len() >= 4, "{bells:?}");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let filling = scope.spawn(|| {
+            while !stop.load(SeqCst) {
+                bells.iter().for_each(fill_bell);
+            }
+        });
+        // Both sides go to sleep again and again: the lane takes two of these messages.
+        for round in 0..2 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut bytes = Vec::new();
+                    for number in 0..rounds(300) {
+                        payload(number, 30_000, &mut bytes);
+                        sender.send(&bytes).unwrap();
+                    }
+                    assert!(sender.drain_until(deadline()).unwrap());
+                });
+                let mut wanted = Vec::new();
+                for number in 0..rounds(300) {
+                    let message = receiver.receive_until(deadline()).unwrap().expect("a message is sent");
+                    check(number, Sizes::Fixed(30_000), &message, &mut wanted);
+                    if round == 1 && number % 8 == 0 {
+                        std::thread::sleep(Duration::from_micros(300));
+                    }
+                }
+            });
+            // With nobody filling them they ring for what they are for; and not early.
+            stop.store(true, SeqCst);
+        }
+        filling.join().unwrap();
+        bells.iter().for_each(fill_bell);
+        let until = Instant::now() + Duration::from_millis(30);
+        assert!(receiver.receive_until(until).unwrap().is_none());
+        assert!(Instant::now() >= until);
+    });
+    say("well");
+}
+
+#[test]
+fn bells_that_cannot_count_further_neither_block_nor_lose_a_wake_up() {
+    for how in ["threads", "path"] {
+        let place = Place::new("bells that cannot count further neither block nor lose a wake-up");
+        alone(role_at("full bells", &place).with("how", how));
+    }
+}
+
+/// Interrupts whatever system call this thread is in, a thousand times a second, as long as it lives.
+pub struct Storm(libc::timer_t);
+
+impl Storm {
+    pub fn begin() -> Storm {
+        extern "C" fn nothing(_: libc::c_int) {}
+        // SAFETY: a handler that does nothing, without SA_RESTART; the structs live across the calls.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as *const () as usize;
+            assert_eq!(libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()), 0);
+            let mut event: libc::sigevent = std::mem::zeroed();
+            event.sigev_notify = libc::SIGEV_THREAD_ID;
+            event.sigev_signo = libc::SIGUSR1;
+            event.sigev_notify_thread_id = this_thread();
+            let mut timer = std::ptr::null_mut();
+            assert_eq!(libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer), 0);
+            let every = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            let when = libc::itimerspec { it_interval: every, it_value: every };
+            assert_eq!(libc::timer_settime(timer, 0, &when, std::ptr::null_mut()), 0);
+            Storm(timer)
+        }
+    }
+}
+
+impl Drop for Storm {
+    fn drop(&mut self) {
+        // SAFETY: made in `begin`.
+        unsafe { libc::timer_delete(self.0) };
+    }
+}
+
+/// A wait that nothing ends but its deadline.
+#[track_caller]
+fn in_vain<T: std::fmt::Debug>(what: &str, wait: impl FnOnce(Instant) -> T, wanted: impl FnOnce(&T) -> bool) {
+    let until = Instant::now() + Duration::from_millis(25);
+    let found = wait(until);
+    assert!(Instant::now() >= until, "{what} ended before its deadline: {found:?}");
+    assert!(wanted(&found), "{what}: {found:?}");
+}
+
+/// Every call that waits, at both ends, under signals.
+pub fn interrupted(role: &Role) {
+    let _storm = Storm::begin();
+    let (name, path) = (name_of(role), path_of(role));
+    let by_path = role.get("how") == "path";
+    let count = rounds(300);
+    let message = |number: u64| {
+        let mut bytes = Vec::new();
+        payload(number, 30_000, &mut bytes);
+        bytes
+    };
+    let null = std::fs::File::open("/dev/null").unwrap();
+    if role.get("end") == "receiver" {
+        let mut receiver = match by_path {
+            true => {
+                let early = |until| small_path().connect_deadline(until).open_receiver(&path).map(|_| ());
+                in_vain("opening", early, |done| matches!(done, Err(Error::NoChannel { .. })));
+                let early = |until| small_path().connect_deadline(until).create_receiver(&path).map(|_| ());
+                in_vain("waiting for a sender", early, |done| matches!(done, Err(Error::TimedOut(_))));
+                say("listening");
+                small().create_receiver(&path).unwrap()
+            }
+            false => {
+                let listener = small().listen(&name).unwrap();
+                let accept = |until| listener.accept_receiver_until(until).map(|found| found.is_none());
+                in_vain("accepting a sender", accept, |done| matches!(done, Ok(true)));
+                let accept = |until| listener.accept_sender_until(until).map(|found| found.is_none());
+                in_vain("accepting a receiver", accept, |done| matches!(done, Ok(true)));
+                say("listening");
+                listener.accept_receiver_until(deadline()).unwrap().unwrap()
+            }
+        };
+        say("open");
+        let mut buffer = Vec::new();
+        in_vain("receiving", |until| receiver.receive_until(until).map(drop_some), |done| matches!(done, Ok(false)));
+        in_vain("copying", |until| receiver.receive_into_until(&mut buffer, until), |done| matches!(done, Ok(None)));
+        say("waited");
+        for number in 0..count {
+            match number % 4 {
+                0 => assert_eq!(*receiver.receive().unwrap(), message(number)),
+                1 => assert_eq!(*receiver.receive_until(deadline()).unwrap().unwrap(), message(number)),
+                2 => {
+                    receiver.receive_into(&mut buffer).unwrap();
+                    assert_eq!(buffer, message(number));
+                }
+                _ => assert_eq!(*receiver.receive_batch().unwrap().next().unwrap().unwrap(), message(number)),
+            }
+        }
+        if !by_path {
+            for _ in 0..count {
+                assert_eq!(receiver.receive().unwrap().take_descriptors().unwrap().len(), 2);
+            }
+        }
+        say("received");
+        // Nobody reads until the other's waits for room are over.
+        hear();
+        while !matches!(&*receiver.receive().unwrap(), b"the last") {}
+        assert!(receiver.receive().unwrap_err().is_peer_died());
+        in_vain("resuming", |until| receiver.resume_until(until), |done| matches!(done, Ok(false)));
+        say("resuming");
+        assert!(receiver.resume_until(deadline()).unwrap());
+        assert_eq!(&*receiver.receive().unwrap(), b"of a successor");
+        say("well");
+    } else {
+        let mut sender = match by_path {
+            true => small().create_sender(&path).unwrap(),
+            false => {
+                if role.get("succeeds") != "yes" {
+                    let early = |until| small().connect_deadline(until).connect_sender(&name).map(|_| ());
+                    in_vain("connecting", early, |done| matches!(done, Err(Error::TimedOut(_))));
+                    say("early");
+                    hear();
+                }
+                small().connect_sender(&name).unwrap()
+            }
+        };
+        if role.get("succeeds") == "yes" {
+            sender.send(b"of a successor").unwrap();
+            let _ = sender.drain();
+            return;
+        }
+        say("open");
+        hear();
+        for number in 0..count {
+            match number % 3 {
+                0 => sender.send(&message(number)).unwrap(),
+                1 => assert_eq!(sender.send_until(&message(number), deadline()).unwrap(), Sent::Sent),
+                _ => {
+                    let mut room = sender.reserve(30_000).unwrap();
+                    room.copy_from_slice(&message(number));
+                    room.commit().unwrap();
+                }
+            }
+        }
+        assert!(sender.drain_until(deadline()).unwrap());
+        if !by_path {
+            for _ in 0..count {
+                sender.send_with_descriptors(b"", &[null.as_fd(); 2]).unwrap();
+            }
+        }
+        sender.drain().unwrap();
+        hear();
+        while sender.try_send(&message(0)).unwrap() == Sent::Sent {}
+        let full = message(0);
+        in_vain("sending", |until| sender.send_until(&full, until), |done| matches!(done, Ok(Sent::TimedOut)));
+        let reserve = |until| sender.reserve_until(full.len(), until).map(|room| room.is_none());
+        in_vain("reserving", reserve, |done| matches!(done, Ok(true)));
+        if !by_path {
+            let send = |until| sender.send_with_descriptors_until(&full, &[null.as_fd()], until);
+            in_vain("sending descriptors", send, |done| matches!(done, Ok(Sent::TimedOut)));
+        }
+        in_vain("draining", |until| sender.drain_until(until), |done| matches!(done, Ok(false)));
+        say("waited");
+        sender.send(b"the last").unwrap();
+        sender.drain().unwrap();
+        say("sent");
+        hear();
+    }
+}
+
+#[test]
+fn a_signal_each_millisecond_at_both_ends_ends_no_wait_and_loses_nothing() {
+    for how in ["connect", "path"] {
+        let place = Place::new("a signal each millisecond at both ends ends no wait and loses nothing");
+        let role = |end: &str| role_at("interrupted", &place).with("how", how).with("end", end);
+        let (mut sender, mut receiver);
+        if how == "connect" {
+            sender = Child::start(role("sender"));
+            sender.expect("early");
+            receiver = Child::start(role("receiver"));
+            receiver.expect("listening");
+            sender.tell("go");
+        } else {
+            receiver = Child::start(role("receiver"));
+            receiver.expect("listening");
+            sender = Child::start(role("sender"));
+        }
+        sender.expect("open");
+        receiver.expect("open");
+        receiver.expect("waited");
+        sender.tell("go");
+        receiver.expect("received");
+        sender.tell("go");
+        sender.expect("waited");
+        receiver.tell("go");
+        sender.expect("sent");
+        sender.kill();
+        receiver.expect("resuming");
+        let successor = Child::start(role("sender").with("succeeds", "yes"));
+        receiver.expect("well");
+        receiver.wait_well();
+        drop(successor);
+    }
+}
+
+/// Of a message for which allocating memory takes longer than from one signal to the next. Where the kernel has a signal interrupt
+/// that, as those did that pelton began with: Linux 6.18 does not, and this shows nothing there.
+#[test]
+fn a_message_of_half_a_gigabyte_is_sent_under_signals() {
+    let place = Place::new("a message of half a gigabyte is sent under signals");
+    let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=600m") else { return };
+    let mut sender = Options::new().capacity(1 << 30).create_sender(mounted.0.join("channel")).unwrap();
+    let storm = Storm::begin();
+    // Not written to: that it is allocated is what takes its time.
+    sender.reserve((1 << 29) - 100).unwrap().commit().unwrap();
+    drop(storm);
+    let allocated = inspect::info(mounted.0.join("channel")).unwrap().lanes[0].allocated_bytes;
+    assert!(allocated >= (1 << 29) - 100, "{allocated}");
+}
+
+static WALL: AtomicU64 = AtomicU64::new(0);
+static OTHER_CLOCKS: AtomicU64 = AtomicU64::new(0);
+
+/// In place of the C library's, for the whole program, standard library included: it counts who asks which clock, and has the clock
+/// on the wall jump by years, this way and that.
+#[unsafe(no_mangle)]
+extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> libc::c_int {
+    let wall = [libc::CLOCK_REALTIME, libc::CLOCK_REALTIME_COARSE, libc::CLOCK_TAI].contains(&clock);
+    let count = if wall { &WALL } else { &OTHER_CLOCKS }.fetch_add(1, SeqCst);
+    // SAFETY: the caller's pointer, as the caller has to see to.
+    unsafe {
+        let done = libc::syscall(libc::SYS_clock_gettime, clock, time) as libc::c_int;
+        if wall && done == 0 {
+            (*time).tv_sec += if count % 2 == 0 { 100_000_000 } else { -100_000_000 };
+        }
+        done
+    }
+}
+
+/// Two more ways of asking for it, which nobody takes.
+#[unsafe(no_mangle)]
+extern "C" fn gettimeofday(_: *mut libc::timeval, _: *mut libc::c_void) -> libc::c_int {
+    WALL.fetch_add(1, SeqCst);
+    -1
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn time(_: *mut libc::time_t) -> libc::time_t {
+    WALL.fetch_add(1, SeqCst) as libc::time_t
+}
+
+pub fn no_wall_clock(role: &Role) {
+    let root = Path::new(role.get("at"));
+    let _ = std::time::SystemTime::now();
+    assert!(WALL.load(SeqCst) > 0, "it is not counted who asks for the time");
+    let before = (WALL.load(SeqCst), OTHER_CLOCKS.load(SeqCst));
+    for (part, done) in all_of_it(root) {
+        done.unwrap_or_else(|error| panic!("{part}: {error}"));
+    }
+    assert!(OTHER_CLOCKS.load(SeqCst) > before.1 + 50, "deadlines ask for the time");
+    assert_eq!(WALL.load(SeqCst), before.0, "somebody asked for the time on the wall");
+    say("well");
+}
+
+/// Which is not to be set on a machine that others use: it is shown that nothing asks for it. The system calls that wait get
+/// spans of time, which the system measures by the monotonic clock; a deadline is an `Instant`, which is of the same.
+#[test]
+fn no_wait_asks_for_the_time_on_the_wall() {
+    let place = Place::new("no wait asks for the time on the wall");
+    alone(role_at("no wall clock", &place));
+}

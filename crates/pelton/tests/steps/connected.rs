@@ -1,0 +1,422 @@
+//! Over a socket: ends that are connected, many senders of one receiver, and the hand-shake.
+
+use super::*;
+use pelton::{Kind, Listener};
+
+fn listening(run: &Run) -> Listener {
+    with_capacity(LARGE).listen(&run.name()).unwrap()
+}
+
+/// Ends, for whoever reads the other end, when the process does that keeps it.
+pub fn life() -> (OwnedFd, OwnedFd) {
+    rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap()
+}
+
+/// Begins when the victim has ended. `life` is the victim's, and only its.
+pub fn successor<R>(gone: OwnedFd, life: &OwnedFd, body: impl FnOnce() -> R) -> Child {
+    fork(Last::Exit, |_| {
+        // SAFETY: this process's copy, which nothing uses any more: the child ends without dropping it.
+        drop(unsafe { OwnedFd::from_raw_fd(life.as_raw_fd()) });
+        assert_eq!(rustix::io::read(&gone, &mut [0]), Ok(0));
+        body()
+    })
+}
+
+pub fn connecting() -> Options {
+    with_capacity(LARGE).connect_deadline(deadline())
+}
+
+/// Fills the lane, as a successor, and closes when everything has been received.
+pub fn fill(sender: Sender, bytes: u64) {
+    let mut sending = Sending::new(sender, bytes);
+    shared().first.store(sending.next, SeqCst);
+    while sending.try_send() {}
+    shared().next.store(sending.next, SeqCst);
+    assert!(sending.sender.drain_until(deadline()).unwrap());
+}
+
+/// Receives until the sender closes, as a successor.
+fn receive_to_close(receiver: Receiver) {
+    let (seen, released) = (shared().seen.load(SeqCst), shared().released.load(SeqCst));
+    let mut receiving = Receiving::new(receiver, 100);
+    let first = receiving.begins(released, seen, released.max(seen) + 1);
+    shared().first.store(first, SeqCst);
+    let end = receiving.until_end();
+    assert!(end.is_closed(), "{end}");
+    shared().next.store(receiving.next[0], SeqCst);
+}
+
+pub fn connected_sender_commits(run: &Run, with_descriptors: bool) {
+    let (name, listener) = (run.name(), listening(run));
+    let (gone, life) = life();
+    let successor = successor(gone, &life, || fill(connecting().connect_sender(&name).unwrap(), 100));
+    let victim = fork(Last::Killed, move |inside| {
+        let mut sending = Sending::new(connecting().connect_sender(&name).unwrap(), 100);
+        sending.commit(2);
+        inside.meet();
+        inside.count();
+        match with_descriptors {
+            false => sending.commit(2),
+            true => sending.commit_with_descriptors(2),
+        }
+        sending.commit_batch(3);
+        (sending, life)
+    });
+    let mut receiving = Receiving::new(listener.accept_receiver_until(deadline()).unwrap().unwrap(), 100);
+    victim.met();
+    receiving.read(2);
+    assert!(receiving.receiver.arm().unwrap());
+    victim.go();
+    run.finish(victim, || receiving.nobody_is_dead());
+    readable(receiving.receiver.as_fd());
+    let end = receiving.until_end();
+    assert!(end.is_peer_died(), "{end}");
+    all_committed_came(receiving.next[0], 3);
+    assert!(receiving.receiver.resume_until(deadline()).unwrap());
+    let end = receiving.until_end();
+    assert!(end.is_closed(), "{end}");
+    successor.wait_well();
+    assert_eq!(receiving.next[0], shared().next.load(SeqCst));
+    drop((receiving, listener));
+    assert_eq!(run.left(), Vec::<String>::new());
+}
+
+/// One of two senders of a receiver that gathers; the other is a thread's, and notices nothing.
+pub fn gathered_sender(run: &Run) {
+    let name = run.name();
+    let mut receiver = connecting().announce(true).gather_at(&name).unwrap();
+    let mut other = receiver.senders().unwrap().sender().unwrap();
+    let victim = fork(Last::Killed, |inside| {
+        inside.count();
+        let mut sending = Sending::new(connecting().connect_sender(&name).unwrap(), 100);
+        sending.commit(3);
+        sending.commit_batch(3);
+        let sender = sending.sender;
+        sender.close().unwrap();
+    });
+    let (mut next, mut others, mut told) = (0, 0, Vec::new());
+    let mut look = |receiver: &mut Receiver| {
+        while let Some(message) = receiver.try_receive().unwrap() {
+            match message.kind() {
+                Kind::Message if message.len() == 100 => {
+                    check(next, Sizes::Fixed(100), &message, &mut Vec::new());
+                    next += 1;
+                }
+                Kind::Message => others += 1,
+                kind => told.push((kind, message.peer().unwrap().pid)),
+            }
+        }
+        (next, others, told.clone())
+    };
+    loop {
+        match victim.state() {
+            'Z' => break,
+            'T' => {
+                std::thread::sleep(MOMENT);
+                let (.., told) = look(&mut receiver);
+                assert!(told.iter().all(|(kind, _)| *kind != Kind::PeerDied), "{told:?}");
+                // SAFETY: no pointers.
+                unsafe { libc::kill(victim.pid, libc::SIGCONT) };
+                while victim.state() == 'T' {}
+            }
+            _ => _ = look(&mut receiver),
+        }
+    }
+    let pid = victim.pid as u32;
+    victim.wait();
+    other.send(b"other").unwrap();
+    let until = deadline();
+    let (next, _, told) = loop {
+        let seen = look(&mut receiver);
+        let of_victim: Vec<Kind> = seen.2.iter().filter(|(_, of)| *of == pid).map(|(kind, _)| *kind).collect();
+        // Who has come also goes.
+        if seen.1 == 1 && of_victim.len() != 1 {
+            break (seen.0, seen.1, of_victim);
+        }
+        assert!(Instant::now() < until, "{seen:?}");
+    };
+    assert!(matches!(told[..], [] | [Kind::Joined, Kind::PeerDied | Kind::Closed]), "{told:?}");
+    all_committed_came(next, 3);
+    assert_eq!(receiver.counters().messages, next + 1);
+    drop((other, receiver));
+    assert_eq!(run.left(), Vec::<String>::new());
+}
+
+/// A receiver of two senders, which are both told of its death.
+pub fn gathering_receiver(run: &Run) {
+    let name = run.name();
+    let victim = fork(Last::Killed, |inside| {
+        let mut receiver = connecting().gather_at(&name).unwrap();
+        inside.meet();
+        inside.count();
+        for _ in 0..8 {
+            drop(receiver.receive().unwrap());
+            shared().released.fetch_add(1, SeqCst);
+        }
+        receiver
+    });
+    victim.met();
+    victim.go();
+    // Without a deadline: nobody comes after the victim.
+    let senders = (0..2).map_while(|_| with_capacity(LARGE).connect_sender(&name).ok());
+    let mut sending: Vec<_> = senders.map(|sender| Sending::new(sender, 100)).collect();
+    let mut message = Vec::new();
+    for number in 0..4 {
+        for sending in &mut sending {
+            payload(number, 100, &mut message);
+            // The victim may be dead by now.
+            sending.next += u64::from(sending.sender.try_send(&message).is_ok_and(|sent| sent == Sent::Sent));
+        }
+    }
+    run.finish(victim, || {});
+    let mut left = 0;
+    for one in &mut sending {
+        match one.until_end() {
+            Some(Error::PeerDied { unreleased }) => left += unreleased,
+            None => {}
+            Some(end) => panic!("{end}"),
+        }
+    }
+    let (released, sent) = (shared().released.load(SeqCst), sending.iter().map(|sending| sending.next).sum::<u64>());
+    // One may be released and not yet counted.
+    assert!((released..=released + 1).contains(&(sent - left)), "{left} of {sent} are left, {released} were released");
+    drop(sending);
+    let stale = run.left();
+    assert!(stale.len() <= 1, "the socket alone is left, for the next one to remove: {stale:?}");
+    drop(connecting().gather_at(&name).unwrap());
+    assert_eq!(run.left(), Vec::<String>::new());
+}
+
+pub fn connected_receiver_releases(run: &Run, with_descriptors: bool) {
+    let (name, listener) = (run.name(), listening(run));
+    let (gone, life) = life();
+    let successor = successor(gone, &life, || receive_to_close(connecting().connect_receiver(&name).unwrap()));
+    let victim = fork(Last::Killed, move |inside| {
+        let mut receiver = connecting().connect_receiver(&name).unwrap();
+        inside.meet();
+        inside.count();
+        take_as(Take::Held, &mut receiver);
+        take(&mut receiver);
+        (receiver, life)
+    });
+    let mut sending = Sending::new(listener.accept_sender_until(deadline()).unwrap().unwrap(), 100);
+    match with_descriptors {
+        false => sending.send(8),
+        true => sending.commit_with_descriptors(8),
+    }
+    victim.met();
+    victim.go();
+    run.finish(victim, || sending.nobody_is_dead());
+    let left = match sending.until_end() {
+        Some(Error::PeerDied { unreleased }) => unreleased,
+        end => panic!("{end:?}"),
+    };
+    let (seen, released) = (shared().seen.load(SeqCst), shared().released.load(SeqCst));
+    assert!((8 - seen..=8 - released).contains(&left), "{left} are left: {released}, {seen}");
+    assert!(sending.sender.resume_until(deadline()).unwrap());
+    sending.send(3);
+    drop(sending);
+    successor.wait_well();
+    assert_eq!((shared().first.load(SeqCst), shared().next.load(SeqCst)), (8 - left, 11));
+    drop(listener);
+    assert_eq!(run.left(), Vec::<String>::new());
+}
+
+/// What there was before a hand-shake.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Before {
+    Fresh,
+    /// A lane whose other side died.
+    Survives,
+    /// The same, with a floor, which the next sender must be told.
+    Jumped,
+}
+
+pub fn by_short_name(run: &Run, sends: bool, listens: bool, before: Before) {
+    // SAFETY: this program has one thread.
+    unsafe { std::env::set_var("XDG_RUNTIME_DIR", &run.root) };
+    hand_shake(&Run { root: run.root.clone(), has_short_name: true, ..*run }, sends, listens, before);
+}
+
+/// Has a process go on that was stopped, after a moment, again and again until it ends: whoever waits for it cannot.
+pub fn go_on_when_stopped(victim: &Child) -> Child {
+    let pid = victim.pid;
+    fork(Last::Exit, |_| {
+        while let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+            match stat.rsplit(") ").next().unwrap().chars().next().unwrap() {
+                'Z' => return,
+                'T' => {
+                    std::thread::sleep(MOMENT);
+                    // SAFETY: no pointers. It has not been waited for: its parent is stopped in nothing but its hand-shake.
+                    unsafe { libc::kill(pid, libc::SIGCONT) };
+                }
+                _ => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+    })
+}
+
+/// The victim, `sends` or receives, and `listens` or connects, while the parent does the other; with a lane that survived
+/// another peer, or a fresh one. The successor of one that sends fills the lane before anything is received.
+pub fn hand_shake(run: &Run, sends: bool, listens: bool, before: Before) {
+    let name = run.name();
+    let survives = before != Before::Fresh;
+    let bytes = if before == Before::Jumped { 8000 } else { 100 };
+    let as_sender = |name: &str| match listens {
+        false => connecting().connect_sender(name).unwrap(),
+        true => connecting().listen(name).unwrap().accept_sender_until(deadline()).unwrap().expect("somebody connects"),
+    };
+    let as_receiver = |name: &str| match listens {
+        false => connecting().connect_receiver(name).unwrap(),
+        true => {
+            connecting().listen(name).unwrap().accept_receiver_until(deadline()).unwrap().expect("somebody connects")
+        }
+    };
+    let listener = (!listens).then(|| listening(run));
+    let (gone, life) = life();
+    let successor = successor(gone, &life, || match sends {
+        true => fill(as_sender(&name), bytes),
+        false => receive_to_close(as_receiver(&name)),
+    });
+    let (sent, read): (&[u64], u64) = match before {
+        Before::Fresh => (&[], 0),
+        Before::Survives => (&[3, 2], 1),
+        // As in `sender_commits`.
+        Before::Jumped => (&[32, 12], 12),
+    };
+    // The first peer, where the lane is to have lost one.
+    let first = survives.then(|| {
+        // SAFETY: as in `successor`.
+        let close = || drop(unsafe { OwnedFd::from_raw_fd(life.as_raw_fd()) });
+        fork(Last::Killed, |inside| -> Box<dyn Any> {
+            close();
+            if sends {
+                let mut sending = Sending::new(as_sender(&name), bytes);
+                for count in sent {
+                    sending.send(*count);
+                    inside.meet();
+                }
+                Box::new(sending)
+            } else {
+                let mut receiver = as_receiver(&name);
+                inside.meet();
+                (0..2).for_each(|_| take(&mut receiver));
+                inside.meet();
+                Box::new(receiver)
+            }
+        })
+    });
+    if sends {
+        shared().committed.store(sent.iter().sum(), SeqCst);
+    }
+    let names = name.clone();
+    let start = move || {
+        fork(Last::Killed, move |inside| -> Box<dyn Any> {
+            inside.count();
+            if sends {
+                let mut sending = Sending::new(as_sender(&names), bytes);
+                sending.commit(1);
+                Box::new((sending, life))
+            } else {
+                Box::new((as_receiver(&names), life))
+            }
+        })
+    };
+    let waker;
+    if sends {
+        let receiver = || match &listener {
+            Some(listener) => listener.accept_receiver_until(deadline()).unwrap().expect("somebody connects"),
+            None => connecting().connect_receiver(&name).unwrap(),
+        };
+        let (mut receiving, victim) = match first {
+            None => {
+                let victim = start();
+                waker = run.stops.then(|| go_on_when_stopped(&victim));
+                (Receiving::new(receiver(), bytes), victim)
+            }
+            Some(first) => {
+                let mut receiving = Receiving::new(receiver(), bytes);
+                first.met();
+                receiving.read(read);
+                first.go();
+                first.met();
+                first.go();
+                first.wait();
+                let victim = start();
+                waker = run.stops.then(|| go_on_when_stopped(&victim));
+                // Without having read the rest: the successor must find its end.
+                assert!(receiving.receiver.resume_until(deadline()).unwrap());
+                (receiving, victim)
+            }
+        };
+        run.finish(victim, || ());
+        // The successor comes next, unless it is already there.
+        let _ = receiving.receiver.resume_until(deadline());
+        let until = deadline();
+        while shared().next.load(SeqCst) == 0 {
+            assert!(Instant::now() < until, "the successor hangs");
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        let end = receiving.until_end();
+        assert!(end.is_closed(), "{end}");
+        successor.wait_well();
+        assert_eq!(receiving.next[0], shared().next.load(SeqCst));
+        // Of the victim and the one before; the successor's own begin there.
+        let first = shared().first.load(SeqCst);
+        let sent: u64 = sent.iter().sum();
+        assert!((sent..=sent + 1).contains(&first), "the successor begins at {first}");
+    } else {
+        let sender = || match &listener {
+            Some(listener) => listener.accept_sender_until(deadline()).unwrap().expect("somebody connects"),
+            None => connecting().connect_sender(&name).unwrap(),
+        };
+        let (mut sending, victim) = match first {
+            None => {
+                let victim = start();
+                waker = run.stops.then(|| go_on_when_stopped(&victim));
+                (Sending::new(sender(), 100), victim)
+            }
+            Some(first) => {
+                let mut sending = Sending::new(sender(), 100);
+                first.met();
+                sending.send(6);
+                first.go();
+                first.met();
+                first.go();
+                first.wait();
+                let victim = start();
+                waker = run.stops.then(|| go_on_when_stopped(&victim));
+                assert!(sending.sender.resume_until(deadline()).unwrap());
+                (sending, victim)
+            }
+        };
+        let mut message = Vec::new();
+        while sending.next < 9 {
+            payload(sending.next, 100, &mut message);
+            match sending.sender.send_until(&message, deadline()) {
+                Ok(sent) => {
+                    assert_eq!(sent, Sent::Sent);
+                    sending.next += 1;
+                }
+                Err(error) => {
+                    assert!(error.is_peer_died(), "{error}");
+                    assert!(sending.sender.resume_until(deadline()).unwrap());
+                }
+            }
+        }
+        // The victim takes nothing, so it is told dead if it got so far.
+        while let Err(error) = sending.sender.drain_until(deadline()) {
+            assert!(error.is_peer_died(), "{error}");
+            assert!(sending.sender.resume_until(deadline()).unwrap());
+        }
+        drop(sending);
+        run.finish(victim, || ());
+        successor.wait_well();
+        assert_eq!((shared().first.load(SeqCst), shared().next.load(SeqCst)), (if survives { 2 } else { 0 }, 9));
+    }
+    if let Some(waker) = waker {
+        waker.wait_well();
+    }
+    drop(listener);
+    assert_eq!(run.left(), Vec::<String>::new());
+}
