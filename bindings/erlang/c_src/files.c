@@ -583,13 +583,15 @@ int64_t now_us(void)
     return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
 }
 
-void learn_of_read(struct file *file, int64_t began_us)
+int64_t learn_of_read(struct file *file, int64_t began_us)
 {
     int wary = atomic_load_explicit(&file->wary, memory_order_relaxed);
-    if (now_us() - began_us > SLOW_US)
+    int64_t took_us = now_us() - began_us;
+    if (took_us > SLOW_US)
         atomic_store_explicit(&file->wary, WARY_MAX, memory_order_relaxed);
     else if (wary > 0)
         atomic_store_explicit(&file->wary, wary - 1, memory_order_relaxed);
+    return took_us;
 }
 
 ERL_NIF_TERM result_of_run(ErlNifEnv *env, struct request *request, const pelton_file_completion *completion)

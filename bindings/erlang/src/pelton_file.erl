@@ -225,11 +225,19 @@ pread(Handle, Offset, Size) ->
     unbuffered(pread, Handle, [Offset, Size]).
 
 pread_1(File, Offset, Size, Form) ->
-    Ref = make_ref(),
-    case pelton_nif:file_pread(File, Offset, Size, Ref, false) of
-        full -> rest_a_while(), pread_1(File, Offset, Size, Form);
-        Result -> formed(told(Result, Ref, true), Form)
+    case pelton_nif:file_read(File, Offset, Size) of
+        later -> formed(pread_later(File, Offset, Size), Form);
+        {part, Bytes} ->
+            case pread_later(File, Offset, Size - byte_size(Bytes)) of
+                {ok, Rest} -> formed({ok, <<Bytes/binary, Rest/binary>>}, Form);
+                %% The next read tells of an error.
+                _ -> formed({ok, Bytes}, Form)
+            end;
+        Result -> formed(Result, Form)
     end.
+
+pread_later(File, Offset, Size) ->
+    ask(fun(Ref) -> pelton_nif:file_pread(File, Offset, Size, Ref, false) end).
 
 %% @doc Reads a line, with its `\n'; `\r\n' is made one. Finding where it ends, and going back there, costs less with `read_ahead'.
 -spec read_line(handle()) -> {ok, string() | binary()} | eof | {error, reason()}.
@@ -342,7 +350,7 @@ write_1(File, Offset, Data) ->
     end.
 
 write_now(File, Offset, Pieces) ->
-    case pelton_nif:file_write_now(File, Offset, Pieces) of
+    case pelton_nif:file_write(File, Offset, Pieces) of
         stream -> write_by_engine(File, Offset, Pieces);
         Result -> Result
     end.
@@ -362,7 +370,7 @@ few(Pieces) -> [iolist_to_binary(Pieces)].
 -spec pwrite(handle(), [{location(), iodata()}]) -> ok | {error, {non_neg_integer(), reason()}} | {error, reason()}.
 pwrite(?HANDLE(File, _), Places) when is_list(Places) ->
     {Good, Mistake} = writes(Places, []),
-    case pelton_nif:file_write_now(File, list, Good) of
+    case pelton_nif:file_write_waiting(File, list, Good) of
         ok when Mistake =:= none -> ok;
         ok when Mistake =:= badarg -> {error, badarg};
         ok -> {error, {length(Good), Mistake}};
