@@ -2,10 +2,10 @@
  *
  * Reads are asked with RWF_NOWAIT, writes likewise where the file system knows that: then the kernel promises not to wait. ext4 and tmpfs do not know it
  * of writes, and most often take one within microseconds; but a write may wait for the journal, or while too much is not on the disk yet. So there
- * it is MEASURED: after one that took long, on whatever scheduler, none is begun in the call for a hundred times as long; and no more than half
- * the schedulers are at one. So a node's schedulers wait for a hundredth of the time at most, and never all of them: that is a bound, not a
- * promise that none does. What is known to wait is not tried: the first write to a file, what is not regular, O_SYNC and the like, other file systems,
- * blocks that would have to be read first, and files that somebody else is at. */
+ * it is MEASURED: after one that took long, on whatever scheduler, none is begun in the call for a hundred times as long; and one scheduler at a
+ * time is at one, and not the only one there is. So one of a node's schedulers waits, for a hundredth of the time: that is a bound, no promise that none
+ * does. What is known to wait is not tried: the first write to a file, what is not regular, O_SYNC and the like, other file systems, blocks
+ * that would have to be read first, and files that somebody else is at. */
 #include "files.h"
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -17,8 +17,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* So much is copied in some 50 us at most. A write that takes longer than SLOW_US has waited, if this thread did not merely lose its processor. */
+/* So much is copied in some 50 us at most. */
 #define WRITE_MAX (64 << 10)
+/* A write that takes longer, and waits, was slow: for so many times as long the others wait elsewhere. */
 #define SLOW_US 200
 #define PENALTY 100
 
@@ -65,7 +66,7 @@ NIF(file_read)
     if (count < 0 && errno == EOPNOTSUPP)
         atomic_store_explicit(&file->reads_wait, true, memory_order_relaxed);
     else
-        spent(env, learn_of_read(file, began_us));
+        spent(env, learn_of_read(file, began_us, false));
     leave_file(file);
     if (count > 0 && (uint64_t)count == size)
         return enif_make_tuple2(env, atom_ok, enif_make_binary(env, &bytes));
@@ -79,36 +80,30 @@ NIF(file_read)
 
 /* ---- Writing ---- */
 
-/* What a thread has lost its processor for. */
-struct switches {
-    int64_t at_us;
-    long waited, was_preempted;
-};
-
-static struct switches switches_now(void)
+long waits_of_this_thread(void)
 {
     struct rusage usage = {0};
     getrusage(RUSAGE_THREAD, &usage);
-    return (struct switches){now_us(), usage.ru_nvcsw, usage.ru_nivcsw};
+    return usage.ru_nvcsw;
 }
 
-/* Asking costs a tenth of a write, so what was found a millisecond ago does: at worst what happened since is taken for waiting. */
-static const struct switches *switches_lately(void)
+/* Asking costs a tenth of a write, so what was found less than a millisecond ago does: at worst what it waited for since is taken for the write's. */
+static long waits_lately(int64_t now)
 {
-    static _Thread_local struct switches lately;
-    if (now_us() - lately.at_us > 1000)
-        lately = switches_now();
-    return &lately;
+    static _Thread_local int64_t found_us;
+    static _Thread_local long found;
+    if (now - found_us > 1000) {
+        found = waits_of_this_thread();
+        found_us = now;
+    }
+    return found;
 }
 
-/* Of a small write that this thread has just done. */
-static int64_t learn_of_write(int64_t began_us, const struct switches *before)
+/* Of a small write that this thread has just done; before it had waited so often. Answers how long it took. */
+static int64_t learn_of_write(int64_t began_us, long waits)
 {
     int64_t ended_us = now_us(), took_us = ended_us - began_us;
-    if (took_us <= SLOW_US)
-        return took_us;
-    struct switches after = switches_now();
-    if (after.waited == before->waited && after.was_preempted != before->was_preempted)
+    if (took_us <= SLOW_US || waits_of_this_thread() == waits)
         return took_us;
     int64_t until = ended_us + PENALTY * took_us, found = atomic_load(&all->writes_wait_until);
     while (found < until && !atomic_compare_exchange_weak(&all->writes_wait_until, &found, until))
@@ -116,16 +111,20 @@ static int64_t learn_of_write(int64_t began_us, const struct switches *before)
     return took_us;
 }
 
-/* Whether no block has to be read before it is written in part: whole blocks, or behind the end. */
+/* Whether no block has to be read before it is written in part: whole blocks, or behind the end; which a file's position stays if it was there, and
+ * nobody else has used the file since. */
 static bool needs_no_read(struct file *file, uint64_t offset, uint64_t size)
 {
-    if (file->appends)
+    bool is_current = offset == PELTON_CURRENT;
+    if (file->appends || (is_current ? atomic_load_explicit(&file->is_at_end, memory_order_relaxed) : (offset | size) % file->block_bytes == 0))
         return true;
     int fd = pelton_fd(file->handle);
-    if (offset == PELTON_CURRENT)
-        offset = (uint64_t)lseek(fd, 0, SEEK_CUR);
+    uint64_t at = is_current ? (uint64_t)lseek(fd, 0, SEEK_CUR) : offset;
     struct stat found;
-    return (offset | size) % file->block_bytes == 0 || (!fstat(fd, &found) && offset >= (uint64_t)found.st_size);
+    bool is_at_end = !fstat(fd, &found) && at >= (uint64_t)found.st_size;
+    if (is_current)
+        atomic_store_explicit(&file->is_at_end, is_at_end, memory_order_relaxed);
+    return is_at_end || (at | size) % file->block_bytes == 0;
 }
 
 static bool may_be_measured(struct file *file, uint64_t offset, uint64_t size)
@@ -169,15 +168,16 @@ static ssize_t write_at_once(ErlNifEnv *env, struct file *file, uint64_t offset,
         count = pwritev2(pelton_fd(file->handle), (struct iovec *)pieces->iov, pieces->iovcnt, (off_t)offset, RWF_NOWAIT);
         return count >= 0 ? count : errno == EAGAIN || errno == EOPNOTSUPP ? 0 : -errno;
     }
-    if (atomic_fetch_add(&all->writers, 1) < all->engine_count / 2 && now_us() > atomic_load(&all->writes_wait_until) &&
-        needs_no_read(file, offset, size)) {
-        const struct switches *before = switches_lately();
-        int64_t began_us = now_us();
+    int64_t began_us = now_us();
+    if (all->engine_count == 1 || began_us <= atomic_load(&all->writes_wait_until) || atomic_flag_test_and_set(&all->is_writing))
+        return 0;
+    if (needs_no_read(file, offset, size)) {
+        long waits = waits_lately(began_us);
         count = pwritev2(pelton_fd(file->handle), (struct iovec *)pieces->iov, pieces->iovcnt, (off_t)offset, 0);
         count = count >= 0 ? count : -errno;
-        spent(env, learn_of_write(began_us, before));
+        spent(env, learn_of_write(began_us, waits));
     }
-    atomic_fetch_sub(&all->writers, 1);
+    atomic_flag_clear(&all->is_writing);
     return count;
 }
 
@@ -189,7 +189,7 @@ NIF(file_write)
     ErlNifIOVec *pieces = NULL;
     if (!offset_at(env, argv[1], &offset) || !enif_inspect_iovec(env, PIECES_MAX, argv[2], &tail, &pieces))
         return enif_make_badarg(env);
-    struct file *file = file_at(env, argv[0], &result);
+    struct file *file = entered(env, argv[0], &result);
     if (!file)
         return result;
     uint64_t size = bytes_of_pieces(pieces);
@@ -253,10 +253,11 @@ static int write_list(ErlNifEnv *env, struct file *file, uint64_t offset, ERL_NI
             return -1;
         uint64_t size = bytes_of_pieces(pieces);
         bool is_measured = may_be_measured(file, offset, size);
-        struct switches before = is_measured ? switches_now() : (struct switches){0};
+        long waits = is_measured ? waits_of_this_thread() : 0;
+        int64_t began_us = is_measured ? now_us() : 0;
         error = write_pieces(file, offset, (struct iovec *)pieces->iov, pieces->iovcnt);
         if (is_measured)
-            learn_of_write(before.at_us, &before);
+            learn_of_write(began_us, waits);
         if (offset != PELTON_CURRENT)
             offset += size;
     }

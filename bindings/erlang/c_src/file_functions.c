@@ -113,10 +113,11 @@ NIF(file_read_waiting)
         pelton_operation operation = operation_of(request->parts, PELTON_FILE_READ);
         operation.release = NULL;
         pelton_file_completion completion = {0};
+        long waits = waits_of_this_thread();
         int64_t began_us = now_us();
         int code = pelton_file_run(engine->handle, &operation, PELTON_FOREVER, &completion);
         completion.code = code;
-        learn_of_read(file, began_us);
+        learn_of_read(file, began_us, waits_of_this_thread() != waits);
         result = result_of_run(env, request, &completion);
     }
     if (engine)

@@ -49,7 +49,8 @@ struct file {
     atomic_int wary;    /* so many reads more are done on a dirty scheduler: one lately had to wait */
     bool is_regular;
     atomic_bool reads_wait; /* the file system does not know of reading without */
-    atomic_int manner;      /* of writing: see at_once.c, and of the two that follow */
+    atomic_int manner;      /* of writing: see at_once.c, and of what follows */
+    atomic_bool is_at_end;  /* its position */
     bool appends;
     unsigned block_bytes;
     bool has_owner;
@@ -119,6 +120,8 @@ struct request {
 bool offset_at(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *offset);
 /* Enters the file that is the term; NULL: it is closed, and the result says so. */
 struct file *file_at(ErlNifEnv *env, ERL_NIF_TERM term, ERL_NIF_TERM *result);
+/* The same, for what leaves the position where it is, or at the end. */
+struct file *entered(ErlNifEnv *env, ERL_NIF_TERM term, ERL_NIF_TERM *result);
 bool enter_file(struct file *file);
 void leave_file(struct file *file);
 /* The handle, if it is to be closed now; NULL if that is done already, or by the last of those that are at it. */
@@ -139,8 +142,10 @@ enum asked ask_quietly(struct request *request, const pelton_operation *operatio
 /* What came of a request whose first part was run by who calls; it is released. */
 ERL_NIF_TERM result_of_run(ErlNifEnv *env, struct request *request, const pelton_file_completion *completion);
 int64_t now_us(void);
-/* A read, or what began it, took from then until now: answers how long, and whether that can have been the page cache is learnt. */
-int64_t learn_of_read(struct file *file, int64_t began_us);
+/* How often this thread has given up its processor by itself: as it waited for something. */
+long waits_of_this_thread(void);
+/* A read, or what began it, took from then until now, and perhaps waited: answers how long, and whether that can have been the page cache is learnt. */
+int64_t learn_of_read(struct file *file, int64_t began_us, bool has_waited);
 uint64_t bytes_of_pieces(const ErlNifIOVec *pieces);
 
 /* An engine for who waits in what it does, on a dirty scheduler: nobody else's until it is given back. NULL: there is none to be had. */

@@ -58,7 +58,7 @@ struct everything {
     int64_t next_due;                       /* when the first of them is due, at the earliest */
     unsigned flushes;                       /* that are done before all is closed, */
     ErlNifCond *flushed;                    /* which this tells */
-    atomic_uint writers;                    /* normal schedulers that are writing, where that is measured: see at_once.c */
+    atomic_flag is_writing;                 /* a normal scheduler, where that is measured: see at_once.c */
     _Atomic int64_t writes_wait_until;      /* none is begun so before, in now_us()'s time */
     struct end *ends;                       /* that are open */
     struct end *doomed_ends;
