@@ -156,6 +156,16 @@ static ERL_NIF_TERM write_rest(ErlNifEnv *env, ERL_NIF_TERM file, uint64_t offse
     return enif_schedule_nif(env, "file_write_waiting", ERL_NIF_DIRTY_JOB_IO_BOUND, file_write_waiting, 3, arguments);
 }
 
+/* As pwritev2; of one piece sooner. */
+static ssize_t write_plainly(int fd, uint64_t offset, const ErlNifIOVec *pieces)
+{
+    const void *data = pieces->iov[0].iov_base;
+    size_t size = pieces->iov[0].iov_len;
+    if (pieces->iovcnt != 1)
+        return pwritev2(fd, (struct iovec *)pieces->iov, pieces->iovcnt, (off_t)offset, 0);
+    return offset == PELTON_CURRENT ? write(fd, data, size) : pwrite(fd, data, size, (off_t)offset);
+}
+
 /* Does it in the call, if that may be. Answers how much was written; 0: nothing, below: an errno. */
 static ssize_t write_at_once(ErlNifEnv *env, struct file *file, uint64_t offset, const ErlNifIOVec *pieces, uint64_t size)
 {
@@ -173,7 +183,7 @@ static ssize_t write_at_once(ErlNifEnv *env, struct file *file, uint64_t offset,
         return 0;
     if (needs_no_read(file, offset, size)) {
         long waits = waits_lately(began_us);
-        count = pwritev2(pelton_fd(file->handle), (struct iovec *)pieces->iov, pieces->iovcnt, (off_t)offset, 0);
+        count = write_plainly(pelton_fd(file->handle), offset, pieces);
         count = count >= 0 ? count : -errno;
         spent(env, learn_of_write(began_us, waits));
     }
@@ -184,10 +194,17 @@ static ssize_t write_at_once(ErlNifEnv *env, struct file *file, uint64_t offset,
 /* file_write(File, Offset, Binaries): ok, or an error, or `stream`: it is nothing that can be written now */
 NIF(file_write)
 {
-    ERL_NIF_TERM result, tail;
+    ERL_NIF_TERM result, head, tail;
     uint64_t offset;
-    ErlNifIOVec *pieces = NULL;
-    if (!offset_at(env, argv[1], &offset) || !enif_inspect_iovec(env, PIECES_MAX, argv[2], &tail, &pieces))
+    ErlNifBinary binary;
+    SysIOVec piece;
+    ErlNifIOVec one = {.iovcnt = 1, .iov = &piece}, *pieces = &one;
+    /* One binary, most often, which need not be looked after. */
+    if (enif_get_list_cell(env, argv[2], &head, &tail) && enif_is_empty_list(env, tail) && enif_inspect_binary(env, head, &binary))
+        piece = (SysIOVec){(char *)binary.data, binary.size};
+    else
+        pieces = NULL;
+    if (!offset_at(env, argv[1], &offset) || (!pieces && !enif_inspect_iovec(env, PIECES_MAX, argv[2], &tail, &pieces)))
         return enif_make_badarg(env);
     struct file *file = entered(env, argv[0], &result);
     if (!file)
