@@ -166,6 +166,12 @@ static ssize_t write_plainly(int fd, uint64_t offset, const ErlNifIOVec *pieces)
     return offset == PELTON_CURRENT ? write(fd, data, size) : pwrite(fd, data, size, (off_t)offset);
 }
 
+/* What was written, or below 0 an errno; 0 for those by which it is merely not done now. */
+static ssize_t or_error(ssize_t count)
+{
+    return count >= 0 ? count : errno == EAGAIN || errno == EOPNOTSUPP || errno == EINTR ? 0 : -errno;
+}
+
 /* Does it in the call, if that may be. Answers how much was written; 0: nothing, below: an errno. */
 static ssize_t write_at_once(ErlNifEnv *env, struct file *file, uint64_t offset, const ErlNifIOVec *pieces, uint64_t size)
 {
@@ -173,18 +179,16 @@ static ssize_t write_at_once(ErlNifEnv *env, struct file *file, uint64_t offset,
     /* Somebody else at it may have its lock for long. */
     if (size == 0 || size > WRITE_MAX || manner < TRIED || atomic_load(&file->users) != 1 || atomic_load(&file->pending))
         return 0;
+    int fd = pelton_fd(file->handle);
+    if (manner == TRIED)
+        return or_error(pwritev2(fd, (struct iovec *)pieces->iov, pieces->iovcnt, (off_t)offset, RWF_NOWAIT));
     ssize_t count = 0;
-    if (manner == TRIED) {
-        count = pwritev2(pelton_fd(file->handle), (struct iovec *)pieces->iov, pieces->iovcnt, (off_t)offset, RWF_NOWAIT);
-        return count >= 0 ? count : errno == EAGAIN || errno == EOPNOTSUPP ? 0 : -errno;
-    }
     int64_t began_us = now_us();
     if (all->engine_count == 1 || began_us <= atomic_load(&all->writes_wait_until) || atomic_flag_test_and_set(&all->is_writing))
         return 0;
     if (needs_no_read(file, offset, size)) {
         long waits = waits_lately(began_us);
-        count = write_plainly(pelton_fd(file->handle), offset, pieces);
-        count = count >= 0 ? count : -errno;
+        count = or_error(write_plainly(fd, offset, pieces));
         spent(env, learn_of_write(began_us, waits));
     }
     atomic_flag_clear(&all->is_writing);

@@ -2,7 +2,8 @@
  *
  * Each scheduler has an engine of its own, as far as threads go round. A request is submitted under the engine's lock, and what has come
  * by then is taken: its own answer is the function's result, made without a message; those of others are sent to them. Otherwise the
- * engine is armed, and the ferry sends the answer. A dirty NIF that writes has an engine of its thread's, for it waits in the system call.
+ * engine is armed, and the ferry sends the answer. A dirty NIF that reads has an engine of its thread's, for it waits in the system call. What needs no
+ * engine at all is in at_once.c.
  *
  * WHO FREES. A request is a resource: of its operations until each has ended and let go of its memory, and of its completion.
  * A file's handle is closed by close/1, when its owner ends, or when nobody refers to it; `users` are the functions that are at it just

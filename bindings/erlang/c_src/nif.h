@@ -1,8 +1,8 @@
-/* What the parts of the NIF share. nif.c loads it, has the atoms and the ferry; files.c and file_functions.c are pelton_file's part,
+/* What the parts of the NIF share. nif.c loads it, has the atoms and the ferry; files.c, file_functions.c, at_once.c and buffers.c are pelton_file's part,
  * ends.c and end_functions.c are pelton's.
  *
  * No function that a normal scheduler calls waits: what is not there at once is told by a message, {pelton, Ref, Result}, from the
- * ferry or from whichever thread finds it. What may wait is a dirty NIF.
+ * ferry or from whichever thread finds it. What may wait is a dirty NIF, or a small write within the bound that at_once.c has.
  *
  * THE FERRY is one thread. It sleeps in epoll on the descriptors of all engines and ends, takes what has come, and sends it to
  * the processes. It also closes what nobody refers to any more, for a destructor runs wherever garbage is collected.
