@@ -64,7 +64,6 @@ struct held {
 
 /* {error, Code}; of what the system refused the errno's. */
 ERL_NIF_TERM failed(ErlNifEnv *env, int code);
-ERL_NIF_TERM bytes_of(ErlNifEnv *env, const void *data, size_t size);
 /* What came of a call, as the function's result. */
 ERL_NIF_TERM answered(ErlNifEnv *env, const pelton_completion *answer, struct waiter *waiter);
 /* What was received last, as a term; it is released, or held: then, if is_held, the term is for let_go_of. */

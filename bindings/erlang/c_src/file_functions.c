@@ -3,9 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-/* So much is read at once. */
-#define NOW_MAX (256 << 10)
-
 /* A path: a binary that ends with a zero, and has no other. */
 static const char *path_at(ErlNifEnv *env, ERL_NIF_TERM term)
 {
@@ -13,8 +10,7 @@ static const char *path_at(ErlNifEnv *env, ERL_NIF_TERM term)
     return enif_inspect_binary(env, term, &path) && path.size && strlen((char *)path.data) + 1 == path.size ? (char *)path.data : NULL;
 }
 
-/* An offset, or the atom `undefined`: the file's own position. */
-static bool offset_at(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *offset)
+bool offset_at(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *offset)
 {
     if (enif_is_identical(term, atom_undefined)) {
         *offset = PELTON_CURRENT;
@@ -98,8 +94,8 @@ static bool memory_for(struct part *part, uint64_t size)
     return true;
 }
 
-/* The same, waiting in the system call, on a dirty scheduler. */
-static NIF(read_now)
+/* file_read_waiting(File, Offset, Size): {ok, Bytes} or eof. Waits in the system call, on a dirty scheduler. */
+NIF(file_read_waiting)
 {
     (void)argc;
     ERL_NIF_TERM result;
@@ -117,10 +113,11 @@ static NIF(read_now)
         pelton_operation operation = operation_of(request->parts, PELTON_FILE_READ);
         operation.release = NULL;
         pelton_file_completion completion = {0};
+        long waits = waits_of_this_thread();
         int64_t began_us = now_us();
         int code = pelton_file_run(engine->handle, &operation, PELTON_FOREVER, &completion);
         completion.code = code;
-        learn_of_read(file, began_us);
+        learn_of_read(file, began_us, waits_of_this_thread() != waits);
         result = result_of_run(env, request, &completion);
     }
     if (engine)
@@ -132,6 +129,7 @@ static NIF(read_now)
 /* file_pread(File, Offset, Size, Ref, Sends) */
 NIF(file_pread)
 {
+    (void)argc;
     ERL_NIF_TERM result;
     uint64_t offset, size;
     if (!offset_at(env, argv[1], &offset) || !enif_get_uint64(env, argv[2], &size))
@@ -139,16 +137,11 @@ NIF(file_pread)
     struct file *file = file_at(env, argv[0], &result);
     if (!file)
         return result;
-    bool sends = enif_is_identical(argv[4], atom_true);
-    if (file->is_regular && size <= NOW_MAX && !sends && atomic_load_explicit(&file->wary, memory_order_relaxed) > 0) {
-        leave_file(file);
-        return enif_schedule_nif(env, "read_now", ERL_NIF_DIRTY_JOB_IO_BOUND, read_now, argc, argv);
-    }
     struct request *request = request_of(PELTON_FILE_READ, 1, file, NULL);
     request->parts->offset = offset;
     if (memory_for(request->parts, size)) {
         pelton_operation operation = operation_of(request->parts, PELTON_FILE_READ);
-        result = ask(env, request, &operation, argv[3], sends);
+        result = ask(env, request, &operation, argv[3], enif_is_identical(argv[4], atom_true));
     } else {
         enif_release_resource(request);
         result = error_of(env, atom_enomem);
@@ -230,69 +223,6 @@ NIF(file_pwrite)
     }
     leave_file(file);
     return result;
-}
-
-/* Writes a list of binaries, waiting; 0 or an errno, or -1: it is none. */
-static int write_list(ErlNifEnv *env, pelton_engine *engine, struct file *file, uint64_t offset, ERL_NIF_TERM list)
-{
-    int error = 0;
-    while (!error && !enif_is_empty_list(env, list)) {
-        ErlNifIOVec *pieces = NULL;
-        if (!enif_inspect_iovec(env, PIECES_MAX, list, &list, &pieces))
-            return -1;
-        pelton_operation operation = {.kind = PELTON_FILE_WRITE, .file = file->handle, .memory = (const struct iovec *)pieces->iov,
-                                      .memory_count = (size_t)pieces->iovcnt, .offset = offset};
-        pelton_file_completion completion = {0};
-        int code = pelton_file_run(engine, &operation, PELTON_FOREVER, &completion);
-        error = completion.error ? completion.error : code ? EIO : 0;
-        if (offset != PELTON_CURRENT)
-            offset += bytes_of_pieces(pieces);
-    }
-    return error;
-}
-
-/* file_write_now(File, Offset, Binaries), or (File, list, [{Offset, Binaries}]): ok, or {error, Reason}, of a list {error, {Done, Reason}}; or `stream`:
- * it is nothing that can be done now. Waits in the system call, on a dirty scheduler. */
-NIF(file_write_now)
-{
-    (void)argc;
-    ERL_NIF_TERM result, head, tail = argv[2];
-    uint64_t offset = 0;
-    bool is_list = enif_is_identical(argv[1], enif_make_atom(env, "list"));
-    if (!is_list && !offset_at(env, argv[1], &offset))
-        return enif_make_badarg(env);
-    struct file *file = file_at(env, argv[0], &result);
-    if (!file)
-        return result;
-    /* That would keep the scheduler for as long as nobody reads. */
-    if (!file->is_regular && offset == PELTON_CURRENT && !enif_is_empty_list(env, tail)) {
-        leave_file(file);
-        return enif_make_atom(env, "stream");
-    }
-    struct waiting_engine *engine = take_waiting_engine();
-    if (!engine) {
-        leave_file(file);
-        return error_of(env, atom_of_errno(EMFILE));
-    }
-    int error = 0;
-    unsigned done = 0;
-    if (!is_list)
-        error = write_list(env, engine->handle, file, offset, tail);
-    for (; is_list && !error && enif_get_list_cell(env, tail, &head, &tail); done += !error) {
-        const ERL_NIF_TERM *pair;
-        int arity;
-        if (!enif_get_tuple(env, head, &arity, &pair) || arity != 2 || !offset_at(env, pair[0], &offset))
-            error = -1;
-        else
-            error = write_list(env, engine->handle, file, offset, pair[1]);
-    }
-    give_back(engine);
-    is_written(file);
-    leave_file(file);
-    if (error <= 0)
-        return error ? enif_make_badarg(env) : atom_ok;
-    ERL_NIF_TERM reason = atom_of_errno(error);
-    return error_of(env, is_list ? enif_make_tuple2(env, enif_make_uint(env, done), reason) : reason);
 }
 
 /* file_seek(File, Offset, Whence): 0 the beginning, 1 the position, 2 the end; or `full`: something else is at its position */

@@ -2,7 +2,8 @@
  *
  * Each scheduler has an engine of its own, as far as threads go round. A request is submitted under the engine's lock, and what has come
  * by then is taken: its own answer is the function's result, made without a message; those of others are sent to them. Otherwise the
- * engine is armed, and the ferry sends the answer. A dirty NIF that writes has an engine of its thread's, for it waits in the system call.
+ * engine is armed, and the ferry sends the answer. A dirty NIF that reads has an engine of its thread's, for it waits in the system call. What needs no
+ * engine at all is in at_once.c.
  *
  * WHO FREES. A request is a resource: of its operations until each has ended and let go of its memory, and of its completion.
  * A file's handle is closed by close/1, when its owner ends, or when nobody refers to it; `users` are the functions that are at it just
@@ -13,8 +14,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* What the page cache has takes less. After a read that took longer, so many fast ones are as well done on a dirty scheduler: even those that
- * the kernel has read ahead begin the next, and that may wait in the disk's queue for tens of milliseconds. */
+/* What the page cache has takes less, and waits for nothing. After a read that did not come from there, so many that did are as well done on a dirty
+ * scheduler: even those that the kernel has read ahead begin the next, and that may wait in the disk's queue for tens of milliseconds. */
 #define SLOW_US 500
 #define WARY_MAX 64
 
@@ -583,13 +584,15 @@ int64_t now_us(void)
     return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
 }
 
-void learn_of_read(struct file *file, int64_t began_us)
+int64_t learn_of_read(struct file *file, int64_t began_us, bool has_waited)
 {
     int wary = atomic_load_explicit(&file->wary, memory_order_relaxed);
-    if (now_us() - began_us > SLOW_US)
+    int64_t took_us = now_us() - began_us;
+    if (has_waited || took_us > SLOW_US)
         atomic_store_explicit(&file->wary, WARY_MAX, memory_order_relaxed);
     else if (wary > 0)
         atomic_store_explicit(&file->wary, wary - 1, memory_order_relaxed);
+    return took_us;
 }
 
 ERL_NIF_TERM result_of_run(ErlNifEnv *env, struct request *request, const pelton_file_completion *completion)
@@ -646,7 +649,7 @@ ERL_NIF_TERM ask(ErlNifEnv *env, struct request *request, const pelton_operation
         if (percent)
             enif_consume_timeslice(env, percent > 100 ? 100 : (int)percent);
         if (request->kind == PELTON_FILE_READ && request->file->is_regular)
-            learn_of_read(request->file, began_us);
+            learn_of_read(request->file, began_us, false);
         ERL_NIF_TERM result = build(env, env, request);
         enif_release_resource(request);
         return result;
@@ -839,6 +842,14 @@ int files_load(ErlNifEnv *env, ErlNifResourceFlags flags)
 }
 
 struct file *file_at(ErlNifEnv *env, ERL_NIF_TERM term, ERL_NIF_TERM *result)
+{
+    struct file *file = entered(env, term, result);
+    if (file)
+        atomic_store_explicit(&file->is_at_end, false, memory_order_relaxed);
+    return file;
+}
+
+struct file *entered(ErlNifEnv *env, ERL_NIF_TERM term, ERL_NIF_TERM *result)
 {
     void *object;
     if (!enif_get_resource(env, term, all->file_type, &object)) {

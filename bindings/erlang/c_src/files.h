@@ -7,6 +7,7 @@
 #define IN_FLIGHT_MAX 4096
 #define PIECES_MAX 1024 /* IOV_MAX */
 #define CLOSED (1u << 31)
+#define NOW_MAX (256 << 10) /* So much is read at once. */
 
 struct engine {
     enum watched watched;
@@ -47,6 +48,11 @@ struct file {
     atomic_int pending; /* requests */
     atomic_int wary;    /* so many reads more are done on a dirty scheduler: one lately had to wait */
     bool is_regular;
+    atomic_bool reads_wait; /* the file system does not know of reading without */
+    atomic_int manner;      /* of writing: see at_once.c, and of what follows */
+    atomic_bool is_at_end;  /* its position */
+    bool appends;
+    unsigned block_bytes;
     bool has_owner;
     ErlNifPid owner;
     ErlNifMonitor monitor;
@@ -110,8 +116,12 @@ struct request {
     struct part parts[];
 };
 
+/* An offset, or the atom `undefined`: the file's own position. */
+bool offset_at(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *offset);
 /* Enters the file that is the term; NULL: it is closed, and the result says so. */
 struct file *file_at(ErlNifEnv *env, ERL_NIF_TERM term, ERL_NIF_TERM *result);
+/* The same, for what leaves the position where it is, or at the end. */
+struct file *entered(ErlNifEnv *env, ERL_NIF_TERM term, ERL_NIF_TERM *result);
 bool enter_file(struct file *file);
 void leave_file(struct file *file);
 /* The handle, if it is to be closed now; NULL if that is done already, or by the last of those that are at it. */
@@ -131,9 +141,11 @@ enum asked { ASKED, NO_ROOM, NOT_TAKEN };
 enum asked ask_quietly(struct request *request, const pelton_operation *operation);
 /* What came of a request whose first part was run by who calls; it is released. */
 ERL_NIF_TERM result_of_run(ErlNifEnv *env, struct request *request, const pelton_file_completion *completion);
-/* Whether a read, or what began it, took from then until now so long that it cannot have been the page cache. */
 int64_t now_us(void);
-void learn_of_read(struct file *file, int64_t began_us);
+/* How often this thread has given up its processor by itself: as it waited for something. */
+long waits_of_this_thread(void);
+/* A read, or what began it, took from then until now, and perhaps waited: answers how long, and whether that can have been the page cache is learnt. */
+int64_t learn_of_read(struct file *file, int64_t began_us, bool has_waited);
 uint64_t bytes_of_pieces(const ErlNifIOVec *pieces);
 
 /* An engine for who waits in what it does, on a dirty scheduler: nobody else's until it is given back. NULL: there is none to be had. */

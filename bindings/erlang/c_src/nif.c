@@ -146,6 +146,7 @@ static int begin(unsigned schedulers)
     if (!all)
         return ENOMEM;
     *all = (struct everything){.layout = LAYOUT, .bell_watched = WATCHED_BELL, .epoll = -1, .bell = -1, .next_due = INT64_MAX};
+    atomic_flag_clear(&all->is_writing);
     all->lock = enif_mutex_create("pelton_all");
     all->flushed = enif_cond_create("pelton_flushed");
     all->epoll = epoll_create1(EPOLL_CLOEXEC);

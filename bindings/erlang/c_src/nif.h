@@ -1,8 +1,8 @@
-/* What the parts of the NIF share. nif.c loads it, has the atoms and the ferry; files.c and file_functions.c are pelton_file's part,
+/* What the parts of the NIF share. nif.c loads it, has the atoms and the ferry; files.c, file_functions.c, at_once.c and buffers.c are pelton_file's part,
  * ends.c and end_functions.c are pelton's.
  *
  * No function that a normal scheduler calls waits: what is not there at once is told by a message, {pelton, Ref, Result}, from the
- * ferry or from whichever thread finds it. What may wait is a dirty NIF.
+ * ferry or from whichever thread finds it. What may wait is a dirty NIF, or a small write within the bound that at_once.c has.
  *
  * THE FERRY is one thread. It sleeps in epoll on the descriptors of all engines and ends, takes what has come, and sends it to
  * the processes. It also closes what nobody refers to any more, for a destructor runs wherever garbage is collected.
@@ -22,7 +22,7 @@
 
 #define ATOMS(X) \
     X(ok) X(error) X(eof) X(pending) X(full) X(pelton) X(undefined) X(true) X(false) X(badarg) X(terminated) X(device) X(directory) \
-    X(other) X(regular) X(symlink) X(read) X(write) X(read_write) X(none) X(enomem) X(einval) X(ready) X(closed) X(lost) X(failed) X(abandoned) X(waits)
+    X(other) X(regular) X(symlink) X(read) X(write) X(read_write) X(none) X(enomem) X(einval) X(ready) X(closed) X(lost) X(failed) X(abandoned) X(waits) X(later)
 
 #define ATOM_(name) extern ERL_NIF_TERM atom_##name;
 ATOMS(ATOM_)
@@ -31,6 +31,7 @@ ATOMS(ATOM_)
 /* The atom of an errno, as `file` has it. */
 ERL_NIF_TERM atom_of_errno(int number);
 ERL_NIF_TERM error_of(ErlNifEnv *env, ERL_NIF_TERM reason);
+ERL_NIF_TERM bytes_of(ErlNifEnv *env, const void *data, size_t size);
 
 /* Counts bytes that were copied, as reductions of the process that calls: some 10 us for each hundredth of its time. */
 void took(ErlNifEnv *env, uint64_t bytes);
@@ -39,7 +40,7 @@ void took(ErlNifEnv *env, uint64_t bytes);
 enum watched { WATCHED_BELL, WATCHED_ENGINE, WATCHED_END };
 
 /* All there is. A new version of the library takes it over as it is: whoever changes a struct raises LAYOUT. */
-#define LAYOUT 3
+#define LAYOUT 4
 struct everything {
     unsigned layout;
     ErlNifMutex *lock; /* for the lists below, and the engines' making */
@@ -57,6 +58,8 @@ struct everything {
     int64_t next_due;                       /* when the first of them is due, at the earliest */
     unsigned flushes;                       /* that are done before all is closed, */
     ErlNifCond *flushed;                    /* which this tells */
+    atomic_flag is_writing;                 /* a normal scheduler, where that is measured: see at_once.c */
+    _Atomic int64_t writes_wait_until;      /* none is begun so before, in now_us()'s time */
     struct end *ends;                       /* that are open */
     struct end *doomed_ends;
     struct end *ends_to_look_at;
@@ -104,7 +107,8 @@ void give_up_requests_of(struct file *file, struct end *end);
 
 #define FILES_FUNCTIONS(X) \
     X(file_open, 5, 0) X(file_close, 2, 0) X(file_pread, 5, 0) X(file_pread_list, 4, 0) X(file_pwrite, 5, 0) \
-    X(file_write_now, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_seek, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) \
+    X(file_read, 3, 0) X(file_read_waiting, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_write, 3, 0) \
+    X(file_write_waiting, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_seek, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) \
     X(file_truncate, 1, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_advise, 4, ERL_NIF_DIRTY_JOB_IO_BOUND) \
     X(file_allocate, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_do, 4, 0) X(file_copy, 6, 0) X(path_do, 6, 0) \
     X(file_pump, 7, 0) X(buffer_write, 3, 0) X(buffer_flush, 2, 0) X(buffer_read, 3, 0)

@@ -1,7 +1,7 @@
-%% @doc Files, as in {@link //kernel/file}, without a server, a port or a copy between, and without ever keeping a scheduler.
+%% @doc Files, as in {@link //kernel/file}, without a server, a port or a copy between, and without keeping a scheduler, but for what {@link write/2} says.
 %%
 %% A program changes the module's name: options, results and error atoms are those of `file' with `raw'. What the page cache has is answered
-%% in the call itself; for the rest the process waits for a message, by a receive that does not look at the mailbox. The handle that
+%% in the call itself, and so are small writes that it takes; for the rest the process waits for a message, by a receive that does not look at the mailbox. The handle that
 %% {@link open/2} answers also serves the functions of `file' that take one.
 %%
 %% What is different:
@@ -39,14 +39,14 @@
 %% With delayed_write or read_ahead.
 -define(BUFFERED(File, Form), #file_descriptor{module = ?MODULE, data = {File, Form, buffered}}).
 
-%% What the system takes as a place in a file.
--define(IS_PLACE(Offset), Offset >= 0, Offset < 1 bsl 63).
+%% What the system takes as a place in a file. Comparing with a number that is no word is a call.
+-define(IS_PLACE(Offset), Offset >= 0, (Offset < 1 bsl 58 orelse Offset < 1 bsl 63)).
 %% Where the system's times, of nanoseconds in 64 bits, end.
 -define(SECONDS_MAX, 9223372036).
 
 %% So many reads go in one submission.
 -define(LIST_MAX, 256).
-%% Up to here a write to a regular file waits on a dirty scheduler: it is sooner done than told. What is larger goes to the ring.
+%% Up to here a write to a regular file is done in the call or on a dirty scheduler: it is sooner done than told. What is larger goes to the ring.
 -define(NOW_BYTES_MAX, 262144).
 -define(PIECES_MAX, 1023).
 %% What buffers have if nobody says otherwise, in bytes and milliseconds; and what is as good as no end.
@@ -225,11 +225,19 @@ pread(Handle, Offset, Size) ->
     unbuffered(pread, Handle, [Offset, Size]).
 
 pread_1(File, Offset, Size, Form) ->
-    Ref = make_ref(),
-    case pelton_nif:file_pread(File, Offset, Size, Ref, false) of
-        full -> rest_a_while(), pread_1(File, Offset, Size, Form);
-        Result -> formed(told(Result, Ref, true), Form)
+    case pelton_nif:file_read(File, Offset, Size) of
+        later -> formed(pread_later(File, Offset, Size), Form);
+        {part, Bytes} ->
+            case pread_later(File, Offset, Size - byte_size(Bytes)) of
+                {ok, Rest} -> formed({ok, <<Bytes/binary, Rest/binary>>}, Form);
+                %% The next read tells of an error.
+                _ -> formed({ok, Bytes}, Form)
+            end;
+        Result -> formed(Result, Form)
     end.
+
+pread_later(File, Offset, Size) ->
+    ask(fun(Ref) -> pelton_nif:file_pread(File, Offset, Size, Ref, false) end).
 
 %% @doc Reads a line, with its `\n'; `\r\n' is made one. Finding where it ends, and going back there, costs less with `read_ahead'.
 -spec read_line(handle()) -> {ok, string() | binary()} | eof | {error, reason()}.
@@ -303,6 +311,11 @@ first(Count, List) when length(List) =< Count -> {List, []};
 first(Count, List) -> lists:split(Count, List).
 
 %% @doc Writes at the file's position, which moves; of a file opened with `append', at its end.
+%%
+%% Up to 64 KiB are written in the call, by xfs if it need not wait, by ext4 and tmpfs as long as no write of the node's has waited for more than 0.2 ms
+%% lately. So it may keep a scheduler now and then: one at a time, never the only one, for a hundredth of the time at most, but for as long as that one write
+%% takes. {@link pwrite_async/3} does not. The first write to a file, all to files opened with `sync', and parts of blocks that would have to be
+%% read first are done on a dirty I/O scheduler.
 -spec write(handle(), iodata()) -> ok | {error, reason()}.
 write(?HANDLE(File, _), Data) ->
     write_1(File, undefined, Data);
@@ -315,7 +328,7 @@ write(?BUFFERED(File, _), Data) ->
 write(_, _) ->
     {error, badarg}.
 
-%% @doc Writes at a place. The file's position stays where it is.
+%% @doc Writes at a place, where {@link write/2} would. The file's position stays where it is.
 -spec pwrite(handle(), location(), iodata()) -> ok | {error, reason()}.
 pwrite(?HANDLE(File, _), Offset, Data) when is_integer(Offset) ->
     if ?IS_PLACE(Offset) -> write_1(File, Offset, Data);
@@ -342,7 +355,7 @@ write_1(File, Offset, Data) ->
     end.
 
 write_now(File, Offset, Pieces) ->
-    case pelton_nif:file_write_now(File, Offset, Pieces) of
+    case pelton_nif:file_write(File, Offset, Pieces) of
         stream -> write_by_engine(File, Offset, Pieces);
         Result -> Result
     end.
@@ -362,7 +375,7 @@ few(Pieces) -> [iolist_to_binary(Pieces)].
 -spec pwrite(handle(), [{location(), iodata()}]) -> ok | {error, {non_neg_integer(), reason()}} | {error, reason()}.
 pwrite(?HANDLE(File, _), Places) when is_list(Places) ->
     {Good, Mistake} = writes(Places, []),
-    case pelton_nif:file_write_now(File, list, Good) of
+    case pelton_nif:file_write_waiting(File, list, Good) of
         ok when Mistake =:= none -> ok;
         ok when Mistake =:= badarg -> {error, badarg};
         ok -> {error, {length(Good), Mistake}};

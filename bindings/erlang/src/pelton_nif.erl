@@ -1,8 +1,8 @@
 %% @private What c_src has. Its functions answer at once; `pending': the result comes as `{pelton, Ref, Result}'. `full': nothing was asked.
 -module(pelton_nif).
 -export([end_all/0]).
--export([file_open/5, file_close/2, file_pread/5, file_pread_list/4, file_pwrite/5, file_write_now/3, file_seek/3, file_truncate/1,
-         file_advise/4, file_allocate/3, file_do/4, file_copy/6, path_do/6, file_pump/7, buffer_write/3, buffer_flush/2, buffer_read/3]).
+-export([file_open/5, file_close/2, file_pread/5, file_pread_list/4, file_pwrite/5, file_read/3, file_read_waiting/3, file_write/3,
+         file_write_waiting/3, file_seek/3, file_truncate/1, file_advise/4, file_allocate/3, file_do/4, file_copy/6, path_do/6, file_pump/7, buffer_write/3, buffer_flush/2, buffer_read/3]).
 -export([end_open/4, end_close/1, end_send/3, end_send_large/3, end_receive/2, end_set/4, end_give/2, end_call/4, end_call_large/4,
          end_cancel/2, end_reply/3, end_reply_large/3]).
 -export_type([file/0, path/0, buffers/0, answer/1, 'end'/0, responder/0]).
@@ -43,9 +43,18 @@ file_pread_list(_File, _Places, _Ref, _Sends) -> not_loaded().
 -spec file_pwrite(file(), offset(), [binary()], reference(), boolean()) -> answer(ok).
 file_pwrite(_File, _Offset, _Data, _Ref, _Sends) -> not_loaded().
 
--spec file_write_now(file(), offset(), [binary()]) -> ok | stream | {error, file:posix()};
-                    (file(), list, [{offset(), [binary()]}]) -> ok | {error, file:posix() | {non_neg_integer(), file:posix()}}.
-file_write_now(_File, _Offset, _Data) -> not_loaded().
+-spec file_read(file(), offset(), non_neg_integer()) -> {ok | part, binary()} | eof | later | {error, file:posix()}.
+file_read(_File, _Offset, _Size) -> not_loaded().
+
+-spec file_read_waiting(file(), offset(), non_neg_integer()) -> {ok, binary()} | eof | {error, file:posix()}.
+file_read_waiting(_File, _Offset, _Size) -> not_loaded().
+
+-spec file_write(file(), offset(), [binary()]) -> ok | stream | {error, file:posix()}.
+file_write(_File, _Offset, _Data) -> not_loaded().
+
+-spec file_write_waiting(file(), offset(), [binary()]) -> ok | stream | {error, file:posix()};
+                        (file(), list, [{offset(), [binary()]}]) -> ok | {error, file:posix() | {non_neg_integer(), file:posix()}}.
+file_write_waiting(_File, _Offset, _Data) -> not_loaded().
 
 -spec file_seek(file(), integer(), 0..2) -> {ok, non_neg_integer()} | full | {error, file:posix()}.
 file_seek(_File, _Offset, _Whence) -> not_loaded().

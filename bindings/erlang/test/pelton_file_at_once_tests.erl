@@ -1,0 +1,181 @@
+%% Which scheduler writes: on a node whose file systems behave as files_by_name.c has it, by the file's name.
+-module(pelton_file_at_once_tests).
+-export([a_local_file/1, a_file_that_is_asked/1, what_may_wait/1, blocks_that_are_there/1, halves/1, a_slow_file/1, one_at_a_time/1, a_shared_file/1, a_read_that_waited/1]).
+-include_lib("eunit/include/eunit.hrl").
+
+in_a_node_test_() ->
+    {foreach, fun pelton_file_tests:place/0, fun pelton_file_tests:remove/1,
+     [fun(Place) -> {atom_to_list(Test), {timeout, 120, fun() -> in_node(Test, Place("")) end}} end ||
+         Test <- [a_local_file, a_file_that_is_asked, what_may_wait, blocks_that_are_there, halves, a_slow_file, one_at_a_time, a_shared_file, a_read_that_waited]]}.
+
+%% One that is unknown is asked whether it writes without waiting, then written by a dirty scheduler, and then in the call.
+a_local_file(Directory) ->
+    {ok, File} = pelton_file:open(filename:join(Directory, "local"), [write]),
+    ok = pelton_file:write(File, "first"),
+    ?assertEqual([{dirty, asked}, {dirty, plain}], writes(Directory, "local")),
+    until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:write(File, "more") end),
+    until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:pwrite(File, 8192, binary:copy(<<1>>, 4096)) end),
+    %% Where much is copied, it is not.
+    ok = pelton_file:pwrite(File, 8192, binary:copy(<<1>>, 128 bsl 10)),
+    ?assertEqual({dirty, plain}, lists:last(writes(Directory, "local"))),
+    {ok, Appended} = pelton_file:open(filename:join(Directory, "local-log"), [append]),
+    until_in_the_call(Directory, "local-log", plain, fun() -> ok = pelton_file:write(Appended, "more") end).
+
+a_file_that_is_asked(Directory) ->
+    {ok, File} = pelton_file:open(filename:join(Directory, "foreign-asked"), [write]),
+    [ok = pelton_file:write(File, "some") || _ <- "abc"],
+    %% The kernel has promised: no time is measured.
+    ?assertEqual([{dirty, asked}, {normal, asked}, {normal, asked}], writes(Directory, "foreign-asked")),
+    {ok, Busy} = pelton_file:open(filename:join(Directory, "foreign-asked-busy"), [read, write]),
+    [ok = pelton_file:write(Busy, [C]) || C <- "abc"],
+    Twice = [{normal, asked}, {dirty, plain}],
+    ?assertEqual([{dirty, asked}, {dirty, plain}] ++ Twice ++ Twice, writes(Directory, "foreign-asked-busy")),
+    ?assertEqual({ok, "abc"}, pelton_file:pread(Busy, 0, 10)).
+
+%% Not in the call, whatever happens; and what would lie is not asked.
+what_may_wait(Directory) ->
+    Each = fun(Name, Modes) ->
+        {ok, File} = pelton_file:open(filename:join(Directory, Name), [write | Modes]),
+        [ok = pelton_file:write(File, "some") || _ <- lists:seq(1, 100)],
+        [ok = pelton_file:pwrite(File, 0, "some") || _ <- lists:seq(1, 100), Modes =/= [append]],
+        lists:usort(writes(Directory, Name))
+    end,
+    ?assertEqual([{dirty, asked}, {dirty, plain}], Each("foreign", [])),
+    ?assertEqual([{dirty, asked}, {dirty, plain}], Each("foreign-log", [append])),
+    ?assertEqual([{dirty, plain}], Each("local-asked-through", [sync])),
+    %% By the engine.
+    "" = os:cmd("mkfifo " ++ filename:join(Directory, "local-asked-fifo")),
+    {ok, Fifo} = pelton_file:open(filename:join(Directory, "local-asked-fifo"), [read, write]),
+    ok = pelton_file:write(Fifo, "some"),
+    ?assertEqual([], writes(Directory, "local-asked-fifo")),
+    {ok, Device} = pelton_file:open("/dev/null", [write]),
+    ok = pelton_file:write(Device, "some"),
+    ?assertEqual([], writes(Directory, "null")).
+
+%% A part of a block has to be read first.
+blocks_that_are_there(Directory) ->
+    Path = filename:join(Directory, "local"),
+    ok = file:write_file(Path, binary:copy(<<1>>, 100000)),
+    {ok, File} = pelton_file:open(Path, [read, write]),
+    [ok = pelton_file:pwrite(File, 10, "part") || _ <- lists:seq(1, 100)],
+    [ok = pelton_file:write(File, "part") || _ <- lists:seq(1, 100)],
+    ?assertEqual([{dirty, plain}], lists:usort(tl(writes(Directory, "local")))),
+    until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:pwrite(File, 4096, binary:copy(<<1>>, 4096)) end),
+    {ok, _} = pelton_file:position(File, eof),
+    until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:write(File, "more") end),
+    %% It was at the end, and is not any more.
+    {ok, _} = pelton_file:position(File, 10),
+    ok = pelton_file:write(File, "part"),
+    ?assertEqual({dirty, plain}, lists:last(writes(Directory, "local"))),
+    {ok, _} = pelton_file:position(File, eof),
+    until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:write(File, "more") end),
+    {ok, _} = pelton_file:position(File, 10),
+    {ok, _} = pelton_file:read(File, 10),
+    ok = pelton_file:write(File, "part"),
+    ?assertEqual({dirty, plain}, lists:last(writes(Directory, "local"))).
+
+%% What is done in part is done as a whole.
+halves(Directory) ->
+    {ok, File} = pelton_file:open(filename:join(Directory, "foreign-asked-half"), [read, write, binary]),
+    Bytes = rand:bytes(1000),
+    <<One:333/binary, Other:333/binary, Third/binary>> = Bytes,
+    [ok = pelton_file:write(File, Some) || Some <- [One, [Other, Third]]],
+    ?assertEqual({ok, Bytes}, file:read_file(filename:join(Directory, "foreign-asked-half"))),
+    %% As it was found that reads need not wait.
+    [{ok, Bytes} = pelton_file:pread(File, 0, 1000) || _ <- "abc"],
+    {ok, 0} = pelton_file:position(File, 0),
+    ?assertEqual({ok, One}, pelton_file:read(File, 333)),
+    ?assertEqual({ok, <<Other/binary, Third/binary>>}, pelton_file:read(File, 2000)),
+    ?assertEqual(eof, pelton_file:read(File, 2000)),
+    [ok = pelton_file:pwrite(File, 100, Some) || Some <- [Third, [Other, One]]],
+    Now = <<Bytes:100/binary, Other/binary, One/binary, (binary:part(Bytes, 766, 234))/binary>>,
+    ?assertEqual({ok, Now}, pelton_file:pread(File, 0, 1000)),
+    ?assert(lists:member({normal, asked}, writes(Directory, "foreign-asked-half"))).
+
+%% Nothing is written in the call for a hundred times as long: neither to it nor elsewhere.
+a_slow_file(Directory) ->
+    [{ok, Slow}, {ok, Quick}] = [pelton_file:open(filename:join(Directory, Name), [write]) || Name <- ["local-slow", "local"]],
+    until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:write(Quick, "some") end),
+    until_in_the_call(Directory, "local-slow", plain, fun() -> ok = pelton_file:write(Slow, "some") end),
+    Before = length(writes(Directory, "local")),
+    BeforeSlow = length(writes(Directory, "local-slow")),
+    [ok = pelton_file:write(File, "some") || _ <- lists:seq(1, 10), File <- [Slow, Quick]],
+    ?assertEqual([{dirty, plain}], lists:usort(lists:nthtail(BeforeSlow, writes(Directory, "local-slow")))),
+    ?assertEqual([{dirty, plain}], lists:usort(lists:nthtail(Before, writes(Directory, "local")))),
+    until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:write(Quick, "some") end).
+
+%% Of the schedulers one is at a write, whose end nobody knows.
+one_at_a_time(Directory) ->
+    Names = ["local-slow-" ++ integer_to_list(I) || I <- lists:seq(1, 4)],
+    Here = counters:new(1, [atomics]),
+    Opened = [begin {ok, File} = pelton_file:open(filename:join(Directory, Name), [write]), File end || Name <- Names],
+    [ok = pelton_file:write(File, "first") || File <- Opened],
+    {ok, Quick} = pelton_file:open(filename:join(Directory, "local"), [write]),
+    until_in_the_call(Directory, "local", plain, fun() -> ok = pelton_file:write(Quick, "some") end),
+    %% All at the same moment, each by a scheduler of its own.
+    Writers = [spawn_opt(fun() ->
+        counters:add(Here, 1, 1),
+        all_here(Here, 4),
+        ok = pelton_file:write(File, "some")
+    end, [monitor, {scheduler, I}]) || {I, File} <- lists:zip(lists:seq(1, 4), Opened)],
+    [receive {'DOWN', Monitor, process, Pid, Reason} -> normal = Reason end || {Pid, Monitor} <- Writers],
+    [[{dirty, asked}, {dirty, plain}, Last1] | Others] = [writes(Directory, Name) || Name <- Names],
+    Lasts = [Last1 | [Last || [_, _, Last] <- Others]],
+    ?assertEqual([], [Last || {beside, _} = Last <- Lasts]),
+    ?assert(length([Last || {dirty, plain} = Last <- Lasts]) >= 3).
+
+all_here(Here, Count) -> counters:get(Here, 1) >= Count orelse all_here(Here, Count).
+
+%% Somebody else's write, of which the end is not known, may have the file's lock.
+a_shared_file(Directory) ->
+    Path = filename:join(Directory, "local-stuck"),
+    {ok, File} = pelton_file:open(Path, [write]),
+    until_in_the_call(Directory, "local-stuck", plain, fun() -> ok = pelton_file:write(File, "some") end),
+    Before = length(writes(Directory, "local-stuck")),
+    Since = fun() -> lists:nthtail(Before, writes(Directory, "local-stuck")) end,
+    ok = file:write_file(Path ++ ".stuck", ""),
+    Write = fun(Size) -> spawn_monitor(fun() -> ok = pelton_file:write(File, binary:copy(<<1>>, Size)) end) end,
+    Large = Write(128 bsl 10),
+    pelton_file_tests:eventually(fun() -> Since() =:= [{dirty, plain}] end),
+    Small = Write(1),
+    pelton_file_tests:eventually(fun() -> length(Since()) =:= 2 end),
+    ?assertEqual([{dirty, plain}, {dirty, plain}], Since()),
+    ok = file:delete(Path ++ ".stuck"),
+    [receive {'DOWN', Monitor, process, Pid, Reason} -> normal = Reason end || {Pid, Monitor} <- [Large, Small]],
+    ok.
+
+%% Then the next ones are likely to be no better.
+a_read_that_waited(Directory) ->
+    [ok = file:write_file(filename:join(Directory, Name), <<0:800>>) || Name <- ["read-told", "read-told-late"]],
+    Open = fun(Name) -> {ok, File} = pelton_file:open(filename:join(Directory, Name), [read]), File end,
+    File = Open("read-told"),
+    pelton_file_tests:eventually(fun() -> {ok, _} = pelton_file:pread(File, 0, 10), writes(Directory, "read-told") =/= [] end),
+    ok = file:write_file(told(Directory) ++ ".waits", ""),
+    Waits = Open("read-told-late"),
+    {ok, _} = pelton_file:pread(Waits, 0, 10),
+    ok = file:delete(told(Directory) ++ ".waits"),
+    [{ok, _} = pelton_file:pread(Waits, 0, 10) || _ <- lists:seq(1, 60)],
+    ?assertEqual([], writes(Directory, "read-told-late")),
+    pelton_file_tests:eventually(fun() -> {ok, _} = pelton_file:pread(Waits, 0, 10), writes(Directory, "read-told-late") =/= [] end).
+
+%% A write may wait for something by itself, and then some are not in the call.
+until_in_the_call(Directory, Name, How, Write) ->
+    pelton_file_tests:eventually(fun() -> Write(), lists:last(writes(Directory, Name)) =:= {normal, How} end).
+
+%% By whom and how a file was written, from the first on.
+writes(Directory, Name) ->
+    {ok, Told} = file:read_file(told(Directory)),
+    Lines = [string:split(Line, " ", all) || Line <- string:split(binary_to_list(Told), "\n", all)],
+    [{list_to_atom(Who), list_to_atom(How)} || [Who, How, Written] <- Lines, Written =:= Name].
+
+told(Directory) -> filename:join(Directory, "told").
+
+in_node(Test, Directory) ->
+    Library = filename:join(Directory, "files_by_name.so"),
+    Source = filename:join(filename:dirname(?FILE), "files_by_name.c"),
+    "" = os:cmd("cc -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -shared -fPIC -o " ++ Library ++ " " ++ Source ++ " 2>&1"),
+    ok = file:write_file(told(Directory), ""),
+    Paths = [filename:dirname(code:which(Module)) || Module <- [pelton_file, ?MODULE]],
+    {ok, Peer, _} = peer:start(#{connection => standard_io, args => ["+S", "4:4", "-pa" | Paths],
+                                 env => [{"LD_PRELOAD", Library}, {"FILES_BY_NAME", told(Directory)}]}),
+    try peer:call(Peer, ?MODULE, Test, [Directory], 100000) after peer:stop(Peer) end.
