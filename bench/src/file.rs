@@ -210,11 +210,12 @@ impl Report {
         let middle = |system: &str| median(self.of(system).into_iter().flatten().collect()).unwrap_or(f64::NAN);
         // Of events there may be none.
         let compared = self.part != Part::ErlangCold;
-        let pelton = systems.iter().filter(|system| compared && system.starts_with("pelton"));
+        // A loop's turns that are told apart have no counterparts.
+        let is_apart = |system: &str| system.ends_with("-switched") || system.ends_with("-empty");
+        let whole = || systems.iter().filter(|system| !is_apart(system));
+        let pelton = whole().filter(|system| compared && system.starts_with("pelton"));
         let ratios: BTreeMap<String, Ratio> = pelton
-            .flat_map(|ours| {
-                systems.iter().filter(|other| !other.starts_with("pelton")).map(move |other| (ours, other))
-            })
+            .flat_map(|ours| whole().filter(|other| !other.starts_with("pelton")).map(move |other| (ours, other)))
             .filter_map(|(ours, other)| {
                 Some((format!("{ours} to {other}"), paired_ratio(&self.of(ours), &self.of(other))?))
             })
