@@ -107,8 +107,11 @@ fn measured(job: &Job, asking: impl Asking) -> Result<()> {
     passes(job, |pass| {
         client.histogram.reset();
         let section = Section::start(pass)?;
-        let bytes = client.pass(pass)?;
+        let (bytes, schedule) = client.pass(pass)?;
         let mut report = section.end(bytes)?;
+        if let Some(schedule) = schedule {
+            schedule.leave_out(&mut report);
+        }
         report.percentiles = pass.time_each.then(|| Percentiles::of(&client.histogram));
         client.asking.end_pass()?;
         Ok(report)
@@ -125,17 +128,17 @@ struct Client<'a, A> {
 }
 
 impl<A: Asking> Client<'_, A> {
-    /// Makes its share of the calls, and answers the payload of the requests.
-    fn pass(&mut self, pass: &Pass) -> Result<u64> {
+    /// Makes its share of the calls, and answers the payload of the requests, and by when they were due if that was said.
+    fn pass(&mut self, pass: &Pass) -> Result<(u64, Option<Schedule>)> {
         let count = self.job.share(self.job.index, pass.count);
         self.payloads.begin(self.first);
         match self.job.calls.in_flight {
             1 => self.one_by_one(count, pass.time_each),
-            most => self.many(count, most as u64, pass.time_each),
+            most => self.many(count, most as u64, pass.time_each).map(|bytes| (bytes, None)),
         }
     }
 
-    fn one_by_one(&mut self, count: u64, time_each: bool) -> Result<u64> {
+    fn one_by_one(&mut self, count: u64, time_each: bool) -> Result<(u64, Option<Schedule>)> {
         let Client { job, asking, payloads, first, histogram } = self;
         let delay_ns = job.delay_us * 1000;
         let mut schedule = Schedule::of(job);
@@ -161,7 +164,7 @@ impl<A: Asking> Client<'_, A> {
             }
             bytes += size as u64;
         }
-        Ok(bytes)
+        Ok((bytes, schedule))
     }
 
     /// Asks whenever fewer than `most` calls are in flight, and there is room; else takes a reply.
@@ -311,7 +314,7 @@ mod tests {
         let asking = Echo { asked: VecDeque::new(), most: 7, spoil, replies: 0, takes };
         let payloads = Payloads::new(sizes.max as usize);
         let mut client = Client { job: &job, asking, payloads, first: 0, histogram: histogram()? };
-        let bytes = client.pass(&Pass { count: 100, time_each: true, ..Pass::default() })?;
+        let (bytes, _) = client.pass(&Pass { count: 100, time_each: true, ..Pass::default() })?;
         Ok((bytes, client.histogram))
     }
 

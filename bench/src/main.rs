@@ -2,6 +2,7 @@
 //!
 //! This file reads the command line; what it then does is in the library beside it.
 
+mod call_table;
 mod suite;
 
 use std::{
@@ -32,7 +33,7 @@ const SYSTEMS: &str = "pelton,limits,pipe,sock-stream,sock-stream-batched,sock-s
 #[derive(Parser, Debug)]
 #[command(name = "pelton-bench", version, max_term_width = 120)]
 struct Arguments {
-    /// What the two sides do; or `file`, `all` or `figures`, which have a `--help` of their own
+    /// What the two sides do; or `file`, `call-table`, `all` or `figures`, which have a `--help` of their own
     workload: Workload,
 
     /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, fan-in, lopsided, memory and kill, 64 in a round trip, a call and threads,
@@ -412,6 +413,7 @@ fn main() -> ExitCode {
     let rest = std::env::args().skip(2);
     match std::env::args().nth(1).as_deref() {
         Some("file") => return file::main(rest),
+        Some("call-table") => return call_table::main(rest),
         Some("all") => return suite::main(rest),
         Some("figures") => return figures::main(rest),
         _ => {}

@@ -203,10 +203,9 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
                 }
                 let mut report = section.end(bytes)?;
                 report.percentiles = pass.time_each.then(|| Percentiles::of(&histogram));
-                // To sleep until a message is due is no part of sending it.
-                let naps = schedule.map_or(0, |schedule| schedule.naps);
-                report.calls = report.calls.map(|calls| calls.saturating_sub(naps));
-                report.usage.voluntary_switches = report.usage.voluntary_switches.saturating_sub(naps);
+                if let Some(schedule) = schedule {
+                    schedule.leave_out(&mut report);
+                }
                 Ok(report)
             })
         }
@@ -265,6 +264,12 @@ impl Schedule {
     /// None if messages go when the one before is answered. The first is due soon.
     pub fn of(job: &Job) -> Option<Schedule> {
         job.calls.rate.map(|rate| Schedule { begin_ns: now_ns() + EARLY_NS, rate: rate as u64, naps: 0 })
+    }
+
+    /// To sleep until a message is due is no part of sending it.
+    pub fn leave_out(self, report: &mut PassReport) {
+        report.calls = report.calls.map(|calls| calls.saturating_sub(self.naps));
+        report.usage.voluntary_switches = report.usage.voluntary_switches.saturating_sub(self.naps);
     }
 
     fn due_ns(&self, n: u64) -> u64 {

@@ -164,24 +164,22 @@ var listeners atomic.Uint32
 // one.
 func (n name) listen(isShared bool) (*bound, error) {
 	if n.path != "" {
-		unlock, err := lockDirectory(filepath.Dir(n.path))
+		lock, err := lockDirectory(filepath.Dir(n.path))
 		if err != nil {
 			return nil, n.failed("opening", filepath.Dir(n.path), err)
 		}
-		defer unlock()
+		defer unix.Close(lock)
 		if err := n.clear(n.path); err != nil {
 			return nil, err
 		}
 		return n.bind(n.path)
 	}
 	for {
-		for _, directory := range []string{n.base, n.directory} {
-			if _, err := n.ownDirectory(directory, true); err != nil {
-				return nil, err
-			}
+		if _, err := n.ownDirectory(n.base, true); err != nil {
+			return nil, err
 		}
 		bound, err := n.listenInDirectory(isShared)
-		// A listener that goes removes the directory after itself, perhaps just now: then make it again.
+		// A listener that goes removes the directories after itself, perhaps just now: then make them again.
 		if !errors.Is(err, errDirectoryGone) {
 			return bound, err
 		}
@@ -191,17 +189,24 @@ func (n name) listen(isShared bool) (*bound, error) {
 var errDirectoryGone = errors.New("the directory has gone")
 
 func (n name) listenInDirectory(isShared bool) (*bound, error) {
-	unlock, err := lockDirectory(n.directory)
+	if _, err := n.ownDirectory(n.directory, true); err != nil {
+		return nil, err
+	}
+	lock, err := lockDirectory(n.directory)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errDirectoryGone
 	}
 	if err != nil {
 		return nil, n.failed("opening", n.directory, err)
 	}
-	defer unlock()
+	defer unix.Close(lock)
 	paths, err := n.sockets()
 	if err != nil {
 		return nil, err
+	}
+	// Of one that was made anew another may have the lock: a socket at which nobody listens yet looks like one left behind.
+	if !isAt(lock, n.directory) {
+		return nil, errDirectoryGone
 	}
 	for _, path := range paths {
 		if err := n.clear(path); err != nil && !(isShared && errors.Is(err, ErrInUse)) {
@@ -210,15 +215,20 @@ func (n name) listenInDirectory(isShared bool) (*bound, error) {
 	}
 	path := filepath.Join(n.directory, fmt.Sprintf("%d.%d", os.Getpid(), listeners.Add(1)-1))
 	bound, err := n.bind(path)
-	if bound == nil && errors.Is(err, ErrName) && !isThere(n.directory) {
+	// As above. While a socket is in it, nobody removes it.
+	if (bound != nil || errors.Is(err, ErrName)) && !isAt(lock, n.directory) {
+		if bound != nil {
+			bound.close()
+		}
 		return nil, errDirectoryGone
 	}
 	return bound, err
 }
 
-func isThere(path string) bool {
-	_, err := os.Lstat(path)
-	return !errors.Is(err, fs.ErrNotExist)
+// isAt says whether it is the directory that stands there now.
+func isAt(fd int, directory string) bool {
+	var own, there unix.Stat_t
+	return unix.Fstat(fd, &own) == nil && unix.Lstat(directory, &there) == nil && own.Dev == there.Dev && own.Ino == there.Ino
 }
 
 func (n name) bind(path string) (*bound, error) {
@@ -264,26 +274,26 @@ func (b *bound) close() {
 	}
 }
 
-// lockDirectory holds off other listeners of a directory.
-func lockDirectory(directory string) (unlock func(), err error) {
+// lockDirectory holds off other listeners of a directory, until what it answers is closed.
+func lockDirectory(directory string) (int, error) {
 	fd, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return -1, err
 	}
 	// Whoever can open the directory can hold the lock: not for ever.
 	for range 200 {
 		switch err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err {
 		case nil:
-			return func() { unix.Close(fd) }, nil
+			return fd, nil
 		case unix.EWOULDBLOCK, unix.EINTR:
 			time.Sleep(10 * time.Millisecond)
 		default:
 			unix.Close(fd)
-			return nil, err
+			return -1, err
 		}
 	}
 	unix.Close(fd)
-	return nil, fmt.Errorf("another process has kept it locked for two seconds, see `lsof`, or choose another directory: %w", unix.EBUSY)
+	return -1, fmt.Errorf("another process has kept it locked for two seconds, see `lsof`, or choose another directory: %w", unix.EBUSY)
 }
 
 // ownDirectory says whether path is a directory that nobody else can enter; makes it when asked.
@@ -292,7 +302,11 @@ func (n name) ownDirectory(path string, make bool) (bool, error) {
 		return false, failure(ErrName, "%q needs "+format, append([]any{n.text}, args...)...)
 	}
 	if make {
-		if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		err := os.Mkdir(path, 0o700)
+		if path != n.base && errors.Is(err, fs.ErrNotExist) {
+			return false, errDirectoryGone
+		}
+		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return wrong("the directory %s, which cannot be made: %v", path, err)
 		}
 	}

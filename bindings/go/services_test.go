@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Services that end, and several of one name.
@@ -397,4 +399,29 @@ func TestAClientWaitsForAServiceIfItIsToAwaitOne(t *testing.T) {
 		}
 		client.Close()
 	}
+}
+
+func TestListenersThatComeAndGoDoNotHinderEachOther(t *testing.T) {
+	shortName(t)
+	// Two of one name, and two of others, in a directory that is empty now and then, and goes.
+	var all sync.WaitGroup
+	for _, text := range []string{"one", "one", "two", "three"} {
+		all.Go(func() {
+			name := must(parseName(text))
+			for range 500 {
+				bound, err := name.listen(true)
+				if err != nil {
+					t.Errorf("listening under %s: %v", text, err)
+					return
+				}
+				if fd, err := connectTo(bound.path); err == nil {
+					unix.Close(fd)
+				} else {
+					t.Errorf("nobody is at %s: %v", bound.path, err)
+				}
+				bound.close()
+			}
+		})
+	}
+	all.Wait()
 }

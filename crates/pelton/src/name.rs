@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::os::Descriptor;
 use crate::os::socket::{Socket, listen_at};
 use pelton_lane::step;
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
@@ -73,6 +73,10 @@ impl Name {
         Error::Name { name: self.text.clone(), problem }
     }
 
+    fn not_made(&self, path: &Path, error: std::io::Error) -> Error {
+        self.wrong(format!("needs the directory {}, which cannot be made: {error}", path.display()))
+    }
+
     fn no_socket(&self, path: &Path) -> Error {
         self.wrong(format!("is {}, which exists and is not a socket: choose another path", path.display()))
     }
@@ -95,7 +99,7 @@ impl Name {
     pub(crate) fn sockets(&self) -> Result<Vec<PathBuf>> {
         match &self.place {
             Place::Socket(path) => Ok(vec![path.clone()]),
-            Place::Directory { base, directory } => match own_directory(base, false) {
+            Place::Directory { base, directory } => match own_directory(base) {
                 Ok(true) => self.sockets_in(directory),
                 Ok(false) => Ok(Vec::new()),
                 Err(problem) => Err(self.wrong(problem)),
@@ -185,15 +189,25 @@ impl Name {
                 Bound::new(socket, path.clone(), Vec::new()).map_err(|e| self.failed("looking at", path, e))
             }
             Place::Directory { base, directory } => loop {
-                own_directory(base, true).map_err(|problem| self.wrong(problem))?;
-                own_directory(directory, true).map_err(|problem| self.wrong(problem))?;
-                // A listener that goes removes the directory after itself, perhaps just now: then make it again.
+                // A listener that goes removes the directories after itself, perhaps just now: then make them again.
                 let again = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
-                let _lock = match lock(directory) {
+                make_directory(base).map_err(|error| self.not_made(base, error))?;
+                own_directory(base).map_err(|problem| self.wrong(problem))?;
+                match make_directory(directory) {
+                    Err(error) if again(&error) => continue,
+                    other => other.map_err(|error| self.not_made(directory, error))?,
+                }
+                own_directory(directory).map_err(|problem| self.wrong(problem))?;
+                let lock = match lock(directory) {
                     Err(error) if again(&error) => continue,
                     other => other.map_err(|e| self.failed("opening", directory, e))?,
                 };
-                for path in self.sockets_in(directory)? {
+                let sockets = self.sockets_in(directory)?;
+                // Of one that was made anew another may have the lock: a socket at which nobody listens yet looks like one left behind.
+                if !is_at(&lock, directory) {
+                    continue;
+                }
+                for path in sockets {
                     match self.clear(&path) {
                         Err(Error::InUse { .. }) if is_shared => {}
                         // A stray socket, of another kind: not ours to remove.
@@ -209,6 +223,10 @@ impl Name {
                     // A process of the same number, in another pid namespace, listens there: the next number is free.
                     Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
                     Err(error) => return Err(self.failed("listening at", &path, error)),
+                    // As above. While a socket is in it, nobody removes it.
+                    Ok(_) if !is_at(&lock, directory) => {
+                        let _ = std::fs::remove_file(&path);
+                    }
                     Ok(socket) => {
                         let directories = vec![directory.clone(), base.clone()];
                         return Bound::new(socket, path.clone(), directories)
@@ -265,16 +283,22 @@ fn lock(directory: &Path) -> std::io::Result<OwnedFd> {
     Err(std::io::Error::new(ErrorKind::ResourceBusy, text))
 }
 
-/// Whether `path` is a directory that nobody else can enter; makes it when asked. False: it is not there.
-fn own_directory(path: &Path, make: bool) -> std::result::Result<bool, String> {
-    if make {
-        match std::fs::DirBuilder::new().mode(0o700).create(path) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(format!("needs the directory {}, which cannot be made: {error}", path.display()));
-            }
-            _ => {}
-        }
+/// Whether it is the directory that stands there now.
+fn is_at(fd: &OwnedFd, directory: &Path) -> bool {
+    let there = std::fs::symlink_metadata(directory);
+    fstat(fd).is_ok_and(|own| there.is_ok_and(|there| (there.dev(), there.ino()) == (own.st_dev, own.st_ino)))
+}
+
+/// Unless it is there.
+fn make_directory(path: &Path) -> std::io::Result<()> {
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        made => made,
     }
+}
+
+/// Whether `path` is a directory that nobody else can enter. False: it is not there.
+fn own_directory(path: &Path) -> std::result::Result<bool, String> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         Err(error) => Err(format!("needs the directory {}, which cannot be looked at: {error}", path.display())),
@@ -350,6 +374,25 @@ impl Drop for Bound {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn listeners_that_come_and_go_do_not_hinder_each_other() {
+        let base = std::env::temp_dir().join(format!("pelton-listeners-{}", std::process::id()));
+        std::thread::scope(|scope| {
+            // Two of one name, and two of others, in a directory that is empty now and then, and goes.
+            for text in ["one", "one", "two", "three"] {
+                let place = Place::Directory { base: base.clone(), directory: base.join(text) };
+                scope.spawn(move || {
+                    let name = Name { text: text.to_owned(), place };
+                    for _ in 0..500 {
+                        let bound = name.listen(true).unwrap();
+                        assert!(Socket::connect(&bound.path).is_ok(), "nobody is at {}", bound.path.display());
+                    }
+                });
+            }
+        });
+        assert!(!base.exists(), "{} is left", base.display());
+    }
 
     #[test]
     fn a_bad_name_is_refused_with_what_would_be_right() {
