@@ -11,7 +11,7 @@ pub enum Wait {
     /// Looks again and again. The lowest latency, for a whole processor; with one processor only, use `Block`. A receiver that keeps up
     /// with its sender's stream looks up to some 15 µs later for as long as more messages come by that, with `Block` too.
     Spin,
-    /// Looks for some microseconds, fewer when that has not paid lately and none with one processor, then sleeps.
+    /// Looks for some microseconds, fewer when that has not paid lately and none with one processor, where it yields once, then sleeps.
     #[default]
     Block,
 }
@@ -75,6 +75,13 @@ const LONG_AFTER: [u32; 2] = [1, 256];
 const NONE_AFTER: u32 = 16;
 const SPIN_LONG: Duration = Duration::from_micros(50);
 
+/// On one processor who yields before it sleeps lets its peer go on to the end of what it has, while a wake interrupts it at each message. But
+/// a stranger has a whole time slice then, of milliseconds, where who sleeps and is woken goes first. That is seen by the clock: a yield
+/// that took longer is not made again for so many waits, twice as many each time, with so many doublings at most.
+const YIELD_MAX: Duration = Duration::from_micros(500);
+const YIELD_REST: u32 = 1024;
+const YIELD_PATIENCE_MAX: u32 = 6;
+
 /// How long to spin before sleeping, by what it brought lately.
 #[derive(Debug)]
 pub(crate) struct Spin {
@@ -82,11 +89,14 @@ pub(crate) struct Spin {
     one_processor: bool,
     /// Since one last paid, or was long.
     failed: u32,
+    /// Waits that do not yield, and how often that was doubled.
+    rest: u32,
+    patience: u32,
 }
 
 impl Spin {
     pub(crate) fn new(wait: Wait, peer: Option<crate::Peer>) -> Spin {
-        let mut spin = Spin { wait, one_processor: false, failed: 0 };
+        let mut spin = Spin { wait, one_processor: false, failed: 0, rest: 0, patience: 0 };
         spin.meet(peer);
         spin
     }
@@ -117,6 +127,21 @@ impl Spin {
 
     fn has_failed(&mut self) {
         self.failed = if self.failed == LONG_AFTER[1] { SHORTEST } else { self.failed + 1 };
+    }
+
+    fn may_yield(&mut self) -> bool {
+        let may = self.rest == 0;
+        self.rest = self.rest.saturating_sub(1);
+        may
+    }
+
+    fn has_yielded(&mut self, took: Duration) {
+        if took > YIELD_MAX {
+            self.rest = YIELD_REST << self.patience;
+            self.patience = (self.patience + 1).min(YIELD_PATIENCE_MAX);
+        } else {
+            self.patience = self.patience.saturating_sub(1);
+        }
     }
 
     /// Looks that may be made before the wait proper.
@@ -154,6 +179,14 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
             }
         }
         side.spin().has_failed();
+    } else if side.spin().may_yield() {
+        let begun = Instant::now();
+        std::thread::yield_now();
+        let there = side.look()?;
+        side.spin().has_yielded(begun.elapsed());
+        if there {
+            return Ok(true);
+        }
     }
     loop {
         if !side.arm()? {
@@ -222,13 +255,9 @@ pub(crate) fn linger(side: &mut impl Side, most: Duration) -> Result<bool> {
 mod tests {
     use super::*;
 
-    fn spin() -> Spin {
-        Spin { wait: Wait::Block, one_processor: false, failed: 0 }
-    }
-
     #[test]
     fn a_peer_slower_than_any_spin_is_hardly_spun_for_and_found_again_when_it_is_quick() {
-        let mut spin = spin();
+        let mut spin = Spin::new(Wait::Block, None);
         let mut spins = Vec::new();
         for _ in 0..10_000 {
             spins.push(spin.longest());
@@ -247,12 +276,31 @@ mod tests {
 
     #[test]
     fn who_comes_while_nobody_spins_brings_spinning_back_by_and_by() {
-        let mut spin = spin();
+        let mut spin = Spin::new(Wait::Block, None);
         (0..40).for_each(|_| spin.has_failed());
         assert_eq!(spin.longest(), Duration::ZERO);
         spin.has_paid();
         assert_eq!(spin.longest(), SPIN_MAX / 8);
         (0..3).for_each(|_| spin.has_paid());
         assert_eq!(spin.longest(), SPIN_MAX);
+    }
+
+    #[test]
+    fn who_has_lost_a_time_slice_by_yielding_does_so_ever_more_seldom() {
+        let mut spin = Spin::new(Wait::Block, None);
+        let mut rests = Vec::new();
+        for _ in 0..9 {
+            assert!(spin.may_yield());
+            spin.has_yielded(YIELD_MAX * 8);
+            rests.push((1..).find(|_| spin.may_yield()).unwrap() - 1);
+            // That one was not made.
+            spin.rest = 0;
+        }
+        assert_eq!(rests, [1024, 2048, 4096, 8192, 16384, 32768, 65536, 65536, 65536]);
+        for _ in 0..9 {
+            assert!(spin.may_yield());
+            spin.has_yielded(YIELD_MAX / 100);
+        }
+        assert_eq!((spin.rest, spin.patience), (0, 0));
     }
 }
