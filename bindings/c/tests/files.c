@@ -291,7 +291,7 @@ static void a_loop_does_many_at_a_time_and_each_comes_back_with_its_token(void) 
 }
 
 static void an_armed_engine_begins_the_first_by_itself_and_has_the_loop_begin_the_rest(void) {
-    char bytes[2];
+    char bytes[2] = {0};
     struct iovec memory[2] = {{bytes, 1}, {bytes + 1, 1}};
     pelton_operation asked[2];
     pelton_file_completion out;
