@@ -60,11 +60,13 @@ fn title(dom: &str) -> &str {
     dom.split_once("<title>").and_then(|(_, rest)| rest.split_once("</title>")).expect("a title").0
 }
 
-/// A record with a part of every plot, and its page.
-fn record() -> &'static (tempfile::TempDir, PathBuf, Vec<Value>) {
-    static RECORD: OnceLock<(tempfile::TempDir, PathBuf, Vec<Value>)> = OnceLock::new();
+/// A record with a part of every plot, and its page: for all tests, so they are kept among what is built.
+fn record() -> &'static (PathBuf, Vec<Value>) {
+    static RECORD: OnceLock<(PathBuf, Vec<Value>)> = OnceLock::new();
     RECORD.get_or_init(|| {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory).unwrap();
         let mut lines: Vec<Value> = Vec::new();
         for command in [
             "stream --count 2000 --runs 2 --wait block --size 16 --systems pelton,pipe",
@@ -78,7 +80,7 @@ fn record() -> &'static (tempfile::TempDir, PathBuf, Vec<Value>) {
             "kill --runs 1 --systems pelton,pipe",
             "threads --count 2000 --runs 1 --wait block --systems pelton,pelton-batches",
         ] {
-            let place = directory.path().join("part.jsonl");
+            let place = directory.join("part.jsonl");
             let arguments: Vec<&str> = command.split(' ').chain(["--record", place.to_str().unwrap()]).collect();
             bench(&arguments);
             let text = fs::read_to_string(&place).unwrap();
@@ -86,19 +88,19 @@ fn record() -> &'static (tempfile::TempDir, PathBuf, Vec<Value>) {
             // The machine once.
             lines.extend(part.skip(usize::from(!lines.is_empty())));
         }
-        let place = directory.path().join("record.jsonl");
+        let place = directory.join("record.jsonl");
         fs::write(&place, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
-        let (page, empty) = (directory.path().join("page.html"), directory.path().join("empty.md"));
+        let (page, empty) = (directory.join("page.html"), directory.join("empty.md"));
         fs::write(&empty, "").unwrap();
         let [record, empty, page_text] = [&place, &empty, &page].map(|place| place.to_str().unwrap());
         bench(&["figures", "--draft", record, empty, "--report", page_text]);
-        (directory, page, lines)
+        (page, lines)
     })
 }
 
 #[test]
 fn the_page_is_one_file_that_holds_the_record() {
-    let (_, page, lines) = record();
+    let (page, lines) = record();
     let text = fs::read_to_string(page).unwrap();
     for loads in ["src=", "<link", "@import", "url("] {
         assert!(!text.contains(loads), "`{loads}` would load something");
@@ -112,7 +114,7 @@ fn a_browser_draws_every_plot_and_a_table_beside_it() {
     if !can_draw("what a browser draws of the page") {
         return;
     }
-    let (_, page, lines) = record();
+    let (page, lines) = record();
     let probe = "[document.querySelectorAll('main svg[role=img]').length, \
         document.querySelectorAll('svg[role=img]:not([aria-label])').length, \
         document.querySelectorAll('main table').length, \
@@ -153,7 +155,7 @@ fn no_two_systems_look_alike_without_colours() {
     if !can_draw("how systems are told apart") {
         return;
     }
-    let (_, page, _) = record();
+    let (page, _) = record();
     // More than any plot has; a name more each time, as a record with more systems would have it.
     let probe = "(() => { while (labels.length < 36) labels.push('system ' + labels.length); \
         return new Set(labels.map(l => look(l).dash + '|' + look(l).mark)).size; })()";
@@ -166,7 +168,7 @@ fn a_phone_need_not_scroll_sideways_and_its_figures_can_be_read() {
     if !can_draw("how wide the page is on a phone") {
         return;
     }
-    let (_, page, _) = record();
+    let (page, _) = record();
     // A window of a headless Chromium is at least 500 wide: the page is put into a frame that is narrower. Text is of 12 in a drawing; how large is
     // that, and is any drawing wider than its place?
     let frame = page.with_file_name("frame.html");
@@ -196,7 +198,7 @@ fn no_words_of_a_drawing_run_into_each_other() {
     if !can_draw("where a drawing's words are") {
         return;
     }
-    let (_, page, _) = record();
+    let (page, _) = record();
     // Beside the record's drawings two with more decades, sizes and long names than it has.
     let probe = "(() => { \
         const rows = ['multiprocessing-queue', 'sock-seqpacket-batched:block', 'a', 'b'].map((label, n) => ({ label, value: [0, 1e-7, 1, 30][n] })); \
