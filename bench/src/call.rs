@@ -155,10 +155,10 @@ impl<A: Asking> Client<'_, A> {
             delay(delay_ns);
             let right =
                 asking.call(payloads.prepared(number, size), |reply| payloads.is_number(reply, number, size))?;
-            payloads.sent(number);
             if time_each {
                 histogram.saturating_record((now_ns() - start_ns).saturating_sub(2 * delay_ns));
             }
+            payloads.sent(number);
             if !right {
                 return Err(wrong(n));
             }
