@@ -14,7 +14,8 @@ const LEVELS: [(u32, u32); 5] = [(0, 128), (8, 64), (32, 32), (128, 16), (512, 1
 /// distance, and with one.
 const REST: u32 = 4;
 const PATIENCE_MAX: [u32; 2] = [8, 4];
-/// Who has kept a distance finds at least so many messages, or there is nothing to keep it for.
+/// Who has kept a distance finds at least so many messages, or there is nothing to keep it for. Of one that has paid, once may be
+/// chance, as when the sender was held up itself; twice in a row is not.
 const RUN_MIN: u32 = 2;
 /// A sender from which nothing comes for so long at a time is not held up by looks.
 const SLOW_NS: u64 = 2_000;
@@ -27,8 +28,9 @@ pub(super) struct Distance {
     /// Times that nothing is found until the phase is over.
     left: u32,
     patience: u32,
-    /// The next number when nothing was found last.
+    /// The next number when nothing was found last, and whether that came too soon after the time before.
     last: u32,
+    was_short: bool,
     /// The level that was tried last.
     tried: usize,
 }
@@ -73,7 +75,7 @@ impl Rate {
 
 impl Distance {
     pub(super) fn new() -> Distance {
-        Distance { level: 0, phase: Phase::Rest, left: LEVELS[0].1, patience: 0, last: 0, tried: 0 }
+        Distance { level: 0, phase: Phase::Rest, left: LEVELS[0].1, patience: 0, last: 0, was_short: false, tried: 0 }
     }
 
     /// Nothing is there, and `seq` is the next message's number: for how many pauses not to look.
@@ -85,18 +87,25 @@ impl Distance {
     #[inline(always)]
     fn found_nothing_at(&mut self, seq: u32, now: impl FnOnce() -> u64) -> u32 {
         let run = seq.wrapping_sub(self.last);
+        if run == 0 {
+            // The same wait, which was over too soon for the message: it has kept its distance already.
+            return 0;
+        }
         self.last = seq;
         self.left -= 1;
-        if self.left == 0 || (self.level > 0 && run < RUN_MIN) {
-            self.turn(run, Moment { seq, ns: now() });
+        let is_short = self.level > 0 && run < RUN_MIN;
+        let in_vain = is_short && (self.was_short || matches!(self.phase, Phase::Trying { .. }));
+        self.was_short = is_short;
+        if self.left == 0 || in_vain {
+            self.turn(in_vain, Moment { seq, ns: now() });
         }
         LEVELS[self.level].0
     }
 
     #[cold]
     #[inline(never)]
-    fn turn(&mut self, run: u32, now: Moment) {
-        if self.level > 0 && run < RUN_MIN {
+    fn turn(&mut self, in_vain: bool, now: Moment) {
+        if in_vain {
             let has_paid = !matches!(self.phase, Phase::Trying { .. });
             self.level = 0;
             return self.rest(has_paid);
@@ -209,12 +218,31 @@ mod tests {
     }
 
     #[test]
+    fn who_asks_again_in_one_wait_or_finds_little_once_keeps_its_distance() {
+        let (mut distance, mut seq) = (Distance::new(), 0);
+        run(&mut distance, &mut seq, 20_000, held_up);
+        let asked_twice = |distance: &mut Distance, seq: u32| {
+            assert_ne!(distance.found_nothing_at(seq, || 0), 0);
+            assert_eq!(distance.found_nothing_at(seq, || 0), 0);
+        };
+        // A rest is longer than this.
+        distance.rest(true);
+        for _ in 0..20 {
+            seq = seq.wrapping_add(1);
+            asked_twice(&mut distance, seq);
+            seq = seq.wrapping_add(100);
+            asked_twice(&mut distance, seq);
+        }
+        assert!(distance.level > 0);
+    }
+
+    #[test]
     fn a_distance_is_given_up_when_hardly_anything_comes() {
         let (mut distance, mut seq) = (Distance::new(), 0);
         run(&mut distance, &mut seq, 20_000, held_up);
         assert!(distance.level > 0);
         let (_, paused) = run(&mut distance, &mut seq, 1_000, |_| (1, 100_000));
-        assert!(paused <= 2 * u64::from(LEVELS[4].0) * PAUSE_NS, "paused {paused}");
+        assert!(paused <= 3 * u64::from(LEVELS[4].0) * PAUSE_NS, "paused {paused}");
         assert_eq!(distance.level, 0);
     }
 }
