@@ -106,8 +106,11 @@ impl Distance {
     #[inline(never)]
     fn turn(&mut self, in_vain: bool, now: Moment) {
         if in_vain {
-            let has_paid = !matches!(self.phase, Phase::Trying { .. });
-            self.level = 0;
+            let (level, has_paid) = match self.phase {
+                Phase::Trying { from, .. } => (from, false),
+                Phase::Rest | Phase::Measuring(_) => (0, true),
+            };
+            self.level = level;
             return self.rest(has_paid);
         }
         match self.phase {
@@ -194,6 +197,22 @@ mod tests {
             let each = ns as f64 / f64::from(seq.wrapping_sub(before));
             assert!(each < 20.0, "{each} ns a message: level {}", distance.level);
         }
+    }
+
+    #[test]
+    fn a_trial_in_vain_leaves_the_distance_that_has_paid() {
+        let (mut distance, mut seq) = (Distance::new(), 0);
+        // The shortest distance is one at which this sender has only just begun.
+        let looks_at_once = std::cell::Cell::new(0);
+        let sender = |pauses: u32| {
+            looks_at_once.set(looks_at_once.get() + u32::from(pauses == 0));
+            if pauses == LEVELS[1].0 { (1, 300) } else { held_up(pauses) }
+        };
+        run(&mut distance, &mut seq, 20_000, sender);
+        looks_at_once.set(0);
+        run(&mut distance, &mut seq, 20_000, sender);
+        // Trials of having none take that many.
+        assert!(looks_at_once.get() < 3_000, "{} of 20000", looks_at_once.get());
     }
 
     #[test]
