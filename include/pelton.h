@@ -160,9 +160,11 @@ int64_t pelton_deadline(int64_t timeout_ns);
 
 /* How a side waits (pelton_options.wait). */
 enum pelton_wait {
-    PELTON_BLOCK = 0, /* spin for some microseconds, then sleep */
-    PELTON_SPIN = 1   /* never sleep: the least latency, for a whole processor. A receiver that keeps up with its sender's stream
-                       * looks up to some 15 us later for as long as more messages come by that, with PELTON_BLOCK too */
+    PELTON_BLOCK = 0, /* spin for some microseconds, fewer when that has not paid lately and none with one processor, where it yields
+                       * once; then sleep */
+    PELTON_SPIN = 1   /* never sleep: the least latency, for a whole processor; with one processor only, PELTON_BLOCK is faster. A receiver
+                       * that keeps up with its sender's stream looks up to some 15 us later for as long as more messages come by that,
+                       * with PELTON_BLOCK too */
 };
 
 /* How a channel is made. Wherever one is taken, NULL means PELTON_OPTIONS_INIT; 0 in a field its default. It is copied. */

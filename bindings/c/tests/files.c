@@ -460,7 +460,8 @@ static void memory_is_released_once_whatever_becomes_of_its_operation(void) {
     CHECK(out.token == 4 && out.error == ECANCELED && released[4] == 1);
     ANSWERS(pelton_file_run(engine, LENT(transfer(PELTON_FILE_READ, idle, &memory[5], 1, PELTON_CURRENT), 5), pelton_deadline(1000000), NULL),
             PELTON_AGAIN);
-    await_release(&released[5]);
+    OK(pelton_drain(engine, SOON));
+    CHECK(released[5] == 1);
     OK(pelton_file_submit(engine, LENT(transfer(PELTON_FILE_READ, idle, &memory[6], 1, PELTON_CURRENT), 6), 1, &taken));
     /* Without a release it is waited for: by the deadline of what is run, and by closing. */
     asked = transfer(PELTON_FILE_READ, idle, &memory[7], 1, PELTON_CURRENT);

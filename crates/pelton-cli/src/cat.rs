@@ -170,10 +170,14 @@ struct Lane {
     messages: u64,
     first_seq: u32,
     last_seq: u32,
+    /// The last sender that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     uid: Option<u32>,
+    /// Whether there was another too, known or not.
+    #[serde(skip)]
+    others: bool,
     gaps: u64,
     first_gaps: Vec<Gap>,
 }
@@ -194,6 +198,7 @@ impl Found {
         self.bytes += chunk.records().map(|record| record.payload().len() as u64).sum::<u64>();
         let lane = self.lanes.entry(chunk.lane().0).or_default();
         let (after, found) = (lane.last_seq, chunk.first_seq());
+        let (known, sender) = (lane.pid.zip(lane.uid), chunk.peer().map(|peer| (peer.pid, peer.uid)));
         if lane.chunks == 0 {
             lane.first_seq = found;
         } else if found != after.checked_add(1).unwrap_or(1) {
@@ -202,10 +207,11 @@ impl Found {
                 lane.first_gaps.push(Gap { file: file.to_owned(), offset: chunk.offset(), after, found });
             }
         }
+        lane.others |= lane.chunks > 0 && known != sender;
+        (lane.pid, lane.uid) = sender.or(known).unzip();
         lane.chunks += 1;
         lane.messages += u64::from(chunk.messages());
         lane.last_seq = chunk.last_seq();
-        (lane.pid, lane.uid) = (chunk.peer().map(|peer| peer.pid), chunk.peer().map(|peer| peer.uid));
     }
 
     /// For people.
@@ -218,9 +224,12 @@ impl Found {
             self.lanes.len(),
         );
         for (number, lane) in &self.lanes {
+            // Of threads it is the writer's process. A path has senders that its receiver did not meet: they had gone, or it had no
+            // need to look for them.
             let who = match (lane.pid, lane.uid) {
+                (Some(pid), Some(uid)) if lane.others => format!("process {pid} of user {uid} and others"),
                 (Some(pid), Some(uid)) => format!("process {pid} of user {uid}"),
-                _ => "a thread of the writer".to_owned(),
+                _ => "an unknown process by path".to_owned(),
             };
             text += &format!(
                 "lane {}: {} messages, {} to {}, in {} chunks, from {who}, {} gaps\n",

@@ -4,6 +4,7 @@ mod common;
 use common::Place;
 use pelton::{LaneId, Peer, RecordFile, RecordFileOptions, Run, Sink as _};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// The records of messages, as they stand in a lane.
 fn records(first_seq: u32, messages: &[&[u8]]) -> Vec<u8> {
@@ -95,7 +96,7 @@ fn verify_tells_what_there_is_and_what_is_missing_over_all_files() {
         String::from_utf8(all.stdout).unwrap(),
         format!(
             "3 chunks, 4 messages of 4 bytes, 2 lanes, 2 files\n\
-             lane {}: 3 messages, 4294967294 to 1, in 2 chunks, from a thread of the writer, 0 gaps\n\
+             lane {}: 3 messages, 4294967294 to 1, in 2 chunks, from an unknown process by path, 0 gaps\n\
              lane {}: 1 messages, 5 to 5, in 1 chunks, from process 4711 of user 1000, 0 gaps\n",
             LANES[0], LANES[1]
         )
@@ -109,6 +110,40 @@ fn verify_tells_what_there_is_and_what_is_missing_over_all_files() {
     let lane = &object.json()["lanes"][LANES[1]];
     assert_eq!((&lane["gaps"], &lane["first_gaps"][0]["after"]), (&1.into(), &5.into()));
     assert_eq!((&lane["first_gaps"][0]["found"], &lane["first_gaps"][0]["file"]), (&8.into(), &"log".into()));
+}
+
+#[test]
+fn verify_tells_who_sent_as_far_as_that_is_known() {
+    let place = Place::new();
+    let (channel, log) = (place.path("work/channel"), place.path("work/log"));
+    let options = pelton::Options::new();
+    let verified = || {
+        let told = place.run(&["cat", "--verify", "log"]);
+        told.assert(0, &[]);
+        String::from_utf8(told.stdout).unwrap()
+    };
+    let here = format!("process {} of user {}", std::process::id(), rustix::process::geteuid().as_raw());
+
+    options.create_sender(&channel).unwrap().send(b"sent by one that has gone").unwrap();
+    let receiver = options.create_receiver(&channel).unwrap();
+    let mut flush = options.flush(receiver, RecordFile::open(&log).unwrap()).unwrap();
+    flush.run().unwrap();
+    assert!(verified().ends_with("in 1 chunks, from an unknown process by path, 0 gaps\n"), "{}", verified());
+
+    let mut sender = options.create_sender(&channel).unwrap();
+    // It waits, as there is nothing, and whoever waits looks for its peer.
+    assert!(!flush.run_until(Instant::now() + Duration::from_millis(1)).unwrap());
+    sender.send(b"sent by one that is there").unwrap();
+    flush.turn().unwrap();
+    flush.now().unwrap();
+    drop((sender, flush));
+    assert!(verified().ends_with(&format!("in 2 chunks, from {here} and others, 0 gaps\n")), "{}", verified());
+
+    std::fs::remove_file(&log).unwrap();
+    let appenders = options.append(RecordFile::open(&log).unwrap()).unwrap();
+    appenders.append(b"by a thread of the writer").unwrap();
+    appenders.sync().unwrap();
+    assert!(verified().ends_with(&format!("in 1 chunks, from {here}, 0 gaps\n")), "{}", verified());
 }
 
 #[test]

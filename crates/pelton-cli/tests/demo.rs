@@ -94,6 +94,7 @@ fn carries_any_file(systems: &str) {
         assert_eq!(json["verified"], true);
         assert_eq!(json["bytes"], content.len(), "{name}");
         assert_eq!(json["lines"], lines, "{name}");
+        assert_eq!(json["too_small_to_time"], true, "{name}");
         assert_eq!(json["results"].as_array().unwrap().len(), 2 * systems.split(',').count());
         let compressed = fs::read(place.path("work/out.zst")).unwrap();
         assert_eq!(json["output_bytes"], compressed.len());
@@ -105,15 +106,30 @@ fn carries_any_file(systems: &str) {
 #[test]
 fn the_summary_is_a_table_on_standard_output() {
     let place = Place::new();
-    place.file("input", &b"some line\n".repeat(1000));
-    let ended = place.run(&["demo", "input", "--systems", SOCKETS]);
-    // no terminal, no bar
-    assert_eq!(ended.stderr, "");
-    ended.assert(0, &[]);
-    let table = String::from_utf8(ended.stdout).unwrap();
-    for words in ["10,000 bytes, 1,000 lines", "byte for byte", "socket, a write per line", "times the CPU"] {
-        assert!(table.contains(words), "`{words}` is missing in: {table}");
+    let table = |name: &str, systems: &str| {
+        let ended = place.run(&["demo", name, "--systems", systems]);
+        // no terminal, no bar
+        assert_eq!(ended.stderr, "");
+        ended.assert(0, &[]);
+        String::from_utf8(ended.stdout).unwrap()
+    };
+    place.file("input", &b"some line\n".repeat(100_000));
+    let of_many = table("input", SOCKETS);
+    for words in ["1,000,000 bytes, 100,000 lines", "byte for byte", "socket, a write per line", "times the CPU"] {
+        assert!(of_many.contains(words), "`{words}` is missing in: {of_many}");
     }
+    assert!(!of_many.contains("too small"), "{of_many}");
+    // Nothing is made of times that mean nothing.
+    place.file("small", &b"some line\n".repeat(99_999));
+    let of_few = table("small", "pelton,sock-stream-batched");
+    assert!(
+        of_few.contains("byte for byte") && of_few.contains("The file is too small: the times above mean nothing."),
+        "{of_few}"
+    );
+    assert!(!of_few.contains("times the CPU"), "{of_few}");
+    // Few lines, if they are long.
+    place.file("long", &vec![b'x'; 16 << 20]);
+    assert!(!table("long", "sock-stream-batched").contains("too small"));
 }
 
 #[test]

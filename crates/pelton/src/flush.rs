@@ -60,7 +60,7 @@ impl<'a> Run<'a> {
         self.lane
     }
 
-    /// Who sent them, if that is known: of a path channel's sender that had gone before, it is not.
+    /// Who sent them, if that is known: of a path channel's sender that the receiver has not met, as it had gone before, it is not.
     pub fn peer(&self) -> Option<Peer> {
         self.peer
     }

@@ -135,7 +135,7 @@ impl<'a> Chunk<'a> {
         self.header.lane
     }
 
-    /// Who sent them; `None` for a thread of the writer's own process.
+    /// Who sent them: of a thread of the writer, its own process. `None` of a path channel's sender that the writer had not met.
     pub fn peer(&self) -> Option<Peer> {
         self.header.peer
     }

@@ -1,0 +1,205 @@
+//! Event loops: arming for requests, answers, room and the end.
+
+use super::*;
+
+#[test]
+fn both_sides_work_in_event_loops() {
+    let place = Place::new("event loops");
+    for how in [How::Poll, How::Epoll] {
+        let mut service = tiny().listen_service(&place.name()).unwrap();
+        let stopper = service.stopper();
+        let serving = std::thread::spawn(move || {
+            let turns = Loop::new(how, service.as_fd());
+            let mut kept = VecDeque::new();
+            loop {
+                loop {
+                    match service.try_receive() {
+                        Ok(Some(request)) => kept.push_back(request.into_parts()),
+                        Ok(None) => break,
+                        Err(error) if error.is_closed() => return,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                let armed = match service.arm() {
+                    Err(error) if error.is_closed() => return,
+                    armed => armed.unwrap(),
+                };
+                // Some later, when nothing else is to be done; and more than the lane has room for.
+                let at_once = if armed { kept.len() } else { kept.len().saturating_sub(3) };
+                for (bytes, responder) in kept.drain(..at_once) {
+                    let _ = responder.reply(&bytes.repeat(4));
+                }
+                if armed && at_once == 0 {
+                    turns.turn(service.as_fd());
+                }
+                service.disarm();
+            }
+        });
+        for hold in [Duration::ZERO, Duration::from_micros(20)] {
+            let mut client = tiny().hold(hold).connect_client(&place.name()).unwrap();
+            let turns = Loop::new(how, client.as_fd());
+            let mut random = Random::new(5);
+            let (mut asked, mut answered) = (BTreeMap::new(), 0);
+            let mut number = 0;
+            while answered < 2000 {
+                while asked.len() < 50 && number < 2000 {
+                    let request = numbered(number, random.below(if number % 100 == 0 { 60_000 } else { 300 }) as usize);
+                    let Some(call) = client.try_submit(&request).unwrap() else { break };
+                    asked.insert(call, request);
+                    number += 1;
+                }
+                while let Some(reply) = client.try_completion().unwrap() {
+                    assert!(*reply == *asked.remove(&reply.call()).unwrap().repeat(4));
+                    answered += 1;
+                }
+                if !asked.is_empty() && client.arm().unwrap() {
+                    turns.turn(client.as_fd());
+                    client.disarm();
+                }
+            }
+        }
+        stopper.stop();
+        serving.join().unwrap();
+    }
+}
+
+#[test]
+fn a_loop_that_only_notifies_hears_of_room() {
+    let place = Place::new("a notifying loop");
+    let (mut service, mut client, _responders, _) = asked(&place, 1);
+    let mut told = 0;
+    for _ in 0..20 {
+        let before = told;
+        while client.try_notify(&[5; 3000]).unwrap() {
+            told += 1;
+        }
+        assert!(told > before && client.arm().unwrap(), "there is no room");
+        assert!(!is_readable(client.as_fd()));
+        let mut taken = 0;
+        while service.try_receive().unwrap().is_some() {
+            taken += 1;
+        }
+        assert!(taken > 0);
+        readable(client.as_fd());
+        client.disarm();
+    }
+}
+
+#[test]
+fn a_loop_that_streams_hears_of_room_and_of_what_else_the_client_says() {
+    let place = Place::new("a streaming loop");
+    let (mut service, mut client, mut responders, ids) = asked(&place, 1);
+    let mut responder = responders.pop().unwrap();
+    let (mut given, mut taken) = (0, 0);
+    for round in 0..20 {
+        let before = given;
+        // Also on another thread than the loop's, and while that sleeps.
+        std::thread::scope(|scope| {
+            let armed = round % 2 == 0 && service.arm().unwrap();
+            let fill = || while responder.try_part(&[5; 3000]).unwrap() == Sent::Sent {};
+            scope.spawn(fill).join().unwrap();
+            if armed {
+                readable(service.as_fd());
+                service.disarm();
+            }
+        });
+        assert!(service.arm().unwrap(), "there is no room");
+        // What was heard of the round before may be told once more.
+        for _ in 0..3 {
+            if is_readable(service.as_fd()) {
+                service.disarm();
+                assert!(service.arm().unwrap(), "there is no room");
+            }
+        }
+        assert!(!is_readable(service.as_fd()));
+        while let Some(part) = client.try_completion().unwrap() {
+            assert_eq!((part.outcome(), &*part), (Outcome::Part, &[5; 3000][..]));
+            taken += 1;
+        }
+        readable(service.as_fd());
+        service.disarm();
+        given = taken;
+        assert!(given > before, "round {round}");
+    }
+    // There is no room, and requests, and what is said of the call, are taken.
+    while responder.try_part(&[5; 3000]).unwrap() == Sent::Sent {}
+    assert!(service.arm().unwrap());
+    let another = client.submit(b"another").unwrap();
+    client.cancel(ids[0]).unwrap();
+    readable(service.as_fd());
+    service.disarm();
+    let (bytes, answer) = service.receive_until(deadline()).unwrap().unwrap().into_parts();
+    assert_eq!(bytes, b"another");
+    assert!(service.try_receive().unwrap().is_none());
+    assert!(responder.is_cancelled());
+    drop(responder);
+    answer.reply(b"this too").unwrap();
+    let serving = std::thread::spawn(move || service.receive_until(deadline()).unwrap().is_some());
+    assert_eq!(&*client.completion_of_until(another, deadline()).unwrap().unwrap(), b"this too");
+    // Room that nobody wants any more keeps no service awake for long.
+    client.submit(b"the last").unwrap();
+    assert!(serving.join().unwrap());
+}
+
+#[test]
+fn a_loop_hears_of_the_end_after_the_last_answers() {
+    let place = Place::new("the end comes last");
+    let (service, mut client, mut responders, ids) = asked(&place, 2);
+    // Something waits to be written.
+    while client.try_submit(&[6; 20_000]).unwrap().is_some() {}
+    client.try_notify(&[7; 300_000]).unwrap();
+    responders.pop().unwrap().reply(b"answer").unwrap();
+    responders.pop().unwrap().reply(b"answer").unwrap();
+    drop(service);
+    for _ in 0..ids.len() {
+        assert!(!client.arm().unwrap(), "an answer is there");
+        assert_eq!(&*client.try_completion().unwrap().expect("an answer is there"), b"answer");
+    }
+    let error = loop {
+        match client.arm().and_then(|_| client.try_completion().map(|found| assert!(found.is_none()))) {
+            Ok(()) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_closed(), "{error}");
+}
+
+#[test]
+fn a_loop_waits_for_no_thread_that_writes_a_reply() {
+    let place = Place::new("the loop and reserved room");
+    let other = Place::new("another client");
+    let (mut service, mut client, mut responders, ids) = asked(&place, 2);
+    let (_second, _another, mut theirs, _) = asked(&other, 1);
+    let (late, mut reserved) = (responders.pop().unwrap(), responders.pop().unwrap());
+    let (have, has_room) = mpsc::channel();
+    let (go_on, may_go_on) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let room = reserved.try_reserve(6).unwrap().unwrap();
+            have.send(()).unwrap();
+            may_go_on.recv_timeout(DEADLINE).unwrap();
+            room.reply(6).unwrap();
+        });
+        has_room.recv_timeout(DEADLINE).unwrap();
+        scope
+            .spawn(move || {
+                // Who has room for one reply leaves another to the loop, when a second thread has that client's.
+                let mut theirs = theirs.pop().unwrap();
+                let held = theirs.try_reserve(1).unwrap().unwrap();
+                late.reply(b"later").unwrap();
+                drop(held);
+            })
+            .join()
+            .unwrap();
+        for _ in 0..10 {
+            assert!(!service.arm().unwrap(), "an answer is to be written still");
+            assert!(service.try_receive().unwrap().is_none());
+            service.disarm();
+        }
+        go_on.send(()).unwrap();
+    });
+    assert!(service.try_receive().unwrap().is_none());
+    for id in ids {
+        assert!(client.completion_of_until(id, deadline()).unwrap().is_some());
+    }
+}

@@ -1,0 +1,135 @@
+//! Random calls, answers, cancels and ends against a model that knows no lanes.
+
+use super::*;
+
+/// What a call is to bring, by a model that knows no lanes.
+#[derive(Default)]
+struct Modelled {
+    /// Answers given and not received yet.
+    due: VecDeque<(Outcome, Vec<u8>)>,
+    is_cancelled: bool,
+}
+
+#[test]
+fn whatever_is_asked_and_answered_in_whatever_order_comes_as_a_model_says() {
+    let place = Place::new("model");
+    let rounds = std::env::var("PELTON_ROUNDS").map_or(20, |text| text.parse().unwrap());
+    let first = std::env::var("PELTON_SEED").map_or(1, |text| text.parse().unwrap());
+    for seed in first..first + rounds {
+        println!("PELTON_SEED={seed}");
+        one_by_the_model(&place.name(), &mut Random::new(seed));
+    }
+}
+
+fn one_by_the_model(name: &str, random: &mut Random) {
+    let mut service = tiny().listen_service(name).unwrap();
+    let connecting = std::thread::spawn({
+        let name = name.to_owned();
+        move || tiny().connect_client(&name).unwrap()
+    });
+    while !connecting.is_finished() {
+        assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+    }
+    let mut client = connecting.join().unwrap();
+    let mut calls: BTreeMap<CallId, Modelled> = BTreeMap::new();
+    let mut asked: VecDeque<(CallId, Vec<u8>)> = VecDeque::new();
+    let mut taken: Vec<(CallId, Responder)> = Vec::new();
+    let mut ids: Vec<CallId> = Vec::new();
+    let mut steps = 0u64;
+    while steps < 600 || !calls.is_empty() {
+        steps += 1;
+        assert!(steps < 100_000, "it does not come to an end");
+        let bytes = match random.below(20) {
+            0 => random.below(150_000),
+            1..4 => random.below(30_000),
+            _ => random.below(200),
+        } as usize;
+        let payload = numbered(steps, bytes);
+        match random.below(10) {
+            0..3 if steps < 600 => {
+                if let Some(call) = client.try_submit(&payload).unwrap() {
+                    assert!(calls.insert(call, Modelled::default()).is_none(), "{call:?} in use");
+                    asked.push_back((call, payload));
+                    ids.push(call);
+                }
+            }
+            3 if !ids.is_empty() && steps < 600 => {
+                let call = ids[random.below(ids.len() as u64) as usize];
+                let is_open = calls.get(&call).is_some_and(|modelled| !modelled.is_cancelled);
+                assert_eq!(client.cancel(call).unwrap(), is_open, "{call:?}");
+                if let Some(modelled) = calls.get_mut(&call) {
+                    modelled.is_cancelled = true;
+                    // Nothing of it is received any more; that it has ended is not told.
+                    modelled.due.clear();
+                }
+            }
+            0..6 => {
+                if let Some(request) = service.try_receive().unwrap() {
+                    let (call, wanted) = asked.pop_front().expect("something was asked");
+                    assert!(*request == *wanted, "{call:?}");
+                    taken.push((call, request.into_responder()));
+                }
+            }
+            6..8 if !taken.is_empty() => {
+                let place = random.below(taken.len() as u64) as usize;
+                let (call, responder) = &mut taken[place];
+                let call = *call;
+                let outcome = match random.below(6) {
+                    0 | 1 => match responder.try_part(&payload).unwrap() {
+                        Sent::Sent => Outcome::Part,
+                        _ => continue,
+                    },
+                    2 => {
+                        taken.swap_remove(place).1.end().unwrap();
+                        Outcome::End
+                    }
+                    3 => {
+                        drop(taken.swap_remove(place));
+                        Outcome::Abandoned
+                    }
+                    4 => {
+                        taken.swap_remove(place).1.fail(steps as u32, &payload).unwrap();
+                        Outcome::Failed(steps as u32)
+                    }
+                    _ => {
+                        taken.swap_remove(place).1.reply(&payload).unwrap();
+                        Outcome::Reply
+                    }
+                };
+                let empty = matches!(outcome, Outcome::End | Outcome::Abandoned);
+                let modelled = calls.get_mut(&call).expect("it has not ended");
+                match modelled.is_cancelled {
+                    false => modelled.due.push_back((outcome, if empty { vec![] } else { payload })),
+                    true if outcome.is_final() => _ = calls.remove(&call),
+                    true => {}
+                }
+            }
+            _ => {
+                if let Some(answer) = client.try_completion().unwrap() {
+                    let call = answer.call();
+                    let modelled = calls.get_mut(&call).expect("a call in flight");
+                    let (outcome, wanted) = modelled.due.pop_front().expect("it was answered");
+                    assert!(answer.outcome() == outcome && *answer == *wanted, "{call:?} {outcome:?}");
+                    if outcome.is_final() {
+                        calls.remove(&call);
+                    }
+                }
+                // Cancelled after its last answer was given: nothing comes of it.
+                calls.retain(|call, modelled| {
+                    !(modelled.is_cancelled
+                        && !taken.iter().any(|(of, _)| of == call)
+                        && !asked.iter().any(|(of, _)| of == call))
+                });
+            }
+        }
+    }
+    // What is still on its way is of calls that were given up.
+    let until = deadline();
+    while client.in_flight() > 0 {
+        assert!(client.try_completion().unwrap().is_none());
+        if let Some(request) = service.try_receive().unwrap() {
+            drop(request);
+        }
+        assert!(Instant::now() < until, "{} places do not come back", client.in_flight());
+    }
+}

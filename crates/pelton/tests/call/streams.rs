@@ -1,0 +1,221 @@
+//! Answers in parts, and clients that do not read: who waits for them, and how much is kept.
+
+use super::*;
+
+#[test]
+fn a_client_that_does_not_read_stalls_itself_alone_and_finds_all_later() {
+    let place = Place::new("one does not read");
+    let most = std::sync::Arc::new(AtomicUsize::new(0));
+    let taken = most.clone();
+    let _serving = Serving::start(&tiny(), &place.name(), 1, move |request| {
+        if request.first() == Some(&1) {
+            taken.fetch_add(1, Ordering::Relaxed);
+        }
+        let reply = request.repeat(100);
+        request.reply(&reply).unwrap();
+    });
+    let (mut deaf, mut polite) =
+        (tiny().connect_client(&place.name()).unwrap(), tiny().connect_client(&place.name()).unwrap());
+    let mut asked = 0;
+    let until = deadline();
+    // Until nothing is taken of it any more, though it has asked.
+    let mut before = usize::MAX;
+    loop {
+        while deaf.try_submit(&[1; 300]).unwrap().is_some() {
+            asked += 1;
+        }
+        for _ in 0..50 {
+            let reply = polite.call_until(&[2; 300], deadline()).unwrap().expect("stalled by another client");
+            assert_eq!(*reply, [2; 30_000]);
+        }
+        let now = most.load(Ordering::Relaxed);
+        if now == before && deaf.try_submit(&[1; 300]).unwrap().is_none() {
+            break;
+        }
+        before = now;
+        assert!(Instant::now() < until, "its requests are taken without end");
+    }
+    let taken = most.load(Ordering::Relaxed);
+    assert!(taken < 10, "{taken} were taken, and their replies kept, of one who does not read");
+    for _ in 0..asked {
+        let reply = deaf.completion_until(deadline()).unwrap().expect("its replies are lost");
+        assert_eq!(*reply, [1; 30_000]);
+    }
+}
+
+#[test]
+fn streams_come_in_order_to_slow_readers_while_others_are_served() {
+    let place = Place::new("streams");
+    let ahead = std::sync::Arc::new(AtomicUsize::new(0));
+    let (given, sizes) = (ahead.clone(), Sizes::Random(3, 50_000));
+    let _serving = Serving::start(&tiny(), &place.name(), 3, move |request| {
+        if request.len() != 8 {
+            return echo(request);
+        }
+        let count = u64::from_le_bytes((*request).try_into().unwrap());
+        let mut responder = request.into_responder();
+        let mut bytes = Vec::new();
+        for number in 0..count {
+            payload(number, sizes.of(number), &mut bytes);
+            match number % 3 {
+                0 => responder.part(&bytes).unwrap(),
+                1 => assert_eq!(responder.part_until(&bytes, deadline()).unwrap(), Sent::Sent),
+                _ => {
+                    while responder.try_part(&bytes).unwrap() == Sent::Full {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+            given.fetch_add(1, Ordering::Relaxed);
+        }
+        responder.end().unwrap();
+    });
+    let mut slow = tiny().connect_client(&place.name()).unwrap();
+    let mut other = tiny().connect_client(&place.name()).unwrap();
+    let (count, mut wanted) = (200u64, Vec::new());
+    let streams = [(); 2].map(|()| slow.submit(&count.to_le_bytes()).unwrap());
+    let mut next: HashMap<CallId, u64> = streams.into_iter().map(|call| (call, 0)).collect();
+    let mut ended = 0;
+    while ended < 2 {
+        assert_eq!(&*other.call_until(b"other", deadline()).unwrap().expect("stalled by a slow reader"), b"other");
+        let read: u64 = next.values().sum();
+        assert!(ahead.load(Ordering::Relaxed) as u64 <= read + 1000, "parts are given without end");
+        let part = slow.completion_until(deadline()).unwrap().expect("no part");
+        let number = next.get_mut(&part.call()).unwrap();
+        match part.outcome() {
+            Outcome::Part => check(*number, sizes, &part, &mut wanted),
+            Outcome::End => {
+                assert_eq!((*number, part.len()), (count, 0));
+                ended += 1;
+                continue;
+            }
+            outcome => panic!("{outcome:?}"),
+        }
+        *number += 1;
+    }
+}
+
+#[test]
+fn parts_of_other_calls_are_kept_up_to_a_bound() {
+    let place = Place::new("bounded");
+    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
+        let is_quiet = *request == *b"quiet";
+        let mut responder = request.into_responder();
+        for number in 0.. {
+            if stopped.load(Ordering::Relaxed) {
+                break;
+            }
+            if is_quiet {
+                std::thread::yield_now();
+                continue;
+            }
+            let part = numbered(number, 10_000);
+            while !stopped.load(Ordering::Relaxed)
+                && responder.part_until(&part, Instant::now() + Duration::from_millis(1)).unwrap() != Sent::Sent
+            {
+            }
+        }
+    });
+    let mut client = tiny().call_bytes_max(200_000).connect_client(&place.name()).unwrap();
+    let (loud, quiet) = (client.submit(b"loud").unwrap(), client.submit(b"quiet").unwrap());
+    let error = client.completion_of_until(quiet, deadline()).unwrap_err();
+    assert!(matches!(&error, Error::Refused(why) if why.contains("bytes of parts")), "{error}");
+    stop.store(true, Ordering::Relaxed);
+    // Nothing of it is lost, and all is in order.
+    for number in 0.. {
+        let answer = client.completion_of_until(loud, deadline()).unwrap().expect("parts are lost");
+        if answer.outcome() == Outcome::Abandoned {
+            // What a part costs besides its bytes is counted too.
+            assert!(number > 18, "{number}");
+            break;
+        }
+        assert!(*answer == *numbered(number, 10_000), "part {number}");
+    }
+}
+
+#[test]
+fn a_client_that_does_not_read_a_stream_leaves_the_other_threads_to_others() {
+    let place = Place::new("a stalled stream and the pool");
+    let (waits, is_waiting) = mpsc::channel();
+    let waits = Mutex::new(waits);
+    let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
+        if *request != *b"stream" {
+            return echo(request);
+        }
+        let mut responder = request.into_responder();
+        while responder.try_part(&[1; 5000]).unwrap() == Sent::Sent {}
+        let thread = this_thread();
+        waits.lock().unwrap().send(thread).unwrap();
+        // The client goes in the end.
+        while responder.part(&[1; 5000]).is_ok() {}
+    });
+    let mut slow = tiny().connect_client(&place.name()).unwrap();
+    slow.submit(b"stream").unwrap();
+    wait_until_thread_polls(is_waiting.recv_timeout(DEADLINE).unwrap());
+    slow.submit(b"stream").unwrap();
+    slow.submit(b"stream").unwrap();
+    let mut other = tiny().connect_client(&place.name()).unwrap();
+    for _ in 0..100 {
+        assert!(other.call_until(b"here", deadline()).unwrap().is_some(), "the pool is taken");
+    }
+    assert!(is_waiting.try_recv().is_err(), "a second thread waits for the same client");
+    // Once it reads, it is served again.
+    while is_waiting.try_recv().is_err() {
+        assert!(slow.completion_until(deadline()).unwrap().is_some());
+    }
+}
+
+#[test]
+fn who_only_asks_and_takes_no_answer_is_told_so_before_they_fill_the_memory() {
+    let place = Place::new("bounded answers");
+    for bytes in [0, 3000] {
+        let _serving = Serving::start(&tiny(), &place.name(), 1, echo);
+        let mut client = tiny().call_bytes_max(1 << 20).connect_client(&place.name()).unwrap();
+        let mut asked = 0u64;
+        let error = loop {
+            match client.submit(&numbered(asked, bytes)) {
+                Ok(_) => asked += 1,
+                Err(error) => break error,
+            }
+            assert!(asked < 4000, "{asked} answers of {bytes} bytes are kept");
+        };
+        assert!(matches!(&error, Error::Refused(why) if why.contains("answers")), "{error}");
+        assert!(client.try_submit(b"one more").unwrap().is_none());
+        // All that was asked is answered, and then it goes on.
+        for _ in 0..asked {
+            assert_eq!(client.completion_until(deadline()).unwrap().expect("an answer is lost").len(), bytes);
+        }
+        assert!(client.call_until(b"one more", deadline()).unwrap().is_some());
+    }
+}
+
+#[test]
+fn parts_of_no_bytes_are_counted_too() {
+    let place = Place::new("empty parts");
+    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
+        let is_quiet = *request == *b"quiet";
+        let mut responder = request.into_responder();
+        while !stopped.load(Ordering::Relaxed) {
+            if is_quiet || responder.try_part(b"").unwrap() != Sent::Sent {
+                std::thread::yield_now();
+            }
+        }
+    });
+    let mut client = tiny().call_bytes_max(50_000).connect_client(&place.name()).unwrap();
+    let quiet = client.submit(b"quiet").unwrap();
+    let loud = client.submit(b"loud").unwrap();
+    let error = client.completion_of_until(quiet, deadline()).unwrap_err();
+    assert!(matches!(&error, Error::Refused(why) if why.contains("of parts")), "{error}");
+    // What is to end that is not refused itself.
+    assert!(client.cancel(loud).unwrap());
+    // Nor is what comes next, which nobody knows if it is not answered.
+    stop.store(true, Ordering::Relaxed);
+    assert_eq!(
+        client.completion_of_until(quiet, deadline()).unwrap().expect("no answer").outcome(),
+        Outcome::Abandoned
+    );
+}
