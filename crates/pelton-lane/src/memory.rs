@@ -77,18 +77,18 @@ impl Data {
         unsafe { self.base.byte_add(offset as usize) }
     }
 
-    /// Asks for the cache lines of `bytes` from `offset` to be made this processor's own, ahead of writing them. A hint:
-    /// no bounds need hold, nothing is read or written.
+    /// Asks for the cache lines that begin behind `from`, up to and with `to`, to be made this processor's own, ahead of
+    /// writing them. A hint: no bounds need hold, nothing is read or written.
     #[inline(always)]
-    pub(crate) fn prefetch_to_write(&self, offset: u64, bytes: u64) {
+    pub(crate) fn prefetch_to_write(&self, from: u64, to: u64) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        for line in 0..bytes.div_ceil(64) {
-            let at = self.base.as_ptr().wrapping_add((offset + 64 * line) as usize);
+        for line in from / 64 + 1..to / 64 + 1 {
+            let at = self.base.as_ptr().wrapping_add((64 * line) as usize);
             // SAFETY: a prefetch of any address is harmless; processors without PREFETCHW take it for a NOP.
             unsafe { core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = (offset, bytes);
+        let _ = (from, to);
     }
 
     /// Copies `source` into the lane.
@@ -135,7 +135,9 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise, and the sizes in each arm.
     unsafe {
         match bytes {
-            16..=32 => halves::<u128>(from, to, bytes),
+            // One store, where halves would be two of the same: each takes a place among those that wait for their lines.
+            16 => to.cast::<u128>().write_unaligned(from.cast::<u128>().read_unaligned()),
+            17..=32 => halves::<u128>(from, to, bytes),
             // Not as pairs of u128, which are moved by way of the stack.
             33..=64 => {
                 halves::<u128>(from, to, 32);
@@ -167,7 +169,7 @@ impl Data {
         &self.slot(offset).header
     }
 
-    pub(crate) fn prefetch_to_write(&self, _offset: u64, _bytes: u64) {}
+    pub(crate) fn prefetch_to_write(&self, _from: u64, _to: u64) {}
 
     /// Copies `source` into the slots, so that loom sees a race with a reader.
     pub(crate) fn copy_in(&self, offset: u64, source: &[u8]) {

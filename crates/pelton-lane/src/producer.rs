@@ -33,13 +33,12 @@ use core::sync::atomic::Ordering::Relaxed;
 const LOOK_AGAIN: u64 = 16 * 1024;
 
 /// How far ahead of the tail the producer asks for cache lines, in bytes. They were the consumer's a lap ago; fetching them
-/// back one by one, as the stores get there, is what a message of some lines costs most. Measured with
-/// `./run bench stream --size 256`: docs/decisions/0005-prefetch.md.
+/// back one by one, as the stores get there, is what a message costs most. A multiple of 64. Measured with
+/// `./run bench stream --size 256`, and 16: docs/decisions/0005-prefetch.md, 0029-small-messages.md.
 const PREFETCH_AHEAD: u64 = 1024;
 
-/// Sizes that gain by it: smaller ones share lines that are there already, larger ones are copied by instructions that
-/// fetch ahead themselves.
-const PREFETCHED: core::ops::RangeInclusive<u64> = 128..=4096;
+/// Larger messages gain nothing by it: they are copied by instructions that fetch ahead themselves.
+const PREFETCHED_MAX: u64 = 4096;
 
 /// Room that has been reserved: where its payload goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,13 +58,11 @@ pub struct Producer {
     seq: u32,
     /// Up to here records may be placed at the tail without looking again.
     limit: u64,
-    /// Where the reserved record's header goes: the tail, unless marks or a jump come first.
+    /// Where the header goes of a record that was not reserved at the tail, or of a batch's first.
     at: u64,
     capacity: u64,
     bytes_max: u64,
     window: u64,
-    messages: u64,
-    bytes: u64,
     waker: Waker,
 
     /// Of the reservation under way: what comes between the tail and its header.
@@ -143,9 +140,6 @@ impl Producer {
             capacity,
             bytes_max: page.message_bytes_max,
             window: WINDOW.min(capacity),
-            // A successor counts on in the page that it takes over.
-            messages: page.messages.load(Relaxed),
-            bytes: page.bytes.load(Relaxed),
             // SAFETY: the caller promises the mappings.
             waker: unsafe { waker_of(&memory, can_barrier) },
             jump: None,
@@ -288,7 +282,6 @@ impl Producer {
     pub fn reserve_at_tail(&mut self, bytes: u64) -> Option<Space> {
         // `bytes` is bounded before it is added to anything.
         if bytes <= self.bytes_max && self.tail + record_bytes(bytes) + 8 <= self.limit {
-            self.at = self.tail;
             Some(Space { offset: self.tail + 8, bytes })
         } else {
             None
@@ -452,21 +445,23 @@ impl Producer {
     #[inline(always)]
     pub fn commit(&mut self, space: Space, bytes: u64) -> Wake {
         assert!(bytes <= space.bytes);
-        let end = self.at + record_bytes(bytes);
+        let at = space.offset - 8;
+        let end = at + record_bytes(bytes);
         // Only a space of another lane, or of an earlier reservation, could say otherwise.
         assert!(end + 8 <= self.capacity);
         self.clear(end);
         let word = header(self.seq, bytes as u32);
-        if self.at == self.tail {
+        if at == self.tail {
             step("publish: before");
             self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
             step("publish: after");
         } else {
-            self.publish_marked(word);
+            self.publish_marked(at, word);
         }
         // After publishing: the receiver may be waiting for just this message.
-        if PREFETCHED.contains(&bytes) {
-            self.data().prefetch_to_write(end + PREFETCH_AHEAD, record_bytes(bytes));
+        if bytes <= PREFETCHED_MAX {
+            let from = end + PREFETCH_AHEAD;
+            self.data().prefetch_to_write(from, from + record_bytes(bytes));
         }
         self.advance(end, seq_after(self.seq), 1, bytes)
     }
@@ -488,18 +483,21 @@ impl Producer {
     /// it visible, at the tail.
     #[cold]
     #[inline(never)]
-    fn publish_marked(&mut self, word: u64) {
-        step("marked: before");
-        self.data().header(self.at).store(word, Relaxed);
-        step("marked: record");
+    fn publish_marked(&mut self, at: u64, word: u64) {
         let start = self.at - 8 * self.mark_count as u64;
+        let jump = self.jump.take();
+        // As for the end of a record: only a space of the reservation under way stands where that has planned it.
+        assert!(at == self.at && start == jump.unwrap_or(self.tail));
+        step("marked: before");
+        self.data().header(at).store(word, Relaxed);
+        step("marked: record");
         for i in (0..self.mark_count).rev() {
             let offset = start + 8 * i as u64;
             let order = if offset == self.tail { PUBLISH.store() } else { Relaxed };
             self.data().header(offset).store(header(self.seq, self.marks[i]), order); // [publish]
             step("marked: mark");
         }
-        if let Some(target) = self.jump {
+        if let Some(target) = jump {
             if target > self.tail {
                 // Before the jump: a successor must not take the front for free.
                 self.floor = target;
@@ -524,17 +522,15 @@ impl Producer {
     fn advance(&mut self, end: u64, next_seq: u32, messages: u32, bytes: u64) -> Wake {
         self.seq = next_seq;
         self.tail = end;
-        // The first may be what a page that was taken over says: any number.
-        self.messages = self.messages.wrapping_add(messages.into());
-        self.bytes = self.bytes.wrapping_add(bytes);
         let page = self.page();
         // Relaxed, all three: the tail is for a successor, who learns of the death by a system call and walks on from
-        // here; the others are for people.
+        // here; the others are for people, and begin at what a page that was taken over says, any number. They are kept nowhere
+        // else: each store of a message takes a place among those that wait for the other side's lines.
         page.tail.store(Position { offset: end, seq: self.seq }.pack(), Relaxed);
         step("advance: tail");
-        page.messages.store(self.messages, Relaxed);
+        page.messages.store(page.messages.load(Relaxed).wrapping_add(messages.into()), Relaxed);
         step("advance: messages");
-        page.bytes.store(self.bytes, Relaxed);
+        page.bytes.store(page.bytes.load(Relaxed).wrapping_add(bytes), Relaxed);
         step("advance: bytes");
         match self.waker.attention() {
             Attention::None => Wake::None,
@@ -628,7 +624,7 @@ impl Producer {
             self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
             step("publish a batch: after");
         } else {
-            self.publish_marked(word);
+            self.publish_marked(self.at, word);
         }
         self.advance(batch.end, batch.next_seq, batch.messages, batch.bytes)
     }

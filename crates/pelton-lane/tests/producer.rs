@@ -4,6 +4,7 @@
 mod fixture;
 use fixture::*;
 use pelton_lane::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The sleeper of the pages' receiver.
 fn sleeper_of(pages: &Pages) -> Sleeper {
@@ -63,6 +64,26 @@ fn a_batch_takes_no_message_above_the_limit_though_its_record_would_fit() {
     assert_eq!(producer.batch_message(0), None);
     let _ = producer.commit_batch();
     assert_eq!(receive(&mut consumer), Some(payload(1, 100)));
+}
+
+#[test]
+fn a_space_is_committed_once() {
+    for descriptors in [0, 1] {
+        let pages = Pages::new(4096, Position::START);
+        let (mut producer, mut consumer) = pages.attach();
+        let space = match descriptors {
+            0 => producer.try_reserve(8),
+            _ => producer.try_reserve_with_descriptors(8, descriptors),
+        };
+        let space = space.unwrap().unwrap();
+        let _ = producer.commit(space, 8);
+        let again = catch_unwind(AssertUnwindSafe(|| producer.commit(space, 8)));
+        assert!(again.is_err(), "with {descriptors} descriptors");
+        assert_eq!((producer.unreleased(), producer.producer_page().messages()), (1, 1));
+        release_one(&mut consumer);
+        assert!(send(&mut producer, b"another"));
+        release_one(&mut consumer);
+    }
 }
 
 #[test]
