@@ -37,9 +37,12 @@ const LOOK_AGAIN: u64 = 16 * 1024;
 /// `./run bench stream --size 256`: docs/decisions/0005-prefetch.md.
 const PREFETCH_AHEAD: u64 = 1024;
 
-/// Sizes that gain by it: smaller ones share lines that are there already, larger ones are copied by instructions that
-/// fetch ahead themselves.
-const PREFETCHED: core::ops::RangeInclusive<u64> = 128..=4096;
+/// Sizes that gain by it: larger ones are copied by instructions that fetch ahead themselves.
+const PREFETCHED_MAX: u64 = 4096;
+
+/// Smaller ones share lines, and ask for each once: at 16 bytes, to ask for every message's was slower than not to ask. What is larger is
+/// faster by asking for the line between two records twice, by 3 to 10 % (docs/decisions/0028-what-a-call-stores.md).
+const SHARES_LINES: u64 = 128;
 
 /// Room that has been reserved: where its payload goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -465,10 +468,23 @@ impl Producer {
             self.publish_marked(word);
         }
         // After publishing: the receiver may be waiting for just this message.
-        if PREFETCHED.contains(&bytes) {
-            self.data().prefetch_to_write(end + PREFETCH_AHEAD, record_bytes(bytes));
+        if bytes <= PREFETCHED_MAX {
+            self.prefetch(end, bytes);
         }
         self.advance(end, seq_after(self.seq), 1, bytes)
+    }
+
+    /// Asks for the lines that will be needed by and by, after a record of `bytes` that ends at `end`.
+    #[inline(always)]
+    fn prefetch(&self, end: u64, bytes: u64) {
+        let (records, ahead) = (record_bytes(bytes), end + PREFETCH_AHEAD);
+        if bytes < SHARES_LINES {
+            // Those that begin as far ahead as the record was.
+            let first = (ahead - records).next_multiple_of(64);
+            self.data().prefetch_to_write(first, ahead.next_multiple_of(64) - first);
+        } else {
+            self.data().prefetch_to_write(ahead, records);
+        }
     }
 
     /// The header after the last record, before the record is published.
