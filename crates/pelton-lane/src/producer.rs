@@ -433,9 +433,15 @@ impl Producer {
     /// Copies `payload` into the reserved room. Shorter than reserved is fine.
     #[inline(always)]
     pub fn copy_in(&mut self, space: Space, payload: &[u8]) {
-        assert!(payload.len() as u64 <= space.bytes && space.offset + space.bytes <= self.capacity);
+        self.copy_in_behind(0, space, payload);
+    }
+
+    /// As [`Producer::copy_in`], behind the first `skip` bytes of the room.
+    #[inline(always)]
+    pub fn copy_in_behind(&mut self, skip: u64, space: Space, payload: &[u8]) {
+        assert!(skip + payload.len() as u64 <= space.bytes && space.offset + space.bytes <= self.capacity);
         step("copy: before");
-        self.data().copy_in(space.offset, payload);
+        self.data().copy_in(space.offset + skip, payload);
         step("copy: after");
     }
 
