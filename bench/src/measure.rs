@@ -19,6 +19,7 @@ pub fn now_ns() -> u64 {
 }
 
 /// Waits busily, as limits.c does.
+#[inline]
 pub fn delay(ns: u64) {
     if ns == 0 {
         return;

@@ -493,7 +493,9 @@ fn are_same(found: &[u8], wanted: &[u8]) -> bool {
     let words = found.len().min(BY_WORDS) / 8 * 8;
     let ((near, far), (wanted_near, wanted_far)) = (found.split_at(words), wanted.split_at(words));
     let mut pairs = near.as_chunks::<8>().0.iter().zip(wanted_near.as_chunks::<8>().0);
-    pairs.all(|(found, wanted)| u64::from_ne_bytes(*found) == u64::from_ne_bytes(*wanted)) && far == wanted_far
+    // Nothing is left of most: to compare that would be a call.
+    pairs.all(|(found, wanted)| u64::from_ne_bytes(*found) == u64::from_ne_bytes(*wanted))
+        && (far.is_empty() || far == wanted_far)
 }
 
 /// The bytes that are sent, without a number yet.

@@ -217,7 +217,22 @@ impl Consumer {
     #[inline(always)]
     pub unsafe fn copy_out(&self, record: &Record, target: *mut u8) {
         // SAFETY: the caller's promise.
-        unsafe { self.data().copy_out(record.offset + 8, record.bytes, target) };
+        unsafe { self.copy_out_behind(0, record, target) };
+    }
+
+    /// As [`Consumer::copy_out`], but for the first `skip` bytes.
+    ///
+    /// # Panics
+    /// When the payload is shorter.
+    ///
+    /// # Safety
+    /// As for [`Consumer::copy_out`], of as many bytes less.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub unsafe fn copy_out_behind(&self, skip: u64, record: &Record, target: *mut u8) {
+        assert!(skip <= record.bytes);
+        // SAFETY: the caller's promise.
+        unsafe { self.data().copy_out(record.offset + 8 + skip, record.bytes - skip, target) };
     }
 
     /// Copies the payload of a record out, under loom.
@@ -311,14 +326,18 @@ impl Consumer {
     #[inline(always)]
     pub fn release_taken(&mut self) -> Wake {
         let end = Position { offset: self.cursor, seq: self.seq };
-        if self.held.is_empty() {
-            self.move_head(end)
-        } else if self.held.back().is_some_and(|newest| newest.end == end) {
-            Wake::None // nothing was taken since
-        } else {
+        if self.held.is_empty() { self.move_head(end) } else { self.release_behind_held(end) }
+    }
+
+    /// Apart, so that what is rare costs the usual release no registers.
+    #[cold]
+    #[inline(never)]
+    fn release_behind_held(&mut self, end: Position) -> Wake {
+        // Otherwise nothing was taken since.
+        if self.held.back().is_none_or(|newest| newest.end != end) {
             self.held.push_back(Held { end, released: true });
-            Wake::None
         }
+        Wake::None
     }
 
     /// Takes and releases the record that [`Consumer::peek`] answered last. Answers whether to ring the sender.

@@ -77,18 +77,18 @@ impl Data {
         unsafe { self.base.byte_add(offset as usize) }
     }
 
-    /// Asks for the cache lines that begin behind `from`, up to and with `to`, to be made this processor's own, ahead of
-    /// writing them. A hint: no bounds need hold, nothing is read or written.
+    /// Asks for cache lines, counted from the start of the data, to be made this processor's own, ahead of writing them. A hint:
+    /// no bounds need hold, nothing is read or written.
     #[inline(always)]
-    pub(crate) fn prefetch_to_write(&self, from: u64, to: u64) {
+    pub(crate) fn prefetch_to_write(&self, lines: core::ops::Range<u64>) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        for line in from / 64 + 1..to / 64 + 1 {
+        for line in lines {
             let at = self.base.as_ptr().wrapping_add((64 * line) as usize);
             // SAFETY: a prefetch of any address is harmless; processors without PREFETCHW take it for a NOP.
             unsafe { core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = (from, to);
+        let _ = lines;
     }
 
     /// Copies `source` into the lane.
@@ -169,7 +169,7 @@ impl Data {
         &self.slot(offset).header
     }
 
-    pub(crate) fn prefetch_to_write(&self, _from: u64, _to: u64) {}
+    pub(crate) fn prefetch_to_write(&self, _lines: core::ops::Range<u64>) {}
 
     /// Copies `source` into the slots, so that loom sees a race with a reader.
     pub(crate) fn copy_in(&self, offset: u64, source: &[u8]) {

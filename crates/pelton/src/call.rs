@@ -80,9 +80,13 @@ impl Body<'_> {
         }
     }
 
+    #[inline]
     fn copy_into(&self, buffer: &mut Vec<u8>) {
         buffer.clear();
-        buffer.extend_from_slice(self.bytes());
+        match self {
+            Body::InPlace(message) => message.append_to(HEADER_BYTES, buffer),
+            body => buffer.extend_from_slice(body.bytes()),
+        }
     }
 
     fn into_vec(self) -> Vec<u8> {

@@ -558,6 +558,7 @@ impl Receiver {
 
     /// The next message is looked for in the next lane first.
     #[cold]
+    #[inline(never)]
     fn end_turn(&mut self) {
         if !self.turn_over {
             self.turn_over = true;

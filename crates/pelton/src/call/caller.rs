@@ -65,7 +65,7 @@ pub(crate) struct Caller {
     later: Mutex<Vec<(Header, Vec<u8>)>>,
     is_gone: AtomicBool,
     /// By slot, 0 or the call in it: its generation, and what is to be known of it.
-    pub(super) calls: Box<[AtomicU64]>,
+    calls: Box<[AtomicU64; CALLS_MAX as usize]>,
     pub(super) bells: Bells,
     pub(super) life: Option<SharedLife>,
     pub(super) peer: Option<Peer>,
@@ -161,6 +161,13 @@ impl Out {
         self.space.expect("it is reserved")
     }
 
+    /// For who had room reserved: whether that was under the lock, or somebody waited for room before. Without the lock nobody else can have
+    /// left anything here since it was reserved.
+    #[inline(always)]
+    pub(super) fn is_watched(&self) -> bool {
+        self.lock.0.is_some() || self.is_awaited
+    }
+
     /// For who had room reserved, and gives it back: its lock, to be dropped last.
     #[inline(always)]
     pub(super) fn take_lock(&mut self) -> Option<MutexGuard<'static, ()>> {
@@ -188,7 +195,7 @@ impl Caller {
             wanted: AtomicUsize::new(0),
             later: Mutex::default(),
             is_gone: AtomicBool::new(false),
-            calls: (0..CALLS_MAX).map(|_| AtomicU64::new(0)).collect(),
+            calls: Box::new([const { AtomicU64::new(0) }; CALLS_MAX as usize]),
             bells,
             bytes_max,
             owner,
@@ -297,9 +304,16 @@ impl Caller {
         Guard { out: unsafe { &mut *self.out.get() }, lock: None }
     }
 
+    /// The place of a call, whose id has been checked: the remainder is for the compiler.
+    #[inline(always)]
+    fn place(&self, id: u64) -> &AtomicU64 {
+        &self.calls[(slot_of(id) % CALLS_MAX) as usize]
+    }
+
     /// Takes a call in; false if that place is taken.
+    #[inline(always)]
     pub(super) fn begin(&self, id: u64) -> bool {
-        let place = &self.calls[slot_of(id) as usize];
+        let place = self.place(id);
         // Relaxed: the client learnt by a reply that the place is free, and that came after the store, and before this request.
         if place.load(Relaxed) != 0 {
             return false;
@@ -308,20 +322,26 @@ impl Caller {
         true
     }
 
+    /// It is answered, before the answer is published, which lets the client use the place again.
+    #[inline(always)]
+    pub(super) fn end(&self, id: u64) {
+        self.place(id).store(0, Relaxed);
+    }
+
     pub(super) fn cancel(&self, id: u64) {
-        let place = &self.calls[slot_of(id) as usize];
+        let place = self.place(id);
         let taken = u64::from(generation_of(id)) << 32 | TAKEN;
         // Otherwise it has been answered meanwhile.
         let _ = place.compare_exchange(taken, taken | CANCELLED, Relaxed, Relaxed);
     }
 
     pub(super) fn is_cancelled(&self, id: u64) -> bool {
-        self.is_gone.load(Relaxed) || self.calls[slot_of(id) as usize].load(Relaxed) & CANCELLED != 0
+        self.is_gone.load(Relaxed) || self.place(id).load(Relaxed) & CANCELLED != 0
     }
 
     #[inline(always)]
     pub(super) fn write_last(self: &Arc<Caller>, out: &mut Out, header: Header, payload: &[u8]) -> Result<()> {
-        self.calls[slot_of(header.id) as usize].store(0, Relaxed);
+        self.end(header.id);
         self.check_gone()?;
         if out.outbox.is_whole(payload.len())
             && out.outbox.try_write(header, payload).map_err(|error| self.went(error))?
@@ -347,7 +367,7 @@ impl Caller {
     pub(super) fn leave_to_the_loop(self: &Arc<Caller>, header: Header, payload: &[u8]) {
         let mut later = locked(&self.later);
         // Under this lock, so that who looks for calls that are open finds one or the other.
-        self.calls[slot_of(header.id) as usize].store(0, Relaxed);
+        self.end(header.id);
         self.push_later(&mut later, header, payload);
         drop(later);
         self.desk.look_at(self);

@@ -53,7 +53,13 @@ impl<'a> Hold<'a> {
     /// The client's lane, if it is this one's alone.
     #[inline(always)]
     pub(super) fn alone(&self) -> Option<Guard<'_>> {
-        let is_alone = self.is_lent.is_set() && self.caller.away.is_nobody() && !self.caller.is_forked();
+        if self.caller.is_forked() { None } else { self.alone_here() }
+    }
+
+    /// The same, of who finds out by itself whether this is a forked child.
+    #[inline(always)]
+    fn alone_here(&self) -> Option<Guard<'_>> {
+        let is_alone = self.is_lent.is_set() && self.caller.away.is_nobody();
         // SAFETY: it is lent, so the loop does nothing, and nobody else is there.
         is_alone.then(|| unsafe { self.caller.unlocked() })
     }
@@ -80,15 +86,13 @@ impl<'a> Hold<'a> {
     /// Reserves room for a reply in place, in the common case: the lane is this one's alone, nothing waits before this, and there is room.
     #[inline(always)]
     pub(super) fn room_at_once(&self, bytes: usize) -> bool {
-        let Some(mut out) = self.alone().filter(|out| out.outbox.is_empty()) else { return false };
+        let Some(mut out) = self.alone_here().filter(|out| out.outbox.is_empty()) else { return false };
         if self.has_later() {
             return false;
         }
-        match out.outbox.sender.room_at_once(bytes) {
-            Some(space) => out.keep_for(space),
-            None => return false,
-        }
-        true
+        // None in a forked child.
+        let space = out.outbox.sender.room_at_once(bytes);
+        space.map(|space| out.keep_for(space)).is_some()
     }
 
     /// Reserves room for a reply in place, if there is now.

@@ -5,7 +5,7 @@ mod raw;
 pub use raw::{RawReplyRoom, RawRequest};
 
 use super::caller::{Out, forget_room};
-use super::frame::{HEADER_BYTES, Header, Kind, check_size, slot_of};
+use super::frame::{HEADER_BYTES, Header, Kind, check_size};
 use super::hold::Hold;
 use super::{Body, Flag, pool};
 use crate::error::{Error, Result};
@@ -386,8 +386,7 @@ impl ReplyRoom<'_> {
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max });
         }
         if kind.is_final() {
-            // Before the reply, which lets the client use the place again.
-            self.answering().caller.calls[slot_of(id) as usize].store(0, Relaxed);
+            self.answering().caller.end(id);
         }
         self.out_mut().outbox.sender.publish_room(space, Header::new(kind, id).words(), bytes)
     }
@@ -414,6 +413,18 @@ impl std::ops::DerefMut for ReplyRoom<'_> {
 impl Drop for ReplyRoom<'_> {
     #[inline(always)]
     fn drop(&mut self) {
+        // Nearly always: there is nothing to give back, and nobody is to be told. Also when nothing was written: to reserve was to be
+        // awake. In a forked child this is so too, or is found there.
+        if self.out().is_watched() || self.answering().caller.desk.is_draining.load(Relaxed) {
+            self.give_back();
+        }
+    }
+}
+
+impl ReplyRoom<'_> {
+    #[cold]
+    #[inline(never)]
+    fn give_back(&mut self) {
         let lock = self.out_mut().take_lock();
         let caller = &self.answering().caller;
         // Who else waits for this does so in the parent; the bell is closed here, and its number may be somebody else's.
@@ -426,7 +437,6 @@ impl Drop for ReplyRoom<'_> {
             // An error is of the client's end, which its lane tells.
             let _ = caller.flush(out);
         }
-        // Also when nothing was written: to reserve was to be awake.
         caller.pass_on(out);
         if lock.is_some() {
             forget_room();

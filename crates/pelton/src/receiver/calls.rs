@@ -7,6 +7,14 @@ use crate::sender::End;
 use pelton_lane::Record;
 use std::sync::Arc;
 
+impl Message<'_> {
+    /// As [`Receiver::append`].
+    #[inline(always)]
+    pub(crate) fn append_to(&self, skip: usize, buffer: &mut Vec<u8>) {
+        self.receiver.append(&self.record, skip, buffer);
+    }
+}
+
 impl Receiver {
     /// The next record, which stays the next until it is released; not of a lane that is stalled. Does not wait.
     #[inline(always)]
@@ -47,15 +55,15 @@ impl Receiver {
     }
 
     /// Copies what follows the first `skip` bytes of a record behind what is in `buffer`.
+    #[inline(always)]
     pub(crate) fn append(&self, record: &Record, skip: usize, buffer: &mut Vec<u8>) {
         let bytes = record.bytes as usize - skip;
         buffer.reserve(bytes);
-        let payload = self.lanes.current.consumer.payload(record);
         // SAFETY: the lane checked that the record lies in the data; the vector has room, and is not in a lane. A peer that
         // writes meanwhile changes bytes, which any value is good for.
         unsafe {
             let target = buffer.as_mut_ptr().add(buffer.len());
-            std::ptr::copy_nonoverlapping(payload.as_ptr().add(skip), target, bytes);
+            self.lanes.current.consumer.copy_out_behind(skip as u64, record, target);
             buffer.set_len(buffer.len() + bytes);
         }
     }

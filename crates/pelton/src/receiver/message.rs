@@ -157,7 +157,7 @@ impl Deref for Message<'_> {
 }
 
 impl Drop for Message<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         // A child that inherited the message releases nothing of its parent's.
         if self.receiver.owner.is_forked() {

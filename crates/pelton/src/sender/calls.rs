@@ -31,9 +31,7 @@ impl Sender {
 
     #[inline(always)]
     fn write_there(&mut self, space: Space, header: [u64; 3], payload: &[u8]) {
-        let target = self.parts.lane.payload(space).as_ptr();
-        // SAFETY: so many bytes are reserved there, for this sender, and are in no slice.
-        unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), target.add(HEADER_BYTES), payload.len()) };
+        self.parts.lane.copy_in_behind(HEADER_BYTES as u64, space, payload);
         self.write_header(space, header);
         self.publish_message(space, payload.len() + HEADER_BYTES);
     }
