@@ -467,10 +467,16 @@ impl Producer {
             self.publish_marked(word);
         }
         // After publishing: the receiver may be waiting for just this message.
+        self.prefetch_ahead(end, bytes);
+        self.advance(end, seq_after(self.seq), 1, bytes)
+    }
+
+    /// Behind a record that ends there: asks for as many lines as it has.
+    #[inline(always)]
+    fn prefetch_ahead(&self, end: u64, bytes: u64) {
         if PREFETCHED.contains(&bytes) {
             self.data().prefetch_to_write(end + PREFETCH_AHEAD, record_bytes(bytes));
         }
-        self.advance(end, seq_after(self.seq), 1, bytes)
     }
 
     /// The header after the last record, before the record is published.
@@ -630,6 +636,7 @@ impl Producer {
             step("batch: header");
         }
         batch.next_seq = seq_after(batch.next_seq);
+        self.prefetch_ahead(batch.end, bytes);
         Some(Space { offset: offset + 8, bytes })
     }
 
