@@ -132,12 +132,12 @@ impl Sides<'_> {
                 }
             }
             3 => {
-                if producer.try_begin_batch(3 * 32)? {
+                if let Some(mut batch) = producer.try_begin_batch(3 * 32)? {
                     for _ in 0..4 {
-                        let space = producer.batch_message(20);
+                        let space = producer.batch_message(&mut batch, 20);
                         space.into_iter().for_each(|space| producer.copy_in(space, &[step; 20]));
                     }
-                    let _ = producer.commit_batch();
+                    let _ = producer.commit_batch(batch);
                 }
             }
             4 => {

@@ -65,6 +65,11 @@ impl Record {
     }
 }
 
+/// How far a reader of several messages has come, behind those that it has taken. In its hands, and not in the consumer, so that what changes
+/// with each message stays in registers, until [`Consumer::take_to`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor(Position);
+
 /// Records that were taken as the bytes they are: whole ones, each behind the other, with nothing between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -174,13 +179,52 @@ impl Consumer {
     /// that a caller can keep it in registers, and everything else out of the way.
     #[inline(always)]
     pub fn peek_at_cursor(&self) -> Option<Record> {
-        let word = self.data().header(self.cursor).load(PUBLISH.load()); // [publish]
+        self.peek_at(self.cursor().0)
+    }
+
+    /// `place` lies inside the data, as what this has found before does.
+    #[inline(always)]
+    fn peek_at(&self, place: Position) -> Option<Record> {
+        let Position { offset, seq } = place;
+        let word = self.data().header(offset).load(PUBLISH.load()); // [publish]
         let bytes = word & 0xffff_ffff;
         // One comparison each: a mark is larger than any limit; the header after the record lies inside the data.
-        let found = (word >> 32) as u32 == self.seq
-            && bytes <= self.bytes_max
-            && self.cursor + record_bytes(bytes) + 8 <= self.capacity;
-        found.then_some(Record { offset: self.cursor, bytes, seq: self.seq, descriptors: 0 })
+        let found =
+            (word >> 32) as u32 == seq && bytes <= self.bytes_max && offset + record_bytes(bytes) + 8 <= self.capacity;
+        found.then_some(Record { offset, bytes, seq, descriptors: 0 })
+    }
+
+    /// Where the next message is, for who takes several: [`Consumer::take_at`], and then [`Consumer::take_to`].
+    #[inline(always)]
+    pub fn cursor(&self) -> Cursor {
+        Cursor(Position { offset: self.cursor, seq: self.seq })
+    }
+
+    /// As [`Consumer::peek_at_cursor`], at a cursor of this consumer's, which then goes behind what was found. The consumer stays where it is.
+    ///
+    /// # Panics
+    /// When the cursor is of a longer lane.
+    #[inline(always)]
+    pub fn take_at(&self, cursor: &mut Cursor) -> Option<Record> {
+        assert!(cursor.0.offset + 8 <= self.capacity);
+        let record = self.peek_at(cursor.0)?;
+        cursor.0 = Position { offset: record.offset + record_bytes(record.bytes), seq: seq_after(record.seq) };
+        Some(record)
+    }
+
+    /// Moves the consumer to a cursor that it has answered since it moved last, and that has come behind messages with so many `bytes` of
+    /// payload. Nothing is released yet: that does [`Consumer::release_taken`].
+    ///
+    /// # Panics
+    /// When the cursor is of a longer lane.
+    #[inline(always)]
+    pub fn take_to(&mut self, cursor: Cursor, bytes: u64) {
+        assert!(cursor.0.offset + 8 <= self.capacity);
+        let messages = cursor.0.since(self.cursor().0);
+        (self.cursor, self.seq) = (cursor.0.offset, cursor.0.seq);
+        // The first may be what a page that was taken over says: any number.
+        self.messages = self.messages.wrapping_add(messages);
+        self.bytes = self.bytes.wrapping_add(bytes);
     }
 
     #[cold]

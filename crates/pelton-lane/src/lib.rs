@@ -27,7 +27,7 @@ mod memory;
 mod producer;
 mod sleep;
 
-pub use consumer::{Consumer, Record, Run, Survey, Ticket, cut, survey, walk};
+pub use consumer::{Consumer, Cursor, Record, Run, Survey, Ticket, cut, survey, walk};
 #[cfg(loom)]
 pub use edges::model_membarrier;
 #[doc(hidden)]
@@ -45,7 +45,7 @@ pub use layout::{
 #[cfg(loom)]
 pub use memory::Slot;
 pub use memory::{Data, Memory};
-pub use producer::{Producer, Space};
+pub use producer::{Batch, Producer, Space};
 pub use sleep::{Sleeper, Wake, Waker};
 
 /// What a lane refuses.

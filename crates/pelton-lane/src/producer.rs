@@ -73,8 +73,6 @@ pub struct Producer {
     jump: Option<u64>,
     marks: [u32; 2],
     mark_count: usize,
-    /// Of the batch under way: the end of what it has, the room it may use, its first header.
-    batch: Option<Batch>,
 
     head: Position,
     floor: u64,
@@ -89,13 +87,19 @@ pub struct Producer {
     sleeper: Sleeper,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Batch {
+/// A batch under way: nothing of it is seen before [`Producer::commit_batch`]. In the hands of who fills it, and not in the producer, so that what
+/// changes with each message stays in registers.
+#[derive(Debug)]
+pub struct Batch {
+    /// Where its first record goes, and the end of those it has.
+    start: u64,
     end: u64,
+    /// Up to where it has room.
     limit: u64,
-    first: Option<u32>,
+    seq: u32,
     next_seq: u32,
-    messages: u32,
+    /// Bytes of its first message, whose header is the last to be written.
+    first: u32,
     bytes: u64,
 }
 
@@ -149,7 +153,6 @@ impl Producer {
             jump: None,
             marks: [0; 2],
             mark_count: 0,
-            batch: None,
             head,
             // A floor is meant for a tail past it; a crash between the two stores leaves one that is not.
             floor: if floor <= tail.offset { floor } else { 0 },
@@ -318,7 +321,6 @@ impl Producer {
         if self.consumer_gone {
             return Err(LaneError::Closed);
         }
-        self.batch = None;
         self.mark_count = 0;
         if let Some(generation) = self.generation_due {
             self.marks[0] = mark(MARK_GENERATION, generation);
@@ -469,12 +471,18 @@ impl Producer {
             self.publish_marked(at, word);
         }
         // After publishing: the receiver may be waiting for just this message.
+        self.prefetch_ahead(end, bytes);
+        self.advance(end, seq_after(self.seq), 1, bytes)
+    }
+
+    /// Behind a record that ends there: asks for the lines that one like it will need.
+    #[inline(always)]
+    fn prefetch_ahead(&self, end: u64, bytes: u64) {
         if bytes <= PREFETCHED_MAX {
             let from = end + PREFETCH_AHEAD;
             let to = from + record_bytes(bytes);
             self.data().prefetch_to_write(from / 64 + u64::from(bytes < SHARES_LINES)..to / 64 + 1);
         }
-        self.advance(end, seq_after(self.seq), 1, bytes)
     }
 
     /// The header after the last record, before the record is published.
@@ -573,63 +581,84 @@ impl Producer {
     }
 
     /// Begins a batch of messages whose records take up to `records` bytes ([`record_bytes`] of each, added up), never
-    /// waiting; false when there is no room. A batch not committed is as if it had never been.
+    /// waiting; `None` when there is no room. A batch not committed is as if it had never been.
     ///
     /// # Errors
     /// As [`Producer::try_reserve`]; the limit is `record_bytes(message_bytes_max)`.
-    pub fn try_begin_batch(&mut self, records: u64) -> Result<bool, LaneError> {
+    #[inline]
+    pub fn try_begin_batch(&mut self, records: u64) -> Result<Option<Batch>, LaneError> {
+        match self.begin_batch_at_tail(records) {
+            Some(batch) => Ok(Some(batch)),
+            None => self.begin_batch_slowly(records),
+        }
+    }
+
+    /// The common case of [`Producer::try_begin_batch`], as [`Producer::reserve_at_tail`] is of a message's.
+    #[inline(always)]
+    pub fn begin_batch_at_tail(&mut self, records: u64) -> Option<Batch> {
+        // `records` is bounded before it is added to anything.
+        if records <= record_bytes(self.bytes_max) && self.tail + records + 8 <= self.limit {
+            self.at = self.tail;
+            Some(self.begin_batch(records))
+        } else {
+            None
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn begin_batch_slowly(&mut self, records: u64) -> Result<Option<Batch>, LaneError> {
         let records_max = record_bytes(self.bytes_max);
         if records > records_max {
             return Err(LaneError::TooLarge { bytes: records, bytes_max: records_max });
         }
-        if !self.make_room(records, 0)? {
-            return Ok(false);
-        }
-        self.batch = Some(Batch {
-            end: self.at,
-            limit: self.at + records,
-            first: None,
-            next_seq: self.seq,
-            messages: 0,
-            bytes: 0,
-        });
-        Ok(true)
+        Ok(self.make_room(records, 0)?.then(|| self.begin_batch(records)))
     }
 
-    /// Room for the next message of the batch under way; `None` when the batch's room is used up.
+    #[inline(always)]
+    fn begin_batch(&self, records: u64) -> Batch {
+        let (start, seq) = (self.at, self.seq);
+        Batch { start, end: start, limit: start + records, seq, next_seq: seq, first: 0, bytes: 0 }
+    }
+
+    /// Room for the batch's next message; `None` when the batch's room is used up.
     ///
     /// # Panics
-    /// When no batch is under way.
-    pub fn batch_message(&mut self, bytes: u64) -> Option<Space> {
-        let batch = self.batch.as_mut().expect("batch_message without try_begin_batch");
-        if bytes > self.bytes_max || batch.end + record_bytes(bytes) > batch.limit {
+    /// When the batch is of a longer lane.
+    #[inline(always)]
+    pub fn batch_message(&self, batch: &mut Batch, bytes: u64) -> Option<Space> {
+        assert!(batch.limit + 8 <= self.capacity);
+        let offset = batch.end;
+        // `bytes` is bounded before it is added to anything.
+        if bytes > self.bytes_max || offset + record_bytes(bytes) > batch.limit {
             return None;
         }
-        let offset = batch.end;
-        batch.end += record_bytes(bytes);
-        let seq = batch.next_seq;
-        batch.next_seq = seq_after(seq);
-        batch.messages += 1;
+        batch.end = offset + record_bytes(bytes);
         batch.bytes += bytes;
-        if batch.first.is_none() {
-            batch.first = Some(bytes as u32);
+        if offset == batch.start {
+            batch.first = bytes as u32;
         } else {
             // Relaxed: not reachable before the batch's first header is published. [publish]
-            self.memory.data.header(offset).store(header(seq, bytes as u32), Relaxed);
+            self.data().header(offset).store(header(batch.next_seq, bytes as u32), Relaxed);
             step("batch: header");
         }
+        batch.next_seq = seq_after(batch.next_seq);
+        self.prefetch_ahead(batch.end, bytes);
         Some(Space { offset: offset + 8, bytes })
     }
 
     /// Publishes the batch's messages, all of them by one store. Answers whether to ring the receiver.
     ///
     /// # Panics
-    /// When no batch is under way.
-    pub fn commit_batch(&mut self) -> Wake {
-        let batch = self.batch.take().expect("commit_batch without try_begin_batch");
-        let Some(first) = batch.first else { return Wake::None };
+    /// When it is not the batch that was begun last, or something has been reserved or committed since.
+    #[inline]
+    pub fn commit_batch(&mut self, batch: Batch) -> Wake {
+        if batch.end == batch.start {
+            return Wake::None;
+        }
+        assert!((batch.start, batch.seq) == (self.at, self.seq) && batch.end + 8 <= self.capacity);
         self.clear(batch.end);
-        let word = header(self.seq, first);
+        let word = header(self.seq, batch.first);
         if self.at == self.tail {
             step("publish a batch: before");
             self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
@@ -637,7 +666,8 @@ impl Producer {
         } else {
             self.publish_marked(self.at, word);
         }
-        self.advance(batch.end, batch.next_seq, batch.messages, batch.bytes)
+        let messages = Position { offset: batch.end, seq: batch.next_seq }.since(self.tail());
+        self.advance(batch.end, batch.next_seq, messages as u32, batch.bytes)
     }
 
     /// Announces that the producer is about to sleep until there is room for a message of `bytes`, or, for `None`, until

@@ -99,10 +99,10 @@ impl Lane {
                 self.producer.copy_in(space, &vec![0xdd; bytes as usize]);
                 let _ = self.producer.commit(space, bytes);
             }
-            if self.producer.try_begin_batch(64)? {
-                let space = self.producer.batch_message(50).unwrap();
+            if let Some(mut batch) = self.producer.try_begin_batch(64)? {
+                let space = self.producer.batch_message(&mut batch, 50).unwrap();
                 self.producer.copy_in(space, &[0xdd; 50]);
-                let _ = self.producer.commit_batch();
+                let _ = self.producer.commit_batch(batch);
             }
             self.producer.arm(Some(bytes), || ())?;
             self.producer.disarm();

@@ -198,12 +198,12 @@ fn publish_a_batch_across_the_wrap_is_seen_whole() {
         let pages = Pages::new(192, Position { offset: 120, seq: 7 });
         let (mut producer, mut consumer) = (pages.producer(true), pages.consumer(true));
         let sender = thread::spawn(move || {
-            assert!(producer.try_begin_batch(2 * record_bytes(24)).unwrap());
+            let mut batch = producer.try_begin_batch(2 * record_bytes(24)).unwrap().unwrap();
             for n in 1..=2u8 {
-                let space = producer.batch_message(24).unwrap();
+                let space = producer.batch_message(&mut batch, 24).unwrap();
                 producer.copy_in(space, &[n; 24]);
             }
-            assert_eq!(producer.commit_batch(), Wake::None);
+            assert_eq!(producer.commit_batch(batch), Wake::None);
         });
         while receive(&mut consumer, &[1; 24]).is_none() {
             thread::yield_now();

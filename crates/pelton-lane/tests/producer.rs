@@ -25,11 +25,11 @@ fn what_a_producer_tells_of_itself() {
     for message in [&b"one"[..], b"two, longer", b""] {
         assert!(send(&mut producer, message));
     }
-    assert!(producer.try_begin_batch(record_bytes(7) + record_bytes(20)).unwrap());
+    let mut batch = producer.try_begin_batch(record_bytes(7) + record_bytes(20)).unwrap().unwrap();
     for bytes in [7, 20] {
-        assert!(producer.batch_message(bytes).is_some());
+        assert!(producer.batch_message(&mut batch, bytes).is_some());
     }
-    let _ = producer.commit_batch();
+    let _ = producer.commit_batch(batch);
     let page = producer.producer_page();
     assert_eq!((page.messages(), page.bytes(), page.depth_max()), (5, 3 + 11 + 7 + 20, 0));
     assert_eq!((producer.unreleased(), producer.look_at_head()), (5, Ok(5)));
@@ -53,16 +53,17 @@ fn what_a_producer_tells_of_itself() {
 fn a_batch_takes_no_message_above_the_limit_though_its_record_would_fit() {
     let pages = Pages::with_limit(4096, 100, Position::START);
     let (mut producer, mut consumer) = pages.attach();
-    assert_eq!(producer.try_begin_batch(113), Err(LaneError::TooLarge { bytes: 113, bytes_max: 112 }));
-    assert!(producer.try_begin_batch(112).unwrap());
+    let too_large = producer.try_begin_batch(113).map(|_| ());
+    assert_eq!(too_large, Err(LaneError::TooLarge { bytes: 113, bytes_max: 112 }));
+    let mut batch = producer.try_begin_batch(112).unwrap().unwrap();
     // 101 bytes make a record as long as that of 100.
     assert_eq!(record_bytes(101), 112);
-    assert_eq!(producer.batch_message(101), None);
-    assert_eq!(producer.batch_message(u64::MAX), None);
-    let space = producer.batch_message(100).expect("it fits");
+    assert_eq!(producer.batch_message(&mut batch, 101), None);
+    assert_eq!(producer.batch_message(&mut batch, u64::MAX), None);
+    let space = producer.batch_message(&mut batch, 100).expect("it fits");
     producer.copy_in(space, &payload(1, 100));
-    assert_eq!(producer.batch_message(0), None);
-    let _ = producer.commit_batch();
+    assert_eq!(producer.batch_message(&mut batch, 0), None);
+    let _ = producer.commit_batch(batch);
     assert_eq!(receive(&mut consumer), Some(payload(1, 100)));
 }
 

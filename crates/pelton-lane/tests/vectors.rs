@@ -237,26 +237,27 @@ impl Lane<'_> {
 
     fn batch(&mut self, step: &Value, context: &str) -> Option<Wake> {
         let records = list(&step["room"]).iter().map(|bytes| record_bytes(number(bytes))).sum();
-        let found = match self.producer.try_begin_batch(records) {
-            Ok(true) => "sent",
-            Ok(false) => "full",
-            Err(LaneError::TooLarge { .. }) => "too large",
+        let (found, batch) = match self.producer.try_begin_batch(records) {
+            Ok(Some(batch)) => ("sent", Some(batch)),
+            Ok(None) => ("full", None),
+            Err(LaneError::TooLarge { .. }) => ("too large", None),
             Err(error) => panic!("{context}: {error}"),
         };
         let mut seq = self.producer.tail().seq;
-        if found == "sent" {
+        let batch = batch.map(|mut batch| {
             for bytes in list(&step["bytes"]) {
-                let space = self.producer.batch_message(number(bytes)).expect("room");
+                let space = self.producer.batch_message(&mut batch, number(bytes)).expect("room");
                 self.producer.copy_in(space, &payload(seq.into(), number(bytes) as usize));
                 assert_eq!(self.consumer.peek_at_cursor().filter(|record| record.seq == seq), None, "{context}");
                 seq = seq.checked_add(1).unwrap_or(1);
             }
-        }
+            batch
+        });
         if text(&step["is"]) == "aborted" {
             return None;
         }
         assert_eq!(found, text(&step["is"]), "{context}");
-        (found == "sent").then(|| self.producer.commit_batch())
+        batch.map(|batch| self.producer.commit_batch(batch))
     }
 
     fn receive(&mut self, step: &Value, i: u64, context: &str) -> Option<Wake> {

@@ -247,17 +247,22 @@ impl Receiver {
     ///
     /// # Errors
     /// As [`Receiver::try_receive`].
+    #[inline(always)]
     pub fn try_receive_batch(&mut self) -> Result<Option<Batch<'_>>> {
-        Ok(self.find_record(Patience::None, false)?.map(|_| Batch { receiver: self, is_over: false }))
+        let is_there = self.peek_at_once().is_some() || self.find_record(Patience::None, false)?.is_some();
+        Ok(is_there.then(|| Batch::new(self)))
     }
 
     /// As [`Receiver::try_receive_batch`], but waits until there is a message.
     ///
     /// # Errors
     /// As [`Receiver::receive`].
+    #[inline(always)]
     pub fn receive_batch(&mut self) -> Result<Batch<'_>> {
-        self.find_record(Patience::Endless, false)?;
-        Ok(Batch { receiver: self, is_over: false })
+        if self.peek_at_once().is_none() && self.peek_soon().is_none() {
+            self.wait_for_run(Patience::Endless)?;
+        }
+        Ok(Batch::new(self))
     }
 
     /// The common case: the handle is in use, a message stands at the cursor, and nobody holds one or sleeps.

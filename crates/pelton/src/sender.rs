@@ -86,6 +86,9 @@ pub(crate) struct SenderParts {
 /// A path lane's data gets memory, or disk, behind it in steps of so many bytes: a system call each.
 const STEP: u64 = 1 << 20;
 
+/// So many messages that nobody waits for, and the sender looks at the clock: a look at the peer may be overdue.
+const LOOK_AFTER: u32 = 256;
+
 impl SenderParts {
     /// Puts memory behind the first `bytes` of the data, so that writing there cannot fail.
     fn back(&mut self, bytes: u64) -> Result<()> {
@@ -296,7 +299,16 @@ impl Sender {
     #[inline(always)]
     fn publish(&mut self, space: Space, bytes: usize) {
         match self.parts.lane.commit(space, bytes as u64) {
-            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(256) => {}
+            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(LOOK_AFTER) => {}
+            wake => self.after_publishing(wake),
+        }
+    }
+
+    #[inline(always)]
+    fn publish_batch(&mut self, batch: pelton_lane::Batch) {
+        let before = self.parts.lane.tail().seq;
+        match self.parts.lane.commit_batch(batch) {
+            Wake::None if self.parts.lane.tail().seq / LOOK_AFTER == before / LOOK_AFTER => {}
             wake => self.after_publishing(wake),
         }
     }
@@ -485,14 +497,29 @@ impl Sender {
     ///
     /// # Errors
     /// As [`Sender::try_send`]; [`Error::TooLarge`] when the messages together take more than the largest message does.
+    #[inline(always)]
     pub fn try_reserve_batch(&mut self, lens: impl IntoIterator<Item = usize>) -> Result<Option<SentBatch<'_>>> {
+        // Cut to more than any message may have, so that the sum wraps only for 2^33 of them; and a batch gives no more than it has, whatever was
+        // asked. For messages of one size a sum as simple as this is no loop.
+        let records = lens.into_iter().map(|len| record_bytes((len as u64).min(1 << 31))).fold(0, u64::wrapping_add);
+        if self.owner.is_current()
+            && let Some(batch) = self.parts.lane.begin_batch_at_tail(records)
+        {
+            return Ok(Some(SentBatch { sender: self, batch }));
+        }
+        Ok(self.find_batch(records)?.map(|batch| SentBatch { sender: self, batch }))
+    }
+
+    /// Any other case.
+    #[cold]
+    #[inline(never)]
+    fn find_batch(&mut self, records: u64) -> Result<Option<pelton_lane::Batch>> {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
-        let records =
-            lens.into_iter().map(|len| record_bytes((len as u64).min(1 << 40))).fold(0u64, u64::saturating_add);
-        if self.with_memory(|lane| lane.try_begin_batch(records))? {
-            return Ok(Some(SentBatch { sender: self }));
+        let batch = self.with_memory(|lane| lane.try_begin_batch(records))?;
+        if batch.is_some() {
+            return Ok(batch);
         }
         if self.is_peer_known_gone()? {
             self.note_end();

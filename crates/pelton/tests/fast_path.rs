@@ -26,6 +26,26 @@ fn fast_path_try_receive_into(receiver: &mut Receiver, buffer: &mut Vec<u8>) -> 
     receiver.try_receive_into(buffer).ok().flatten().unwrap_or(0)
 }
 
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn fast_path_send_batch(sender: &mut Sender, payloads: &[&[u8]]) -> bool {
+    let Ok(Some(mut batch)) = sender.try_reserve_batch(payloads.iter().map(|payload| payload.len())) else {
+        return false;
+    };
+    payloads.iter().all(|payload| batch.push(payload)) && batch.commit().is_ok()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn fast_path_receive_batch(receiver: &mut Receiver) -> usize {
+    let Ok(Some(mut batch)) = receiver.try_receive_batch() else { return 0 };
+    let mut bytes = 0;
+    while let Ok(Some(message)) = batch.next() {
+        bytes += message.len();
+    }
+    bytes
+}
+
 /// The instructions of a function of this binary.
 fn instructions(function: &str) -> Vec<String> {
     let own = std::env::current_exe().unwrap();
@@ -49,8 +69,16 @@ fn a_message_costs_no_lock_no_fence_and_no_system_call() {
         assert!(fast_path_try_send(&mut sender, &[2; 16]));
         assert_eq!(fast_path_try_receive(&mut receiver), 16);
         assert_eq!(fast_path_try_receive_into(&mut receiver, &mut buffer), 16);
+        assert!(fast_path_send_batch(&mut sender, &[&[3; 16], &[4; 100]]));
+        assert_eq!(fast_path_receive_batch(&mut receiver), 116);
     }
-    for function in ["fast_path_try_send", "fast_path_try_receive", "fast_path_try_receive_into"] {
+    for function in [
+        "fast_path_try_send",
+        "fast_path_try_receive",
+        "fast_path_try_receive_into",
+        "fast_path_send_batch",
+        "fast_path_receive_batch",
+    ] {
         let instructions = instructions(function);
         assert!(instructions.len() > 30, "{function} is inlined nowhere else, so it must be here: {instructions:?}");
         for code in &instructions {

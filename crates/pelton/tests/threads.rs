@@ -98,6 +98,39 @@ fn a_batch_releases_only_what_it_gave_out() {
 }
 
 #[test]
+fn what_a_batch_gives_out_is_counted_once_however_often_it_is_asked() {
+    let (mut sender, mut receiver) = small();
+    sender.send(b"one").unwrap();
+    let mut taken = receiver.receive_batch().unwrap();
+    for (wanted, next) in [(&b"one"[..], &b"two"[..]), (b"two", b"three"), (b"three", b"")] {
+        assert_eq!(taken.next().unwrap().unwrap(), wanted);
+        assert!(taken.next().unwrap().is_none() && taken.next().unwrap().is_none());
+        sender.send(next).unwrap();
+    }
+    drop(taken);
+    let counters = receiver.counters();
+    assert_eq!((counters.messages, counters.bytes), (3, 11));
+    assert_eq!(sender.unreleased(), 1);
+}
+
+#[test]
+fn what_a_forgotten_batch_gave_out_is_not_lost() {
+    let (mut sender, mut receiver) = small();
+    for number in 0..3u8 {
+        sender.send(&[number]).unwrap();
+    }
+    let mut taken = receiver.receive_batch().unwrap();
+    assert_eq!(taken.next().unwrap().unwrap(), [0]);
+    std::mem::forget(taken);
+    let mut taken = receiver.receive_batch().unwrap();
+    for number in 0..3u8 {
+        assert_eq!(taken.next().unwrap().unwrap(), [number]);
+    }
+    drop(taken);
+    assert_eq!((sender.unreleased(), receiver.counters().messages), (0, 3));
+}
+
+#[test]
 fn a_batch_larger_than_any_message_is_too_large() {
     let (mut sender, _receiver) = small();
     assert!(matches!(sender.try_reserve_batch([30_000, 30_000]), Err(Error::TooLarge { .. })));

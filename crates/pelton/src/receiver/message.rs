@@ -6,7 +6,7 @@ use crate::link::Peer;
 use crate::os::{Nudge, Owner, Segment};
 use crate::sender::End;
 use crossbeam_queue::SegQueue;
-use pelton_lane::{Record, Ticket, Wake};
+use pelton_lane::{Cursor, Record, Ticket, Wake};
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -167,12 +167,24 @@ impl Drop for Message<'_> {
     }
 }
 
-/// Messages taken together. Dropping it releases those that [`Batch::next`] gave out, by one store.
+/// Messages taken together. Dropping it releases those that [`Batch::next`] gave out, by one store; of one that is forgotten instead they may come
+/// again.
 #[derive(Debug)]
 pub struct Batch<'a> {
-    pub(super) receiver: &'a mut Receiver,
+    receiver: &'a mut Receiver,
+    /// Behind what was given out, and the bytes of that: the lane is told when the batch is dropped.
+    cursor: Cursor,
+    bytes: u64,
     /// The lane's turn has ended, where there are several.
-    pub(super) is_over: bool,
+    is_over: bool,
+}
+
+impl<'a> Batch<'a> {
+    #[inline(always)]
+    pub(super) fn new(receiver: &'a mut Receiver) -> Batch<'a> {
+        let cursor = receiver.lanes.current.consumer.cursor();
+        Batch { receiver, cursor, bytes: 0, is_over: false }
+    }
 }
 
 impl Batch<'_> {
@@ -181,7 +193,7 @@ impl Batch<'_> {
     /// # Errors
     /// As [`Receiver::try_receive`]; the end of the channel too is told by the receiver's next call, not here.
     #[allow(clippy::should_implement_trait)] // an iterator's items would outlive the next call
-    #[inline]
+    #[inline(always)]
     pub fn next(&mut self) -> Result<Option<&[u8]>> {
         if self.receiver.owner.is_forked() {
             return Err(Error::Forked);
@@ -189,34 +201,69 @@ impl Batch<'_> {
         if self.is_over {
             return Ok(None);
         }
-        let lane = &mut self.receiver.lanes.current.consumer;
-        let record = match lane.peek() {
-            Ok(Some(record)) => record,
-            Ok(None) => return Ok(None),
-            Err(error) => return self.receiver.failed_in_batch(error).map(|()| None),
+        let record = match self.receiver.lanes.current.consumer.take_at(&mut self.cursor) {
+            Some(record) => {
+                self.bytes += record.bytes;
+                record
+            }
+            None => {
+                // By value: what has an address is in no register.
+                let found = self.receiver.take_slowly(self.cursor, self.bytes);
+                (self.cursor, self.bytes) = (self.receiver.lanes.current.consumer.cursor(), 0);
+                match found {
+                    Ok(Some(record)) => record,
+                    Ok(None) => return Ok(None),
+                    Err(error) => return Err(error),
+                }
+            }
         };
-        let payload = lane.payload(&record);
-        if record.descriptors != 0 {
-            self.receiver.drop_descriptors(&record);
-        }
-        self.receiver.lanes.current.consumer.take(&record);
         self.is_over = self.receiver.many && record.seq.is_multiple_of(TURN);
+        let payload = self.receiver.lanes.current.consumer.payload(&record);
         // SAFETY: as for a message; not released before the batch is dropped, after this borrow of it.
         Ok(Some(unsafe { std::slice::from_raw_parts(payload.as_ptr(), record.bytes as usize) }))
     }
 }
 
 impl Drop for Batch<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
-        if self.receiver.owner.is_forked() {
+        self.receiver.release_to(self.cursor, self.bytes);
+    }
+}
+
+impl Receiver {
+    /// At a batch's cursor no message stands, or one with marks: the lane's own cursor goes there, and behind that one.
+    #[cold]
+    #[inline(never)]
+    fn take_slowly(&mut self, cursor: Cursor, bytes: u64) -> Result<Option<Record>> {
+        let lane = &mut self.lanes.current.consumer;
+        lane.take_to(cursor, bytes);
+        match lane.peek() {
+            Ok(Some(record)) => {
+                if record.descriptors != 0 {
+                    self.drop_descriptors(&record);
+                }
+                self.lanes.current.consumer.take(&record);
+                Ok(Some(record))
+            }
+            Ok(None) => Ok(None),
+            Err(error) => self.failed_in_batch(error).map(|()| None),
+        }
+    }
+
+    /// Releases what a batch has given out.
+    #[inline]
+    fn release_to(&mut self, cursor: Cursor, bytes: u64) {
+        if self.owner.is_forked() {
             return;
         }
-        let lane = &mut self.receiver.lanes.current;
+        let lane = &mut self.lanes.current;
+        lane.consumer.take_to(cursor, bytes);
         if lane.consumer.release_taken() == Wake::Ring {
             lane.link.ring_peer();
         }
-        if self.receiver.many {
-            self.receiver.end_turn();
+        if self.many {
+            self.end_turn();
         }
     }
 }

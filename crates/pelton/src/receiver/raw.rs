@@ -100,7 +100,7 @@ impl Receiver {
     /// Releases what [`Receiver::take_for_batch`] has taken. For bindings.
     #[doc(hidden)]
     pub fn release_batch(&mut self) {
-        drop(Batch { receiver: self, is_over: false });
+        drop(Batch::new(self));
     }
 
     /// Whether this process is a fork of the one that made the handle. For bindings.

@@ -176,6 +176,8 @@ impl Receiver {
     }
 
     /// Until there is something to take, as long as `patience` says.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn wait_for_run(&mut self, patience: Patience) -> Result<()> {
         self.find_record(patience, false).map(|_| ())
     }

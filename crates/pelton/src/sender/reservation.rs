@@ -2,7 +2,7 @@
 
 use super::Sender;
 use crate::error::{Error, Result};
-use pelton_lane::Space;
+use pelton_lane::{Batch, Space};
 use std::ops::{Deref, DerefMut};
 
 /// Room in the lane for one message, to be written in place. Dropping it aborts: nothing is seen of it.
@@ -63,26 +63,33 @@ impl DerefMut for Reservation<'_> {
 #[derive(Debug)]
 pub struct SentBatch<'a> {
     pub(super) sender: &'a mut Sender,
+    pub(super) batch: Batch,
 }
 
 impl SentBatch<'_> {
     /// Room for the batch's next message; `None` when the batch's room is used up.
+    #[inline(always)]
     pub fn reserve(&mut self, bytes: usize) -> Option<&mut [u8]> {
-        if self.sender.owner.is_forked() {
-            return None;
-        }
-        let lane = &mut self.sender.parts.lane;
-        let space = lane.batch_message(bytes as u64)?;
+        let space = self.next(bytes)?;
         // SAFETY: as for a reservation; the next call comes after the borrow.
-        Some(unsafe { std::slice::from_raw_parts_mut(lane.payload(space).as_ptr(), bytes) })
+        Some(unsafe { std::slice::from_raw_parts_mut(self.sender.parts.lane.payload(space).as_ptr(), bytes) })
+    }
+
+    #[inline(always)]
+    fn next(&mut self, bytes: usize) -> Option<Space> {
+        match self.sender.owner.is_forked() {
+            true => None,
+            false => self.sender.parts.lane.batch_message(&mut self.batch, bytes as u64),
+        }
     }
 
     /// Copies the batch's next message; false when the batch's room is used up, and nothing is copied.
     #[must_use = "a message that did not fit is still yours"]
+    #[inline(always)]
     pub fn push(&mut self, payload: &[u8]) -> bool {
-        match self.reserve(payload.len()) {
-            Some(room) => {
-                room.copy_from_slice(payload);
+        match self.next(payload.len()) {
+            Some(space) => {
+                self.sender.parts.lane.copy_in(space, payload);
                 true
             }
             None => false,
@@ -93,12 +100,13 @@ impl SentBatch<'_> {
     ///
     /// # Errors
     /// [`Error::Forked`]. A channel that ended is told by the next call.
+    #[inline(always)]
     pub fn commit(self) -> Result<()> {
-        if self.sender.owner.is_forked() {
+        let SentBatch { sender, batch } = self;
+        if sender.owner.is_forked() {
             return Err(Error::Forked);
         }
-        let wake = self.sender.parts.lane.commit_batch();
-        self.sender.after_publishing(wake);
+        sender.publish_batch(batch);
         Ok(())
     }
 }
