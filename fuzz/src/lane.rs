@@ -174,10 +174,24 @@ impl Sides<'_> {
             std::hint::black_box(bytes(consumer, record).iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)));
         };
         match step % 6 {
-            0 | 1 => {
+            0 => {
                 if let Some(record) = consumer.peek()? {
                     checked(consumer, &record);
                     let _ = consumer.release(&record);
+                }
+            }
+            1 => {
+                // As a batch does: what marks come first is `peek`'s.
+                if let Some(record) = consumer.peek()? {
+                    checked(consumer, &record);
+                    consumer.take(&record);
+                    let (mut cursor, mut bytes) = (consumer.cursor(), 0);
+                    while let Some(record) = consumer.take_at(&mut cursor) {
+                        checked(consumer, &record);
+                        bytes += record.bytes;
+                    }
+                    consumer.take_to(cursor, bytes);
+                    let _ = consumer.release_taken();
                 }
             }
             2 => {

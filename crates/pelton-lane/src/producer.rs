@@ -461,14 +461,14 @@ impl Producer {
         let end = at + record_bytes(bytes);
         // Only a space of another lane, or of an earlier reservation, could say otherwise.
         assert!(end + 8 <= self.capacity);
-        self.clear(end);
         let word = header(self.seq, bytes as u32);
         if at == self.tail {
+            self.clear(end);
             step("publish: before");
             self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
             step("publish: after");
         } else {
-            self.publish_marked(at, word);
+            self.publish_marked(at, end, word);
         }
         // After publishing: the receiver may be waiting for just this message.
         self.prefetch_ahead(end, bytes);
@@ -498,15 +498,16 @@ impl Producer {
         step("clear: after");
     }
 
-    /// Writes a record with what comes before it: first the record, then its marks, then the one store that makes all of
-    /// it visible, at the tail.
+    /// Writes a record, up to `end`, with what comes before it: first the record, then its marks, then the one store that makes
+    /// all of it visible, at the tail.
     #[cold]
     #[inline(never)]
-    fn publish_marked(&mut self, at: u64, word: u64) {
+    fn publish_marked(&mut self, at: u64, end: u64, word: u64) {
         let start = self.at - 8 * self.mark_count as u64;
         let jump = self.jump.take();
         // As for the end of a record: only a space of the reservation under way stands where that has planned it.
         assert!(at == self.at && start == jump.unwrap_or(self.tail));
+        self.clear(end);
         step("marked: before");
         self.data().header(at).store(word, Relaxed);
         step("marked: record");
@@ -650,21 +651,21 @@ impl Producer {
     /// Publishes the batch's messages, all of them by one store. Answers whether to ring the receiver.
     ///
     /// # Panics
-    /// When it is not the batch that was begun last, or something has been reserved or committed since.
+    /// When something has been committed since it was begun, or room reserved elsewhere.
     #[inline]
     pub fn commit_batch(&mut self, batch: Batch) -> Wake {
         if batch.end == batch.start {
             return Wake::None;
         }
         assert!((batch.start, batch.seq) == (self.at, self.seq) && batch.end + 8 <= self.capacity);
-        self.clear(batch.end);
         let word = header(self.seq, batch.first);
         if self.at == self.tail {
+            self.clear(batch.end);
             step("publish a batch: before");
             self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
             step("publish a batch: after");
         } else {
-            self.publish_marked(self.at, word);
+            self.publish_marked(self.at, batch.end, word);
         }
         let messages = Position { offset: batch.end, seq: batch.next_seq }.since(self.tail());
         self.advance(batch.end, batch.next_seq, messages as u32, batch.bytes)

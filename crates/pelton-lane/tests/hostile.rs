@@ -74,16 +74,29 @@ impl Lane {
     fn consume(&mut self) -> Result<u64, LaneError> {
         self.consumer.end_of_committed()?;
         let mut found = 0;
-        while let Some(record) = self.consumer.peek()? {
-            let payload = bytes(&self.consumer, &record);
+        let start = self.pages.word(0).as_ptr().cast::<u8>().cast_const();
+        // SAFETY: one past the end of the data, at most.
+        let end = unsafe { start.add(CAPACITY as usize) };
+        let mut check = |consumer: &Consumer, record: &Record| {
+            let payload = bytes(consumer, record);
             assert!(payload.len() as u64 <= message_bytes_limit(CAPACITY));
-            let start = self.pages.word(0).as_ptr().cast::<u8>().cast_const();
-            // SAFETY: one past the end of the data, at most.
-            let end = unsafe { start.add(CAPACITY as usize) };
             assert!(payload.as_ptr() >= start && payload.as_ptr_range().end <= end, "in the data");
             found += 1;
             assert!(found <= CAPACITY / 8, "round in circles");
+        };
+        while let Some(record) = self.consumer.peek()? {
+            check(&self.consumer, &record);
             let _ = self.consumer.release(&record);
+            // And two as a batch does.
+            let (mut cursor, mut bytes) = (self.consumer.cursor(), 0);
+            for _ in 0..2 {
+                if let Some(record) = self.consumer.take_at(&mut cursor) {
+                    check(&self.consumer, &record);
+                    bytes += record.bytes;
+                }
+            }
+            self.consumer.take_to(cursor, bytes);
+            let _ = self.consumer.release_taken();
         }
         for (ticket, _) in self.held.drain(..) {
             let _ = self.consumer.release_held(ticket);

@@ -81,9 +81,13 @@ fn a_space_is_committed_once() {
         let again = catch_unwind(AssertUnwindSafe(|| producer.commit(space, 8)));
         assert!(again.is_err(), "with {descriptors} descriptors");
         assert_eq!((producer.unreleased(), producer.producer_page().messages()), (1, 1));
-        release_one(&mut consumer);
+        // Nor when its end is where the next one begins.
         assert!(send(&mut producer, b"another"));
+        let again = catch_unwind(AssertUnwindSafe(|| producer.commit(space, 8)));
+        assert!(again.is_err(), "with {descriptors} descriptors");
         release_one(&mut consumer);
+        release_one(&mut consumer);
+        assert_eq!(producer.look_at_head(), Ok(0));
     }
 }
 

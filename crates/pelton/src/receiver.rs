@@ -274,10 +274,11 @@ impl Receiver {
         self.lanes.current.consumer.peek_at_cursor()
     }
 
-    /// The message that was not there at once, if it is on its way.
+    /// The message that was not there at once, if it is on its way. Not where another than the common way is to be gone: there
+    /// may be one in the next lane.
     #[inline(always)]
     fn peek_soon(&mut self) -> Option<Record> {
-        if self.comes_soon() { self.peek_at_once() } else { None }
+        if self.detours == 0 && self.comes_soon() { self.peek_at_once() } else { None }
     }
 
     /// The common wait: the next message is on its way. Looks for it some times before anything is called that costs more

@@ -78,7 +78,7 @@ impl Distance {
         Distance { level: 0, phase: Phase::Rest, left: LEVELS[0].1, patience: 0, last: 0, was_short: false, tried: 0 }
     }
 
-    /// Nothing is there, and `seq` is the next message's number: for how many pauses not to look.
+    /// Nothing is there, and `seq` is the next message's number, all before it released: for how many pauses not to look.
     #[inline(always)]
     pub(super) fn found_nothing(&mut self, seq: u32) -> u32 {
         self.found_nothing_at(seq, os::monotonic_ns)
@@ -111,6 +111,7 @@ impl Distance {
                 Phase::Rest | Phase::Measuring(_) => (0, true),
             };
             self.level = level;
+            self.was_short = false;
             return self.rest(has_paid);
         }
         match self.phase {

@@ -1,6 +1,6 @@
 //! What calls need of a sender: a header before each payload, and the parts of waiting for room.
 
-use super::{Room, Sender, Want};
+use super::{LOOK_AFTER, Room, Sender, Want};
 use crate::error::{Error, Result};
 use crate::link::SharedLife;
 use crate::wait::{Patience, Side};
@@ -58,7 +58,8 @@ impl Sender {
     #[inline(always)]
     pub(crate) fn room(&mut self, space: Space) -> &mut [u8] {
         let target = self.parts.lane.payload(space).as_ptr();
-        // SAFETY: as above; shared memory is initialised, and the borrow keeps it from being published meanwhile.
+        // SAFETY: so many bytes are reserved there, for this sender, none fewer than a header's; shared memory is initialised, and the
+        // borrow keeps it from being published meanwhile.
         unsafe { std::slice::from_raw_parts_mut(target.add(HEADER_BYTES), space.bytes as usize - HEADER_BYTES) }
     }
 
@@ -90,7 +91,7 @@ impl Sender {
     #[inline(always)]
     fn publish_message(&mut self, space: Space, bytes: usize) {
         match self.parts.lane.commit(space, bytes as u64) {
-            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(256) => {}
+            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(LOOK_AFTER) => {}
             Wake::Ring => self.parts.link.ring_peer(),
             wake => self.after_publishing(wake),
         }
