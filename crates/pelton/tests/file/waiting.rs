@@ -203,10 +203,14 @@ fn threads_alone() -> usize {
     tasks.filter_map(|task| name(task).ok()).filter(|name| name.starts_with("pelton-file-own")).count()
 }
 
-/// Until the threads are gone that waited for FIFOs which nobody opened.
-fn nobody_waits_alone() {
+/// Opens these FIFOs until the threads are gone that wait for somebody to do so. Once would not do: who has not begun to wait then does
+/// so for ever.
+fn nobody_waits_alone(fifos: &[PathBuf]) {
     let deadline = deadline();
     while threads_alone() > 0 {
+        for path in fifos {
+            drop(std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap());
+        }
         assert!(Instant::now() < deadline, "a thread waits that has nothing to wait for");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -279,10 +283,7 @@ fn what_waits_for_ever_keeps_nothing_else_waiting() {
                 assert!(!engine.close_until(Instant::now() + Duration::from_millis(5)).unwrap());
             }
             // Who waits for a FIFO does so until somebody opens it: that is not undone.
-            for path in &fifos {
-                drop(std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap());
-            }
-            nobody_waits_alone();
+            nobody_waits_alone(&fifos);
         }
     }
 }
@@ -502,10 +503,9 @@ fn what_is_cancelled_at_any_moment_completes() {
             for _ in 0..30 {
                 cancel_at_any_moment(&case, &Silent::new(&paths), waits_by_loop, &mut random);
             }
-            drop(std::fs::OpenOptions::new().read(true).write(true).open(&paths[0]).unwrap());
+            nobody_waits_alone(&paths[..1]);
         }
     }
-    nobody_waits_alone();
 }
 
 /// Some turns of a loop, in each of which some begin, some are cancelled, and something may come; in the end all are cancelled.
