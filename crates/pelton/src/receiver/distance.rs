@@ -214,6 +214,15 @@ mod tests {
         run(&mut distance, &mut seq, 20_000, sender);
         // Trials of having none take that many.
         assert!(looks_at_once.get() < 3_000, "{} of 20000", looks_at_once.get());
+        // Nor does what ended the trial count against that one.
+        let (since, before) = (Moment { seq, ns: 0 }, Rate { messages: 1, ns: 1 });
+        distance.begin(Phase::Trying { since, from: 3, before });
+        (distance.level, distance.was_short, distance.last) = (1, false, seq);
+        for _ in 0..2 {
+            seq = seq.wrapping_add(1);
+            distance.found_nothing_at(seq, || 0);
+            assert_eq!(distance.level, 3);
+        }
     }
 
     #[test]
