@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Calls with the pelton command, which is Rust's, and with a program in C.
@@ -117,14 +120,26 @@ func TestGoHearsFailuresOfRusts(t *testing.T) {
 
 func TestAKilledServiceIsToldAcrossLanguages(t *testing.T) {
 	name, ctx := place(t), soon(t)
-	// Which ends when its input does.
-	service := tool(t, "serve", "--co-process", "--exec", "cat > /dev/null", name)
+	// It passes the requests on to the test, and ends when its input does.
+	requests := filepath.Join(t.TempDir(), "requests")
+	if err := unix.Mkfifo(requests, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	service := tool(t, "serve", "--co-process", "--exec", "cat > "+requests, name)
 	client := connected(t, name, &Options{Await: true})
 	ended := make(chan error, 20)
 	for range 20 {
 		go func() { _, err := client.Call(ctx, nil); ended <- err }()
 	}
-	time.Sleep(20 * time.Millisecond)
+	// The service has taken every call: of an empty request there are the 4 bytes of its length.
+	taken := must(os.OpenFile(requests, os.O_RDWR|unix.O_NONBLOCK, 0))
+	defer taken.Close()
+	if err := taken.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(taken, make([]byte, 20*4)); err != nil {
+		t.Fatal(err)
+	}
 	service.kill()
 	for range 20 {
 		if err := <-ended; !errors.Is(err, ErrPeerDied) {

@@ -130,8 +130,9 @@ func TestASenderThatFillsTheLaneSleepsAndIsWoken(t *testing.T) {
 		if err != nil || !isPayload(message.Bytes(), n) {
 			t.Fatal(n, err)
 		}
-		if n%100 == 0 {
-			time.Sleep(time.Millisecond)
+		// The lane has room for some 60 messages, so that at least 60 more make the sender sleep.
+		if n%100 == 0 && n < 4900 && !parked("(*Sender).Send") {
+			t.Fatal("the sender does not sleep")
 		}
 		message.Release()
 	}
@@ -159,7 +160,12 @@ func TestAContextEndsAWait(t *testing.T) {
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	time.AfterFunc(20*time.Millisecond, cancel)
+	go func() {
+		if !parked("(*Sender).Send") {
+			t.Error("the sender does not sleep")
+		}
+		cancel()
+	}()
 	if err := sender.Send(ctx, payload(0, 1000)); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
@@ -258,9 +264,14 @@ func TestCloseEndsACallAndLeavesMessagesReadable(t *testing.T) {
 	}
 	kept, next := must(receiver.Receive(ctx)), must(receiver.Receive(ctx))
 	next.Release()
-	time.AfterFunc(10*time.Millisecond, func() { receiver.Close() })
-	if _, err := receiver.Receive(ctx); !errors.Is(err, ErrClosedHandle) {
-		t.Fatal(err)
+	go func() {
+		if !parked("(*Receiver).Receive") {
+			t.Error("the receiver does not sleep")
+		}
+		receiver.Close()
+	}()
+	if _, err := receiver.Receive(ctx); !errors.Is(err, ErrClosedHandle) || ctx.Err() != nil {
+		t.Fatal(err, ctx.Err())
 	}
 	if _, err := receiver.Receive(ctx); !errors.Is(err, ErrClosedHandle) {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package pelton
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -79,8 +80,13 @@ func TestAKilledReceiverIsToldToASenderThatSleepsAndItsSuccessorGetsTheRestAgain
 		}
 	}
 	first.says("done 10")
-	// Until the lane is full; then it sleeps, and hears of the death there.
-	go func() { time.Sleep(50 * time.Millisecond); first.kill() }()
+	// Once the lane is full the sender sleeps, and detects the death there.
+	go func() {
+		if !parked("(*Sender).Send") {
+			t.Error("the sender does not sleep")
+		}
+		first.kill()
+	}()
 	n, died := 10, (*Error)(nil)
 	for ; ; n++ {
 		if err := sender.Send(ctx, payload(n, 1000)); errors.As(err, &died) {
@@ -138,11 +144,13 @@ func TestTheEndOfASideThatClosesIsNoDeath(t *testing.T) {
 	}
 	waits := make(chan error, 1)
 	go func() { waits <- sender.Drain(ctx) }()
-	time.Sleep(10 * time.Millisecond)
+	if !parked("(*Sender).Drain") {
+		t.Fatal("the sender does not wait")
+	}
 	receiver.Close()
 	var closed *Error
-	if err := <-waits; !errors.As(err, &closed) || closed.Code != ErrClosed || closed.Unreleased != 1 {
-		t.Fatal(err)
+	if err := <-waits; !errors.As(err, &closed) || closed.Code != ErrClosed || closed.Unreleased != 1 || ctx.Err() != nil {
+		t.Fatal(err, ctx.Err())
 	}
 	if sent, err := sender.TrySend(nil); sent || !errors.Is(err, ErrClosed) {
 		t.Fatal(sent, err)
@@ -158,11 +166,12 @@ func TestAStoppedProcessIsNotADeadOne(t *testing.T) {
 	defer receiver.Close()
 	must(receiver.Receive(ctx)).Release()
 	stop(t, other)
-	for range 20 {
-		if _, ok, err := receiver.TryReceive(); ok || err != nil {
-			t.Fatal(ok, err)
-		}
-		time.Sleep(time.Millisecond)
+	if _, ok, err := receiver.TryReceive(); ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	// Waits, with every check of the peer that a wait has, until its deadline.
+	if _, err := receiver.Receive(ctx2(t, 20*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
 	}
 	other.kill()
 	if _, err := receiver.Receive(ctx); !errors.Is(err, ErrPeerDied) {

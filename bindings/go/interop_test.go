@@ -8,7 +8,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 )
 
 // With the pelton command, which is Rust's.
@@ -144,8 +143,8 @@ func TestWhoSleepsIsRungByTheOtherLanguage(t *testing.T) {
 		}
 		message.Release()
 		if n%50 == 0 {
-			// Long enough that nobody spins any more.
-			time.Sleep(5 * time.Millisecond)
+			// Rust's receiver has stopped spinning.
+			receives.reaches("S")
 		}
 	}
 	sends.input.Close()

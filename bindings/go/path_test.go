@@ -462,13 +462,15 @@ func ctx2(t *testing.T, after time.Duration) context.Context {
 func TestWhoeverComesToAPathWakesTheOtherSide(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
 	waits := make(chan error, 1)
-	sleeps := func(wait func() error) {
+	sleeps := func(function string, wait func() error) {
+		t.Helper()
 		go func() { waits <- wait() }()
-		// So long that it sleeps; if it does not yet, the test shows less.
-		time.Sleep(20 * time.Millisecond)
+		if !parked(function) {
+			t.Fatal(function, "does not sleep")
+		}
 	}
 	sender := must(CreateSender(ctx, path, &Options{Capacity: 1 << 16}))
-	sleeps(func() error { return sender.Resume(ctx) })
+	sleeps("(*Sender).Resume", func() error { return sender.Resume(ctx) })
 	receiver := must(OpenReceiver(ctx, path, nil))
 	if err := <-waits; err != nil {
 		t.Fatal(err)
@@ -477,7 +479,7 @@ func TestWhoeverComesToAPathWakesTheOtherSide(t *testing.T) {
 	if _, err := receiver.Receive(ctx); err == nil || !errors.Is(err, ErrClosed) {
 		t.Fatal(err)
 	}
-	sleeps(func() error { return receiver.Resume(ctx) })
+	sleeps("(*Receiver).Resume", func() error { return receiver.Resume(ctx) })
 	sender = must(OpenSender(ctx, path, nil))
 	defer sender.Close()
 	if err := <-waits; err != nil {
@@ -492,7 +494,7 @@ func TestWhoeverComesToAPathWakesTheOtherSide(t *testing.T) {
 		}
 	}
 	// Full, and nobody there; what wakes it is the next one's coming, and then its releasing.
-	sleeps(func() error { return sender.Send(ctx, payload(0, 1000)) })
+	sleeps("(*Sender).Send", func() error { return sender.Send(ctx, payload(0, 1000)) })
 	receiver = must(OpenReceiver(ctx, path, nil))
 	defer receiver.Close()
 	for receiver.stirs() {

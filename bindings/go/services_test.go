@@ -390,7 +390,10 @@ func TestAClientWaitsForAServiceIfItIsToAwaitOne(t *testing.T) {
 		}
 		cancel()
 		go func() {
-			time.Sleep(30 * time.Millisecond)
+			// It has found no service, and waits before it tries again.
+			if !parked("ConnectClient") {
+				t.Error("the client does not wait")
+			}
 			served(t, name, nil, echo)
 		}()
 		client := must(ConnectClient(soon(t), name, &Options{Await: true}))

@@ -1,10 +1,13 @@
 package pelton
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -75,27 +78,84 @@ func pairOf(t *testing.T, options *Options, receiverListens bool) (*Sender, *Rec
 	return sender, receiver, listener
 }
 
-// payload is what message number n consists of.
-func payload(n, bytes int) []byte {
-	b := make([]byte, bytes)
+// ramp counts from 0 to 255 again and again. Payloads are slices of it: the race detector takes a copy or a comparison as one access,
+// and a loop over bytes as one for each.
+var ramp = func() []byte {
+	b := make([]byte, rampBytes+256)
 	for i := range b {
-		b[i] = byte(n*31 + i)
+		b[i] = byte(i)
+	}
+	return b
+}()
+
+// A multiple of 256.
+const rampBytes = 1 << 16
+
+// payload is what message number n consists of: byte i is n*31+i.
+func payload(n, bytes int) []byte {
+	b := make([]byte, 0, bytes)
+	for len(b) < bytes {
+		b = append(b, ramp[byte(n*31):][:min(bytes-len(b), rampBytes)]...)
 	}
 	return b
 }
 
 func isPayload(b []byte, n int) bool {
-	for i := range b {
-		if b[i] != byte(n*31+i) {
+	for len(b) > 0 {
+		part := min(len(b), rampBytes)
+		if !bytes.Equal(b[:part], ramp[byte(n*31):][:part]) {
 			return false
 		}
+		b = b[part:]
 	}
 	return true
 }
 
+// parked waits until a goroutine that runs the function is parked: in the runtime's poller or at a channel, as a traceback states it. The
+// function is named as in a traceback, such as "(*Sender).Drain". False: none is within 30 seconds.
+func parked(function string) bool {
+	call, stacks := "pelton."+function+"(", make([]byte, 1<<20)
+	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); time.Sleep(100 * time.Microsecond) {
+		for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			state, _, _ := strings.Cut(stack, "\n")
+			isParked := strings.Contains(state, "[select") || strings.Contains(state, "[IO wait") || strings.Contains(state, "[chan receive")
+			if isParked && strings.Contains(stack, call) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// states are the kernel's states of a process's threads, a letter each: R runs or is ready to, S sleeps, T is stopped.
+func (p *process) states() string {
+	p.t.Helper()
+	var states []byte
+	for _, thread := range must(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.Process.Pid))) {
+		// A thread may have ended since.
+		if stat, err := os.ReadFile(thread); err == nil {
+			// The name before it, in parentheses, may have any bytes.
+			states = append(states, stat[bytes.LastIndexByte(stat, ')')+2])
+		}
+	}
+	return string(states)
+}
+
+// reaches waits until every thread of the process is in a state.
+func (p *process) reaches(state string) {
+	p.t.Helper()
+	for until := time.Now().Add(30 * time.Second); strings.Trim(p.states(), state) != ""; time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(until) {
+			p.t.Fatalf("threads are in states %s, expected all in %s", p.states(), state)
+		}
+	}
+}
+
+// stop stops the process; it has stopped when this returns.
 func stop(t *testing.T, p *process) {
 	t.Helper()
 	if err := p.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	p.reaches("T")
 }

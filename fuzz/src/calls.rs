@@ -1,9 +1,9 @@
 //! The peer of a good hand-shake of calls.
 
 use crate::program::Program;
-use crate::support::raw::*;
-use crate::support::{Place, deadline, descriptors};
+use crate::raw::*;
 use pelton::{Client, Error, Options, Responder, Service};
+use pelton_testkit::{Place, deadline, descriptors};
 use rustix::net::{RecvFlags, Shutdown, SocketAddrUnix, bind, listen, shutdown};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;

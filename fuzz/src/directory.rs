@@ -1,9 +1,9 @@
 //! The files of a path channel.
 
 use crate::program::Program;
-use crate::support::raw::{Shown, use_receiver, use_sender};
-use crate::support::{Place, descriptors};
+use crate::raw::{Shown, use_receiver, use_sender};
 use pelton::{Error, Options, inspect};
+use pelton_testkit::{Place, descriptors};
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

@@ -1,9 +1,9 @@
 //! Whoever comes to a listener.
 
 use crate::program::Program;
-use crate::support::raw::*;
-use crate::support::{Place, deadline, descriptors};
+use crate::raw::*;
 use pelton::{Listener, Options};
+use pelton_testkit::{Place, deadline, descriptors};
 use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
@@ -214,7 +214,7 @@ fn sends(socket: &OwnedFd, bytes: Vec<u8>, mut fds: Vec<OwnedFd>, program: &mut 
 /// Takes what is offered, if something is; false when the other side has had enough.
 fn hears(socket: &OwnedFd, offered: &mut Option<Vec<u8>>) -> bool {
     // It may be waiting for something else than this one thinks: then there is nothing.
-    if !crate::support::readable_until(socket.as_fd(), Instant::now() + std::time::Duration::from_millis(20)) {
+    if !pelton_testkit::readable_until(socket.as_fd(), Instant::now() + std::time::Duration::from_millis(20)) {
         return true;
     }
     let (bytes, fds) = raw_receive(socket);

@@ -9,10 +9,12 @@
 //! - [`records`]: a record file, read, and opened to be written;
 //! - [`calls`]: a client of a service, or the service of a client, of a good hand-shake.
 
-#[path = "../../crates/pelton-lane/tests/fixture/mod.rs"]
+#[path = "../../crates/pelton-lane/tests/lane/fixture.rs"]
+#[allow(dead_code, reason = "the lane's tests use the rest")]
 mod fixture;
-#[path = "../../crates/pelton/tests/support/mod.rs"]
-mod support;
+#[path = "../../crates/pelton/tests/support/raw.rs"]
+#[allow(dead_code, reason = "the channels' tests use the rest")]
+mod raw;
 
 mod calls;
 mod directory;

@@ -1,9 +1,9 @@
 //! A peer of a good hand-shake.
 
 use crate::program::{Over, Program};
-use crate::support::raw::{CAPACITY, DESCRIPTORS, RawPeer, good_bell, packet, raw_try_send, use_receiver, use_sender};
-use crate::support::{Place, deadline, descriptors};
+use crate::raw::{CAPACITY, DESCRIPTORS, RawPeer, good_bell, packet, raw_try_send, use_receiver, use_sender};
 use pelton::{Error, Options};
+use pelton_testkit::{Place, deadline, descriptors};
 use rustix::net::{Shutdown, shutdown};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};

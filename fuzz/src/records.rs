@@ -1,8 +1,8 @@
 //! Record files.
 
 use crate::program::Program;
-use crate::support::{Place, descriptors};
 use pelton::{Error, LaneId, RecordFile, RecordFileOptions, RecordReader, Run, Sink};
+use pelton_testkit::{Place, descriptors};
 use std::path::Path;
 
 const HEADER: usize = 64;

@@ -1,6 +1,8 @@
 //! Each target on inputs from a seed: the short form of fuzzing, which needs no more than cargo.
 //! `PELTON_ROUNDS` and `PELTON_SEED` make it longer, or another.
 
+use pelton_testkit::{Random, Watchdog};
+
 /// Inputs that libFuzzer found something with once.
 const FOUND: [(&str, &[u8]); 1] = [
     // Last numbers behind the records that they are said to come before.
@@ -20,21 +22,10 @@ fn whatever_a_peer_does_it_is_answered() {
         for round in 0..number("PELTON_ROUNDS").unwrap_or(rounds) {
             let seed = number("PELTON_SEED").unwrap_or(0) + round;
             let program = program(seed);
-            let (done, is_done) = std::sync::mpsc::channel();
             // A target that hangs has no other end.
-            let result = std::thread::scope(|scope| {
-                scope.spawn(move || {
-                    if is_done.recv_timeout(std::time::Duration::from_secs(120))
-                        == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
-                    {
-                        eprintln!("HANG: target {name}, PELTON_SEED={seed} PELTON_ROUNDS=1");
-                        std::process::abort();
-                    }
-                });
-                let result = std::panic::catch_unwind(|| target(&program));
-                done.send(()).unwrap();
-                result
-            });
+            let hang = Watchdog::new(format!("target {name}, PELTON_SEED={seed} PELTON_ROUNDS=1"));
+            let result = std::panic::catch_unwind(|| target(&program));
+            drop(hang);
             if let Err(panic) = result {
                 eprintln!("target {name}, PELTON_SEED={seed} PELTON_ROUNDS=1 PELTON_TARGET={name}");
                 std::panic::resume_unwind(panic);
@@ -46,13 +37,8 @@ fn whatever_a_peer_does_it_is_answered() {
 
 /// Short ones and long ones.
 fn program(seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 24) as u8
-    };
-    let len = usize::from(next()) * if next() < 64 { 8 } else { 1 };
-    (0..len).map(|_| next()).collect()
+    let mut random = Random::new(seed);
+    let mut byte = || (random.word() >> 24) as usize % 256;
+    let len = byte() * if byte() < 64 { 8 } else { 1 };
+    random.bytes(len)
 }

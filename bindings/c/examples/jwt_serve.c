@@ -1,4 +1,4 @@
-/* Verifies JSON Web Tokens (RFC 7519) for whoever calls, in whatever language, by libjwt 1: as `crates/pelton/examples/jwt.rs`, which makes
+/* Verifies JSON Web Tokens (RFC 7519) for whoever calls, in whatever language, by libjwt 1: as `examples/jwt`, which makes
  * tokens. jwt.c asks it from an event loop, bindings/nginx/examples/jwt.conf from nginx.
  *
  *     jwt_serve NAME      answers with a token's claims as JSON, or fails: 1 malformed, 2 wrong signature, 3 expired, 4 not valid yet

@@ -6,6 +6,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -95,6 +96,38 @@ static inline void kill_now(pid_t pid) {
     CHECK(kill(pid, SIGKILL) == 0);
     CHECK(waitpid(pid, &status, 0) == pid);
     CHECK(WIFSIGNALED(status));
+}
+
+/* The kernel's state of a thread: S sleeps, R runs or is ready to, D waits within a system call; X also if it has ended. */
+static inline char state_of(pid_t process, const char *thread) {
+    char path[64], stat[512];
+    int written = snprintf(path, sizeof path, "/proc/%d/task/%.16s/stat", (int)process, thread);
+    CHECK(written > 0 && (size_t)written < sizeof path);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 'X';
+    ssize_t size = read(fd, stat, sizeof stat - 1);
+    close(fd);
+    if (size <= 0) return 'X';
+    stat[size] = 0;
+    /* Behind the name, which is in parentheses and may have any bytes. */
+    return strrchr(stat, ')')[2];
+}
+
+/* Waits until every thread of a process sleeps, but the calling one: what a wake-up before this call has started is done. */
+static inline void await_sleep(pid_t process) {
+    char path[64], own[16];
+    snprintf(path, sizeof path, "/proc/%d/task", (int)process);
+    snprintf(own, sizeof own, "%d", (int)gettid());
+    for (int tries = 0, running = 1; running; tries++) {
+        DIR *threads = opendir(path);
+        struct dirent *thread;
+        CHECK(tries < 60000 && threads);
+        running = 0;
+        while ((thread = readdir(threads)))
+            if (thread->d_name[0] != '.' && strcmp(thread->d_name, own) != 0 && strchr("RD", state_of(process, thread->d_name))) running++;
+        closedir(threads);
+        if (running) usleep(1000);
+    }
 }
 
 /* Accepts a sender without waiting for one, when the listener's descriptor says that one is there. One that took longer than the half

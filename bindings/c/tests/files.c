@@ -1,6 +1,7 @@
 /* Files: every operation, waited for and submitted; chains, cancels, bounds, event loops, roots; and memory, which is the caller's again exactly
  * once, whatever becomes of its operation. */
 #include "check.h"
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
@@ -424,7 +425,7 @@ static void memory_is_released_once_whatever_becomes_of_its_operation(void) {
     pelton_file_completion out;
     pelton_file *file, *idle;
     size_t taken;
-    int ends[2];
+    int ends[2], unread = 0;
     begin();
     memset(released, 0, sizeof released);
     file = opened(path, O_RDWR | O_CREAT);
@@ -469,8 +470,10 @@ static void memory_is_released_once_whatever_becomes_of_its_operation(void) {
     OK(pelton_file_submit(engine, &asked, 1, &taken));
     end();
     await_release(&released[6]);
+    /* A read that were still in flight would have taken these bytes when every other thread sleeps. */
     CHECK(write(ends[1], "12345", 5) == 5);
-    usleep(10000);
+    await_sleep(getpid());
+    CHECK(ioctl(ends[0], FIONREAD, &unread) == 0 && unread == 5);
     for (int i = 5; i < 8; i++)
         for (size_t at = 0; at < sizeof bytes[i]; at++) CHECK(bytes[i][at] == 0);
     for (int i = 0; i < 7; i++) CHECK(released[i] == 1);

@@ -390,10 +390,6 @@ static void who_stops_in_a_callback_is_told_nothing_more(void) {
 
 /* ---- What a turn is ---- */
 
-static void count_turn(uv_prepare_t *prepare) {
-    ((notes *)prepare->data)->turns++;
-}
-
 static void close_all_after_three_turns(uv_prepare_t *prepare) {
     notes *own = (notes *)prepare->data;
     if (++own->turns < 3) return;
@@ -422,7 +418,26 @@ static void other_handles_have_their_turn_while_messages_never_end(void) {
     CHECK(own.closings == 2 && own.messages > 3);
 }
 
-/* Sends two messages, each after a while. */
+/* A byte for each turn of the parent's loop, written just before it polls. */
+static int turns_begun[2];
+
+static void announce_turn(uv_prepare_t *prepare) {
+    /* The messages and the end, or the room, and each perhaps once for nothing. And there is no timer. */
+    CHECK(++((notes *)prepare->data)->turns <= 7);
+    CHECK(uv_backend_timeout(prepare->loop) <= 0);
+    CHECK(write(turns_begun[1], "", 1) == 1);
+}
+
+/* Waits until the parent's loop has had a turn since the last time, and sleeps; then leaves it asleep for 20 ms, in which timed waits of a
+ * millisecond would be 20 turns. */
+static void await_sleeping_loop(void) {
+    char bytes[64];
+    CHECK(read(turns_begun[0], bytes, sizeof bytes) > 0);
+    await_sleep(getppid());
+    usleep(20000);
+}
+
+/* Sends two messages, each to a loop that sleeps. */
 static void send_two_later(const char *name) {
     pelton_options options = PELTON_OPTIONS_INIT;
     pelton_sender *sender;
@@ -430,13 +445,13 @@ static void send_two_later(const char *name) {
     OK(pelton_sender_open(name, &options, &sender));
     for (uint32_t number = 0; number < 2; number++) {
         uint32_t payload[2] = {number, 0};
-        usleep(200000);
+        await_sleeping_loop();
         OK(pelton_send(sender, payload, size_of(number), SOON));
     }
     OK(pelton_close(sender));
 }
 
-/* Receives everything, a while after it has connected. */
+/* Receives everything, once the sender's loop sleeps. */
 static void receive_all_later(const char *name) {
     pelton_options options = PELTON_OPTIONS_INIT;
     pelton_receiver *receiver;
@@ -444,7 +459,7 @@ static void receive_all_later(const char *name) {
     int code;
     options.deadline_ns = SOON;
     OK(pelton_receiver_open(name, &options, &receiver));
-    usleep(300000);
+    await_sleeping_loop();
     while ((code = pelton_receive(receiver, SOON, &message)) == PELTON_OK) {
         OK(pelton_release(receiver));
     }
@@ -463,11 +478,12 @@ static void nothing_runs_while_nothing_happens(void) {
         notes own;
         memset(&own, 0, sizeof own);
         options.capacity = 64 << 10;
+        CHECK(pipe2(turns_begun, O_CLOEXEC) == 0);
         OK(pelton_listen(place(name, "unix:%s/socket"), &options, &listener));
         pid_t child = start(sends ? receive_all_later : send_two_later, name);
         CHECK(uv_loop_init(&loop) == 0 && uv_prepare_init(&loop, &prepare) == 0);
         prepare.data = &own;
-        CHECK(uv_prepare_start(&prepare, count_turn) == 0);
+        CHECK(uv_prepare_start(&prepare, announce_turn) == 0);
         uv_unref((uv_handle_t *)&prepare);
         if (sends) {
             OK(pelton_accept_sender(listener, SOON, &sender));
@@ -479,12 +495,12 @@ static void nothing_runs_while_nothing_happens(void) {
         }
         OK(pelton_close(listener));
         CHECK(uv_run(&loop, UV_RUN_DEFAULT) == 0);
-        /* The messages and the end, or the room, and each perhaps once for nothing. */
-        CHECK(own.closings == 1 && own.turns <= 7);
+        CHECK(own.closings == 1);
         CHECK(sends || own.messages == 2);
         uv_close((uv_handle_t *)&prepare, NULL);
         end_loop(&loop);
         finish(child);
+        CHECK(close(turns_begun[0]) == 0 && close(turns_begun[1]) == 0);
     }
 }
 

@@ -572,7 +572,7 @@ an_error_of_a_delayed_write_is_told_once(_Place) ->
          ok = pelton_file:write(Soon, "x"),
          eventually(fun() -> Function(Soon) =:= {error, enospc} end),
          pelton_file:close(Soon)
-     end || Function <- [fun(File) -> timer:sleep(10), pelton_file:write(File, "y") end, fun pelton_file:sync/1, fun(File) -> pelton_file:read(File, 1) end,
+     end || Function <- [fun(File) -> pelton_file:write(File, "y") end, fun pelton_file:sync/1, fun(File) -> pelton_file:read(File, 1) end,
                          fun(File) -> pelton_file:pread(File, 0, 1) end]],
     Last = Full(1),
     ok = pelton_file:write(Last, "x"),
@@ -701,9 +701,9 @@ in_process(Fun) ->
 
 waits(Pid) -> process_info(Pid, status) =:= {status, waiting}.
 
-eventually(Is) -> eventually(Is, 600).
+eventually(Is) -> eventually(Is, 6000).
 eventually(Is, 0) -> ?assert(Is());
-eventually(Is, Times) -> Is() orelse begin timer:sleep(50), eventually(Is, Times - 1) end.
+eventually(Is, Times) -> Is() orelse begin timer:sleep(5), eventually(Is, Times - 1) end.
 
 descriptors() ->
     {ok, Names} = file:list_dir("/proc/self/fd"),

@@ -176,13 +176,13 @@ held_messages_do_not_change(Place) ->
         {error, _} -> ok
     end,
     ?assertEqual(Sent, binary:copy(Held)),
-    opened_when_let_go_of(Name, 600).
+    opened_when_let_go_of(Name, 6000).
 
 opened_when_let_go_of(Name, Left) ->
     erlang:garbage_collect(),
     case pelton:open(receiver, Name, [{timeout, 0}]) of
         {ok, _} -> ok;
-        {error, {role_taken, _}} when Left > 0 -> timer:sleep(50), opened_when_let_go_of(Name, Left - 1)
+        {error, {role_taken, _}} when Left > 0 -> timer:sleep(5), opened_when_let_go_of(Name, Left - 1)
     end.
 
 %% What is read is told before all that waits to be received is. Ten times is for a test that is kept from running.

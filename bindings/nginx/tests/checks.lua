@@ -32,6 +32,17 @@ local function of_bytes(size, seed)
     return "#" .. text:rep(math.ceil(size / 64)):sub(1, math.max(size - 1, 0))
 end
 
+-- Within a minute.
+local function until_true(is, what)
+    for _ = 1, 6000 do
+        if is() then
+            return
+        end
+        ngx.sleep(0.01)
+    end
+    error("not within a minute: " .. what, 2)
+end
+
 -- The slots of calls that are over come back at the end of the turn at the latest.
 local function nothing_is_left()
     local info = svc:info()
@@ -206,13 +217,7 @@ end
 function checks.a_stalled_service_is_told_of_the_cancel()
     local before = tonumber(svc:call("cancelled"))
     svc:call("stall", {timeout = 0.01})
-    for _ = 1, 2000 do
-        if tonumber(svc:call("cancelled")) > before then
-            return
-        end
-        ngx.sleep(0.01)
-    end
-    error("the service was never told of the cancel")
+    until_true(function() return tonumber(svc:call("cancelled")) > before end, "the service has the cancel")
 end
 
 function checks.a_coroutine_that_is_killed_leaves_nothing()
@@ -220,7 +225,8 @@ function checks.a_coroutine_that_is_killed_leaves_nothing()
     same(before, 0)
     for _ = 1, 10 do
         local thread = ngx.thread.spawn(function() svc:call("stall") end)
-        ngx.sleep(0.001)
+        -- A service takes calls in order: the one that stalls is taken when this one is answered.
+        same(svc:call("behind it"), "behind it")
         ngx.thread.kill(thread)
         same(svc:call("beside it"), "beside it")
     end
@@ -446,7 +452,8 @@ function checks.who_waits_is_served_in_order()
         threads[i] = ngx.thread.spawn(client.notify, client, "o" .. string.char(64 + i) .. ("x"):rep(100000))
     end
     same(select(2, ngx.thread.wait(threads[1])), true)
-    ngx.sleep(0.01)
+    -- The service has the first, and the lane the second.
+    until_true(function() return client:info().waiting == 10 end, "ten wait for room")
     io.open(other:sub(6) .. ".go", "w"):close()
     for i = 2, 12 do
         same(select(2, ngx.thread.wait(threads[i])), true)
@@ -504,20 +511,10 @@ function checks.a_stream_is_of_its_request()
     ngx.timer.at(0, function()
         stream = svc:stream("begin")
         same(stream(), "begun")
-        for _ = 1, 6000 do
-            if is_waiting then
-                break
-            end
-            ngx.sleep(0.01)
-        end
+        until_true(function() return is_waiting end, "the other timer waits")
     end)
     ngx.timer.at(0, function()
-        for _ = 1, 6000 do
-            if stream and stream.ticket and not stream.is_busy then
-                break
-            end
-            ngx.sleep(0.01)
-        end
+        until_true(function() return stream and stream.ticket and not stream.is_busy end, "the stream has begun")
         is_waiting = true
         found = {stream()}
     end)
@@ -561,13 +558,7 @@ function checks.parts_of_all_calls_are_bounded()
         same(part and #part or err, part and 3000 or "too large")
         refused = refused + (err and 1 or 0)
     end
-    for _ = 1, 6000 do
-        if small:info().in_flight == 0 then
-            break
-        end
-        ngx.sleep(0.01)
-    end
-    same(small:info().in_flight, 0)
+    until_true(function() return small:info().in_flight == 0 end, "no call is in flight")
     same(small:info().bytes <= 1600000, true, "bytes in memory: " .. tostring(small:info().bytes))
     for i = 1, 40 do
         local word
@@ -586,13 +577,7 @@ end
 -- ---- Files ------------------------------------------------------------------------------------------------------------------------
 
 local function no_file_is_left()
-    for _ = 1, 6000 do
-        if file.in_flight() == 0 then
-            return
-        end
-        ngx.sleep(0.01)
-    end
-    same(file.in_flight(), 0, "operations on files")
+    until_true(function() return file.in_flight() == 0 end, "no operation on a file is in flight")
 end
 
 function checks.files_are_written_and_read()
@@ -687,6 +672,22 @@ function checks.thousands_of_coroutines_have_files()
     no_file_is_left()
 end
 
+ffi.cdef [[
+int open(const char *path, int flags, ...);
+int close(int fd);
+int ioctl(int fd, unsigned long request, ...);
+]]
+local O_NONBLOCK, FIONREAD = 2048, 0x541B
+
+-- How many bytes wait in a FIFO.
+local function unread(path)
+    local fd, bytes = ffi.C.open(path, O_NONBLOCK), ffi.new("int[1]")
+    local code = ffi.C.ioctl(fd, FIONREAD, bytes)
+    ffi.C.close(fd)
+    same(code, 0, "ioctl of the FIFO")
+    return bytes[0]
+end
+
 -- Nobody else waits for what never comes.
 function checks.a_fifo_keeps_only_its_own_waiting()
     local path = directory .. "fifo"
@@ -718,7 +719,7 @@ function checks.a_fifo_keeps_only_its_own_waiting()
     w = assert(file.open(path, "w"))
     for i = 1, 3 do
         same(w:pwrite(nil, "part " .. i), true)
-        ngx.sleep(0.001)
+        until_true(function() return unread(path) == 0 end, "part " .. i .. " is read")
     end
     w:close()
     same(select(2, ngx.thread.wait(all)), "part 1part 2part 3")
@@ -860,12 +861,7 @@ function checks.timers()
     ngx.timer.at(0, function()
         done = svc:call("from a timer")
     end)
-    for _ = 1, 2000 do
-        if done then
-            break
-        end
-        ngx.sleep(0.01)
-    end
+    until_true(function() return done end, "the timer's call is answered")
     same(done, "from a timer")
 end
 

@@ -421,10 +421,17 @@ impl Calling<'_> {
     /// Waits until there is something to do: an answer, or input that there is room for.
     fn wait(&mut self) -> Result<(), Failure> {
         let wants_input = !self.input.ended && self.input.held.is_none() && self.waiting_bytes < WAITING_BYTES;
+        let stdin = std::io::stdin();
+        // Without a call in flight the end of the service is no failure if the input has ended too.
+        if wants_input && self.places.is_empty() {
+            let [readable] = self.signals.poll([(stdin.as_fd(), PollFlags::IN)], Some(Duration::ZERO))?;
+            if readable {
+                return self.read_input();
+            }
+        }
         if !self.client.arm()? {
             return Ok(());
         }
-        let stdin = std::io::stdin();
         let input = if wants_input { PollFlags::IN } else { PollFlags::empty() };
         // no events asked for of the output: only an error, or that nobody reads any more
         let own = [(self.client.as_fd(), PollFlags::IN), (self.output.as_fd(), PollFlags::empty())];
@@ -435,12 +442,15 @@ impl Calling<'_> {
         if ready[1] {
             return Err(Failure::OutputClosed);
         }
-        if ready.get(2) == Some(&true) {
-            match rustix::io::read(&stdin, self.input.splitter.space()) {
-                Ok(bytes) => self.input.splitter.filled(bytes),
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
-                Err(error) => return Err(Failure::system("standard input", error)),
-            }
+        if ready.get(2) == Some(&true) { self.read_input() } else { Ok(()) }
+    }
+
+    /// Reads what standard input has, once it is readable.
+    fn read_input(&mut self) -> Result<(), Failure> {
+        match rustix::io::read(std::io::stdin(), self.input.splitter.space()) {
+            Ok(bytes) => self.input.splitter.filled(bytes),
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+            Err(error) => return Err(Failure::system("standard input", error)),
         }
         Ok(())
     }

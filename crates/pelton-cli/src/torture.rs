@@ -9,6 +9,7 @@
 
 mod crowd;
 mod crowd_side;
+mod holdings;
 mod host;
 mod journal;
 mod ledger;
@@ -20,6 +21,7 @@ pub mod side;
 
 use crate::{failure::Failure, inspect, progress, signals::Signals};
 use clap::Args;
+use holdings::{Holdings, grown};
 use indicatif::ProgressBar;
 use journal::{DONE, FAILED, Word};
 use ledger::{Fault, Kind, Ledger, Notes};
@@ -427,27 +429,12 @@ fn prints(sides: &[&Side]) -> Vec<Vec<u64>> {
     sides.iter().map(|side| side.journal.fingerprint()).collect()
 }
 
-/// Descriptors and mappings of a survivor after each death it lived through: growth is when the least of the last quarter is more
-/// than the most of the first, so that what comes and goes does not count.
-fn grown(holdings: &[(usize, usize)]) -> Option<Fault> {
-    let quarter = holdings.len() / 4;
-    if quarter < 2 {
-        return None;
-    }
-    let (first, last) = (&holdings[..quarter], &holdings[holdings.len() - quarter..]);
-    let grows = |of: fn(&(usize, usize)) -> usize| first.iter().map(of).max() < last.iter().map(of).min();
-    (grows(|held| held.0) || grows(|held| held.1)).then(|| {
-        let text = format!("descriptors and mappings of a survivor: at first {first:?}, at last {last:?}");
-        Fault::new(Kind::Grown, 1, text)
-    })
-}
-
 /// One scenario on its way.
 struct Run<'a> {
     storm: &'a mut Storm,
     scenario: &'a Scenario,
     ledger: Ledger,
-    holdings: Vec<(usize, usize)>,
+    holdings: Vec<Holdings>,
     /// Sides started so far.
     started: u64,
 }
@@ -669,19 +656,5 @@ impl Run<'_> {
         }
         self.ledger.closed();
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn growth_is_what_stays() {
-        let steady = [(9, 20), (12, 20), (9, 21), (9, 20), (12, 20), (9, 20), (9, 20), (11, 20)];
-        assert_eq!(grown(&steady), None);
-        let descriptors: Vec<_> = (0..8).map(|death| (9 + death, 20)).collect();
-        let mappings: Vec<_> = (0..8).map(|death| (9, 20 + death)).collect();
-        assert!(grown(&descriptors).is_some() && grown(&mappings).is_some());
     }
 }

@@ -61,7 +61,7 @@ fn child() {
 fn alone(role: Role) {
     let child = Child::start(role);
     child.expect("well");
-    child.wait_well();
+    child.wait_for_success();
 }
 
 fn rounds(usual: u64) -> u64 {
@@ -78,7 +78,7 @@ fn name_of(role: &Role) -> String {
 }
 
 fn role_at(role: &str, place: &Place) -> Role {
-    Role::new(role).with("at", place.path().display())
+    Role::new(child, role).with("at", place.path().display())
 }
 
 fn small() -> Options {
@@ -94,7 +94,7 @@ fn small_path() -> Options {
 fn one_message(role: &Role) {
     let (name, path) = (name_of(role), path_of(role));
     let listener = (role.get("how") == "listen").then(|| small().listen(&name).unwrap());
-    say("there");
+    report("there");
     loop {
         // Whoever starves gives up now and then in the middle: what that looks like from here is not to be judged.
         if role.get("end") == "receiver" {
@@ -121,29 +121,21 @@ fn one_message(role: &Role) {
 
 // One processor.
 
-fn on_one_processor() {
-    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-    let allowed = sched_getaffinity(None).unwrap();
-    let mut one = CpuSet::new();
-    one.set((0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap());
-    sched_setaffinity(None, &one).unwrap();
-}
-
 /// One end of a stream, on a processor that both ends have.
 fn stream(role: &Role) {
-    on_one_processor();
+    kernel::pin(0);
     let (how, count, sizes) = (How::parse(role.get("how")), role.number("count").unwrap(), Sizes::Every(3000));
     if role.get("end") == "sender" {
         let mut sender = sender(role);
         send_all(&mut sender, 0..count, sizes, how).unwrap();
         assert!(sender.drain_until(deadline()).unwrap());
-        say("well");
+        report("well");
     } else {
         let mut receiver = receiver(role);
         let (number, end) = receive_all(&mut receiver, 0, count, sizes, how);
         assert!(end.is_none() && number == count, "{number}: {end:?}");
         assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
-        say("well");
+        report("well");
     }
 }
 
@@ -153,7 +145,8 @@ fn on_one_processor_streams_that_fill_and_empty_the_lane_get_through_however_the
         for how in [How::Block, How::Spin, How::Epoll, How::Try] {
             let place = Place::new("on one processor streams that fill and empty the lane get through");
             let name = if by_path { place.path_name() } else { place.name() };
-            let role = Role::new("stream").with("name", name).with("capacity", SMALL).with("how", format!("{how:?}"));
+            let role =
+                Role::new(child, "stream").with("name", name).with("capacity", SMALL).with("how", format!("{how:?}"));
             let role = role.with("count", rounds(2000));
             let receiver = Child::start(role.clone().with("end", "receiver").with("listen", "yes"));
             receiver.expect("listening");
@@ -166,7 +159,7 @@ fn on_one_processor_streams_that_fill_and_empty_the_lane_get_through_however_the
 
 /// One channel there and one back, a message at a time.
 fn round_trips(role: &Role) {
-    on_one_processor();
+    kernel::pin(0);
     let (how, count, sizes) = (How::parse(role.get("how")), role.number("count").unwrap(), Sizes::Every(3000));
     let back = role.clone().with("name", format!("{}-back", role.get("name")));
     let asks = role.get("end") == "sender";
@@ -199,14 +192,14 @@ fn on_one_processor_round_trips_come_back_however_they_wait() {
         for how in [How::Block, How::Epoll] {
             let place = Place::new("on one processor round trips come back however they wait");
             let name = if by_path { place.path_name() } else { place.name() };
-            let role = Role::new("round trips").with("name", name).with("how", format!("{how:?}"));
+            let role = Role::new(child, "round trips").with("name", name).with("how", format!("{how:?}"));
             let role = role.with("count", rounds(1000)).with("listen", "yes");
             let answers = Child::start(role.clone().with("end", "receiver"));
             answers.expect("listening");
             let asks = Child::start(role.with("end", "sender").with("listen", ""));
             answers.expect("listening");
-            asks.wait_well();
-            answers.wait_well();
+            asks.wait_for_success();
+            answers.wait_for_success();
         }
     }
 }
@@ -251,7 +244,7 @@ fn contained(_: &Role) {
     no_space(Options::new().create_sender(shm.join("another")));
     sender.trim().unwrap();
     drop(Options::new().create_sender(shm.join("another")).unwrap());
-    say("well");
+    report("well");
 }
 
 #[test]
@@ -266,18 +259,11 @@ fn in_a_container_with_64_mib_and_a_root_that_cannot_be_written_channels_work() 
         eprintln!("SKIPPED: no permission to make namespaces");
         return;
     };
-    let child = Child::start_as(role_at("contained", &place), |command| {
-        let script = "mount -t tmpfs -o size=64m tmpfs /dev/shm && mount -o remount,bind,ro / && exec \"$0\" \"$@\"";
-        let mut unshare = Command::new("unshare");
-        unshare.args(arguments).args(["sh", "-c", script]).arg(command.get_program()).args(command.get_args());
-        for (key, value) in command.get_envs() {
-            unshare.env(key, value.unwrap());
-        }
-        unshare.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
-        *command = unshare;
-    });
+    let script = "mount -t tmpfs -o size=64m tmpfs /dev/shm && mount -o remount,bind,ro / && exec \"$0\" \"$@\"";
+    let wrapper = [&["unshare"], arguments, &["sh", "-c", script]].concat();
+    let child = Child::start_by(role_at("contained", &place), &wrapper);
     child.expect("well");
-    child.wait_well();
+    child.wait_for_success();
 }
 
 // Again and again.
@@ -315,7 +301,7 @@ fn cycles(role: &Role) {
             drop((receiver, sender));
         }
         if number.is_multiple_of(500) {
-            say("goes on");
+            report("goes on");
             // SAFETY: no pointers. A hang is a hang of so many, not of all.
             unsafe { libc::alarm(DEADLINE.as_secs() as u32) };
         }
@@ -327,7 +313,7 @@ fn cycles(role: &Role) {
     assert_eq!((after.0, mapped(root)), (before.0, 0), "descriptors, and mappings of lanes");
     // The allocator may take a mapping or give one back.
     assert!(after.1 <= before.1 + 3, "mappings: {} before, {} after", before.1, after.1);
-    say("well");
+    report("well");
 }
 
 #[test]
@@ -337,7 +323,7 @@ fn channels_opened_and_closed_again_and_again_leave_no_descriptor_and_no_mapping
         let role = role_at("cycles", &place).with("how", how).with("count", rounds(count));
         let child = Child::start(role);
         while child.line() == "goes on" {}
-        child.wait_well();
+        child.wait_for_success();
         let left = if how == "path" { 10 } else { 0 };
         assert_eq!(all_below(place.path()).len(), left);
     }

@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 use support::{Sizes, check, deadline, descriptors, payload, readable};
 use victim::*;
 
-/// Long enough for whoever wrongly believes in a death to say so, short enough to wait for at each step.
+/// How long a victim stays stopped: long enough for a survivor that wrongly believes in a death to report it, short enough for each step.
 const MOMENT: Duration = Duration::from_millis(4);
 
 /// Of the steps at which a victim is stopped: every so manieth.

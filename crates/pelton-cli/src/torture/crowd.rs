@@ -8,7 +8,7 @@
 use super::{
     DONE, Host, Side, Stop, Storm, Word,
     crowd_side::{Board, Job, Of, Part, SENDERS_MAX, numbered, told_by},
-    grown,
+    holdings::{Holdings, grown},
     ledger::{Fault, Kind, Notes},
     message::{Dice, HEADER_BYTES, Sizes, check, mix},
     side::{By, Plan, Role, Waits},
@@ -242,7 +242,7 @@ pub struct Run<'a> {
     book: Book,
     accounts: Vec<Account>,
     pub faults: Vec<Fault>,
-    holdings: Vec<(usize, usize)>,
+    holdings: Vec<Holdings>,
     /// Processes started so far.
     started: u64,
     /// The number of the next sender.

@@ -2,8 +2,9 @@
 
 use super::{
     PATIENCE_AGAINST,
+    holdings::Holdings,
     journal::{Journal, READY, Word},
-    side::{self, By, Plan, Role},
+    side::{By, Plan},
 };
 use crate::failure::Failure;
 use rustix::{
@@ -77,14 +78,8 @@ impl Side {
         )
     }
 
-    /// Open descriptors, and mappings of files and shared memory. Not those that a sender keeps to send again, as many as there
-    /// are messages: it looks itself that none is left when they are released.
-    pub fn holdings(&self) -> (usize, usize) {
-        let open = fs::read_dir(format!("/proc/{}/fd", self.pid.as_raw_nonzero())).into_iter().flatten().flatten();
-        let is_kept = |path: PathBuf| self.plan.role == Role::Send && path == Path::new(side::ALONG);
-        let count = open.filter(|entry| !fs::read_link(entry.path()).is_ok_and(is_kept)).count();
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid.as_raw_nonzero())).unwrap_or_default();
-        (count, maps.lines().filter(|line| line.contains('/')).count())
+    pub fn holdings(&self) -> Holdings {
+        Holdings::of(self.pid, self.plan.role)
     }
 
     /// Files in the directories for temporary ones that it has open or mapped.

@@ -7,7 +7,7 @@
 //!         why the loop is to look is visible: the flags of a client, that it is to stop or drain
 //!
 //! Everything else that they share is under a lock, or is a flag that says nothing of other memory and is told by [stir]. This file
-//! is also a part of the models, `pelton-lane/tests/calls.rs`, where each edge is weakened once (`./run loom`).
+//! is also a part of the models, `pelton-lane/tests/loom/calls.rs`, where each edge is weakened once (`./run loom`).
 
 use pelton_lane::sync::{AtomicBool, AtomicU64, Edge};
 use std::sync::atomic::Ordering::Relaxed;

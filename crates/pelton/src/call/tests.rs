@@ -4,6 +4,7 @@ use super::frame::{By, Header, Kind};
 use super::{CallId, Client, Loss, Outcome, Service};
 use crate::Options;
 use crate::error::{Error, Result};
+use pelton_testkit::Random;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -247,13 +248,8 @@ fn who_floods_with_what_is_no_answer_does_not_keep_a_loop() {
 
 #[test]
 fn random_headers_are_refused_or_mean_what_they_say() {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut random = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut generator = Random::new(1);
+    let mut random = || generator.word();
     let mut read = 0;
     for _ in 0..200_000 {
         // Mostly near what is well made.

@@ -8,19 +8,17 @@ mod refused;
 
 use super::*;
 use pelton_lane::{ChannelPage, ConsumerPage, WINDOW, fnv1a};
+use pelton_testkit::{DEADLINE, Mounted, eventually, kernel};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsStr;
-use std::io::{ErrorKind, Write as _};
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 const CAPACITY: u64 = 1 << 16;
 const LIMIT: u64 = 1000;
-/// Far above what anything takes on a loaded machine; only a hang reaches it.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn mode(mode: u32) -> Access {
     Access { uids: Vec::new(), mode }
@@ -84,14 +82,6 @@ fn soon<T>(mut claim: impl FnMut() -> Result<T>) -> Result<T> {
     }
 }
 
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
-        std::thread::yield_now();
-    }
-}
-
 #[track_caller]
 fn assert_refused<T: std::fmt::Debug>(result: Result<T>, says: &[&str]) {
     let error = result.expect_err("wanted a refusal");
@@ -102,7 +92,7 @@ fn assert_refused<T: std::fmt::Debug>(result: Result<T>, says: &[&str]) {
 }
 
 fn is_root() -> bool {
-    let root = rustix::process::geteuid().is_root();
+    let root = pelton_testkit::is_root();
     if !root {
         eprintln!("SKIPPED in part: this needs root");
     }
@@ -203,7 +193,7 @@ fn creating_what_is_there_opens_it_whatever_its_sizes() {
     assert_eq!((directory.capacity(), directory.message_bytes_max(), directory.lanes_max()), (CAPACITY, LIMIT, 2));
 }
 
-/// Holds a role's lock, as a dying process does whose life has ended already, for some milliseconds.
+/// A thread holds a role's lock, as a dying process does whose life has ended already, until the claim waits for it.
 #[test]
 fn a_role_whose_holder_is_passing_is_had_once_it_has_passed() {
     let (_root, path) = root();
@@ -211,11 +201,12 @@ fn a_role_whose_holder_is_passing_is_had_once_it_has_passed() {
     for role in ["receiver", "sender"] {
         let other = open(&path).unwrap().unwrap();
         let (held, is_held) = std::sync::mpsc::channel();
+        let claiming = kernel::this_thread();
         let file = if role == "receiver" { RECEIVER.to_owned() } else { of_lane(0, PRODUCER) };
         let passing = std::thread::spawn(move || {
             let lock = other.try_role(&file).unwrap().expect("nobody has it");
             held.send(()).unwrap();
-            std::thread::sleep(Duration::from_millis(20));
+            eventually("the claim sleeps", || kernel::system_call_of(claiming) == Some(libc::SYS_clock_nanosleep));
             drop(lock);
         });
         is_held.recv().unwrap();
@@ -339,8 +330,8 @@ fn a_life_tells_every_watcher_of_its_end() {
     assert!(!watchers.iter().any(|watcher| is_over(watcher, Duration::ZERO)));
     assert!(!epolls.iter().any(|epoll| tells(epoll, Duration::ZERO)));
     drop(receiver);
-    assert!(watchers.iter().all(|watcher| is_over(watcher, PATIENCE)));
-    assert!(epolls.iter().all(|epoll| tells(epoll, PATIENCE)));
+    assert!(watchers.iter().all(|watcher| is_over(watcher, DEADLINE)));
+    assert!(epolls.iter().all(|epoll| tells(epoll, DEADLINE)));
     eventually("nobody is there to watch", || directory.watch_receiver().unwrap().is_none());
     // A successor ends the telling: who has not polled in between learns of it from the page's generation only.
     let _successor = soon(|| directory.claim_receiver()).unwrap();
@@ -474,7 +465,7 @@ fn removing_is_refused_while_a_role_is_had_or_foreign_files_are_there() {
 #[test]
 fn a_full_file_system_is_an_error_and_leaves_nothing() {
     let (root, _) = root();
-    let Some(mounted) = Mounted::new(root.path(), "size=128k") else { return };
+    let Some(mounted) = Mounted::tmpfs(&root.path().join("mounted"), "size=128k") else { return };
     let path = mounted.0.join("ch");
     let make = || Directory::create(&path, &mode(0o700), 1 << 20, LIMIT, 3);
     let error = make().unwrap_err();
@@ -483,7 +474,7 @@ fn a_full_file_system_is_an_error_and_leaves_nothing() {
     assert!(error.to_string().contains(&says), "{error}");
     assert!(files_of(&mounted.0).is_empty());
     // The second lane fits, the third does not; then the others are as they were.
-    mounted.resize("size=640k");
+    mounted.resize("640k");
     let directory = make().unwrap();
     let first = directory.claim_sender().unwrap();
     let second = directory.claim_sender().unwrap();
@@ -493,14 +484,16 @@ fn a_full_file_system_is_an_error_and_leaves_nothing() {
     assert_eq!((files_of(&path), directory.lanes().unwrap()), (before, 2));
     let error = first.data.allocate(WINDOW, 1 << 20).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StorageFull);
-    mounted.resize("size=2m");
+    mounted.resize("2m");
     let third = directory.claim_sender().unwrap();
     assert_eq!((third.number, directory.lanes().unwrap()), (2, 3));
     drop((directory, first, second, third));
     // No names left: each file is one, or its directory.
     let (root, _) = self::root();
     for inodes in 2..11 {
-        let Some(mounted) = Mounted::new(root.path(), &format!("size=2m,nr_inodes={inodes}")) else { return };
+        let Some(mounted) = Mounted::tmpfs(&root.path().join("mounted"), &format!("size=2m,nr_inodes={inodes}")) else {
+            return;
+        };
         let path = mounted.0.join("ch");
         let error = Directory::create(&path, &mode(0o700), 1 << 20, LIMIT, 3).unwrap_err();
         assert!(matches!(error, Error::NoSpace { .. }), "{inodes}: {error:?}");
@@ -508,46 +501,11 @@ fn a_full_file_system_is_an_error_and_leaves_nothing() {
     }
 }
 
-/// A file system of a test's own.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    fn new(root: &Path, options: &str) -> Option<Mounted> {
-        let point = root.join("mounted");
-        let _ = std::fs::create_dir(&point);
-        if is_root() && mount(&["-t", "tmpfs", "-o", options, "tmpfs"], &point) {
-            return Some(Mounted(point));
-        }
-        eprintln!("SKIPPED: no permission to mount a tmpfs");
-        None
-    }
-
-    fn resize(&self, options: &str) {
-        assert!(mount(&["-o", &format!("remount,{options}")], &self.0));
-    }
-}
-
-fn mount(arguments: &[&str], point: &Path) -> bool {
-    Command::new("mount").args(arguments).arg(point).status().is_ok_and(|status| status.success())
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // Lazily: a mapping that a failed test leaves must not leave the mount.
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn a_file_system_that_cannot_allocate_ahead_is_refused_and_nothing_is_left() {
     let (root, _) = root();
     let point = root.path().join("mounted");
-    std::fs::create_dir(&point).unwrap();
-    if !is_root() || !mount(&["-t", "ramfs", "-o", "mode=700", "ramfs"], &point) {
-        eprintln!("SKIPPED: no permission to mount a ramfs");
-        return;
-    }
-    let mounted = Mounted(point);
+    let Some(mounted) = Mounted::by(&point, &["-t", "ramfs", "-o", "mode=700", "ramfs"]) else { return };
     assert_refused(create(&mounted.0.join("ch"), 1), &["cannot allocate space ahead: use tmpfs, ext4 or xfs"]);
     assert!(files_of(&mounted.0).is_empty());
 }

@@ -157,7 +157,7 @@ pub fn few_descriptors(role: &Role) {
         other => panic!("{other}"),
     }
     assert_eq!(descriptors(), before);
-    say("well");
+    report("well");
 }
 
 fn with_few_descriptors(claim: &'static str, how: &str, others: &str) {
@@ -175,7 +175,7 @@ fn with_few_descriptors(claim: &'static str, how: &str, others: &str) {
             let child = Child::start(starving);
             let peer = peer();
             child.expect("well");
-            child.wait_well();
+            child.wait_for_success();
             peer.kill();
         } else {
             let peer = peer();
@@ -256,13 +256,13 @@ pub fn few_descriptors_come(role: &Role) {
         "taken in" => {
             let listener = small().listen(&name).unwrap();
             let mut receiver = listener.accept_receiver().unwrap();
-            say("have");
-            hear();
+            report("have");
+            read_line_from_parent();
             let few = Descriptors::left(4);
             let error = receiver.resume().unwrap_err();
             drop(few);
             assert!(wants_descriptors(&error), "{error:?}");
-            say("tried");
+            report("tried");
             assert!(receiver.resume_until(deadline()).unwrap());
             assert_eq!(receiver.receive().unwrap().take_descriptors().unwrap().len(), 3);
             let error = receiver.receive().unwrap().take_descriptors().unwrap_err();
@@ -271,12 +271,12 @@ pub fn few_descriptors_come(role: &Role) {
         // A lane more, of a receiver that has no room for it.
         "lane" => {
             let mut receiver = small_path().lanes(2).create_receiver(path_of(role)).unwrap();
-            say("have");
+            report("have");
             assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"the first lane's");
             // It watches the first lane's sender by now, which takes a descriptor.
             assert!(receiver.resume_until(deadline()).unwrap());
-            say("received");
-            hear();
+            report("received");
+            read_line_from_parent();
             let before = descriptors();
             let mut errors = 0;
             let found = (0..100).find(|count| {
@@ -302,8 +302,8 @@ pub fn few_descriptors_come(role: &Role) {
             }
             // A bell, a life and a page.
             assert_eq!(descriptors(), before + 3);
-            say(format!("left {left}"));
-            hear();
+            report(format!("left {left}"));
+            read_line_from_parent();
         }
         // Its peer is killed; others come after it.
         "survivor" => {
@@ -313,7 +313,7 @@ pub fn few_descriptors_come(role: &Role) {
             if role.get("end") == "sender" {
                 let mut sender = listener.accept_sender().unwrap();
                 let before = descriptors();
-                say("have");
+                report("have");
                 let send = |sender: &mut Sender| sender.send(b"one").and_then(|()| sender.drain());
                 while send(&mut sender).inspect_err(|error| assert!(is_end(error), "{error}")).is_ok() {}
                 assert!(with_each_number("a sender's successor", || sender.resume_until(deadline())));
@@ -324,7 +324,7 @@ pub fn few_descriptors_come(role: &Role) {
             } else {
                 let mut receiver = listener.accept_receiver().unwrap();
                 let before = descriptors();
-                say("have");
+                report("have");
                 let receive = |receiver: &mut Receiver| {
                     let received = receiver.receive().map(drop);
                     received.inspect_err(|error| assert!(is_end(error), "{error}")).is_ok()
@@ -339,7 +339,7 @@ pub fn few_descriptors_come(role: &Role) {
         }
         other => panic!("{other}"),
     }
-    say("well");
+    report("well");
 }
 
 /// Whether there was a message.
@@ -357,7 +357,7 @@ fn descriptors_for_which_a_receiver_has_no_room_are_told_to_be_lost_and_the_next
         sender.send_with_descriptors(b"three", &[null.as_fd(); 3]).unwrap();
     }
     child.expect("well");
-    child.wait_well();
+    child.wait_for_success();
 }
 
 pub fn place_name(place: &Place) -> String {
@@ -375,14 +375,14 @@ fn a_survivor_that_cannot_take_in_all_descriptors_says_which_are_lost() {
         sender.send_with_descriptors(b"three", &[null.as_fd(); 3]).unwrap();
     }
     drop(sender);
-    child.tell("gone");
+    child.write_line("gone");
     // It fails, and is told that the other has no descriptors.
     let refused = small().connect_sender(&place_name(&place)).map(|_| ());
     assert!(!matches!(refused, Err(Error::Corrupt(_))), "{refused:?}");
     child.expect("tried");
     let _sender = refused.err().map(|_| small().connect_sender(&place_name(&place)).unwrap());
     child.expect("well");
-    child.wait_well();
+    child.wait_for_success();
 }
 
 #[test]
@@ -399,7 +399,7 @@ fn a_receiver_without_descriptors_for_a_new_lane_says_so_and_loses_nothing() {
     for _ in 0..5 {
         second.send(b"the second lane's").unwrap();
     }
-    child.tell("go");
+    child.write_line("go");
     // It looks all the time who is there, until everything is released.
     while second.unreleased() > 0 {
         second.arm(8).unwrap();
@@ -428,6 +428,6 @@ fn a_survivor_without_descriptors_is_told_so_and_keeps_its_lane() {
         let _next = peer();
         first.kill();
         child.expect("well");
-        child.wait_well();
+        child.wait_for_success();
     }
 }

@@ -45,7 +45,7 @@ pub fn small_files(role: &Role) {
     limit(before.current);
     drop([options().open_sender(&path).unwrap(), options().open_sender(&path).unwrap()]);
     inspect::remove(&path).unwrap();
-    say("well");
+    report("well");
 }
 
 #[test]
@@ -54,40 +54,33 @@ fn a_limit_of_file_sizes_is_an_error_and_no_signal() {
     alone(role_at("small files", &place));
 }
 
-impl Mounted {
-    /// Eight MiB, of ext4.
-    pub fn disk(place: &Place) -> Option<Mounted> {
-        let (point, image) = (place.path().join("mounted"), place.path().join("image"));
-        std::fs::create_dir(&point).unwrap();
-        std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
-        let made = Command::new("mkfs.ext4").args(["-q", "-O", "^has_journal", "-m", "0"]).arg(&image).status();
-        let made = made.is_ok_and(|status| status.success());
-        let mounted = made.then(|| Mounted::by(&point, &["-o", "loop", image.to_str().unwrap()])).flatten();
-        if mounted.is_none() {
-            eprintln!("SKIPPED: no permission, or no means, to mount an ext4");
-        }
-        mounted
+/// Eight MiB, of ext4.
+fn disk(place: &Place) -> Option<Mounted> {
+    let (point, image) = (place.path().join("mounted"), place.path().join("image"));
+    std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+    let made = Command::new("mkfs.ext4").args(["-q", "-O", "^has_journal", "-m", "0"]).arg(&image).status();
+    let made = made.is_ok_and(|status| status.success());
+    let mounted = made.then(|| Mounted::by(&point, &["-o", "loop", image.to_str().unwrap()])).flatten();
+    if mounted.is_none() {
+        eprintln!("SKIPPED: no permission, or no means, to mount an ext4");
     }
+    mounted
+}
 
-    /// Takes all the space that there is.
-    pub fn fill(&self) -> PathBuf {
-        use std::io::Write as _;
-        let filler = self.0.join("filler");
-        let mut file = std::fs::File::create(&filler).unwrap();
-        while file.write_all(&[1; 4096]).is_ok() {}
-        file.sync_all().unwrap();
-        filler
-    }
+/// Takes all the space of a file system.
+fn fill(mounted: &Mounted) -> PathBuf {
+    use std::io::Write as _;
+    let filler = mounted.0.join("filler");
+    let mut file = std::fs::File::create(&filler).unwrap();
+    while file.write_all(&[1; 4096]).is_ok() {}
+    file.sync_all().unwrap();
+    filler
+}
 
-    /// Gives it back, which the system does in its own time.
-    fn make_room(&self, filler: &Path) {
-        std::fs::remove_file(filler).unwrap();
-        let until = deadline();
-        while rustix::fs::statvfs(&self.0).unwrap().f_bavail < 1000 {
-            assert!(Instant::now() < until, "the disk stays full");
-            std::thread::yield_now();
-        }
-    }
+/// Gives it back, which the system does in its own time.
+fn make_room(mounted: &Mounted, filler: &Path) {
+    std::fs::remove_file(filler).unwrap();
+    eventually("the disk has room again", || rustix::fs::statvfs(&mounted.0).unwrap().f_bavail >= 1000);
 }
 
 #[track_caller]
@@ -183,7 +176,7 @@ fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
 #[test]
 fn recovery_on_a_full_disk_is_an_error_and_works_with_more() {
     let place = Place::new("recovery on a full disk is an error, and works with more");
-    let Some(mounted) = Mounted::disk(&place) else { return };
+    let Some(mounted) = disk(&place) else { return };
     let path = mounted.0.join("channel");
     let mut sender = small_path().create_sender(&path).unwrap();
     (0..10u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
@@ -193,9 +186,9 @@ fn recovery_on_a_full_disk_is_an_error_and_works_with_more() {
     let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&data, flags, 0, SMALL).unwrap();
     data.sync_all().unwrap();
-    let filler = mounted.fill();
+    let filler = fill(&mounted);
     no_space(inspect::recover(&path, false));
-    mounted.make_room(&filler);
+    make_room(&mounted, &filler);
     let done = inspect::recover(&path, false).unwrap();
     assert_eq!((done[0].kept, done[0].dropped), (0, 10));
     let mut sender = small_path().open_sender(&path).unwrap();
@@ -207,13 +200,13 @@ fn recovery_on_a_full_disk_is_an_error_and_works_with_more() {
 #[test]
 fn a_full_disk_is_an_error_at_creation_growth_and_sync_and_loses_nothing() {
     let place = Place::new("a full disk is an error at creation, growth and sync, and loses nothing");
-    let Some(mounted) = Mounted::disk(&place) else { return };
+    let Some(mounted) = disk(&place) else { return };
     let path = mounted.0.join("channel");
     let options = || Options::new().capacity(64 << 20).lanes(2);
     let before = all_below(&mounted.0);
-    let filler = mounted.fill();
+    let filler = fill(&mounted);
     no_space(options().create_sender(&path));
-    mounted.make_room(&filler);
+    make_room(&mounted, &filler);
     assert_eq!(all_below(&mounted.0), before);
     let mut sender = options().create_sender(&path).unwrap();
     let mut receiver = options().open_receiver(&path).unwrap();
@@ -228,7 +221,7 @@ fn a_full_disk_is_an_error_at_creation_growth_and_sync_and_loses_nothing() {
         if round == 2 {
             // Given back, and taken by somebody else: what is to be written is allocated again, or refused.
             sender.trim().unwrap();
-            mounted.fill();
+            fill(&mounted);
         }
     }
 }
@@ -268,7 +261,7 @@ pub fn over_quota(role: &Role) {
     assert!(send_until_full(&mut sender, &mut sent).is_none());
     receive_what_is_there(&mut receiver, &mut received);
     assert_eq!(sent, received);
-    say("well");
+    report("well");
 }
 
 #[test]

@@ -79,7 +79,7 @@ pub fn little_address_space(role: &Role) {
         }
     }
     assert_eq!(mapped(root), 0);
-    say("well");
+    report("well");
 }
 
 /// What wants no more than a page.
@@ -112,7 +112,7 @@ pub fn nothing_locked(role: &Role) {
     all_of_it(Path::new(role.get("at"))).into_iter().for_each(|(part, done)| {
         done.unwrap_or_else(|error| panic!("{part}: {error}"));
     });
-    say("well");
+    report("well");
 }
 
 #[test]

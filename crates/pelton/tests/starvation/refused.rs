@@ -175,34 +175,13 @@ const REFUSED: &[Refused] = &{
 
 /// Has the kernel refuse a call to this thread, and those that it makes, from now on.
 pub fn refuse(refused: &Refused, errno: i32) {
-    const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
-        libc::sock_filter { code: code as u16, jt, jf, k }
-    }
-    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let answer = op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32);
-    let allow = op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW);
-    let mut program = match refused.flags {
-        None => vec![op(load, 0, 0, 0), op(equals, 0, 1, refused.call as u32), answer, allow],
-        // The number is the first word, the arguments begin at byte 16. A number is compared, flags are looked for.
-        Some((argument, bits)) => {
-            let any = bits.is_power_of_two() && refused.call == libc::SYS_memfd_create;
-            let test = if any { libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K } else { equals };
-            vec![
-                op(load, 0, 0, 0),
-                op(equals, 0, 3, refused.call as u32),
-                op(load, 0, 0, 16 + 8 * argument),
-                op(test, 0, 1, bits),
-                answer,
-                allow,
-            ]
+    match refused.flags {
+        None => seccomp::refuse(refused.call, errno),
+        // Flags are looked for, a number is compared.
+        Some((argument, flag)) if refused.call == libc::SYS_memfd_create => {
+            seccomp::refuse_flags(refused.call, argument, flag, errno);
         }
-    };
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the program lives across the calls, which copy it.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter), 0);
+        Some((argument, number)) => seccomp::refuse_where(refused.call, argument, number, errno),
     }
 }
 
@@ -211,13 +190,13 @@ pub fn refused_calls(role: &Role) {
     refuse(refused, role.number("errno").unwrap() as i32);
     for (part, done) in all_of_it(Path::new(role.get("at"))) {
         let works = refused.works.contains(&part);
-        say(format!("{part}: {}", done.as_ref().err().map_or("well".to_owned(), |error| error.to_string())));
+        report(format!("{part}: {}", done.as_ref().err().map_or("well".to_owned(), |error| error.to_string())));
         match done {
             Ok(()) => assert!(works, "{part} works without {}", refused.name),
             Err(error) => assert!(!works, "{part} does not work without {}: {error:?}", refused.name),
         }
     }
-    say("end");
+    report("end");
 }
 
 #[test]
@@ -236,7 +215,7 @@ fn each_call_that_the_system_refuses_is_done_without_or_an_error() {
                     println!("{} ({errno}): {line}", refused.name);
                 }
             }
-            child.wait_well();
+            child.wait_for_success();
         }
     }
 }

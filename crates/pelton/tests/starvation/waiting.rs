@@ -72,7 +72,7 @@ pub fn full_bells(role: &Role) {
         assert!(receiver.receive_until(until).unwrap().is_none());
         assert!(Instant::now() >= until);
     });
-    say("well");
+    report("well");
 }
 
 #[test]
@@ -143,7 +143,7 @@ pub fn interrupted(role: &Role) {
                 in_vain("opening", early, |done| matches!(done, Err(Error::NoChannel { .. })));
                 let early = |until| small_path().connect_deadline(until).create_receiver(&path).map(|_| ());
                 in_vain("waiting for a sender", early, |done| matches!(done, Err(Error::TimedOut(_))));
-                say("listening");
+                report("listening");
                 small().create_receiver(&path).unwrap()
             }
             false => {
@@ -152,15 +152,15 @@ pub fn interrupted(role: &Role) {
                 in_vain("accepting a sender", accept, |done| matches!(done, Ok(true)));
                 let accept = |until| listener.accept_sender_until(until).map(|found| found.is_none());
                 in_vain("accepting a receiver", accept, |done| matches!(done, Ok(true)));
-                say("listening");
+                report("listening");
                 listener.accept_receiver_until(deadline()).unwrap().unwrap()
             }
         };
-        say("open");
+        report("open");
         let mut buffer = Vec::new();
         in_vain("receiving", |until| receiver.receive_until(until).map(drop_some), |done| matches!(done, Ok(false)));
         in_vain("copying", |until| receiver.receive_into_until(&mut buffer, until), |done| matches!(done, Ok(None)));
-        say("waited");
+        report("waited");
         for number in 0..count {
             match number % 4 {
                 0 => assert_eq!(*receiver.receive().unwrap(), message(number)),
@@ -177,16 +177,16 @@ pub fn interrupted(role: &Role) {
                 assert_eq!(receiver.receive().unwrap().take_descriptors().unwrap().len(), 2);
             }
         }
-        say("received");
+        report("received");
         // Nobody reads until the other's waits for room are over.
-        hear();
+        read_line_from_parent();
         while !matches!(&*receiver.receive().unwrap(), b"the last") {}
         assert!(receiver.receive().unwrap_err().is_peer_died());
         in_vain("resuming", |until| receiver.resume_until(until), |done| matches!(done, Ok(false)));
-        say("resuming");
+        report("resuming");
         assert!(receiver.resume_until(deadline()).unwrap());
         assert_eq!(&*receiver.receive().unwrap(), b"of a successor");
-        say("well");
+        report("well");
     } else {
         let mut sender = match by_path {
             true => small().create_sender(&path).unwrap(),
@@ -194,8 +194,8 @@ pub fn interrupted(role: &Role) {
                 if role.get("succeeds") != "yes" {
                     let early = |until| small().connect_deadline(until).connect_sender(&name).map(|_| ());
                     in_vain("connecting", early, |done| matches!(done, Err(Error::TimedOut(_))));
-                    say("early");
-                    hear();
+                    report("early");
+                    read_line_from_parent();
                 }
                 small().connect_sender(&name).unwrap()
             }
@@ -205,8 +205,8 @@ pub fn interrupted(role: &Role) {
             let _ = sender.drain();
             return;
         }
-        say("open");
-        hear();
+        report("open");
+        read_line_from_parent();
         for number in 0..count {
             match number % 3 {
                 0 => sender.send(&message(number)).unwrap(),
@@ -225,7 +225,7 @@ pub fn interrupted(role: &Role) {
             }
         }
         sender.drain().unwrap();
-        hear();
+        read_line_from_parent();
         while sender.try_send(&message(0)).unwrap() == Sent::Sent {}
         let full = message(0);
         in_vain("sending", |until| sender.send_until(&full, until), |done| matches!(done, Ok(Sent::TimedOut)));
@@ -236,11 +236,11 @@ pub fn interrupted(role: &Role) {
             in_vain("sending descriptors", send, |done| matches!(done, Ok(Sent::TimedOut)));
         }
         in_vain("draining", |until| sender.drain_until(until), |done| matches!(done, Ok(false)));
-        say("waited");
+        report("waited");
         sender.send(b"the last").unwrap();
         sender.drain().unwrap();
-        say("sent");
-        hear();
+        report("sent");
+        read_line_from_parent();
     }
 }
 
@@ -255,7 +255,7 @@ fn a_signal_each_millisecond_at_both_ends_ends_no_wait_and_loses_nothing() {
             sender.expect("early");
             receiver = Child::start(role("receiver"));
             receiver.expect("listening");
-            sender.tell("go");
+            sender.write_line("go");
         } else {
             receiver = Child::start(role("receiver"));
             receiver.expect("listening");
@@ -264,17 +264,17 @@ fn a_signal_each_millisecond_at_both_ends_ends_no_wait_and_loses_nothing() {
         sender.expect("open");
         receiver.expect("open");
         receiver.expect("waited");
-        sender.tell("go");
+        sender.write_line("go");
         receiver.expect("received");
-        sender.tell("go");
+        sender.write_line("go");
         sender.expect("waited");
-        receiver.tell("go");
+        receiver.write_line("go");
         sender.expect("sent");
         sender.kill();
         receiver.expect("resuming");
         let successor = Child::start(role("sender").with("succeeds", "yes"));
         receiver.expect("well");
-        receiver.wait_well();
+        receiver.wait_for_success();
         drop(successor);
     }
 }
@@ -335,7 +335,7 @@ pub fn no_wall_clock(role: &Role) {
     }
     assert!(OTHER_CLOCKS.load(SeqCst) > before.1 + 50, "deadlines ask for the time");
     assert_eq!(WALL.load(SeqCst), before.0, "somebody asked for the time on the wall");
-    say("well");
+    report("well");
 }
 
 /// Which is not to be set on a machine that others use: it is shown that nothing asks for it. The system calls that wait get

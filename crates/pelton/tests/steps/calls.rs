@@ -94,8 +94,10 @@ pub fn client_calls(run: &Run, lanes: Lanes) {
         match victim.state() {
             'Z' => break,
             'T' => {
-                std::thread::sleep(MOMENT);
-                answer_all(&mut service, lanes, &mut next);
+                let until = Instant::now() + MOMENT;
+                while Instant::now() < until {
+                    answer_all(&mut service, lanes, &mut next);
+                }
                 // SAFETY: no pointers.
                 unsafe { libc::kill(victim.pid, libc::SIGCONT) };
                 while victim.state() == 'T' {}

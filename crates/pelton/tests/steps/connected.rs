@@ -112,9 +112,11 @@ pub fn gathered_sender(run: &Run) {
         match victim.state() {
             'Z' => break,
             'T' => {
-                std::thread::sleep(MOMENT);
-                let (.., told) = look(&mut receiver);
-                assert!(told.iter().all(|(kind, _)| *kind != Kind::PeerDied), "{told:?}");
+                let until = Instant::now() + MOMENT;
+                while Instant::now() < until {
+                    let (.., told) = look(&mut receiver);
+                    assert!(told.iter().all(|(kind, _)| *kind != Kind::PeerDied), "{told:?}");
+                }
                 // SAFETY: no pointers.
                 unsafe { libc::kill(victim.pid, libc::SIGCONT) };
                 while victim.state() == 'T' {}
@@ -242,8 +244,8 @@ pub fn by_short_name(run: &Run, sends: bool, listens: bool, before: Before) {
 pub fn go_on_when_stopped(victim: &Child) -> Child {
     let pid = victim.pid;
     fork(Last::Exit, |_| {
-        while let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-            match stat.rsplit(") ").next().unwrap().chars().next().unwrap() {
+        while let Some(state) = support::kernel::state_of(pid as u32) {
+            match state {
                 'Z' => return,
                 'T' => {
                     std::thread::sleep(MOMENT);

@@ -2,7 +2,7 @@
 
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
-use support::DEADLINE;
+use support::{DEADLINE, kernel};
 
 /// What children write and the parent reads, also after their death.
 #[derive(Default)]
@@ -218,8 +218,7 @@ impl Drop for Child {
     }
 }
 
-/// By the system's word: 'R' runs, 'S' sleeps, 'T' is stopped, 'Z' has ended.
+/// The state of a process that has not been waited for.
 pub fn state_of(pid: libc::pid_t) -> char {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+    kernel::state_of(pid as u32).unwrap()
 }

@@ -1,7 +1,7 @@
 //! A peer by hand: packets, segments and descriptors that keep to the protocol or do not, and memory that it goes on writing.
 
-use super::readable;
 use pelton::{Error, Held, Receiver, Sender};
+use pelton_testkit::readable;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::net::{

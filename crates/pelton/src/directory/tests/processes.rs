@@ -1,25 +1,24 @@
 //! Several processes, and threads: that have roles, end, are killed, make and remove at once, are of another user.
 
 use super::*;
-use std::io::{BufRead as _, BufReader};
+use pelton_testkit::{Child, Role, read_line_from_parent, report};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Command, Stdio};
 
-/// What a child process of a test does, when it is one: `PELTON_DIRECTORY_TEST` says it.
+/// Not a test: what a child does. Without a role it does nothing.
 #[test]
 fn a_child() {
-    let Ok(task) = std::env::var("PELTON_DIRECTORY_TEST") else { return };
-    let (task, path) = task.split_once(": ").unwrap();
-    let path = Path::new(path);
-    match task {
+    let Some(role) = Role::of_this_process() else { return };
+    let path = Path::new(role.get("path"));
+    match role.get("role") {
         "hold" => {
             let directory = open(path).unwrap().unwrap();
             let _roles = (directory.claim_receiver().unwrap(), directory.claim_sender().unwrap());
             let lane = directory.lane_for_receiver(0).unwrap();
             // SAFETY: a page that this process has the role for.
             unsafe { lane.consumer.base().cast::<ConsumerPage>().as_ref().begin(std::process::id()) };
-            say("held");
-            hear();
+            report("held");
+            read_line_from_parent();
         }
         "hold beside children" => {
             let directory = open(path).unwrap().unwrap();
@@ -38,16 +37,16 @@ fn a_child() {
                     }
                 }
             }
-            say(&format!("{} {forked}", executed.id()));
-            hear();
+            report(format!("{} {forked}", executed.id()));
+            read_line_from_parent();
         }
         "create" => {
             let directory = create(path, 1).unwrap();
-            say(&std::fs::metadata(directory.path().join(CHANNEL)).unwrap().ino().to_string());
+            report(std::fs::metadata(directory.path().join(CHANNEL)).unwrap().ino().to_string());
         }
         "create and remove" => loop {
             create(path, 1).unwrap().remove().unwrap();
-            say("again");
+            report("again");
         },
         "cycles" => {
             let count = |what: &str| {
@@ -63,14 +62,14 @@ fn a_child() {
             }
             let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
             assert!(!maps.contains(path.to_str().unwrap()), "{maps}");
-            say(if counts() == before { "as before" } else { "more" });
+            report(if counts() == before { "as before" } else { "more" });
         }
         "umask" => {
             rustix::process::umask(Mode::from_raw_mode(0o777));
             let directory = Directory::create(path, &mode(0o770), CAPACITY, LIMIT, 2).unwrap();
             let _first = directory.claim_sender().unwrap();
             directory.claim_sender().unwrap();
-            say("made");
+            report("made");
         }
         "another user" => {
             let access = Access { uids: vec![0], mode: 0o755 };
@@ -92,81 +91,34 @@ fn a_child() {
             let says =
                 format!("its file channel belongs to uid 0, gid 0, has mode 600, and does not let uid {uid} read it");
             assert_refused(unreadable, &[&says]);
-            say("refused");
+            report("refused");
         }
         other => panic!("{other:?} is no task"),
     }
 }
 
-/// The line is the child's, among those of the test framework.
-const MARK: &str = "@@ ";
-
-fn say(text: &str) {
-    // Not by `println`, whose lock a forked child could inherit.
-    std::io::stdout().write_all(format!("{MARK}{text}\n").as_bytes()).unwrap();
-    std::io::stdout().flush().unwrap();
+/// A child that has this task with the channel at the path.
+fn task(name: &str, path: &Path) -> Child {
+    Child::start(role(name, path))
 }
 
-/// Waits until the parent closes, or is gone.
-fn hear() {
-    let _ = std::io::stdin().read_line(&mut String::new());
-}
-
-/// Killed when dropped.
-pub struct Task {
-    pub child: Child,
-    out: BufReader<ChildStdout>,
-    _in: ChildStdin,
-}
-
-impl Task {
-    pub fn new(task: &str, path: &Path) -> Task {
-        Task::with(task, path, |_| ())
-    }
-
-    pub fn with(task: &str, path: &Path, change: impl FnOnce(&mut Command)) -> Task {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "directory::tests::processes::a_child", "--nocapture"]);
-        command.env("PELTON_DIRECTORY_TEST", format!("{task}: {}", path.display()));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        change(&mut command);
-        let mut child = command.spawn().unwrap();
-        let (out, input) = (BufReader::new(child.stdout.take().unwrap()), child.stdin.take().unwrap());
-        Task { child, out, _in: input }
-    }
-
-    /// What it says next.
-    fn said(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.out.read_line(&mut line).unwrap(), 0, "the child ended: see above");
-            if let Some((_, said)) = line.trim_end().split_once(MARK) {
-                return said.to_owned();
-            }
-        }
-    }
-}
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn role(name: &str, path: &Path) -> Role {
+    Role::new(a_child, name).with("path", path.display())
 }
 
 #[test]
 fn another_process_has_a_role_until_it_ends() {
     let (_root, path) = root();
     let directory = create(&path, 1).unwrap();
-    let mut task = Task::new("hold", &path);
-    assert_eq!(task.said(), "held");
+    let task = task("hold", &path);
+    assert_eq!(task.line(), "held");
     let error = directory.claim_receiver().unwrap_err();
-    assert!(matches!(&error, Error::RoleTaken { pid, .. } if *pid == task.child.id()), "{error:?}");
+    assert!(matches!(&error, Error::RoleTaken { pid, .. } if *pid == task.pid()), "{error:?}");
     assert!(matches!(directory.claim_sender().unwrap_err(), Error::RoleTaken { .. }));
     assert!(directory.is_receiver_held().unwrap() && directory.is_sender_held(0).unwrap());
     let life = directory.watch_receiver().unwrap().unwrap();
     drop(task);
-    let timeout = Timespec::try_from(PATIENCE).unwrap();
+    let timeout = Timespec::try_from(DEADLINE).unwrap();
     assert_eq!(poll(&mut [PollFd::new(&life, PollFlags::empty())], Some(&timeout)).unwrap(), 1);
     use_all(&path, &mode(0o700)).unwrap();
 }
@@ -175,12 +127,12 @@ fn another_process_has_a_role_until_it_ends() {
 fn a_killed_process_has_no_role_though_its_children_live_on() {
     let (_root, path) = root();
     let directory = create(&path, 1).unwrap();
-    let mut task = Task::new("hold beside children", &path);
-    let children: Vec<i32> = task.said().split(' ').map(|pid| pid.parse().unwrap()).collect();
+    let task = task("hold beside children", &path);
+    let children: Vec<i32> = task.line().split(' ').map(|pid| pid.parse().unwrap()).collect();
     let life = directory.watch_sender(0).unwrap().unwrap();
     assert!(directory.is_receiver_held().unwrap());
     drop(task);
-    let timeout = Timespec::try_from(PATIENCE).unwrap();
+    let timeout = Timespec::try_from(DEADLINE).unwrap();
     let told = poll(&mut [PollFd::new(&life, PollFlags::empty())], Some(&timeout)).unwrap() == 1;
     let used = use_all(&path, &mode(0o700));
     for pid in children {
@@ -195,12 +147,10 @@ fn a_killed_process_has_no_role_though_its_children_live_on() {
 fn two_processes_that_create_at_once_have_the_same_channel() {
     let (root, path) = root();
     for round in 0..50 {
-        let mut tasks = [Task::new("create", &path), Task::new("create", &path)];
-        let [one, other] = [tasks[0].said(), tasks[1].said()];
+        let tasks = [task("create", &path), task("create", &path)];
+        let [one, other] = [tasks[0].line(), tasks[1].line()];
         assert_eq!(one, other, "round {round}");
-        for task in &mut tasks {
-            assert!(task.child.wait().unwrap().success());
-        }
+        tasks.into_iter().for_each(Child::wait_for_success);
         assert_eq!(files_of(root.path()), ["ch"], "round {round}");
         open(&path).unwrap().unwrap().remove().unwrap();
     }
@@ -237,10 +187,10 @@ fn threads_that_create_and_remove_at_once_find_a_whole_channel_or_none() {
 fn a_maker_or_remover_that_is_killed_leaves_nothing_that_stays() {
     let (root, path) = root();
     for round in 0..30 {
-        let mut task = Task::new("create and remove", &path);
+        let task = task("create and remove", &path);
         // Wherever it is by then.
         for _ in 0..=round {
-            task.said();
+            task.line();
         }
         drop(task);
         // What stands there is whole; the next creator clears what does not.
@@ -257,13 +207,13 @@ fn a_maker_or_remover_that_is_killed_leaves_nothing_that_stays() {
 #[test]
 fn a_thousand_openings_leave_no_descriptor_and_no_mapping() {
     let (_root, path) = channel();
-    assert_eq!(Task::new("cycles", &path).said(), "as before");
+    assert_eq!(task("cycles", &path).line(), "as before");
 }
 
 #[test]
 fn the_umask_changes_nothing() {
     let (_root, path) = root();
-    assert_eq!(Task::new("umask", &path).said(), "made");
+    assert_eq!(task("umask", &path).line(), "made");
     assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o770);
     for name in files_of(&path) {
         assert_eq!(std::fs::metadata(path.join(&name)).unwrap().mode() & 0o7777, 0o660, "{name}");
@@ -291,12 +241,11 @@ fn who_may_only_read_looks_on_and_is_told_what_it_may_not() {
     // descriptor, and the program could not be run then.
     let program = root.path().join("program");
     assert!(Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap().success());
-    let mut task = Task::with("another user", &path, |command| {
-        let environment: Vec<_> = command.get_envs().map(|(k, v)| (k.to_owned(), v.unwrap().to_owned())).collect();
-        let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
-        *command = Command::new(&program);
-        command.args(arguments).envs(environment).stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.uid(65534).gid(65534).current_dir("/");
+    let task = Child::start_as(role("another user", &path), |command| {
+        let mut copied = Command::new(&program);
+        copied.args(command.get_args()).envs(command.get_envs().map(|(key, value)| (key, value.unwrap())));
+        copied.stdin(Stdio::piped()).stdout(Stdio::piped()).uid(65534).gid(65534).current_dir("/");
+        *command = copied;
     });
-    assert_eq!(task.said(), "refused");
+    assert_eq!(task.line(), "refused");
 }

@@ -1,0 +1,387 @@
+//! `pelton call` and `pelton serve` as they are used, misused, interrupted and killed.
+
+use crate::place::{Place, json};
+use pelton_testkit::{DEADLINE, Ended, NewEntry, Process, eventually, wait_for_readable};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use std::{
+    fs,
+    io::Read as _,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::fs::FileTypeExt as _,
+    },
+    time::Instant,
+};
+
+fn serve(place: &Place, command: &str, options: &[&str]) -> Process {
+    place.start(&[&["serve", "it", "--exec", command], options].concat())
+}
+
+/// Interrupts a service that is at rest, and waits for its end.
+fn end(service: Process) -> Ended {
+    service.signal(Signal::INT);
+    let ended = service.wait();
+    ended.assert(130, &[]);
+    ended
+}
+
+/// What a process writes to the file of that name in the working directory, once it is whole: a line.
+fn line_of(place: &Place, name: &str) -> String {
+    let path = place.path("work").join(name);
+    let mut text = String::new();
+    eventually(&format!("a line is in {}", path.display()), || {
+        text = fs::read_to_string(&path).unwrap_or_default();
+        text.ends_with('\n')
+    });
+    text.trim_end().to_owned()
+}
+
+/// A process that says its number in that file: readable when it has ended.
+fn process_of(place: &Place, name: &str) -> OwnedFd {
+    let number = line_of(place, name).parse().unwrap();
+    pidfd_open(Pid::from_raw(number).unwrap(), PidfdFlags::empty()).unwrap()
+}
+
+fn fifo(place: &Place, name: &str) -> std::path::PathBuf {
+    let path = place.path("work").join(name);
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    path
+}
+
+fn len32(messages: &[&[u8]]) -> Vec<u8> {
+    messages.iter().flat_map(|message| [&(message.len() as u32).to_le_bytes(), *message].concat()).collect()
+}
+
+#[test]
+fn a_call_is_answered_by_a_process() {
+    let place = Place::new();
+    let service = serve(&place, "tr a-z A-Z", &[]);
+    let reply = place.run(&["call", "it", "hello\n"]);
+    reply.assert(0, &[]);
+    assert_eq!((reply.stdout, &*reply.stderr), (b"HELLO\n".to_vec(), ""));
+    assert_eq!(place.run(&["call", "it"]).stdout, b"");
+    // More than a lane, both ways, and not as fast as it is written.
+    let large: Vec<u8> =
+        (0..9_000_000).map(|at: u32| b'a' + (at.wrapping_mul(2_654_435_761) >> 24) as u8 % 26).collect();
+    let mut call = place.start(&["call", "it", "-"]);
+    call.write_all_and_close(large.clone());
+    let reply = call.wait();
+    reply.assert(0, &[]);
+    assert!(reply.stdout == large.to_ascii_uppercase(), "{} bytes", reply.stdout.len());
+    end(service);
+    place.assert_nothing_left();
+}
+
+#[test]
+fn calls_of_many_clients_run_beside_each_other_and_no_more_than_allowed() {
+    let place = Place::new();
+    // Each says that it runs, and how many do.
+    let service = serve(&place, "mkdir at.$$; ls -d at.* | wc -l; cat; rmdir at.$$", &["--parallel", "3"]);
+    let calls: Vec<_> = (0..10).map(|n| (n, place.start(&["call", "it", &format!("number {n}")]))).collect();
+    for (n, call) in calls {
+        let reply = call.finish();
+        reply.assert(0, &[]);
+        let text = String::from_utf8(reply.stdout).unwrap();
+        let (running, request) = text.split_once('\n').unwrap();
+        assert!((1..=3).contains(&running.trim().parse::<u32>().unwrap()), "{text}");
+        assert_eq!(request, format!("number {n}"));
+    }
+    end(service);
+}
+
+#[test]
+fn a_failure_has_its_code_and_what_it_said() {
+    let place = Place::new();
+    let service = serve(&place, "read what; echo lost; echo \"no $what\" >&2; eval \"$what\"", &[]);
+    for (command, code) in [("exit 3", "code 3: no exit 3"), ("kill -9 $$", "code 137: no kill -9 $$")] {
+        let failed = place.run(&["call", "it", &format!("{command}\n")]);
+        failed.assert(6, &["the call failed with", code]);
+        assert_eq!(failed.stdout, b"");
+    }
+    // Only its first bytes, and the rest does not stop it.
+    let service_of_much = place.start(&["serve", "much", "--exec", "yes no | head -c 1000000 >&2; exit 1"]);
+    let failed = place.run(&["call", "much", "--json"]);
+    failed.assert(6, &["\"failed\":1", "\"ended\":\"failed\"", "\"calls\":1"]);
+    // In the report, and as the message.
+    assert!((8192..10_000).contains(&(failed.stderr.len() * 8 / 9)), "{}", failed.stderr.len());
+    end(service_of_much);
+    end(service);
+}
+
+#[test]
+fn replies_to_frames_come_in_the_order_of_the_input() {
+    let place = Place::new();
+    fifo(&place, "gate");
+    // The first is not answered before the second is asked.
+    let command = "read n; case $n in 1) cat gate >/dev/null;; 2) echo > gate;; 4) exit 9;; esac; printf \"$n$n\"";
+    let service = serve(&place, command, &["--parallel", "2"]);
+    let mut calls = place.start(&["call", "it", "--frame", "len32", "--json"]);
+    calls.write_all_and_close(len32(&[b"1\n", b"2\n", b"3\n", b"4\n", b"5\n"]));
+    let replies = calls.wait();
+    replies.assert(
+        6,
+        &["call 4 failed with code 9", "1 of 5 calls failed", "\"calls\":5,\"failed\":1,\"bytes_asked\":10"],
+    );
+    assert_eq!(replies.stdout, len32(&[b"11", b"22", b"33", b"", b"55"]));
+    end(service);
+}
+
+#[test]
+fn lines_without_end_are_answered_one_by_one() {
+    let place = Place::new();
+    let service = serve(&place, "rev", &[]);
+    let mut calls = place.start(&["call", "it", "--frame", "lines"]);
+    for (line, reply) in [("abc", "cba"), ("", ""), ("x y", "y x")] {
+        calls.write(format!("{line}\n").as_bytes());
+        assert_eq!(calls.line(), reply);
+    }
+    calls.finish().assert(0, &[]);
+    end(service);
+}
+
+#[test]
+fn a_cancelled_call_ends_its_process_and_what_that_began() {
+    let place = Place::new();
+    let service = serve(&place, "read n; sleep 1000 & echo $! > sleep.$n; echo $$ > shell.$n; wait", &[]);
+    // Interrupted, killed, and too late.
+    for (n, signal) in [(1, Some(Signal::INT)), (2, Some(Signal::KILL)), (3, None)] {
+        let data = format!("{n}\n");
+        let timeout = if signal.is_none() { "2" } else { "1000" };
+        let call = place.start(&["call", "it", &data, "--timeout", timeout]);
+        let processes = [process_of(&place, &format!("sleep.{n}")), process_of(&place, &format!("shell.{n}"))];
+        if let Some(signal) = signal {
+            call.signal(signal);
+        }
+        let ended = call.wait();
+        match signal {
+            Some(Signal::INT) => ended.assert(130, &[]),
+            Some(_) => assert_eq!(ended.code(), None),
+            None => ended.assert(4, &["no answer came from `it` within 2 s"]),
+        }
+        for process in processes {
+            wait_for_readable(&[process.as_fd()], "the process of a cancelled call ends");
+        }
+    }
+    end(service);
+    place.assert_nothing_left();
+}
+
+#[test]
+fn an_interrupted_service_finishes_what_runs() {
+    let place = Place::new();
+    let gate = fifo(&place, "gate");
+    let service = serve(&place, "echo $$ > runs; cat gate", &["--parallel", "1", "--json"]);
+    let call = place.start(&["call", "it"]);
+    let process = process_of(&place, "runs");
+    service.signal(Signal::INT);
+    fs::write(gate, "done").unwrap();
+    let reply = call.wait();
+    reply.assert(0, &[]);
+    assert_eq!(reply.stdout, b"done");
+    wait_for_readable(&[process.as_fd()], "the process ends");
+    let ended = service.wait();
+    ended.assert(130, &[]);
+    assert_eq!((&json(&ended)["ended"], &json(&ended)["calls"]), (&"interrupted".into(), &1.into()));
+    place.assert_nothing_left();
+}
+
+#[test]
+fn an_interrupted_service_hands_over_to_another_of_its_name() {
+    let place = Place::new();
+    let [first, second] =
+        ["first", "second"].map(|name| serve(&place, &format!("tee -a all >> {name}; printf ok"), &[]));
+    // A socket in a directory of the name each.
+    let sockets = || {
+        let directory = fs::read_dir(place.path("run/pelton/it")).into_iter().flatten();
+        directory.filter(|entry| entry.as_ref().unwrap().file_type().unwrap().is_socket()).count()
+    };
+    eventually("two services listen", || sockets() == 2);
+    let mut calls = place.start(&["call", "it", "--frame", "lines"]);
+    let mut answered = 0;
+    let mut some = |calls: &mut Process| {
+        for _ in 0..20 {
+            calls.write(b"x\n");
+            assert_eq!(calls.line(), "ok");
+            answered += 1;
+        }
+    };
+    some(&mut calls);
+    end(first);
+    some(&mut calls);
+    calls.finish().assert(0, &[]);
+    end(second);
+    // Each once, and by both.
+    assert!(["first", "second"].iter().all(|name| place.path("work").join(name).exists()));
+    assert_eq!(fs::read(place.path("work/all")).unwrap().len(), answered);
+    place.assert_nothing_left();
+}
+
+#[test]
+fn a_second_interrupt_ends_what_runs() {
+    let place = Place::new();
+    // A trap would keep a shell that is only asked to end.
+    let service = serve(&place, "trap '' INT TERM; echo $$ > runs; while :; do sleep 1000; done", &[]);
+    let call = place.start(&["call", "it"]);
+    let process = process_of(&place, "runs");
+    // The second may come before the first was seen: then it is the first.
+    let deadline = Instant::now() + DEADLINE;
+    let pid = Pid::from_raw(service.pid() as i32).unwrap();
+    let its_end = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    loop {
+        service.signal(Signal::TERM);
+        let mut polled = [rustix::event::PollFd::new(&its_end, rustix::event::PollFlags::IN)];
+        let slice = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        if rustix::event::poll(&mut polled, Some(&slice)).unwrap() > 0 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "it did not end");
+    }
+    service.wait().assert(143, &[]);
+    wait_for_readable(&[process.as_fd()], "the process ends");
+    call.wait().assert(1, &["the call was lost: the service on `it`", "before it answered"]);
+    place.assert_nothing_left();
+}
+
+#[test]
+fn a_killed_service_is_told_at_once() {
+    let place = Place::new();
+    let service = serve(&place, "echo $$ > runs; exec cat gate", &[]);
+    let gate = fifo(&place, "gate");
+    let call = place.start(&["call", "it"]);
+    let process = process_of(&place, "runs");
+    service.signal(Signal::KILL);
+    call.wait().assert(1, &["the call was lost: the service on `it`", "before it answered"]);
+    // Nobody is left to end its process, which has our gate.
+    fs::write(gate, "").unwrap();
+    wait_for_readable(&[process.as_fd()], "the process ends");
+}
+
+#[test]
+fn a_service_that_closes_after_its_last_reply_is_no_failure() {
+    let place = Place::new();
+    let name = format!("unix:{}", place.path("run/socket").display());
+    // The close races with the end of the input, which the command reads last: some rounds have either order.
+    for _ in 0..20 {
+        let mut service = pelton::Service::listen(&name).unwrap();
+        let mut calls = place.start(&["call", &name, "--frame", "lines"]);
+        calls.write_all_and_close(b"one\ntwo\n".to_vec());
+        for reply in ["one", "two"] {
+            let request = service.receive_until(Instant::now() + DEADLINE).unwrap().expect("a request");
+            assert_eq!(&request[..], reply.as_bytes());
+            request.reply(reply.as_bytes()).unwrap();
+        }
+        drop(service);
+        let replies = calls.wait();
+        replies.assert(0, &[]);
+        assert_eq!(replies.stdout, b"one\ntwo\n");
+    }
+}
+
+#[test]
+fn nobody_is_waited_for_as_long_as_asked() {
+    let place = Place::new();
+    place.run(&["call", "nobody", "--timeout", "0.1"]).assert(4, &["no service appeared on `nobody` within 0.1 s"]);
+    let waits = place.start(&["call", "it", "early"]);
+    let service = serve(&place, "cat", &[]);
+    let reply = waits.wait();
+    reply.assert(0, &[]);
+    assert_eq!(reply.stdout, b"early");
+    end(service);
+    // A place is one service's, a short name may be that of several: see below.
+    let name = format!("unix:{}", place.path("run/socket").display());
+    let service = place.start(&["serve", &name, "--exec", "cat"]);
+    assert_eq!(place.run(&["call", &name, "hello"]).stdout, b"hello");
+    place.run(&["serve", &name, "--exec", "cat"]).assert(3, &["run/socket"]);
+    // Of the one service that there is nothing else can be asked.
+    service.signal(Signal::KILL);
+    assert_eq!(service.wait().code(), None);
+    place.run(&["call", &name, "--timeout", "0.1"]).assert(4, &["no service appeared"]);
+}
+
+#[test]
+fn a_notification_is_not_answered() {
+    let place = Place::new();
+    let service = serve(&place, "cat > got.tmp && mv got.tmp got", &["--json"]);
+    let told = place.run(&["call", "it", "--notify", "news\n"]);
+    told.assert(0, &[]);
+    assert_eq!(told.stdout, b"");
+    assert_eq!(line_of(&place, "got"), "news");
+    let ended = end(service);
+    assert_eq!((&json(&ended)["notifications"], &json(&ended)["calls"]), (&1.into(), &0.into()));
+}
+
+#[test]
+fn a_co_process_answers_one_call_after_the_other() {
+    let place = Place::new();
+    let service = serve(&place, "echo $$ >> starts; exec cat", &["--co-process", "--json"]);
+    let messages: Vec<Vec<u8>> = (0..3000).map(|n: usize| vec![n as u8; n * 37 % 5000]).collect();
+    let input = len32(&messages.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let mut calls = place.start(&["call", "it", "--frame", "len32"]);
+    calls.write_all_and_close(input.clone());
+    let replies = calls.wait();
+    replies.assert(0, &[]);
+    assert!(replies.stdout == input);
+    assert_eq!(place.run(&["call", "it", "one more"]).stdout, b"one more");
+    // It reads to the end of its input, and ends.
+    let process = process_of(&place, "starts");
+    let ended = end(service);
+    wait_for_readable(&[process.as_fd()], "the co-process ends");
+    assert_eq!((&json(&ended)["restarts"], &json(&ended)["calls"]), (&0.into(), &3001.into()));
+}
+
+#[test]
+fn a_co_process_that_ends_fails_its_calls_and_is_started_again() {
+    let place = Place::new();
+    // It takes one request of one byte, and ends; the next one does not.
+    let command = "if [ -e was ]; then exec cat; fi; head -c 5 >/dev/null; : > was; exit 7";
+    let service = serve(&place, command, &["--co-process", "--json"]);
+    place.run(&["call", "it", "x"]).assert(6, &["the call failed with code 7: the process ended before it answered"]);
+    assert_eq!(place.run(&["call", "it", "again"]).stdout, b"again");
+    let ended = end(service);
+    assert!(ended.stderr.contains("1 calls failed"), "{}", ended.stderr);
+    assert_eq!((&json(&ended)["restarts"], &json(&ended)["failed"]), (&1.into(), &1.into()));
+}
+
+#[test]
+fn a_co_process_that_writes_no_frames_is_ended() {
+    let place = Place::new();
+    // Replies to nothing, and a length that none may have.
+    for (command, says) in [("yes", "reply"), ("printf '\\377\\377\\377\\377'; exec cat >/dev/null", "bytes")] {
+        let service = serve(&place, command, &["--co-process"]);
+        let failed = place.run(&["call", "it", "x"]);
+        failed.assert(6, &["code 256", says]);
+        end(service);
+    }
+}
+
+#[test]
+fn the_end_of_standard_outputs_reader_is_no_error_of_ours() {
+    let place = Place::new();
+    let service = serve(&place, "cat", &["--co-process"]);
+    let mut calls = Process::start_unread(place.pelton(&["call", "it", "--frame", "lines"]));
+    calls.write(b"first\n");
+    let mut stdout = calls.take_stdout();
+    let mut first = [0; 6];
+    stdout.read_exact(&mut first).unwrap();
+    drop(stdout);
+    let ended = calls.wait();
+    ended.assert(141, &[]);
+    assert_eq!(ended.stderr, "");
+    end(service);
+}
+
+#[test]
+fn options_that_do_not_fit_are_refused() {
+    let place = Place::new();
+    place.run(&["call", "it", "x", "--frame", "lines"]).assert(2, &["cannot be used with"]);
+    place.run(&["serve", "it"]).assert(2, &["--exec"]);
+    place.run(&["serve", "it", "--exec", "cat", "--parallel", "0"]).assert(2, &["--parallel"]);
+    let entry = NewEntry::watch(&place.path("run"));
+    let service = serve(&place, "cat", &[]);
+    entry.wait();
+    let mut call = place.start(&["call", "it", "--frame", "len32"]);
+    call.write(&[255, 255, 255, 255]);
+    call.finish().assert(2, &["frame 1 says it has 4294967295 bytes"]);
+    end(service);
+}

@@ -1,0 +1,401 @@
+//! What a producer tells of itself, where its placement has its edges, and how it learns of the other side.
+
+use crate::fixture::*;
+use pelton_lane::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The sleeper of the pages' receiver.
+fn sleeper_of(pages: &Pages) -> Sleeper {
+    // SAFETY: the pages live as long as the test; this is the page's only writer.
+    unsafe { Sleeper::of_receiver(pages.memory.receiver, true) }
+}
+
+fn release_one(consumer: &mut Consumer) {
+    assert!(receive(consumer).is_some());
+}
+
+#[test]
+fn what_a_producer_tells_of_itself() {
+    let pages = Pages::with_limit(4096, 100, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    assert_eq!((producer.capacity(), producer.message_bytes_max(), producer.backed()), (4096, 100, 4096));
+    assert!(!producer.stirs());
+    for message in [&b"one"[..], b"two, longer", b""] {
+        assert!(send(&mut producer, message));
+    }
+    let mut batch = producer.try_begin_batch(record_bytes(7) + record_bytes(20)).unwrap().unwrap();
+    for bytes in [7, 20] {
+        assert!(producer.batch_message(&mut batch, bytes).is_some());
+    }
+    let _ = producer.commit_batch(batch);
+    let page = producer.producer_page();
+    assert_eq!((page.messages(), page.bytes(), page.depth_max()), (5, 3 + 11 + 7 + 20, 0));
+    assert_eq!((producer.unreleased(), producer.look_at_head()), (5, Ok(5)));
+    assert_eq!(producer.producer_page().depth_max(), 5);
+    release_one(&mut consumer);
+    assert!(producer.stirs());
+    assert_eq!((producer.unreleased(), producer.look_at_head()), (5, Ok(4)));
+    assert!(!producer.stirs());
+    assert_eq!(producer.head(), consumer.head());
+    assert_eq!(producer.producer_page().depth_max(), 5, "the most, not the last");
+    for count in 1..=3 {
+        producer.count_wait();
+        assert!(producer.arm(None, || ()).unwrap());
+        producer.disarm();
+        let page = producer.producer_page();
+        assert_eq!((page.waits(), page.sleeps()), (count, count));
+    }
+}
+
+#[test]
+fn a_batch_takes_no_message_above_the_limit_though_its_record_would_fit() {
+    let pages = Pages::with_limit(4096, 100, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    let too_large = producer.try_begin_batch(113).map(|_| ());
+    assert_eq!(too_large, Err(LaneError::TooLarge { bytes: 113, bytes_max: 112 }));
+    let mut batch = producer.try_begin_batch(112).unwrap().unwrap();
+    // 101 bytes make a record as long as that of 100.
+    assert_eq!(record_bytes(101), 112);
+    assert_eq!(producer.batch_message(&mut batch, 101), None);
+    assert_eq!(producer.batch_message(&mut batch, u64::MAX), None);
+    let space = producer.batch_message(&mut batch, 100).expect("it fits");
+    producer.copy_in(space, &payload(1, 100));
+    assert_eq!(producer.batch_message(&mut batch, 0), None);
+    let _ = producer.commit_batch(batch);
+    assert_eq!(receive(&mut consumer), Some(payload(1, 100)));
+}
+
+#[test]
+fn a_space_is_committed_once() {
+    for descriptors in [0, 1] {
+        let pages = Pages::new(4096, Position::START);
+        let (mut producer, mut consumer) = pages.attach();
+        let space = match descriptors {
+            0 => producer.try_reserve(8),
+            _ => producer.try_reserve_with_descriptors(8, descriptors),
+        };
+        let space = space.unwrap().unwrap();
+        let _ = producer.commit(space, 8);
+        let again = catch_unwind(AssertUnwindSafe(|| producer.commit(space, 8)));
+        assert!(again.is_err(), "with {descriptors} descriptors");
+        assert_eq!((producer.unreleased(), producer.producer_page().messages()), (1, 1));
+        // Nor when its end is where the next one begins.
+        assert!(send(&mut producer, b"another"));
+        let again = catch_unwind(AssertUnwindSafe(|| producer.commit(space, 8)));
+        assert!(again.is_err(), "with {descriptors} descriptors");
+        release_one(&mut consumer);
+        release_one(&mut consumer);
+        assert_eq!(producer.look_at_head(), Ok(0));
+    }
+}
+
+#[test]
+fn nothing_is_reserved_where_there_is_no_memory_yet() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    producer.set_backed(1 << 40);
+    assert_eq!(producer.backed(), 4096, "no more than there is");
+    // A record of 56 bytes and the cleared header after it.
+    producer.set_backed(56);
+    assert_eq!(producer.backed(), 56);
+    assert_eq!(producer.try_reserve(48), Err(LaneError::Unbacked { bytes: 64 }));
+    producer.set_backed(64);
+    assert!(send(&mut producer, &payload(1, 48)));
+    assert_eq!(producer.try_reserve(0), Err(LaneError::Unbacked { bytes: 72 }));
+    // What may be placed without asking ends there too, by a word.
+    producer.set_backed(56 + 5 * 16 + 8);
+    for number in 0..5 {
+        assert!(send(&mut producer, &payload(number, 8)));
+    }
+    assert_eq!(producer.reserve_at_tail(0), None);
+    assert_eq!(producer.try_reserve(0), Err(LaneError::Unbacked { bytes: 136 + 8 + 8 }));
+    // A sleeper for room need not sleep: it can be had.
+    assert!(!producer.arm(Some(0), || ()).unwrap());
+    assert_eq!(receive(&mut consumer), Some(payload(1, 48)));
+    for number in 0..5 {
+        assert_eq!(receive(&mut consumer), Some(payload(number, 8)));
+    }
+}
+
+#[test]
+fn a_lane_that_stretches_looks_at_the_head_once_per_16_kib() {
+    let pages = Pages::new(1 << 20, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    producer.set_window(4096);
+    // The reader is behind: of what it releases from here on, message by message, the front never has room for a large one.
+    for _ in 0..100 {
+        assert!(send(&mut producer, b""));
+    }
+    let mut looks = Vec::new();
+    while looks.len() < 4 {
+        let before = producer.head();
+        release_one(&mut consumer);
+        let tail = producer.tail().offset;
+        assert!(send(&mut producer, &[1; 1016]));
+        if producer.head() != before {
+            looks.push(tail);
+        }
+    }
+    // Within the window it does not look. Beyond, a look is good for its own record and 16 KiB of others.
+    assert!((4096 - 1032..=4096).contains(&looks[0]), "{looks:?}");
+    for pair in looks.windows(2) {
+        assert_eq!(pair[1] - pair[0], 17 * 1024, "{looks:?}");
+    }
+}
+
+#[test]
+fn what_is_idle_is_all_but_the_records_and_the_header_behind_them() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    assert_eq!(producer.idle(), [(0, 0), (8, 4088)]);
+    for _ in 0..4 {
+        assert!(send(&mut producer, &[1; 792]));
+    }
+    assert_eq!(producer.idle(), [(0, 0), (3208, 888)]);
+    release_one(&mut consumer);
+    release_one(&mut consumer);
+    producer.look_at_head().unwrap();
+    assert_eq!(producer.idle(), [(0, 1600), (3208, 888)]);
+    // To the front, where it fits; the jump there stands at 3200.
+    assert!(send(&mut producer, &[1; 992]));
+    assert_eq!(producer.tail().offset, 1000);
+    assert_eq!(producer.idle(), [(1008, 592), (3208, 888)]);
+    // Behind the lap's end, in a unit that a jump can name: 3208 is 50 units and 8 bytes.
+    assert!(send(&mut producer, &[1; 704]));
+    assert_eq!(producer.tail().offset, 3264 + 712);
+    assert_eq!(producer.producer_page().tail_and_floor(), (producer.tail(), 3264));
+    assert_eq!(producer.idle(), [(0, 0), (3984, 112)], "the front is not free before the head has come past the floor");
+    while receive(&mut consumer).is_some() {}
+    producer.look_at_head().unwrap();
+    assert_eq!(producer.idle(), [(0, 3976), (3984, 112)]);
+}
+
+#[test]
+fn either_word_of_a_receiver_that_closes_is_believed() {
+    // A lane that was made after the receiver closed has only the receiver's word for it.
+    let pages = Pages::new(4096, Position::START);
+    let mut sleeper = sleeper_of(&pages);
+    let (mut producer, _consumer) = pages.attach();
+    sleeper.close();
+    assert!(producer.has_consumer_closed() && !producer.consumer_closed());
+    assert!(send(&mut producer, b"on its way"));
+    assert_eq!(producer.try_reserve(1), Err(LaneError::Closed));
+
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    assert!(!producer.has_consumer_closed() && !producer.consumer_closed());
+    consumer.close();
+    assert!(producer.has_consumer_closed() && producer.consumer_closed());
+    // By its page alone it is told when the producer looks, which it does when there is no more room.
+    let refused = loop {
+        match producer.try_reserve(100) {
+            Ok(Some(space)) if producer.unreleased() < 100 => assert_eq!(producer.commit(space, 100), Wake::None),
+            refused => break refused,
+        }
+    };
+    assert_eq!(refused, Err(LaneError::Closed));
+}
+
+#[test]
+fn who_goes_on_without_a_consumer_is_told_only_of_the_next_ones_close() {
+    let pages = Pages::new(4096, Position::START);
+    let mut sleeper = sleeper_of(&pages);
+    let (mut producer, mut consumer) = pages.attach();
+    assert!(send(&mut producer, b"before"));
+    consumer.close();
+    sleeper.close();
+    assert!(send(&mut producer, b"not looked yet"));
+    assert_eq!(producer.try_reserve(1), Err(LaneError::Closed));
+    producer.go_on();
+    assert!(producer.has_consumer_closed() && !producer.consumer_closed(), "known already");
+    let mut sent = 2;
+    while send(&mut producer, &[1; 100]) {
+        sent += 1;
+        assert!(sent < 100, "as long as there is room");
+    }
+    assert_eq!(producer.look_at_head(), Ok(sent));
+    assert!(sent > 30, "as long as there is room");
+    // The successor gets all of it; its close is told.
+    let (mut page, mut receiver) = (ConsumerPage::new(consumer.head(), 2, 3), ReceiverPage::new());
+    let (page, receiver) = (std::ptr::NonNull::from(&mut page), std::ptr::NonNull::from(&mut receiver));
+    // SAFETY: the pages outlive both sides, which end before them.
+    let (again, mut successor, mut sleeper) = unsafe {
+        let memory = Memory { consumer: page, receiver, ..pages.memory };
+        let again = producer.attach_consumer(page, receiver, true).unwrap();
+        let successor = Consumer::attach(memory, producer.message_bytes_max(), true).unwrap();
+        (again, successor, Sleeper::of_receiver(receiver, true))
+    };
+    assert_eq!(again, sent);
+    assert!(!producer.has_consumer_closed());
+    for _ in 0..sent {
+        release_one(&mut successor);
+    }
+    assert!(send(&mut producer, &[1; 2016]), "a look at a consumer that is open");
+    successor.close();
+    sleeper.close();
+    assert!(producer.consumer_closed());
+    assert!(send(&mut producer, b""));
+    assert_eq!(producer.try_reserve(1), Err(LaneError::Closed));
+}
+
+#[test]
+fn a_producer_naps_until_the_consumer_says_that_it_fences() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    assert!(send(&mut producer, b"x") && send(&mut producer, b"y"));
+    release_one(&mut consumer);
+    assert!(!producer.must_nap() && !consumer.consumer_page().is_fenced(), "nobody has asked");
+    producer.lose_barrier();
+    assert!(producer.must_nap());
+    release_one(&mut consumer);
+    assert!(consumer.consumer_page().is_fenced() && !producer.must_nap());
+}
+
+#[test]
+fn a_sleeper_for_room_counts_the_room_of_two_marks() {
+    // 4096 less three records of 1008 bytes leaves 1072, for a record, two marks and the cleared header.
+    for (bytes, sleeps) in [(1040, false), (1041, true)] {
+        let pages = Pages::new(4096, Position::START);
+        let (mut producer, _consumer) = pages.attach();
+        for _ in 0..3 {
+            assert!(send(&mut producer, &[1; 1000]));
+        }
+        assert_eq!(producer.arm(Some(bytes), || ()), Ok(sleeps), "{bytes}");
+        assert_eq!(producer.is_armed(), sleeps);
+        producer.disarm();
+        assert!(!producer.is_armed());
+    }
+    // What is too large for the lane is asked for as the largest, which an empty lane has.
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, _consumer) = pages.attach();
+    assert_eq!(producer.arm(Some(u64::MAX), || ()), Ok(false));
+}
+
+#[test]
+fn a_position_outside_is_corrupt_and_so_is_one_without_a_number() {
+    for (position, wanted) in [
+        (Position { offset: 4088, seq: 7 }, None),
+        (Position { offset: 4096, seq: 7 }, Some((4096, 4088))),
+        (Position { offset: 64, seq: 0 }, Some((8, 1 << 32))),
+    ] {
+        let pages = Pages::new(4096, position);
+        // SAFETY: the memory lives as long as `pages`; no other side is attached.
+        let (consumer, producer) = unsafe {
+            let consumer = Consumer::attach(pages.memory, 2016, true).map(|_| ());
+            (consumer, Producer::attach(pages.memory, position, position, 0, true).map(|_| ()))
+        };
+        let corrupt = |what| match wanted {
+            None => Ok(()),
+            Some((found, wanted)) => Err(LaneError::Corrupt { what, found, wanted }),
+        };
+        assert_eq!(consumer, corrupt("head"), "{position:?}");
+        assert_eq!(producer, corrupt("tail"), "{position:?}");
+    }
+}
+
+#[test]
+fn who_takes_a_page_over_goes_on_in_it() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    for bytes in [100, 20, 3] {
+        assert!(send(&mut producer, &payload(bytes, bytes as usize)));
+    }
+    assert_eq!(receive(&mut consumer), Some(payload(100, 100)));
+    let (tail, head) = (producer.tail(), consumer.head());
+    producer.close();
+    consumer.close();
+    // SAFETY: the pages outlive these, and those before do nothing any more.
+    let attach = |tail, head, floor| unsafe { Producer::attach(pages.memory, tail, head, floor, true) };
+    let far = Position { seq: tail.seq + 512, ..tail };
+    let too_many = LaneError::Corrupt { what: "records between head and tail", found: 512 + 2, wanted: 512 };
+    assert_eq!(attach(far, head, 0).map(|_| ()), Err(too_many));
+    assert!(attach(Position { seq: head.seq + 512, ..tail }, head, 0).is_ok(), "as many as the smallest records");
+    // SAFETY: as above.
+    let (mut producer, mut consumer) = unsafe {
+        let consumer = Consumer::attach(pages.memory, 2016, true).unwrap();
+        (attach(tail, head, tail.offset).unwrap(), consumer)
+    };
+    let page = producer.producer_page();
+    assert!(!page.is_closed() && !consumer.consumer_page().is_closed());
+    assert_eq!((page.tail_and_floor(), page.messages(), page.bytes()), ((tail, tail.offset), 3, 123));
+    assert_eq!((consumer.taken(), consumer.consumer_page().bytes()), (1, 100));
+    assert!(send(&mut producer, b"four"));
+    for bytes in [20, 3] {
+        assert_eq!(receive(&mut consumer), Some(payload(bytes, bytes as usize)));
+    }
+    assert_eq!(receive(&mut consumer).unwrap(), b"four");
+    assert_eq!(consumer.peek(), Ok(None));
+    assert_eq!((producer.producer_page().messages(), producer.producer_page().bytes()), (4, 127));
+    let page = consumer.consumer_page();
+    assert_eq!((consumer.taken(), page.messages(), page.bytes()), (4, 4, 127));
+    // A floor that a crash left without its jump.
+    let tail = producer.tail();
+    assert_eq!(attach(tail, tail, tail.offset + 64).unwrap().producer_page().tail_and_floor(), (tail, 0));
+}
+
+#[test]
+fn a_successor_of_the_consumer_begins_where_the_producer_saw_the_dead_one() {
+    let pages = Pages::new(4096, Position::START);
+    let mut sleeper = sleeper_of(&pages);
+    let (mut producer, mut consumer) = pages.attach();
+    assert!(send(&mut producer, b"released") && send(&mut producer, b"not released"));
+    release_one(&mut consumer);
+    assert_eq!(producer.look_at_head(), Ok(1));
+    sleeper.close();
+    assert!(send(&mut producer, b"on its way"));
+    assert_eq!(producer.try_reserve(1), Err(LaneError::Closed));
+    let head = producer.head();
+    let elsewhere = Position { seq: head.seq + 1, ..head };
+    let corrupt = LaneError::Corrupt { what: "the successor's head", found: elsewhere.pack(), wanted: head.pack() };
+    let mut receiver = ReceiverPage::new();
+    let receiver = std::ptr::NonNull::from(&mut receiver);
+    for (position, wanted) in [(elsewhere, Err(corrupt)), (head, Ok(2))] {
+        let page = std::ptr::NonNull::from(Box::leak(Box::new(ConsumerPage::new(position, 2, 3))));
+        // SAFETY: this page is never freed, the receiver's lives as long as the test.
+        assert_eq!(unsafe { producer.attach_consumer(page, receiver, true) }, wanted);
+    }
+    assert!(send(&mut producer, b"to the successor"), "who closed has gone");
+}
+
+#[test]
+fn what_is_cut_off_was_never_committed() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    for _ in 0..4 {
+        assert!(send(&mut producer, &[1; 792]));
+    }
+    release_one(&mut consumer);
+    release_one(&mut consumer);
+    // To the front, then behind the lap's end at 3264: a floor.
+    assert!(send(&mut producer, &[2; 992]) && send(&mut producer, &[3; 600]) && send(&mut producer, b"last"));
+    let head = consumer.head();
+    drop((producer, consumer));
+    let limit = message_bytes_limit(4096);
+    for (most, end, floor) in [(4, 3264 + 608, 3264), (3, 1000, 0)] {
+        let found = survey(&pages.memory.data, limit, head, most);
+        assert_eq!((found.end.offset, found.messages, found.floor, found.problem), (end, most, floor, None));
+        // SAFETY: nobody uses the lane.
+        unsafe { cut(&pages.memory.data, pages.memory.producer.as_ref(), &found) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { pages.memory.producer.as_ref() }.tail_and_floor(), (found.end, floor));
+        let all = survey(&pages.memory.data, limit, head, u64::MAX);
+        assert_eq!((all.end, all.messages, all.problem), (found.end, most, None));
+    }
+}
+
+#[test]
+fn every_short_size_is_copied_out_to_the_byte() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    for bytes in 0..200 {
+        let message = payload(bytes, bytes as usize);
+        assert!(send(&mut producer, &message));
+        let record = consumer.peek().unwrap().unwrap();
+        let mut copy = vec![0xa5; bytes as usize + 64];
+        // SAFETY: the copy is longer than the message.
+        unsafe { consumer.copy_out(&record, copy.as_mut_ptr().add(32)) };
+        assert_eq!(copy[32..][..bytes as usize], message);
+        assert!(copy[..32].iter().chain(&copy[32 + bytes as usize..]).all(|byte| *byte == 0xa5), "nothing beside it");
+        let _ = consumer.release(&record);
+    }
+}

@@ -1,0 +1,492 @@
+//! Calls: asked and answered between threads and processes, in any order and size, by full lanes, slow readers, deaths and ends.
+//! Here what all of them use, sizes, order, notifications, pools; the rest by what it claims in `call/`.
+
+mod cancels;
+mod ends;
+mod loops;
+mod model;
+mod rooms;
+mod streams;
+
+use crate::support::*;
+use pelton::{CallId, Client, Completion, Error, Options, Outcome, Request, Responder, Sent, Service};
+use rustix::process::Signal;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+/// Lanes so small that most of what these tests send does not fit.
+const TINY: u64 = 1 << 16;
+
+fn tiny() -> Options {
+    Options::new().capacity(TINY).connect_deadline(deadline())
+}
+
+/// Answers with the request's own bytes, in place where there is room.
+fn echo(mut request: Request<'_>) {
+    if request.is_notification() {
+        return;
+    }
+    let (bytes, responder) = request.split();
+    if let Ok(Some(mut room)) = responder.try_reserve(bytes.len()) {
+        room.copy_from_slice(bytes);
+        room.reply(bytes.len()).unwrap();
+        return;
+    }
+    let (bytes, responder) = request.into_parts();
+    // A client that has gone is not answered.
+    let _ = responder.reply(&bytes);
+}
+
+fn numbered(number: u64, bytes: usize) -> Vec<u8> {
+    let mut payload_of = Vec::new();
+    payload(number, bytes, &mut payload_of);
+    payload_of
+}
+
+/// A service on a thread of its own, until the value is dropped.
+struct Serving {
+    stopper: pelton::Stopper,
+    thread: Option<std::thread::JoinHandle<pelton::Result<()>>>,
+}
+
+impl Serving {
+    fn start(
+        options: &Options,
+        name: &str,
+        threads: usize,
+        handler: impl Fn(Request<'_>) + Sync + Send + 'static,
+    ) -> Serving {
+        let mut service = options.listen_service(name).unwrap();
+        let stopper = service.stopper();
+        Serving { stopper, thread: Some(std::thread::spawn(move || service.run(threads, handler))) }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.stopper.stop();
+        let ended = self.thread.take().unwrap().join();
+        if !std::thread::panicking() {
+            ended.unwrap().unwrap();
+        }
+    }
+}
+
+/// A service, and a client of it that has asked so many times.
+fn asked(place: &Place, calls: usize) -> (pelton::Service, pelton::Client, Vec<Responder>, Vec<pelton::CallId>) {
+    let name = place.name();
+    let mut service = tiny().listen_service(&name).unwrap();
+    let asking = std::thread::spawn(move || {
+        let mut client = tiny().connect_client(&name).unwrap();
+        let ids = (0..calls).map(|_| client.submit(b"asked").unwrap()).collect();
+        (client, ids)
+    });
+    let responders = (0..calls).map(|_| service.receive_until(deadline()).unwrap().unwrap().into_responder()).collect();
+    let (client, ids) = asking.join().unwrap();
+    (service, client, responders, ids)
+}
+
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    let options = options(&role);
+    match role.get("role") {
+        // Echoes, on so many threads.
+        "echo" => {
+            let mut service = options.listen_service(role.get("name")).unwrap();
+            report("listening");
+            service.run(role.number("threads").unwrap_or(1) as usize, echo).unwrap();
+        }
+        // Takes requests and answers none.
+        "mute" => {
+            let mut service = options.listen_service(role.get("name")).unwrap();
+            report("listening");
+            let mut kept = Vec::new();
+            for _ in 0..role.number("count").unwrap() {
+                kept.push(service.receive().unwrap().into_responder());
+            }
+            report("taken");
+            read_line_from_parent();
+        }
+        // Asks so much and reads nothing, until it is killed.
+        "deaf" => {
+            let mut client = options.connect_client(role.get("name")).unwrap();
+            let mut asked = 0;
+            while asked < role.number("count").unwrap() && client.try_submit(&[7; 3000]).unwrap().is_some() {
+                asked += 1;
+            }
+            report(asked);
+            read_line_from_parent();
+        }
+        // Many clients, kept.
+        "many" => {
+            let clients: Vec<Client> = (0..role.number("count").unwrap())
+                .map(|_| {
+                    let mut client = options.connect_client(role.get("name")).unwrap();
+                    assert_eq!(&*client.call_until(b"here", deadline()).unwrap().expect("no answer"), b"here");
+                    client
+                })
+                .collect();
+            report("connected");
+            read_line_from_parent();
+            drop(clients);
+        }
+        "caller" => {
+            let mut client = options.connect_client(role.get("name")).unwrap();
+            for number in 0..role.number("count").unwrap() {
+                let request = numbered(number, (number % 3000) as usize);
+                assert_eq!(*client.call(&request).unwrap(), *request, "call {number}");
+            }
+        }
+        // Has no memory for the stacks of so many threads.
+        "cramped" => {
+            use rustix::process::{Resource, Rlimit, setrlimit};
+            let mut service = options.listen_service(role.get("name")).unwrap();
+            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+            let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
+            let most = Some(pages * 4096 + (40 << 20));
+            setrlimit(Resource::As, Rlimit { current: most, maximum: most }).unwrap();
+            let error = service.run(500, echo).unwrap_err();
+            assert!(matches!(&error, Error::System { what, .. } if what.contains("thread")), "{error}");
+            report("no thread");
+        }
+        role => panic!("{role}"),
+    }
+}
+
+#[test]
+fn replies_of_every_size_come_back_from_another_process_through_lanes_that_they_do_not_fit_into() {
+    let place = Place::new("echo of every size");
+    for threads in [1, 3] {
+        for capacity in [TINY, 1 << 22] {
+            let service = Child::start(
+                Role::new(child, "echo").with("name", place.name()).with("capacity", capacity).with("threads", threads),
+            );
+            service.expect("listening");
+            let mut client = Options::new().capacity(capacity).connect_client(&place.name()).unwrap();
+            assert_eq!(client.peer().unwrap().pid, service.pid());
+            let limit = capacity as usize / 2 - 32;
+            let near = |bytes: usize| bytes - 26..bytes + 3;
+            let sizes = (0..200).chain(near(limit)).chain([limit * 2, limit * 3 + 1, 1_000_003]);
+            for (number, bytes) in sizes.enumerate() {
+                let request = numbered(number as u64, bytes);
+                let reply = client.call_until(&request, deadline()).unwrap().expect("no answer");
+                assert_eq!(reply.outcome(), Outcome::Reply);
+                assert!(*reply == *request, "{bytes} bytes");
+            }
+            assert_eq!((client.in_flight(), client.late()), (0, 0));
+            service.kill();
+        }
+    }
+}
+
+#[test]
+fn a_thousand_calls_in_flight_are_answered_in_any_order() {
+    let place = Place::new("a thousand in flight");
+    let mut service = tiny().listen_service(&place.name()).unwrap();
+    let mut client = {
+        let name = place.name();
+        let connecting = std::thread::spawn(move || tiny().connect_client(&name).unwrap());
+        while !connecting.is_finished() {
+            let _ = service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
+        }
+        connecting.join().unwrap()
+    };
+    let mut asked = HashMap::new();
+    let mut taken: Vec<(Vec<u8>, Responder)> = Vec::new();
+    while asked.len() < 1024 {
+        let number = asked.len() as u64;
+        let request = numbered(number, 40);
+        match client.try_submit(&request).unwrap() {
+            Some(call) => assert!(asked.insert(call, request).is_none(), "{call:?} twice"),
+            None => {
+                while let Some(request) = service.try_receive().unwrap() {
+                    taken.push(request.into_parts());
+                }
+            }
+        }
+    }
+    assert!(client.try_submit(b"one more").unwrap().is_none(), "there is no place for it");
+    while let Some(request) = service.try_receive().unwrap() {
+        taken.push(request.into_parts());
+    }
+    assert_eq!(taken.len(), 1024);
+    let mut random = Random::new(7);
+    let mut answered = 0;
+    while answered < 1024 {
+        if !taken.is_empty() {
+            let (bytes, responder) = taken.swap_remove(random.below(taken.len() as u64) as usize);
+            responder.reply(&bytes).unwrap();
+        }
+        // Also what does not fit any more is written as room comes.
+        assert!(service.try_receive().unwrap().is_none());
+        while taken.len() < 500
+            && let Some(reply) = client.try_completion().unwrap()
+        {
+            assert_eq!(*reply, *asked.remove(&reply.call()).expect("answered once"));
+            answered += 1;
+        }
+    }
+    assert!(matches!(client.completion(), Err(Error::Refused(_))), "nothing to wait for");
+}
+
+#[test]
+fn full_lanes_never_wait_for_each_other() {
+    let place = Place::new("deadlock");
+    for threads in [1, 3] {
+        let _serving = Serving::start(&tiny(), &place.name(), threads, |request| {
+            // More than the lane holds, for less than a fifth of it.
+            let reply = request.repeat(5);
+            request.reply(&reply).unwrap();
+        });
+        let mut client = tiny().connect_client(&place.name()).unwrap();
+        let mut random = Random::new(threads as u64);
+        let asked: HashMap<CallId, Vec<u8>> = (0..300)
+            .map(|number| {
+                let request = numbered(number, random.below(40_000) as usize);
+                // Never a completion taken between.
+                (client.submit_until(&request, deadline()).unwrap().expect("deadlock"), request)
+            })
+            .collect();
+        for _ in 0..asked.len() {
+            let reply = client.completion_until(deadline()).unwrap().expect("deadlock");
+            assert!(*reply == *asked[&reply.call()].repeat(5));
+        }
+    }
+}
+
+#[test]
+fn who_awaits_one_call_finds_the_answers_to_others_later() {
+    let place = Place::new("one of many");
+    let _serving = Serving::start(&tiny(), &place.name(), 2, echo);
+    let mut client = tiny().connect_client(&place.name()).unwrap();
+    let calls: Vec<CallId> = (0..200).map(|number| client.submit(&numbered(number, 900)).unwrap()).collect();
+    for number in (0..200u64).rev().step_by(2) {
+        let reply = client.completion_of_until(calls[number as usize], deadline()).unwrap().expect("no answer");
+        assert_eq!(*reply, *numbered(number, 900));
+    }
+    for _ in 0..100 {
+        let reply = client.completion_until(deadline()).unwrap().expect("no answer");
+        let number = calls.iter().position(|call| *call == reply.call()).unwrap() as u64;
+        assert!(number.is_multiple_of(2) && *reply == *numbered(number, 900));
+    }
+    assert!(matches!(client.completion_of(calls[0]), Err(Error::Refused(_))));
+}
+
+#[test]
+fn failures_are_values_and_a_call_let_go_of_is_abandoned() {
+    let place = Place::new("failures");
+    let serving = Serving::start(&tiny(), &place.name(), 2, |request| match &*request {
+        b"fail" => request.fail(42, b"why").unwrap(),
+        b"forget" => {}
+        b"panic" => panic!("of a handler, on purpose"),
+        b"panic while it writes" => {
+            let mut responder = request.into_responder();
+            let _room = responder.try_reserve(10).unwrap().expect("an empty lane has room");
+            panic!("of a handler that has room, on purpose");
+        }
+        b"end" => request.into_responder().end().unwrap(),
+        b"large" => request.fail(u32::MAX, &[3; 100_000]).unwrap(),
+        b"too large" => {
+            let error = request.reply(&[0; 200_001]).unwrap_err();
+            assert!(matches!(error, Error::TooLarge { bytes: 200_001, bytes_max: 200_000 }), "{error}");
+        }
+        _ => echo(request),
+    });
+    let mut client = tiny().call_bytes_max(200_000).connect_client(&place.name()).unwrap();
+    let mut ask = |request: &[u8]| {
+        let answer = client.call_until(request, deadline()).unwrap().expect("no answer");
+        (answer.outcome(), answer.into_vec())
+    };
+    assert_eq!(ask(b"fail"), (Outcome::Failed(42), b"why".to_vec()));
+    assert_eq!(ask(b"forget"), (Outcome::Abandoned, vec![]));
+    assert_eq!(ask(b"panic"), (Outcome::Abandoned, vec![]));
+    assert_eq!(ask(b"panic while it writes"), (Outcome::Abandoned, vec![]));
+    assert_eq!(ask(b"end"), (Outcome::End, vec![]));
+    assert_eq!(ask(b"large"), (Outcome::Failed(u32::MAX), vec![3; 100_000]));
+    assert_eq!(ask(b"too large"), (Outcome::Abandoned, vec![]));
+    assert_eq!(ask(b"anything"), (Outcome::Reply, b"anything".to_vec()));
+    drop(serving);
+}
+
+#[test]
+fn what_is_too_large_is_refused_with_both_numbers() {
+    let place = Place::new("too large");
+    let _serving = Serving::start(&tiny().call_bytes_max(100_000), &place.name(), 1, echo);
+    let mut client = tiny().connect_client(&place.name()).unwrap();
+    assert_eq!(client.request_bytes_max(), 100_000);
+    for error in [
+        client.submit(&[0; 100_001]).unwrap_err(),
+        client.notify(&[0; 100_001]).unwrap_err(),
+        client.try_reserve(100_001).unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::TooLarge { bytes: 100_001, bytes_max: 100_000 }), "{error}");
+    }
+    assert!(matches!(client.try_reserve(90_000), Err(Error::TooLarge { .. })), "it does not fit in place");
+    assert_eq!(client.call(&[1; 100_000]).unwrap().len(), 100_000);
+}
+
+#[test]
+fn notifications_come_in_order_and_are_not_answered() {
+    let place = Place::new("notifications");
+    let mut service = tiny().listen_service(&place.name()).unwrap();
+    let name = place.name();
+    let sizes = Sizes::Random(11, 100_000);
+    let telling = std::thread::spawn(move || {
+        let mut client = tiny().connect_client(&name).unwrap();
+        for number in 0..300 {
+            client.notify(&numbered(number, sizes.of(number))).unwrap();
+        }
+    });
+    let mut wanted = Vec::new();
+    for number in 0..300 {
+        let request = service.receive_until(deadline()).unwrap().expect("a notification is lost");
+        assert!(request.is_notification() && !request.is_cancelled() && request.deadline().is_none());
+        check(number, sizes, &request, &mut wanted);
+        assert!(matches!(request.reply(b"no"), Err(Error::Refused(_))));
+    }
+    telling.join().unwrap();
+    assert!(service.try_receive().unwrap().is_none());
+}
+
+#[test]
+fn only_a_client_and_a_service_make_a_link() {
+    let place = Place::new("other roles");
+    let mut service = Service::listen(&place.name()).unwrap();
+    let refused =
+        |error: Error| assert!(matches!(&error, Error::Refused(why) if why.contains("that one wants")), "{error}");
+    std::thread::scope(|scope| {
+        let sending = scope.spawn(|| pelton::Sender::connect(&place.name()).map(|_| ()));
+        let receiving = scope.spawn(|| pelton::Receiver::connect(&place.name()).map(|_| ()));
+        let calling = scope.spawn(|| Client::connect(&place.name()).unwrap().call(b"me").unwrap().into_vec());
+        service.receive_until(deadline()).unwrap().expect("the client came").reply(b"you").unwrap();
+        assert_eq!(calling.join().unwrap(), b"you");
+        while !sending.is_finished() || !receiving.is_finished() {
+            assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+        }
+        refused(sending.join().unwrap().unwrap_err());
+        refused(receiving.join().unwrap().unwrap_err());
+    });
+    drop(service);
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    std::thread::scope(|scope| {
+        let calling = scope.spawn(|| Client::connect(&place.name()).map(|_| ()));
+        while !calling.is_finished() {
+            assert!(receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+        }
+        refused(calling.join().unwrap().unwrap_err());
+    });
+}
+
+#[test]
+fn a_client_costs_a_service_few_descriptors() {
+    let place = Place::new("many clients");
+    let service = Child::start(Role::new(child, "echo").with("name", place.name()));
+    service.expect("listening");
+    let descriptors = || kernel::descriptors_of(service.pid());
+    let mut first = Client::connect(&place.name()).unwrap();
+    first.call(b"here").unwrap();
+    let before = descriptors();
+    let count = 60;
+    let clients = Child::start(Role::new(child, "many").with("name", place.name()).with("count", count));
+    clients.expect("connected");
+    let each = (descriptors() - before) / count;
+    assert!(each <= 5, "{each} for each client: with 20,000 a thousand clients must be possible");
+    clients.kill();
+    let until = deadline();
+    while descriptors() > before {
+        first.call(b"here").unwrap();
+        assert!(Instant::now() < until, "{} descriptors of dead clients are left", descriptors() - before);
+    }
+}
+
+#[test]
+fn processes_call_one_service_side_by_side() {
+    let place = Place::new("side by side");
+    let _serving = Serving::start(&tiny(), &place.name(), 3, echo);
+    let callers: Vec<Child> = (0..4)
+        .map(|_| {
+            Child::start(
+                Role::new(child, "caller").with("name", place.name()).with("count", 3000).with("capacity", TINY),
+            )
+        })
+        .collect();
+    callers.into_iter().for_each(Child::wait_for_success);
+}
+
+#[test]
+fn a_pool_ends_when_it_is_stopped_and_its_handlers_are_done() {
+    let place = Place::new("stopped");
+    let mut service = tiny().listen_service(&place.name()).unwrap();
+    let stopper = service.stopper();
+    let done = Mutex::new(0);
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            service.run(4, |request| {
+                // From within.
+                stopper.stop();
+                *done.lock().unwrap() += 1;
+                request.reply(b"the last").unwrap();
+            })
+        });
+        let mut client = tiny().connect_client(&place.name()).unwrap();
+        assert_eq!(&*client.call_until(b"stop", deadline()).unwrap().expect("no answer"), b"the last");
+        serving.join().unwrap().unwrap();
+    });
+    assert_eq!(*done.lock().unwrap(), 1);
+    assert!(service.receive().unwrap_err().is_closed(), "it stays stopped");
+}
+
+#[test]
+fn a_call_is_answered_once() {
+    let place = Place::new("a call is answered once");
+    let name = place.name();
+    let mut service = tiny().announce(true).listen_service(&name).unwrap();
+    let asking = std::thread::spawn(move || {
+        let mut client = tiny().connect_client(&name).unwrap();
+        assert!(client.call_until(b"one", deadline()).unwrap().is_some());
+        assert!(client.call_until(b"two", deadline()).unwrap().is_some());
+    });
+    let mut request = service.receive_until(deadline()).unwrap().unwrap();
+    let (_, responder) = request.split();
+    responder.try_reserve(1).unwrap().unwrap().reply(1).unwrap();
+    assert!(matches!(request.reply(b"again"), Err(Error::Refused(_))));
+    service.receive_until(deadline()).unwrap().unwrap().reply(b"").unwrap();
+    asking.join().unwrap();
+}
+
+#[test]
+fn a_pool_whose_threads_cannot_all_be_started_takes_nothing_and_says_so() {
+    let place = Place::new("threads that cannot be started");
+    let pool = Child::start(Role::new(child, "cramped").with("name", place.name()));
+    pool.expect("no thread");
+    pool.wait_for_success();
+}
+
+#[test]
+fn too_large_a_call_is_not_said_to_need_more_capacity_alone() {
+    let place = Place::new("words about size");
+    let (_service, mut client, _responders, _) = asked(&place, 1);
+    let error = client.submit(&vec![0; (64 << 20) + 1]).unwrap_err();
+    assert!(error.to_string().contains("call_bytes_max"), "{error}");
+}
+
+#[test]
+fn a_client_says_how_often_it_has_rung_a_service_that_slept() {
+    let place = Place::new("rings");
+    let (mut service, mut client, _responders, _) = asked(&place, 1);
+    for rung in 1..4 {
+        let before = client.wakes_sent();
+        assert!(service.arm().unwrap());
+        client.submit(b"wakes it").unwrap();
+        client.submit(b"finds it awake").unwrap();
+        assert_eq!(client.wakes_sent(), before + 1, "{rung}");
+        for _ in 0..2 {
+            drop(service.try_receive().unwrap().unwrap().into_responder());
+        }
+        service.disarm();
+    }
+}

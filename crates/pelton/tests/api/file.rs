@@ -1,0 +1,980 @@
+//! Files: every operation, by io_uring and by the threads alone, on tmpfs and on a disk; cancelling, dropping at every stage, chains, roots,
+//! bounds, event loops, forks, full disks, errors; and random sequences against `std::fs`. Here what all of them use, operations, completions, chains,
+//! errors, channels, and io_uring refused; the rest by what it claims in `file/`.
+
+mod limits;
+mod memory;
+mod roots;
+mod sequences;
+mod waiting;
+
+use crate::support::{
+    Child, DEADLINE, Random, Role, Watchdog, deadline, eventually, eventually_is, is_readable, is_root, kernel,
+    read_line_from_parent, readable, report, seccomp,
+};
+use memory::Lent;
+use pelton::Error;
+use pelton::file::{Buffer, Completion, Engine, EngineOptions, File, Kind, Open, Operation, Output, Submitted, Tail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::Write as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+/// What a child of these tests does.
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    match role.get("role") {
+        "limited" => limits::limited(Path::new(role.get("path")), role.get("way")),
+        "limited sequences" => sequences::limited_sequences(Path::new(role.get("path")), role.get("way")),
+        "full" => limits::full(Path::new(role.get("path")), role.get("way")),
+        "many" => limits::many(Path::new(role.get("path")), role.get("way")),
+        "left" => waiting::left(Path::new(role.get("path")), role.get("way")),
+        other => panic!("no such role: {other}"),
+    }
+}
+
+/// A file system to try it on, and how.
+struct Case {
+    way: &'static str,
+    options: EngineOptions,
+    root: tempfile::TempDir,
+}
+
+impl Case {
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    fn engine(&self) -> Engine {
+        let engine = self.options.open().unwrap();
+        assert!(self.way != "threads" || !engine.uses_io_uring());
+        engine
+    }
+}
+
+/// The name of the threads that wait for somebody else, each for one operation.
+const ALONE: &str = "pelton-file-own";
+
+fn options(way: &str) -> EngineOptions {
+    if way == "threads" { EngineOptions::new().without_io_uring() } else { EngineOptions::new() }
+}
+
+/// Tries it on a disk (or what /var/tmp is) and on tmpfs, submitted to io_uring, submitted to the threads, and by `run`.
+fn everywhere(claim: &'static str, test: impl Fn(&Case)) {
+    let _hang = Watchdog::new(claim);
+    for way in ["ring", "threads", "run"] {
+        RUNS.set(way == "run");
+        if way == "ring" && !Engine::new().unwrap().uses_io_uring() {
+            eprintln!("no io_uring here: only the threads are tried");
+            continue;
+        }
+        for place in ["/var/tmp", "/dev/shm"] {
+            let root = tempfile::Builder::new().prefix("pelton-file").tempdir_in(place).unwrap();
+            test(&Case { way, options: options(way), root });
+        }
+    }
+}
+
+fn submit(engine: &mut Engine, token: u64, operation: Operation) {
+    assert!(engine.try_submit(token, operation).unwrap().is_submitted());
+}
+
+thread_local! {
+    /// Whether this thread's tests wait for each operation by `run`.
+    static RUNS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// One operation, in the way that is tried.
+fn ran(engine: &mut Engine, operation: Operation) -> pelton::Result<Completion> {
+    if RUNS.get() {
+        return engine.run(operation);
+    }
+    submit(engine, u64::MAX - 1, operation);
+    let completion = done(engine);
+    assert_eq!(completion.token, u64::MAX - 1);
+    match completion.outcome {
+        Err(error) => Err(error),
+        _ => Ok(completion),
+    }
+}
+
+fn done(engine: &mut Engine) -> Completion {
+    engine.completion_until(deadline()).unwrap().expect("it completes")
+}
+
+fn errno(error: &Error) -> &'static str {
+    match error {
+        Error::File { errno, .. } => errno,
+        other => panic!("found {other:?}, wanted an error of a file"),
+    }
+}
+
+fn failure(completion: &Completion) -> &'static str {
+    errno(completion.outcome.as_ref().unwrap_err())
+}
+
+fn open(engine: &mut Engine, path: &Path) -> File {
+    ran(engine, Operation::open(path, Open::for_both().create(0o640))).unwrap().into_file().unwrap()
+}
+
+fn pipe(name: &str) -> (File, std::fs::File) {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    (File::from_fd(read, name).unwrap(), write.into())
+}
+
+fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
+    Random::new(seed).bytes(bytes)
+}
+
+#[test]
+fn every_operation_does_what_its_system_call_does() {
+    everywhere("every operation does what its system call does", |case| {
+        let mut engine = case.engine();
+        let path = case.path("a");
+        let file = open(&mut engine, &path);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640 & !kernel::umask());
+
+        // Positioned, larger than what is answered at once, and vectored.
+        for bytes in [0, 1, 4096, 100_000, 3_000_000] {
+            let wanted = pattern(bytes as u64, bytes);
+            assert_eq!(ran(&mut engine, Operation::write_at(&file, wanted.clone(), 7)).unwrap().count(), bytes);
+            let read = ran(&mut engine, Operation::read_at(&file, vec![0; bytes], 7)).unwrap();
+            assert_eq!((read.count(), read.bytes() == wanted), (bytes, true), "{bytes} bytes");
+        }
+        let pieces =
+            |lengths: &[usize]| lengths.iter().map(|bytes| Buffer::from(vec![0xee; *bytes])).collect::<Vec<_>>();
+        let text = pattern(9, 70_000);
+        let split = vec![text[..10].into(), Buffer::default(), text[10..60_000].into(), text[60_000..].into()];
+        let wrote = ran(&mut engine, Operation::write_vectored_at(&file, split, 100)).unwrap();
+        assert_eq!((wrote.count(), wrote.buffers.len()), (70_000, 4));
+        let read = ran(&mut engine, Operation::read_vectored_at(&file, pieces(&[1, 50_000, 0, 19_999]), 100)).unwrap();
+        assert_eq!((read.count(), joined(&read.buffers) == text), (70_000, true));
+        let many = pieces(&[3; 2500]);
+        let read = ran(&mut engine, Operation::read_vectored_at(&file, many, 100)).unwrap();
+        assert_eq!((read.count(), joined(&read.buffers) == text[..7500]), (7500, true), "more than IOV_MAX");
+
+        // At the file's position, and at its end.
+        ran(&mut engine, Operation::truncate(&file, 3)).unwrap();
+        ran(&mut engine, Operation::write_at(&file, b"abc", 0)).unwrap();
+        ran(&mut engine, Operation::append(&file, b"def")).unwrap();
+        ran(&mut engine, Operation::append(&file, vec![b'x'; 400_000])).unwrap();
+        assert_eq!(ran(&mut engine, Operation::read(&file, vec![0; 4])).unwrap().bytes(), b"abcd");
+        assert_eq!(ran(&mut engine, Operation::read(&file, vec![0; 4])).unwrap().bytes(), b"efxx");
+        ran(&mut engine, Operation::write(&file, "HERE")).unwrap();
+        assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 5], 8)).unwrap().bytes(), b"HEREx");
+
+        // To the end, and beyond.
+        ran(&mut engine, Operation::truncate(&file, 10)).unwrap();
+        assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 500_000], 4)).unwrap().count(), 6);
+        assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 10], 10)).unwrap().count(), 0);
+        assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 10], 99)).unwrap().count(), 0);
+        ran(&mut engine, Operation::allocate(&file, 0, 65_536)).unwrap();
+        ran(&mut engine, Operation::sync(&file)).unwrap();
+        ran(&mut engine, Operation::sync_data(&file)).unwrap();
+
+        // What is known of it.
+        let now = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5_000_000);
+        let early = SystemTime::UNIX_EPOCH - Duration::new(3, 500_000_000);
+        ran(&mut engine, Operation::set_times(&path, Some(early), Some(now))).unwrap();
+        let wanted = std::fs::metadata(&path).unwrap();
+        for asked in [Operation::stat(&path), Operation::stat_link(&path), Operation::stat_file(&file)] {
+            let Ok(Output::Stat(found)) = ran(&mut engine, asked).unwrap().outcome else { panic!("no stat") };
+            assert_eq!((found.kind, found.bytes, found.inode), (Kind::File, 65_536, wanted.ino()));
+            assert_eq!((found.modified, found.accessed), (now, early));
+            assert_eq!((found.mode, found.links, found.uid), (wanted.mode() & 0o7777, 1, wanted.uid()));
+        }
+        ran(&mut engine, Operation::set_times(&path, None, Some(early))).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), early);
+
+        // Names.
+        let (b, c, link, dir) = (case.path("b"), case.path("c"), case.path("link"), case.path("dir"));
+        ran(&mut engine, Operation::make_directory(&dir, 0o750)).unwrap();
+        ran(&mut engine, Operation::link(&path, &b)).unwrap();
+        ran(&mut engine, Operation::symlink("b", &link)).unwrap();
+        let Ok(Output::Path(target)) = ran(&mut engine, Operation::read_link(&link)).unwrap().outcome else {
+            panic!("no path")
+        };
+        assert_eq!(target, Path::new("b"));
+        let Ok(Output::Stat(found)) = ran(&mut engine, Operation::stat_link(&link)).unwrap().outcome else {
+            panic!("no stat")
+        };
+        assert_eq!(found.kind, Kind::Symlink);
+        let Ok(Output::Stat(found)) = ran(&mut engine, Operation::stat(&link)).unwrap().outcome else {
+            panic!("no stat")
+        };
+        assert_eq!((found.kind, found.links), (Kind::File, 2));
+        ran(&mut engine, Operation::rename(&b, &c)).unwrap();
+        assert!(!b.exists() && c.exists());
+        ran(&mut engine, Operation::unlink(&c)).unwrap();
+        ran(&mut engine, Operation::unlink(&link)).unwrap();
+        ran(&mut engine, Operation::remove_directory(&dir)).unwrap();
+        assert_eq!(std::fs::read_dir(case.root.path()).unwrap().count(), 1);
+
+        // Closing: refused while there is another handle.
+        let other = file.clone();
+        assert_eq!(errno(&ran(&mut engine, Operation::close(other)).unwrap_err()), "EBUSY");
+        ran(&mut engine, Operation::close(file)).unwrap();
+        engine.close().unwrap();
+    });
+}
+
+fn joined(buffers: &[Buffer]) -> Vec<u8> {
+    buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect()
+}
+
+#[test]
+fn a_directory_is_listed_in_batches_each_name_once() {
+    everywhere("a directory is listed in batches", |case| {
+        let names: std::collections::BTreeSet<String> = (0..1500).map(|n| format!("file-{n:060}")).collect();
+        for name in &names {
+            std::fs::write(case.path(name), b"").unwrap();
+        }
+        std::fs::create_dir(case.path("sub")).unwrap();
+        let mut engine = case.engine();
+        let open = Operation::open(case.root.path(), Open::for_reading().directory());
+        let directory = ran(&mut engine, open).unwrap().into_file().unwrap();
+        let (mut found, mut batches) = (Vec::new(), 0);
+        loop {
+            let Ok(Output::Entries(entries)) = ran(&mut engine, Operation::list(&directory)).unwrap().outcome else {
+                panic!()
+            };
+            if entries.is_empty() {
+                break;
+            }
+            batches += 1;
+            found.extend(entries);
+        }
+        assert!(batches > 2, "{batches} batches");
+        assert!(found.iter().any(|entry| entry.name == "sub" && matches!(entry.kind, Kind::Directory | Kind::Unknown)));
+        let listed: Vec<String> =
+            found.iter().filter(|e| e.name != "sub").map(|e| e.name.clone().into_string().unwrap()).collect();
+        assert_eq!(listed.len(), names.len());
+        assert_eq!(listed.into_iter().collect::<std::collections::BTreeSet<_>>(), names);
+    });
+}
+
+#[test]
+fn a_file_is_copied_to_another_also_between_file_systems() {
+    everywhere("a file is copied to another", |case| {
+        let mut engine = case.engine();
+        let wanted = pattern(3, 9_000_001);
+        std::fs::write(case.path("from"), &wanted).unwrap();
+        let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
+        let from = open(&mut engine, &case.path("from"));
+        for to in [case.path("to"), elsewhere.path().join("to")] {
+            let file = open(&mut engine, &to);
+            let copied = ran(&mut engine, Operation::copy(&from, 1, &file, 5, u64::MAX >> 1)).unwrap();
+            assert_eq!(copied.count(), 9_000_000);
+            let found = std::fs::read(&to).unwrap();
+            assert!(found[..5] == [0; 5] && found[5..] == wanted[1..]);
+        }
+        // A file that is made up while it is read has no length.
+        let made_up =
+            ran(&mut engine, Operation::open("/proc/self/status", Open::for_reading())).unwrap().into_file().unwrap();
+        let file = open(&mut engine, &case.path("status"));
+        assert!(ran(&mut engine, Operation::copy(&made_up, 0, &file, 0, 1 << 20)).unwrap().count() > 100);
+    });
+}
+
+/// Until the system answers so of a file that was just written, whose pages it may be at work on; false where it never does.
+fn answers_without_waiting(path: &Path) -> bool {
+    let (file, deadline) = (std::fs::File::open(path).unwrap(), deadline());
+    file.sync_all().unwrap();
+    let mut bytes = [0; 8192];
+    loop {
+        let mut slices = [std::io::IoSliceMut::new(&mut bytes)];
+        match rustix::io::preadv2(&file, &mut slices, 0, rustix::io::ReadWriteFlags::NOWAIT) {
+            Ok(8192) => return true,
+            Err(rustix::io::Errno::OPNOTSUPP) => return false,
+            _ => assert!(Instant::now() < deadline, "what was just written never came into the page cache"),
+        }
+    }
+}
+
+#[test]
+fn what_the_page_cache_has_is_answered_in_the_submitting_call() {
+    everywhere("what the page cache has is answered at once", |case| {
+        let path = case.path("a");
+        std::fs::write(&path, pattern(1, 8192)).unwrap();
+        let mut engine = case.engine();
+        let file = open(&mut engine, &path);
+        if !answers_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
+            eprintln!("this file system cannot be asked not to wait: nothing is answered at once");
+            return;
+        }
+        // Whether it can be, each file is asked once.
+        submit(&mut engine, 4, Operation::read_at(&file, vec![0; 4096], 0));
+        assert_eq!(done(&mut engine).count(), 4096);
+        // An answer after a deadline that has passed was there in the call, without anything having been begun.
+        let past = Instant::now() - Duration::from_secs(1);
+        let read = engine.run_until(Operation::read_at(&file, vec![0; 4096], 0), past).unwrap();
+        let read = read.expect("what was just written is in the page cache");
+        assert_eq!(read.bytes(), &pattern(1, 8192)[..4096]);
+        // What has to be waited for is not.
+        let (nothing_yet, _write) = pipe("a pipe");
+        assert!(engine.run_until(Operation::read(&nothing_yet, vec![0; 1]), past).unwrap().is_none());
+        submit(&mut engine, 5, Operation::read_at(&file, vec![0; 4096], 4096));
+        assert_eq!(engine.in_flight(), 1);
+        let read = engine.try_completion().unwrap().expect("it was answered when it was submitted");
+        assert_eq!((read.token, read.bytes() == &pattern(1, 8192)[4096..]), (5, true));
+        assert_eq!(engine.in_flight(), 0);
+    });
+}
+
+#[test]
+fn many_are_in_flight_and_each_comes_back_with_its_token_and_its_memory() {
+    everywhere("many are in flight", |case| {
+        let path = case.path("a");
+        let wanted = pattern(1, 600 * 4096);
+        std::fs::write(&path, &wanted).unwrap();
+        let mut engine = case.engine();
+        // Past the page cache where the file system can: then all of them wait for the disk.
+        let direct = ran(&mut engine, Operation::open(&path, Open::for_reading().direct()));
+        let file = direct
+            .or_else(|_| ran(&mut engine, Operation::open(&path, Open::for_reading())))
+            .unwrap()
+            .into_file()
+            .unwrap();
+        let mut places = Vec::new();
+        for token in 0..600u64 {
+            let buffer = Buffer::aligned(4096);
+            places.push(buffer.as_ptr() as usize);
+            submit(&mut engine, token, Operation::read_at(&file, buffer, token * 4096));
+        }
+        assert_eq!(engine.in_flight(), 600);
+        let mut seen = vec![false; 600];
+        while engine.in_flight() > 0 {
+            let read = done(&mut engine);
+            let token = read.token as usize;
+            assert!(!std::mem::replace(&mut seen[token], true), "{token} twice");
+            assert_eq!(read.buffer.as_ptr() as usize, places[token]);
+            assert_eq!(read.bytes(), &wanted[token * 4096..][..4096]);
+        }
+        assert!(seen.iter().all(|seen| *seen));
+    });
+}
+
+#[test]
+fn what_is_beyond_the_bound_comes_back_undone() {
+    everywhere("what is beyond the bound comes back undone", |case| {
+        let mut engine = case.options.clone().in_flight_max(2).open().unwrap();
+        let (read, mut write) = pipe("a pipe");
+        submit(&mut engine, 1, Operation::read(&read, vec![0; 1]));
+        submit(&mut engine, 2, Operation::read(&read, vec![0; 1]));
+        let Submitted::Full(back) = engine.try_submit(3, Operation::read(&read, vec![7; 9])).unwrap() else {
+            panic!("taken")
+        };
+        assert_eq!(&*back.into_buffers()[0], &[7; 9]);
+        let chain = [(4, Operation::stat(case.root.path()))];
+        let Submitted::Full(back) = engine.try_submit_chain(chain).unwrap() else { panic!("taken") };
+        assert_eq!(back.len(), 1);
+        engine.start().unwrap();
+        write.write_all(b"ab").unwrap();
+        let first = done(&mut engine);
+        assert_eq!(first.count(), 1);
+        submit(&mut engine, 5, Operation::stat(case.root.path()));
+        assert!(!engine.try_submit(6, Operation::stat(case.root.path())).unwrap().is_submitted());
+        let rest: Vec<u64> = (0..2).map(|_| done(&mut engine).token).collect();
+        assert!(rest.contains(&5) && rest.contains(&(3 - first.token)), "{rest:?}");
+        let long = (0..3).map(|token| (token, Operation::stat(case.root.path())));
+        assert!(matches!(engine.try_submit_chain(long), Err(Error::Refused(_))));
+        assert!(matches!(engine.completion(), Err(Error::Refused(_))));
+    });
+}
+
+#[test]
+fn the_descriptor_is_readable_exactly_while_a_completion_waits() {
+    everywhere("the descriptor is readable exactly while a completion waits", |case| {
+        let mut engine = case.engine();
+        std::fs::write(case.path("a"), b"text").unwrap();
+        let file = open(&mut engine, &case.path("a"));
+        let (read, mut write) = pipe("a pipe");
+        assert!(engine.arm().unwrap());
+        assert!(!is_readable(&engine));
+        for round in 0..20 {
+            // Nothing yet: the pipe is empty.
+            submit(&mut engine, 1, Operation::read(&read, vec![0; 1]));
+            assert!(engine.arm().unwrap() && !is_readable(&engine), "round {round}");
+            write.write_all(b"x").unwrap();
+            readable(&engine);
+            assert_eq!(engine.try_completion().unwrap().unwrap().bytes(), b"x");
+            assert!(engine.try_completion().unwrap().is_none());
+            assert!(engine.arm().unwrap() && !is_readable(&engine), "round {round}");
+            // Submitted while armed: begun at once, or answered at once.
+            submit(&mut engine, 2, Operation::sync_data(&file));
+            readable(&engine);
+            assert_eq!(done(&mut engine).token, 2);
+            assert!(engine.arm().unwrap() && !is_readable(&engine), "round {round}");
+            submit(&mut engine, 3, Operation::read_at(&file, vec![0; 4], 0));
+            readable(&engine);
+            // Two are there and one is taken: still readable, and arming says so.
+            submit(&mut engine, 4, Operation::read_at(&file, vec![0; 4], 0));
+            assert_eq!(done(&mut engine).bytes(), b"text");
+            assert!(is_readable(&engine));
+            assert!(!engine.arm().unwrap() && is_readable(&engine));
+            assert_eq!(done(&mut engine).bytes(), b"text");
+            assert!(engine.arm().unwrap() && !is_readable(&engine), "round {round}");
+            engine.disarm();
+        }
+    });
+}
+
+/// Whether what was given up has ended: an engine has room for all again.
+fn settled(engine: &mut Engine) -> bool {
+    assert!(engine.try_completion().unwrap().is_none());
+    let chain = (0..1024).map(|token| (token, Operation::stat("/")));
+    match engine.try_submit_chain(chain).unwrap() {
+        Submitted::Full(_) => false,
+        Submitted::Submitted => {
+            assert!(engine.cancel(0).unwrap() | engine.cancel(1).unwrap());
+            while engine.in_flight() > 0 {
+                done(engine);
+            }
+            true
+        }
+    }
+}
+
+#[test]
+fn a_chain_goes_on_until_something_fails_and_the_rest_comes_back_undone() {
+    everywhere("a chain goes on until something fails", |case| {
+        let mut engine = case.engine();
+        let file = open(&mut engine, &case.path("a"));
+        let (to, missing) = (case.path("b"), case.path("missing"));
+        let chain = [
+            (1, Operation::write_at(&file, b"all of it", 0)),
+            (2, Operation::sync_data(&file)),
+            (3, Operation::rename(case.path("a"), &to)),
+            (4, Operation::read_at(&file, vec![0; 9], 0)),
+            (5, Operation::unlink(&missing)),
+            (6, Operation::write_at(&file, vec![b'!'; 3], 0)),
+            (7, Operation::unlink(&to)),
+        ];
+        assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
+        assert_eq!(engine.in_flight(), 7);
+        let ended: Vec<Completion> = (0..7).map(|_| done(&mut engine)).collect();
+        assert_eq!(ended.iter().map(|ended| ended.token).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6, 7]);
+        assert!(ended[..4].iter().all(|ended| ended.outcome.is_ok()));
+        assert_eq!(ended[3].bytes(), b"all of it");
+        assert_eq!([failure(&ended[4]), failure(&ended[5]), failure(&ended[6])], ["ENOENT", "ECANCELED", "ECANCELED"]);
+        assert_eq!(&*ended[5].buffer, b"!!!");
+        assert_eq!(std::fs::read(&to).unwrap(), b"all of it");
+
+        // Cancelled in the middle: what is behind it is not done, what is before it is.
+        let (read, mut write) = pipe("a pipe");
+        let chain = [
+            (1, Operation::read(&read, vec![0; 1])),
+            (2, Operation::write_at(&file, b"A", 0)),
+            (3, Operation::write_at(&file, b"B", 1)),
+            (4, Operation::write_at(&file, b"C", 2)),
+        ];
+        assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
+        engine.start().unwrap();
+        assert!(engine.cancel(3).unwrap());
+        assert_eq!([done(&mut engine).token, done(&mut engine).token], [3, 4]);
+        write.write_all(b"x").unwrap();
+        assert_eq!([done(&mut engine).token, done(&mut engine).token], [1, 2]);
+        assert_eq!(std::fs::read(&to).unwrap(), b"All of it");
+        assert!(engine.try_submit_chain([]).unwrap().is_submitted());
+        assert_eq!(engine.in_flight(), 0);
+    });
+}
+
+#[test]
+fn an_error_says_what_failed_where_and_by_which_name() {
+    everywhere("an error says what failed", |case| {
+        let mut engine = case.engine();
+        let missing = case.path("missing/file");
+        let error = ran(&mut engine, Operation::open(&missing, Open::for_reading())).unwrap_err();
+        assert_eq!(errno(&error), "ENOENT");
+        let text = error.to_string();
+        assert!(text.starts_with("opening ") && text.contains(missing.to_str().unwrap()), "{text}");
+        let Error::File { source, .. } = error else { panic!() };
+        assert_eq!(source.raw_os_error(), Some(libc::ENOENT));
+
+        let file = open(&mut engine, &case.path("a"));
+        let dir = case.root.path();
+        ran(&mut engine, Operation::write(&file, "some text")).unwrap();
+        let reading =
+            ran(&mut engine, Operation::open(case.path("a"), Open::for_reading())).unwrap().into_file().unwrap();
+        let cases = [
+            (Operation::open(case.path("a"), Open::for_both().create_new(0o600)), "EEXIST"),
+            (Operation::open(case.path("a"), Open::for_reading().directory()), "ENOTDIR"),
+            (Operation::open(dir, Open::for_writing()), "EISDIR"),
+            (Operation::open("with\0zero", Open::for_reading()), "EINVAL"),
+            (Operation::write_at(&reading, b"x", 0), "EBADF"),
+            (Operation::write_at(&reading, vec![0; 1 << 20], 0), "EBADF"),
+            (Operation::read_at(&file, vec![0; 1], u64::MAX >> 1), ""),
+            (Operation::read_at(&file, vec![0; 1], u64::MAX), "EINVAL"),
+            (Operation::write_at(&file, vec![0; 1], u64::MAX), "EINVAL"),
+            (Operation::copy(&file, 0, &file, 1, 10), "EINVAL"),
+            (Operation::stat(&missing), "ENOENT"),
+            (Operation::unlink(dir), "EISDIR"),
+            (Operation::remove_directory(case.path("a")), "ENOTDIR"),
+            (Operation::make_directory(dir, 0o700), "EEXIST"),
+            (Operation::rename(&missing, case.path("b")), "ENOENT"),
+            (Operation::link(&missing, case.path("b")), "ENOENT"),
+            (Operation::symlink("x", case.path("a")), "EEXIST"),
+            (Operation::read_link(case.path("a")), "EINVAL"),
+            (Operation::list(&file), "ENOTDIR"),
+            (Operation::allocate(&file, 0, 0), "EINVAL"),
+            (Operation::set_times(&missing, None, None), ""),
+            (Operation::truncate(&reading, 0), "EINVAL"),
+        ];
+        for (operation, wanted) in cases {
+            let text = format!("{operation:?}");
+            match ran(&mut engine, operation) {
+                Err(error) if !wanted.is_empty() => assert_eq!(errno(&error), wanted, "{text}"),
+                Ok(_) if wanted.is_empty() => {}
+                Err(error) if wanted.is_empty() => assert!(matches!(error, Error::File { .. }), "{error}"),
+                other => panic!("{text}: found {other:?}, wanted {wanted}"),
+            }
+        }
+        // The memory of what fails comes back with its completion.
+        submit(&mut engine, 1, Operation::write_at(&reading, b"kept", 0));
+        let ended = done(&mut engine);
+        assert_eq!((failure(&ended), &*ended.buffer), ("EBADF", &b"kept"[..]));
+    });
+}
+
+#[test]
+fn a_read_or_write_that_the_device_fails_is_an_error_by_name() {
+    everywhere("a read that the device fails is an error", |case| {
+        let mut engine = case.engine();
+        // Memory that nobody has mapped cannot be read or written: the kernel answers as a broken disk would.
+        let broken =
+            ran(&mut engine, Operation::open("/proc/self/mem", Open::for_both())).unwrap().into_file().unwrap();
+        for bytes in [16, 1 << 20] {
+            assert_eq!(errno(&ran(&mut engine, Operation::read_at(&broken, vec![0; bytes], 8)).unwrap_err()), "EIO");
+            assert_eq!(errno(&ran(&mut engine, Operation::write_at(&broken, vec![0; bytes], 8)).unwrap_err()), "EIO");
+            let pieces = vec![vec![0; bytes].into(), vec![0; bytes].into()];
+            assert_eq!(errno(&ran(&mut engine, Operation::read_vectored_at(&broken, pieces, 8)).unwrap_err()), "EIO");
+        }
+        let full = ran(&mut engine, Operation::open("/dev/full", Open::for_writing())).unwrap().into_file().unwrap();
+        assert_eq!(errno(&ran(&mut engine, Operation::write(&full, b"x")).unwrap_err()), "ENOSPC");
+    });
+}
+
+#[test]
+fn what_a_thread_began_that_has_ended_is_done_all_the_same() {
+    everywhere("what a thread began that has ended is done", |case| {
+        let mut engine = case.engine();
+        let (read, mut write) = pipe("a pipe");
+        let file = open(&mut engine, &case.path("a"));
+        // The kernel cancels what a thread began when that ends: nobody is told so.
+        let mut engine = std::thread::spawn(move || {
+            submit(&mut engine, 1, Operation::read(&read, vec![0; 3]));
+            submit(&mut engine, 2, Operation::write_at(&file, vec![b'w'; 5_000_000], 0));
+            engine.start().unwrap();
+            engine
+        })
+        .join()
+        .unwrap();
+        assert!(engine.completion_until(deadline()).unwrap().is_some_and(|ended| ended.count() == 5_000_000));
+        write.write_all(b"abc").unwrap();
+        assert_eq!(done(&mut engine).bytes(), b"abc");
+        assert_eq!(std::fs::metadata(case.path("a")).unwrap().len(), 5_000_000);
+    });
+}
+
+#[test]
+fn where_a_filter_refuses_io_uring_everything_works_all_the_same() {
+    let _hang = Watchdog::new("where a filter refuses io_uring everything works");
+    for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register] {
+        // A filter is a thread's, and of those that it makes.
+        std::thread::spawn(move || {
+            seccomp::refuse(call, libc::EPERM);
+            let root = tempfile::tempdir_in("/var/tmp").unwrap();
+            let mut engine = Engine::new().unwrap();
+            assert!(!engine.uses_io_uring());
+            let file = open(&mut engine, &root.path().join("a"));
+            for n in 0..100u64 {
+                submit(&mut engine, n, Operation::write_at(&file, vec![n as u8; 100], n * 100));
+            }
+            (0..100).for_each(|_| assert_eq!(done(&mut engine).count(), 100));
+            let wanted: Vec<u8> = (0..10_000).map(|byte| (byte / 100) as u8).collect();
+            assert_eq!(ran(&mut engine, Operation::read_at(&file, vec![0; 10_000], 0)).unwrap().bytes(), wanted);
+            engine.close().unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+}
+
+#[test]
+fn signals_are_never_seen() {
+    everywhere("signals are never seen", |case| {
+        extern "C" fn nothing(_: libc::c_int) {}
+        let handler = nothing as extern "C" fn(libc::c_int);
+        // SAFETY: the handler does nothing; the structure lives as long as the call.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as usize;
+            libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut());
+        }
+        let over = std::sync::atomic::AtomicBool::new(false);
+        // SAFETY: it only asks which thread this is.
+        let me = unsafe { libc::pthread_self() };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    // SAFETY: the thread waits for this one before it ends.
+                    unsafe { libc::pthread_kill(me, libc::SIGUSR1) };
+                    std::thread::yield_now();
+                }
+            });
+            let mut engine = case.engine();
+            let file = open(&mut engine, &case.path("a"));
+            // Signals arrive all the time, so a few rounds are enough: 200 took 60 s beside other tests.
+            for round in 0..20u64 {
+                let wanted = pattern(round, 300_000);
+                assert_eq!(ran(&mut engine, Operation::write_at(&file, wanted.clone(), 0)).unwrap().count(), 300_000);
+                assert!(ran(&mut engine, Operation::read_at(&file, vec![0; 300_000], 0)).unwrap().bytes() == wanted);
+                ran(&mut engine, Operation::stat(case.path("a"))).unwrap();
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    });
+}
+
+#[test]
+fn closing_waits_for_what_is_in_flight_or_until_its_deadline() {
+    everywhere("closing waits for what is in flight", |case| {
+        let mut engine = case.engine();
+        let file = open(&mut engine, &case.path("a"));
+        for n in 0..20u64 {
+            submit(&mut engine, n, Operation::write_at(&file, vec![n as u8 + 1; 300_000], n * 300_000));
+        }
+        engine.close().unwrap();
+        let found = std::fs::read(case.path("a")).unwrap();
+        assert_eq!(found.len(), 6_000_000);
+        assert!(found.chunks(300_000).zip(1..).all(|(piece, n)| piece.iter().all(|byte| *byte == n)));
+
+        let mut engine = case.engine();
+        let (read, _write) = pipe("a pipe");
+        submit(&mut engine, 1, Operation::read(&read, vec![0; 1]));
+        assert!(!engine.close_until(Instant::now() + Duration::from_millis(5)).unwrap());
+    });
+}
+
+#[test]
+fn many_threads_append_to_a_plain_file_and_each_ones_messages_are_whole_and_in_order() {
+    let _hang = Watchdog::new("many threads append to a plain file");
+    let root = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = root.path().join("log");
+    std::fs::write(&path, b"before;").unwrap();
+    let mut engine = Engine::new().unwrap();
+    let tail = Tail::of(open(&mut engine, &path)).unwrap();
+    let appenders = pelton::Options::new().flush_bytes(64 << 10).append(tail).unwrap();
+    let (threads, messages) = (8, 5_000);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let appenders = appenders.clone();
+            scope.spawn(move || {
+                for message in 0..messages {
+                    appenders.append(format!("{thread}:{message:0100};").as_bytes()).unwrap();
+                }
+            });
+        }
+    });
+    appenders.sync().unwrap();
+    drop(appenders);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut next = vec![0; threads];
+    for message in text.strip_prefix("before;").unwrap().split_terminator(';') {
+        let (thread, number) = message.split_once(':').unwrap();
+        let (thread, number): (usize, usize) = (thread.parse().unwrap(), number.parse().unwrap());
+        assert_eq!(std::mem::replace(&mut next[thread], number + 1), number);
+    }
+    assert_eq!(next, vec![messages; threads]);
+}
+
+#[test]
+fn what_goes_on_after_a_look_is_begun_before_the_loop_sleeps() {
+    everywhere("what goes on after a look is begun before the loop sleeps", |case| {
+        let mut engine = case.engine();
+        let (idle, _nobody) = pipe("idle");
+        let (unready, mut writer) = pipe("non-blocking");
+        // The ring says of this one at once that it would wait, and it goes on at the threads.
+        rustix::fs::fcntl_setfl(&unready, rustix::fs::OFlags::NONBLOCK).unwrap();
+        submit(&mut engine, 1, Operation::read(&idle, vec![0; 1]));
+        submit(&mut engine, 2, Operation::read(&unready, vec![0; 1]));
+        assert!(engine.arm().unwrap());
+        writer.write_all(b"x").unwrap();
+        readable(&engine);
+        assert_eq!(engine.try_completion().unwrap().expect("it says so").token, 2);
+    });
+}
+
+#[test]
+fn an_operation_that_the_kernel_refuses_at_once_keeps_back_no_other() {
+    everywhere("an operation that the kernel refuses at once keeps back no other", |case| {
+        for (number, bad) in [PathBuf::from("x".repeat(5000)), PathBuf::new()].into_iter().enumerate() {
+            let mut engine = case.engine();
+            let made = case.path(&format!("made {number}"));
+            let (idle, _nobody) = pipe("idle");
+            for (token, operation) in [
+                (1, Operation::open(&bad, Open::for_reading())),
+                (2, Operation::read(&idle, vec![0; 1])),
+                (3, Operation::open(&bad, Open::for_reading())),
+                (4, Operation::make_directory(&made, 0o700)),
+            ] {
+                submit(&mut engine, token, operation);
+            }
+            // Begun by this alone: nothing else is asked of the engine until it is done.
+            engine.start().unwrap();
+            let deadline = deadline();
+            while !made.exists() {
+                assert!(Instant::now() < deadline, "what is behind it has not begun");
+                std::thread::yield_now();
+            }
+            let mut ended: Vec<u64> = (0..3).map(|_| done(&mut engine).token).collect();
+            ended.sort_unstable();
+            assert_eq!(ended, [1, 3, 4]);
+        }
+    });
+}
+
+fn open_to_read(engine: &mut Engine, path: &Path) -> File {
+    ran(engine, Operation::open(path, Open::for_reading())).unwrap().into_file().unwrap()
+}
+
+#[test]
+fn no_more_is_answered_in_a_turn_than_keeps_a_loop_for_a_moment() {
+    everywhere("no more is answered in a turn than keeps a loop for a moment", |case| {
+        const EACH: usize = 16;
+        let path = case.path("a");
+        std::fs::write(&path, vec![7; 4096 * EACH]).unwrap();
+        let mut engine = case.engine();
+        let file = open_to_read(&mut engine, &path);
+        if !answers_without_waiting(&path) && case.root.path().starts_with("/var/tmp") {
+            eprintln!("this file system cannot be asked not to wait: nothing is answered at once");
+            return;
+        }
+        let lent = Lent::new(40 * EACH);
+        let submit_all = |engine: &mut Engine, first: usize| {
+            for token in first..first + 20 {
+                let pieces = (0..EACH).map(|piece| lent.buffer(token * EACH + piece)).collect();
+                submit(engine, token as u64, Operation::read_vectored_at(&file, pieces, 0));
+            }
+            (first..first + 20).filter(|token| lent.bytes(token * EACH).iter().all(|byte| *byte == 7)).count()
+        };
+        // 64 KiB each, of 1 MiB: nothing was begun otherwise, so the rest of the memory is as it was.
+        assert_eq!(submit_all(&mut engine, 0), 16);
+        // The next turn begins when the loop goes back, or somebody waits.
+        while engine.in_flight() > 0 {
+            assert_eq!(done(&mut engine).count(), 4096 * EACH);
+        }
+        assert_eq!(submit_all(&mut engine, 20), 16);
+        let chain = [(50, Operation::read_at(&file, vec![0; 100_000], 0)), (51, Operation::stat_file(&file))];
+        assert!(engine.try_submit_chain(chain).unwrap().is_submitted());
+        let mut seen = std::collections::BTreeSet::new();
+        while engine.in_flight() > 0 {
+            if engine.arm().unwrap() {
+                readable(&engine);
+            }
+            while let Some(ended) = engine.try_completion().unwrap() {
+                assert!(ended.outcome.is_ok() && seen.insert(ended.token));
+            }
+        }
+        assert_eq!(seen.len(), 22);
+        assert_eq!(lent.times(), vec![1; 40 * EACH]);
+    });
+}
+
+#[test]
+fn where_a_filter_refuses_io_uring_later_everything_goes_on() {
+    let _hang = Watchdog::new("where a filter refuses io_uring later everything goes on");
+    if !Engine::new().unwrap().uses_io_uring() {
+        eprintln!("no io_uring here: it cannot be refused later");
+        return;
+    }
+    for is_armed in [false, true] {
+        // A filter is a thread's, and of those that it makes.
+        std::thread::spawn(move || {
+            let root = tempfile::tempdir_in("/var/tmp").unwrap();
+            let mut engine = Engine::new().unwrap();
+            let file = open(&mut engine, &root.path().join("a"));
+            let (idle, mut writer) = pipe("idle");
+            submit(&mut engine, 1000, Operation::read(&idle, vec![0; 5]));
+            engine.start().unwrap();
+            // Begun before; not begun; given up; submitted after.
+            submit(&mut engine, 1001, Operation::read(&idle, vec![0; 5]));
+            for n in 0..300u64 {
+                submit(&mut engine, n, Operation::write_at(&file, vec![n as u8; 100], n * 100));
+            }
+            seccomp::refuse(libc::SYS_io_uring_enter, libc::EPERM);
+            if is_armed {
+                engine.arm().unwrap();
+            }
+            assert!(engine.cancel(1001).unwrap());
+            for n in 300..600u64 {
+                submit(&mut engine, n, Operation::write_at(&file, vec![n as u8; 100], n * 100));
+            }
+            let mut seen = std::collections::BTreeSet::new();
+            while seen.len() < 601 {
+                if is_armed && engine.arm().unwrap() {
+                    readable(&engine);
+                }
+                let ended = done(&mut engine);
+                assert!(seen.insert(ended.token));
+                match ended.token {
+                    1001 => assert_eq!(failure(&ended), "ECANCELED"),
+                    _ => assert_eq!(ended.count(), 100),
+                }
+            }
+            assert!(!engine.uses_io_uring());
+            // What the kernel had begun ends.
+            writer.write_all(b"bytes").unwrap();
+            let ended = done(&mut engine);
+            assert_eq!((ended.token, ended.bytes()), (1000, &b"bytes"[..]));
+            let wanted: Vec<u8> = (0..60_000u32).map(|byte| (byte / 100) as u8).collect();
+            assert!(ran(&mut engine, Operation::read_at(&file, vec![0; 60_000], 0)).unwrap().bytes() == wanted);
+            engine.close().unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_loop_hears_of_what_ends_while_somebody_waits_for_something_else() {
+    everywhere("a loop hears of what ends while somebody waits for something else", |case| {
+        let mut engine = case.engine();
+        let (idle, _writer) = pipe("idle");
+        for round in 0..200u64 {
+            assert!(engine.arm().unwrap());
+            for token in 0..6 {
+                submit(&mut engine, token, Operation::read_link(case.root.path()));
+            }
+            // Answered, or given up.
+            let wanted = if round % 8 == 0 {
+                engine.run_until(Operation::read(&idle, vec![0; 1]), Instant::now()).unwrap().is_none()
+            } else {
+                matches!(engine.run_until(Operation::read_link(case.root.path()), deadline()), Err(Error::File { .. }))
+            };
+            assert!(wanted);
+            for _ in 0..6 {
+                readable(&engine);
+                while engine.try_completion().unwrap().is_none() {
+                    // It may be readable for what was taken already; not silent for what was not.
+                    if engine.arm().unwrap() {
+                        readable(&engine);
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_file_goes_into_a_channel_and_out_of_one() {
+    use std::sync::{Arc, Mutex};
+    everywhere("a file goes into a channel and out of one", |case| {
+        const BYTES: usize = 5_000_001;
+        let wanted = pattern(5, BYTES);
+        std::fs::write(case.path("from"), &wanted).unwrap();
+        let mut engine = case.engine();
+        let from = open_to_read(&mut engine, &case.path("from"));
+        let to = open(&mut engine, &case.path("to"));
+        let (sender, receiver) = pelton::Options::new().capacity(1 << 20).threads().unwrap();
+        let (sender, receiver) = (Arc::new(Mutex::new(sender)), Arc::new(Mutex::new(receiver)));
+        // Both ends at a time, each waits for the other.
+        submit(&mut engine, 1, Operation::receive(&to, 7, BYTES as u64 - 1, &receiver));
+        // The last message is of what is left.
+        submit(&mut engine, 2, Operation::send(&from, 1, u64::MAX, &sender, 99_999));
+        for _ in 0..2 {
+            let ended = done(&mut engine);
+            assert_eq!((ended.count(), ended.cut_short_by.is_none()), (BYTES - 1, true), "{ended:?}");
+        }
+        let found = std::fs::read(case.path("to")).unwrap();
+        assert!(found[..7] == [0; 7] && found[7..] == wanted[1..]);
+
+        // The channel goes on. What is too large for what is wanted stays in it; so does what cannot be written.
+        let send = |bytes: &[u8]| sender.try_lock().unwrap().send(bytes).unwrap();
+        ["one", "two", "three"].iter().for_each(|text| send(text.as_bytes()));
+        let some = ran(&mut engine, Operation::receive(&to, 0, 10, &receiver)).unwrap();
+        assert_eq!((some.count(), some.cut_short_by.is_none()), (6, true));
+        assert_eq!(errno(&ran(&mut engine, Operation::receive(&from, 0, 10, &receiver)).unwrap_err()), "EBADF");
+        assert_eq!(&*receiver.try_lock().unwrap().receive().unwrap(), b"three");
+        assert_eq!(&std::fs::read(case.path("to")).unwrap()[..6], b"onetwo");
+        // Nor is anything sent of what cannot be read.
+        let to_write =
+            ran(&mut engine, Operation::open(case.path("to"), Open::for_writing())).unwrap().into_file().unwrap();
+        assert_eq!(errno(&ran(&mut engine, Operation::send(&to_write, 0, 9, &sender, 4)).unwrap_err()), "EBADF");
+        assert!(receiver.try_lock().unwrap().try_receive().unwrap().is_none());
+
+        // Messages of nothing would never be all.
+        assert_eq!(errno(&ran(&mut engine, Operation::send(&from, 0, 9, &sender, 0)).unwrap_err()), "EINVAL");
+
+        // Cancelled while it waits, after some bytes and before any; and while somebody else has it.
+        submit(&mut engine, 3, Operation::send(&from, 0, u64::MAX, &sender, 100_000));
+        engine.start().unwrap();
+        // By its first message it has begun. Nobody looks at the sender before: who does has it, and the operation has not.
+        let mut received = receiver.try_lock().unwrap().receive_until(deadline()).unwrap().expect("it begins").to_vec();
+        assert_eq!(errno(&ran(&mut engine, Operation::send(&from, 0, 9, &sender, 4)).unwrap_err()), "EBUSY");
+        assert!(engine.cancel(3).unwrap());
+        let cut = done(&mut engine);
+        let count = match &cut.outcome {
+            Ok(_) => cut.count(),
+            Err(error) => {
+                assert_eq!(errno(error), "ECANCELED");
+                0
+            }
+        };
+        assert!(count == 0 || errno(cut.cut_short_by.as_ref().unwrap()) == "ECANCELED");
+        while let Some(message) = receiver.try_lock().unwrap().try_receive().unwrap() {
+            received.extend_from_slice(&message);
+        }
+        assert!(received == wanted[..count]);
+        submit(&mut engine, 4, Operation::receive(&to, 0, 10, &receiver));
+        engine.start().unwrap();
+        assert!(engine.cancel(4).unwrap());
+        assert_eq!(failure(&done(&mut engine)), "ECANCELED");
+        // By what it has written it has begun, and waits for more.
+        send(b"first");
+        submit(&mut engine, 4, Operation::receive(&to, 0, 10, &receiver));
+        engine.start().unwrap();
+        let until = deadline();
+        while std::fs::read(case.path("to")).unwrap()[..5] != *b"first" {
+            assert!(Instant::now() < until, "it does not begin");
+            std::thread::yield_now();
+        }
+        assert!(engine.cancel(4).unwrap());
+        let cut = done(&mut engine);
+        assert_eq!((cut.count(), errno(cut.cut_short_by.as_ref().unwrap())), (5, "ECANCELED"));
+
+        // The end of a channel: of the sender's all is written, of the receiver's it is told.
+        send(b"last");
+        let mut ended = Vec::new();
+        submit(&mut engine, 5, Operation::receive(&to, 0, u64::MAX, &receiver));
+        engine.start().unwrap();
+        Arc::into_inner(sender).unwrap().into_inner().unwrap().close().unwrap();
+        ended.push(done(&mut engine).count());
+        assert_eq!(ended, [4]);
+        let (sender, receiver) = pelton::Options::new().threads().unwrap();
+        receiver.close().unwrap();
+        let sender = Arc::new(Mutex::new(sender));
+        // It may be told after some messages that nobody will read.
+        let told = match ran(&mut engine, Operation::send(&from, 0, 1000, &sender, 4)) {
+            Ok(sent) => *sent.cut_short_by.expect("nobody reads it"),
+            Err(error) => error,
+        };
+        assert!(told.is_closed(), "{told}");
+        // An engine that is dropped lets go of the channel.
+        let (sender, receiver) = pelton::Options::new().threads().unwrap();
+        let receiver = Arc::new(Mutex::new(receiver));
+        submit(&mut engine, 6, Operation::receive(&to, 0, 10, &receiver));
+        engine.start().unwrap();
+        drop(engine);
+        let until = deadline();
+        while Arc::strong_count(&receiver) > 1 {
+            assert!(Instant::now() < until, "a thread keeps the receiver");
+            std::thread::yield_now();
+        }
+        drop(sender);
+    });
+}

@@ -1,0 +1,910 @@
+//! Flushing: every message comes to the sink once and in order, whoever sends, whatever the sink or its process does meanwhile.
+
+use crate::support::*;
+use pelton::{Error, Forward, LaneId, Options, Run, Sender, Sink, Wait};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+/// Where the sleep word of a sender stands in its page.
+const SLEEP: usize = 256;
+const LONG: Option<Duration> = Some(Duration::from_secs(3600));
+
+/// What has come to a sink: of each sender, who says in its messages who it is, the numbers in the order in which they came.
+#[derive(Clone, Default)]
+struct Seen {
+    numbers: Arc<Mutex<BTreeMap<u32, Vec<u32>>>>,
+    writes: Arc<AtomicUsize>,
+}
+
+fn numbered(who: u32, number: u32, bytes: usize) -> Vec<u8> {
+    let mut message = vec![number as u8; bytes.max(8)];
+    message[..4].copy_from_slice(&who.to_le_bytes());
+    message[4..8].copy_from_slice(&number.to_le_bytes());
+    message
+}
+
+impl Seen {
+    fn take(&self, runs: &[Run<'_>]) {
+        let mut numbers = self.numbers.lock().unwrap();
+        self.writes.fetch_add(1, SeqCst);
+        for run in runs {
+            assert_eq!(run.payloads().count(), run.messages() as usize);
+            assert_eq!(run.bytes()[4..8], run.first_seq().to_le_bytes());
+            for message in run.payloads() {
+                let word = |at: usize| u32::from_le_bytes(message[at..at + 4].try_into().unwrap());
+                assert!(message[8..].iter().all(|byte| *byte == word(4) as u8));
+                numbers.entry(word(0)).or_default().push(word(4));
+            }
+        }
+    }
+
+    fn sink(&self) -> impl Sink + use<> {
+        let seen = self.clone();
+        move |runs: &[Run<'_>]| {
+            seen.take(runs);
+            Ok(())
+        }
+    }
+
+    /// Each of `senders`' first `count` messages once, in order, and nothing else.
+    #[track_caller]
+    fn check(&self, senders: u32, count: u32) {
+        let numbers = self.numbers.lock().unwrap();
+        assert_eq!(numbers.keys().copied().collect::<Vec<_>>(), (0..senders).collect::<Vec<_>>());
+        for (who, numbers) in &*numbers {
+            assert!(numbers.iter().copied().eq(0..count), "of {who}: {} messages", numbers.len());
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.numbers.lock().unwrap().values().map(Vec::len).sum()
+    }
+
+    /// Until so many messages have come.
+    fn wait_for(&self, count: usize) {
+        let until = deadline();
+        while self.count() < count {
+            assert!(Instant::now() < until, "{} of {count} messages came", self.count());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    let count = role.number("count").unwrap() as u32;
+    let who = role.number("who").unwrap() as u32;
+    let options = Options::new().capacity(1 << 18).connect_deadline(deadline());
+    let mut sender = options.connect_sender(role.get("name")).unwrap();
+    for number in 0..count {
+        sender.send(&numbered(who, number, 100)).unwrap();
+    }
+    report("sent");
+    read_line_from_parent();
+}
+
+#[test]
+fn what_one_sender_sends_is_flushed_up_to_its_close() {
+    let _hang = Watchdog::new("a flush ends with its sender");
+    let soon = Some(Duration::from_millis(10));
+    // A sender that spins for room may wait for the interval.
+    for (wait, interval) in [(Wait::Block, LONG), (Wait::Block, soon), (Wait::Spin, soon), (Wait::Block, None)] {
+        let (mut sender, receiver) = Options::new().capacity(1 << 16).wait(wait).threads().unwrap();
+        let seen = Seen::default();
+        let mut flush =
+            Options::new().flush_interval(interval).flush_bytes(1 << 20).flush(receiver, seen.sink()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for number in 0..20_000 {
+                    // Also some that take a good part of the lane, which holds much less than is to be flushed at a time.
+                    let bytes = if number % 1000 == 0 { 30_000 } else { number as usize % 300 };
+                    sender.send(&numbered(0, number, bytes)).unwrap();
+                }
+            });
+            flush.run().unwrap();
+        });
+        seen.check(1, 20_000);
+    }
+}
+
+#[test]
+fn a_deadline_ends_a_flush_though_there_is_always_more() {
+    let _hang = Watchdog::new("a flush ends at its deadline");
+    let (mut sender, receiver) = Options::new().capacity(1 << 16).threads().unwrap();
+    sender.send(b"first").unwrap();
+    let writes = Arc::new(AtomicUsize::new(0));
+    let counted = writes.clone();
+    // Whenever it has written there is another to be written.
+    let sink = move |_: &[Run<'_>]| {
+        counted.fetch_add(1, SeqCst);
+        sender.send(b"another")
+    };
+    let mut flush = Options::new().flush_bytes(1).flush(receiver, sink).unwrap();
+    assert!(!flush.run_until(Instant::now() + Duration::from_millis(20)).unwrap());
+    let so_far = writes.load(SeqCst);
+    assert!(!flush.run_until(Instant::now()).unwrap());
+    assert!(so_far >= 1 && writes.load(SeqCst) == so_far + 1);
+}
+
+#[test]
+fn many_threads_and_processes_come_and_go_and_die() {
+    let place = Place::new("a flush of many senders ends");
+    let receiver = Options::new().gather_at(&place.name()).unwrap();
+    let senders = receiver.senders().unwrap();
+    let seen = Seen::default();
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, seen.sink()).unwrap();
+    let children: Vec<_> = (0..3)
+        .map(|who| {
+            let role = Role::new(child, "sender").with("name", place.name()).with("who", who).with("count", 5000);
+            Child::start(role)
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for who in 3..6 {
+            let mut sender = senders.sender().unwrap();
+            scope.spawn(move || {
+                for number in 0..5000 {
+                    sender.send(&numbered(who, number, 50)).unwrap();
+                }
+            });
+        }
+        scope.spawn(|| {
+            for child in children {
+                child.expect("sent");
+                child.kill();
+            }
+        });
+        while seen.count() < 30_000 {
+            assert!(!flush.run_until(Instant::now() + Duration::from_millis(20)).unwrap());
+            flush.now().unwrap();
+        }
+    });
+    seen.check(6, 5000);
+}
+
+#[test]
+fn a_senders_last_messages_are_flushed_though_it_has_left() {
+    let _hang = Watchdog::new("what is taken of a lane that leaves is flushed");
+    let (senders, receiver) = Options::new().capacity(1 << 20).gather().unwrap();
+    let seen = Seen::default();
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, seen.sink()).unwrap();
+    for who in 0..3 {
+        let mut sender = senders.sender().unwrap();
+        sender.send(&numbered(who, 0, 9)).unwrap();
+        // Taken, and not due.
+        assert!(!flush.run_until(Instant::now()).unwrap());
+        sender.send(&numbered(who, 1, 9)).unwrap();
+        drop(sender);
+        assert!(!flush.run_until(Instant::now()).unwrap());
+        assert_eq!(seen.writes.load(SeqCst), 0);
+    }
+    drop(senders);
+    flush.now().unwrap_err();
+    seen.check(3, 2);
+    assert_eq!(seen.writes.load(SeqCst), 1);
+}
+
+#[test]
+fn what_is_little_is_flushed_after_the_interval() {
+    let place = Place::new("little is flushed in time");
+    let receiver = Options::new().gather_at(&place.name()).unwrap();
+    let seen = Seen::default();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (seen, stop, mut sender) = (&seen, &stop, receiver.senders().unwrap().sender().unwrap());
+        let interval = Some(Duration::from_millis(5));
+        let mut flush = Options::new().flush_interval(interval).flush(receiver, seen.sink()).unwrap();
+        scope.spawn(move || {
+            while !stop.load(SeqCst) {
+                flush.run_until(Instant::now() + Duration::from_millis(50)).unwrap();
+            }
+        });
+        for number in 0..3 {
+            sender.send(&numbered(0, number, 10)).unwrap();
+            seen.wait_for(number as usize + 1);
+        }
+        stop.store(true, SeqCst);
+    });
+    seen.check(1, 3);
+}
+
+#[test]
+fn a_sink_that_fails_gets_the_same_again_and_nothing_is_released_before() {
+    let _hang = Watchdog::new("a failing sink loses nothing");
+    let (mut sender, receiver) = Options::new().capacity(1 << 20).threads().unwrap();
+    let seen = Seen::default();
+    let (count, fails) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
+    let sink = {
+        let (seen, count, fails) = (seen.clone(), count.clone(), fails.clone());
+        move |runs: &[Run<'_>]| {
+            count.store(runs.iter().map(|run| run.messages() as usize).sum(), SeqCst);
+            if fails.load(SeqCst) {
+                return Err(Error::Sink("not now".to_owned()));
+            }
+            seen.take(runs);
+            Ok(())
+        }
+    };
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, sink).unwrap();
+    for number in 0..10 {
+        sender.send(&numbered(0, number, 10)).unwrap();
+    }
+    for more in 0..3 {
+        let error = flush.now().unwrap_err();
+        assert!(matches!(&error, Error::Sink(text) if text == "not now"), "{error}");
+        assert_eq!((count.load(SeqCst), sender.unreleased()), (10, 10 + more), "just the same again");
+        sender.send(&numbered(0, 10 + more as u32, 10)).unwrap();
+    }
+    fails.store(false, SeqCst);
+    flush.now().unwrap();
+    assert_eq!(sender.unreleased(), 0);
+    sender.send(&numbered(0, 13, 10)).unwrap();
+    drop(sender);
+    // The end is told after what came before it is in the sink, also if that fails at first.
+    fails.store(true, SeqCst);
+    assert!(matches!(flush.run(), Err(Error::Sink(_))));
+    fails.store(false, SeqCst);
+    flush.run().unwrap();
+    seen.check(1, 14);
+}
+
+/// A sink that outlives its flush, and knows what it has.
+#[derive(Clone, Default)]
+struct Kept {
+    seen: Seen,
+    last: Arc<Mutex<HashMap<LaneId, u32>>>,
+}
+
+impl Sink for Kept {
+    fn write(&mut self, runs: &[Run<'_>]) -> pelton::Result<()> {
+        self.seen.take(runs);
+        for run in runs {
+            let header = run.payloads().count() as u32 - 1;
+            self.last.lock().unwrap().insert(run.lane(), run.first_seq() + header);
+        }
+        Ok(())
+    }
+
+    fn last_seq(&self, lane: LaneId) -> Option<u32> {
+        self.last.lock().unwrap().get(&lane).copied()
+    }
+}
+
+/// Sends by a path, where the end of a receiver is told once.
+fn send_to_the_next(sender: &mut Sender, message: &[u8]) {
+    if let Err(error) = sender.send(message) {
+        assert!(error.is_closed(), "{error}");
+        sender.send(message).unwrap();
+    }
+}
+
+#[test]
+fn what_was_written_and_not_released_is_not_written_again() {
+    let place = Place::new("a path channel's flush goes on after a death");
+    let path = place.path().join("c");
+    let mut sender = Options::new().capacity(1 << 20).create_sender(&path).unwrap();
+    let sink = Kept::default();
+    for round in 0..3u32 {
+        for number in 0..10 {
+            send_to_the_next(&mut sender, &numbered(0, round * 10 + number, 20));
+        }
+        // Writes, and ends before it has released: as if it had been killed there.
+        let mut dying = sink.clone();
+        let receiver = Options::new().open_receiver(&path).unwrap();
+        let mut flush = Options::new()
+            .flush(receiver, move |runs: &[Run<'_>]| {
+                Sink::write(&mut dying, runs).unwrap();
+                Err(Error::Sink("killed".to_owned()))
+            })
+            .unwrap();
+        // One that writes again what it has would be found by the check.
+        flush.now().unwrap_err();
+        drop(flush);
+        send_to_the_next(&mut sender, &numbered(0, round * 10 + 10, 20));
+        let receiver = Options::new().open_receiver(&path).unwrap();
+        let mut flush = Options::new().flush(receiver, sink.clone()).unwrap();
+        flush.now().unwrap();
+        assert_eq!(sender.unreleased(), 0, "what was skipped is released");
+        drop(flush);
+        sink.seen.numbers.lock().unwrap().get_mut(&0).unwrap().pop();
+        let last = &mut *sink.last.lock().unwrap();
+        assert_eq!(last.len(), 1, "one lane is one lane, whoever receives");
+    }
+    sink.seen.check(1, 30);
+    // Another channel at the same place is another.
+    drop(sender);
+    pelton::inspect::remove(&path).unwrap();
+    let mut sender = Options::new().capacity(1 << 20).create_sender(&path).unwrap();
+    sender.send(&numbered(1, 0, 20)).unwrap();
+    let receiver = Options::new().open_receiver(&path).unwrap();
+    Options::new().flush(receiver, sink.clone()).unwrap().now().unwrap();
+    assert_eq!(sink.seen.numbers.lock().unwrap()[&1], [0]);
+    assert_eq!(sink.last.lock().unwrap().len(), 2);
+}
+
+#[test]
+fn messages_are_forwarded_to_another_channel_once_though_it_ends_meanwhile() {
+    let place = Place::new("forwarding goes on with a successor");
+    let (mut sender, receiver) = Options::new().capacity(1 << 20).threads().unwrap();
+    let path = place.path().join("c");
+    let onward = Options::new().capacity(1 << 16).create_sender(&path).unwrap();
+    let mut flush = Options::new().flush_interval(None).flush(receiver, Forward::new(onward)).unwrap();
+    let mut first = Options::new().open_receiver(&path).unwrap();
+    for number in 0..1000 {
+        sender.send(&numbered(0, number, 200)).unwrap();
+    }
+    drop(sender);
+    std::thread::scope(|scope| {
+        let (tell, told) = mpsc::channel();
+        scope.spawn(move || {
+            // Told once that the receiver has gone, in the middle of a run. It is the sink's end, not the channel's.
+            tell.send(flush.run()).unwrap();
+            flush.run().unwrap();
+        });
+        let mut got: Vec<u32> = Vec::new();
+        let word = |message: &[u8]| u32::from_le_bytes(message[4..8].try_into().unwrap());
+        for _ in 0..100 {
+            got.push(word(&first.receive_until(deadline()).unwrap().unwrap()));
+        }
+        drop(first);
+        // The rest is more than there is room for.
+        let told = told.recv_timeout(DEADLINE).unwrap();
+        assert!(matches!(told, Err(Error::Sink(_))), "{told:?}");
+        let mut second = Options::new().open_receiver(&path).unwrap();
+        while got.len() < 1000 {
+            got.push(word(&second.receive_until(deadline()).unwrap().unwrap()));
+        }
+        assert!(got.iter().copied().eq(0..1000));
+    });
+}
+
+#[test]
+fn many_threads_append_and_each_ones_messages_are_in_order() {
+    let _hang = Watchdog::new("threads append");
+    for interval in [None, Some(Duration::from_micros(100))] {
+        let seen = Seen::default();
+        let options = Options::new().flush_bytes(1 << 16).flush_interval(interval);
+        let appenders = options.append(seen.sink()).unwrap();
+        std::thread::scope(|scope| {
+            for who in 0..8 {
+                let appenders = &appenders;
+                scope.spawn(move || {
+                    let mut own = appenders.appender().unwrap();
+                    for number in 0..20_000 {
+                        let message = numbered(who, number, number as usize % 40);
+                        // Copied, by another appender, and in place.
+                        match number % 2000 {
+                            0..1000 => own.append(&message).unwrap(),
+                            1999 => {
+                                // What came by the one before must be there first.
+                                own.flush().unwrap();
+                                own = appenders.appender().unwrap();
+                                own.append(&message).unwrap();
+                            }
+                            _ => {
+                                let mut room = own.reserve(message.len() + 3).unwrap();
+                                room[..message.len()].copy_from_slice(&message);
+                                room.commit_bytes(message.len()).unwrap();
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        appenders.sync().unwrap();
+        seen.check(8, 20_000);
+    }
+}
+
+#[test]
+fn a_thread_appends_without_an_appender_and_the_last_part_is_flushed_at_the_end() {
+    let _hang = Watchdog::new("the last part is flushed");
+    for interval in [None, LONG] {
+        let seen = Seen::default();
+        let appenders = Options::new().flush_interval(interval).append(seen.sink()).unwrap();
+        std::thread::scope(|scope| {
+            for who in 0..4 {
+                let appenders = appenders.clone();
+                scope.spawn(move || (0..1000).for_each(|number| appenders.append(&numbered(who, number, 9)).unwrap()));
+            }
+        });
+        assert_eq!(seen.count(), 0, "1000 messages are no bufferful");
+        let appender = appenders.appender().unwrap();
+        drop(appenders);
+        assert_eq!(seen.count(), 0, "there is one who may append");
+        drop(appender);
+        seen.check(4, 1000);
+        assert_eq!(seen.writes.load(SeqCst), 1);
+    }
+}
+
+#[test]
+fn a_flush_has_everything_that_was_appended_before() {
+    let _hang = Watchdog::new("a flush has everything");
+    let seen = Seen::default();
+    let appenders = Options::new().flush_interval(None).append(seen.sink()).unwrap();
+    let mut appender = appenders.appender().unwrap();
+    for number in 0..100 {
+        appender.append(&numbered(0, number, 9)).unwrap();
+        appenders.append(&numbered(1, number, 9)).unwrap();
+        if number % 2 == 0 {
+            appenders.flush().unwrap()
+        } else {
+            appender.flush().unwrap()
+        }
+        assert_eq!(seen.count(), 2 * (number as usize + 1));
+    }
+    seen.check(2, 100);
+}
+
+#[test]
+fn what_is_appended_is_flushed_after_the_interval_and_the_thread_for_it_ends() {
+    let _hang = Watchdog::new("little is flushed in time");
+    let seen = Seen::default();
+    let of_flushing = || {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let name = |path: std::path::PathBuf| std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+        threads.filter(|thread| name(thread.as_ref().unwrap().path()).trim() == "pelton-flush").count()
+    };
+    let appenders = Options::new().flush_interval(Some(Duration::from_millis(3))).append(seen.sink()).unwrap();
+    for number in 0..5 {
+        appenders.append(&numbered(0, number, 9)).unwrap();
+        seen.wait_for(number as usize + 1);
+    }
+    assert!(of_flushing() >= 1);
+    drop(appenders);
+    seen.check(1, 5);
+    // Other tests' threads end as well.
+    let until = deadline();
+    while of_flushing() != 0 {
+        assert!(Instant::now() < until, "the thread has not ended");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_sink_that_fails_costs_no_message_appended() {
+    let _hang = Watchdog::new("a failing sink loses nothing");
+    let seen = Seen::default();
+    let calls = Arc::new(AtomicU64::new(0));
+    let sink = {
+        let (seen, calls) = (seen.clone(), calls.clone());
+        move |runs: &[Run<'_>]| {
+            if calls.fetch_add(1, SeqCst) % 3 != 2 {
+                return Err(Error::Sink("full".to_owned()));
+            }
+            seen.take(runs);
+            Ok(())
+        }
+    };
+    let appenders = Options::new().flush_bytes(1 << 16).flush_interval(None).append(sink).unwrap();
+    std::thread::scope(|scope| {
+        for who in 0..3 {
+            let appenders = &appenders;
+            scope.spawn(move || {
+                let mut appender = appenders.appender().unwrap();
+                for number in 0..20_000 {
+                    let message = numbered(who, number, 30);
+                    while let Err(error) = appender.append(&message) {
+                        assert!(matches!(error, Error::Sink(_)), "{error}");
+                    }
+                }
+            });
+        }
+    });
+    while appenders.sync().is_err() {}
+    seen.check(3, 20_000);
+    assert!(calls.load(SeqCst) > 30);
+}
+
+#[test]
+fn messages_as_large_as_the_buffer_are_appended_and_larger_ones_refused() {
+    let sizes = Arc::new(Mutex::new(Vec::new()));
+    let sink = {
+        let sizes = sizes.clone();
+        move |runs: &[Run<'_>]| {
+            sizes.lock().unwrap().extend(runs.iter().flat_map(Run::payloads).map(<[u8]>::len));
+            Ok(())
+        }
+    };
+    let appenders = Options::new().flush_bytes(1 << 16).flush_interval(None).append(sink).unwrap();
+    let mut appender = appenders.appender().unwrap();
+    let most = (1 << 16) - 16;
+    let mut random = Random::new(7);
+    let mut wanted = Vec::new();
+    for round in 0..300 {
+        let bytes = if round % 3 == 0 { most } else { random.below(most as u64) as usize };
+        appender.append(&vec![1; bytes]).unwrap();
+        wanted.push(bytes);
+        let refused = appender.append(&vec![1; most + 1]).unwrap_err();
+        assert!(
+            matches!(refused, Error::TooLarge { bytes, bytes_max } if (bytes, bytes_max) == (most as u64 + 1, most as u64))
+        );
+        assert!(matches!(appender.reserve(most + 1), Err(Error::TooLarge { .. })));
+    }
+    appenders.flush().unwrap();
+    assert_eq!(*sizes.lock().unwrap(), wanted);
+    for bytes in [0, 2 << 30] {
+        let error = Options::new().flush_bytes(bytes).append(|_: &[Run<'_>]| Ok(())).unwrap_err();
+        assert!(matches!(error, Error::Option { option: "flush_bytes", .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_sink_that_panics_has_taken_nothing() {
+    let _hang = Watchdog::new("a panic is not the end");
+    let seen = Seen::default();
+    let first = Arc::new(AtomicBool::new(true));
+    let sink = {
+        let seen = seen.clone();
+        move |runs: &[Run<'_>]| {
+            assert!(!first.swap(false, SeqCst), "the sink panics, as the test wants");
+            seen.take(runs);
+            Ok(())
+        }
+    };
+    let appenders = Options::new().flush_interval(None).append(sink).unwrap();
+    appenders.append(&numbered(0, 0, 9)).unwrap();
+    assert!(std::thread::scope(|scope| scope.spawn(|| appenders.flush()).join()).is_err());
+    appenders.append(&numbered(0, 1, 9)).unwrap();
+    appenders.flush().unwrap();
+    seen.check(1, 2);
+}
+
+#[test]
+fn descriptors_of_messages_that_are_flushed_are_closed() {
+    let (mut sender, receiver) = Options::new().threads().unwrap();
+    let seen = Seen::default();
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    sender.send(&numbered(0, 0, 9)).unwrap();
+    sender.send_with_descriptors(&numbered(0, 1, 9), &[std::os::fd::AsFd::as_fd(&write)]).unwrap();
+    sender.send(&numbered(0, 2, 9)).unwrap();
+    drop(write);
+    let mut flush = Options::new().flush_interval(None).flush(receiver, seen.sink()).unwrap();
+    flush.now().unwrap();
+    seen.check(1, 3);
+    // The sender keeps its own until it notices the release.
+    assert_eq!(sender.unreleased(), 0);
+    assert_eq!(rustix::io::read(&read, &mut [0; 1]).unwrap(), 0, "nobody has the other end any more");
+}
+
+#[test]
+fn a_connected_sender_that_dies_is_told_after_its_messages_are_flushed() {
+    let place = Place::new("a death is told");
+    let listener = Options::new().listen(&place.name()).unwrap();
+    let role = Role::new(child, "sender").with("name", place.name()).with("who", 0).with("count", 1000);
+    let child = Child::start(role);
+    let receiver = listener.accept_receiver().unwrap();
+    let seen = Seen::default();
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, seen.sink()).unwrap();
+    child.expect("sent");
+    child.kill();
+    let error = flush.run().unwrap_err();
+    assert!(error.is_peer_died(), "{error}");
+    seen.check(1, 1000);
+}
+
+#[test]
+fn sender_of_the_flushed_is_told_of_the_end_of_the_flush() {
+    let (give, take) = mpsc::channel();
+    let (mut sender, receiver): (Sender, _) = Options::new().threads().unwrap();
+    let sink = move |runs: &[Run<'_>]| {
+        give.send(runs[0].messages()).unwrap();
+        Ok(())
+    };
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, sink).unwrap();
+    sender.send(b"one").unwrap();
+    flush.now().unwrap();
+    sender.send(b"two").unwrap();
+    // Taken, and never written.
+    assert!(!flush.run_until(Instant::now()).unwrap());
+    drop(flush);
+    assert!(matches!(sender.drain().unwrap_err(), Error::Closed { unreleased: 1 }));
+    assert_eq!(take.iter().collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn senders_have_more_when_the_sink_refused_and_each_message_is_forwarded_once() {
+    let place = Place::new("forwarding goes on");
+    let path = place.path().join("c");
+    let (senders, receiver) = Options::new().capacity(1 << 20).gather().unwrap();
+    let mut sending = [senders.sender().unwrap(), senders.sender().unwrap()];
+    let mut onward = Options::new().capacity(1 << 16).create_receiver(&path).unwrap();
+    let forward = Forward::new(Options::new().open_sender(&path).unwrap());
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, forward).unwrap();
+    let mut send = |numbers: std::ops::Range<u32>| {
+        for number in numbers {
+            (0..2).for_each(|who| sending[who].send(&numbered(who as u32, number, 300)).unwrap());
+        }
+    };
+    send(0..300);
+    let seen = Seen::default();
+    let take = |receiver: &mut pelton::Receiver| {
+        let message = receiver.receive_until(deadline()).unwrap().unwrap();
+        let word = |at: usize| u32::from_le_bytes(message[at..at + 4].try_into().unwrap());
+        seen.numbers.lock().unwrap().entry(word(0)).or_default().push(word(4));
+    };
+    std::thread::scope(|scope| {
+        let flushing = scope.spawn(|| {
+            let refused = flush.now().unwrap_err();
+            assert!(matches!(refused, Error::Sink(_)), "{refused}");
+            flush
+        });
+        (0..20).for_each(|_| take(&mut onward));
+        drop(onward);
+        let mut flush = flushing.join().unwrap();
+        // Of the first of the two runs that the sink has a part of.
+        send(300..350);
+        let mut onward = Options::new().open_receiver(&path).unwrap();
+        scope.spawn(move || flush.now().unwrap());
+        (20..700).for_each(|_| take(&mut onward));
+    });
+    seen.check(2, 350);
+}
+
+#[test]
+fn a_run_that_is_not_whole_is_told_once_and_costs_the_others_nothing() {
+    let record = |seq: u64, byte: u8| [&(seq << 32 | 8).to_le_bytes()[..], &[byte; 8]].concat();
+    let (bad, good) = ([record(1, 1), record(9, 2)].concat(), [record(1, 3), record(2, 4)].concat());
+    let run = |lane, bytes| Run::new(LaneId([lane, lane]), None, 1, 2, bytes);
+    let (onward, mut receiver) = Options::new().capacity(1 << 16).threads().unwrap();
+    let mut forward = Forward::new(onward);
+    let runs = [run(1, &bad), run(2, &good)];
+    assert!(matches!(forward.write(&runs), Err(Error::Corrupt(_))));
+    forward.write(&runs).unwrap();
+    let mut came = Vec::new();
+    while let Some(message) = receiver.try_receive().unwrap() {
+        came.push(message[0]);
+    }
+    assert_eq!(came, [1, 3, 4]);
+}
+
+#[test]
+fn a_lane_stays_while_a_run_of_it_is_taken_behind_a_message_that_is_held() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 20).gather().unwrap();
+    let (mut leaves, mut stays) = (senders.sender().unwrap(), senders.sender().unwrap());
+    stays.send(&numbered(1, 0, 8)).unwrap();
+    leaves.send(&numbered(0, 0, 8)).unwrap();
+    let held: Vec<_> = (0..2).map(|_| receiver.receive().unwrap().hold()).collect();
+    leaves.send(&numbered(0, 1, 5000)).unwrap();
+    let seen = Seen::default();
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, seen.sink()).unwrap();
+    flush.turn().unwrap();
+    drop(leaves);
+    (0..3).for_each(|_| _ = flush.turn().unwrap());
+    drop(held);
+    flush.turn().unwrap();
+    flush.now().unwrap();
+    assert_eq!(*seen.numbers.lock().unwrap(), BTreeMap::from([(0, vec![1])]));
+}
+
+/// A sink that is due until it has been written to; it counts.
+struct Due(Arc<AtomicUsize>);
+impl Sink for Due {
+    fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+        self.0.fetch_add(1, SeqCst);
+        Ok(())
+    }
+    fn due(&self) -> Option<Instant> {
+        (self.0.load(SeqCst) == 0).then(Instant::now)
+    }
+}
+
+#[test]
+fn a_sink_that_is_due_is_written_to_though_something_is_taken_that_is_not() {
+    let _hang = Watchdog::new("a deadline passes");
+    let (mut sender, receiver) = Options::new().threads().unwrap();
+    sender.send(b"x").unwrap();
+    let writes = Arc::new(AtomicUsize::new(0));
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, Due(writes.clone())).unwrap();
+    assert!(!flush.run_until(Instant::now() + Duration::from_millis(5)).unwrap());
+    assert_eq!(writes.load(SeqCst), 1);
+}
+
+#[test]
+fn one_that_is_too_large_spoils_nothing_and_buffers_are_always_filled() {
+    let sizes = Arc::new(Mutex::new(Vec::new()));
+    let sink = {
+        let sizes = sizes.clone();
+        move |runs: &[Run<'_>]| {
+            sizes.lock().unwrap().extend(runs.iter().map(|run| run.bytes().len()));
+            Ok(())
+        }
+    };
+    let appenders = Options::new().flush_bytes(1 << 16).flush_interval(None).append(sink).unwrap();
+    let mut appender = appenders.appender().unwrap();
+    for _ in 0..2000 {
+        appender.append(&[1; 992]).unwrap();
+        assert!(matches!(appender.append(&vec![0; 2 << 20]), Err(Error::TooLarge { .. })));
+    }
+    let sizes = sizes.lock().unwrap();
+    assert_eq!(sizes.len(), 2000 / 65);
+    assert!(sizes.iter().all(|bytes| *bytes == 65 * 1000), "{sizes:?}");
+}
+
+#[test]
+fn appenders_of_threads_that_have_ended_are_no_hindrance() {
+    let seen = Seen::default();
+    let options = Options::new().lanes(8).capacity(1 << 16).flush_bytes(1 << 16).flush_interval(None);
+    let appenders = options.append(seen.sink()).unwrap();
+    for number in 0..100 {
+        appenders.appender().unwrap().append(&numbered(0, number, 9)).unwrap();
+        std::thread::scope(|scope| scope.spawn(|| appenders.append(&numbered(1, number, 9)).unwrap()).join()).unwrap();
+    }
+    appenders.flush().unwrap();
+    seen.check(2, 100);
+}
+
+#[test]
+fn what_goes_wrong_between_two_flushes_is_told_by_the_next() {
+    struct Fails(Arc<AtomicUsize>);
+    impl Sink for Fails {
+        fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+            match self.0.fetch_add(1, SeqCst) {
+                0 => Err(Error::Sink("told once".to_owned())),
+                1 => panic!("the sink panics, as the test wants"),
+                _ => Ok(()),
+            }
+        }
+    }
+    let calls = Arc::new(AtomicUsize::new(0));
+    let options = Options::new().flush_interval(Some(Duration::from_millis(2)));
+    let appenders = options.append(Fails(calls.clone())).unwrap();
+    appenders.append(b"x").unwrap();
+    let until = deadline();
+    while calls.load(SeqCst) < 3 {
+        assert!(Instant::now() < until, "nothing is flushed at intervals any more");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let told = appenders.sync().unwrap_err();
+    assert!(matches!(told, Error::Sink(_)), "{told}");
+    appenders.sync().unwrap();
+}
+
+#[test]
+fn a_sink_that_is_due_while_nothing_is_appended_is_written_to_then_and_not_an_interval_later() {
+    let writes = Arc::new(AtomicUsize::new(0));
+    let appenders = Options::new().flush_interval(LONG).append(Due(writes.clone())).unwrap();
+    let until = deadline();
+    while writes.load(SeqCst) == 0 {
+        assert!(Instant::now() < until, "the sink is due, and nothing is written to it");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(appenders);
+}
+
+#[test]
+fn a_sink_that_is_due_still_is_asked_again_after_a_while_and_not_all_the_time() {
+    struct Busy(Arc<AtomicUsize>);
+    impl Sink for Busy {
+        fn write(&mut self, _: &[Run<'_>]) -> pelton::Result<()> {
+            self.0.fetch_add(1, SeqCst);
+            Ok(())
+        }
+        fn due(&self) -> Option<Instant> {
+            Some(Instant::now())
+        }
+    }
+    let (_sender, receiver) = Options::new().threads().unwrap();
+    let writes = Arc::new(AtomicUsize::new(0));
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, Busy(writes.clone())).unwrap();
+    let began = Instant::now();
+    while writes.load(SeqCst) < 3 {
+        assert!(!flush.run_until(Instant::now() + Duration::from_millis(50)).unwrap());
+    }
+    // One each 10 ms, and one more in each call.
+    let (writes, most) =
+        (writes.load(SeqCst) as u128, began.elapsed().as_millis() / 10 + 2 * began.elapsed().as_millis() / 50);
+    assert!(writes <= most + 4, "{writes} writes, where {most} were wanted");
+}
+
+#[test]
+fn a_sink_that_appends_to_what_is_flushed_to_it_is_refused() {
+    let _hang = Watchdog::new("a sink that appends to its own ends");
+    let own: Arc<Mutex<Option<pelton::Appenders>>> = Arc::default();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let other = Seen::default();
+    let others = Options::new().flush_interval(None).append(other.sink()).unwrap();
+    let sink = {
+        let (own, told) = (own.clone(), told.clone());
+        let mut number = 0;
+        move |_: &[Run<'_>]| {
+            let Some(own) = own.lock().unwrap().clone() else { return Ok(()) };
+            let mut told = told.lock().unwrap();
+            told.push(own.flush().unwrap_err());
+            told.push(own.sync().unwrap_err());
+            let mut appender = own.appender().unwrap();
+            // As long as it has room.
+            let refused = (0..).find_map(|_| appender.append(&[0; 1000]).err());
+            told.push(refused.unwrap());
+            // To others it may.
+            others.appender().unwrap().append(&numbered(0, number, 8)).unwrap();
+            others.flush().unwrap();
+            number += 1;
+            Ok(())
+        }
+    };
+    let appenders = Options::new().flush_bytes(1 << 16).flush_interval(None).append(sink).unwrap();
+    *own.lock().unwrap() = Some(appenders.clone());
+    appenders.append(b"by the thread's own").unwrap();
+    appenders.flush().unwrap();
+    other.wait_for(1);
+    // The same in the middle of the thread's own append, when its buffer is full.
+    while other.count() < 2 {
+        appenders.append(&[1; 1000]).unwrap();
+    }
+    *own.lock().unwrap() = None;
+    for error in &*told.lock().unwrap() {
+        assert!(matches!(error, Error::Refused(why) if why.contains("sink")), "{error}");
+    }
+    assert_eq!(told.lock().unwrap().len(), 6);
+    appenders.sync().unwrap();
+}
+
+#[test]
+fn a_sink_that_drops_the_last_handle_is_dropped_with_it_once_everything_is_flushed() {
+    let own: Arc<Mutex<Option<pelton::Appenders>>> = Arc::default();
+    let (tell, told) = mpsc::channel();
+    let sink = {
+        let own = own.clone();
+        move |runs: &[Run<'_>]| {
+            for run in runs {
+                tell.send(run.messages()).unwrap();
+            }
+            drop(own.lock().unwrap().take());
+            Ok(())
+        }
+    };
+    let appenders = Options::new().flush_interval(Some(Duration::from_millis(1))).append(sink).unwrap();
+    let mut appender = appenders.appender().unwrap();
+    // Nothing is flushed before the handle is where the sink finds it.
+    {
+        let mut place = own.lock().unwrap();
+        appender.append(b"one").unwrap();
+        drop(appender);
+        *place = Some(appenders);
+    }
+    drop(own);
+    let mut flushed = 0;
+    loop {
+        match told.recv_timeout(DEADLINE) {
+            Ok(messages) => flushed += messages,
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            Err(error) => panic!("the sink is still there: {error}"),
+        }
+    }
+    assert_eq!(flushed, 1);
+}
+
+#[test]
+fn a_sender_that_says_with_every_message_that_it_waits_for_room_does_not_make_each_a_write() {
+    let place = Place::new("a flush by turns ends");
+    let listener = Options::new().listen(&place.name()).unwrap();
+    let socket = place.socket();
+    let connecting = std::thread::spawn(move || raw::RawPeer::sender(&socket));
+    let receiver = listener.accept_receiver_until(deadline()).unwrap().expect("it connects");
+    let peer = connecting.join().unwrap();
+    let (writes, messages) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let sink = {
+        let (writes, messages) = (writes.clone(), messages.clone());
+        move |runs: &[Run<'_>]| {
+            writes.fetch_add(1, SeqCst);
+            messages.fetch_add(runs.iter().map(|run| run.messages() as usize).sum(), SeqCst);
+            Ok(())
+        }
+    };
+    let mut flush = Options::new().flush_interval(LONG).flush(receiver, sink).unwrap();
+    let began = Instant::now();
+    // Together less than what is written at once, a quarter of the lane.
+    for number in 0..800u32 {
+        peer.put(number as usize * 16, number + 1, 8);
+        peer.shown[0].word(SLEEP).store(u64::from(number + 1) << 3 | 1, SeqCst);
+        flush.turn().unwrap();
+    }
+    let most = began.elapsed().as_millis() as usize / 10 + 2;
+    assert!(messages.load(SeqCst) > 0, "it is believed the first time");
+    assert!(writes.load(SeqCst) <= most, "{} writes, where {most} were wanted", writes.load(SeqCst));
+}

@@ -1,0 +1,949 @@
+//! Many senders, one receiver: threads and processes that come and go, served by turns, each lane in order.
+
+use crate::support::*;
+use pelton::{Error, Kind, Options, Receiver, Sender, Sent};
+use rustix::process::Signal;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// A sender's numbered messages: whose they are, and which one.
+fn numbered(who: u32, number: u32) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    bytes[..4].copy_from_slice(&who.to_le_bytes());
+    bytes[4..].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+fn read(message: &[u8]) -> (u32, u32) {
+    let word = |at: usize| u32::from_le_bytes(message[at..at + 4].try_into().unwrap());
+    (word(0), word(4))
+}
+
+/// How many messages of each sender have come; each sender's must come in order.
+#[derive(Default)]
+struct Seen(BTreeMap<u32, u32>);
+
+impl Seen {
+    fn take(&mut self, message: &[u8]) {
+        let (who, number) = read(message);
+        let next = self.0.entry(who).or_default();
+        assert_eq!(number, *next, "of sender {who}");
+        *next += 1;
+    }
+
+    fn total(&self) -> u64 {
+        self.0.values().map(|count| u64::from(*count)).sum()
+    }
+}
+
+/// Receives until the end is told.
+fn receive_to_the_end(receiver: &mut Receiver) -> Seen {
+    let mut seen = Seen::default();
+    loop {
+        match receiver.receive_until(deadline()) {
+            Ok(message) => seen.take(&message.expect("nothing came")),
+            Err(error) if error.is_closed() => return seen,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    match role.get("role") {
+        // Sends messages by connecting, and then closes, or waits to be killed.
+        "sender" => {
+            let who = role.number("who").unwrap() as u32;
+            let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
+            let mut sender = options.connect_sender(role.get("name")).unwrap();
+            for number in 0..role.number("count").unwrap() as u32 {
+                sender.send(&numbered(who, number)).unwrap();
+            }
+            if role.get("then") == "wait" {
+                report("sent");
+                read_line_from_parent();
+            }
+        }
+        // Sends one message, then writes what is no header where the next would stand.
+        "liar" => {
+            let mut sender = Sender::connect(role.get("name")).unwrap();
+            sender.send(&numbered(9, 0)).unwrap();
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let data = maps.lines().find(|line| line.contains("pelton-data")).expect("the lane's data is mapped");
+            let start = usize::from_str_radix(data.split('-').next().unwrap(), 16).unwrap();
+            // SAFETY: mapped writable as long as the sender lives; 16 bytes are taken by the first message.
+            unsafe { ((start + 16) as *mut u64).write_volatile(0xdead_beef_dead_beef) };
+            report("lied");
+            read_line_from_parent();
+            // Told as soon as it has something to say.
+            while let Ok(()) = sender.send(&numbered(9, 1)) {}
+            assert!(sender.send(&numbered(9, 1)).unwrap_err().is_closed());
+        }
+        // Says of messages that descriptors came with them, which did not: one after another, again and again.
+        "boaster" => {
+            for _ in 0..role.number("count").unwrap() {
+                let mut sender = Sender::connect(role.get("name")).unwrap();
+                let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+                let data = maps.lines().find(|line| line.contains("pelton-data")).expect("the lane's data is mapped");
+                let start = usize::from_str_radix(data.split('-').next().unwrap(), 16).unwrap();
+                sender.send(&numbered(9, 0)).unwrap();
+                // Two messages of 0 bytes behind it, each after a mark.
+                for (place, word) in
+                    [(40, 3 << 32), (32, 3 << 32 | 0x9000_0001), (24, 2 << 32), (16, 2 << 32 | 0x9000_0001_u64)]
+                {
+                    // SAFETY: mapped writable as long as the sender lives.
+                    unsafe { ((start + place) as *mut u64).write_volatile(word) };
+                }
+                read_line_from_parent();
+            }
+        }
+        // Sends, as another user, when it is told to.
+        "stranger" => {
+            // SAFETY: no pointers.
+            assert_eq!(unsafe { libc::setgid(65_534) | libc::setuid(65_534) }, 0);
+            let options = Options::new().allow_uids(&[0]).connect_deadline(deadline());
+            let mut sender = options.connect_sender(role.get("name")).unwrap();
+            report("connected");
+            while read_line_from_parent() == "send" {
+                for number in 0..role.number("count").unwrap_or(1) {
+                    sender.send(&numbered(0, number as u32)).unwrap();
+                }
+                report("sent");
+            }
+        }
+        // Sends as long as somebody receives.
+        "flooder" => {
+            let mut sender = Options::new().connect_deadline(deadline()).connect_sender(role.get("name")).unwrap();
+            report("flooding");
+            while sender.send(&numbered(0, 0)).is_ok() {}
+        }
+        // Has no descriptor left when somebody comes, and later has some again.
+        "crowded" => {
+            let mut receiver = Options::new().gather_at(role.get("name")).unwrap();
+            let wanted = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
+            rustix::process::setrlimit(rustix::process::Resource::Nofile, wanted).unwrap();
+            let mut full = Vec::new();
+            while let Ok(fd) = rustix::io::dup(std::io::stdin()) {
+                full.push(fd);
+            }
+            report("full");
+            let error = receiver.receive_until(deadline()).unwrap_err();
+            assert!(error.to_string().contains("accepting"), "{error}");
+            assert!(receiver.receive_until(Instant::now()).unwrap().is_none(), "told once");
+            drop(full);
+            assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nobody came in")), (5, 0));
+        }
+        // Receives so many, and then waits.
+        "receiver" => {
+            let mut receiver = Options::new().gather_at(role.get("name")).unwrap();
+            report("listening");
+            let count = role.number("count").unwrap();
+            let mut found = Vec::new();
+            while (found.len() as u64) < count {
+                let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+                found.push(read(&message).1);
+            }
+            report(format_args!("received {} to {}", found[0], found[found.len() - 1] + 1));
+            read_line_from_parent();
+        }
+        // Takes in many, round after round, and counts what is left of them.
+        "host" => {
+            let mut receiver = Options::new().announce(true).gather_at(role.get("name")).unwrap();
+            let mut left = Vec::new();
+            for round in 0..3 {
+                take_in_and_part(&mut receiver, round);
+                left.push((descriptors(), mappings()));
+            }
+            assert_eq!(left[1], left[2], "each lane has left");
+        }
+        // Is the parent of many that send, each a process.
+        "crowd" => crowd(&role),
+        // Receives from as many as it takes, tells one more that it is too many, and counts what is left of them.
+        "crowded host" => crowded_host(&role),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Forks as many as it may, each of which connects, sends, and stays until it is told to go.
+fn crowd(role: &Role) {
+    let (wanted, count) = (role.number("senders").unwrap(), role.number("count").unwrap() as u32);
+    // So many connect at a time; and the end of the other pipe says that all may go.
+    let (tokens, token) = rustix::pipe::pipe().unwrap();
+    let (go, going) = rustix::pipe::pipe().unwrap();
+    rustix::io::write(&token, &[0; 16]).unwrap();
+    let send_all = |who: u32| {
+        let mut byte = [0];
+        rustix::io::read(&tokens, &mut byte).unwrap();
+        let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
+        let mut sender = loop {
+            match options.connect_sender(role.get("name")) {
+                // Who does not get to say the first word in time is hung up on, and comes again.
+                Err(Error::HungUp) => {}
+                connected => break connected.unwrap(),
+            }
+        };
+        rustix::io::write(&token, &byte).unwrap();
+        for number in 0..count {
+            sender.send(&numbered(who, number)).unwrap();
+        }
+        assert_eq!(rustix::io::read(&go, &mut byte).unwrap(), 0);
+    };
+    let mut children = Vec::new();
+    for who in 0..wanted as u32 {
+        // SAFETY: the child goes on with this thread alone, allocates (which the C library sees to), and ends without unwinding.
+        match unsafe { libc::fork() } {
+            0 => {
+                // SAFETY: no pointers. A child does not outlive its parent, nor a hang.
+                unsafe {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    libc::alarm(2 * DEADLINE.as_secs() as u32);
+                    libc::close(std::os::fd::AsRawFd::as_raw_fd(&going));
+                }
+                let sent = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| send_all(who)));
+                // SAFETY: ends this process.
+                unsafe { libc::_exit(i32::from(sent.is_err())) };
+            }
+            // The system has enough of them.
+            -1 => break,
+            child => children.push(child),
+        }
+    }
+    report(children.len());
+    assert_eq!(read_line_from_parent(), "go");
+    drop(going);
+    for child in children {
+        let mut status = 0;
+        // SAFETY: a child of this process, and where its status goes.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "a sender failed");
+    }
+}
+
+fn crowded_host(role: &Role) {
+    let (wanted, count) = (role.number("senders").unwrap(), role.number("count").unwrap());
+    let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limits.maximum, ..limits };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+    let options = Options::new().announce(true).lanes(wanted as u32);
+    let mut receiver = options.gather_at(role.get("name")).unwrap();
+    let of_lanes = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("pelton-").count();
+    let before = (descriptors(), of_lanes());
+    report("listening");
+    let (mut seen, mut here) = (Seen::default(), BTreeMap::new());
+    while (here.len() as u64) < wanted || seen.total() < wanted * count {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        match message.kind() {
+            Kind::Joined => assert_eq!(here.insert(message.peer().unwrap().pid, message.lane()), None),
+            kind => {
+                assert_eq!(kind, Kind::Message);
+                assert_eq!(here.get(&message.peer().unwrap().pid), Some(&message.lane()), "of another's lane");
+                seen.take(&message);
+            }
+        }
+    }
+    assert!((0..wanted as u32).eq(seen.0.keys().copied()) && seen.0.values().all(|got| u64::from(*got) == count));
+    let name = role.get("name").to_owned();
+    let one_more = std::thread::spawn(move || Sender::connect(&name).map(|_| ()));
+    while !one_more.is_finished() {
+        assert!(receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+    }
+    let error = one_more.join().unwrap().unwrap_err();
+    assert!(matches!(&error, Error::Refused(why) if why.contains(&format!("{wanted} senders"))), "{error}");
+    report("complete");
+    while !here.is_empty() {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        assert_eq!(message.kind(), Kind::Closed);
+        assert!(here.remove(&message.peer().unwrap().pid).is_some());
+    }
+    assert!(receiver.try_receive().unwrap().is_none());
+    assert_eq!((descriptors(), of_lanes()), before, "descriptors, and mappings of lanes");
+}
+
+#[test]
+fn a_thousand_processes_send_to_one_and_one_more_is_refused() {
+    let place = Place::new("a thousand processes send to one");
+    // The receiver needs three descriptors for each, and some for itself.
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    let wanted = (most.saturating_sub(100) / 3).min(1024);
+    let with = |role: &str| Role::new(child, role).with("name", place.name()).with("count", 20);
+    let mut crowd = Child::start(with("crowd").with("senders", wanted));
+    let senders = crowd.line();
+    if senders != "1024" {
+        eprintln!("with {senders} processes: this system allows no more descriptors, or processes");
+    }
+    let host = Child::start(with("crowded host").with("senders", senders));
+    host.expect("listening");
+    host.expect("complete");
+    crowd.write_line("go");
+    crowd.wait_for_success();
+    host.wait_for_success();
+}
+
+fn sending(place: &Place, who: u32, count: u32) -> Role {
+    Role::new(child, "sender").with("name", place.name()).with("who", who).with("count", count)
+}
+
+#[test]
+fn many_threads_each_in_order() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let threads: Vec<_> = (0..8u32)
+        .map(|who| {
+            let senders = senders.clone();
+            std::thread::spawn(move || {
+                let mut sender = senders.sender().unwrap();
+                (0..20_000).for_each(|number| sender.send(&numbered(who, number)).unwrap());
+            })
+        })
+        .collect();
+    drop(senders);
+    let seen = receive_to_the_end(&mut receiver);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(seen.0, (0..8).map(|who| (who, 20_000)).collect());
+    assert_eq!(receiver.counters().messages, 160_000, "also of lanes that have left");
+    assert!(receiver.try_receive().unwrap_err().is_closed(), "told again");
+}
+
+#[test]
+fn a_thread_sends_by_a_handle_that_all_share() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let sending = std::thread::spawn(move || {
+        std::thread::scope(|scope| {
+            for who in 0..4 {
+                let senders = &senders;
+                scope.spawn(move || {
+                    (0..10_000).for_each(|number| senders.send(&numbered(who, number)).unwrap());
+                });
+            }
+        });
+    });
+    let seen = receive_to_the_end(&mut receiver);
+    sending.join().unwrap();
+    assert_eq!(seen.total(), 40_000);
+}
+
+#[test]
+fn a_thread_that_lives_on_does_not_keep_the_channel_open() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    // This thread's own sender is still there when its last handle goes.
+    senders.send(&numbered(0, 0)).unwrap();
+    drop(senders);
+    assert_eq!(receive_to_the_end(&mut receiver).total(), 1);
+}
+
+#[test]
+fn the_end_of_the_receiver_is_told_to_every_sender() {
+    let (senders, receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let mut taken_in = senders.sender().unwrap();
+    let mut receiver = receiver;
+    assert!(receiver.try_receive().unwrap().is_none());
+    let mut just_made = senders.sender().unwrap();
+    assert_eq!(just_made.try_send(b"left").unwrap(), Sent::Sent);
+    drop(receiver);
+    let ended = |sender: &mut Sender| loop {
+        match sender.send(b"more") {
+            Ok(()) => {}
+            Err(error) => return error,
+        }
+    };
+    assert!(ended(&mut taken_in).is_closed());
+    assert!(ended(&mut just_made).is_closed());
+    assert!(senders.sender().unwrap_err().is_closed());
+}
+
+/// Receives from four processes until all have gone.
+fn take_in_and_part(receiver: &mut Receiver, round: u32) {
+    report(format_args!("round {round}"));
+    let (mut seen, mut here, mut left) = (Seen::default(), BTreeMap::new(), 0);
+    while left < 4 {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        let (lane, pid) = (message.lane(), message.peer().unwrap().pid);
+        match message.kind() {
+            Kind::Joined => assert_eq!(here.insert(lane, pid), None, "it comes once"),
+            Kind::Message => {
+                assert_eq!(here.get(&lane), Some(&pid), "it has come before");
+                seen.take(&message);
+            }
+            Kind::Closed => {
+                assert_eq!(here.remove(&lane), Some(pid));
+                left += 1;
+            }
+            kind => panic!("{kind:?}"),
+        }
+    }
+    assert_eq!(seen.0, (0..4).map(|who| (who, 5000)).collect(), "round {round}");
+}
+
+#[test]
+fn processes_come_and_go() {
+    let place = Place::new("processes come and go");
+    let host = Child::start(Role::new(child, "host").with("name", place.name()));
+    for round in 0..3 {
+        host.expect(&format!("round {round}"));
+        let children: Vec<_> = (0..4).map(|who| Child::start(sending(&place, who, 5000))).collect();
+        children.into_iter().for_each(Child::wait_for_success);
+    }
+    host.wait_for_success();
+}
+
+#[test]
+fn the_death_of_one_is_told_after_its_last_message_and_touches_no_other() {
+    let place = Place::new("the death of one touches no other");
+    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    let dies = Child::start(sending(&place, 1, 1000).with("then", "wait"));
+    let mut lives = Child::start(sending(&place, 2, 1000).with("then", "wait"));
+    let mut seen = Seen::default();
+    let mut died = Vec::new();
+    // Both have come: what they send now fits into their lanes.
+    while seen.0.len() < 2 {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        if message.kind() == Kind::Message {
+            seen.take(&message);
+        }
+    }
+    dies.expect("sent");
+    dies.kill();
+    lives.expect("sent");
+    while seen.total() < 2000 || died.is_empty() {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        match message.kind() {
+            Kind::Joined => {}
+            Kind::Message => seen.take(&message),
+            Kind::PeerDied => died.push(seen.0[&1]),
+            kind => panic!("{kind:?}"),
+        }
+    }
+    assert_eq!(died, [1000], "after its last message");
+    lives.write_line("go");
+    lives.wait_for_success();
+    assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nothing came").kind(), Kind::Closed);
+}
+
+#[test]
+fn a_sender_that_breaks_the_rules_touches_no_other() {
+    let place = Place::new("a liar touches no other");
+    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    let senders = receiver.senders().unwrap();
+    let mut honest = senders.sender().unwrap();
+    let mut liar = Child::start(Role::new(child, "liar").with("name", place.name()));
+    let mut of_liar = Vec::new();
+    let mut of_honest = 0;
+    while of_liar.last() != Some(&Kind::Corrupt) {
+        honest.send(&numbered(0, of_honest)).unwrap();
+        of_honest += 1;
+        let mut seen = false;
+        while !seen {
+            let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+            match message.kind() {
+                Kind::Message if read(&message) == (0, of_honest - 1) => seen = true,
+                Kind::Joined if message.lane() == 1 => {}
+                kind => of_liar.push(kind),
+            }
+        }
+    }
+    assert_eq!(of_liar, [Kind::Joined, Kind::Message, Kind::Corrupt]);
+    liar.expect("lied");
+    liar.write_line("go");
+    liar.wait_for_success();
+    honest.send(&numbered(0, of_honest)).unwrap();
+    assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nothing came")), (0, of_honest));
+}
+
+#[test]
+fn a_batch_ends_where_its_sender_breaks_the_rules() {
+    let place = Place::new("a batch ends at a lie");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let mut liar = Child::start(Role::new(child, "liar").with("name", place.name()));
+    assert_eq!(read(receiver.receive_batch().unwrap().next().unwrap().unwrap()), (9, 0));
+    liar.expect("lied");
+    let mut honest = receiver.senders().unwrap().sender().unwrap();
+    honest.send(&numbered(0, 0)).unwrap();
+    loop {
+        let mut batch = receiver.receive_batch().unwrap();
+        if let Some(message) = batch.next().unwrap() {
+            break assert_eq!(read(message), (0, 0));
+        }
+    }
+    liar.write_line("go");
+    liar.wait_for_success();
+}
+
+#[test]
+fn a_sender_of_another_user_wakes_the_receiver_by_a_bell_of_its_own() {
+    if !is_root() {
+        return eprintln!("skipped: needs root, to be another user");
+    }
+    let place = Place::new("another user's bell");
+    all_may(place.path());
+    let mut receiver = Options::new().allow_uids(&[65_534]).gather_at(&place.name()).unwrap();
+    all_may(&place.socket());
+    let (thread, has_thread) = std::sync::mpsc::channel();
+    let receiving = std::thread::spawn(move || {
+        thread.send(this_thread()).unwrap();
+        for _ in 0..20 {
+            assert!(receiver.receive_until(deadline()).unwrap().is_some(), "nothing came");
+        }
+        receiver
+    });
+    let thread = has_thread.recv().unwrap();
+    let mut stranger = Child::start(Role::new(child, "stranger").with("name", place.name()));
+    stranger.expect("connected");
+    for _ in 0..20 {
+        wait_until_thread_polls(thread);
+        stranger.write_line("send");
+    }
+    drop(receiving.join().unwrap());
+    stranger.write_line("end");
+    stranger.wait_for_success();
+}
+
+#[test]
+fn a_flooding_sender_keeps_nobody_waiting_for_more_than_some_turns() {
+    let place = Place::new("a flooding sender starves nobody");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let flooder = Child::start(Role::new(child, "flooder").with("name", place.name()));
+    let senders = receiver.senders().unwrap();
+    // Many who are idle, and one who speaks now and then.
+    let _idle: Vec<_> = (0..200).map(|_| senders.sender().unwrap()).collect();
+    let mut polite = senders.sender().unwrap();
+    while receiver.receive_until(deadline()).unwrap().expect("nothing came").peer().unwrap().pid != flooder.pid() {}
+    for number in 0..200 {
+        polite.send(&numbered(1, number)).unwrap();
+        let mut before = 0;
+        loop {
+            let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+            if message.peer().unwrap().pid != flooder.pid() {
+                assert_eq!(read(&message), (1, number));
+                break;
+            }
+            before += 1;
+            // A look at the gate each 16 turns, at 32 idle lanes each turn; 64 messages each turn of the flooder's.
+            assert!(before <= 64 * (16 + 201_u32.div_ceil(32) + 2), "{before} messages of the flooder came first");
+        }
+    }
+    flooder.kill();
+}
+
+#[test]
+fn one_who_connects_and_says_nothing_keeps_nobody_waiting() {
+    let place = Place::new("a silent one keeps nobody waiting");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let silent: Vec<_> = (0..100).map(|_| seqpacket(&place)).collect();
+    let child = Child::start(sending(&place, 7, 100));
+    let mut seen = Seen::default();
+    while seen.total() < 100 {
+        seen.take(&receiver.receive_until(deadline()).unwrap().expect("nothing came"));
+    }
+    child.wait_for_success();
+    drop(silent);
+}
+
+/// A connection that never says a word.
+fn seqpacket(place: &Place) -> std::os::fd::OwnedFd {
+    use rustix::net::*;
+    let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    connect(&fd, &SocketAddrUnix::new(place.socket()).unwrap()).unwrap();
+    fd
+}
+
+#[test]
+fn a_receiver_asleep_is_woken_by_whoever_comes_and_whoever_sends() {
+    let place = Place::new("a sleeping receiver is woken");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let senders = receiver.senders().unwrap();
+    let (thread, has_thread) = std::sync::mpsc::channel();
+    let receiving = std::thread::spawn(move || {
+        thread.send(this_thread()).unwrap();
+        for wanted in 0..50 {
+            let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+            assert_eq!(read(&message), (0, wanted));
+        }
+        receiver
+    });
+    let thread = has_thread.recv().unwrap();
+    for number in 0..50 {
+        wait_until_thread_polls(thread);
+        // A new sender each time: it comes, sends and goes.
+        match number % 2 {
+            0 => senders.sender().unwrap().send(&numbered(0, number)).unwrap(),
+            _ => Sender::connect(&place.name()).unwrap().send(&numbered(0, number)).unwrap(),
+        }
+    }
+    drop(receiving.join().unwrap());
+}
+
+#[test]
+fn one_descriptor_tells_of_all() {
+    let place = Place::new("one descriptor tells of all");
+    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    use std::os::fd::AsFd as _;
+    assert!(receiver.arm().unwrap());
+    assert!(!is_readable(receiver.as_fd()));
+    let children: Vec<_> = (0..3).map(|who| Child::start(sending(&place, who, 2000))).collect();
+    let (mut seen, mut left) = (Seen::default(), 0);
+    while left < 3 {
+        readable(receiver.as_fd());
+        while let Some(message) = receiver.try_receive().unwrap() {
+            match message.kind() {
+                Kind::Message => seen.take(&message),
+                Kind::Joined => {}
+                kind => {
+                    assert_eq!(kind, Kind::Closed);
+                    left += 1;
+                }
+            }
+        }
+        receiver.arm().unwrap();
+    }
+    assert_eq!(seen.total(), 6000);
+    assert!(receiver.arm().unwrap());
+    assert!(!is_readable(receiver.as_fd()), "idle again");
+    children.into_iter().for_each(Child::wait_for_success);
+}
+
+#[test]
+fn more_than_it_takes_are_refused_with_words() {
+    let place = Place::new("more than it takes are refused");
+    let mut receiver = Options::new().lanes(2).gather_at(&place.name()).unwrap();
+    let senders = receiver.senders().unwrap();
+    let first = senders.sender().unwrap();
+    let _second = senders.sender().unwrap();
+    let error = senders.sender().unwrap_err();
+    assert!(matches!(&error, Error::Refused(why) if why.contains("2 senders")), "{error}");
+    let name = place.name();
+    let connecting = std::thread::spawn(move || Sender::connect(&name).map(|_| ()));
+    while !connecting.is_finished() {
+        let _ = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
+    }
+    let error = connecting.join().unwrap().unwrap_err();
+    assert!(matches!(&error, Error::Refused(why) if why.contains("2 senders")), "{error}");
+    drop(first);
+    while receiver.try_receive().unwrap().is_some() {}
+    let _third = senders.sender().unwrap();
+}
+
+#[test]
+fn held_messages_outlive_their_senders() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+    let mut sender = senders.sender().unwrap();
+    sender.send(b"kept").unwrap();
+    drop(sender);
+    let mut held = Vec::new();
+    loop {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        match message.kind() {
+            Kind::Joined => {}
+            Kind::Message => held.push(message.hold()),
+            _ => break,
+        }
+    }
+    assert_eq!(&*held[0], b"kept");
+    let mut next = senders.sender().unwrap();
+    next.send(b"next").unwrap();
+    drop(held);
+    assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().kind(), Kind::Joined);
+    assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"next");
+}
+
+#[test]
+fn copies_and_batches_pass_over_what_is_told() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+    let mut buffer = Vec::new();
+    for number in 0..10u32 {
+        let mut sender = senders.sender().unwrap();
+        sender.send(&number.to_le_bytes()).unwrap();
+        sender.send(&number.to_le_bytes()).unwrap();
+        drop(sender);
+        assert_eq!(receiver.receive_into(&mut buffer).unwrap(), 4);
+        let mut batch = receiver.receive_batch().unwrap();
+        assert_eq!(batch.next().unwrap().unwrap(), number.to_le_bytes());
+        assert!(batch.next().unwrap().is_none());
+    }
+}
+
+#[test]
+fn a_stopped_sender_has_not_gone() {
+    let place = Place::new("a stopped sender has not gone");
+    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    let mut child = Child::start(sending(&place, 0, 100).with("then", "wait"));
+    assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nobody came").kind(), Kind::Joined);
+    child.expect("sent");
+    child.signal(Signal::STOP);
+    child.wait_for_state('T');
+    for number in 0..100 {
+        assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nothing came")), (0, number));
+    }
+    assert!(receiver.receive_until(Instant::now() + Duration::from_millis(20)).unwrap().is_none());
+    child.signal(Signal::CONT);
+    child.write_line("go");
+    child.wait_for_success();
+    assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nothing came").kind(), Kind::Closed);
+}
+
+#[test]
+fn a_sender_that_survives_its_receiver_goes_on_with_the_next() {
+    let place = Place::new("a sender survives its receiver");
+    let receiver =
+        |count: u32| Child::start(Role::new(child, "receiver").with("name", place.name()).with("count", count));
+    let first = receiver(50);
+    first.expect("listening");
+    let mut sender = Sender::connect(&place.name()).unwrap();
+    for number in 0..100 {
+        sender.send(&numbered(0, number)).unwrap();
+    }
+    first.expect("received 0 to 50");
+    first.kill();
+    let error = sender.drain().unwrap_err();
+    assert!(error.is_peer_died() && error.to_string().contains("50"), "{error}");
+    let mut second = receiver(50);
+    second.expect("listening");
+    assert!(sender.resume_until(deadline()).unwrap());
+    second.expect("received 50 to 100");
+    second.write_line("");
+    drop(sender);
+    second.wait_for_success();
+}
+
+#[test]
+fn each_sender_is_told_of_before_its_first_message() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).announce(true).gather().unwrap();
+    for who in 0..3 {
+        senders.sender().unwrap().send(&numbered(who, 0)).unwrap();
+    }
+    let mut told = Vec::new();
+    while told.len() < 9 {
+        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
+        told.push((message.lane(), message.kind()));
+    }
+    // By turns, but each lane in order.
+    for lane in 1..=3 {
+        let of_lane: Vec<_> = told.iter().filter(|(of, _)| *of == lane).map(|(_, kind)| *kind).collect();
+        assert_eq!(of_lane, [Kind::Joined, Kind::Message, Kind::Closed], "{told:?}");
+    }
+}
+
+#[test]
+fn a_thread_sends_again_after_all_handles_were_gone() {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    // Keeps the channel open meanwhile.
+    let kept = senders.sender().unwrap();
+    senders.send(&numbered(0, 0)).unwrap();
+    drop(senders);
+    // Before the receiver has noticed, and after.
+    receiver.senders().unwrap().send(&numbered(1, 0)).unwrap();
+    let mut seen = Seen::default();
+    while let Some(message) = receiver.try_receive().unwrap() {
+        seen.take(&message);
+    }
+    assert_eq!(seen.total(), 2);
+    receiver.senders().unwrap().send(&numbered(2, 0)).unwrap();
+    drop(kept);
+    assert_eq!(receive_to_the_end(&mut receiver).0, [(2, 1)].into());
+}
+
+#[test]
+fn a_loop_that_hears_edges_alone_is_told_of_all_who_wait_to_come_in() {
+    use rustix::event::{Timespec, epoll};
+    let place = Place::new("a loop that hears edges");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    let edges = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    epoll::add(&edges, &receiver, epoll::EventData::new_u64(0), epoll::EventFlags::IN | epoll::EventFlags::ET).unwrap();
+    // More than are let in by one call, of whom only the last one says something, which is to be answered.
+    let _silent: Vec<_> = (0..40).map(|_| seqpacket(&place)).collect();
+    let last = seqpacket(&place);
+    rustix::net::send(&last, b"?", rustix::net::SendFlags::NOSIGNAL).unwrap();
+    let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
+    loop {
+        assert!(receiver.try_receive().unwrap().is_none());
+        assert!(receiver.arm().unwrap());
+        if epoll::wait(&edges, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 0 {
+            break;
+        }
+    }
+    use std::os::fd::AsFd as _;
+    assert!(is_readable(last.as_fd()), "the last one waits to be let in");
+    assert!(!is_readable(receiver.as_fd()), "nobody else does");
+}
+
+#[test]
+fn who_came_when_descriptors_had_run_out_comes_in_when_there_are_some_again() {
+    let place = Place::new("descriptors run out and come back");
+    let host = Child::start(Role::new(child, "crowded").with("name", place.name()));
+    host.expect("full");
+    let child = Child::start(sending(&place, 5, 1));
+    host.wait_for_success();
+    child.wait_for_success();
+}
+
+#[test]
+fn a_thread_that_is_ending_is_told_that_it_has_no_sender_of_its_own_any_more() {
+    struct Last(pelton::Senders, std::sync::mpsc::Sender<Option<String>>);
+    impl Drop for Last {
+        fn drop(&mut self) {
+            let sent = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.0.send(b"last")));
+            let _ = self.1.send(sent.ok().map(|sent| sent.unwrap_err().to_string()));
+        }
+    }
+    thread_local!(static LAST: std::cell::OnceCell<Last> = const { std::cell::OnceCell::new() });
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // Ends before what is made next.
+        LAST.with(|last| _ = last.set(Last(senders.clone(), tell)));
+        senders.send(b"first").unwrap();
+    });
+    let error = told.recv().unwrap().expect("it panicked");
+    assert!(error.contains("ending"), "{error}");
+    assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"first");
+    assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
+}
+
+#[test]
+fn who_says_nothing_takes_nobodys_place() {
+    let place = Place::new("who says nothing takes no place");
+    let mut receiver = Options::new().lanes(2).gather_at(&place.name()).unwrap();
+    let _lane = receiver.senders().unwrap().sender().unwrap();
+    let silent = seqpacket(&place);
+    assert!(receiver.arm().unwrap());
+    let child = Child::start(sending(&place, 7, 1));
+    assert_eq!(read(&receiver.receive_until(deadline()).unwrap().expect("nothing came")), (7, 0));
+    child.wait_for_success();
+    drop(silent);
+}
+
+#[test]
+fn after_the_end_there_are_no_new_senders() {
+    let (senders, mut receiver) = Options::new().gather().unwrap();
+    drop(senders);
+    assert!(receiver.receive().unwrap_err().is_closed());
+    assert!(receiver.senders().unwrap_err().is_closed());
+}
+
+fn all_may(path: &std::path::Path) {
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+}
+
+#[test]
+fn the_descriptor_tells_of_another_users_messages_until_all_are_received() {
+    if !is_root() {
+        return eprintln!("skipped: needs root, to be another user");
+    }
+    let place = Place::new("another user's messages");
+    all_may(place.path());
+    let mut receiver = Options::new().announce(true).allow_uids(&[65_534]).gather_at(&place.name()).unwrap();
+    all_may(&place.socket());
+    let mut stranger = Child::start(Role::new(child, "stranger").with("name", place.name()).with("count", 5000));
+    assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nobody came").kind(), Kind::Joined);
+    stranger.expect("connected");
+    assert!(receiver.arm().unwrap());
+    stranger.write_line("send");
+    stranger.expect("sent");
+    // One message each time that the loop tells of it, and not armed in between.
+    for number in 0..5000 {
+        use std::os::fd::AsFd as _;
+        assert!(is_readable(receiver.as_fd()), "before message {number}");
+        assert_eq!(read(&receiver.try_receive().unwrap().expect("nothing came")), (0, number));
+    }
+    stranger.write_line("end");
+    stranger.wait_for_success();
+}
+
+#[test]
+fn the_descriptor_tells_of_what_a_survivor_brings_until_all_is_received() {
+    use std::os::fd::AsFd as _;
+    let place = Place::new("the descriptor tells of what a survivor brings");
+    let first = Child::start(Role::new(child, "receiver").with("name", place.name()).with("count", 1));
+    first.expect("listening");
+    let mut sender = Sender::connect(&place.name()).unwrap();
+    for number in 0..5 {
+        sender.send(&numbered(0, number)).unwrap();
+    }
+    first.expect("received 0 to 1");
+    first.kill();
+    assert!(sender.drain().unwrap_err().is_peer_died());
+    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    assert!(receiver.arm().unwrap());
+    let resuming = std::thread::spawn(move || {
+        assert!(sender.resume_until(deadline()).unwrap());
+        sender
+    });
+    loop {
+        readable(receiver.as_fd());
+        if let Some(message) = receiver.try_receive().unwrap() {
+            break assert_eq!(message.kind(), Kind::Joined);
+        }
+    }
+    // Not armed meanwhile, and nobody rings for what has been there before.
+    let _sender = resuming.join().unwrap();
+    for number in 1..5 {
+        assert!(is_readable(receiver.as_fd()), "before message {number}");
+        assert_eq!(read(&receiver.try_receive().unwrap().expect("nothing came")), (0, number));
+    }
+    assert!(receiver.arm().unwrap());
+    assert!(!is_readable(receiver.as_fd()), "idle again");
+}
+
+/// Receives by `take`, which answers how many it took of the first lane, or 0 if the message of the second came.
+#[track_caller]
+fn second_lane_gets_its_turn(mut take: impl FnMut(&mut Receiver) -> u32) {
+    let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+    let [mut many, mut few] = std::array::from_fn(|_| senders.sender().unwrap());
+    many.send(b"many").unwrap();
+    assert_eq!(receiver.receive().unwrap().lane(), 1);
+    few.send(b"few").unwrap();
+    let mut taken = 0;
+    loop {
+        while many.try_send(b"many").unwrap() == Sent::Sent {}
+        match take(&mut receiver) {
+            0 => break,
+            more => taken += more,
+        }
+        assert!(taken <= 128, "{taken} messages of one lane came first");
+    }
+}
+
+#[test]
+fn a_turn_ends_though_messages_are_held() {
+    second_lane_gets_its_turn(|receiver| {
+        let message = receiver.receive().unwrap();
+        let lane = message.lane();
+        drop(message.hold());
+        u32::from(lane == 1)
+    });
+}
+
+#[test]
+fn a_turn_ends_in_a_bindings_batch() {
+    second_lane_gets_its_turn(|receiver| {
+        let message = receiver.receive().unwrap();
+        let (lane, _) = (message.lane(), message.into_raw());
+        let mut taken = 0;
+        while taken < 1000 && receiver.take_for_batch(taken == 0, |_| ()).unwrap() {
+            taken += 1;
+        }
+        receiver.release_batch();
+        if lane == 1 { taken } else { 0 }
+    });
+}
+
+#[test]
+fn descriptors_that_do_not_come_are_not_waited_for_and_are_against_the_rules() {
+    let place = Place::new("descriptors that do not come");
+    let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
+    let mut child = Child::start(Role::new(child, "boaster").with("name", place.name()).with("count", 150));
+    for round in 0..150 {
+        let mut told = Vec::new();
+        while told.last() != Some(&Kind::Corrupt) {
+            // It does not ring.
+            let soon = Instant::now() + Duration::from_millis(1);
+            let Some(mut message) = receiver.receive_until(soon).unwrap() else { continue };
+            told.push(message.kind());
+            if message.descriptors() > 0 && round % 2 == 0 {
+                assert!(matches!(message.take_descriptors(), Err(Error::Corrupt(_))));
+            }
+        }
+        assert_eq!(told, [Kind::Joined, Kind::Message, Kind::Message, Kind::Corrupt]);
+        child.write_line("go on");
+    }
+    child.wait_for_success();
+}

@@ -1,0 +1,704 @@
+//! A peer that has shaken hands and then writes what it likes, rings all the time, sends what nobody asked for, or does nothing
+//! any more. Whatever it does, this side answers: with what is right, with *corrupt*, or with the peer's end; and others are served.
+//! What comes in the hand-shake is in `handshake.rs`, random input for all of it in `fuzz/`.
+
+use crate::support::raw::*;
+use crate::support::*;
+use pelton::{Error, Listener, Options, Receiver, Sender, Sent};
+use rustix::net::{Shutdown, shutdown};
+use rustix::process::Signal;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Where words stand in the pages (spec/layout.md).
+const HEAD: usize = 128;
+const GENERATION_OF_PRODUCER: usize = 144;
+const SLEEP_OF_PRODUCER: usize = 256;
+const SLEEP_OF_RECEIVER: usize = 128;
+const STATE_OF_PRODUCER: usize = 384;
+const FENCED_OF_PRODUCER: u64 = 392;
+
+/// A message of no bytes with one descriptor: the mark before it.
+const WITH_A_DESCRIPTOR: u32 = 1 << 31 | 1 << 28 | 1;
+
+/// Not a test: what a child does. Without a role it does nothing.
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    let socket = std::path::PathBuf::from(role.get("name").trim_start_matches("unix:"));
+    match role.get("role") {
+        "send" => {
+            let mut sender = sender(&role);
+            report("connected");
+            send_all(&mut sender, 0..role.number("count").unwrap(), Sizes::Every(300), How::Block).unwrap();
+            sender.drain().unwrap();
+            report("taken");
+        }
+        // Greets, and gets no further.
+        "greet-and-stop" => {
+            let socket = raw_connect(&socket);
+            raw_send(&socket, &packet(HELLO, SENDER), &[]);
+            raw_receive(&socket);
+            report("greeted");
+            kill_self(Signal::STOP);
+            read_line_from_parent();
+        }
+        // Shakes hands as a receiver, leaves its socket to somebody else, and dies.
+        "leave-the-socket" => {
+            let peer = RawPeer::receiver(&socket);
+            raw_send(&raw_connect(std::path::Path::new(role.get("heir"))), b"x", &[peer.socket.as_fd()]);
+            read_line_from_parent();
+            kill_self(Signal::KILL);
+        }
+        // As a user whose descriptors on their way are counted.
+        "send-too-many" => {
+            // SAFETY: no pointers.
+            assert_eq!(unsafe { libc::setgid(65534) | libc::setuid(65534) }, 0);
+            rustix::process::setrlimit(
+                rustix::process::Resource::Nofile,
+                rustix::process::Rlimit { current: Some(100), maximum: Some(100) },
+            )
+            .unwrap();
+            let mut sender = Options::new().allow_uids(&[0]).connect_sender(role.get("name")).unwrap();
+            // On their way elsewhere, as those of any process of this user count.
+            let bell = good_bell();
+            let type_ = rustix::net::SocketType::SEQPACKET;
+            let flags = rustix::net::SocketFlags::CLOEXEC;
+            let pair = rustix::net::socketpair(rustix::net::AddressFamily::UNIX, type_, flags, None).unwrap();
+            while raw_try_send(&pair.0, b"x", &[bell.as_fd(); 64]) {}
+            let until = Instant::now() + Duration::from_millis(300);
+            report(format!("{:?}", sender.send_with_descriptors_until(b"", &[bell.as_fd()], until)));
+        }
+        "meet-bells" => meet_bells(),
+        "meet-thousands" => meet_thousands(),
+        "listen-with-little-memory" => {
+            let most = Some(4 << 30);
+            rustix::process::setrlimit(
+                rustix::process::Resource::As,
+                rustix::process::Rlimit { current: most, maximum: most },
+            )
+            .unwrap();
+            let listener = Listener::bind(role.get("name")).unwrap();
+            report("listening");
+            let accepted = listener.accept_receiver_until(deadline());
+            let received = accepted.and_then(|receiver| receiver.unwrap().receive().map(|message| message.to_vec()));
+            report(format!("{received:?}"));
+        }
+        other => panic!("no role {other}"),
+    }
+}
+
+fn kill_self(signal: Signal) {
+    rustix::process::kill_process(rustix::process::getpid(), signal).unwrap();
+}
+
+/// A receiver that listened, and a sender by hand.
+fn with_raw_sender(place: &Place) -> (Receiver, RawPeer) {
+    let listener = Listener::bind(&place.name()).unwrap();
+    std::thread::scope(|scope| {
+        let peer = scope.spawn(|| RawPeer::sender(&place.socket()));
+        (listener.accept_receiver_until(deadline()).unwrap().unwrap(), peer.join().unwrap())
+    })
+}
+
+/// A sender that listened, and a receiver by hand.
+fn with_raw_receiver(place: &Place) -> (Sender, RawPeer) {
+    let listener = Options::new().capacity(CAPACITY).listen(&place.name()).unwrap();
+    std::thread::scope(|scope| {
+        let peer = scope.spawn(|| RawPeer::receiver(&place.socket()));
+        (listener.accept_sender_until(deadline()).unwrap().unwrap(), peer.join().unwrap())
+    })
+}
+
+/// Does something again and again while `work` runs: on three threads, of which the system hardly ever rests all.
+fn meanwhile<T>(again: impl Fn() + Sync, work: impl FnOnce() -> T) -> T {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    again();
+                }
+            });
+        }
+        // Also when the work fails, lest the scope wait for ever.
+        struct Over<'a>(&'a AtomicBool);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let _over = Over(&is_over);
+        work()
+    })
+}
+
+/// What a word may be made: each of its bits turned, and the ends of ranges and a little beside them.
+fn lies(truth: u64) -> impl Iterator<Item = u64> {
+    let ends = [0, 8, 1 << 31, 1 << 32, 1 << 63, CAPACITY, CAPACITY / 8, CAPACITY / 2 - 32, u32::MAX.into()];
+    let beside = ends.into_iter().flat_map(|end| [end.wrapping_sub(1), end, end + 1]);
+    (0..64).map(move |bit| truth ^ 1 << bit).chain(beside)
+}
+
+type State = (&'static str, fn(&RawPeer), &'static [usize]);
+
+/// States of a lane that a sender by hand makes, and the places of its headers then.
+const STATES: [State; 4] = [
+    ("empty", |_| (), &[0]),
+    ("full", |peer| (0..15).for_each(|i| peer.put(4096 * i, 1 + i as u32, 4088)), &[0, 4096, 4096 * 14]),
+    // A message, then a jump to where a generation and descriptors are marked.
+    (
+        "at the wrap",
+        |peer| {
+            let marks = [(24, 2, 1 << 31 | 512), (32768, 2, 1 << 31 | 2 << 28 | 1), (32776, 2, WITH_A_DESCRIPTOR)];
+            for (offset, seq, low) in marks.into_iter().chain([(32784, 2, 100), (32896, 3, 0)]) {
+                peer.put(offset, seq, low);
+            }
+            peer.put(0, 1, 16);
+        },
+        &[0, 24, 32768, 32776, 32784],
+    ),
+    ("of headers alone", |peer| (0..1000).for_each(|i| peer.put(8 * i, 1 + i as u32, 0)), &[0, 8]),
+];
+
+#[test]
+fn any_word_of_a_senders_in_any_state_of_the_lane_is_taken_or_corrupt() {
+    let place = Place::new("any_word_of_a_senders_in_any_state_of_the_lane_is_taken_or_corrupt");
+    // All fields of its page, and some bytes between them.
+    let fields = [0, 64, 72, 80, 128, 136, 144, 152, 200, 256, 264, STATE_OF_PRODUCER, 392];
+    for (state, prepare, headers) in STATES {
+        let of_page = fields.iter().map(|at| (0, *at, true));
+        let of_data = headers.iter().flat_map(|at| [(1, *at, false), (1, *at, true)]);
+        for (segment, offset, holding) in of_page.chain(of_data) {
+            let mut truth = None;
+            for i in 0.. {
+                let (mut receiver, peer) = with_raw_sender(&place);
+                prepare(&peer);
+                let word = peer.shown[segment].word(offset);
+                let truth = *truth.get_or_insert_with(|| word.load(Ordering::Relaxed));
+                let Some(lie) = lies(truth).nth(i) else { break };
+                let what = format!("{state}, word {offset} of segment {segment} is {lie:#x}, holding: {holding}");
+                let held = receiver.try_receive().unwrap().filter(|_| holding).map(|message| message.hold());
+                word.store(lie, Ordering::Release);
+                use_receiver(&mut receiver, held, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn any_word_of_a_receivers_in_any_state_of_the_lane_is_taken_or_corrupt() {
+    let place = Place::new("any_word_of_a_receivers_in_any_state_of_the_lane_is_taken_or_corrupt");
+    // Of its own page the head and those around it, of the page of all its lanes the sleep word.
+    let fields = [(0, 0), (0, HEAD), (0, 136), (0, 176), (0, 256), (0, 264), (1, 0), (1, SLEEP_OF_RECEIVER), (2, 0)];
+    // Messages sent before, and how many of them are released.
+    for (state, sent, released) in [("empty", 0, 0), ("full", 15, 0), ("at the wrap", 14, 13), ("released", 5, 5)] {
+        for (segment, offset) in fields {
+            let mut truth = None;
+            for i in 0.. {
+                let (mut sender, peer) = with_raw_receiver(&place);
+                for _ in 0..sent {
+                    assert_eq!(sender.try_send(&[1; 4088]).unwrap(), Sent::Sent);
+                }
+                peer.shown[0].word(HEAD).store((1 + released) << 32 | (4096 * released / 8), Ordering::Release);
+                let word = peer.shown[segment].word(offset);
+                let truth = *truth.get_or_insert_with(|| word.load(Ordering::Relaxed));
+                let Some(lie) = lies(truth).nth(i) else { break };
+                word.store(lie, Ordering::Release);
+                use_sender(&mut sender, &format!("{state}, word {offset} of segment {segment} is {lie:#x}"));
+            }
+        }
+    }
+}
+
+// Descriptors.
+
+/// In a process of its own, whose descriptors nobody else changes.
+#[test]
+fn a_bell_of_any_kind_is_refused_or_harmless_and_nothing_of_it_is_kept() {
+    Child::start(Role::new(child, "meet-bells")).wait_for_success();
+}
+
+fn meet_bells() {
+    use rustix::event::{EventfdFlags, epoll, eventfd};
+    use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+    let place = Place::new("a_bell_of_any_kind_is_refused_or_harmless_and_nothing_of_it_is_kept");
+    let directory = || OwnedFd::from(std::fs::File::open("/tmp").unwrap());
+    let fifo = || {
+        let path = place.path().join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+        let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        OwnedFd::from(file)
+    };
+    let this_process =
+        || rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()).unwrap();
+    let filled = || {
+        let bell = good_bell();
+        rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        bell
+    };
+    type Make<'a> = &'a (dyn Fn() -> OwnedFd + Sync);
+    let kinds: [(&str, Make<'_>, bool); 11] = [
+        ("a directory", &directory, false),
+        ("a FIFO", &fifo, false),
+        ("a pipe", &a_pipe, false),
+        ("a memfd", &good_data, false),
+        ("a socket", &seqpacket, false),
+        ("an epoll", &|| epoll::create(epoll::CreateFlags::CLOEXEC).unwrap(), true),
+        ("a timerfd", &|| timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).unwrap(), true),
+        ("a pidfd", &this_process, true),
+        ("an eventfd that counts down", &|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE).unwrap(), true),
+        ("an eventfd that waits", &good_bell, true),
+        ("an eventfd at its maximum", &filled, true),
+    ];
+    // What is made once for the whole process.
+    drop(with_raw_sender(&place));
+    let before = descriptors();
+    for (what, make, taken) in kinds {
+        let listener = Listener::bind(&place.name()).unwrap();
+        let (mut receiver, peer) = std::thread::scope(|scope| {
+            let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()).unwrap().expect("a good bell"));
+            let peer = RawPeer::sender_with(&place.socket(), make());
+            assert_eq!(peer.is_some(), taken, "{what}");
+            // The listener goes on after one that it refused.
+            let peer = peer.or_else(|| RawPeer::sender_with(&place.socket(), good_bell()));
+            (accepting.join().unwrap(), peer.expect("a good bell"))
+        });
+        // It says that it sleeps until something is released.
+        peer.shown[0].word(SLEEP_OF_PRODUCER).store(8 | 1, Ordering::Release);
+        peer.put(0, 1, 0);
+        assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().len(), 0, "{what}");
+        drop(peer);
+        assert!(matches!(receiver.receive_until(deadline()), Err(Error::PeerDied { .. })), "{what}");
+        drop((receiver, listener));
+        assert_eq!(descriptors(), before, "{what}");
+    }
+}
+
+/// In a process of its own, as above.
+#[test]
+fn thousands_of_descriptors_end_a_hand_shake_or_wait_unseen_and_none_is_kept() {
+    Child::start(Role::new(child, "meet-thousands")).wait_for_success();
+}
+
+fn meet_thousands() {
+    let place = Place::new("thousands_of_descriptors_end_a_hand_shake_or_wait_unseen_and_none_is_kept");
+    drop(with_raw_sender(&place));
+    let before = descriptors();
+    let bell = good_bell();
+    let many = vec![bell.as_fd(); 64];
+    let listener = Listener::bind(&place.name()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let socket = raw_connect(&place.socket());
+            rustix::net::sockopt::set_socket_send_buffer_size(&socket, 1 << 20).unwrap();
+            flood(&socket, &packet(HELLO, SENDER), &many);
+            drop(socket);
+        });
+        let soon = Instant::now() + Duration::from_millis(300);
+        assert!(listener.accept_receiver_until(soon).unwrap().is_none());
+    });
+    drop(listener);
+    let (mut receiver, peer) = with_raw_sender(&place);
+    let sent = flood(&peer.socket, &packet(DESCRIPTORS, 0), &many);
+    assert!(sent > 16, "{sent} packets of 64");
+    peer.put(0, 1, 0);
+    assert_eq!(receiver.receive().unwrap().descriptors(), 0);
+    assert!(receiver.arm().unwrap(), "junk in the socket is no message");
+    assert!(!is_readable(receiver.as_fd()));
+    drop(peer);
+    assert!(matches!(receiver.receive(), Err(Error::PeerDied { .. })));
+    drop(receiver);
+    drop(bell);
+    assert_eq!(descriptors(), before);
+}
+
+/// Fills a socket; answers with how many packets.
+fn flood(socket: &OwnedFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> usize {
+    rustix::io::ioctl_fionbio(socket, true).unwrap();
+    let sent = (0..).take_while(|_| raw_try_send(socket, bytes, fds)).count();
+    rustix::io::ioctl_fionbio(socket, false).unwrap();
+    sent
+}
+
+#[test]
+fn descriptors_that_never_come_are_not_waited_for_message_by_message() {
+    let place = Place::new("descriptors_that_never_come_are_not_waited_for_message_by_message");
+    let (mut receiver, peer) = with_raw_sender(&place);
+    // Were each waited for, the test would take an hour.
+    for i in 0..3000 {
+        peer.put(16 * i, 1 + i as u32, WITH_A_DESCRIPTOR);
+        peer.put(16 * i + 8, 1 + i as u32, 0);
+    }
+    for _ in 0..1000 {
+        assert_eq!(receiver.try_receive().unwrap().unwrap().descriptors(), 1);
+    }
+    for _ in 0..1000 {
+        let error = receiver.try_receive().unwrap().unwrap().take_descriptors().unwrap_err();
+        assert!(matches!(error, Error::Corrupt(_)), "{error}");
+    }
+    let mut batch = receiver.try_receive_batch().unwrap().unwrap();
+    assert_eq!((0..1000).take_while(|_| batch.next().unwrap().is_some()).count(), 1000);
+}
+
+#[test]
+fn descriptors_of_old_messages_without_end_are_corrupt() {
+    let place = Place::new("descriptors_of_old_messages_without_end_are_corrupt");
+    let (mut receiver, peer) = with_raw_sender(&place);
+    peer.put(0, 1, WITH_A_DESCRIPTOR);
+    peer.put(8, 1, 0);
+    rustix::io::ioctl_fionbio(&peer.socket, true).unwrap();
+    let mut old = packet(DESCRIPTORS, 0);
+    old[72..76].copy_from_slice(&u32::MAX.to_le_bytes());
+    flood(&peer.socket, &old, &[]);
+    rustix::io::ioctl_fionbio(&peer.socket, true).unwrap();
+    meanwhile(
+        || {
+            raw_try_send(&peer.socket, &old, &[]);
+        },
+        || {
+            let error = receiver.receive().unwrap().take_descriptors().unwrap_err();
+            assert!(matches!(error, Error::Corrupt(_)), "{error}");
+        },
+    );
+}
+
+#[test]
+fn a_deadline_holds_when_too_many_descriptors_are_on_their_way() {
+    let place = Place::new("a_deadline_holds_when_too_many_descriptors_are_on_their_way");
+    if !is_root() {
+        eprintln!("SKIPPED: needs root to become a user of no others");
+        return;
+    }
+    let listener = Options::new().allow_uids(&[65534]).listen(&place.name()).unwrap();
+    for path in [place.path().to_owned(), place.socket()] {
+        use std::os::unix::fs::PermissionsExt as _;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let child = Child::start(Role::new(child, "send-too-many").with("name", place.name()));
+    let _receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
+    child.expect("Ok(TimedOut)");
+}
+
+#[test]
+fn a_dead_receivers_socket_in_other_hands_does_not_keep_who_sends_descriptors() {
+    let place = Place::new("a_dead_receivers_socket_in_other_hands_does_not_keep_who_sends_descriptors");
+    let listener = Options::new().capacity(CAPACITY).listen(&place.name()).unwrap();
+    let heir_path = place.path().join("heir");
+    let heir = seqpacket();
+    rustix::net::bind(&heir, &rustix::net::SocketAddrUnix::new(&heir_path).unwrap()).unwrap();
+    rustix::net::listen(&heir, 1).unwrap();
+    let role = Role::new(child, "leave-the-socket").with("name", place.name()).with("heir", heir_path.display());
+    let mut child = Child::start(role);
+    let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
+    let (_, inherited) = raw_receive(&rustix::net::accept(&heir).unwrap());
+    assert_eq!(inherited.len(), 1);
+    // As many as nearly fill the socket, and more than make the sender look whether it lives.
+    let bell = good_bell();
+    for _ in 0..260 {
+        sender.send_with_descriptors(b"", &[bell.as_fd()]).unwrap();
+    }
+    // Dead, and not reaped: only its pidfd tells.
+    child.write_line("die");
+    child.wait_for_state('Z');
+    let error = (0..1000).find_map(|_| sender.send_with_descriptors(b"", &[bell.as_fd()]).err()).unwrap();
+    assert!(matches!(error, Error::PeerDied { .. }), "{error}");
+}
+
+#[test]
+fn a_segment_too_large_for_this_process_is_the_peers_fault() {
+    let place = Place::new("a_segment_too_large_for_this_process_is_the_peers_fault");
+    let child = Child::start(Role::new(child, "listen-with-little-memory").with("name", place.name()));
+    child.expect("listening");
+    let bytes: u64 = 16 << 30;
+    let mut offer = producer_packet();
+    offer[24..32].copy_from_slice(&bytes.to_le_bytes());
+    let socket = raw_connect(&place.socket());
+    raw_send(&socket, &packet(HELLO, SENDER), &[]);
+    raw_receive(&socket);
+    let (page, bell, data) = (good_page(), good_bell(), memfd(bytes, &[], size_seals()));
+    raw_send(&socket, &offer, &[page.as_fd(), bell.as_fd(), data.as_fd()]);
+    let (answer, _) = raw_receive(&socket);
+    assert!(String::from_utf8_lossy(&answer[80..]).contains("cannot be mapped"), "{answer:?}");
+    let mut sender = Options::new().capacity(CAPACITY).connect_sender(&place.name()).unwrap();
+    sender.send(b"well").unwrap();
+    child.expect(&format!("{:?}", pelton::Result::Ok(b"well".to_vec())));
+}
+
+// Bells.
+
+#[test]
+fn a_bell_that_never_stops_keeps_nobody_from_working_and_when_it_stops_from_sleeping() {
+    for how in [How::Block, How::Epoll, How::Poll] {
+        let place = Place::new("a_bell_that_never_stops_keeps_nobody_from_working_and_when_it_stops_from_sleeping");
+        let (mut receiver, peer) = with_raw_sender(&place);
+        rustix::io::ioctl_fionbio(&peer.bell, true).unwrap();
+        let most = (u64::MAX - 1).to_ne_bytes();
+        let ring = || {
+            // To the brim, and at once.
+            let _ = rustix::io::write(&peer.bell, &most);
+            peer.ring();
+        };
+        let turns = Loop::new(how, receiver.as_fd());
+        let mut buffer = Vec::new();
+        meanwhile(ring, || {
+            for i in 0..200 {
+                // Nothing there: it looks, however often it is woken, until the deadline.
+                let soon = Instant::now() + Duration::from_millis(1);
+                assert_eq!(receiver.receive_into_until(&mut buffer, soon).unwrap(), None);
+                peer.put(8 * i, 1 + i as u32, 0);
+                if how == How::Block {
+                    assert_eq!(receiver.receive_into_until(&mut buffer, deadline()).unwrap(), Some(0));
+                    continue;
+                }
+                while receiver.try_receive_into(&mut buffer).unwrap().is_none() {
+                    if receiver.arm().unwrap() {
+                        turns.turn(receiver.as_fd());
+                    }
+                }
+            }
+        });
+        // Quiet again: it sleeps, and is woken by a message.
+        while !receiver.arm().unwrap() || is_readable(receiver.as_fd()) {}
+        receiver.disarm();
+        std::thread::scope(|scope| {
+            let (thread, of_thread) = std::sync::mpsc::channel();
+            let receiver = &mut receiver;
+            scope.spawn(move || {
+                thread.send(this_thread()).unwrap();
+                assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().len(), 0);
+            });
+            wait_until_thread_polls(of_thread.recv().unwrap());
+            peer.put(8 * 200, 201, 0);
+            peer.ring();
+        });
+    }
+}
+
+#[test]
+fn one_that_floods_the_bell_of_a_path_channel_keeps_no_other_sender_waiting() {
+    let place = Place::new("one_that_floods_the_bell_of_a_path_channel_keeps_no_other_sender_waiting");
+    let directory = place.path().join("c");
+    let mut receiver = Options::new().capacity(CAPACITY).lanes(3).create_receiver(&directory).unwrap();
+    let bell = std::fs::File::options().read(true).write(true).open(directory.join("receiver.bell")).unwrap();
+    rustix::io::ioctl_fionbio(&bell, true).unwrap();
+    // Room for more than is drained in one go.
+    rustix::pipe::fcntl_setpipe_size(&bell, 1 << 20).unwrap();
+    let rings = vec![1; 1 << 16];
+    let ring = || {
+        let _ = rustix::io::write(&bell, &rings);
+    };
+    // Nobody else is there: it waits for somebody until its deadline, and not longer.
+    meanwhile(ring, || assert!(!receiver.resume_until(Instant::now() + Duration::from_millis(50)).unwrap()));
+    let name = format!("path:{}", directory.display());
+    let children = [0, 1].map(|_| Child::start(Role::new(child, "send").with("name", &name).with("count", 2000)));
+    meanwhile(ring, || {
+        let mut received = 0;
+        while received < 4000 {
+            match receiver.receive_until(deadline()) {
+                Ok(message) => received += message.map(|_| 1).expect("honest senders are served"),
+                Err(error) => assert!(matches!(error, Error::Closed { .. } | Error::PeerDied { .. }), "{error}"),
+            }
+        }
+    });
+    for child in children {
+        child.expect("connected");
+        child.expect("taken");
+    }
+}
+
+#[test]
+fn a_generation_that_never_stands_still_keeps_nobody_looking() {
+    let place = Place::new("a_generation_that_never_stands_still_keeps_nobody_looking");
+    let directory = place.path().join("c");
+    let options = Options::new().capacity(CAPACITY);
+    let page_of = |name: &str| {
+        Shown::of(std::fs::File::options().read(true).write(true).open(directory.join(name)).unwrap().into())
+    };
+    // A sender that holds its life, and says that it has closed, and is always another.
+    let sender = options.create_sender(&directory).unwrap();
+    let page = page_of("0.producer");
+    let change = || {
+        page.word(GENERATION_OF_PRODUCER).fetch_add(1, Ordering::Release);
+        page.word(STATE_OF_PRODUCER).store(2, Ordering::Release);
+    };
+    meanwhile(change, || {
+        let mut receiver = options.open_receiver(&directory).unwrap();
+        for _ in 0..100 {
+            let _ = (allowed(receiver.arm(), "arm"), allowed(receiver.try_receive(), "try_receive"));
+            let _ = allowed(receiver.receive_until(Instant::now() + Duration::from_millis(1)), "receive_until");
+            let _ = allowed(receiver.resume_until(Instant::now()), "resume_until");
+        }
+    });
+    drop((sender, page));
+    // And a receiver.
+    let receiver = options.open_receiver(&directory).unwrap();
+    let page = page_of("0.consumer");
+    let change = || {
+        page.word(176).fetch_add(1, Ordering::Release);
+        page.word(256).store(2, Ordering::Release);
+    };
+    meanwhile(change, || {
+        let mut sender = options.open_sender(&directory).unwrap();
+        for _ in 0..100 {
+            let _ = (allowed(sender.arm(30_000), "arm"), allowed(sender.try_send(&[0; 30_000]), "try_send"));
+            let _ = allowed(sender.drain_until(Instant::now() + Duration::from_millis(1)), "drain_until");
+            let _ = allowed(sender.resume_until(Instant::now()), "resume_until");
+        }
+    });
+    drop(receiver);
+}
+
+#[test]
+fn any_word_of_a_path_channels_pages_is_used_or_refused_by_whoever_takes_over() {
+    let place = Place::new("any_word_of_a_path_channels_pages_is_used_or_refused_by_whoever_takes_over");
+    let directory = place.path().join("c");
+    let options = Options::new().capacity(CAPACITY);
+    // All fields of the pages that successors go on in.
+    let producer = (0..65).map(|i| ("0.producer", 8 * i)).filter(|(_, at)| *at < 24 || *at >= 64 && *at < 400);
+    let consumer = (0..34).map(|i| ("0.consumer", 8 * i)).filter(|(_, at)| *at < 24 || *at >= 128);
+    let others = [("receiver", 0), ("receiver", SLEEP_OF_RECEIVER), ("channel", 64), ("channel", 80), ("channel", 128)];
+    for (file, at) in producer.chain(consumer).chain(others) {
+        for lie in [0, 1, 7, u32::MAX.into(), 1 << 31, 1 << 63, u64::MAX - 7, u64::MAX - 1, u64::MAX] {
+            let what = format!("word {at} of {file} is {lie:#x}");
+            let mut sender = options.create_sender(&directory).unwrap();
+            sender.send(&[1; 100]).unwrap();
+            drop(sender);
+            let page = std::fs::File::options().read(true).write(true).open(directory.join(file)).unwrap();
+            Shown::of(page.into()).word(at).store(lie, Ordering::Release);
+            let usable = |error: Error| match error {
+                Error::Corrupt(_) | Error::NotAChannel { .. } | Error::Rebooted { .. } => {}
+                error => panic!("{what}: {error}"),
+            };
+            let _ = pelton::inspect::info(&directory).map_err(usable);
+            let _ = pelton::inspect::check(&directory, true).map_err(usable);
+            let receiver = options.open_receiver(&directory).map_err(usable);
+            let sender = options.open_sender(&directory).map_err(usable);
+            let (mut receiver, mut sender) = (receiver.ok(), sender.ok());
+            if let Some(sender) = &mut sender {
+                use_sender(sender, &what);
+            }
+            if let Some(receiver) = &mut receiver {
+                use_receiver(receiver, None, &what);
+            }
+            drop((receiver, sender));
+            let _ = pelton::inspect::recover(&directory, false).map_err(usable);
+            std::fs::remove_dir_all(&directory).unwrap();
+        }
+    }
+}
+
+// Others, and those who come after.
+
+#[test]
+fn words_of_sleep_that_never_stand_still_cost_rings_and_no_more() {
+    let place = Place::new("words_of_sleep_that_never_stand_still_cost_rings_and_no_more");
+    let (mut sender, peer) = with_raw_receiver(&place);
+    // Asleep in another epoch each time, or closed for a moment, or asking for fences; and it takes everything at once.
+    let epoch = std::sync::atomic::AtomicU64::new(8);
+    let flags = [1, 3, 0, 2];
+    meanwhile(
+        || {
+            let now = epoch.fetch_add(8, Ordering::Relaxed);
+            peer.shown[1].word(SLEEP_OF_RECEIVER).store(now | flags[now as usize / 8 % 4], Ordering::Release);
+        },
+        || {
+            while sender.try_send(&[0; 8]).unwrap() == Sent::Sent {}
+            assert_eq!(sender.send_until(&[0; 8], Instant::now() + Duration::from_millis(10)).unwrap(), Sent::TimedOut);
+        },
+    );
+    drop((sender, peer));
+    // And a sender's, while it is released by and by.
+    let (mut receiver, peer) = with_raw_sender(&place);
+    let mut buffer = Vec::new();
+    meanwhile(
+        || {
+            let now = epoch.fetch_add(8, Ordering::Relaxed);
+            peer.shown[0].word(SLEEP_OF_PRODUCER).store(now | flags[now as usize / 8 % 4], Ordering::Release);
+            peer.shown[0].word(SLEEP_OF_PRODUCER + 8).store(now, Ordering::Release);
+        },
+        || {
+            for i in 0..4000 {
+                peer.put(8 * i, 1 + i as u32, 0);
+                assert_eq!(receiver.receive_into(&mut buffer).unwrap(), 0);
+            }
+        },
+    );
+}
+
+#[test]
+fn a_socket_half_closed_is_the_peers_end() {
+    for how in [Shutdown::Read, Shutdown::Write, Shutdown::Both] {
+        let place = Place::new("a_socket_half_closed_is_the_peers_end");
+        let (mut receiver, peer) = with_raw_sender(&place);
+        peer.put(0, 1, 0);
+        shutdown(&peer.socket, how).unwrap();
+        assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().len(), 0);
+        // Who does not want to hear any more may still speak.
+        if how == Shutdown::Read {
+            peer.put(8, 2, 0);
+            assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().len(), 0);
+            drop(peer);
+        }
+        let error = receiver.receive_until(deadline()).unwrap_err();
+        assert!(matches!(error, Error::PeerDied { .. }), "{how:?}: {error}");
+    }
+}
+
+#[test]
+fn one_stopped_in_the_middle_of_its_hand_shake_does_not_keep_the_next_from_being_accepted() {
+    let place = Place::new("one_stopped_in_the_middle_of_its_hand_shake_does_not_keep_the_next_from_being_accepted");
+    let listener = Listener::bind(&place.name()).unwrap();
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()));
+        let stopped = Child::start(Role::new(child, "greet-and-stop").with("name", place.name()));
+        stopped.expect("greeted");
+        stopped.wait_for_state('T');
+        let child = Child::start(Role::new(child, "send").with("name", place.name()).with("count", 10));
+        let mut receiver = accepting.join().unwrap().unwrap().unwrap();
+        assert_eq!(receiver.peer().unwrap().pid, child.pid());
+        assert_eq!(receive_all(&mut receiver, 0, 10, Sizes::Every(300), How::Block).0, 10);
+        stopped.signal(Signal::CONT);
+    });
+}
+
+#[test]
+fn a_successor_that_goes_before_it_is_ready_leaves_nothing_whatever_it_wrote() {
+    // A head that cannot be, and one that says that all has been taken.
+    for lie in [u64::MAX, 11 << 32] {
+        a_successor_writes_and_goes(lie);
+    }
+}
+
+fn a_successor_writes_and_goes(lie: u64) {
+    let place = Place::new("a_successor_that_goes_before_it_is_ready_leaves_nothing_whatever_it_wrote");
+    let (mut sender, peer) = with_raw_receiver(&place);
+    for number in 0..10 {
+        sender.send(&[number; 100]).unwrap();
+    }
+    drop(peer);
+    assert!(matches!(sender.drain_until(deadline()), Err(Error::PeerDied { unreleased: 10 })));
+    std::thread::scope(|scope| {
+        // One that goes, and then a good one, which is the first that the sender takes for a successor.
+        let receiver = scope.spawn(|| {
+            // It asks for fences; the sender answers when it looks at its page.
+            let (peer, page) = RawPeer::receiver_but_for_ready(&place.socket(), 2);
+            let (mut fenced, until) = ([0; 4], deadline());
+            while fenced == [0; 4] {
+                rustix::io::pread(&page, &mut fenced, FENCED_OF_PRODUCER).unwrap();
+                assert!(Instant::now() < until, "the sender does not look");
+            }
+            peer.shown[0].word(HEAD).store(lie, Ordering::Release);
+            drop((peer, page));
+            Options::new().connect_deadline(deadline()).connect_receiver(&place.name())
+        });
+        assert!(sender.resume_until(deadline()).unwrap());
+        let mut receiver = receiver.join().unwrap().unwrap();
+        for number in 0..10 {
+            let message = receiver.receive_until(deadline()).unwrap().unwrap();
+            assert!(message.is_redelivered() && message[..] == [number; 100]);
+        }
+    });
+}

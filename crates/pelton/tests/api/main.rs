@@ -1,0 +1,21 @@
+//! The public interface, by what it is for. All tests of one binary run beside each other: one that counts what its process has, limits it,
+//! or forks does so in a child process. Those that need a binary of their own are beside this directory: `starvation.rs` replaces the C library's clocks,
+//! `fork.rs`, `steps.rs` and `sanitized.rs` have one thread or their own harness, `failpoints/` and `steps.rs` need that feature, `races/`
+//! runs one race at a time, `fast_path.rs` is for release builds.
+
+mod call;
+mod file;
+mod flush;
+mod gather;
+mod handshake;
+mod hostile;
+mod path;
+mod readme;
+mod record_file;
+mod services;
+#[path = "../support/mod.rs"]
+mod support;
+mod threads;
+#[cfg(feature = "tokio")]
+mod tokio;
+mod two_processes;

@@ -1,0 +1,1008 @@
+//! Path channels: both sides come and go, die and are succeeded, in a directory that keeps the lane.
+
+use crate::support::*;
+use pelton::{Error, Options, Receiver, Sender, Sent, Wait};
+use rustix::process::Signal;
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+const SIZES: Sizes = Sizes::Random(7, 3000);
+
+fn options(role: &Role) -> Options {
+    let options = Options::new().capacity(role.number("capacity").unwrap_or(1 << 20));
+    options.wait(How::parse(role.get("how")).wait()).lanes(role.number("lanes").unwrap_or(1) as u32)
+}
+
+/// Message `number` of lane `lane`: which lane and number, then the pattern.
+fn numbered(lane: u64, number: u64, into: &mut Vec<u8>) {
+    payload(number, SIZES.of(number) + 16, into);
+    into[..8].copy_from_slice(&number.to_le_bytes());
+    into[8..16].copy_from_slice(&lane.to_le_bytes());
+}
+
+/// What a receiver knows of each lane: the next number, and how often it saw one again.
+#[derive(Default)]
+struct Seen(BTreeMap<u64, (u64, u64)>);
+
+impl Seen {
+    /// Checks a message: in order, whole, and doubled only if it says so.
+    fn note(&mut self, message: &pelton::Message<'_>) {
+        let word = |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().unwrap());
+        let (number, lane) = (word(0), word(8));
+        let mut wanted = Vec::new();
+        numbered(lane, number, &mut wanted);
+        assert_eq!(&message[..], &wanted[..], "message {number} of {lane} is damaged");
+        let (next, again) = self.0.entry(lane).or_default();
+        if number < *next {
+            assert!(message.is_redelivered(), "message {number} of {lane} came twice");
+            *again += 1;
+        } else {
+            assert_eq!(number, *next, "of lane {lane} one was lost");
+            *next += 1;
+        }
+    }
+}
+
+/// Not a test: what a child does. Without a role it does nothing.
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    let path = role.get("path").to_owned();
+    match role.get("role") {
+        // Sends the numbers from where its predecessor ended, up to the count or for ever.
+        "send" => {
+            let mut sender = options(&role).create_sender(&path).unwrap();
+            let lane = role.number("lane").unwrap_or(0);
+            let mut number = u64::from(sender.next_seq()) - 1;
+            report("open");
+            let mut bytes = Vec::new();
+            while number < role.number("count").unwrap_or(u64::MAX) {
+                numbered(lane, number, &mut bytes);
+                match sender.send(&bytes) {
+                    Ok(()) => number += 1,
+                    // A receiver went; the lane is there for the next.
+                    Err(Error::PeerDied { .. } | Error::Closed { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            report(format!("sent {number}"));
+            if role.get("end") == "close" {
+                sender.close().unwrap();
+                report("closed");
+            }
+            read_line_from_parent();
+        }
+        // Receives so many, keeping the last so many, and says the numbers.
+        "receive" => {
+            let mut receiver = options(&role).create_receiver(&path).unwrap();
+            report("open");
+            let mut held = Vec::new();
+            let mut numbers = Vec::new();
+            for _ in 0..role.number("count").unwrap() {
+                let message = receiver.receive().unwrap();
+                numbers.push(u64::from_le_bytes(message[..8].try_into().unwrap()));
+                if numbers.len() as u64 > role.number("count").unwrap() - role.number("hold").unwrap_or(0) {
+                    held.push(message.hold());
+                }
+            }
+            report(format!("{:?}", numbers.last()));
+            read_line_from_parent();
+        }
+        // Receives for ever, telling each time it has more.
+        "consume" => {
+            let mut receiver = options(&role).create_receiver(&path).unwrap();
+            report("open");
+            loop {
+                match receiver.receive() {
+                    Ok(message) => drop(message),
+                    Err(Error::PeerDied { .. } | Error::Closed { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+        "wait" => {
+            let deadline = Instant::now() + DEADLINE;
+            let options = options(&role).connect_deadline(deadline);
+            let _ends = match role.get("end") {
+                "sender" => (Some(options.open_sender(&path).unwrap()), None),
+                _ => (None, Some(options.open_receiver(&path).unwrap())),
+            };
+            report("met");
+            read_line_from_parent();
+        }
+        // As another user, where the mode lets it in.
+        "stranger" => {
+            let uid = role.number("uid").unwrap() as u32;
+            let gid = role.number("gid").unwrap_or(uid.into()) as u32;
+            // SAFETY: no pointers.
+            assert_eq!(unsafe { libc::setgid(gid) | libc::setuid(uid) }, 0);
+            let options = options(&role).mode(0o777).allow_uids(&[role.number("allow").unwrap_or(uid.into()) as u32]);
+            let found = match role.get("end") {
+                "sender" => options.open_sender(&path).and_then(|mut sender| sender.send(b"hello")),
+                _ => options.open_receiver(&path).and_then(|mut receiver| receiver.receive().map(|_| ())),
+            };
+            report(found.err().map_or("well".to_owned(), |error| format!("{error:?}")));
+        }
+        // Receives under a thousand signals a second, which interrupt whatever waits.
+        "interrupted" => {
+            extern "C" fn nothing(_: libc::c_int) {}
+            // SAFETY: the handler does nothing; the pointers are to values of ours.
+            unsafe {
+                libc::signal(libc::SIGALRM, nothing as *const () as libc::sighandler_t);
+                let every = libc::timeval { tv_sec: 0, tv_usec: 1000 };
+                let timer = libc::itimerval { it_interval: every, it_value: every };
+                assert_eq!(libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()), 0);
+            }
+            let mut receiver = options(&role).create_receiver(&path).unwrap();
+            report("open");
+            for _ in 0..role.number("count").unwrap() {
+                drop(receiver.receive().unwrap());
+            }
+            let before = Instant::now();
+            assert!(receiver.receive_until(before + Duration::from_millis(20)).unwrap().is_none());
+            assert!(before.elapsed() >= Duration::from_millis(20));
+            report("received");
+            read_line_from_parent();
+        }
+        other => panic!("{other}"),
+    }
+}
+
+struct Here {
+    place: Place,
+}
+
+impl Here {
+    fn new(claim: &'static str) -> Here {
+        Here { place: Place::new(claim) }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.place.path().join("channel")
+    }
+
+    fn role(&self, role: &str) -> Role {
+        Role::new(child, role).with("path", self.path().display())
+    }
+}
+
+fn small() -> Options {
+    Options::new().capacity(1 << 20)
+}
+
+/// Receives until the channel's senders are gone.
+fn receive_to_end(receiver: &mut Receiver, seen: &mut Seen) -> Error {
+    loop {
+        match receiver.receive_until(deadline()) {
+            Ok(Some(message)) => seen.note(&message),
+            Ok(None) => panic!("neither a message nor an end came"),
+            Err(error) => return error,
+        }
+    }
+}
+
+#[test]
+fn a_sender_fills_the_lane_before_any_receiver_exists() {
+    let here = Here::new("a sender fills the lane before any receiver exists");
+    let mut sender = small().create_sender(here.path()).unwrap();
+    assert_eq!(sender.peer(), None);
+    let mut sent = 0u64;
+    let mut bytes = Vec::new();
+    loop {
+        numbered(0, sent, &mut bytes);
+        match sender.try_send(&bytes).unwrap() {
+            Sent::Sent => sent += 1,
+            Sent::Full => break,
+            Sent::TimedOut => unreachable!(),
+        }
+    }
+    assert!(sent > 500, "{sent} messages fill a MiB");
+    sender.close().unwrap();
+    let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+    let mut seen = Seen::default();
+    for _ in 0..sent {
+        seen.note(&receiver.try_receive().unwrap().expect("it was sent"));
+    }
+    // Who sent it had closed: told once, after the last message. Then there is nobody, and somebody may come.
+    assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
+    assert!(receiver.receive_until(Instant::now() + Duration::from_millis(5)).unwrap().is_none());
+    assert_eq!(seen.0[&0], (sent, 0));
+}
+
+#[test]
+fn a_receiver_waits_for_its_first_sender_and_is_told_of_its_close() {
+    let here = Here::new("a receiver waits for its first sender and is told of its close");
+    let mut receiver = small().create_receiver(here.path()).unwrap();
+    let child = Child::start(here.role("send").with("count", 1000).with("end", "close"));
+    let mut seen = Seen::default();
+    let end = receive_to_end(&mut receiver, &mut seen);
+    assert!(end.is_closed(), "{end}");
+    assert_eq!(seen.0[&0], (1000, 0));
+    // Told once; then there is nobody, and another may come.
+    assert!(receiver.try_receive().unwrap().is_none());
+    drop(child);
+    let _child = Child::start(here.role("send").with("count", 1500).with("end", "close"));
+    assert!(receive_to_end(&mut receiver, &mut seen).is_closed());
+    assert_eq!(seen.0[&0], (1500, 0));
+    assert_eq!(receiver.generation(), 2);
+}
+
+#[test]
+fn either_waits_for_the_other_until_its_deadline() {
+    let here = Here::new("either waits for the other until its deadline");
+    let soon = || Options::new().capacity(1 << 20).connect_deadline(Instant::now() + Duration::from_millis(30));
+    assert!(matches!(soon().open_sender(here.path()), Err(Error::NoChannel { .. })));
+    assert!(matches!(soon().create_sender(here.path()), Err(Error::TimedOut(_))));
+    assert!(matches!(soon().open_receiver(here.path()), Err(Error::TimedOut(_))));
+    for (first, second) in [("sender", "receiver"), ("receiver", "sender")] {
+        let one = Child::start(here.role("wait").with("end", first));
+        one.wait_until_it_polls();
+        let two = Child::start(here.role("wait").with("end", second));
+        one.expect("met");
+        two.expect("met");
+    }
+}
+
+#[test]
+fn what_a_killed_sender_committed_is_delivered_and_its_successor_goes_on_behind_it() {
+    let here = Here::new("what a killed sender committed is delivered and its successor goes on behind it");
+    let child = Child::start(here.role("send").with("count", 500));
+    child.expect("open");
+    child.expect("sent 500");
+    let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+    let mut seen = Seen::default();
+    seen.note(&receiver.receive().unwrap());
+    assert_eq!(receiver.peer().unwrap().pid, child.pid());
+    child.kill();
+    let end = receive_to_end(&mut receiver, &mut seen);
+    assert!(end.is_peer_died(), "{end}");
+    assert_eq!(seen.0[&0], (500, 0));
+    assert_eq!((receiver.peer(), receiver.generation()), (None, 1));
+    let child = Child::start(here.role("send").with("count", 900).with("end", "close"));
+    assert!(receive_to_end(&mut receiver, &mut seen).is_closed());
+    assert_eq!((seen.0[&0], receiver.generation()), ((900, 0), 2));
+    drop(child);
+}
+
+#[test]
+fn the_successor_of_a_killed_receiver_begins_with_the_oldest_unreleased_message_and_says_so() {
+    let here = Here::new("the successor of a killed receiver begins with the oldest unreleased message and says so");
+    let mut sender = small().create_sender(here.path()).unwrap();
+    let mut bytes = Vec::new();
+    for number in 0..100 {
+        numbered(0, number, &mut bytes);
+        sender.send(&bytes).unwrap();
+    }
+    let child = Child::start(here.role("receive").with("count", 40).with("hold", 10));
+    child.expect("open");
+    child.expect("Some(39)");
+    assert!(sender.resume_until(deadline()).unwrap());
+    assert_eq!(sender.peer().unwrap().pid, child.pid());
+    child.kill();
+    let told = loop {
+        match sender.drain_until(Instant::now() + Duration::from_millis(50)) {
+            Ok(drained) => assert!(!drained),
+            Err(error) => break error,
+        }
+    };
+    // 30 were released; the ten it held, and the rest, were not.
+    assert!(matches!(told, Error::PeerDied { unreleased: 70 }), "{told}");
+    numbered(0, 100, &mut bytes);
+    sender.send(&bytes).unwrap();
+    let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+    numbered(0, 101, &mut bytes);
+    sender.send(&bytes).unwrap();
+    for number in 30..102u64 {
+        let message = receiver.receive().unwrap();
+        assert_eq!(&message[..8], &number.to_le_bytes());
+        assert_eq!(message.is_redelivered(), number < 101, "{number}");
+    }
+    assert!(sender.drain_until(deadline()).unwrap());
+}
+
+#[test]
+fn both_dead_nothing_committed_is_lost() {
+    let here = Here::new("both dead, nothing committed is lost");
+    let sender = Child::start(here.role("send"));
+    sender.expect("open");
+    let receiver = Child::start(here.role("receive").with("count", 500).with("hold", 5));
+    receiver.expect("open");
+    receiver.expect("Some(499)");
+    sender.kill();
+    receiver.kill();
+    let mut last = Options::new().open_sender(here.path()).unwrap();
+    let mut committed = u64::from(last.next_seq()) - 1;
+    let mut bytes = Vec::new();
+    numbered(0, committed, &mut bytes);
+    // The lane may well be full.
+    committed += u64::from(last.try_send(&bytes).unwrap() == Sent::Sent);
+    last.close().unwrap();
+    let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+    for number in 495..committed {
+        assert_eq!(&receiver.try_receive().unwrap().expect("committed")[..8], &number.to_le_bytes());
+    }
+    assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
+}
+
+#[test]
+fn a_rolling_restart_of_the_sender_a_hundred_times_loses_nothing() {
+    let here = Here::new("a rolling restart of the sender a hundred times loses nothing");
+    let mut receiver = small().create_receiver(here.path()).unwrap();
+    let mut seen = Seen::default();
+    for round in 1..=100u64 {
+        // By turns: closed, and killed when everything is sent.
+        let child =
+            Child::start(here.role("send").with("count", 200 * round).with("end", ["", "close"][round as usize % 2]));
+        while seen.0.get(&0).is_none_or(|(next, _)| *next < 200 * round) {
+            match receiver.receive_until(deadline()) {
+                Ok(message) => seen.note(&message.expect("the child sends")),
+                Err(error) => assert!(error.is_closed() || error.is_peer_died(), "{error}"),
+            }
+        }
+        child.kill();
+    }
+    assert_eq!(seen.0[&0], (20_000, 0));
+    assert_eq!(receiver.generation(), 100);
+}
+
+#[test]
+fn a_rolling_restart_of_the_receiver_a_hundred_times_loses_nothing() {
+    let here = Here::new("a rolling restart of the receiver a hundred times loses nothing");
+    let child = Child::start(here.role("send").with("how", "Block"));
+    child.expect("open");
+    let mut seen = Seen::default();
+    let mut random = Random::new(3);
+    for _ in 0..100 {
+        let mut receiver = small().wait(Wait::Block).open_receiver(here.path()).unwrap();
+        for _ in 0..random.below(300) {
+            seen.note(&receiver.receive().unwrap());
+        }
+        if random.below(2) == 0 {
+            receiver.close().unwrap();
+        } else {
+            // What is held when the receiver goes is delivered again.
+            let held = receiver.receive().unwrap().hold();
+            drop(receiver);
+            let number = u64::from_le_bytes(held[..8].try_into().unwrap());
+            assert_eq!(number, seen.0.get(&0).map_or(0, |(next, _)| *next));
+        }
+    }
+    let (next, _) = seen.0[&0];
+    assert!(next > 5000, "{next}");
+}
+
+#[test]
+fn random_kills_of_either_side_lose_nothing_and_double_only_what_says_so() {
+    let here = Here::new("random kills of either side lose nothing and double only what says so");
+    let seed = std::env::var("PELTON_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    eprintln!("PELTON_SEED={seed}");
+    let mut random = Random::new(seed);
+    let rounds = std::env::var("PELTON_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(60);
+    for round in 0..rounds {
+        let how = ["Block", "Spin"][random.below(2) as usize];
+        let capacity = 1 << 17;
+        let sender = Child::start(here.role("send").with("how", how).with("capacity", capacity));
+        let receiver = Child::start(here.role("consume").with("how", how).with("capacity", capacity));
+        sender.expect("open");
+        receiver.expect("open");
+        std::thread::sleep(Duration::from_micros(random.below(8000)));
+        if random.below(2) == 0 {
+            sender.kill();
+            receiver.kill();
+        } else {
+            receiver.kill();
+            sender.kill();
+        }
+        // Everything in the lane is whole, in order, and from where the dead one had released to.
+        let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+        let mut last: Option<u64> = None;
+        let mut bytes = Vec::new();
+        // Of an empty lane nothing is told: who was there before is no news.
+        let waits = pelton::inspect::info(here.path()).unwrap().lanes[0].depth > 0;
+        if waits {
+            loop {
+                let message = match receiver.receive_until(deadline()) {
+                    Ok(message) => message.expect("messages, or an end"),
+                    Err(error) => {
+                        assert!(error.is_peer_died(), "round {round}: {error}");
+                        break;
+                    }
+                };
+                let number = u64::from_le_bytes(message[..8].try_into().unwrap());
+                numbered(0, number, &mut bytes);
+                assert_eq!(&message[..], &bytes[..], "round {round}: message {number} is damaged");
+                assert!(last.is_none_or(|last| number == last + 1), "round {round}: {number} after {last:?}");
+                assert!(message.is_redelivered());
+                last = Some(number);
+            }
+        }
+        drop(receiver);
+        let sender = Options::new().open_sender(here.path()).unwrap();
+        if let Some(last) = last {
+            assert_eq!(u64::from(sender.next_seq()) - 1, last + 1, "round {round}");
+        }
+    }
+}
+
+#[test]
+fn many_senders_by_path_are_served_by_one_wait_and_a_dead_ones_lane_is_reused() {
+    let here = Here::new("many senders by path are served by one wait, and a dead one's lane is reused");
+    let mut receiver = small().lanes(4).create_receiver(here.path()).unwrap();
+    let start = |lane: u64, count: u64| {
+        Child::start(here.role("send").with("lane", lane).with("count", count).with("lanes", 4))
+    };
+    // One after the other, so that each knows its lane.
+    let mut children = Vec::new();
+    for lane in 0..4 {
+        let child = start(lane, 2000);
+        child.expect("open");
+        children.push(child);
+    }
+    let refused = Options::new().open_sender(here.path()).unwrap_err();
+    assert!(matches!(refused, Error::RoleTaken { .. }), "{refused}");
+    let mut seen = Seen::default();
+    let count = |seen: &Seen| seen.0.values().map(|(next, _)| next).sum::<u64>();
+    while count(&seen) < 4 * 2000 {
+        let message = receiver.receive_until(deadline()).unwrap().expect("four send");
+        let lane = u64::from_le_bytes(message[8..16].try_into().unwrap());
+        assert_eq!(u64::from(message.lane()), lane);
+        seen.note(&message);
+    }
+    // One dies: its lane is the next one's.
+    children.remove(2).kill();
+    let child = start(2, 3000);
+    child.expect("open");
+    while count(&seen) < 4 * 2000 + 1000 {
+        seen.note(&receiver.receive_until(deadline()).unwrap().expect("the successor sends"));
+    }
+    drop(child);
+    drop(children);
+    let end = receive_to_end(&mut receiver, &mut seen);
+    assert!(end.is_peer_died(), "{end}");
+    assert_eq!(seen.0[&2], (3000, 0));
+}
+
+#[test]
+fn a_flooding_sender_does_not_keep_another_waiting() {
+    let here = Here::new("a flooding sender does not keep another waiting");
+    let mut receiver = small().lanes(2).create_receiver(here.path()).unwrap();
+    let mut flood = Options::new().open_sender(here.path()).unwrap();
+    let mut quiet = Options::new().open_sender(here.path()).unwrap();
+    let fill = |flood: &mut Sender| while flood.try_send(b"flood").unwrap() == Sent::Sent {};
+    for _ in 0..20 {
+        fill(&mut flood);
+        assert_eq!(quiet.try_send(b"quiet").unwrap(), Sent::Sent);
+        let mut before = 0;
+        while &*receiver.receive().unwrap() != b"quiet" {
+            before += 1;
+        }
+        assert!(before <= 128, "{before} of the flood came before it");
+    }
+}
+
+#[test]
+fn a_descriptor_tells_what_happens_on_a_path_channel() {
+    let here = Here::new("a descriptor tells what happens on a path channel");
+    let mut receiver = small().create_receiver(here.path()).unwrap();
+    assert!(receiver.arm().unwrap());
+    assert!(!is_readable(receiver.as_fd()));
+    let child = Child::start(here.role("send").with("count", 1));
+    readable(receiver.as_fd());
+    let mut seen = Seen::default();
+    loop {
+        if let Some(message) = receiver.try_receive().unwrap() {
+            seen.note(&message);
+            break;
+        }
+        if receiver.arm().unwrap() {
+            readable(receiver.as_fd());
+        }
+    }
+    child.expect("open");
+    child.expect("sent 1");
+    // Whatever rang before, nothing is there now.
+    while !receiver.arm().unwrap() {}
+    assert!(!is_readable(receiver.as_fd()));
+    child.kill();
+    readable(receiver.as_fd());
+    let told = loop {
+        match receiver.arm() {
+            Ok(_) => readable(receiver.as_fd()),
+            Err(error) => break error,
+        }
+    };
+    assert!(told.is_peer_died(), "{told}");
+    // The descriptor is silent again: no loop turns for one that is gone.
+    assert!(receiver.arm().unwrap());
+    assert!(!is_readable(receiver.as_fd()));
+}
+
+#[test]
+fn a_stopped_sender_is_not_a_dead_one() {
+    let here = Here::new("a stopped sender is not a dead one");
+    let mut receiver = small().create_receiver(here.path()).unwrap();
+    let child = Child::start(here.role("send").with("count", 10));
+    child.expect("open");
+    child.expect("sent 10");
+    child.signal(Signal::STOP);
+    child.wait_for_state('T');
+    let mut seen = Seen::default();
+    (0..10).for_each(|_| seen.note(&receiver.receive().unwrap()));
+    assert!(receiver.receive_until(Instant::now() + Duration::from_millis(30)).unwrap().is_none());
+    assert!(matches!(Options::new().open_sender(here.path()), Err(Error::RoleTaken { .. })));
+    child.signal(Signal::CONT);
+    child.kill();
+    assert!(receive_to_end(&mut receiver, &mut seen).is_peer_died());
+}
+
+#[test]
+fn descriptors_are_refused_and_sync_is_for_paths_only() {
+    let here = Here::new("descriptors are refused, and sync is for paths only");
+    let mut sender = small().create_sender(here.path()).unwrap();
+    let refused = sender.send_with_descriptors(b"x", &[std::io::stdin().as_fd()]).unwrap_err();
+    assert!(matches!(refused, Error::Refused(_)), "{refused}");
+    sender.send(b"kept").unwrap();
+    sender.sync().unwrap();
+    let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+    assert_eq!(&*receiver.receive().unwrap(), b"kept");
+    receiver.sync().unwrap();
+    let (mut sender, mut receiver) = small().threads().unwrap();
+    assert!(matches!(sender.sync(), Err(Error::Refused(_))));
+    assert!(matches!(receiver.sync(), Err(Error::Refused(_))));
+}
+
+#[test]
+fn trimmed_memory_comes_back_before_it_is_written() {
+    let here = Here::new("trimmed memory comes back before it is written");
+    let mut sender = small().create_sender(here.path()).unwrap();
+    let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+    let data = here.path().join("0.data");
+    let blocks = || {
+        use std::os::unix::fs::MetadataExt as _;
+        std::fs::metadata(&data).unwrap().blocks() * 512
+    };
+    for _ in 0..3 {
+        while sender.try_send(&[1; 5000]).unwrap() == Sent::Sent {}
+        let full = blocks();
+        assert!(full >= 1 << 20, "{full}");
+        while receiver.try_receive().unwrap().is_some() {}
+        sender.trim().unwrap();
+        assert!(blocks() < full / 2, "{} of {full} were left", blocks());
+    }
+}
+
+#[test]
+fn a_thousand_times_opened_and_closed_nothing_is_left_but_the_channel() {
+    let here = Here::new("a thousand times opened and closed, nothing is left but the channel");
+    // Other tests of this process open and close as well: only what is ours counts.
+    let ours = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let mappings = maps.lines().filter(|line| line.contains(here.path().to_str().unwrap())).count();
+        let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let open = links.filter_map(|fd| std::fs::read_link(fd.path()).ok()).filter(|to| to.starts_with(here.path()));
+        (mappings, open.count())
+    };
+    for _ in 0..1000 {
+        let mut sender = small().create_sender(here.path()).unwrap();
+        let mut receiver = small().create_receiver(here.path()).unwrap();
+        sender.send(b"x").unwrap();
+        assert_eq!(&*receiver.receive().unwrap(), b"x");
+        assert_ne!(ours(), (0, 0));
+        drop((sender, receiver));
+    }
+    assert_eq!(ours(), (0, 0));
+    assert_eq!(here.place.left(), [here.path()]);
+}
+
+/// Rewrites words of a file behind everybody's back.
+fn poke(path: &std::path::Path, offset: u64, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt as _;
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
+}
+
+#[test]
+fn info_tells_who_is_there_and_what_waits_and_harms_nothing() {
+    let here = Here::new("info tells who is there and what waits, and harms nothing");
+    assert!(matches!(pelton::inspect::info(here.path()), Err(Error::NoChannel { .. })));
+    let mut receiver = small().lanes(2).create_receiver(here.path()).unwrap();
+    let child = Child::start(here.role("send").with("count", 100).with("lanes", 2));
+    child.expect("open");
+    child.expect("sent 100");
+    drop(receiver.receive().unwrap());
+    let info = pelton::inspect::info(here.path()).unwrap();
+    assert_eq!((info.capacity, info.lanes_max, info.lanes.len(), info.mode), (1 << 20, 2, 1, 0o700));
+    assert!(info.is_from_this_boot);
+    let own = std::process::id();
+    assert_eq!((info.receiver.is_alive, info.receiver.pid, info.receiver.generation), (true, own, 1));
+    let lane = &info.lanes[0];
+    assert_eq!((lane.sender.is_alive, lane.sender.pid, lane.sender.generation), (true, child.pid(), 1));
+    assert_eq!((lane.depth, lane.head_seq, lane.tail_seq, lane.sent.messages), (99, 2, 101, 100));
+    assert!(lane.allocated_bytes >= 256 << 10);
+    child.kill();
+    drop(receiver);
+    let info = pelton::inspect::info(here.path()).unwrap();
+    assert_eq!((info.receiver.is_alive, info.receiver.is_closed), (false, true));
+    assert_eq!((info.lanes[0].sender.is_alive, info.lanes[0].sender.is_closed), (false, false));
+    assert_eq!(info.lanes[0].depth, 99);
+}
+
+#[test]
+fn recovery_drops_what_is_torn_and_says_what_it_dropped() {
+    let here = Here::new("recovery drops what is torn, and says what it dropped");
+    let mut sender = small().create_sender(here.path()).unwrap();
+    for number in 0..10u64 {
+        sender.send(&number.to_le_bytes()).unwrap();
+    }
+    assert!(matches!(pelton::inspect::recover(here.path(), false), Err(Error::RoleTaken { .. })));
+    drop(sender);
+    let whole = pelton::inspect::check(here.path(), false).unwrap();
+    assert!(whole[0].is_whole() && whole[0].kept == 10, "{whole:?}");
+    // The seventh header is not what it was.
+    poke(&here.path().join("0.data"), 6 * 16, &[0xff; 8]);
+    let torn = Options::new().open_sender(here.path());
+    // A successor of the sender walks on from the stored tail, behind the damage; the receiver's finds it.
+    drop(torn);
+    let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+    for _ in 0..6 {
+        drop(receiver.receive().unwrap());
+    }
+    assert!(matches!(receiver.receive(), Err(Error::Corrupt(_))));
+    drop(receiver);
+    let found = pelton::inspect::check(here.path(), false).unwrap();
+    assert_eq!((found[0].kept, found[0].dropped), (0, 4), "{found:?}");
+    assert!(found[0].problem.as_ref().unwrap().contains("seq of a record"), "{found:?}");
+    assert_eq!(pelton::inspect::recover(here.path(), false).unwrap(), found);
+    assert!(pelton::inspect::check(here.path(), false).unwrap()[0].is_whole());
+    let mut sender = Options::new().open_sender(here.path()).unwrap();
+    sender.send(b"after").unwrap();
+    let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+    assert_eq!(&*receiver.receive().unwrap(), b"after");
+}
+
+/// Has the channel say that it was made in another boot.
+fn as_of_another_boot(path: &std::path::Path) {
+    let mut header = std::fs::read(path.join("channel")).unwrap();
+    header[96..112].fill(7);
+    let checksum = pelton_lane::fnv1a(&header[..112]);
+    header[112..120].copy_from_slice(&checksum.to_le_bytes());
+    poke(&path.join("channel"), 0, &header[..120]);
+    poke(&path.join("0.producer"), 96, &[7; 16]);
+}
+
+#[test]
+fn after_a_reboot_opening_is_refused_and_recovery_keeps_what_was_synced() {
+    let here = Here::new("after a reboot opening is refused, and recovery keeps what was synced");
+    for keep_unsynced in [false, true] {
+        let path = here.place.path().join(format!("{keep_unsynced}"));
+        let mut sender = small().create_sender(&path).unwrap();
+        (0..5u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
+        sender.sync().unwrap();
+        (5..8u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
+        drop(sender);
+        as_of_another_boot(&path);
+        for refused in [small().create_sender(&path).err(), Options::new().open_receiver(&path).err()] {
+            assert!(matches!(refused, Some(Error::Rebooted { .. })), "{refused:?}");
+        }
+        assert!(!pelton::inspect::info(&path).unwrap().is_from_this_boot);
+        let done = pelton::inspect::recover(&path, keep_unsynced).unwrap();
+        let kept = if keep_unsynced { 8 } else { 5 };
+        assert_eq!((done[0].kept, done[0].dropped), (kept, 8 - kept), "{done:?}");
+        let mut receiver = Options::new().open_receiver(&path).unwrap();
+        for number in 0..kept {
+            assert_eq!(&*receiver.try_receive().unwrap().unwrap(), &number.to_le_bytes());
+        }
+        assert!(receiver.receive_until(deadline()).unwrap_err().is_closed());
+        let mut sender = Options::new().open_sender(&path).unwrap();
+        sender.send(b"after").unwrap();
+        assert_eq!(&*receiver.receive().unwrap(), b"after");
+    }
+}
+
+#[test]
+fn removing_is_refused_while_somebody_has_a_role() {
+    let here = Here::new("removing is refused while somebody has a role");
+    let sender = small().create_sender(here.path()).unwrap();
+    assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::RoleTaken { .. })));
+    drop(sender);
+    let receiver = small().open_receiver(here.path()).unwrap();
+    assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::RoleTaken { .. })));
+    drop(receiver);
+    pelton::inspect::remove(here.path()).unwrap();
+    assert_eq!(here.place.left(), Vec::<PathBuf>::new());
+    assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::NoChannel { .. })));
+}
+
+#[test]
+fn a_stranger_is_refused_by_default_and_let_in_where_mode_and_lists_say_so() {
+    let here = Here::new("a stranger is refused by default, and let in where mode and lists say so");
+    if !is_root() {
+        eprintln!("SKIPPED: needs root to be another user");
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(here.place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    const NOBODY: u32 = 65534;
+    let stranger = |end: &str| here.role("stranger").with("uid", NOBODY).with("end", end);
+    let private = small().create_receiver(here.path()).unwrap();
+    let said = Child::start(stranger("sender").with("allow", 0)).line();
+    assert!(said.contains("ermission") || said.contains("mode"), "{said}");
+    drop(private);
+    pelton::inspect::remove(here.path()).unwrap();
+    let open = || small().mode(0o777).allow_uids(&[NOBODY]);
+    let mut receiver = open().create_receiver(here.path()).unwrap();
+    // Its mode lets everybody in; the stranger does not trust the directory of just anybody.
+    let said = Child::start(stranger("sender")).line();
+    assert!(said.contains("NotAChannel"), "{said}");
+    Child::start(stranger("sender").with("allow", 0)).expect("well");
+    assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"hello");
+    drop(receiver);
+    let mut sender = open().open_sender(here.path()).unwrap();
+    sender.send(b"to a stranger").unwrap();
+    Child::start(stranger("receiver").with("allow", 0)).expect("well");
+}
+
+#[test]
+fn a_group_is_let_in_by_mode_and_whoever_is_not_of_it_is_refused() {
+    let here = Here::new("a group is let in by mode, and whoever is not of it is refused");
+    if !is_root() {
+        eprintln!("SKIPPED: needs root to be another user");
+        return;
+    }
+    const NOBODY: u32 = 65534;
+    const GROUP: u32 = 4242;
+    use std::os::unix::fs::PermissionsExt as _;
+    // What is made there is the group's.
+    std::os::unix::fs::chown(here.place.path(), None, Some(GROUP)).unwrap();
+    std::fs::set_permissions(here.place.path(), std::fs::Permissions::from_mode(0o2755)).unwrap();
+    let options = || small().mode(0o770).allow_uids(&[NOBODY]);
+    let stranger = |end: &str| here.role("stranger").with("uid", NOBODY).with("end", end).with("allow", 0);
+    let mut receiver = options().create_receiver(here.path()).unwrap();
+    let said = Child::start(stranger("sender")).line();
+    assert!(said.contains("its mode does not let this user read it"), "{said}");
+    Child::start(stranger("sender").with("gid", GROUP)).expect("well");
+    assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"hello");
+    drop(receiver);
+    options().open_sender(here.path()).unwrap().send(b"to a member").unwrap();
+    Child::start(stranger("receiver").with("gid", GROUP)).expect("well");
+}
+
+#[test]
+fn two_containers_that_share_only_the_directory_meet_and_hear_of_each_others_death() {
+    let here = Here::new("two containers that share only the directory meet, and hear of each other's death");
+    if !is_root() {
+        eprintln!("SKIPPED: needs root to make namespaces");
+        return;
+    }
+    let contained = |role: Role| {
+        Child::start_as(role, |command| {
+            let program = command.get_program().to_owned();
+            let arguments: Vec<_> = command.get_args().map(|argument| argument.to_owned()).collect();
+            let mut unshare = std::process::Command::new("unshare");
+            unshare.args(["--pid", "--ipc", "--net", "--mount", "--fork", "--kill-child"]).arg(program).args(arguments);
+            for (key, value) in command.get_envs() {
+                unshare.env(key, value.unwrap());
+            }
+            unshare.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+            *command = unshare;
+        })
+    };
+    let mut receiver = small().create_receiver(here.path()).unwrap();
+    let child = contained(here.role("send").with("count", 300));
+    child.expect("open");
+    child.expect("sent 300");
+    let mut seen = Seen::default();
+    seen.note(&receiver.receive_until(deadline()).unwrap().unwrap());
+    child.kill();
+    assert!(receive_to_end(&mut receiver, &mut seen).is_peer_died());
+    assert_eq!(seen.0[&0], (300, 0));
+    drop(receiver);
+    let mut sender = small().open_sender(here.path()).unwrap();
+    let child = contained(here.role("receive").with("count", 2).with("hold", 2));
+    child.expect("open");
+    for number in 300..302 {
+        let mut bytes = Vec::new();
+        numbered(0, number, &mut bytes);
+        // The one before may be told now: a child that another test starts keeps its life a moment longer.
+        while let Err(error) = sender.send(&bytes) {
+            assert!(error.is_closed() || error.is_peer_died(), "{error}");
+        }
+    }
+    child.expect("Some(301)");
+    assert!(sender.resume_until(deadline()).unwrap());
+    child.kill();
+    let told = sender.drain_until(deadline()).unwrap_err();
+    assert!(matches!(told, Error::PeerDied { unreleased: 2 }), "{told}");
+}
+
+#[test]
+fn a_full_disk_is_an_error_of_the_sender_and_nothing_is_damaged() {
+    let here = Here::new("a full disk is an error of the sender, and nothing is damaged");
+    let Some(mounted) = Mounted::tmpfs(here.place.path(), "size=3m") else { return };
+    let mut sender = Options::new().capacity(64 << 20).create_sender(here.path()).unwrap();
+    let mut receiver = Options::new().open_receiver(here.path()).unwrap();
+    let mut sent = 0;
+    let mut bytes = Vec::new();
+    let mut seen = Seen::default();
+    for _ in 0..3 {
+        let error = loop {
+            numbered(0, sent, &mut bytes);
+            match sender.send(&bytes) {
+                Ok(()) => sent += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+        assert!(sent > 1000, "{sent} messages fill two MiB");
+        while let Some(message) = receiver.try_receive().unwrap() {
+            seen.note(&message);
+        }
+        assert_eq!(seen.0[&0], (sent, 0));
+    }
+    // More space, and it goes on where it stood.
+    mounted.resize("8m");
+    for _ in 0..2000 {
+        numbered(0, sent, &mut bytes);
+        sender.send(&bytes).unwrap();
+        sent += 1;
+    }
+    while let Some(message) = receiver.try_receive().unwrap() {
+        seen.note(&message);
+    }
+    assert_eq!(seen.0[&0], (sent, 0));
+}
+
+#[test]
+fn a_lane_of_eight_gigabytes_works_beyond_the_fourth() {
+    // In memory: all of it is allocated, which takes a disk its time.
+    let place = tempfile::Builder::new().prefix("pt").tempdir_in("/dev/shm");
+    let has_room = |place: &tempfile::TempDir| {
+        let space = rustix::fs::statvfs(place.path()).unwrap();
+        let memory = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let free = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
+        let free: u64 = free.trim_end_matches(" kB").trim().parse().unwrap();
+        space.f_bavail * space.f_frsize > 5 << 30 && free > 7 << 20
+    };
+    let Some(place) = place.ok().filter(has_room) else {
+        eprintln!("SKIPPED: needs 7 GB of memory, and 5 of /dev/shm");
+        return;
+    };
+    let path = place.path().join("channel");
+    let mut sender = Options::new().capacity(8 << 30).create_sender(&path).unwrap();
+    let mut receiver = Options::new().open_receiver(&path).unwrap();
+    let bytes = (sender.message_bytes_max() as usize).min(2000 << 20);
+    // The third lies on both sides of it.
+    let sizes = [bytes, bytes, 300 << 20];
+    for (number, bytes) in (0u64..).zip(sizes) {
+        // Allocated, but not written: nobody looks at the zeros between.
+        let mut room = sender.reserve(bytes).unwrap();
+        room[..8].copy_from_slice(&number.to_le_bytes());
+        room[bytes - 8..].copy_from_slice(&number.to_le_bytes());
+        room.commit().unwrap();
+    }
+    sender.send(b"behind them").unwrap();
+    assert!(pelton::inspect::info(&path).unwrap().lanes[0].allocated_bytes > 4 << 30);
+    drop(sender);
+    let mut sender = Options::new().open_sender(&path).unwrap();
+    sender.send(b"of a successor").unwrap();
+    for (number, bytes) in (0u64..).zip(sizes) {
+        let message = receiver.receive().unwrap();
+        assert_eq!((&message[..8], &message[bytes - 8..]), (&number.to_le_bytes()[..], &number.to_le_bytes()[..]));
+    }
+    assert_eq!(&*receiver.receive().unwrap(), b"behind them");
+    assert_eq!(&*receiver.receive().unwrap(), b"of a successor");
+}
+
+#[test]
+fn signals_interrupt_nothing() {
+    let here = Here::new("signals interrupt nothing");
+    let child = Child::start(here.role("interrupted").with("count", 300));
+    child.expect("open");
+    let mut sender = small().open_sender(here.path()).unwrap();
+    let mut random = Random::new(5);
+    for number in 0..300u64 {
+        sender.send(&number.to_le_bytes()).unwrap();
+        std::thread::sleep(Duration::from_micros(random.below(2000)));
+    }
+    child.expect("received");
+}
+
+#[test]
+fn the_other_side_is_told_of_a_death_while_it_spins_or_asks() {
+    let here = Here::new("the other side is told of a death while it spins or asks");
+    for how in [Wait::Spin, Wait::Block] {
+        let mut receiver = small().wait(how).create_receiver(here.path()).unwrap();
+        let child = Child::start(here.role("send").with("count", 0));
+        child.expect("open");
+        child.expect("sent 0");
+        child.kill();
+        let told = match how {
+            Wait::Spin => receiver.receive().map(|_| ()).unwrap_err(),
+            Wait::Block => loop {
+                if let Err(error) = receiver.try_receive() {
+                    break error;
+                }
+            },
+        };
+        assert!(told.is_peer_died(), "{told}");
+    }
+}
+
+#[test]
+fn a_receiver_that_is_succeeded_before_the_sender_looks_is_not_taken_for_its_predecessor() {
+    let here = Here::new("a receiver that is succeeded before the sender looks is not taken for its predecessor");
+    for closes in [true, false] {
+        let mut sender = small().create_sender(here.path()).unwrap();
+        let mut bytes = Vec::new();
+        numbered(0, u64::from(sender.next_seq()) - 1, &mut bytes);
+        let first = Child::start(here.role("receive").with("count", 1));
+        first.expect("open");
+        assert!(sender.resume_until(deadline()).unwrap());
+        if closes {
+            drop(first);
+            small().open_receiver(here.path()).unwrap().close().unwrap();
+        } else {
+            first.kill();
+        }
+        // The sender has looked at nothing since.
+        let second = Child::start(here.role("receive").with("count", 1).with("hold", 1));
+        second.expect("open");
+        let mut told = 0;
+        while let Err(error) = sender.send(&bytes) {
+            assert!(error.is_closed() || error.is_peer_died(), "{error}");
+            told += 1;
+        }
+        assert!(told <= 1, "{told}");
+        assert!(sender.resume_until(deadline()).unwrap());
+        assert_eq!(sender.peer().unwrap().pid, second.pid());
+        assert!(second.line().starts_with("Some"));
+        second.kill();
+        let error = sender.drain_until(deadline()).unwrap_err();
+        assert!(error.is_peer_died(), "{error}");
+        drop(sender);
+        let mut receiver = small().open_receiver(here.path()).unwrap();
+        while receiver.receive().is_ok() {}
+    }
+}
+
+#[test]
+fn a_close_is_told_to_a_sender_at_its_next_message() {
+    let here = Here::new("a close is told to a sender at its next message");
+    let receiver = small().create_receiver(here.path()).unwrap();
+    let mut sender = small().open_sender(here.path()).unwrap();
+    sender.send(b"one").unwrap();
+    receiver.close().unwrap();
+    // This one finds the word, and the next one says so.
+    sender.send(b"two").unwrap();
+    assert!(matches!(sender.send(b"three"), Err(Error::Closed { unreleased: 2 })));
+    // Told once.
+    sender.send(b"three").unwrap();
+    let mut receiver = small().open_receiver(here.path()).unwrap();
+    for wanted in [b"one".as_slice(), b"two", b"three"] {
+        assert_eq!(&*receiver.receive().unwrap(), wanted);
+    }
+    receiver.close().unwrap();
+    assert!(sender.resume_until(Instant::now()).is_ok_and(|here| !here));
+}
+
+#[test]
+fn a_head_that_is_no_place_cannot_be_repaired() {
+    let here = Here::new("a head that is no place cannot be repaired");
+    drop(small().create_sender(here.path()).unwrap());
+    for head in [0u64, 0x0000_0001_ffff_ffff] {
+        poke(&here.path().join("0.consumer"), 128, &head.to_le_bytes());
+        for repair in [false, true] {
+            let done = match repair {
+                true => pelton::inspect::recover(here.path(), false),
+                false => pelton::inspect::check(here.path(), false),
+            };
+            assert!(matches!(done, Err(Error::Corrupt(_))), "{done:?}");
+        }
+        assert!(matches!(small().open_receiver(here.path()), Err(Error::Corrupt(_))));
+    }
+    // After a reboot nothing behind what was synced is walked over, and the head is no better a place to write at.
+    as_of_another_boot(&here.path());
+    let done = pelton::inspect::recover(here.path(), false);
+    assert!(matches!(done, Err(Error::Corrupt(_))), "{done:?}");
+}

@@ -1,0 +1,694 @@
+//! Record files: what is written is read back; what a failed or killed writer leaves, and damage, is found, told and never
+//! taken for records. `failpoints/record_file.rs` kills a writer at every step of beginning, writing and rotating.
+
+use crate::support::records::*;
+use crate::support::*;
+use pelton::{Error, Peer, RecordFile, RecordFileOptions, RecordReader, Run, Sink};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Not a test: what a child does. Without a role it does nothing.
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    let path = PathBuf::from(role.get("at"));
+    match role.get("role") {
+        "limited" => limited(&path),
+        "forks" => forks(&path),
+        "no io_uring" => {
+            without_io_uring(&path, role.number("call").unwrap() as i64, role.number("errno").unwrap() as i32)
+        }
+        "no fdatasync" => sync_fails(&path),
+        "writer" => {
+            let mut file = RecordFile::open(&path).unwrap();
+            write(&mut file, &[run(1, 1, 5)]);
+            report("written");
+            read_line_from_parent();
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[track_caller]
+fn expect(path: &Path, wanted: &[(u64, u32, u32)]) {
+    let (found, error) = read(path);
+    assert!(error.is_none(), "{error:?}");
+    assert_eq!(found, wanted);
+}
+
+fn bytes_of(path: &Path) -> u64 {
+    std::fs::metadata(path).unwrap().len()
+}
+
+fn names(place: &Place) -> Vec<String> {
+    let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+    let mut names: Vec<String> = place.left().into_iter().map(name).collect();
+    names.sort();
+    names
+}
+
+fn inverted(path: &Path, at: u64) {
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[!byte[0]], at).unwrap();
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o137, 0, "0640 less the umask");
+    let peer = Some(Peer { pid: 7, uid: u32::MAX - 1 });
+    let before = std::time::SystemTime::now();
+    write(&mut file, &[run(1, 1, 10), Owned { peer, ..run(2, 5, 1) }]);
+    write(&mut file, &[]);
+    write(&mut file, &[run(1, 11, 300)]);
+    // More pieces than one call takes.
+    let many: Vec<Owned> = (0..700).map(|i| run(3 + i, 1, 1)).collect();
+    write(&mut file, &many);
+    let mut wanted = vec![(1, 1, 10), (2, 5, 1), (1, 11, 300)];
+    wanted.extend((0..700).map(|i| (3 + i, 1, 1)));
+    expect(&path, &wanted);
+
+    let mut reader = RecordReader::open(&path).unwrap();
+    assert_eq!(reader.number(), 1);
+    let first = reader.next_chunk().unwrap().unwrap();
+    assert_eq!((first.peer(), first.offset(), first.last_seq()), (None, 64, 10));
+    assert_eq!(first.run().bytes(), run(1, 1, 10).bytes);
+    assert!(first.written_at() >= before && first.written_at() <= std::time::SystemTime::now());
+    assert_eq!(reader.next_chunk().unwrap().unwrap().peer(), peer);
+}
+
+#[test]
+fn a_reader_at_the_end_sees_what_is_written_later() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    let mut reader = RecordReader::open(&path).unwrap();
+    for seq in 1..100 {
+        assert!(reader.next_chunk().unwrap().is_none());
+        write(&mut file, &[run(1, seq, 1)]);
+        assert_eq!(reader.next_chunk().unwrap().unwrap().first_seq(), seq);
+    }
+}
+
+#[test]
+fn opened_again_it_goes_on_and_knows_the_last_number_of_each_lane() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    // Numbers skip 0.
+    write(&mut file, &[run(1, u32::MAX - 2, 5), run(2, 1, 1), run(3, u32::MAX, 1), run(4, 1, 7)]);
+    write(&mut file, &[run(2, 2, 9)]);
+    for reopened in [false, true] {
+        if reopened {
+            drop(file);
+            file = RecordFile::open(&path).unwrap();
+            assert_eq!(file.cut_bytes(), 0);
+        }
+        let found: Vec<Option<u32>> = (1..6).map(|number| file.last_seq(lane(number))).collect();
+        assert_eq!(found, [Some(2), Some(10), Some(u32::MAX), Some(7), None], "{reopened}");
+    }
+    write(&mut file, &[run(1, 3, 4)]);
+    expect(&path, &[(1, u32::MAX - 2, 5), (2, 1, 1), (3, u32::MAX, 1), (4, 1, 7), (2, 2, 9), (1, 3, 4)]);
+}
+
+#[test]
+fn a_tail_that_is_torn_at_any_byte_is_told_and_cut() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    write(&mut file, &[run(1, 1, 4), run(2, 1, 4)]);
+    let whole = bytes_of(&path);
+    write(&mut file, &[run(1, 5, 4)]);
+    drop(file);
+    let all = std::fs::read(&path).unwrap();
+    for cut in whole as usize..all.len() {
+        std::fs::write(&path, &all[..cut]).unwrap();
+        let (found, error) = read(&path);
+        assert_eq!(found, [(1, 1, 4), (2, 1, 4)], "{cut}");
+        match error {
+            None => assert_eq!(cut as u64, whole),
+            Some(Error::Damaged { offset, next: None, .. }) => assert_eq!(offset, whole, "{cut}"),
+            other => panic!("{cut}: {other:?}"),
+        }
+        let mut file = RecordFile::open(&path).unwrap();
+        assert_eq!((file.cut_bytes(), bytes_of(&path)), (cut as u64 - whole, whole), "{cut}");
+        assert_eq!((file.last_seq(lane(1)), file.last_seq(lane(2))), (Some(4), Some(4)));
+        write(&mut file, &[run(1, 5, 2)]);
+        expect(&path, &[(1, 1, 4), (2, 1, 4), (1, 5, 2)]);
+    }
+}
+
+#[test]
+fn the_last_chunk_with_any_byte_changed_is_cut() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    write(&mut file, &[run(1, 1, 4)]);
+    let whole = bytes_of(&path);
+    write(&mut file, &[run(1, 5, 4)]);
+    drop(file);
+    let all = std::fs::read(&path).unwrap();
+    for at in whole..all.len() as u64 {
+        std::fs::write(&path, &all).unwrap();
+        inverted(&path, at);
+        assert!(matches!(read(&path).1, Some(Error::Damaged { next: None, offset, .. }) if offset == whole), "{at}");
+        let file = RecordFile::open(&path).unwrap();
+        assert_eq!((file.cut_bytes(), bytes_of(&path)), (all.len() as u64 - whole, whole), "{at}");
+        assert_eq!(file.last_seq(lane(1)), Some(4));
+    }
+}
+
+#[test]
+fn damage_with_whole_chunks_after_it_is_refused_and_never_cut() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    write(&mut file, &[run(1, 1, 4)]);
+    let second = bytes_of(&path);
+    write(&mut file, &[run(2, 5, 4)]);
+    let third = bytes_of(&path);
+    write(&mut file, &[run(3, 1, 4)]);
+    drop(file);
+    let all = std::fs::read(&path).unwrap();
+    for at in second..third {
+        std::fs::write(&path, &all).unwrap();
+        inverted(&path, at);
+        let changed = std::fs::read(&path).unwrap();
+        let error = RecordFile::open(&path).unwrap_err();
+        let Error::Damaged { offset, next, .. } = &error else { panic!("{error:?}") };
+        assert_eq!((*offset, *next), (second, Some(third)), "{at}");
+        assert!(error.to_string().contains("move the file away"), "{error}");
+        assert!(std::fs::read(&path).unwrap() == changed, "it was changed");
+        // Reading goes on after it.
+        let mut reader = RecordReader::open(&path).unwrap();
+        assert_eq!(reader.next_chunk().unwrap().unwrap().lane(), lane(1));
+        assert!(matches!(reader.next_chunk(), Err(Error::Damaged { .. })));
+        assert_eq!(reader.next_chunk().unwrap().unwrap().lane(), lane(3));
+        assert!(reader.next_chunk().unwrap().is_none());
+    }
+}
+
+#[test]
+fn what_looks_like_a_chunk_within_a_payload_is_none() {
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    write(&mut file, &[run(1, 1, 4)]);
+    let mut chunk = std::fs::read(&path).unwrap()[64..].to_vec();
+    drop(file);
+    // Somebody who sends what they know a chunk to be, but for the number of this file.
+    std::fs::remove_file(&path).unwrap();
+    let mut file = RecordFile::open(&path).unwrap();
+    chunk.splice(..0, ((1 << 32) | chunk.len() as u64).to_le_bytes());
+    let sent = Owned { lane: lane(1), peer: None, first_seq: 1, messages: 1, bytes: chunk };
+    write(&mut file, &[sent]);
+    drop(file);
+    inverted(&path, 64);
+    let file = RecordFile::open(&path).unwrap();
+    assert_eq!((file.cut_bytes() > 0, bytes_of(&path)), (true, 64));
+}
+
+#[test]
+fn a_second_writer_is_refused() {
+    let (place, path) = place();
+    let file = RecordFile::open(&path).unwrap();
+    let error = RecordFile::open(&path).unwrap_err();
+    assert!(matches!(&error, Error::RoleTaken { role, .. } if role == "writer"), "{error:?}");
+    assert!(error.to_string().contains("has a writer already"), "{error}");
+    // Also under another name.
+    std::os::unix::fs::symlink("log", place.path().join("link")).unwrap();
+    assert!(matches!(RecordFile::open(place.path().join("link")), Err(Error::RoleTaken { .. })));
+    drop(file);
+    let child = Child::start(Role::new(child, "writer").with("at", path.display()));
+    child.expect("written");
+    assert!(matches!(RecordFile::open(&path), Err(Error::RoleTaken { .. })));
+    child.kill();
+    assert_eq!(RecordFile::open(&path).unwrap().last_seq(lane(1)), Some(5));
+}
+
+#[test]
+fn what_is_no_record_file_is_refused_and_left_alone() {
+    let (place, path) = place();
+    let refused = |path: &Path, words: &str| {
+        for error in [RecordFile::open(path).err().unwrap(), RecordReader::open(path).err().unwrap()] {
+            assert!(matches!(error, Error::NotARecordFile { .. }), "{error:?}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    };
+    std::fs::write(&path, "a diary, of more than sixty-four bytes, which nobody wants to lose at all").unwrap();
+    refused(&path, "it begins with \"a diary,\"");
+    std::fs::write(&path, "short").unwrap();
+    refused(&path, "it has 5 bytes");
+    assert_eq!(std::fs::read(&path).unwrap(), b"short");
+    let fifo = place.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    refused(&fifo, "not a regular file");
+    std::fs::remove_file(&path).unwrap();
+    RecordFile::open(&path).unwrap();
+    inverted(&path, 20);
+    refused(&path, "checksum");
+    assert!(matches!(RecordReader::open(place.path().join("none")), Err(Error::System { .. })));
+    assert!(matches!(RecordFileOptions::new().rotate_bytes(0).open(&path), Err(Error::Option { .. })));
+    // An empty file, made by somebody for its mode, is a beginning.
+    std::fs::write(&path, "").unwrap();
+    write(&mut RecordFile::open(&path).unwrap(), &[run(1, 1, 1)]);
+    expect(&path, &[(1, 1, 1)]);
+}
+
+#[test]
+fn it_rotates_by_size_and_forgets_no_number() {
+    let (place, path) = place();
+    // Not numbered like ours, and one that is.
+    for name in ["log.1", "log.00000x", "log.000003"] {
+        std::fs::write(place.path().join(name), "").unwrap();
+    }
+    let rotating = RecordFileOptions::new().rotate_bytes(4000);
+    let mut file = rotating.open(&path).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o604)).unwrap();
+    write(&mut file, &[run(1, 1, 3)]);
+    let mut seq = 1;
+    while !place.path().join("log.000005").exists() {
+        write(&mut file, &[run(2, seq, 2)]);
+        seq += 2;
+        assert!(bytes_of(&path) <= 4000);
+    }
+    assert_eq!(names(&place), ["log", "log.000003", "log.000004", "log.000005", "log.00000x", "log.1"]);
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o604);
+    let mut found = Vec::new();
+    for (name, number) in [("log.000004", 4), ("log.000005", 5), ("log", 6)] {
+        let path = place.path().join(name);
+        assert_eq!(RecordReader::open(&path).unwrap().number(), number);
+        let (chunks, error) = read(&path);
+        assert!(error.is_none(), "{error:?}");
+        found.extend(chunks);
+    }
+    assert_eq!(found[0], (1, 1, 3));
+    let wanted: Vec<(u64, u32, u32)> = (1..seq).step_by(2).map(|seq| (2, seq, 2)).collect();
+    assert_eq!(found[1..], wanted);
+    // Larger than a file should be: it has one of its own.
+    write(&mut file, &[run(2, seq, 100)]);
+    assert!(bytes_of(&path) > 4000);
+    write(&mut file, &[run(3, 1, 1)]);
+    drop(file);
+    let file = rotating.open(&path).unwrap();
+    // Neither has records in this file.
+    assert_eq!((file.last_seq(lane(1)), file.last_seq(lane(2))), (Some(3), Some(seq + 99)));
+    drop(file);
+    // What a killed rotation left beside a file is of no use.
+    std::fs::copy(&path, place.path().join("log.pelton-next")).unwrap();
+    drop(rotating.open(&path).unwrap());
+    assert!(!names(&place).contains(&"log.pelton-next".to_owned()));
+    // A file that follows one that was taken away has a number of its own all the same.
+    std::fs::remove_file(&path).unwrap();
+    rotating.open(&path).unwrap();
+    assert_eq!(RecordReader::open(&path).unwrap().number(), 8);
+}
+
+#[test]
+fn what_stands_aside_and_is_not_whole_is_emptied_before_a_file_is_made_of_it() {
+    let (place, path) = place();
+    std::fs::write(place.path().join("log.pelton-next"), [7; 1000]).unwrap();
+    let file = RecordFile::open(&path).unwrap();
+    assert_eq!(file.cut_bytes(), 0);
+    // As one that was begun from nothing.
+    let other = RecordFile::open(place.path().join("other")).unwrap();
+    assert_eq!(bytes_of(&path), bytes_of(other.path()));
+    assert_eq!(names(&place).len(), 2);
+}
+
+#[test]
+fn of_very_many_lanes_the_last_are_remembered_over_a_rotation() {
+    let (_place, path) = place();
+    let mut file = RecordFileOptions::new().rotate_bytes(1 << 20).open(&path).unwrap();
+    for number in 0..20_000 {
+        write(&mut file, &[run(number, 1 + number as u32 % 7, 1)]);
+    }
+    drop(file);
+    let file = RecordFile::open(&path).unwrap();
+    assert!(RecordReader::open(&path).unwrap().number() > 1);
+    for number in 20_000 - 4096..20_000 {
+        assert_eq!(file.last_seq(lane(number)), Some(1 + number as u32 % 7), "{number}");
+    }
+}
+
+#[test]
+fn it_syncs_as_it_is_told_with_io_uring_and_without() {
+    let (_place, path) = place();
+    let each = [
+        RecordFileOptions::new().sync_bytes(0),
+        RecordFileOptions::new().sync_bytes(1),
+        RecordFileOptions::new().sync_bytes(10_000).rotate_bytes(40_000),
+        RecordFileOptions::new().sync_interval(Duration::ZERO),
+        RecordFileOptions::new().sync_interval(Duration::from_secs(3600)),
+    ];
+    let mut seq = 1;
+    for options in each {
+        let mut file = options.open(&path).unwrap();
+        for _ in 0..100 {
+            write(&mut file, &[run(1, seq, 5)]);
+            seq += 5;
+        }
+        file.sync().unwrap();
+        assert_eq!(file.due(), None);
+        write(&mut file, &[run(1, seq, 5)]);
+        seq += 5;
+        if let Some(due) = file.due() {
+            assert!(due > Instant::now() + Duration::from_secs(3000), "only of the last options");
+        }
+    }
+    for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter] {
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            let role =
+                Role::new(child, "no io_uring").with("at", path.display()).with("call", call).with("errno", errno);
+            let child = Child::start(role);
+            child.expect("well");
+            child.wait_for_success();
+        }
+    }
+    assert_eq!(RecordFile::open(&path).unwrap().last_seq(lane(9)), Some(400));
+}
+
+fn without_io_uring(path: &Path, call: i64, errno: i32) {
+    seccomp::refuse(call, errno);
+    let mut file = RecordFileOptions::new().sync_bytes(1000).open(path).unwrap();
+    let first = file.last_seq(lane(9)).map_or(1, seq_after);
+    for seq in first..first + 100 {
+        write(&mut file, &[run(9, seq, 1)]);
+    }
+    file.sync().unwrap();
+    report("well");
+}
+
+#[test]
+fn a_sync_that_fails_is_told_once_and_by_the_write_that_promises_it() {
+    let (_place, path) = place();
+    let child = Child::start(Role::new(child, "no fdatasync").with("at", path.display()));
+    child.expect("well");
+    child.wait_for_success();
+    expect(&path, &[(1, 1, 1), (1, 2, 1), (1, 3, 1), (1, 4, 1)]);
+}
+
+fn sync_fails(path: &Path) {
+    let is_eio = |done: pelton::Result<()>| match done.unwrap_err() {
+        Error::System { what, source } => {
+            assert!(what.contains(&path.display().to_string()), "{what}");
+            source.raw_os_error() == Some(libc::EIO)
+        }
+        error => panic!("{error:?}"),
+    };
+    let mut each = RecordFileOptions::new().sync_bytes(0).open(path).unwrap();
+    write(&mut each, &[run(1, 1, 1)]);
+    let whole = bytes_of(path);
+    // So that the call itself is made.
+    seccomp::refuse(libc::SYS_io_uring_setup, libc::EPERM);
+    seccomp::refuse(libc::SYS_fdatasync, libc::EIO);
+    for _ in 0..2 {
+        assert!(is_eio(each.write(&[run(1, 2, 1).run()])));
+        assert_eq!((bytes_of(path), each.last_seq(lane(1))), (whole, Some(1)));
+    }
+    drop(each);
+    let mut later = RecordFileOptions::new().sync_bytes(1).open(path).unwrap();
+    write(&mut later, &[run(1, 2, 1)]);
+    // Of the write before.
+    assert!(is_eio(later.write(&[run(1, 3, 1).run()])));
+    assert_eq!(later.last_seq(lane(1)), Some(2));
+    write(&mut later, &[run(1, 3, 1)]);
+    assert!(is_eio(later.sync()));
+    drop(later);
+    write(&mut RecordFile::open(path).unwrap(), &[run(1, 4, 1)]);
+    report("well");
+}
+
+#[test]
+fn a_limit_to_the_size_of_files_is_an_error_and_nothing_of_the_write_counts() {
+    let (_place, path) = place();
+    let child = Child::start(Role::new(child, "limited").with("at", path.display()));
+    child.expect("well");
+    child.wait_for_success();
+    expect(&path, &[(1, 1, 4), (1, 5, 1), (1, 6, 400)]);
+}
+
+fn limited(path: &Path) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let before = getrlimit(Resource::Fsize);
+    let limit = |bytes| setrlimit(Resource::Fsize, Rlimit { current: Some(bytes), ..before }).unwrap();
+    let mut file = RecordFile::open(path).unwrap();
+    write(&mut file, &[run(1, 1, 4)]);
+    let whole = bytes_of(path);
+    let all = run(1, 5, 400);
+    for more in [0, 1, 63, 64, 65, 10_000] {
+        limit(whole + more);
+        let error = file.write(&[all.run()]).unwrap_err();
+        let Error::System { source, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(source.raw_os_error(), Some(libc::EFBIG));
+        assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+        assert!(error.to_string().contains("RLIMIT_FSIZE"), "{error}");
+        assert_eq!((bytes_of(path), file.last_seq(lane(1))), (whole, Some(4)));
+    }
+    write(&mut file, &[run(1, 5, 1)]);
+    // A new file needs room too.
+    limit(63);
+    let other = path.with_extension("other");
+    assert!(RecordFile::open(&other).is_err());
+    assert!(!other.exists());
+    limit(1 << 20);
+    write(&mut file, &[run(1, 6, 400)]);
+    report("well");
+}
+
+#[test]
+fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_when_there_is_room() {
+    let place = Place::unwatched();
+    let Some(small) = Mounted::tmpfs(&place.path().join("small"), "size=256k") else { return };
+    let path = small.0.join("log");
+    let mut file = RecordFileOptions::new().rotate_bytes(100_000).open(&path).unwrap();
+    let mut wanted: Vec<(u64, u32, u32)> = Vec::new();
+    let (mut seq, mut refused) = (1, 0);
+    while refused < 3 {
+        // Three runs at once, of which the first would often fit alone.
+        let runs: Vec<Owned> = (0..3).map(|i| run(i, seq, 40)).collect();
+        let before = (bytes_of(&path), file.last_seq(lane(0)));
+        match file.write(&runs.iter().map(Owned::run).collect::<Vec<_>>()) {
+            Ok(()) => {
+                wanted.extend((0..3).map(|i| (i, seq, 40)));
+                seq += 40;
+            }
+            Err(error) => {
+                assert!(matches!(&error, Error::NoSpace { path, .. } if path.contains("log")), "{error:?}");
+                assert_eq!((bytes_of(&path), file.last_seq(lane(0))), before);
+                refused += 1;
+                if refused == 2 {
+                    // The oldest may go.
+                    let oldest = small.0.join("log.000001");
+                    wanted.drain(..read(&oldest).0.len());
+                    std::fs::remove_file(oldest).unwrap();
+                }
+            }
+        }
+    }
+    drop(file);
+    assert_eq!(RecordFile::open(&path).unwrap().cut_bytes(), 0);
+    let mut names: Vec<PathBuf> = std::fs::read_dir(&small.0).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    names.rotate_left(1);
+    let found: Vec<(u64, u32, u32)> = names.iter().flat_map(|path| read(path).0).collect();
+    assert_eq!(found, wanted);
+}
+
+#[test]
+fn a_forked_child_can_do_nothing_with_it_and_its_end_changes_nothing() {
+    let (_place, path) = place();
+    // In a process of its own, lest the forked one holds what other tests have open.
+    Child::start(Role::new(child, "forks").with("at", path.display())).wait_for_success();
+    expect(&path, &[(1, 1, 5), (1, 6, 2)]);
+}
+
+fn forks(path: &Path) {
+    let mut file = RecordFileOptions::new().sync_bytes(1).open(path).unwrap();
+    write(&mut file, &[run(1, 1, 5)]);
+    // SAFETY: the child does little, which needs no other thread, and ends without unwinding.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let next = run(1, 6, 1);
+        let refused =
+            matches!(file.write(&[next.run()]), Err(Error::Forked)) && matches!(file.sync(), Err(Error::Forked));
+        drop(file);
+        // SAFETY: no pointers.
+        unsafe { libc::_exit(i32::from(!refused)) };
+    }
+    let mut status = 0;
+    // SAFETY: one word, which is ours.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0);
+    assert!(matches!(RecordFile::open(path), Err(Error::RoleTaken { .. })), "the child gave the lock back");
+    write(&mut file, &[run(1, 6, 2)]);
+    file.sync().unwrap();
+}
+
+#[test]
+fn a_stranger_who_changes_records_meanwhile_cannot_damage_the_file() {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+    let (_place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    let bytes = run(1, 1, 2000).bytes;
+    let shared: Vec<AtomicU64> =
+        bytes.chunks(8).map(|word| AtomicU64::new(u64::from_ne_bytes(word.try_into().unwrap()))).collect();
+    // SAFETY: the same memory; as of a mapping that another process can write, what is read may be anything.
+    let seen = unsafe { std::slice::from_raw_parts(shared.as_ptr().cast::<u8>(), bytes.len()) };
+    let done = AtomicBool::new(false);
+    let stranger = Some(Peer { pid: 7, uid: rustix::process::geteuid().as_raw() + 1 });
+    const WRITES: u64 = 200;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random::new(1);
+            while !done.load(Relaxed) {
+                shared[random.below(shared.len() as u64) as usize].store(random.word(), Relaxed);
+            }
+        });
+        for _ in 0..WRITES {
+            let mine = run(2, 1, 1);
+            file.write(&[Run::new(lane(1), stranger, 1, 2000, seen), mine.run()]).unwrap();
+        }
+        done.store(true, Relaxed);
+    });
+    drop(file);
+    // Their records are what they are, but no checksum is wrong, so that nobody else's are lost by it.
+    assert_eq!(RecordFile::open(&path).unwrap().cut_bytes(), 0);
+    let mut reader = RecordReader::open(&path).unwrap();
+    let (mut mine, mut broken) = (0, 0);
+    loop {
+        match reader.next_chunk() {
+            Ok(Some(chunk)) => mine += u64::from(chunk.lane() == lane(2)),
+            Ok(None) => break,
+            Err(Error::Damaged { found, next: Some(_), .. }) => {
+                assert!(!found.contains("checksum"), "{found}");
+                broken += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(mine, WRITES);
+    assert!(broken > 0, "nothing was changed");
+}
+
+/// A file of several lanes and chunks, after a rotation, as its bytes.
+fn sample() -> Vec<u8> {
+    let (_place, path) = place();
+    let mut file = RecordFileOptions::new().rotate_bytes(1500).open(&path).unwrap();
+    write(&mut file, &[run(1, 1, 7), run(2, u32::MAX - 1, 3)]);
+    write(&mut file, &[run(1, 8, 1)]);
+    while bytes_of(&path) > 600 || RecordReader::open(&path).unwrap().number() == 1 {
+        write(&mut file, &[run(1, 9, 1)]);
+    }
+    write(&mut file, &[run(3, 1, 2), run(4, 1, 1)]);
+    write(&mut file, &[run(3, 3, 1)]);
+    std::fs::read(&path).unwrap()
+}
+
+/// What a file is changed by.
+#[derive(Clone, Debug)]
+enum Change {
+    Byte(usize, u8),
+    Word(usize, u64),
+    Cut(usize),
+    Append(Vec<u8>),
+    Move {
+        from: usize,
+        to: usize,
+        bytes: usize,
+    },
+    /// The checksum of a header here is made right, as only somebody who can read the file could.
+    Sign(usize),
+}
+
+fn changes() -> impl proptest::strategy::Strategy<Value = Vec<Change>> {
+    use proptest::prelude::*;
+    let word = prop_oneof![Just(0), Just(u64::MAX), Just(1 << 31), Just(1 << 34), 0..4096u64, any::<u64>()];
+    let change = prop_oneof![
+        (any::<usize>(), any::<u8>()).prop_map(|(at, to)| Change::Byte(at, to)),
+        (any::<usize>(), word).prop_map(|(at, to)| Change::Word(at, to)),
+        any::<usize>().prop_map(Change::Cut),
+        proptest::collection::vec(any::<u8>(), 0..200).prop_map(Change::Append),
+        (any::<usize>(), any::<usize>(), 0..300usize).prop_map(|(from, to, bytes)| Change::Move { from, to, bytes }),
+        any::<usize>().prop_map(Change::Sign),
+    ];
+    proptest::collection::vec(change, 1..12)
+}
+
+fn change(file: &mut Vec<u8>, change: &Change) {
+    let len = file.len().max(1);
+    match change {
+        Change::Byte(at, to) if !file.is_empty() => file[at % len] = *to,
+        Change::Word(at, to) if file.len() >= 8 => {
+            let at = at % (len / 8) * 8;
+            file[at..at + 8].copy_from_slice(&to.to_le_bytes());
+        }
+        Change::Cut(at) => file.truncate(at % len),
+        Change::Append(bytes) => file.extend(bytes),
+        Change::Move { from, to, bytes } => {
+            let (from, to) = (from % len / 8 * 8, to % len / 8 * 8);
+            let bytes = (*bytes).min(file.len() - from).min(file.len() - to);
+            file.copy_within(from..from + bytes, to);
+        }
+        Change::Sign(which) => {
+            let headers: Vec<usize> =
+                (64..file.len().saturating_sub(64)).step_by(8).filter(|at| file[*at..].starts_with(b"pchk")).collect();
+            if let Some(&at) = headers.get(which % headers.len().max(1)) {
+                let signed = [&file[32..40], &file[at..at + 60]].concat();
+                let checksum = crc32(&signed).to_le_bytes();
+                file[at + 60..at + 64].copy_from_slice(&checksum);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Bit by bit, as the specification defines it.
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 })
+    })
+}
+
+proptest::proptest! {
+    /// Never a panic, always an end; and what a writer makes of it can be read as far as it says.
+    #[test]
+    fn whatever_the_bytes_are_they_are_read_or_refused(changes in changes()) {
+        let (_place, path) = place();
+        let mut file = sample();
+        changes.iter().for_each(|one| change(&mut file, one));
+        std::fs::write(&path, &file).unwrap();
+        let read_all = |path: &Path| {
+            let mut reader = RecordReader::open(path).ok()?;
+            let (mut chunks, mut at) = (0, 64);
+            loop {
+                match reader.next_chunk() {
+                    Ok(Some(chunk)) => {
+                        assert!(chunk.offset() >= at && chunk.records().count() == chunk.messages() as usize);
+                        (chunks, at) = (chunks + 1, chunk.offset() + 64);
+                    }
+                    Ok(None) => return Some((chunks, None)),
+                    Err(Error::Damaged { offset, next: Some(next), .. }) => assert!(offset >= at && next > offset),
+                    Err(error) => return Some((chunks, Some(error))),
+                }
+            }
+        };
+        let before = read_all(&path);
+        match RecordFile::open(&path) {
+            Ok(opened) => {
+                let cut = opened.cut_bytes();
+                drop(opened);
+                let (chunks, error) = read_all(&path).unwrap();
+                assert!(error.is_none(), "{error:?}");
+                // Nothing at all is a beginning.
+                if let Some((chunks_before, torn)) = before {
+                    assert_eq!((chunks, bytes_of(&path)), (chunks_before, file.len() as u64 - cut));
+                    assert_eq!(cut > 0, torn.is_some());
+                } else {
+                    assert!(file.is_empty());
+                }
+            }
+            Err(Error::Damaged { next, .. }) => assert!(next.is_some()),
+            Err(Error::NotARecordFile { .. }) => {}
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}

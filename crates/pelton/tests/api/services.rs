@@ -1,0 +1,851 @@
+//! Several services of one name: calls spread over them, fail over, and are handed over, under load. A service writes down each
+//! call that it carries out, before it answers, so that what was done twice, or answered without being done, is found.
+
+use crate::support::*;
+use pelton::{CallId, Client, Error, Loss, Options, Outcome, Request, Service, Stopper};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A short name of a test's own, and where its services write what they do; both removed at the end.
+struct Name {
+    name: String,
+    place: Place,
+}
+
+impl Name {
+    fn new(claim: &'static str) -> Name {
+        Name::at(Place::new(claim))
+    }
+
+    fn at(place: Place) -> Name {
+        static NAMES: AtomicU32 = AtomicU32::new(0);
+        let number = NAMES.fetch_add(1, Ordering::Relaxed);
+        Name { name: format!("test-services-{}-{number}", std::process::id()), place }
+    }
+
+    fn directory(&self) -> PathBuf {
+        match std::env::var_os("XDG_RUNTIME_DIR") {
+            Some(runtime) => PathBuf::from(runtime).join("pelton").join(&self.name),
+            None => {
+                std::env::temp_dir().join(format!("pelton-{}", rustix::process::geteuid().as_raw())).join(&self.name)
+            }
+        }
+    }
+
+    /// One more service, which listens when this returns.
+    fn serve(&self, with: impl FnOnce(Role) -> Role) -> Child {
+        let role = Role::new(child, "serve").with("name", &self.name).with("journals", self.place.path().display());
+        let service = Child::start(with(role));
+        service.expect("listening");
+        service
+    }
+
+    /// How often each call was carried out.
+    fn carried_out(&self) -> BTreeMap<u64, u32> {
+        let mut times = BTreeMap::new();
+        for journal in self.place.left() {
+            let bytes = std::fs::read(&journal).unwrap();
+            for entry in bytes.chunks_exact(8) {
+                *times.entry(u64::from_le_bytes(entry.try_into().unwrap())).or_insert(0) += 1;
+            }
+        }
+        times
+    }
+
+    fn client(&self) -> Client {
+        Options::new().capacity(1 << 16).connect_deadline(deadline()).connect_client(&self.name).unwrap()
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(self.directory());
+        let _ = self.directory().parent().map(std::fs::remove_dir);
+    }
+}
+
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    match role.get("role") {
+        // Writes down the number that a request begins with, and answers with its own process and that number. Drains, or
+        // stops, when it is told to.
+        "serve" => {
+            let options = options(&role).capacity(1 << 16);
+            let mut service = options.listen_service(role.get("name")).unwrap();
+            let journal = (!role.get("journals").is_empty()).then(|| {
+                let path = format!("{}/{}", role.get("journals"), std::process::id());
+                std::fs::File::options().create(true).append(true).open(path).unwrap()
+            });
+            let stopper = service.stopper();
+            std::thread::spawn(move || {
+                loop {
+                    match read_line_from_parent().as_str() {
+                        "drain" => stopper.drain(),
+                        "stop" => stopper.stop(),
+                        word => panic!("{word}"),
+                    }
+                }
+            });
+            report("listening");
+            if role.get("soaks") == "yes" {
+                // Longer than a hang may last.
+                // SAFETY: no pointers.
+                unsafe { libc::alarm(0) };
+            }
+            let work = Duration::from_micros(role.number("microseconds").unwrap_or(0));
+            let answer = |request: Request<'_>| {
+                let bytes: [u8; 8] = request[..8].try_into().unwrap();
+                if let Some(mut journal) = journal.as_ref() {
+                    // One write, whole: the system appends.
+                    journal.write_all(&bytes).unwrap();
+                }
+                if !work.is_zero() {
+                    std::thread::sleep(work);
+                }
+                if request.is_notification() {
+                    return;
+                }
+                if request.ends_with(b"stream") {
+                    let mut responder = request.into_responder();
+                    // Until it is cancelled, or its client has gone.
+                    while !responder.is_cancelled() && responder.part(&[7; 500]).is_ok() {}
+                    return;
+                }
+                let answer = [&u64::from(std::process::id()).to_le_bytes()[..], &bytes].concat();
+                // Who has gone is not answered.
+                let _ = request.reply(&answer);
+            };
+            service.run(role.number("threads").unwrap_or(2) as usize, answer).unwrap();
+            // What is dropped now is what clients see.
+        }
+        role => panic!("{role}"),
+    }
+}
+
+fn request(number: u64) -> Vec<u8> {
+    // Now and then one that travels in pieces.
+    let bytes = if number.is_multiple_of(97) { 70_000 } else { 8 + (number % 300) as usize };
+    let mut request = number.to_le_bytes().to_vec();
+    request.resize(bytes, number as u8);
+    request
+}
+
+/// Which process answered, and what.
+fn answer(bytes: &[u8]) -> (u64, u64) {
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert_eq!(bytes.len(), 16);
+    (word(0), word(8))
+}
+
+/// Asks again and again, so many at a time, until it is told to stop and all are answered; every other call is idempotent if
+/// that is wanted. Answers what came of each call.
+fn storm(
+    client: &mut Client,
+    in_flight: usize,
+    idempotent: bool,
+    stop: &AtomicBool,
+    mut answered: impl FnMut(u64),
+) -> Vec<Outcome> {
+    let mut asked: HashMap<CallId, u64> = HashMap::new();
+    let mut outcomes: Vec<Option<Outcome>> = Vec::new();
+    while !stop.load(Ordering::Relaxed) || !asked.is_empty() {
+        while asked.len() < in_flight && !stop.load(Ordering::Relaxed) {
+            let number = outcomes.len() as u64;
+            let Some(call) = client.try_submit(&request(number)).unwrap() else { break };
+            if idempotent && number.is_multiple_of(2) {
+                assert!(client.mark_idempotent(call).unwrap());
+            }
+            assert!(asked.insert(call, number).is_none());
+            outcomes.push(None);
+        }
+        if asked.is_empty() {
+            // There is no room anywhere, or nobody yet.
+            std::thread::yield_now();
+            continue;
+        }
+        let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
+        let number = asked.remove(&completion.call()).expect("answered once");
+        if completion.outcome() == Outcome::Reply {
+            assert_eq!(answer(&completion).1, number);
+        }
+        outcomes[number as usize] = Some(completion.outcome());
+        answered(number);
+    }
+    assert_eq!(client.in_flight(), 0);
+    outcomes.into_iter().map(|outcome| outcome.expect("answered")).collect()
+}
+
+#[test]
+fn calls_are_spread_over_the_services_of_a_name_and_new_ones_are_found() {
+    let name = Name::new("spread");
+    let mut services = vec![name.serve(|role| role)];
+    let mut client = name.client();
+    for wanted in 1..=4 {
+        let until = deadline();
+        let mut seen = BTreeSet::new();
+        while seen.len() < wanted || client.services() < wanted {
+            assert!(Instant::now() < until, "{seen:?} of {wanted}");
+            let calls: HashSet<CallId> = (0..20).map(|number| client.submit(&request(number)).unwrap()).collect();
+            for _ in 0..calls.len() {
+                let answered = client.completion_until(deadline()).unwrap().expect("a call hangs");
+                assert!(calls.contains(&answered.call()) && answered.outcome() == Outcome::Reply);
+                seen.insert(answer(&answered).0);
+            }
+        }
+        assert_eq!(seen, services.iter().map(|service| u64::from(service.pid())).collect());
+        // With so many in flight each has as many as the others.
+        let calls: Vec<CallId> = (0..60).map(|number| client.submit(&request(number + 1)).unwrap()).collect();
+        let mut by = BTreeMap::new();
+        for _ in calls {
+            let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
+            *by.entry(answer(&completion).0).or_insert(0) += 1;
+        }
+        assert_eq!(by.len(), wanted, "{by:?}");
+        services.push(name.serve(|role| role));
+    }
+}
+
+#[test]
+fn a_rolling_replacement_under_load_fails_no_call_and_does_none_twice() {
+    for (threads, microseconds, in_flight) in [(2, 0, 200), (1, 300, 30), (3, 1000, 700)] {
+        let name = Name::new("rolling replacement");
+        let serve = || name.serve(|role| role.with("threads", threads).with("microseconds", microseconds));
+        let mut services: Vec<Child> = (0..3).map(|_| serve()).collect();
+        let rounds = std::env::var("PELTON_ROUNDS").map_or(6, |rounds| rounds.parse().unwrap());
+        let stop = AtomicBool::new(false);
+        let outcomes = std::thread::scope(|scope| {
+            let asking = scope.spawn(|| storm(&mut name.client(), in_flight, false, &stop, |_| ()));
+            let beside = scope.spawn(|| {
+                // One call at a time, and none for a while between.
+                let (mut client, mut asked) = (name.client(), 1 << 40);
+                while !stop.load(Ordering::Relaxed) {
+                    assert_eq!(answer(&client.call(&request(asked)).unwrap()).1, asked);
+                    asked += 1;
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            for _ in 0..rounds {
+                services.push(serve());
+                let mut old = services.remove(0);
+                old.write_line("drain");
+                old.wait_for_success();
+            }
+            stop.store(true, Ordering::Relaxed);
+            beside.join().unwrap();
+            asking.join().unwrap()
+        });
+        let failed: Vec<_> = outcomes.iter().enumerate().filter(|(_, outcome)| **outcome != Outcome::Reply).collect();
+        assert!(failed.is_empty(), "of {}: {failed:?}", outcomes.len());
+        let carried_out = name.carried_out();
+        assert!((0..outcomes.len() as u64).all(|number| carried_out.contains_key(&number)));
+        let twice: Vec<_> = carried_out.iter().filter(|(_, times)| **times != 1).collect();
+        assert!(twice.is_empty(), "{twice:?}");
+    }
+}
+
+#[test]
+fn kills_under_load_lose_only_calls_that_are_not_idempotent() {
+    let name = Name::new("kills");
+    let serve = || name.serve(|role| role.with("microseconds", 200));
+    let mut services: Vec<Child> = (0..3).map(|_| serve()).collect();
+    let stop = AtomicBool::new(false);
+    let rounds = std::env::var("PELTON_ROUNDS").map_or(8, |rounds| rounds.parse().unwrap());
+    let outcomes = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| storm(&mut name.client(), 100, true, &stop, |_| ()));
+        for _ in 0..rounds {
+            services.push(serve());
+            services.remove(0).kill();
+        }
+        stop.store(true, Ordering::Relaxed);
+        asking.join().unwrap()
+    });
+    let carried_out = name.carried_out();
+    let mut lost = 0;
+    for (number, outcome) in outcomes.iter().enumerate() {
+        let times = carried_out.get(&(number as u64)).copied().unwrap_or(0);
+        match outcome {
+            Outcome::Reply => assert!(times >= 1, "call {number} was answered and not carried out"),
+            Outcome::Lost(Loss::PeerDied) if !number.is_multiple_of(2) => lost += 1,
+            outcome => panic!("call {number}: {outcome:?}"),
+        }
+        assert!(number.is_multiple_of(2) || times <= 1, "call {number} was carried out {times} times");
+    }
+    println!("{lost} of {} calls were lost", outcomes.len());
+}
+
+/// Descriptors and resident bytes of a process.
+fn costs(pid: u32) -> (usize, u64) {
+    let descriptors = kernel::descriptors_of(pid);
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
+    (descriptors, statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096)
+}
+
+/// Calls, streams, cancels and notifications, while of three services one after the other is drained or killed and replaced, for
+/// seconds, or for as many as PELTON_SECONDS says: the client and the service that stays cost at the end what they cost at the
+/// beginning.
+#[test]
+fn a_soak_costs_no_descriptors_and_no_memory() {
+    let seconds = std::env::var("PELTON_SECONDS").map_or(4, |seconds| seconds.parse().unwrap());
+    // A soak of a day is no hang: each wait in it has a deadline of its own.
+    let name = Name::at(Place::unwatched());
+    // More threads than streams in a round: with all of them in a stream, none is left to read that it was cancelled.
+    let without_journals = |role: Role| role.with("journals", "").with("threads", 13).with("soaks", "yes");
+    let stays = name.serve(without_journals);
+    let mut replaced: Vec<Child> = (0..2).map(|_| name.serve(without_journals)).collect();
+    let mut client = name.client();
+    let (until, mut round, mut before, mut calls) = (Instant::now() + Duration::from_secs(seconds), 0u64, None, 0u64);
+    while Instant::now() < until || round < 8 {
+        round += 1;
+        replaced.push(name.serve(without_journals));
+        let mut old = replaced.remove(0);
+        let mut asked = HashMap::new();
+        for number in 0..600u64 {
+            let is_stream = number.is_multiple_of(50);
+            let wanted = if is_stream { [&number.to_le_bytes()[..], b"stream"].concat() } else { request(number) };
+            let call = loop {
+                match client.try_submit(&wanted).unwrap() {
+                    Some(call) => break call,
+                    None if asked.is_empty() => std::thread::yield_now(),
+                    None => take_one(&mut client, &mut asked),
+                }
+            };
+            client.mark_idempotent(call).unwrap();
+            asked.insert(call, is_stream);
+            if number.is_multiple_of(7) {
+                client.notify(&number.to_le_bytes()).unwrap();
+            }
+            if number.is_multiple_of(11) && client.cancel(call).unwrap() {
+                asked.remove(&call);
+            }
+            if number == 300 {
+                match round.is_multiple_of(2) {
+                    true => old.write_line("drain"),
+                    false => old.signal(rustix::process::Signal::KILL),
+                }
+            }
+            while asked.len() > 60 {
+                take_one(&mut client, &mut asked);
+            }
+        }
+        while !asked.is_empty() {
+            take_one(&mut client, &mut asked);
+        }
+        calls += 600;
+        // Those cancelled are answered too, and the new one is found.
+        let settled = deadline();
+        while client.in_flight() > 0 || client.services() != 3 {
+            assert!(Instant::now() < settled, "{} in flight at {} services", client.in_flight(), client.services());
+            let call = client.submit(&request(1)).unwrap();
+            let _ = client.completion_of_until(call, deadline()).map(|reply| assert!(reply.is_some()));
+        }
+        // Which only a client that reads its replies lets drain.
+        old.wait();
+        let now = (costs(std::process::id()), costs(stays.pid()));
+        match before {
+            // The first rounds fill caches and arenas.
+            None if round == 5 => before = Some(now),
+            None => {}
+            Some(before) => {
+                let ((own, own_bytes), (its, its_bytes)) = now;
+                let ((own_before, own_bytes_before), (its_before, its_bytes_before)) = before;
+                assert_eq!(its, its_before, "descriptors of the service that stays, after {calls} calls");
+                // Other tests of this process have theirs.
+                assert!(own <= own_before + 100, "{own_before} descriptors became {own}");
+                const SLACK: u64 = 48 << 20;
+                assert!(own_bytes < own_bytes_before + SLACK, "{own_bytes_before} resident bytes became {own_bytes}");
+                assert!(its_bytes < its_bytes_before + SLACK, "{its_bytes_before} resident bytes became {its_bytes}");
+            }
+        }
+    }
+    println!(
+        "{calls} calls in {round} rounds: {before:?} became {:?}",
+        (costs(std::process::id()), costs(stays.pid()))
+    );
+}
+
+/// Takes one completion; a stream is cancelled after its first part.
+fn take_one(client: &mut Client, asked: &mut HashMap<CallId, bool>) {
+    let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
+    let (call, outcome) = (completion.call(), completion.outcome());
+    drop(completion);
+    match outcome {
+        Outcome::Part => assert!(client.cancel(call).unwrap()),
+        // A stream whose service was killed after its first part was cancelled by then.
+        outcome => assert!(asked[&call] || outcome == Outcome::Reply, "{outcome:?}"),
+    }
+    asked.remove(&call);
+}
+
+#[test]
+fn a_name_that_nobody_serves_any_more_is_said_and_served_again() {
+    let name = Name::new("nobody");
+    let service = name.serve(|role| role.with("microseconds", 1_000_000_000).with("threads", 1));
+    let mut client = name.client();
+    let (one, two) = (client.submit(&request(1)).unwrap(), client.submit(&request(2)).unwrap());
+    // Repeating it is allowed, but there is nobody to do it.
+    assert!(client.mark_idempotent(two).unwrap());
+    service.kill();
+    let error = client.completion_of(one).unwrap_err();
+    assert!(error.is_peer_died(), "{error}");
+    let completion = client.completion_until(deadline()).unwrap().expect("it hangs");
+    assert_eq!((completion.call(), completion.outcome()), (two, Outcome::Lost(Loss::PeerDied)));
+    drop(completion);
+    assert_eq!((client.in_flight(), client.services()), (0, 0));
+    assert!(matches!(client.try_submit(&request(3)), Err(Error::NoListener { .. })));
+    assert!(matches!(client.call(&request(3)), Err(Error::NoListener { .. })));
+    assert!(matches!(client.reserve(8), Err(Error::NoListener { .. })));
+    assert!(!client.mark_idempotent(two).unwrap(), "it is over");
+
+    let service = name.serve(|role| role);
+    let reply = client.call_until(&request(4), deadline()).unwrap().expect("it hangs");
+    assert_eq!(answer(&reply), (u64::from(service.pid()), 4));
+    drop(reply);
+    let mut room = client.reserve(8).unwrap();
+    room.copy_from_slice(&5u64.to_le_bytes());
+    let call = room.submit().unwrap();
+    assert_eq!(answer(&client.completion_of(call).unwrap()).1, 5);
+}
+
+#[test]
+fn what_a_stopped_service_had_not_answered_is_lost_and_asked_elsewhere_only_if_idempotent() {
+    let name = Name::new("stopped");
+    let mut first = name.serve(|role| role.with("microseconds", 100_000).with("threads", 1));
+    let mut client = name.client();
+    let calls: Vec<CallId> = (0..4).map(|number| client.submit(&request(number + 1)).unwrap()).collect();
+    client.mark_idempotent(calls[3]).unwrap();
+    let second = name.serve(|role| role);
+    first.write_line("stop");
+    let mut outcomes = BTreeMap::new();
+    for _ in 0..4 {
+        let completion = client.completion_until(deadline()).unwrap().expect("it hangs");
+        outcomes.insert(completion.call(), completion.outcome());
+        if completion.call() == calls[3] && completion.outcome() == Outcome::Reply {
+            assert!([first.pid(), second.pid()].map(u64::from).contains(&answer(&completion).0));
+        }
+    }
+    assert_eq!(outcomes[&calls[3]], Outcome::Reply);
+    assert!(
+        calls[..3].iter().all(|call| [Outcome::Reply, Outcome::Lost(Loss::Closed)].contains(&outcomes[call])),
+        "{outcomes:?}"
+    );
+    assert!(outcomes.values().any(|outcome| *outcome == Outcome::Lost(Loss::Closed)), "{outcomes:?}");
+    first.wait_for_success();
+}
+
+#[test]
+fn a_service_that_drains_answers_what_it_has_and_gives_back_the_rest() {
+    let place = Place::new("drain");
+    let mut service = Service::listen(&place.name()).unwrap();
+    let stopper = service.stopper();
+    let name = place.name();
+    let mut client = {
+        let connecting = std::thread::spawn(move || Options::new().connect_client(&name).unwrap());
+        while !connecting.is_finished() {
+            assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+        }
+        connecting.join().unwrap()
+    };
+    let taken = client.submit(b"taken").unwrap();
+    let responder = service.receive().unwrap().into_responder();
+    stopper.drain();
+    assert!(service.try_receive().unwrap().is_none(), "one call is open still");
+    // Nobody can come in any more, and the name is free.
+    assert!(matches!(Client::connect(&place.name()), Err(Error::NoListener { .. })));
+    let back = client.submit(b"too late").unwrap();
+    client.notify(b"but this is taken").unwrap();
+    let told = service.try_receive().unwrap().expect("a notification");
+    assert!(told.is_notification() && *told == *b"but this is taken");
+    drop(told);
+    let returned = client.completion_until(deadline()).unwrap().expect("it hangs");
+    assert_eq!((returned.call(), returned.outcome()), (back, Outcome::Lost(Loss::Returned)));
+    drop(returned);
+    let call = client.submit(b"too late too").unwrap();
+    assert!(service.try_receive().unwrap().is_none());
+    assert!(matches!(client.completion_of(call), Err(Error::Refused(_))));
+    // The last answer ends it, also a service that sleeps.
+    let waiting = std::thread::scope(|scope| {
+        let thread = this_thread();
+        scope.spawn(move || {
+            wait_until_thread_polls(thread);
+            responder.reply(b"answer").unwrap();
+        });
+        service.receive().map(|_| ())
+    });
+    assert!(waiting.unwrap_err().is_closed());
+    assert_eq!(&*client.completion_of(taken).unwrap(), b"answer");
+    // Before the service is dropped.
+    assert!(client.completion().unwrap_err().is_closed());
+    assert!(client.submit(b"more").unwrap_err().is_closed());
+}
+
+/// A service of this process, answered by a thread of its own until it is dropped.
+struct Serving {
+    stopper: Stopper,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Serving {
+    fn new(mut service: Service, answer: impl Fn(Request<'_>) + Sync + Send + 'static) -> Serving {
+        let stopper = service.stopper();
+        Serving { stopper, thread: Some(std::thread::spawn(move || service.run(1, answer).unwrap())) }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.stopper.stop();
+        let ended = self.thread.take().unwrap().join();
+        assert!(ended.is_ok() || std::thread::panicking());
+    }
+}
+
+fn echo(request: Request<'_>) {
+    let bytes = request.to_vec();
+    // Who has gone is not answered.
+    let _ = request.reply(&bytes);
+}
+
+fn small() -> Options {
+    Options::new().capacity(1 << 16)
+}
+
+/// Of a service that this thread is to answer: lets in whom that thread connects.
+fn let_in<T>(service: &mut Service, connecting: JoinHandle<T>) -> T {
+    while !connecting.is_finished() {
+        assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+    }
+    connecting.join().unwrap()
+}
+
+#[test]
+fn a_call_that_no_service_left_takes_is_lost_and_holds_up_no_other() {
+    let name = Name::new("too large for those left");
+    let (keep, kept) = std::sync::mpsc::channel();
+    let hold = move |request: Request<'_>| keep.send(request.into_responder()).unwrap();
+    let first = Serving::new(small().listen_service(&name.name).unwrap(), hold);
+    let mut client = name.client();
+    let large = client.submit(&[1; 100_000]).unwrap();
+    let little = client.submit(b"little").unwrap();
+    for call in [large, little] {
+        assert!(client.mark_idempotent(call).unwrap());
+    }
+    let responders = [kept.recv().unwrap(), kept.recv().unwrap()];
+    let _second = Serving::new(small().call_bytes_max(50_000).listen_service(&name.name).unwrap(), echo);
+    drop(first);
+    let mut outcomes = HashMap::new();
+    for _ in 0..2 {
+        let completion = client.completion_until(deadline()).unwrap().expect("a call hangs");
+        outcomes.insert(completion.call(), completion.outcome());
+    }
+    assert_eq!(outcomes, HashMap::from([(large, Outcome::Lost(Loss::Closed)), (little, Outcome::Reply)]));
+    drop(responders);
+}
+
+#[test]
+fn a_service_that_takes_less_than_the_others_is_asked_what_it_takes_and_they_the_rest() {
+    let name = Name::new("one takes less");
+    let _most = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let mut client = name.client();
+    let most = client.request_bytes_max();
+    let _nothing = Serving::new(small().call_bytes_max(0).listen_service(&name.name).unwrap(), |request| {
+        assert!(request.is_empty());
+        echo(request);
+    });
+    let until = deadline();
+    while client.services() < 2 {
+        assert!(Instant::now() < until);
+        assert_eq!(*client.call(b"0123456789").unwrap(), *b"0123456789");
+    }
+    for _ in 0..20 {
+        assert_eq!(*client.call(b"0123456789").unwrap(), *b"0123456789");
+        assert_eq!(*client.call(b"").unwrap(), *b"");
+        let mut room = client.reserve(3).unwrap();
+        room.copy_from_slice(b"abc");
+        let call = room.submit().unwrap();
+        assert_eq!(*client.completion_of(call).unwrap(), *b"abc");
+    }
+    assert_eq!((client.request_bytes_max(), client.services()), (most, 2));
+}
+
+#[test]
+fn a_call_that_is_given_back_when_nobody_else_serves_is_told_by_the_look_that_finds_it() {
+    let name = Name::new("given back");
+    let mut service = small().listen_service(&name.name).unwrap();
+    let own = name.name.clone();
+    let mut client = let_in(&mut service, std::thread::spawn(move || small().connect_client(&own).unwrap()));
+    let taken = client.submit(b"taken").unwrap();
+    let responder = service.receive().unwrap().into_responder();
+    let back = client.submit(b"back").unwrap();
+    service.stopper().drain();
+    for _ in 0..2 {
+        assert!(service.try_receive().unwrap().is_none());
+    }
+    let told = client.try_completion().unwrap().expect("who sleeps now sleeps on");
+    assert_eq!((told.call(), told.outcome()), (back, Outcome::Lost(Loss::Returned)));
+    drop(told);
+    responder.reply(b"answer").unwrap();
+    assert_eq!(*client.completion_of(taken).unwrap(), *b"answer");
+}
+
+#[test]
+fn a_client_comes_to_another_when_the_one_that_it_greets_says_nothing() {
+    let name = Name::new("says nothing");
+    // They listen, and look for nobody.
+    let silent = [(); 2].map(|_| small().listen_service(&name.name).unwrap());
+    let _serving = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    for _ in 0..8 {
+        let mut client = Client::connect(&name.name).unwrap();
+        assert_eq!(*client.call(b"hello").unwrap(), *b"hello");
+    }
+    drop(silent);
+}
+
+#[test]
+fn a_service_that_says_nothing_keeps_no_client_from_one_that_comes_later() {
+    let name = Name::new("comes later");
+    let first = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let mut client = name.client();
+    assert_eq!(*client.call(b"first").unwrap(), *b"first");
+    let silent = small().listen_service(&name.name).unwrap();
+    drop(first);
+    // It may have gone before, or after, the call was written.
+    let _ = client.call_until(b"lost", Instant::now() + Duration::from_millis(20)).map(|_| ());
+    let (own, calling) = (name.name.clone(), this_thread());
+    let later = std::thread::spawn(move || {
+        // The client waits for the one that says nothing.
+        wait_until_thread_polls(calling);
+        Serving::new(small().listen_service(&own).unwrap(), echo)
+    });
+    // A client that waited for the silent one alone would do so for five seconds.
+    let soon = Instant::now() + Duration::from_secs(4);
+    let reply = client.call_until(b"second", soon).unwrap().expect("it waits for the silent one");
+    assert_eq!(*reply, *b"second");
+    drop((reply, later.join().unwrap(), silent));
+}
+
+#[test]
+fn clients_of_one_call_are_spread_too() {
+    let name = Name::new("short lives");
+    let calls: Arc<[AtomicU32; 3]> = Arc::default();
+    let serve = |own: usize| {
+        let calls = calls.clone();
+        let answer = move |request: Request<'_>| {
+            calls[own].fetch_add(1, Ordering::Relaxed);
+            echo(request);
+        };
+        Serving::new(small().listen_service(&name.name).unwrap(), answer)
+    };
+    let _services = [0, 1, 2].map(serve);
+    let until = deadline();
+    while calls.iter().any(|calls| calls.load(Ordering::Relaxed) < 5) {
+        assert!(Instant::now() < until, "{calls:?}");
+        drop(name.client().call(b"x").unwrap());
+    }
+}
+
+#[test]
+fn who_finds_no_room_finds_a_service_that_has_come_since() {
+    for waits in [false, true] {
+        let name = Name::new("no room");
+        let mut full = small().listen_service(&name.name).unwrap();
+        let own = name.name.clone();
+        let mut client = let_in(&mut full, std::thread::spawn(move || small().connect_client(&own).unwrap()));
+        while client.try_submit(&[0; 10_000]).unwrap().is_some() {}
+        let _idle = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+        let until = deadline();
+        match waits {
+            true => assert!(client.submit_until(&[0; 10_000], until).unwrap().is_some(), "it hangs"),
+            false => {
+                while client.try_submit(&[0; 10_000]).unwrap().is_none() {
+                    assert!(Instant::now() < until, "it is never found");
+                    assert!(client.try_completion().unwrap().is_none());
+                    std::thread::yield_now();
+                }
+            }
+        }
+        assert_eq!(client.services(), 2);
+    }
+}
+
+#[test]
+fn notifications_go_to_the_successor_while_another_client_still_holds_the_one_that_drains() {
+    let name = Name::new("notifications");
+    let (keep, kept) = std::sync::mpsc::channel();
+    let hold = move |request: Request<'_>| {
+        if !request.is_notification() {
+            keep.send(request.into_responder()).unwrap();
+        }
+    };
+    let first = Serving::new(small().listen_service(&name.name).unwrap(), hold);
+    let (mut client, mut other) = (name.client(), name.client());
+    other.submit(b"held").unwrap();
+    let responder = kept.recv().unwrap();
+    let told = Arc::new(AtomicU32::new(0));
+    let count = told.clone();
+    let tell = move |request: Request<'_>| {
+        assert!(request.is_notification());
+        count.fetch_add(1, Ordering::Relaxed);
+    };
+    let _second = Serving::new(small().listen_service(&name.name).unwrap(), tell);
+    first.stopper.drain();
+    let until = deadline();
+    while told.load(Ordering::Relaxed) < 100 {
+        assert!(Instant::now() < until, "nobody takes them");
+        assert!(client.notify_until(b"hello", until).unwrap());
+        std::thread::yield_now();
+    }
+    // From now on all of them.
+    let before = told.load(Ordering::Relaxed);
+    for _ in 0..1000 {
+        assert!(client.notify_until(b"hello", until).unwrap());
+    }
+    while told.load(Ordering::Relaxed) < before + 1000 {
+        assert!(Instant::now() < until, "{} of 1000 were taken", told.load(Ordering::Relaxed) - before);
+        std::thread::yield_now();
+    }
+    responder.reply(b"").unwrap();
+}
+
+#[test]
+fn a_stray_socket_of_another_kind_under_the_name_is_passed_over() {
+    let name = Name::new("stray");
+    let first = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let _stray = std::os::unix::net::UnixListener::bind(name.directory().join("0")).unwrap();
+    let _second = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let mut client = Client::connect(&name.name).unwrap();
+    let until = deadline();
+    while client.services() < 2 {
+        assert!(Instant::now() < until, "only one is found");
+        drop(client.call(b"x").unwrap());
+    }
+    drop(first);
+    assert_eq!(*client.call_until(b"y", until).unwrap().expect("it hangs"), *b"y");
+}
+
+/// A client that has been answered, by the service; and where another may listen.
+fn answered(name: &Name) -> (Client, Serving, PathBuf) {
+    let serving = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    let mut client = name.client();
+    assert_eq!(*client.call(b"hello").unwrap(), *b"hello");
+    (client, serving, name.directory().join("another"))
+}
+
+#[test]
+fn who_hangs_up_on_everybody_is_not_greeted_again_without_a_pause() {
+    use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+    use rustix::net::{accept, bind, listen, shutdown, socket_with};
+    let name = Name::new("hangs up");
+    let (mut client, serving, path) = answered(&name);
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    let (start, greeted) = (Instant::now(), AtomicU32::new(0));
+    drop(serving);
+    listen(&socket, 8).unwrap();
+    std::thread::scope(|scope| {
+        // Until it is shut down.
+        scope.spawn(|| {
+            while accept(&socket).is_ok() {
+                greeted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let until = Instant::now() + Duration::from_millis(500);
+        // The first may find that the service has gone.
+        while Instant::now() < until {
+            assert!(!matches!(client.call_until(b"anybody?", until), Ok(Some(_))));
+        }
+        // One in each ten milliseconds, and those that a look at the directory begins.
+        let most = start.elapsed().as_millis() / 10 + 20;
+        let times = greeted.load(Ordering::Relaxed).into();
+        assert!((2..=most).contains(&times), "{times} times, wanted at most {most}");
+        // Nor does it keep the client from one that comes.
+        let _serving = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+        assert_eq!(*client.call_until(b"again", deadline()).unwrap().expect("it hangs"), *b"again");
+        shutdown(&socket, Shutdown::Both).unwrap();
+    });
+}
+
+#[test]
+fn that_somebody_refuses_a_client_is_told_to_who_waits() {
+    let name = Name::new("refuses");
+    let (mut client, serving, path) = answered(&name);
+    let listener = Options::new().listen(&format!("unix:{}", path.display())).unwrap();
+    drop(serving);
+    let over = Arc::new(AtomicBool::new(false));
+    let is_over = over.clone();
+    let refusing = std::thread::spawn(move || {
+        let mut times = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            let soon = Instant::now() + Duration::from_millis(20);
+            match listener.accept_receiver_until(soon) {
+                Ok(None) => {}
+                // Each is refused: this is no service.
+                refused => times += u32::from(refused.is_err()),
+            }
+        }
+        times
+    });
+    for _ in 0..20 {
+        let until = deadline();
+        let error = loop {
+            match client.call_until(b"hello", until) {
+                // It may have gone with what the service had.
+                Err(error) if error.is_closed() => assert!(Instant::now() < until),
+                Err(error) => break error,
+                Ok(reply) => panic!("{reply:?}"),
+            }
+        };
+        assert!(matches!(error, Error::Refused(_)), "{error}");
+    }
+    over.store(true, Ordering::Relaxed);
+    // As often as it was told, and once or twice more: nobody is asked again before.
+    let times = refusing.join().unwrap();
+    assert!(times <= 22, "refused {times} times");
+}
+
+#[test]
+fn a_service_whose_socket_would_be_anothers_listens_at_the_next() {
+    let name = Name::new("same number");
+    let _first = Serving::new(small().listen_service(&name.name).unwrap(), echo);
+    // As if processes of this one's number in other pid namespaces had taken the next numbers.
+    let own = std::fs::read_dir(name.directory()).unwrap().next().unwrap().unwrap().file_name();
+    let own = own.to_str().unwrap().rsplit_once('.').unwrap().1.parse::<u32>().unwrap();
+    let _others: Vec<_> = (own + 1..own + 40)
+        .filter_map(|number| {
+            let path = name.directory().join(format!("{}.{number}", std::process::id()));
+            std::os::unix::net::UnixListener::bind(path).ok()
+        })
+        .collect();
+    let _second = small().listen_service(&name.name).unwrap();
+}
+
+#[test]
+fn an_idempotent_call_that_ends_each_service_is_repeated_three_times_and_then_lost() {
+    let name = Name::new("ends each");
+    let mut service = small().listen_service(&name.name).unwrap();
+    let own = name.name.clone();
+    let mut client = let_in(&mut service, std::thread::spawn(move || small().connect_client(&own).unwrap()));
+    let call = client.submit(b"x").unwrap();
+    assert!(client.mark_idempotent(call).unwrap());
+    let asking = std::thread::spawn(move || {
+        let completion = client.completion_until(deadline()).unwrap().expect("it is repeated for ever");
+        completion.outcome()
+    });
+    let mut begun = 0;
+    while !asking.is_finished() {
+        let Some(request) = service.receive_until(Instant::now() + Duration::from_millis(10)).unwrap() else {
+            continue;
+        };
+        let responder = request.into_responder();
+        begun += 1;
+        // Its successor is there before it ends.
+        let next = small().listen_service(&name.name).unwrap();
+        drop((std::mem::replace(&mut service, next), responder));
+    }
+    assert_eq!((asking.join().unwrap(), begun), (Outcome::Lost(Loss::Closed), 4));
+}

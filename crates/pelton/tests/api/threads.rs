@@ -1,0 +1,639 @@
+//! A channel between threads of one process: what a sender and a receiver do, and what they cost.
+#![allow(clippy::drop_non_drop, reason = "dropping is what a user does to abort")]
+
+use crate::support::*;
+use pelton::{Error, Held, Options, Receiver, Sender, Sent, Wait};
+use std::os::fd::AsFd;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// Not a test: what must be alone in its process, because it counts what the process has. Without a role it does nothing.
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    match role.get("role") {
+        "many" => a_thousand_channels(),
+        "resident" => a_reader_that_keeps_up(),
+        "trim" => a_burst_and_a_trim(),
+        "signals" => signals_while_waiting(),
+        other => panic!("no role {other}"),
+    }
+    report("well");
+}
+
+fn alone(role: &str) {
+    let child = Child::start(Role::new(child, role));
+    child.expect("well");
+    child.wait_for_success();
+}
+
+fn small() -> (Sender, Receiver) {
+    Options::new().capacity(65536).threads().unwrap()
+}
+
+/// So many messages of 10,000 bytes fill a small lane.
+fn fill(sender: &mut Sender) -> u64 {
+    let mut sent = 0;
+    while sender.try_send(&[sent as u8; 10_000]).unwrap() == Sent::Sent {
+        sent += 1;
+    }
+    sent
+}
+
+#[test]
+fn messages_keep_their_order_and_their_bytes() {
+    let _hang = Watchdog::new("messages_keep_their_order_and_their_bytes");
+    for (how, other) in
+        [(How::Block, How::Block), (How::Spin, How::Spin), (How::Epoll, How::Poll), (How::Try, How::Block)]
+    {
+        let sizes = Sizes::Random(21, 20_000);
+        let options = Options::new().capacity(65536);
+        let (mut sender, mut receiver) = options.wait(how.wait()).threads().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                send_all(&mut sender, 0..3000, sizes, how).unwrap();
+                sender.close().unwrap();
+            });
+            let (number, end) = receive_all(&mut receiver, 0, u64::MAX / 2, sizes, other);
+            assert_eq!((number, word(&end.unwrap())), (3000, "Closed 0".to_owned()));
+        });
+    }
+}
+
+#[test]
+fn a_batch_appears_all_at_once_or_not_at_all() {
+    let (mut sender, mut receiver) = small();
+    let mut batch = sender.try_reserve_batch([3, 3, 5]).unwrap().unwrap();
+    assert!(batch.push(b"one") && batch.push(b"two"));
+    drop(batch);
+    assert!(receiver.try_receive().unwrap().is_none());
+    let mut batch = sender.try_reserve_batch([3, 3, 5]).unwrap().unwrap();
+    assert!(batch.push(b"one") && batch.push(b"two"));
+    batch.reserve(5).unwrap().copy_from_slice(b"three");
+    assert!(!batch.push(&[0; 1000]), "there is no room in it for that");
+    batch.commit().unwrap();
+    let mut taken = receiver.try_receive_batch().unwrap().unwrap();
+    for wanted in [&b"one"[..], b"two", b"three"] {
+        assert_eq!(taken.next().unwrap().unwrap(), wanted);
+    }
+    assert!(taken.next().unwrap().is_none());
+    drop(taken);
+    assert_eq!(sender.unreleased(), 0);
+}
+
+#[test]
+fn a_batch_releases_only_what_it_gave_out() {
+    let (mut sender, mut receiver) = small();
+    for number in 0..5u8 {
+        sender.send(&[number]).unwrap();
+    }
+    let mut taken = receiver.receive_batch().unwrap();
+    taken.next().unwrap();
+    taken.next().unwrap();
+    drop(taken);
+    assert_eq!(sender.unreleased(), 3);
+    assert_eq!(*receiver.receive().unwrap(), [2]);
+}
+
+#[test]
+fn what_a_batch_gives_out_is_counted_once_however_often_it_is_asked() {
+    let (mut sender, mut receiver) = small();
+    sender.send(b"one").unwrap();
+    let mut taken = receiver.receive_batch().unwrap();
+    for (wanted, next) in [(&b"one"[..], &b"two"[..]), (b"two", b"three"), (b"three", b"")] {
+        assert_eq!(taken.next().unwrap().unwrap(), wanted);
+        assert!(taken.next().unwrap().is_none() && taken.next().unwrap().is_none());
+        sender.send(next).unwrap();
+    }
+    drop(taken);
+    let counters = receiver.counters();
+    assert_eq!((counters.messages, counters.bytes), (3, 11));
+    assert_eq!(sender.unreleased(), 1);
+}
+
+#[test]
+fn what_a_forgotten_batch_gave_out_is_not_lost() {
+    let (mut sender, mut receiver) = small();
+    for number in 0..3u8 {
+        sender.send(&[number]).unwrap();
+    }
+    let mut taken = receiver.receive_batch().unwrap();
+    assert_eq!(taken.next().unwrap().unwrap(), [0]);
+    std::mem::forget(taken);
+    let mut taken = receiver.receive_batch().unwrap();
+    for number in 0..3u8 {
+        assert_eq!(taken.next().unwrap().unwrap(), [number]);
+    }
+    drop(taken);
+    assert_eq!((sender.unreleased(), receiver.counters().messages), (0, 3));
+}
+
+#[test]
+fn a_batch_larger_than_any_message_is_too_large() {
+    let (mut sender, _receiver) = small();
+    assert!(matches!(sender.try_reserve_batch([30_000, 30_000]), Err(Error::TooLarge { .. })));
+}
+
+#[test]
+fn an_aborted_reservation_is_never_seen() {
+    let (mut sender, mut receiver) = small();
+    let mut room = sender.try_reserve(100).unwrap().unwrap();
+    room.fill(7);
+    room.abort();
+    let mut room = sender.reserve(100).unwrap();
+    room.fill(8);
+    drop(room);
+    assert!(receiver.try_receive().unwrap().is_none());
+    let mut room = sender.reserve_until(100, Instant::now()).unwrap().unwrap();
+    room[..5].copy_from_slice(b"hello");
+    room.commit_bytes(5).unwrap();
+    assert_eq!(&*receiver.receive().unwrap(), b"hello");
+}
+
+#[test]
+fn committing_more_than_was_reserved_is_too_large_and_sends_nothing() {
+    let (mut sender, mut receiver) = small();
+    match sender.reserve(10).unwrap().commit_bytes(11) {
+        Err(Error::TooLarge { bytes, bytes_max }) => assert_eq!((bytes, bytes_max), (11, 10)),
+        other => panic!("{other:?}"),
+    }
+    assert!(receiver.try_receive().unwrap().is_none());
+    sender.send(b"next").unwrap();
+    assert_eq!(&*receiver.receive().unwrap(), b"next");
+}
+
+#[test]
+fn a_message_too_large_is_told_with_both_sizes_whether_or_not_the_lane_is_full() {
+    let (mut sender, _receiver) = Options::new().capacity(65536).message_bytes_max(20_000).threads().unwrap();
+    for _ in 0..2 {
+        let error = sender.try_send(&[0; 20_001]).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { bytes: 20_001, bytes_max: 20_000 }), "{error}");
+        assert!(error.to_string().contains("20001") && error.to_string().contains("20000"), "{error}");
+        assert!(matches!(sender.send(&[0; 30_000]), Err(Error::TooLarge { .. })));
+        assert!(matches!(sender.arm(30_000), Ok(_) | Err(Error::TooLarge { .. })));
+        fill(&mut sender);
+    }
+}
+
+#[test]
+fn the_largest_message_passes_and_one_byte_more_does_not() {
+    let (mut sender, mut receiver) = small();
+    let most = sender.message_bytes_max() as usize;
+    assert_eq!(most, 65536 / 2 - 32);
+    for _ in 0..10 {
+        assert_eq!(sender.try_send(&vec![1; most]).unwrap(), Sent::Sent);
+        assert_eq!(receiver.receive().unwrap().len(), most);
+    }
+    assert!(sender.try_send(&vec![1; most + 1]).is_err());
+}
+
+#[test]
+fn held_messages_are_released_in_any_order_on_any_thread() {
+    let _hang = Watchdog::new("held_messages_are_released_in_any_order_on_any_thread");
+    let (mut sender, mut receiver) = small();
+    let mut random = Random::new(5);
+    for _ in 0..50 {
+        let sent = fill(&mut sender);
+        assert!(sent >= 5);
+        let mut held: Vec<Held> = (0..sent).map(|_| receiver.receive().unwrap().hold()).collect();
+        for (number, held) in held.iter().enumerate() {
+            assert_eq!(**held, [number as u8; 10_000]);
+        }
+        std::thread::scope(|scope| {
+            while !held.is_empty() {
+                let one = held.swap_remove(random.below(held.len() as u64) as usize);
+                scope.spawn(move || drop(one));
+            }
+        });
+        assert!(receiver.try_receive().unwrap().is_none());
+        assert!(sender.drain_until(deadline()).unwrap());
+    }
+}
+
+/// The end of the channel may come at any instant of the wait.
+#[test]
+fn a_drain_that_the_receiver_ends_by_closing_after_the_last_message_is_done() {
+    let _hang = Watchdog::new("a_drain_that_the_receiver_ends_by_closing_after_the_last_message_is_done");
+    for round in 0..2_000 {
+        let (mut sender, mut receiver) = small();
+        sender.send(b"last").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                (0..round % 64 * 8).for_each(|_| std::hint::spin_loop());
+                assert_eq!(&*receiver.receive().unwrap(), b"last");
+            });
+            sender.drain().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_held_message_outlives_its_receiver() {
+    let (mut sender, mut receiver) = small();
+    sender.send(b"kept").unwrap();
+    let held = receiver.receive().unwrap().hold();
+    drop(receiver);
+    drop(sender);
+    assert_eq!(&*held, b"kept");
+}
+
+/// The sender waits for room, the receiver sleeps, and all of the lane is held: dropping the held ones moves both.
+#[test]
+fn dropping_held_messages_wakes_a_receiver_asleep_and_so_the_sender() {
+    let _hang = Watchdog::new("dropping_held_messages_wakes_a_receiver_asleep_and_so_the_sender");
+    for order in [true, false] {
+        let (mut sender, mut receiver) = small();
+        let sent = fill(&mut sender);
+        let mut held: Vec<Held> = (0..sent).map(|_| receiver.receive().unwrap().hold()).collect();
+        let (tell, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let tell_too = tell.clone();
+            scope.spawn(move || {
+                tell.send(this_thread()).unwrap();
+                sender.send(&[99; 10_000]).unwrap();
+                assert!(sender.drain_until(deadline()).unwrap());
+            });
+            scope.spawn(move || {
+                tell_too.send(this_thread()).unwrap();
+                assert_eq!(*receiver.receive().unwrap(), [99; 10_000]);
+            });
+            for thread in told.iter().take(2) {
+                wait_until_thread_polls(thread);
+            }
+            if order {
+                held.reverse();
+            }
+            while held.pop().is_some() {}
+        });
+    }
+}
+
+#[test]
+fn a_deadline_in_the_past_still_takes_what_is_there() {
+    let _hang = Watchdog::new("a_deadline_in_the_past_still_takes_what_is_there");
+    for wait in [Wait::Block, Wait::Spin] {
+        let (mut sender, mut receiver) = Options::new().capacity(65536).wait(wait).threads().unwrap();
+        let past = Instant::now();
+        let mut buffer = Vec::new();
+        assert!(receiver.receive_until(past).unwrap().is_none());
+        assert!(receiver.receive_into_until(&mut buffer, past).unwrap().is_none());
+        assert!(sender.drain_until(past).unwrap());
+        assert_eq!(sender.send_until(b"x", past).unwrap(), Sent::Sent);
+        assert!(!sender.drain_until(past).unwrap());
+        assert_eq!(&*receiver.receive_until(past).unwrap().unwrap(), b"x");
+        assert!(sender.drain_until(past).unwrap());
+        fill(&mut sender);
+        assert_eq!(sender.send_until(&[0; 10_000], past).unwrap(), Sent::TimedOut);
+        assert!(sender.reserve_until(10_000, past).unwrap().is_none());
+        assert_eq!(receiver.receive_into_until(&mut buffer, past).unwrap(), Some(10_000));
+    }
+}
+
+#[test]
+fn no_wait_ends_before_its_deadline_for_nothing() {
+    let _hang = Watchdog::new("no_wait_ends_before_its_deadline_for_nothing");
+    for wait in [Wait::Block, Wait::Spin] {
+        let (mut sender, mut receiver) = Options::new().capacity(65536).wait(wait).threads().unwrap();
+        let soon = || Instant::now() + Duration::from_millis(30);
+        let until = soon();
+        assert!(receiver.receive_until(until).unwrap().is_none());
+        assert!(Instant::now() >= until);
+        fill(&mut sender);
+        let until = soon();
+        assert_eq!(sender.send_until(&[0; 10_000], until).unwrap(), Sent::TimedOut);
+        assert!(Instant::now() >= until);
+        let until = soon();
+        assert!(!sender.drain_until(until).unwrap());
+        assert!(Instant::now() >= until);
+    }
+}
+
+#[test]
+fn dropping_one_end_wakes_the_other_with_closed() {
+    let _hang = Watchdog::new("dropping_one_end_wakes_the_other_with_closed");
+    for how in [How::Block, How::Spin, How::Epoll] {
+        for sender_goes in [true, false] {
+            let (mut sender, mut receiver) = Options::new().capacity(65536).wait(how.wait()).threads().unwrap();
+            let (tell, told) = mpsc::channel();
+            let waiting = std::thread::scope(|scope| {
+                if sender_goes {
+                    let waiting = scope.spawn(move || {
+                        tell.send(this_thread()).unwrap();
+                        receive_all(&mut receiver, 0, 1, Sizes::Fixed(1), how).1.unwrap()
+                    });
+                    let thread = told.recv().unwrap();
+                    if how != How::Spin {
+                        wait_until_thread_polls(thread);
+                    }
+                    drop(sender);
+                    waiting.join().unwrap()
+                } else {
+                    let sent = fill(&mut sender);
+                    let waiting = scope.spawn(move || {
+                        tell.send(this_thread()).unwrap();
+                        let error = send_all(&mut sender, 0..1, Sizes::Fixed(10_000), how).unwrap_err().1;
+                        assert!(matches!(error, Error::Closed { unreleased } if unreleased == sent - 1), "{error}");
+                        error
+                    });
+                    let thread = told.recv().unwrap();
+                    drop(receiver.receive().unwrap());
+                    drop(receiver);
+                    let _ = thread;
+                    waiting.join().unwrap()
+                }
+            });
+            assert!(waiting.is_closed(), "{waiting}");
+        }
+    }
+}
+
+#[test]
+fn the_descriptor_is_readable_exactly_while_a_message_waits() {
+    let (mut sender, mut receiver) = small();
+    assert!(receiver.arm().unwrap());
+    assert!(!is_readable(receiver.as_fd()));
+    sender.send(b"one").unwrap();
+    sender.send(b"two").unwrap();
+    assert!(is_readable(receiver.as_fd()));
+    drop(receiver.try_receive().unwrap().unwrap());
+    assert!(is_readable(receiver.as_fd()), "one is left");
+    assert!(!receiver.arm().unwrap());
+    assert!(is_readable(receiver.as_fd()));
+    drop(receiver.try_receive().unwrap().unwrap());
+    assert!(receiver.arm().unwrap());
+    assert!(!is_readable(receiver.as_fd()));
+    drop(sender);
+    assert!(is_readable(receiver.as_fd()), "the end is something to hear of");
+    assert!(receiver.arm().unwrap_err().is_closed());
+}
+
+#[test]
+fn the_senders_descriptor_is_readable_exactly_while_there_is_room() {
+    let (mut sender, mut receiver) = small();
+    assert!(!sender.arm(10_000).unwrap());
+    assert!(is_readable(sender.as_fd()));
+    let sent = fill(&mut sender);
+    assert!(sender.arm(10_000).unwrap());
+    assert!(!is_readable(sender.as_fd()));
+    for _ in 0..sent {
+        drop(receiver.receive().unwrap());
+    }
+    assert!(is_readable(sender.as_fd()));
+    assert_eq!(sender.try_send(&[0; 10_000]).unwrap(), Sent::Sent);
+}
+
+#[test]
+fn descriptors_go_between_threads_too() {
+    let (mut sender, mut receiver) = small();
+    let (reading, writing) = rustix::pipe::pipe().unwrap();
+    sender.send_with_descriptors(b"pipe", &[writing.as_fd()]).unwrap();
+    drop(writing);
+    let mut message = receiver.receive().unwrap();
+    let taken = message.take_descriptors().unwrap();
+    rustix::io::write(&taken[0], b"through").unwrap();
+    let mut bytes = [0; 7];
+    rustix::io::read(&reading, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"through");
+}
+
+#[test]
+fn counters_say_what_happened() {
+    let _hang = Watchdog::new("counters_say_what_happened");
+    let (mut sender, mut receiver) = small();
+    let sent = fill(&mut sender);
+    let figures = sender.counters();
+    assert_eq!((figures.messages, figures.bytes), (sent, sent * 10_000));
+    assert_eq!(figures.depth_max, sent);
+    assert_eq!((figures.sleeps, figures.wakes_sent), (0, 0));
+    for _ in 0..sent {
+        drop(receiver.receive().unwrap());
+    }
+    let figures = receiver.counters();
+    assert_eq!((figures.messages, figures.bytes), (sent, sent * 10_000));
+    assert_eq!((figures.waits, figures.sleeps, figures.wakes_sent, figures.depth_max), (0, 0, 0, 0));
+    assert!(receiver.arm().unwrap());
+    sender.send(b"wake").unwrap();
+    sender.send(b"no second ring").unwrap();
+    assert_eq!((receiver.counters().sleeps, sender.counters().wakes_sent), (1, 1));
+    assert!(receiver.receive().is_ok() && receiver.receive().is_ok());
+    assert!(receiver.receive_until(Instant::now()).unwrap().is_none());
+    assert_eq!(receiver.counters().waits, 1);
+}
+
+#[test]
+fn options_out_of_range_name_what_was_found_and_wanted() {
+    for capacity in [0, 4095, (16 << 30) + 1, u64::MAX] {
+        let error = Options::new().capacity(capacity).threads().unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::Option { option: "capacity", found, .. } if found == capacity), "{text}");
+        assert!(text.contains(&capacity.to_string()) && text.contains("17179869184"), "{text}");
+    }
+    for bytes in [65536 / 2 - 31, u64::MAX] {
+        let error = Options::new().capacity(65536).message_bytes_max(bytes).threads().unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::Option { option: "message_bytes_max", found, .. } if found == bytes), "{text}");
+        assert!(text.contains("32736"), "{text}");
+    }
+    let name = "unix:/tmp/never-made-by-pelton-tests";
+    assert!(matches!(Options::new().capacity(1).listen(name), Err(Error::Option { .. })));
+    assert!(matches!(Options::new().capacity(1).connect_sender(name), Err(Error::Option { .. })));
+    assert!(!std::path::Path::new(&name[5..]).exists());
+    let (sender, _receiver) = Options::new().capacity(70_000).threads().unwrap();
+    assert_eq!(sender.capacity(), 131_072);
+}
+
+#[test]
+fn a_message_limit_of_nothing_passes_empty_messages() {
+    let (mut sender, mut receiver) = Options::new().capacity(65536).message_bytes_max(0).threads().unwrap();
+    for _ in 0..20_000 {
+        sender.send(b"").unwrap();
+        assert!(receiver.receive().unwrap().is_empty());
+    }
+    assert!(matches!(sender.send(b"x"), Err(Error::TooLarge { bytes: 1, bytes_max: 0 })));
+}
+
+#[test]
+fn resuming_a_channel_between_threads_is_refused() {
+    let (mut sender, mut receiver) = small();
+    assert!(matches!(sender.resume(), Err(Error::Refused(_))));
+    assert!(matches!(receiver.resume(), Err(Error::Refused(_))));
+    drop(sender);
+    assert!(receiver.receive().is_err());
+    assert!(matches!(receiver.resume(), Err(Error::Refused(_))));
+}
+
+// What a process has. Each in a child of its own.
+
+#[test]
+fn a_thousand_channels_leave_no_descriptor_and_no_mapping() {
+    alone("many");
+}
+
+fn a_thousand_channels() {
+    let one = |number: u64| {
+        let (mut sender, mut receiver) = small();
+        payload(number, 100, &mut Vec::new());
+        sender.send(&number.to_le_bytes()).unwrap();
+        let held = receiver.receive().unwrap().hold();
+        let pipe = std::fs::File::open("/dev/null").unwrap();
+        sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap();
+        // Now this one first, now that.
+        if number.is_multiple_of(2) {
+            drop((sender, receiver, held));
+        } else {
+            drop((held, receiver, sender));
+        }
+    };
+    (0..10).for_each(one);
+    let before = (descriptors(), mappings());
+    (0..1000).for_each(one);
+    let after = (descriptors(), mappings());
+    assert_eq!(before.0, after.0, "descriptors");
+    // The allocator may take a mapping or give one back.
+    assert!(after.1 <= before.1 + 3, "mappings: {} before, {} after", before.1, after.1);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(!maps.contains("memfd:pelton"), "{maps}");
+}
+
+/// Resident kilobytes of the lanes' data in this process.
+fn resident_kb() -> u64 {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut ours, mut sum) = (false, 0);
+    for line in smaps.lines() {
+        let first = line.split(' ').next().unwrap();
+        if !first.ends_with(':') {
+            ours = line.contains("pelton-data");
+        } else if ours && first == "Rss:" {
+            sum += line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap();
+        }
+    }
+    sum
+}
+
+#[test]
+fn a_large_lane_whose_reader_keeps_up_takes_less_than_a_mebibyte() {
+    alone("resident");
+}
+
+fn a_reader_that_keeps_up() {
+    let (mut sender, mut receiver) = Options::new().capacity(64 << 20).threads().unwrap();
+    let mut random = Random::new(8);
+    let bytes = [7; 8192];
+    for _ in 0..20_000 {
+        for _ in 0..8 {
+            sender.send(&bytes[..random.below(8192) as usize]).unwrap();
+        }
+        for _ in 0..8 {
+            drop(receiver.receive().unwrap());
+        }
+    }
+    let resident = resident_kb();
+    assert!(resident > 0, "found no mapping of a lane");
+    assert!(resident < 1024, "{resident} kB resident");
+}
+
+#[test]
+fn trim_gives_a_bursts_memory_back_and_loses_nothing() {
+    alone("trim");
+}
+
+fn a_burst_and_a_trim() {
+    let (mut sender, mut receiver) = Options::new().capacity(64 << 20).threads().unwrap();
+    let bytes = vec![9; 100_000];
+    let mut sent = 0u64;
+    while sender.try_send(&bytes).unwrap() == Sent::Sent {
+        sent += 1;
+    }
+    assert!(resident_kb() > 60_000);
+    for _ in 0..sent - 10 {
+        assert_eq!(receiver.receive().unwrap().len(), 100_000);
+    }
+    sender.trim().unwrap();
+    let resident = resident_kb();
+    assert!(resident < 3000, "{resident} kB resident after trim");
+    // In the middle of the rest, and after it.
+    for round in 0..20u8 {
+        sender.send(&[round; 5000]).unwrap();
+        sender.trim().unwrap();
+    }
+    for _ in 0..10 {
+        assert_eq!(*receiver.receive().unwrap(), bytes[..]);
+    }
+    for round in 0..20u8 {
+        assert_eq!(*receiver.receive().unwrap(), [round; 5000]);
+        sender.trim().unwrap();
+    }
+    assert!(receiver.try_receive().unwrap().is_none());
+    // The trimmed lane goes on as a new one does.
+    let mut again = 0;
+    while sender.try_send(&bytes).unwrap() == Sent::Sent {
+        again += 1;
+    }
+    assert!(again >= sent - 2, "{again} of {sent}");
+    for _ in 0..again {
+        assert_eq!(*receiver.receive().unwrap(), bytes[..]);
+    }
+    sender.trim().unwrap();
+    assert!(resident_kb() < 1024);
+}
+
+#[test]
+fn signals_neither_end_a_wait_nor_prolong_it() {
+    alone("signals");
+}
+
+fn signals_while_waiting() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: a handler that does nothing, without SA_RESTART; the struct lives across the call.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as *const () as usize;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()), 0);
+    }
+    let (mut sender, mut receiver) = small();
+    let (tell, told) = mpsc::channel::<()>();
+    // SAFETY: no pointers.
+    let waiter = unsafe { libc::pthread_self() };
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // About 5,000 a second, until told that it is enough.
+            while told.recv_timeout(Duration::from_micros(200)) == Err(mpsc::RecvTimeoutError::Timeout) {
+                // SAFETY: the waiter is alive: it waits for this thread at the scope's end.
+                unsafe { libc::pthread_kill(waiter, libc::SIGUSR1) };
+            }
+        });
+        for wait in 0..3 {
+            let until = Instant::now() + Duration::from_millis(150);
+            match wait {
+                0 => assert!(receiver.receive_until(until).unwrap().is_none()),
+                1 => {
+                    fill(&mut sender);
+                    assert_eq!(sender.send_until(&[0; 10_000], until).unwrap(), Sent::TimedOut);
+                }
+                _ => assert!(!sender.drain_until(until).unwrap()),
+            }
+            assert!(Instant::now() >= until, "a signal ended wait {wait}");
+        }
+        // And a wait that is fulfilled under signals.
+        while receiver.try_receive().unwrap().is_some() {}
+        scope.spawn(move || {
+            for number in 0..2000u64 {
+                sender.send(&number.to_le_bytes()).unwrap();
+                std::thread::yield_now();
+            }
+        });
+        for number in 0..2000u64 {
+            assert_eq!(*receiver.receive().unwrap(), number.to_le_bytes());
+        }
+        drop(tell);
+    });
+}
+
+#[test]
+fn a_batch_of_an_absurd_size_is_too_large() {
+    let (mut sender, _receiver) = small();
+    assert!(matches!(sender.try_reserve_batch([usize::MAX]), Err(Error::TooLarge { .. })));
+    assert!(matches!(sender.try_reserve_batch([usize::MAX - 100, usize::MAX]), Err(Error::TooLarge { .. })));
+
+    assert!(matches!(sender.try_send(&[]), Ok(Sent::Sent)));
+}

@@ -1,0 +1,430 @@
+//! The Tokio adapter: a message is received once whatever is cancelled, and a sleeping task is woken; operations on files of many tasks.
+
+use pelton::file::{EngineOptions, File, Open, Operation};
+use pelton::tokio::{AsyncClient, AsyncEngine, AsyncReceiver, AsyncSender};
+use pelton::{Options, Outcome};
+use std::future::Future;
+use std::io::Write as _;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+fn run<T>(test: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), test).await.expect("hangs") })
+}
+
+fn pair(capacity: u64) -> (AsyncSender, AsyncReceiver) {
+    let (sender, receiver) = Options::new().capacity(capacity).threads().unwrap();
+    (AsyncSender::new(sender).unwrap(), AsyncReceiver::new(receiver).unwrap())
+}
+
+#[test]
+fn both_sides_sleep_and_are_woken_and_nothing_is_lost() {
+    run(async {
+        let (mut sender, mut receiver) = pair(64 * 1024);
+        let sending = async {
+            for n in 0..20_000u32 {
+                sender.send(&[n.to_le_bytes(), [7; 4]].concat().repeat(n as usize % 60 + 1)).await.unwrap();
+            }
+            drop(sender);
+        };
+        let receiving = async {
+            for n in 0..20_000u32 {
+                let message = receiver.receive().await.unwrap();
+                assert_eq!(message[..4], n.to_le_bytes());
+                assert_eq!(message.len(), 8 * (n as usize % 60 + 1));
+            }
+            assert!(receiver.receive().await.unwrap_err().is_closed());
+        };
+        tokio::join!(sending, receiving);
+    });
+}
+
+#[test]
+fn a_receive_dropped_at_any_await_takes_no_message() {
+    run(async {
+        let (mut sender, mut receiver) = pair(64 * 1024);
+        for n in 0..1_000u32 {
+            {
+                let mut dropped = pin!(receiver.receive());
+                let mut context = Context::from_waker(Waker::noop());
+                assert!(matches!(dropped.as_mut().poll(&mut context), Poll::Pending));
+                sender.send(&n.to_le_bytes()).await.unwrap();
+                // Dropped after its message has come and before it was polled again.
+            }
+            assert_eq!(*receiver.receive().await.unwrap(), n.to_le_bytes());
+        }
+    });
+}
+
+#[test]
+fn a_send_dropped_at_any_await_sends_nothing() {
+    run(async {
+        let (mut sender, mut receiver) = pair(64 * 1024);
+        while sender.try_send(&[1; 1000]).unwrap() == pelton::Sent::Sent {}
+        {
+            let mut dropped = pin!(sender.send(&[2; 1000]));
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(matches!(dropped.as_mut().poll(&mut context), Poll::Pending));
+        }
+        drop(sender);
+        while let Ok(message) = receiver.receive().await {
+            assert_eq!(*message, [1; 1000]);
+        }
+    });
+}
+
+#[test]
+fn a_waiting_task_hears_that_the_other_side_closed() {
+    run(async {
+        let (sender, mut receiver) = pair(64 * 1024);
+        let waiting = async { assert!(receiver.receive().await.unwrap_err().is_closed()) };
+        let closing = async {
+            tokio::task::yield_now().await;
+            drop(sender);
+        };
+        tokio::join!(waiting, closing);
+        let (mut sender, receiver) = pair(64 * 1024);
+        while sender.try_send(&[1; 1000]).unwrap() == pelton::Sent::Sent {}
+        let waiting = async { assert!(sender.send(&[1; 1000]).await.unwrap_err().is_closed()) };
+        let closing = async {
+            tokio::task::yield_now().await;
+            drop(receiver);
+        };
+        tokio::join!(waiting, closing);
+    });
+}
+
+/// A service in a thread of its own, and a client of it.
+struct Calls {
+    place: tempfile::TempDir,
+    stopper: pelton::Stopper,
+    serving: Option<std::thread::JoinHandle<pelton::Result<()>>>,
+}
+
+impl Calls {
+    fn start(threads: usize, handler: impl Fn(pelton::Request<'_>) + Sync + Send + 'static) -> Calls {
+        let place = tempfile::Builder::new().prefix("pt").tempdir_in("/tmp").unwrap();
+        let mut service = small().listen_service(&name(&place)).unwrap();
+        let stopper = service.stopper();
+        let serving = Some(std::thread::spawn(move || service.run(threads, handler)));
+        Calls { place, stopper, serving }
+    }
+
+    fn client(&self) -> AsyncClient {
+        AsyncClient::new(small().call_bytes_max(300_000).connect_client(&name(&self.place)).unwrap()).unwrap()
+    }
+
+    fn stop(&mut self) {
+        self.stopper.stop();
+        if let Some(serving) = self.serving.take() {
+            serving.join().unwrap().unwrap();
+        }
+    }
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn small() -> Options {
+    Options::new().capacity(64 * 1024)
+}
+
+fn name(place: &tempfile::TempDir) -> String {
+    format!("unix:{}", place.path().join("s").display())
+}
+
+fn echo(request: pelton::Request<'_>) {
+    if !request.is_notification() {
+        let (bytes, responder) = request.into_parts();
+        let _ = responder.reply(&bytes);
+    }
+}
+
+#[test]
+fn many_tasks_call_by_one_client_in_one_thread_and_in_several() {
+    for threads in [1, 4] {
+        let calls = Calls::start(2, echo);
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let client = calls.client();
+            // More than may be in flight, and more than fits.
+            let tasks: Vec<_> = (0..1500u32)
+                .map(|number| {
+                    let client = client.clone();
+                    tokio::spawn(async move {
+                        for round in 0..3 {
+                            let size = (number as usize * 7 + round) % 2000;
+                            let request = [&number.to_le_bytes()[..], &vec![round as u8; size]].concat();
+                            client.notify(b"beside").await.unwrap();
+                            let answer = client.call(&request).await.unwrap();
+                            assert_eq!((answer.outcome, answer.bytes), (Outcome::Reply, request));
+                        }
+                    })
+                })
+                .collect();
+            let all = async {
+                for task in tasks {
+                    task.await.unwrap();
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(60), all).await.expect("hangs");
+            assert_eq!(client.in_flight(), 0);
+        });
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_written_while_nobody_uses_the_client() {
+    let calls = Calls::start(1, echo);
+    run(async {
+        let client = calls.client();
+        let request: Vec<u8> = (0..250_000u32).map(|byte| byte as u8).collect();
+        client.notify(&request).await.unwrap();
+        let (one, two) = tokio::join!(client.call(&request), client.call(&request));
+        assert!(one.unwrap().bytes == request && two.unwrap().bytes == request);
+    });
+}
+
+#[test]
+fn what_a_service_that_ends_had_not_answered_is_asked_of_another_only_if_idempotent() {
+    let name = format!("test-tokio-{}", std::process::id());
+    let (begun, has_begun) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel();
+    let (begun, released) = (std::sync::Mutex::new(begun), std::sync::Mutex::new(released));
+    let mut first = small().listen_service(&name).unwrap();
+    let stopper = first.stopper();
+    let serving = std::thread::spawn(move || {
+        first.run(1, |request| {
+            begun.lock().unwrap().send(()).unwrap();
+            released.lock().unwrap().recv().unwrap();
+            echo(request);
+        })
+    });
+    run(async {
+        let client = AsyncClient::new(small().connect_client(&name).unwrap()).unwrap();
+        let mut held = client.submit(b"held").await.unwrap();
+        has_begun.recv().unwrap();
+        let mut once = client.submit(b"once").await.unwrap();
+        let mut again = client.submit_idempotent(b"again").await.unwrap();
+        let mut second = small().listen_service(&name).unwrap();
+        let second_stopper = second.stopper();
+        let second = std::thread::spawn(move || second.run(1, echo));
+        stopper.stop();
+        release.send(()).unwrap();
+        assert_eq!(held.next().await.unwrap().unwrap().bytes, b"held");
+        assert!(once.next().await.is_err());
+        assert_eq!(again.next().await.unwrap().unwrap().bytes, b"again");
+        second_stopper.stop();
+        second.join().unwrap().unwrap();
+    });
+    serving.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_call_dropped_at_any_await_is_cancelled_and_the_others_go_on() {
+    let (told, cancelled) = std::sync::mpsc::channel();
+    let told = std::sync::Mutex::new(told);
+    let calls = Calls::start(3, move |request| {
+        if *request == *b"forever" {
+            let responder = request.into_responder();
+            while !responder.is_cancelled() {
+                std::thread::yield_now();
+            }
+            told.lock().unwrap().send(()).unwrap();
+            return;
+        }
+        echo(request);
+    });
+    run(async {
+        let client = calls.client();
+        for round in 0..50 {
+            let mut context = Context::from_waker(Waker::noop());
+            let mut forever = Box::pin(client.call(b"forever"));
+            // It is the one that hears the descriptor, or not.
+            let mut before = Box::pin(client.call(b"before"));
+            if round % 2 == 0 {
+                let _ = before.as_mut().poll(&mut context);
+            }
+            assert!(matches!(forever.as_mut().poll(&mut context), Poll::Pending));
+            let beside = client.clone();
+            let beside = tokio::spawn(async move { beside.call(b"beside").await });
+            for _ in 0..round % 5 {
+                tokio::task::yield_now().await;
+                assert!(matches!(forever.as_mut().poll(&mut context), Poll::Pending));
+            }
+            drop(forever);
+            assert_eq!(beside.await.unwrap().unwrap().bytes, b"beside");
+            if round % 3 != 0 {
+                assert_eq!(before.await.unwrap().bytes, b"before");
+            }
+            // The service was told.
+            while cancelled.try_recv().is_err() {
+                tokio::task::yield_now().await;
+            }
+        }
+        // A place comes back when its last answer has come.
+        while client.in_flight() > 0 {
+            assert_eq!(client.call(b"once more").await.unwrap().bytes, b"once more");
+        }
+    });
+}
+
+#[test]
+fn a_stream_comes_in_order_and_one_that_is_dropped_ends_for_the_service() {
+    let (told, ended) = std::sync::mpsc::channel();
+    let told = std::sync::Mutex::new(told);
+    let calls = Calls::start(2, move |request| {
+        let most: u32 = String::from_utf8_lossy(&request).parse().unwrap();
+        let mut responder = request.into_responder();
+        for number in 0..most {
+            let part = number.to_le_bytes().repeat(100);
+            loop {
+                let until = std::time::Instant::now() + Duration::from_millis(1);
+                let sent = responder.part_until(&part, until).unwrap();
+                // Whether or not there was room: on one processor the client, which throws away what comes now, always makes some.
+                if responder.is_cancelled() {
+                    return told.lock().unwrap().send(number).unwrap();
+                }
+                if sent == pelton::Sent::Sent {
+                    break;
+                }
+            }
+        }
+        responder.end().unwrap();
+    });
+    run(async {
+        let client = calls.client();
+        let mut stream = client.submit(b"5000").await.unwrap();
+        for number in 0..5000u32 {
+            let answer = stream.next().await.unwrap().unwrap();
+            assert_eq!((answer.outcome, answer.bytes), (Outcome::Part, number.to_le_bytes().repeat(100)));
+        }
+        assert_eq!(stream.next().await.unwrap().unwrap().outcome, Outcome::End);
+        assert_eq!(stream.next().await.unwrap(), None);
+        // Nobody reads it: it keeps the others waiting, until it is dropped.
+        let endless = client.submit(b"4000000000").await.unwrap();
+        let beside = client.clone();
+        let beside = tokio::spawn(async move { beside.call(b"0").await });
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        drop(endless);
+        assert_eq!(beside.await.unwrap().unwrap().outcome, Outcome::End);
+        while ended.try_recv().is_err() {
+            assert_eq!(client.call(b"0").await.unwrap().outcome, Outcome::End);
+        }
+    });
+}
+
+#[test]
+fn every_task_that_waits_hears_of_the_end() {
+    let mut calls = Calls::start(2, |request| std::mem::forget(request.into_responder()));
+    run(async {
+        let client = calls.client();
+        let tasks: Vec<_> = (0..10)
+            .map(|_| {
+                let client = client.clone();
+                tokio::spawn(async move { client.call(b"never").await })
+            })
+            .collect();
+        while client.in_flight() < 10 {
+            tokio::task::yield_now().await;
+        }
+        calls.stop();
+        for task in tasks {
+            let error = task.await.unwrap().unwrap_err();
+            assert!(error.is_closed(), "{error}");
+        }
+        assert!(client.call(b"again").await.is_err());
+    });
+}
+
+fn both_ways(test: impl AsyncFn(EngineOptions)) {
+    for options in [EngineOptions::new(), EngineOptions::new().without_io_uring()] {
+        run(test(options));
+    }
+}
+
+fn pipe() -> (File, std::io::PipeWriter) {
+    let (read, write) = std::io::pipe().unwrap();
+    (File::from_fd(read.into(), "a pipe").unwrap(), write)
+}
+
+#[test]
+fn many_tasks_share_an_engine_and_wait_for_room_in_it() {
+    both_ways(async |options| {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(7).open().unwrap()).unwrap());
+        let tasks: Vec<_> = (0..100u32)
+            .map(|task| {
+                let (engine, path) = (engine.clone(), directory.path().join(task.to_string()));
+                tokio::spawn(async move {
+                    let open = Operation::open(&path, Open::for_both().create(0o600));
+                    let file = engine.run(open).await.unwrap().into_file().unwrap();
+                    for round in 0..5u32 {
+                        let wanted = (task * 10 + round).to_le_bytes().repeat(1000);
+                        assert_eq!(
+                            engine.run(Operation::write_at(&file, wanted.clone(), 0)).await.unwrap().count(),
+                            4000
+                        );
+                        engine.run(Operation::sync_data(&file)).await.unwrap();
+                        let read = engine.run(Operation::read_at(&file, vec![0; 5000], 0)).await.unwrap();
+                        assert_eq!(read.bytes(), wanted);
+                    }
+                    engine.run(Operation::unlink(&path)).await.unwrap();
+                    assert!(engine.run(Operation::unlink(&path)).await.is_err());
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let engine = Arc::into_inner(engine).unwrap().into_inner();
+        assert_eq!(engine.in_flight(), 0);
+        engine.close().unwrap();
+    });
+}
+
+async fn polled(mut future: std::pin::Pin<&mut impl Future<Output: std::fmt::Debug>>) {
+    std::future::poll_fn(|context| {
+        assert!(future.as_mut().poll(context).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+}
+
+#[test]
+fn a_dropped_operation_leaves_the_others_to_be_woken() {
+    both_ways(async |options| {
+        let engine = Arc::new(AsyncEngine::new(options.in_flight_max(2).open().unwrap()).unwrap());
+        for round in 0..50 {
+            let ((first, mut write), (second, _kept)) = (pipe(), pipe());
+            let waits = {
+                let engine = engine.clone();
+                tokio::spawn(
+                    async move { engine.run(Operation::read(&first, vec![0; 9])).await.unwrap().bytes().to_vec() },
+                )
+            };
+            tokio::task::yield_now().await;
+            // Polled last, so that it is its waker that the reactor has; and another that finds no room.
+            let mut second_read = pin!(engine.run(Operation::read(&second, vec![0; 9])));
+            polled(second_read.as_mut()).await;
+            if round % 2 == 1 {
+                let mut no_room = pin!(engine.run(Operation::stat("/")));
+                polled(no_room.as_mut()).await;
+                no_room.set(engine.run(Operation::stat("/")));
+            }
+            second_read.set(engine.run(Operation::stat("/")));
+            write.write_all(b"for first").unwrap();
+            assert_eq!(waits.await.unwrap(), b"for first");
+            // What was cancelled makes room.
+            engine.run(Operation::stat("/")).await.unwrap();
+        }
+    });
+}

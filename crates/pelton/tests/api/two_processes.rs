@@ -1,0 +1,845 @@
+//! Two processes exchange messages: in every size, by every way to wait, through deaths, successors and restarts.
+
+use crate::support::*;
+use pelton::{Error, Options, Receiver, Sender};
+use rustix::process::Signal;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// Not a test: what a child does. Without a role it does nothing.
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    let how = How::parse(role.get("how"));
+    let sizes = || Sizes::parse(role.get("sizes"));
+    match role.get("role") {
+        "send" => {
+            let mut sender = sender(&role);
+            send_until_told(&role, &mut sender, how);
+        }
+        // Sends, and goes on with every receiver that comes after one that died.
+        "send-surviving" => {
+            let mut sender = sender(&role);
+            let mut bytes = Vec::new();
+            let turns = Loop::new(how, sender.as_fd());
+            for number in 0..role.number("count").unwrap() {
+                payload(number, sizes().of(number), &mut bytes);
+                while let Err(error) = send_one(&mut sender, &bytes, how, &turns) {
+                    assert!(error.is_peer_died(), "{error}");
+                    report(word(&error));
+                    assert!(sender.resume_until(deadline()).unwrap(), "no successor came");
+                }
+            }
+            loop {
+                match sender.drain_until(deadline()) {
+                    Ok(true) => break,
+                    Ok(false) => panic!("not drained"),
+                    Err(error) if error.is_peer_died() => assert!(sender.resume_until(deadline()).unwrap()),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            sender.close().unwrap();
+            report("done");
+        }
+        "receive" => {
+            let mut receiver = receiver(&role);
+            report("connected");
+            let count = role.number("count").unwrap_or(u64::MAX / 2);
+            let from = role.number("from").unwrap_or(0);
+            let (number, end) = receive_all(&mut receiver, from, count, sizes(), how);
+            report(format!("{number} {}", end.as_ref().map_or("enough".to_owned(), word)));
+            read_line_from_parent();
+        }
+        // Receives from whatever number comes first; says which numbers, and what was redelivered.
+        "receive-succeeding" => {
+            let mut receiver = receiver(&role);
+            report("connected");
+            let (mut first, mut next, mut again) = (None, 0, 0);
+            let mut wanted = Vec::new();
+            let most = role.number("count").unwrap_or(u64::MAX);
+            let end = loop {
+                if next - first.unwrap_or(0) >= most {
+                    break "enough".to_owned();
+                }
+                match receiver.receive() {
+                    Ok(message) => {
+                        let number = u64::from_le_bytes(message[..8].try_into().unwrap());
+                        if first.is_some() {
+                            assert_eq!(number, next, "out of order");
+                        }
+                        first.get_or_insert(number);
+                        check(number, sizes(), &message, &mut wanted);
+                        if message.is_redelivered() {
+                            assert_eq!(number, first.unwrap() + again, "redelivered after one that was not");
+                            again += 1;
+                        }
+                        next = number + 1;
+                    }
+                    Err(error) => break word(&error),
+                }
+            };
+            report(format!("{} {next} {again} {end}", first.unwrap_or(next)));
+            read_line_from_parent();
+        }
+        "pipes" => {
+            // Each message carries the reading end of a pipe with the message's number in it.
+            let mut sender = sender(&role);
+            for number in 0..role.number("count").unwrap() {
+                let (reading, writing) = rustix::pipe::pipe().unwrap();
+                rustix::io::write(&writing, &number.to_le_bytes()).unwrap();
+                drop(writing);
+                sender.send_with_descriptors(&number.to_le_bytes(), &[reading.as_fd()]).unwrap();
+            }
+            report("sent");
+            read_line_from_parent();
+            if role.get("end") == "close" {
+                sender.close().unwrap();
+            } else {
+                std::process::exit(0);
+            }
+        }
+        "take-pipes" => {
+            let mut receiver = receiver(&role);
+            if role.get("at") != "once" {
+                report("connected");
+            }
+            let end = take_pipes(&mut receiver, role.number("from").unwrap_or(0), role.number("count").unwrap());
+            report(end.map_or("enough".to_owned(), |error| word(&error)));
+            read_line_from_parent();
+        }
+        "hold-pipes" => {
+            let mut receiver = receiver(&role);
+            let held: Vec<_> = (0..role.number("count").unwrap()).map(|_| receiver.receive().unwrap().hold()).collect();
+            report("enough");
+            read_line_from_parent();
+            drop(held);
+        }
+        "receive-64" => {
+            let mut receiver = receiver(&role);
+            for _ in 0..2 {
+                let mut message = receiver.receive().unwrap();
+                let taken = message.take_descriptors().unwrap().len();
+                report(format!("{}: {taken}", String::from_utf8_lossy(&message)));
+            }
+            read_line_from_parent();
+        }
+        "receive-counting" => {
+            let mut receiver = receiver(&role);
+            report("connected");
+            let mut buffer = Vec::new();
+            for number in 0..50 {
+                // By each way to receive.
+                match number % 3 {
+                    0 => drop(receiver.receive().unwrap()),
+                    1 => _ = receiver.receive_into(&mut buffer).unwrap(),
+                    _ => _ = receiver.receive_batch().unwrap().next().unwrap().unwrap(),
+                }
+            }
+            report("received 50");
+            read_line_from_parent();
+        }
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Takes the pipe that comes with each message from number `from` on and reads the message's number from it.
+fn take_pipes(receiver: &mut Receiver, from: u64, count: u64) -> Option<Error> {
+    for number in from..from + count {
+        let mut message = match receiver.receive() {
+            Ok(message) => message,
+            Err(error) => return Some(error),
+        };
+        assert_eq!(*message, number.to_le_bytes());
+        let pipes = match message.take_descriptors() {
+            Ok(pipes) => pipes,
+            Err(error) => return Some(error),
+        };
+        assert_eq!(pipes.len(), 1, "message {number}");
+        let mut bytes = [0; 8];
+        assert_eq!(rustix::io::read(&pipes[0], &mut bytes).unwrap(), 8);
+        assert_eq!(u64::from_le_bytes(bytes), number, "a descriptor came with another message");
+        assert!(message.take_descriptors().unwrap().is_empty(), "they come once");
+    }
+    None
+}
+
+fn piping(place: &Place, count: u64) -> Role {
+    Role::new(child, "pipes").with("name", place.name()).with("count", count)
+}
+
+/// Sends the role's messages and then ends as it says.
+fn send_until_told(role: &Role, sender: &mut Sender, how: How) {
+    let from = role.number("from").unwrap_or(0);
+    let numbers = from..from + role.number("count").unwrap();
+    if role.get("arm") == "first" {
+        assert!(!sender.arm(1).unwrap(), "an empty lane has room");
+    }
+    match send_all(sender, numbers.clone(), Sizes::parse(role.get("sizes")), how) {
+        Ok(()) => report(format!("sent {}", numbers.end)),
+        Err((number, error)) => report(format!("{number} {}", word(&error))),
+    }
+    match role.get("end") {
+        "drain" => report(format!("drained {:?}", sender.drain_until(deadline()))),
+        "exit" => std::process::exit(0),
+        "close" => {}
+        _ => {
+            read_line_from_parent();
+        }
+    }
+}
+
+fn sending(place: &Place, count: u64, sizes: Sizes) -> Role {
+    Role::new(child, "send").with("name", place.name()).with("count", count).with("sizes", sizes)
+}
+
+fn receiving(place: &Place, sizes: Sizes) -> Role {
+    Role::new(child, "receive").with("name", place.name()).with("sizes", sizes)
+}
+
+/// `count` messages from a child to a child.
+fn exchange(place: &Place, count: u64, sizes: Sizes, capacity: u64, ways: (How, How), sender_listens: bool) {
+    let sender = sending(place, count, sizes).with("capacity", capacity).with("end", "close");
+    let sender = sender.with("how", format!("{:?}", ways.0));
+    let receiver = receiving(place, sizes).with("how", format!("{:?}", ways.1));
+    let (sender, receiver) = if sender_listens {
+        let sender = Child::start(sender.with("listen", "yes"));
+        sender.expect("listening");
+        (sender, Child::start(receiver))
+    } else {
+        // The listener's options do not decide the capacity: the sender's do.
+        let receiver = Child::start(receiver.with("listen", "yes"));
+        receiver.expect("listening");
+        (Child::start(sender), receiver)
+    };
+    sender.expect(&format!("sent {count}"));
+    receiver.expect("connected");
+    receiver.expect(&format!("{count} Closed 0"));
+    sender.wait_for_success();
+    drop(receiver);
+}
+
+#[test]
+fn every_size_up_to_the_limit_arrives_whole() {
+    let place = Place::new("every_size_up_to_the_limit_arrives_whole");
+    // 64 KiB is the smallest capacity there is: the limit is 32736.
+    exchange(&place, 32737, Sizes::Every(32737), 65536, (How::Block, How::Block), false);
+}
+
+#[test]
+fn random_sizes_arrive_whole_whoever_listens() {
+    for listens in [false, true] {
+        let place = Place::new("random_sizes_arrive_whole_whoever_listens");
+        exchange(&place, 5_000, Sizes::Random(7, 32737), 1 << 20, (How::Block, How::Block), listens);
+    }
+}
+
+#[test]
+fn both_sides_spinning_lose_nothing() {
+    let place = Place::new("both_sides_spinning_lose_nothing");
+    exchange(&place, 20_000, Sizes::Random(1, 3000), 65536, (How::Spin, How::Spin), false);
+}
+
+#[test]
+fn both_sides_in_event_loops_lose_nothing() {
+    for ways in [(How::Epoll, How::Epoll), (How::Poll, How::Poll)] {
+        let place = Place::new("both_sides_in_event_loops_lose_nothing");
+        exchange(&place, 10_000, Sizes::Random(2, 8000), 65536, ways, true);
+    }
+}
+
+#[test]
+fn a_tiny_lane_makes_both_sides_sleep_and_loses_nothing() {
+    for ways in [(How::Block, How::Block), (How::Epoll, How::Epoll)] {
+        let place = Place::new("a_tiny_lane_makes_both_sides_sleep_and_loses_nothing");
+        exchange(&place, 5_000, Sizes::Random(3, 32737), 65536, ways, false);
+    }
+}
+
+#[test]
+fn the_two_sides_may_wait_differently() {
+    for ways in [(How::Block, How::Epoll), (How::Epoll, How::Block), (How::Spin, How::Block), (How::Try, How::Poll)] {
+        let place = Place::new("the_two_sides_may_wait_differently");
+        exchange(&place, 3_000, Sizes::Random(4, 20_000), 65536, ways, false);
+    }
+}
+
+#[test]
+fn a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing() {
+    let place = Place::new("a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing");
+    let here = |command: &mut std::process::Command| {
+        command.env("XDG_RUNTIME_DIR", place.path());
+    };
+    let sizes = Sizes::Random(5, 500);
+    let receiver = Child::start_as(receiving(&place, sizes).with("name", "events").with("listen", "yes"), here);
+    receiver.expect("listening");
+    let sockets = std::fs::read_dir(place.path().join("pelton/events")).unwrap().count();
+    assert_eq!(sockets, 1);
+    let sender = sending(&place, 1000, sizes).with("name", "events").with("end", "close");
+    let sender = Child::start_as(sender, here);
+    receiver.expect("connected");
+    receiver.expect("1000 Closed 0");
+    sender.expect("sent 1000");
+    sender.wait_for_success();
+    let mut receiver = receiver;
+    receiver.write_line("end");
+    receiver.wait_for_success();
+    assert_eq!(place.left(), Vec::<std::path::PathBuf>::new());
+}
+
+// Deaths.
+
+/// A receiver that listens here, and a child of the role that connects.
+fn receiver_of(place: &Place, role: Role) -> (Receiver, Child) {
+    let how = How::parse(role.get("receiver-how"));
+    let listener = Options::new().wait(how.wait()).listen(&place.name()).unwrap();
+    let child = Child::start(role);
+    (listener.accept_receiver_until(deadline()).unwrap().expect("nobody came"), child)
+}
+
+fn sender_of(place: &Place, capacity: u64, how: How, role: Role) -> (Sender, Child) {
+    let listener = Options::new().capacity(capacity).wait(how.wait()).listen(&place.name()).unwrap();
+    let child = Child::start(role);
+    (listener.accept_sender_until(deadline()).unwrap().expect("nobody came"), child)
+}
+
+#[test]
+fn all_that_a_killed_sender_committed_arrives_and_then_its_death() {
+    for how in [How::Block, How::Spin, How::Poll, How::Epoll, How::Try] {
+        let place = Place::new("all_that_a_killed_sender_committed_arrives_and_then_its_death");
+        let sizes = Sizes::Random(9, 1000);
+        let role = sending(&place, 500, sizes).with("receiver-how", format!("{how:?}"));
+        let (mut receiver, child) = receiver_of(&place, role);
+        child.expect("sent 500");
+        child.kill();
+        let (number, end) = receive_all(&mut receiver, 0, u64::MAX / 2, sizes, how);
+        assert_eq!((number, word(&end.unwrap())), (500, "PeerDied 0".to_owned()), "{how:?}");
+        assert!(receiver.try_receive().unwrap_err().is_peer_died(), "and so each time");
+    }
+}
+
+#[test]
+fn a_receiver_asleep_hears_of_the_senders_death() {
+    for how in [How::Block, How::Poll, How::Epoll] {
+        let place = Place::new("a_receiver_asleep_hears_of_the_senders_death");
+        let listening = sending(&place, 3, Sizes::Fixed(8)).with("listen", "yes");
+        let sender = Child::start(listening);
+        sender.expect("listening");
+        let receiver = Child::start(receiving(&place, Sizes::Fixed(8)).with("how", format!("{how:?}")));
+        receiver.expect("connected");
+        sender.expect("sent 3");
+        receiver.wait_until_it_polls();
+        sender.kill();
+        receiver.expect("3 PeerDied 0");
+    }
+}
+
+/// A child that receives ten of what is sent and then waits to be killed.
+fn tenth(place: &Place) -> Role {
+    receiving(place, Sizes::Fixed(1000)).with("count", 10)
+}
+
+#[test]
+fn a_sender_is_told_the_exact_number_that_a_killed_receiver_left() {
+    for how in [How::Block, How::Spin, How::Poll, How::Epoll] {
+        let place = Place::new("a_sender_is_told_the_exact_number_that_a_killed_receiver_left");
+        let (mut sender, child) = sender_of(&place, 1 << 20, how, tenth(&place));
+        send_all(&mut sender, 0..100, Sizes::Fixed(1000), how).unwrap();
+        child.expect("connected");
+        child.expect("10 enough");
+        child.kill();
+        let sent = match send_all(&mut sender, 100..1_000_000, Sizes::Fixed(1000), how) {
+            Err((number, Error::PeerDied { unreleased })) => {
+                assert_eq!(unreleased, number - 10, "{how:?}");
+                number
+            }
+            other => panic!("{how:?}: {other:?}"),
+        };
+        assert_eq!(sender.unreleased(), sent - 10);
+        assert!(matches!(sender.drain(), Err(Error::PeerDied { unreleased }) if unreleased == sent - 10));
+    }
+}
+
+/// As above, with the receiver killed while the sender is surely waiting.
+#[test]
+fn a_sender_that_waits_for_room_hears_of_the_receivers_death() {
+    for how in [How::Block, How::Poll, How::Epoll] {
+        let place = Place::new("a_sender_that_waits_for_room_hears_of_the_receivers_death");
+        let role = sending(&place, 1_000_000, Sizes::Fixed(1000)).with("capacity", 65536);
+        let sender = Child::start(role.with("listen", "yes").with("how", format!("{how:?}")));
+        sender.expect("listening");
+        let receiver = Child::start(tenth(&place));
+        receiver.expect("connected");
+        receiver.expect("10 enough");
+        sender.wait_until_it_polls();
+        receiver.kill();
+        let said = sender.line();
+        let words: Vec<&str> = said.split(' ').collect();
+        let (number, unreleased): (u64, u64) = (words[0].parse().unwrap(), words[2].parse().unwrap());
+        assert_eq!((words[1], unreleased), ("PeerDied", number - 10), "{how:?}: {said}");
+    }
+}
+
+#[test]
+fn close_is_closed_after_the_last_message_and_exit_is_a_death() {
+    for (end, says) in [("close", "Closed 0"), ("exit", "PeerDied 0")] {
+        let place = Place::new("close_is_closed_after_the_last_message_and_exit_is_a_death");
+        let (mut receiver, child) = receiver_of(&place, sending(&place, 50, Sizes::Fixed(9)).with("end", end));
+        child.wait_for_success();
+        let (number, error) = receive_all(&mut receiver, 0, 1000, Sizes::Fixed(9), How::Block);
+        assert_eq!((number, word(&error.unwrap())), (50, says.to_owned()));
+    }
+}
+
+#[test]
+fn a_stopped_sender_is_not_a_dead_one() {
+    let place = Place::new("a_stopped_sender_is_not_a_dead_one");
+    let sizes = Sizes::Random(11, 2000);
+    let (mut receiver, child) =
+        receiver_of(&place, sending(&place, 20_000, sizes).with("capacity", 65536).with("end", "close"));
+    let mut number = 0;
+    for _ in 0..5 {
+        number = receive_all(&mut receiver, number, 1000, sizes, How::Block).0;
+        child.signal(Signal::STOP);
+        child.wait_for_state('T');
+        // What it had committed, and then nothing: no end.
+        let mut wanted = Vec::new();
+        while let Some(message) = receiver.receive_until(Instant::now() + Duration::from_millis(20)).unwrap() {
+            check(number, sizes, &message, &mut wanted);
+            number += 1;
+        }
+        child.signal(Signal::CONT);
+    }
+    let (number, error) = receive_all(&mut receiver, number, u64::MAX / 2, sizes, How::Block);
+    assert_eq!((number, word(&error.unwrap())), (20_000, "Closed 0".to_owned()));
+    child.wait_for_success();
+}
+
+#[test]
+fn a_stopped_receiver_is_not_a_dead_one() {
+    let place = Place::new("a_stopped_receiver_is_not_a_dead_one");
+    let sizes = Sizes::Random(12, 2000);
+    let (mut sender, mut child) = sender_of(&place, 65536, How::Block, receiving(&place, sizes));
+    child.expect("connected");
+    let mut number = 0;
+    for _ in 0..5 {
+        send_all(&mut sender, number..number + 500, sizes, How::Block).unwrap();
+        number += 500;
+        child.signal(Signal::STOP);
+        child.wait_for_state('T');
+        let mut bytes = Vec::new();
+        loop {
+            payload(number, sizes.of(number), &mut bytes);
+            let soon = Instant::now() + Duration::from_millis(20);
+            match sender.send_until(&bytes, soon).unwrap() {
+                pelton::Sent::Sent => number += 1,
+                _ => break,
+            }
+        }
+        child.signal(Signal::CONT);
+    }
+    assert!(sender.drain_until(deadline()).unwrap());
+    sender.close().unwrap();
+    child.expect(&format!("{number} Closed 0"));
+    child.write_line("end");
+    child.wait_for_success();
+}
+
+// Successors.
+
+#[test]
+fn a_surviving_receiver_goes_on_with_a_successor_that_connects() {
+    let place = Place::new("a_surviving_receiver_goes_on_with_a_successor_that_connects");
+    let sizes = Sizes::Random(13, 3000);
+    let (mut receiver, child) = receiver_of(&place, sending(&place, 300, sizes));
+    child.expect("sent 300");
+    child.kill();
+    // Some are received, and the rest left for after.
+    assert_eq!(receive_all(&mut receiver, 0, 100, sizes, How::Block).0, 100);
+    assert_eq!(receiver.generation(), 1);
+    let successor = Child::start(sending(&place, 400, sizes).with("from", 300).with("end", "close"));
+    assert!(receiver.resume_until(deadline()).unwrap());
+    let (number, end) = receive_all(&mut receiver, 100, u64::MAX / 2, sizes, How::Block);
+    assert_eq!((number, word(&end.unwrap())), (700, "Closed 0".to_owned()));
+    assert_eq!(receiver.generation(), 2);
+    successor.expect("sent 700");
+    successor.wait_for_success();
+}
+
+#[test]
+fn a_surviving_receiver_that_had_connected_finds_the_successor_under_the_name() {
+    let place = Place::new("a_surviving_receiver_that_had_connected_finds_the_successor_under_the_name");
+    let sizes = Sizes::Random(14, 3000);
+    let first = Child::start(sending(&place, 300, sizes).with("listen", "yes"));
+    first.expect("listening");
+    let mut receiver = Receiver::connect(&place.name()).unwrap();
+    first.expect("sent 300");
+    first.kill();
+    let (number, end) = receive_all(&mut receiver, 0, u64::MAX / 2, sizes, How::Epoll);
+    assert_eq!((number, word(&end.unwrap())), (300, "PeerDied 0".to_owned()));
+    assert!(!receiver.resume_until(Instant::now()).unwrap(), "nobody is there yet");
+    let successor =
+        Child::start(sending(&place, 5, sizes).with("from", 300).with("listen", "yes").with("end", "close"));
+    successor.expect("listening");
+    assert!(receiver.resume_until(deadline()).unwrap());
+    let (number, end) = receive_all(&mut receiver, 300, u64::MAX / 2, sizes, How::Epoll);
+    assert_eq!((number, word(&end.unwrap())), (305, "Closed 0".to_owned()));
+    assert_eq!(receiver.generation(), 2);
+}
+
+#[test]
+fn a_surviving_sender_delivers_again_all_that_was_not_released_and_says_so() {
+    let place = Place::new("a_surviving_sender_delivers_again_all_that_was_not_released_and_says_so");
+    let sizes = Sizes::Fixed(100);
+    let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, receiving(&place, sizes).with("count", 30));
+    child.expect("connected");
+    send_all(&mut sender, 0..100, sizes, How::Block).unwrap();
+    child.expect("30 enough");
+    child.kill();
+    let error = sender.drain().unwrap_err();
+    assert_eq!(word(&error), "PeerDied 70");
+    let role = Role::new(self::child, "receive-succeeding").with("name", place.name()).with("sizes", sizes);
+    let successor = Child::start(role);
+    assert!(sender.resume_until(deadline()).unwrap());
+    send_all(&mut sender, 100..150, sizes, How::Block).unwrap();
+    sender.close().unwrap();
+    successor.expect("connected");
+    successor.expect("30 150 70 Closed 0");
+}
+
+#[test]
+fn a_surviving_sender_that_had_connected_finds_the_successor_under_the_name() {
+    let place = Place::new("a_surviving_sender_that_had_connected_finds_the_successor_under_the_name");
+    let sizes = Sizes::Fixed(100);
+    let role =
+        |role: &str| Role::new(child, role).with("name", place.name()).with("sizes", sizes).with("listen", "yes");
+    let first = Child::start(role("receive").with("count", 30));
+    first.expect("listening");
+    let mut sender = Sender::connect(&place.name()).unwrap();
+    send_all(&mut sender, 0..100, sizes, How::Poll).unwrap();
+    first.expect("connected");
+    first.expect("30 enough");
+    first.kill();
+    assert_eq!(word(&sender.drain().unwrap_err()), "PeerDied 70");
+    let successor = Child::start(role("receive-succeeding"));
+    successor.expect("listening");
+    assert!(sender.resume_until(deadline()).unwrap());
+    send_all(&mut sender, 100..150, sizes, How::Poll).unwrap();
+    drop(sender);
+    successor.expect("connected");
+    successor.expect("30 150 70 Closed 0");
+}
+
+/// Twenty receivers, one after another, killed while messages flow; the sender survives them all.
+fn chain_of_receivers(claim: &'static str, how: How, sender_listens: bool) {
+    let place = Place::new(claim);
+    let sizes = Sizes::Fixed(600);
+    let count = 40_000;
+    let role = Role::new(child, "send-surviving").with("name", place.name()).with("count", count).with("sizes", sizes);
+    let role = role.with("how", format!("{how:?}")).with("capacity", 1 << 17);
+    let succeeding = Role::new(child, "receive-succeeding").with("name", place.name()).with("sizes", sizes);
+    let listening = if sender_listens {
+        (role.with("listen", "yes"), succeeding)
+    } else {
+        (role, succeeding.with("listen", "yes"))
+    };
+    let (role, succeeding) = listening;
+    let mut random = Random::new(42);
+    let mut sender = sender_listens.then(|| {
+        let child = Child::start(role.clone());
+        child.expect("listening");
+        child
+    });
+    let mut next = 0;
+    for _ in 0..20 {
+        let some = 100 + random.below(1000);
+        let receiver = Child::start(succeeding.clone().with("count", some));
+        if !sender_listens {
+            receiver.expect("listening");
+            sender.get_or_insert_with(|| Child::start(role.clone()));
+        }
+        receiver.expect("connected");
+        let said = receiver.line();
+        let words: Vec<u64> = said.split(' ').take(3).map(|word| word.parse().unwrap()).collect();
+        assert!(words[0] <= next, "lost: the next was {next}, this one began with {said}");
+        next = words[1];
+        receiver.kill();
+        let died = sender.as_ref().unwrap().line();
+        assert!(died.starts_with("PeerDied"), "{died}");
+    }
+    let last = Child::start(succeeding);
+    if !sender_listens {
+        last.expect("listening");
+    }
+    last.expect("connected");
+    let said = last.line();
+    let words: Vec<&str> = said.split(' ').collect();
+    assert!(words[0].parse::<u64>().unwrap() <= next, "lost: the next was {next}, the last began with {said}");
+    assert_eq!((words[1], words[3]), (count.to_string().as_str(), "Closed"), "{said}");
+    sender.unwrap().wait_for_success();
+}
+
+#[test]
+fn twenty_receivers_die_under_load_and_nothing_is_lost_by_a_sender_that_listens() {
+    chain_of_receivers(
+        "twenty_receivers_die_under_load_and_nothing_is_lost_by_a_sender_that_listens",
+        How::Block,
+        true,
+    );
+}
+
+#[test]
+fn twenty_receivers_die_under_load_and_nothing_is_lost_by_a_sender_that_connects() {
+    chain_of_receivers(
+        "twenty_receivers_die_under_load_and_nothing_is_lost_by_a_sender_that_connects",
+        How::Epoll,
+        false,
+    );
+}
+
+/// Twenty senders, one after another, killed in mid-stream; each goes on with the number after the last that arrived.
+fn chain_of_senders(claim: &'static str, how: How, receiver_listens: bool) {
+    let place = Place::new(claim);
+    let sizes = Sizes::Random(99, 2000);
+    let role = |from: u64| {
+        let role = sending(&place, 1 << 40, sizes).with("from", from).with("capacity", 1 << 17);
+        if receiver_listens { role } else { role.with("listen", "yes") }
+    };
+    let mut child = Child::start(role(0));
+    let mut receiver = if receiver_listens {
+        let listener = Options::new().wait(how.wait()).listen(&place.name()).unwrap();
+        listener.accept_receiver_until(deadline()).unwrap().unwrap()
+    } else {
+        child.expect("listening");
+        Options::new().wait(how.wait()).connect_receiver(&place.name()).unwrap()
+    };
+    let mut random = Random::new(43);
+    let mut number = 0;
+    for generation in 1..=20 {
+        number = receive_all(&mut receiver, number, 200 + random.below(2000), sizes, how).0;
+        assert_eq!(receiver.generation(), generation);
+        child.kill();
+        let (next, end) = receive_all(&mut receiver, number, u64::MAX / 2, sizes, how);
+        assert!(end.as_ref().unwrap().is_peer_died(), "{end:?}");
+        number = next;
+        child = Child::start(role(number));
+        if !receiver_listens {
+            child.expect("listening");
+        }
+        assert!(receiver.resume_until(deadline()).unwrap());
+    }
+    assert_eq!(receive_all(&mut receiver, number, 1000, sizes, how).0, number + 1000);
+}
+
+#[test]
+fn twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_that_listens() {
+    chain_of_senders(
+        "twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_that_listens",
+        How::Block,
+        true,
+    );
+}
+
+#[test]
+fn twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_that_connects() {
+    chain_of_senders(
+        "twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_that_connects",
+        How::Epoll,
+        false,
+    );
+}
+
+// Descriptors.
+
+#[test]
+fn descriptors_come_with_their_messages_in_order() {
+    let place = Place::new("descriptors_come_with_their_messages_in_order");
+    let (mut receiver, child) = receiver_of(&place, piping(&place, 500).with("end", "close"));
+    assert!(take_pipes(&mut receiver, 0, 500).is_none());
+    child.expect("sent");
+}
+
+#[test]
+fn sixty_four_descriptors_go_with_a_message_and_not_one_more() {
+    let place = Place::new("sixty_four_descriptors_go_with_a_message_and_not_one_more");
+    let role = Role::new(child, "receive-64").with("name", place.name());
+    let (mut sender, child) = sender_of(&place, 65536, How::Block, role);
+    let pipe = rustix::pipe::pipe().unwrap().0;
+    let many = vec![pipe.as_fd(); 65];
+    match sender.send_with_descriptors(b"", &many) {
+        Err(Error::TooManyDescriptors { found, wanted }) => assert_eq!((found, wanted), (65, 64)),
+        other => panic!("{other:?}"),
+    }
+    sender.send_with_descriptors(b"64", &many[..64]).unwrap();
+    sender.send_with_descriptors(b"none", &[]).unwrap();
+    child.expect("64: 64");
+    child.expect("none: 0");
+}
+
+#[test]
+fn descriptors_that_nobody_takes_are_closed() {
+    let place = Place::new("descriptors_that_nobody_takes_are_closed");
+    let role = Role::new(child, "receive-counting").with("name", place.name());
+    let (mut sender, child) = sender_of(&place, 65536, How::Block, role);
+    child.expect("connected");
+    let before = kernel::descriptors_of(child.pid());
+    let pipe = rustix::pipe::pipe().unwrap().0;
+    for _ in 0..50 {
+        sender.send_with_descriptors(b"take them or leave them", &[pipe.as_fd(), pipe.as_fd()]).unwrap();
+    }
+    child.expect("received 50");
+    assert_eq!(kernel::descriptors_of(child.pid()), before);
+    assert!(sender.drain_until(deadline()).unwrap());
+}
+
+#[test]
+fn descriptors_of_a_killed_sender_arrive_with_what_it_committed() {
+    let place = Place::new("descriptors_of_a_killed_sender_arrive_with_what_it_committed");
+    let (mut receiver, child) = receiver_of(&place, piping(&place, 20));
+    child.expect("sent");
+    child.kill();
+    assert!(take_pipes(&mut receiver, 0, 5).is_none());
+    // The rest are offered to nobody new: they are this side's, before and after the successor has come.
+    let successor = Child::start(sending(&place, 1, Sizes::Fixed(8)).with("from", 20));
+    assert!(receiver.resume_until(deadline()).unwrap_or_else(|error| {
+        // A sender whose receiver has not read to the end is not lost yet.
+        panic!("{error}")
+    }));
+    assert!(take_pipes(&mut receiver, 5, 15).is_none());
+    assert_eq!(receive_all(&mut receiver, 20, 1, Sizes::Fixed(8), How::Block).0, 21);
+    successor.expect("sent 21");
+}
+
+#[test]
+fn a_sender_that_only_tries_learns_of_the_receivers_death_even_when_the_lane_is_full() {
+    let place = Place::new("a_sender_that_only_tries_learns_of_the_receivers_death_even_when_the_lane_is_full");
+    let (mut sender, child) = sender_of(&place, 65536, How::Block, tenth(&place));
+    child.expect("connected");
+    send_all(&mut sender, 0..10, Sizes::Fixed(1000), How::Block).unwrap();
+    child.expect("10 enough");
+    child.kill();
+    let until = deadline();
+    let (mut tries, bytes) = (0u64, [0; 1000]);
+    let error = loop {
+        match sender.try_send(&bytes) {
+            Ok(_) => tries += 1,
+            Err(error) => break error,
+        }
+        assert!(tries < 2_000_000 && Instant::now() < until, "Full for ever: the death is never told");
+    };
+    assert!(error.is_peer_died(), "{error}");
+}
+
+#[test]
+fn a_successor_that_arms_first_still_marks_its_first_message() {
+    let place = Place::new("a_successor_that_arms_first_still_marks_its_first_message");
+    let sizes = Sizes::Fixed(8);
+    let (mut receiver, child) = receiver_of(&place, sending(&place, 1, sizes));
+    child.expect("sent 1");
+    child.kill();
+    let successor = Child::start(sending(&place, 1, sizes).with("from", 1).with("arm", "first"));
+    assert!(receiver.resume_until(deadline()).unwrap());
+    assert_eq!(receive_all(&mut receiver, 0, 2, sizes, How::Block).0, 2);
+    assert_eq!(receiver.generation(), 2);
+    successor.expect("sent 2");
+}
+
+/// Runs `first` and then `second` on one processor, where `second` runs only when what `first` started has nothing to do.
+fn last_on_one_processor<T>(first: impl FnOnce() -> T, second: impl FnOnce()) -> T {
+    let policy = |policy| {
+        let priority = libc::sched_param { sched_priority: 0 };
+        // SAFETY: the struct lives across the call; it is about this thread only.
+        assert_eq!(unsafe { libc::sched_setscheduler(0, policy, &priority) }, 0);
+    };
+    let everywhere = kernel::pin(0);
+    let started = first();
+    policy(libc::SCHED_IDLE);
+    second();
+    policy(libc::SCHED_OTHER);
+    rustix::thread::sched_setaffinity(None, &everywhere).unwrap();
+    started
+}
+
+/// `count` messages with a descriptor each, of which the first receiver takes `taken` before it is killed.
+fn descriptors_again(claim: &'static str, count: u64, taken: u64) {
+    let place = Place::new(claim);
+    let role = |count: u64| Role::new(child, "take-pipes").with("name", place.name()).with("count", count);
+    let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, role(taken));
+    let send = |sender: &mut Sender, number: u64| {
+        let (reading, writing) = rustix::pipe::pipe().unwrap();
+        rustix::io::write(&writing, &number.to_le_bytes()).unwrap();
+        sender.send_with_descriptors(&number.to_le_bytes(), &[reading.as_fd()])
+    };
+    for number in 0..count {
+        send(&mut sender, number).unwrap();
+    }
+    child.expect("connected");
+    child.expect("enough");
+    child.kill();
+    assert_eq!(word(&sender.drain().unwrap_err()), format!("PeerDied {}", count - taken));
+    let rest = Role::new(self::child, "take-pipes")
+        .with("name", place.name())
+        .with("from", taken)
+        .with("count", count - taken + 1)
+        .with("at", "once");
+    // On one processor with it, the successor goes first whenever it can go.
+    let successor = last_on_one_processor(|| Child::start(rest), || assert!(sender.resume_until(deadline()).unwrap()));
+    send(&mut sender, count).unwrap();
+    successor.expect("enough");
+}
+
+#[test]
+fn descriptors_not_released_are_sent_again_to_a_successor() {
+    descriptors_again("descriptors_not_released_are_sent_again_to_a_successor", 20, 5);
+}
+
+#[test]
+fn many_descriptors_not_released_are_sent_again_to_a_successor() {
+    // They race with the successor, who has the messages at once.
+    for _ in 0..10 {
+        descriptors_again("many_descriptors_not_released_are_sent_again_to_a_successor", 240, 5);
+    }
+}
+
+#[test]
+fn sending_descriptors_to_a_dead_receiver_tells_its_death() {
+    // The system resets the socket, rather than only closing it, when there is something in it that was not read.
+    for unread in [0, 1] {
+        let place = Place::new("sending_descriptors_to_a_dead_receiver_tells_its_death");
+        let role = Role::new(child, "take-pipes").with("name", place.name()).with("count", 0);
+        let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, role);
+        let pipe = rustix::pipe::pipe().unwrap().0;
+        for _ in 0..unread {
+            sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap();
+        }
+        child.expect("connected");
+        child.kill();
+        let error = sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap_err();
+        assert_eq!(word(&error), format!("PeerDied {unread}"));
+    }
+}
+
+#[test]
+fn a_successor_that_dies_before_it_was_sent_the_descriptors_again_is_told_as_dead_by_the_next_call() {
+    let place =
+        Place::new("a_successor_that_dies_before_it_was_sent_the_descriptors_again_is_told_as_dead_by_the_next_call");
+    // More than a socket takes at a time, so that sending them again waits.
+    let count = 400;
+    let holding = Role::new(child, "hold-pipes").with("name", place.name()).with("count", count);
+    let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, holding);
+    let pipe = rustix::pipe::pipe().unwrap().0;
+    for _ in 0..count {
+        sender.send_with_descriptors(b"", &[pipe.as_fd()]).unwrap();
+    }
+    child.expect("enough");
+    child.kill();
+    assert_eq!(word(&sender.drain().unwrap_err()), format!("PeerDied {count}"));
+    let idle = Role::new(self::child, "take-pipes").with("name", place.name()).with("count", 0).with("at", "once");
+    let successor = Child::start(idle);
+    let killing = std::thread::spawn(move || {
+        successor.expect("enough");
+        successor.kill();
+    });
+    assert!(sender.resume_until(deadline()).unwrap(), "it came");
+    assert_eq!(word(&sender.send(b"").unwrap_err()), format!("PeerDied {count}"));
+    killing.join().unwrap();
+}

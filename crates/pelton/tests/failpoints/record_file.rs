@@ -1,0 +1,100 @@
+//! A writer is killed at its every step, again and again until it gets through; after each kill the next writer goes on with
+//! what the files do not have yet, and so does a third. In the files everything is once.
+
+use crate::alone;
+use crate::support::records::*;
+use crate::support::{Child, Role, report};
+use pelton::{RecordFile, RecordFileOptions, RecordReader, Sink as _};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+static LEFT: AtomicU64 = AtomicU64::new(0);
+
+fn take_step(_: &'static str) {
+    if LEFT.fetch_sub(1, SeqCst) == 1 {
+        // SAFETY: no pointers.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+/// Of each of three lanes.
+const MESSAGES: u32 = 12;
+
+fn options(sync: bool) -> RecordFileOptions {
+    let options = RecordFileOptions::new().rotate_bytes(1500);
+    if sync { options.sync_bytes(0) } else { options }
+}
+
+/// Writes what is not there yet. Lane 1 comes only at last, so that its number is to be kept for long; of lane 9 there are so
+/// many runs that they need several calls.
+fn go_on(path: &Path, sync: bool) {
+    let mut file = options(sync).open(path).unwrap();
+    let give = |file: &mut RecordFile, runs: &[Owned]| {
+        let is_new = |run: &Owned| file.last_seq(run.lane).is_none_or(|last| last < run.first_seq);
+        let new: Vec<Owned> = runs.iter().filter(|run| is_new(run)).cloned().collect();
+        if !new.is_empty() {
+            write(file, &new);
+        }
+    };
+    give(&mut file, &[run(1, 1, 1)]);
+    for seq in (1..MESSAGES).step_by(2) {
+        give(&mut file, &[run(2, seq, 2), run(3, seq, 1), run(3, seq + 1, 1)]);
+    }
+    give(&mut file, &(1..=600).map(|seq| run(9, seq, 1)).collect::<Vec<_>>());
+    give(&mut file, &[run(1, 2, 1)]);
+}
+
+/// Not a test: what a child does. Without a role it does nothing.
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    let path = PathBuf::from(role.get("at"));
+    LEFT.store(role.number("step").unwrap(), SeqCst);
+    pelton::failpoints::set(take_step);
+    go_on(&path, role.number("sync").unwrap() == 1);
+    report("through");
+}
+
+#[test]
+fn a_writer_killed_at_any_step_leaves_everything_once() {
+    let _alone = alone();
+    for sync in [0, 1] {
+        let mut through = false;
+        for step in 1.. {
+            assert!(step < 1000, "it does not get through");
+            let (place, path) = place();
+            let role = Role::new(child, "killed").with("at", path.display()).with("sync", sync);
+            let first = Child::start(role.clone().with("step", step));
+            through = first.wait().success();
+            // Its successor dies early too, as it puts in order what it finds.
+            for step in [1, 2, 3] {
+                Child::start(role.clone().with("step", step)).wait();
+            }
+            go_on(&path, sync == 1);
+            let mut files: Vec<PathBuf> = place.left();
+            files.sort();
+            files.rotate_left(1);
+            let mut seen: BTreeMap<u64, u32> = BTreeMap::new();
+            for (place, file) in files.iter().enumerate() {
+                assert_eq!(RecordReader::open(file).unwrap().number(), 1 + place as u64, "step {step}: {files:?}");
+                let (found, error) = read(file);
+                assert!(error.is_none(), "step {step}: {error:?}");
+                for (of, first_seq, messages) in found {
+                    let last = seen.entry(of).or_default();
+                    assert_eq!(first_seq, *last + 1, "step {step}: lane {of}");
+                    *last += messages;
+                }
+            }
+            assert_eq!(seen, BTreeMap::from([(1, 2), (2, MESSAGES), (3, MESSAGES), (9, 600)]), "step {step}");
+            assert!(files.len() > 2, "it does not rotate: {files:?}");
+            if through {
+                break;
+            }
+        }
+        assert!(through);
+    }
+}

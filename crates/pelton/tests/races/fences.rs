@@ -1,0 +1,129 @@
+//! Where membarrier is refused, by a seccomp filter, both sides fence instead, and no wake-up is lost.
+//! Nor where a sender fences of its own choice, and its receiver does without membarrier.
+
+use crate::sides::{Race, refuse_membarrier};
+use crate::support::{Child, Place, Role, deadline, read_line_from_parent, receiver, report, sender};
+use pelton::Sent;
+use rustix::process::Signal;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Not a test: what a child does. Without a role it does nothing.
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    match role.get("role") {
+        "receive" => {
+            let mut receiver = receiver(&role);
+            report("here");
+            for number in 0..role.number("count").unwrap() {
+                if number == FIRST {
+                    refuse_membarrier();
+                }
+                assert_eq!(receiver.receive().unwrap()[..8], number.to_le_bytes());
+            }
+            report("received");
+            read_line_from_parent();
+        }
+        role => panic!("{role} is no role"),
+    }
+}
+
+/// A word of a file of a path channel's directory.
+struct Word(&'static AtomicU64);
+
+impl Word {
+    fn of(place: &Place, file: &str, offset: usize) -> Word {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let file = std::fs::File::open(place.path().join("c").join(file)).unwrap();
+        // SAFETY: a new mapping, never unmapped, of a file that is longer; the offset is a multiple of 8.
+        unsafe {
+            let page = mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, &file, 0).unwrap();
+            Word(&*page.byte_add(offset).cast())
+        }
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// So many messages each find the receiver asleep before it loses membarrier.
+const FIRST: u64 = 50;
+const ARMED: u64 = 1;
+const UNBARRIERED: u64 = 2;
+
+#[test]
+fn a_receiver_calls_no_membarrier_while_its_sender_rings_for_each_message_and_does_again_when_it_stops() {
+    let claim = "a_receiver_calls_no_membarrier_while_its_sender_rings_for_each_message_and_does_again_when_it_stops";
+    let place = Place::new(claim);
+    let role = Role::new(child, "receive").with("name", place.path_name()).with("count", 500);
+    let child = Child::start(role.clone());
+    let mut sender = sender(&role);
+    child.expect("here");
+    let (sleep, fenced) = (Word::of(&place, "receiver", 128), Word::of(&place, "0.producer", 392));
+    let until = deadline();
+    let wait_for = |condition: &dyn Fn() -> bool, what: &str| {
+        while !condition() {
+            assert!(Instant::now() < until, "{what}: the sleep word is {:#x}", sleep.get());
+            std::thread::yield_now();
+        }
+    };
+    let mut number = 0u64;
+    let mut last = 0;
+    let mut send = || {
+        assert_eq!(sender.try_send(&number.to_le_bytes()).unwrap(), Sent::Sent);
+        number += 1;
+        number
+    };
+    let mut send_to_a_sleeper = || {
+        // In an epoch that has not been rung.
+        wait_for(&|| sleep.get() & ARMED != 0 && sleep.get() != last, "the receiver does not sleep");
+        last = sleep.get();
+        send()
+    };
+    while send_to_a_sleeper() < 4 * FIRST {}
+    assert_eq!(fenced.get() as u32, 1, "the sender rings for each message, and does not fence");
+    // Since the first it would have noticed that it cannot call it any more, and asked to be fenced for.
+    assert_eq!(sleep.get() & UNBARRIERED, 0, "the receiver has called membarrier");
+    // A stream ends it: who sleeps next calls for it, and says that it has been refused.
+    child.signal(Signal::STOP);
+    child.wait_for_state('T');
+    while fenced.get() as u32 == 1 {
+        assert!(send() < 400, "the sender fences a stream");
+    }
+    child.signal(Signal::CONT);
+    wait_for(&|| sleep.get() & UNBARRIERED != 0, "the receiver does not notice that membarrier is refused");
+    while send() < 500 {}
+    child.expect("received");
+}
+
+/// Of the sender, which listens, and the receiver.
+#[track_caller]
+fn exchange(refused: [&'static str; 2]) {
+    for wanted in ["message", "room"] {
+        Race { processes: true, path: false, wanted, refused }.must_not_lose(4_000);
+    }
+}
+
+#[test]
+fn no_wake_up_is_lost_when_the_listening_side_has_no_membarrier() {
+    exchange(["before", ""]);
+}
+
+#[test]
+fn no_wake_up_is_lost_when_the_connecting_side_has_no_membarrier() {
+    exchange(["", "before"]);
+}
+
+#[test]
+fn no_wake_up_is_lost_when_neither_side_has_membarrier() {
+    exchange(["before", "before"]);
+}
+
+#[test]
+fn no_wake_up_is_lost_when_membarrier_is_taken_away_later() {
+    exchange(["after", ""]);
+    exchange(["", "after"]);
+    exchange(["after", "before"]);
+}
