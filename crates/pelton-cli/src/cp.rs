@@ -9,6 +9,7 @@ use rustix::event::PollFlags;
 use std::{
     os::fd::AsFd as _,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 /// Copied at a time: some milliseconds between two looks at the signals.
@@ -46,7 +47,7 @@ pub fn run(args: &CpArgs) -> Result<(), Failure> {
     };
     let aside = aside(&destination)?;
     let open = Operation::open(&aside, Open::for_writing().create_new(found.mode & 0o777));
-    let copy = loop_.run(open)?.into_file()?;
+    let copy = loop_.create(open, &aside)?.into_file()?;
     let copied = loop_.copy(&source, &copy, found.bytes).and_then(|()| {
         if args.sync {
             loop_.run(Operation::sync(&copy))?;
@@ -91,6 +92,19 @@ impl Loop {
                 self.signals.poll([(self.engine.as_fd(), PollFlags::IN)], None)?;
             }
         }
+    }
+
+    /// Does one operation that creates `path`. A signal may come after it was done and before it was reported: then the file is removed.
+    fn create(&mut self, operation: Operation, path: &Path) -> Result<Completion, Failure> {
+        let done = self.run(operation);
+        if matches!(done, Err(Failure::Signal(_))) {
+            // `Ok` only if this operation created the file, not if there was one of that name. A file system that hangs is not waited for.
+            let deadline = Instant::now() + Duration::from_secs(1);
+            if let Ok(Some(Completion { outcome: Ok(_), .. })) = self.engine.completion_until(deadline) {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+        done
     }
 
     /// Copies until the source has no more, which may be later than at the length that it had.

@@ -1,9 +1,10 @@
 //! `pelton cp`: the copy is whole, or what was there stays.
 
 use crate::place::Place;
-use pelton_testkit::eventually;
+use pelton_testkit::deadline;
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
+use std::time::Instant;
 
 fn content(bytes: usize) -> Vec<u8> {
     (0..bytes as u64).map(|n| ((n * n) >> 7) as u8).collect()
@@ -48,11 +49,17 @@ fn a_signal_ends_it_and_nothing_is_left_aside() {
     place.file("copy", b"what was there");
     // Larger than any disk here copies before the signal comes, and sparse.
     std::fs::File::create(place.path("work/source")).unwrap().set_len(1 << 40).unwrap();
-    let cp = place.start(&["cp", "source", "copy"]);
-    let begun = || std::fs::read_dir(place.path("work")).unwrap().any(|e| e.unwrap().file_name().len() > 8);
-    eventually("it has begun", begun);
-    cp.signal(Signal::INT);
-    cp.finish().assert(130, &[]);
-    assert_eq!(std::fs::read(place.path("work/copy")).unwrap(), b"what was there");
-    assert_eq!(std::fs::read_dir(place.path("work")).unwrap().count(), 2);
+    // Often right after the file was created, before `cp` has been told of it.
+    for _ in 0..25 {
+        let cp = place.start(&["cp", "source", "copy"]);
+        let begun = || std::fs::read_dir(place.path("work")).unwrap().any(|e| e.unwrap().file_name().len() > 8);
+        let until = deadline();
+        while !begun() {
+            assert!(Instant::now() < until, "cp has not begun");
+        }
+        cp.signal(Signal::INT);
+        cp.finish().assert(130, &[]);
+        assert_eq!(std::fs::read(place.path("work/copy")).unwrap(), b"what was there");
+        assert_eq!(std::fs::read_dir(place.path("work")).unwrap().count(), 2);
+    }
 }
