@@ -190,6 +190,7 @@ type outbox struct {
 	// The other side's bell.
 	peerBell int
 	queue    []outgoing
+	window   window
 }
 
 // isWhole says whether a message goes into the lane as one record.
@@ -197,6 +198,7 @@ func (o *outbox) isWhole(bytes int) bool { return uint64(bytes)+headerSize <= o.
 
 // put writes one record, if there is room now.
 func (o *outbox) put(h header, payload []byte) (bool, error) {
+	o.window.follow(o.lane, o.memory, nil)
 	room, ok, err := o.lane.TryReserve(uint64(headerSize+len(payload)), 0)
 	if err != nil || !ok {
 		return false, err
@@ -280,6 +282,7 @@ func (o *outbox) clear(why error) {
 
 // close says that no more will come. The ring follows the word; the caller hangs up last.
 func (o *outbox) close() {
+	o.window.drop()
 	o.lane.Close()
 	ring(o.peerBell, 8)
 }
@@ -407,5 +410,5 @@ func (s *shake) newLinkLanes(to *reception, bell *bell, own role, listens bool, 
 		segment.forgetDescriptor()
 	}
 	in.link = newLink(s.socket, process, peerBell, s.peer, kick)
-	return &linkLanes{out: outbox{lane: producer, memory: m, peerBell: side.bell}, in: in, bytesMax: peer.bytesMax}, nil
+	return &linkLanes{out: outbox{lane: producer, memory: m, peerBell: side.bell, window: newWindow(producer, s.options.ResidentMax)}, in: in, bytesMax: peer.bytesMax}, nil
 }

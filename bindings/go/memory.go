@@ -107,6 +107,14 @@ func (s *segment) forgetDescriptor() {
 	}
 }
 
+// release gives pages back to the system; they read as zeros afterwards.
+func (s *segment) release(from, to uint64) error {
+	if s.fd < 0 {
+		return unix.Madvise(s.bytes[from:to], unix.MADV_REMOVE)
+	}
+	return unix.Fallocate(s.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from))
+}
+
 // close is asked once, when nobody uses the memory any more.
 func (s *segment) close() {
 	s.forgetDescriptor()

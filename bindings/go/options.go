@@ -26,6 +26,10 @@ type Options struct {
 	Capacity int
 	// MessageBytesMax is the largest message in bytes, if less than what the capacity allows (0): half of it less 32, below 2 GiB.
 	MessageBytesMax int
+	// ResidentMax limits, in bytes, the part of the lane that this side's sender uses while its receiver keeps up: 16 MiB if 0. A sender
+	// starts with 256 KiB and uses more only while that is faster. If the receiver falls behind, the lane still extends up to its capacity.
+	// All senders of a process together use at most 64 MiB more than their 256 KiB each.
+	ResidentMax int
 	// Wait is how this side waits.
 	Wait Wait
 	// UIDs are users that may be at the other end besides this process's own.
@@ -80,6 +84,9 @@ func (o *Options) sizes() (capacity, limit uint64, err error) {
 	if o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > limit {
 		return 0, 0, failure(ErrOption, "MessageBytesMax is %d, wanted at most %d bytes with a capacity of %d: raise the capacity",
 			o.MessageBytesMax, limit, capacity)
+	}
+	if o.ResidentMax < 0 {
+		return 0, 0, failure(ErrOption, "ResidentMax is %d, wanted 0 or more bytes", o.ResidentMax)
 	}
 	if o.MessageBytesMax > 0 {
 		limit = uint64(o.MessageBytesMax)

@@ -317,13 +317,13 @@ func (p *pathRole) meet(ctx context.Context, bell *bell, guard *guard, isThere f
 }
 
 // back puts memory behind the first bytes of a lane's data, so that writing there cannot fail.
-func (p *pathRole) back(s *Sender, bytes uint64) error {
+func (p *pathRole) back(producer *lane.Producer, m *memory, bytes uint64) error {
 	var err error
 	// Less than a step is better than nothing.
 	for _, unit := range []uint64{backedStep, uint64(len(zeros))} {
-		to := min((bytes+unit-1)/unit*unit, s.lane.Capacity())
-		if err = allocate(s.memory.data.fd, s.lane.Backed(), to); err == nil {
-			s.lane.SetBacked(to)
+		to := min((bytes+unit-1)/unit*unit, producer.Capacity())
+		if err = allocate(m.data.fd, producer.Backed(), to); err == nil {
+			producer.SetBacked(to)
 			return nil
 		}
 	}

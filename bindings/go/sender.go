@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 
-	"golang.org/x/sys/unix"
 	"pelton/internal/lane"
 )
 
@@ -25,6 +24,7 @@ type Sender struct {
 	broken *Error
 	// Bytes reserved, and not committed yet; -1 when nothing is.
 	reserved int
+	window   window
 	// What a wait is for.
 	want     uint64
 	untilAll bool
@@ -32,7 +32,8 @@ type Sender struct {
 
 func newSender(producer *lane.Producer, m *memory, bell *bell, link *link, options Options) *Sender {
 	m.use()
-	return &Sender{lane: producer, memory: m, bell: bell, link: link, spin: spin{wait: options.Wait}, options: options, reserved: -1}
+	return &Sender{lane: producer, memory: m, bell: bell, link: link, spin: spin{wait: options.Wait}, options: options, reserved: -1,
+		window: newWindow(producer, options.ResidentMax)}
 }
 
 func (s *Sender) enter() error {
@@ -105,10 +106,11 @@ func (s *Sender) SendBatch(ctx context.Context, messages ...[]byte) error {
 		if err := s.usable(); err != nil {
 			return err
 		}
+		s.window.follow(s.lane, s.memory, s.place)
 		ok, err := s.lane.TryBeginBatch(records)
 		var unbacked *lane.Unbacked
 		if errors.As(err, &unbacked) {
-			if err := s.place.back(s, unbacked.Bytes); err != nil {
+			if err := s.place.back(s.lane, s.memory, unbacked.Bytes); err != nil {
 				return err
 			}
 			continue
@@ -227,6 +229,7 @@ func (s *Sender) tryRoom(bytes int) ([]byte, bool, error) {
 
 // tryReserve asks the lane for room, and puts memory behind it where that is wanting.
 func (s *Sender) tryReserve(bytes uint64) ([]byte, bool, error) {
+	s.window.follow(s.lane, s.memory, s.place)
 	for {
 		room, ok, err := s.lane.TryReserve(bytes, 0)
 		if err == nil {
@@ -236,7 +239,7 @@ func (s *Sender) tryReserve(bytes uint64) ([]byte, bool, error) {
 		if !errors.As(err, &unbacked) {
 			return nil, false, s.failed(err)
 		}
-		if err := s.place.back(s, unbacked.Bytes); err != nil {
+		if err := s.place.back(s.lane, s.memory, unbacked.Bytes); err != nil {
 			return nil, false, err
 		}
 	}
@@ -245,6 +248,7 @@ func (s *Sender) tryReserve(bytes uint64) ([]byte, bool, error) {
 func (s *Sender) commit(bytes int) {
 	if s.lane.Commit(uint64(bytes)) == lane.Ring {
 		s.link.ring()
+		s.window.followPause(s.lane, s.memory, s.place)
 	}
 }
 
@@ -424,21 +428,9 @@ func (s *Sender) Trim() error {
 	}
 	defer s.leave()
 	s.unreleased()
-	page := uint64(unix.Getpagesize())
-	for _, idle := range s.lane.Idle() {
-		from, to := (idle[0]+page-1)/page*page, (idle[0]+idle[1])/page*page
-		if s.place != nil && idle[1] > 0 {
-			s.lane.SetBacked(min(s.lane.Backed(), idle[0]))
-		}
-		if from >= to {
-			continue
-		}
-		err := unix.Fallocate(s.memory.data.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from))
-		if err != nil {
-			return system("giving memory back", err)
-		}
-	}
-	return nil
+	s.window.shrink()
+	s.lane.SetWindow(s.window.bytes)
+	return giveBack(s.lane, s.memory, 0, s.place != nil)
 }
 
 // Capacity is the bytes of the lane.
@@ -465,6 +457,7 @@ func (s *Sender) Close() error {
 }
 
 func (s *Sender) takeDown() {
+	s.window.drop()
 	s.lane.Close()
 	// The word first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
 	s.link.ring()

@@ -130,6 +130,25 @@ func (p *Producer) Consumer() (generation uint64, pid uint32) {
 	return load64(p.memory.Consumer, consumerGeneration), load32(p.memory.Consumer, consumerPid)
 }
 
+// Window is how much of the lane a reader that keeps up leaves in use, in bytes; SetWindow says so. The producer's own choice.
+func (p *Producer) Window() uint64 { return p.window }
+
+// SetWindow: see Window.
+func (p *Producer) SetWindow(bytes uint64) { p.window, p.limit = min(bytes, p.capacity), 0 }
+
+// BacklogBytes is the bytes of the lane from the head, as last loaded, to the tail.
+func (p *Producer) BacklogBytes() uint64 {
+	end := p.tail
+	if p.tail < p.head.Offset {
+		end += p.lapEnd
+	}
+	// The head is the consumer's word, checked only for being inside the lane.
+	return end - min(end, p.head.Offset)
+}
+
+// SentBytes is the committed bytes including headers. The count continues from the value in the page, which may be any number.
+func (p *Producer) SentBytes() uint64 { return p.bytes + 8*p.messages }
+
 // Backed is how many bytes of the data, from its start, have memory or disk behind them; SetBacked says so. A reservation that needs more
 // answers [Unbacked].
 func (p *Producer) Backed() uint64 { return p.backed }
@@ -219,7 +238,7 @@ func (p *Producer) place(need uint64) (uint64, bool, error) {
 			return p.backedFor(0, need) // B
 		}
 		if fits && !pastWindow {
-			p.limit = p.allow(min(end, p.window))
+			p.limit = p.allow(min(end, p.window, tail+need+lookAround))
 			return p.backedFor(tail, need) // A
 		}
 		if looked {
