@@ -194,10 +194,14 @@ typedef struct pelton_options {
     uint32_t threads;           /* files: the most threads, for what io_uring does not do, 8, at most 1024; what waits for somebody else, as
                                    at a FIFO, has one besides */
     const char *root;           /* files: a directory that no path leads out of; NULL: all paths as they are */
+    uint64_t resident_max;      /* senders, also of calls: limit of the part of the lane that is used while the receiver keeps up, 16 MiB.
+                                   in bytes. A sender starts with 256 KiB, tries more while it is saturated, and keeps more only if that
+                                   is faster; all of a process together at most 64 MiB more. If the receiver falls behind, the lane still
+                                   extends up to its capacity */
 } pelton_options;
 
 #define PELTON_OPTIONS_INIT \
-    {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL}
+    {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0}
 
 /* pelton_options.hold_ns: arming a client does not wait. */
 #define PELTON_NO_HOLD INT64_C(-1)

@@ -31,9 +31,10 @@ pub struct COptions {
     in_flight: u32,
     threads: u32,
     root: *const c_char,
+    resident_max: u64,
 }
 
-const _: () = assert!(size_of::<COptions>() == 112);
+const _: () = assert!(size_of::<COptions>() == 120);
 /// Of the first header.
 const OPTIONS_BYTES_MIN: usize = 64;
 
@@ -149,6 +150,9 @@ pub unsafe fn of(options: *const COptions) -> Answer<(Options, bool)> {
         -1 => made.hold(Duration::ZERO),
         found => made.hold(interval("hold_ns", found)?),
     };
+    if given.resident_max != 0 {
+        made = made.resident_max(given.resident_max);
+    }
     Ok((made, create))
 }
 

@@ -32,6 +32,10 @@ use core::sync::atomic::Ordering::Relaxed;
 /// the line that holds it is the consumer's, and fetching it costs as much as a message.
 const LOOK_AGAIN: u64 = 16 * 1024;
 
+/// Within the window, the fast path reserves at most this many bytes before it takes the slow path again. The owner of the producer measures
+/// the throughput there.
+const LOOK_AROUND: u64 = WINDOW;
+
 /// How far ahead of the tail the producer asks for cache lines, in bytes. They were the consumer's a lap ago; fetching them
 /// back one by one, as the stores get there, is what a message costs most. A multiple of 64. Measured with
 /// `./run bench stream --size 256`, and 16: docs/decisions/0005-prefetch.md, 0029-small-messages.md.
@@ -212,6 +216,25 @@ impl Producer {
         self.limit = 0;
     }
 
+    /// The window, in bytes: see [`Producer::set_window`].
+    pub fn window(&self) -> u64 {
+        self.window
+    }
+
+    /// Bytes of the lane from the head, as last loaded, to the tail.
+    pub fn backlog_bytes(&self) -> u64 {
+        let wrapped = if self.tail < self.head.offset { self.lap_end } else { 0 };
+        // The head is the consumer's word, checked only for being inside the lane.
+        (self.tail + wrapped).saturating_sub(self.head.offset)
+    }
+
+    /// Committed bytes including headers, modulo 2^64. The count continues from the value in the page, which may be any number.
+    pub fn sent_bytes(&self) -> u64 {
+        let page = self.page();
+        // Relaxed: only this producer stores them.
+        page.bytes.load(Relaxed).wrapping_add(page.messages.load(Relaxed).wrapping_mul(8))
+    }
+
     /// Whether a message of `bytes`, at the tail, would end behind the window.
     pub fn is_past_window(&self, bytes: u64) -> bool {
         self.tail + record_bytes(bytes.min(self.bytes_max)) + 8 > self.window
@@ -356,7 +379,7 @@ impl Producer {
                 return self.backed_for(0, need);
             }
             if fits && !past_window {
-                self.limit = self.allow(end.min(window));
+                self.limit = self.allow(end.min(window).min(tail + need + LOOK_AROUND));
                 return self.backed_for(tail, need);
             }
             // What follows stretches the lane, or finds it full: not before having looked.

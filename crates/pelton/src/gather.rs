@@ -404,10 +404,7 @@ impl Senders {
             consumer: consumer.clone(),
             receiver: hall.reception.page.clone(),
         };
-        let mut producer = memory.attach(Position::START, Position::START, 0, can_barrier)?;
-        if let Some(bytes) = hall.options.window {
-            producer.set_window(bytes);
-        }
+        let producer = memory.attach(Position::START, Position::START, 0, can_barrier)?;
         let parts = SenderParts { lane: producer, bells, link: to_receiver, memory };
         let memory = LaneMemory { page, data, consumer, receiver: hall.reception.page.clone() };
         let mut lane = Lane::new(memory.attach(limit, can_barrier)?, to_sender, 0, number, memory);

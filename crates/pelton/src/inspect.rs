@@ -18,7 +18,7 @@ pub struct ChannelInfo {
     pub capacity: u64,
     /// The largest message, in bytes.
     pub message_bytes_max: u64,
-    /// How much of a lane stays in use while its reader keeps up, in bytes.
+    /// Bytes of a lane that a sender uses at first while its reader keeps up: see [`crate::Options::resident_max`].
     pub window: u64,
     /// Permission bits of the directory.
     pub mode: u32,

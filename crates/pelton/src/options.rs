@@ -7,7 +7,7 @@ use crate::flush::{Appenders, Flush, Sink};
 use crate::gather::{self, Senders};
 use crate::path::{self, Make};
 use crate::receiver::Receiver;
-use crate::sender::Sender;
+use crate::sender::{RESIDENT_MAX, Sender};
 use crate::wait::Wait;
 use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit};
 use std::path::Path;
@@ -40,6 +40,7 @@ pub struct Options {
     pub(crate) flush_interval: Option<Duration>,
     /// How much of a lane is used as long as its reader keeps up, if not the usual.
     pub(crate) window: Option<u64>,
+    pub(crate) resident_max: u64,
     pub(crate) call_bytes_max: u64,
     pub(crate) hold: Duration,
 }
@@ -68,6 +69,7 @@ impl Options {
             flush_bytes: 1 << 20,
             flush_interval: Some(Duration::from_millis(100)),
             window: None,
+            resident_max: RESIDENT_MAX,
         }
     }
 
@@ -75,6 +77,18 @@ impl Options {
     /// 16 GiB. Memory is taken only as it is used, and a lane whose receiver keeps up uses 256 KiB of it, and a little more at times.
     pub fn capacity(mut self, bytes: u64) -> Options {
         self.capacity = Some(bytes);
+        self
+    }
+
+    /// Limit, in bytes, of the part of the lane that this side's sender uses while its receiver keeps up; default 16 MiB. If the receiver
+    /// falls behind, the lane still extends up to its capacity.
+    ///
+    /// A sender starts with 256 KiB. While it is saturated (256 KiB take less than a millisecond, and the lane is not empty), it tries more from
+    /// time to time, and keeps more only if the throughput is higher. The memory is released some time after a trial that failed, when the
+    /// stream slows down, within 256 messages after a pause, and by [`Sender::trim`]; a sender that sends nothing more keeps it. All senders
+    /// of a process together use at most 64 MiB more than their 256 KiB each. Appenders are not affected.
+    pub fn resident_max(mut self, bytes: u64) -> Options {
+        self.resident_max = bytes;
         self
     }
 

@@ -3,9 +3,11 @@
 mod calls;
 mod raw;
 mod reservation;
+mod window;
 
 pub use raw::RawReservation;
 pub use reservation::{Reservation, SentBatch};
+pub(crate) use window::RESIDENT_MAX;
 
 use crate::connect::Origin;
 use crate::error::{Error, Result};
@@ -15,12 +17,15 @@ use crate::os::socket::DESCRIPTORS_MAX;
 use crate::os::{Owner, Ready, Segment};
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
-use pelton_lane::{Consumer, LaneError, Memory, Position, Producer, Space, Wake, record_bytes, step, walk};
+use pelton_lane::{
+    CAPACITY_MIN, Consumer, LaneError, Memory, Position, Producer, Space, WINDOW, Wake, record_bytes, step, walk,
+};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
+use window::{Keeps, Window};
 
 /// What became of a message: full and timed out are answers, not errors.
 #[must_use = "a message that was not sent is still yours"]
@@ -52,6 +57,7 @@ pub struct Sender {
     descriptors: VecDeque<(u32, Vec<OwnedFd>)>,
     /// Of these, the last so many are still to be sent again.
     unsent: usize,
+    window: Window,
 }
 
 /// How a channel ended, as this side learnt.
@@ -174,10 +180,15 @@ impl SenderMemory {
 }
 
 impl Sender {
-    pub(crate) fn new(parts: SenderParts, options: &Options, origin: Origin) -> Result<Sender> {
+    pub(crate) fn new(mut parts: SenderParts, options: &Options, origin: Origin) -> Result<Sender> {
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
         let spin = Spin::new(options.wait, parts.link.peer());
-        Ok(Sender { parts, owner, end: None, spin, origin, descriptors: VecDeque::new(), unsent: 0 })
+        let (least, most) = options.window.map_or((WINDOW, options.resident_max), |bytes| (bytes, bytes));
+        let most = most.clamp(CAPACITY_MIN, parts.lane.capacity());
+        let window = Window::new(least.min(most), most, parts.lane.sent_bytes());
+        parts.lane.set_window(least.min(most));
+        let descriptors = VecDeque::new();
+        Ok(Sender { parts, owner, end: None, spin, origin, descriptors, unsent: 0, window })
     }
 
     /// Connects to a receiver that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]. Fails at
@@ -266,6 +277,7 @@ impl Sender {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
+        self.find_window();
         loop {
             let space = self.with_memory(|lane| lane.try_reserve(bytes as u64))?;
             if space.is_none() && self.is_peer_known_gone()? {
@@ -287,6 +299,44 @@ impl Sender {
                 Err(LaneError::Unbacked { bytes }) => self.parts.back(bytes)?,
                 answer => return answer.map_err(|error| self.failed(error)),
             }
+        }
+    }
+
+    /// Adapts the window to the throughput. The slow path calls it, which runs at least once per 256 KiB sent, before it reserves room:
+    /// memory behind the tail may be released here.
+    #[inline(always)]
+    fn find_window(&mut self) {
+        let sent = self.parts.lane.sent_bytes();
+        if self.window.is_due(sent) {
+            self.sample_window(sent);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn sample_window(&mut self, sent: u64) {
+        let lane = &mut self.parts.lane;
+        // An invalid head is reported by the reservation that follows.
+        let receiver = match lane.look_at_head() {
+            Ok(1..) if lane.backlog_bytes() > lane.window() => Keeps::Behind,
+            Ok(1..) => Keeps::Up,
+            _ => Keeps::Waiting,
+        };
+        let bytes = self.window.sample(sent, receiver, os::monotonic_ns());
+        let current = self.parts.lane.window();
+        let backed = self.parts.lane.backed();
+        // Path channels allocate the whole window now, so that a full file system ends the trial and does not fail a send.
+        if bytes > current && bytes > backed && self.parts.back(bytes).is_err() {
+            // A disk's file system keeps what it had allocated before it was full.
+            let (from, to) = (backed.next_multiple_of(os::PIECE), bytes.next_multiple_of(STEP));
+            let _ = self.parts.memory.data.punch(from, to.min(self.parts.lane.capacity()).saturating_sub(from));
+            self.window.refuse(current);
+        } else if bytes != current {
+            self.parts.lane.set_window(bytes);
+        }
+        if receiver != Keeps::Behind && self.window.take_excess() {
+            // A failure only leaves the memory allocated.
+            let _ = self.give_back();
         }
     }
 
@@ -319,6 +369,9 @@ impl Sender {
     fn after_publishing(&mut self, wake: Wake) {
         if wake == Wake::Ring {
             self.parts.link.ring_peer();
+        }
+        if self.window.is_pause_overdue(os::monotonic_ns) {
+            self.sample_window(self.parts.lane.sent_bytes());
         }
         // An error here would be about a message that is sent: it is for the next call to find.
         if self.parts.link.is_look_overdue()
@@ -517,6 +570,7 @@ impl Sender {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
+        self.find_window();
         let batch = self.with_memory(|lane| lane.try_begin_batch(records))?;
         if batch.is_some() {
             return Ok(batch);
@@ -567,6 +621,7 @@ impl Sender {
             ));
         }
         self.unreleased();
+        self.find_window();
         let kept = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
         let kept = kept.map_err(Error::system("duplicating descriptors"))?;
         let seq = self.parts.lane.tail().seq;
@@ -833,12 +888,29 @@ impl Sender {
             return Err(Error::Forked);
         }
         self.unreleased();
+        self.parts.lane.set_window(self.window.shrink());
+        self.give_back_behind(0)
+    }
+
+    /// Releases memory outside the window that holds no message.
+    fn give_back(&mut self) -> Result<()> {
+        let kept = self.parts.lane.window().next_multiple_of(os::PIECE);
+        // A path channel's first step stays allocated, so that few sends can fail.
+        self.give_back_behind(if self.parts.link.is_path() { kept.max(STEP) } else { kept })
+    }
+
+    fn give_back_behind(&mut self, kept: u64) -> Result<()> {
         for (offset, bytes) in self.parts.lane.idle() {
-            if self.parts.link.is_path() && bytes > 0 {
+            let end = offset + bytes;
+            let offset = offset.max(kept);
+            if offset >= end {
+                continue;
+            }
+            if self.parts.link.is_path() {
                 let backed = self.parts.lane.backed().min(offset);
                 self.parts.lane.set_backed(backed);
             }
-            self.parts.memory.data.punch(offset, bytes).map_err(Error::system("giving memory back"))?;
+            self.parts.memory.data.punch(offset, end - offset).map_err(Error::system("giving memory back"))?;
         }
         Ok(())
     }
@@ -1043,5 +1115,74 @@ mod tests {
         assert!(room.look().unwrap(), "it has made room");
         let told = sender.try_send(&[0; 1000]).and_then(|_| sender.try_send(&[0; 1000]));
         assert!(matches!(told, Err(Error::PeerDied { .. })), "{told:?}");
+    }
+    /// Sends this many bytes; the lane is never empty meanwhile.
+    fn pass(sender: &mut Sender, receiver: &mut crate::Receiver, bytes: usize) {
+        let message = [7; 60_000];
+        for _ in 0..bytes / message.len() {
+            sender.send(&message).unwrap();
+            if sender.unreleased() > 1 {
+                assert_eq!(*receiver.receive().unwrap(), message);
+            }
+        }
+    }
+
+    fn used(sender: &Sender) -> u64 {
+        sender.parts.memory.data.allocated_bytes().unwrap()
+    }
+
+    #[test]
+    fn a_window_that_shrinks_gives_its_memory_back_and_trim_does_at_once() {
+        let place = tempfile::tempdir().unwrap();
+        let options = Options::new().capacity(32 << 20).wait(Wait::Spin);
+        let by_path = || {
+            let sender = options.create_sender(place.path().join("c")).unwrap();
+            (sender, options.open_receiver(place.path().join("c")).unwrap())
+        };
+        for (mut sender, mut receiver) in [options.threads().unwrap(), by_path()] {
+            for trims in [false, true] {
+                sender.window.fix(12 << 20);
+                pass(&mut sender, &mut receiver, 40 << 20);
+                assert_eq!(sender.parts.lane.window(), 12 << 20);
+                assert!(used(&sender) >= 11 << 20, "{}", used(&sender));
+                sender.window.fix(WINDOW);
+                if trims {
+                    sender.trim().unwrap();
+                    assert!(used(&sender) <= 1 << 20, "{}", used(&sender));
+                } else {
+                    sender.window.shrink();
+                }
+                pass(&mut sender, &mut receiver, 40 << 20);
+                assert_eq!(sender.parts.lane.window(), WINDOW);
+                assert!(used(&sender) <= 2 << 20, "{}", used(&sender));
+            }
+        }
+    }
+
+    #[test]
+    fn resident_max_bounds_the_window_also_below_its_usual_size() {
+        for most in [1 << 20, 100_000, 0] {
+            let (mut sender, mut receiver) = Options::new().resident_max(most).threads().unwrap();
+            let most = most.max(CAPACITY_MIN);
+            assert_eq!(sender.parts.lane.window(), most.min(WINDOW));
+            pass(&mut sender, &mut receiver, 200 << 20);
+            assert!(sender.parts.lane.window() <= most);
+            // A few messages may lie behind its end.
+            assert!(used(&sender) <= (most + 250_000).next_multiple_of(4096), "{} of {most}", used(&sender));
+        }
+    }
+
+    #[test]
+    fn a_full_file_system_ends_a_trial_and_no_send() {
+        let place = tempfile::tempdir().unwrap();
+        let Some(mounted) = pelton_testkit::Mounted::tmpfs(&place.path().join("mounted"), "size=1500k") else { return };
+        let options = Options::new().wait(Wait::Spin);
+        let mut sender = options.create_sender(mounted.0.join("c")).unwrap();
+        let mut receiver = options.open_receiver(mounted.0.join("c")).unwrap();
+        pass(&mut sender, &mut receiver, 1 << 20);
+        sender.window.fix(4 << 20);
+        pass(&mut sender, &mut receiver, 20 << 20);
+        assert_eq!(sender.parts.lane.window(), WINDOW);
+        assert!(used(&sender) <= 1 << 20, "{}", used(&sender));
     }
 }

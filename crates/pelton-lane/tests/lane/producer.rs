@@ -399,3 +399,31 @@ fn every_short_size_is_copied_out_to_the_byte() {
         let _ = consumer.release(&record);
     }
 }
+
+#[test]
+fn a_large_window_takes_the_slow_path_each_256_kib_and_knows_the_backlog() {
+    let pages = Pages::new(4 << 20, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    producer.set_window(2 << 20);
+    assert_eq!(producer.window(), 2 << 20);
+    let (message, mut slow, mut sent) = ([5; 1000], Vec::new(), 0u64);
+    while sent < 8 << 20 {
+        if producer.reserve_at_tail(1000).is_none() {
+            slow.push(sent);
+        }
+        let space = producer.try_reserve(1000).unwrap().unwrap();
+        producer.copy_in(space, &message);
+        let _ = producer.commit(space, 1000);
+        sent += 1008;
+        assert_eq!(producer.sent_bytes(), sent);
+        // The reader is ten messages behind.
+        if sent > 10 * 1008 {
+            let token = consumer.peek().unwrap().unwrap();
+            let _ = consumer.release(&token);
+            producer.look_at_head().unwrap();
+            assert!((10 * 1008..12 * 1008).contains(&producer.backlog_bytes()), "{}", producer.backlog_bytes());
+        }
+    }
+    assert!(slow.windows(2).all(|pair| pair[1] - pair[0] <= (256 << 10) + 2016), "{slow:?}");
+    assert!(slow.len() < 50, "{slow:?}");
+}

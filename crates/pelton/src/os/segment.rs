@@ -204,7 +204,21 @@ impl Segment {
         let (from, to) = (offset.next_multiple_of(page), (offset + bytes) / page * page);
         if from < to {
             use rustix::fs::{FallocateFlags, fallocate};
-            fallocate(self, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, to - from)?;
+            use rustix::mm::{Advice, madvise};
+            match &self.fd {
+                Some(fd) => fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, to - from)?,
+                None => {
+                    assert!(to <= self.bytes());
+                    // SAFETY: inside the mapping. Both sides accept any bytes in a lane's memory, also zeros.
+                    unsafe {
+                        madvise(
+                            self.base.as_ptr().add(from as usize).cast(),
+                            (to - from) as usize,
+                            Advice::LinuxRemove,
+                        )?
+                    };
+                }
+            }
         }
         Ok(())
     }

@@ -1,0 +1,517 @@
+//! Adaptive window: how many bytes of its lane a sender uses before it wraps to the front, while the receiver keeps up.
+//!
+//! A small window stays in the caches of the two cores. But a cache line that is modified in the other core's cache is the slowest to
+//! access. With a larger window, lines have been evicted to the shared cache before either side needs them again. On some processors that
+//! is several times as fast, on others slower; it is always slower if the receiver does not read the payload. So the sender measures:
+//! it keeps a larger window only if the throughput is higher (docs/decisions/0031-window-sizes.md).
+
+use pelton_lane::WINDOW;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The window sizes. Far apart: on some processors sizes between two of these gain nothing, and the next one doubles the throughput.
+const LEVELS: [u64; 3] = [WINDOW, 4 << 20, 16 << 20];
+/// Default of [`crate::Options::resident_max`].
+pub(crate) const RESIDENT_MAX: u64 = LEVELS[LEVELS.len() - 1];
+/// Limit for all senders of a process together: the sum of what their windows exceed the minimum by.
+const PROCESS_MAX: u64 = 64 << 20;
+/// The part of `PROCESS_MAX` that is in use.
+static IN_USE: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes sent per sample.
+const SAMPLE: u64 = WINDOW;
+/// A measurement is the median of this many samples.
+const SAMPLES: usize = 8;
+/// After a change, the sender completes two laps of the new window (the first one causes page faults) and this many samples before it
+/// measures.
+const SETTLE: u32 = 16;
+/// A sample that took longer means that the stream is not saturated.
+const SATURATED_NS: u64 = 1_000_000;
+/// After this many unsaturated samples in a row, or one pause this long, the window shrinks to its minimum.
+const UNSATURATED: u32 = 4;
+const PAUSE_NS: u64 = 100_000_000;
+/// Samples between two trials, by the number of failed trials in a row.
+const RESTS: [u32; 5] = [128, 512, 2048, 8192, 32768];
+/// Samples before the first trial, and after a pause.
+const FIRST_REST: u32 = 4;
+/// Samples between a failed trial and the release of the memory outside the window: allocating it again for the next trial takes
+/// milliseconds. After a pause, or if the stream is no longer saturated, `EXCESS_OF_A_PAUSE` samples.
+const EXCESS: u32 = 8192;
+const EXCESS_OF_A_PAUSE: u32 = 8;
+
+/// The window of one sender, and the state of its trials.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// Limits of `bytes`; equal for a fixed window.
+    bytes_min: u64,
+    bytes_max: u64,
+    bytes: u64,
+    /// This sender's part of the process's limit, held until the memory is released.
+    taken: u64,
+    in_use: &'static AtomicU64,
+    phase: Phase,
+    /// Samples left in this phase.
+    left: u32,
+    /// Failed trials in a row; an index of `RESTS`.
+    patience: usize,
+    tries_larger: bool,
+    unsaturated: u32,
+    /// Samples until the memory outside the window is released, plus one; 0: nothing to release.
+    excess: u32,
+    /// Bytes sent and the time at the last sample.
+    sent: u64,
+    ns: u64,
+    samples: [u64; SAMPLES],
+}
+
+/// The receiver's state as the sender sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keeps {
+    /// The lane is empty.
+    Waiting,
+    /// The lane holds messages, all within the window.
+    Up,
+    /// The lane holds messages outside the window.
+    Behind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Rest,
+    /// Measures the current window.
+    Measuring,
+    /// Uses another window than `from`, which took `before` nanoseconds per MiB, and does not measure yet.
+    Settling {
+        from: u64,
+        before: u64,
+    },
+    Trying {
+        from: u64,
+        before: u64,
+    },
+}
+
+impl Window {
+    /// `sent`: bytes sent so far.
+    pub(super) fn new(bytes_min: u64, bytes_max: u64, sent: u64) -> Window {
+        Window::with(&IN_USE, bytes_min, bytes_max, sent)
+    }
+
+    fn with(in_use: &'static AtomicU64, bytes_min: u64, bytes_max: u64, sent: u64) -> Window {
+        Window {
+            bytes_min,
+            bytes_max,
+            bytes: bytes_min,
+            taken: 0,
+            in_use,
+            phase: Phase::Rest,
+            left: FIRST_REST,
+            patience: 0,
+            tries_larger: false,
+            unsaturated: 0,
+            // A predecessor of a path channel may have left some.
+            excess: EXCESS_OF_A_PAUSE,
+            sent,
+            ns: 0,
+            samples: [0; SAMPLES],
+        }
+    }
+
+    /// Whether the window is larger than its minimum, or memory outside of it is not released yet, and the last sample is `PAUSE_NS` old.
+    pub(super) fn is_pause_overdue(&self, now: impl FnOnce() -> u64) -> bool {
+        self.taken > 0 && now().saturating_sub(self.ns) > PAUSE_NS
+    }
+
+    /// Whether a sample is due.
+    #[inline(always)]
+    pub(super) fn is_due(&self, sent: u64) -> bool {
+        sent.wrapping_sub(self.sent) >= SAMPLE
+    }
+
+    /// Takes a sample and returns the window to use.
+    pub(super) fn sample(&mut self, sent: u64, receiver: Keeps, now: u64) -> u64 {
+        let (bytes, ns) = (sent.wrapping_sub(self.sent), now.saturating_sub(self.ns));
+        (self.sent, self.ns) = (sent, now);
+        if self.excess > 1 {
+            self.excess -= 1;
+        }
+        if self.bytes_max == self.bytes_min {
+            return self.bytes;
+        }
+        // The first sample too: its interval begins at time 0.
+        if ns > SATURATED_NS || receiver == Keeps::Waiting {
+            self.unsaturated += 1;
+            if ns > PAUSE_NS || self.unsaturated >= UNSATURATED {
+                self.shrink();
+                if ns > PAUSE_NS {
+                    self.excess = self.excess.min(1);
+                }
+            }
+            return self.bytes;
+        }
+        self.unsaturated = 0;
+        if receiver == Keeps::Behind && matches!(self.phase, Phase::Rest | Phase::Measuring) {
+            // The lane already extends beyond its window, so another window would change nothing.
+            self.begin(Phase::Rest, self.left.max(FIRST_REST));
+            return self.bytes;
+        }
+        if receiver == Keeps::Behind && matches!(self.phase, Phase::Trying { from, .. } if from > self.bytes) {
+            // The smaller window is not in effect, so its throughput cannot be measured.
+            self.fail_trial();
+            return self.bytes;
+        }
+        self.left -= 1;
+        if let Phase::Measuring | Phase::Trying { .. } = self.phase {
+            self.samples[self.left as usize] = (u128::from(ns) << 20).div_euclid(bytes.into()) as u64;
+        }
+        if self.left == 0 {
+            self.turn();
+        }
+        self.bytes
+    }
+
+    /// Returns true when the memory outside the window is to be released: once after the window shrank.
+    pub(super) fn take_excess(&mut self) -> bool {
+        // Not `excess -= u32::from(is_due)`: rustc 1.95.0 drops that store when it inlines this function.
+        let is_due = self.excess == 1;
+        if is_due {
+            self.excess = 0;
+            let less = self.taken - self.taken.min(self.bytes - self.bytes_min);
+            self.in_use.fetch_sub(less, Relaxed);
+            self.taken -= less;
+        }
+        is_due
+    }
+
+    /// The system has no memory for the window: it stays at `bytes` for good.
+    pub(super) fn refuse(&mut self, bytes: u64) {
+        self.bytes_max = bytes;
+        self.use_window(bytes);
+        self.rest(RESTS[RESTS.len() - 1]);
+    }
+
+    /// Shrinks the window to its minimum and starts over. Returns it.
+    pub(super) fn shrink(&mut self) -> u64 {
+        self.use_window(self.bytes_min);
+        self.excess = self.excess.min(EXCESS_OF_A_PAUSE);
+        self.rest(if self.patience == 0 { FIRST_REST } else { RESTS[self.patience] });
+        self.bytes
+    }
+
+    /// Fixes the window at `bytes`.
+    #[cfg(test)]
+    pub(super) fn fix(&mut self, bytes: u64) {
+        if bytes < self.bytes {
+            self.excess = EXCESS;
+        }
+        (self.bytes, self.bytes_min, self.bytes_max) = (bytes, bytes, bytes);
+    }
+
+    fn turn(&mut self) {
+        match self.phase {
+            Phase::Rest => self.begin(Phase::Measuring, SAMPLES as u32),
+            Phase::Measuring => {
+                let (from, before) = (self.bytes, self.median());
+                match self.use_another() {
+                    true => self.begin(Phase::Settling { from, before }, (2 * self.bytes / SAMPLE) as u32 + SETTLE),
+                    false => self.rest(RESTS[2]),
+                }
+            }
+            Phase::Settling { from, before } => self.begin(Phase::Trying { from, before }, SAMPLES as u32),
+            Phase::Trying { from, before } => {
+                let after = self.median();
+                // A larger window has to be faster by a sixteenth; a smaller one must not be slower by more than that.
+                let pays = match from < self.bytes {
+                    true => after * 17 < before * 16,
+                    false => after * 16 < before * 17,
+                };
+                if !pays {
+                    return self.fail_trial();
+                }
+                self.patience = 0;
+                self.rest(RESTS[0]);
+            }
+        }
+    }
+
+    fn begin(&mut self, phase: Phase, samples: u32) {
+        (self.phase, self.left) = (phase, samples);
+    }
+
+    fn rest(&mut self, samples: u32) {
+        self.unsaturated = 0;
+        self.begin(Phase::Rest, samples);
+    }
+
+    fn fail_trial(&mut self) {
+        if let Phase::Trying { from, .. } = self.phase {
+            // If the limit of the process does not permit it any more, the window stays smaller.
+            self.use_window(from);
+        }
+        self.patience = (self.patience + 1).min(RESTS.len() - 1);
+        self.rest(RESTS[self.patience]);
+    }
+
+    fn median(&mut self) -> u64 {
+        *self.samples.select_nth_unstable(SAMPLES / 2).1
+    }
+
+    /// Switches to the next larger or the next smaller window, alternating. Returns false if neither is possible.
+    fn use_another(&mut self) -> bool {
+        for _ in 0..2 {
+            self.tries_larger = !self.tries_larger;
+            let levels = LEVELS.iter().map(|bytes| (*bytes).clamp(self.bytes_min, self.bytes_max));
+            let other = match self.tries_larger {
+                true => levels.clone().find(|bytes| *bytes > self.bytes),
+                false => levels.rev().find(|bytes| *bytes < self.bytes),
+            };
+            if other.is_some_and(|bytes| self.use_window(bytes)) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Returns false if the process's limit does not permit it.
+    fn use_window(&mut self, bytes: u64) -> bool {
+        if bytes > self.bytes {
+            // Memory that was not released since counts already.
+            let more = (bytes - self.bytes_min).saturating_sub(self.taken);
+            // Relaxed: a counter that publishes nothing.
+            let taken = self
+                .in_use
+                .fetch_update(Relaxed, Relaxed, |used| Some(used + more).filter(|&used| used <= PROCESS_MAX));
+            if taken.is_err() {
+                return false;
+            }
+            self.taken += more;
+        } else if bytes < self.bytes {
+            self.excess = EXCESS;
+        }
+        self.bytes = bytes;
+        true
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        self.in_use.fetch_sub(self.taken, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pelton_testkit::Random;
+
+    /// A sender with a simulated clock.
+    struct Simulated {
+        window: Window,
+        random: Random,
+        sent: u64,
+        ns: u64,
+    }
+
+    impl Simulated {
+        fn new(bytes_max: u64) -> Simulated {
+            Simulated::with(Box::leak(Box::default()), bytes_max)
+        }
+
+        fn with(in_use: &'static AtomicU64, bytes_max: u64) -> Simulated {
+            let mut random = Random::new(bytes_max);
+            let sent = random.word();
+            Simulated { window: Window::with(in_use, WINDOW, bytes_max, sent), random, sent, ns: 1 << 40 }
+        }
+
+        /// Takes samples of the mean duration in ns that `cost` returns for the window, with a random deviation of a third, and one in ten
+        /// three times as long. Returns bytes per nanosecond.
+        fn run(&mut self, samples: u64, cost: impl Fn(u64) -> u64) -> f64 {
+            let (sent, ns) = (self.sent, self.ns);
+            for _ in 0..samples {
+                let cost = cost(self.window.bytes);
+                let odd = if self.random.below(10) == 0 { 3 } else { 1 };
+                self.ns += odd * (cost * 2 / 3 + self.random.below(cost * 2 / 3 + 1));
+                self.sent = self.sent.wrapping_add(SAMPLE + self.random.below(1000));
+                assert!(self.window.is_due(self.sent));
+                let bytes = self.window.sample(self.sent, Keeps::Up, self.ns);
+                assert!((WINDOW..=self.window.bytes_max).contains(&bytes), "{bytes}");
+            }
+            self.sent.wrapping_sub(sent) as f64 / (self.ns - ns) as f64
+        }
+    }
+
+    /// Bytes per nanosecond of the best fixed window.
+    fn best(bytes_max: u64, cost: impl Fn(u64) -> u64) -> f64 {
+        let mut fixed = LEVELS.map(|bytes| {
+            let mut sender = Simulated::new(WINDOW);
+            sender.run(10_000, |_| cost(bytes.min(bytes_max)))
+        });
+        fixed.sort_by(f64::total_cmp);
+        fixed[LEVELS.len() - 1]
+    }
+
+    #[test]
+    fn the_window_that_brings_most_is_found_and_kept() {
+        for costs in [[90, 30, 60], [60, 50, 30], [40, 60, 90], [50, 50, 50], [60, 40, 30], [300, 100, 100]] {
+            for bytes_max in [1 << 20, 4 << 20, 5 << 20, 16 << 20, 1 << 30] {
+                let cost = |bytes: u64| 1000 * costs[if bytes > 5 << 20 { 2 } else { usize::from(bytes > WINDOW) }];
+                let mut sender = Simulated::new(bytes_max);
+                let before = sender.ns;
+                while sender.window.patience == 0 && sender.ns < before + 20_000_000 {
+                    sender.run(1, cost);
+                }
+                sender.run(5_000, cost);
+                let (found, best) = (sender.run(20_000, cost), best(bytes_max, cost));
+                assert!(
+                    found > 0.9 * best,
+                    "{costs:?}, up to {bytes_max}: {found} of {best} at {}",
+                    sender.window.bytes
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_worth_twice_the_rate_is_found_within_20_ms() {
+        for ns in [30_000, 100_000, 200_000] {
+            let mut sender = Simulated::new(RESIDENT_MAX);
+            let begun = sender.ns;
+            while sender.ns < begun + 20_000_000 {
+                sender.run(1, |bytes| if bytes > WINDOW { ns / 2 } else { ns });
+            }
+            let found = sender.run(200, |bytes| if bytes > WINDOW { 1 } else { 1000 });
+            assert!(sender.window.bytes > WINDOW && found > 1.0, "{ns} ns: {found}");
+        }
+    }
+
+    #[test]
+    fn who_is_not_saturated_keeps_to_the_small_window() {
+        let mut sender = Simulated::new(RESIDENT_MAX);
+        // Too slow, and then a receiver that empties the lane each time.
+        for _ in 0..10_000 {
+            sender.sent += SAMPLE;
+            sender.ns += 1_500_000;
+            assert_eq!(sender.window.sample(sender.sent, Keeps::Up, sender.ns), WINDOW);
+            sender.sent += SAMPLE;
+            sender.ns += 50_000;
+            assert_eq!(sender.window.sample(sender.sent, Keeps::Waiting, sender.ns), WINDOW);
+        }
+    }
+
+    #[test]
+    fn a_pause_or_a_slower_stream_makes_it_small_again() {
+        let larger_is_better = |bytes: u64| if bytes > WINDOW { 30_000 } else { 90_000 };
+        let mut sender = Simulated::new(RESIDENT_MAX);
+        for pace in [PAUSE_NS + 1, 5_000_000] {
+            sender.run(1_000, larger_is_better);
+            assert!(sender.window.bytes > WINDOW);
+            for _ in 0..if pace > PAUSE_NS { 1 } else { UNSATURATED } {
+                sender.ns += pace;
+                sender.sent += SAMPLE;
+                sender.window.sample(sender.sent, Keeps::Up, sender.ns);
+            }
+            assert_eq!(sender.window.bytes, WINDOW);
+        }
+    }
+
+    #[test]
+    fn memory_is_given_back_once_after_each_time_that_it_was_used() {
+        let mut sender = Simulated::new(RESIDENT_MAX);
+        // What a predecessor may have left.
+        let first = (0..EXCESS_OF_A_PAUSE).filter(|_| {
+            sender.run(1, |_| 50_000);
+            sender.window.take_excess()
+        });
+        assert_eq!(first.count(), 1);
+        let (mut shrunk, mut given_back, mut before) = (0, 0, sender.window.bytes);
+        for n in 0..300_000 {
+            sender.run(1, |_| 50_000);
+            shrunk += u32::from(sender.window.bytes < before);
+            before = sender.window.bytes;
+            // Trials in quick succession cause only one release.
+            given_back += u32::from(sender.window.take_excess());
+            assert!(!sender.window.take_excess() && given_back <= shrunk, "{n}");
+        }
+        assert!((2..shrunk).contains(&given_back), "{given_back} of {shrunk}");
+        // After a pause, at once.
+        while sender.window.bytes == WINDOW {
+            sender.run(1, |_| 50_000);
+        }
+        assert!(!sender.window.is_pause_overdue(|| sender.ns + PAUSE_NS));
+        sender.ns += PAUSE_NS;
+        assert!(sender.window.is_pause_overdue(|| sender.ns + 1));
+        sender.run(1, |_| 50_000);
+        assert!(sender.window.take_excess() && sender.window.bytes == WINDOW && sender.window.taken == 0);
+    }
+
+    #[test]
+    fn a_smaller_window_is_not_judged_while_the_lane_extends_beyond_it() {
+        let mut sender = Simulated::new(4 << 20);
+        let larger_is_better = |bytes: u64| if bytes > WINDOW { 30_000 } else { 90_000 };
+        sender.run(1_000, larger_is_better);
+        while sender.window.bytes > WINDOW {
+            sender.run(1, larger_is_better);
+        }
+        // As good as before, because it is not in effect yet.
+        let samples = (1..100).find(|_| {
+            sender.sent += SAMPLE;
+            sender.ns += 30_000;
+            sender.window.sample(sender.sent, Keeps::Behind, sender.ns) > WINDOW
+        });
+        assert!(samples.is_some_and(|samples| samples <= SETTLE + 4), "{samples:?}");
+    }
+
+    #[test]
+    fn what_is_refused_is_not_tried_again() {
+        let mut sender = Simulated::new(RESIDENT_MAX);
+        while sender.window.bytes == WINDOW {
+            sender.run(1, |_| 50_000);
+        }
+        sender.window.refuse(WINDOW);
+        sender.run(100_000, |bytes| {
+            assert_eq!(bytes, WINDOW);
+            50_000
+        });
+        // At a larger window: that one can still shrink.
+        let mut sender = Simulated::new(RESIDENT_MAX);
+        while sender.window.bytes < RESIDENT_MAX {
+            sender.run(1, |bytes| 100_000_000_000 / bytes);
+        }
+        sender.window.refuse(4 << 20);
+        sender.run(1_000, |bytes| {
+            assert!(bytes <= 4 << 20);
+            50_000
+        });
+        assert_eq!(sender.window.shrink(), WINDOW);
+    }
+
+    #[test]
+    fn all_senders_of_a_process_together_are_bounded_until_their_memory_is_released() {
+        let in_use: &AtomicU64 = Box::leak(Box::default());
+        let larger_is_better = |bytes: u64| 100_000_000_000 / bytes;
+        let mut senders: Vec<_> = (0..40).map(|_| Simulated::with(in_use, RESIDENT_MAX)).collect();
+        for sender in &mut senders {
+            sender.run(2_000, larger_is_better);
+        }
+        let sum: u64 = senders.iter().map(|sender| sender.window.bytes - WINDOW).sum();
+        assert!(sum <= PROCESS_MAX && sum > PROCESS_MAX - RESIDENT_MAX, "{sum}");
+        assert_eq!(in_use.load(Relaxed), sum);
+        for sender in &mut senders {
+            assert_eq!(sender.window.shrink(), WINDOW);
+        }
+        assert_eq!(in_use.load(Relaxed), sum);
+        let released = senders.iter_mut().filter(|sender| sender.window.taken > 0);
+        for sender in released {
+            while !sender.window.take_excess() {
+                sender.run(1, |_| 50_000);
+            }
+        }
+        let left: u64 = senders.iter().map(|sender| sender.window.taken).sum();
+        assert_eq!((in_use.load(Relaxed), left), (0, 0));
+        let mut after = Simulated::with(in_use, RESIDENT_MAX);
+        after.run(2_000, larger_is_better);
+        assert_eq!(after.window.bytes, RESIDENT_MAX);
+        assert_eq!(in_use.load(Relaxed), RESIDENT_MAX - WINDOW);
+        drop((senders, after));
+        assert_eq!(in_use.load(Relaxed), 0);
+    }
+}
