@@ -34,7 +34,7 @@ const LOOK_AGAIN: u64 = 16 * 1024;
 
 /// Within the window, the fast path reserves at most this many bytes before it takes the slow path again. The owner of the producer measures
 /// the throughput there.
-const LOOK_AROUND: u64 = WINDOW;
+const FAST_PATH_BYTES_MAX: u64 = WINDOW;
 
 /// How far ahead of the tail the producer asks for cache lines, in bytes. They were the consumer's a lap ago; fetching them
 /// back one by one, as the stores get there, is what a message costs most. A multiple of 64. Measured with
@@ -379,7 +379,7 @@ impl Producer {
                 return self.backed_for(0, need);
             }
             if fits && !past_window {
-                self.limit = self.allow(end.min(window).min(tail + need + LOOK_AROUND));
+                self.limit = self.allow(end.min(window).min(tail + need + FAST_PATH_BYTES_MAX));
                 return self.backed_for(tail, need);
             }
             // What follows stretches the lane, or finds it full: not before having looked.

@@ -1,6 +1,7 @@
 //! The sending end of a channel. What it lends out is in `sender/reservation.rs`, its ways for bindings in `sender/raw.rs`.
 
 mod calls;
+mod memory;
 mod raw;
 mod reservation;
 mod window;
@@ -25,7 +26,7 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
-use window::{Keeps, Window};
+use window::Window;
 
 /// What became of a message: full and timed out are answers, not errors.
 #[must_use = "a message that was not sent is still yours"]
@@ -299,44 +300,6 @@ impl Sender {
                 Err(LaneError::Unbacked { bytes }) => self.parts.back(bytes)?,
                 answer => return answer.map_err(|error| self.failed(error)),
             }
-        }
-    }
-
-    /// Adapts the window to the throughput. The slow path calls it, which runs at least once per 256 KiB sent, before it reserves room:
-    /// memory behind the tail may be released here.
-    #[inline(always)]
-    fn find_window(&mut self) {
-        let sent = self.parts.lane.sent_bytes();
-        if self.window.is_due(sent) {
-            self.sample_window(sent);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn sample_window(&mut self, sent: u64) {
-        let lane = &mut self.parts.lane;
-        // An invalid head is reported by the reservation that follows.
-        let receiver = match lane.look_at_head() {
-            Ok(1..) if lane.backlog_bytes() > lane.window() => Keeps::Behind,
-            Ok(1..) => Keeps::Up,
-            _ => Keeps::Waiting,
-        };
-        let bytes = self.window.sample(sent, receiver, os::monotonic_ns());
-        let current = self.parts.lane.window();
-        let backed = self.parts.lane.backed();
-        // Path channels allocate the whole window now, so that a full file system ends the trial and does not fail a send.
-        if bytes > current && bytes > backed && self.parts.back(bytes).is_err() {
-            // A disk's file system keeps what it had allocated before it was full.
-            let (from, to) = (backed.next_multiple_of(os::PIECE), bytes.next_multiple_of(STEP));
-            let _ = self.parts.memory.data.punch(from, to.min(self.parts.lane.capacity()).saturating_sub(from));
-            self.window.refuse(current);
-        } else if bytes != current {
-            self.parts.lane.set_window(bytes);
-        }
-        if receiver != Keeps::Behind && self.window.take_excess() {
-            // A failure only leaves the memory allocated.
-            let _ = self.give_back();
         }
     }
 
@@ -877,44 +840,6 @@ impl Sender {
         memory.consumer.sync().map_err(Error::system("syncing the receiver's page"))
     }
 
-    /// Gives memory that holds no message back to the system: after a burst the lane keeps what it grew to until this.
-    /// One system call for each of at most two ranges; the lane stays in use meanwhile. On a path channel what is given back
-    /// has to be allocated again before it is next used, which a full file system may then refuse.
-    ///
-    /// # Errors
-    /// [`Error::System`], [`Error::Forked`].
-    pub fn trim(&mut self) -> Result<()> {
-        if self.owner.is_forked() {
-            return Err(Error::Forked);
-        }
-        self.unreleased();
-        self.parts.lane.set_window(self.window.shrink());
-        self.give_back_behind(0)
-    }
-
-    /// Releases memory outside the window that holds no message.
-    fn give_back(&mut self) -> Result<()> {
-        let kept = self.parts.lane.window().next_multiple_of(os::PIECE);
-        // A path channel's first step stays allocated, so that few sends can fail.
-        self.give_back_behind(if self.parts.link.is_path() { kept.max(STEP) } else { kept })
-    }
-
-    fn give_back_behind(&mut self, kept: u64) -> Result<()> {
-        for (offset, bytes) in self.parts.lane.idle() {
-            let end = offset + bytes;
-            let offset = offset.max(kept);
-            if offset >= end {
-                continue;
-            }
-            if self.parts.link.is_path() {
-                let backed = self.parts.lane.backed().min(offset);
-                self.parts.lane.set_backed(backed);
-            }
-            self.parts.memory.data.punch(offset, end - offset).map_err(Error::system("giving memory back"))?;
-        }
-        Ok(())
-    }
-
     /// Figures of this side.
     pub fn counters(&self) -> Counters {
         if self.owner.is_forked() {
@@ -1115,74 +1040,5 @@ mod tests {
         assert!(room.look().unwrap(), "it has made room");
         let told = sender.try_send(&[0; 1000]).and_then(|_| sender.try_send(&[0; 1000]));
         assert!(matches!(told, Err(Error::PeerDied { .. })), "{told:?}");
-    }
-    /// Sends this many bytes; the lane is never empty meanwhile.
-    fn pass(sender: &mut Sender, receiver: &mut crate::Receiver, bytes: usize) {
-        let message = [7; 60_000];
-        for _ in 0..bytes / message.len() {
-            sender.send(&message).unwrap();
-            if sender.unreleased() > 1 {
-                assert_eq!(*receiver.receive().unwrap(), message);
-            }
-        }
-    }
-
-    fn used(sender: &Sender) -> u64 {
-        sender.parts.memory.data.allocated_bytes().unwrap()
-    }
-
-    #[test]
-    fn a_window_that_shrinks_gives_its_memory_back_and_trim_does_at_once() {
-        let place = tempfile::tempdir().unwrap();
-        let options = Options::new().capacity(32 << 20).wait(Wait::Spin);
-        let by_path = || {
-            let sender = options.create_sender(place.path().join("c")).unwrap();
-            (sender, options.open_receiver(place.path().join("c")).unwrap())
-        };
-        for (mut sender, mut receiver) in [options.threads().unwrap(), by_path()] {
-            for trims in [false, true] {
-                sender.window.fix(12 << 20);
-                pass(&mut sender, &mut receiver, 40 << 20);
-                assert_eq!(sender.parts.lane.window(), 12 << 20);
-                assert!(used(&sender) >= 11 << 20, "{}", used(&sender));
-                sender.window.fix(WINDOW);
-                if trims {
-                    sender.trim().unwrap();
-                    assert!(used(&sender) <= 1 << 20, "{}", used(&sender));
-                } else {
-                    sender.window.shrink();
-                }
-                pass(&mut sender, &mut receiver, 40 << 20);
-                assert_eq!(sender.parts.lane.window(), WINDOW);
-                assert!(used(&sender) <= 2 << 20, "{}", used(&sender));
-            }
-        }
-    }
-
-    #[test]
-    fn resident_max_bounds_the_window_also_below_its_usual_size() {
-        for most in [1 << 20, 100_000, 0] {
-            let (mut sender, mut receiver) = Options::new().resident_max(most).threads().unwrap();
-            let most = most.max(CAPACITY_MIN);
-            assert_eq!(sender.parts.lane.window(), most.min(WINDOW));
-            pass(&mut sender, &mut receiver, 200 << 20);
-            assert!(sender.parts.lane.window() <= most);
-            // A few messages may lie behind its end.
-            assert!(used(&sender) <= (most + 250_000).next_multiple_of(4096), "{} of {most}", used(&sender));
-        }
-    }
-
-    #[test]
-    fn a_full_file_system_ends_a_trial_and_no_send() {
-        let place = tempfile::tempdir().unwrap();
-        let Some(mounted) = pelton_testkit::Mounted::tmpfs(&place.path().join("mounted"), "size=1500k") else { return };
-        let options = Options::new().wait(Wait::Spin);
-        let mut sender = options.create_sender(mounted.0.join("c")).unwrap();
-        let mut receiver = options.open_receiver(mounted.0.join("c")).unwrap();
-        pass(&mut sender, &mut receiver, 1 << 20);
-        sender.window.fix(4 << 20);
-        pass(&mut sender, &mut receiver, 20 << 20);
-        assert_eq!(sender.parts.lane.window(), WINDOW);
-        assert!(used(&sender) <= 1 << 20, "{}", used(&sender));
     }
 }

@@ -43,9 +43,9 @@ const (
 	// lookAgain is how many bytes a lane that stretches goes on for without looking at the head: its line is the consumer's,
 	// and fetching it costs as much as a message.
 	lookAgain = 16 << 10
-	// lookAround is how many bytes the fast path reserves within the window before it takes the slow path again, where the owner of the
+	// fastPathBytesMax is how many bytes the fast path reserves within the window before it takes the slow path again, where the owner of the
 	// producer measures the throughput.
-	lookAround = Window
+	fastPathBytesMax = Window
 
 	// DescriptorsMax is how many descriptors can go with one message.
 	DescriptorsMax = 64

@@ -238,7 +238,7 @@ func (p *Producer) place(need uint64) (uint64, bool, error) {
 			return p.backedFor(0, need) // B
 		}
 		if fits && !pastWindow {
-			p.limit = p.allow(min(end, p.window, tail+need+lookAround))
+			p.limit = p.allow(min(end, p.window, tail+need+fastPathBytesMax))
 			return p.backedFor(tail, need) // A
 		}
 		if looked {

@@ -49,7 +49,7 @@ fn a_signal_ends_it_and_nothing_is_left_aside() {
     place.file("copy", b"what was there");
     // Larger than any disk here copies before the signal comes, and sparse.
     std::fs::File::create(place.path("work/source")).unwrap().set_len(1 << 40).unwrap();
-    // Often right after the file was created, before `cp` has been told of it.
+    // Often between the creation of the file and its completion.
     for _ in 0..25 {
         let cp = place.start(&["cp", "source", "copy"]);
         let begun = || std::fs::read_dir(place.path("work")).unwrap().any(|e| e.unwrap().file_name().len() > 8);
