@@ -14,6 +14,7 @@ use pelton_bench::{
     parameters::{Wait, word},
     report::paired_ratio,
     run::{self, Progress},
+    sides::Interrupts,
 };
 
 use crate::Arguments;
@@ -61,6 +62,7 @@ fn count(size: u64, in_flight: u64) -> u64 {
 }
 
 fn print(table: &Table) -> Result<()> {
+    let interrupts = Interrupts::new()?;
     let mut out = stdout().lock();
     write!(out, "{:>9}", "bytes")?;
     for in_flight in &table.in_flight {
@@ -70,7 +72,7 @@ fn print(table: &Table) -> Result<()> {
     for size in &table.sizes {
         write!(out, "{size:>9}")?;
         for in_flight in &table.in_flight {
-            write!(out, "{:>26}", cell(table, *size, *in_flight)?)?;
+            write!(out, "{:>26}", cell(table, *size, *in_flight, &interrupts)?)?;
             out.flush()?;
         }
         writeln!(out)?;
@@ -78,7 +80,7 @@ fn print(table: &Table) -> Result<()> {
     Ok(())
 }
 
-fn cell(table: &Table, size: u64, in_flight: u64) -> Result<String> {
+fn cell(table: &Table, size: u64, in_flight: u64, interrupts: &Interrupts) -> Result<String> {
     let (count, runs, wait) = (count(size, in_flight), table.runs, word(table.wait));
     let command = format!(
         "call --size {size} --in-flight {in_flight} --count {count} --runs {runs} --wait {wait} --systems pelton,sock-stream{}",
@@ -87,7 +89,7 @@ fn cell(table: &Table, size: u64, in_flight: u64) -> Result<String> {
     let parsed = Arguments::try_parse_from(std::iter::once("pelton-bench").chain(command.split(' ')))?;
     let plan = parsed.plan().map_err(|error| anyhow!("{command}: {error}"))?;
     let progress = Progress::of(&plan)?;
-    let (report, interrupted) = run::measure(&plan, &progress)?;
+    let (report, interrupted) = run::measure(&plan, interrupts, &progress)?;
     progress.bar.finish_and_clear();
     anyhow::ensure!(!interrupted, "interrupted");
     let [pelton, socket] =

@@ -21,6 +21,7 @@ use pelton_bench::{
     record,
     run::{self, Plan, Progress},
     side,
+    sides::Interrupts,
 };
 
 /// The systems measured, unless told otherwise.
@@ -433,7 +434,7 @@ fn main() -> ExitCode {
 /// 0 when something was measured, 1 when nothing could be, 130 when interrupted. Bad arguments are 2, by clap.
 fn measure(plan: &Plan, json: bool, page: Option<&Path>, kept: Option<&Path>) -> Result<ExitCode> {
     let progress = Progress::of(plan)?;
-    let (report, interrupted) = run::measure(plan, &progress)?;
+    let (report, interrupted) = run::measure(plan, &Interrupts::new()?, &progress)?;
     progress.bar.finish_and_clear();
     let command = std::iter::once("./run bench".to_string()).chain(std::env::args().skip(1));
     let command = command.collect::<Vec<_>>().join(" ");

@@ -87,8 +87,8 @@ impl Progress {
 }
 
 /// Measures all systems. The flag says whether it was interrupted; what is finished is in the report all the same.
-pub fn measure(plan: &Plan, progress: &Progress) -> Result<(Report, bool)> {
-    let interrupts = Interrupts::new()?;
+/// One `interrupts` for all measurements of a program: a signal between two of them ends the next one.
+pub fn measure(plan: &Plan, interrupts: &Interrupts, progress: &Progress) -> Result<(Report, bool)> {
     let available = available_cpus()?;
     // Threads of one process are where the kernel puts them.
     let pinned = plan.workload != Workload::Append;
@@ -157,11 +157,11 @@ pub fn measure(plan: &Plan, progress: &Progress) -> Result<(Report, bool)> {
                 let job = Job { work_steps, ..job(plan, system, &cpus, count_calls) };
                 let done = match plan.seconds.filter(|_| number == 0) {
                     Some(seconds) => {
-                        calibrate(&job, seconds, plan, |job| run_once(job, &cpus, &interrupts)).map(|count| {
+                        calibrate(&job, seconds, plan, |job| run_once(job, &cpus, interrupts)).map(|count| {
                             system.count = count;
                         })
                     }
-                    None => run_once(&job, &cpus, &interrupts).map(|run| system.runs.push(run)),
+                    None => run_once(&job, &cpus, interrupts).map(|run| system.runs.push(run)),
                 };
                 match done {
                     Ok(()) => {}

@@ -45,7 +45,8 @@ pub(crate) const END: Duration = Duration::from_secs(10);
 pub struct Interrupts(UnixStream);
 
 impl Interrupts {
-    pub(crate) fn new() -> Result<Interrupts> {
+    /// Takes them from here on, to the program's end; one for all that a program does, so that none comes between two.
+    pub fn new() -> Result<Interrupts> {
         let (ours, theirs) = UnixStream::pair().context("making a socket pair")?;
         for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
             signal_hook::low_level::pipe::register(signal.as_raw(), theirs.try_clone()?).context("taking a signal")?;

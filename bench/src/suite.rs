@@ -16,6 +16,7 @@ use pelton_bench::{
     parameters::{Choice, SystemName},
     record,
     run::{self, Progress},
+    sides::Interrupts,
 };
 
 use crate::Arguments;
@@ -208,9 +209,11 @@ fn measure(all: &All) -> Result<ExitCode> {
     let bar = ProgressBar::new((weight_all * 1000.0) as u64);
     bar.set_style(ProgressStyle::with_template("{bar:30} {percent:>3} % {elapsed} gone, {eta} left  {msg}")?);
     let (mut lines, mut interrupted) = (Vec::new(), false);
+    let interrupts = Interrupts::new()?;
     let command = if all.short { "./run bench all --short" } else { "./run bench all" };
     for Planned { text, plan, weight } in &plans {
-        let (report, ended) = run::measure(plan, &Progress { bar: bar.clone(), weight: (weight * 1000.0) as u64 })?;
+        let (report, ended) =
+            run::measure(plan, &interrupts, &Progress { bar: bar.clone(), weight: (weight * 1000.0) as u64 })?;
         lines.extend(record::lines(&report, text)?);
         interrupted = ended;
         // After each part: whatever ends this, what was finished is there.
