@@ -1,6 +1,7 @@
 //! What `send`, `recv` and `flush` have in common: where the channel is and how it is opened, waiting for the other side, and the report.
 
 use crate::{
+    descriptors,
     failure::Failure,
     report::{Ended, Report},
     signals::{SLICE, Signals},
@@ -78,7 +79,10 @@ impl ReceiveArgs {
             Place::Socket if self.connect => channel.appear("listening sender", signals, |slice| {
                 unless_timed_out(options.clone().connect_deadline(slice).connect_receiver(&channel.name))
             }),
-            Place::Socket if self.follow => Ok(options.gather_at(&channel.name)?),
+            Place::Socket if self.follow => {
+                descriptors::raise("senders", 3);
+                Ok(options.gather_at(&channel.name)?)
+            }
             Place::Socket => {
                 let listener = options.listen(&channel.name)?;
                 channel.appear("sender", signals, |slice| listener.accept_receiver_until(slice))

@@ -5,6 +5,7 @@ mod cat;
 mod channel;
 mod cp;
 mod demo;
+mod descriptors;
 mod failure;
 mod flush;
 mod frame;

@@ -2,7 +2,7 @@
 //! for it. It is the head of a process group of its own, which is killed with it: of a process that is not reaped yet the number is
 //! its own, so no other's group can be meant.
 
-use crate::failure::Failure;
+use crate::{descriptors, failure::Failure};
 use rustix::{
     event::PollFlags,
     fs::{OFlags, fcntl_getfl, fcntl_setfl},
@@ -45,7 +45,7 @@ impl Process {
         let failed = |error: std::io::Error| Failure::system(format_args!("starting `{command}`"), error);
         let mut child = Command::new("sh")
             .arg("-c")
-            .arg(command)
+            .arg(descriptors::as_before(command).as_ref())
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

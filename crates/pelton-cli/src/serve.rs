@@ -5,6 +5,7 @@
 //! dropped wherever it is; of a process for each call, that is its end.
 
 use crate::{
+    descriptors,
     failure::Failure,
     frame::{FrameError, Framing, Splitter},
     process::Process,
@@ -94,6 +95,7 @@ struct Report<'a> {
 /// Runs `pelton serve`.
 pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let signals = Signals::install_patiently()?;
+    descriptors::raise("clients", 5);
     let service = Options::new().allow_uids(&args.uids).listen_service(&args.name)?;
     let started = Instant::now();
     let parallel = match (args.parallel, args.co_process) {

@@ -3,21 +3,22 @@
 
 use crate::error::{Error, Result};
 use crate::handshake::{
-    LinkParts, Pace, Reception, Shake, in_call, make_consumer_page, make_data, make_producer_page, make_receiver_page,
-    new_caller, new_client, new_receiver, new_sender, receiver_of_one, surviving_receiver, surviving_sender,
+    LinkParts, Pace, Reception, Shake, in_call, lacks_descriptors, make_consumer_page, make_data, make_producer_page,
+    make_receiver_page, new_caller, new_client, new_receiver, new_sender, no_descriptor_left, receiver_of_one,
+    surviving_receiver, surviving_sender,
 };
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link};
 use crate::name::{Bound, Name};
 use crate::options::Options;
-use crate::os::socket::{accept_at, wait_for};
-use crate::os::{Bell, membarrier};
+use crate::os::socket::{accept_at, first_readable};
+use crate::os::{Bell, Descriptor, Timer, membarrier, own_uid};
 use crate::path::Place;
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use pelton_lane::{Position, step};
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -27,6 +28,8 @@ use std::time::{Duration, Instant};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a peer that has connected may take to say the first word.
 const GREETING: Duration = Duration::from_millis(500);
+/// How many who have connected are waited for at a time to say it.
+const GREETED_MAX: usize = 64;
 /// Between two looks whether somebody listens by now.
 pub(crate) const RETRY: Duration = Duration::from_millis(10);
 
@@ -134,37 +137,43 @@ impl Listener {
         parts.map(|parts| Receiver::new(parts, options, Origin::Accepted(self.clone()))).transpose()
     }
 
-    /// Accepts until a hand-shake succeeds.
+    /// Accepts until a hand-shake succeeds. Who has connected, and may, has some time to say the first word; several at once, so that who does
+    /// not keeps nobody waiting who does.
     fn accept<T>(&self, deadline: Option<Instant>, mut shake: impl FnMut(Shake) -> Result<T>) -> Result<Option<T>> {
         let bound = &self.inner.bound;
+        let mut connected: VecDeque<(Shake, Instant)> = VecDeque::new();
         loop {
             if bound.is_forked() {
                 return Err(Error::Forked);
             }
-            // Also between one bad connection and the next.
-            if !wait_for(bound.as_fd(), None, false, deadline).map_err(Error::system("waiting for a connection"))? {
+            let now = Instant::now();
+            connected.retain(|(_, until)| now < *until);
+            // At the deadline nobody more is taken; who has been is not hung up on before its time.
+            let is_over = deadline.is_some_and(|deadline| now >= deadline);
+            if is_over && connected.is_empty() {
                 return Ok(None);
             }
-            // Before one is taken, who would have to be hung up on.
-            let now = Instant::now();
-            if deadline.is_some_and(|deadline| now >= deadline) {
-                return Ok(None);
+            let listener = (!is_over && connected.len() < GREETED_MAX).then(|| bound.as_fd());
+            let first_silent = connected.front().map(|(_, until)| *until);
+            let until = if is_over { first_silent } else { [deadline, first_silent].into_iter().flatten().min() };
+            let fds: Vec<_> = connected.iter().map(|(shake, _)| shake.socket()).chain(listener).collect();
+            let ready = first_readable(&fds, until).map_err(Error::system("waiting for a connection"))?;
+            let Some(place) = ready else { continue };
+            if let Some((mut greeting, _)) = connected.remove(place) {
+                let patience = deadline.map_or(now + PATIENCE, |deadline| deadline.min(now + PATIENCE));
+                greeting.wait_until(patience);
+                match shake(greeting) {
+                    Ok(done) => return Ok(Some(done)),
+                    // The system's trouble is ours; anything else was the peer's, who has been told.
+                    Err(error @ Error::System { .. }) => return Err(error),
+                    Err(_) => continue,
+                }
             }
             let accepted = accept_at(bound.socket()).map_err(Error::system("accepting a connection"))?;
             let Some(socket) = accepted else { continue };
             step("connect: accepted");
-            // Who connects greets at once; who does not is not to keep others waiting.
-            let greeted = wait_for(socket.as_fd(), None, false, Some(now + GREETING));
-            if !greeted.map_err(Error::system("waiting for a greeting"))? {
-                continue;
-            }
-            let patience = deadline.map_or(now + PATIENCE, |deadline| deadline.min(now + PATIENCE));
-            let shaken = Shake::new(socket, Pace::Until(patience), &self.inner.options).and_then(&mut shake);
-            match shaken {
-                Ok(done) => return Ok(Some(done)),
-                // The system's trouble is ours; anything else was the peer's, who has been told.
-                Err(error @ Error::System { .. }) => return Err(error),
-                Err(_) => {}
+            if let Ok(shake) = Shake::new(socket, Pace::Polled, &self.inner.options) {
+                connected.push_back((shake, Instant::now() + GREETING));
             }
         }
     }
@@ -186,8 +195,12 @@ pub(crate) struct Entrance {
     visitors: VecDeque<Visitor>,
     /// The number given last; 0 is the listener itself.
     visit: u32,
-    /// Not to be woken by connections, which could not be accepted last time. Each call looks again whether they can.
-    is_deaf: bool,
+    /// Since when connections could not be accepted. They are not told meanwhile; the timer says when to try again.
+    is_deaf: Option<Instant>,
+    /// Made at the beginning, since when it is needed nothing can be made.
+    timer: Timer,
+    /// To be closed when none is left, so that who waits can be taken, and told.
+    reserve: Option<Descriptor>,
 }
 
 /// One who has connected, in the middle of the hand-shake.
@@ -209,25 +222,68 @@ impl std::fmt::Debug for Visitor {
 const VISITORS_MAX: usize = 64;
 /// Connections taken at a time: one who connects again and again is not to keep the receiver from receiving.
 const ACCEPTS: usize = 16;
+/// Descriptors that one more peer costs, those of its hand-shake included.
+const OF_ONE_PEER: u64 = 8;
+/// Of an eighth of all descriptors, the most that are left to the program itself.
+const OWN_MAX: u64 = 64;
+/// How soon it is tried again to accept where that failed for want of something.
+const TRY_AGAIN: Duration = Duration::from_millis(20);
+/// How long those who connect meanwhile wait before they are told.
+const DEAF_MAX: Duration = Duration::from_secs(1);
 
 impl Entrance {
     pub(crate) fn new(listener: Listener, bells: &Bells) -> Result<Entrance> {
+        let timer = Timer::new().map_err(Error::system("making a timer"))?;
+        let reserve = Some(spare().map_err(Error::system("keeping a descriptor in reserve"))?);
         bells.add_visits(listener.as_fd(), 0).map_err(Error::system("watching the listener"))?;
-        Ok(Entrance { listener, visitors: VecDeque::new(), visit: 0, is_deaf: false })
-    }
-
-    /// Whether connections have to be looked for, as nothing tells of them.
-    pub(crate) fn is_deaf(&self) -> bool {
-        self.is_deaf
+        bells.add_visits(timer.as_fd(), 0).map_err(Error::system("watching a timer"))?;
+        Ok(Entrance { listener, visitors: VecDeque::new(), visit: 0, is_deaf: None, timer, reserve })
     }
 
     /// Nothing speaks against accepting connections: a lane has left, or it went well.
     pub(crate) fn listen_again(&mut self, bells: &Bells) -> Result<()> {
-        if self.is_deaf {
+        if self.is_deaf.is_some() {
             bells.heed_visits(self.listener.as_fd(), 0, true).map_err(Error::system("watching the listener"))?;
-            self.is_deaf = false;
+            self.is_deaf = None;
         }
         Ok(())
+    }
+
+    /// Whether there are descriptors for one more peer, and some left for the program's own work, which those who are here wait for. A new one
+    /// has the lowest number that is free.
+    fn has_room(&self) -> bool {
+        let Some(most) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current else { return true };
+        let lowest = self.reserve.as_ref().and_then(|reserve| rustix::io::fcntl_dupfd_cloexec(reserve, 0).ok());
+        lowest.is_some_and(|fd| fd.as_raw_fd() as u64 + OF_ONE_PEER + (most / 8).min(OWN_MAX) <= most)
+    }
+
+    /// A connection could not be accepted, for want of descriptors or memory: those who are here are not to suffer for it, nor is whoever waits to
+    /// be forgotten.
+    fn cannot_accept(&mut self, bells: &Bells) -> Result<()> {
+        let since = match self.is_deaf {
+            Some(since) => since,
+            None => {
+                let heeded = bells.heed_visits(self.listener.as_fd(), 0, false);
+                heeded.map_err(Error::system("watching the listener"))?;
+                *self.is_deaf.insert(Instant::now())
+            }
+        };
+        if since.elapsed() >= DEAF_MAX {
+            self.refuse_who_waits();
+        }
+        self.timer.set(TRY_AGAIN).map_err(Error::system("setting a timer"))
+    }
+
+    /// Tells them that there is no descriptor for them, by means of the one in reserve.
+    fn refuse_who_waits(&mut self) {
+        self.reserve = None;
+        for _ in 0..ACCEPTS {
+            let Ok(Some(socket)) = accept_at(self.listener.inner.bound.socket()) else { break };
+            if let Ok(shake) = Shake::new(socket, Pace::Polled, &self.listener.inner.options) {
+                shake.refuse(no_descriptor_left());
+            }
+        }
+        self.reserve = spare().ok();
     }
 
     /// Does what can be done now after visitor `visit` has said something. `admit` gives a number for one more lane, or says
@@ -246,18 +302,19 @@ impl Entrance {
             }
             return Ok(());
         }
+        self.timer.has_passed();
+        if self.reserve.is_none() {
+            self.reserve = spare().ok();
+        }
         // Who came before this call has had its turn.
         let mut before = self.visitors.len();
         for _ in 0..ACCEPTS {
+            if !self.has_room() {
+                return self.cannot_accept(bells);
+            }
             let socket = match accept_at(self.listener.inner.bound.socket()) {
-                // They wait where they are. To be told of them again and again would help nobody.
-                Err(_) if self.is_deaf => return Ok(()),
-                Err(error) => {
-                    let heeded = bells.heed_visits(self.listener.as_fd(), 0, false);
-                    heeded.map_err(Error::system("watching the listener"))?;
-                    self.is_deaf = true;
-                    return Err(Error::system("accepting a connection")(error));
-                }
+                Err(error) if is_shortage(&error) => return self.cannot_accept(bells),
+                Err(error) => return Err(Error::system("accepting a connection")(error)),
                 Ok(accepted) => {
                     self.listen_again(bells)?;
                     match accepted {
@@ -305,6 +362,7 @@ impl Entrance {
     /// Listens no more; answers the numbers of those who were on the way.
     pub(crate) fn leave(mut self, bells: &Bells, mut give_back: impl FnMut(u32)) {
         bells.forget(self.listener.as_fd());
+        bells.forget(self.timer.as_fd());
         while !self.visitors.is_empty() {
             self.give_up_oldest(bells, &mut |given_up| {
                 if let Err(number) = given_up {
@@ -323,7 +381,7 @@ impl Entrance {
 
     fn welcome(&self, shake: Shake, lane: u32, bells: &Bells, reception: &Reception) -> Result<Visitor> {
         // Who is not this user must not be able to silence the bell for others.
-        let own_bell = match shake.peer().uid == rustix::process::geteuid().as_raw() {
+        let own_bell = match shake.peer().uid == own_uid() {
             true => None,
             false => {
                 let bell = Bell::new().and_then(|bell| bells.add_bell(&bell).map(|()| bell));
@@ -354,6 +412,16 @@ impl Entrance {
             number
         }));
     }
+}
+
+/// A descriptor to give up for another.
+fn spare() -> std::io::Result<Descriptor> {
+    Descriptor::opened(|| rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC))?.map_err(Into::into)
+}
+
+/// Whether the system lacked something that it may have again.
+fn is_shortage(error: &std::io::Error) -> bool {
+    lacks_descriptors(error) || matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOBUFS))
 }
 
 fn admitted(mut lane: Lane, own_bell: Option<Arc<Bell>>, bells: &Bells) -> Result<Lane> {

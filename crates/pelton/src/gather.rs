@@ -7,7 +7,7 @@ use crate::handshake::{Reception, make_consumer_page, make_data, make_producer_p
 use crate::lanes::{Lane, LaneMemory, Lanes};
 use crate::link::{Bells, Event, Link, Peer};
 use crate::options::Options;
-use crate::os::{Bell, Nudge, Owner, locked, membarrier};
+use crate::os::{Bell, Nudge, Owner, locked, membarrier, own_uid};
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{End, Sender, SenderMemory, SenderParts, Sent};
 use crate::wait::Spin;
@@ -129,10 +129,9 @@ impl Gate {
         self.entrance.is_none() && state.handles == 0 && state.arrived.is_empty()
     }
 
-    /// Whether there is something to attend to that nothing tells of, or of which who asks without waiting does not hear: a
-    /// thread has come or gone, or connections could not be accepted last time.
+    /// Whether there is something to attend to of which who asks without waiting does not hear: a thread has come or gone.
     pub(crate) fn stirs(&self) -> bool {
-        self.hall.stirred.load(Ordering::Relaxed) || self.entrance.as_ref().is_some_and(Entrance::is_deaf)
+        self.hall.stirred.load(Ordering::Relaxed)
     }
 
     /// Figures of the lanes that have left.
@@ -162,9 +161,6 @@ impl Gate {
         }
         let mut events = Vec::new();
         bells.hear(&mut events)?;
-        if self.entrance.as_ref().is_some_and(Entrance::is_deaf) {
-            events.push(Event::Visit(0));
-        }
         // Who is here comes before who comes.
         events.sort_by_key(|event| *event == Event::Visit(0));
         for event in events {
@@ -467,7 +463,7 @@ impl Senders {
 
 /// Who sends by a thread's lane.
 pub(crate) fn this_process() -> Peer {
-    Peer { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() }
+    Peer { pid: std::process::id(), uid: own_uid() }
 }
 
 #[cfg(test)]

@@ -10,7 +10,9 @@ use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link, Peer};
 use crate::options::Options;
 use crate::os::socket::{Socket, wait_for};
-use crate::os::{Bell, Descriptor, Kind, Segment, membarrier};
+use crate::os::{
+    Bell, Descriptor, Foreign, Kind, Segment, anybodys_in_words, is_anybodys, membarrier, overdue, own_uid,
+};
 use crate::receiver::ReceiverParts;
 use crate::sender::{SenderMemory, SenderParts};
 use pelton_lane::{
@@ -21,7 +23,7 @@ use pelton_lane::{
 use rustix::io::Errno;
 use std::future::poll_fn;
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -206,8 +208,18 @@ impl Shake {
     pub(crate) fn new(socket: Socket, pace: Pace, options: &Options) -> Result<Shake> {
         let peer = socket.peer().map_err(Error::system("asking who the peer is"))?;
         let shake = Shake { socket, peer, pace };
-        let own = rustix::process::geteuid().as_raw();
+        let own = own_uid();
+        if is_anybodys(peer.uid) {
+            return Err(shake.refuse(format!("who the peer is is not known: {}", anybodys_in_words(peer.uid))));
+        }
+        if let Some(waiting) = overdue(peer.uid) {
+            return Err(shake.refuse(format!(
+                "{waiting} descriptors that uid {} sent wait to be closed, since closing the one before them takes so long: have that end first",
+                peer.uid
+            )));
+        }
         if peer.uid == own || options.uids.contains(&peer.uid) {
+            shake.socket.take_descriptors();
             return Ok(shake);
         }
         Err(shake.refuse(format!(
@@ -227,6 +239,11 @@ impl Shake {
             sent => sent.map_err(Error::system("greeting the peer"))?,
         };
         if sent { Ok(()) } else { Err(Error::TimedOut("greeting a peer that does not read".to_owned())) }
+    }
+
+    /// From now on it waits in the call, until then.
+    pub(crate) fn wait_until(&mut self, deadline: Instant) {
+        self.pace = Pace::Until(deadline);
     }
 
     /// Says why not; the peer's next read finds it, even after this side has closed.
@@ -253,7 +270,7 @@ impl Shake {
     }
 
     /// The next packet, which must be of `kind`, with `fds` descriptors.
-    async fn receive<const N: usize>(&self, kind: u32) -> Result<(Packet, [OwnedFd; N])> {
+    async fn receive<const N: usize>(&self, kind: u32) -> Result<(Packet, [Foreign; N])> {
         let mut bytes = [0; PACKET_BYTES];
         loop {
             let got = self.socket.try_receive(&mut bytes).map_err(Error::system("hearing from the peer"))?;
@@ -289,9 +306,8 @@ impl Shake {
             let found = fds.len();
             if truncated && found < N {
                 // The system's word is lost, but there is only one reason. Its own trouble, not the peer's.
-                self.refuse(format!("process {} cannot take {N} descriptors", std::process::id()));
                 let what = "taking the peer's descriptors: raise this process's RLIMIT_NOFILE";
-                return Err(Error::system(what)(Errno::MFILE.into()));
+                return Err(self.refused_for(Error::system(what)(Errno::MFILE.into())));
             }
             step("hand-shake: packet received");
             let fds = fds
@@ -354,7 +370,7 @@ impl Shake {
     }
 
     /// Maps a control segment of the peer's and checks its preamble.
-    fn open_control(&self, fd: OwnedFd, what: &str, magic: u64) -> Result<Segment> {
+    fn open_control(&self, fd: Foreign, what: &str, magic: u64) -> Result<Segment> {
         let opened = Segment::open(fd, what, Kind::Control, SEGMENT_BYTES, false);
         let segment = opened.map_err(Error::system(format!("mapping the peer's {what} segment")));
         let segment = segment.map_err(|error| self.refused_for(error))?;
@@ -369,11 +385,14 @@ impl Shake {
 
     /// Tells the peer too why this side gives up.
     fn refused_for(&self, error: Error) -> Error {
-        self.refuse(error.to_string());
+        self.refuse(match &error {
+            Error::System { source, .. } if lacks_descriptors(source) => no_descriptor_left(),
+            error => error.to_string(),
+        });
         error
     }
 
-    fn open_data(&self, fd: OwnedFd, capacity: u64, writable: bool) -> Result<Segment> {
+    fn open_data(&self, fd: Foreign, capacity: u64, writable: bool) -> Result<Segment> {
         if !capacity_is_valid(capacity) {
             return Err(self.refuse(format!("the lane has a capacity of {capacity} bytes, which cannot be")));
         }
@@ -392,7 +411,7 @@ impl Shake {
         Ok(())
     }
 
-    fn open_bell(&self, fd: OwnedFd) -> Result<Bell> {
+    fn open_bell(&self, fd: Foreign) -> Result<Bell> {
         Bell::from_peer(fd).map_err(Error::system("taking the peer's bell")).map_err(|error| self.refused_for(error))
     }
 
@@ -402,7 +421,7 @@ impl Shake {
     }
 
     /// Maps the producer's segment and checks that it says what the packet said.
-    fn open_producer(&self, fd: OwnedFd, packet: &Packet) -> Result<Segment> {
+    fn open_producer(&self, fd: Foreign, packet: &Packet) -> Result<Segment> {
         let segment = self.open_control(fd, "producer", MAGIC_PRODUCER)?;
         // SAFETY: 64 KiB are mapped; these two fields are plain words, written before the segment was shared.
         let (capacity, limit, cursors) = unsafe {
@@ -453,6 +472,21 @@ impl Shake {
     }
 }
 
+/// Whether a system call failed for want of descriptors, of this process or of the machine.
+pub(crate) fn lacks_descriptors(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+/// What to tell a peer for which there is none.
+pub(crate) fn no_descriptor_left() -> String {
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    format!(
+        "process {} has no descriptor left for one more peer (RLIMIT_NOFILE is {}): raise it there, or connect again later",
+        std::process::id(),
+        most.map_or("unlimited".to_owned(), |most| most.to_string())
+    )
+}
+
 /// The bells of a new handle.
 pub(crate) fn own_bells() -> Result<Bells> {
     Bells::new().map_err(Error::system("making eventfds and an epoll"))
@@ -494,7 +528,7 @@ struct ConsumerSide {
 }
 
 impl ConsumerSide {
-    fn open(shake: &Shake, consumer: OwnedFd, receiver: OwnedFd, bell: OwnedFd) -> Result<ConsumerSide> {
+    fn open(shake: &Shake, consumer: Foreign, receiver: Foreign, bell: Foreign) -> Result<ConsumerSide> {
         Ok(ConsumerSide {
             consumer: shake.open_control(consumer, "consumer", MAGIC_CONSUMER)?,
             receiver: shake.open_control(receiver, "receiver", MAGIC_RECEIVER)?,

@@ -5,12 +5,11 @@ use crate::call::Back;
 use crate::error::Result;
 use crate::flush::LaneId;
 use crate::link::{Bells, Found, Link, PASSED_MAX};
-use crate::os::{self, Bell, Segment};
+use crate::os::{self, Bell, Foreign, Segment};
 use crate::sender::End;
 use crate::wait::Spin;
 use pelton_lane::{Consumer, LaneError, Record, Sleeper, step};
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// All lanes of a receiver. One has the turn; the others wait for theirs, or are idle, and are looked at now and then.
@@ -258,7 +257,7 @@ impl Lane {
     }
 
     /// The descriptors of the message at the cursor.
-    pub(crate) fn take_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<OwnedFd>> {
+    pub(crate) fn take_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<Foreign>> {
         let may_be_late = self.is_redelivering();
         self.link.receive_descriptors(seq, count, may_be_late)
     }

@@ -6,12 +6,12 @@ use crate::error::{Error, Result};
 use crate::gather::{Hall, this_process};
 pub(crate) use crate::os::Event;
 use crate::os::socket::{Socket, wait_for};
-use crate::os::{Bell, Descriptor, Nudge, Pollable, Ready, locked, poll_until};
+use crate::os::{Bell, Descriptor, Foreign, Nudge, Pollable, Ready, locked, poll_until};
 use pelton_lane::step;
 use rustix::event::epoll::EventFlags;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -25,10 +25,10 @@ pub struct Peer {
 }
 
 /// Descriptors on their way between threads, by the number of their message.
-type Local = Arc<Mutex<VecDeque<(u32, Vec<OwnedFd>)>>>;
+type Local = Arc<Mutex<VecDeque<(u32, Vec<Foreign>)>>>;
 
 /// Descriptors that have come: of which message, and whether some were cut off.
-type Received = (u32, Vec<OwnedFd>, bool);
+type Received = (u32, Vec<Foreign>, bool);
 
 /// How the peer is reached.
 #[derive(Debug)]
@@ -324,7 +324,10 @@ impl Link {
                 sent => sent.map_err(Error::system("sending descriptors")),
             },
             Way::Threads(local) | Way::Hall { local, .. } => {
-                let owned = fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
+                let owned = fds
+                    .iter()
+                    .map(|fd| Foreign::of_thread(fd.try_clone_to_owned()?))
+                    .collect::<std::io::Result<Vec<_>>>();
                 let owned = owned.map_err(Error::system("duplicating descriptors"))?;
                 locked(local).push_back((seq, owned));
                 Ok(true)
@@ -347,7 +350,7 @@ impl Link {
 
     /// The descriptors of message `seq`, which were sent before it was committed, or, if it `may_be_late`, are being sent
     /// again by a sender that survived: waits for these, a second at most, and not again once that was in vain.
-    pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32, may_be_late: bool) -> Result<Vec<OwnedFd>> {
+    pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32, may_be_late: bool) -> Result<Vec<Foreign>> {
         let waits = may_be_late && !self.is_silent;
         let deadline = waits.then(|| Instant::now() + Duration::from_secs(1));
         let mut cut_off = false;

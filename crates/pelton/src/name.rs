@@ -1,8 +1,8 @@
 //! Names and the sockets behind them: a short name is a directory of sockets, `unix:PATH` is one socket.
 
 use crate::error::{Error, Result};
-use crate::os::Descriptor;
 use crate::os::socket::{Socket, listen_at};
+use crate::os::{Descriptor, own_uid};
 use pelton_lane::step;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
 use std::io::ErrorKind;
@@ -54,7 +54,7 @@ impl Name {
             }
             let base = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_absolute()) {
                 Some(dir) => Path::new(&dir).join("pelton"),
-                None => std::env::temp_dir().join(format!("pelton-{}", rustix::process::geteuid().as_raw())),
+                None => std::env::temp_dir().join(format!("pelton-{}", own_uid())),
             };
             Place::Directory { directory: base.join(text), base }
         };
@@ -303,7 +303,7 @@ fn own_directory(path: &Path) -> std::result::Result<bool, String> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         Err(error) => Err(format!("needs the directory {}, which cannot be looked at: {error}", path.display())),
         Ok(found) => {
-            let (uid, mode) = (rustix::process::geteuid().as_raw(), found.mode() & 0o7777);
+            let (uid, mode) = (own_uid(), found.mode() & 0o7777);
             if !found.is_dir() || found.uid() != uid || mode & 0o077 != 0 {
                 return Err(format!(
                     "needs {} to be a directory of uid {uid} with mode 700; found {} of uid {} with mode {mode:o}: `chmod 700` it, or set XDG_RUNTIME_DIR",

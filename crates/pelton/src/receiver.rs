@@ -16,7 +16,7 @@ use crate::gather::{Gate, Senders};
 use crate::lanes::{Lane, Lanes, Next};
 use crate::link::{Bells, Peer};
 use crate::options::Options;
-use crate::os::{Owner, Ready};
+use crate::os::{Foreign, Owner, Ready};
 use crate::sender::End;
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
@@ -24,7 +24,7 @@ use crossbeam_queue::SegQueue;
 use distance::Distance;
 use message::Returned;
 use pelton_lane::{LaneError, Record, Sleeper, Wake, step};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -584,7 +584,7 @@ impl Receiver {
     }
 
     /// The descriptors of the current lane's next message, which is not released yet.
-    fn receive_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<OwnedFd>> {
+    fn receive_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<Foreign>> {
         let lane = &mut *self.lanes.current;
         let received = lane.take_descriptors(seq, count);
         if self.gate.is_some() && matches!(received, Err(Error::Corrupt(_))) {

@@ -180,7 +180,7 @@ fn every_step(scenario: fn(&Run), stops: bool) -> Result<u64, String> {
         let open = descriptors();
         let well = catch_unwind(AssertUnwindSafe(|| {
             scenario(&run);
-            assert_eq!(descriptors(), open, "descriptors were left open");
+            pelton_testkit::eventually_is(open, "descriptors", descriptors);
             assert_eq!(run.mappings(), Vec::<String>::new(), "mappings were left");
         }));
         let steps = shared().steps.load(SeqCst);

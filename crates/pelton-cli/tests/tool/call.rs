@@ -10,11 +10,27 @@ use std::{
         fd::{AsFd as _, OwnedFd},
         unix::fs::FileTypeExt as _,
     },
+    process::{Command, Stdio},
     time::Instant,
 };
 
 fn serve(place: &Place, command: &str, options: &[&str]) -> Process {
     place.start(&[&["serve", "it", "--exec", command], options].concat())
+}
+
+/// A service with another limit of descriptors.
+fn serve_limited(place: &Place, limit: &str, command: &str) -> Process {
+    let plain = place.pelton(&["serve", "it", "--exec", command]);
+    let mut limited = Command::new("sh");
+    limited
+        .args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")])
+        .arg(plain.get_program())
+        .args(plain.get_args());
+    limited.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(place.path("work"));
+    Process::start({
+        limited.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        limited
+    })
 }
 
 /// Interrupts a service that is at rest, and waits for its end.
@@ -107,6 +123,56 @@ fn a_failure_has_its_code_and_what_it_said() {
     assert!((8192..10_000).contains(&(failed.stderr.len() * 8 / 9)), "{}", failed.stderr.len());
     end(service_of_much);
     end(service);
+}
+
+#[test]
+fn a_service_has_all_descriptors_that_it_may_have_and_its_processes_as_many_as_before() {
+    let place = Place::new();
+    let service = serve_limited(&place, "-S -n 200", "ulimit -S -n");
+    let reply = place.run(&["call", "it", ""]);
+    assert_eq!((reply.stdout.as_slice(), reply.stderr.as_str()), (&b"200\n"[..], ""));
+    let limits = fs::read_to_string(format!("/proc/{}/limits", service.pid())).unwrap();
+    let of_files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let [soft, hard] = [3, 4].map(|word| of_files.split_whitespace().nth(word).unwrap());
+    assert_eq!(soft, hard, "{limits}");
+    end(service);
+}
+
+#[test]
+fn a_crowd_for_which_there_are_no_descriptors_is_refused_and_costs_who_is_served_nothing() {
+    let place = Place::new();
+    let service = serve_limited(&place, "-n 100", "rev");
+    let ask = |client: &mut Process| {
+        client.write(b"abc\n");
+        client.line_within(DEADLINE)
+    };
+    let (mut served, mut refused) = (Vec::new(), 0);
+    while refused < 3 {
+        let mut client = place.start(&["call", "it", "--frame", "lines"]);
+        match ask(&mut client) {
+            Some(reply) => {
+                assert_eq!(reply, "cba");
+                served.push(client);
+            }
+            None => {
+                let texts = ["has no descriptor left for one more peer (RLIMIT_NOFILE is 100)"];
+                client.wait().assert(3, &texts);
+                refused += 1;
+            }
+        }
+    }
+    assert!(served.len() >= 8, "{} are served", served.len());
+    for client in &mut served {
+        assert_eq!(ask(client).as_deref(), Some("cba"), "one who is here");
+    }
+    // Whom there is room for is taken in again.
+    served.pop().unwrap().finish().assert(0, &[]);
+    let mut next = place.start(&["call", "it", "--frame", "lines"]);
+    assert_eq!(ask(&mut next).as_deref(), Some("cba"));
+    next.finish().assert(0, &[]);
+    served.into_iter().for_each(|client| client.finish().assert(0, &[]));
+    service.signal(Signal::INT);
+    service.wait().assert(130, &["at most about 0 clients at a time, as RLIMIT_NOFILE is 100"]);
 }
 
 #[test]

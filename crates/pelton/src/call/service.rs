@@ -165,8 +165,8 @@ impl Service {
     /// meanwhile.
     ///
     /// # Errors
-    /// [`Error::Closed`] once [`Stopper::stop`] was called, or everything is answered after [`Stopper::drain`]; [`Error::Forked`]; [`Error::System`], for instance when descriptors
-    /// run out, after which it can be tried again.
+    /// [`Error::Closed`] once [`Stopper::stop`] was called, or everything is answered after [`Stopper::drain`]; [`Error::Forked`]; [`Error::System`], after which it can be
+    /// tried again. That descriptors run out is none: who connects then is refused.
     #[inline(always)]
     pub fn receive(&mut self) -> Result<Request<'_>> {
         let plain = match self.plain_request() {

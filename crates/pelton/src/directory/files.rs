@@ -3,7 +3,9 @@
 use super::Access;
 use super::pages::{DAMAGED, Header, bytes_of};
 use crate::error::{Error, Result, failure};
-use crate::os::{Descriptor, Segment, allocate, can_allocate, check_file_size, write_at};
+use crate::os::{
+    Descriptor, Segment, allocate, anybodys_in_words, can_allocate, check_file_size, is_anybodys, own_uid, write_at,
+};
 use pelton_lane::{ConsumerPage, LANES_MAX, Position, ProducerPage, ReceiverPage, SEGMENT_BYTES, WINDOW, step};
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -47,10 +49,13 @@ impl Place {
         let refuse = |problem| Err(Error::NotAChannel { path: path.display().to_string(), problem });
         let failed = |errno: Errno| Error::System { what: format!("opening {}", path.display()), source: errno.into() };
         let check = |found: &Stat| {
-            let own = rustix::process::geteuid().as_raw();
+            let own = own_uid();
             let (kind, mode) = (FileType::from_raw_mode(found.st_mode), found.st_mode & 0o7777);
             if kind != FileType::Directory {
                 return Err(format!("it is {}, wanted a directory: name a directory itself", in_words(kind)));
+            }
+            if is_anybodys(found.st_uid) {
+                return Err(format!("its owner is not known: {}", anybodys_in_words(found.st_uid)));
             }
             if found.st_uid != own && !access.uids.contains(&found.st_uid) {
                 return Err(format!(
@@ -74,7 +79,7 @@ impl Place {
             Err(Errno::NOENT) => return Ok(None),
             Err(Errno::NOTDIR) => return refuse("a directory above it is none: choose another path".to_owned()),
             Err(Errno::ACCESS) => {
-                let own = rustix::process::geteuid().as_raw();
+                let own = own_uid();
                 return refuse(format!("a directory above it does not let uid {own} through: change its mode"));
             }
             Err(errno) => return Err(failed(errno)),
@@ -98,7 +103,7 @@ impl Place {
     }
 
     pub(super) fn new(path: &Path, fd: OwnedFd, found: &Stat, access: &Access) -> Result<Place> {
-        let mut owners = vec![rustix::process::geteuid().as_raw(), found.st_uid];
+        let mut owners = vec![own_uid(), found.st_uid];
         owners.extend(&access.uids);
         let (path, fd) = (path.to_owned(), descriptor(fd)?);
         Ok(Place { path, fd, uid: found.st_uid, gid: found.st_gid, owners, bits: access.mode & 0o666 })
@@ -167,6 +172,10 @@ impl Place {
                 in_words(kind)
             )));
         }
+        if is_anybodys(found.st_uid) {
+            let problem = format!("the owner of its file {name} is not known: {}", anybodys_in_words(found.st_uid));
+            return Err(self.refuse(problem));
+        }
         if !self.owners.contains(&found.st_uid) {
             return Err(self.refuse(format!(
                 "its file {name} belongs to uid {}, wanted {}: allow that uid in the options, or choose another path",
@@ -225,7 +234,7 @@ impl Place {
     }
 
     fn no_permission(&self, name: &str, access: OFlags) -> Error {
-        let own = rustix::process::geteuid().as_raw();
+        let own = own_uid();
         let what = if access == OFlags::RDONLY { "read" } else { "write" };
         let (owner, gid, mode) = match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) => (found.st_uid.to_string(), found.st_gid.to_string(), format!("{:o}", found.st_mode & 0o7777)),

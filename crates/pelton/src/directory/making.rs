@@ -5,7 +5,7 @@ use super::files::{CHANNEL, Place, clear, descriptor, names};
 use super::pages::Header;
 use crate::error::{Error, Result, failure};
 use crate::os::lock::{self, Lock};
-use crate::os::{Descriptor, write_at};
+use crate::os::{Descriptor, own_uid, write_at};
 use pelton_lane::{SEGMENT_BYTES, step};
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -176,7 +176,7 @@ impl Parent {
     pub(super) fn sweep_opened(&self, aside: &OsStr, directory: BorrowedFd<'_>) -> std::io::Result<()> {
         use rustix::fs::{fstat, openat, statat, unlinkat};
         let found = fstat(directory)?;
-        if found.st_uid != rustix::process::geteuid().as_raw() {
+        if found.st_uid != own_uid() {
             return Ok(());
         }
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;

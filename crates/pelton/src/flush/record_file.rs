@@ -18,7 +18,7 @@ pub use reader::{Chunk, Record, RecordReader, Records};
 use crate::error::{Error, Result, failure};
 use crate::flush::{LaneId, Run, Sink};
 use crate::os::lock::{self, Lock};
-use crate::os::{Descriptor, Owner, Syncer, check_file_size, sync};
+use crate::os::{Descriptor, Owner, Syncer, check_file_size, own_uid, sync};
 use format::{
     CHUNK_BYTES_MAX, ChunkHeader, Chunks, FileHeader, HEADER, KIND_LAST, KIND_RUN, LAST_ENTRIES_MAX, LAST_ENTRY,
     u32_at, u64_at,
@@ -187,7 +187,7 @@ impl RecordFile {
             path,
             options,
             owner,
-            uid: rustix::process::geteuid().as_raw(),
+            uid: own_uid(),
             file,
             end: HEADER,
             begin: HEADER,

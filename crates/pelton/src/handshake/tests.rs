@@ -66,6 +66,7 @@ mod vectors {
         let listener = listen_at(&path).unwrap();
         let peer = Socket::connect(&path).unwrap();
         let socket = accept_at(&listener).unwrap().unwrap();
+        peer.take_descriptors();
         std::fs::remove_file(&path).unwrap();
         let options = Options::new();
         let shake = Shake::new(socket, Pace::Until(Instant::now() + PATIENCE), &options).unwrap();
@@ -117,6 +118,7 @@ mod peers {
         let listener = listen_at(&path).unwrap();
         let peer = Socket::connect(&path).unwrap();
         let socket = accept_at(&listener).unwrap().unwrap();
+        peer.take_descriptors();
         std::fs::remove_file(&path).unwrap();
         (socket, peer)
     }
@@ -147,6 +149,7 @@ mod peers {
     /// The other end of a hand-shake in which a successor shows its page and then does not go on.
     fn unfinished_successor(name: &str, receiver: &mut ReceiverParts) -> Socket {
         let (socket, peer) = pair(name);
+        let impatient = Shake { pace: Pace::Until(Instant::now()), ..shake(socket) };
         let limit = message_bytes_limit(1 << 20);
         let page = make_producer_page(1 << 20, limit, 2).unwrap();
         let bell = Bell::new().unwrap();
@@ -154,7 +157,6 @@ mod peers {
         let packet = lane_packet(PRODUCER, 1 << 20, limit, Position::START, Position::START);
         assert!(peer.try_send(&hello.encode(), &[]).unwrap());
         assert!(peer.try_send(&packet.encode(), &[page.as_fd(), bell.as_fd()]).unwrap());
-        let impatient = Shake { pace: Pace::Until(Instant::now()), ..shake(socket) };
         assert!(in_call(surviving_receiver(impatient, &mut receiver.lane, &receiver.bells, false)).is_err());
         peer
     }

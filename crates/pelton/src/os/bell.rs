@@ -1,6 +1,6 @@
 //! Ringing and sleeping: an eventfd, or a FIFO in the file system, that one side writes and the other polls.
 
-use super::Descriptor;
+use super::{Descriptor, Foreign};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -44,9 +44,12 @@ impl Bell {
     }
 
     /// The peer's, as it came over the socket.
-    pub(crate) fn from_peer(fd: OwnedFd) -> std::io::Result<Bell> {
-        // An eventfd is of no file type. Anything else could answer a ring with SIGPIPE, or be a file.
-        let kind = rustix::fs::fstat(&fd)?.st_mode & libc::S_IFMT;
+    pub(crate) fn from_peer(fd: Foreign) -> std::io::Result<Bell> {
+        use rustix::fs::{AtFlags, StatxFlags, statx};
+        // An eventfd is of no file type. Anything else could answer a ring with SIGPIPE, or be a file. As far as is known without asking a
+        // file's server, which may not answer.
+        let asked = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let kind = u32::from(statx(&fd, c"", asked, StatxFlags::TYPE)?.stx_mode) & libc::S_IFMT;
         if kind != 0 {
             let text = format!("the peer's bell is of file type {kind:#o}, wanted an eventfd");
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
@@ -55,7 +58,7 @@ impl Bell {
         rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK).map_err(|error| {
             std::io::Error::new(std::io::ErrorKind::InvalidData, format!("the peer's bell cannot be used: {error}"))
         })?;
-        Ok(Bell { fd: Descriptor::new(fd)?, form: Form::Eventfd })
+        Ok(Bell { fd: Descriptor::new(fd.into_owned())?, form: Form::Eventfd })
     }
 
     /// Wakes who polls it. A counter at its maximum, or a full FIFO, is a bell that rings already.

@@ -47,6 +47,17 @@ impl Descriptor {
         }
     }
 
+    /// The descriptor alone, if this is the process that opened it. From here on a child that is forked keeps a copy.
+    pub(super) fn into_owned(self) -> Option<OwnedFd> {
+        let mut this = ManuallyDrop::new(self);
+        this.owner.is_current().then(|| {
+            // SAFETY: taken once, here; what is not dropped any more does not take it again.
+            let fd = unsafe { ManuallyDrop::take(&mut this.fd) };
+            fork::forget(&fd);
+            fd
+        })
+    }
+
     /// Whether this is the process that opened it, not a forked child of that.
     pub(crate) fn is_own(&self) -> bool {
         self.owner.is_current()

@@ -121,6 +121,11 @@ pub(super) fn close<T: AsRawFd>(fd: T) {
     drop(fd);
 }
 
+/// A descriptor that was noted is somebody else's from now on.
+pub(super) fn forget(fd: &OwnedFd) {
+    open().remove(&fd.as_raw_fd());
+}
+
 /// Closes a file that was noted, and says what became of it. That may take long, as a file server's answer does, and neither a fork nor another who opens
 /// or closes waits for it.
 ///

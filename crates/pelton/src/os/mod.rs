@@ -6,6 +6,7 @@ mod bell;
 mod buffer;
 mod descriptor;
 mod errno;
+mod foreign;
 mod fork;
 pub(crate) mod lock;
 pub(crate) mod membarrier;
@@ -14,6 +15,7 @@ mod segment;
 pub(crate) mod socket;
 mod syncer;
 mod timer;
+mod user;
 
 #[cfg(not(thread_sanitizer))]
 use std::sync::PoisonError;
@@ -26,11 +28,13 @@ pub(crate) use bell::{Bell, Event, Nudge, Pollable, Ready, poll_until};
 pub use buffer::Buffer;
 pub(crate) use descriptor::Descriptor;
 pub(crate) use errno::errno_name;
+pub(crate) use foreign::{Foreign, overdue};
 pub(crate) use fork::Owner;
 pub(crate) use ring::Ring;
 pub(crate) use segment::{Kind, PIECE, Segment, allocate, can_allocate, check_file_size, write_at};
 pub(crate) use syncer::{Syncer, sync};
 pub(crate) use timer::Timer;
+pub(crate) use user::{anybodys_in_words, is_anybodys, own_uid};
 
 /// Takes a lock, also one whose holder panicked: nothing that this crate keeps under a lock is left half done by that.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,6 +1,6 @@
 //! Shared memory: a memfd, mapped and sealed, or the peer's, checked and mapped; or a file, mapped as it is.
 
-use super::Descriptor;
+use super::{Descriptor, Foreign};
 use pelton_lane::step;
 use rustix::fs::{
     MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, seek,
@@ -77,9 +77,10 @@ impl Segment {
     ///
     /// # Errors
     /// `InvalidData` with what was found and wanted; otherwise the system's error.
-    pub(crate) fn open(fd: OwnedFd, what: &str, kind: Kind, bytes: u64, writable: bool) -> std::io::Result<Segment> {
+    pub(crate) fn open(fd: Foreign, what: &str, kind: Kind, bytes: u64, writable: bool) -> std::io::Result<Segment> {
         let refuse = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
-        // Only a memfd has seals: anything else, a file, a pipe, a device, fails here.
+        // Only a memfd has seals: anything else, a file, a pipe, a device, fails here. And first of all, since this asks no file system, as
+        // `fstat` does: the server of one may not answer.
         let Ok(seals) = fcntl_get_seals(&fd) else {
             return Err(refuse(format!("the peer's {what} segment is not a memfd")));
         };
@@ -100,7 +101,7 @@ impl Segment {
         }
         // Who has no room for the smallest lane lacks it; of a larger one the size was the peer's choice.
         let too_large = kind == Kind::Data && bytes > pelton_lane::SEGMENT_BYTES;
-        Segment::map(fd, bytes, writable).map_err(|error| match error.kind() {
+        Segment::map(fd.into_owned(), bytes, writable).map_err(|error| match error.kind() {
             std::io::ErrorKind::OutOfMemory if !too_large => error,
             std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::OutOfMemory => {
                 refuse(format!("the peer's {what} segment of {bytes} bytes cannot be mapped: {error}"))

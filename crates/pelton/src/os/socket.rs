@@ -1,7 +1,9 @@
 //! The Unix sockets that connect two sides: seqpacket, with descriptors and credentials.
 
 use super::Descriptor;
+use super::foreign::{Foreign, close_elsewhere};
 use crate::link::Peer;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -9,22 +11,30 @@ use rustix::net::{
     socket_with,
 };
 use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Instant;
 
 /// The most descriptors that go with one message.
 pub(crate) const DESCRIPTORS_MAX: usize = 64;
+/// The most that the kernel lets a packet have (SCM_MAX_FD). What has no room when it is received is closed in the call, whatever it is.
+const KERNEL_DESCRIPTORS_MAX: usize = 253;
 
 /// One end of a connected socket.
 #[derive(Debug)]
-pub(crate) struct Socket(Descriptor);
+pub(crate) struct Socket(ManuallyDrop<Descriptor>);
 
+/// One that takes no descriptors yet, nor do those that are accepted from it: see [`Socket::take_descriptors`].
 fn new() -> std::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+    let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    set_option(&fd, SO_PASSRIGHTS, 0);
+    Ok(fd)
 }
+
+/// Whether others may send descriptors to a socket. Before Linux 6.16 they always may.
+const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// A listening socket at `path`, which must not exist.
 pub(crate) fn listen_at(path: &Path) -> std::io::Result<Descriptor> {
@@ -41,26 +51,73 @@ pub(crate) fn listen_at(path: &Path) -> std::io::Result<Descriptor> {
 /// The next connection; `None` when there is none yet.
 pub(crate) fn accept_at(listener: &Descriptor) -> std::io::Result<Option<Socket>> {
     match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-        Ok(fd) => Ok(Some(Socket(Descriptor::new(fd)?))),
+        Ok(fd) => Ok(Some(Socket::of(fd)?)),
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
+/// Sets an option that is an integer. One that the kernel does not know does nothing.
+fn set_option(fd: impl AsFd, option: libc::c_int, value: libc::c_int) {
+    // SAFETY: the kernel reads one integer.
+    unsafe {
+        let (raw, len) = (fd.as_fd().as_raw_fd(), size_of::<libc::c_int>() as libc::socklen_t);
+        libc::setsockopt(raw, libc::SOL_SOCKET, option, (&raw const value).cast(), len);
+    }
+}
+
+/// Reads an option. Our own call: a pid from another namespace is 0, which rustix's type cannot say.
+fn option<T: Copy>(fd: impl AsFd, option: libc::c_int, value: &mut T) -> std::io::Result<()> {
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes of plain integers to `value`.
+    let done = unsafe {
+        let raw = fd.as_fd().as_raw_fd();
+        libc::getsockopt(raw, libc::SOL_SOCKET, option, std::ptr::from_mut(value).cast(), &mut len)
+    };
+    if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// Who made, or listens at, the other end.
+fn peer_of(fd: impl AsFd) -> std::io::Result<Peer> {
+    let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    option(fd, libc::SO_PEERCRED, &mut found)?;
+    Ok(Peer { pid: found.pid as u32, uid: found.uid })
+}
+
+/// Whether a packet waits in a socket that has been shut down; one of no bytes too, which a read does not tell from the end. So the
+/// kernel is asked to say with each packet who sent it.
+fn is_queued(fd: impl AsFd) -> bool {
+    set_option(&fd, libc::SO_PASSCRED, 1);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let found = rustix::io::retry_on_intr(|| recvmsg(&fd, &mut [IoSliceMut::new(&mut [0])], &mut ancillary, flags));
+    // Descriptors have no room there: they are not taken, and said to be cut off.
+    let is_cut_off = found.is_ok_and(|found| found.bytes > 0 || found.flags.contains(rustix::net::ReturnFlags::CTRUNC));
+    is_cut_off || ancillary.drain().next().is_some()
+}
+
 impl Socket {
+    fn of(fd: OwnedFd) -> std::io::Result<Socket> {
+        Ok(Socket(ManuallyDrop::new(Descriptor::new(fd)?)))
+    }
+
+    /// From now on the peer may send descriptors: it is known who that is.
+    pub(crate) fn take_descriptors(&self) {
+        set_option(self, SO_PASSRIGHTS, 1);
+    }
+
     /// Connects. `ConnectionRefused`: nobody listens there any more. `WouldBlock`: somebody does, and has no time.
     pub(crate) fn connect(path: &Path) -> std::io::Result<Socket> {
         let address = SocketAddrUnix::new(path)?;
         let fd = new()?;
         connect(&fd, &address)?;
-        Ok(Socket(Descriptor::new(fd)?))
+        Socket::of(fd)
     }
 
     /// Who made, or listens at, the other end.
     pub(crate) fn peer(&self) -> std::io::Result<Peer> {
-        let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-        self.option(libc::SO_PEERCRED, &mut found)?;
-        Ok(Peer { pid: found.pid as u32, uid: found.uid })
+        peer_of(self)
     }
 
     /// A descriptor that is readable once the peer's process has ended. `None` where the kernel or the pid namespace does
@@ -68,7 +125,7 @@ impl Socket {
     pub(crate) fn peer_process(&self) -> std::io::Result<Option<Descriptor>> {
         const SO_PEERPIDFD: libc::c_int = 77;
         let mut fd: libc::c_int = -1;
-        if self.option(SO_PEERPIDFD, &mut fd).is_ok() && fd >= 0 {
+        if option(self, SO_PEERPIDFD, &mut fd).is_ok() && fd >= 0 {
             // SAFETY: the kernel has just made it, for us.
             return Ok(Some(Descriptor::new(unsafe { OwnedFd::from_raw_fd(fd) })?));
         }
@@ -82,17 +139,6 @@ impl Socket {
         }
     }
 
-    /// Reads a socket option. Our own call: a pid from another namespace is 0, which rustix's type cannot say.
-    fn option<T: Copy>(&self, option: libc::c_int, value: &mut T) -> std::io::Result<()> {
-        let mut len = size_of::<T>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes of plain integers to `value`.
-        let done = unsafe {
-            let raw = self.0.as_fd().as_raw_fd();
-            libc::getsockopt(raw, libc::SOL_SOCKET, option, std::ptr::from_mut(value).cast(), &mut len)
-        };
-        if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-    }
-
     /// Sends one packet, with descriptors. False: the socket is full.
     pub(crate) fn try_send(&self, packet: &[u8], fds: &[BorrowedFd<'_>]) -> std::io::Result<bool> {
         assert!(fds.len() <= DESCRIPTORS_MAX);
@@ -102,7 +148,7 @@ impl Socket {
             ancillary.push(SendAncillaryMessage::ScmRights(fds));
         }
         loop {
-            match sendmsg(&self.0, &[IoSlice::new(packet)], &mut ancillary, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            match sendmsg(self, &[IoSlice::new(packet)], &mut ancillary, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(_) => return Ok(true),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
@@ -113,18 +159,21 @@ impl Socket {
 
     /// Receives one packet into `packet`: how many bytes, the descriptors, and whether some did not fit into this
     /// process. `None`: nothing there now. 0 bytes: the peer is gone.
-    pub(crate) fn try_receive(&self, packet: &mut [u8]) -> std::io::Result<Option<(usize, Vec<OwnedFd>, bool)>> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    pub(crate) fn try_receive(&self, packet: &mut [u8]) -> std::io::Result<Option<(usize, Vec<Foreign>, bool)>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(KERNEL_DESCRIPTORS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut reset = false;
         loop {
             let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-            match recvmsg(&self.0, &mut [IoSliceMut::new(packet)], &mut ancillary, flags) {
+            match recvmsg(self, &mut [IoSliceMut::new(packet)], &mut ancillary, flags) {
                 Ok(received) => {
                     let mut fds = Vec::new();
                     for message in ancillary.drain() {
                         if let RecvAncillaryMessage::ScmRights(rights) = message {
-                            fds.extend(rights);
+                            let uid = self.peer()?.uid;
+                            for fd in rights {
+                                fds.push(Foreign::of_peer(fd, uid)?);
+                            }
                         }
                     }
                     let truncated = received.flags.contains(rustix::net::ReturnFlags::CTRUNC);
@@ -142,8 +191,14 @@ impl Socket {
 
     /// Tells the peer that this side is gone, whoever else has the socket.
     pub(crate) fn shutdown(&self) {
-        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(self, rustix::net::Shutdown::Both);
     }
+}
+
+/// Waits until one of these is readable, or hung up: which. `None`: the deadline.
+pub(crate) fn first_readable(fds: &[BorrowedFd<'_>], deadline: Option<Instant>) -> std::io::Result<Option<usize>> {
+    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    Ok(poll_by(&mut polled, deadline)?.then(|| polled.iter().position(|fd| !fd.revents().is_empty())).flatten())
 }
 
 /// Waits until a descriptor is readable (or writable, or hung up), or `process` ends. False: the deadline.
@@ -153,15 +208,18 @@ pub(crate) fn wait_for(
     to_write: bool,
     deadline: Option<Instant>,
 ) -> std::io::Result<bool> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let flags = if to_write { PollFlags::OUT } else { PollFlags::IN };
+    let (also, its_flags) = process.map_or((fd, flags), |process| (process, PollFlags::IN));
+    poll_by(&mut [PollFd::new(&fd, flags), PollFd::new(&also, its_flags)], deadline)
+}
+
+fn poll_by(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result<bool> {
     loop {
-        let flags = if to_write { PollFlags::OUT } else { PollFlags::IN };
         let timeout = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
         });
-        let (also, its_flags) = process.map_or((fd, flags), |process| (process, PollFlags::IN));
-        match poll(&mut [PollFd::new(&fd, flags), PollFd::new(&also, its_flags)], timeout.as_ref()) {
+        match poll(fds, timeout.as_ref()) {
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
             Ok(ready) => return Ok(ready > 0),
@@ -172,5 +230,23 @@ pub(crate) fn wait_for(
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here.
+        let socket = unsafe { ManuallyDrop::take(&mut self.0) };
+        if !socket.is_own() {
+            return;
+        }
+        // What is queued is closed with it. After this nothing can be queued any more.
+        let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        if is_queued(&socket)
+            && let Ok(peer) = peer_of(&socket)
+            && let Some(fd) = socket.into_owned()
+        {
+            close_elsewhere(fd, peer.uid);
+        }
     }
 }

@@ -11,14 +11,25 @@ use std::time::Duration;
 pub(crate) struct Timer(Descriptor);
 
 impl Timer {
+    /// Not before it is [`set`](Timer::set).
+    pub(crate) fn new() -> std::io::Result<Timer> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        Ok(Timer(Descriptor::opened(|| timerfd_create(TimerfdClockId::Monotonic, flags))??))
+    }
+
     /// In so long.
     pub(crate) fn after(time: Duration) -> std::io::Result<Timer> {
-        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
-        let timer = Descriptor::opened(|| timerfd_create(TimerfdClockId::Monotonic, flags))??;
+        let timer = Timer::new()?;
+        timer.set(time)?;
+        Ok(timer)
+    }
+
+    /// In so long from now, whatever was said before.
+    pub(crate) fn set(&self, time: Duration) -> std::io::Result<()> {
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         let value = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: none, it_value: value })?;
-        Ok(Timer(timer))
+        timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: none, it_value: value })?;
+        Ok(())
     }
 
     /// Whether it has passed. Said once.

@@ -3,7 +3,7 @@
 use super::{Receiver, TURN};
 use crate::error::{Error, Result};
 use crate::link::Peer;
-use crate::os::{Nudge, Owner, Segment};
+use crate::os::{Foreign, Nudge, Owner, Segment};
 use crate::sender::End;
 use crossbeam_queue::SegQueue;
 use pelton_lane::{Cursor, Record, Ticket, Wake};
@@ -106,7 +106,10 @@ impl Message<'_> {
         match std::mem::take(&mut self.record.descriptors) {
             0 => Ok(Vec::new()),
             _ if self.receiver.owner.is_forked() => Err(Error::Forked),
-            count => self.receiver.receive_descriptors(self.record.seq, count),
+            count => {
+                let fds = self.receiver.receive_descriptors(self.record.seq, count)?;
+                Ok(fds.into_iter().map(Foreign::into_owned).collect())
+            }
         }
     }
 

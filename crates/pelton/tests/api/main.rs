@@ -6,6 +6,7 @@
 mod call;
 mod file;
 mod flush;
+mod foreign;
 mod gather;
 mod handshake;
 mod hostile;

@@ -1,0 +1,47 @@
+//! What a uid says of who somebody is.
+
+use rustix::process::geteuid;
+use std::sync::OnceLock;
+
+/// The uid of this process, as the kernel compares it.
+pub(crate) fn own_uid() -> u32 {
+    geteuid().as_raw()
+}
+
+/// Whether a uid that the kernel says may be anybody's: users whom this process's user namespace does not map all appear as one, the overflow
+/// uid (65534 by default), and so may a user who has that number. Only a namespace that maps all of them, as the first one does, has no such.
+pub(crate) fn is_anybodys(uid: u32) -> bool {
+    static OVERFLOW_UID: OnceLock<u32> = OnceLock::new();
+    let read = || std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?.trim().parse().ok();
+    uid == *OVERFLOW_UID.get_or_init(|| read().unwrap_or(65534))
+        && !std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_all(&map))
+}
+
+/// Whether a user namespace's map has all uids, in one line: that many from 0 on.
+fn maps_all(map: &str) -> bool {
+    let mut words = map.split_whitespace();
+    let (first, count) = (words.next(), words.nth(1));
+    first == Some("0") && count == Some("4294967295")
+}
+
+/// What to say of one.
+pub(crate) fn anybodys_in_words(uid: u32) -> String {
+    format!(
+        "uid {uid} is that of every user whom this process's user namespace does not map (/proc/self/uid_map), so it is not known who that is: \
+         map that user there, or run both sides in one namespace under another uid"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_map_of_all_uids_proves_who_the_overflow_uid_is() {
+        assert!(maps_all("         0          0 4294967295\n"));
+        for part in ["", "0 0 65536\n", "0 1000 1\n1 100000 65536\n", "1 1 4294967294\n", "0 0\n"] {
+            assert!(!maps_all(part), "{part}");
+        }
+        assert!(!is_anybodys(12345));
+    }
+}

@@ -1,0 +1,392 @@
+//! Descriptors that a peer sends to keep this side waiting, and users who are not who they seem to be. Whatever is sent, others are served.
+
+use crate::support::raw::*;
+use crate::support::*;
+use pelton::{Error, Options, Receiver, Sender};
+use std::io::{Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    match role.get("role") {
+        "linger" => linger(),
+        "silent file server" => meet_a_silent_file_server(),
+        "alone in its namespace" => alone_in_its_namespace(&role),
+        "stranger" => {
+            // SAFETY: no pointers.
+            assert_eq!(unsafe { libc::setgid(65_533) | libc::setuid(65_533) }, 0);
+            let sockets: Vec<_> = (0..role.number("count").unwrap())
+                .map(|_| raw_connect(Path::new(role.get("name").trim_start_matches("unix:"))))
+                .collect();
+            report("connected");
+            read_line_from_parent();
+            drop(sockets);
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// A TCP socket whose last close waits until all that was written to it is read at the other end, which does so when it is dropped.
+struct Lingering {
+    far: TcpStream,
+}
+
+impl Lingering {
+    fn new() -> (OwnedFd, Lingering) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        rustix::net::sockopt::set_socket_linger(&near, Some(Duration::from_secs(10_000))).unwrap();
+        near.set_nonblocking(true).unwrap();
+        while near.write(&[0; 65536]).is_ok() {}
+        (near.into(), Lingering { far })
+    }
+}
+
+impl Drop for Lingering {
+    fn drop(&mut self) {
+        let _ = std::io::copy(&mut self.far, &mut std::io::sink());
+    }
+}
+
+fn closing() -> usize {
+    kernel::threads_named("pelton-close").len()
+}
+
+/// Sends more descriptors than the protocol has a use for.
+fn send_many(socket: &OwnedFd, bytes: &[u8], fd: OwnedFd, count: usize) -> bool {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let fds = vec![fd.as_fd(); count];
+    ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(&fds));
+    let (bytes, flags) = ([std::io::IoSlice::new(bytes)], rustix::net::SendFlags::NOSIGNAL);
+    rustix::net::sendmsg(socket, &bytes, &mut ancillary, flags).is_ok()
+}
+
+/// Held by who sends a descriptor, until it has closed its own, and by the receiver while it receives: the last close is to be the receiver's.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Does something while the receiver does nothing.
+fn unseen<T>(work: impl FnOnce() -> T) -> T {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    work()
+}
+
+/// Receives for a moment.
+fn attend(receiver: &mut Receiver) -> Option<usize> {
+    std::thread::yield_now();
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let message = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
+    message.map(|message| message.descriptors())
+}
+
+/// Receives until the other thread has done its part.
+fn attend_while<T>(receiver: &mut Receiver, other: impl FnOnce() -> T + Send) -> T
+where
+    T: Send,
+{
+    std::thread::scope(|scope| {
+        let other = scope.spawn(other);
+        while !other.is_finished() {
+            attend(receiver);
+        }
+        other.join().unwrap()
+    })
+}
+
+/// A lane's first message, of no bytes, comes with so many copies of a descriptor.
+fn send_with_message(peer: &RawPeer, fd: OwnedFd, count: usize) {
+    let mut bytes = packet(DESCRIPTORS, 0);
+    bytes[72..76].copy_from_slice(&1u32.to_le_bytes());
+    unseen(|| assert!(send_many(&peer.socket, &bytes, fd, count)));
+    peer.put(8, 1, 0);
+    peer.put(0, 1, 1 << 31 | 1 << 28 | count as u32);
+    peer.ring();
+}
+
+/// Another sender comes and is served while `hostile` has its way, which `receiver`'s thread must not notice.
+fn serves_others(what: &str, receiver: &mut Receiver, place: &Place) {
+    let name = place.name();
+    let other = std::thread::spawn(move || {
+        let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&name).unwrap();
+        sender.send(b"served").unwrap();
+        sender.drain().unwrap();
+    });
+    loop {
+        let message = receiver.receive_until(deadline()).unwrap().unwrap_or_else(|| panic!("{what}: nobody is served"));
+        if &*message == b"served" {
+            break;
+        }
+    }
+    other.join().unwrap();
+}
+
+/// In a process of its own, whose threads and descriptors nobody else changes.
+#[test]
+fn descriptors_whose_close_waits_keep_nobody_but_who_sent_them() {
+    Child::start(Role::new(child, "linger")).wait_for_success();
+}
+
+fn linger() {
+    let place = Place::new("descriptors whose close waits");
+    let _watchdog = Watchdog::new("descriptors whose close waits keep the receiver waiting");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    serves_others("at first", &mut receiver, &place);
+    let before = descriptors();
+    let greets = |socket: &OwnedFd| {
+        raw_send(socket, &packet(HELLO, SENDER), &[]);
+        assert_eq!(kind_of(&raw_receive(socket).0), HELLO);
+    };
+    // Who has sent it closes it at once, so that the last close is this side's.
+    type Evil<'a> = &'a (dyn Fn(OwnedFd) + Sync);
+    let show = |fds: Vec<OwnedFd>| {
+        let socket = raw_connect(&place.socket());
+        greets(&socket);
+        unseen(|| {
+            raw_send(&socket, &producer_packet(), &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+            drop(fds);
+        });
+        assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
+    };
+    let evils: [(&str, Evil<'_>); 9] = [
+        ("in a socket that says nothing", &|fd| {
+            let socket = raw_connect(&place.socket());
+            greets(&socket);
+            unseen(|| assert!(send_many(&socket, b"", fd, 1)));
+        }),
+        ("behind a packet of nothing", &|fd| {
+            let socket = raw_connect(&place.socket());
+            greets(&socket);
+            unseen(|| {
+                raw_send(&socket, b"", &[]);
+                assert!(send_many(&socket, b"x", fd, 1));
+            });
+        }),
+        ("as a page", &|fd| show(vec![fd, good_bell(), good_data()])),
+        ("as a bell", &|fd| show(vec![good_page(), fd, good_data()])),
+        ("as data", &|fd| show(vec![good_page(), good_bell(), fd])),
+        ("one too many", &|fd| show(vec![good_page(), good_bell(), good_data(), fd])),
+        ("many too many", &|fd| {
+            let socket = raw_connect(&place.socket());
+            greets(&socket);
+            unseen(|| assert!(send_many(&socket, &producer_packet(), fd, 253)));
+            assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
+        }),
+        ("with a message that nobody looks at", &|fd| send_with_message(&RawPeer::sender(&place.socket()), fd, 1)),
+        ("for a message that never comes", &|fd| {
+            let peer = RawPeer::sender(&place.socket());
+            unseen(|| assert!(send_many(&peer.socket, &packet(DESCRIPTORS, 0), fd, 1)));
+        }),
+    ];
+    for (what, evil) in evils {
+        let (fd, far) = Lingering::new();
+        attend_while(&mut receiver, || evil(fd));
+        serves_others(what, &mut receiver, &place);
+        eventually(&format!("{what}: a thread waits for the close"), || closing() == 1);
+        drop(far);
+        eventually_is(0, &format!("{what}: threads that close"), closing);
+        eventually_is(before, what, descriptors);
+    }
+
+    // Who has too many of them wait for long is told to stay away, and may come again when they are closed.
+    let (fd, far) = Lingering::new();
+    for (fd, count) in [(fd, 1), (good_bell(), 64)] {
+        let peer = attend_while(&mut receiver, || RawPeer::sender(&place.socket()));
+        send_with_message(&peer, fd, count);
+        eventually("the message comes", || attend(&mut receiver) == Some(count));
+    }
+    let refused = loop {
+        if let Err(error) = attend_while(&mut receiver, || Sender::connect(&place.name()).map(drop)) {
+            break error;
+        }
+    };
+    assert!(matches!(&refused, Error::Refused(why) if why.contains("wait to be closed")), "{refused}");
+    drop(far);
+    eventually_is(0, "threads that close", closing);
+    serves_others("at last", &mut receiver, &place);
+}
+
+/// In a process of its own, with mounts of its own.
+#[test]
+fn a_file_whose_server_is_silent_is_not_asked_about() {
+    Child::start(Role::new(child, "silent file server")).wait_for_success();
+}
+
+/// A file of a FUSE server, in this process, that opens it and then answers nothing any more. Its mount goes with this process.
+fn file_of_a_silent_server(at: &Path) -> OwnedFd {
+    // SAFETY: only the file system's root is shared by what the test harness's threads do.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }
+        .expect("mounts of its own want root");
+    let (root, none) = (c"/".as_ptr(), std::ptr::null());
+    // SAFETY: strings that end with 0, and no data.
+    assert_eq!(unsafe { libc::mount(none, root, none, libc::MS_PRIVATE | libc::MS_REC, none.cast()) }, 0);
+    let mut device = std::fs::File::options().read(true).write(true).open("/dev/fuse").unwrap();
+    let data = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+    let [data, target] = [data, at.display().to_string()].map(|text| std::ffi::CString::new(text).unwrap());
+    // SAFETY: strings that end with 0.
+    let mounted =
+        unsafe { libc::mount(c"silent".as_ptr(), target.as_ptr(), c"fuse".as_ptr(), 0, data.as_ptr().cast()) };
+    assert_eq!(mounted, 0, "{}", std::io::Error::last_os_error());
+    let file = at.join("file");
+    let opening = std::thread::spawn(move || {
+        let file = std::fs::File::open(file)?;
+        // The first close asks whether closes are to be told: they are not, or the end of this process would wait for an answer.
+        drop(file.try_clone()?);
+        std::io::Result::Ok(file)
+    });
+    let mut request = vec![0; 1 << 20];
+    while !opening.is_finished() {
+        let bytes = device.read(&mut request).unwrap();
+        let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap());
+        assert!(bytes >= 40);
+        let (operation, unique) = (word(4), &request[8..16]);
+        let mut answer = vec![0; 16];
+        answer[8..16].copy_from_slice(unique);
+        const LOOKUP: u32 = 1;
+        const OPEN: u32 = 14;
+        const FLUSH: u32 = 25;
+        const INIT: u32 = 26;
+        match operation {
+            INIT => {
+                answer.resize(16 + 64, 0);
+                answer[16..20].copy_from_slice(&7u32.to_ne_bytes());
+                answer[20..24].copy_from_slice(&31u32.to_ne_bytes());
+                answer[36..40].copy_from_slice(&4096u32.to_ne_bytes());
+            }
+            LOOKUP => {
+                answer.resize(16 + 128, 0);
+                answer[16..24].copy_from_slice(&2u64.to_ne_bytes());
+                // Of attributes that are not valid for any time: number, mode, links.
+                answer[56..64].copy_from_slice(&2u64.to_ne_bytes());
+                answer[116..120].copy_from_slice(&(libc::S_IFREG | 0o600).to_ne_bytes());
+                answer[120..124].copy_from_slice(&1u32.to_ne_bytes());
+            }
+            OPEN => answer.resize(16 + 16, 0),
+            FLUSH => answer[4..8].copy_from_slice(&(-libc::ENOSYS).to_ne_bytes()),
+            other => panic!("FUSE operation {other}"),
+        }
+        let bytes = answer.len() as u32;
+        answer[..4].copy_from_slice(&bytes.to_ne_bytes());
+        device.write_all(&answer).unwrap();
+        if operation == FLUSH {
+            break;
+        }
+    }
+    // Nobody is to walk into it. It lives as long as this process.
+    // SAFETY: a string that ends with 0.
+    assert_eq!(unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) }, 0);
+    std::mem::forget(device);
+    opening.join().unwrap().unwrap().into()
+}
+
+fn meet_a_silent_file_server() {
+    let place = Place::new("a file whose server is silent");
+    let at = place.path().join("mount");
+    std::fs::create_dir(&at).unwrap();
+    let file = file_of_a_silent_server(&at);
+    let _watchdog = Watchdog::new("a file whose server is silent keeps the receiver waiting");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    for place_of_it in 0..3 {
+        let mut fds = [good_page(), good_bell(), good_data()];
+        fds[place_of_it] = file.try_clone().unwrap();
+        let socket = raw_connect(&place.socket());
+        raw_send(&socket, &packet(HELLO, SENDER), &[]);
+        let _ = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
+        assert_eq!(kind_of(&raw_receive(&socket).0), HELLO);
+        raw_send(&socket, &producer_packet(), &fds.each_ref().map(AsFd::as_fd));
+        serves_others("a file", &mut receiver, &place);
+        assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
+    }
+}
+
+/// A receiver in a user namespace that maps its own user alone, who is 65534 there as all others are.
+fn alone_in_its_namespace(role: &Role) {
+    // SAFETY: no pointers.
+    unsafe {
+        assert_eq!(libc::setgid(65_534) | libc::setuid(65_534), 0);
+        // For `/proc/self/uid_map` to be its own.
+        assert_eq!(libc::prctl(libc::PR_SET_DUMPABLE, 1), 0);
+        // The kernel wants a process of one thread for this.
+        let forked = libc::fork();
+        assert!(forked >= 0);
+        if forked > 0 {
+            let mut status = 0;
+            assert_eq!(libc::waitpid(forked, &mut status, 0), forked);
+            assert_eq!(status, 0);
+            return;
+        }
+        assert_eq!(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL), 0);
+        assert_eq!(libc::unshare(libc::CLONE_NEWUSER), 0);
+    }
+    std::fs::write("/proc/self/uid_map", "65534 65534 1").unwrap();
+    let path = Path::new(role.get("at")).join("channel");
+    for allowed in [&[][..], &[65_534]] {
+        let options = Options::new().mode(0o777).allow_uids(allowed);
+        let error = options.open_receiver(&path).unwrap_err().to_string();
+        assert!(error.contains("uid 65534 is that of every user"), "{error}");
+        let listener = options.listen(role.get("name")).unwrap();
+        std::fs::set_permissions(
+            role.get("name").trim_start_matches("unix:"),
+            std::os::unix::fs::PermissionsExt::from_mode(0o777),
+        )
+        .unwrap();
+        report("listening");
+        assert!(listener.accept_receiver_until(Instant::now() + Duration::from_millis(200)).unwrap().is_none());
+        drop(listener);
+        report("alone");
+    }
+    // SAFETY: of a forked child; there is nothing to clean up.
+    unsafe { libc::_exit(0) }
+}
+
+#[test]
+fn a_user_whom_this_namespace_does_not_map_is_nobody_and_not_the_one_who_has_that_number() {
+    let place = Place::new("a user whom this namespace does not map");
+    let public = |path: &Path| {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    };
+    public(place.path());
+    let path = place.path().join("channel");
+    drop(Options::new().mode(0o777).create_sender(&path).unwrap());
+    let role = Role::new(child, "alone in its namespace").with("name", place.name()).with("at", place.path().display());
+    let host = Child::start(role);
+    for _ in 0..2 {
+        host.expect("listening");
+        let error = Options::new().allow_uids(&[65_534]).connect_sender(&place.name()).unwrap_err();
+        assert!(matches!(&error, Error::Refused(why) if why.contains("uid 65534 is that of every user")), "{error}");
+        host.expect("alone");
+    }
+    host.wait_for_success();
+}
+
+#[test]
+fn silent_connections_of_a_user_who_is_refused_keep_nobody_waiting() {
+    let place = Place::new("silent connections of a user who is refused");
+    let public = |path: &Path| {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    };
+    public(place.path());
+    let listener = Options::new().listen(&place.name()).unwrap();
+    public(&place.socket());
+    let mut stranger = Child::start(Role::new(child, "stranger").with("name", place.name()).with("count", 100));
+    stranger.expect("connected");
+    // All are there before this one, and each would have half a second to greet.
+    let name = place.name();
+    let innocent = std::thread::spawn(move || {
+        let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&name).unwrap();
+        sender.send(b"served").unwrap();
+        sender.drain().unwrap();
+    });
+    let mut receiver = listener.accept_receiver_until(deadline()).unwrap().expect("nobody came");
+    assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"served");
+    innocent.join().unwrap();
+    // They are all refused, and not merely not served yet.
+    stranger.write_line("go");
+    stranger.wait_for_success();
+}
