@@ -576,7 +576,9 @@ typedef struct pelton_sink {
     uint32_t reserved;         /* 0 */
     pelton_write write;
     void *context;             /* for write */
-    const char *path;          /* the file, made if it is not there, else gone on with: what a killed writer left torn is cut off */
+    const char *path;          /* the file, made if it is not there, else gone on with: what a killed writer left torn is cut off. If another
+                                  program renames, deletes or truncates it, as logrotate does, the next write notices, and goes on in the
+                                  file that is at the path then, or begins it: spec/record-file.md */
     uint64_t rotate_bytes;     /* a write that would make the file larger than this begins a new one: FILE is renamed to FILE.000001,
                                   FILE.000002 and so on. 0: never */
     uint64_t sync_bytes;       /* fdatasync each time that so much more is written; the next writes do not wait for it. 0: not for that */
@@ -589,7 +591,8 @@ typedef struct pelton_sink {
 #define PELTON_EACH_WRITE UINT64_MAX
 
 /* Makes a flush of a receiver, which is closed as a handle, and goes on as part of the flush: pelton_senders and held messages stay good.
- * Does not wait. If it fails, the receiver is as before.
+ * Does not wait, but for up to a second while a record file has another writer: one that was just killed has it for a moment. If it fails,
+ * the receiver is as before.
  * Errors: PELTON_NOT_RELEASED: a message is received. PELTON_OPTION: of the options, or the sink. Of a record file: PELTON_ROLE_TAKEN:
  * another handle writes to it; PELTON_DAMAGED: it is broken in the middle, and was not changed: move it away; PELTON_NOT_A_RECORD_FILE:
  * it is something else, or of a later version; PELTON_NO_SPACE, PELTON_SYSTEM. */

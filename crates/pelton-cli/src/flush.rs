@@ -12,7 +12,7 @@ use crate::{
     signals::{SLICE, Signals},
 };
 use clap::Args;
-use pelton::{Error, Flush, RecordFileOptions, Run, Sink};
+use pelton::{Error, Flush, LaneId, RecordFile, RecordFileOptions, Run, Sink};
 use rustix::event::PollFlags;
 use std::{
     io::{ErrorKind, Write as _},
@@ -119,7 +119,32 @@ impl FlushArgs {
             let text = format!("pelton: cut {bytes} bytes from the end of {path}, which a killed writer left torn");
             let _ = writeln!(std::io::stderr(), "{text}");
         }
-        Ok(Box::new(file))
+        Ok(Box::new(Log(file)))
+    }
+}
+
+/// A record file, and a line on standard error when another program has done something to it.
+struct Log(RecordFile);
+
+impl Sink for Log {
+    fn write(&mut self, runs: &[Run<'_>]) -> pelton::Result<()> {
+        let written = self.0.write(runs);
+        if let Some(change) = self.0.take_change() {
+            let _ = writeln!(std::io::stderr(), "pelton: {} {change}", self.0.path().display());
+        }
+        written
+    }
+
+    fn sync(&mut self) -> pelton::Result<()> {
+        self.0.sync()
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.0.due()
+    }
+
+    fn last_seq(&self, lane: LaneId) -> Option<u32> {
+        self.0.last_seq(lane)
     }
 }
 

@@ -160,7 +160,7 @@ pub use call::{
 pub use call::{RawCompletion, RawReplyRoom, RawRequest, RawRequestRoom};
 pub use connect::Listener;
 pub use error::{Error, Result};
-pub use flush::record_file::{Chunk, Record, RecordFile, RecordFileOptions, RecordReader, Records};
+pub use flush::record_file::{Chunk, FileChange, Record, RecordFile, RecordFileOptions, RecordReader, Records};
 pub use flush::{Appender, Appenders, Flush, Forward, LaneId, Run, Sink};
 pub use gather::Senders;
 pub use link::Peer;

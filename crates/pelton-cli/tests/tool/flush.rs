@@ -3,6 +3,8 @@
 use crate::place::Place;
 use pelton_testkit::{Process, eventually};
 use rustix::process::Signal;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 
 fn lines(count: usize) -> String {
     (0..count).map(|number| format!("line {number}\n")).collect()
@@ -122,4 +124,73 @@ fn to_standard_output_it_writes_what_recv_would() {
     let ended = place.run(&["flush", &channel, "-"]);
     assert!(ended.stdout == input.as_bytes());
     place.assert_nothing_left();
+}
+
+#[test]
+fn a_log_that_is_renamed_again_and_again_while_it_is_written_has_each_line_once() {
+    let place = Place::new();
+    let channel = format!("path:{}", place.path("work/channel").display());
+    let input = lines(400_000);
+    let mut send = place.start(&["send", &channel, "--capacity", "256K"]);
+    send.write_all_and_close(input.clone().into_bytes());
+    let flush = place.start(&["flush", &channel, "log", "--buffer", "32K"]);
+    let log = place.path("work/log");
+    let mut files = vec!["cat".to_owned()];
+    for round in 1..=10 {
+        eventually("the log grows", || std::fs::metadata(&log).is_ok_and(|file| file.len() > 50_000));
+        let renamed = format!("log.{round}");
+        std::fs::rename(&log, log.with_file_name(&renamed)).unwrap();
+        files.push(renamed);
+        if round % 2 == 0 {
+            // As logrotate's `create`, unless the writer was first.
+            let _ = std::fs::File::create_new(&log);
+        }
+    }
+    send.wait().assert(0, &[]);
+    flush.finish().assert(0, &["log was renamed by another program"]);
+    files.push("log".to_owned());
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    let ended = place.run(&files);
+    ended.assert(0, &[]);
+    assert!(ended.stdout == input.as_bytes(), "lines are missing, or there twice");
+}
+
+/// As `spec/record-file.md` configures it.
+#[test]
+fn logrotate_rotates_a_log_that_is_open_and_nothing_is_lost() {
+    if Command::new("logrotate").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        return eprintln!("SKIPPED: logrotate is not installed");
+    }
+    for how in ["nocreate", "create 0640", "copytruncate"] {
+        let place = Place::new();
+        let channel = format!("path:{}", place.path("work/channel").display());
+        let log = place.path("work/log");
+        let configuration = format!("{} {{\n rotate 5\n {how}\n nocompress\n}}\n", log.display());
+        let configuration = place.file("configuration", configuration.as_bytes());
+        std::fs::set_permissions(&configuration, PermissionsExt::from_mode(0o600)).unwrap();
+        let mut send = place.start(&["send", &channel]);
+        let flush = place.start(&["flush", &channel, "log"]);
+        let mut input = String::new();
+        for round in 0..3 {
+            let some: String = (0..100).map(|number| format!("round {round} line {number}\n")).collect();
+            send.write(some.as_bytes());
+            input += &some;
+            let is_written = || place.run(&["cat", "log"]).stdout.ends_with(some.as_bytes());
+            eventually("they are in the log", is_written);
+            if round < 2 {
+                let mut logrotate = Command::new("logrotate");
+                logrotate.arg("--force").arg("--state").arg(place.path("work/state")).arg(&configuration);
+                let done = logrotate.output().unwrap();
+                assert!(done.status.success(), "{done:?}");
+            }
+        }
+        send.close_input();
+        send.wait().assert(0, &[]);
+        flush.finish().assert(0, &["by another program"]);
+        let ended = place.run(&["cat", "--verify", "log.2", "log.1", "log"]);
+        ended.assert(0, &[]);
+        let ended = place.run(&["cat", "log.2", "log.1", "log"]);
+        ended.assert(0, &[]);
+        assert_eq!(String::from_utf8(ended.stdout).unwrap(), input, "{how}");
+    }
 }

@@ -3,12 +3,16 @@
 //!
 //! - **A file is made aside**, as FILE.pelton-next, whole, locked, and then renamed: what stands at FILE has a header, and an owner if
 //!   anybody has.
-//! - **A write is at an offset of the sink's own.** What a failed one left is cut off, or written over; the file never ends
+//! - **A write is at the end, and the end is where the sink counts it.** What a failed write left is cut off; the file never ends
 //!   behind what the sink counts as written but for a moment.
+//! - **Before each write the sink checks that the file is at its path and as long as it was**, after it that it is as long as it must be, and
+//!   not deleted. Otherwise somebody has truncated, moved or deleted it, and the sink begins a new one at the path.
 //! - **Bytes that somebody else may change are looked at once.** The records of another user's process are copied first: their
 //!   checksum is of what is in the file.
 
 mod format;
+mod lanes;
+mod place;
 mod reader;
 #[cfg(test)]
 mod tests;
@@ -17,16 +21,17 @@ pub use reader::{Chunk, Record, RecordReader, Records};
 
 use crate::error::{Error, Result, failure};
 use crate::flush::{LaneId, Run, Sink};
-use crate::os::lock::{self, Lock};
-use crate::os::{Descriptor, Owner, Syncer, check_file_size, own_uid, sync};
-use format::{
-    CHUNK_BYTES_MAX, ChunkHeader, Chunks, FileHeader, HEADER, KIND_LAST, KIND_RUN, LAST_ENTRIES_MAX, LAST_ENTRY,
-    u32_at, u64_at,
-};
+use crate::os::lock::Lock;
+use crate::os::{Owner, Syncer, check_file_size, own_uid, sync};
+use format::{CHUNK_BYTES_MAX, ChunkHeader, Chunks, FileHeader, HEADER, KIND_LAST, KIND_RUN, read_at};
+use lanes::Lanes;
 use pelton_lane::step;
-use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags};
+use place::{
+    Before, Identity, There, absolute, aside, create_aside, find, highest_number, nothing_at, numbered, open_or_begin,
+    rename, sync_directory,
+};
+use rustix::fs::Mode;
 use rustix::io::Errno;
-use std::collections::HashMap;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::io::IoSlice;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -36,12 +41,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// Of what lies so near the end of a file the checksums are looked at when it is opened: more than a kernel that was not told to
 /// sync may have had in work when a machine failed is not covered, `pelton cat --verify` looks at all.
 const VERIFIED: u64 = 4 << 20;
-/// How many lanes are remembered over a rotation, the last that were written: four times as many as a receiver has. A lane's
-/// number matters only until its records are released, which is before anything more of it is written.
-const LANES_REMEMBERED: usize = LAST_ENTRIES_MAX / 2;
 /// The most pieces that the system takes with one call.
 const IOV_MAX: usize = 1024;
-/// How often a file is looked for that others are making, or rotating, at the same time.
+/// How often a file is looked for, or written to, that others create, rotate or truncate at the same time.
 const TRIES: usize = 100;
 
 /// How a [`RecordFile`] is written.
@@ -92,7 +94,7 @@ impl RecordFileOptions {
         self
     }
 
-    /// Opens, or begins, a file to write to. Does not wait for another writer.
+    /// Opens, or begins, a file to write to. While another writer has it, waits up to a second: a writer that was just killed has it for a moment.
     ///
     /// A new file has mode 0640, less the umask, as is usual for logs; a file that follows another in a rotation has the mode of that.
     /// Of a file that is there the headers of all chunks are read, and the checksums of the last 4 MiB. What is torn at its end, as a
@@ -121,6 +123,14 @@ impl RecordFileOptions {
 /// What has been written is to be released before more of the same lane is: [`Sink::last_seq`] has one number for each of the lanes
 /// that were written last, 4,096 of them over rotations.
 ///
+/// # Other programs that rotate the file
+/// Each write first checks that the file is at its path and has its length, with one system call. If another program has renamed or deleted it, the
+/// write goes to the file that is at the path now: a new one, if there is none or it is empty. If another program has truncated it
+/// to nothing, the file begins anew. Nothing that is written after that is lost. [`RecordFile::take_change`] says what was found. Only what
+/// another program deletes or truncates is gone, which with logrotate's `copytruncate` includes what is written between its copy and its
+/// truncation; `create` and `nocreate` have no such gap, and neither has [`RecordFileOptions::rotate_bytes`]. `spec/record-file.md` has the
+/// configurations. What is at the path and is no record file, or has another writer, is an error of each write until it is moved away.
+///
 /// Threads: a handle may go from one to another. In a forked child it does nothing.
 #[derive(Debug)]
 pub struct RecordFile {
@@ -130,6 +140,7 @@ pub struct RecordFile {
     owner: Owner,
     uid: u32,
     file: Lock,
+    identity: Identity,
     header: FileHeader,
     /// Where the next chunk goes.
     end: u64,
@@ -138,9 +149,8 @@ pub struct RecordFile {
     /// Whether something may stand behind the end.
     is_torn: bool,
     cut_bytes: u64,
-    last: HashMap<LaneId, Last>,
-    /// Counts what was written, for `Last`.
-    turn: u64,
+    lanes: Lanes,
+    change: Option<FileChange>,
     syncer: Syncer,
     /// Where the last sync that was begun has seen the file's end.
     synced: u64,
@@ -152,11 +162,41 @@ pub struct RecordFile {
     copies: Vec<u8>,
 }
 
-/// What is known of a lane.
-#[derive(Clone, Copy, Debug)]
-struct Last {
-    seq: u32,
-    turn: u64,
+/// What another program has done to a [`RecordFile`] that is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileChange {
+    /// It was shorter than the sink had written it. What was cut off is gone, unless there is a copy.
+    Truncated,
+    /// It was renamed: what was written before is in the renamed file.
+    Moved,
+    /// It was deleted, with what was written before.
+    Deleted,
+    /// It was longer than the sink had written it. What stood behind the end was cut off.
+    Extended,
+}
+
+impl std::fmt::Display for FileChange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            FileChange::Truncated => "was truncated by another program, and goes on from where it ends",
+            FileChange::Moved => {
+                "was renamed by another program: the records that follow are in the file that is at the path now"
+            }
+            FileChange::Deleted => {
+                "was deleted by another program: the records that follow are in the file that is at the path now"
+            }
+            FileChange::Extended => "was written to by another program: its bytes at the end were cut off",
+        })
+    }
+}
+
+/// What is in a file, and where it ends.
+struct Survey {
+    header: FileHeader,
+    begin: u64,
+    end: u64,
+    lanes: Lanes,
 }
 
 impl RecordFile {
@@ -173,6 +213,11 @@ impl RecordFile {
         self.cut_bytes
     }
 
+    /// What another program has done to the file, as the last writes have found it. Says it once.
+    pub fn take_change(&mut self) -> Option<FileChange> {
+        self.change.take()
+    }
+
     /// Where it is: absolute, and without symbolic links.
     pub fn path(&self) -> &Path {
         &self.path
@@ -181,71 +226,33 @@ impl RecordFile {
     fn with(path: &Path, options: RecordFileOptions) -> Result<RecordFile> {
         let owner = Owner::current().map_err(Error::system("asking which process this is"))?;
         let path = absolute(path)?;
-        let file = find_or_make(&path, options.syncs())?;
+        let file = open_or_begin(&path, options.syncs(), None)?;
+        let found = rustix::fs::fstat(&file).map_err(failed("reading", &path, 0))?;
+        let Survey { header, begin, end, lanes } = survey(&file, &path, found.st_size as u64)?;
         let mut opened = RecordFile {
-            header: FileHeader { created: 0, number: 0, id: 0 },
             path,
             options,
             owner,
             uid: own_uid(),
             file,
-            end: HEADER,
-            begin: HEADER,
+            identity: Identity::of(&found),
+            header,
+            end,
+            begin,
             is_torn: false,
-            cut_bytes: 0,
-            last: HashMap::new(),
-            turn: 0,
+            cut_bytes: found.st_size as u64 - end,
+            lanes,
+            change: None,
             syncer: Syncer::new(),
             synced: 0,
             unsynced_since: None,
             sync_failed: None,
             copies: Vec::new(),
         };
-        opened.survey()?;
+        opened.cut()?;
         // What an earlier life wrote may not be on the disk.
         opened.unsynced_since = (opened.options.syncs() && opened.end > opened.begin).then(Instant::now);
         Ok(opened)
-    }
-
-    /// Finds out what is in the file, and cuts what is torn at its end.
-    fn survey(&mut self) -> Result<()> {
-        let mut chunks = Chunks::of(self.file.as_fd(), &self.path)?;
-        self.header = chunks.header;
-        let end = self.stat()?.st_size as u64;
-        while self.end < end {
-            let fd = self.file.as_fd();
-            let found = match chunks.chunk(fd, self.end, end, false)? {
-                Ok(header) if self.end + header.all_bytes() + VERIFIED > end || header.kind == KIND_LAST => {
-                    chunks.chunk(fd, self.end, end, true)?
-                }
-                found => found,
-            };
-            let header = match found {
-                Ok(header) => header,
-                Err(broken) => match chunks.damage(fd, self.end, end, broken)? {
-                    (None, _) => break,
-                    (Some(_), damaged) => return Err(damaged),
-                },
-            };
-            match header.kind {
-                KIND_RUN => self.note(header.lane, header.last_seq()),
-                KIND_LAST => {
-                    let entries = chunks.bytes(fd, self.end + HEADER, header.bytes)?.to_vec();
-                    for entry in entries.chunks_exact(LAST_ENTRY) {
-                        let lane = LaneId([u64_at(entry, 0), u64_at(entry, 8)]);
-                        // Of the files before: what this one has is later, wherever the chunk stands.
-                        if !self.last.contains_key(&lane) {
-                            self.note(lane, u32_at(entry, 16));
-                        }
-                    }
-                    self.begin = self.end + header.all_bytes();
-                }
-                _ => {}
-            }
-            self.end += header.all_bytes();
-        }
-        self.cut_bytes = end - self.end;
-        self.cut()
     }
 
     fn stat(&self) -> Result<rustix::fs::Stat> {
@@ -267,36 +274,18 @@ impl RecordFile {
         Ok(())
     }
 
-    /// The last number of a lane is this one now.
-    fn note(&mut self, lane: LaneId, seq: u32) {
-        self.turn += 1;
-        self.last.insert(lane, Last { seq, turn: self.turn });
-        if self.last.len() == LAST_ENTRIES_MAX {
-            self.forget_the_oldest();
-        }
-    }
-
-    fn forget_the_oldest(&mut self) {
-        let mut turns: Vec<u64> = self.last.values().map(|last| last.turn).collect();
-        turns.sort_unstable();
-        let first = turns[turns.len().saturating_sub(LANES_REMEMBERED)..].first().copied().unwrap_or(0);
-        self.last.retain(|_, last| last.turn >= first);
-    }
-
     /// Begins a new file. Whatever step is the last that is done, the next opening finds a whole file at FILE, or none there and a
     /// whole one aside.
     fn rotate(&mut self) -> Result<()> {
         if self.options.syncs() {
             self.sync_all()?;
         }
-        let number = free_number(&self.path)?.max(self.header.number);
+        let number = (highest_number(&self.path)? + 1).max(self.header.number);
         let (rotated, aside) = (numbered(&self.path, number), aside(&self.path));
-        let next = lock_at(&aside, true)?.ok_or_else(|| nothing_at(&aside))?;
-        self.forget_the_oldest();
+        let next = create_aside(&aside, Some(self.mode()?))?;
         let header = FileHeader::new(number + 1);
-        let end = begin_file(&next, &aside, &header, &self.last_numbers())?;
-        let mode = Mode::from_raw_mode(self.stat()?.st_mode & 0o777);
-        rustix::fs::fchmod(&next, mode).map_err(failed("setting the mode of", &aside, 0))?;
+        let end = begin_file(&next, &aside, &header, &self.lanes.bytes())?;
+        let identity = Identity::of(&rustix::fs::fstat(&next).map_err(failed("reading", &aside, 0))?);
         step("record file: made aside");
         if self.options.syncs() {
             sync(&next).map_err(failed("syncing", &aside, 0))?;
@@ -309,7 +298,7 @@ impl RecordFile {
             return Err(failed("renaming", &aside, 0)(error));
         }
         step("record file: renamed into place");
-        (self.file, self.header, self.end, self.begin) = (next, header, end, end);
+        (self.file, self.identity, self.header, self.end, self.begin) = (next, identity, header, end, end);
         (self.is_torn, self.synced, self.unsynced_since) = (false, 0, None);
         if self.options.syncs() {
             sync_directory(&self.path)?;
@@ -317,17 +306,64 @@ impl RecordFile {
         Ok(())
     }
 
-    /// The lanes whose records are in earlier files, by when they were written.
-    fn last_numbers(&self) -> Vec<u8> {
-        let mut lanes: Vec<(&LaneId, &Last)> = self.last.iter().collect();
-        lanes.sort_unstable_by_key(|(_, last)| last.turn);
-        let mut bytes = Vec::with_capacity(lanes.len() * LAST_ENTRY);
-        for (lane, last) in lanes {
-            bytes.extend(lane.0[0].to_le_bytes());
-            bytes.extend(lane.0[1].to_le_bytes());
-            bytes.extend(u64::from(last.seq).to_le_bytes());
+    fn mode(&self) -> Result<Mode> {
+        Ok(Mode::from_raw_mode(self.stat()?.st_mode & 0o777))
+    }
+
+    /// Sees to it that `file` is the one at the path, and ends where this counts it.
+    fn check_file(&mut self) -> Result<()> {
+        match find(&self.file, self.identity, &self.path)? {
+            There::Bytes(bytes) if bytes == self.end => Ok(()),
+            There::Bytes(bytes) => self.mend(bytes),
+            There::Moved => self.begin_at_path(FileChange::Moved),
+            There::Deleted => self.begin_at_path(FileChange::Deleted),
         }
-        bytes
+    }
+
+    /// The file has `bytes` bytes, which are not as many as it should have.
+    #[cold]
+    fn mend(&mut self, bytes: u64) -> Result<()> {
+        let mut begin = [0; HEADER as usize];
+        let read =
+            read_at(&self.file, &mut begin, 0).map_err(Error::system(format!("reading {}", self.path.display())))?;
+        if read == begin.len() && begin == self.header.bytes() {
+            if bytes > self.end {
+                self.change = Some(FileChange::Extended).filter(|_| !self.is_torn).or(self.change);
+                return self.cut();
+            }
+            let survey = survey(&self.file, &self.path, bytes)?;
+            (self.begin, self.end) = (survey.begin, survey.end);
+        } else if bytes == 0 || self.is_torn {
+            // A failed write may have left something where the file was truncated meanwhile.
+            let (number, lanes) = (self.header.number + 1, self.lanes.bytes());
+            self.header = FileHeader::new(number);
+            self.end = begin_file(&self.file, &self.path, &self.header, &lanes)?;
+            self.begin = self.end;
+            step("record file: begun again");
+        } else {
+            let problem = "another program has overwritten it while it was open: move it away".to_owned();
+            return Err(Error::NotARecordFile { path: self.path.display().to_string(), problem });
+        }
+        self.synced = self.synced.min(self.end);
+        self.change = Some(FileChange::Truncated);
+        self.cut()
+    }
+
+    /// Goes on in the file that is at the path now, or in a new one.
+    #[cold]
+    fn begin_at_path(&mut self, change: FileChange) -> Result<()> {
+        // What is in the old file is to be on the disk as before; if it cannot be, that is reported, and the next write goes on.
+        let synced = if self.options.syncs() { self.sync_all() } else { Ok(()) };
+        let before = Before { number: self.header.number + 1, mode: Some(self.mode()?), lanes: self.lanes.bytes() };
+        let file = open_or_begin(&self.path, self.options.syncs(), Some(&before))?;
+        let found = rustix::fs::fstat(&file).map_err(failed("reading", &self.path, 0))?;
+        let Survey { header, begin, end, mut lanes } = survey(&file, &self.path, found.st_size as u64)?;
+        lanes.note_all(&self.lanes);
+        (self.file, self.identity, self.lanes) = (file, Identity::of(&found), lanes);
+        (self.header, self.begin, self.end) = (header, begin, end);
+        (self.synced, self.unsynced_since, self.change) = (0, None, Some(change));
+        self.cut()?;
+        synced
     }
 
     /// Writes chunks at the end; on failure whatever got there is behind the end still.
@@ -364,7 +400,7 @@ impl RecordFile {
         let pieces =
             headers.iter().zip(&bytes_of).flat_map(|(header, bytes)| [IoSlice::new(header), IoSlice::new(bytes)]);
         let mut pieces: Vec<IoSlice<'_>> = pieces.collect();
-        write_all_at(self.file.as_fd(), &mut pieces, self.end)
+        append_all(self.file.as_fd(), &mut pieces)
     }
 
     /// Tells once what became of a sync that was begun, if it failed and that is known.
@@ -399,16 +435,43 @@ impl RecordFile {
         if let Some(run) = runs.iter().find(|run| run.bytes().len() as u64 > CHUNK_BYTES_MAX) {
             return Err(Error::TooLarge { bytes: run.bytes().len() as u64, bytes_max: CHUNK_BYTES_MAX });
         }
+        for _ in 0..TRIES {
+            if self.try_write_runs(runs, bytes)? {
+                step("record file: written");
+                self.is_torn = false;
+                self.end += bytes;
+                for run in runs {
+                    self.lanes.note(run.lane(), format::last_seq(run.first_seq(), run.messages()));
+                }
+                if self.options.sync_bytes == Some(0) {
+                    self.synced = self.end;
+                } else if self.options.syncs() {
+                    self.unsynced_since.get_or_insert_with(Instant::now);
+                }
+                return Ok(());
+            }
+        }
+        Err(nothing_at(&self.path))
+    }
+
+    /// False: the file was truncated or deleted just before or after the write, which does not count then.
+    fn try_write_runs(&mut self, runs: &[Run<'_>], bytes: u64) -> Result<bool> {
+        self.check_file()?;
         if self.end > self.begin && self.options.rotate_bytes.is_some_and(|most| self.end + bytes > most) {
             self.rotate()?;
         }
-        if self.is_torn {
-            self.cut()?;
-        }
+        step("record file: checked");
         self.is_torn = true;
-        let syncs = self.options.sync_bytes == Some(0);
         let mut done = check_file_size(self.end + bytes).and_then(|()| self.write_chunks(runs));
-        if syncs {
+        let found = self.stat()?;
+        let (is_deleted, found) = (found.st_nlink == 0, found.st_size as u64);
+        if done.is_ok() && (is_deleted || found != self.end + bytes) {
+            // As far as it is what was written here. The check before the next attempt sees to the rest.
+            let begin = found.saturating_sub(bytes);
+            let cut = rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&self.file, begin));
+            return cut.map(|()| false).map_err(failed("cutting off what was not written wholly of", &self.path, 0));
+        }
+        if self.options.sync_bytes == Some(0) {
             done = done.and_then(|()| sync(&self.file));
         }
         if let Err(error) = done {
@@ -416,18 +479,7 @@ impl RecordFile {
             let _ = self.cut();
             return Err(failed("writing to", &self.path, bytes)(error));
         }
-        step("record file: written");
-        self.is_torn = false;
-        self.end += bytes;
-        for run in runs {
-            self.note(run.lane(), format::last_seq(run.first_seq(), run.messages()));
-        }
-        if syncs {
-            self.synced = self.end;
-        } else if self.options.syncs() {
-            self.unsynced_since.get_or_insert_with(Instant::now);
-        }
-        Ok(())
+        Ok(true)
     }
 
     fn check_owner(&self) -> Result<()> {
@@ -470,7 +522,7 @@ impl Sink for RecordFile {
     }
 
     fn last_seq(&self, lane: LaneId) -> Option<u32> {
-        self.last.get(&lane).map(|last| last.seq)
+        self.lanes.last_seq(lane)
     }
 }
 
@@ -503,147 +555,33 @@ fn failed(what: &str, path: &Path, bytes: u64) -> impl FnOnce(Errno) -> Error + 
     move |errno| failure(what, path, bytes, errno)
 }
 
-/// Without symbolic links, so that a rotation renames the file and not a link to it, and good in any working directory.
-fn absolute(path: &Path) -> Result<PathBuf> {
-    match std::fs::canonicalize(path) {
-        Ok(path) => Ok(path),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            std::path::absolute(path).map_err(Error::system(format!("finding {}", path.display())))
-        }
-        Err(error) => Err(Error::system(format!("finding {}", path.display()))(error)),
-    }
-}
-
-/// The name with something at its end.
-fn beside(path: &Path, ending: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(ending);
-    PathBuf::from(name)
-}
-
-fn aside(path: &Path) -> PathBuf {
-    beside(path, ".pelton-next")
-}
-
-fn numbered(path: &Path, number: u64) -> PathBuf {
-    beside(path, &format!(".{number:06}"))
-}
-
-/// One more than the highest number that a file of the rotation has.
-fn free_number(path: &Path) -> Result<u64> {
-    use std::os::unix::ffi::OsStrExt as _;
-    let directory = path.parent().unwrap_or(path);
-    let what = || format!("reading the directory {}", directory.display());
-    let mut highest = 0;
-    for entry in std::fs::read_dir(directory).map_err(Error::system(what()))? {
-        let name = entry.map_err(Error::system(what()))?.file_name();
-        let ours = path.file_name().and_then(|ours| name.as_bytes().strip_prefix(ours.as_bytes()));
-        let digits = ours.and_then(|rest| rest.strip_prefix(b".")).filter(|digits| digits.len() >= 6);
-        let number = digits.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
-        // Nothing of ours has so many before it that it could not be counted.
-        highest = number.filter(|number| *number < u64::from(u32::MAX)).map_or(highest, |number| highest.max(number));
-    }
-    Ok(highest + 1)
-}
-
-/// Never over anything.
-fn rename(from: &Path, to: &Path) -> rustix::io::Result<()> {
-    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // A file system that cannot: nobody else gives files such names.
-        Err(Errno::INVAL | Errno::NOSYS) if std::fs::symlink_metadata(to).is_err() => rustix::fs::rename(from, to),
-        done => done,
-    }
-}
-
-/// Opens what is at a path, for its only writer. `None`: nothing is there.
-fn lock_at(path: &Path, create: bool) -> Result<Option<Lock>> {
-    let opening = || failed("opening", path, 0);
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | if create { OFlags::CREATE } else { OFlags::empty() };
-    for _ in 0..TRIES {
-        let opened = Descriptor::opened(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o640)));
-        let file = match opened.map_err(Error::system(format!("opening {}", path.display())))? {
-            Err(Errno::NOENT) if !create => return Ok(None),
-            file => file.map_err(opening())?,
-        };
-        let found = rustix::fs::fstat(&file).map_err(opening())?;
-        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
-            let problem = "it is not a regular file".to_owned();
-            return Err(Error::NotARecordFile { path: path.display().to_string(), problem });
-        }
-        let locked = lock::try_lock(file).map_err(Error::system(format!("locking {}", path.display())))?;
-        let Some(lock) = locked else {
-            let path = path.display().to_string();
-            return Err(Error::RoleTaken { role: "writer".to_owned(), path, pid: 0 });
-        };
-        // Its owner may have renamed, or removed, it before the lock was had.
-        match rustix::fs::stat(path) {
-            Ok(there) if (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino) => return Ok(Some(lock)),
-            _ => {}
-        }
-    }
-    Err(nothing_at(path))
-}
-
-fn nothing_at(path: &Path) -> Error {
-    let problem = format!("it was another file at each of {TRIES} looks: let one process at a time write to it");
-    Error::NotARecordFile { path: path.display().to_string(), problem }
-}
-
-/// The file at a path, for its only writer. Where there is none it is begun, or what a killed rotation left aside is put there.
-fn find_or_make(path: &Path, syncs: bool) -> Result<Lock> {
-    let aside = aside(path);
-    for _ in 0..TRIES {
-        if let Some(file) = lock_at(path, false)? {
-            // Who has this lock is the only one to make anything aside, but before there was a file.
-            let _ = std::fs::remove_file(&aside);
-            let stat = rustix::fs::fstat(&file).map_err(failed("reading", path, 0))?;
-            if stat.st_size == 0 {
-                begin_file(&file, path, &FileHeader::new(free_number(path)?), &[])?;
+/// What is in a file of so many bytes: its end is before what is torn.
+fn survey(file: &Lock, path: &Path, bytes: u64) -> Result<Survey> {
+    let fd = file.as_fd();
+    let mut chunks = Chunks::of(fd, path)?;
+    let (header, lanes) = (chunks.header, Lanes::default());
+    let mut found = Survey { header, begin: HEADER, end: HEADER, lanes };
+    while found.end < bytes {
+        let chunk = match chunks.chunk(fd, found.end, bytes, false)? {
+            Ok(header) if found.end + header.all_bytes() + VERIFIED > bytes || header.kind == KIND_LAST => {
+                chunks.chunk(fd, found.end, bytes, true)?
             }
-            return Ok(file);
-        }
-        let made = lock_at(&aside, true)?.ok_or_else(|| nothing_at(&aside))?;
-        if std::fs::symlink_metadata(path).is_ok() {
-            continue;
-        }
-        if !is_whole(&made, &aside)? {
-            begin_file(&made, &aside, &FileHeader::new(free_number(path)?), &[])?;
-        }
-        step("record file: first made aside");
-        if syncs {
-            sync(&made).map_err(failed("syncing", &aside, 0))?;
-        }
-        match rename(&aside, path) {
-            Ok(()) => {
-                step("record file: first renamed into place");
-                if syncs {
-                    sync_directory(path)?;
-                }
-                return Ok(made);
-            }
-            Err(Errno::EXIST) => {}
-            Err(error) => return Err(failed("renaming", &aside, 0)(error)),
+            chunk => chunk,
+        };
+        let header = match chunk {
+            Ok(header) => header,
+            Err(broken) => match chunks.damage(fd, found.end, bytes, broken)? {
+                (None, _) => break,
+                (Some(_), damaged) => return Err(damaged),
+            },
+        };
+        found.lanes.note_chunk(&mut chunks, fd, found.end, &header)?;
+        found.end += header.all_bytes();
+        if header.kind == KIND_LAST {
+            found.begin = found.end;
         }
     }
-    Err(nothing_at(path))
-}
-
-/// Whether a file that was made aside was finished.
-fn is_whole(file: &Lock, path: &Path) -> Result<bool> {
-    let end = rustix::fs::fstat(file).map_err(failed("reading", path, 0))?.st_size as u64;
-    let mut chunks = match Chunks::of(file.as_fd(), path) {
-        Ok(chunks) => chunks,
-        Err(Error::NotARecordFile { .. }) => return Ok(false),
-        Err(error) => return Err(error),
-    };
-    let mut at = HEADER;
-    while at < end {
-        match chunks.chunk(file.as_fd(), at, end, true)? {
-            Ok(header) => at += header.all_bytes(),
-            Err(_) => return Ok(false),
-        }
-    }
-    Ok(true)
+    Ok(found)
 }
 
 /// Writes the beginning of a file, with the last numbers of lanes, if there are any; answers how far it goes.
@@ -671,33 +609,24 @@ fn begin_file(file: &Lock, path: &Path, header: &FileHeader, lanes: &[u8]) -> Re
     };
     let done = emptied
         .and_then(|()| check_file_size(end))
-        .and_then(|()| write_all_at(file.as_fd(), &mut [IoSlice::new(&bytes)], 0));
+        .and_then(|()| append_all(file.as_fd(), &mut [IoSlice::new(&bytes)]));
     done.map_err(failed("writing to", path, end))?;
     Ok(end)
 }
 
-/// Writes all of it at a place of the file, with as few calls as the system allows.
-fn write_all_at(file: BorrowedFd<'_>, mut pieces: &mut [IoSlice<'_>], mut at: u64) -> rustix::io::Result<()> {
+/// Writes all of it at the end of the file, with as few calls as the system allows.
+fn append_all(file: BorrowedFd<'_>, mut pieces: &mut [IoSlice<'_>]) -> rustix::io::Result<()> {
     IoSlice::advance_slices(&mut pieces, 0);
     while !pieces.is_empty() {
         let some = &pieces[..pieces.len().min(IOV_MAX)];
-        match rustix::io::retry_on_intr(|| rustix::io::pwritev(file, some, at))? {
+        match rustix::io::retry_on_intr(|| rustix::io::writev(file, some))? {
             // No system says so of a file.
             0 => return Err(Errno::IO),
             written => {
                 IoSlice::advance_slices(&mut pieces, written);
-                at += written as u64;
                 step("record file: a part written");
             }
         }
     }
     Ok(())
-}
-
-/// The names in the directory of a file are on the disk after it.
-fn sync_directory(path: &Path) -> Result<()> {
-    let directory = path.parent().unwrap_or(path);
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let synced = rustix::fs::open(directory, flags, Mode::empty()).and_then(rustix::fs::fsync);
-    synced.map_err(failed("syncing the directory", directory, 0))
 }

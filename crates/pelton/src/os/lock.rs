@@ -6,6 +6,7 @@
 
 use super::Descriptor;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 /// A lock that this process has.
 #[derive(Debug)]
@@ -34,6 +35,18 @@ pub(crate) fn try_lock(lock: Descriptor) -> std::io::Result<Option<Lock>> {
         Ok(_) => Ok(Some(Lock(lock))),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// As [`try_lock`], tried again each millisecond until `deadline`: the kernel has no lock with a deadline.
+pub(crate) fn lock_until(lock: Descriptor, deadline: Instant) -> std::io::Result<Option<Lock>> {
+    loop {
+        match request(lock.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK) {
+            Ok(_) => return Ok(Some(Lock(lock))),
+            Err(error) if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => return Err(error),
+            Err(_) if Instant::now() >= deadline => return Ok(None),
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
     }
 }
 

@@ -13,6 +13,7 @@ mod hostile;
 mod path;
 mod readme;
 mod record_file;
+mod record_file_rotated;
 mod services;
 #[path = "../support/mod.rs"]
 mod support;

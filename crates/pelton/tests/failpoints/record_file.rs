@@ -7,6 +7,7 @@ use crate::support::{Child, Role, report};
 use pelton::{RecordFile, RecordFileOptions, RecordReader, Sink as _};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 static LEFT: AtomicU64 = AtomicU64::new(0);
@@ -97,4 +98,47 @@ fn a_writer_killed_at_any_step_leaves_everything_once() {
         }
         assert!(through);
     }
+}
+
+/// What is done to the file at a step, once.
+static DISTURB: Mutex<Option<(&'static str, fn(&Path), PathBuf)>> = Mutex::new(None);
+
+fn disturb_at_step(step: &'static str) {
+    let mut disturb = DISTURB.lock().unwrap();
+    if disturb.as_ref().is_some_and(|(at, ..)| *at == step) {
+        let (_, disturb, path) = disturb.take().unwrap();
+        disturb(&path);
+    }
+}
+
+#[test]
+fn a_file_truncated_deleted_or_renamed_between_the_check_and_the_end_of_the_write_costs_no_message() {
+    let _alone = alone();
+    pelton::failpoints::set(disturb_at_step);
+    let truncate = |path: &Path| std::fs::File::options().write(true).open(path).unwrap().set_len(0).unwrap();
+    let disturbs: [(fn(&Path), &str); 3] = [
+        (truncate, "truncated"),
+        (|path| std::fs::remove_file(path).unwrap(), "deleted"),
+        (|path| std::fs::rename(path, path.with_extension("1")).unwrap(), "renamed"),
+    ];
+    for step in ["record file: checked", "record file: a part written"] {
+        for (disturb, what) in disturbs {
+            let (place, path) = place();
+            let mut file = RecordFile::open(&path).unwrap();
+            write(&mut file, &[run(1, 1, 2)]);
+            *DISTURB.lock().unwrap() = Some((step, disturb, path.clone()));
+            // Larger than all that was before, so that the length alone says nothing.
+            write(&mut file, &[run(1, 3, 100)]);
+            assert!(DISTURB.lock().unwrap().is_none());
+            write(&mut file, &[run(1, 103, 1)]);
+            drop(file);
+            let moved = place.path().join("log.1");
+            let mut found = if moved.exists() { read(&moved).0 } else { vec![(1, 1, 2)] };
+            let (more, error) = read(&path);
+            assert!(error.is_none(), "{what} at {step}: {error:?}");
+            found.extend(more);
+            assert_eq!(found, [(1, 1, 2), (1, 3, 100), (1, 103, 1)], "{what} at {step}");
+        }
+    }
+    pelton::failpoints::set(|_| {});
 }

@@ -109,7 +109,7 @@ fn opens(path: &Path, wanted: &Value) -> Value {
             for last in last {
                 assert_eq!(file.last_seq(lane(&last["lane"])).map(u64::from), Some(number(&last["seq"])));
             }
-            assert_eq!(file.last.len(), last.len());
+            assert_eq!(file.lanes.len(), last.len());
             json!({ "cut": file.cut_bytes(), "last": last })
         }
         Err(Error::Damaged { offset, next, .. }) => json!({ "damaged": offset, "next": next }),
