@@ -550,9 +550,8 @@ fn is_strange(run: &Run<'_>, uid: u32) -> bool {
     run.peer().is_some_and(|peer| peer.uid != uid)
 }
 
-fn failed(what: &str, path: &Path, bytes: u64) -> impl FnOnce(Errno) -> Error + use<> {
-    let (what, path) = (format!("{what} {}", path.display()), path.display().to_string());
-    move |errno| failure(what, path, bytes, errno)
+fn failed(what: &str, path: &Path, bytes: u64) -> impl FnOnce(Errno) -> Error {
+    move |errno| failure(format!("{what} {}", path.display()), path.display().to_string(), bytes, errno)
 }
 
 /// What is in a file of so many bytes: its end is before what is torn.
