@@ -100,8 +100,11 @@ fn a_writer_killed_at_any_step_leaves_everything_once() {
     }
 }
 
-/// What is done to the file at a step, once.
-static DISTURB: Mutex<Option<(&'static str, fn(&Path), PathBuf)>> = Mutex::new(None);
+/// What another program does to a file.
+type Disturb = fn(&Path);
+
+/// Done at a step, once.
+static DISTURB: Mutex<Option<(&'static str, Disturb, PathBuf)>> = Mutex::new(None);
 
 fn disturb_at_step(step: &'static str) {
     let mut disturb = DISTURB.lock().unwrap();
@@ -116,7 +119,7 @@ fn a_file_truncated_deleted_or_renamed_between_the_check_and_the_end_of_the_writ
     let _alone = alone();
     pelton::failpoints::set(disturb_at_step);
     let truncate = |path: &Path| std::fs::File::options().write(true).open(path).unwrap().set_len(0).unwrap();
-    let disturbs: [(fn(&Path), &str); 3] = [
+    let disturbs: [(Disturb, &str); 3] = [
         (truncate, "truncated"),
         (|path| std::fs::remove_file(path).unwrap(), "deleted"),
         (|path| std::fs::rename(path, path.with_extension("1")).unwrap(), "renamed"),
