@@ -1008,7 +1008,9 @@ PELTON_MUST_USE int pelton_file_submit(pelton_engine *engine, const pelton_opera
 
 /* Takes completions, up to count of those that are there; waits for the first. *taken is how many, at least 1.
  * Errors: PELTON_AGAIN: none. PELTON_TOO_SMALL: count is 0. PELTON_REFUSED: nothing is in flight, so nothing completes; not with
- * PELTON_NO_WAIT. PELTON_SYSTEM: no memory, or threads, to begin what was submitted. */
+ * PELTON_NO_WAIT. PELTON_SYSTEM: no memory, or threads, to begin what was submitted. That concerns no operation: each one stays in flight,
+ * and its token comes back once, by a later call; so does pelton_arm. Whoever gives up after it cancels, and takes the completion: the memory
+ * of an operation is the library's until then. */
 PELTON_MUST_USE int pelton_file_completions(pelton_engine *engine, int64_t deadline_ns, pelton_file_completion *out, size_t count,
                                             size_t *taken);
 

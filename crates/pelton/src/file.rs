@@ -47,6 +47,10 @@
 //! - An error is an [`Error::File`]: what was done, its path, the name of the errno.
 //! - A buffer belongs to its operation until that has ended: it comes back with the completion, also of one that failed or was cancelled. Dropping
 //!   an engine cancels what is in flight, does not wait, and frees each buffer only when the kernel is done with it.
+//! - An [`Error::System`] of a call that begins or takes operations ([`Engine::start`], [`Engine::arm`], [`Engine::try_completion`] and others: the
+//!   kernel has no memory, or no threads, for now) concerns no operation. Each one that was submitted stays in flight, and completes once, with its
+//!   token, by a later call; the engine's descriptor is readable until a call succeeds. So a caller that goes on after such an error
+//!   has a token of its own for each operation, and compares it. To give an operation up: [`Engine::cancel`], and take its completion.
 //! - At most [`EngineOptions::in_flight_max`] operations are in flight; what is beyond comes back to the caller.
 //! - The rooted engine ([`EngineOptions::root`]) opens nothing outside its directory, whatever the paths and the links there say.
 //! - A forked child owns nothing of an engine's: [`Error::Forked`].

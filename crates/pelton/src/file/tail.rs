@@ -3,7 +3,7 @@
 use super::File;
 use crate::error::{Error, Result};
 use crate::flush::{Run, Sink};
-use rustix::fs::{fdatasync, fstat, ftruncate};
+use rustix::fs::{FileType, fdatasync, fstat, ftruncate};
 use rustix::io::{Errno, retry_on_intr};
 
 /// The end of a file, to which messages go one after the other, without anything in between.
@@ -12,7 +12,9 @@ use rustix::io::{Errno, retry_on_intr};
 /// system call, by the thread that filled it. The messages of a thread are in order, and whole. What a process has not flushed when
 /// it is killed is gone; [`RecordFile`](crate::RecordFile) says what is whole after that, this does not.
 ///
-/// Nobody else may write to the file's end meanwhile. After a failed write it is cut back to what it had.
+/// Nobody else may write to the file's end meanwhile. After a failed write it is cut back to what it had. A file that another program has truncated, as
+/// logrotate's `copytruncate` does, goes on at its new end. That the file was renamed or deleted is not noticed: a
+/// [`RecordFile`](crate::RecordFile) notices, and goes on in a new file.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -87,6 +89,10 @@ impl Sink for Tail {
         }
         if self.bytes.is_empty() {
             return Ok(());
+        }
+        let found = fstat(&self.file).map_err(|errno| failed("asking about", &self.file, errno))?;
+        if FileType::from_raw_mode(found.st_mode).is_file() {
+            self.end = self.end.min(found.st_size as u64);
         }
         if let Err(errno) = self.write_all() {
             self.is_torn = true;

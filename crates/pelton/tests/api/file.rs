@@ -661,6 +661,25 @@ fn closing_waits_for_what_is_in_flight_or_until_its_deadline() {
 }
 
 #[test]
+fn appending_to_a_file_that_is_truncated_goes_on_at_its_end() {
+    let root = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = root.path().join("log");
+    let mut engine = Engine::new().unwrap();
+    let tail = Tail::of(open(&mut engine, &path)).unwrap();
+    let appenders = pelton::Options::new().append(tail).unwrap();
+    for left in [None, Some(0), Some(2)] {
+        appenders.append(b"some").unwrap();
+        appenders.sync().unwrap();
+        if let Some(left) = left {
+            std::fs::File::options().write(true).open(&path).unwrap().set_len(left).unwrap();
+            appenders.append(b" more").unwrap();
+            appenders.sync().unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), [&b" m"[..left as usize], b" more"].concat());
+        }
+    }
+}
+
+#[test]
 fn many_threads_append_to_a_plain_file_and_each_ones_messages_are_whole_and_in_order() {
     let _hang = Watchdog::new("many threads append to a plain file");
     let root = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -783,6 +802,43 @@ fn no_more_is_answered_in_a_turn_than_keeps_a_loop_for_a_moment() {
         assert_eq!(seen.len(), 22);
         assert_eq!(lent.times(), vec![1; 40 * EACH]);
     });
+}
+
+#[test]
+fn after_an_error_of_the_system_each_operation_completes_once_with_its_own_token() {
+    let _hang = Watchdog::new("after an error of the system each operation completes once with its own token");
+    if !Engine::new().unwrap().uses_io_uring() {
+        return eprintln!("SKIPPED: no io_uring");
+    }
+    let root = tempfile::tempdir_in("/var/tmp").unwrap();
+    let mut engine = Engine::new().unwrap();
+    let file = open(&mut engine, &root.path().join("a"));
+    let synced = file.clone();
+    // A thread in which the kernel has no memory to begin anything.
+    let starved = std::thread::spawn(move || {
+        seccomp::refuse(libc::SYS_io_uring_enter, libc::ENOMEM);
+        let is_told = |error: Error| error.to_string().contains("beginning operations");
+        for token in 0..10 {
+            submit(&mut engine, token, Operation::sync(&synced));
+            assert!(is_told(engine.try_completion().unwrap_err()));
+            assert!(is_told(engine.arm().unwrap_err()));
+            assert!(is_readable(&engine), "a loop comes again, and tries again");
+        }
+        let soon = Instant::now() + Duration::from_secs(60);
+        assert!(is_told(engine.run_until(Operation::stat_file(&synced), soon).unwrap_err()));
+        assert!(engine.cancel(5).unwrap());
+        assert_eq!(engine.in_flight(), 10);
+        assert!(engine.uses_io_uring());
+        engine
+    });
+    let mut engine = starved.join().unwrap();
+    let ran = engine.run(Operation::write_at(&file, vec![1; 10], 0)).unwrap();
+    assert_eq!((ran.count(), engine.in_flight()), (10, 10));
+    let mut seen: Vec<u64> = (0..10).map(|_| done(&mut engine).token).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, (0..10).collect::<Vec<u64>>());
+    assert!(engine.try_completion().unwrap().is_none());
+    engine.close().unwrap();
 }
 
 #[test]
