@@ -33,8 +33,10 @@ refused. :ROOT a directory that no path leads out of. Does not wait, but for tha
   (declare (type word engine) (type system-area-pointer completion))
   (with-words (taken 1)
     (%file-cancel engine +token+)
+    ;; The kernel may have no memory to end it for now. Until it has ended, its memory is the kernel's, and its token is in use.
     (loop for code = (%file-completions engine +forever+ completion 1 taken)
-          until (or (eql code 0) (eql code +refused+) (< code +again+)))
+          until (not (or (eql code +again+) (eql code +system+)))
+          do (sb-thread:thread-yield))
     (unless (zerop (sap-ref-64 completion 24))
       (%close (sap-ref-64 completion 24)))))
 
