@@ -5,7 +5,7 @@
 
 use crate::{
     channel::unless_timed_out,
-    failure::Failure,
+    failure::{Failure, say},
     frame::{Framing, Splitter},
     output::{Output, WRITE_BYTES},
     report::Ended,
@@ -74,6 +74,8 @@ struct Report<'a> {
 /// Runs `pelton call`.
 pub fn run(args: &CallArgs) -> Result<(), Failure> {
     let signals = Signals::install()?;
+    // First: what cannot be written is not to be asked for.
+    let output = Output::new()?;
     let deadline = args.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let client = appear(args, deadline, &signals)?;
     let started = Instant::now();
@@ -93,7 +95,7 @@ pub fn run(args: &CallArgs) -> Result<(), Failure> {
         awaited: VecDeque::new(),
         taken: 0,
         waiting_bytes: 0,
-        output: Output::new(),
+        output,
         counts: Counts::default(),
         first_failure: None,
         is_lost: false,
@@ -109,8 +111,9 @@ pub fn run(args: &CallArgs) -> Result<(), Failure> {
         };
         let Counts { calls, failed, bytes_asked, bytes_answered } = counts;
         let name = &args.name;
+        let error = result.as_deref();
         let report =
-            Report { command: "call", name, calls, failed, bytes_asked, bytes_answered, seconds, ended, error: result };
+            Report { command: "call", name, calls, failed, bytes_asked, bytes_answered, seconds, ended, error };
         let line = serde_json::to_string(&report).expect("numbers and text");
         let _ = writeln!(std::io::stderr(), "{line}");
     }
@@ -391,7 +394,7 @@ impl Calling<'_> {
         };
         self.counts.failed += 1;
         if self.args.frame.is_some() {
-            let _ = writeln!(std::io::stderr(), "pelton: {text}");
+            say(&text);
         }
         self.first_failure.get_or_insert(text);
     }

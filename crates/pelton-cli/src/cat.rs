@@ -1,7 +1,7 @@
 //! `pelton cat`: the messages of record files to standard output, or what there is in them and whether it is whole.
 
 use crate::{
-    failure::Failure,
+    failure::{Failure, say},
     frame::Framing,
     inspect::{json, print},
 };
@@ -10,7 +10,6 @@ use pelton::{Chunk, Error, RecordReader};
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
-    io::Write as _,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -48,7 +47,7 @@ pub fn run(args: &CatArgs) -> Result<(), Failure> {
                 Ok(Some(chunk)) => chunk,
                 Ok(None) => break,
                 Err(error @ Error::Damaged { .. }) => {
-                    let _ = writeln!(std::io::stderr(), "pelton: {error}");
+                    say(&error);
                     if broken.note(&error) {
                         continue;
                     }

@@ -7,12 +7,19 @@ use crate::{
     signals::{SLICE, Signals},
 };
 use clap::{Args, ValueEnum};
-use pelton::{Counters, Options, Receiver};
+use pelton::{Counters, Error, Listener, Options, Receiver};
+use rustix::event::PollFlags;
 use std::{
     io::Write as _,
+    os::fd::AsFd as _,
     path::PathBuf,
     time::{Duration, Instant},
 };
+
+/// Longer than a handshake takes on a machine that is busy with other work, and hardly longer than a Ctrl-C may take. A guess.
+const HANDSHAKE: Duration = Duration::from_secs(1);
+/// Between two looks whether somebody listens by now: as the library has it.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// Options of `send`, `recv` and `flush`.
 #[derive(Args)]
@@ -76,16 +83,16 @@ impl ReceiveArgs {
         let channel = &self.channel;
         match place {
             Place::Directory(directory) => Ok(options.create_receiver(directory)?),
-            Place::Socket if self.connect => channel.appear("listening sender", signals, |slice| {
-                unless_timed_out(options.clone().connect_deadline(slice).connect_receiver(&channel.name))
-            }),
+            Place::Socket if self.connect => {
+                channel.connect("listening sender", signals, || options.connect_receiver(&channel.name))
+            }
             Place::Socket if self.follow => {
                 descriptors::raise("senders", 3);
                 Ok(options.gather_at(&channel.name)?)
             }
             Place::Socket => {
                 let listener = options.listen(&channel.name)?;
-                channel.appear("sender", signals, |slice| listener.accept_receiver_until(slice))
+                channel.accept("sender", signals, &listener, |deadline| listener.accept_receiver_until(deadline))
             }
         }
     }
@@ -206,6 +213,51 @@ impl ChannelArgs {
         }
     }
 
+    /// Waits until somebody connects. A handshake that has begun is not ended to check for signals: the other side may have finished it, and would
+    /// take this one for dead.
+    pub fn accept<T>(
+        &self,
+        wanted: &str,
+        signals: &Signals,
+        listener: &Listener,
+        mut accept: impl FnMut(Instant) -> pelton::Result<Option<T>>,
+    ) -> Result<T, Failure> {
+        let until = self.appear_by();
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            // The kernel takes no wait without bounds.
+            let left = left.map(|left| left.min(Duration::from_secs(3600)));
+            let [connects] = signals.poll([(listener.as_fd(), PollFlags::IN)], left)?;
+            if connects && let Some(there) = accept(Instant::now() + HANDSHAKE)? {
+                return Ok(there);
+            }
+            if until.is_some_and(|until| until <= Instant::now()) {
+                return Err(self.nobody(wanted));
+            }
+        }
+    }
+
+    /// Connects, as soon as somebody listens. The handshake is not ended to check for signals: see [`ChannelArgs::accept`].
+    pub fn connect<T>(
+        &self,
+        wanted: &str,
+        signals: &Signals,
+        mut connect: impl FnMut() -> pelton::Result<T>,
+    ) -> Result<T, Failure> {
+        let until = self.appear_by();
+        loop {
+            match connect() {
+                // Nobody listens yet, or has stopped, or is slow.
+                Err(Error::NoListener { .. } | Error::HungUp | Error::TimedOut(_)) => {}
+                done => return Ok(done?),
+            }
+            if until.is_some_and(|until| until <= Instant::now()) {
+                return Err(self.nobody(wanted));
+            }
+            signals.poll([], Some(RETRY))?;
+        }
+    }
+
     /// The failure of the other side not having appeared in time.
     pub fn nobody(&self, wanted: &str) -> Failure {
         Failure::TimedOut(format!(
@@ -219,6 +271,7 @@ impl ChannelArgs {
     pub fn report(&self, command: &'static str, passed: &Passed, end: End<'_>, counters: Counters) -> String {
         let End { ended, result, unreleased, seconds } = end;
         let error = result.as_ref().err().and_then(Failure::text);
+        let error = error.as_deref();
         let (messages, bytes, counters) = (passed.messages, passed.bytes, counters.into());
         let name = &self.name;
         Report { command, name, messages, bytes, seconds, ended, error, unreleased, counters }.line()

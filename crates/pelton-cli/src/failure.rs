@@ -1,6 +1,9 @@
 //! Why a command did not end with 0: one kind per exit code, with the sentence for standard error.
 
-use std::{fmt::Display, io};
+use std::{
+    fmt::{Display, Write as _},
+    io::{self, Write as _},
+};
 
 /// A command's end other than success.
 #[derive(Debug)]
@@ -39,11 +42,11 @@ impl Failure {
         }
     }
 
-    /// What to say on standard error, if anything.
-    pub fn text(&self) -> Option<&str> {
+    /// What to say on standard error, or in a report, if anything. May be shown on a terminal, whoever it is from.
+    pub fn text(&self) -> Option<String> {
         match self {
-            Failure::Peer(text) | Failure::Input(text) | Failure::Refused(text) => Some(text),
-            Failure::TimedOut(text) | Failure::System(text) | Failure::Call(text) => Some(text),
+            Failure::Peer(text) | Failure::Input(text) | Failure::Refused(text) => Some(printable(text)),
+            Failure::TimedOut(text) | Failure::System(text) | Failure::Call(text) => Some(printable(text)),
             Failure::Signal(_) | Failure::OutputClosed => None,
         }
     }
@@ -66,6 +69,49 @@ impl From<pelton::Error> for Failure {
             Error::RoleTaken { .. } | Error::Rebooted { .. } => Failure::Refused(text),
             Error::TimedOut(_) | Error::NoListener { .. } => Failure::TimedOut(text),
             _ => Failure::System(text),
+        }
+    }
+}
+
+/// A line on standard error.
+pub fn say(text: impl Display) {
+    // Standard error may be gone as well; the exit code still tells.
+    let _ = writeln!(io::stderr(), "pelton: {}", printable(&text.to_string()));
+}
+
+/// A text that may have come from another process, as a terminal is to get it: control characters, and those that change the direction of what is
+/// shown, become escapes. Tabs stay. Lines stay too, indented, so that none of them passes for one of this program's.
+pub fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.trim_end().chars() {
+        match character {
+            '\n' => shown.push_str("\n    "),
+            '\t' => shown.push('\t'),
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                let _ = write!(shown, "{}", character.escape_unicode());
+            }
+            control if control.is_control() => {
+                let _ = write!(shown, "{}", control.escape_default());
+            }
+            other => shown.push(other),
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_process_says_reaches_the_terminal_without_control_characters() {
+        for (text, shown) in [
+            ("plain, with \u{e4}\u{1f600}\ta tab", "plain, with \u{e4}\u{1f600}\ta tab"),
+            ("\x1b[31mred\x1b]0;title\x07\r\x7f", "\\u{1b}[31mred\\u{1b}]0;title\\u{7}\\r\\u{7f}"),
+            ("\u{9b}2J\0\u{202e}txt", "\\u{9b}2J\\u{0}\\u{202e}txt"),
+            ("two\npelton: lines\n", "two\n    pelton: lines"),
+        ] {
+            assert_eq!(printable(text), shown);
         }
     }
 }

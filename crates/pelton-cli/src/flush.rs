@@ -5,8 +5,9 @@
 
 use crate::{
     channel::{Passed, ReceiveArgs, Stop, WaitArg},
-    failure::Failure,
+    failure::{Failure, say},
     frame::Framing,
+    output,
     progress::Progress,
     report::Ended,
     signals::{SLICE, Signals},
@@ -15,7 +16,7 @@ use clap::Args;
 use pelton::{Error, Flush, LaneId, RecordFile, RecordFileOptions, Run, Sink};
 use rustix::event::PollFlags;
 use std::{
-    io::{ErrorKind, Write as _},
+    io::ErrorKind,
     os::fd::AsFd,
     path::PathBuf,
     time::{Duration, Instant},
@@ -97,6 +98,7 @@ impl FlushArgs {
             return Err(Failure::Input(format!("{option} means nothing for {what}: leave it out")));
         }
         if !is_file {
+            output::check()?;
             return Ok(Box::new(Stdout {
                 frame: self.frame.unwrap_or(Framing::Lines),
                 buffer: Vec::new(),
@@ -116,8 +118,7 @@ impl FlushArgs {
         let file = options.open(&self.file)?;
         if file.cut_bytes() > 0 {
             let (bytes, path) = (file.cut_bytes(), self.file.display());
-            let text = format!("pelton: cut {bytes} bytes from the end of {path}, which a killed writer left torn");
-            let _ = writeln!(std::io::stderr(), "{text}");
+            say(format!("cut {bytes} bytes from the end of {path}, which a killed writer left torn"));
         }
         Ok(Box::new(Log(file)))
     }
@@ -130,7 +131,7 @@ impl Sink for Log {
     fn write(&mut self, runs: &[Run<'_>]) -> pelton::Result<()> {
         let written = self.0.write(runs);
         if let Some(change) = self.0.take_change() {
-            let _ = writeln!(std::io::stderr(), "pelton: {} {change}", self.0.path().display());
+            say(format!("{} {change}", self.0.path().display()));
         }
         written
     }

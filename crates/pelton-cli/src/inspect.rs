@@ -1,6 +1,6 @@
 //! `pelton info`, `recover` and `rm`: a channel seen from outside, made whole, removed. None of them takes part in it.
 
-use crate::{failure::Failure, report::Counters};
+use crate::{failure::Failure, output, report::Counters};
 use clap::Args;
 use pelton::inspect::{self, ChannelInfo, ListenerInfo, RecoveredLane, RoleInfo};
 use serde::Serialize;
@@ -49,6 +49,7 @@ fn directory(text: &str) -> &Path {
 
 /// Writes it to standard output.
 pub fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
+    output::check()?;
     let mut stdout = std::io::stdout();
     match stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),

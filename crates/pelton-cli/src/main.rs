@@ -38,6 +38,7 @@ Exit codes:
     5  the system failed: disk full, no memory, a corrupt channel or file
     6  call: the service failed the call (standard error has its code and what it
        says), or let it go without a reply
+  129  hung up (SIGHUP), closed as for SIGINT; unless it was ignored, as by nohup
   130  interrupted (SIGINT): the channel was closed, the other side told so
   141  standard output was closed by its reader, as `head` does
   143  terminated (SIGTERM), closed alike";
@@ -147,8 +148,8 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
+            // Which is printable already.
             if let Some(text) = failure.text() {
-                // standard error may be gone as well; the exit code still tells
                 let _ = writeln!(std::io::stderr(), "pelton: {text}");
             }
             ExitCode::from(failure.code())

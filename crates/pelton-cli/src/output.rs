@@ -8,10 +8,38 @@ use rustix::{
     io::Errno,
     net::SendFlags,
 };
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 /// Write when so much has gathered. Large enough that a write's cost vanishes, small enough to stay in the cache. A guess.
 pub const WRITE_BYTES: usize = 256 * 1024;
+
+/// Whether this process was started without a standard output.
+static WAS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Before `main`, since Rust opens /dev/null there, which takes everything, and nobody could tell it from one that was given.
+#[used]
+// SAFETY: the loader calls what is listed there once, before any thread is started; it makes one system call.
+#[unsafe(link_section = ".init_array")]
+static LOOK: extern "C" fn() = {
+    extern "C" fn look() {
+        let found = rustix::io::fcntl_getfd(rustix::stdio::stdout());
+        WAS_CLOSED.store(found == Err(Errno::BADF), Ordering::Relaxed);
+    }
+    look
+};
+
+/// Fails if there is no standard output.
+pub fn check() -> Result<(), Failure> {
+    match WAS_CLOSED.load(Ordering::Relaxed) {
+        false => Ok(()),
+        true => {
+            Err(Failure::System("standard output is closed: redirect it to a file, a pipe or /dev/null".to_owned()))
+        }
+    }
+}
 
 /// Standard output, and what has gathered for it.
 pub struct Output {
@@ -24,8 +52,9 @@ pub struct Output {
 }
 
 impl Output {
-    /// Opens it anew, where it could keep this process waiting.
-    pub fn new() -> Output {
+    /// Opens it anew, where it could keep this process waiting. Fails if it is closed.
+    pub fn new() -> Result<Output, Failure> {
+        check()?;
         let stdout = rustix::stdio::stdout();
         let file_type = rustix::fs::fstat(stdout).map(|stat| FileType::from_raw_mode(stat.st_mode));
         let opened = match file_type {
@@ -40,7 +69,7 @@ impl Output {
         };
         let is_socket = file_type == Ok(FileType::Socket);
         let may_block = opened.is_none() && !is_socket && file_type != Ok(FileType::RegularFile);
-        Output { buffer: Vec::with_capacity(2 * WRITE_BYTES), opened, is_socket, may_block }
+        Ok(Output { buffer: Vec::with_capacity(2 * WRITE_BYTES), opened, is_socket, may_block })
     }
 
     /// Writes all that has gathered; after a failure the rest is still there.

@@ -7,7 +7,7 @@
 
 use crate::{
     channel::{Passed, ReceiveArgs, Stop, WaitArg},
-    failure::Failure,
+    failure::{Failure, say},
     frame::Framing,
     output::{Output, WRITE_BYTES},
     progress::Progress,
@@ -18,7 +18,7 @@ use clap::Args;
 use pelton::{Kind, Receiver};
 use rustix::event::PollFlags;
 use std::{
-    io::{IsTerminal as _, Write as _},
+    io::IsTerminal as _,
     os::fd::AsFd as _,
     time::{Duration, Instant},
 };
@@ -46,6 +46,8 @@ pub struct RecvArgs {
 pub fn run(args: &RecvArgs) -> Result<(), Failure> {
     let place = args.receive.place()?;
     let signals = Signals::install()?;
+    // First: nobody is to connect to what cannot write.
+    let output = Output::new()?;
     let receiver = args.receive.appear(&place, &signals, args.receive.channel.options().announce(true))?;
     let started = Instant::now();
     let mut receiving = Receiving {
@@ -53,7 +55,7 @@ pub fn run(args: &RecvArgs) -> Result<(), Failure> {
         keeps: place.keeps(),
         appear_by: args.receive.appear_by(&place),
         receiver,
-        output: Output::new(),
+        output,
         received: Passed::default(),
         signals: &signals,
     };
@@ -168,7 +170,7 @@ impl Receiving<'_> {
 
     fn say_that_one(&self, went: &str) {
         let name = &self.args.receive.channel.name;
-        let _ = writeln!(std::io::stderr(), "pelton: a sender on `{name}` {went}, waiting for the next one");
+        say(format!("a sender on `{name}` {went}, waiting for the next one"));
     }
 
     /// Takes what messages there are, as far as they go into one write, and releases them once they are written: one that is lost

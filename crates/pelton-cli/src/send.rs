@@ -5,8 +5,8 @@
 //! the first moment to the library, which spins as it knows best, then polls the signals and the channel.
 
 use crate::{
-    channel::{ChannelArgs, End, Passed, Place, Stop, WaitArg, unless_timed_out},
-    failure::Failure,
+    channel::{ChannelArgs, End, Passed, Place, Stop, WaitArg},
+    failure::{Failure, say},
     frame::{Framing, Splitter},
     progress::Progress,
     report::Ended,
@@ -85,7 +85,7 @@ pub fn run(args: &SendArgs) -> Result<(), Failure> {
     };
     if keeps && result.is_ok() && unreleased > 0 {
         let name = &args.channel.name;
-        let _ = writeln!(std::io::stderr(), "pelton: {unreleased} messages wait in `{name}` for a receiver");
+        say(format!("{unreleased} messages wait in `{name}` for a receiver"));
     }
     if args.channel.json {
         let report = args.channel.report("send", &sent, End { ended, result: &result, unreleased, seconds }, counters);
@@ -108,13 +108,12 @@ fn appear(args: &SendArgs, place: &Place, signals: &Signals) -> Result<Sender, F
         }
         Place::Socket if args.listen => {
             let listener = options.listen(&channel.name)?;
-            channel.appear("receiver", signals, |slice| listener.accept_sender_until(slice))
+            channel.accept("receiver", signals, &listener, |deadline| listener.accept_sender_until(deadline))
         }
-        Place::Socket => channel.appear(
-            "receiver that listens and has no sender yet (`recv --follow` takes many)",
-            signals,
-            |slice| unless_timed_out(options.clone().connect_deadline(slice).connect_sender(&channel.name)),
-        ),
+        Place::Socket => {
+            let wanted = "receiver that listens and has no sender yet (`recv --follow` takes many)";
+            channel.connect(wanted, signals, || options.connect_sender(&channel.name))
+        }
     }
 }
 
@@ -178,7 +177,7 @@ impl Sending<'_> {
             Err(pelton::Error::PeerDied { unreleased }) if self.keeps => {
                 let name = &self.args.channel.name;
                 let text = format!("the receiver on `{name}` died, {unreleased} messages wait for the next one");
-                let _ = writeln!(std::io::stderr(), "pelton: {text}");
+                say(text);
                 Ok(None)
             }
             done => done.map(Some),

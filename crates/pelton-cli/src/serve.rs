@@ -6,7 +6,7 @@
 
 use crate::{
     descriptors,
-    failure::Failure,
+    failure::{Failure, say},
     frame::{FrameError, Framing, Splitter},
     process::Process,
     report::Ended,
@@ -121,6 +121,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         let failure = done.as_ref().err();
         let (ended, error) = (failure.map_or(Ended::Closed, Ended::by), failure.and_then(Failure::text));
         let seconds = started.elapsed().as_secs_f64();
+        let error = error.as_deref();
         let report = Report { command: "serve", name: &args.name, counts: &counts, seconds, ended, error };
         let _ = writeln!(std::io::stdout(), "{}", serde_json::to_string(&report).expect("numbers and text"));
     }
@@ -380,8 +381,7 @@ impl Serving<'_> {
             let code = if has_ended && !status.success() { code_of(status) } else { OWN_CODE };
             if !(self.is_drained && awaited.is_empty()) {
                 let lost = awaited.len();
-                let _ =
-                    writeln!(std::io::stderr(), "pelton: `{}`: {says}, {lost} calls failed ({status})", self.args.exec);
+                say(format!("`{}`: {says}, {lost} calls failed ({status})", self.args.exec));
             }
             for responder in awaited {
                 self.fail(responder, code, says.as_bytes());

@@ -1,11 +1,11 @@
-//! SIGINT and SIGTERM as a flag to look at while messages flow, and as a descriptor to poll while nothing does.
+//! SIGINT, SIGTERM and SIGHUP as a flag to look at while messages flow, and as a descriptor to poll while nothing does.
 //!
 //! The library's waiting calls go on after EINTR, so whoever waits here either polls this descriptor as well, or waits in slices
 //! and looks at the flag between them. A second signal ends the process at once: whatever hangs, two Ctrl-C are enough.
 
 use crate::failure::Failure;
 use rustix::event::{PollFd, PollFlags, poll};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::{
     io::{self, Read as _},
     os::{
@@ -30,7 +30,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Catches SIGINT and SIGTERM from now on.
+    /// Catches SIGINT and SIGTERM from now on, and SIGHUP, unless it is ignored: then `nohup`, or a shell, wants this process to stay.
     pub fn install() -> Result<Signals, Failure> {
         Signals::try_install(true).map_err(|error| Failure::system("cannot catch signals", error))
     }
@@ -44,7 +44,7 @@ impl Signals {
         let caught = Arc::new(AtomicUsize::new(0));
         let (readable, writable) = UnixStream::pair()?;
         readable.set_nonblocking(true)?;
-        for signal in [SIGINT, SIGTERM] {
+        for signal in [SIGINT, SIGTERM].into_iter().chain(hears_hangup().then_some(SIGHUP)) {
             if second_ends {
                 let again = Arc::new(AtomicBool::new(false));
                 // in this order: the first signal finds `again` unset and sets it, the second finds it set
@@ -104,4 +104,11 @@ impl Signals {
         self.check()?;
         Ok(fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect())
     }
+}
+
+/// Whether SIGHUP is not ignored. Where the kernel does not say, it stays as it is.
+fn hears_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.is_some_and(|bits| u64::from_str_radix(bits.trim(), 16).is_ok_and(|bits| bits & (1 << (SIGHUP - 1)) == 0))
 }

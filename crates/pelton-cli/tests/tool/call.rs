@@ -451,3 +451,20 @@ fn options_that_do_not_fit_are_refused() {
     call.finish().assert(2, &["frame 1 says it has 4294967295 bytes"]);
     end(service);
 }
+
+#[test]
+fn what_a_failed_call_says_reaches_the_terminal_without_control_characters() {
+    let place = Place::new();
+    let says = r"printf '\033[2J\033]0;title\007red\000\233\nand more\r\n' >&2; exit 3";
+    let service = serve(&place, says, &[]);
+    for arguments in [&["call", "it", "asked", "--json"][..], &["call", "it", "--frame", "lines"]] {
+        let mut call = place.start(arguments);
+        call.write_all_and_close(b"asked\n".to_vec());
+        let ended = call.wait();
+        ended.assert(6, &["failed with code 3", "[2J", "red", "\n    and more"]);
+        let is_shown = |character: char| character == '\n' || !character.is_control();
+        assert!(ended.stderr.chars().all(is_shown), "{:?}", ended.stderr);
+    }
+    end(service);
+    place.assert_nothing_left();
+}

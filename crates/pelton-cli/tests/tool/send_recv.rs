@@ -2,10 +2,12 @@
 
 use crate::place::{Place, json};
 use pelton_testkit::{NewEntry, Process, eventually, wait_for_readable};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use std::{
     io::{Seek as _, Write as _},
-    process::ChildStdout,
+    os::unix::process::CommandExt as _,
+    process::{ChildStdout, Command},
 };
 
 /// A name of each kind.
@@ -205,7 +207,7 @@ fn a_receiver_whose_sender_is_killed_says_so_and_exits_with_1() {
 
 #[test]
 fn an_interrupted_receiver_closes_and_the_sender_is_told() {
-    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
         let place = Place::new();
         let (receiver, sender) = met(&place, "interrupted", &[], &[]);
         receiver.signal(signal);
@@ -219,7 +221,7 @@ fn an_interrupted_receiver_closes_and_the_sender_is_told() {
 
 #[test]
 fn an_interrupted_sender_closes_and_the_receiver_has_everything() {
-    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
         let place = Place::new();
         let (receiver, sender) = met(&place, "interrupted", &[], &[]);
         sender.signal(signal);
@@ -269,7 +271,7 @@ fn stalled(place: &Place) -> (Process, ChildStdout, Process) {
 
 #[test]
 fn an_interrupt_ends_the_wait_for_the_other_side() {
-    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
         let place = Place::new();
         for arguments in [&["recv"][..], &["send", "--listen"]] {
             let entry = NewEntry::watch(&place.path("run"));
@@ -360,4 +362,91 @@ fn a_line_above_the_limit_is_2_and_says_what_to_do() {
     sender.write_all_and_close([&b"fits\n"[..], &[b'x'; 40_000], b"\n"].concat());
     sender.wait().assert(2, &["line 2", "at most 32736", "--capacity"]);
     receiver.finish().assert(0, &[]);
+}
+
+/// With something done in the child before it is the program.
+fn changed(mut command: Command, change: fn()) -> Process {
+    // SAFETY: what is done there is a system call or two.
+    unsafe {
+        command.pre_exec(move || {
+            change();
+            Ok(())
+        });
+    }
+    Process::start(command)
+}
+
+#[test]
+fn where_the_hangup_is_ignored_it_ends_nothing() {
+    let place = Place::new();
+    let entry = NewEntry::watch(&place.path("run"));
+    // As nohup does.
+    let receiver = changed(place.pelton(&["recv", &socket(&place)]), || {
+        // SAFETY: no handler, so nothing that could be called.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
+    });
+    entry.wait();
+    receiver.signal(Signal::HUP);
+    let mut sender = place.start(&["send", &socket(&place)]);
+    sender.write_all_and_close(lines(10));
+    sender.wait().assert(0, &[]);
+    let ended = receiver.finish();
+    ended.assert(0, &[]);
+    assert_eq!(ended.stdout, lines(10));
+    place.assert_nothing_left();
+}
+
+#[test]
+fn without_a_standard_output_nothing_is_received_and_nothing_is_lost() {
+    let place = Place::new();
+    let channel = format!("path:{}", place.path("work/channel").display());
+    let mut sender = place.start(&["send", &channel]);
+    sender.write_all_and_close(lines(10));
+    sender.wait().assert(0, &[]);
+    let closed = || {
+        // SAFETY: a descriptor that nothing else has.
+        unsafe { libc::close(1) };
+    };
+    let socket = socket(&place);
+    for arguments in [
+        &["recv", &channel][..],
+        &["recv", &socket],
+        &["flush", &channel, "-"],
+        &["call", "nobody", "asked"],
+        &["info", &channel],
+    ] {
+        changed(place.pelton(arguments), closed).wait().assert(5, &["standard output is closed"]);
+    }
+    let ended = place.run(&["recv", &channel]);
+    ended.assert(0, &[]);
+    assert_eq!(ended.stdout, lines(10));
+    // One that is there and takes everything is no mistake.
+    let mut null = place.pelton(&["info", &channel]);
+    null.stdout(std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").unwrap());
+    Process::start(null).wait().assert(0, &[]);
+    place.assert_nothing_left();
+}
+
+/// A slow side, as on a machine that is busy with other work: it is not connected to again and again, and the one connection is not given up.
+#[test]
+fn a_slow_handshake_is_not_given_up_to_check_for_signals() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, socket_with};
+    let place = Place::new();
+    let path = place.path("run/slow");
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&listener, 8).unwrap();
+    for (command, signal) in [("send", Signal::INT), ("recv", Signal::TERM)] {
+        let name = format!("unix:{}", path.display());
+        let arguments: &[&str] = if command == "recv" { &["recv", "--connect", &name] } else { &["send", &name] };
+        let process = place.start(arguments);
+        let first = accept(&listener).unwrap();
+        // It greets, and gets no answer; several times as long as signals were checked for.
+        let mut hangs_up = [PollFd::new(&first, PollFlags::RDHUP)];
+        let timeout = Timespec { tv_sec: 0, tv_nsec: 400_000_000 };
+        assert_eq!(poll(&mut hangs_up, Some(&timeout)).unwrap(), 0, "{command} has hung up");
+        process.signal(signal);
+        drop(first);
+        process.wait();
+    }
 }
