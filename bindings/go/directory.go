@@ -223,7 +223,7 @@ func contains(list []int, wanted int) bool {
 }
 
 func (d *directory) readHeader(mode uint32) error {
-	fd, err := d.open("channel", unix.S_IFREG, unix.O_RDONLY)
+	fd, err := d.openToMap("channel", false)
 	if err != nil {
 		return err
 	}
@@ -349,12 +349,22 @@ func (d *directory) mapFile(fd int, name string, bytes uint64, writable bool) (*
 	return mapSegment(fd, bytes, writable)
 }
 
-func (d *directory) segment(name string, bytes uint64, writable bool) (*segment, error) {
-	flags := unix.O_RDONLY
-	if writable {
-		flags = unix.O_RDWR
+// openToMap opens a file for its mapping. An overlay file system copies a file of a lower layer when it is first opened for writing; a mapping made
+// before that shows the lower file for ever, and nothing that the other side writes. So the file is opened for writing there, also to be read.
+func (d *directory) openToMap(name string, writable bool) (int, error) {
+	var stat unix.Statfs_t
+	if writable || unix.Fstatfs(d.fd, &stat) == nil && stat.Type == unix.OVERLAYFS_SUPER_MAGIC {
+		fd, err := d.open(name, unix.S_IFREG, unix.O_RDWR)
+		// Nothing is copied where nothing can be written, and nobody writes.
+		if writable || !errors.Is(err, unix.EROFS) {
+			return fd, err
+		}
 	}
-	fd, err := d.open(name, unix.S_IFREG, flags)
+	return d.open(name, unix.S_IFREG, unix.O_RDONLY)
+}
+
+func (d *directory) segment(name string, bytes uint64, writable bool) (*segment, error) {
+	fd, err := d.openToMap(name, writable)
 	if err != nil {
 		return nil, err
 	}
@@ -446,30 +456,16 @@ func (d *directory) sync() error {
 	return d.failed("syncing", "", err)
 }
 
-// claim tries to take a role, for a while as long as who has it is on its way out or in: of one that dies, the life ends before the lock
-// does, and whoever has heard of it may come at once.
-func (d *directory) claim(try func() (int, error), lives func() ([]string, error)) (int, error) {
+// claim tries to take a role, for a while, as long as canWait says that waiting may help. A process that was killed keeps its locks until the kernel has
+// taken it apart, and its successor may be started before that.
+func (d *directory) claim(try func() (int, error), canWait func() (bool, error)) (int, error) {
 	for deadline := time.Now().Add(200 * time.Millisecond); ; time.Sleep(time.Millisecond) {
 		lock, err := try()
 		if err != nil || lock >= 0 {
 			return lock, err
 		}
-		names, err := lives()
-		if err != nil {
+		if can, err := canWait(); err != nil || !can || time.Now().After(deadline) {
 			return -1, err
-		}
-		passing := false
-		for _, name := range names {
-			fd, err := d.watch(name)
-			if err != nil {
-				return -1, err
-			}
-			if passing = passing || fd < 0; fd >= 0 {
-				unix.Close(fd)
-			}
-		}
-		if !passing || time.Now().After(deadline) {
-			return -1, nil
 		}
 	}
 }
@@ -477,7 +473,7 @@ func (d *directory) claim(try func() (int, error), lives func() ([]string, error
 // claimReceiver answers the lock.
 func (d *directory) claimReceiver() (int, error) {
 	lock, err := d.claim(func() (int, error) { return d.lock("receiver", false) },
-		func() ([]string, error) { return []string{"receiver.life"}, nil })
+		func() (bool, error) { return true, nil })
 	if err == nil && lock < 0 {
 		// The receiver's own page has no room for it; the consumer page of the first lane is the receiver's, too.
 		err = d.taken("receiver", d.pid(ofLane(0, "consumer"), 260))
@@ -509,12 +505,9 @@ func (d *directory) claimSender() (number, lock int, err error) {
 		}
 		return -1, err
 	}
-	lock, err = d.claim(free, func() (names []string, err error) {
+	lock, err = d.claim(free, func() (bool, error) {
 		lanes, err := d.lanes()
-		for i := 0; i < lanes && lanes == int(d.header.lanesMax); i++ {
-			names = append(names, ofLane(i, "life"))
-		}
-		return names, err
+		return lanes == int(d.header.lanesMax), err
 	})
 	if err != nil || lock >= 0 {
 		return number, lock, err

@@ -570,3 +570,62 @@ func TestKillsByPathAtAnyMoment(t *testing.T) {
 		message.Release()
 	}
 }
+
+func TestOnAnOverlayTheFilesOfALowerLayerDeliverEachMessageOnce(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("mounting takes root")
+	}
+	mount := func(source, target, kind, options string) {
+		if err := unix.Mount(source, target, kind, 0, options); err != nil {
+			t.Skip("no permission to mount", kind, err)
+		}
+		t.Cleanup(func() { unix.Unmount(target, unix.MNT_DETACH) })
+	}
+	for _, receiverIsFirst := range []bool{true, false} {
+		ctx, root := soon(t), t.TempDir()
+		layers, merged := filepath.Join(root, "layers"), filepath.Join(root, "merged")
+		for _, path := range []string{layers, merged} {
+			if err := os.Mkdir(path, 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		mount("tmpfs", layers, "tmpfs", "size=32m")
+		lower, upper, work := filepath.Join(layers, "lower"), filepath.Join(layers, "upper"), filepath.Join(layers, "work")
+		for _, path := range []string{lower, upper, work} {
+			if err := os.Mkdir(path, 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before := must(CreateSender(ctx, filepath.Join(lower, "channel"), small))
+		for n := range 3 {
+			if err := before.Send(ctx, payload(n, n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before.Close()
+		mount("overlay", merged, "overlay", fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, work))
+		path := filepath.Join(merged, "channel")
+		var sender *Sender
+		var receiver *Receiver
+		if receiverIsFirst {
+			receiver, sender = must(OpenReceiver(ctx, path, nil)), must(OpenSender(ctx, path, nil))
+		} else {
+			sender, receiver = must(OpenSender(ctx, path, nil)), must(OpenReceiver(ctx, path, nil))
+		}
+		// More than the lane holds, so that the sender sees what is released.
+		for n := range 3000 {
+			if n >= 3 {
+				if err := sender.Send(ctx, payload(n, 500)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			message := must(receiver.Receive(ctx))
+			if !isPayload(message.Bytes(), n) {
+				t.Fatal(n)
+			}
+			message.Release()
+		}
+		sender.Close()
+		receiver.Close()
+	}
+}

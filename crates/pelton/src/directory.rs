@@ -134,8 +134,7 @@ impl Directory {
                 gone => gone,
             });
         }
-        let fd = place.open_file(CHANNEL, FileType::RegularFile, OFlags::RDONLY)?;
-        let page = place.map(fd, CHANNEL, SEGMENT_BYTES, false)?;
+        let page = place.open_mapped(CHANNEL, SEGMENT_BYTES, false)?;
         let header = place.read(page.as_fd(), CHANNEL)?;
         let header = Header::decode(&header).map_err(|problem| place.refuse(format!("its file {problem}")))?;
         if header.mode & !access.mode != 0 {
@@ -221,10 +220,7 @@ impl Directory {
     /// # Errors
     /// [`Error::RoleTaken`], and of any check.
     pub(crate) fn claim_receiver(&self) -> Result<ReceiverRole> {
-        let lock = passing(|| match self.try_role(RECEIVER)? {
-            None => Ok((None, self.watch_receiver()?.is_none())),
-            lock => Ok((lock, false)),
-        })?;
+        let lock = waiting_a_moment(|| Ok((self.try_role(RECEIVER)?, true)))?;
         let Some(lock) = lock else { return Err(self.receiver_taken()) };
         Ok(ReceiverRole {
             lock,
@@ -239,10 +235,7 @@ impl Directory {
     /// # Errors
     /// [`Error::RoleTaken`] when there are no more lanes to be had, [`Error::NoSpace`], and of any check.
     pub(crate) fn claim_sender(&self) -> Result<SenderRole> {
-        let free = passing(|| match self.claim_free_lane()? {
-            None if self.lanes()? == self.header.lanes_max => Ok((None, self.is_any_sender_passing()?)),
-            found => Ok((found, false)),
-        })?;
+        let free = waiting_a_moment(|| Ok((self.claim_free_lane()?, self.lanes()? == self.header.lanes_max)))?;
         if let Some(role) = free {
             return Ok(role);
         }
@@ -270,16 +263,6 @@ impl Directory {
             Some(lock) => self.sender(number, lock),
             None => Err(self.taken("sender".to_owned(), self.sender_pid(number))),
         }
-    }
-
-    /// Whether some lane's role is held by nobody who lives.
-    fn is_any_sender_passing(&self) -> Result<bool> {
-        for number in 0..self.lanes()? {
-            if self.watch_sender(number)?.is_none() {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     fn claim_free_lane(&self) -> Result<Option<SenderRole>> {
@@ -626,9 +609,7 @@ impl Directory {
     }
 
     fn segment(&self, name: &str, bytes: u64, writable: bool) -> Result<Segment> {
-        let flags = if writable { OFlags::RDWR } else { OFlags::RDONLY };
-        let fd = self.place.open_file(name, FileType::RegularFile, flags)?;
-        self.place.map(fd, name, bytes, writable)
+        self.place.open_mapped(name, bytes, writable)
     }
 }
 
@@ -650,9 +631,9 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Looks again, for a while, where `look` says that who has the role is on its way out or in: of one that dies, the life ends
-/// before the lock does, and whoever has heard of it may come at once.
-fn passing<T>(mut look: impl FnMut() -> Result<(Option<T>, bool)>) -> Result<Option<T>> {
+/// Tries again, for a while, as long as `look` finds nothing and says that waiting may help. A process that was killed keeps its locks until the kernel
+/// has taken it apart, and its successor may be started before that.
+fn waiting_a_moment<T>(mut look: impl FnMut() -> Result<(Option<T>, bool)>) -> Result<Option<T>> {
     let deadline = Instant::now() + Duration::from_millis(200);
     loop {
         match look()? {

@@ -40,7 +40,11 @@ pub(super) struct Place {
     owners: Vec<u32>,
     /// The widest permission bits of the files.
     pub(super) bits: u32,
+    is_overlay: bool,
 }
+
+/// OVERLAYFS_SUPER_MAGIC.
+const OVERLAY: u64 = 0x794c_7630;
 
 impl Place {
     /// Opens a directory whose files have not been looked at. `None`: nothing is at the path.
@@ -105,8 +109,9 @@ impl Place {
     pub(super) fn new(path: &Path, fd: OwnedFd, found: &Stat, access: &Access) -> Result<Place> {
         let mut owners = vec![own_uid(), found.st_uid];
         owners.extend(&access.uids);
+        let is_overlay = rustix::fs::fstatfs(&fd).is_ok_and(|system| system.f_type as u64 == OVERLAY);
         let (path, fd) = (path.to_owned(), descriptor(fd)?);
-        Ok(Place { path, fd, uid: found.st_uid, gid: found.st_gid, owners, bits: access.mode & 0o666 })
+        Ok(Place { path, fd, uid: found.st_uid, gid: found.st_gid, owners, bits: access.mode & 0o666, is_overlay })
     }
 
     pub(super) fn file(&self, name: &str) -> PathBuf {
@@ -245,7 +250,27 @@ impl Place {
         ))
     }
 
-    pub(super) fn map(&self, fd: OwnedFd, name: &str, bytes: u64, writable: bool) -> Result<Segment> {
+    /// Opens a file and maps it.
+    ///
+    /// An overlay file system copies a file of a lower layer when it is first opened for writing. A mapping made before that shows the lower file for
+    /// ever, and nothing that the other side writes. So the file is opened for writing there, also to be read.
+    pub(super) fn open_mapped(&self, name: &str, bytes: u64, writable: bool) -> Result<Segment> {
+        let open = |access| self.open_file(name, FileType::RegularFile, access);
+        let fd = match (writable, self.is_overlay) {
+            (true, _) => open(OFlags::RDWR)?,
+            (false, false) => open(OFlags::RDONLY)?,
+            (false, true) => match open(OFlags::RDWR) {
+                // Nothing is copied, then, and nobody writes.
+                Err(Error::System { source, .. }) if source.kind() == ErrorKind::ReadOnlyFilesystem => {
+                    open(OFlags::RDONLY)?
+                }
+                opened => opened?,
+            },
+        };
+        self.map(fd, name, bytes, writable)
+    }
+
+    fn map(&self, fd: OwnedFd, name: &str, bytes: u64, writable: bool) -> Result<Segment> {
         Segment::open_file(fd, &format!("its file {name}"), bytes, writable).map_err(|error| match error.kind() {
             ErrorKind::InvalidData => self.refuse(format!("{error}: {DAMAGED}")),
             _ => Error::System { what: format!("mapping {}", self.file(name).display()), source: error },

@@ -218,6 +218,36 @@ fn a_role_whose_holder_is_passing_is_had_once_it_has_passed() {
     }
 }
 
+/// As a process that was killed, and has not ended, has it.
+#[test]
+fn a_role_that_is_held_and_alive_is_had_once_its_holder_has_ended() {
+    let (_root, path) = root();
+    let directory = create(&path, 1).unwrap();
+    for role in ["receiver", "sender"] {
+        let other = open(&path).unwrap().unwrap();
+        let (held, is_held) = std::sync::mpsc::channel();
+        let (refuse, is_refused) = std::sync::mpsc::channel::<()>();
+        let claiming = kernel::this_thread();
+        let holder = std::thread::spawn(move || {
+            let receiver = (role == "receiver").then(|| other.claim_receiver().unwrap());
+            let sender = (role == "sender").then(|| other.claim_sender().unwrap());
+            held.send(()).unwrap();
+            eventually("the claim sleeps, or is refused", || {
+                kernel::system_call_of(claiming) == Some(libc::SYS_clock_nanosleep) || is_refused.try_recv().is_ok()
+            });
+            drop((receiver, sender));
+        });
+        is_held.recv().unwrap();
+        let claimed = match role {
+            "receiver" => directory.claim_receiver().map(drop),
+            _ => directory.claim_sender().map(drop),
+        };
+        let _ = refuse.send(());
+        holder.join().unwrap();
+        claimed.unwrap();
+    }
+}
+
 #[test]
 fn each_role_is_had_once() {
     let (_root, path) = root();

@@ -1006,3 +1006,57 @@ fn a_head_that_is_no_place_cannot_be_repaired() {
     let done = pelton::inspect::recover(here.path(), false);
     assert!(matches!(done, Err(Error::Corrupt(_))), "{done:?}");
 }
+
+#[test]
+fn on_an_overlay_the_files_of_a_lower_layer_deliver_each_message_once() {
+    let _hang = Watchdog::new("on an overlay the files of a lower layer deliver each message once");
+    for receiver_is_first in [true, false] {
+        let here = Here::new("on an overlay");
+        let Some(layers) = Mounted::tmpfs(&here.place.path().join("layers"), "size=32m") else { return };
+        let layer = |name: &str| {
+            let path = layers.0.join(name);
+            std::fs::create_dir(&path).unwrap();
+            path
+        };
+        let (lower, upper, work) = (layer("lower"), layer("upper"), layer("work"));
+        let options = Options::new().capacity(1 << 20);
+        let mut sender = options.create_sender(lower.join("channel")).unwrap();
+        for text in ["one", "two"] {
+            assert_eq!(sender.try_send(text.as_bytes()).unwrap(), Sent::Sent);
+        }
+        drop(sender);
+        let arguments = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+        let point = here.place.path().join("merged");
+        let Some(merged) = Mounted::by(&point, &["-t", "overlay", "-o", &arguments, "overlay"]) else { return };
+        let path = merged.0.join("channel");
+        let (mut sender, mut receiver);
+        if receiver_is_first {
+            receiver = options.open_receiver(&path).unwrap();
+            sender = options.open_sender(&path).unwrap();
+        } else {
+            sender = options.open_sender(&path).unwrap();
+            receiver = options.open_receiver(&path).unwrap();
+        }
+        let next = |receiver: &mut Receiver| {
+            let message = receiver.receive_until(deadline()).unwrap().expect("it is delivered");
+            String::from_utf8(message.to_vec()).unwrap()
+        };
+        assert_eq!([next(&mut receiver), next(&mut receiver)], ["one", "two"]);
+        // More than the lane holds, so that the sender sees what is released.
+        for number in 0..3000 {
+            let text = format!("{number}{}", " word".repeat(200));
+            assert!(sender.send_until(text.as_bytes(), deadline()).unwrap() == Sent::Sent, "room is seen");
+            assert_eq!(next(&mut receiver), text);
+        }
+        assert_eq!(sender.try_send(b"last").unwrap(), Sent::Sent);
+        drop((sender, receiver));
+        // What was released stays released.
+        let mut receiver = options.open_receiver(&path).unwrap();
+        assert_eq!(next(&mut receiver), "last");
+        drop(receiver);
+        drop(merged);
+        // Nothing of it is in the lower layer.
+        let mut receiver = options.open_receiver(lower.join("channel")).unwrap();
+        assert_eq!([next(&mut receiver), next(&mut receiver)], ["one", "two"]);
+    }
+}
