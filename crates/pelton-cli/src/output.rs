@@ -16,7 +16,7 @@ use std::{
 /// Write when so much has gathered. Large enough that a write's cost vanishes, small enough to stay in the cache. A guess.
 pub const WRITE_BYTES: usize = 256 * 1024;
 
-/// Whether this process was started without a standard output.
+/// Whether this process was started without a standard output that can be written to.
 static WAS_CLOSED: AtomicBool = AtomicBool::new(false);
 
 /// Before `main`, since Rust opens /dev/null there, which takes everything, and nobody could tell it from one that was given.
@@ -25,8 +25,9 @@ static WAS_CLOSED: AtomicBool = AtomicBool::new(false);
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = {
     extern "C" fn look() {
-        let found = rustix::io::fcntl_getfd(rustix::stdio::stdout());
-        WAS_CLOSED.store(found == Err(Errno::BADF), Ordering::Relaxed);
+        let found = rustix::fs::fcntl_getfl(rustix::stdio::stdout());
+        let is_writable = found.is_ok_and(|flags| flags & OFlags::RWMODE != OFlags::RDONLY);
+        WAS_CLOSED.store(!is_writable, Ordering::Relaxed);
     }
     look
 };
@@ -35,9 +36,9 @@ static LOOK: extern "C" fn() = {
 pub fn check() -> Result<(), Failure> {
     match WAS_CLOSED.load(Ordering::Relaxed) {
         false => Ok(()),
-        true => {
-            Err(Failure::System("standard output is closed: redirect it to a file, a pipe or /dev/null".to_owned()))
-        }
+        true => Err(Failure::System(
+            "standard output is closed, or only to be read: redirect it to a file, a pipe or /dev/null".to_owned(),
+        )),
     }
 }
 

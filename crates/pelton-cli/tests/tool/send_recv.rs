@@ -417,6 +417,9 @@ fn without_a_standard_output_nothing_is_received_and_nothing_is_lost() {
     ] {
         changed(place.pelton(arguments), closed).wait().assert(5, &["standard output is closed"]);
     }
+    let mut unwritable = place.pelton(&["recv", &channel]);
+    unwritable.stdout(std::fs::File::open("/dev/null").unwrap());
+    Process::start(unwritable).wait().assert(5, &["or only to be read"]);
     let ended = place.run(&["recv", &channel]);
     ended.assert(0, &[]);
     assert_eq!(ended.stdout, lines(10));

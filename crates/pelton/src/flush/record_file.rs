@@ -496,7 +496,8 @@ impl Sink for RecordFile {
     /// # Errors
     /// [`Error::NoSpace`], or [`Error::System`] with what the system said (a disk's error, a limit to the size of files): try again, or
     /// give up; the file is as it was. [`Error::System`] also of an earlier sync that has failed since, once; nothing of
-    /// `runs` is written then. [`Error::Forked`].
+    /// `runs` is written then. [`Error::NotARecordFile`], [`Error::Damaged`], [`Error::RoleTaken`]: another program has put something else, or
+    /// another writer's file, at the path: move it away. [`Error::Forked`].
     fn write(&mut self, runs: &[Run<'_>]) -> Result<()> {
         self.check_owner()?;
         self.tell_of_sync()?;
