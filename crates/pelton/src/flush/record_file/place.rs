@@ -9,7 +9,7 @@ use super::lanes::Lanes;
 use super::{TRIES, begin_file, failed};
 use crate::error::{Error, Result};
 use crate::os::lock::{self, Lock};
-use crate::os::{Descriptor, sync};
+use crate::os::{Descriptor, own_uid, sync};
 use pelton_lane::step;
 use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
@@ -234,7 +234,7 @@ impl Before {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let Ok(file) = rustix::fs::open(&numbered, flags, Mode::empty()) else { return before };
         let Ok(found) = rustix::fs::fstat(&file) else { return before };
-        if found.st_uid != rustix::process::geteuid().as_raw() {
+        if found.st_uid != own_uid() {
             return before;
         }
         before.mode = Some(Mode::from_raw_mode(found.st_mode & 0o777));
