@@ -35,7 +35,8 @@ func newPolled(fd int, name string) (*polled, error) {
 		err = file.SetReadDeadline(time.Time{})
 	}
 	if err != nil {
-		file.Close()
+		// Of a socket the queue may hold anything.
+		closer.later(nobody, file)
 		return nil, system("registering "+name+" with the poller", err)
 	}
 	return &polled{file, raw, fd}, nil
@@ -159,19 +160,21 @@ func (b *bell) sleep(isNap bool) {
 	_ = b.raw.Read(b.drain)
 }
 
-// takeBell checks a bell that came from the peer: an eventfd is of no file type, and anything else could answer a ring with SIGPIPE, or be a
-// file. It takes the descriptor.
-func takeBell(fd int) (int, error) {
-	var stat unix.Stat_t
-	if err := unix.Fstat(fd, &stat); err != nil || stat.Mode&unix.S_IFMT != 0 {
-		unix.Close(fd)
-		return -1, failure(ErrCorrupt, "the peer's bell is of file type %#o, wanted an eventfd", stat.Mode&unix.S_IFMT)
+// checkBell checks a bell that came from the peer: an eventfd is of no file type, and anything else could answer a ring with SIGPIPE, or be a
+// file. It does not wait for the file system of whatever it is.
+func checkBell(fd int) error {
+	var stat unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &stat)
+	if err == nil && stat.Mode&unix.S_IFMT != 0 {
+		return failure(ErrCorrupt, "the peer's bell is of file type %#o, wanted an eventfd", stat.Mode&unix.S_IFMT)
 	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		unix.Close(fd)
-		return -1, failure(ErrCorrupt, "the peer's bell cannot be used: %v", err)
+	if err == nil {
+		err = unix.SetNonblock(fd, true)
 	}
-	return fd, nil
+	if err != nil {
+		return failure(ErrCorrupt, "the peer's bell cannot be used: %v", err)
+	}
+	return nil
 }
 
 var one = [8]byte{1}
