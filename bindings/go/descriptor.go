@@ -177,6 +177,13 @@ func checkBell(fd int) error {
 	return nil
 }
 
+// isSameFile says whether two descriptors are of one open file, as far as the kernel can say: from Linux 6.10 on.
+func isSameFile(fd, other int) bool {
+	const fDupfdQuery = 1027
+	is, err := unix.FcntlInt(uintptr(fd), fDupfdQuery, other)
+	return err == nil && is == 1
+}
+
 var one = [8]byte{1}
 
 // ring wakes who polls the peer's bell, by 8 bytes of an eventfd, one of a FIFO. A counter at its maximum, or a full FIFO, is a bell that

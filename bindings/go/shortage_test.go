@@ -212,6 +212,44 @@ func TestAListenerWithoutDescriptorsRefusesAndGoesOn(t *testing.T) {
 	}
 }
 
+// What a peer costs the process that it connects to. A change of these is to be thought over: 1,024 peers are common.
+func TestTheDescriptorsThatAPeerCosts(t *testing.T) {
+	for kind, wanted := range map[string]int{
+		// A socket, its process, its bell.
+		"gather": 3,
+		// And the bell by which it says that there is room for replies. Before Linux 6.10, one more of its own bell.
+		"service": 4,
+	} {
+		name, ctx := place(t), soon(t)
+		listens := child(t, "short", name, kind)
+		listens.says("listening")
+		options := &Options{Capacity: 1 << 16}
+		connect := func() {
+			t.Helper()
+			if kind == "service" {
+				client := must(ConnectClient(ctx, name, options))
+				t.Cleanup(func() { client.Close() })
+				must(client.Call(ctx, nil))
+				return
+			}
+			sender := must(ConnectSender(ctx, name, options))
+			t.Cleanup(func() { sender.Close() })
+			if err := sender.Send(ctx, []byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			listens.says("received x")
+		}
+		connect()
+		before := listens.descriptors()
+		for range 5 {
+			connect()
+		}
+		if cost := (listens.descriptors() - before) / 5; cost != wanted && (kind == "gather" || isSameFile(0, 0) || cost != wanted+1) {
+			t.Errorf("%s: %d descriptors for each peer, expected %d", kind, cost, wanted)
+		}
+	}
+}
+
 // waitsInBacklog waits until somebody has connected who is not accepted.
 func waitsInBacklog(t *testing.T, name string) {
 	t.Helper()
