@@ -528,3 +528,45 @@ func TestAFileWhoseServerIsSilentHoldsUpNobodyElse(t *testing.T) {
 		})
 	}
 }
+
+func TestARingThatBlocksLeavesTheSchedulerAlone(t *testing.T) {
+	// What a peer can make of the bell that it gave: it blocks, and its counter is full.
+	fd := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, binary.LittleEndian.AppendUint64(nil, 1<<64-2)); err != nil {
+		t.Fatal(err)
+	}
+	thread, rung, collected := make(chan int, 1), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(rung)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		thread <- unix.Gettid()
+		ring(fd, 8)
+	}()
+	in := fmt.Sprintf("/proc/self/task/%d/syscall", <-thread)
+	for until := time.Now().Add(10 * time.Second); !strings.HasPrefix(string(must(os.ReadFile(in))), fmt.Sprintf("%d %#x ", unix.SYS_WRITE, fd)); {
+		if time.Now().After(until) {
+			t.Fatal("it does not block")
+		}
+	}
+	go func() {
+		// Every processor of the scheduler is to take part.
+		runtime.GC()
+		close(collected)
+	}()
+	isHeldUp := false
+	select {
+	case <-collected:
+	case <-time.After(10 * time.Second):
+		isHeldUp = true
+	}
+	if _, err := unix.Read(fd, make([]byte, 8)); err != nil {
+		t.Fatal(err)
+	}
+	<-rung
+	<-collected
+	if isHeldUp {
+		t.Fatal("the collector waits for the ring")
+	}
+}
