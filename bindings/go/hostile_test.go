@@ -291,9 +291,14 @@ func opens(t *testing.T, name string) {
 		return
 	}
 	directory := strings.TrimSuffix(strings.TrimPrefix(name, "unix:"), "/socket")
-	// What the test's own directory is in may be closed to others.
-	if err := errors.Join(os.Chmod(directory, 0o777), os.Chmod(os.TempDir(), 0o1777)); err != nil {
+	if err := os.Chmod(directory, 0o777); err != nil {
 		t.Fatal(err)
+	}
+	// What it is in may be closed to others, such as a directory that run-tests has made.
+	if found := must(os.Stat(os.TempDir())).Mode(); found&0o001 == 0 {
+		if err := os.Chmod(os.TempDir(), found|0o011); err != nil {
+			t.Fatal(err)
+		}
 	}
 	old := syscall.Umask(0)
 	t.Cleanup(func() { syscall.Umask(old) })
