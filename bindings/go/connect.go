@@ -3,6 +3,7 @@ package pelton
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -11,8 +12,12 @@ import (
 const (
 	// How long a whole hand-shake may take, unless the context ends it before.
 	patience = 5 * time.Second
-	// How long a peer that has connected may take to say the first word.
-	greeting = 500 * time.Millisecond
+	// How long a peer that has connected may take to say the first word, and how many may take it at the same time.
+	greeting     = 500 * time.Millisecond
+	greetingsMax = 64
+	// While there is no descriptor for a connection: between two tries to accept it, and until it is refused.
+	shortageRetry  = 20 * time.Millisecond
+	shortageLasted = time.Second
 	// Between two looks whether somebody listens by now.
 	retry = 10 * time.Millisecond
 )
@@ -24,6 +29,14 @@ type Listener struct {
 	options Options
 	closed  context.Context
 	close   context.CancelFunc
+	// Since when there is no descriptor for those who wait; zero while there is.
+	short time.Time
+
+	// Of a listener that takes one peer at a time: those who have connected, until their first word, and after it.
+	mutex  sync.Mutex
+	silent int
+	spoken []*shake
+	done   sync.WaitGroup
 }
 
 // Listen listens under a short name, or unix:PATH. It does not wait. Each accepted peer gets a lane made with these options.
@@ -51,9 +64,9 @@ func listen(name string, options *Options, isShared bool) (*Listener, error) {
 }
 
 // AcceptReceiver waits until a sender connects, and is its receiver. Peers that are refused (another uid, another version, the wrong end)
-// are told why and do not end the wait.
+// are told why and do not end the wait. Neither does a lack of descriptors: peers wait for a second and are then refused.
 //
-// Errors: the context's; [ErrClosedHandle]; [ErrSystem], for instance when descriptors run out.
+// Errors: the context's; [ErrClosedHandle]; [ErrSystem].
 func (l *Listener) AcceptReceiver(ctx context.Context) (receiver *Receiver, err error) {
 	err = l.accept(ctx, func(s *shake, listens bool) (err error) {
 		receiver, err = s.receiverOfOne(listens)
@@ -85,41 +98,154 @@ func (l *Listener) Close() error {
 	if l.closed.Err() == nil {
 		l.close()
 		l.bound.close()
+		// Behind this nobody else is heard.
+		l.mutex.Lock()
+		l.mutex.Unlock()
+		l.done.Wait()
+		for s := l.nextSpoken(); s != nil; s = l.nextSpoken() {
+			s.close()
+		}
 	}
 	return nil
 }
 
-// next waits for a connection.
-func (l *Listener) next(ctx context.Context) (int, error) {
-	fd := -1
+// next waits for a connection. It returns -1 without one once isOver says so; while isFull says so, it accepts none. kick has it ask both
+// again.
+func (l *Listener) next(ctx context.Context, isOver, isFull func() bool) (int, error) {
+	fd, socket := -1, l.bound.socket
 	var failed error
-	err := l.bound.socket.until(ctx, func() bool {
-		fd, _, failed = unix.Accept4(l.bound.socket.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-		return failed != unix.EAGAIN && failed != unix.EINTR && failed != unix.ECONNABORTED
+	err := socket.until(ctx, func() bool {
+		if failed = ctx.Err(); failed != nil || l.closed.Err() != nil || isOver() {
+			return true
+		}
+		if isFull() {
+			return false
+		}
+		fd, _, failed = unix.Accept4(socket.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		if isShortage(failed) {
+			l.sitOut()
+			return false
+		}
+		l.short = time.Time{}
+		if failed == unix.EAGAIN || failed == unix.EINTR || failed == unix.ECONNABORTED {
+			return false
+		}
+		failed = system("accepting a connection", failed)
+		return true
 	})
+	if l.closed.Err() != nil && fd >= 0 {
+		hangUp(fd, userOf(fd))
+	}
 	switch {
 	case l.closed.Err() != nil:
-		if fd >= 0 {
-			unix.Close(fd)
-		}
 		return -1, failure(ErrClosedHandle, "the listener is closed: make a new one")
 	case err != nil:
 		return -1, err
-	case failed != nil:
-		return -1, system("accepting a connection", failed)
 	}
-	return fd, nil
+	return fd, failed
+}
+
+func (l *Listener) kick() { _ = l.bound.socket.file.SetReadDeadline(longAgo) }
+
+// sitOut has next try again soon. If some have waited too long, it refuses the first. If nobody waits, the next connection wakes next.
+func (l *Listener) sitOut() {
+	socket := l.bound.socket
+	if !isReady(socket.fd, unix.POLLIN) {
+		l.short = time.Time{}
+		return
+	}
+	isRefused := false
+	if l.short.IsZero() {
+		l.short = time.Now()
+	} else if time.Since(l.short) >= shortageLasted {
+		// One at a time: for the next one there may be a descriptor by now.
+		l.bound.reserve.give(func() { isRefused = socket.refuseOne(shortageText()) })
+	}
+	if isRefused {
+		l.kick()
+		return
+	}
+	// What it replaces is a kick at most, which is so late by this time.
+	_ = socket.file.SetReadDeadline(time.Now().Add(shortageRetry))
+}
+
+// firstWord waits for a peer that has said something. Those that have not are waited for at the same time, also by later calls.
+func (l *Listener) firstWord(ctx context.Context) (*shake, error) {
+	for {
+		var s *shake
+		isOver := func() bool { s = l.nextSpoken(); return s != nil }
+		isFull := func() bool {
+			l.mutex.Lock()
+			defer l.mutex.Unlock()
+			return l.silent >= greetingsMax
+		}
+		fd, err := l.next(ctx, isOver, isFull)
+		if err != nil && s != nil {
+			s.close()
+		}
+		if err != nil || s != nil {
+			return s, err
+		}
+		if s, err = newShake(l.closed, fd, l.options); err == nil {
+			l.hear(s)
+		} else if isSystem(err) {
+			return nil, err
+		}
+	}
+}
+
+func (l *Listener) nextSpoken() *shake {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	if len(l.spoken) == 0 {
+		return nil
+	}
+	s := l.spoken[0]
+	l.spoken = l.spoken[1:]
+	return s
+}
+
+// hear waits for the first word of a peer, in a goroutine. Of a closed listener it hangs up.
+func (l *Listener) hear(s *shake) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	if l.closed.Err() != nil {
+		s.close()
+		return
+	}
+	l.silent++
+	l.done.Go(func() {
+		soon, cancel := context.WithTimeout(l.closed, greeting)
+		err := s.socket.until(soon, func() bool { return isReady(s.socket.fd, unix.POLLIN) })
+		cancel()
+		l.mutex.Lock()
+		l.silent--
+		if err == nil {
+			l.spoken = append(l.spoken, s)
+		}
+		l.mutex.Unlock()
+		if err != nil {
+			s.close()
+		}
+		l.kick()
+	})
+}
+
+// isSystem says whether it is the system's trouble, which is this side's; anything else is the peer's, who has been told. Of a lack of descriptors the
+// peer has been told, too.
+func isSystem(err error) bool {
+	var found *Error
+	return errors.As(err, &found) && found.Code == ErrSystem && !isOutOfDescriptors(err)
 }
 
 // accept goes on until a hand-shake succeeds.
 func (l *Listener) accept(ctx context.Context, do func(s *shake, listens bool) error) error {
 	for {
-		fd, err := l.next(ctx)
+		s, err := l.firstWord(ctx)
 		if err != nil {
 			return err
 		}
-		err = l.shake(ctx, fd, greeting, do)
-		var found *Error
+		err = l.shake(ctx, s, do)
 		switch {
 		case err == nil:
 			return nil
@@ -127,28 +253,19 @@ func (l *Listener) accept(ctx context.Context, do func(s *shake, listens bool) e
 			return failure(ErrClosedHandle, "the listener is closed: make a new one")
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.As(err, &found) && found.Code == ErrSystem:
-			// The system's trouble is ours; anything else was the peer's, who has been told.
+		case isSystem(err):
 			return err
 		}
 	}
 }
 
-// shake shakes hands with who has connected, and has to say the first word within that time.
-func (l *Listener) shake(ctx context.Context, fd int, first time.Duration, do func(s *shake, listens bool) error) error {
+// shake shakes hands with who has connected.
+func (l *Listener) shake(ctx context.Context, s *shake, do func(s *shake, listens bool) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	s, err := newShake(ctx, fd, l.options)
-	if err != nil {
-		return err
-	}
 	defer context.AfterFunc(l.closed, cancel)()
-	soon, cancelSoon := context.WithTimeout(ctx, first)
-	err = s.socket.until(soon, func() bool { return isReady(fd, unix.POLLIN) })
-	cancelSoon()
-	if err == nil {
-		err = do(s, true)
-	}
+	s.ctx = ctx
+	err := do(s, true)
 	if err != nil {
 		s.close()
 	}

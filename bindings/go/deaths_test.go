@@ -334,6 +334,7 @@ func TestDescriptorsComeWithTheirMessage(t *testing.T) {
 		t.Fatal(n)
 	}
 	first.Release()
+	closesEnd(t)
 	if after := count(); after != before {
 		t.Fatalf("%d descriptors before, %d after", before, after)
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -171,7 +172,10 @@ func openWhatIsThere(path string, options *Options) (*directory, error) {
 		if stat.Mode&unix.S_IFMT != unix.S_IFDIR {
 			return d.refuse("it is no directory: name a directory itself")
 		}
-		if int(stat.Uid) != os.Geteuid() && !contains(options.UIDs, int(stat.Uid)) {
+		if why := unmapped(int(stat.Uid)); why != "" {
+			return d.refuse("it belongs to %s", why)
+		}
+		if !isUser(int(stat.Uid), options.UIDs) {
 			return d.refuse("it belongs to uid %d, wanted %d or %v: allow that uid in the options, or choose another path", stat.Uid, os.Geteuid(), options.UIDs)
 		}
 		if found := stat.Mode & 0o7777; found&^mode != 0 {
@@ -211,15 +215,6 @@ func openWhatIsThere(path string, options *Options) (*directory, error) {
 		return nil, err
 	}
 	return d, nil
-}
-
-func contains(list []int, wanted int) bool {
-	for _, one := range list {
-		if one == wanted {
-			return true
-		}
-	}
-	return false
 }
 
 func (d *directory) readHeader(mode uint32) error {
@@ -288,7 +283,10 @@ func (d *directory) check(name string, kind uint32, stat *unix.Stat_t) error {
 	if stat.Mode&unix.S_IFMT != kind {
 		return d.refuse("its file %s is of type %#o, wanted %#o: %s", name, stat.Mode&unix.S_IFMT, kind, damaged)
 	}
-	if !contains(d.owners, int(stat.Uid)) {
+	if why := unmapped(int(stat.Uid)); why != "" {
+		return d.refuse("its file %s belongs to %s", name, why)
+	}
+	if !slices.Contains(d.owners, int(stat.Uid)) {
 		return d.refuse("its file %s belongs to uid %d, wanted one of %v: allow that uid in the options, or choose another path", name, stat.Uid, d.owners)
 	}
 	if found := stat.Mode & 0o7777; found&^d.bits != 0 {
@@ -346,7 +344,11 @@ func (d *directory) mapFile(fd int, name string, bytes uint64, writable bool) (*
 		unix.Close(fd)
 		return nil, d.refuse("its file %s has %d bytes, wanted %d: %s", name, stat.Size, bytes, damaged)
 	}
-	return mapSegment(fd, bytes, writable)
+	s, err := mapSegment(fd, bytes, writable)
+	if err != nil {
+		unix.Close(fd)
+	}
+	return s, err
 }
 
 // openToMap opens a file for its mapping. An overlay file system copies a file of a lower layer when it is first opened for writing; a mapping made
@@ -869,7 +871,7 @@ func sweepOne(aside string) {
 	}
 	defer unix.Close(fd)
 	var own, there unix.Stat_t
-	if unix.Fstat(fd, &own) != nil || int(own.Uid) != os.Geteuid() {
+	if unix.Fstat(fd, &own) != nil || !isUser(int(own.Uid), nil) {
 		return
 	}
 	channel, err := unix.Openat(fd, "channel", unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

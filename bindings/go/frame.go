@@ -187,10 +187,11 @@ func (o *outgoing) next(bytesMax uint64) int {
 type outbox struct {
 	lane   *lane.Producer
 	memory *memory
-	// The other side's bell.
-	peerBell int
-	queue    []outgoing
-	window   window
+	// The other side's bell, and whether it is the link's, which closes it.
+	peerBell   int
+	sharesBell bool
+	queue      []outgoing
+	window     window
 }
 
 // isWhole says whether a message goes into the lane as one record.
@@ -289,7 +290,9 @@ func (o *outbox) close() {
 
 // takeDown is asked once nobody looks at the lane any more.
 func (o *outbox) takeDown() {
-	unix.Close(o.peerBell)
+	if !o.sharesBell {
+		unix.Close(o.peerBell)
+	}
 	o.memory.leave()
 }
 
@@ -409,6 +412,13 @@ func (s *shake) newLinkLanes(to *reception, bell *bell, own role, listens bool, 
 	for _, segment := range []*segment{page, data, side.consumer, side.receiver, in.memory.producer, in.memory.consumer, in.memory.data} {
 		segment.forgetDescriptor()
 	}
+	// Many peers have one bell for both lanes. The link, which ends after the outbox's last ring, keeps it.
+	sharesBell := isSameFile(peerBell, side.bell)
+	if sharesBell {
+		unix.Close(side.bell)
+		side.bell = peerBell
+	}
 	in.link = newLink(s.socket, process, peerBell, s.peer, kick)
-	return &linkLanes{out: outbox{lane: producer, memory: m, peerBell: side.bell, window: newWindow(producer, s.options.ResidentMax)}, in: in, bytesMax: peer.bytesMax}, nil
+	out := outbox{lane: producer, memory: m, peerBell: side.bell, sharesBell: sharesBell, window: newWindow(producer, s.options.ResidentMax)}
+	return &linkLanes{out: out, in: in, bytesMax: peer.bytesMax}, nil
 }

@@ -2,11 +2,12 @@ package pelton
 
 import (
 	"context"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"os"
+	"golang.org/x/sys/unix"
 )
 
 // gate is how senders come in to a receiver of many: a goroutine accepts, each hand-shake goes on in one of its own, and the receiver
@@ -74,22 +75,26 @@ func gather(name string, o Options, service *Service) (*Receiver, error) {
 
 func (g *gate) accept(r *Receiver) {
 	defer g.done.Done()
+	never := func() bool { return false }
 	for g.listener.closed.Err() == nil {
-		fd, err := g.listener.next(context.Background())
+		fd, err := g.listener.next(context.Background(), never, never)
 		if err != nil {
-			// Descriptors have run out, for instance; who waits to come in waits where it is.
+			// The system's trouble; who waits to come in waits where it is.
 			select {
 			case <-g.listener.closed.Done():
-			case <-time.After(10 * time.Millisecond):
+			case <-time.After(shortageRetry):
 			}
 			continue
 		}
-		g.done.Add(1)
-		go g.visit(r, fd)
+		// Who is refused takes no other's place among those who are shaken hands with.
+		if s, err := newShake(context.Background(), fd, g.listener.options); err == nil {
+			g.done.Add(1)
+			go g.visit(r, s)
+		}
 	}
 }
 
-func (g *gate) visit(r *Receiver, fd int) {
+func (g *gate) visit(r *Receiver, s *shake) {
 	defer g.done.Done()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -101,7 +106,11 @@ func (g *gate) visit(r *Receiver, fd int) {
 	g.visitors = append(g.visitors, cancel)
 	g.mutex.Unlock()
 	var in *inLane
-	err := g.listener.shake(ctx, fd, patience, func(s *shake, listens bool) (err error) {
+	err := g.listener.shake(ctx, s, func(s *shake, listens bool) (err error) {
+		// Before anything is made for it.
+		if err := s.socket.until(s.ctx, func() bool { return isReady(s.socket.fd, unix.POLLIN) }); err != nil {
+			return err
+		}
 		if !g.takePlace() {
 			return s.refuse("the receiver has %d senders, as many as its options take: close one, or raise SendersMax there", g.most)
 		}

@@ -124,46 +124,68 @@ type shake struct {
 	options Options
 }
 
-// newShake begins with a peer that this side wants to deal with. It takes the descriptor, also when it fails.
+// newShake begins with a peer that this side wants to deal with. Nothing of the peer's is read before its user is known. It takes the
+// descriptor, also when it fails.
 func newShake(ctx context.Context, fd int, options Options) (*shake, error) {
 	peer, err := peerOf(fd)
 	if err != nil {
-		unix.Close(fd)
+		hangUp(fd, nobody)
 		return nil, system("asking who the peer is", err)
+	}
+	if why := userProblem(peer.UID, options.UIDs); why != "" {
+		defer hangUp(fd, peer.UID)
+		return nil, refuseAt(fd, why)
 	}
 	socket, err := newPolled(fd, "pelton socket")
 	if err != nil {
 		return nil, err
 	}
-	s := &shake{ctx, socket, peer, options}
-	if peer.UID != os.Geteuid() && !slices.Contains(options.UIDs, peer.UID) {
-		defer s.close()
-		return nil, s.refuse("the peer is uid %d, this side takes uid %d and %v: allow the other's uid in the options of both sides",
-			peer.UID, os.Geteuid(), options.UIDs)
+	// An error: of an older kernel, where descriptors were permitted all the time.
+	_ = permitDescriptors(fd, true)
+	return &shake{ctx, socket, peer, options}, nil
+}
+
+// userProblem is why this side does not deal with a peer of that user; "" if it does.
+func userProblem(uid int, allowed []int) string {
+	if why := unmapped(uid); why != "" {
+		return "the peer is " + why
 	}
-	return s, nil
+	if !isUser(uid, allowed) {
+		return fmt.Sprintf("the peer is uid %d, this side takes uid %d and %v: allow the other's uid in the options of both sides",
+			uid, os.Geteuid(), allowed)
+	}
+	if err := closer.blocked(uid); err != nil {
+		return err.Detail
+	}
+	return ""
 }
 
 // close hangs up, of a hand-shake that came to nothing.
-func (s *shake) close() { _ = s.socket.file.Close() }
+func (s *shake) close() { s.socket.hangUp(s.peer.UID) }
 
 // refuse says why not; the peer's next read finds it, even after this side has closed.
 func (s *shake) refuse(format string, args ...any) error {
-	why := fmt.Sprintf(format, args...)
-	s.say(why)
+	return refuseAt(s.socket.fd, fmt.Sprintf(format, args...))
+}
+
+func refuseAt(socket int, why string) error {
+	sayAt(socket, why)
 	return failure(ErrRefused, "refused: %s", why)
 }
 
-func (s *shake) say(why string) {
+func sayAt(socket int, why string) {
 	p := newPacket(kindRefused)
 	text := append(p.encode(), why...)
-	_ = trySend(s.socket.fd, text[:min(len(text), packetBytesMax)])
+	_ = trySend(socket, text[:min(len(text), packetBytesMax)])
 }
 
 // told tells the peer too why this side gives up.
 func (s *shake) told(err error) error {
-	if err != nil {
-		s.say(err.Error())
+	switch {
+	case isOutOfDescriptors(err):
+		sayAt(s.socket.fd, shortageText())
+	case err != nil:
+		sayAt(s.socket.fd, err.Error())
 	}
 	return err
 }
@@ -194,7 +216,7 @@ func (s *shake) send(p packet, fds ...int) error {
 		// It may have refused before this side had said anything.
 		b := make([]byte, packetBytesMax)
 		if n, fds, _, err := tryReceive(s.socket.fd, b); err == nil {
-			closeAll(fds)
+			closer.descriptors(s.peer.UID, fds)
 			if refused := refusal(b[:n]); refused != nil {
 				return refused
 			}
@@ -203,7 +225,7 @@ func (s *shake) send(p packet, fds ...int) error {
 	case errors.Is(err, unix.EAGAIN):
 		return failure(ErrAgain, "timed out while greeting a peer that does not read")
 	}
-	return system("greeting the peer", err)
+	return s.told(system("greeting the peer", err))
 }
 
 // receive waits for the next packet, which must be of that kind, with so many descriptors.
@@ -225,7 +247,7 @@ func (s *shake) receive(kind uint32, count int) (packet, []int, error) {
 	}
 	p, err := s.judge(b[:n], kind, count, len(fds), isCut)
 	if err != nil {
-		closeAll(fds)
+		closer.descriptors(s.peer.UID, fds)
 		return packet{}, nil, err
 	}
 	return p, fds, nil
@@ -251,8 +273,7 @@ func (s *shake) judge(b []byte, kind uint32, wanted, found int, isCut bool) (pac
 		return p, s.refuse("packet of kind %d came, wanted %d", p.kind, kind)
 	}
 	if isCut && found < wanted {
-		s.say(fmt.Sprintf("process %d cannot take %d descriptors", os.Getpid(), wanted))
-		return p, system("taking the peer's descriptors: raise this process's RLIMIT_NOFILE", unix.EMFILE)
+		return p, s.told(system("taking the peer's descriptors: raise this process's RLIMIT_NOFILE", unix.EMFILE))
 	}
 	if found != wanted {
 		return p, s.refuse("%d descriptors came with packet %d, wanted %d", found, kind, wanted)
@@ -317,41 +338,46 @@ func (s *shake) ready(last bool) error {
 	return err
 }
 
-func (s *shake) openControl(fd int, what string, magic uint64) (*segment, error) {
+// openControl takes a descriptor of the parts, and keeps none: nobody asks for that of the peer's page again.
+func (s *shake) openControl(p *parts, fd int, what string, magic uint64) (*segment, error) {
 	page, err := openSegment(fd, what, controlSeals, lane.SegmentBytes, false)
 	if err != nil {
 		return nil, s.told(err)
 	}
+	p.segments = append(p.segments, page)
+	p.claim(fd)
+	page.forgetDescriptor()
 	if err := lane.CheckPreamble(page.bytes, magic); err != nil {
-		page.close()
 		return nil, s.refuse("the %s segment: %v", what, err)
 	}
 	return page, nil
 }
 
-// openData checks the figures before it uses them for anything.
-func (s *shake) openData(fd int, p packet, writable bool) (*segment, error) {
-	if !lane.CapacityIsValid(p.capacity) {
-		unix.Close(fd)
-		return nil, s.refuse("the lane has a capacity of %d bytes, which cannot be", p.capacity)
+// openData takes a descriptor of the parts. It checks the figures before it uses them for anything.
+func (s *shake) openData(p *parts, fd int, from packet, writable bool) (*segment, error) {
+	if !lane.CapacityIsValid(from.capacity) {
+		return nil, s.refuse("the lane has a capacity of %d bytes, which cannot be", from.capacity)
 	}
-	if p.bytesMax > lane.MessageBytesLimit(p.capacity) {
-		unix.Close(fd)
-		return nil, s.refuse("the lane has a message limit of %d bytes, more than its capacity of %d allows", p.bytesMax, p.capacity)
+	if from.bytesMax > lane.MessageBytesLimit(from.capacity) {
+		return nil, s.refuse("the lane has a message limit of %d bytes, more than its capacity of %d allows", from.bytesMax, from.capacity)
 	}
-	data, err := openSegment(fd, "data", sizeSeals, p.capacity, writable)
-	return data, s.told(err)
+	data, err := openSegment(fd, "data", sizeSeals, from.capacity, writable)
+	if err != nil {
+		return nil, s.told(err)
+	}
+	p.segments = append(p.segments, data)
+	p.claim(fd)
+	return data, nil
 }
 
-func (s *shake) openProducer(fd int, p packet) (*segment, error) {
-	page, err := s.openControl(fd, "producer", lane.MagicProducer)
+func (s *shake) openProducer(p *parts, fd int, from packet) (*segment, error) {
+	page, err := s.openControl(p, fd, "producer", lane.MagicProducer)
 	if err != nil {
 		return nil, err
 	}
-	if capacity, bytesMax, cursors := lane.ProducerFigures(page.bytes); capacity != p.capacity || bytesMax != p.bytesMax || cursors != 1 {
-		page.close()
+	if capacity, bytesMax, cursors := lane.ProducerFigures(page.bytes); capacity != from.capacity || bytesMax != from.bytesMax || cursors != 1 {
 		return nil, s.refuse("the producer's page says capacity %d, limit %d, %d cursors; its packet %d, %d, wanted 1",
-			capacity, bytesMax, cursors, p.capacity, p.bytesMax)
+			capacity, bytesMax, cursors, from.capacity, from.bytesMax)
 	}
 	return page, nil
 }
@@ -360,6 +386,9 @@ func (s *shake) openProducer(fd int, p packet) (*segment, error) {
 type parts struct {
 	segments []*segment
 	fds      []int
+	// Those that the peer sent, and its user.
+	received []int
+	peer     int
 }
 
 func (p *parts) segment(s *segment, err error) (*segment, error) {
@@ -372,10 +401,14 @@ func (p *parts) segment(s *segment, err error) (*segment, error) {
 // owns takes descriptors; each that is handed on is claimed before.
 func (p *parts) owns(fds []int) { p.fds = append(p.fds, fds...) }
 
+// takes takes what a peer sent.
+func (p *parts) takes(fds []int, from Peer) {
+	p.received, p.peer = append(p.received, fds...), from.UID
+}
+
 func (p *parts) claim(fd int) int {
-	if i := slices.Index(p.fds, fd); i >= 0 {
-		p.fds = slices.Delete(p.fds, i, i+1)
-	}
+	isIt := func(other int) bool { return other == fd }
+	p.fds, p.received = slices.DeleteFunc(p.fds, isIt), slices.DeleteFunc(p.received, isIt)
 	return fd
 }
 
@@ -384,6 +417,7 @@ func (p *parts) giveBack() {
 		segment.close()
 	}
 	closeAll(p.fds)
+	closer.descriptors(p.peer, p.received)
 }
 
 func (p *parts) keep() { *p = parts{} }
@@ -395,17 +429,14 @@ type consumerSide struct {
 }
 
 func (s *shake) openConsumerSide(p *parts, fds []int) (side consumerSide, err error) {
-	if side.consumer, err = p.segment(s.openControl(p.claim(fds[0]), "consumer", lane.MagicConsumer)); err != nil {
+	if side.consumer, err = s.openControl(p, fds[0], "consumer", lane.MagicConsumer); err != nil {
 		return side, err
 	}
-	if side.receiver, err = p.segment(s.openControl(p.claim(fds[1]), "receiver", lane.MagicReceiver)); err != nil {
+	if side.receiver, err = s.openControl(p, fds[1], "receiver", lane.MagicReceiver); err != nil {
 		return side, err
 	}
-	side.bell, err = takeBell(p.claim(fds[2]))
-	if err == nil {
-		p.owns([]int{side.bell})
-	}
-	return side, s.told(err)
+	side.bell = fds[2]
+	return side, s.told(checkBell(side.bell))
 }
 
 // newSender is the hand-shake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
@@ -438,8 +469,8 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 		if err != nil {
 			return nil, err
 		}
-		p.owns(fds)
-		if data, err = p.segment(s.openData(p.claim(fds[3]), offer, true)); err != nil {
+		p.takes(fds, s.peer)
+		if data, err = s.openData(&p, fds[3], offer, true); err != nil {
 			return nil, err
 		}
 		if offer.capacity > capacity {
@@ -503,7 +534,7 @@ func (s *shake) giveLane(p *parts, bell int) (page, data *segment, side consumer
 	if err != nil {
 		return nil, nil, side, err
 	}
-	p.owns(fds)
+	p.takes(fds, s.peer)
 	side, err = s.openConsumerSide(p, fds)
 	return page, data, side, err
 }
@@ -528,7 +559,7 @@ func (s *shake) survivingSender(sender *Sender, listens bool) error {
 	if err != nil {
 		return err
 	}
-	p.owns(fds)
+	p.takes(fds, s.peer)
 	side, err := s.openConsumerSide(&p, fds)
 	if err != nil {
 		return err
@@ -595,22 +626,22 @@ func (s *shake) takeLane(p *parts, to *reception, least uint64) (in *inLane, pee
 	if err != nil {
 		return nil, -1, err
 	}
-	p.owns(fds)
-	data, err := p.segment(s.openData(p.claim(fds[2]), offer, false))
+	p.takes(fds, s.peer)
+	data, err := s.openData(p, fds[2], offer, false)
 	if err != nil {
 		return nil, -1, err
 	}
-	page, err := p.segment(s.openProducer(p.claim(fds[0]), offer))
+	page, err := s.openProducer(p, fds[0], offer)
 	if err != nil {
 		return nil, -1, err
 	}
 	if offer.bytesMax < least {
 		return nil, -1, s.refuse("a lane has a largest message of %d bytes, wanted at least %d", offer.bytesMax, least)
 	}
-	if peerBell, err = takeBell(p.claim(fds[1])); err != nil {
+	peerBell = fds[1]
+	if err := checkBell(peerBell); err != nil {
 		return nil, -1, s.told(err)
 	}
-	p.owns([]int{peerBell})
 	head := lane.Unpack(offer.head)
 	redelivered := lane.Unpack(offer.tail).Since(head)
 	if redelivered > offer.capacity/8 {
@@ -669,19 +700,18 @@ func (s *shake) survivingReceiver(r *Receiver, listens bool) error {
 	if err != nil {
 		return err
 	}
-	p.owns(fds)
+	p.takes(fds, s.peer)
 	if answer.capacity != offer.capacity || answer.bytesMax != offer.bytesMax {
 		return s.refuse("the successor speaks of %d bytes, the lane has %d", answer.capacity, offer.capacity)
 	}
-	page, err := p.segment(s.openProducer(p.claim(fds[0]), answer))
+	page, err := s.openProducer(&p, fds[0], answer)
 	if err != nil {
 		return err
 	}
-	peerBell, err := takeBell(p.claim(fds[1]))
-	if err != nil {
+	peerBell := fds[1]
+	if err := checkBell(peerBell); err != nil {
 		return s.told(err)
 	}
-	p.owns([]int{peerBell})
 	process, err := s.watchPeer(&p)
 	if err != nil {
 		return err

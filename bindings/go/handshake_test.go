@@ -281,6 +281,7 @@ func TestAnyPacketsLeaveNothingBehind(t *testing.T) {
 	for range 300 {
 		shakes()
 	}
+	closesEnd(t)
 	if after := count(); after > before {
 		t.Fatalf("%d descriptors before, %d after", before, after)
 	}

@@ -113,7 +113,7 @@ func (c *Client) hear(link *clientLink, w *waiter) (loss Code, why error) {
 		if record.Descriptors > 0 {
 			err := link.in.receiveFiles(record)
 			files, _ := link.in.takeFiles()
-			(&loan{files: files}).closeFiles()
+			link.in.link.discard(files)
 			if errors.Is(err, ErrCorrupt) {
 				return ErrCorrupt, err
 			}

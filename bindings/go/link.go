@@ -1,7 +1,6 @@
 package pelton
 
 import (
-	"os"
 	"sync/atomic"
 	"time"
 
@@ -76,21 +75,23 @@ func (l *link) close() {
 		unix.Close(l.peerBell)
 		return
 	}
-	_ = unix.Shutdown(l.socket.fd, unix.SHUT_RDWR)
 	l.forget()
 }
 
 func (l *link) forget() {
-	_ = l.socket.file.Close()
+	l.socket.hangUp(l.peer.UID)
 	if l.process != nil {
 		_ = l.process.file.Close()
 	}
 	unix.Close(l.peerBell)
 	for _, some := range l.received {
-		closeAll(some.fds)
+		l.discard(some.fds)
 	}
 	l.received = nil
 }
+
+// discard closes descriptors that the peer sent and nobody takes. It does not wait.
+func (l *link) discard(fds []int) { closer.descriptors(l.peer.UID, fds) }
 
 // handOver replaces the link to a sender that died, keeping the descriptors that came for messages that it committed: those before
 // the end. The rest was for messages that never were.
@@ -100,7 +101,7 @@ func (l *link) handOver(next *link, end uint32, in *inLane) {
 		if int32(some.seq-end) < 0 {
 			next.received = append(next.received, some)
 		} else {
-			closeAll(some.fds)
+			l.discard(some.fds)
 		}
 	}
 	l.received = nil
@@ -129,7 +130,7 @@ func (l *link) nextPacket() (descriptors, bool, error) {
 	b := make([]byte, packetBytesMax)
 	n, fds, isCut, err := tryReceive(l.socket.fd, b)
 	if err == unix.EAGAIN || err == nil && n == 0 {
-		closeAll(fds)
+		l.discard(fds)
 		return descriptors{}, false, nil
 	}
 	if err != nil {
@@ -137,15 +138,24 @@ func (l *link) nextPacket() (descriptors, bool, error) {
 	}
 	p, ok := decodePacket(b[:n])
 	if !ok || p.kind != kindDescriptors {
-		closeAll(fds)
+		l.discard(fds)
 		return descriptors{}, false, failure(ErrCorrupt, "a packet of %d bytes came, wanted descriptors", n)
+	}
+	if len(fds) > lane.DescriptorsMax {
+		l.discard(fds)
+		return descriptors{}, false, failure(ErrCorrupt, "a packet of %d descriptors came, wanted at most %d", len(fds), lane.DescriptorsMax)
+	}
+	// Of a peer whose descriptors cannot be closed no more are taken.
+	if blocked := closer.blocked(l.peer.UID); blocked != nil {
+		l.discard(fds)
+		return descriptors{}, false, failure(ErrCorrupt, "%s", blocked.Detail)
 	}
 	return descriptors{p.seq, fds, isCut}, true, nil
 }
 
 // receiveDescriptors answers those of message seq, which were sent before it was committed; or, if the message comes again, are
 // being sent again by a sender that survived: waits for these, a second at most, and not again once that was in vain.
-func (l *link) receiveDescriptors(seq, count uint32, comesAgain bool) ([]*os.File, error) {
+func (l *link) receiveDescriptors(seq, count uint32, comesAgain bool) ([]int, error) {
 	patience := 0
 	if comesAgain && !l.isSilent {
 		patience = 1000
@@ -174,23 +184,19 @@ func (l *link) receiveDescriptors(seq, count uint32, comesAgain bool) ([]*os.Fil
 			found, l.isSilent = some, false
 			break
 		}
-		closeAll(some.fds)
+		l.discard(some.fds)
 		// Else of a message that was released, with its descriptors, by a predecessor.
 		if passed++; int32(some.seq-seq) > 0 || passed > packetsMax {
 			return nil, failure(ErrCorrupt, "descriptors of message %d came before those of %d", some.seq, seq)
 		}
 	}
 	if len(found.fds) != int(count) || count > lane.DescriptorsMax {
-		closeAll(found.fds)
+		l.discard(found.fds)
 		if found.isCut {
 			return nil, failure(ErrDescriptorsLost, "%d descriptors came with message %d, %d could be received: raise this process's RLIMIT_NOFILE",
 				count, seq, len(found.fds))
 		}
 		return nil, failure(ErrCorrupt, "message %d came with %d descriptors, said %d", seq, len(found.fds), count)
 	}
-	files := make([]*os.File, len(found.fds))
-	for i, fd := range found.fds {
-		files[i] = os.NewFile(uintptr(fd), "received")
-	}
-	return files, nil
+	return found.fds, nil
 }

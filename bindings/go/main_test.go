@@ -128,6 +128,12 @@ func runSide(arguments []string) error {
 		if end == "close" {
 			return client.Close()
 		}
+	case "short":
+		return runShort(ctx, arguments[1], end)
+	case "unmapped":
+		return runUnmapped(ctx, arguments[1], end)
+	case "silent-file":
+		return serveSilentFile()
 	case "path-send":
 		// Numbers that go on from what is in the lane: the channel's own count.
 		sender, err := OpenSender(ctx, arguments[1], nil)
@@ -177,16 +183,30 @@ type process struct {
 
 func start(t *testing.T, environment, program string, arguments ...string) *process {
 	t.Helper()
+	p := prepare(t, environment, program, arguments...)
+	if err := p.begin(); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// prepare is a process that has not begun yet.
+func prepare(t *testing.T, environment, program string, arguments ...string) *process {
+	t.Helper()
 	p := &process{Cmd: exec.Command(program, arguments...), t: t}
 	p.Env = append(os.Environ(), environment)
 	p.input = must(p.StdinPipe())
 	p.output = bufio.NewReaderSize(must(p.StdoutPipe()), 1<<20)
 	p.Stderr = &p.errors
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.kill() })
 	return p
+}
+
+func (p *process) begin() error {
+	err := p.Start()
+	if err == nil {
+		p.t.Cleanup(func() { p.kill() })
+	}
+	return err
 }
 
 func child(t *testing.T, side ...any) *process {

@@ -47,6 +47,7 @@ func createSegment(name string, seals int, bytes uint64, write func([]byte)) (*s
 	}
 	s, err := mapSegment(fd, bytes, true)
 	if err != nil {
+		unix.Close(fd)
 		return nil, err
 	}
 	write(s.bytes)
@@ -57,11 +58,10 @@ func createSegment(name string, seals int, bytes uint64, write func([]byte)) (*s
 	return s, nil
 }
 
-// openSegment maps a segment that came from the peer, after checking that it is what it must be. It takes the descriptor, also
-// when it fails.
+// openSegment maps a segment that came from the peer, after checking that it is what it must be. It takes the descriptor if it
+// succeeds. Until the seals show that it is a memfd, no file system is asked: its server might not answer.
 func openSegment(fd int, what string, seals int, bytes uint64, writable bool) (*segment, error) {
 	refuse := func(format string, args ...any) (*segment, error) {
-		unix.Close(fd)
 		return nil, failure(ErrCorrupt, "the peer's "+what+" segment "+format, args...)
 	}
 	// Only a memfd has seals: anything else, a file, a pipe, a device, fails here.
@@ -87,6 +87,7 @@ func openSegment(fd int, what string, seals int, bytes uint64, writable bool) (*
 	return mapSegment(fd, bytes, writable)
 }
 
+// mapSegment takes the descriptor if it succeeds.
 func mapSegment(fd int, bytes uint64, writable bool) (*segment, error) {
 	protection := unix.PROT_READ
 	if writable {
@@ -94,7 +95,6 @@ func mapSegment(fd int, bytes uint64, writable bool) (*segment, error) {
 	}
 	mapped, err := unix.Mmap(fd, 0, int(bytes), protection, unix.MAP_SHARED)
 	if err != nil {
-		unix.Close(fd)
 		return nil, system(fmt.Sprintf("mapping %d bytes", bytes), err)
 	}
 	return &segment{mapped, fd}, nil

@@ -142,7 +142,7 @@ func (n name) clear(path string) error {
 	switch {
 	case err == nil:
 		peer, _ := peerOf(fd)
-		unix.Close(fd)
+		hangUp(fd, peer.UID)
 		return failure(ErrInUse, "%s is in use by a listener in process %d: stop that one, or choose another name", n.text, peer.PID)
 	case errors.Is(err, unix.EAGAIN):
 		return failure(ErrInUse, "%s is in use by a listener that is busy: stop that one, or choose another name", n.text)
@@ -241,12 +241,19 @@ func (n name) bind(path string) (*bound, error) {
 		unix.Close(fd)
 		return nil, n.failed("looking at", path, err)
 	}
-	socket, err := newPolled(fd, "pelton listener")
-	if err != nil {
+	b := &bound{path: path, device: uint64(stat.Dev), inode: stat.Ino}
+	// The sockets that wait to be accepted inherit it, and closing this one closes them.
+	b.isQuick = permitDescriptors(fd, false) == nil
+	if b.reserve, err = newReserve(); err != nil {
+		unix.Close(fd)
 		_ = os.Remove(path)
 		return nil, err
 	}
-	b := &bound{socket: socket, path: path, device: uint64(stat.Dev), inode: stat.Ino}
+	if b.socket, err = newPolled(fd, "pelton listener"); err != nil {
+		b.reserve.close()
+		_ = os.Remove(path)
+		return nil, err
+	}
 	if n.path == "" {
 		b.directories = []string{n.directory, n.base}
 	}
@@ -256,12 +263,23 @@ func (n name) bind(path string) (*bound, error) {
 // bound is a listening socket, and what to remove with it.
 type bound struct {
 	socket        *polled
+	reserve       *reserve
 	path          string
 	device, inode uint64
 	directories   []string
+	// Nothing is queued in the sockets that wait to be accepted.
+	isQuick bool
 }
 
 func (b *bound) close() {
+	// From now on the kernel refuses connections.
+	_ = b.socket.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	b.reserve.close()
+	if !b.isQuick {
+		// Of those who wait the queues may hold anything. The socket itself cannot be closed elsewhere: whichever goroutine waits for it would.
+		for b.socket.refuseOne("") {
+		}
+	}
 	_ = b.socket.file.Close()
 	var stat unix.Stat_t
 	// Only if it is still ours.
@@ -316,6 +334,9 @@ func (n name) ownDirectory(path string, make bool) (bool, error) {
 			return false, nil
 		}
 		return wrong("the directory %s, which cannot be looked at: %v", path, err)
+	}
+	if why := unmapped(int(stat.Uid)); why != "" {
+		return wrong("%s, which belongs to %s", path, why)
 	}
 	if stat.Mode&unix.S_IFMT != unix.S_IFDIR || int(stat.Uid) != os.Geteuid() || stat.Mode&0o077 != 0 {
 		return wrong("%s to be a directory of uid %d with mode 700; found mode %o of uid %d: `chmod 700` it, or set XDG_RUNTIME_DIR",

@@ -61,7 +61,7 @@ type inLane struct {
 	end Code
 	// Descriptors of the message at the cursor, once it has been found, and why there are none.
 	filesFor  uint32
-	files     []*os.File
+	files     []int
 	filesLost error
 }
 
@@ -115,7 +115,9 @@ type loan struct {
 	seq      uint32
 	// Odd while it is lent; one more at each end of its use.
 	uses  atomic.Uint32
-	files []*os.File
+	files []int
+	// Whose they are.
+	uid int
 }
 
 // lent is what messages point to, and the receiver only while nobody has it: so that one that leaks is unreachable.
@@ -146,13 +148,19 @@ func (m Message) Lane() uint32 { return m.lane }
 func (m Message) Peer() Peer { return m.peer }
 
 // Files are the descriptors that came with the message. Who asks has them, and closes them; those that nobody asked for are closed
-// with the message's release. Ask once.
+// with the message's release, by another goroutine. They may be of any kind: to use or close one may wait for whatever is behind it, as long as the
+// sender wants. Ask once.
 func (m Message) Files() []*os.File {
 	if m.lent == nil || m.lent.loan.uses.Load() != m.use {
 		return nil
 	}
-	files := m.lent.loan.files
+	fds := m.lent.loan.files
 	m.lent.loan.files = nil
+	// Not before somebody wants them: the poller asks some kinds of files, which may not answer.
+	var files []*os.File
+	for _, fd := range fds {
+		files = append(files, os.NewFile(uintptr(fd), "received"))
+	}
 	return files
 }
 
@@ -177,9 +185,7 @@ func (m Message) Release() error {
 }
 
 func (l *loan) closeFiles() {
-	for _, file := range l.files {
-		_ = file.Close()
-	}
+	closer.descriptors(l.uid, l.files)
 	l.files = nil
 }
 
@@ -267,7 +273,7 @@ func (r *Receiver) lend() (Message, error) {
 		bytes: in.consumer.Payload(record), lent: out, peer: in.link.peer, use: l.uses.Add(1),
 		seq: record.Seq, generation: in.consumer.Generation(), lane: in.number, again: in.again > 0,
 	}
-	l.in, l.seq, l.files = in, record.Seq, files
+	l.in, l.seq, l.files, l.uid = in, record.Seq, files, in.link.peer.UID
 	l.ticket = in.consumer.Hold(record)
 	in.memory.use()
 	r.count(in)
@@ -332,7 +338,7 @@ func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) 
 	if err != nil {
 		return 0, err
 	}
-	(&loan{files: files}).closeFiles()
+	in.link.discard(files)
 	bytes := copy(buffer, in.consumer.Payload(r.found))
 	in.consumer.Take(r.found)
 	r.count(in)
@@ -486,7 +492,7 @@ func (in *inLane) receiveFiles(record lane.Record) error {
 }
 
 // takeFiles hands them on.
-func (in *inLane) takeFiles() ([]*os.File, error) {
+func (in *inLane) takeFiles() ([]int, error) {
 	files, err := in.files, in.filesLost
 	in.files, in.filesLost = nil, nil
 	return files, err
@@ -523,7 +529,7 @@ func (in *inLane) close() {
 	if in.ownBell != nil {
 		_ = in.ownBell.file.Close()
 	}
-	(&loan{files: in.files}).closeFiles()
+	in.link.discard(in.files)
 	in.memory.leave()
 }
 

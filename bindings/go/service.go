@@ -177,7 +177,7 @@ func (s *Service) sort(in *inLane, record lane.Record) string {
 	}
 	if record.Descriptors > 0 {
 		files, _ := in.takeFiles()
-		(&loan{files: files}).closeFiles()
+		in.link.discard(files)
 	}
 	in.consumer.Take(record)
 	s.receiver.count(in)

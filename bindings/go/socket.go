@@ -2,9 +2,11 @@ package pelton
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
-	"pelton/internal/lane"
 )
 
 // The Unix sockets that connect two sides: SOCK_SEQPACKET, with descriptors and credentials.
@@ -28,7 +30,42 @@ func newSocket(path string) (int, *unix.SockaddrUnix, error) {
 		return -1, nil, errTooLong
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		_ = permitDescriptors(fd, false)
+	}
 	return fd, &unix.SockaddrUnix{Name: path}, err
+}
+
+// soPassRights is SO_PASSRIGHTS, of Linux 6.16. A test sets another number, to have the kernel behave like an older one.
+var soPassRights = 83
+
+// permitDescriptors says whether a peer may queue descriptors in the socket. None may before its user is known; an accepted socket inherits that
+// from the one that listens. An error: this kernel does not know the option, and any peer may.
+func permitDescriptors(fd int, isPermitted bool) error {
+	value := 0
+	if isPermitted {
+		value = 1
+	}
+	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, soPassRights, value)
+}
+
+// backlog is how many connections the kernel keeps until they are accepted.
+const backlog = 128
+
+// refuseOne hangs up on the first who waits to be accepted, with a text if there is one. False: it could not.
+func (p *polled) refuseOne(why string) bool {
+	fd := -1
+	_ = p.raw.Control(func(listener uintptr) {
+		fd, _, _ = unix.Accept4(int(listener), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+	})
+	if fd < 0 {
+		return false
+	}
+	if why != "" {
+		sayAt(fd, why)
+	}
+	hangUp(fd, userOf(fd))
+	return true
 }
 
 // listenAt makes a listening socket at a path where nothing is.
@@ -41,7 +78,7 @@ func listenAt(path string) (int, error) {
 		unix.Close(fd)
 		return -1, err
 	}
-	if err := unix.Listen(fd, 128); err != nil {
+	if err := unix.Listen(fd, backlog); err != nil {
 		unix.Close(fd)
 		_ = unix.Unlink(path)
 		return -1, err
@@ -55,6 +92,7 @@ func connectTo(path string) (int, error) {
 		return -1, err
 	}
 	if err := unix.Connect(fd, address); err != nil {
+		// It has no queue that anybody could have filled.
 		unix.Close(fd)
 		return -1, err
 	}
@@ -67,6 +105,15 @@ func peerOf(fd int) (Peer, error) {
 		return Peer{}, err
 	}
 	return Peer{PID: int(credentials.Pid), UID: int(credentials.Uid)}, nil
+}
+
+// userOf is for a connection that is not used: nobody if the kernel does not say.
+func userOf(fd int) int {
+	peer, err := peerOf(fd)
+	if err != nil {
+		return nobody
+	}
+	return peer.UID
 }
 
 // processOf is a descriptor that is readable once the peer's process has ended; -1 where the kernel or the pid namespace does not
@@ -104,10 +151,14 @@ func trySend(socket int, packet []byte, fds ...int) error {
 	}
 }
 
+// scmMaxFD is the most descriptors that the kernel lets go with a packet. With less room the kernel itself would close those that do not fit, in this
+// call.
+const scmMaxFD = 253
+
 // tryReceive receives one packet: how many bytes, the descriptors, and whether some did not fit into this process. unix.EAGAIN:
 // nothing there now. 0 bytes: the peer has gone.
 func tryReceive(socket int, packet []byte) (bytes int, fds []int, isCut bool, err error) {
-	rights := make([]byte, unix.CmsgSpace(4*lane.DescriptorsMax))
+	rights := make([]byte, unix.CmsgSpace(4*scmMaxFD))
 	for isReset := false; ; {
 		n, oobn, flags, _, err := unix.Recvmsg(socket, packet, rights, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
 		switch err {
@@ -139,4 +190,61 @@ func closeAll(fds []int) {
 	for _, fd := range fds {
 		unix.Close(fd)
 	}
+}
+
+// isShortage says whether the system had no descriptor, or no memory, to accept a connection.
+func isShortage(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS)
+}
+
+// isOutOfDescriptors says whether it was a descriptor: one that this process cannot have, or one too many in flight.
+func isOutOfDescriptors(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ETOOMANYREFS)
+}
+
+// shortageText is for the peer that cannot be served.
+func shortageText() string {
+	var limit unix.Rlimit
+	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	return fmt.Sprintf("process %d has no descriptor left for one more peer (RLIMIT_NOFILE is %d): raise it there, or connect again later",
+		os.Getpid(), limit.Cur)
+}
+
+// reserve is a descriptor that is kept for refusing peers when there is no other one.
+type reserve struct {
+	mutex sync.Mutex
+	fd    int
+}
+
+func newReserve() (*reserve, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	return &reserve{fd: fd}, system("making an eventfd", err)
+}
+
+// give gives the descriptor up during do, which needs one. Without one, as another goroutine was faster, it does nothing.
+func (r *reserve) give(do func()) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if r.fd == closedReserve {
+		return
+	}
+	if r.fd >= 0 {
+		unix.Close(r.fd)
+		do()
+	}
+	var err error
+	if r.fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		r.fd = -1
+	}
+}
+
+const closedReserve = -2
+
+func (r *reserve) close() {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if r.fd >= 0 {
+		unix.Close(r.fd)
+	}
+	r.fd = closedReserve
 }

@@ -1,0 +1,128 @@
+package pelton
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A listener that takes one peer at a time, and connections that say nothing.
+
+func TestSilentConnectionsKeepNobodyWaitingOneAfterAnother(t *testing.T) {
+	for _, isRefused := range []bool{true, false} {
+		name, ctx := place(t), soon(t)
+		opens(t, name)
+		listener := must(Listen(name, nil))
+		defer listener.Close()
+		silent := make([]int, 100)
+		connect := func() {
+			for i := range silent {
+				silent[i] = must(connectTo(strings.TrimPrefix(name, "unix:")))
+			}
+		}
+		if isRefused {
+			asUser(t, 12345, connect)
+		} else {
+			connect()
+		}
+		defer closeAll(silent)
+		connected := make(chan *Sender, 1)
+		go func() {
+			sender, err := ConnectSender(ctx, name, &Options{Await: true})
+			if err != nil {
+				t.Error(err)
+			}
+			connected <- sender
+		}()
+		begun := time.Now()
+		receiver, err := listener.AcceptReceiver(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// One after the other would be 50 seconds; 64 at a time one half.
+		if took := time.Since(begun); took > 10*time.Second {
+			t.Errorf("refused: %v: it took %v", isRefused, took)
+		}
+		(<-connected).Close()
+		receiver.Close()
+	}
+}
+
+func TestTheFirstWhoSpeaksIsServedAndWhoIsSilentKeepsItsTime(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	listener := must(Listen(name, nil))
+	defer listener.Close()
+	slow := must(newShake(ctx, must(connectTo(strings.TrimPrefix(name, "unix:"))), Options{}))
+	sent := make(chan error, 2)
+	go func() {
+		sender, err := ConnectSender(ctx, name, nil)
+		if err == nil {
+			err = errors.Join(sender.Send(ctx, []byte("quick")), sender.Close())
+		}
+		sent <- err
+	}()
+	receive := func(wanted string) {
+		t.Helper()
+		receiver := must(listener.AcceptReceiver(ctx))
+		defer receiver.Close()
+		message := must(receiver.Receive(ctx))
+		if string(message.Bytes()) != wanted {
+			t.Fatal(string(message.Bytes()))
+		}
+		message.Release()
+		if err := <-sent; err != nil {
+			t.Fatal(err)
+		}
+	}
+	receive("quick")
+	go func() {
+		sender, err := slow.newSender(false)
+		if err == nil {
+			err = errors.Join(sender.Send(ctx, []byte("slow")), sender.Close())
+		}
+		sent <- err
+	}()
+	receive("slow")
+}
+
+func TestAtTheDeadlineNobodyIsAccepted(t *testing.T) {
+	name := place(t)
+	listener := must(Listen(name, nil))
+	defer listener.Close()
+	ctx, cancel := context.WithCancel(soon(t))
+	cancel()
+	fd := must(connectTo(strings.TrimPrefix(name, "unix:")))
+	defer unix.Close(fd)
+	if _, err := listener.AcceptReceiver(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if !isReady(listener.bound.socket.fd, unix.POLLIN) {
+		t.Fatal("a connection was accepted")
+	}
+}
+
+func TestClosingAListenerHangsUpOnWhoHasNotBeenServed(t *testing.T) {
+	name := place(t)
+	listener := must(Listen(name, nil))
+	silent, speaks := must(connectTo(strings.TrimPrefix(name, "unix:"))), must(connectTo(strings.TrimPrefix(name, "unix:")))
+	defer closeAll([]int{silent, speaks})
+	ctx, cancel := context.WithCancel(soon(t))
+	go func() {
+		// Both have been accepted once that one is refused.
+		_ = trySend(speaks, hello(roleReceiver, 0))
+		isReadyWithin(t, speaks)
+		cancel()
+	}()
+	if _, err := listener.AcceptReceiver(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	listener.Close()
+	isReadyWithin(t, silent)
+	if n, _, _, err := tryReceive(silent, make([]byte, packetBytesMax)); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+}
