@@ -789,7 +789,7 @@ PELTON_MUST_USE int pelton_service_listen(const char *name, const pelton_options
 /* The next request, of all clients by turns; waits for one. Its bytes are in place until pelton_release; its responder is the
  * caller's, and answers before that, or later, on any thread. Requests of a client that does not read its answers wait.
  * Errors: PELTON_AGAIN: none. PELTON_CLOSED: pelton_service_stop was called, and if it was to drain, all is answered.
- * PELTON_NOT_RELEASED; PELTON_SYSTEM, for instance when descriptors run out: it can be tried again. */
+ * PELTON_NOT_RELEASED; PELTON_SYSTEM: it can be tried again. That descriptors run out is none: who connects then is refused. */
 PELTON_MUST_USE int pelton_service_receive(pelton_service *service, int64_t deadline_ns, pelton_request *out);
 
 /* Has requests answered by handler, which gets a copy of each, on as many threads, of which this is one (0 is 1), until it ends by

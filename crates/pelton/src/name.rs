@@ -1,7 +1,7 @@
 //! Names and the sockets behind them: a short name is a directory of sockets, `unix:PATH` is one socket.
 
 use crate::error::{Error, Result};
-use crate::os::socket::{Socket, listen_at};
+use crate::os::socket::{Socket, accept_at, listen_at};
 use crate::os::{Descriptor, own_uid};
 use pelton_lane::step;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
@@ -364,6 +364,10 @@ impl Drop for Bound {
         if ours {
             let _ = std::fs::remove_file(&self.path);
         }
+        // Who has connected and was not accepted is hung up on one by one: closed with the listener, what they sent would be closed here, which may
+        // wait. Nobody connects any more.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        while let Ok(Some(_)) = accept_at(&self.socket) {}
         for directory in &self.directories {
             // Refused while others are in it, which is right.
             let _ = std::fs::remove_dir(directory);

@@ -91,7 +91,10 @@ fn is_queued(fd: impl AsFd) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    let found = rustix::io::retry_on_intr(|| recvmsg(&fd, &mut [IoSliceMut::new(&mut [0])], &mut ancillary, flags));
+    let mut look =
+        || rustix::io::retry_on_intr(|| recvmsg(&fd, &mut [IoSliceMut::new(&mut [0])], &mut ancillary, flags));
+    // Said once, of a peer that closed with packets of ours unread; what it sent before is still there.
+    let found = look().or_else(|error| if error == Errno::CONNRESET { look() } else { Err(error) });
     // Descriptors have no room there: they are not taken, and said to be cut off.
     let is_cut_off = found.is_ok_and(|found| found.bytes > 0 || found.flags.contains(rustix::net::ReturnFlags::CTRUNC));
     is_cut_off || ancillary.drain().next().is_some()
