@@ -2,6 +2,7 @@
 //! between threads. What the two sides then say to each other is in `handshake.rs`.
 
 use crate::error::{Error, Result};
+use crate::handshake::turn_away;
 use crate::handshake::{
     LinkParts, Pace, Reception, Shake, in_call, lacks_descriptors, make_consumer_page, make_data, make_producer_page,
     make_receiver_page, new_caller, new_client, new_receiver, new_sender, no_descriptor_left, receiver_of_one,
@@ -12,15 +13,16 @@ use crate::link::{Bells, Link};
 use crate::name::{Bound, Name};
 use crate::options::Options;
 use crate::os::socket::{accept_at, first_readable};
-use crate::os::{Bell, Descriptor, Timer, membarrier, own_uid};
+use crate::os::{Bell, Descriptor, Timer, locked, membarrier, own_uid};
 use crate::path::Place;
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use pelton_lane::{Position, step};
+use rustix::event::epoll::{self, EventFlags};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -59,7 +61,14 @@ pub struct Listener {
 struct Inner {
     bound: Bound,
     options: Options,
+    /// Who has connected and has some time yet to say the first word, of whom a call had no need any more.
+    connected: Mutex<VecDeque<Connected>>,
+    /// Readable while somebody waits to be accepted, or of those one has said it.
+    readable: Descriptor,
 }
+
+/// One who has connected, and how long it may take to say the first word.
+type Connected = (Shake, Instant);
 
 impl Listener {
     /// Listens under `name` (a short name, or `unix:PATH`) with default [`Options`]; does not wait.
@@ -82,8 +91,14 @@ impl Listener {
 
     fn bound(name: &str, options: &Options, is_shared: bool) -> Result<Listener> {
         options.checked_sizes()?;
+        let readable =
+            Descriptor::opened(|| epoll::create(epoll::CreateFlags::CLOEXEC)).map(|made| made.map_err(Into::into));
+        let readable = readable.flatten().map_err(Error::system("making an epoll"))?;
         let bound = Name::parse(name)?.listen(is_shared)?;
-        Ok(Listener { inner: Arc::new(Inner { bound, options: options.clone() }) })
+        let added = epoll::add(&readable, bound.as_fd(), epoll::EventData::new_u64(0), EventFlags::IN);
+        added.map_err(|errno| Error::system("watching the listener")(errno.into()))?;
+        let inner = Inner { bound, options: options.clone(), connected: Mutex::default(), readable };
+        Ok(Listener { inner: Arc::new(inner) })
     }
 
     /// Waits until a receiver connects, and is its sender. Peers that are refused (another uid, another version, the
@@ -137,28 +152,50 @@ impl Listener {
         parts.map(|parts| Receiver::new(parts, options, Origin::Accepted(self.clone()))).transpose()
     }
 
-    /// Accepts until a hand-shake succeeds. Who has connected, and may, has some time to say the first word; several at once, so that who does
-    /// not keeps nobody waiting who does.
-    fn accept<T>(&self, deadline: Option<Instant>, mut shake: impl FnMut(Shake) -> Result<T>) -> Result<Option<T>> {
+    /// Accepts until a hand-shake succeeds.
+    fn accept<T>(&self, deadline: Option<Instant>, shake: impl FnMut(Shake) -> Result<T>) -> Result<Option<T>> {
+        let Inner { bound, connected, readable, .. } = &*self.inner;
+        if bound.is_forked() {
+            return Err(Error::Forked);
+        }
+        let mut waiting = std::mem::take(&mut *locked(connected));
+        waiting.iter().for_each(|(shake, _)| _ = epoll::delete(readable, shake.socket()));
+        let accepted = self.accept_of(&mut waiting, deadline, shake);
+        // They are for the next call.
+        let event = epoll::EventData::new_u64(0);
+        waiting.retain(|(shake, _)| epoll::add(readable, shake.socket(), event, EventFlags::IN).is_ok());
+        locked(connected).append(&mut waiting);
+        accepted
+    }
+
+    /// Of those `connected`, and who connects. Each that may has some time to say the first word; several at once, so that who does not keeps
+    /// nobody waiting who does.
+    fn accept_of<T>(
+        &self,
+        connected: &mut VecDeque<Connected>,
+        deadline: Option<Instant>,
+        mut shake: impl FnMut(Shake) -> Result<T>,
+    ) -> Result<Option<T>> {
         let bound = &self.inner.bound;
-        let mut connected: VecDeque<(Shake, Instant)> = VecDeque::new();
         loop {
             if bound.is_forked() {
                 return Err(Error::Forked);
             }
             let now = Instant::now();
-            connected.retain(|(_, until)| now < *until);
-            // At the deadline nobody more is taken; who has been is not hung up on before its time.
-            let is_over = deadline.is_some_and(|deadline| now >= deadline);
-            if is_over && connected.is_empty() {
+            // Before one is taken, or greeted, who would have to be hung up on.
+            if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(None);
             }
-            let listener = (!is_over && connected.len() < GREETED_MAX).then(|| bound.as_fd());
+            let listener = (connected.len() < GREETED_MAX).then(|| bound.as_fd());
             let first_silent = connected.front().map(|(_, until)| *until);
-            let until = if is_over { first_silent } else { [deadline, first_silent].into_iter().flatten().min() };
+            let until = [deadline, first_silent].into_iter().flatten().min();
             let fds: Vec<_> = connected.iter().map(|(shake, _)| shake.socket()).chain(listener).collect();
             let ready = first_readable(&fds, until).map_err(Error::system("waiting for a connection"))?;
-            let Some(place) = ready else { continue };
+            let Some(place) = ready else {
+                let now = Instant::now();
+                connected.retain(|(_, until)| now < *until);
+                continue;
+            };
             if let Some((mut greeting, _)) = connected.remove(place) {
                 let patience = deadline.map_or(now + PATIENCE, |deadline| deadline.min(now + PATIENCE));
                 greeting.wait_until(patience);
@@ -182,7 +219,7 @@ impl Listener {
 impl AsFd for Listener {
     /// Readable while a connection waits to be accepted.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.bound.as_fd()
+        self.inner.readable.as_fd()
     }
 }
 
@@ -228,14 +265,14 @@ const OF_ONE_PEER: u64 = 8;
 const OWN_MAX: u64 = 64;
 /// How soon it is tried again to accept where that failed for want of something.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
-/// How long those who connect meanwhile wait before they are told.
+/// How long those who connect then wait before they are told; those who connect later, not as long.
 const DEAF_MAX: Duration = Duration::from_secs(1);
 
 impl Entrance {
     pub(crate) fn new(listener: Listener, bells: &Bells) -> Result<Entrance> {
         let timer = Timer::new().map_err(Error::system("making a timer"))?;
         let reserve = Some(spare().map_err(Error::system("keeping a descriptor in reserve"))?);
-        bells.add_visits(listener.as_fd(), 0).map_err(Error::system("watching the listener"))?;
+        bells.add_visits(listener.inner.bound.as_fd(), 0).map_err(Error::system("watching the listener"))?;
         bells.add_visits(timer.as_fd(), 0).map_err(Error::system("watching a timer"))?;
         Ok(Entrance { listener, visitors: VecDeque::new(), visit: 0, is_deaf: None, timer, reserve })
     }
@@ -243,7 +280,9 @@ impl Entrance {
     /// Nothing speaks against accepting connections: a lane has left, or it went well.
     pub(crate) fn listen_again(&mut self, bells: &Bells) -> Result<()> {
         if self.is_deaf.is_some() {
-            bells.heed_visits(self.listener.as_fd(), 0, true).map_err(Error::system("watching the listener"))?;
+            bells
+                .heed_visits(self.listener.inner.bound.as_fd(), 0, true)
+                .map_err(Error::system("watching the listener"))?;
             self.is_deaf = None;
         }
         Ok(())
@@ -260,10 +299,16 @@ impl Entrance {
     /// A connection could not be accepted, for want of descriptors or memory: those who are here are not to suffer for it, nor is whoever waits to
     /// be forgotten.
     fn cannot_accept(&mut self, bells: &Bells) -> Result<()> {
+        let listener = [self.listener.inner.bound.as_fd()];
+        let waiting =
+            first_readable(&listener, Some(Instant::now())).map_err(Error::system("looking at the listener"))?;
+        if waiting.is_none() {
+            return self.listen_again(bells);
+        }
         let since = match self.is_deaf {
             Some(since) => since,
             None => {
-                let heeded = bells.heed_visits(self.listener.as_fd(), 0, false);
+                let heeded = bells.heed_visits(self.listener.inner.bound.as_fd(), 0, false);
                 heeded.map_err(Error::system("watching the listener"))?;
                 *self.is_deaf.insert(Instant::now())
             }
@@ -279,9 +324,7 @@ impl Entrance {
         self.reserve = None;
         for _ in 0..ACCEPTS {
             let Ok(Some(socket)) = accept_at(self.listener.inner.bound.socket()) else { break };
-            if let Ok(shake) = Shake::new(socket, Pace::Polled, &self.listener.inner.options) {
-                shake.refuse(no_descriptor_left());
-            }
+            turn_away(&socket, &no_descriptor_left());
         }
         self.reserve = spare().ok();
     }
@@ -314,7 +357,12 @@ impl Entrance {
             }
             let socket = match accept_at(self.listener.inner.bound.socket()) {
                 Err(error) if is_shortage(&error) => return self.cannot_accept(bells),
-                Err(error) => return Err(Error::system("accepting a connection")(error)),
+                Err(error) => {
+                    // Told once, and tried again.
+                    let was_deaf = self.is_deaf.is_some();
+                    self.cannot_accept(bells)?;
+                    return if was_deaf { Ok(()) } else { Err(Error::system("accepting a connection")(error)) };
+                }
                 Ok(accepted) => {
                     self.listen_again(bells)?;
                     match accepted {
@@ -361,7 +409,7 @@ impl Entrance {
 
     /// Listens no more; answers the numbers of those who were on the way.
     pub(crate) fn leave(mut self, bells: &Bells, mut give_back: impl FnMut(u32)) {
-        bells.forget(self.listener.as_fd());
+        bells.forget(self.listener.inner.bound.as_fd());
         bells.forget(self.timer.as_fd());
         while !self.visitors.is_empty() {
             self.give_up_oldest(bells, &mut |given_up| {
@@ -388,7 +436,7 @@ impl Entrance {
                 Some(Arc::new(bell.map_err(shake.told("making an eventfd"))?))
             }
         };
-        bells.add_visits(shake.socket(), self.visit).map_err(shake.told("watching a connection"))?;
+        shake.add_to(bells, self.visit)?;
         let bell = own_bell.clone().unwrap_or_else(|| reception.bell.clone());
         let reception = Reception { bell, lane, ..reception.clone() };
         let shaking: Pin<Box<dyn Future<Output = Result<Lane>> + Send>> = match reception.desk.clone() {

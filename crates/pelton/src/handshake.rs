@@ -166,6 +166,7 @@ pub(crate) fn descriptors_of(packet: &[u8]) -> Option<u32> {
 }
 
 /// A connection during the hand-shake.
+#[derive(Debug)]
 pub(crate) struct Shake {
     socket: Socket,
     peer: Peer,
@@ -248,10 +249,13 @@ impl Shake {
 
     /// Says why not; the peer's next read finds it, even after this side has closed.
     pub(crate) fn refuse(&self, why: String) -> Error {
-        let mut bytes = Packet::new(REFUSED).encode().to_vec();
-        bytes.extend(why.bytes().take(PACKET_BYTES - FIXED_BYTES));
-        let _ = self.socket.try_send(&bytes, &[]);
+        turn_away(&self.socket, &why);
         Error::Refused(why)
+    }
+
+    /// Has its packets told as those of that visit.
+    pub(crate) fn add_to(&self, bells: &Bells, visit: u32) -> Result<()> {
+        bells.add_visitor(&self.socket, visit).map_err(self.told("watching a connection"))
     }
 
     /// The lanes of a link begin with it, and so have nothing in them.
@@ -485,6 +489,13 @@ pub(crate) fn no_descriptor_left() -> String {
         std::process::id(),
         most.map_or("unlimited".to_owned(), |most| most.to_string())
     )
+}
+
+/// Says why not to who has connected.
+pub(crate) fn turn_away(socket: &Socket, why: &str) {
+    let mut bytes = Packet::new(REFUSED).encode().to_vec();
+    bytes.extend(why.bytes().take(PACKET_BYTES - FIXED_BYTES));
+    let _ = socket.try_send(&bytes, &[]);
 }
 
 /// The bells of a new handle.

@@ -5,7 +5,7 @@ use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::gather::{Hall, this_process};
 pub(crate) use crate::os::Event;
-use crate::os::socket::{Socket, wait_for};
+use crate::os::socket::{DESCRIPTORS_MAX, Socket, wait_for};
 use crate::os::{Bell, Descriptor, Foreign, Nudge, Pollable, Ready, locked, poll_until};
 use pelton_lane::step;
 use rustix::event::epoll::EventFlags;
@@ -433,6 +433,17 @@ fn receive_packet(socket: &Socket) -> Result<Option<Option<Received>>> {
     if bytes == 0 {
         return Ok(Some(None));
     }
+    let found = fds.len();
+    if found > DESCRIPTORS_MAX {
+        return Err(Error::Corrupt(format!(
+            "{found} descriptors came with a packet, wanted at most {DESCRIPTORS_MAX}"
+        )));
+    }
+    if let Some(waiting) = fds.first().and_then(Foreign::overdue) {
+        return Err(Error::Corrupt(format!(
+            "descriptors came while {waiting} of that user's wait to be closed for long"
+        )));
+    }
     match crate::handshake::descriptors_of(&packet[..bytes]) {
         Some(seq) => Ok(Some(Some((seq, fds, truncated)))),
         None => Err(Error::Corrupt(format!("a packet of {bytes} bytes came, wanted descriptors"))),
@@ -476,9 +487,14 @@ impl Bells {
         self.pollable.add_bell(bell)
     }
 
-    /// Also hears of connections to a listener, or packets of those who visit it.
+    /// Also hears of connections to a listener, or of what else is a reason to look at it.
     pub(crate) fn add_visits(&self, fd: BorrowedFd<'_>, visit: u32) -> std::io::Result<()> {
         self.pollable.watch([Some((fd, EventFlags::IN)), None], Event::Visit(visit))
+    }
+
+    /// Also hears of packets of one who visits.
+    pub(crate) fn add_visitor(&self, socket: &Socket, visit: u32) -> std::io::Result<()> {
+        self.pollable.watch_socket(socket, EventFlags::IN, Event::Visit(visit))
     }
 
     /// Whether connections to a listener, or packets of those who visit it, are told.
@@ -523,7 +539,7 @@ impl Bells {
         let process = socket.peer_process()?;
         let of_process = process.as_ref().map(|process| (process.as_fd(), EventFlags::IN));
         self.pollable.watch([None, of_process], Event::Gone(lane))?;
-        match self.pollable.watch([Some((socket.as_fd(), EventFlags::RDHUP)), None], Event::Gone(lane)) {
+        match self.pollable.watch_socket(socket, EventFlags::RDHUP, Event::Gone(lane)) {
             // A visitor's, which [`Bells::end_visit`] sees to.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(process),
             watched => watched.map(|()| process),

@@ -213,7 +213,7 @@ impl Options {
     /// The most senders that a receiver can have at a time: on a path 1 at first, decided when the channel is made; of a
     /// receiver that gathers 1024 at first. At most 1024. Each has a lane of its own, made when it is first wanted, for which
     /// the receiver needs three descriptors, of another user four; a service needs five for a client; a thread's sender takes four of the process's.
-    /// Where an eighth of all (at most 64) would not be left, whoever connects is refused, after a second in which there may be some again.
+    /// Where an eighth of all (at most 64) would not be left, whoever connects is refused, after up to a second in which there may be some again.
     pub fn lanes(mut self, lanes: u32) -> Options {
         self.lanes = Some(lanes);
         self

@@ -1,11 +1,13 @@
 //! Ringing and sleeping: an eventfd, or a FIFO in the file system, that one side writes and the other polls.
 
+use super::socket::Socket;
 use super::{Descriptor, Foreign};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -263,6 +265,17 @@ impl Pollable {
             epoll::add(&self.0, fd, event.data(), events)?;
         }
         Ok(())
+    }
+
+    /// As [`Pollable::watch`], by these events of a socket alone.
+    pub(crate) fn watch_socket(
+        self: &Arc<Pollable>,
+        socket: &Socket,
+        events: EventFlags,
+        event: Event,
+    ) -> std::io::Result<()> {
+        socket.note_watcher(self);
+        self.watch([Some((socket.as_fd(), events)), None], event)
     }
 
     /// Of a descriptor that is watched: by these events, as this one, from now on.

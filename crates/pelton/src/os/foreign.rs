@@ -30,6 +30,11 @@ impl Foreign {
         Ok(Foreign { fd: ManuallyDrop::new(fd), uid: None, owner: Owner::current()? })
     }
 
+    /// How many of who sent it wait to be closed, if that takes too long.
+    pub(crate) fn overdue(&self) -> Option<usize> {
+        self.uid.and_then(overdue)
+    }
+
     /// For who has found out what it is, or is told that it may be anything.
     pub(crate) fn into_owned(self) -> OwnedFd {
         let mut this = ManuallyDrop::new(self);
@@ -126,18 +131,15 @@ fn starts_thread(uid: u32) -> bool {
         std::ptr::null_mut()
     }
     let mut thread = MaybeUninit::uninit();
-    let mut attributes = MaybeUninit::uninit();
-    // SAFETY: the attributes are made before they are used; nothing else is pointed to, the number going as an address that is never read.
+    // SAFETY: nothing is pointed to but the thread, the number going as an address that is never read. What was made is detached once.
     unsafe {
-        if libc::pthread_attr_init(attributes.as_mut_ptr()) != 0 {
-            return false;
-        }
-        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
-        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), 128 << 10);
-        let uid = std::ptr::without_provenance_mut(uid as usize);
-        let made = libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run, uid);
-        libc::pthread_attr_destroy(attributes.as_mut_ptr());
-        made == 0
+        let made = libc::pthread_create(
+            thread.as_mut_ptr(),
+            std::ptr::null(),
+            run,
+            std::ptr::without_provenance_mut(uid as usize),
+        );
+        made == 0 && libc::pthread_detach(thread.assume_init()) == 0
     }
 }
 

@@ -1,7 +1,7 @@
 //! The Unix sockets that connect two sides: seqpacket, with descriptors and credentials.
 
-use super::Descriptor;
 use super::foreign::{Foreign, close_elsewhere};
+use super::{Descriptor, Pollable};
 use crate::link::Peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -14,6 +14,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 /// The most descriptors that go with one message.
@@ -23,7 +24,11 @@ const KERNEL_DESCRIPTORS_MAX: usize = 253;
 
 /// One end of a connected socket.
 #[derive(Debug)]
-pub(crate) struct Socket(ManuallyDrop<Descriptor>);
+pub(crate) struct Socket {
+    fd: ManuallyDrop<Descriptor>,
+    /// What watches it, which it leaves before it waits to be closed.
+    watcher: OnceLock<Weak<Pollable>>,
+}
 
 /// One that takes no descriptors yet, nor do those that are accepted from it: see [`Socket::take_descriptors`].
 fn new() -> std::io::Result<OwnedFd> {
@@ -84,25 +89,31 @@ fn peer_of(fd: impl AsFd) -> std::io::Result<Peer> {
     Ok(Peer { pid: found.pid as u32, uid: found.uid })
 }
 
-/// Whether a packet waits in a socket that has been shut down; one of no bytes too, which a read does not tell from the end. So the
-/// kernel is asked to say with each packet who sent it.
-fn is_queued(fd: impl AsFd) -> bool {
+/// Whether descriptors may wait in a socket that has been shut down: not where none were let in; else if a packet does, one of no bytes
+/// too, which a read does not tell from the end. So the kernel is asked to say with each packet who sent it.
+fn may_have_descriptors(fd: impl AsFd) -> bool {
+    let mut lets_in: libc::c_int = 1;
+    if option(&fd, SO_PASSRIGHTS, &mut lets_in).is_ok() && lets_in == 0 {
+        return false;
+    }
     set_option(&fd, libc::SO_PASSCRED, 1);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    // What it says has no room here, nor have descriptors: they are not taken, and said to be cut off.
+    let mut none = RecvAncillaryBuffer::default();
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    let mut look =
-        || rustix::io::retry_on_intr(|| recvmsg(&fd, &mut [IoSliceMut::new(&mut [0])], &mut ancillary, flags));
+    let mut look = || rustix::io::retry_on_intr(|| recvmsg(&fd, &mut [IoSliceMut::new(&mut [0])], &mut none, flags));
     // Said once, of a peer that closed with packets of ours unread; what it sent before is still there.
     let found = look().or_else(|error| if error == Errno::CONNRESET { look() } else { Err(error) });
-    // Descriptors have no room there: they are not taken, and said to be cut off.
-    let is_cut_off = found.is_ok_and(|found| found.bytes > 0 || found.flags.contains(rustix::net::ReturnFlags::CTRUNC));
-    is_cut_off || ancillary.drain().next().is_some()
+    found.is_ok_and(|found| found.bytes > 0 || found.flags.contains(rustix::net::ReturnFlags::CTRUNC))
 }
 
 impl Socket {
     fn of(fd: OwnedFd) -> std::io::Result<Socket> {
-        Ok(Socket(ManuallyDrop::new(Descriptor::new(fd)?)))
+        Ok(Socket { fd: ManuallyDrop::new(Descriptor::new(fd)?), watcher: OnceLock::new() })
+    }
+
+    /// It is watched by that from now on, and by nothing else.
+    pub(super) fn note_watcher(&self, watcher: &Arc<Pollable>) {
+        let _ = self.watcher.set(Arc::downgrade(watcher));
     }
 
     /// From now on the peer may send descriptors: it is known who that is.
@@ -232,23 +243,26 @@ fn poll_by(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> std::io::Result
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
         // SAFETY: taken once, here.
-        let socket = unsafe { ManuallyDrop::take(&mut self.0) };
+        let socket = unsafe { ManuallyDrop::take(&mut self.fd) };
         if !socket.is_own() {
             return;
         }
         // What is queued is closed with it. After this nothing can be queued any more.
         let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
-        if is_queued(&socket)
+        if may_have_descriptors(&socket)
             && let Ok(peer) = peer_of(&socket)
             && let Some(fd) = socket.into_owned()
         {
+            if let Some(watcher) = self.watcher.get().and_then(Weak::upgrade) {
+                watcher.forget([Some(fd.as_fd()), None]);
+            }
             close_elsewhere(fd, peer.uid);
         }
     }

@@ -127,6 +127,14 @@ fn serves_others(what: &str, receiver: &mut Receiver, place: &Place) {
     other.join().unwrap();
 }
 
+/// Those who have gone are noted, and then there is nothing to do.
+fn falls_asleep(what: &str, receiver: &mut Receiver) {
+    eventually(&format!("{what}: the receiver sleeps"), || {
+        assert!(receiver.try_receive().unwrap().is_none());
+        receiver.arm().unwrap() && !is_readable(receiver.as_fd())
+    });
+}
+
 /// In a process of its own, whose threads and descriptors nobody else changes.
 #[test]
 fn descriptors_whose_close_waits_keep_nobody_but_who_sent_them() {
@@ -138,6 +146,7 @@ fn linger() {
     let _watchdog = Watchdog::new("descriptors whose close waits keep the receiver waiting");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
     serves_others("at first", &mut receiver, &place);
+    falls_asleep("at first", &mut receiver);
     let before = descriptors();
     let greets = |socket: &OwnedFd| {
         raw_send(socket, &packet(HELLO, SENDER), &[]);
@@ -154,7 +163,7 @@ fn linger() {
         });
         assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
     };
-    let evils: [(&str, Evil<'_>); 9] = [
+    let evils: [(&str, Evil<'_>); 10] = [
         ("in a socket that says nothing", &|fd| {
             let socket = raw_connect(&place.socket());
             greets(&socket);
@@ -172,6 +181,15 @@ fn linger() {
         ("as a bell", &|fd| show(vec![good_page(), fd, good_data()])),
         ("as data", &|fd| show(vec![good_page(), good_bell(), fd])),
         ("one too many", &|fd| show(vec![good_page(), good_bell(), good_data(), fd])),
+        ("too many, and a packet behind them", &|fd| {
+            let socket = raw_connect(&place.socket());
+            greets(&socket);
+            unseen(|| {
+                assert!(send_many(&socket, &producer_packet(), fd, 4));
+                raw_send(&socket, b"x", &[]);
+            });
+            assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
+        }),
         ("many too many", &|fd| {
             let socket = raw_connect(&place.socket());
             greets(&socket);
@@ -189,6 +207,7 @@ fn linger() {
         attend_while(&mut receiver, || evil(fd));
         serves_others(what, &mut receiver, &place);
         eventually(&format!("{what}: a thread waits for the close"), || closing() == 1);
+        falls_asleep(what, &mut receiver);
         drop(far);
         eventually_is(0, &format!("{what}: threads that close"), closing);
         eventually_is(before, what, descriptors);
@@ -363,6 +382,28 @@ fn a_user_whom_this_namespace_does_not_map_is_nobody_and_not_the_one_who_has_tha
         host.expect("alone");
     }
     host.wait_for_success();
+}
+
+#[test]
+fn who_has_connected_before_another_who_was_faster_is_served_by_the_next_call() {
+    let place = Place::new("one has connected before another who was faster");
+    let listener = Options::new().listen(&place.name()).unwrap();
+    let slow = raw_connect(&place.socket());
+    let name = place.name();
+    let faster = std::thread::spawn(move || Sender::connect(&name).unwrap());
+    let accepted = listener.accept_receiver_until(deadline()).unwrap().expect("nobody came");
+    drop((accepted, faster.join().unwrap()));
+    assert!(!is_readable(listener.as_fd()), "the slow one has said nothing");
+    raw_send(&slow, &packet(HELLO, SENDER), &[]);
+    readable(&listener);
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()));
+        assert_eq!(kind_of(&raw_receive(&slow).0), HELLO);
+        drop(slow);
+        let name = place.name();
+        drop(Sender::connect(&name).unwrap());
+        drop(accepting.join().unwrap().unwrap().expect("nobody came"));
+    });
 }
 
 #[test]
