@@ -80,13 +80,17 @@ struct Lines {
 const WAITING_MAX: usize = 64;
 const LONG: Duration = Duration::from_secs(1);
 
+static LINES: AtomicPtr<Lines> = AtomicPtr::new(std::ptr::null_mut());
+
+/// This process's, if it has needed any.
+fn present_lines() -> Option<&'static Lines> {
+    // SAFETY: null, or made by `lines` and never freed.
+    unsafe { LINES.load(Ordering::Acquire).as_ref() }.filter(|lines| lines.owner.is_current())
+}
+
 fn lines() -> std::io::Result<&'static Lines> {
-    static LINES: AtomicPtr<Lines> = AtomicPtr::new(std::ptr::null_mut());
     let found = LINES.load(Ordering::Acquire);
-    // SAFETY: null, or made below and never freed.
-    if let Some(lines) = unsafe { found.as_ref() }
-        && lines.owner.is_current()
-    {
+    if let Some(lines) = present_lines() {
         return Ok(lines);
     }
     let made = Box::into_raw(Box::new(Lines { owner: Owner::current()?, by_uid: Mutex::default() }));
@@ -159,7 +163,7 @@ fn close_all_of(lines: &Lines, uid: u32) {
 
 /// How many descriptors of `uid`'s wait to be closed, if the one before them takes so long that there should be no more.
 pub(crate) fn overdue(uid: u32) -> Option<usize> {
-    let by_uid = locked(&lines().ok()?.by_uid);
+    let by_uid = locked(&present_lines()?.by_uid);
     let line = by_uid.get(&uid).filter(|line| line.waiting.len() >= WAITING_MAX)?;
     line.since.is_some_and(|since| since.elapsed() > LONG).then_some(line.waiting.len())
 }
