@@ -83,9 +83,9 @@ impl ReceiveArgs {
         let channel = &self.channel;
         match place {
             Place::Directory(directory) => Ok(options.create_receiver(directory)?),
-            Place::Socket if self.connect => {
-                channel.connect("listening sender", signals, || options.connect_receiver(&channel.name))
-            }
+            Place::Socket if self.connect => channel.connect("listening sender", signals, |limit| {
+                options.clone().handshake(limit).connect_receiver(&channel.name)
+            }),
             Place::Socket if self.follow => {
                 descriptors::raise("senders", 3);
                 Ok(options.gather_at(&channel.name)?)
@@ -237,16 +237,18 @@ impl ChannelArgs {
         }
     }
 
-    /// Connects, as soon as somebody listens. The handshake is not ended to check for signals: see [`ChannelArgs::accept`].
+    /// Connects, as soon as somebody listens; `connect` gets the limit of its handshake. The handshake is not ended to check for signals: see
+    /// [`ChannelArgs::accept`].
     pub fn connect<T>(
         &self,
         wanted: &str,
         signals: &Signals,
-        mut connect: impl FnMut() -> pelton::Result<T>,
+        mut connect: impl FnMut(Duration) -> pelton::Result<T>,
     ) -> Result<T, Failure> {
         let until = self.appear_by();
         loop {
-            match connect() {
+            let left = until.map_or(HANDSHAKE, |until| until.saturating_duration_since(Instant::now()));
+            match connect(left.min(HANDSHAKE)) {
                 // Nobody listens yet, or has stopped, or is slow.
                 Err(Error::NoListener { .. } | Error::HungUp | Error::TimedOut(_)) => {}
                 done => return Ok(done?),

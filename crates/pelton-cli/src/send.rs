@@ -112,7 +112,7 @@ fn appear(args: &SendArgs, place: &Place, signals: &Signals) -> Result<Sender, F
         }
         Place::Socket => {
             let wanted = "receiver that listens and has no sender yet (`recv --follow` takes many)";
-            channel.connect(wanted, signals, || options.connect_sender(&channel.name))
+            channel.connect(wanted, signals, |limit| options.clone().handshake(limit).connect_sender(&channel.name))
         }
     }
 }

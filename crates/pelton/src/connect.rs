@@ -572,7 +572,7 @@ fn reach<T>(name: &Name, options: &Options, reach: Reach, mut shake: impl FnMut(
         if let Some(socket) = name.connect()? {
             step("connect: connected");
             let patience = match reach {
-                Reach::Now => Instant::now() + PATIENCE,
+                Reach::Now => Instant::now() + options.handshake,
                 Reach::Until(deadline) => deadline.unwrap_or_else(|| Instant::now() + PATIENCE),
             };
             match Shake::new(socket, Pace::Until(patience), options).and_then(&mut shake) {

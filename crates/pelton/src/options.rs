@@ -1,7 +1,7 @@
 //! How a channel is made: two numbers, a way to wait, and who may connect.
 
 use crate::call::{Client, Service};
-use crate::connect::{self, Listener};
+use crate::connect::{self, Listener, PATIENCE};
 use crate::error::{Error, Result};
 use crate::flush::{Appenders, Flush, Sink};
 use crate::gather::{self, Senders};
@@ -33,6 +33,8 @@ pub struct Options {
     pub(crate) wait: Wait,
     pub(crate) uids: Vec<u32>,
     pub(crate) connect_deadline: Option<Instant>,
+    /// How long a handshake may take if connecting has no deadline.
+    pub(crate) handshake: Duration,
     pub(crate) mode: u32,
     lanes: Option<u32>,
     pub(crate) announces: bool,
@@ -63,6 +65,7 @@ impl Options {
             wait: Wait::default(),
             uids: Vec::new(),
             connect_deadline: None,
+            handshake: PATIENCE,
             mode: 0o700,
             lanes: None,
             announces: false,
@@ -115,6 +118,14 @@ impl Options {
     /// opening with [`Error::NoChannel`] when there is no channel, but does not wait for the other side.
     pub fn connect_deadline(mut self, deadline: Instant) -> Options {
         self.connect_deadline = Some(deadline);
+        self
+    }
+
+    /// Limit of a handshake, if connecting has no deadline. For the `pelton` command: with a deadline it could not check for signals while
+    /// nobody listens.
+    #[doc(hidden)]
+    pub fn handshake(mut self, limit: Duration) -> Options {
+        self.handshake = limit;
         self
     }
 

@@ -6,7 +6,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use std::{
     io::{Seek as _, Write as _},
-    os::unix::process::CommandExt as _,
+    os::{fd::AsFd as _, unix::process::CommandExt as _},
     process::{ChildStdout, Command},
 };
 
@@ -451,5 +451,47 @@ fn a_slow_handshake_is_not_given_up_to_check_for_signals() {
         process.signal(signal);
         drop(first);
         process.wait();
+    }
+}
+
+/// A socket stays bound, and nobody accepts: neither `--timeout` nor a signal waits for the library's own limit of a handshake.
+#[test]
+fn a_listener_that_accepts_nobody_delays_neither_the_timeout_nor_a_signal() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, socket_with};
+    let place = Place::new();
+    for (number, arguments) in [&["send"][..], &["recv", "--connect"]].into_iter().enumerate() {
+        let path = place.path(&format!("run/mute{number}"));
+        let name = format!("unix:{}", path.display());
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&listener, 8).unwrap();
+        for signal in [None, Some(Signal::INT)] {
+            // Connected first, and with that limit.
+            let connects = std::thread::spawn({
+                let name = name.clone();
+                move || pelton::Options::new().connect_sender(&name).map(drop)
+            });
+            let first = accept(&listener).unwrap();
+            match signal {
+                None => {
+                    let ended = place.run(&[arguments, &[&name, "--timeout", "0.05"]].concat());
+                    ended.assert(4, &["appeared", "--timeout"]);
+                }
+                Some(signal) => {
+                    let process = place.start(&[arguments, &[&name]].concat());
+                    wait_for_readable(&[listener.as_fd()], "it connects");
+                    process.signal(signal);
+                    process.wait().assert(130, &[]);
+                }
+            }
+            assert!(!connects.is_finished(), "{arguments:?} {signal:?} has waited as long as the library does");
+            drop(first);
+            connects.join().unwrap().unwrap_err();
+            // What the tool has left in the backlog.
+            while pelton_testkit::is_readable(&listener) {
+                drop(accept(&listener).unwrap());
+            }
+        }
+        std::fs::remove_file(path).unwrap();
     }
 }

@@ -1,10 +1,13 @@
 //! The end of a plain file, as a sink of messages: what many threads append, with a write for each bufferful.
 
 use super::File;
+use super::faults::Fault;
 use crate::error::{Error, Result};
 use crate::flush::{Run, Sink};
-use rustix::fs::{FileType, fdatasync, fstat, ftruncate};
-use rustix::io::{Errno, retry_on_intr};
+use pelton_lane::step;
+use rustix::fs::{FileType, Stat, fdatasync, fstat, ftruncate};
+use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
+use std::io::IoSlice;
 
 /// The end of a file, to which messages go one after the other, without anything in between.
 ///
@@ -12,8 +15,8 @@ use rustix::io::{Errno, retry_on_intr};
 /// system call, by the thread that filled it. The messages of a thread are in order, and whole. What a process has not flushed when
 /// it is killed is gone; [`RecordFile`](crate::RecordFile) says what is whole after that, this does not.
 ///
-/// Nobody else may write to the file's end meanwhile. After a failed write it is cut back to what it had. A file that another program has truncated, as
-/// logrotate's `copytruncate` does, goes on at its new end. That the file was renamed or deleted is not noticed: a
+/// Nobody else may write to the file's end meanwhile. After a failed write it is cut back to what it had. A file that another program truncates, as
+/// logrotate's `copytruncate` does, goes on at its new end, without zeros before it. That the file was renamed or deleted is not noticed: a
 /// [`RecordFile`](crate::RecordFile) notices, and goes on in a new file.
 ///
 /// ```
@@ -34,8 +37,8 @@ pub struct Tail {
     file: File,
     /// Where the next message goes.
     end: u64,
-    /// Whether something of a failed write may be behind it.
-    is_torn: bool,
+    /// How many bytes of a failed write may be behind it; `None` if no write has failed.
+    torn: Option<u64>,
     bytes: Vec<u8>,
 }
 
@@ -47,21 +50,36 @@ impl Tail {
     /// [`Error::File`] when the system does not say how long it is.
     pub fn of(file: File) -> Result<Tail> {
         let end = fstat(&file).map_err(|errno| failed("asking about", &file, errno))?.st_size as u64;
-        Ok(Tail { file, end, is_torn: false, bytes: Vec::new() })
+        Ok(Tail { file, end, torn: None, bytes: Vec::new() })
     }
 
-    fn cut(&mut self) -> Result<()> {
+    fn stat(&self) -> Result<Stat> {
+        fstat(&self.file).map_err(|errno| failed("asking about", &self.file, errno))
+    }
+
+    /// Cuts off what a failed write has left. Never extends the file: another program may have truncated it before or during that write.
+    fn cut(&mut self, torn: u64) -> Result<()> {
+        self.torn = Some(torn);
+        self.end = self.end.min((self.stat()?.st_size as u64).saturating_sub(torn));
         retry_on_intr(|| ftruncate(&self.file, self.end))
             .map_err(|errno| failed("cutting off what was not written wholly of", &self.file, errno))?;
-        self.is_torn = false;
+        self.torn = None;
         Ok(())
     }
 
-    fn write_all(&self) -> rustix::io::Result<()> {
-        crate::os::check_file_size(self.end + self.bytes.len() as u64)?;
+    /// Writes the bytes. Answers how many were written before it failed, too.
+    fn write_all(&self, flags: ReadWriteFlags) -> std::result::Result<(), (usize, Errno)> {
+        crate::os::check_file_size(self.end + self.bytes.len() as u64).map_err(|errno| (0, errno))?;
         let mut done = 0;
         while done < self.bytes.len() {
-            done += retry_on_intr(|| rustix::io::pwrite(&self.file, &self.bytes[done..], self.end + done as u64))?;
+            let rest = match Fault::next() {
+                Some(Fault::Error(errno)) => return Err((done, errno)),
+                Some(Fault::Short(most)) => &self.bytes[done..][..most],
+                None => &self.bytes[done..],
+            };
+            let offset = self.end + done as u64;
+            let write = || rustix::io::pwritev2(&self.file, &[IoSlice::new(rest)], offset, flags);
+            done += retry_on_intr(write).map_err(|errno| (done, errno))?;
         }
         Ok(())
     }
@@ -72,8 +90,8 @@ impl Sink for Tail {
         if !self.file.is_own() {
             return Err(Error::Forked);
         }
-        if self.is_torn {
-            self.cut()?;
+        if let Some(torn) = self.torn {
+            self.cut(torn)?;
         }
         self.bytes.clear();
         for run in runs {
@@ -90,14 +108,17 @@ impl Sink for Tail {
         if self.bytes.is_empty() {
             return Ok(());
         }
-        let found = fstat(&self.file).map_err(|errno| failed("asking about", &self.file, errno))?;
+        let found = self.stat()?;
+        let mut flags = ReadWriteFlags::empty();
         if FileType::from_raw_mode(found.st_mode).is_file() {
             self.end = self.end.min(found.st_size as u64);
+            // The kernel writes at the end that it finds: a truncation from here on leaves no zeros before the bytes either.
+            flags = ReadWriteFlags::APPEND;
         }
-        if let Err(errno) = self.write_all() {
-            self.is_torn = true;
+        step("tail: checked");
+        if let Err((done, errno)) = self.write_all(flags) {
             // If this fails too, the next write does it first.
-            let _ = self.cut();
+            let _ = self.cut(done as u64);
             return Err(failed("writing", &self.file, errno));
         }
         self.end += self.bytes.len() as u64;

@@ -352,8 +352,13 @@ impl RecordFile {
     /// Goes on in the file that is at the path now, or in a new one.
     #[cold]
     fn begin_at_path(&mut self, change: FileChange) -> Result<()> {
-        // What is in the old file is to be on the disk as before; if it cannot be, that is reported, and the next write goes on.
+        // What is in the old file is to be on the disk as before. A sync's error is reported first, since the system reports it once; any other
+        // error comes again with the next write.
         let synced = if self.options.syncs() { self.sync_all() } else { Ok(()) };
+        synced.and(self.open_at_path(change))
+    }
+
+    fn open_at_path(&mut self, change: FileChange) -> Result<()> {
         let before = Before { number: self.header.number + 1, mode: Some(self.mode()?), lanes: self.lanes.bytes() };
         let file = open_or_begin(&self.path, self.options.syncs(), Some(&before))?;
         let found = rustix::fs::fstat(&file).map_err(failed("reading", &self.path, 0))?;
@@ -362,8 +367,7 @@ impl RecordFile {
         (self.file, self.identity, self.lanes) = (file, Identity::of(&found), lanes);
         (self.header, self.begin, self.end) = (header, begin, end);
         (self.synced, self.unsynced_since, self.change) = (0, None, Some(change));
-        self.cut()?;
-        synced
+        self.cut()
     }
 
     /// Writes chunks at the end; on failure whatever got there is behind the end still.

@@ -412,6 +412,12 @@ fn sync_fails(path: &Path) {
     assert_eq!(later.last_seq(lane(1)), Some(2));
     write(&mut later, &[run(1, 3, 1)]);
     assert!(is_eio(later.sync()));
+    // Also where the file was moved, and the one at the path now cannot be gone on with.
+    let moved = path.with_extension("1");
+    std::fs::rename(path, &moved).unwrap();
+    std::fs::write(path, [b'x'; 100]).unwrap();
+    assert!(is_eio(later.write(&[run(1, 4, 1).run()])));
+    std::fs::rename(&moved, path).unwrap();
     drop(later);
     write(&mut RecordFile::open(path).unwrap(), &[run(1, 4, 1)]);
     report("well");

@@ -248,6 +248,51 @@ fn another_record_file_at_the_path_is_gone_on_with_and_what_is_none_is_refused_a
 }
 
 #[test]
+fn a_log_whose_directory_is_not_at_its_path_goes_on_in_the_open_file() {
+    let (place, _) = place();
+    let (directory, elsewhere) = (place.path().join("logs"), place.path().join("elsewhere"));
+    std::fs::create_dir(&directory).unwrap();
+    let path = directory.join("log");
+    let mut file = RecordFile::open(&path).unwrap();
+    write(&mut file, &[run(1, 1, 5)]);
+    std::fs::rename(&directory, &elsewhere).unwrap();
+    write(&mut file, &[run(1, 6, 1)]);
+    expect(&elsewhere.join("log"), &[(1, 1, 5), (1, 6, 1)]);
+    // A file in its place is no directory either.
+    std::fs::write(&directory, "a text").unwrap();
+    write(&mut file, &[run(1, 7, 1)]);
+    expect(&elsewhere.join("log"), &[(1, 1, 5), (1, 6, 1), (1, 7, 1)]);
+    assert_eq!(file.take_change(), None);
+    // With the directory back at its path, the file at the path is the log again.
+    std::fs::remove_file(&directory).unwrap();
+    std::fs::create_dir(&directory).unwrap();
+    write(&mut file, &[run(1, 8, 1)]);
+    assert_eq!(file.take_change(), Some(FileChange::Moved));
+    expect(&path, &[(1, 8, 1)]);
+}
+
+#[test]
+fn a_write_does_not_wait_for_another_writer_at_the_path() {
+    let (place, path) = place();
+    let mut file = RecordFile::open(&path).unwrap();
+    write(&mut file, &[run(1, 1, 5)]);
+    std::fs::rename(&path, place.path().join("log.1")).unwrap();
+    let other = RecordFile::open(&path).unwrap();
+    let file = std::thread::spawn(move || {
+        // The standard library panics if a sleep fails.
+        seccomp::refuse(libc::SYS_clock_nanosleep, libc::EPERM);
+        seccomp::refuse(libc::SYS_nanosleep, libc::EPERM);
+        let error = file.write(&[run(1, 6, 1).run()]).unwrap_err();
+        assert!(matches!(error, Error::RoleTaken { .. }), "{error:?}");
+        file
+    });
+    let mut file = file.join().unwrap();
+    drop(other);
+    write(&mut file, &[run(1, 6, 1)]);
+    expect(&path, &[(1, 6, 1)]);
+}
+
+#[test]
 fn opening_waits_a_moment_for_a_writer_that_is_on_its_way_out() {
     let (_place, path) = place();
     let mut file = RecordFile::open(&path).unwrap();

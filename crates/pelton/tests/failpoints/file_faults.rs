@@ -4,10 +4,11 @@
 //! `PROPTEST_CASES` makes the random sequences many.
 
 use crate::alone;
+use crate::support::records::run;
 use crate::support::{DEADLINE, Random, Watchdog, deadline};
-use pelton::Error;
 use pelton::file::faults::{self, Fault};
-use pelton::file::{Buffer, Completion, Engine, EngineOptions, File, Open, Operation};
+use pelton::file::{Buffer, Completion, Engine, EngineOptions, File, Open, Operation, Tail};
+use pelton::{Error, Sink as _};
 use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -279,4 +280,70 @@ fn what_ends_just_before_the_bell_is_silenced_is_told_to_the_loop() {
     let timeout = Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
     assert_eq!(poll(&mut [PollFd::new(&engine, PollFlags::IN)], Some(&timeout)).unwrap(), 1, "the ring is lost");
     assert_eq!(engine.try_completion().unwrap().expect("it has ended").bytes(), b"x");
+}
+
+/// What is truncated at a step, or in a fault.
+static LOG: Mutex<Option<std::path::PathBuf>> = Mutex::new(None);
+/// How often a fault was asked for.
+static ASKED: AtomicUsize = AtomicUsize::new(0);
+
+/// Another program truncates the file, once.
+fn truncate() {
+    if let Some(path) = LOG.lock().unwrap().take() {
+        std::fs::File::options().write(true).open(path).unwrap().set_len(0).unwrap();
+    }
+}
+
+#[test]
+fn a_plain_file_truncated_during_a_write_has_no_zeros() {
+    let _alone = alone();
+    let root = tempfile::tempdir_in("/var/tmp").unwrap();
+    let before = |name: &str| {
+        let path = root.path().join(name);
+        let mut tail = Tail::of(opened(&mut Engine::new().unwrap(), path.clone())).unwrap();
+        tail.write(&[run(1, 1, 5).run()]).unwrap();
+        *LOG.lock().unwrap() = Some(path.clone());
+        (path, tail)
+    };
+    let (path, mut tail) = before("control");
+    truncate();
+    tail.write(&[run(1, 2, 5).run()]).unwrap();
+    let wanted = std::fs::read(path).unwrap();
+    let (path, mut tail) = before("between the check and the write");
+    pelton::failpoints::set(|step| {
+        if step == "tail: checked" {
+            truncate()
+        }
+    });
+    tail.write(&[run(1, 2, 5).run()]).unwrap();
+    pelton::failpoints::set(|_| {});
+    assert_eq!(std::fs::read(path).unwrap(), wanted);
+    // A first part is written, then the write fails. The truncation is before the first part, or after it.
+    let faults: [faults::Hook; 2] = [
+        || match ASKED.fetch_add(1, Ordering::Relaxed) {
+            0 => {
+                truncate();
+                Some(Fault::Short(3))
+            }
+            _ => Some(Fault::Error(Errno::NOSPC)),
+        },
+        || match ASKED.fetch_add(1, Ordering::Relaxed) {
+            0 => Some(Fault::Short(3)),
+            _ => {
+                truncate();
+                Some(Fault::Error(Errno::NOSPC))
+            }
+        },
+    ];
+    for (number, fault) in faults.into_iter().enumerate() {
+        let (path, mut tail) = before(&format!("failed {number}"));
+        ASKED.store(0, Ordering::Relaxed);
+        faults::set(fault);
+        let failed = tail.write(&[run(1, 2, 5).run()]);
+        faults::set(|| None);
+        assert!(failed.is_err_and(|error| error.to_string().contains("No space")));
+        assert_eq!(std::fs::read(&path).unwrap(), b"");
+        tail.write(&[run(1, 2, 5).run()]).unwrap();
+        assert_eq!(std::fs::read(path).unwrap(), wanted);
+    }
 }

@@ -50,13 +50,13 @@ pub(super) enum There {
 /// Where the file is now that was at `path`. One system call while it is there.
 pub(super) fn find(file: &Lock, identity: Identity, path: &Path) -> Result<There> {
     let own = || rustix::fs::fstat(file).map_err(failed("reading", path, 0));
+    let moved = || Ok(if own()?.st_nlink == 0 { There::Deleted } else { There::Moved });
     match rustix::fs::lstat(path) {
         Ok(found) if Identity::of(&found) == identity => Ok(There::Bytes(found.st_size as u64)),
-        Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => match own()?.st_nlink {
-            0 => Ok(There::Deleted),
-            _ => Ok(There::Moved),
-        },
-        // A process that has given up its rights may not search the directory any more.
+        Ok(_) => moved(),
+        Err(Errno::NOENT | Errno::NOTDIR) if path.parent().is_some_and(Path::is_dir) => moved(),
+        // The process may not search the directory any more, as it has given up its rights. Or the directory is not at its path, as it was renamed,
+        // or this process has another root or other mounts: no file can be created at the path.
         Err(_) => match own()? {
             found if found.st_nlink == 0 => Ok(There::Deleted),
             found => Ok(There::Bytes(found.st_size as u64)),
@@ -129,9 +129,9 @@ fn open(path: &Path, more: OFlags, mode: Mode) -> Result<rustix::io::Result<Desc
     opened.map_err(Error::system(format!("opening {}", path.display())))
 }
 
-/// Waits a moment for the lock: a process that was killed has it until it has ended.
-fn lock(file: Descriptor, path: &Path) -> Result<Lock> {
-    let locked = lock::lock_until(file, Instant::now() + LOCK_TIMEOUT);
+/// Takes the lock. While another process has it, tries again for so long.
+fn lock(file: Descriptor, path: &Path, timeout: Duration) -> Result<Lock> {
+    let locked = lock::lock_until(file, Instant::now() + timeout);
     locked.map_err(Error::system(format!("locking {}", path.display())))?.ok_or_else(|| {
         let path = path.display().to_string();
         Error::RoleTaken { role: "writer".to_owned(), path, pid: 0 }
@@ -150,7 +150,7 @@ fn is_regular(file: &Descriptor, path: &Path) -> Result<bool> {
 }
 
 /// Opens the file at a path, for its only writer. `None`: nothing is there.
-fn lock_at(path: &Path) -> Result<Option<Lock>> {
+fn lock_at(path: &Path, timeout: Duration) -> Result<Option<Lock>> {
     for _ in 0..TRIES {
         let file = match open(path, OFlags::empty(), Mode::empty())? {
             Err(Errno::NOENT) => return Ok(None),
@@ -160,7 +160,7 @@ fn lock_at(path: &Path) -> Result<Option<Lock>> {
             let problem = "it is not a regular file".to_owned();
             return Err(Error::NotARecordFile { path: path.display().to_string(), problem });
         }
-        let file = lock(file, path)?;
+        let file = lock(file, path, timeout)?;
         // Its owner may have renamed, or removed, it before the lock was had.
         if is_at(&file, path)? {
             return Ok(Some(file));
@@ -178,7 +178,7 @@ pub(super) fn create_aside(aside: &Path, mode: Option<Mode>) -> Result<Lock> {
                 if let Some(mode) = mode {
                     rustix::fs::fchmod(&file, mode).map_err(failed("setting the mode of", aside, 0))?;
                 }
-                let file = lock(file, aside)?;
+                let file = lock(file, aside, LOCK_TIMEOUT)?;
                 // Another writer may have taken it for a leftover before it was locked.
                 if is_at(&file, aside)? {
                     return Ok(file);
@@ -195,7 +195,7 @@ fn remove_leftover(aside: &Path) -> Result<()> {
     // One that cannot be opened is not this user's, or a symbolic link: no writer that this one could work beside is using it.
     let _lock = match open(aside, OFlags::empty(), Mode::empty())? {
         Ok(file) if is_regular(&file, aside)? => {
-            let file = lock(file, aside)?;
+            let file = lock(file, aside, LOCK_TIMEOUT)?;
             // By now it may be the log itself, or removed.
             if !is_at(&file, aside)? {
                 return Ok(());
@@ -253,11 +253,13 @@ impl Before {
     }
 }
 
-/// The file at a path, for its only writer. Where there is none, it is begun.
+/// The file at a path, for its only writer. Where there is none, it is begun. `before`: of a writer that has a file already.
 pub(super) fn open_or_begin(path: &Path, syncs: bool, before: Option<&Before>) -> Result<Lock> {
     let aside = aside(path);
+    // A write does not wait for another writer: it may be retried for ever.
+    let timeout = if before.is_some() { Duration::ZERO } else { LOCK_TIMEOUT };
     for _ in 0..TRIES {
-        let opened = lock_at(path)?;
+        let opened = lock_at(path, timeout)?;
         if let Some(file) = &opened {
             // Who has this lock is the only one to make anything aside, but before there was a file.
             let _ = std::fs::remove_file(&aside);
