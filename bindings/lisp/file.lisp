@@ -29,15 +29,13 @@ refused. :ROOT a directory that no path leads out of. Does not wait, but for tha
   (make-condition 'system-error :code +system+ :errno errno :detail (format nil "~a~@[ ~a~]: ~a" what name (sb-int:strerror errno))))
 
 (defun give-up (engine completion)
-  "Ends the operation in flight, and drops what comes of it. Without interrupts. On an error that does not pass, the operation stays in flight."
+  "Ends the operation in flight, and drops what comes of it. Without interrupts, and until it has ended, however long that takes: its memory may be written till then."
   (declare (type word engine) (type system-area-pointer completion))
   (with-words (taken 1)
     (%file-cancel engine +token+)
     ;; The kernel may have no memory to end it for now. Until it has ended, its memory is the kernel's, and its token is in use.
     (loop for code = (%file-completions engine +forever+ completion 1 taken)
-          while (or (eql code +again+)
-                    (and (eql code +system+)
-                         (member (sb-alien:get-errno) '(11 12 16)))) ; EAGAIN, ENOMEM, EBUSY
+          while (or (eql code +again+) (eql code +system+))
           do (%usleep 1000))
     (unless (zerop (sap-ref-64 completion 24))
       (%close (sap-ref-64 completion 24)))))
