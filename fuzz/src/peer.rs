@@ -3,7 +3,7 @@
 use crate::program::{Over, Program};
 use crate::raw::{CAPACITY, DESCRIPTORS, RawPeer, good_bell, packet, raw_try_send, use_receiver, use_sender};
 use pelton::{Error, Options};
-use pelton_testkit::{Place, deadline, descriptors};
+use pelton_testkit::{Place, deadline, descriptors, eventually_is};
 use rustix::net::{Shutdown, shutdown};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,7 +58,7 @@ pub fn connected(program: &[u8]) {
         peer.join().unwrap();
     });
     drop(place);
-    assert_eq!(descriptors(), before, "descriptors were kept");
+    eventually_is(before, "descriptors", descriptors);
 }
 
 /// One thing that it does; false when it has gone. `progress`: how many messages it has put into the lane.
