@@ -296,37 +296,21 @@ impl Entrance {
         lowest.is_some_and(|fd| fd.as_raw_fd() as u64 + OF_ONE_PEER + (most / 8).min(OWN_MAX) <= most)
     }
 
-    /// A connection could not be accepted, for want of descriptors or memory: those who are here are not to suffer for it, nor is whoever waits to
+    /// A connection cannot be accepted, for want of descriptors or memory: those who are here are not to suffer for it, nor is whoever waits to
     /// be forgotten.
-    fn cannot_accept(&mut self, bells: &Bells) -> Result<()> {
+    fn wait_for_room(&mut self, bells: &Bells) -> Result<()> {
         let listener = [self.listener.inner.bound.as_fd()];
         let waiting =
             first_readable(&listener, Some(Instant::now())).map_err(Error::system("looking at the listener"))?;
         if waiting.is_none() {
             return self.listen_again(bells);
         }
-        let since = match self.is_deaf {
-            Some(since) => since,
-            None => {
-                let heeded = bells.heed_visits(self.listener.inner.bound.as_fd(), 0, false);
-                heeded.map_err(Error::system("watching the listener"))?;
-                *self.is_deaf.insert(Instant::now())
-            }
-        };
-        if since.elapsed() >= DEAF_MAX {
-            self.refuse_who_waits();
+        if self.is_deaf.is_none() {
+            let heeded = bells.heed_visits(self.listener.inner.bound.as_fd(), 0, false);
+            heeded.map_err(Error::system("watching the listener"))?;
+            self.is_deaf = Some(Instant::now());
         }
         self.timer.set(TRY_AGAIN).map_err(Error::system("setting a timer"))
-    }
-
-    /// Tells them that there is no descriptor for them, by means of the one in reserve.
-    fn refuse_who_waits(&mut self) {
-        self.reserve = None;
-        for _ in 0..ACCEPTS {
-            let Ok(Some(socket)) = accept_at(self.listener.inner.bound.socket()) else { break };
-            turn_away(&socket, &no_descriptor_left());
-        }
-        self.reserve = spare().ok();
     }
 
     /// Does what can be done now after visitor `visit` has said something. `admit` gives a number for one more lane, or says
@@ -352,25 +336,35 @@ impl Entrance {
         // Who came before this call has had its turn.
         let mut before = self.visitors.len();
         for _ in 0..ACCEPTS {
-            if !self.has_room() {
-                return self.cannot_accept(bells);
+            let mut is_short = !self.has_room();
+            if is_short && self.is_deaf.is_none_or(|since| since.elapsed() < DEAF_MAX) {
+                return self.wait_for_room(bells);
             }
-            let socket = match accept_at(self.listener.inner.bound.socket()) {
-                Err(error) if is_shortage(&error) => return self.cannot_accept(bells),
+            if is_short {
+                self.reserve = None;
+            }
+            let accepted = accept_at(self.listener.inner.bound.socket());
+            if is_short {
+                self.reserve = spare().ok();
+                // There may be some again just now.
+                is_short = !self.has_room();
+            }
+            let socket = match accepted {
+                Ok(Some(socket)) => socket,
+                Ok(None) => return self.listen_again(bells),
+                Err(error) if is_shortage(&error) => return self.wait_for_room(bells),
                 Err(error) => {
                     // Told once, and tried again.
                     let was_deaf = self.is_deaf.is_some();
-                    self.cannot_accept(bells)?;
+                    self.wait_for_room(bells)?;
                     return if was_deaf { Ok(()) } else { Err(Error::system("accepting a connection")(error)) };
                 }
-                Ok(accepted) => {
-                    self.listen_again(bells)?;
-                    match accepted {
-                        Some(socket) => socket,
-                        None => return Ok(()),
-                    }
-                }
             };
+            if is_short {
+                turn_away(&socket, &no_descriptor_left());
+                continue;
+            }
+            self.listen_again(bells)?;
             step("connect: accepted");
             let Ok(shake) = Shake::new(socket, Pace::Polled, &self.listener.inner.options) else { continue };
             let mut admitted = admit();
@@ -403,7 +397,10 @@ impl Entrance {
                 Err(_) => done(Err(lane)),
             }
         }
-        bells.hear_again();
+        match self.is_deaf {
+            None => bells.hear_again(),
+            Some(_) => self.wait_for_room(bells)?,
+        }
         Ok(())
     }
 
