@@ -69,7 +69,8 @@ is_option({create, Value}) -> is_boolean(Value);
 is_option({Key, _}) -> Key =:= active orelse Key =:= messages;
 is_option(_) -> false.
 
-%% @doc Closes. Who waits with it is told `{error, closed}'.
+%% @doc Closes the end and never waits. Processes that wait with it get `{error, closed}'. Another thread closes an end that `pelton_file:recv' or
+%% `send' is using, soon after that operation has returned; until then {@link open/3} of the same name fails with `in_use'.
 -spec close('end'()) -> ok | {error, reason()}.
 close(End) ->
     case pelton_nif:end_close(End) of

@@ -445,8 +445,8 @@ what_is_lent_to_a_file_comes_back(Place) ->
     ok = pelton:close(Receiver),
     ?assertEqual({error, closed}, Told(OfEnd)),
     ?assertEqual({error, closed}, pelton:recv(Receiver, 0)),
-    %% The name is free. A sender that waits for room, and goes with its owner.
-    {ok, _} = pelton:open(receiver, name(Place)),
+    %% The name is free soon: another thread closes the handle. Then a sender that waits for room, and goes with its owner.
+    pelton_file_tests:eventually(fun() -> element(1, pelton:open(receiver, name(Place))) =:= ok end),
     Test = self(),
     Owner = spawn(fun() ->
         {Held, There} = channel(fun(Name) -> Place("second-" ++ Name) end, [{capacity, 65536}]),
