@@ -415,7 +415,8 @@ fn a_name_that_nobody_serves_any_more_is_said_and_served_again() {
 #[test]
 fn what_a_stopped_service_had_not_answered_is_lost_and_asked_elsewhere_only_if_idempotent() {
     let name = Name::new("stopped");
-    let mut first = name.serve(|role| role.with("microseconds", 100_000).with("threads", 1));
+    // So long that it has not answered all before the other has started and it is stopped, on a busy machine too.
+    let mut first = name.serve(|role| role.with("microseconds", 1_000_000).with("threads", 1));
     let mut client = name.client();
     let calls: Vec<CallId> = (0..4).map(|number| client.submit(&request(number + 1)).unwrap()).collect();
     client.mark_idempotent(calls[3]).unwrap();
