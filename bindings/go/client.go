@@ -177,6 +177,9 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 	if err != nil {
 		return nil, err
 	}
+	if err := o.checkTakes(lane.CapacityMin); err != nil {
+		return nil, err
+	}
 	parsed, err := parseName(name)
 	if err != nil {
 		return nil, err

@@ -371,19 +371,27 @@ func (s *shake) newLinkLanes(to *reception, bell *bell, own role, listens bool, 
 	if err != nil {
 		return nil, s.told(err)
 	}
-	hello := newPacket(kindHello)
-	hello.role, hello.bytesMax = own, uint64(bytesMax)
-	peer, err := s.exchange(hello, listens)
+	var takes limits
+	peer, err := s.greet(own, false, listens, func() (_ limits, err error) {
+		takes, err = s.share(&p, to, 2)
+		// Of a whole request or reply, which is cut into pieces where a lane's messages are smaller.
+		return limits{takes.laneBytes, uint64(bytesMax)}, err
+	})
 	if err != nil {
 		return nil, err
+	}
+	takes.messageBytes = limitsOfTheFormat.messageBytes
+	gives := limits{peer.capacity, limitsOfTheFormat.messageBytes}
+	if to.budget != nil {
+		gives.laneBytes = min(gives.laneBytes, takes.laneBytes)
 	}
 	canBarrier := membarrier()
 	var page, data *segment
 	var side consumerSide
 	var in *inLane
 	var peerBell int
-	give := func() (err error) { page, data, side, err = s.giveLane(&p, bell.fd); return err }
-	take := func() (err error) { in, peerBell, err = s.takeLane(&p, to, linkBytesMin); return err }
+	give := func() (err error) { page, data, side, err = s.giveLane(&p, bell.fd, gives); return err }
+	take := func() (err error) { in, peerBell, err = s.takeLane(&p, to, takes, linkBytesMin); return err }
 	steps := []func() error{give, take}
 	if own == roleService {
 		steps = []func() error{take, give}
@@ -405,6 +413,8 @@ func (s *shake) newLinkLanes(to *reception, bell *bell, own role, listens bool, 
 	if err := s.ready(listens); err != nil {
 		return nil, err
 	}
+	p.ofBudget.shrinkTo(in.consumer.Capacity() + producer.Capacity())
+	in.ofBudget = p.ofBudget
 	p.keep()
 	m.use()
 	in.memory.use()

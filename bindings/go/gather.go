@@ -17,6 +17,8 @@ type gate struct {
 	most     int
 	// Of a service: who comes is a client.
 	service *Service
+	// Of all lanes together; nil: no limit.
+	budget *budget
 	// Whether something has arrived.
 	isStirred atomic.Bool
 	mutex     sync.Mutex
@@ -36,7 +38,7 @@ const visitorsMax = 64
 // own; they are served by turns of at most 64 messages, so a sender's message waits for at most 64 of each of the others. A sender's
 // end touches no other; what it had committed is received, then its lane is given up, and so is that of one that breaks the rules.
 //
-// The capacity of a lane is its sender's to choose, so Capacity and MessageBytesMax do not matter here.
+// Capacity and MessageBytesMax are the largest lane and message that it takes; Memory limits all lanes together.
 //
 // Errors: as [Listen].
 func Gather(name string, options *Options) (*Receiver, error) {
@@ -48,7 +50,15 @@ func gather(name string, o Options, service *Service) (*Receiver, error) {
 	if err != nil {
 		return nil, err
 	}
-	listener, err := listen(name, &o, service != nil)
+	// So much that the first peer is taken in.
+	lanes := 1
+	if service != nil {
+		lanes = 2
+	}
+	if err := o.checkTakes(sharesOfMemory * laneGranule * lanes); err != nil {
+		return nil, err
+	}
+	listener, err := listen(name, o, service != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +74,7 @@ func gather(name string, o Options, service *Service) (*Receiver, error) {
 		return nil, err
 	}
 	r := newReceiver(membarrier(), page, bell, o)
-	r.gate = &gate{listener: listener, most: most, service: service}
+	r.gate = &gate{listener: listener, most: most, service: service, budget: newBudget(o.Memory)}
 	if service != nil {
 		service.receiver = r
 	}
@@ -153,6 +163,7 @@ func (g *gate) welcome(r *Receiver, s *shake) (*inLane, error) {
 	if err != nil {
 		return nil, err
 	}
+	to.budget = g.budget
 	var in *inLane
 	if g.service != nil {
 		in, err = g.service.welcome(s, to)

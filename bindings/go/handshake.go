@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
-	"unicode"
 
 	"golang.org/x/sys/unix"
 	"pelton/internal/lane"
@@ -63,7 +61,8 @@ func (r role) other() role {
 	return roleSender + roleReceiver - r
 }
 
-// packet is the first 80 bytes of each. Fields that a kind does not use are 0.
+// packet is 80 bytes of fields, and what follows them. Fields that a kind does not use are 0. In HELLO capacity and bytesMax are what the side takes, tail
+// the features that it offers, floor those that it requires.
 type packet struct {
 	kind, wireVersion uint32
 	layoutSignature   uint64
@@ -75,6 +74,8 @@ type packet struct {
 	head, tail        uint64
 	floor             uint64
 	seq               uint32
+	// What follows the 80 bytes: the entries of HELLO, the text of REFUSED.
+	behind string
 }
 
 func newPacket(kind uint32) packet {
@@ -99,7 +100,8 @@ func (p *packet) encode() []byte {
 		le.PutUint64(b[24+8*i:], word)
 	}
 	le.PutUint32(b[72:], p.seq)
-	return b
+	b = append(b, p.behind...)
+	return b[:min(len(b), packetBytesMax)]
 }
 
 func decodePacket(b []byte) (p packet, ok bool) {
@@ -112,7 +114,7 @@ func decodePacket(b []byte) (p packet, ok bool) {
 	for i, word := range []*uint64{&p.capacity, &p.bytesMax, &p.generation, &p.head, &p.tail, &p.floor} {
 		*word = le.Uint64(b[24+8*i:])
 	}
-	p.seq = le.Uint32(b[72:])
+	p.seq, p.behind = le.Uint32(b[72:]), string(b[packetBytes:])
 	return p, true
 }
 
@@ -160,6 +162,8 @@ func userProblem(uid int, allowed []int) string {
 	return ""
 }
 
+func (s *shake) isOwnUser() bool { return s.peer.UID == os.Geteuid() }
+
 // close hangs up, of a hand-shake that came to nothing.
 func (s *shake) close() { s.socket.hangUp(s.peer.UID) }
 
@@ -175,8 +179,8 @@ func refuseAt(socket int, why string) error {
 
 func sayAt(socket int, why string) {
 	p := newPacket(kindRefused)
-	text := append(p.encode(), why...)
-	_ = trySend(socket, text[:min(len(text), packetBytesMax)])
+	p.behind = why
+	_ = trySend(socket, p.encode())
 }
 
 // told tells the peer too why this side gives up.
@@ -190,19 +194,13 @@ func (s *shake) told(err error) error {
 	return err
 }
 
-// refusal is what a packet says, if it says why not: somebody else's words, which may go to a terminal.
+// refusal is what a packet says, if it says why not.
 func refusal(b []byte) error {
 	p, ok := decodePacket(b)
 	if !ok || p.kind != kindRefused {
 		return nil
 	}
-	text := strings.Map(func(c rune) rune {
-		if unicode.IsControl(c) {
-			return -1
-		}
-		return c
-	}, strings.ToValidUTF8(string(b[packetBytes:]), "\uFFFD"))
-	return failure(ErrRefused, "refused: %s", text)
+	return failure(ErrRefused, "refused: %s", forPeople(p.behind))
 }
 
 func errHungUp() error {
@@ -266,7 +264,7 @@ func (s *shake) judge(b []byte, kind uint32, wanted, found int, isCut bool) (pac
 		return p, refused
 	}
 	if p.wireVersion != lane.WireVersion || p.layoutSignature != lane.LayoutSignature {
-		return p, s.refuse("one side speaks wire version %d with layout %#x, the other %d with %#x: run the same version of pelton on both sides",
+		return p, s.refuse("one side speaks wire version %d with layout %#x, the other, "+versionText+", %d with %#x: use the later version of pelton on both sides",
 			p.wireVersion, p.layoutSignature, lane.WireVersion, uint64(lane.LayoutSignature))
 	}
 	if p.kind != kind {
@@ -279,49 +277,6 @@ func (s *shake) judge(b []byte, kind uint32, wanted, found int, isCut bool) (pac
 		return p, s.refuse("%d descriptors came with packet %d, wanted %d", found, kind, wanted)
 	}
 	return p, nil
-}
-
-// greet has both sides say who they are; answers whether the peer holds a lane.
-func (s *shake) greet(own role, holds, listens bool) (bool, error) {
-	hello := newPacket(kindHello)
-	hello.role = own
-	if holds {
-		hello.holds = 1
-	}
-	peer, err := s.exchange(hello, listens)
-	return peer.holds != 0, err
-}
-
-// exchange has both sides say hello.
-func (s *shake) exchange(hello packet, listens bool) (packet, error) {
-	if !listens {
-		if err := s.send(hello); err != nil {
-			return packet{}, err
-		}
-	}
-	peer, _, err := s.receive(kindHello, 0)
-	if err != nil {
-		return packet{}, err
-	}
-	own := hello.role
-	if peer.role == own {
-		return packet{}, s.refuse("both sides are the %v: one must be the other", own)
-	}
-	if peer.role != own.other() {
-		return packet{}, s.refuse("one side is a %v, the other a %v: that one wants a %v", peer.role, own, own.other())
-	}
-	if peer.holds != 0 && hello.holds != 0 {
-		return packet{}, s.refuse("both sides hold a lane whose peer died: one of them must give its own up and make a new handle")
-	}
-	if peer.holds != 0 && own >= roleClient {
-		return packet{}, s.refuse("the %v holds a lane, and those of a link of calls have no successors", peer.role)
-	}
-	if listens {
-		if err := s.send(hello); err != nil {
-			return packet{}, err
-		}
-	}
-	return peer, nil
 }
 
 // ready ends the hand-shake. The last to say so decides: a survivor, lest a lane get two successors; else the listener.
@@ -389,6 +344,7 @@ type parts struct {
 	// Those that the peer sent, and its user.
 	received []int
 	peer     int
+	ofBudget part
 }
 
 func (p *parts) segment(s *segment, err error) (*segment, error) {
@@ -418,6 +374,7 @@ func (p *parts) giveBack() {
 	}
 	closeAll(p.fds)
 	closer.descriptors(p.peer, p.received)
+	p.ofBudget.shrinkTo(0)
 }
 
 func (p *parts) keep() { *p = parts{} }
@@ -453,10 +410,11 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 			_ = own.file.Close()
 		}
 	}()
-	takesOver, err := s.greet(roleSender, false, listens)
+	peer, err := s.greet(roleSender, false, listens, noLane)
 	if err != nil {
 		return nil, err
 	}
+	takesOver := peer.holds != 0
 	capacity, _, err := s.options.sizes()
 	if err != nil {
 		return nil, s.told(err)
@@ -491,7 +449,15 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 		}
 		tail, head, floor = lane.Unpack(offer.tail), lane.Unpack(offer.head), offer.floor
 	} else {
-		if page, data, side, err = s.giveLane(&p, own.fd); err != nil {
+		// A link cuts what is larger into pieces; here the caller has asked for messages that cannot be sent.
+		takes := peer.takes()
+		most := min(lane.MessageBytesLimit(min(capacity, laneWithin(takes.laneBytes))), takes.messageBytes)
+		if found := s.options.MessageBytesMax; found > 0 && uint64(found) > most {
+			return nil, s.told(failure(ErrOption,
+				"MessageBytesMax is %d, wanted at most %d: the receiver takes lanes of %d bytes and messages of %d. Lower it, or raise the receiver's Capacity, MessageBytesMax or Memory",
+				found, most, takes.laneBytes, takes.messageBytes))
+		}
+		if page, data, side, err = s.giveLane(&p, own.fd, takes); err != nil {
 			return nil, err
 		}
 	}
@@ -513,9 +479,9 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 	return sender, nil
 }
 
-// giveLane is the middle of a hand-shake at the side that makes a fresh lane to send by.
-func (s *shake) giveLane(p *parts, bell int) (page, data *segment, side consumerSide, err error) {
-	capacity, limit, err := s.options.sizes()
+// giveLane is the middle of a hand-shake at the side that makes a fresh lane to send by, no larger than the peer takes.
+func (s *shake) giveLane(p *parts, bell int, within limits) (page, data *segment, side consumerSide, err error) {
+	capacity, limit, err := s.options.sizesWithin(within)
 	if err != nil {
 		return nil, nil, side, s.told(err)
 	}
@@ -543,12 +509,17 @@ func (s *shake) giveLane(p *parts, bell int) (page, data *segment, side consumer
 func (s *shake) survivingSender(sender *Sender, listens bool) error {
 	var p parts
 	defer p.giveBack()
-	if _, err := s.greet(roleSender, true, listens); err != nil {
+	peer, err := s.greet(roleSender, true, listens, noLane)
+	if err != nil {
 		return err
 	}
 	producer, m := sender.lane, sender.memory
 	if _, err := producer.LookAtHead(); err != nil {
 		return s.told(laneError(err))
+	}
+	if takes := peer.takes(); producer.Capacity() > takes.laneBytes || producer.BytesMax() > takes.messageBytes {
+		return s.refuse("the lane to take over has %d bytes and messages of up to %d, the receiver takes %d and %d: raise its Capacity and MessageBytesMax",
+			producer.Capacity(), producer.BytesMax(), takes.laneBytes, takes.messageBytes)
 	}
 	offer := lanePacket(kindProducer, producer.Capacity(), producer.BytesMax(), producer.Tail(), producer.Head())
 	offer.generation = producer.Generation()
@@ -593,20 +564,45 @@ type reception struct {
 	peersBell  int
 	canBarrier bool
 	isShared   bool
+	// Of all lanes together; nil: no limit.
+	budget *budget
+}
+
+// share is what one peer more is told that this side takes, of which one lane or two lie in this side's memory. The part of the budget for these is
+// among the parts of the hand-shake.
+func (s *shake) share(p *parts, to *reception, lanes uint64) (limits, error) {
+	takes := s.options.takes(s.isOwnUser())
+	if to.budget == nil {
+		return takes, nil
+	}
+	bytes, part := to.budget.share(lanes, takes.laneBytes)
+	if bytes == 0 {
+		return takes, s.refuse("%d of the %d bytes of memory that this side has for its peers are left, of which a %dth is less than %d: raise Memory there, or connect again later",
+			to.budget.left(), to.budget.most, sharesOfMemory*lanes, laneGranule)
+	}
+	p.ofBudget, takes.laneBytes = part, bytes
+	return takes, nil
 }
 
 // newReceiver is the hand-shake of a new receiver's lane: a fresh one, or that of a sender that survived its receiver.
 func (s *shake) newReceiver(to *reception, listens bool) (*inLane, error) {
 	var p parts
 	defer p.giveBack()
-	takesOver, err := s.greet(roleReceiver, false, listens)
+	var takes limits
+	peer, err := s.greet(roleReceiver, false, listens, func() (_ limits, err error) {
+		takes, err = s.share(&p, to, 1)
+		return takes, err
+	})
 	if err != nil {
 		return nil, err
 	}
-	in, peerBell, err := s.takeLane(&p, to, 0)
+	takesOver := peer.holds != 0
+	in, peerBell, err := s.takeLane(&p, to, takes, 0)
 	if err != nil {
 		return nil, err
 	}
+	p.ofBudget.shrinkTo(in.consumer.Capacity())
+	in.ofBudget = p.ofBudget
 	process, err := s.watchPeer(&p)
 	if err != nil {
 		return nil, err
@@ -620,13 +616,22 @@ func (s *shake) newReceiver(to *reception, listens bool) (*inLane, error) {
 	return in, nil
 }
 
-// takeLane is the middle of a hand-shake at the side that receives by the other's lane, whose largest message is to be so large at least.
-func (s *shake) takeLane(p *parts, to *reception, least uint64) (in *inLane, peerBell int, err error) {
+// takeLane is the middle of a hand-shake at the side that receives by the other's lane, which is within what this side takes, and whose largest message is
+// to be so large at least.
+func (s *shake) takeLane(p *parts, to *reception, within limits, least uint64) (in *inLane, peerBell int, err error) {
 	offer, fds, err := s.receive(kindProducer, 3)
 	if err != nil {
 		return nil, -1, err
 	}
 	p.takes(fds, s.peer)
+	if offer.capacity > within.laneBytes {
+		return nil, -1, s.refuse("the lane has %d bytes, this side takes %d: raise its Capacity or Memory, or lower the sender's Capacity",
+			offer.capacity, within.laneBytes)
+	}
+	if offer.bytesMax > within.messageBytes {
+		return nil, -1, s.refuse("the lane has messages of up to %d bytes, this side takes %d: raise its MessageBytesMax, or lower the sender's",
+			offer.bytesMax, within.messageBytes)
+	}
 	data, err := s.openData(p, fds[2], offer, false)
 	if err != nil {
 		return nil, -1, err
@@ -682,7 +687,7 @@ func (s *shake) watchPeer(p *parts) (int, error) {
 func (s *shake) survivingReceiver(r *Receiver, listens bool) error {
 	var p parts
 	defer p.giveBack()
-	if _, err := s.greet(roleReceiver, true, listens); err != nil {
+	if _, err := s.greet(roleReceiver, true, listens, func() (limits, error) { return s.options.takes(s.isOwnUser()), nil }); err != nil {
 		return err
 	}
 	in := r.lanes[0]

@@ -54,6 +54,8 @@ type inLane struct {
 	number uint32
 	// What this sender alone rings, if it is another user's.
 	ownBell *bell
+	// What its lanes take of the receiver's budget.
+	ofBudget part
 	// Of a service: the client, as those have it who answer.
 	caller  *caller
 	hasLeft bool
@@ -531,6 +533,7 @@ func (in *inLane) close() {
 	}
 	in.link.discard(in.files)
 	in.memory.leave()
+	in.ofBudget.shrinkTo(0)
 }
 
 func (r *Receiver) unreleased() (held uint64) {
