@@ -32,6 +32,8 @@ func (p *pathRole) close() {
 
 func word32(b []byte) *uint32 { return (*uint32)(unsafe.Pointer(&b[0])) }
 
+func word64(b []byte) *uint64 { return (*uint64)(unsafe.Pointer(&b[0])) }
+
 // pathPeer is whoever has, or will have, the other end of a lane. It is heard of by its life, a FIFO that it holds, and by the generation in
 // its page, which tells also who has come and gone meanwhile.
 type pathPeer struct {
