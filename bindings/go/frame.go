@@ -136,6 +136,18 @@ type assembly struct {
 	bytes  []byte
 	// How many have come, also of what is not kept.
 	count int
+	// What its bytes take of the memory that a service has for its clients; and that there was not enough, so that they are not kept.
+	kept      part
+	isDropped bool
+}
+
+// hasMemory takes the memory for a piece, of which the budget may have too little: then nothing of the message is kept any more.
+func (a *assembly) hasMemory(of *budget, bytes int) bool {
+	if !a.isDropped && !of.grow(&a.kept, uint64(bytes)) {
+		a.isDropped, a.bytes = true, nil
+		a.kept.shrinkTo(0)
+	}
+	return !a.isDropped
 }
 
 // add takes a piece in; a rule that it breaks is named, else "".
@@ -161,8 +173,14 @@ func (a *assembly) add(h header, payload []byte, most int, isKept bool) string {
 // take is the message that has come, of which nothing is kept here.
 func (a *assembly) take() (header, []byte) {
 	whole := *a
-	*a = assembly{}
+	a.forget()
 	return whole.header, whole.bytes
+}
+
+// forget forgets what has come.
+func (a *assembly) forget() {
+	a.kept.shrinkTo(0)
+	*a = assembly{}
 }
 
 // outgoing is a message on its way into a lane.
@@ -172,6 +190,8 @@ type outgoing struct {
 	written int
 	// Who waits until it is written; nil: nobody, and the bytes are a copy.
 	part *waitingPart
+	// What a copy takes of the memory that a service has for its clients.
+	kept part
 }
 
 // next is how many bytes of the payload go into the next record, in a lane whose largest message is so large.
@@ -221,8 +241,8 @@ func (o *outbox) write(h header, payload []byte) (bool, error) {
 }
 
 // push puts a copy of a message behind those that wait; flush writes it.
-func (o *outbox) push(h header, payload []byte) {
-	o.queue = append(o.queue, outgoing{header: h, bytes: append([]byte(nil), payload...)})
+func (o *outbox) push(h header, payload []byte, kept part) {
+	o.queue = append(o.queue, outgoing{header: h, bytes: append([]byte(nil), payload...), kept: kept})
 }
 
 // flush writes as much as there is room for. True: nothing waits any more.
@@ -240,6 +260,7 @@ func (o *outbox) flush() (bool, error) {
 		if part := o.queue[done].part; part != nil {
 			part.end(nil)
 		}
+		o.queue[done].kept.shrinkTo(0)
 		o.queue[done] = outgoing{}
 	}
 }
@@ -277,6 +298,7 @@ func (o *outbox) clear(why error) {
 		if out.part != nil {
 			out.part.end(why)
 		}
+		out.kept.shrinkTo(0)
 	}
 	o.queue = nil
 }
@@ -342,15 +364,38 @@ func timeOf(ns uint64) (time.Time, bool) {
 	return clockTime.Add(time.Duration(ns) - time.Duration(clockNS)), true
 }
 
-// Failed is that the service failed a call, for a reason that its code and bytes say to those who know the service. errors.As finds it.
+const (
+	// Codes of failures from here on are the library's.
+	failedLibrary = 0xffff0000
+	failedMemory  = 0xffff0001
+)
+
+// ErrServiceMemory is that a service has no memory left for a reply that would wait until its client has room, or for a request that comes in pieces: the
+// call has failed. Its client has a [*Failed] that is also this error, and so has whoever replied. See [Options.Memory].
+var ErrServiceMemory = errors.New("the service has no memory left for what it keeps of its clients")
+
+// noMemory says so, of a reply or request of so many bytes.
+func (b *budget) noMemory(bytes int) error {
+	return fmt.Errorf("pelton: %w: %d bytes are to be kept, %d of %d are left: let the client take its replies, ask for less, or raise Memory at the service",
+		ErrServiceMemory, bytes, b.left(), b.most)
+}
+
+// Failed is that the service failed a call, for a reason that its code and bytes say to those who know the service. errors.As finds it. Codes from 0xffff0000
+// on are the library's, and their bytes a text: see [ErrServiceMemory].
 type Failed struct {
 	Code  uint32
 	Bytes []byte
 }
 
 func (f *Failed) Error() string {
+	if f.Code >= failedLibrary {
+		return "the call failed: " + forPeople(string(f.Bytes))
+	}
 	return fmt.Sprintf("pelton: the service failed the call with code %d: %.200q", f.Code, f.Bytes)
 }
+
+// Is says whether target is what the library's code stands for.
+func (f *Failed) Is(target error) bool { return f.Code == failedMemory && target == ErrServiceMemory }
 
 // ErrAbandoned is that the service let go of a call without an answer: its handler panicked, or forgot.
 var ErrAbandoned = errors.New("pelton: the service let go of the call without an answer")

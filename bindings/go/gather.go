@@ -75,6 +75,10 @@ func gather(name string, o Options, service *Service) (*Receiver, error) {
 	}
 	r := newReceiver(membarrier(), page, bell, o)
 	r.gate = &gate{listener: listener, most: most, service: service, budget: newBudget(o.Memory)}
+	if service != nil && o.Memory > 0 {
+		// One for the lanes and for what it keeps.
+		r.gate.budget = service.memory
+	}
 	if service != nil {
 		service.receiver = r
 	}

@@ -524,6 +524,7 @@ func (in *inLane) close() {
 	in.hasLeft = true
 	if in.caller != nil {
 		in.caller.leave()
+		in.caller.assembly.forget()
 	}
 	in.consumer.Close()
 	in.link.ring()
