@@ -370,5 +370,5 @@ func (c *caller) leave() {
 
 func (c *caller) takeDown() {
 	c.out.takeDown()
-	_ = c.bell.file.Close()
+	c.bell.close()
 }

@@ -286,15 +286,15 @@ func (s *shake) receiverOfOne(listens bool) (*Receiver, error) {
 	}
 	page, err := makeReceiverPage()
 	if err != nil {
-		_ = bell.file.Close()
+		bell.close()
 		return nil, s.told(err)
 	}
 	// Before the page is shown: a sender that finds U there fences from the first on.
 	r := newReceiver(canBarrier, page, bell, s.options)
-	in, err := s.newReceiver(&reception{page: page, bell: bell, peersBell: -1}, listens)
+	in, err := s.newReceiver(&reception{page: page, bell: bell}, listens)
 	if err != nil {
 		page.close()
-		_ = bell.file.Close()
+		bell.close()
 		return nil, err
 	}
 	r.lanes = []*inLane{in}

@@ -207,8 +207,9 @@ func (o *outgoing) next(bytesMax uint64) int {
 type outbox struct {
 	lane   *lane.Producer
 	memory *memory
-	// The other side's bell, and whether it is the link's, which closes it.
-	peerBell   int
+	// The other side's doorbell, its user, and whether it is the link's, which closes it.
+	doorbell   doorbell
+	uid        int
 	sharesBell bool
 	queue      []outgoing
 	window     window
@@ -227,7 +228,7 @@ func (o *outbox) put(h header, payload []byte) (bool, error) {
 	h.write(room)
 	copy(room[headerSize:], payload)
 	if o.lane.Commit(uint64(len(room))) == lane.Ring {
-		ring(o.peerBell, 8)
+		o.doorbell.ring()
 	}
 	return true, nil
 }
@@ -307,13 +308,13 @@ func (o *outbox) clear(why error) {
 func (o *outbox) close() {
 	o.window.drop()
 	o.lane.Close()
-	ring(o.peerBell, 8)
+	o.doorbell.ring()
 }
 
 // takeDown is asked once nobody looks at the lane any more.
 func (o *outbox) takeDown() {
 	if !o.sharesBell {
-		unix.Close(o.peerBell)
+		o.doorbell.close(o.uid)
 	}
 	o.memory.leave()
 }
@@ -434,8 +435,8 @@ func (s *shake) newLinkLanes(to *reception, bell *bell, own role, listens bool, 
 	var page, data *segment
 	var side consumerSide
 	var in *inLane
-	var peerBell int
-	give := func() (err error) { page, data, side, err = s.giveLane(&p, bell.fd, gives); return err }
+	var peerBell doorbell
+	give := func() (err error) { page, data, side, err = s.giveLane(&p, bell, gives); return err }
 	take := func() (err error) { in, peerBell, err = s.takeLane(&p, to, takes, linkBytesMin); return err }
 	steps := []func() error{give, take}
 	if own == roleService {
@@ -460,7 +461,7 @@ func (s *shake) newLinkLanes(to *reception, bell *bell, own role, listens bool, 
 	}
 	p.ofBudget.shrinkTo(in.consumer.Capacity() + producer.Capacity())
 	in.ofBudget = p.ofBudget
-	p.keep()
+	given := p.keep()
 	m.use()
 	in.memory.use()
 	// No successor will ask for them, and a thousand lanes are many descriptors.
@@ -468,12 +469,12 @@ func (s *shake) newLinkLanes(to *reception, bell *bell, own role, listens bool, 
 		segment.forgetDescriptor()
 	}
 	// Many peers have one bell for both lanes. The link, which ends after the outbox's last ring, keeps it.
-	sharesBell := isSameFile(peerBell, side.bell)
+	sharesBell := isSameFile(peerBell.fd, side.doorbell.fd)
 	if sharesBell {
-		unix.Close(side.bell)
-		side.bell = peerBell
+		side.doorbell.close(s.peer.UID)
+		side.doorbell = peerBell
 	}
-	in.link = newLink(s.socket, process, peerBell, s.peer, kick)
-	out := outbox{lane: producer, memory: m, peerBell: side.bell, sharesBell: sharesBell, window: newWindow(producer, s.options.ResidentMax)}
+	in.link = newLink(s.socket, process, peerBell, given, s.peer, kick)
+	out := outbox{lane: producer, memory: m, doorbell: side.doorbell, uid: s.peer.UID, sharesBell: sharesBell, window: newWindow(producer, s.options.ResidentMax)}
 	return &linkLanes{out: out, in: in, bytesMax: peer.bytesMax}, nil
 }

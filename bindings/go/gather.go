@@ -2,7 +2,6 @@ package pelton
 
 import (
 	"context"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -70,7 +69,7 @@ func gather(name string, o Options, service *Service) (*Receiver, error) {
 	page, err := makeReceiverPage()
 	if err != nil {
 		_ = listener.Close()
-		_ = bell.file.Close()
+		bell.close()
 		return nil, err
 	}
 	r := newReceiver(membarrier(), page, bell, o)
@@ -163,57 +162,22 @@ func (g *gate) left() {
 }
 
 func (g *gate) welcome(r *Receiver, s *shake) (*inLane, error) {
-	to, own, err := s.receptionAt(r.page, r.bell)
-	if err != nil {
-		return nil, err
-	}
-	to.budget = g.budget
+	to := &reception{page: r.page, bell: r.bell, isShared: true, budget: g.budget}
 	var in *inLane
+	var err error
 	if g.service != nil {
 		in, err = g.service.welcome(s, to)
 	} else {
 		in, err = s.newReceiver(to, true)
 	}
 	if err != nil {
-		if own != nil {
-			_ = own.file.Close()
-		}
 		return nil, err
 	}
 	// No successor will ask for them, and a thousand lanes are many descriptors.
 	in.memory.producer.forgetDescriptor()
 	in.memory.consumer.forgetDescriptor()
 	in.memory.data.forgetDescriptor()
-	in.ownBell = own
-	own.passOn(r.bell)
 	return in, nil
-}
-
-// receptionAt is what a peer is given of a receiver's of many: also a bell of its own, if it is another user's. Who is not this user must not
-// be able to silence the bell for others.
-func (s *shake) receptionAt(page *segment, shared *bell) (*reception, *bell, error) {
-	to := &reception{page: page, bell: shared, peersBell: -1, isShared: true}
-	if s.peer.UID == os.Geteuid() {
-		return to, nil, nil
-	}
-	own, err := newBell()
-	if err != nil {
-		return nil, nil, s.told(err)
-	}
-	to.peersBell = own.fd
-	return to, own, nil
-}
-
-// passOn has a bell kick another, until it is closed. Of none it does nothing.
-func (b *bell) passOn(to *bell) {
-	if b == nil {
-		return
-	}
-	go func() {
-		for b.raw.Read(b.drain) == nil {
-			to.kick()
-		}
-	}()
 }
 
 // admit takes in who has arrived. Does not wait.

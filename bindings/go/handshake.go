@@ -345,6 +345,8 @@ type parts struct {
 	received []int
 	peer     int
 	ofBudget part
+	// What the peer, another user, is given to ring.
+	given []socketDoorbell
 }
 
 func (p *parts) segment(s *segment, err error) (*segment, error) {
@@ -375,14 +377,45 @@ func (p *parts) giveBack() {
 	closeAll(p.fds)
 	closer.descriptors(p.peer, p.received)
 	p.ofBudget.shrinkTo(0)
+	for _, given := range p.given {
+		unix.Close(given.peers)
+		given.close()
+	}
 }
 
-func (p *parts) keep() { *p = parts{} }
+// keep has nothing given back: the hand-shake has succeeded. The doorbells that the peer was given are the link's from now on.
+func (p *parts) keep() []socketDoorbell {
+	given := p.given
+	for _, doorbell := range given {
+		unix.Close(doorbell.peers)
+	}
+	*p = parts{}
+	return given
+}
+
+// giveDoorbell is what the peer is given to ring a bell of this side's. Another user has one of its own: whoever has an eventfd can have its ring block,
+// and whoever shares a socket can take the rings of others.
+func (s *shake) giveDoorbell(p *parts, b *bell) (int, error) {
+	if s.isOwnUser() {
+		return b.eventfd, nil
+	}
+	for _, given := range p.given {
+		if given.bell == b {
+			return given.peers, nil
+		}
+	}
+	given, err := b.newSocketDoorbell(s.peer.UID)
+	if err != nil {
+		return -1, s.told(err)
+	}
+	p.given = append(p.given, given)
+	return given.peers, nil
+}
 
 // consumerSide is what a sender has of its peer after the middle of the hand-shake.
 type consumerSide struct {
 	consumer, receiver *segment
-	bell               int
+	doorbell           doorbell
 }
 
 func (s *shake) openConsumerSide(p *parts, fds []int) (side consumerSide, err error) {
@@ -392,8 +425,8 @@ func (s *shake) openConsumerSide(p *parts, fds []int) (side consumerSide, err er
 	if side.receiver, err = s.openControl(p, fds[1], "receiver", lane.MagicReceiver); err != nil {
 		return side, err
 	}
-	side.bell = fds[2]
-	return side, s.told(checkBell(side.bell))
+	side.doorbell, err = checkDoorbell(fds[2], s.isOwnUser())
+	return side, s.told(err)
 }
 
 // newSender is the hand-shake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
@@ -407,7 +440,7 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 	}
 	defer func() {
 		if own != nil {
-			_ = own.file.Close()
+			own.close()
 		}
 	}()
 	peer, err := s.greet(roleSender, false, listens, noLane)
@@ -444,7 +477,11 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 		}
 		answer := offer
 		answer.kind, answer.generation = kindProducer, generation
-		if err := s.send(answer, page.fd, own.fd); err != nil {
+		doorbell, err := s.giveDoorbell(&p, own)
+		if err != nil {
+			return nil, err
+		}
+		if err := s.send(answer, page.fd, doorbell); err != nil {
 			return nil, err
 		}
 		tail, head, floor = lane.Unpack(offer.tail), lane.Unpack(offer.head), offer.floor
@@ -457,7 +494,7 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 				"MessageBytesMax is %d, wanted at most %d: the receiver takes lanes of %d bytes and messages of %d. Lower it, or raise the receiver's Capacity, MessageBytesMax or Memory",
 				found, most, takes.laneBytes, takes.messageBytes))
 		}
-		if page, data, side, err = s.giveLane(&p, own.fd, takes); err != nil {
+		if page, data, side, err = s.giveLane(&p, own, takes); err != nil {
 			return nil, err
 		}
 	}
@@ -473,14 +510,14 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 	if err := s.ready(listens && !takesOver); err != nil {
 		return nil, err
 	}
-	p.keep()
-	sender := newSender(producer, m, own, newLink(s.socket, process, side.bell, s.peer, own.kick), s.options)
+	given := p.keep()
+	sender := newSender(producer, m, own, newLink(s.socket, process, side.doorbell, given, s.peer, own.kick), s.options)
 	own = nil
 	return sender, nil
 }
 
 // giveLane is the middle of a hand-shake at the side that makes a fresh lane to send by, no larger than the peer takes.
-func (s *shake) giveLane(p *parts, bell int, within limits) (page, data *segment, side consumerSide, err error) {
+func (s *shake) giveLane(p *parts, bell *bell, within limits) (page, data *segment, side consumerSide, err error) {
 	capacity, limit, err := s.options.sizesWithin(within)
 	if err != nil {
 		return nil, nil, side, s.told(err)
@@ -493,7 +530,11 @@ func (s *shake) giveLane(p *parts, bell int, within limits) (page, data *segment
 	}
 	offer := lanePacket(kindProducer, capacity, limit, lane.Start, lane.Start)
 	offer.generation = 1
-	if err := s.send(offer, page.fd, bell, data.fd); err != nil {
+	doorbell, err := s.giveDoorbell(p, bell)
+	if err != nil {
+		return nil, nil, side, err
+	}
+	if err := s.send(offer, page.fd, doorbell, data.fd); err != nil {
 		return nil, nil, side, err
 	}
 	_, fds, err := s.receive(kindConsumer, 3)
@@ -523,7 +564,11 @@ func (s *shake) survivingSender(sender *Sender, listens bool) error {
 	}
 	offer := lanePacket(kindProducer, producer.Capacity(), producer.BytesMax(), producer.Tail(), producer.Head())
 	offer.generation = producer.Generation()
-	if err := s.send(offer, m.producer.fd, sender.bell.fd, m.data.fd); err != nil {
+	doorbell, err := s.giveDoorbell(&p, sender.bell)
+	if err != nil {
+		return err
+	}
+	if err := s.send(offer, m.producer.fd, doorbell, m.data.fd); err != nil {
 		return err
 	}
 	_, fds, err := s.receive(kindConsumer, 3)
@@ -546,24 +591,21 @@ func (s *shake) survivingSender(sender *Sender, listens bool) error {
 	if err := s.ready(true); err != nil {
 		return err
 	}
-	p.keep()
+	given := p.keep()
 	m.consumer.close()
 	m.receiver.close()
 	m.consumer, m.receiver = side.consumer, side.receiver
 	producer.AttachConsumer(side.consumer.bytes, side.receiver.bytes)
 	sender.link.close()
-	sender.link = newLink(s.socket, process, side.bell, s.peer, sender.bell.kick)
+	sender.link = newLink(s.socket, process, side.doorbell, given, s.peer, sender.bell.kick)
 	return nil
 }
 
 // reception is what a lane is given of its receiver's.
 type reception struct {
-	page *segment
-	bell *bell
-	// What the sender is given to ring, if that is not the receiver's own bell.
-	peersBell  int
-	canBarrier bool
-	isShared   bool
+	page     *segment
+	bell     *bell
+	isShared bool
 	// Of all lanes together; nil: no limit.
 	budget *budget
 }
@@ -610,63 +652,62 @@ func (s *shake) newReceiver(to *reception, listens bool) (*inLane, error) {
 	if err := s.ready(listens && !takesOver); err != nil {
 		return nil, err
 	}
-	p.keep()
+	given := p.keep()
 	in.memory.use()
-	in.link = newLink(s.socket, process, peerBell, s.peer, to.bell.kick)
+	in.link = newLink(s.socket, process, peerBell, given, s.peer, to.bell.kick)
 	return in, nil
 }
 
 // takeLane is the middle of a hand-shake at the side that receives by the other's lane, which is within what this side takes, and whose largest message is
 // to be so large at least.
-func (s *shake) takeLane(p *parts, to *reception, within limits, least uint64) (in *inLane, peerBell int, err error) {
+func (s *shake) takeLane(p *parts, to *reception, within limits, least uint64) (in *inLane, peerBell doorbell, err error) {
 	offer, fds, err := s.receive(kindProducer, 3)
 	if err != nil {
-		return nil, -1, err
+		return nil, peerBell, err
 	}
 	p.takes(fds, s.peer)
 	if offer.capacity > within.laneBytes {
-		return nil, -1, s.refuse("the lane has %d bytes, this side takes %d: raise its Capacity or Memory, or lower the sender's Capacity",
+		return nil, peerBell, s.refuse("the lane has %d bytes, this side takes %d: raise its Capacity or Memory, or lower the sender's Capacity",
 			offer.capacity, within.laneBytes)
 	}
 	if offer.bytesMax > within.messageBytes {
-		return nil, -1, s.refuse("the lane has messages of up to %d bytes, this side takes %d: raise its MessageBytesMax, or lower the sender's",
+		return nil, peerBell, s.refuse("the lane has messages of up to %d bytes, this side takes %d: raise its MessageBytesMax, or lower the sender's",
 			offer.bytesMax, within.messageBytes)
 	}
 	data, err := s.openData(p, fds[2], offer, false)
 	if err != nil {
-		return nil, -1, err
+		return nil, peerBell, err
 	}
 	page, err := s.openProducer(p, fds[0], offer)
 	if err != nil {
-		return nil, -1, err
+		return nil, peerBell, err
 	}
 	if offer.bytesMax < least {
-		return nil, -1, s.refuse("a lane has a largest message of %d bytes, wanted at least %d", offer.bytesMax, least)
+		return nil, peerBell, s.refuse("a lane has a largest message of %d bytes, wanted at least %d", offer.bytesMax, least)
 	}
-	peerBell = fds[1]
-	if err := checkBell(peerBell); err != nil {
-		return nil, -1, s.told(err)
+	if peerBell, err = checkDoorbell(fds[1], s.isOwnUser()); err != nil {
+		return nil, peerBell, s.told(err)
 	}
 	head := lane.Unpack(offer.head)
 	redelivered := lane.Unpack(offer.tail).Since(head)
 	if redelivered > offer.capacity/8 {
-		return nil, -1, s.refuse("%d messages are said to wait in a lane of %d bytes, wanted at most %d", redelivered, offer.capacity, offer.capacity/8)
+		return nil, peerBell, s.refuse("%d messages are said to wait in a lane of %d bytes, wanted at most %d", redelivered, offer.capacity, offer.capacity/8)
 	}
 	consumerPage, err := p.segment(makeConsumerPage(head))
 	if err != nil {
-		return nil, -1, s.told(err)
+		return nil, peerBell, s.told(err)
 	}
 	m := &memory{producer: page, consumer: consumerPage, receiver: to.page, data: data, keepsReceiver: to.isShared}
 	consumer, err := lane.NewConsumer(m.lane(), offer.bytesMax)
 	if err != nil {
-		return nil, -1, s.told(laneError(err))
+		return nil, peerBell, s.told(laneError(err))
 	}
-	bell := to.bell.fd
-	if to.peersBell >= 0 {
-		bell = to.peersBell
+	own, err := s.giveDoorbell(p, to.bell)
+	if err != nil {
+		return nil, peerBell, err
 	}
-	if err := s.send(newPacket(kindConsumer), consumerPage.fd, to.page.fd, bell); err != nil {
-		return nil, -1, err
+	if err := s.send(newPacket(kindConsumer), consumerPage.fd, to.page.fd, own); err != nil {
+		return nil, peerBell, err
 	}
 	return &inLane{consumer: consumer, memory: m, again: redelivered}, peerBell, nil
 }
@@ -698,7 +739,11 @@ func (s *shake) survivingReceiver(r *Receiver, listens bool) error {
 	}
 	offer := lanePacket(kindConsumer, consumer.Capacity(), consumer.BytesMax(), tail, consumer.Head())
 	offer.floor, offer.generation = consumer.DeadProducer()
-	if err := s.send(offer, m.consumer.fd, m.receiver.fd, r.bell.fd, m.data.fd); err != nil {
+	doorbell, err := s.giveDoorbell(&p, r.bell)
+	if err != nil {
+		return err
+	}
+	if err := s.send(offer, m.consumer.fd, m.receiver.fd, doorbell, m.data.fd); err != nil {
 		return err
 	}
 	answer, fds, err := s.receive(kindProducer, 2)
@@ -713,8 +758,8 @@ func (s *shake) survivingReceiver(r *Receiver, listens bool) error {
 	if err != nil {
 		return err
 	}
-	peerBell := fds[1]
-	if err := checkBell(peerBell); err != nil {
+	peerBell, err := checkDoorbell(fds[1], s.isOwnUser())
+	if err != nil {
 		return s.told(err)
 	}
 	process, err := s.watchPeer(&p)
@@ -725,10 +770,10 @@ func (s *shake) survivingReceiver(r *Receiver, listens bool) error {
 	if err := s.ready(true); err != nil {
 		return err
 	}
-	p.keep()
+	given := p.keep()
 	m.producer.close()
 	m.producer = page
 	consumer.AttachProducer(page.bytes)
-	in.link.handOver(newLink(s.socket, process, peerBell, s.peer, r.bell.kick), tail.Seq, in)
+	in.link.handOver(newLink(s.socket, process, peerBell, given, s.peer, r.bell.kick), tail.Seq, in)
 	return nil
 }

@@ -135,7 +135,7 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 			bytes := must(hex.DecodeString(vector.Hex))
 			p, _ := decodePacket(bytes)
 			bell := must(newBell())
-			defer bell.file.Close()
+			defer bell.close()
 			capacity := p.capacity
 			if !lane.CapacityIsValid(capacity) {
 				capacity = 64
@@ -154,7 +154,7 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 				defer page.close()
 				defer data.close()
 				send(hello(roleSender, 0))
-				send(bytes, page.fd, bell.fd, data.fd)
+				send(bytes, page.fd, bell.eventfd, data.fd)
 				_, err = s.receiverOfOne(false)
 			case "CONSUMER":
 				consumer, receiver, data := must(makeConsumerPage(lane.Unpack(p.head))), must(makeReceiverPage()), must(makeData(capacity))
@@ -162,7 +162,7 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 				defer receiver.close()
 				defer data.close()
 				send(hello(roleReceiver, 1))
-				send(bytes, consumer.fd, receiver.fd, bell.fd, data.fd)
+				send(bytes, consumer.fd, receiver.fd, bell.eventfd, data.fd)
 				_, err = s.newSender(false)
 			case "HELLO":
 				send(bytes)

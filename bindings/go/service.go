@@ -76,7 +76,7 @@ func (s *Service) welcome(shake *shake, to *reception) (*inLane, error) {
 	}
 	lanes, err := shake.newLinkLanes(to, bell, roleService, true, kick)
 	if err != nil {
-		_ = bell.file.Close()
+		bell.close()
 		return nil, err
 	}
 	c.out, c.bytesMax, c.link = lanes.out, lanes.bytesMax, lanes.in.link
