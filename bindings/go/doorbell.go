@@ -24,7 +24,8 @@ import (
 //
 // Of a path channel it is a FIFO, open for reading and writing.
 type bell struct {
-	polled
+	// nil until somebody sleeps, of a bell that is seldom slept on.
+	polled atomic.Pointer[polled]
 	// Whether the deadline may be set.
 	isKicked atomic.Bool
 	// Takes the rings that have come. False: none has.
@@ -38,34 +39,54 @@ type bell struct {
 	isClosed bool
 }
 
-// newBell makes the bell of a side that peers connect to.
+// newBell makes the bell of a side.
 func newBell() (*bell, error) {
+	b, err := newSeldomBell()
+	if err != nil {
+		return nil, err
+	}
+	p, err := b.open()
+	if err != nil {
+		b.close()
+		return nil, err
+	}
+	// The kernel reports what has just been added; nobody has rung.
+	b.harvest(uintptr(p.fd))
+	return b, nil
+}
+
+// newSeldomBell makes a bell that has one descriptor less until somebody sleeps: a service has one for each client.
+func newSeldomBell() (*bell, error) {
 	eventfd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return nil, system("making an eventfd", err)
 	}
-	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		unix.Close(eventfd)
-		return nil, system("making an epoll", err)
-	}
 	b := &bell{eventfd: eventfd, sockets: map[int]int{}}
 	b.drain = b.harvest
-	event := &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLET, Fd: int32(eventfd)}
-	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, eventfd, event); err != nil {
+	return b, nil
+}
+
+// open is the epoll, which is made if there is none. Its first event comes at once, so that no ring from before is lost.
+func (b *bell) open() (*polled, error) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	if p := b.polled.Load(); p != nil {
+		return p, nil
+	}
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, system("making an epoll", err)
+	}
+	event := &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLET, Fd: int32(b.eventfd)}
+	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, b.eventfd, event); err != nil {
 		unix.Close(epoll)
-		unix.Close(eventfd)
 		return nil, system("waiting for an eventfd", err)
 	}
-	// The kernel reports what has just been added; nobody has rung.
-	b.harvest(uintptr(epoll))
 	p, err := newPolled(epoll, "pelton bell")
-	if err != nil {
-		unix.Close(eventfd)
-		return nil, err
+	if err == nil {
+		b.polled.Store(p)
 	}
-	b.polled = *p
-	return b, nil
+	return p, err
 }
 
 // ringsMost is how many rings of one socket or FIFO are taken at a time. A peer that rings faster than this side takes them has the bell ring on, which costs a
@@ -118,7 +139,7 @@ func (b *bell) drainSocket(fd int) {
 // stopListening is behind the mutex.
 func (b *bell) stopListening(fd int) {
 	if _, isThere := b.sockets[fd]; isThere && !b.isClosed {
-		_ = unix.EpollCtl(b.fd, unix.EPOLL_CTL_DEL, fd, nil)
+		_ = unix.EpollCtl(b.polled.Load().fd, unix.EPOLL_CTL_DEL, fd, nil)
 	}
 	delete(b.sockets, fd)
 }
@@ -133,7 +154,9 @@ func (b *bell) close() {
 		return
 	}
 	// Not under the mutex: it waits for a harvest.
-	_ = b.file.Close()
+	if p := b.polled.Load(); p != nil {
+		_ = p.file.Close()
+	}
 	if b.eventfd >= 0 {
 		unix.Close(b.eventfd)
 	}
@@ -147,6 +170,10 @@ type socketDoorbell struct {
 }
 
 func (b *bell) newSocketDoorbell(uid int) (socketDoorbell, error) {
+	p, err := b.open()
+	if err != nil {
+		return socketDoorbell{}, err
+	}
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return socketDoorbell{}, system("making a socket pair", err)
@@ -155,7 +182,7 @@ func (b *bell) newSocketDoorbell(uid int) (socketDoorbell, error) {
 	_ = permitDescriptors(ends[0], false)
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
-	if err := unix.EpollCtl(b.fd, unix.EPOLL_CTL_ADD, ends[0], &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(ends[0])}); err != nil {
+	if err := unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, ends[0], &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(ends[0])}); err != nil {
 		closeAll(ends[:])
 		return socketDoorbell{}, system("waiting for a socket pair", err)
 	}
@@ -177,7 +204,8 @@ func newFIFOBell(fd int) (*bell, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &bell{polled: *p, eventfd: -1}
+	b := &bell{eventfd: -1}
+	b.polled.Store(p)
 	rings := make([]byte, 1024)
 	b.drain = func(fd uintptr) bool {
 		for drained := 0; drained < ringsMost; {
@@ -198,28 +226,47 @@ func newFIFOBell(fd int) (*bell, error) {
 	return b, nil
 }
 
-// kick ends the wait that is under way, or the next one. Who kicks has said why before: see awake.
+// kick ends the wait that is under way, or the next one. The caller has stored why before: see awake.
 func (b *bell) kick() {
-	// In this order: otherwise awake could come between, and the deadline stay.
-	_ = b.file.SetReadDeadline(longAgo)
+	// Before the load: who makes the epoll afterwards finds this.
 	b.isKicked.Store(true)
-}
-
-// awake forgets kicks. Who waits looks for their reasons after this, and before it sleeps: so none is missed.
-func (b *bell) awake() {
-	if b.isKicked.Swap(false) {
-		_ = b.file.SetReadDeadline(time.Time{})
+	if p := b.polled.Load(); p != nil {
+		_ = p.file.SetReadDeadline(longAgo)
+		// And again: if awake came between, the deadline would stay.
+		b.isKicked.Store(true)
 	}
 }
 
-// sleep waits until the bell is rung, and takes the rings; or until it is kicked, or, if it is only a nap, for a millisecond.
+// awake forgets kicks. The waiting goroutine looks for their reasons after this, and before it sleeps: so none is missed.
+func (b *bell) awake() {
+	if !b.isKicked.Swap(false) {
+		return
+	}
+	if p := b.polled.Load(); p != nil {
+		_ = p.file.SetReadDeadline(time.Time{})
+	}
+}
+
+// sleep waits until the bell is rung, and takes the rings; or until it is kicked, or, if it is only a nap, for a millisecond. Whatever ended it, the caller
+// looks.
 func (b *bell) sleep(isNap bool) {
+	p := b.polled.Load()
+	if p == nil {
+		var err error
+		if p, err = b.open(); err != nil {
+			// For want of a descriptor: until there is one.
+			time.Sleep(time.Millisecond)
+			return
+		}
+		if b.isKicked.Load() {
+			return
+		}
+	}
 	if isNap {
 		b.isKicked.Store(true)
-		_ = b.file.SetReadDeadline(time.Now().Add(time.Millisecond))
+		_ = p.file.SetReadDeadline(time.Now().Add(time.Millisecond))
 	}
-	// Whatever ended it, who has slept looks.
-	_ = b.raw.Read(b.drain)
+	_ = p.raw.Read(b.drain)
 }
 
 // doorbell is a peer's, for this side to ring.

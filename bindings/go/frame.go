@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -390,7 +391,7 @@ type Failed struct {
 
 func (f *Failed) Error() string {
 	if f.Code >= failedLibrary {
-		return "the call failed: " + forPeople(string(f.Bytes))
+		return "pelton: the call failed: " + strings.TrimPrefix(forPeople(string(f.Bytes)), "pelton: ")
 	}
 	return fmt.Sprintf("pelton: the service failed the call with code %d: %.200q", f.Code, f.Bytes)
 }

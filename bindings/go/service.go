@@ -64,7 +64,7 @@ func ListenService(name string, options *Options) (*Service, error) {
 
 // welcome is the hand-shake with a client.
 func (s *Service) welcome(shake *shake, to *reception) (*inLane, error) {
-	bell, err := newBell()
+	bell, err := newSeldomBell()
 	if err != nil {
 		return nil, shake.told(err)
 	}
