@@ -228,11 +228,9 @@ func newFIFOBell(fd int) (*bell, error) {
 
 // kick ends the wait that is under way, or the next one. The caller has stored why before: see awake.
 func (b *bell) kick() {
-	// Before the load: who makes the epoll afterwards finds this.
-	b.isKicked.Store(true)
 	if p := b.polled.Load(); p != nil {
+		// In this order: otherwise awake could come between, and the deadline stay.
 		_ = p.file.SetReadDeadline(longAgo)
-		// And again: if awake came between, the deadline would stay.
 		b.isKicked.Store(true)
 	}
 }
@@ -258,9 +256,7 @@ func (b *bell) sleep(isNap bool) {
 			time.Sleep(time.Millisecond)
 			return
 		}
-		if b.isKicked.Load() {
-			return
-		}
+		// A kick from before has found no deadline to set; the first event ends this sleep.
 	}
 	if isNap {
 		b.isKicked.Store(true)

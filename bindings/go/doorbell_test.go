@@ -34,6 +34,9 @@ func TestARingWakesAtEveryValueOfTheCounter(t *testing.T) {
 	defer b.close()
 	peers := doorbell{must(unix.Dup(b.eventfd)), doorbellEventfd}
 	defer peers.close(nobody)
+	if b.harvest(uintptr(b.polled.Load().fd)) {
+		t.Fatal("it rings, and is new")
+	}
 	for _, value := range []uint64{0, 1, 1<<64 - 2} {
 		if value > 0 {
 			must(unix.Write(peers.fd, binary.LittleEndian.AppendUint64(nil, value)))
@@ -175,11 +178,12 @@ func TestWhatIsNoDoorbellIsRefused(t *testing.T) {
 	listens := must(listenAt(path))
 	defer unix.Close(listens)
 	eventfd := func() int { return must(unix.Eventfd(0, unix.EFD_CLOEXEC)) }
-	for what, c := range map[string]struct {
+	type given struct {
 		fd         int
 		isOwnUser  bool
 		isAccepted bool
-	}{
+	}
+	all := map[string]given{
 		"an eventfd of this user":            {eventfd(), true, true},
 		"an eventfd of another user":         {eventfd(), false, false},
 		"a seqpacket socket of this user":    {pair(unix.AF_UNIX, unix.SOCK_SEQPACKET), true, true},
@@ -190,7 +194,11 @@ func TestWhatIsNoDoorbellIsRefused(t *testing.T) {
 		"a datagram socket of the internet":  {pair(unix.AF_INET, unix.SOCK_DGRAM), false, false},
 		"a directory":                        {must(unix.Open("/", unix.O_RDONLY|unix.O_CLOEXEC, 0)), true, false},
 		"a name of a socket":                 {must(unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)), false, false},
-	} {
+	}
+	if fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0); err == nil {
+		all["a seqpacket socket of a virtual machine"] = given{fd, true, false}
+	}
+	for what, c := range all {
 		found, err := checkDoorbell(c.fd, c.isOwnUser)
 		if (err == nil) != c.isAccepted || err == nil && found.fd != c.fd {
 			t.Errorf("%s: %+v %v", what, found, err)
@@ -406,4 +414,20 @@ func TestARingIntoASocketThatNobodyEmptiesDoesNotWait(t *testing.T) {
 	hasRung(t, rung)
 	peers.close(nobody)
 	closesEnd(t)
+}
+
+func TestWhatAHostileUserQueuedDoesNotHoldUpTheEndOfItsDoorbell(t *testing.T) {
+	withoutPassRights(t)
+	ctx := soon(t)
+	name, receiver := gathersOfAnotherUser(t)
+	hostile, innocent := anotherUsers(t, ctx, name), must(ConnectSender(ctx, name, nil))
+	must(0, innocent.Send(ctx, nil))
+	must(receiver.Receive(ctx)).Release()
+	sendsRights(hostile.link.doorbell.fd, []byte("x"), lingering(t))
+	ended := make(chan struct{})
+	go func() {
+		receiver.Close()
+		close(ended)
+	}()
+	hasRung(t, ended)
 }

@@ -550,17 +550,12 @@ func (s *shake) giveLane(p *parts, bell *bell, within limits) (page, data *segme
 func (s *shake) survivingSender(sender *Sender, listens bool) error {
 	var p parts
 	defer p.giveBack()
-	peer, err := s.greet(roleSender, true, listens, noLane)
-	if err != nil {
+	if _, err := s.greet(roleSender, true, listens, noLane); err != nil {
 		return err
 	}
 	producer, m := sender.lane, sender.memory
 	if _, err := producer.LookAtHead(); err != nil {
 		return s.told(laneError(err))
-	}
-	if takes := peer.takes(); producer.Capacity() > takes.laneBytes || producer.BytesMax() > takes.messageBytes {
-		return s.refuse("the lane to take over has %d bytes and messages of up to %d, the receiver takes %d and %d: raise its Capacity and MessageBytesMax",
-			producer.Capacity(), producer.BytesMax(), takes.laneBytes, takes.messageBytes)
 	}
 	offer := lanePacket(kindProducer, producer.Capacity(), producer.BytesMax(), producer.Tail(), producer.Head())
 	offer.generation = producer.Generation()
