@@ -5,6 +5,7 @@ use crate::call::Back;
 use crate::error::Result;
 use crate::flush::LaneId;
 use crate::link::{Bells, Found, Link, PASSED_MAX};
+use crate::memory::Part;
 use crate::os::{self, Bell, Foreign, Segment};
 use crate::sender::End;
 use crate::wait::Spin;
@@ -191,6 +192,8 @@ pub(crate) struct Lane {
     pub(crate) own_bell: Option<Arc<Bell>>,
     /// Of a link: whom what comes by this lane is answered to.
     pub(crate) back: Option<Back>,
+    /// Of the receiver's memory for its peers.
+    pub(crate) _part: Option<Part>,
     /// After the consumer, which points into it.
     pub(crate) memory: LaneMemory,
 }
@@ -199,8 +202,8 @@ impl Lane {
     pub(crate) fn new(consumer: Consumer, link: Link, redelivered: u64, number: u32, memory: LaneMemory) -> Lane {
         // Its data all share who succeed one another.
         let id = LaneId(memory.data.identity());
-        let (end, is_announced, is_compared, own_bell, back) = (None, true, false, None, None);
-        Lane { consumer, link, redelivered, number, end, is_announced, id, is_compared, own_bell, back, memory }
+        let (end, is_announced, is_compared, own_bell, back, _part) = (None, true, false, None, None, None);
+        Lane { consumer, link, redelivered, number, end, is_announced, id, is_compared, own_bell, back, _part, memory }
     }
 
     /// What comes next of this lane. If it is one that `leaves` with its sender, that sender's coming and going too.

@@ -5,7 +5,7 @@
 
 use super::Flag;
 use super::caller::{Caller, Guard, Out, has_room};
-use super::frame::Header;
+use super::frame::{Header, Outgoing};
 use super::responder::room_is_held;
 use crate::error::{Error, Result};
 use crate::os::{Ready, poll_until};
@@ -131,10 +131,7 @@ impl<'a> Hold<'a> {
     pub(super) fn send_last(&self, header: Header, payload: &[u8]) -> Result<()> {
         let mut out = match self.try_lock()? {
             Some(out) => out,
-            None if has_room() => {
-                self.leave_to_the_loop(header, payload);
-                return Ok(());
-            }
+            None if has_room() => return self.leave_to_the_loop(header, payload),
             None => self.lock()?,
         };
         let sent = self.write_last(&mut out, header, payload);
@@ -151,7 +148,8 @@ impl<'a> Hold<'a> {
             self.check_gone()?;
             self.flush(&mut out)?;
             if !out.outbox.is_whole(payload.len()) && out.outbox.is_empty() {
-                out.outbox.push(header, payload);
+                let part = self.desk.kept.take(payload.len() as u64).ok_or_else(|| self.no_memory(payload.len()))?;
+                out.outbox.push_all(Outgoing::new(header, payload.to_vec(), Some(part)));
                 self.flush(&mut out)?;
                 return Ok(Sent::Sent);
             }

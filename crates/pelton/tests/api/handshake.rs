@@ -346,7 +346,8 @@ fn another_version_or_layout_is_refused_with_both_versions() {
             raw_send(&socket, &hello, &[]);
             words(&socket)
         });
-        assert!(why.contains("run the same version of pelton on both sides"), "{why}");
+        assert!(why.contains("speaks wire version") && why.contains(", 2 with 0x"), "{why}");
+        assert!(why.contains("use the later version of pelton on both sides"), "{why}");
     }
 }
 

@@ -31,6 +31,11 @@ pub fn packet(kind: u32, role: u32) -> Vec<u8> {
     bytes[4..8].copy_from_slice(&pelton_lane::WIRE_VERSION.to_le_bytes());
     bytes[8..16].copy_from_slice(&pelton_lane::LAYOUT_SIGNATURE.to_le_bytes());
     bytes[16..20].copy_from_slice(&role.to_le_bytes());
+    if kind == HELLO {
+        // It takes any lane and any message.
+        bytes[24..32].copy_from_slice(&pelton_lane::CAPACITY_MAX.to_le_bytes());
+        bytes[32..40].copy_from_slice(&pelton_lane::message_bytes_limit(pelton_lane::CAPACITY_MAX).to_le_bytes());
+    }
     bytes
 }
 
