@@ -23,9 +23,7 @@ use files::{
     descriptor, known, of_lane, remove_known,
 };
 use making::{Parent, make};
-use pages::{
-    DAMAGED, HEADER_BYTES, Header, LANES_AT, RECOVERED_BYTES, array_at, boot_id, check_preamble, u32_at, u64_at,
-};
+use pages::{DAMAGED, Header, LANES_AT, RECOVERED_BYTES, array_at, boot_id, check_preamble, u32_at, u64_at};
 use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Preamble, ProducerPage, SEGMENT_BYTES, step};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;

@@ -145,9 +145,6 @@ impl Gate {
         lane.add_to(&mut self.parted);
         // For a sender that is there all the same.
         lane.close();
-        if let Some(bell) = &lane.own_bell {
-            bells.forget(bell.as_fd());
-        }
         if let Some(back) = &lane.back {
             bells.forget(back.caller.bell().as_fd());
         }

@@ -560,7 +560,9 @@ impl Shake {
     }
 
     fn open_bell(&self, fd: Foreign) -> Result<Bell> {
-        Bell::from_peer(fd).map_err(Error::system("taking the peer's bell")).map_err(|error| self.refused_for(error))
+        Bell::from_peer(fd, self.peer.uid == own_uid())
+            .map_err(Error::system("taking the peer's bell"))
+            .map_err(|error| self.refused_for(error))
     }
 
     /// Puts a failure of this side's into words, for both sides.
@@ -606,17 +608,29 @@ impl Shake {
         self.socket.as_fd()
     }
 
-    fn into_link(self, process: Option<Descriptor>, peer_bell: Bell) -> Link {
-        Link::over_socket(peer_bell, self.socket, process, self.peer)
+    /// The bell to give to the peer.
+    fn bell_of(&self, own: &Bells) -> Result<Arc<Bell>> {
+        own.bell_for(self.peer).map_err(self.told("making a bell"))
+    }
+
+    fn into_link(self, process: Option<Descriptor>, peer_bell: Bell, own_bell: Arc<Bell>) -> Link {
+        Link::over_socket(peer_bell, own_bell, self.socket, process, self.peer)
     }
 
     /// Of two lanes there and back, which have one socket between them.
-    fn into_links(self, process: Option<Descriptor>, peer_bells: [Bell; 2]) -> [Link; 2] {
-        Link::two_over_socket(peer_bells, self.socket, process, self.peer)
+    fn into_links(self, process: Option<Descriptor>, peer_bells: [Bell; 2], own_bell: Arc<Bell>) -> [Link; 2] {
+        Link::two_over_socket(peer_bells, own_bell, self.socket, process, self.peer)
     }
 
-    fn reconnect(self, link: &mut Link, own: &Bells, process: Option<Descriptor>, peer_bell: Bell) {
-        link.reconnect(own, peer_bell, self.socket, process, self.peer);
+    fn reconnect(
+        self,
+        link: &mut Link,
+        own: &Bells,
+        process: Option<Descriptor>,
+        peer_bell: Bell,
+        own_bell: Arc<Bell>,
+    ) {
+        link.reconnect(own, peer_bell, own_bell, self.socket, process, self.peer);
     }
 }
 
@@ -712,6 +726,7 @@ impl ConsumerSide {
 pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -> Result<SenderParts> {
     let can_barrier = membarrier::register();
     let own = own_bells()?;
+    let bell = shake.bell_of(&own)?;
     let peer = shake.greet(Role::Sender, false, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
     let takes_over = peer.holds != 0;
     let (lane, memory, peer_bell) = if takes_over {
@@ -730,15 +745,15 @@ pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -
         let generation = packet.generation.saturating_add(1).max(2);
         let made = make_producer_page(packet.capacity, packet.message_bytes_max, generation);
         let page = made.map_err(shake.told("making the producer's segment"))?;
-        shake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), own.bell().as_fd()])?;
+        shake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), bell.given()])?;
         let (tail, head) = (Position::unpack(packet.tail), Position::unpack(packet.head));
         peer.attach(&shake, page, data, (tail, head, packet.floor), can_barrier)?
     } else {
-        offer_lane(&shake, options, peer.takes(), own.bell(), can_barrier).await?
+        offer_lane(&shake, options, peer.takes(), &bell, can_barrier).await?
     };
     let process = shake.watch(&own, 0)?;
     shake.ready(listens && !takes_over).await?;
-    let link = shake.into_link(process, peer_bell);
+    let link = shake.into_link(process, peer_bell, bell);
     Ok(SenderParts { lane, bells: own, link, memory })
 }
 
@@ -755,7 +770,7 @@ async fn offer_lane(
     let data = make_data(capacity).map_err(shake.told("making the lane's data"))?;
     let (tail, head) = (Position::START, Position::START);
     let packet = Packet { generation: 1, ..lane_packet(PRODUCER, capacity, limit, tail, head) };
-    shake.send(&packet, &[page.as_fd(), bell.as_fd(), data.as_fd()])?;
+    shake.send(&packet, &[page.as_fd(), bell.given(), data.as_fd()])?;
     let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
     let peer = ConsumerSide::open(shake, consumer_fd, receiver_fd, bell_fd)?;
     peer.attach(shake, page, data, (tail, head, 0), can_barrier)
@@ -777,7 +792,8 @@ pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, list
     let generation = lane.producer_page().generation();
     let packet = Packet { generation, ..lane_packet(PRODUCER, lane.capacity(), limit, tail, head) };
     let memory = &mut parts.memory;
-    shake.send(&packet, &[memory.page.as_fd(), parts.bells.bell().as_fd(), memory.data.as_fd()])?;
+    let bell = shake.bell_of(&parts.bells)?;
+    shake.send(&packet, &[memory.page.as_fd(), bell.given(), memory.data.as_fd()])?;
     let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
     let peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
     let (consumer, receiver) = (memory.consumer.clone(), memory.receiver.clone());
@@ -791,7 +807,7 @@ pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, list
         memory.attach_consumer(lane, consumer, receiver, can_barrier)?;
         return Err(error);
     }
-    shake.reconnect(&mut parts.link, &parts.bells, process, peer.bell);
+    shake.reconnect(&mut parts.link, &parts.bells, process, peer.bell, bell);
     step("hand-shake: survivor goes on");
     Ok(())
 }
@@ -846,7 +862,7 @@ pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bo
     part.iter_mut().for_each(|part| part.shrink_to(consumer.capacity()));
     let process = shake.watch(&reception.bells, reception.lane)?;
     shake.ready(listens && !takes_over).await?;
-    let link = shake.into_link(process, peer_bell);
+    let link = shake.into_link(process, peer_bell, reception.bell);
     Ok(Lane { _part: part, ..Lane::new(consumer, link, redelivered, reception.lane, memory) })
 }
 
@@ -872,7 +888,7 @@ async fn take_lane(shake: &Shake, reception: &Reception, takes: Limits) -> Resul
     let memory = LaneMemory { page, data, consumer, receiver: reception.page.clone() };
     let attached = memory.attach(packet.message_bytes_max, reception.can_barrier);
     let consumer = attached.map_err(|error| shake.refused_for(error))?;
-    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), reception.bell.as_fd()];
+    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), reception.bell.given()];
     shake.send(&Packet::new(CONSUMER), &fds)?;
     Ok((consumer, memory, redelivered, peer_bell))
 }
@@ -889,7 +905,7 @@ fn reception_of_one(shake: &Shake, bells: Bells) -> Result<(Reception, Sleeper)>
     let can_barrier = membarrier::register();
     let page = Arc::new(make_receiver_page().map_err(shake.told("making the receiver's segment"))?);
     let sleeper = receiver_sleeper(&page, can_barrier);
-    let bell = bells.bell().clone();
+    let bell = shake.bell_of(&bells)?;
     Ok((Reception { page, bells, bell, can_barrier, lane: 0, desk: None, budget: None }, sleeper))
 }
 
@@ -910,12 +926,13 @@ pub(crate) async fn new_client(shake: Shake, options: &Options, bells: &Bells) -
     let says = || Ok(Limits { message_bytes: options.call_bytes_max, ..takes });
     let service = shake.greet(Role::Client, false, false, says).await?;
     let (bytes_max, within) = (service.message_bytes_max, of_calls(service.takes()));
-    let (lane, memory, request_bell) = offer_lane(&shake, options, within, bells.bell(), reception.can_barrier).await?;
+    let (lane, memory, request_bell) =
+        offer_lane(&shake, options, within, &reception.bell, reception.can_barrier).await?;
     let (consumer, reply_memory, waiting, reply_bell) = take_lane(&shake, &reception, takes).await?;
     shake.check_new(waiting)?;
     let process = shake.watch(bells, 0)?;
     shake.ready(false).await?;
-    let [there, back] = shake.into_links(process, [request_bell, reply_bell]);
+    let [there, back] = shake.into_links(process, [request_bell, reply_bell], reception.bell);
     let requests = SenderParts { lane, bells: bells.clone(), link: there, memory };
     let lane = Lane::new(consumer, back, 0, 0, reply_memory);
     Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, bells: bells.clone() }, bytes_max })
@@ -936,14 +953,14 @@ pub(crate) async fn new_caller(shake: Shake, reception: Reception, desk: Arc<Des
     shake.check_new(waiting)?;
     let within = of_calls(Limits { lane_bytes: takes.lane_bytes.min(client.capacity), ..takes });
     let within = if part.is_some() { within } else { of_calls(client.takes()) };
-    let bells = reception.bells.of_one_lane(&desk.mute).map_err(shake.told("making an eventfd"))?;
+    let bells = reception.bells.of_one_lane(&desk.mute, shake.peer).map_err(shake.told("making a bell"))?;
     let (lane, mut reply_memory, reply_bell) =
         offer_lane(&shake, &desk.options, within, bells.bell(), reception.can_barrier).await?;
     part.iter_mut().for_each(|part| part.shrink_to(consumer.capacity() + lane.capacity()));
     reply_memory.forget_descriptors();
     let process = shake.watch(&reception.bells, reception.lane)?;
     shake.ready(true).await?;
-    let [there, back] = shake.into_links(process, [request_bell, reply_bell]);
+    let [there, back] = shake.into_links(process, [request_bell, reply_bell], reception.bell.clone());
     let parts = SenderParts { lane, bells, link: back, memory: reply_memory };
     let mut lane = Lane { _part: part, ..Lane::new(consumer, there, 0, reception.lane, memory) };
     lane.back = Some(Back::new(Caller::new(parts, desk, bytes_max)?));
@@ -964,8 +981,9 @@ pub(crate) async fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells:
         ..lane_packet(CONSUMER, capacity, limit, tail, lane.head())
     };
     let memory = &mut survivor.memory;
-    let bell = bells.bell().as_fd();
-    shake.send(&packet, &[memory.consumer.as_fd(), memory.receiver.as_fd(), bell, memory.data.as_fd()])?;
+    let bell = shake.bell_of(bells)?;
+    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), bell.given(), memory.data.as_fd()];
+    shake.send(&packet, &fds)?;
     let (answer, [page_fd, bell_fd]) = shake.receive::<2>(PRODUCER).await?;
     if (answer.capacity, answer.message_bytes_max) != (capacity, limit) {
         return Err(shake.refuse(format!("the successor speaks of {} bytes, the lane has {capacity}", answer.capacity)));
@@ -979,7 +997,7 @@ pub(crate) async fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells:
     step("hand-shake: producer attached");
     // What came for messages that the dead sender committed is here; the rest was for messages that never were.
     survivor.link.forget_descriptors_from(tail.seq);
-    shake.reconnect(&mut survivor.link, bells, process, peer_bell);
+    shake.reconnect(&mut survivor.link, bells, process, peer_bell, bell);
     step("hand-shake: survivor goes on");
     Ok(())
 }

@@ -43,6 +43,11 @@ pub fn seqpacket() -> OwnedFd {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
 }
 
+/// Of a kind that is no doorbell.
+pub fn stream_socket() -> OwnedFd {
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
+}
+
 pub fn raw_connect(path: &Path) -> OwnedFd {
     let socket = seqpacket();
     connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();

@@ -1,6 +1,7 @@
 //! What is refused, with what it says, and left alone: paths, files, headers, owners, permissions, other boots.
 
 use super::*;
+use crate::directory::pages::HEADER_BYTES;
 
 #[test]
 fn sizes_and_paths_that_cannot_be_are_refused() {
