@@ -313,7 +313,7 @@ impl RawPeer {
     }
 
     pub fn ring(&self) {
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.bell, &0u64.to_ne_bytes());
     }
 }
 
