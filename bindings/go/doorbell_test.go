@@ -3,8 +3,11 @@ package pelton
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +24,13 @@ func hasRung(t *testing.T, woken chan struct{}) {
 	case <-time.After(20 * time.Second):
 		t.Fatal("nobody was woken")
 	}
+}
+
+// listensTo is to how many peers of other users.
+func (b *bell) listensTo() int {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	return len(b.sockets)
 }
 
 func sleepsOn(b *bell) chan struct{} {
@@ -238,8 +248,8 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 	others := []*Sender{anotherUsers(t, ctx, name), anotherUsers(t, ctx, name)}
 	own := must(ConnectSender(ctx, name, nil))
 	defer own.Close()
-	if own.link.doorbell.kind != doorbellEventfd || len(receiver.bell.sockets) != 2 {
-		t.Fatal(own.link.doorbell, receiver.bell.sockets)
+	if own.link.doorbell.kind != doorbellEventfd || receiver.bell.listensTo() != 2 {
+		t.Fatal(own.link.doorbell, receiver.bell.listensTo())
 	}
 	received := make(chan Message)
 	go func() {
@@ -286,8 +296,8 @@ func TestAnotherUserHasADoorbellOfItsOwn(t *testing.T) {
 	receiver.Close()
 	for range received {
 	}
-	if len(receiver.bell.sockets) != 0 {
-		t.Fatal(receiver.bell.sockets)
+	if found := receiver.bell.listensTo(); found != 0 {
+		t.Fatal(found)
 	}
 }
 
@@ -306,8 +316,8 @@ func TestAClientOfAnotherUserIsServed(t *testing.T) {
 		t.FailNow()
 	}
 	defer client.Close()
-	if out := client.links[0].out; out.doorbell.kind != doorbellSocket || len(client.bell.sockets) != 1 {
-		t.Fatal(out.doorbell, client.bell.sockets)
+	if out := client.links[0].out; out.doorbell.kind != doorbellSocket || client.bell.listensTo() != 1 {
+		t.Fatal(out.doorbell, client.bell.listensTo())
 	}
 	for n := range 50 {
 		if n%10 == 0 && !parked("(*bell).sleep") {
@@ -364,7 +374,7 @@ func TestAHostileUsersDoorbellHarmsThatUserAlone(t *testing.T) {
 					}
 				}
 				isEnd := strings.Contains(way, "shut") || strings.Contains(way, "no bytes")
-				if is := len(receiver.bell.sockets) == 1; is != isEnd {
+				if is := receiver.bell.listensTo() == 1; is != isEnd {
 					t.Fatal("its doorbell is listened to:", !is)
 				}
 				for _, sender := range []*Sender{other, innocent} {
@@ -430,4 +440,62 @@ func TestWhatAHostileUserQueuedDoesNotHoldUpTheEndOfItsDoorbell(t *testing.T) {
 		close(ended)
 	}()
 	hasRung(t, ended)
+}
+
+// toolOfAnotherUser is the pelton command, run by another user.
+func toolOfAnotherUser(t *testing.T, arguments ...string) *process {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can start a process of another user: ./run test-go as root")
+	}
+	program := os.Getenv("PELTON_TOOL")
+	if program == "" {
+		t.Skip("PELTON_TOOL does not name the pelton command: ./run test-go does")
+	}
+	p := prepare(t, "LANG=C", program, append(arguments, "--uid", "0")...)
+	p.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}
+	if err := p.begin(); errors.Is(err, unix.EACCES) {
+		t.Skip("the pelton command is not another user's to run: " + program)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestRustOfAnotherUserAndGoWakeEachOther(t *testing.T) {
+	ctx := soon(t)
+	name, receiver := gathersOfAnotherUser(t)
+	sends := toolOfAnotherUser(t, "send", name)
+	for n := range 20 {
+		received := make(chan string, 1)
+		go func() {
+			message, err := receiver.Receive(ctx)
+			if err != nil {
+				t.Error(err)
+			}
+			received <- string(message.Bytes())
+			_ = message.Release()
+		}()
+		if !parked("(*bell).sleep") {
+			t.Fatal("the receiver does not sleep")
+		}
+		must(fmt.Fprintln(sends.input, n))
+		if found := <-received; found != fmt.Sprint(n) {
+			t.Fatal(found, sends.errors.String())
+		}
+	}
+	name = place(t)
+	opens(t, name)
+	receives := toolOfAnotherUser(t, "recv", name)
+	sender := must(ConnectSender(ctx, name, &Options{UIDs: []int{12345}, Await: true}))
+	defer sender.Close()
+	if sender.link.doorbell.kind != doorbellSocket || sender.MessageBytesMax() != 1<<20 {
+		t.Fatal(sender.link.doorbell, sender.MessageBytesMax())
+	}
+	for n := range 20 {
+		if err := sender.Send(ctx, []byte(fmt.Sprint(n))); err != nil {
+			t.Fatal(err)
+		}
+		receives.says(fmt.Sprint(n))
+	}
 }
