@@ -213,7 +213,7 @@ func openWhatIsThere(path string, options *Options) (*directory, error) {
 	if err == nil {
 		d.gid = int(stat.Gid)
 		d.owners = append([]int{os.Geteuid(), int(stat.Uid)}, options.UIDs...)
-		err = d.readHeader(mode, options.takes(int(stat.Uid) == os.Geteuid()))
+		err = d.readHeader(mode, options, int(stat.Uid) == os.Geteuid())
 	}
 	if err != nil {
 		d.close()
@@ -222,7 +222,7 @@ func openWhatIsThere(path string, options *Options) (*directory, error) {
 	return d, nil
 }
 
-func (d *directory) readHeader(mode uint32, takes limits) error {
+func (d *directory) readHeader(mode uint32, options *Options, isOwnUser bool) error {
 	fd, err := d.openToMap("channel", false)
 	if err != nil {
 		return err
@@ -250,9 +250,10 @@ func (d *directory) readHeader(mode uint32, takes limits) error {
 	if required := atomic.LoadUint64(word64(d.page.bytes[featuresRequiredAt:])); required != 0 {
 		return d.refuse("it requires feature %d, which %s does not have: use the version that made it, or a later one", bits.TrailingZeros64(required), versionText)
 	}
-	if h.capacity > takes.laneBytes || h.bytesMax > takes.messageBytes {
-		return d.refuse("its lanes have %d bytes and messages of up to %d, this side takes %d and %d: raise Capacity, MessageBytesMax or Memory",
-			h.capacity, h.bytesMax, takes.laneBytes, takes.messageBytes)
+	// There is no handshake in which the maker would learn what this side takes.
+	most := options.pathLaneMax(isOwnUser)
+	if all := h.capacity * uint64(h.lanesMax); h.capacity > most || options.Memory > 0 && all > most {
+		return d.refuse("it has up to %d lanes of %d bytes, this side takes %d: raise Memory", h.lanesMax, h.capacity, most)
 	}
 	d.header, d.bits = h, h.mode&0o666
 	var stat unix.Stat_t

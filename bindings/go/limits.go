@@ -48,6 +48,17 @@ func (o *Options) takes(isOwnUser bool) limits {
 	return takes
 }
 
+// pathLaneMax is the largest lane of a path channel that this side takes. Its own Capacity is for a channel that it makes.
+func (o *Options) pathLaneMax(isOwnUser bool) uint64 {
+	switch {
+	case o.Memory > 0:
+		return uint64(o.Memory)
+	case isOwnUser:
+		return limitsOfTheFormat.laneBytes
+	}
+	return limitsOfAnotherUser.laneBytes
+}
+
 // checkTakes checks what a receiver says of what it takes. memoryMin is the least that Memory must be, if there is one.
 func (o *Options) checkTakes(memoryMin int) error {
 	if o.Capacity != 0 && (o.Capacity < lane.CapacityMin || o.Capacity > lane.CapacityMax) {
