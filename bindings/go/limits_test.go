@@ -82,10 +82,10 @@ func TestASenderWhoseMessagesAreLargerThanItsReceiverTakesIsToldBoth(t *testing.
 func TestWhatAnotherUserMakesIsSmallUnlessSomebodySaysMore(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	opens(t, name)
-	receiver := must(Gather(name, &Options{UIDs: []int{12345}}))
+	receiver := must(Gather(name, &Options{UIDs: []int{12346}}))
 	defer receiver.Close()
 	large := &Options{Capacity: 128 << 20, UIDs: []int{0}}
-	asUser(t, 12345, func() {
+	asUser(t, 12346, func() {
 		sender, err := ConnectSender(ctx, name, large)
 		if err != nil {
 			t.Error(err)
