@@ -820,7 +820,8 @@ int pelton_service_stop(const pelton_service *service, uint32_t how);
  * and the mistakes PELTON_NULL and PELTON_WRONG_THREAD; or by pelton_close, which lets go of the call. One that is forgotten has
  * its client wait until either side goes. Different responders are answered by different threads at once. Errors of all: PELTON_PEER_DIED,
  * PELTON_CLOSED: the client has gone, and the answer is dropped. PELTON_TOO_LARGE: for this client. PELTON_RESERVED: this responder has
- * room reserved. PELTON_REFUSED: this thread has room reserved by another responder. PELTON_CORRUPT, PELTON_SYSTEM. */
+ * room reserved. PELTON_REFUSED: this thread has room reserved by another responder; or the answer would have to wait for room, and does not fit
+ * into the service's memory (options.memory): the call has failed with code 0xffff0001. PELTON_CORRUPT, PELTON_SYSTEM. */
 
 /* Answers; after parts this is the last of them. Does not wait: what the client has no room for is kept until it has. data may be NULL if
  * size is 0; it is copied. If it is what pelton_reserve has answered of this responder, the first size bytes of it are the reply, and

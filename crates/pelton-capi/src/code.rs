@@ -53,7 +53,7 @@ pub fn of(error: &Error) -> c_int {
     let code = match error {
         Error::Closed { .. } => CLOSED,
         Error::PeerDied { .. } => PEER_DIED,
-        Error::TooLarge { .. } | Error::Memory { .. } => TOO_LARGE,
+        Error::TooLarge { .. } => TOO_LARGE,
         Error::TooManyDescriptors { .. } => TOO_MANY_DESCRIPTORS,
         Error::DescriptorsLost { .. } => DESCRIPTORS_LOST,
         Error::Corrupt(_) => CORRUPT,
@@ -66,7 +66,8 @@ pub fn of(error: &Error) -> c_int {
         Error::RoleTaken { .. } => ROLE_TAKEN,
         Error::NoSpace { .. } => NO_SPACE,
         Error::Rebooted { .. } => REBOOTED,
-        Error::Refused(_) => REFUSED,
+        // The call has failed, and its responder is closed.
+        Error::Memory { .. } | Error::Refused(_) => REFUSED,
         Error::HungUp => HUNG_UP,
         Error::TimedOut(_) => AGAIN,
         Error::Option { .. } => OPTION,

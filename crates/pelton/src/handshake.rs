@@ -829,35 +829,39 @@ pub(crate) struct Reception {
 }
 
 impl Reception {
-    /// What this side takes of one peer more, who writes one of that peer's so many lanes, and the part of the budget for all of them.
-    fn share(&self, shake: &Shake, lanes: u64) -> Result<(Limits, Option<Part>)> {
-        let mut takes = shake.takes;
-        let Some(budget) = &self.budget else { return Ok((takes, None)) };
-        let bytes = lane_within(takes.lane_bytes.min(budget.left() / SHARES / lanes));
-        let part = budget.take(bytes * lanes).filter(|_| bytes >= GRANULE);
-        takes.lane_bytes = bytes;
-        takes.message_bytes = takes.message_bytes.min(message_bytes_limit(bytes));
-        part.map(|part| (takes, Some(part))).ok_or_else(|| {
-            shake.refuse(format!(
-                "{} of the {} bytes of memory that this side has for its peers are left, of which a {}th is less than {GRANULE}: raise its memory option, or connect again later",
-                budget.left(), budget.most(), SHARES * lanes
-            ))
-        })
+    /// What this side takes of one peer more, that has so many lanes.
+    fn share(&self, shake: &Shake, lanes: u64) -> Result<Limits> {
+        let takes = shake.takes;
+        let Some(budget) = &self.budget else { return Ok(takes) };
+        let lane_bytes = lane_within(takes.lane_bytes.min(budget.left() / SHARES / lanes));
+        if lane_bytes < GRANULE {
+            return Err(self.no_memory(shake, budget));
+        }
+        Ok(Limits { lane_bytes, message_bytes: takes.message_bytes.min(message_bytes_limit(lane_bytes)) })
+    }
+
+    /// The peer has made its lanes, which come to so many bytes: nobody who only began a handshake has any.
+    fn take_share(&self, shake: &Shake, bytes: u64) -> Result<Option<Part>> {
+        let Some(budget) = &self.budget else { return Ok(None) };
+        budget.take(bytes).map(Some).ok_or_else(|| self.no_memory(shake, budget))
+    }
+
+    fn no_memory(&self, shake: &Shake, budget: &Budget) -> Error {
+        shake.refuse(format!(
+            "{} of the {} bytes of memory that this side has for its peers are left, a new peer is offered a sixteenth and needs lanes of {GRANULE}: raise its memory option, or connect again later",
+            budget.left(),
+            budget.most()
+        ))
     }
 }
 
 /// The hand-shake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
 pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bool) -> Result<Lane> {
-    let mut share = None;
-    let share_out = || {
-        let (takes, part) = reception.share(&shake, 1)?;
-        share = Some((takes, part));
-        Ok(takes)
-    };
-    let takes_over = shake.greet(Role::Receiver, false, listens, share_out).await?.holds != 0;
-    let (takes, mut part) = share.expect("it has said what it takes");
+    let mut takes = Limits::ALL;
+    let said = || reception.share(&shake, 1).inspect(|share| takes = *share);
+    let takes_over = shake.greet(Role::Receiver, false, listens, said).await?.holds != 0;
     let (consumer, memory, redelivered, peer_bell) = take_lane(&shake, &reception, takes).await?;
-    part.iter_mut().for_each(|part| part.shrink_to(consumer.capacity()));
+    let part = reception.take_share(&shake, consumer.capacity())?;
     let process = shake.watch(&reception.bells, reception.lane)?;
     shake.ready(listens && !takes_over).await?;
     let link = shake.into_link(process, peer_bell, reception.bell);
@@ -938,23 +942,23 @@ pub(crate) async fn new_client(shake: Shake, options: &Options, bells: &Bells) -
 
 /// The same of a service, which listens: the lane of requests has with it who is answered by the other.
 pub(crate) async fn new_caller(shake: Shake, reception: Reception, desk: Arc<Desk>) -> Result<Lane> {
-    let mut share = None;
-    let share_out = || {
-        let (takes, part) = reception.share(&shake, 2)?;
-        share = Some((of_calls(takes), part));
+    let mut takes = Limits::ALL;
+    let said = || {
+        takes = reception.share(&shake, 2)?;
         Ok(Limits { message_bytes: desk.options.call_bytes_max, ..takes })
     };
-    let client = shake.greet(Role::Service, false, true, share_out).await?;
-    let (takes, mut part) = share.expect("it has said what it takes");
+    let client = shake.greet(Role::Service, false, true, said).await?;
+    takes = of_calls(takes);
     let bytes_max = client.message_bytes_max;
     let (consumer, memory, waiting, request_bell) = take_lane(&shake, &reception, takes).await?;
     shake.check_new(waiting)?;
-    let within = of_calls(Limits { lane_bytes: takes.lane_bytes.min(client.capacity), ..takes });
-    let within = if part.is_some() { within } else { of_calls(client.takes()) };
+    // Of a budget both lanes have the same part.
+    let most = if reception.budget.is_some() { takes.lane_bytes } else { u64::MAX };
+    let within = of_calls(Limits { lane_bytes: most.min(client.capacity), ..takes });
     let bells = reception.bells.of_one_lane(&desk.mute, shake.peer).map_err(shake.told("making a bell"))?;
     let (lane, mut reply_memory, reply_bell) =
         offer_lane(&shake, &desk.options, within, bells.bell(), reception.can_barrier).await?;
-    part.iter_mut().for_each(|part| part.shrink_to(consumer.capacity() + lane.capacity()));
+    let part = reception.take_share(&shake, consumer.capacity() + lane.capacity())?;
     reply_memory.forget_descriptors();
     let process = shake.watch(&reception.bells, reception.lane)?;
     shake.ready(true).await?;

@@ -77,18 +77,11 @@ impl Part {
         self.bytes += if grown { bytes } else { 0 };
         grown
     }
-
-    /// Gives back what is beyond so many bytes.
-    pub(crate) fn shrink_to(&mut self, bytes: u64) {
-        let beyond = self.bytes.saturating_sub(bytes);
-        self.budget.taken.fetch_sub(beyond, Relaxed);
-        self.bytes -= beyond;
-    }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
-        self.shrink_to(0);
+        self.budget.taken.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -105,8 +98,6 @@ mod tests {
         assert!(part.grow(40));
         assert_eq!((part.bytes, budget.left()), (100, 0));
         assert!(!part.grow(u64::MAX));
-        part.shrink_to(10);
-        assert_eq!(budget.left(), 90);
         drop(part);
         assert_eq!(budget.left(), 100);
     }

@@ -387,16 +387,24 @@ impl Options {
         let lane_bytes = self
             .capacity
             .map_or(usual.lane_bytes, |bytes| bytes.clamp(CAPACITY_MIN, CAPACITY_MAX).next_multiple_of(GRANULE));
-        Limits {
-            lane_bytes: lane_bytes.min(of_memory),
-            message_bytes: self.message_bytes_max.unwrap_or(usual.message_bytes).min(Limits::ALL.message_bytes),
-        }
+        let lane_bytes = lane_bytes.min(of_memory);
+        let message_bytes = self.message_bytes_max.unwrap_or(usual.message_bytes);
+        Limits { lane_bytes, message_bytes: message_bytes.min(message_bytes_limit(lane_bytes)) }
     }
 
     /// The largest lane that this side takes of a path channel. Its own capacity is for a channel that it makes.
     pub(crate) fn path_lane_bytes_max(&self, is_own_user: bool) -> u64 {
         let usual = if is_own_user { Limits::ALL } else { Limits::OF_ANOTHER_USER };
         self.memory.unwrap_or(usual.lane_bytes)
+    }
+
+    /// The capacity and the message limit of the lanes of a path channel that this side makes, within its memory.
+    pub(crate) fn path_sizes(&self) -> Result<(u64, u64)> {
+        let (capacity, limit) = self.checked_sizes()?;
+        let most =
+            self.memory.map_or(u64::MAX, |memory| lane_within(memory / u64::from(self.checked_lanes().unwrap_or(1))));
+        let capacity = capacity.min(most.max(CAPACITY_MIN));
+        Ok((capacity, limit.min(message_bytes_limit(capacity))))
     }
 
     /// The capacity and the message limit of a lane that the peer takes.

@@ -41,7 +41,7 @@ pub(crate) enum Make {
 fn directory(path: &Path, options: &Options, make: Make) -> Result<Arc<Directory>> {
     let access = Access { uids: options.uids.clone(), mode: options.mode };
     if make == Make::Create {
-        let (capacity, limit) = options.checked_sizes()?;
+        let (capacity, limit) = options.path_sizes()?;
         return Directory::create(path, &access, capacity, limit, options.checked_lanes()?).map(Arc::new);
     }
     loop {

@@ -362,7 +362,14 @@ impl Caller {
         }
         let error = self.no_memory(payload.len());
         let failed = Header { code: FAILED_MEMORY, ..Header::new(Kind::Failed, header.id) };
-        (Outgoing::new(failed, error.to_string().into_bytes(), None), Err(error))
+        (Outgoing::new(failed, self.cut(error.to_string()), None), Err(error))
+    }
+
+    /// A text as long as the client takes.
+    fn cut(&self, text: String) -> Vec<u8> {
+        let mut text = text.into_bytes();
+        text.truncate(self.bytes_max.try_into().unwrap_or(usize::MAX));
+        text
     }
 
     #[cold]
@@ -375,7 +382,7 @@ impl Caller {
     #[cold]
     pub(super) fn fail_for_memory(self: &Arc<Caller>, id: u64, bytes: u64) {
         let failed = Header { code: FAILED_MEMORY, ..Header::new(Kind::Failed, id) };
-        self.answer_from_loop(failed, self.no_memory(bytes as usize).to_string().as_bytes());
+        self.answer_from_loop(failed, &self.cut(self.no_memory(bytes as usize).to_string()));
     }
 
     /// A last answer was written, and the lock has been given back: a service that drains looks whether that was all.
@@ -538,7 +545,11 @@ impl Caller {
         if out.is_polled {
             return true;
         }
-        self.bells.bell().drain();
+        if !self.bells.bell().drain() {
+            // As in `wait_for_room`.
+            self.note_gone();
+            return false;
+        }
         let part = self.wanted.load(Relaxed).saturating_sub(1);
         let bytes = match out.outbox.is_empty() {
             true if out.outbox.is_whole(part) => part,

@@ -197,7 +197,11 @@ impl<'a> Hold<'a> {
         bytes: usize,
         deadline: Option<Instant>,
     ) -> Result<Guard<'b>> {
-        self.bell().drain();
+        if !self.bell().drain() {
+            // It has shut down what it is to ring: nobody would hear of room.
+            self.note_gone();
+            return Ok(out);
+        }
         let bytes = if out.outbox.is_empty() { bytes } else { out.outbox.wanted() };
         if !out.outbox.sender.arm_for_room(bytes).map_err(|error| self.went(error))? {
             return Ok(out);

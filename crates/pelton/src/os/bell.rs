@@ -28,8 +28,8 @@ enum Form {
     Fifo(Descriptor),
     /// Both ends of a socket pair: the owner waits at the near one, and gives the far one to a peer of another user.
     Pair { near: Socket, far: Descriptor },
-    /// The far end, as a peer gave it.
-    Far(Descriptor),
+    /// The far end, as a peer gave it. What is queued in it is closed with it, so it is closed as what a peer sent.
+    Far(Foreign),
 }
 
 impl Bell {
@@ -69,7 +69,7 @@ impl Bell {
         let kind = u32::from(statx(&fd, c"", asked, StatxFlags::TYPE)?.stx_mode) & libc::S_IFMT;
         let unusable = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
         match kind {
-            libc::S_IFSOCK if is_unix_seqpacket(&fd)? => Ok(Bell(Form::Far(Descriptor::new(fd.into_owned())?))),
+            libc::S_IFSOCK if is_unix_seqpacket(&fd)? => Ok(Bell(Form::Far(fd))),
             // An eventfd is of no file type.
             0 if is_own_user => {
                 // Non-blocking, whatever the peer made of it.
@@ -94,8 +94,8 @@ impl Bell {
         let bytes = &count.to_ne_bytes()[..bytes];
         loop {
             let rung = match &self.0 {
-                Form::Pair { far, .. } | Form::Far(far) => {
-                    send(far, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(|_| ())
+                Form::Pair { .. } | Form::Far(_) => {
+                    send(self.given(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(|_| ())
                 }
                 Form::Own(fd) | Form::Shared(fd) | Form::Fifo(fd) => rustix::io::write(fd, bytes).map(|_| ()),
             };
@@ -164,13 +164,15 @@ fn drain_fifo(fd: &Descriptor) {
     }
 }
 
-/// False: the peer has shut it down.
+/// False: the peer has shut it down, or does with it what is no ring.
 fn drain_socket(near: &Socket) -> bool {
     // As for a FIFO.
     for _ in 0..64 {
         match near.try_receive(&mut [0; 8]) {
             // A packet of no bytes, or the end.
             Ok(Some((0, ..))) if is_shut_down(near) => return false,
+            // No ring has descriptors, and more would come with each drain.
+            Ok(Some((_, fds, cut_off))) if cut_off || !fds.is_empty() => return false,
             Ok(Some(_)) => {}
             Ok(None) => return true,
             Err(_) => return false,
@@ -183,7 +185,8 @@ impl AsFd for Bell {
     /// What the owner waits at, or the peer rings.
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.0 {
-            Form::Own(fd) | Form::Shared(fd) | Form::Fifo(fd) | Form::Far(fd) => fd.as_fd(),
+            Form::Own(fd) | Form::Shared(fd) | Form::Fifo(fd) => fd.as_fd(),
+            Form::Far(far) => far.as_fd(),
             Form::Pair { near, .. } => near.as_fd(),
         }
     }
@@ -340,7 +343,11 @@ impl Pollable {
     }
 
     /// Also readable once that bell of a peer of another user has rung, until [`Pollable::drain`], for as long as there is one.
-    pub(crate) fn add_doorbell(&self, bell: &Arc<Bell>) -> std::io::Result<()> {
+    pub(crate) fn add_doorbell(self: &Arc<Pollable>, bell: &Arc<Bell>) -> std::io::Result<()> {
+        if let Form::Pair { near, .. } = &bell.0 {
+            // Its close may have to wait: it leaves this before.
+            near.note_watcher(self);
+        }
         let mut doorbells = locked(&self.doorbells);
         let free = doorbells.iter().position(|bell| bell.strong_count() == 0);
         let number = free.unwrap_or(doorbells.len());
