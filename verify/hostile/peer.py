@@ -414,8 +414,8 @@ class Incoming:
 class Peer:
     """What all roles have: a socket, and the place where lies come in.
 
-    `lie` maps a step to a function: `"HELLO"`, `"PRODUCER"`, `"CONSUMER"`, `"READY"`: function(packet, fds) changes the packet that is about to
-    be sent, or returns a list of (bytes, fds) to send in its place. `"producer page"`, `"consumer page"`, `"receiver page"`: function(bytearray).
+    `lie` maps a step to a function: `"HELLO"`, `"PRODUCER"`, `"CONSUMER"`, `"READY"`: function(peer, packet, fds) changes the packet that is about to
+    be sent, or returns a list of (bytes, fds) to send in its place. `"producer page"`, `"consumer page"`, `"receiver page"`: function(peer, bytearray).
     `"connected"`: function(peer), before the first packet.
     """
 
@@ -438,6 +438,11 @@ class Peer:
 
     def __exit__(self, *_):
         self.close()
+
+    def owns(self, fd):
+        """Closes this descriptor with the peer."""
+        self.loose.append(fd)
+        return fd
 
     def close(self):
         for owner in (self.socket, self.outgoing, self.incoming, self.doorbell):
@@ -470,7 +475,10 @@ class Peer:
     def accept(self, listener):
         """Accepts one that connects, and goes through the handshake as the listener."""
         listener.settimeout(DEADLINE_SECONDS)
-        self.socket, _ = listener.accept()
+        return self.accepted(listener.accept()[0])
+
+    def accepted(self, connection):
+        self.socket = connection
         self.socket.settimeout(DEADLINE_SECONDS)
         self.shake_hands(listens=True)
         return self
@@ -501,7 +509,7 @@ class Peer:
         fds = list(fds)
         step = KINDS[packet["kind"]]
         if step in self.lie:
-            packets = self.lie[step](packet, fds)
+            packets = self.lie[step](self, packet, fds)
         for data, rights in packets if packets is not None else [(packet.encode(), fds)]:
             self.send_raw(data, rights)
 
@@ -527,9 +535,13 @@ class Peer:
     def receive_raw(self):
         """The next packet and its descriptors. No bytes: it has hung up."""
         try:
-            data, fds, _, _ = socket.recv_fds(self.socket, 2 * PACKET_BYTES, DESCRIPTORS_MAX, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+            return self.receive_once()
         except ConnectionResetError:
-            return b"", []
+            # It closed with packets of ours unread. The kernel says that first, once; what it sent before is still there.
+            return self.receive_once()
+
+    def receive_once(self):
+        data, fds, _, _ = socket.recv_fds(self.socket, 2 * PACKET_BYTES, DESCRIPTORS_MAX, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
         return data, fds
 
     def receive(self, kind, count):
@@ -551,7 +563,7 @@ class Peer:
 
     def page(self, what, content):
         if f"{what} page" in self.lie:
-            self.lie[f"{what} page"](content)
+            self.lie[f"{what} page"](self, content)
         return Memory.create(PAGE_BYTES, CONTROL_SEALS, content)
 
     def make_outgoing(self):
