@@ -34,7 +34,8 @@ def driver(language, verb, count):
     return [f"{DRIVERS}/{language}/driver", verb, "{name}", str(count), "64"]
 
 
-ENDLESS = 1 << 30
+# More than come in one round. Erlang's driver makes a list of so many numbers.
+ENDLESS = 1_000_000
 # name: (the role that attacks, the command)
 VICTIMS = {
     "tool recv": (Sender, [TOOL, "recv", "--follow", "{name}"]),
@@ -323,6 +324,7 @@ class Nginx(Connecting):
                 raise Failure("nginx does not listen")
             time.sleep(0.01)
         self.ask_honest()
+        self.settle()
 
     def ask(self, path, answers):
         """One request; its status goes to the queue."""
