@@ -324,7 +324,6 @@ class Nginx(Connecting):
                 raise Failure("nginx does not listen")
             time.sleep(0.01)
         self.ask_honest()
-        self.settle()
 
     def ask(self, path, answers):
         """One request; its status goes to the queue."""
@@ -346,10 +345,8 @@ class Nginx(Connecting):
         if b"200" not in (status := answers.get()):
             raise Failure(f"nginx answers the bystander with `{status.decode()}`")
 
-    def settle(self):
-        self.descriptors = descriptors_of(self.nginx.pid)
-
     def begin(self):
+        # A name for each lie: nginx makes no new connection to one that has just refused.
         self.count += 1
         self.socket = f"{self.place.path}/{self.count}"
         self.listener = listen(self.socket)
@@ -369,7 +366,7 @@ class Nginx(Connecting):
             raise Failure("nginx never answers the request whose service lies") from None
         if b"200" not in status and b"500" not in status:
             raise Failure(f"nginx answers with `{status.decode()}`")
-        check_descriptors(self.nginx.pid, self.descriptors)
+        # Its descriptors are not counted: a client whose service has ended keeps its own until the next call by that name.
 
     def memory(self):
         return memory_of(self.nginx.pid)
