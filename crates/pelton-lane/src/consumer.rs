@@ -561,8 +561,8 @@ impl crate::Sleeper {
     }
 }
 
-/// Order of the marks before one message: jump, generation, descriptors.
-const MARK_ORDER: [u32; 3] = [0, 2, 1];
+/// Rank of each kind of mark before one message: jump, generation, descriptors, and then those that a reader may skip. 0: corrupt.
+const MARK_RANKS: [u32; 8] = [1, 3, 2, 0, 4, 5, 6, 7];
 
 /// What lies in a lane from some place on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -647,11 +647,11 @@ struct Marks {
 /// The message at `place`, following the marks before it, and what they say; checked against the bounds
 /// as for any reader of somebody else's bytes. `None`: nothing is published there.
 fn record_at(data: &Data, bytes_max: u64, place: Position) -> Result<Option<(Record, Marks)>, LaneError> {
-    let (mut offset, mut descriptors, mut marks, mut kinds_seen) = (place.offset, 0, Marks::default(), 0u32);
+    let (mut offset, mut descriptors, mut marks, mut rank_seen) = (place.offset, 0, Marks::default(), 0u32);
     loop {
         // What a mark leads to was written before the mark, or one before it, was published.
         let word = data.header(offset).load(PUBLISH.load()); // [publish]
-        if word == 0 && kinds_seen == 0 {
+        if word == 0 && rank_seen == 0 {
             return Ok(None);
         }
         let (seq, low) = ((word >> 32) as u32, word as u32);
@@ -670,11 +670,12 @@ fn record_at(data: &Data, bytes_max: u64, place: Position) -> Result<Option<(Rec
             return Ok(Some((Record { offset, bytes, seq, descriptors }, marks)));
         }
         let (kind, value) = (low >> 28 & 7, low & 0x0fff_ffff);
-        // Each kind at most once, in order: a hostile producer cannot lead round in circles.
-        if kind > MARK_GENERATION || kinds_seen >> MARK_ORDER[kind as usize] != 0 {
+        // Ranks rise: a hostile producer cannot lead round in circles.
+        let rank = MARK_RANKS[kind as usize];
+        if rank <= rank_seen {
             return Err(LaneError::Corrupt { what: "mark", found: low.into(), wanted: MARK.into() });
         }
-        kinds_seen |= 1 << MARK_ORDER[kind as usize];
+        rank_seen = rank;
         offset += 8;
         match kind {
             MARK_JUMP => {
@@ -682,7 +683,9 @@ fn record_at(data: &Data, bytes_max: u64, place: Position) -> Result<Option<(Rec
                 marks.jump = Some(offset);
             }
             MARK_DESCRIPTORS => descriptors = value,
-            _ => marks.generation = Some(value),
+            MARK_GENERATION => marks.generation = Some(value),
+            // Information of a later version.
+            _ => {}
         }
         if offset + 16 > data.capacity() {
             return Err(LaneError::Corrupt { what: "place after a mark", found: offset, wanted: data.capacity() - 16 });

@@ -14,7 +14,7 @@
 use crate::edges::{AtomicU32, AtomicU64, step};
 
 /// The version of everything that two processes must agree on. They refuse each other when it differs.
-pub const WIRE_VERSION: u32 = 1;
+pub const WIRE_VERSION: u32 = 2;
 
 /// Bytes of a control segment (a page's file or memfd): a multiple of any page size in use, so that offsets hold there too.
 pub const SEGMENT_BYTES: u64 = 65536;
@@ -210,6 +210,8 @@ pub struct ReceiverPage {
 /// | 96 | 16 bytes | boot_id | of the boot that it was made, or recovered, in |
 /// | 112 | u64 | checksum | FNV-1a of the bytes before it |
 /// | 128 | u32 | lanes | that exist |
+/// | 136 | u64 | features_required | bits of the features that every opener must know |
+/// | 144 | u64 | features_optional | bits of those that an opener may ignore |
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ChannelPage {
@@ -232,7 +234,12 @@ pub struct ChannelPage {
     _zero2: [u8; 8],
     /// Lanes that exist.
     pub lanes: AtomicU32,
-    _zero3: [u8; 124],
+    _zero3: [u8; 4],
+    /// Bits of the features that every opener must know.
+    pub features_required: u64,
+    /// Bits of those that an opener may ignore.
+    pub features_optional: u64,
+    _zero4: [u8; 104],
 }
 
 impl ChannelPage {
@@ -326,6 +333,8 @@ const _: () = {
     assert!(offset_of!(ChannelPage, boot_id) == 96);
     assert!(offset_of!(ChannelPage, checksum) == 112);
     assert!(offset_of!(ChannelPage, lanes) == 128);
+    assert!(offset_of!(ChannelPage, features_required) == 136);
+    assert!(offset_of!(ChannelPage, features_optional) == 144);
 };
 
 impl ProducerPage {

@@ -13,7 +13,7 @@ use crate::link::{Bells, Link};
 use crate::name::{Bound, Name};
 use crate::options::Options;
 use crate::os::socket::{accept_at, first_readable};
-use crate::os::{Bell, Descriptor, Timer, locked, membarrier, own_uid};
+use crate::os::{Descriptor, Timer, locked, membarrier};
 use crate::path::Place;
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
@@ -244,7 +244,6 @@ pub(crate) struct Entrance {
 struct Visitor {
     visit: u32,
     lane: u32,
-    own_bell: Option<Arc<Bell>>,
     shaking: Pin<Box<dyn Future<Output = Result<Lane>> + Send>>,
 }
 
@@ -370,7 +369,7 @@ impl Entrance {
             let mut admitted = admit();
             if admitted.is_err() && before > 0 {
                 before -= 1;
-                self.give_up_oldest(bells, &mut done);
+                self.give_up_oldest(&mut done);
                 admitted = admit();
             }
             let lane = match admitted {
@@ -386,7 +385,7 @@ impl Entrance {
             };
             if self.visitors.len() == VISITORS_MAX {
                 before = before.saturating_sub(1);
-                self.give_up_oldest(bells, &mut done);
+                self.give_up_oldest(&mut done);
             }
             self.visit = self.visit.checked_add(1).unwrap_or(1);
             match self.welcome(shake, lane, bells, reception) {
@@ -409,7 +408,7 @@ impl Entrance {
         bells.forget(self.listener.inner.bound.as_fd());
         bells.forget(self.timer.as_fd());
         while !self.visitors.is_empty() {
-            self.give_up_oldest(bells, &mut |given_up| {
+            self.give_up_oldest(&mut |given_up| {
                 if let Err(number) = given_up {
                     give_back(number);
                 }
@@ -417,30 +416,21 @@ impl Entrance {
         }
     }
 
-    fn give_up_oldest(&mut self, bells: &Bells, done: &mut impl FnMut(std::result::Result<Lane, u32>)) {
+    fn give_up_oldest(&mut self, done: &mut impl FnMut(std::result::Result<Lane, u32>)) {
         if let Some(oldest) = self.visitors.pop_front() {
-            oldest.own_bell.inspect(|bell| bells.forget(bell.as_fd()));
             done(Err(oldest.lane));
         }
     }
 
     fn welcome(&self, shake: Shake, lane: u32, bells: &Bells, reception: &Reception) -> Result<Visitor> {
-        // Who is not this user must not be able to silence the bell for others.
-        let own_bell = match shake.peer().uid == own_uid() {
-            true => None,
-            false => {
-                let bell = Bell::new().and_then(|bell| bells.add_bell(&bell).map(|()| bell));
-                Some(Arc::new(bell.map_err(shake.told("making an eventfd"))?))
-            }
-        };
+        let bell = bells.bell_for(shake.peer()).map_err(shake.told("making a bell"))?;
         shake.add_to(bells, self.visit)?;
-        let bell = own_bell.clone().unwrap_or_else(|| reception.bell.clone());
         let reception = Reception { bell, lane, ..reception.clone() };
         let shaking: Pin<Box<dyn Future<Output = Result<Lane>> + Send>> = match reception.desk.clone() {
             Some(desk) => Box::pin(new_caller(shake, reception, desk)),
             None => Box::pin(new_receiver(shake, reception, true)),
         };
-        Ok(Visitor { visit: self.visit, lane, own_bell, shaking })
+        Ok(Visitor { visit: self.visit, lane, shaking })
     }
 
     /// Goes on with the hand-shake of the visitor at `place`.
@@ -449,13 +439,10 @@ impl Entrance {
         let Poll::Ready(shaken) = visitor.shaking.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
             return;
         };
-        let (number, own_bell) = (visitor.lane, visitor.own_bell.take());
+        let number = visitor.lane;
         self.visitors.remove(place);
         // Why it failed, the peer has been told.
-        done(shaken.and_then(|lane| admitted(lane, own_bell.clone(), bells)).map_err(|_| {
-            own_bell.inspect(|bell| bells.forget(bell.as_fd()));
-            number
-        }));
+        done(shaken.and_then(|lane| admitted(lane, bells)).map_err(|_| number));
     }
 }
 
@@ -469,12 +456,11 @@ fn is_shortage(error: &std::io::Error) -> bool {
     lacks_descriptors(error) || matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOBUFS))
 }
 
-fn admitted(mut lane: Lane, own_bell: Option<Arc<Bell>>, bells: &Bells) -> Result<Lane> {
+fn admitted(mut lane: Lane, bells: &Bells) -> Result<Lane> {
     if let [Some(socket), _] = lane.link.life() {
         bells.end_visit(socket, lane.number).map_err(Error::system("watching the peer"))?;
     }
     lane.is_announced = false;
-    lane.own_bell = own_bell;
     lane.memory.forget_descriptors();
     if let Some(back) = &lane.back {
         bells.add_bell(back.caller.bell()).map_err(Error::system("hearing a client's bell"))?;

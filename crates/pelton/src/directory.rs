@@ -23,7 +23,7 @@ use files::{
     descriptor, known, of_lane, remove_known,
 };
 use making::{Parent, make};
-use pages::{DAMAGED, HEADER_BYTES, Header, LANES_AT, array_at, boot_id, check_preamble, u32_at, u64_at};
+use pages::{DAMAGED, Header, LANES_AT, RECOVERED_BYTES, array_at, boot_id, check_preamble, u32_at, u64_at};
 use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Preamble, ProducerPage, SEGMENT_BYTES, step};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -354,7 +354,7 @@ impl Directory {
             lane.page.sync().map_err(Error::system("syncing a producer's page"))?;
         }
         let growth = self.lock_growth()?;
-        write_at(growth.as_fd(), &header.encode()[..HEADER_BYTES], 0).map_err(failed)?;
+        write_at(growth.as_fd(), &header.encode()[..RECOVERED_BYTES], 0).map_err(failed)?;
         step("recovery: noted in channel");
         rustix::fs::fdatasync(growth.as_fd()).map_err(failed)
     }

@@ -36,6 +36,18 @@ pub enum Error {
         /// The largest that this channel takes.
         bytes_max: u64,
     },
+    /// A reply would have to wait until its client has read others, and the service has no memory left for it: the call has failed.
+    #[error(
+        "{bytes} bytes cannot be kept for a client that does not read its replies: {left} of the {most} bytes of memory for that are left. Let the client read, or raise the service's memory option"
+    )]
+    Memory {
+        /// What was to be kept.
+        bytes: u64,
+        /// What is left.
+        left: u64,
+        /// The limit.
+        most: u64,
+    },
     /// More descriptors than can go with one message.
     #[error("{found} descriptors with one message, at most {wanted} can go: send the rest with the next")]
     TooManyDescriptors {

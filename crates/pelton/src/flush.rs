@@ -752,7 +752,7 @@ impl Appenders {
         let receiver = gather(&of_lanes, None)?;
         let senders = receiver.senders()?;
         let flush = Arc::new(Mutex::new(Some(Flush::new(options, receiver, sink)?)));
-        let ends = Arc::new(Bell::new().map_err(Error::system("making a bell"))?);
+        let ends = Arc::new(Bell::own().map_err(Error::system("making a bell"))?);
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
         let shared = Shared { flush, ends, owner };
         if let Some(interval) = options.flush_interval {

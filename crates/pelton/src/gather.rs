@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::handshake::{Reception, make_consumer_page, make_data, make_producer_page, make_receiver_page};
 use crate::lanes::{Lane, LaneMemory, Lanes};
 use crate::link::{Bells, Event, Link, Peer};
+use crate::memory::Budget;
 use crate::options::Options;
 use crate::os::{Bell, Nudge, Owner, locked, membarrier, own_uid};
 use crate::receiver::{Receiver, ReceiverParts};
@@ -144,9 +145,6 @@ impl Gate {
         lane.add_to(&mut self.parted);
         // For a sender that is there all the same.
         lane.close();
-        if let Some(bell) = &lane.own_bell {
-            bells.forget(bell.as_fd());
-        }
         if let Some(back) = &lane.back {
             bells.forget(back.caller.bell().as_fd());
         }
@@ -219,14 +217,14 @@ impl Gate {
 
 /// Makes the receiver of many senders; without a name, of this process only.
 pub(crate) fn gather(options: &Options, listener: Option<Listener>) -> Result<Receiver> {
-    gather_with(options, listener, |_| Ok(None))
+    gather_with(options, listener, |_, _| Ok(None))
 }
 
 /// As [`gather`], perhaps with a desk, which gets the bells: then those who come are clients.
 pub(crate) fn gather_with(
     options: &Options,
     listener: Option<Listener>,
-    desk: impl FnOnce(&Bells) -> Result<Option<Arc<Desk>>>,
+    desk: impl FnOnce(&Bells, Option<Arc<Budget>>) -> Result<Option<Arc<Desk>>>,
 ) -> Result<Receiver> {
     options.checked_sizes()?;
     options.checked_senders()?;
@@ -244,6 +242,7 @@ pub(crate) fn gather_with(
     };
     let (bells, memory) = make().map_err(Error::system("making a receiver"))?;
     let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
+    let budget = options.memory.map(Budget::new);
     let hall = Arc::new(Hall {
         state: Mutex::default(),
         stirred: AtomicBool::new(false),
@@ -253,7 +252,8 @@ pub(crate) fn gather_with(
             bells: bells.clone(),
             can_barrier,
             lane: 0,
-            desk: desk(&bells)?,
+            desk: desk(&bells, budget.clone())?,
+            budget,
         },
         nudge: bells.nudge().clone(),
         options: options.clone(),

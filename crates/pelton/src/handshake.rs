@@ -8,6 +8,7 @@ use crate::call::{Back, Caller, Desk};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link, Peer};
+use crate::memory::{Budget, GRANULE, Limits, Part, lane_within};
 use crate::options::Options;
 use crate::os::socket::{Socket, wait_for};
 use crate::os::{
@@ -16,9 +17,9 @@ use crate::os::{
 use crate::receiver::ReceiverParts;
 use crate::sender::{SenderMemory, SenderParts};
 use pelton_lane::{
-    Consumer, ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble,
-    Producer, ProducerPage, ReceiverPage, SEGMENT_BYTES, Sleeper, WIRE_VERSION, capacity_is_valid, message_bytes_limit,
-    step,
+    CAPACITY_MIN, Consumer, ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position,
+    Preamble, Producer, ProducerPage, ReceiverPage, SEGMENT_BYTES, Sleeper, WIRE_VERSION, capacity_is_valid,
+    message_bytes_limit, step,
 };
 use rustix::io::Errno;
 use std::future::poll_fn;
@@ -107,8 +108,24 @@ impl Packet {
         }
     }
 
-    fn hello(role: Role, holds: bool) -> Packet {
-        Packet { role: role as u32, holds: holds.into(), ..Packet::new(HELLO) }
+    fn hello(role: Role, holds: bool, takes: Limits) -> Packet {
+        let Limits { lane_bytes: capacity, message_bytes: message_bytes_max } = takes;
+        Packet { role: role as u32, holds: holds.into(), capacity, message_bytes_max, ..Packet::new(HELLO) }
+    }
+
+    /// Of HELLO: bits of the features that the side requires, and does not go on without.
+    fn required(&self) -> u64 {
+        self.floor
+    }
+
+    /// Of HELLO: bits of the features that the side has.
+    fn offered(&self) -> u64 {
+        self.tail
+    }
+
+    /// Of HELLO: what the side takes from the other.
+    fn takes(&self) -> Limits {
+        Limits { lane_bytes: self.capacity, message_bytes: self.message_bytes_max }
     }
 
     /// The same about the lane, as another kind.
@@ -155,6 +172,64 @@ impl Packet {
     }
 }
 
+/// Bits of the features that this version has. None is defined yet.
+const FEATURES: u64 = 0;
+
+/// This version, as others are told.
+const VERSION_TEXT: &str = concat!("pelton ", env!("CARGO_PKG_VERSION"));
+const ENTRY_VERSION: u16 = 1;
+/// Types from here on must be known to the peer.
+const ENTRY_REQUIRED: u16 = 0x8000;
+
+fn entry(kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut bytes = [kind.to_le_bytes(), (value.len() as u16).to_le_bytes()].concat();
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+/// What the entries of a HELLO say, as far as this version knows them.
+#[derive(Debug, Default)]
+struct Entries {
+    version: Option<String>,
+    problem: Option<String>,
+}
+
+impl Entries {
+    /// All are read before the first problem counts: the version of the peer belongs to its text.
+    fn read(mut bytes: &[u8]) -> Entries {
+        let mut found = Entries::default();
+        while !bytes.is_empty() {
+            let word = |at: usize| bytes.get(at..at + 2).map(|two| u16::from_le_bytes([two[0], two[1]]));
+            let (Some(kind), Some(len)) = (word(0), word(2)) else {
+                found.note(format!("half an entry came: {} bytes, wanted at least 4", bytes.len()));
+                break;
+            };
+            let end = 4 + usize::from(len).next_multiple_of(4);
+            let Some(value) = bytes.get(4..end).map(|padded| &padded[..usize::from(len)]) else {
+                found.note(format!("entry {kind} needs {end} bytes, {} are left of the packet", bytes.len()));
+                break;
+            };
+            match kind {
+                ENTRY_VERSION if found.version.is_some() => found.note(format!("entry {kind} came twice")),
+                ENTRY_VERSION => found.version = Some(printable(value)),
+                ENTRY_REQUIRED.. => found.note(format!("entry {kind:#06x} is not known to {VERSION_TEXT}")),
+                _ => {}
+            }
+            bytes = &bytes[end..];
+        }
+        found
+    }
+
+    fn note(&mut self, problem: String) {
+        self.problem.get_or_insert(problem);
+    }
+
+    fn version(&self) -> &str {
+        self.version.as_deref().unwrap_or("a version that it does not say")
+    }
+}
+
 /// The packet that descriptors of message `seq` travel with.
 pub(crate) fn descriptors_packet(seq: u32) -> [u8; FIXED_BYTES] {
     Packet { seq, ..Packet::new(DESCRIPTORS) }.encode()
@@ -171,6 +246,8 @@ pub(crate) struct Shake {
     socket: Socket,
     peer: Peer,
     pace: Pace,
+    /// From this peer.
+    takes: Limits,
 }
 
 /// How a hand-shake waits for the peer's next word.
@@ -199,17 +276,20 @@ pub(crate) fn in_call<T>(shaking: impl Future<Output = T>) -> T {
 /// What a packet says, if it says why not.
 fn refusal(bytes: &[u8]) -> Option<Error> {
     let packet = Packet::decode(bytes).filter(|packet| packet.kind == REFUSED);
-    let text = packet.map(|_| String::from_utf8_lossy(&bytes[FIXED_BYTES..]))?;
-    // Somebody else's words, which may go to a terminal.
-    Some(Error::Refused(text.chars().filter(|c| !c.is_control()).collect()))
+    packet.map(|_| Error::Refused(printable(&bytes[FIXED_BYTES..])))
+}
+
+/// Somebody else's words, which may go to a terminal.
+fn printable(text: &[u8]) -> String {
+    String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect()
 }
 
 impl Shake {
     /// Begins with a peer that this side wants to deal with.
     pub(crate) fn new(socket: Socket, pace: Pace, options: &Options) -> Result<Shake> {
         let peer = socket.peer().map_err(Error::system("asking who the peer is"))?;
-        let shake = Shake { socket, peer, pace };
         let own = own_uid();
+        let shake = Shake { socket, peer, pace, takes: options.takes(peer.uid == own) };
         if is_anybodys(peer.uid) {
             return Err(shake.refuse(format!("who the peer is is not known: {}", anybodys_in_words(peer.uid))));
         }
@@ -231,7 +311,11 @@ impl Shake {
     }
 
     fn send(&self, packet: &Packet, fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let sent = self.socket.try_send(&packet.encode(), fds);
+        self.send_bytes(&packet.encode(), fds)
+    }
+
+    fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let sent = self.socket.try_send(bytes, fds);
         step("hand-shake: packet sent");
         let sent = match sent {
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
@@ -275,9 +359,17 @@ impl Shake {
 
     /// The next packet, which must be of `kind`, with `fds` descriptors.
     async fn receive<const N: usize>(&self, kind: u32) -> Result<(Packet, [Foreign; N])> {
-        let mut bytes = [0; PACKET_BYTES];
+        self.receive_with(kind, &mut [0; PACKET_BYTES]).await.map(|(packet, _, fds)| (packet, fds))
+    }
+
+    /// As [`Shake::receive`], with what follows the packet's fields.
+    async fn receive_with<'a, const N: usize>(
+        &self,
+        kind: u32,
+        bytes: &'a mut [u8; PACKET_BYTES],
+    ) -> Result<(Packet, &'a [u8], [Foreign; N])> {
         loop {
-            let got = self.socket.try_receive(&mut bytes).map_err(Error::system("hearing from the peer"))?;
+            let got = self.socket.try_receive(&mut bytes[..]).map_err(Error::system("hearing from the peer"))?;
             let Some((len, fds, truncated)) = got else {
                 match self.pace {
                     Pace::Polled => again().await,
@@ -300,7 +392,7 @@ impl Shake {
             }
             if (packet.wire_version, packet.layout_signature) != (WIRE_VERSION, LAYOUT_SIGNATURE) {
                 return Err(self.refuse(format!(
-                    "one side speaks wire version {} with layout {:#018x}, the other {WIRE_VERSION} with {LAYOUT_SIGNATURE:#018x}: run the same version of pelton on both sides",
+                    "one side speaks wire version {} with layout {:#018x}, the other, {VERSION_TEXT}, {WIRE_VERSION} with {LAYOUT_SIGNATURE:#018x}: use the later version of pelton on both sides",
                     packet.wire_version, packet.layout_signature
                 )));
             }
@@ -317,21 +409,53 @@ impl Shake {
             let fds = fds
                 .try_into()
                 .map_err(|_| self.refuse(format!("{found} descriptors came with packet {kind}, wanted {N}")))?;
-            return Ok((packet, fds));
+            return Ok((packet, &bytes[FIXED_BYTES..len], fds));
         }
     }
 
-    /// Both sides say who they are; answers whether the peer holds a lane.
-    async fn greet(&self, role: Role, holds: bool, listens: bool) -> Result<bool> {
-        Ok(self.greet_with(role, Packet::hello(role, holds), listens).await?.holds != 0)
-    }
-
-    /// As [`Shake::greet`], with more to say; answers what the peer says.
-    async fn greet_with(&self, role: Role, own: Packet, listens: bool) -> Result<Packet> {
+    /// Both sides say who they are, and what they take; answers what the peer says. A listener makes up its mind how much it takes when it has
+    /// heard who comes: `takes`.
+    async fn greet(
+        &self,
+        role: Role,
+        holds: bool,
+        listens: bool,
+        takes: impl FnOnce() -> Result<Limits>,
+    ) -> Result<Packet> {
         if !listens {
-            self.send(&own, &[])?;
+            self.say_hello(role, holds, takes()?)?;
+            return self.hear_hello(role, holds).await;
         }
-        let (peer, []) = self.receive::<0>(HELLO).await?;
+        let peer = self.hear_hello(role, holds).await?;
+        self.say_hello(role, holds, takes()?)?;
+        Ok(peer)
+    }
+
+    fn say_hello(&self, role: Role, holds: bool, takes: Limits) -> Result<()> {
+        let mut bytes = Packet { tail: FEATURES, ..Packet::hello(role, holds, takes) }.encode().to_vec();
+        bytes.extend(entry(ENTRY_VERSION, VERSION_TEXT.as_bytes()));
+        self.send_bytes(&bytes, &[])
+    }
+
+    async fn hear_hello(&self, role: Role, holds: bool) -> Result<Packet> {
+        let mut bytes = [0; PACKET_BYTES];
+        let (peer, entries, []) = self.receive_with::<0>(HELLO, &mut bytes).await?;
+        let entries = Entries::read(entries);
+        if let Some(problem) = &entries.problem {
+            return Err(self.refuse(format!("the HELLO of the peer, {}: {problem}", entries.version())));
+        }
+        let (offers, requires) = (peer.offered(), peer.required());
+        if requires & !offers != 0 {
+            let feature = (requires & !offers).trailing_zeros();
+            return Err(self.refuse(format!("the peer requires feature {feature} and does not offer it itself")));
+        }
+        if requires & !FEATURES != 0 {
+            return Err(self.refuse(format!(
+                "the peer, {version}, requires feature {}, which {VERSION_TEXT} does not have: use {version} or later on both sides",
+                (requires & !FEATURES).trailing_zeros(),
+                version = entries.version()
+            )));
+        }
         if peer.role == role as u32 {
             let side = Role::word(peer.role);
             return Err(self.refuse(format!("both sides are the {side}: one must be the other")));
@@ -348,14 +472,17 @@ impl Shake {
         if peer.holds != 0 && matches!(role, Role::Client | Role::Service) {
             return Err(self.refuse("the lanes of a link have no successors: connect anew".to_owned()));
         }
-        if peer.holds != 0 && own.holds != 0 {
+        if peer.holds != 0 && holds {
             return Err(self.refuse(
                 "both sides hold a lane whose peer died: one of them must give its own up and make a new handle"
                     .to_owned(),
             ));
         }
-        if listens {
-            self.send(&own, &[])?;
+        if peer.role != Role::Sender as u32 && peer.capacity < CAPACITY_MIN {
+            return Err(self.refuse(format!(
+                "the peer takes lanes of at most {} bytes, the smallest has {CAPACITY_MIN}",
+                peer.capacity
+            )));
         }
         Ok(peer)
     }
@@ -405,6 +532,23 @@ impl Shake {
             .map_err(|error| self.refused_for(error))
     }
 
+    /// Of a lane that the peer has made, or holds: whether this side takes it.
+    fn check_size(&self, packet: &Packet, takes: Limits) -> Result<()> {
+        if packet.capacity > takes.lane_bytes {
+            return Err(self.refuse(format!(
+                "the lane has {} bytes, this side takes {}: raise its capacity or memory option, or lower the sender's capacity",
+                packet.capacity, takes.lane_bytes
+            )));
+        }
+        if packet.message_bytes_max > takes.message_bytes {
+            return Err(self.refuse(format!(
+                "the lane allows messages of {} bytes, this side takes {}: raise its message_bytes_max option, or lower the sender's",
+                packet.message_bytes_max, takes.message_bytes
+            )));
+        }
+        Ok(())
+    }
+
     fn check_limit(&self, packet: &Packet) -> Result<()> {
         if packet.message_bytes_max > message_bytes_limit(packet.capacity) {
             return Err(self.refuse(format!(
@@ -416,7 +560,9 @@ impl Shake {
     }
 
     fn open_bell(&self, fd: Foreign) -> Result<Bell> {
-        Bell::from_peer(fd).map_err(Error::system("taking the peer's bell")).map_err(|error| self.refused_for(error))
+        Bell::from_peer(fd, self.peer.uid == own_uid())
+            .map_err(Error::system("taking the peer's bell"))
+            .map_err(|error| self.refused_for(error))
     }
 
     /// Puts a failure of this side's into words, for both sides.
@@ -462,17 +608,29 @@ impl Shake {
         self.socket.as_fd()
     }
 
-    fn into_link(self, process: Option<Descriptor>, peer_bell: Bell) -> Link {
-        Link::over_socket(peer_bell, self.socket, process, self.peer)
+    /// The bell to give to the peer.
+    fn bell_of(&self, own: &Bells) -> Result<Arc<Bell>> {
+        own.bell_for(self.peer).map_err(self.told("making a bell"))
+    }
+
+    fn into_link(self, process: Option<Descriptor>, peer_bell: Bell, own_bell: Arc<Bell>) -> Link {
+        Link::over_socket(peer_bell, own_bell, self.socket, process, self.peer)
     }
 
     /// Of two lanes there and back, which have one socket between them.
-    fn into_links(self, process: Option<Descriptor>, peer_bells: [Bell; 2]) -> [Link; 2] {
-        Link::two_over_socket(peer_bells, self.socket, process, self.peer)
+    fn into_links(self, process: Option<Descriptor>, peer_bells: [Bell; 2], own_bell: Arc<Bell>) -> [Link; 2] {
+        Link::two_over_socket(peer_bells, own_bell, self.socket, process, self.peer)
     }
 
-    fn reconnect(self, link: &mut Link, own: &Bells, process: Option<Descriptor>, peer_bell: Bell) {
-        link.reconnect(own, peer_bell, self.socket, process, self.peer);
+    fn reconnect(
+        self,
+        link: &mut Link,
+        own: &Bells,
+        process: Option<Descriptor>,
+        peer_bell: Bell,
+        own_bell: Arc<Bell>,
+    ) {
+        link.reconnect(own, peer_bell, own_bell, self.socket, process, self.peer);
     }
 }
 
@@ -568,7 +726,9 @@ impl ConsumerSide {
 pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -> Result<SenderParts> {
     let can_barrier = membarrier::register();
     let own = own_bells()?;
-    let takes_over = shake.greet(Role::Sender, false, listens).await?;
+    let bell = shake.bell_of(&own)?;
+    let peer = shake.greet(Role::Sender, false, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
+    let takes_over = peer.holds != 0;
     let (lane, memory, peer_bell) = if takes_over {
         let (packet, [consumer_fd, receiver_fd, bell_fd, data_fd]) = shake.receive::<4>(CONSUMER).await?;
         let data = shake.open_data(data_fd, packet.capacity, true)?;
@@ -585,31 +745,32 @@ pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -
         let generation = packet.generation.saturating_add(1).max(2);
         let made = make_producer_page(packet.capacity, packet.message_bytes_max, generation);
         let page = made.map_err(shake.told("making the producer's segment"))?;
-        shake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), own.bell().as_fd()])?;
+        shake.send(&Packet { generation, ..packet.as_kind(PRODUCER) }, &[page.as_fd(), bell.given()])?;
         let (tail, head) = (Position::unpack(packet.tail), Position::unpack(packet.head));
         peer.attach(&shake, page, data, (tail, head, packet.floor), can_barrier)?
     } else {
-        offer_lane(&shake, options, own.bell(), can_barrier).await?
+        offer_lane(&shake, options, peer.takes(), &bell, can_barrier).await?
     };
     let process = shake.watch(&own, 0)?;
     shake.ready(listens && !takes_over).await?;
-    let link = shake.into_link(process, peer_bell);
+    let link = shake.into_link(process, peer_bell, bell);
     Ok(SenderParts { lane, bells: own, link, memory })
 }
 
-/// A fresh lane, whose consumer the peer becomes.
+/// A fresh lane, whose consumer the peer becomes, within what that takes.
 async fn offer_lane(
     shake: &Shake,
     options: &Options,
+    within: Limits,
     bell: &Bell,
     can_barrier: bool,
 ) -> Result<(Producer, SenderMemory, Bell)> {
-    let (capacity, limit) = options.checked_sizes().map_err(|error| shake.refused_for(error))?;
+    let (capacity, limit) = options.sizes_within(within).map_err(|error| shake.refused_for(error))?;
     let page = make_producer_page(capacity, limit, 1).map_err(shake.told("making the producer's segment"))?;
     let data = make_data(capacity).map_err(shake.told("making the lane's data"))?;
     let (tail, head) = (Position::START, Position::START);
     let packet = Packet { generation: 1, ..lane_packet(PRODUCER, capacity, limit, tail, head) };
-    shake.send(&packet, &[page.as_fd(), bell.as_fd(), data.as_fd()])?;
+    shake.send(&packet, &[page.as_fd(), bell.given(), data.as_fd()])?;
     let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
     let peer = ConsumerSide::open(shake, consumer_fd, receiver_fd, bell_fd)?;
     peer.attach(shake, page, data, (tail, head, 0), can_barrier)
@@ -618,14 +779,21 @@ async fn offer_lane(
 /// The hand-shake of a sender whose receiver died: it offers its lane.
 pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, listens: bool) -> Result<()> {
     let can_barrier = membarrier::register();
-    shake.greet(Role::Sender, true, listens).await?;
+    let peer = shake.greet(Role::Sender, true, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
     let lane = &mut parts.lane;
     lane.look_at_head()?;
     let (tail, head, limit) = (lane.tail(), lane.head(), lane.message_bytes_max());
+    if lane.capacity() > peer.capacity || limit > peer.message_bytes_max {
+        return Err(shake.refuse(format!(
+            "the lane to take over has {} bytes and messages of {limit}, the receiver takes {} and {}: raise its capacity and message_bytes_max options",
+            lane.capacity(), peer.capacity, peer.message_bytes_max
+        )));
+    }
     let generation = lane.producer_page().generation();
     let packet = Packet { generation, ..lane_packet(PRODUCER, lane.capacity(), limit, tail, head) };
     let memory = &mut parts.memory;
-    shake.send(&packet, &[memory.page.as_fd(), parts.bells.bell().as_fd(), memory.data.as_fd()])?;
+    let bell = shake.bell_of(&parts.bells)?;
+    shake.send(&packet, &[memory.page.as_fd(), bell.given(), memory.data.as_fd()])?;
     let (_, [consumer_fd, receiver_fd, bell_fd]) = shake.receive::<3>(CONSUMER).await?;
     let peer = ConsumerSide::open(&shake, consumer_fd, receiver_fd, bell_fd)?;
     let (consumer, receiver) = (memory.consumer.clone(), memory.receiver.clone());
@@ -639,7 +807,7 @@ pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, list
         memory.attach_consumer(lane, consumer, receiver, can_barrier)?;
         return Err(error);
     }
-    shake.reconnect(&mut parts.link, &parts.bells, process, peer.bell);
+    shake.reconnect(&mut parts.link, &parts.bells, process, peer.bell, bell);
     step("hand-shake: survivor goes on");
     Ok(())
 }
@@ -656,21 +824,52 @@ pub(crate) struct Reception {
     pub(crate) lane: u32,
     /// Of a service, which answers by a lane back to each.
     pub(crate) desk: Option<Arc<Desk>>,
+    /// Of all lanes together, if that has a limit.
+    pub(crate) budget: Option<Arc<Budget>>,
+}
+
+impl Reception {
+    /// What this side takes of one peer more, who writes one of that peer's so many lanes, and the part of the budget for all of them.
+    fn share(&self, shake: &Shake, lanes: u64) -> Result<(Limits, Option<Part>)> {
+        /// Of what is left: so the first get most, and there is some for very many.
+        const SHARES: u64 = 16;
+        let mut takes = shake.takes;
+        let Some(budget) = &self.budget else { return Ok((takes, None)) };
+        let bytes = lane_within(takes.lane_bytes.min(budget.left() / SHARES / lanes));
+        let part = budget.take(bytes * lanes).filter(|_| bytes >= GRANULE);
+        takes.lane_bytes = bytes;
+        takes.message_bytes = takes.message_bytes.min(message_bytes_limit(bytes));
+        part.map(|part| (takes, Some(part))).ok_or_else(|| {
+            shake.refuse(format!(
+                "{} of the {} bytes of memory that this side has for its peers are left, of which a {}th is less than {GRANULE}: raise its memory option, or connect again later",
+                budget.left(), budget.most(), SHARES * lanes
+            ))
+        })
+    }
 }
 
 /// The hand-shake of a new receiver: of a fresh lane, or of the lane of a sender that survived its receiver.
 pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bool) -> Result<Lane> {
-    let takes_over = shake.greet(Role::Receiver, false, listens).await?;
-    let (consumer, memory, redelivered, peer_bell) = take_lane(&shake, &reception).await?;
+    let mut share = None;
+    let share_out = || {
+        let (takes, part) = reception.share(&shake, 1)?;
+        share = Some((takes, part));
+        Ok(takes)
+    };
+    let takes_over = shake.greet(Role::Receiver, false, listens, share_out).await?.holds != 0;
+    let (takes, mut part) = share.expect("it has said what it takes");
+    let (consumer, memory, redelivered, peer_bell) = take_lane(&shake, &reception, takes).await?;
+    part.iter_mut().for_each(|part| part.shrink_to(consumer.capacity()));
     let process = shake.watch(&reception.bells, reception.lane)?;
     shake.ready(listens && !takes_over).await?;
-    let link = shake.into_link(process, peer_bell);
-    Ok(Lane::new(consumer, link, redelivered, reception.lane, memory))
+    let link = shake.into_link(process, peer_bell, reception.bell);
+    Ok(Lane { _part: part, ..Lane::new(consumer, link, redelivered, reception.lane, memory) })
 }
 
 /// The lane that the peer, its producer, offers; how many messages in it may have been delivered before; and what to ring.
-async fn take_lane(shake: &Shake, reception: &Reception) -> Result<(Consumer, LaneMemory, u64, Bell)> {
+async fn take_lane(shake: &Shake, reception: &Reception, takes: Limits) -> Result<(Consumer, LaneMemory, u64, Bell)> {
     let (packet, [page_fd, bell_fd, data_fd]) = shake.receive::<3>(PRODUCER).await?;
+    shake.check_size(&packet, takes)?;
     let data = shake.open_data(data_fd, packet.capacity, false)?;
     shake.check_limit(&packet)?;
     let page = shake.open_producer(page_fd, &packet)?;
@@ -689,7 +888,7 @@ async fn take_lane(shake: &Shake, reception: &Reception) -> Result<(Consumer, La
     let memory = LaneMemory { page, data, consumer, receiver: reception.page.clone() };
     let attached = memory.attach(packet.message_bytes_max, reception.can_barrier);
     let consumer = attached.map_err(|error| shake.refused_for(error))?;
-    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), reception.bell.as_fd()];
+    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), reception.bell.given()];
     shake.send(&Packet::new(CONSUMER), &fds)?;
     Ok((consumer, memory, redelivered, peer_bell))
 }
@@ -706,8 +905,8 @@ fn reception_of_one(shake: &Shake, bells: Bells) -> Result<(Reception, Sleeper)>
     let can_barrier = membarrier::register();
     let page = Arc::new(make_receiver_page().map_err(shake.told("making the receiver's segment"))?);
     let sleeper = receiver_sleeper(&page, can_barrier);
-    let bell = bells.bell().clone();
-    Ok((Reception { page, bells, bell, can_barrier, lane: 0, desk: None }, sleeper))
+    let bell = shake.bell_of(&bells)?;
+    Ok((Reception { page, bells, bell, can_barrier, lane: 0, desk: None, budget: None }, sleeper))
 }
 
 /// A link of two lanes, as its client has it.
@@ -723,14 +922,17 @@ pub(crate) struct LinkParts {
 /// one descriptor for the caller's loop serve both.
 pub(crate) async fn new_client(shake: Shake, options: &Options, bells: &Bells) -> Result<LinkParts> {
     let (reception, sleeper) = reception_of_one(&shake, bells.clone())?;
-    let own = Packet { message_bytes_max: options.call_bytes_max, ..Packet::hello(Role::Client, false) };
-    let bytes_max = shake.greet_with(Role::Client, own, false).await?.message_bytes_max;
-    let (lane, memory, request_bell) = offer_lane(&shake, options, bells.bell(), reception.can_barrier).await?;
-    let (consumer, reply_memory, waiting, reply_bell) = take_lane(&shake, &reception).await?;
+    let takes = of_calls(shake.takes);
+    let says = || Ok(Limits { message_bytes: options.call_bytes_max, ..takes });
+    let service = shake.greet(Role::Client, false, false, says).await?;
+    let (bytes_max, within) = (service.message_bytes_max, of_calls(service.takes()));
+    let (lane, memory, request_bell) =
+        offer_lane(&shake, options, within, &reception.bell, reception.can_barrier).await?;
+    let (consumer, reply_memory, waiting, reply_bell) = take_lane(&shake, &reception, takes).await?;
     shake.check_new(waiting)?;
     let process = shake.watch(bells, 0)?;
     shake.ready(false).await?;
-    let [there, back] = shake.into_links(process, [request_bell, reply_bell]);
+    let [there, back] = shake.into_links(process, [request_bell, reply_bell], reception.bell);
     let requests = SenderParts { lane, bells: bells.clone(), link: there, memory };
     let lane = Lane::new(consumer, back, 0, 0, reply_memory);
     Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, bells: bells.clone() }, bytes_max })
@@ -738,19 +940,29 @@ pub(crate) async fn new_client(shake: Shake, options: &Options, bells: &Bells) -
 
 /// The same of a service, which listens: the lane of requests has with it who is answered by the other.
 pub(crate) async fn new_caller(shake: Shake, reception: Reception, desk: Arc<Desk>) -> Result<Lane> {
-    let own = Packet { message_bytes_max: desk.options.call_bytes_max, ..Packet::hello(Role::Service, false) };
-    let bytes_max = shake.greet_with(Role::Service, own, true).await?.message_bytes_max;
-    let (consumer, memory, waiting, request_bell) = take_lane(&shake, &reception).await?;
+    let mut share = None;
+    let share_out = || {
+        let (takes, part) = reception.share(&shake, 2)?;
+        share = Some((of_calls(takes), part));
+        Ok(Limits { message_bytes: desk.options.call_bytes_max, ..takes })
+    };
+    let client = shake.greet(Role::Service, false, true, share_out).await?;
+    let (takes, mut part) = share.expect("it has said what it takes");
+    let bytes_max = client.message_bytes_max;
+    let (consumer, memory, waiting, request_bell) = take_lane(&shake, &reception, takes).await?;
     shake.check_new(waiting)?;
-    let bells = reception.bells.of_one_lane(&desk.mute).map_err(shake.told("making an eventfd"))?;
+    let within = of_calls(Limits { lane_bytes: takes.lane_bytes.min(client.capacity), ..takes });
+    let within = if part.is_some() { within } else { of_calls(client.takes()) };
+    let bells = reception.bells.of_one_lane(&desk.mute, shake.peer).map_err(shake.told("making a bell"))?;
     let (lane, mut reply_memory, reply_bell) =
-        offer_lane(&shake, &desk.options, bells.bell(), reception.can_barrier).await?;
+        offer_lane(&shake, &desk.options, within, bells.bell(), reception.can_barrier).await?;
+    part.iter_mut().for_each(|part| part.shrink_to(consumer.capacity() + lane.capacity()));
     reply_memory.forget_descriptors();
     let process = shake.watch(&reception.bells, reception.lane)?;
     shake.ready(true).await?;
-    let [there, back] = shake.into_links(process, [request_bell, reply_bell]);
+    let [there, back] = shake.into_links(process, [request_bell, reply_bell], reception.bell.clone());
     let parts = SenderParts { lane, bells, link: back, memory: reply_memory };
-    let mut lane = Lane::new(consumer, there, 0, reception.lane, memory);
+    let mut lane = Lane { _part: part, ..Lane::new(consumer, there, 0, reception.lane, memory) };
     lane.back = Some(Back::new(Caller::new(parts, desk, bytes_max)?));
     Ok(lane)
 }
@@ -758,7 +970,7 @@ pub(crate) async fn new_caller(shake: Shake, reception: Reception, desk: Arc<Des
 /// The hand-shake of a receiver whose sender died: it offers the lane, and says where the dead one's records end.
 pub(crate) async fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells: &Bells, listens: bool) -> Result<()> {
     let can_barrier = membarrier::register();
-    shake.greet(Role::Receiver, true, listens).await?;
+    shake.greet(Role::Receiver, true, listens, || Ok(Limits::ALL)).await?;
     let lane = &mut survivor.consumer;
     let (tail, _) = lane.end_of_committed()?;
     let (capacity, limit) = (lane.capacity(), lane.message_bytes_max());
@@ -769,8 +981,9 @@ pub(crate) async fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells:
         ..lane_packet(CONSUMER, capacity, limit, tail, lane.head())
     };
     let memory = &mut survivor.memory;
-    let bell = bells.bell().as_fd();
-    shake.send(&packet, &[memory.consumer.as_fd(), memory.receiver.as_fd(), bell, memory.data.as_fd()])?;
+    let bell = shake.bell_of(bells)?;
+    let fds = [memory.consumer.as_fd(), memory.receiver.as_fd(), bell.given(), memory.data.as_fd()];
+    shake.send(&packet, &fds)?;
     let (answer, [page_fd, bell_fd]) = shake.receive::<2>(PRODUCER).await?;
     if (answer.capacity, answer.message_bytes_max) != (capacity, limit) {
         return Err(shake.refuse(format!("the successor speaks of {} bytes, the lane has {capacity}", answer.capacity)));
@@ -784,9 +997,14 @@ pub(crate) async fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells:
     step("hand-shake: producer attached");
     // What came for messages that the dead sender committed is here; the rest was for messages that never were.
     survivor.link.forget_descriptors_from(tail.seq);
-    shake.reconnect(&mut survivor.link, bells, process, peer_bell);
+    shake.reconnect(&mut survivor.link, bells, process, peer_bell, bell);
     step("hand-shake: survivor goes on");
     Ok(())
+}
+
+/// Of calls the limit is of a whole request or reply, which goes in pieces where the lane's messages are smaller.
+fn of_calls(takes: Limits) -> Limits {
+    Limits { message_bytes: Limits::ALL.message_bytes, ..takes }
 }
 
 fn lane_packet(kind: u32, capacity: u64, message_bytes_max: u64, tail: Position, head: Position) -> Packet {

@@ -5,7 +5,8 @@ use crate::call::Back;
 use crate::error::Result;
 use crate::flush::LaneId;
 use crate::link::{Bells, Found, Link, PASSED_MAX};
-use crate::os::{self, Bell, Foreign, Segment};
+use crate::memory::Part;
+use crate::os::{self, Foreign, Segment};
 use crate::sender::End;
 use crate::wait::Spin;
 use pelton_lane::{Consumer, LaneError, Record, Sleeper, step};
@@ -187,10 +188,10 @@ pub(crate) struct Lane {
     pub(crate) id: LaneId,
     /// Whether a flush has looked what its sink has of this lane.
     pub(crate) is_compared: bool,
-    /// What the sender rings, if that is not what all ring.
-    pub(crate) own_bell: Option<Arc<Bell>>,
     /// Of a link: whom what comes by this lane is answered to.
     pub(crate) back: Option<Back>,
+    /// Of the receiver's memory for its peers.
+    pub(crate) _part: Option<Part>,
     /// After the consumer, which points into it.
     pub(crate) memory: LaneMemory,
 }
@@ -199,8 +200,8 @@ impl Lane {
     pub(crate) fn new(consumer: Consumer, link: Link, redelivered: u64, number: u32, memory: LaneMemory) -> Lane {
         // Its data all share who succeed one another.
         let id = LaneId(memory.data.identity());
-        let (end, is_announced, is_compared, own_bell, back) = (None, true, false, None, None);
-        Lane { consumer, link, redelivered, number, end, is_announced, id, is_compared, own_bell, back, memory }
+        let (end, is_announced, is_compared, back, _part) = (None, true, false, None, None);
+        Lane { consumer, link, redelivered, number, end, is_announced, id, is_compared, back, _part, memory }
     }
 
     /// What comes next of this lane. If it is one that `leaves` with its sender, that sender's coming and going too.

@@ -143,6 +143,7 @@ mod handshake;
 pub mod inspect;
 mod lanes;
 mod link;
+mod memory;
 mod name;
 mod options;
 mod os;

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::gather::{Hall, this_process};
 pub(crate) use crate::os::Event;
 use crate::os::socket::{DESCRIPTORS_MAX, Socket, wait_for};
-use crate::os::{Bell, Descriptor, Foreign, Nudge, Pollable, Ready, locked, poll_until};
+use crate::os::{Bell, Descriptor, Foreign, Nudge, Pollable, Ready, locked, own_uid, poll_until};
 use pelton_lane::step;
 use rustix::event::epoll::EventFlags;
 use std::collections::VecDeque;
@@ -95,6 +95,8 @@ pub(crate) enum Whom {
 #[derive(Debug)]
 pub(crate) struct Link {
     peer_bell: Arc<Bell>,
+    /// What the peer rings, if it is not what all peers do: it is given up with this.
+    _own_bell: Option<Arc<Bell>>,
     way: Way,
     peer: Peer,
     looked: Instant,
@@ -119,17 +121,24 @@ const PACKETS_MAX: usize = 1024;
 impl Link {
     fn new(peer_bell: impl Into<Arc<Bell>>, way: Way, peer: Peer) -> Link {
         let (peer_bell, received) = (peer_bell.into(), VecDeque::new());
-        Link { peer_bell, way, peer, looked: Instant::now(), received, is_silent: false }
+        Link { peer_bell, _own_bell: None, way, peer, looked: Instant::now(), received, is_silent: false }
     }
 
     /// A link over a socket that [`Bells::watch`] watches, with the process that it said.
-    pub(crate) fn over_socket(peer_bell: Bell, socket: Socket, process: Option<Descriptor>, peer: Peer) -> Link {
-        Link::new(peer_bell, Way::over(socket, process), peer)
+    pub(crate) fn over_socket(
+        peer_bell: Bell,
+        own_bell: Arc<Bell>,
+        socket: Socket,
+        process: Option<Descriptor>,
+        peer: Peer,
+    ) -> Link {
+        Link { _own_bell: Some(own_bell), ..Link::new(peer_bell, Way::over(socket, process), peer) }
     }
 
     /// The same of two lanes there and back: one socket carries the descriptors of both, and tells the peer's end to both.
     pub(crate) fn two_over_socket(
         peer_bells: [Bell; 2],
+        own_bell: Arc<Bell>,
         socket: Socket,
         process: Option<Descriptor>,
         peer: Peer,
@@ -137,7 +146,9 @@ impl Link {
         let way = Way::over(socket, process);
         let [there, back] = peer_bells;
         let Some((socket, process)) = way.shared() else { unreachable!("it was made over a socket") };
-        [Link::new(there, way, peer), Link::new(back, Way::Socket { socket, process }, peer)]
+        let first = Link { _own_bell: Some(own_bell.clone()), ..Link::new(there, way, peer) };
+        let second = Link::new(back, Way::Socket { socket, process }, peer);
+        [first, Link { _own_bell: Some(own_bell), ..second }]
     }
 
     /// What tells the peer's end, for who waits while the link is somebody else's to use.
@@ -192,6 +203,7 @@ impl Link {
         &mut self,
         bells: &Bells,
         peer_bell: Bell,
+        own_bell: Arc<Bell>,
         socket: Socket,
         process: Option<Descriptor>,
         peer: Peer,
@@ -199,6 +211,7 @@ impl Link {
         bells.pollable.forget(self.life());
         self.way = Way::over(socket, process);
         (self.peer_bell, self.peer, self.is_silent) = (peer_bell.into(), peer, false);
+        self._own_bell = Some(own_bell);
     }
 
     /// Whether the peer comes and goes without this side's doing anything about it: a path channel's.
@@ -462,7 +475,7 @@ pub(crate) struct Bells {
 
 impl Bells {
     pub(crate) fn new() -> std::io::Result<Bells> {
-        Bells::with(Bell::new()?)
+        Bells::with(Bell::shared()?)
     }
 
     pub(crate) fn with(bell: Bell) -> std::io::Result<Bells> {
@@ -473,16 +486,27 @@ impl Bells {
 
     /// For one lane of many that a handle sends by: a bell of its own, which the handle's descriptor tells of once
     /// [`Bells::add_bell`] has been asked to. The `mute` nudge is nobody's to hear.
-    pub(crate) fn of_one_lane(&self, mute: &Arc<Nudge>) -> std::io::Result<Bells> {
-        Ok(Bells { bell: Arc::new(Bell::new()?), nudge: mute.clone(), pollable: self.pollable.clone() })
+    pub(crate) fn of_one_lane(&self, mute: &Arc<Nudge>, peer: Peer) -> std::io::Result<Bells> {
+        let bell = if peer.uid == own_uid() { Bell::shared()? } else { Bell::pair(peer.uid)? };
+        Ok(Bells { bell: Arc::new(bell), nudge: mute.clone(), pollable: self.pollable.clone() })
     }
 
-    /// The bell that peers are given.
+    /// The bell of threads, and of peers of this process's user.
     pub(crate) fn bell(&self) -> &Arc<Bell> {
         &self.bell
     }
 
-    /// Also hears a bell that only one peer is given, lest it silence it for others.
+    /// The bell to give to that peer. Whoever is not this user has one alone, lest it rings for others, or silences them.
+    pub(crate) fn bell_for(&self, peer: Peer) -> std::io::Result<Arc<Bell>> {
+        if peer.uid == own_uid() {
+            return Ok(self.bell.clone());
+        }
+        let bell = Arc::new(Bell::pair(peer.uid)?);
+        self.pollable.add_doorbell(&bell)?;
+        Ok(bell)
+    }
+
+    /// Also hears a bell that only one peer is given, and that others wait for besides.
     pub(crate) fn add_bell(&self, bell: &Bell) -> std::io::Result<()> {
         self.pollable.add_bell(bell)
     }
@@ -547,20 +571,24 @@ impl Bells {
     }
 
     /// Silences both bells, before announcing a sleep.
-    pub(crate) fn drain(&self) {
+    pub(crate) fn drain(&self) -> Result<()> {
         self.bell.drain();
         self.nudge.drain();
+        self.pollable.drain().map_err(Error::system("listening to the peers"))
     }
 
-    /// Sleeps until a peer rings, the one peer goes, or the deadline.
-    pub(crate) fn sleep(&self, peer: &Link, deadline: Option<Instant>) -> Result<Ready> {
-        poll_until(&[self.bell.as_fd(), self.nudge.as_fd()], peer.life(), deadline)
-            .map_err(Error::system("waiting for the peer"))
-    }
-
-    /// As [`Bells::sleep`], when there are many peers.
-    pub(crate) fn sleep_for_any(&self, deadline: Option<Instant>) -> Result<Ready> {
+    /// Sleeps until a peer rings or goes, or the deadline.
+    pub(crate) fn sleep(&self, deadline: Option<Instant>) -> Result<Ready> {
         self.pollable.wait(deadline).map_err(Error::system("waiting for the peers"))
+    }
+
+    /// Whether a peer has gone. What rang meanwhile goes on ringing.
+    pub(crate) fn is_any_gone(&self) -> Result<bool> {
+        let ready = self.sleep(Some(Instant::now()))?;
+        if ready != Ready::TimedOut {
+            self.hear_again();
+        }
+        Ok(ready == Ready::Gone)
     }
 }
 

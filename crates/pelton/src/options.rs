@@ -5,6 +5,7 @@ use crate::connect::{self, Listener, PATIENCE};
 use crate::error::{Error, Result};
 use crate::flush::{Appenders, Flush, Sink};
 use crate::gather::{self, Senders};
+use crate::memory::{GRANULE, Limits, lane_within};
 use crate::path::{self, Make};
 use crate::receiver::Receiver;
 use crate::sender::{RESIDENT_MAX, Sender};
@@ -13,8 +14,8 @@ use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How a channel is made. The sender's side decides the capacity and the message limit, or of a path channel whoever makes it;
-/// each side decides how it waits.
+/// How a channel is made. A sender makes its lane; each side limits the capacity and the messages, and the lesser limit applies. Of a path channel
+/// its maker decides both. Each side decides how it waits.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -27,9 +28,11 @@ use std::time::{Duration, Instant};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What it is if nobody has said so depends on what is made.
     capacity: Option<u64>,
+    /// What the capacity is otherwise.
+    usual_capacity: u64,
     message_bytes_max: Option<u64>,
+    pub(crate) memory: Option<u64>,
     pub(crate) wait: Wait,
     pub(crate) uids: Vec<u32>,
     pub(crate) connect_deadline: Option<Instant>,
@@ -59,9 +62,11 @@ impl Options {
     pub fn new() -> Options {
         Options {
             capacity: None,
+            usual_capacity: 64 << 20,
             call_bytes_max: 64 << 20,
             hold: Duration::from_micros(20),
             message_bytes_max: None,
+            memory: None,
             wait: Wait::default(),
             uids: Vec::new(),
             connect_deadline: None,
@@ -78,6 +83,9 @@ impl Options {
 
     /// Bytes of the lane: what the sender can be ahead of the receiver. Rounded up to a multiple of 64 KiB, at most
     /// 16 GiB. Memory is taken only as it is used, and a lane whose receiver keeps up uses 256 KiB of it, and a little more at times.
+    ///
+    /// For a receiver, or either side of calls, it is also the largest lane that this side takes: the peer makes its lane no larger. Without it this
+    /// side takes 16 GiB from a peer of the same user and 64 MiB from another user.
     pub fn capacity(mut self, bytes: u64) -> Options {
         self.capacity = Some(bytes);
         self
@@ -95,9 +103,22 @@ impl Options {
         self
     }
 
-    /// The largest message in bytes, if less than what the capacity allows: half of it less 32, and below 2 GiB.
+    /// The largest message in bytes, if less than what the capacity allows: half of it less 32, and below 2 GiB. For a receiver it is the largest
+    /// that it takes; without it, 1 MiB from a peer of another user. A sender that was given a larger limit than its receiver takes fails to connect with
+    /// [`Error::Option`].
     pub fn message_bytes_max(mut self, bytes: u64) -> Options {
         self.message_bytes_max = Some(bytes);
+        self
+    }
+
+    /// Limit, in bytes, of the memory that the peers of this handle can make it use; by default none for lanes.
+    ///
+    /// A receiver of several senders, or a service, offers each new peer lanes of at most a sixteenth of what is left of it, and refuses peers while
+    /// that is less than 64 KiB. A service counts its replies that wait for a client to read, and requests that have come in part; a call
+    /// that does not fit fails. Without this option these two may have 256 MiB, or four times [`Options::call_bytes_max`] if that is more. With one
+    /// peer, and of a path channel, it limits the lanes. What the program keeps itself, for instance copies of messages, does not count.
+    pub fn memory(mut self, bytes: u64) -> Options {
+        self.memory = Some(bytes);
         self
     }
 
@@ -311,7 +332,7 @@ impl Options {
         /// Room for a header and some bytes: in pieces of less nothing large would ever arrive.
         const LEAST: u64 = 1024;
         // Who has come and gone is not a request.
-        let options = Options { capacity: Some(self.capacity.unwrap_or(4 << 20)), announces: false, ..self.clone() };
+        let options = Options { usual_capacity: 4 << 20, announces: false, ..self.clone() };
         match options.checked_sizes()? {
             (_, limit) if limit < LEAST => Err(Error::Option {
                 option: "message_bytes_max",
@@ -345,10 +366,46 @@ impl Options {
         self.message_bytes_max.map_or(bytes, |most| most.min(bytes))
     }
 
+    /// What this side takes of a peer of its own user, or of another.
+    pub(crate) fn takes(&self, is_own_user: bool) -> Limits {
+        let usual = if is_own_user { Limits::ALL } else { Limits::OF_ANOTHER_USER };
+        let of_memory = self.memory.map_or(u64::MAX, lane_within).max(CAPACITY_MIN);
+        // What cannot be, whoever makes the handle has been told.
+        let lane_bytes = self
+            .capacity
+            .map_or(usual.lane_bytes, |bytes| bytes.clamp(CAPACITY_MIN, CAPACITY_MAX).next_multiple_of(GRANULE));
+        Limits {
+            lane_bytes: lane_bytes.min(of_memory),
+            message_bytes: self.message_bytes_max.unwrap_or(usual.message_bytes).min(Limits::ALL.message_bytes),
+        }
+    }
+
+    /// The largest lane that this side takes of a path channel. Its own capacity is for a channel that it makes.
+    pub(crate) fn path_lane_bytes_max(&self, is_own_user: bool) -> u64 {
+        let usual = if is_own_user { Limits::ALL } else { Limits::OF_ANOTHER_USER };
+        self.memory.unwrap_or(usual.lane_bytes)
+    }
+
+    /// The capacity and the message limit of a lane that the peer takes.
+    pub(crate) fn sizes_within(&self, within: Limits) -> Result<(u64, u64)> {
+        let (capacity, limit) = self.checked_sizes()?;
+        let capacity = capacity.min(lane_within(within.lane_bytes));
+        let most = message_bytes_limit(capacity).min(within.message_bytes);
+        match self.message_bytes_max {
+            Some(found) if found > most => {
+                let wanted = format!(
+                    "at most {most}, as the peer takes lanes of {} bytes and messages of {}: lower it, or raise the peer's capacity, message_bytes_max or memory",
+                    within.lane_bytes, within.message_bytes
+                );
+                Err(Error::Option { option: "message_bytes_max", found, wanted })
+            }
+            _ => Ok((capacity, limit.min(most))),
+        }
+    }
+
     /// The capacity and the message limit that these options come to.
     pub(crate) fn checked_sizes(&self) -> Result<(u64, u64)> {
-        const GRANULE: u64 = 64 * 1024;
-        let capacity = self.capacity.unwrap_or(64 << 20);
+        let capacity = self.capacity.unwrap_or(self.usual_capacity);
         if !(CAPACITY_MIN..=CAPACITY_MAX).contains(&capacity) {
             let wanted = format!("{CAPACITY_MIN} to {CAPACITY_MAX} bytes");
             return Err(Error::Option { option: "capacity", found: capacity, wanted });

@@ -8,7 +8,7 @@ use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link, Whom};
 use crate::options::Options;
 use crate::os::lock::Lock;
-use crate::os::{Descriptor, Segment, membarrier};
+use crate::os::{Descriptor, Segment, membarrier, own_uid};
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use pelton_lane::step;
@@ -83,8 +83,23 @@ pub(crate) fn sender(path: &Path, options: &Options, make: Make) -> Result<Sende
     Ok(sender)
 }
 
+/// There is no handshake in which the maker would learn what the receiver takes.
+fn check_size(directory: &Directory, options: &Options) -> Result<()> {
+    let (bytes, lanes) = (directory.capacity(), u64::from(directory.lanes_max()));
+    let most = options.path_lane_bytes_max(directory.owner() == own_uid());
+    if bytes <= most && options.memory.is_none_or(|memory| bytes * lanes <= memory) {
+        return Ok(());
+    }
+    let memory = options.memory.map_or(String::new(), |memory| format!(", and {memory} in all"));
+    let problem = format!(
+        "it has up to {lanes} lanes of {bytes} bytes, this receiver takes lanes of {most}{memory}: raise its memory option"
+    );
+    Err(Error::NotAChannel { path: directory.path().display().to_string(), problem })
+}
+
 pub(crate) fn receiver(path: &Path, options: &Options, make: Make) -> Result<Receiver> {
     let directory = directory(path, options, make)?;
+    check_size(&directory, options)?;
     let can_barrier = membarrier::register();
     let role = directory.claim_receiver()?;
     step("receiver: claimed");

@@ -477,9 +477,9 @@ impl Receiver {
         if one || self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.producer_closed()) {
             return self.look_for_ends();
         }
-        match self.bells.sleep_for_any(Some(Instant::now()))? {
-            Ready::Gone => self.look_for_ends(),
-            _ => Ok(self.found_end()),
+        match self.bells.is_any_gone()? {
+            true => self.look_for_ends(),
+            false => Ok(self.found_end()),
         }
     }
 
@@ -665,7 +665,7 @@ impl Receiver {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
-        self.bells.drain();
+        self.bells.drain()?;
         step("receiver arms: drained");
         self.find_senders()?;
         step("receiver arms: looked");
@@ -750,7 +750,7 @@ impl Receiver {
             } else if !self.owner.is_current() {
                 return Err(self.not_usable());
             }
-            self.bells.drain();
+            self.bells.drain()?;
             step("receiver waits for its peer: drained");
             self.find_senders()?;
             step("receiver waits for its peer: looked");
@@ -761,7 +761,7 @@ impl Receiver {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            self.bells.sleep_for_any(deadline)?;
+            self.bells.sleep(deadline)?;
         }
     }
 
@@ -908,14 +908,11 @@ impl Side for Receiver {
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
-        match self.gate.is_none() && self.lanes.is_one() {
-            true => self.bells.sleep(&self.lanes.current.link, deadline),
-            false => self.bells.sleep_for_any(deadline),
-        }
+        self.bells.sleep(deadline)
     }
 
     fn rung(&mut self, alone: bool) -> Result<bool> {
-        self.bells.drain();
+        self.bells.drain()?;
         step("receiver rung: drained");
         // Who comes or goes says so itself, and goes on saying so.
         if alone && self.gate.as_ref().is_some_and(|gate| !gate.stirs()) {
@@ -938,7 +935,7 @@ impl Side for Receiver {
         }
         // One system call, however many they are.
         let gone = self.lanes.current.link.is_peer_gone()? || self.found_end().is_some();
-        Ok(gone || (!self.lanes.is_one() && self.bells.sleep_for_any(Some(Instant::now()))? == Ready::Gone))
+        Ok(gone || (!self.lanes.is_one() && self.bells.is_any_gone()?))
     }
 
     fn spin(&mut self) -> &mut Spin {

@@ -690,7 +690,7 @@ impl Sender {
         if bytes as u64 > self.message_bytes_max() {
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.message_bytes_max() });
         }
-        self.parts.bells.drain();
+        self.parts.bells.drain()?;
         step("sender arms: drained");
         let armed = Room { sender: self, want: Want::Message(bytes as u64, 0) }.arm()?;
         if self.is_peer_gone()? {
@@ -797,7 +797,7 @@ impl Sender {
             } else if !self.owner.is_current() {
                 return Err(self.not_usable());
             }
-            self.parts.bells.drain();
+            self.parts.bells.drain()?;
             step("sender waits for its peer: drained");
             // One that has passed may have a successor here already.
             self.find_next_peer()?;
@@ -809,7 +809,7 @@ impl Sender {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            self.parts.bells.sleep(&self.parts.link, deadline)?;
+            self.parts.bells.sleep(deadline)?;
         }
     }
 
@@ -979,11 +979,11 @@ impl Side for Room<'_> {
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
-        self.sender.parts.bells.sleep(&self.sender.parts.link, deadline)
+        self.sender.parts.bells.sleep(deadline)
     }
 
     fn rung(&mut self, _alone: bool) -> Result<bool> {
-        self.sender.parts.bells.drain();
+        self.sender.parts.bells.drain()?;
         step("sender rung: drained");
         // A receiver may have come and gone since the last time. What could not be looked at is to be looked at again.
         let passed = self.sender.find_peer().inspect_err(|_| self.sender.parts.bells.nudge().ring())?;

@@ -435,8 +435,9 @@ fn marks_that_lead_astray_are_corrupt() {
         (vec![(0, mark(0, 63)), (4032, mark(0, 0))], "mark"), // two jumps
         (vec![(0, mark(0, 64))], "place after a mark"),       // past the end
         (vec![(0, mark(0, 0x0fff_ffff))], "place after a mark"),
-        (vec![(0, mark(3, 0))], "mark"), // unknown
-        (vec![(0, mark(7, 1))], "mark"),
+        (vec![(0, mark(3, 0))], "mark"),                  // unknown
+        (vec![(0, mark(7, 1)), (8, mark(4, 1))], "mark"), // that may be skipped, out of order
+        (vec![(0, mark(4, 1)), (8, mark(1, 1))], "mark"),
         (vec![(0, mark(1, 1)), (8, mark(2, 1))], "mark"), // out of order
         (vec![(0, mark(2, 1))], "seq of a record"),       // nothing behind it
         (vec![(0, mark(0, 1)), (64, 1 << 32 | 2017)], "length of a record"),

@@ -4,7 +4,7 @@
 //! before, the loop sees under the lock, or by an edge of `edges.rs`.
 
 use super::edges::Away;
-use super::frame::{Assembly, CALLS_MAX, Header, Kind, generation_of, slot_of};
+use super::frame::{Assembly, CALLS_MAX, FAILED_MEMORY, Header, Kind, Outgoing, generation_of, slot_of};
 use super::outbox::Outbox;
 use super::service::Desk;
 use crate::connect::Origin;
@@ -62,7 +62,7 @@ pub(crate) struct Caller {
     /// Requests are taken all the same: the loop is not to miss that the call is cancelled.
     wanted: AtomicUsize,
     /// Answers of threads that must not wait for the lock, for the service's loop to take up.
-    later: Mutex<Vec<(Header, Vec<u8>)>>,
+    later: Mutex<Vec<Outgoing>>,
     is_gone: AtomicBool,
     /// By slot, 0 or the call in it: its generation, and what is to be known of it.
     calls: Box<[AtomicU64; CALLS_MAX as usize]>,
@@ -349,8 +349,33 @@ impl Caller {
             self.pass_on(out);
             return Ok(());
         }
-        out.outbox.push(header, payload);
-        self.flush(out)
+        let (message, kept) = self.to_wait(header, payload);
+        out.outbox.push_all(message);
+        self.flush(out).and(kept)
+    }
+
+    /// An answer that has to wait for room. If the service has no memory left for it, its call fails instead, and so does who answers.
+    fn to_wait(&self, header: Header, payload: &[u8]) -> (Outgoing, Result<()>) {
+        let kept = &self.desk.kept;
+        if let Some(part) = kept.take(payload.len() as u64) {
+            return (Outgoing::new(header, payload.to_vec(), Some(part)), Ok(()));
+        }
+        let error = self.no_memory(payload.len());
+        let failed = Header { code: FAILED_MEMORY, ..Header::new(Kind::Failed, header.id) };
+        (Outgoing::new(failed, error.to_string().into_bytes(), None), Err(error))
+    }
+
+    #[cold]
+    pub(super) fn no_memory(&self, bytes: usize) -> Error {
+        let kept = &self.desk.kept;
+        Error::Memory { bytes: bytes as u64, left: kept.left(), most: kept.most() }
+    }
+
+    /// For the service's loop: a request of so many bytes came in pieces that could not all be kept.
+    #[cold]
+    pub(super) fn fail_for_memory(self: &Arc<Caller>, id: u64, bytes: u64) {
+        let failed = Header { code: FAILED_MEMORY, ..Header::new(Kind::Failed, id) };
+        self.answer_from_loop(failed, self.no_memory(bytes as usize).to_string().as_bytes());
     }
 
     /// A last answer was written, and the lock has been given back: a service that drains looks whether that was all.
@@ -364,21 +389,23 @@ impl Caller {
 
     /// A last answer that is not to wait for the lock.
     #[cold]
-    pub(super) fn leave_to_the_loop(self: &Arc<Caller>, header: Header, payload: &[u8]) {
+    pub(super) fn leave_to_the_loop(self: &Arc<Caller>, header: Header, payload: &[u8]) -> Result<()> {
+        let (message, kept) = self.to_wait(header, payload);
         let mut later = locked(&self.later);
         // Under this lock, so that who looks for calls that are open finds one or the other.
         self.end(header.id);
-        self.push_later(&mut later, header, payload);
+        self.push_later(&mut later, message);
         drop(later);
         self.desk.look_at(self);
+        kept
     }
 
-    fn push_later(&self, later: &mut Vec<(Header, Vec<u8>)>, header: Header, payload: &[u8]) {
-        later.push((header, payload.to_vec()));
+    fn push_later(&self, later: &mut Vec<Outgoing>, message: Outgoing) {
+        later.push(message);
         self.stalls.fetch_or(LATER, Relaxed);
     }
 
-    fn take_later(&self) -> Vec<(Header, Vec<u8>)> {
+    fn take_later(&self) -> Vec<Outgoing> {
         if !self.has_later() {
             return Vec::new();
         }
@@ -389,21 +416,23 @@ impl Caller {
 
     /// For the service's loop: tells the client that requests are given back from now on.
     pub(super) fn begin_drain(&self) {
-        self.push_later(&mut locked(&self.later), Header::new(Kind::Draining, 0), &[]);
+        self.push_later(&mut locked(&self.later), Outgoing::new(Header::new(Kind::Draining, 0), Vec::new(), None));
     }
 
     /// For the service's loop, which is not to wait for the lock: gives a request back that was just taken.
     #[cold]
     pub(super) fn give_back(self: &Arc<Caller>, id: u64) {
-        let header = Header::new(Kind::Returned, id);
-        match self.try_lock() {
-            // An error is of the client's end, which its lane tells.
-            Ok(Some(mut out)) => {
-                // After what has to come before it.
-                let _ = self.flush(&mut out).and_then(|()| self.write_last(&mut out, header, &[]));
-            }
-            _ => self.leave_to_the_loop(header, &[]),
-        }
+        self.answer_from_loop(Header::new(Kind::Returned, id), &[]);
+    }
+
+    /// For the service's loop, which is not to wait for the lock.
+    fn answer_from_loop(self: &Arc<Caller>, header: Header, payload: &[u8]) {
+        // An error is of the client's end, which its lane tells.
+        let _ = match self.try_lock() {
+            // After what has to come before it.
+            Ok(Some(mut out)) => self.flush(&mut out).and_then(|()| self.write_last(&mut out, header, payload)),
+            _ => self.leave_to_the_loop(header, payload),
+        };
     }
 
     /// Whether nothing is taken of it any more, and it is told, or has been.
@@ -448,9 +477,7 @@ impl Caller {
 
     /// Writes what there is room for; notes whether anything is left.
     pub(super) fn flush(self: &Arc<Caller>, out: &mut Out) -> Result<()> {
-        for (header, payload) in self.take_later() {
-            out.outbox.push(header, &payload);
-        }
+        self.take_later().into_iter().for_each(|message| out.outbox.push_all(message));
         let flushed = out.outbox.flush();
         self.pass_on(out);
         if !matches!(flushed, Ok(false)) || self.is_gone.load(Relaxed) {

@@ -10,7 +10,7 @@ use crate::handshake::own_bells;
 use crate::link::{Bells, Peer};
 use crate::name::Name;
 use crate::options::Options;
-use crate::os::{Owner, Ready};
+use crate::os::Owner;
 use crate::wait::{self, Patience, Side, Spin};
 use pelton_lane::{Record, Space};
 use std::collections::VecDeque;
@@ -709,10 +709,10 @@ impl Client {
         let mut side = Awaiting { client: self, want: Want::Any, wanted: None };
         wait::linger(&mut side, hold)?;
         // Of both lanes of all links.
-        side.client.bells.drain();
+        side.client.bells.drain()?;
         side.wanted = side.client.wanted;
         let mut armed = side.arm()?;
-        if armed && side.client.bells.sleep_for_any(Some(Instant::now()))? == Ready::Gone {
+        if armed && side.client.bells.is_any_gone()? {
             side.disarm();
             // Told after what was answered.
             let _ = side.look()? || side.end()?;

@@ -2,6 +2,7 @@
 //! as far as it can be without knowing what calls there are.
 
 use crate::error::{Error, Result};
+use crate::memory::Part;
 use crate::os::monotonic_ns;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,8 @@ const CONTINUED: u64 = 1 << 9;
 /// What a large message is cut into. A guess: so many bytes are written while the other side still reads the ones before, and all
 /// of it stays in a cache.
 const PIECE_BYTES: usize = 64 << 10;
+/// Code of a Failed that is the library's: the service's memory for clients is full.
+pub(crate) const FAILED_MEMORY: u32 = 0xffff_0001;
 
 /// What a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,9 +155,29 @@ impl Header {
 pub(crate) struct Assembly {
     pub(crate) header: Header,
     pub(crate) bytes: Vec<u8>,
+    /// Bytes that have come, kept or not.
+    pub(crate) length: u64,
+    /// Of the memory for these bytes, if that has a limit.
+    pub(crate) part: Option<Part>,
+    /// That memory was full: the bytes are not kept.
+    pub(crate) is_dropped: bool,
 }
 
 impl Assembly {
+    pub(crate) fn new(header: Header, part: Option<Part>) -> Assembly {
+        Assembly { header, bytes: Vec::new(), length: 0, part, is_dropped: false }
+    }
+
+    /// So many bytes more have come. False: they are not to be kept.
+    pub(crate) fn grow(&mut self, bytes: u64) -> bool {
+        self.length += bytes;
+        self.is_dropped |= !self.part.as_mut().is_none_or(|part| part.grow(bytes));
+        if self.is_dropped {
+            (self.bytes, self.part) = (Vec::new(), None);
+        }
+        !self.is_dropped
+    }
+
     /// Whether a record with this header may come now: each side writes one message in pieces at a time.
     pub(crate) fn check(this: &Option<Assembly>, header: &Header) -> std::result::Result<(), &'static str> {
         match this {
@@ -172,11 +195,13 @@ pub(crate) struct Outgoing {
     header: Header,
     bytes: Vec<u8>,
     written: usize,
+    /// Of the memory for what waits, if that has a limit.
+    _part: Option<Part>,
 }
 
 impl Outgoing {
-    pub(crate) fn new(header: Header, payload: &[u8]) -> Outgoing {
-        Outgoing { header, bytes: payload.to_vec(), written: 0 }
+    pub(crate) fn new(header: Header, bytes: Vec<u8>, part: Option<Part>) -> Outgoing {
+        Outgoing { header, bytes, written: 0, _part: part }
     }
 
     /// Bytes of the payload of the next record, in a lane whose largest message is so large.

@@ -5,10 +5,10 @@
 
 use super::Flag;
 use super::caller::{Caller, Guard, Out, has_room};
-use super::frame::Header;
+use super::frame::{Header, Outgoing};
 use super::responder::room_is_held;
 use crate::error::{Error, Result};
-use crate::os::{Ready, poll_until};
+use crate::os::{Pollable, Ready};
 use crate::sender::Sent;
 use crate::wait::Patience;
 use std::marker::PhantomData;
@@ -131,10 +131,7 @@ impl<'a> Hold<'a> {
     pub(super) fn send_last(&self, header: Header, payload: &[u8]) -> Result<()> {
         let mut out = match self.try_lock()? {
             Some(out) => out,
-            None if has_room() => {
-                self.leave_to_the_loop(header, payload);
-                return Ok(());
-            }
+            None if has_room() => return self.leave_to_the_loop(header, payload),
             None => self.lock()?,
         };
         let sent = self.write_last(&mut out, header, payload);
@@ -151,7 +148,8 @@ impl<'a> Hold<'a> {
             self.check_gone()?;
             self.flush(&mut out)?;
             if !out.outbox.is_whole(payload.len()) && out.outbox.is_empty() {
-                out.outbox.push(header, payload);
+                let part = self.desk.kept.take(payload.len() as u64).ok_or_else(|| self.no_memory(payload.len()))?;
+                out.outbox.push_all(Outgoing::new(header, payload.to_vec(), Some(part)));
                 self.flush(&mut out)?;
                 return Ok(Sent::Sent);
             }
@@ -172,10 +170,13 @@ impl<'a> Hold<'a> {
             if has_room() {
                 return Err(room_is_held());
             }
-            waiting.get_or_insert_with(|| Waiting::new(self));
+            let waiting = match &waiting {
+                Some(waiting) => waiting,
+                None => waiting.insert(Waiting::new(self)?),
+            };
             out = match out.is_polled {
                 true => self.wait_for_turn(out, deadline.map(|deadline| deadline - now)),
-                false => self.wait_for_room(out, payload.len(), deadline)?,
+                false => self.wait_for_room(out, &waiting.ears, payload.len(), deadline)?,
             };
         }
     }
@@ -189,8 +190,14 @@ impl<'a> Hold<'a> {
 
     /// Polls without the lock: the others answer meanwhile. Comes back when there may be room. The bell only wakes: that there is room
     /// the lane says ([release]), and what the others did is seen under the lock, which is taken again.
-    fn wait_for_room<'b>(&'b self, mut out: Guard<'b>, bytes: usize, deadline: Option<Instant>) -> Result<Guard<'b>> {
-        self.bells.drain();
+    fn wait_for_room<'b>(
+        &'b self,
+        mut out: Guard<'b>,
+        ears: &Pollable,
+        bytes: usize,
+        deadline: Option<Instant>,
+    ) -> Result<Guard<'b>> {
+        self.bell().drain();
         let bytes = if out.outbox.is_empty() { bytes } else { out.outbox.wanted() };
         if !out.outbox.sender.arm_for_room(bytes).map_err(|error| self.went(error))? {
             return Ok(out);
@@ -199,10 +206,7 @@ impl<'a> Hold<'a> {
         let nap = out.outbox.sender.must_nap().then(|| Instant::now() + Duration::from_millis(1));
         drop(out);
         let until = deadline.into_iter().chain(nap).min();
-        let (socket, process) = self.life.as_ref().map_or((None, None), |(socket, process)| {
-            (Some(socket.as_fd()), process.as_ref().map(|process| process.as_fd()))
-        });
-        let ready = poll_until(&[self.bell().as_fd(), self.desk.mute.as_fd()], [socket, process], until);
+        let ready = ears.wait(until);
         let mut out = self.lock()?;
         (out.is_polled, out.is_awaited) = (false, false);
         out.outbox.sender.disarm();
@@ -246,17 +250,26 @@ impl Hold<'_> {
 }
 
 /// A thread that waits for room for a part: nothing is taken of that client meanwhile, lest it wait for more threads.
-struct Waiting<'a>(&'a Arc<Caller>);
+struct Waiting<'a> {
+    caller: &'a Arc<Caller>,
+    /// Its own, as the service's loop hears the same bell.
+    ears: Pollable,
+}
 
 impl<'a> Waiting<'a> {
-    fn new(caller: &'a Arc<Caller>) -> Waiting<'a> {
+    fn new(caller: &'a Arc<Caller>) -> Result<Waiting<'a>> {
+        let (socket, process) = caller.life.as_ref().map_or((None, None), |(socket, process)| {
+            (Some(socket.as_fd()), process.as_ref().map(|process| process.as_fd()))
+        });
+        let ears = Pollable::of_one_wait(caller.bell(), &caller.desk.mute, [socket, process]);
+        let ears = ears.map_err(Error::system("waiting for a client"))?;
         caller.begin_wait();
-        Waiting(caller)
+        Ok(Waiting { caller, ears })
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.end_wait();
+        self.caller.end_wait();
     }
 }

@@ -36,7 +36,12 @@ impl Outbox {
 
     /// Puts a message behind those that wait; [`Outbox::flush`] writes it.
     pub(crate) fn push(&mut self, header: Header, payload: &[u8]) {
-        self.queue.push_back(Outgoing::new(header, payload));
+        self.push_all(Outgoing::new(header, payload.to_vec(), None));
+    }
+
+    /// As [`Outbox::push`].
+    pub(crate) fn push_all(&mut self, message: Outgoing) {
+        self.queue.push_back(message);
     }
 
     /// Writes as much as there is room for. True: nothing waits any more.

@@ -18,6 +18,7 @@ use crate::connect::Listener;
 use crate::error::{Error, Result};
 use crate::gather;
 use crate::link::Bells;
+use crate::memory::Budget;
 use crate::options::Options;
 use crate::os::{Nudge, Owner, Ready, locked};
 use crate::receiver::Receiver;
@@ -71,10 +72,15 @@ pub struct Service {
     is_draining: bool,
 }
 
+/// What a service keeps of its clients by default: a guess, four of the largest requests or replies by default.
+const KEPT_MAX: u64 = 256 << 20;
+
 /// What all clients of a service have in common.
 #[derive(Debug)]
 pub(crate) struct Desk {
     pub(crate) options: Options,
+    /// For answers that wait for room, and requests of which some pieces have come.
+    pub(super) kept: Arc<Budget>,
     /// Of the clients' lanes, whose own bells are heard otherwise.
     pub(crate) mute: Arc<Nudge>,
     nudge: Arc<Nudge>,
@@ -99,10 +105,11 @@ impl Desk {
         self.stir();
     }
 
-    fn new(options: &Options, bells: &Bells) -> Result<Desk> {
+    fn new(options: &Options, bells: &Bells, budget: Option<Arc<Budget>>) -> Result<Desk> {
         let mute = Nudge::new().map_err(Error::system("making an eventfd"))?;
         Ok(Desk {
             options: options.clone(),
+            kept: budget.unwrap_or_else(|| Budget::new(KEPT_MAX.max(options.call_bytes_max.saturating_mul(4)))),
             mute: Arc::new(mute),
             nudge: bells.nudge().clone(),
             clock: Clock::new(),
@@ -154,7 +161,7 @@ impl Service {
 
     pub(crate) fn with(name: &str, options: &Options) -> Result<Service> {
         let listener = Listener::beside_others(name, options)?;
-        let make = |bells: &Bells| Desk::new(options, bells).map(|desk| Some(Arc::new(desk)));
+        let make = |bells: &Bells, budget| Desk::new(options, bells, budget).map(|desk| Some(Arc::new(desk)));
         let requests = gather::gather_with(options, Some(listener), make)?;
         let desk = requests.desk().expect("it was just made with one");
         let place = MaybeUninit::uninit();
@@ -381,11 +388,14 @@ impl Service {
         let Some(back) = self.requests.back() else { return Err("lane") };
         Assembly::check(&back.assembly, &header)?;
         let caller = Arc::clone(&back.caller);
-        let mut assembly = back.assembly.take().unwrap_or_else(|| Assembly { header, bytes: Vec::new() });
-        if assembly.bytes.len() as u64 + record.bytes - HEADER_BYTES as u64 > most {
+        let mut assembly = back.assembly.take().unwrap_or_else(|| Assembly::new(header, self.desk.kept.take(0)));
+        let bytes = record.bytes - HEADER_BYTES as u64;
+        if assembly.length + bytes > most {
             return Err("size");
         }
-        self.requests.append(record, HEADER_BYTES, &mut assembly.bytes);
+        if assembly.grow(bytes) {
+            self.requests.append(record, HEADER_BYTES, &mut assembly.bytes);
+        }
         if header.more
             && let Some(back) = self.requests.back()
         {
@@ -399,6 +409,14 @@ impl Service {
             caller.give_back(header.id);
         }
         let is_wanted = !is_request || !(is_gone || self.is_draining);
+        if assembly.is_dropped {
+            match is_request {
+                true if is_wanted => caller.fail_for_memory(header.id, assembly.length),
+                true => {}
+                false => _ = self.desk.dropped.fetch_add(1, Relaxed),
+            }
+            return Ok(None);
+        }
         Ok(is_wanted.then_some(Found::Apart(assembly.bytes, assembly.header)))
     }
 

@@ -9,8 +9,10 @@ use pelton_lane::{
 use std::io::ErrorKind;
 use std::mem::offset_of;
 
-/// Bytes of the channel's file that are read and checked: up to the count of lanes.
-pub(super) const HEADER_BYTES: usize = 120;
+/// Bytes of the channel's file that are read and checked.
+pub(super) const HEADER_BYTES: usize = 144;
+/// Of them, those that a recovery writes anew: up to the count of lanes.
+pub(super) const RECOVERED_BYTES: usize = 120;
 pub(super) const LANES_AT: usize = offset_of!(ChannelPage, lanes);
 
 /// What to do about a file that cannot be right.
@@ -60,6 +62,13 @@ impl Header {
             mode: u32_at(bytes, offset_of!(ChannelPage, mode)),
             boot_id: array_at(bytes, offset_of!(ChannelPage, boot_id)),
         };
+        let unknown = u64_at(bytes, offset_of!(ChannelPage, features_required));
+        if unknown != 0 {
+            return Err(format!(
+                "{CHANNEL} requires feature {}, which this version of pelton does not have: use the version that made it, or a later one",
+                unknown.trailing_zeros()
+            ));
+        }
         match header.problem() {
             Some((what, found, wanted)) => Err(format!("{CHANNEL} says {what} {found}, wanted {wanted}: {DAMAGED}")),
             None => Ok(header),

@@ -79,7 +79,7 @@ impl Pool {
             jobs: Mutex::default(),
             there_is_one: Condvar::new(),
             ended: Mutex::default(),
-            bell: Bell::new()?,
+            bell: Bell::own()?,
         };
         let owner = Owner::current()?;
         Ok(Pool {
@@ -389,7 +389,7 @@ impl Cancel {
             Some(mut job) => {
                 if job.bell.is_none() {
                     // Without a descriptor for it, it cannot be woken: the next bytes do.
-                    job.bell = Bell::new().ok().map(Arc::new);
+                    job.bell = Bell::own().ok().map(Arc::new);
                 }
                 job.bell.clone()
             }

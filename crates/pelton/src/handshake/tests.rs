@@ -56,23 +56,51 @@ mod vectors {
         vectors()["refused"].as_array().unwrap().iter().for_each(assert_refused);
     }
 
-    /// Greets this side as a peer that keeps to the rules up to the packet.
-    fn assert_refused(vector: &Value) {
-        let path = std::env::temp_dir().join(format!(
-            "pelton-vectors-{}-{:?}",
-            std::process::id(),
-            std::thread::current().id()
-        ));
+    #[test]
+    fn greetings_are_accepted_or_refused_as_the_vectors_say() {
+        for vector in vectors()["greetings"].as_array().unwrap() {
+            let (shake, peer) = shake_with_peer();
+            assert!(peer.try_send(&packet_bytes(vector), &[]).unwrap());
+            let role = match vector["role"].as_u64().unwrap() {
+                1 => Role::Receiver,
+                2 => Role::Sender,
+                3 => Role::Service,
+                _ => Role::Client,
+            };
+            let greeted = in_call(shake.greet(role, false, true, || Ok(Limits::ALL)));
+            match (&vector["is"], greeted) {
+                (Value::String(is), Ok(_)) if is == "accepted" => {}
+                (Value::Object(is), Err(Error::Refused(text))) => {
+                    let words = is["refused"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+                    words.for_each(|word| assert!(text.contains(word), "{vector}: {text}"));
+                    let mut bytes = [0; PACKET_BYTES];
+                    let (len, ..) = peer.try_receive(&mut bytes).unwrap().unwrap();
+                    assert_eq!(refusal(&bytes[..len]).unwrap().to_string(), format!("refused: {text}"));
+                }
+                (_, greeted) => panic!("{vector}: {greeted:?}"),
+            }
+        }
+    }
+
+    /// A handshake of this side, and a socket for who plays the peer.
+    fn shake_with_peer() -> (Shake, Socket) {
+        let thread = std::thread::current().id();
+        let path = std::env::temp_dir().join(format!("pelton-vectors-{}-{thread:?}", std::process::id()));
         let listener = listen_at(&path).unwrap();
         let peer = Socket::connect(&path).unwrap();
         let socket = accept_at(&listener).unwrap().unwrap();
         peer.take_descriptors();
         std::fs::remove_file(&path).unwrap();
+        (Shake::new(socket, Pace::Until(Instant::now() + PATIENCE), &Options::new()).unwrap(), peer)
+    }
+
+    /// Greets this side as a peer that keeps to the rules up to the packet.
+    fn assert_refused(vector: &Value) {
+        let (shake, peer) = shake_with_peer();
         let options = Options::new();
-        let shake = Shake::new(socket, Pace::Until(Instant::now() + PATIENCE), &options).unwrap();
-        let (bytes, bell) = (packet_bytes(vector), Bell::new().unwrap());
+        let (bytes, bell) = (packet_bytes(vector), Bell::shared().unwrap());
         let send = |bytes: &[u8], fds: &[BorrowedFd<'_>]| assert!(peer.try_send(bytes, fds).unwrap());
-        let hello = |role, holds| Packet { role: role as u32, holds, ..Packet::new(HELLO) }.encode();
+        let hello = |role, holds: u32| Packet::hello(role, holds != 0, Limits::ALL).encode();
         let data_of = |packet: &Packet| if capacity_is_valid(packet.capacity) { packet.capacity } else { 64 };
         let refused = match vector["expected"].as_str().unwrap() {
             "PRODUCER" => {
@@ -152,8 +180,8 @@ mod peers {
         let impatient = Shake { pace: Pace::Until(Instant::now()), ..shake(socket) };
         let limit = message_bytes_limit(1 << 20);
         let page = make_producer_page(1 << 20, limit, 2).unwrap();
-        let bell = Bell::new().unwrap();
-        let hello = Packet { role: Role::Sender as u32, ..Packet::new(HELLO) };
+        let bell = Bell::shared().unwrap();
+        let hello = Packet::hello(Role::Sender, false, Limits::ALL);
         let packet = lane_packet(PRODUCER, 1 << 20, limit, Position::START, Position::START);
         assert!(peer.try_send(&hello.encode(), &[]).unwrap());
         assert!(peer.try_send(&packet.encode(), &[page.as_fd(), bell.as_fd()]).unwrap());
@@ -196,7 +224,7 @@ mod peers {
         let path = std::env::temp_dir().join(format!("pelton-hand-shakes-{}-hangs-up", std::process::id()));
         let listener = Listener::bind(&format!("unix:{}", path.display())).unwrap();
         let peer = Socket::connect(&path).unwrap();
-        let hello = Packet { role: Role::Sender as u32, ..Packet::new(HELLO) };
+        let hello = Packet::hello(Role::Sender, false, Limits::ALL);
         assert!(peer.try_send(&hello.encode(), &[]).unwrap());
         drop(peer);
         let waited = listener.accept_receiver_until(Instant::now() + Duration::from_millis(50));

@@ -1,121 +1,191 @@
-//! Ringing and sleeping: an eventfd, or a FIFO in the file system, that one side writes and the other polls.
+//! Ringing and sleeping: doorbells, and waiting for them.
 
-use super::socket::Socket;
-use super::{Descriptor, Foreign};
+use super::socket::{Socket, is_shut_down, is_unix_seqpacket};
+use super::{Descriptor, Foreign, locked};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, ReadWriteFlags};
+use rustix::net::{SendFlags, send};
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-/// Rung by one side, polled and drained by the other.
+/// A doorbell: rung by one side, waited for by the other. `spec/protocol.md`, "Doorbells", says why no peer can make either block.
 #[derive(Debug)]
-pub(crate) struct Bell {
-    fd: Descriptor,
-    form: Form,
-}
+pub(crate) struct Bell(Form);
 
 /// What a bell is made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum Form {
-    /// Comes over a socket, and goes with the process.
-    Eventfd,
+    /// An eventfd that only this process has: readable from a ring until it is drained.
+    Own(Descriptor),
+    /// An eventfd between processes of one user. It is rung by adding 0, which has room whatever the counter is, and reported by an epoll that is told
+    /// of every write; so it is never drained.
+    Shared(Descriptor),
     /// Has a name in a directory, so that a successor finds it.
-    Fifo,
+    Fifo(Descriptor),
+    /// Both ends of a socket pair: the owner waits at the near one, and gives the far one to a peer of another user.
+    Pair { near: Socket, far: Descriptor },
+    /// The far end, as a peer gave it.
+    Far(Descriptor),
 }
 
 impl Bell {
-    pub(crate) fn new() -> std::io::Result<Bell> {
-        let fd = Descriptor::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;
-        let bell = Bell { fd, form: Form::Eventfd };
+    /// For this process alone.
+    pub(crate) fn own() -> std::io::Result<Bell> {
+        let fd = new_eventfd()?;
         // Where that is refused it would ring for ever: said now, as nobody could say it then.
-        bell.drain_eventfd().map_err(|errno| {
+        drain_eventfd(&fd).map_err(|errno| {
             let error = std::io::Error::from(errno);
             std::io::Error::new(error.kind(), format!("reading an eventfd by preadv2: {error}"))
         })?;
-        Ok(bell)
+        Ok(Bell(Form::Own(fd)))
+    }
+
+    /// For peers of this process's user, and threads.
+    pub(crate) fn shared() -> std::io::Result<Bell> {
+        Ok(Bell(Form::Shared(new_eventfd()?)))
+    }
+
+    /// For one peer, of another user.
+    pub(crate) fn pair(peer_uid: u32) -> std::io::Result<Bell> {
+        let (near, far) = Socket::pair(peer_uid)?;
+        Ok(Bell(Form::Pair { near, far: Descriptor::new(far)? }))
     }
 
     /// A FIFO, opened by this process for reading and writing, without waiting. Both, so that it has a reader whatever
     /// the other side does: ringing then never raises SIGPIPE, and there is never a hang-up on it.
     pub(crate) fn fifo(fd: OwnedFd) -> std::io::Result<Bell> {
-        Ok(Bell { fd: Descriptor::new(fd)?, form: Form::Fifo })
+        Ok(Bell(Form::Fifo(Descriptor::new(fd)?)))
     }
 
     /// The peer's, as it came over the socket.
-    pub(crate) fn from_peer(fd: Foreign) -> std::io::Result<Bell> {
+    pub(crate) fn from_peer(fd: Foreign, is_own_user: bool) -> std::io::Result<Bell> {
         use rustix::fs::{AtFlags, StatxFlags, statx};
-        // An eventfd is of no file type. Anything else could answer a ring with SIGPIPE, or be a file. As far as is known without asking a
-        // file's server, which may not answer.
+        // As far as is known without asking a file's server, which may not answer.
         let asked = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let kind = u32::from(statx(&fd, c"", asked, StatxFlags::TYPE)?.stx_mode) & libc::S_IFMT;
-        if kind != 0 {
-            let text = format!("the peer's bell is of file type {kind:#o}, wanted an eventfd");
-            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
+        let unusable = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
+        match kind {
+            libc::S_IFSOCK if is_unix_seqpacket(&fd)? => Ok(Bell(Form::Far(Descriptor::new(fd.into_owned())?))),
+            // An eventfd is of no file type.
+            0 if is_own_user => {
+                // Non-blocking, whatever the peer made of it.
+                let set = rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK);
+                set.map_err(|error| unusable(format!("the peer's bell cannot be used: {error}")))?;
+                Ok(Bell(Form::Shared(Descriptor::new(fd.into_owned())?)))
+            }
+            0 => Err(unusable("the peer's bell is no socket, which a peer of another user must give".to_owned())),
+            kind => Err(unusable(format!(
+                "the peer's bell is of file type {kind:#o}, wanted an eventfd or a seqpacket Unix socket"
+            ))),
         }
-        // Non-blocking, whatever the peer made of it: this side must not wait for a counter at its maximum.
-        rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK).map_err(|error| {
-            std::io::Error::new(std::io::ErrorKind::InvalidData, format!("the peer's bell cannot be used: {error}"))
-        })?;
-        Ok(Bell { fd: Descriptor::new(fd.into_owned())?, form: Form::Eventfd })
     }
 
-    /// Wakes who polls it. A counter at its maximum, or a full FIFO, is a bell that rings already.
+    /// Wakes who waits for it. Never blocks; a bell that is full rings already.
     pub(crate) fn ring(&self) {
-        let count = 1u64.to_ne_bytes();
-        let bytes = match self.form {
-            Form::Eventfd => &count[..],
-            Form::Fifo => &count[..1],
+        let (count, bytes) = match self.0 {
+            Form::Own(_) => (1u64, 8),
+            Form::Shared(_) => (0, 8),
+            Form::Fifo(_) | Form::Pair { .. } | Form::Far(_) => (1, 1),
         };
+        let bytes = &count.to_ne_bytes()[..bytes];
         loop {
-            match rustix::io::write(self.fd.as_fd(), bytes) {
-                Err(Errno::INTR) => {}
-                _ => return,
+            let rung = match &self.0 {
+                Form::Pair { far, .. } | Form::Far(far) => {
+                    send(far, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(|_| ())
+                }
+                Form::Own(fd) | Form::Shared(fd) | Form::Fifo(fd) => rustix::io::write(fd, bytes).map(|_| ()),
+            };
+            if rung != Err(Errno::INTR) {
+                return;
             }
         }
     }
 
-    /// Makes it silent until it is rung again. Never waits, whatever the peer did to the shared flags.
-    pub(crate) fn drain(&self) {
-        match self.form {
-            Form::Eventfd => _ = self.drain_eventfd(),
-            Form::Fifo => self.drain_fifo(),
+    /// Makes it silent until it is rung again. Never waits, whatever the peer did to shared flags. False: nobody can ring it any more.
+    pub(crate) fn drain(&self) -> bool {
+        match &self.0 {
+            Form::Own(fd) => _ = drain_eventfd(fd),
+            Form::Shared(_) | Form::Far(_) => {}
+            Form::Fifo(fd) => drain_fifo(fd),
+            Form::Pair { near, .. } => return drain_socket(near),
+        }
+        true
+    }
+
+    /// What the peer is given.
+    pub(crate) fn given(&self) -> BorrowedFd<'_> {
+        match &self.0 {
+            Form::Pair { far, .. } => far.as_fd(),
+            _ => self.as_fd(),
         }
     }
 
-    fn drain_eventfd(&self) -> rustix::io::Result<()> {
-        let mut count = [0u8; 8];
-        loop {
-            let mut slice = [IoSliceMut::new(&mut count)];
-            match rustix::io::preadv2(self.fd.as_fd(), &mut slice, u64::MAX, ReadWriteFlags::NOWAIT) {
-                Err(Errno::INTR) => {}
-                Ok(_) | Err(Errno::AGAIN) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    fn drain_fifo(&self) {
-        // Rings without a sleeper to drain them add up to the FIFO's 64 KiB at most. Who rings faster than this drains has
-        // it ring on, which costs a turn of whoever waits, and no more.
-        let mut rings = [0u8; 1024];
-        for _ in 0..64 {
-            match rustix::io::read(self.fd.as_fd(), &mut rings[..]) {
-                Err(Errno::INTR) => {}
-                // A short read has emptied it. What came since rings anew.
-                Ok(count) if count == rings.len() => {}
-                _ => return,
-            }
+    /// By what an epoll is told of a ring.
+    fn events(&self) -> EventFlags {
+        match self.0 {
+            // One of the two holds at every value of the counter.
+            Form::Shared(_) => EventFlags::IN | EventFlags::OUT | EventFlags::ET,
+            _ => EventFlags::IN,
         }
     }
 }
 
+fn new_eventfd() -> std::io::Result<Descriptor> {
+    Descriptor::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+fn drain_eventfd(fd: &Descriptor) -> rustix::io::Result<()> {
+    let mut count = [0u8; 8];
+    loop {
+        let mut slice = [IoSliceMut::new(&mut count)];
+        match rustix::io::preadv2(fd, &mut slice, u64::MAX, ReadWriteFlags::NOWAIT) {
+            Err(Errno::INTR) => {}
+            Ok(_) | Err(Errno::AGAIN) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn drain_fifo(fd: &Descriptor) {
+    // Rings without a sleeper to drain them add up to the FIFO's 64 KiB at most. Who rings faster than this drains has
+    // it ring on, which costs a turn of whoever waits, and no more.
+    let mut rings = [0u8; 1024];
+    for _ in 0..64 {
+        match rustix::io::read(fd, &mut rings[..]) {
+            Err(Errno::INTR) => {}
+            // A short read has emptied it. What came since rings anew.
+            Ok(count) if count == rings.len() => {}
+            _ => return,
+        }
+    }
+}
+
+/// False: the peer has shut it down.
+fn drain_socket(near: &Socket) -> bool {
+    // As for a FIFO.
+    for _ in 0..64 {
+        match near.try_receive(&mut [0; 8]) {
+            // A packet of no bytes, or the end.
+            Ok(Some((0, ..))) if is_shut_down(near) => return false,
+            Ok(Some(_)) => {}
+            Ok(None) => return true,
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
 impl AsFd for Bell {
+    /// What the owner waits at, or the peer rings.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        match &self.0 {
+            Form::Own(fd) | Form::Shared(fd) | Form::Fifo(fd) | Form::Far(fd) => fd.as_fd(),
+            Form::Pair { near, .. } => near.as_fd(),
+        }
     }
 }
 
@@ -128,7 +198,7 @@ pub(crate) struct Nudge {
 
 impl Nudge {
     pub(crate) fn new() -> std::io::Result<Nudge> {
-        Ok(Nudge { bell: Bell::new()?, rung: AtomicBool::new(false) })
+        Ok(Nudge { bell: Bell::own()?, rung: AtomicBool::new(false) })
     }
 
     /// Wakes who polls it.
@@ -204,9 +274,14 @@ pub(crate) enum Event {
     Visit(u32),
 }
 
+/// Told once for each ring.
 const BELL: u64 = 0;
-/// A bell that is silenced by hearing it.
-const BELL_ONCE: u64 = 3 << 32;
+/// Told for as long as it has not been drained.
+const RINGING: u64 = 5 << 32;
+/// A bell that only one of several peers rings, and that another thread may wait for too. Whoever waits drains it.
+const BELL_OF_ONE: u64 = 3 << 32;
+/// One that is drained with the others.
+const DOORBELL: u64 = 4 << 32;
 const NO_EVENT: epoll::Event = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(BELL) };
 const GONE: u64 = 1 << 32;
 const VISIT: u64 = 2 << 32;
@@ -230,39 +305,90 @@ impl Event {
 
 /// One descriptor that is readable while any of several is: for the caller's own loop.
 #[derive(Debug)]
-pub(crate) struct Pollable(Descriptor);
+pub(crate) struct Pollable {
+    epoll: Descriptor,
+    /// Those of peers of other users, by their number.
+    doorbells: Mutex<Vec<Weak<Bell>>>,
+}
 
 impl Pollable {
-    /// Readable while the bell or the nudge rings.
+    /// Readable once the bell has rung, until [`Pollable::drain`] or a wait, and while the nudge does.
     pub(crate) fn new(bell: &Bell, nudge: &Nudge) -> std::io::Result<Pollable> {
-        let pollable = Pollable(Descriptor::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
-        epoll::add(&pollable.0, bell, EventData::new_u64(BELL), EventFlags::IN)?;
-        epoll::add(&pollable.0, nudge, EventData::new_u64(BELL), EventFlags::IN)?;
+        let epoll = Descriptor::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
+        let pollable = Pollable { epoll, doorbells: Mutex::default() };
+        let data = if bell.events().contains(EventFlags::ET) { BELL } else { RINGING };
+        epoll::add(&pollable.epoll, bell, EventData::new_u64(data), bell.events())?;
+        epoll::add(&pollable.epoll, nudge, EventData::new_u64(RINGING), EventFlags::IN)?;
+        // An eventfd between processes is reported once at the beginning.
+        pollable.poll(&mut [NO_EVENT; 2])?;
         Ok(pollable)
+    }
+
+    /// For who waits beside others: readable once the bell has rung, until a wait says so.
+    pub(crate) fn of_one_wait(
+        bell: &Bell,
+        nudge: &Nudge,
+        life: [Option<BorrowedFd<'_>>; 2],
+    ) -> std::io::Result<Pollable> {
+        let pollable = Pollable::new(bell, nudge)?;
+        let [socket, process] = life;
+        let life = [socket.map(|fd| (fd, EventFlags::RDHUP)), process.map(|fd| (fd, EventFlags::IN))];
+        pollable.watch(life, Event::Gone(0))?;
+        Ok(pollable)
+    }
+
+    /// Also readable once that bell of a peer of another user has rung, until [`Pollable::drain`], for as long as there is one.
+    pub(crate) fn add_doorbell(&self, bell: &Arc<Bell>) -> std::io::Result<()> {
+        let mut doorbells = locked(&self.doorbells);
+        let free = doorbells.iter().position(|bell| bell.strong_count() == 0);
+        let number = free.unwrap_or(doorbells.len());
+        let data = EventData::new_u64(DOORBELL | number as u64);
+        epoll::add(&self.epoll, &**bell, data, bell.events())?;
+        match free {
+            Some(number) => doorbells[number] = Arc::downgrade(bell),
+            None => doorbells.push(Arc::downgrade(bell)),
+        }
+        Ok(())
+    }
+
+    /// Makes the bells silent until they ring again.
+    pub(crate) fn drain(&self) -> std::io::Result<()> {
+        let mut events = [NO_EVENT; 64];
+        // What is left of more makes it readable for a turn, as a ring does that came too late.
+        let count = self.poll(&mut events)?;
+        for data in events[..count].iter().map(|event| event.data.u64()) {
+            if data & !0xffff_ffff == DOORBELL {
+                let bell = locked(&self.doorbells).get(data as u32 as usize).and_then(Weak::upgrade);
+                if let Some(bell) = bell.filter(|bell| !bell.drain()) {
+                    let _ = epoll::delete(&self.epoll, &*bell);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Also readable while this descriptor is.
     pub(crate) fn add(&self, fd: impl AsFd) -> std::io::Result<()> {
-        Ok(epoll::add(&self.0, fd, EventData::new_u64(BELL), EventFlags::IN)?)
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(RINGING), EventFlags::IN)?)
     }
 
-    /// Also readable once this bell has rung, until [`Pollable::events`] or [`Pollable::wait`] says so: its counter is left
-    /// alone, as it need not be known then which of many is to be silenced.
+    /// Also readable once this bell of one peer has rung, until [`Pollable::events`] or a wait says so.
     pub(crate) fn add_bell(&self, bell: &Bell) -> std::io::Result<()> {
-        Ok(epoll::add(&self.0, bell, EventData::new_u64(BELL_ONCE), EventFlags::IN | EventFlags::ET)?)
+        let data = EventData::new_u64(BELL_OF_ONE);
+        Ok(epoll::add(&self.epoll, bell, data, bell.events() | EventFlags::ET)?)
     }
 
     /// No more because of a former peer, whose descriptors a stray process may have kept open.
     pub(crate) fn forget(&self, life: [Option<BorrowedFd<'_>>; 2]) {
         for fd in life.into_iter().flatten() {
-            let _ = epoll::delete(&self.0, fd);
+            let _ = epoll::delete(&self.epoll, fd);
         }
     }
 
     /// Also readable once the peer is gone, as these descriptors tell by these events.
     pub(crate) fn watch(&self, life: [Option<(BorrowedFd<'_>, EventFlags)>; 2], event: Event) -> std::io::Result<()> {
         for (fd, events) in life.into_iter().flatten() {
-            epoll::add(&self.0, fd, event.data(), events)?;
+            epoll::add(&self.epoll, fd, event.data(), events)?;
         }
         Ok(())
     }
@@ -280,36 +406,41 @@ impl Pollable {
 
     /// Of a descriptor that is watched: by these events, as this one, from now on.
     pub(crate) fn change(&self, fd: BorrowedFd<'_>, events: EventFlags, event: Event) -> std::io::Result<()> {
-        Ok(epoll::modify(&self.0, fd, event.data(), events)?)
+        Ok(epoll::modify(&self.epoll, fd, event.data(), events)?)
     }
 
     /// What there is now, without waiting: some of it, if it is much, and other the next time. Answers whether there is
-    /// something of which it may not be readable any more: what is left, or a bell that was silenced.
+    /// something of which it may not be readable any more: what is left, or a ring.
     pub(crate) fn events(&self, found: &mut Vec<Event>) -> std::io::Result<bool> {
         let mut events = [NO_EVENT; 64];
         let count = self.poll(&mut events)?;
         found.extend(events[..count].iter().filter_map(|event| Event::of(event.data.u64())));
-        Ok(count == events.len() || events[..count].iter().any(|event| event.data.u64() == BELL_ONCE))
+        Ok(count == events.len() || events[..count].iter().any(|event| [BELL, BELL_OF_ONE].contains(&event.data.u64())))
     }
 
     fn poll(&self, events: &mut [epoll::Event]) -> std::io::Result<usize> {
-        Ok(rustix::io::retry_on_intr(|| epoll::wait(&self.0, &mut *events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })))?)
+        Ok(rustix::io::retry_on_intr(|| {
+            epoll::wait(&self.epoll, &mut *events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))
+        })?)
     }
 
     /// Waits until it is readable, and says why.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> std::io::Result<Ready> {
         let mut events = [NO_EVENT; 8];
         let found = match deadline {
-            None => rustix::io::retry_on_intr(|| epoll::wait(&self.0, &mut events[..], None))?,
+            None => rustix::io::retry_on_intr(|| epoll::wait(&self.epoll, &mut events[..], None))?,
             // To the nanosecond, which epoll is not before Linux 5.11.
-            Some(_) if poll_until(&[self.0.as_fd()], [None, None], deadline)? == Ready::TimedOut => {
+            Some(_) if poll_until(&[self.epoll.as_fd()], [None, None], deadline)? == Ready::TimedOut => {
                 return Ok(Ready::TimedOut);
             }
             Some(_) => self.poll(&mut events)?,
         };
         // An end first, as in `poll_until`.
         let gone = events[..found].iter().any(|event| matches!(Event::of(event.data.u64()), Some(Event::Gone(_))));
-        let is_alone = found < events.len() && events[..found].iter().all(|event| event.data.u64() == BELL);
+        let is_alone = found < events.len()
+            && events[..found]
+                .iter()
+                .all(|event| [BELL, RINGING, DOORBELL].contains(&(event.data.u64() & !0xffff_ffff)));
         Ok(match gone {
             true => Ready::Gone,
             false if is_alone => Ready::RungAlone,
@@ -320,6 +451,6 @@ impl Pollable {
 
 impl AsFd for Pollable {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.epoll.as_fd()
     }
 }

@@ -28,6 +28,8 @@ pub(crate) struct Socket {
     fd: ManuallyDrop<Descriptor>,
     /// What watches it, which it leaves before it waits to be closed.
     watcher: OnceLock<Weak<Pollable>>,
+    /// Of one that was made as a pair: who has the other end.
+    other_uid: Option<u32>,
 }
 
 /// One that takes no descriptors yet, nor do those that are accepted from it: see [`Socket::take_descriptors`].
@@ -89,6 +91,20 @@ fn peer_of(fd: impl AsFd) -> std::io::Result<Peer> {
     Ok(Peer { pid: found.pid as u32, uid: found.uid })
 }
 
+/// Whether somebody else's descriptor, which is known to be a socket, is of the kind of doorbells. Asks the socket alone.
+pub(super) fn is_unix_seqpacket(fd: impl AsFd) -> std::io::Result<bool> {
+    let (mut domain, mut kind): (libc::c_int, libc::c_int) = (0, 0);
+    option(&fd, libc::SO_DOMAIN, &mut domain)?;
+    option(&fd, libc::SO_TYPE, &mut kind)?;
+    Ok((domain, kind) == (libc::AF_UNIX, libc::SOCK_SEQPACKET))
+}
+
+/// Whether the other end says that nothing more comes.
+pub(super) fn is_shut_down(socket: &Socket) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+}
+
 /// Whether descriptors may wait in a socket that has been shut down: not where none were let in; else if a packet does, one of no bytes
 /// too, which a read does not tell from the end. So the kernel is asked to say with each packet who sent it.
 fn may_have_descriptors(fd: impl AsFd) -> bool {
@@ -108,7 +124,21 @@ fn may_have_descriptors(fd: impl AsFd) -> bool {
 
 impl Socket {
     fn of(fd: OwnedFd) -> std::io::Result<Socket> {
-        Ok(Socket { fd: ManuallyDrop::new(Descriptor::new(fd)?), watcher: OnceLock::new() })
+        Ok(Socket { fd: ManuallyDrop::new(Descriptor::new(fd)?), watcher: OnceLock::new(), other_uid: None })
+    }
+
+    /// Two that are connected: this side's, which takes no descriptors where the kernel can refuse them, and that user's.
+    pub(super) fn pair(other_uid: u32) -> std::io::Result<(Socket, OwnedFd)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (near, far) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        set_option(&near, SO_PASSRIGHTS, 0);
+        let mut near = Socket::of(near)?;
+        near.other_uid = Some(other_uid);
+        Ok((near, far))
+    }
+
+    fn other_uid(&self) -> std::io::Result<u32> {
+        self.other_uid.map_or_else(|| self.peer().map(|peer| peer.uid), Ok)
     }
 
     /// It is watched by that from now on, and by nothing else.
@@ -184,7 +214,7 @@ impl Socket {
                     let mut fds = Vec::new();
                     for message in ancillary.drain() {
                         if let RecvAncillaryMessage::ScmRights(rights) = message {
-                            let uid = self.peer()?.uid;
+                            let uid = self.other_uid()?;
                             for fd in rights {
                                 fds.push(Foreign::of_peer(fd, uid)?);
                             }
@@ -249,6 +279,7 @@ impl AsFd for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
+        let uid = self.other_uid();
         // SAFETY: taken once, here.
         let socket = unsafe { ManuallyDrop::take(&mut self.fd) };
         if !socket.is_own() {
@@ -257,13 +288,13 @@ impl Drop for Socket {
         // What is queued is closed with it. After this nothing can be queued any more.
         let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
         if may_have_descriptors(&socket)
-            && let Ok(peer) = peer_of(&socket)
+            && let Ok(uid) = uid
             && let Some(fd) = socket.into_owned()
         {
             if let Some(watcher) = self.watcher.get().and_then(Weak::upgrade) {
                 watcher.forget([Some(fd.as_fd()), None]);
             }
-            close_elsewhere(fd, peer.uid);
+            close_elsewhere(fd, uid);
         }
     }
 }

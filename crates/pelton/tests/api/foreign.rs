@@ -28,6 +28,11 @@ fn child() {
             read_line_from_parent();
             drop(sockets);
         }
+        "stranger with a bell" => {
+            // SAFETY: no pointers.
+            assert_eq!(unsafe { libc::setgid(65_533) | libc::setuid(65_533) }, 0);
+            misuse_the_bell(Path::new(role.get("socket")));
+        }
         other => panic!("{other}"),
     }
 }
@@ -133,6 +138,67 @@ fn falls_asleep(what: &str, receiver: &mut Receiver) {
         assert!(receiver.try_receive().unwrap().is_none());
         receiver.arm().unwrap() && !is_readable(receiver.as_fd())
     });
+}
+
+/// What a user can do with the far end of a bell that it was given.
+fn misuse_the_bell(socket: &Path) {
+    use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, send, shutdown, socketpair};
+    assert!(RawPeer::sender_with(socket, good_bell()).is_none(), "an eventfd of another user is taken");
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (mine, given) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let peer = RawPeer::sender_with(socket, given).expect("a socket is a bell");
+    report("connected");
+    let quietly = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    for round in read_line_from_parent().split(' ') {
+        match round {
+            "rings" => (0..10_000).for_each(|_| _ = send(&peer.bell, b"x", quietly)),
+            "sends-nothing" => _ = send(&peer.bell, b"", quietly),
+            "sends-descriptors" => {
+                // Where the kernel does not refuse them.
+                let _ = send_many(&peer.bell, b"x", good_bell(), 253);
+            }
+            "sends-by-its-own" => (0..10_000).for_each(|_| _ = send(&mine, b"x", quietly)),
+            "shuts-down" => shutdown(&peer.bell, Shutdown::Both).unwrap(),
+            other => panic!("{other}"),
+        }
+    }
+    report("done");
+    read_line_from_parent();
+}
+
+#[test]
+fn a_bell_in_the_hands_of_another_user_disturbs_nobody() {
+    let place = Place::new("a_bell_in_the_hands_of_another_user_disturbs_nobody");
+    if !is_root() {
+        eprintln!("SKIPPED: needs root to become another user");
+        return;
+    }
+    let _watchdog = Watchdog::new("a bell of another user keeps the receiver waiting");
+    let mut receiver = Options::new().allow_uids(&[65_533]).gather_at(&place.name()).unwrap();
+    for path in [place.path().to_owned(), place.socket()] {
+        use std::os::unix::fs::PermissionsExt as _;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    for misuse in [
+        "rings",
+        "sends-nothing rings",
+        "sends-descriptors rings",
+        "sends-by-its-own",
+        "shuts-down",
+        "rings shuts-down",
+    ] {
+        let role = Role::new(child, "stranger with a bell").with("socket", place.socket().display());
+        let mut stranger = Child::start(role);
+        let child = &mut stranger;
+        attend_while(&mut receiver, move || child.expect("connected"));
+        stranger.write_line(misuse);
+        let child = &mut stranger;
+        attend_while(&mut receiver, move || child.expect("done"));
+        serves_others(misuse, &mut receiver, &place);
+        falls_asleep(misuse, &mut receiver);
+        stranger.write_line("end");
+        attend_while(&mut receiver, move || stranger.wait_for_success());
+    }
 }
 
 /// In a process of its own, whose threads and descriptors nobody else changes.

@@ -71,6 +71,7 @@ fn child() {
             report(format!("{:?}", sender.send_with_descriptors_until(b"", &[bell.as_fd()], until)));
         }
         "meet-bells" => meet_bells(),
+        "ring-a-full-bell" => ring_a_full_bell(),
         "meet-thousands" => meet_thousands(),
         "listen-with-little-memory" => {
             let most = Some(4 << 30);
@@ -240,12 +241,13 @@ fn meet_bells() {
         bell
     };
     type Make<'a> = &'a (dyn Fn() -> OwnedFd + Sync);
-    let kinds: [(&str, Make<'_>, bool); 11] = [
+    let kinds: [(&str, Make<'_>, bool); 12] = [
         ("a directory", &directory, false),
         ("a FIFO", &fifo, false),
         ("a pipe", &a_pipe, false),
         ("a memfd", &good_data, false),
-        ("a socket", &seqpacket, false),
+        ("a stream socket", &stream_socket, false),
+        ("a socket of no pair", &seqpacket, true),
         ("an epoll", &|| epoll::create(epoll::CreateFlags::CLOEXEC).unwrap(), true),
         ("a timerfd", &|| timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).unwrap(), true),
         ("a pidfd", &this_process, true),
@@ -275,6 +277,43 @@ fn meet_bells() {
         drop((receiver, listener));
         eventually_is(before, what, descriptors);
     }
+}
+
+/// In a process of its own, which would wait for good.
+#[test]
+fn a_bell_that_its_owner_has_filled_and_lets_block_blocks_nobody() {
+    Child::start(Role::new(child, "ring-a-full-bell")).wait_for_success();
+}
+
+fn ring_a_full_bell() {
+    let place = Place::new("a_bell_that_its_owner_has_filled_and_lets_block_blocks_nobody");
+    let _watchdog = Watchdog::new("the receiver waits in a ring");
+    let mut receiver = Options::new().gather_at(&place.name()).unwrap();
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| {
+            let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&place.name()).unwrap();
+            sender.send(b"served").unwrap();
+            (sender, RawPeer::sender(&place.socket()))
+        });
+        while !connecting.is_finished() {
+            _ = receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap();
+        }
+        let (mut sender, peer) = connecting.join().unwrap();
+        // As a write that adds anything finds no room any more.
+        rustix::io::ioctl_fionbio(&peer.own_bell, false).unwrap();
+        rustix::io::write(&peer.own_bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        peer.shown[0].word(SLEEP_OF_PRODUCER).store(8 | 1, Ordering::Release);
+        for seq in 1..=100 {
+            peer.put(8 * (seq - 1), seq as u32, 0);
+            peer.ring();
+            sender.send(b"served").unwrap();
+            for _ in 0..2 {
+                assert!(receiver.receive_until(deadline()).unwrap().is_some());
+            }
+            let epoch = (seq as u64 + 2) << 3;
+            peer.shown[0].word(SLEEP_OF_PRODUCER).store(epoch | 1, Ordering::Release);
+        }
+    });
 }
 
 /// In a process of its own, as above.

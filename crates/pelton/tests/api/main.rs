@@ -10,6 +10,7 @@ mod foreign;
 mod gather;
 mod handshake;
 mod hostile;
+mod memory;
 mod path;
 mod readme;
 mod record_file;

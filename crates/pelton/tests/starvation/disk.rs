@@ -121,7 +121,7 @@ fn on_a_file_system_of_64_kib_nothing_can_be_made_and_nothing_is_left() {
     }
     // A channel by a socket has no need of it.
     let name = format!("unix:{}/s", mounted.0.display());
-    let listener = small().listen(&name).unwrap();
+    let listener = Options::new().listen(&name).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| Options::new().connect_sender(&name).unwrap().send(&[7; 1 << 20]).unwrap());
         assert_eq!(*listener.accept_receiver().unwrap().receive().unwrap(), [7; 1 << 20]);

@@ -31,11 +31,21 @@ pub fn packet(kind: u32, role: u32) -> Vec<u8> {
     bytes[4..8].copy_from_slice(&pelton_lane::WIRE_VERSION.to_le_bytes());
     bytes[8..16].copy_from_slice(&pelton_lane::LAYOUT_SIGNATURE.to_le_bytes());
     bytes[16..20].copy_from_slice(&role.to_le_bytes());
+    if kind == HELLO {
+        // It takes any lane and any message.
+        bytes[24..32].copy_from_slice(&pelton_lane::CAPACITY_MAX.to_le_bytes());
+        bytes[32..40].copy_from_slice(&pelton_lane::message_bytes_limit(pelton_lane::CAPACITY_MAX).to_le_bytes());
+    }
     bytes
 }
 
 pub fn seqpacket() -> OwnedFd {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+/// Of a kind that is no doorbell.
+pub fn stream_socket() -> OwnedFd {
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
 }
 
 pub fn raw_connect(path: &Path) -> OwnedFd {
@@ -303,7 +313,7 @@ impl RawPeer {
     }
 
     pub fn ring(&self) {
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.bell, &0u64.to_ne_bytes());
     }
 }
 

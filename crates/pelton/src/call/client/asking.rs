@@ -237,8 +237,8 @@ impl Client {
             }
             let now = Instant::now();
             if crowd.is_reaching() && now < until {
-                self.bells.sleep_for_any(Some(until.min(now + LOOK_AGAIN)))?;
-                self.bells.drain();
+                self.bells.sleep(Some(until.min(now + LOOK_AGAIN)))?;
+                self.bells.drain()?;
                 most = usize::from(crowd.is_look_due());
                 continue;
             }

@@ -146,14 +146,14 @@ impl Side for Awaiting<'_> {
         let until = [deadline, again].into_iter().flatten().min();
         let ready = match &mut self.client.links[..] {
             [link] if !is_reaching => Side::sleep(&mut link.replies, until),
-            _ => self.client.bells.sleep_for_any(until),
+            _ => self.client.bells.sleep(until),
         };
         self.seek();
         ready
     }
 
     fn rung(&mut self, _alone: bool) -> Result<bool> {
-        self.client.bells.drain();
+        self.client.bells.drain()?;
         self.client.attend();
         Ok(false)
     }

@@ -353,7 +353,7 @@ impl Client {
     fn assemble(&mut self, at: usize, record: &Record, header: Header) -> Result<()> {
         let link = &mut self.links[at];
         Assembly::check(&link.assembly, &header).map_err(|rule| broken(rule, record))?;
-        let mut assembly = link.assembly.take().unwrap_or_else(|| Assembly { header, bytes: Vec::new() });
+        let mut assembly = link.assembly.take().unwrap_or_else(|| Assembly::new(header, None));
         if assembly.bytes.len() as u64 + record.bytes - HEADER_BYTES as u64 > self.reply_bytes_max {
             return Err(broken("size", record));
         }
@@ -373,7 +373,7 @@ impl Client {
             link.in_flight -= 1;
             self.calls.end(header.id);
         }
-        let Assembly { header, bytes } = assembly;
+        let Assembly { header, bytes, .. } = assembly;
         match is_awaited {
             true => self.put_aside(Answer { call: CallId(header.id), outcome: outcome_of(&header), bytes }),
             false => self.late += 1,

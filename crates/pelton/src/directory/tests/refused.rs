@@ -1,6 +1,7 @@
 //! What is refused, with what it says, and left alone: paths, files, headers, owners, permissions, other boots.
 
 use super::*;
+use crate::directory::pages::HEADER_BYTES;
 
 #[test]
 fn sizes_and_paths_that_cannot_be_are_refused() {
@@ -63,10 +64,11 @@ fn a_path_that_is_something_else_is_refused_and_left_alone() {
 fn a_channel_of_another_version_or_of_impossible_numbers_is_refused() {
     let (_root, path) = channel();
     let whole = std::fs::read(path.join(CHANNEL)).unwrap();
-    let numbers: [(usize, &[u8], &str); 10] = [
+    let numbers: [(usize, &[u8], &str); 11] = [
         (0, b"pelton-P", "begins with \"pelton-P\", wanted \"pelton-D\""),
-        (8, &2u32.to_le_bytes(), "is of wire version 2 with layout"),
-        (16, &[7; 8], "with layout 0x0707070707070707, wanted 1 with"),
+        (8, &1u32.to_le_bytes(), "is of wire version 1 with layout"),
+        (16, &[7; 8], "with layout 0x0707070707070707, wanted 2 with"),
+        (136, &(1u64 << 40).to_le_bytes(), "requires feature 40"),
         (12, &4096u32.to_le_bytes(), "says that it has 4096 bytes, wanted 65536"),
         (64, &100u64.to_le_bytes(), "says capacity 100, wanted a multiple of 64"),
         (72, &CAPACITY.to_le_bytes(), "says message_bytes_max 65536, wanted at most 32736"),
@@ -91,14 +93,15 @@ fn a_channel_of_another_version_or_of_impossible_numbers_is_refused() {
 #[test]
 fn each_flipped_bit_of_the_channels_header_is_refused() {
     let (_root, path) = channel();
-    for bit in 0..8 * HEADER_BYTES {
+    for bit in (0..8 * RECOVERED_BYTES).chain(8 * 136..8 * HEADER_BYTES) {
         flip(&path, CHANNEL, bit);
         let opened = open(&path);
         assert!(matches!(opened, Err(Error::NotAChannel { .. })), "bit {bit}: {opened:?}");
         flip(&path, CHANNEL, bit);
     }
-    // The padding behind it is covered by nothing, and nothing reads it; nor what is behind the count of lanes.
-    for bit in (8 * HEADER_BYTES..8 * LANES_AT).chain(8 * (LANES_AT + 4)..8 * size_of::<ChannelPage>()) {
+    // The padding is covered by nothing, and nothing reads it; nor the optional features.
+    let padding = (8 * RECOVERED_BYTES..8 * LANES_AT).chain(8 * (LANES_AT + 4)..8 * 136);
+    for bit in padding.chain(8 * HEADER_BYTES..8 * size_of::<ChannelPage>()) {
         flip(&path, CHANNEL, bit);
     }
     use_all(&path, &mode(0o700)).unwrap();

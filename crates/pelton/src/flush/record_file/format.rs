@@ -78,6 +78,13 @@ impl FileHeader {
                 "it has version {version}, this program knows {VERSION}: use a pelton as new as its writer"
             ));
         }
+        let unknown = u64_at(bytes, 40);
+        if unknown != 0 {
+            return Err(format!(
+                "it requires feature {}, which this program does not know: use a pelton as new as its writer",
+                unknown.trailing_zeros()
+            ));
+        }
         Ok(FileHeader { created: u64_at(bytes, 16), number: u64_at(bytes, 24), id: u64_at(bytes, 32) })
     }
 }
