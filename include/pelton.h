@@ -171,9 +171,10 @@ enum pelton_wait {
 typedef struct pelton_options {
     uint32_t struct_bytes;      /* sizeof(pelton_options), set by PELTON_OPTIONS_INIT; later versions add at the end */
     uint32_t wait;              /* enum pelton_wait */
-    uint64_t capacity;          /* bytes of the lane, 64 MiB, of calls 4 MiB, 4 KiB to 16 GiB, rounded up to a multiple of 64 KiB; the
-                                   sender's side, or the path's maker, decides */
-    uint64_t message_bytes_max; /* the largest message, if less than half the capacity less 32 bytes; decided likewise */
+    uint64_t capacity;          /* bytes of the lane, 64 MiB, of calls 4 MiB, 4 KiB to 16 GiB, rounded up to a multiple of 64 KiB. Of a
+                                   receiver, a client and a service also the largest lane that they take, else 16 GiB, of another user
+                                   64 MiB; the lesser of both sides' applies. On a path its maker decides */
+    uint64_t message_bytes_max; /* the largest message, if less than half the capacity less 32 bytes; likewise, of another user 1 MiB */
     int64_t deadline_ns;        /* opening waits until then: for somebody to listen; on a path, for it to be made and joined */
     const uint32_t *uids;       /* users that may be at the other end besides this process's own, */
     uint32_t uids_count;        /* and how many */
@@ -198,10 +199,15 @@ typedef struct pelton_options {
                                    in bytes. A sender starts with 256 KiB, tries more while it is saturated, and keeps more only if that
                                    is faster; all of a process together at most 64 MiB more. If the receiver falls behind, the lane still
                                    extends up to its capacity */
+    uint64_t memory;            /* receivers and services: limit of the memory that peers can make this side use, none for lanes. A new
+                                   peer is offered lanes of a sixteenth of what is left, and refused below 64 KiB. A service counts its
+                                   replies that wait, and requests of which a part has come; without the option these have 256 MiB, or
+                                   four times call_bytes_max if that is more. A call that does not fit fails with code 0xffff0001. On a
+                                   path, and of one sender, it limits the lanes */
 } pelton_options;
 
 #define PELTON_OPTIONS_INIT \
-    {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0}
+    {(uint32_t)sizeof(pelton_options), PELTON_BLOCK, 0, 0, PELTON_NO_WAIT, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0}
 
 /* pelton_options.hold_ns: arming a client does not wait. */
 #define PELTON_NO_HOLD INT64_C(-1)

@@ -85,11 +85,11 @@ NIF(end_open)
     ErlNifBinary name;
     const ERL_NIF_TERM *numbers;
     int arity;
-    uint64_t found[6];
+    uint64_t found[7];
     if (!enif_get_uint(env, argv[0], &kind) || kind > SERVICE || !enif_inspect_binary(env, argv[1], &name) || !name.size ||
-        name.data[name.size - 1] || !enif_get_tuple(env, argv[2], &arity, &numbers) || arity != 6)
+        name.data[name.size - 1] || !enif_get_tuple(env, argv[2], &arity, &numbers) || arity != 7)
         return enif_make_badarg(env);
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 7; i++)
         if (!enif_get_uint64(env, numbers[i], &found[i]))
             return enif_make_badarg(env);
     struct request *request = enif_alloc(sizeof *request + name.size);
@@ -107,6 +107,7 @@ NIF(end_open)
     options->lanes = (uint32_t)found[3];
     options->create = (uint32_t)found[4];
     options->call_bytes_max = found[5];
+    options->memory = found[6];
     options->hold_ns = PELTON_NO_HOLD;
     request->ref = enif_make_copy(request->env, argv[3]);
     enif_self(env, &request->pid);

@@ -18,7 +18,7 @@
 %% Answers one request. One that is forgotten is collected, and its client told that the call was abandoned.
 -type kind() :: sender | receiver | client | service.
 -type option() :: {capacity, pos_integer()} | {message_bytes_max, pos_integer()} | {timeout, non_neg_integer()} | {lanes, pos_integer()} |
-                  {create, boolean()} | {call_bytes_max, pos_integer()} | active_option().
+                  {create, boolean()} | {call_bytes_max, pos_integer()} | {memory, pos_integer()} | active_option().
 -type active_option() :: {active, boolean() | once | pos_integer()} | {messages, copy | hold}.
 -type reason() :: atom() | {failed, non_neg_integer(), binary()} | {lost, atom()}.
 %% A code of pelton.h in small letters: `closed', `peer_died', `too_large' and so on; or `timeout'. Of a call also what the service failed it with.
@@ -45,7 +45,7 @@ open(Kind, Name, Options) ->
     Active = active(Options),
     Get = fun(Key) -> proplists:get_value(Key, Options, 0) end,
     Create = case proplists:get_value(create, Options, false) of true -> 1; false -> 0 end,
-    Numbers = {Get(capacity), Get(message_bytes_max), Get(timeout), Get(lanes), Create, Get(call_bytes_max)},
+    Numbers = {Get(capacity), Get(message_bytes_max), Get(timeout), Get(lanes), Create, Get(call_bytes_max), Get(memory)},
     case [Option || Option <- Options, not is_option(Option)] of
         [] -> ok;
         Bad -> error({bad_options, Bad}, [Kind, Name, Options])
@@ -62,7 +62,7 @@ open(Kind, Name, Options) ->
         _ -> Opened
     end.
 
-is_option({Key, Value}) when Key =:= capacity; Key =:= message_bytes_max; Key =:= lanes; Key =:= call_bytes_max ->
+is_option({Key, Value}) when Key =:= capacity; Key =:= message_bytes_max; Key =:= lanes; Key =:= call_bytes_max; Key =:= memory ->
     is_integer(Value) andalso Value > 0;
 is_option({timeout, Value}) -> is_integer(Value) andalso Value >= 0;
 is_option({create, Value}) -> is_boolean(Value);

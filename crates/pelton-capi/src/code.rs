@@ -53,7 +53,7 @@ pub fn of(error: &Error) -> c_int {
     let code = match error {
         Error::Closed { .. } => CLOSED,
         Error::PeerDied { .. } => PEER_DIED,
-        Error::TooLarge { .. } => TOO_LARGE,
+        Error::TooLarge { .. } | Error::Memory { .. } => TOO_LARGE,
         Error::TooManyDescriptors { .. } => TOO_MANY_DESCRIPTORS,
         Error::DescriptorsLost { .. } => DESCRIPTORS_LOST,
         Error::Corrupt(_) => CORRUPT,

@@ -32,9 +32,10 @@ pub struct COptions {
     threads: u32,
     root: *const c_char,
     resident_max: u64,
+    memory: u64,
 }
 
-const _: () = assert!(size_of::<COptions>() == 120);
+const _: () = assert!(size_of::<COptions>() == 128);
 /// Of the first header.
 const OPTIONS_BYTES_MIN: usize = 64;
 
@@ -152,6 +153,9 @@ pub unsafe fn of(options: *const COptions) -> Answer<(Options, bool)> {
     };
     if given.resident_max != 0 {
         made = made.resident_max(given.resident_max);
+    }
+    if given.memory != 0 {
+        made = made.memory(given.memory);
     }
     Ok((made, create))
 }

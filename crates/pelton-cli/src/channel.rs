@@ -34,7 +34,7 @@ pub struct ChannelArgs {
     pub wait: WaitArg,
     /// Size of the channel's memory, with K, M or G; a message has at most half of it less 32 bytes [default: 64M]
     ///
-    /// The sender's to say; of path:DIR whoever makes the channel.
+    /// The lesser of what both sides say; of path:DIR whoever makes the channel decides.
     #[arg(long, value_name = "BYTES", value_parser = crate::bytes)]
     pub capacity: Option<u64>,
     /// Who may open path:DIR: the permission bits of the directory [default: 700]
@@ -64,6 +64,12 @@ pub struct ReceiveArgs {
     /// the last has gone
     #[arg(long)]
     pub follow: bool,
+    /// Limit of the memory of all senders' lanes together, with K, M or G [default: none; of another user's sender 64M]
+    ///
+    /// Each new sender is offered a sixteenth of what is left, and is refused when that is less than 64K. Of path:DIR, and without --follow, a lane that is
+    /// larger is refused.
+    #[arg(long, value_name = "BYTES", value_parser = crate::bytes)]
+    memory: Option<u64>,
 }
 
 impl ReceiveArgs {
@@ -81,6 +87,7 @@ impl ReceiveArgs {
     /// Listens, or connects, until the sender is there; a channel in a directory is opened whether it is or not.
     pub fn appear(&self, place: &Place, signals: &Signals, options: Options) -> Result<Receiver, Failure> {
         let channel = &self.channel;
+        let options = self.memory.into_iter().fold(options, Options::memory);
         match place {
             Place::Directory(directory) => Ok(options.create_receiver(directory)?),
             Place::Socket if self.connect => channel.connect("listening sender", signals, |limit| {

@@ -63,7 +63,7 @@ impl From<pelton::Error> for Failure {
         let text = error.to_string();
         match error {
             Error::Closed { .. } | Error::PeerDied { .. } => Failure::Peer(text),
-            Error::TooLarge { .. } | Error::Option { .. } => Failure::Input(text),
+            Error::TooLarge { .. } | Error::Memory { .. } | Error::Option { .. } => Failure::Input(text),
             Error::Refused(_) | Error::HungUp | Error::Name { .. } | Error::InUse { .. } => Failure::Refused(text),
             Error::NoChannel { .. } | Error::NotAChannel { .. } => Failure::Refused(text),
             Error::RoleTaken { .. } | Error::Rebooted { .. } => Failure::Refused(text),

@@ -3,7 +3,7 @@
 
 use crate::{failure::Failure, signals::Signals};
 use rustix::{
-    event::PollFlags,
+    event::{PollFd, PollFlags, Timespec, poll},
     fs::{FileType, Mode, OFlags},
     io::Errno,
     net::SendFlags,
@@ -15,6 +15,9 @@ use std::{
 
 /// Write when so much has gathered. Large enough that a write's cost vanishes, small enough to stay in the cache. A guess.
 pub const WRITE_BYTES: usize = 256 * 1024;
+
+/// How long an interrupted command waits for a reader of its output that has not read enough yet. A guess: it is busy, not gone.
+const READER_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 /// Whether this process was started without a standard output that can be written to.
 static WAS_CLOSED: AtomicBool = AtomicBool::new(false);
@@ -98,19 +101,25 @@ impl Output {
         done
     }
 
-    /// Writes what can be written without waiting: the messages of a socket's channel are released, nobody else will deliver
-    /// them. Answers whether that was all.
-    pub fn write_what_goes(&mut self) -> bool {
+    /// After an interrupt: writes what is left as long as somebody reads it, since the messages of a socket's channel are released, and nobody else
+    /// will deliver them. Gives up after [`READER_PATIENCE`] without progress, and at the next signal. Answers how many bytes are left out.
+    pub fn write_what_goes(&mut self) -> usize {
         let mut written = 0;
         while !self.may_block && written < self.buffer.len() {
             match self.write_once(&self.buffer[written..]) {
                 Ok(bytes) => written += bytes,
+                Err(Errno::AGAIN) => {
+                    let mut fds = [PollFd::new(self, PollFlags::OUT)];
+                    if !matches!(poll(&mut fds, Some(&READER_PATIENCE)), Ok(1..)) {
+                        break;
+                    }
+                }
                 Err(_) => break,
             }
         }
-        let all = written == self.buffer.len();
+        let left = self.buffer.len() - written;
         self.buffer.clear();
-        all
+        left
     }
 
     fn write_once(&self, bytes: &[u8]) -> rustix::io::Result<usize> {

@@ -86,7 +86,10 @@ impl Receiving<'_> {
     fn stream(&mut self) -> Result<Ended, Stop> {
         let done = self.receive_all();
         match done {
-            Err(Stop::Other(Failure::Signal(_))) => _ = self.output.write_what_goes(),
+            Err(Stop::Other(Failure::Signal(_))) => match self.output.write_what_goes() {
+                0 => {}
+                left => say(format!("nobody reads the output: the last {left} bytes of what was received are lost")),
+            },
             Err(Stop::Other(_)) => {}
             Ok(_) | Err(Stop::Channel(_)) => self.output.write(self.signals)?,
         }
@@ -199,7 +202,7 @@ impl Receiving<'_> {
         };
         if let Err(failure) = output.write(signals) {
             let interrupted = matches!(failure, Failure::Signal(_));
-            if !(interrupted && output.write_what_goes()) {
+            if !(interrupted && output.write_what_goes() == 0) {
                 output.buffer.clear();
                 // Not dropped: that would release what nobody has got.
                 std::mem::forget(batch);

@@ -58,6 +58,13 @@ pub struct ServeArgs {
     /// Further requests wait: 1,024, or 64 MiB of them; then in the clients' lanes, where nothing is noticed of cancelling.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     parallel: Option<u32>,
+    /// Limit of the memory that clients can make this command use, with K, M or G: their lanes, replies that they do not read, and
+    /// requests of which a part has come [default: none for lanes; 256M for the rest]
+    ///
+    /// Each new client is offered a sixteenth of what is left, and is refused when that is less than 128K. A call that does not fit fails with
+    /// code 4294901761.
+    #[arg(long, value_name = "BYTES", value_parser = crate::bytes)]
+    memory: Option<u64>,
     /// A user that may call besides this one; several times for several. Both sides have to say so.
     #[arg(long = "uid", value_name = "UID")]
     uids: Vec<u32>,
@@ -96,7 +103,8 @@ struct Report<'a> {
 pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let signals = Signals::install_patiently()?;
     descriptors::raise("clients", 5);
-    let service = Options::new().allow_uids(&args.uids).listen_service(&args.name)?;
+    let options = args.memory.into_iter().fold(Options::new().allow_uids(&args.uids), Options::memory);
+    let service = options.listen_service(&args.name)?;
     let started = Instant::now();
     let parallel = match (args.parallel, args.co_process) {
         (Some(parallel), _) => parallel as usize,
