@@ -430,14 +430,14 @@ to be undone is noted in the words, without interrupts. AT is a fixnum, since BO
   (min (ceiling (* seconds 1000000000)) +forever+))
 
 (defun call-with-options (function &key (wait :block) capacity message-bytes-max uids create mode lanes announce flush-bytes
-                                     (flush-interval nil flush-interval-p) call-bytes-max (hold nil hold-p) threads root resident-max)
+                                     (flush-interval nil flush-interval-p) call-bytes-max (hold nil hold-p) threads root resident-max memory)
   "Calls FUNCTION with a SAP at a pelton_options."
   (check-type wait (member :block :spin))
   (let ((uids (coerce uids '(simple-array (unsigned-byte 32) (*))))
         (octets (coerce (sb-ext:string-to-octets (if root (native root) "") :external-format :utf-8 :null-terminate t) 'octets)))
     (with-pinned-objects (uids octets)
-      (with-words (sap 15)
-        (setf (sap-ref-32 sap 0) 120
+      (with-words (sap 16)
+        (setf (sap-ref-32 sap 0) 128
               (sap-ref-32 sap 4) (ecase wait (:block 0) (:spin 1))
               (sap-ref-64 sap 8) (or capacity 0)
               (sap-ref-64 sap 16) (or message-bytes-max 0)
@@ -456,7 +456,8 @@ to be undone is noted in the words, without interrupts. AT is a fixnum, since BO
                                                ((or (null hold) (zerop hold)) -1)
                                                (t (seconds-to-ns hold)))
               (sap-ref-32 sap 100) (or threads 0)
-              (sap-ref-64 sap 112) (or resident-max 0))
+              (sap-ref-64 sap 112) (or resident-max 0)
+              (sap-ref-64 sap 120) (or memory 0))
         (when root (setf (sap-ref-sap sap 104) (vector-sap octets)))
         (funcall function sap)))))
 

@@ -7,7 +7,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, ReadWriteFlags};
 use rustix::net::{SendFlags, send};
 use std::io::IoSliceMut;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
@@ -303,6 +303,8 @@ impl Event {
     }
 }
 
+const _: () = assert!(size_of::<epoll::Event>() == size_of::<libc::epoll_event>());
+
 /// One descriptor that is readable while any of several is: for the caller's own loop.
 #[derive(Debug)]
 pub(crate) struct Pollable {
@@ -419,16 +421,28 @@ impl Pollable {
     }
 
     fn poll(&self, events: &mut [epoll::Event]) -> std::io::Result<usize> {
-        Ok(rustix::io::retry_on_intr(|| {
-            epoll::wait(&self.epoll, &mut *events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))
-        })?)
+        self.wait_for_events(events, 0)
+    }
+
+    /// The C library's call: rustix makes epoll_pwait without its last parameter, which valgrind objects to.
+    fn wait_for_events(&self, events: &mut [epoll::Event], milliseconds: libc::c_int) -> std::io::Result<usize> {
+        let (fd, room) = (self.epoll.as_fd().as_raw_fd(), events.len() as libc::c_int);
+        loop {
+            // SAFETY: the kernel writes at most so many events, which are as it has them in both libraries.
+            let found = unsafe { libc::epoll_wait(fd, events.as_mut_ptr().cast(), room, milliseconds) };
+            match found {
+                0.. => return Ok(found as usize),
+                _ if std::io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => {}
+                _ => return Err(std::io::Error::last_os_error()),
+            }
+        }
     }
 
     /// Waits until it is readable, and says why.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> std::io::Result<Ready> {
         let mut events = [NO_EVENT; 8];
         let found = match deadline {
-            None => rustix::io::retry_on_intr(|| epoll::wait(&self.epoll, &mut events[..], None))?,
+            None => self.wait_for_events(&mut events, -1)?,
             // To the nanosecond, which epoll is not before Linux 5.11.
             Some(_) if poll_until(&[self.epoll.as_fd()], [None, None], deadline)? == Ready::TimedOut => {
                 return Ok(Ready::TimedOut);
