@@ -160,8 +160,8 @@ entries("a name of 428 bytes", entry(1, b"a" * 428), HARMLESS)
 entries("a name that is not UTF-8, with control characters", entry(1, b"\x1b[2J\xff\xfe\x00\r\n"), HARMLESS | refused(""))
 entries("entries of unknown optional types, twice", (entry(0, b"") + entry(2, b"x") + entry(0x7FFF, b"abcdefg")) * 2, HARMLESS)
 entries("108 empty entries", entry(0x1234, b"") * 108, HARMLESS)
-entries("an entry of the unknown required type 32768", entry(0x8000, b""), refused("32768"))
-entries("an entry of the unknown required type 65535", entry(0xFFFF, b"abc"), refused("65535"))
+entries("an entry of the unknown required type 0x8000", entry(0x8000, b""), refused("8000"))
+entries("an entry of the unknown required type 0xffff", entry(0xFFFF, b"abc"), refused("ffff"))
 entries("an unknown required type behind a name", entry(1, b"liar 9.9") + entry(0x9000, b""), refused("liar 9.9"))
 
 
@@ -212,7 +212,7 @@ for capacity in (0, 1, 63, 4032, 4095, 4096 + 8, (1 << 34) + 64, 1 << 62, 1 << 6
         f"a lane of {capacity:#x} bytes",
         PRODUCERS,
         "PRODUCER",
-        refused("capacity") | refused(""),
+        refused("bytes"),
         lie={"PRODUCER": fields(capacity=capacity), "producer page": page_bytes(64, "<Q", capacity)},
     )
 for limit in (65536 // 2 - 31, 1 << 31, 1 << 63, ALL_BITS):
@@ -223,11 +223,12 @@ for limit in (65536 // 2 - 31, 1 << 31, 1 << 63, ALL_BITS):
         refused(""),
         lie={"PRODUCER": fields(message_bytes_max=limit), "producer page": page_bytes(72, "<Q", limit)},
     )
+# call.md says what a side makes, at least 1,024 bytes; that the other side refuses less is not said.
 row(
     "a lane of a link with messages of 1,023 bytes",
     (Client, Service),
     "PRODUCER",
-    refused("1023"),
+    refused("1023") | OWN_LOSS,
     lie={"PRODUCER": fields(message_bytes_max=1023), "producer page": page_bytes(72, "<Q", 1023)},
 )
 row("a packet of twice the capacity of the data", PRODUCERS, "PRODUCER", refused("bytes"), lie={"PRODUCER": fields(capacity=1 << 17), "producer page": page_bytes(64, "<Q", 1 << 17)})
@@ -711,6 +712,7 @@ row("the victim's doorbell read dry 10,000 times", LISTENED_TO, "doorbells", OWN
 
 def drain(fd):
     try:
+        os.set_blocking(fd, False)
         os.read(fd, 8)
     except OSError:
         pass
@@ -966,5 +968,9 @@ row("HELLO byte by byte", LISTENED_TO, "connections", OWN_LOSS, alone=byte_by_by
 row("HELLO after 0.7 s", LISTENED_TO, "connections", OWN_LOSS, alone=slow_one)
 row("150 connections that stop behind HELLO", LISTENED_TO, "connections", OWN_LOSS, alone=hellos_alone)
 row("50 peers that vanish", LISTENED_TO, "connections", OWN_LOSS, alone=many_peers)
+
+# What an implementation does otherwise, for a reason that is written down: (the beginning of a victim's name, the lie): the reason. It is printed,
+# and is no failure.
+KNOWN = {}
 
 TABLE = [lie for lie in TABLE if lie.roles and lie.since <= WIRE_VERSION]
