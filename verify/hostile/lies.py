@@ -971,6 +971,9 @@ row("50 peers that vanish", LISTENED_TO, "connections", OWN_LOSS, alone=many_pee
 
 # What an implementation does otherwise, for a reason that is written down: (the beginning of a victim's name, the lie): the reason. It is printed,
 # and is no failure.
-KNOWN = {}
+KNOWN = {
+    ("go", name): "gather.go registers a visitor in its own goroutine, so not in the order of accept: the newest can count as the oldest, and is given up"
+    for name in ("70 silent connections", "150 connections that stop behind HELLO")
+}
 
 TABLE = [lie for lie in TABLE if lie.roles and lie.since <= WIRE_VERSION]
