@@ -240,14 +240,26 @@ class Doorbell:
     """This side's own. `given` is the descriptor that the other side rings: an eventfd, or one end of a socket pair."""
 
     def __init__(self, is_socket=False):
+        self.is_socket = is_socket
         if is_socket:
             own, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.own, self.given = own.detach(), given.detach()
         else:
             self.own = self.given = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Edge-triggered, and never read: one of EPOLLIN and EPOLLOUT holds at every value, and each write is an event.
+        # Edge-triggered. An eventfd is never read: one of EPOLLIN and EPOLLOUT holds at every value, and each write is an event.
         self.events = select.epoll()
         self.events.register(self.own, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+
+    def drain(self):
+        """Before the sleeper arms. What is full rings no more, so a socket is read until nothing is left."""
+        self.events.poll(0)
+        if self.is_socket:
+            with socket.socket(fileno=os.dup(self.own)) as bell:
+                try:
+                    while bell.recv(PACKET_BYTES, socket.MSG_DONTWAIT):
+                        pass
+                except OSError:
+                    pass
 
     def close(self):
         self.events.close()
@@ -428,6 +440,7 @@ class Peer:
         self.lie = lie or {}
         self.socket = self.doorbell = self.outgoing = self.incoming = None
         self.loose = []  # descriptors that are ours to close and belong to nothing else
+        self.uid = None
         self.is_socket_doorbell = False
         self.__dict__.update(settings)
         if self.limit is None:
@@ -462,7 +475,7 @@ class Peer:
         until = time.monotonic() + DEADLINE_SECONDS
         while True:
             try:
-                self.socket.connect(path)
+                self.connect_socket(path)
                 break
             except (BlockingIOError, FileNotFoundError, ConnectionRefusedError):
                 # Its backlog is full, or it does not listen yet.
@@ -471,6 +484,18 @@ class Peer:
                 time.sleep(0.01)
         self.shake_hands(listens=False)
         return self
+
+    def connect_socket(self, path):
+        """As the user `uid`, if that is set: the kernel notes who connects (SO_PEERCRED)."""
+        if self.uid is None:
+            self.socket.connect(path)
+            return
+        own = os.geteuid()
+        os.seteuid(self.uid)
+        try:
+            self.socket.connect(path)
+        finally:
+            os.seteuid(own)
 
     def accept(self, listener):
         """Accepts one that connects, and goes through the handshake as the listener."""
@@ -621,6 +646,7 @@ class Peer:
         poll.register(self.doorbell.events.fileno(), select.POLLIN)
         poll.register(self.socket.fileno(), select.POLLIN)
         while not (found := look()):
+            self.doorbell.drain()
             lane.arm()
             found = look()
             ready = [] if found else poll.poll(max(until - time.monotonic(), 0) * 1000)
@@ -629,7 +655,6 @@ class Peer:
                 break
             if not ready:
                 raise TimeoutError(f"nothing came for {seconds} s")
-            self.doorbell.events.poll(0)
             if any(fd == self.socket.fileno() for fd, _ in ready):
                 # A hang-up. What was there before it is taken first.
                 if found := look():

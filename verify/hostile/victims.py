@@ -50,6 +50,12 @@ for language in ("go", "c", "erlang", "lisp"):
     VICTIMS[f"{language} call"] = (Service, driver(language, "call", 3))
 VICTIMS["nginx call"] = (Service, [f"{DRIVERS}/nginx/driver", "call", "{name}", "3", "64"])
 
+# The same, attacked by another user, whom the victim allows: the doorbells are sockets then, and the limits smaller. Only root can be another user.
+OTHER_UID = 12345
+if os.geteuid() == 0:
+    VICTIMS["tool recv by another user"] = (Sender, VICTIMS["tool recv"][1] + ["--uid", str(OTHER_UID)])
+    VICTIMS["tool serve by another user"] = (Client, VICTIMS["tool serve"][1] + ["--uid", str(OTHER_UID)])
+
 INPUT = "".join(f"line {i}\n" for i in range(3)).encode()
 
 
@@ -202,6 +208,12 @@ class Listening:
         self.is_service = self.role is Client
         self.process = start([part.format(name=unix) for part in command], place.log, stdout=subprocess.PIPE)
         self.wait_for_socket()
+        # What the raw peer is.
+        self.settings = {}
+        if "another user" in name:
+            os.chmod(place.path, 0o755)
+            os.chmod(self.socket, 0o666)
+            self.settings = {"uid": OTHER_UID, "is_socket_doorbell": True}
         bystander = [TOOL, "call", "--frame", "lines", unix] if self.is_service else [TOOL, "send", unix]
         self.honest = start(bystander, place.log, stdin=subprocess.PIPE, stdout=subprocess.PIPE if self.is_service else subprocess.DEVNULL)
         self.bystander = Bystander(self.honest.stdin, self.honest.stdout if self.is_service else self.process.stdout, self.is_service)
@@ -246,6 +258,7 @@ class Connecting:
 
     def __init__(self, name, place):
         self.role, self.command = VICTIMS[name]
+        self.settings = {}
         self.place = place
         self.count = 0
         self.process = None
