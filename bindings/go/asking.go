@@ -196,7 +196,7 @@ func (l *clientLink) write(h header, payload []byte) (bool, error) {
 	if l.out.isWhole(len(payload)) {
 		return l.out.put(h, payload)
 	}
-	l.out.push(h, payload)
+	l.out.push(h, payload, part{})
 	_, err := l.out.flush()
 	return true, err
 }
@@ -357,7 +357,7 @@ func (c *Client) giveUp(call *Call) {
 		c.lose(link, ErrCorrupt, linkError(err))
 	default:
 		if !written {
-			link.out.push(h, nil)
+			link.out.push(h, nil, part{})
 		}
 		c.noteWritten(link)
 	}

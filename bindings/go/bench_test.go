@@ -3,7 +3,9 @@ package pelton
 import (
 	"context"
 	"runtime"
+	"slices"
 	"testing"
+	"time"
 )
 
 // One goroutine that sends and receives: what the calls cost by themselves. Between processes: go run ./bench.
@@ -65,4 +67,27 @@ func BenchmarkCall256ByManyGoroutines(b *testing.B) {
 			}
 		}
 	})
+}
+
+// A service of another process that sleeps when it is asked, and a client that sleeps until the reply comes: two doorbells are rung for each call.
+func BenchmarkCallAsleep(b *testing.B) {
+	name := "unix:" + b.TempDir() + "/socket"
+	ctx := context.Background()
+	child(b, "serve", name, "stay").says("listening")
+	client := must(ConnectClient(ctx, name, nil))
+	defer client.Close()
+	request, reply := payload(0, 64), make([]byte, 64)
+	var took []time.Duration
+	for b.Loop() {
+		// Longer than either side spins before it sleeps.
+		time.Sleep(300 * time.Microsecond)
+		begin := time.Now()
+		if _, err := client.CallInto(ctx, request, reply); err != nil {
+			b.Fatal(err)
+		}
+		took = append(took, time.Since(begin))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Nanoseconds()), "median-ns")
+	b.ReportMetric(0, "ns/op")
 }

@@ -346,11 +346,12 @@ func tryRequest(service *Service) (Request, bool, error) {
 func TestAClientThatDoesNotReadHoldsUpNobodyElse(t *testing.T) {
 	name, ctx := place(t), soon(t)
 	var handled atomic.Int64
-	service := served(t, name, &Options{Capacity: 1 << 16}, func(request Request) {
+	service := served(t, name, nil, func(request Request) {
 		handled.Add(1)
 		echo(request)
 	})
-	silent, other := connected(t, name, nil), connected(t, name, nil)
+	// Its requests all have room, their replies do not.
+	silent, other := connected(t, name, &Options{Memory: 1 << 16}), connected(t, name, nil)
 	var calls []*Call
 	for n := range callsMax {
 		calls = append(calls, must(silent.Submit(ctx, payload(n, 3000))))

@@ -148,11 +148,24 @@ func (c *caller) write(h header, payload []byte) error {
 		return gone()
 	}
 	written, err := c.tryWrite(h, payload)
-	if err == nil && !written {
-		c.out.push(h, payload)
-		c.flush()
+	if err != nil || written {
+		return err
 	}
+	var kept part
+	// The text that says so does not count.
+	if h.code != failedMemory && !c.service.memory.grow(&kept, uint64(len(payload))) {
+		h, payload, err = c.noMemory(h.id, len(payload))
+	}
+	c.out.push(h, payload, kept)
+	c.flush()
 	return err
+}
+
+// noMemory is the failure of a call of which so many bytes cannot be kept, as the client takes it, and the error that says so here.
+func (c *caller) noMemory(id uint64, bytes int) (header, []byte, error) {
+	err := c.service.memory.noMemory(bytes)
+	text := []byte(err.Error())
+	return header{id: id, kind: kindFailed, code: failedMemory}, text[:min(uint64(len(text)), c.bytesMax)], err
 }
 
 // tryWrite leaves the lane to the goroutine that flushes, if there is one.
@@ -294,6 +307,8 @@ func (c *caller) sendPart(ctx context.Context, h header, payload []byte) error {
 	if out := &c.out.queue[place]; out.written > 0 {
 		// What has begun is to end: of a copy, as the bytes are the caller's.
 		out.part, out.bytes = nil, slices.Clone(out.bytes)
+		// Kept in any case: a message in pieces cannot be taken back.
+		_ = c.service.memory.grow(&out.kept, uint64(len(out.bytes)))
 	} else {
 		c.out.queue = slices.Delete(c.out.queue, place, place+1)
 		// It may have been what was waited for.
@@ -355,5 +370,5 @@ func (c *caller) leave() {
 
 func (c *caller) takeDown() {
 	c.out.takeDown()
-	_ = c.bell.file.Close()
+	c.bell.close()
 }

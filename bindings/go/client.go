@@ -177,6 +177,9 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 	if err != nil {
 		return nil, err
 	}
+	if err := o.checkTakes(lane.CapacityMin); err != nil {
+		return nil, err
+	}
 	parsed, err := parseName(name)
 	if err != nil {
 		return nil, err
@@ -187,7 +190,7 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 	}
 	page, err := makeReceiverPage()
 	if err != nil {
-		_ = bell.file.Close()
+		bell.close()
 		return nil, err
 	}
 	c := &Client{
@@ -215,23 +218,10 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 }
 
 func (c *Client) newLink(s *shake, path string) (*clientLink, error) {
-	to, own, err := s.receptionAt(c.page, c.bell)
+	lanes, err := s.newLinkLanes(&reception{page: c.page, bell: c.bell, isShared: true}, c.bell, roleClient, false, c.bell.kick)
 	if err != nil {
 		return nil, err
 	}
-	bell := c.bell
-	if own != nil {
-		bell = own
-	}
-	lanes, err := s.newLinkLanes(to, bell, roleClient, false, c.bell.kick)
-	if err != nil {
-		if own != nil {
-			_ = own.file.Close()
-		}
-		return nil, err
-	}
-	lanes.in.ownBell = own
-	own.passOn(c.bell)
 	return &clientLink{out: lanes.out, in: lanes.in, path: path, bytesMax: lanes.bytesMax}, nil
 }
 
@@ -443,7 +433,7 @@ func (c *Client) takeDown() {
 		link.close()
 	}
 	c.links = nil
-	_ = c.bell.file.Close()
+	c.bell.close()
 	c.page.close()
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pelton/internal/lane"
 )
 
 const (
@@ -42,14 +43,19 @@ type Listener struct {
 // Listen listens under a short name, or unix:PATH. It does not wait. Each accepted peer gets a lane made with these options.
 //
 // Errors: [ErrInUse] while another process listens there; [ErrName], [ErrOption], [ErrSystem].
-func Listen(name string, options *Options) (*Listener, error) { return listen(name, options, false) }
-
-// listen listens, if it isShared beside others under a short name.
-func listen(name string, options *Options, isShared bool) (*Listener, error) {
+func Listen(name string, options *Options) (*Listener, error) {
 	o := options.orDefault()
 	if _, _, err := o.sizes(); err != nil {
 		return nil, err
 	}
+	if err := o.checkTakes(lane.CapacityMin); err != nil {
+		return nil, err
+	}
+	return listen(name, o, false)
+}
+
+// listen listens, if it isShared beside others under a short name.
+func listen(name string, o Options, isShared bool) (*Listener, error) {
 	parsed, err := parseName(name)
 	if err != nil {
 		return nil, err
@@ -280,15 +286,15 @@ func (s *shake) receiverOfOne(listens bool) (*Receiver, error) {
 	}
 	page, err := makeReceiverPage()
 	if err != nil {
-		_ = bell.file.Close()
+		bell.close()
 		return nil, s.told(err)
 	}
 	// Before the page is shown: a sender that finds U there fences from the first on.
 	r := newReceiver(canBarrier, page, bell, s.options)
-	in, err := s.newReceiver(&reception{page: page, bell: bell, peersBell: -1}, listens)
+	in, err := s.newReceiver(&reception{page: page, bell: bell}, listens)
 	if err != nil {
 		page.close()
-		_ = bell.file.Close()
+		bell.close()
 		return nil, err
 	}
 	r.lanes = []*inLane{in}
@@ -339,6 +345,9 @@ func ConnectSender(ctx context.Context, name string, options *Options) (sender *
 // ConnectReceiver connects to a sender that listens under a name. Otherwise as ConnectSender.
 func ConnectReceiver(ctx context.Context, name string, options *Options) (receiver *Receiver, err error) {
 	o := options.orDefault()
+	if err := o.checkTakes(lane.CapacityMin); err != nil {
+		return nil, err
+	}
 	parsed, err := parseName(name)
 	if err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,8 +26,9 @@ import (
 // what was checked the copy is used. What is not a channel's file is never removed. spec/protocol.md, "Path channels".
 
 const (
-	headerBytes = 120
-	lanesAt     = 128
+	headerBytes        = 120
+	lanesAt            = 128
+	featuresRequiredAt = 136
 	// What is allocated of a lane's data when it is made, and then at a time.
 	firstBacked = lane.Window
 	backedStep  = 1 << 20
@@ -166,6 +168,9 @@ func openDirectory(path string, options *Options) (*directory, error) {
 
 func openWhatIsThere(path string, options *Options) (*directory, error) {
 	mode := options.mode()
+	if err := options.checkTakes(lane.CapacityMin); err != nil {
+		return nil, err
+	}
 	d := &directory{path: path, fd: -1, bits: 0o7777}
 	var stat unix.Stat_t
 	check := func() error {
@@ -208,7 +213,7 @@ func openWhatIsThere(path string, options *Options) (*directory, error) {
 	if err == nil {
 		d.gid = int(stat.Gid)
 		d.owners = append([]int{os.Geteuid(), int(stat.Uid)}, options.UIDs...)
-		err = d.readHeader(mode)
+		err = d.readHeader(mode, options, int(stat.Uid) == os.Geteuid())
 	}
 	if err != nil {
 		d.close()
@@ -217,7 +222,7 @@ func openWhatIsThere(path string, options *Options) (*directory, error) {
 	return d, nil
 }
 
-func (d *directory) readHeader(mode uint32) error {
+func (d *directory) readHeader(mode uint32, options *Options, isOwnUser bool) error {
 	fd, err := d.openToMap("channel", false)
 	if err != nil {
 		return err
@@ -241,6 +246,14 @@ func (d *directory) readHeader(mode uint32) error {
 	}
 	if h.mode&^mode != 0 {
 		return d.refuse("it was made with mode %o, this side permits at most %o: allow more in the options", h.mode, mode)
+	}
+	if required := atomic.LoadUint64(word64(d.page.bytes[featuresRequiredAt:])); required != 0 {
+		return d.refuse("it requires feature %d, which %s does not have: use the version that made it, or a later one", bits.TrailingZeros64(required), versionText)
+	}
+	// There is no handshake in which the maker would learn what this side takes.
+	most := options.pathLaneMax(isOwnUser)
+	if all := h.capacity * uint64(h.lanesMax); h.capacity > most || options.Memory > 0 && all > most {
+		return d.refuse("it has up to %d lanes of %d bytes, this side takes %d: raise Memory", h.lanesMax, h.capacity, most)
 	}
 	d.header, d.bits = h, h.mode&0o666
 	var stat unix.Stat_t

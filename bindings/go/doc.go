@@ -73,6 +73,9 @@
 // the rules can do is to change it while it is read; [Receiver.ReceiveInto] copies. Every word of the other side's is checked before it is
 // used: it can make this side answer [ErrCorrupt], and not more.
 //
+// How much memory peers can make a receiver or a service use is in its options: Capacity and MessageBytesMax say the largest lane and message that it
+// takes, Memory what all peers have together. See [Options].
+//
 // The race detector does not look at mapped memory, so it says nothing about a program's use of message bytes after Release, nor about
 // two goroutines that write to one reservation. This package's own tests run the lane over memory of Go's, where it does look.
 //

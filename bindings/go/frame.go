@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -136,6 +137,18 @@ type assembly struct {
 	bytes  []byte
 	// How many have come, also of what is not kept.
 	count int
+	// What its bytes take of the memory that a service has for its clients; and that there was not enough, so that they are not kept.
+	kept      part
+	isDropped bool
+}
+
+// hasMemory takes the memory for a piece, of which the budget may have too little: then nothing of the message is kept any more.
+func (a *assembly) hasMemory(of *budget, bytes int) bool {
+	if !a.isDropped && !of.grow(&a.kept, uint64(bytes)) {
+		a.isDropped, a.bytes = true, nil
+		a.kept.shrinkTo(0)
+	}
+	return !a.isDropped
 }
 
 // add takes a piece in; a rule that it breaks is named, else "".
@@ -161,8 +174,14 @@ func (a *assembly) add(h header, payload []byte, most int, isKept bool) string {
 // take is the message that has come, of which nothing is kept here.
 func (a *assembly) take() (header, []byte) {
 	whole := *a
-	*a = assembly{}
+	a.forget()
 	return whole.header, whole.bytes
+}
+
+// forget forgets what has come.
+func (a *assembly) forget() {
+	a.kept.shrinkTo(0)
+	*a = assembly{}
 }
 
 // outgoing is a message on its way into a lane.
@@ -172,6 +191,8 @@ type outgoing struct {
 	written int
 	// Who waits until it is written; nil: nobody, and the bytes are a copy.
 	part *waitingPart
+	// What a copy takes of the memory that a service has for its clients.
+	kept part
 }
 
 // next is how many bytes of the payload go into the next record, in a lane whose largest message is so large.
@@ -187,8 +208,9 @@ func (o *outgoing) next(bytesMax uint64) int {
 type outbox struct {
 	lane   *lane.Producer
 	memory *memory
-	// The other side's bell, and whether it is the link's, which closes it.
-	peerBell   int
+	// The other side's doorbell, its user, and whether it is the link's, which closes it.
+	doorbell   doorbell
+	uid        int
 	sharesBell bool
 	queue      []outgoing
 	window     window
@@ -207,7 +229,7 @@ func (o *outbox) put(h header, payload []byte) (bool, error) {
 	h.write(room)
 	copy(room[headerSize:], payload)
 	if o.lane.Commit(uint64(len(room))) == lane.Ring {
-		ring(o.peerBell, 8)
+		o.doorbell.ring()
 	}
 	return true, nil
 }
@@ -221,8 +243,8 @@ func (o *outbox) write(h header, payload []byte) (bool, error) {
 }
 
 // push puts a copy of a message behind those that wait; flush writes it.
-func (o *outbox) push(h header, payload []byte) {
-	o.queue = append(o.queue, outgoing{header: h, bytes: append([]byte(nil), payload...)})
+func (o *outbox) push(h header, payload []byte, kept part) {
+	o.queue = append(o.queue, outgoing{header: h, bytes: append([]byte(nil), payload...), kept: kept})
 }
 
 // flush writes as much as there is room for. True: nothing waits any more.
@@ -240,6 +262,7 @@ func (o *outbox) flush() (bool, error) {
 		if part := o.queue[done].part; part != nil {
 			part.end(nil)
 		}
+		o.queue[done].kept.shrinkTo(0)
 		o.queue[done] = outgoing{}
 	}
 }
@@ -277,6 +300,7 @@ func (o *outbox) clear(why error) {
 		if out.part != nil {
 			out.part.end(why)
 		}
+		out.kept.shrinkTo(0)
 	}
 	o.queue = nil
 }
@@ -285,13 +309,13 @@ func (o *outbox) clear(why error) {
 func (o *outbox) close() {
 	o.window.drop()
 	o.lane.Close()
-	ring(o.peerBell, 8)
+	o.doorbell.ring()
 }
 
 // takeDown is asked once nobody looks at the lane any more.
 func (o *outbox) takeDown() {
 	if !o.sharesBell {
-		unix.Close(o.peerBell)
+		o.doorbell.close(o.uid)
 	}
 	o.memory.leave()
 }
@@ -342,15 +366,38 @@ func timeOf(ns uint64) (time.Time, bool) {
 	return clockTime.Add(time.Duration(ns) - time.Duration(clockNS)), true
 }
 
-// Failed is that the service failed a call, for a reason that its code and bytes say to those who know the service. errors.As finds it.
+const (
+	// Codes of failures from here on are the library's.
+	failedLibrary = 0xffff0000
+	failedMemory  = 0xffff0001
+)
+
+// ErrServiceMemory is that a service has no memory left for a reply that would wait until its client has room, or for a request that comes in pieces: the
+// call has failed. Its client has a [*Failed] that is also this error, and so has whoever replied. See [Options.Memory].
+var ErrServiceMemory = errors.New("the service has no memory left for what it keeps of its clients")
+
+// noMemory says so, of a reply or request of so many bytes.
+func (b *budget) noMemory(bytes int) error {
+	return fmt.Errorf("pelton: %w: %d bytes are to be kept, %d of %d are left: let the client take its replies, ask for less, or raise Memory at the service",
+		ErrServiceMemory, bytes, b.left(), b.most)
+}
+
+// Failed is that the service failed a call, for a reason that its code and bytes say to those who know the service. errors.As finds it. Codes from 0xffff0000
+// on are the library's, and their bytes a text: see [ErrServiceMemory].
 type Failed struct {
 	Code  uint32
 	Bytes []byte
 }
 
 func (f *Failed) Error() string {
+	if f.Code >= failedLibrary {
+		return "pelton: the call failed: " + strings.TrimPrefix(forPeople(string(f.Bytes)), "pelton: ")
+	}
 	return fmt.Sprintf("pelton: the service failed the call with code %d: %.200q", f.Code, f.Bytes)
 }
+
+// Is says whether target is what the library's code stands for.
+func (f *Failed) Is(target error) bool { return f.Code == failedMemory && target == ErrServiceMemory }
 
 // ErrAbandoned is that the service let go of a call without an answer: its handler panicked, or forgot.
 var ErrAbandoned = errors.New("pelton: the service let go of the call without an answer")
@@ -371,19 +418,27 @@ func (s *shake) newLinkLanes(to *reception, bell *bell, own role, listens bool, 
 	if err != nil {
 		return nil, s.told(err)
 	}
-	hello := newPacket(kindHello)
-	hello.role, hello.bytesMax = own, uint64(bytesMax)
-	peer, err := s.exchange(hello, listens)
+	var takes limits
+	peer, err := s.greet(own, false, listens, func() (_ limits, err error) {
+		takes, err = s.share(&p, to, 2)
+		// Of a whole request or reply, which is cut into pieces where a lane's messages are smaller.
+		return limits{takes.laneBytes, uint64(bytesMax)}, err
+	})
 	if err != nil {
 		return nil, err
+	}
+	takes.messageBytes = limitsOfTheFormat.messageBytes
+	gives := limits{peer.capacity, limitsOfTheFormat.messageBytes}
+	if to.budget != nil {
+		gives.laneBytes = min(gives.laneBytes, takes.laneBytes)
 	}
 	canBarrier := membarrier()
 	var page, data *segment
 	var side consumerSide
 	var in *inLane
-	var peerBell int
-	give := func() (err error) { page, data, side, err = s.giveLane(&p, bell.fd); return err }
-	take := func() (err error) { in, peerBell, err = s.takeLane(&p, to, linkBytesMin); return err }
+	var peerBell doorbell
+	give := func() (err error) { page, data, side, err = s.giveLane(&p, bell, gives); return err }
+	take := func() (err error) { in, peerBell, err = s.takeLane(&p, to, takes, linkBytesMin); return err }
 	steps := []func() error{give, take}
 	if own == roleService {
 		steps = []func() error{take, give}
@@ -405,7 +460,9 @@ func (s *shake) newLinkLanes(to *reception, bell *bell, own role, listens bool, 
 	if err := s.ready(listens); err != nil {
 		return nil, err
 	}
-	p.keep()
+	p.ofBudget.shrinkTo(in.consumer.Capacity() + producer.Capacity())
+	in.ofBudget = p.ofBudget
+	given := p.keep()
 	m.use()
 	in.memory.use()
 	// No successor will ask for them, and a thousand lanes are many descriptors.
@@ -413,12 +470,12 @@ func (s *shake) newLinkLanes(to *reception, bell *bell, own role, listens bool, 
 		segment.forgetDescriptor()
 	}
 	// Many peers have one bell for both lanes. The link, which ends after the outbox's last ring, keeps it.
-	sharesBell := isSameFile(peerBell, side.bell)
+	sharesBell := isSameFile(peerBell.fd, side.doorbell.fd)
 	if sharesBell {
-		unix.Close(side.bell)
-		side.bell = peerBell
+		side.doorbell.close(s.peer.UID)
+		side.doorbell = peerBell
 	}
-	in.link = newLink(s.socket, process, peerBell, s.peer, kick)
-	out := outbox{lane: producer, memory: m, peerBell: side.bell, sharesBell: sharesBell, window: newWindow(producer, s.options.ResidentMax)}
+	in.link = newLink(s.socket, process, peerBell, given, s.peer, kick)
+	out := outbox{lane: producer, memory: m, doorbell: side.doorbell, uid: s.peer.UID, sharesBell: sharesBell, window: newWindow(producer, s.options.ResidentMax)}
 	return &linkLanes{out: out, in: in, bytesMax: peer.bytesMax}, nil
 }

@@ -2,7 +2,6 @@ package pelton
 
 import (
 	"context"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +16,8 @@ type gate struct {
 	most     int
 	// Of a service: who comes is a client.
 	service *Service
+	// Of all lanes together; nil: no limit.
+	budget *budget
 	// Whether something has arrived.
 	isStirred atomic.Bool
 	mutex     sync.Mutex
@@ -36,7 +37,7 @@ const visitorsMax = 64
 // own; they are served by turns of at most 64 messages, so a sender's message waits for at most 64 of each of the others. A sender's
 // end touches no other; what it had committed is received, then its lane is given up, and so is that of one that breaks the rules.
 //
-// The capacity of a lane is its sender's to choose, so Capacity and MessageBytesMax do not matter here.
+// Capacity and MessageBytesMax are the largest lane and message that it takes; Memory limits all lanes together.
 //
 // Errors: as [Listen].
 func Gather(name string, options *Options) (*Receiver, error) {
@@ -48,7 +49,15 @@ func gather(name string, o Options, service *Service) (*Receiver, error) {
 	if err != nil {
 		return nil, err
 	}
-	listener, err := listen(name, &o, service != nil)
+	// So much that the first peer is taken in.
+	lanes := 1
+	if service != nil {
+		lanes = 2
+	}
+	if err := o.checkTakes(sharesOfMemory * laneGranule * lanes); err != nil {
+		return nil, err
+	}
+	listener, err := listen(name, o, service != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -60,11 +69,15 @@ func gather(name string, o Options, service *Service) (*Receiver, error) {
 	page, err := makeReceiverPage()
 	if err != nil {
 		_ = listener.Close()
-		_ = bell.file.Close()
+		bell.close()
 		return nil, err
 	}
 	r := newReceiver(membarrier(), page, bell, o)
-	r.gate = &gate{listener: listener, most: most, service: service}
+	r.gate = &gate{listener: listener, most: most, service: service, budget: newBudget(o.Memory)}
+	if service != nil && o.Memory > 0 {
+		// One for the lanes and for what it keeps.
+		r.gate.budget = service.memory
+	}
 	if service != nil {
 		service.receiver = r
 	}
@@ -149,56 +162,22 @@ func (g *gate) left() {
 }
 
 func (g *gate) welcome(r *Receiver, s *shake) (*inLane, error) {
-	to, own, err := s.receptionAt(r.page, r.bell)
-	if err != nil {
-		return nil, err
-	}
+	to := &reception{page: r.page, bell: r.bell, isShared: true, budget: g.budget}
 	var in *inLane
+	var err error
 	if g.service != nil {
 		in, err = g.service.welcome(s, to)
 	} else {
 		in, err = s.newReceiver(to, true)
 	}
 	if err != nil {
-		if own != nil {
-			_ = own.file.Close()
-		}
 		return nil, err
 	}
 	// No successor will ask for them, and a thousand lanes are many descriptors.
 	in.memory.producer.forgetDescriptor()
 	in.memory.consumer.forgetDescriptor()
 	in.memory.data.forgetDescriptor()
-	in.ownBell = own
-	own.passOn(r.bell)
 	return in, nil
-}
-
-// receptionAt is what a peer is given of a receiver's of many: also a bell of its own, if it is another user's. Who is not this user must not
-// be able to silence the bell for others.
-func (s *shake) receptionAt(page *segment, shared *bell) (*reception, *bell, error) {
-	to := &reception{page: page, bell: shared, peersBell: -1, isShared: true}
-	if s.peer.UID == os.Geteuid() {
-		return to, nil, nil
-	}
-	own, err := newBell()
-	if err != nil {
-		return nil, nil, s.told(err)
-	}
-	to.peersBell = own.fd
-	return to, own, nil
-}
-
-// passOn has a bell kick another, until it is closed. Of none it does nothing.
-func (b *bell) passOn(to *bell) {
-	if b == nil {
-		return
-	}
-	go func() {
-		for b.raw.Read(b.drain) == nil {
-			to.kick()
-		}
-	}()
 }
 
 // admit takes in who has arrived. Does not wait.

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
-	"unicode"
 
 	"golang.org/x/sys/unix"
 	"pelton/internal/lane"
@@ -63,7 +61,8 @@ func (r role) other() role {
 	return roleSender + roleReceiver - r
 }
 
-// packet is the first 80 bytes of each. Fields that a kind does not use are 0.
+// packet is 80 bytes of fields, and what follows them. Fields that a kind does not use are 0. In HELLO capacity and bytesMax are what the side takes, tail
+// the features that it offers, floor those that it requires.
 type packet struct {
 	kind, wireVersion uint32
 	layoutSignature   uint64
@@ -75,6 +74,8 @@ type packet struct {
 	head, tail        uint64
 	floor             uint64
 	seq               uint32
+	// What follows the 80 bytes: the entries of HELLO, the text of REFUSED.
+	behind string
 }
 
 func newPacket(kind uint32) packet {
@@ -99,7 +100,8 @@ func (p *packet) encode() []byte {
 		le.PutUint64(b[24+8*i:], word)
 	}
 	le.PutUint32(b[72:], p.seq)
-	return b
+	b = append(b, p.behind...)
+	return b[:min(len(b), packetBytesMax)]
 }
 
 func decodePacket(b []byte) (p packet, ok bool) {
@@ -112,7 +114,7 @@ func decodePacket(b []byte) (p packet, ok bool) {
 	for i, word := range []*uint64{&p.capacity, &p.bytesMax, &p.generation, &p.head, &p.tail, &p.floor} {
 		*word = le.Uint64(b[24+8*i:])
 	}
-	p.seq = le.Uint32(b[72:])
+	p.seq, p.behind = le.Uint32(b[72:]), string(b[packetBytes:])
 	return p, true
 }
 
@@ -160,6 +162,8 @@ func userProblem(uid int, allowed []int) string {
 	return ""
 }
 
+func (s *shake) isOwnUser() bool { return s.peer.UID == os.Geteuid() }
+
 // close hangs up, of a hand-shake that came to nothing.
 func (s *shake) close() { s.socket.hangUp(s.peer.UID) }
 
@@ -175,8 +179,8 @@ func refuseAt(socket int, why string) error {
 
 func sayAt(socket int, why string) {
 	p := newPacket(kindRefused)
-	text := append(p.encode(), why...)
-	_ = trySend(socket, text[:min(len(text), packetBytesMax)])
+	p.behind = why
+	_ = trySend(socket, p.encode())
 }
 
 // told tells the peer too why this side gives up.
@@ -190,19 +194,13 @@ func (s *shake) told(err error) error {
 	return err
 }
 
-// refusal is what a packet says, if it says why not: somebody else's words, which may go to a terminal.
+// refusal is what a packet says, if it says why not.
 func refusal(b []byte) error {
 	p, ok := decodePacket(b)
 	if !ok || p.kind != kindRefused {
 		return nil
 	}
-	text := strings.Map(func(c rune) rune {
-		if unicode.IsControl(c) {
-			return -1
-		}
-		return c
-	}, strings.ToValidUTF8(string(b[packetBytes:]), "\uFFFD"))
-	return failure(ErrRefused, "refused: %s", text)
+	return failure(ErrRefused, "refused: %s", forPeople(p.behind))
 }
 
 func errHungUp() error {
@@ -266,7 +264,7 @@ func (s *shake) judge(b []byte, kind uint32, wanted, found int, isCut bool) (pac
 		return p, refused
 	}
 	if p.wireVersion != lane.WireVersion || p.layoutSignature != lane.LayoutSignature {
-		return p, s.refuse("one side speaks wire version %d with layout %#x, the other %d with %#x: run the same version of pelton on both sides",
+		return p, s.refuse("one side speaks wire version %d with layout %#x, the other, "+versionText+", %d with %#x: use the later version of pelton on both sides",
 			p.wireVersion, p.layoutSignature, lane.WireVersion, uint64(lane.LayoutSignature))
 	}
 	if p.kind != kind {
@@ -279,49 +277,6 @@ func (s *shake) judge(b []byte, kind uint32, wanted, found int, isCut bool) (pac
 		return p, s.refuse("%d descriptors came with packet %d, wanted %d", found, kind, wanted)
 	}
 	return p, nil
-}
-
-// greet has both sides say who they are; answers whether the peer holds a lane.
-func (s *shake) greet(own role, holds, listens bool) (bool, error) {
-	hello := newPacket(kindHello)
-	hello.role = own
-	if holds {
-		hello.holds = 1
-	}
-	peer, err := s.exchange(hello, listens)
-	return peer.holds != 0, err
-}
-
-// exchange has both sides say hello.
-func (s *shake) exchange(hello packet, listens bool) (packet, error) {
-	if !listens {
-		if err := s.send(hello); err != nil {
-			return packet{}, err
-		}
-	}
-	peer, _, err := s.receive(kindHello, 0)
-	if err != nil {
-		return packet{}, err
-	}
-	own := hello.role
-	if peer.role == own {
-		return packet{}, s.refuse("both sides are the %v: one must be the other", own)
-	}
-	if peer.role != own.other() {
-		return packet{}, s.refuse("one side is a %v, the other a %v: that one wants a %v", peer.role, own, own.other())
-	}
-	if peer.holds != 0 && hello.holds != 0 {
-		return packet{}, s.refuse("both sides hold a lane whose peer died: one of them must give its own up and make a new handle")
-	}
-	if peer.holds != 0 && own >= roleClient {
-		return packet{}, s.refuse("the %v holds a lane, and those of a link of calls have no successors", peer.role)
-	}
-	if listens {
-		if err := s.send(hello); err != nil {
-			return packet{}, err
-		}
-	}
-	return peer, nil
 }
 
 // ready ends the hand-shake. The last to say so decides: a survivor, lest a lane get two successors; else the listener.
@@ -389,6 +344,9 @@ type parts struct {
 	// Those that the peer sent, and its user.
 	received []int
 	peer     int
+	ofBudget part
+	// What the peer, another user, is given to ring.
+	given []socketDoorbell
 }
 
 func (p *parts) segment(s *segment, err error) (*segment, error) {
@@ -418,14 +376,46 @@ func (p *parts) giveBack() {
 	}
 	closeAll(p.fds)
 	closer.descriptors(p.peer, p.received)
+	p.ofBudget.shrinkTo(0)
+	for _, given := range p.given {
+		unix.Close(given.peers)
+		given.close()
+	}
 }
 
-func (p *parts) keep() { *p = parts{} }
+// keep has nothing given back: the hand-shake has succeeded. The doorbells that the peer was given are the link's from now on.
+func (p *parts) keep() []socketDoorbell {
+	given := p.given
+	for _, doorbell := range given {
+		unix.Close(doorbell.peers)
+	}
+	*p = parts{}
+	return given
+}
+
+// giveDoorbell is what the peer is given to ring a bell of this side's. Another user has one of its own: whoever has an eventfd can have its ring block,
+// and whoever shares a socket can take the rings of others.
+func (s *shake) giveDoorbell(p *parts, b *bell) (int, error) {
+	if s.isOwnUser() {
+		return b.eventfd, nil
+	}
+	for _, given := range p.given {
+		if given.bell == b {
+			return given.peers, nil
+		}
+	}
+	given, err := b.newSocketDoorbell(s.peer.UID)
+	if err != nil {
+		return -1, s.told(err)
+	}
+	p.given = append(p.given, given)
+	return given.peers, nil
+}
 
 // consumerSide is what a sender has of its peer after the middle of the hand-shake.
 type consumerSide struct {
 	consumer, receiver *segment
-	bell               int
+	doorbell           doorbell
 }
 
 func (s *shake) openConsumerSide(p *parts, fds []int) (side consumerSide, err error) {
@@ -435,8 +425,8 @@ func (s *shake) openConsumerSide(p *parts, fds []int) (side consumerSide, err er
 	if side.receiver, err = s.openControl(p, fds[1], "receiver", lane.MagicReceiver); err != nil {
 		return side, err
 	}
-	side.bell = fds[2]
-	return side, s.told(checkBell(side.bell))
+	side.doorbell, err = checkDoorbell(fds[2], s.isOwnUser())
+	return side, s.told(err)
 }
 
 // newSender is the hand-shake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
@@ -450,13 +440,14 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 	}
 	defer func() {
 		if own != nil {
-			_ = own.file.Close()
+			own.close()
 		}
 	}()
-	takesOver, err := s.greet(roleSender, false, listens)
+	peer, err := s.greet(roleSender, false, listens, noLane)
 	if err != nil {
 		return nil, err
 	}
+	takesOver := peer.holds != 0
 	capacity, _, err := s.options.sizes()
 	if err != nil {
 		return nil, s.told(err)
@@ -486,12 +477,24 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 		}
 		answer := offer
 		answer.kind, answer.generation = kindProducer, generation
-		if err := s.send(answer, page.fd, own.fd); err != nil {
+		doorbell, err := s.giveDoorbell(&p, own)
+		if err != nil {
+			return nil, err
+		}
+		if err := s.send(answer, page.fd, doorbell); err != nil {
 			return nil, err
 		}
 		tail, head, floor = lane.Unpack(offer.tail), lane.Unpack(offer.head), offer.floor
 	} else {
-		if page, data, side, err = s.giveLane(&p, own.fd); err != nil {
+		// A link cuts what is larger into pieces; here the caller has asked for messages that cannot be sent.
+		takes := peer.takes()
+		most := min(lane.MessageBytesLimit(min(capacity, laneWithin(takes.laneBytes))), takes.messageBytes)
+		if found := s.options.MessageBytesMax; found > 0 && uint64(found) > most {
+			return nil, s.told(failure(ErrOption,
+				"MessageBytesMax is %d, wanted at most %d: the receiver takes lanes of %d bytes and messages of %d. Lower it, or raise the receiver's Capacity, MessageBytesMax or Memory",
+				found, most, takes.laneBytes, takes.messageBytes))
+		}
+		if page, data, side, err = s.giveLane(&p, own, takes); err != nil {
 			return nil, err
 		}
 	}
@@ -507,15 +510,15 @@ func (s *shake) newSender(listens bool) (*Sender, error) {
 	if err := s.ready(listens && !takesOver); err != nil {
 		return nil, err
 	}
-	p.keep()
-	sender := newSender(producer, m, own, newLink(s.socket, process, side.bell, s.peer, own.kick), s.options)
+	given := p.keep()
+	sender := newSender(producer, m, own, newLink(s.socket, process, side.doorbell, given, s.peer, own.kick), s.options)
 	own = nil
 	return sender, nil
 }
 
-// giveLane is the middle of a hand-shake at the side that makes a fresh lane to send by.
-func (s *shake) giveLane(p *parts, bell int) (page, data *segment, side consumerSide, err error) {
-	capacity, limit, err := s.options.sizes()
+// giveLane is the middle of a hand-shake at the side that makes a fresh lane to send by, no larger than the peer takes.
+func (s *shake) giveLane(p *parts, bell *bell, within limits) (page, data *segment, side consumerSide, err error) {
+	capacity, limit, err := s.options.sizesWithin(within)
 	if err != nil {
 		return nil, nil, side, s.told(err)
 	}
@@ -527,7 +530,11 @@ func (s *shake) giveLane(p *parts, bell int) (page, data *segment, side consumer
 	}
 	offer := lanePacket(kindProducer, capacity, limit, lane.Start, lane.Start)
 	offer.generation = 1
-	if err := s.send(offer, page.fd, bell, data.fd); err != nil {
+	doorbell, err := s.giveDoorbell(p, bell)
+	if err != nil {
+		return nil, nil, side, err
+	}
+	if err := s.send(offer, page.fd, doorbell, data.fd); err != nil {
 		return nil, nil, side, err
 	}
 	_, fds, err := s.receive(kindConsumer, 3)
@@ -543,7 +550,7 @@ func (s *shake) giveLane(p *parts, bell int) (page, data *segment, side consumer
 func (s *shake) survivingSender(sender *Sender, listens bool) error {
 	var p parts
 	defer p.giveBack()
-	if _, err := s.greet(roleSender, true, listens); err != nil {
+	if _, err := s.greet(roleSender, true, listens, noLane); err != nil {
 		return err
 	}
 	producer, m := sender.lane, sender.memory
@@ -552,7 +559,11 @@ func (s *shake) survivingSender(sender *Sender, listens bool) error {
 	}
 	offer := lanePacket(kindProducer, producer.Capacity(), producer.BytesMax(), producer.Tail(), producer.Head())
 	offer.generation = producer.Generation()
-	if err := s.send(offer, m.producer.fd, sender.bell.fd, m.data.fd); err != nil {
+	doorbell, err := s.giveDoorbell(&p, sender.bell)
+	if err != nil {
+		return err
+	}
+	if err := s.send(offer, m.producer.fd, doorbell, m.data.fd); err != nil {
 		return err
 	}
 	_, fds, err := s.receive(kindConsumer, 3)
@@ -575,38 +586,60 @@ func (s *shake) survivingSender(sender *Sender, listens bool) error {
 	if err := s.ready(true); err != nil {
 		return err
 	}
-	p.keep()
+	given := p.keep()
 	m.consumer.close()
 	m.receiver.close()
 	m.consumer, m.receiver = side.consumer, side.receiver
 	producer.AttachConsumer(side.consumer.bytes, side.receiver.bytes)
 	sender.link.close()
-	sender.link = newLink(s.socket, process, side.bell, s.peer, sender.bell.kick)
+	sender.link = newLink(s.socket, process, side.doorbell, given, s.peer, sender.bell.kick)
 	return nil
 }
 
 // reception is what a lane is given of its receiver's.
 type reception struct {
-	page *segment
-	bell *bell
-	// What the sender is given to ring, if that is not the receiver's own bell.
-	peersBell  int
-	canBarrier bool
-	isShared   bool
+	page     *segment
+	bell     *bell
+	isShared bool
+	// Of all lanes together; nil: no limit.
+	budget *budget
+}
+
+// share is what one peer more is told that this side takes, of which one lane or two lie in this side's memory. The part of the budget for these is
+// among the parts of the hand-shake.
+func (s *shake) share(p *parts, to *reception, lanes uint64) (limits, error) {
+	takes := s.options.takes(s.isOwnUser())
+	if to.budget == nil {
+		return takes, nil
+	}
+	bytes, part := to.budget.share(lanes, takes.laneBytes)
+	if bytes == 0 {
+		return takes, s.refuse("%d of the %d bytes of memory that this side has for its peers are left, of which a %dth is less than %d: raise Memory there, or connect again later",
+			to.budget.left(), to.budget.most, sharesOfMemory*lanes, laneGranule)
+	}
+	p.ofBudget, takes.laneBytes = part, bytes
+	return takes, nil
 }
 
 // newReceiver is the hand-shake of a new receiver's lane: a fresh one, or that of a sender that survived its receiver.
 func (s *shake) newReceiver(to *reception, listens bool) (*inLane, error) {
 	var p parts
 	defer p.giveBack()
-	takesOver, err := s.greet(roleReceiver, false, listens)
+	var takes limits
+	peer, err := s.greet(roleReceiver, false, listens, func() (_ limits, err error) {
+		takes, err = s.share(&p, to, 1)
+		return takes, err
+	})
 	if err != nil {
 		return nil, err
 	}
-	in, peerBell, err := s.takeLane(&p, to, 0)
+	takesOver := peer.holds != 0
+	in, peerBell, err := s.takeLane(&p, to, takes, 0)
 	if err != nil {
 		return nil, err
 	}
+	p.ofBudget.shrinkTo(in.consumer.Capacity())
+	in.ofBudget = p.ofBudget
 	process, err := s.watchPeer(&p)
 	if err != nil {
 		return nil, err
@@ -614,54 +647,62 @@ func (s *shake) newReceiver(to *reception, listens bool) (*inLane, error) {
 	if err := s.ready(listens && !takesOver); err != nil {
 		return nil, err
 	}
-	p.keep()
+	given := p.keep()
 	in.memory.use()
-	in.link = newLink(s.socket, process, peerBell, s.peer, to.bell.kick)
+	in.link = newLink(s.socket, process, peerBell, given, s.peer, to.bell.kick)
 	return in, nil
 }
 
-// takeLane is the middle of a hand-shake at the side that receives by the other's lane, whose largest message is to be so large at least.
-func (s *shake) takeLane(p *parts, to *reception, least uint64) (in *inLane, peerBell int, err error) {
+// takeLane is the middle of a hand-shake at the side that receives by the other's lane, which is within what this side takes, and whose largest message is
+// to be so large at least.
+func (s *shake) takeLane(p *parts, to *reception, within limits, least uint64) (in *inLane, peerBell doorbell, err error) {
 	offer, fds, err := s.receive(kindProducer, 3)
 	if err != nil {
-		return nil, -1, err
+		return nil, peerBell, err
 	}
 	p.takes(fds, s.peer)
+	if offer.capacity > within.laneBytes {
+		return nil, peerBell, s.refuse("the lane has %d bytes, this side takes %d: raise its Capacity or Memory, or lower the sender's Capacity",
+			offer.capacity, within.laneBytes)
+	}
+	if offer.bytesMax > within.messageBytes {
+		return nil, peerBell, s.refuse("the lane has messages of up to %d bytes, this side takes %d: raise its MessageBytesMax, or lower the sender's",
+			offer.bytesMax, within.messageBytes)
+	}
 	data, err := s.openData(p, fds[2], offer, false)
 	if err != nil {
-		return nil, -1, err
+		return nil, peerBell, err
 	}
 	page, err := s.openProducer(p, fds[0], offer)
 	if err != nil {
-		return nil, -1, err
+		return nil, peerBell, err
 	}
 	if offer.bytesMax < least {
-		return nil, -1, s.refuse("a lane has a largest message of %d bytes, wanted at least %d", offer.bytesMax, least)
+		return nil, peerBell, s.refuse("a lane has a largest message of %d bytes, wanted at least %d", offer.bytesMax, least)
 	}
-	peerBell = fds[1]
-	if err := checkBell(peerBell); err != nil {
-		return nil, -1, s.told(err)
+	if peerBell, err = checkDoorbell(fds[1], s.isOwnUser()); err != nil {
+		return nil, peerBell, s.told(err)
 	}
 	head := lane.Unpack(offer.head)
 	redelivered := lane.Unpack(offer.tail).Since(head)
 	if redelivered > offer.capacity/8 {
-		return nil, -1, s.refuse("%d messages are said to wait in a lane of %d bytes, wanted at most %d", redelivered, offer.capacity, offer.capacity/8)
+		return nil, peerBell, s.refuse("%d messages are said to wait in a lane of %d bytes, wanted at most %d", redelivered, offer.capacity, offer.capacity/8)
 	}
 	consumerPage, err := p.segment(makeConsumerPage(head))
 	if err != nil {
-		return nil, -1, s.told(err)
+		return nil, peerBell, s.told(err)
 	}
 	m := &memory{producer: page, consumer: consumerPage, receiver: to.page, data: data, keepsReceiver: to.isShared}
 	consumer, err := lane.NewConsumer(m.lane(), offer.bytesMax)
 	if err != nil {
-		return nil, -1, s.told(laneError(err))
+		return nil, peerBell, s.told(laneError(err))
 	}
-	bell := to.bell.fd
-	if to.peersBell >= 0 {
-		bell = to.peersBell
+	own, err := s.giveDoorbell(p, to.bell)
+	if err != nil {
+		return nil, peerBell, err
 	}
-	if err := s.send(newPacket(kindConsumer), consumerPage.fd, to.page.fd, bell); err != nil {
-		return nil, -1, err
+	if err := s.send(newPacket(kindConsumer), consumerPage.fd, to.page.fd, own); err != nil {
+		return nil, peerBell, err
 	}
 	return &inLane{consumer: consumer, memory: m, again: redelivered}, peerBell, nil
 }
@@ -682,7 +723,7 @@ func (s *shake) watchPeer(p *parts) (int, error) {
 func (s *shake) survivingReceiver(r *Receiver, listens bool) error {
 	var p parts
 	defer p.giveBack()
-	if _, err := s.greet(roleReceiver, true, listens); err != nil {
+	if _, err := s.greet(roleReceiver, true, listens, func() (limits, error) { return s.options.takes(s.isOwnUser()), nil }); err != nil {
 		return err
 	}
 	in := r.lanes[0]
@@ -693,7 +734,11 @@ func (s *shake) survivingReceiver(r *Receiver, listens bool) error {
 	}
 	offer := lanePacket(kindConsumer, consumer.Capacity(), consumer.BytesMax(), tail, consumer.Head())
 	offer.floor, offer.generation = consumer.DeadProducer()
-	if err := s.send(offer, m.consumer.fd, m.receiver.fd, r.bell.fd, m.data.fd); err != nil {
+	doorbell, err := s.giveDoorbell(&p, r.bell)
+	if err != nil {
+		return err
+	}
+	if err := s.send(offer, m.consumer.fd, m.receiver.fd, doorbell, m.data.fd); err != nil {
 		return err
 	}
 	answer, fds, err := s.receive(kindProducer, 2)
@@ -708,8 +753,8 @@ func (s *shake) survivingReceiver(r *Receiver, listens bool) error {
 	if err != nil {
 		return err
 	}
-	peerBell := fds[1]
-	if err := checkBell(peerBell); err != nil {
+	peerBell, err := checkDoorbell(fds[1], s.isOwnUser())
+	if err != nil {
 		return s.told(err)
 	}
 	process, err := s.watchPeer(&p)
@@ -720,10 +765,10 @@ func (s *shake) survivingReceiver(r *Receiver, listens bool) error {
 	if err := s.ready(true); err != nil {
 		return err
 	}
-	p.keep()
+	given := p.keep()
 	m.producer.close()
 	m.producer = page
 	consumer.AttachProducer(page.bytes)
-	in.link.handOver(newLink(s.socket, process, peerBell, s.peer, r.bell.kick), tail.Seq, in)
+	in.link.handOver(newLink(s.socket, process, peerBell, given, s.peer, r.bell.kick), tail.Seq, in)
 	return nil
 }

@@ -31,14 +31,19 @@ type packetVectors struct {
 		Meaning, Hex, Text string
 		Fields             map[string]number
 	}
-	Refused []struct{ Why, Expected, Hex string }
+	Refused   []struct{ Why, Expected, Hex string }
+	Greetings []struct {
+		Meaning, Hex string
+		Role         role
+		Is           json.RawMessage
+	}
 }
 
 func readPackets(t testing.TB) (file packetVectors) {
 	if err := json.Unmarshal(must(os.ReadFile("../../spec/vectors/packets.json")), &file); err != nil {
 		t.Fatal(err)
 	}
-	if len(file.Packets) < 8 || len(file.Refused) < 10 {
+	if len(file.Packets) < 8 || len(file.Refused) < 10 || len(file.Greetings) < 20 {
 		t.Fatal("too few vectors")
 	}
 	return file
@@ -50,13 +55,13 @@ func TestPacketsAreReadAndWrittenAsTheVectorsSay(t *testing.T) {
 		wanted := packet{
 			kind: uint32(f("kind")), wireVersion: uint32(f("wire_version")), layoutSignature: f("layout_signature"),
 			role: role(f("role")), holds: uint32(f("holds")), capacity: f("capacity"), bytesMax: f("message_bytes_max"),
-			generation: f("generation"), head: f("head"), tail: f("tail"), floor: f("floor"), seq: uint32(f("seq")),
+			generation: f("generation"), head: f("head"), tail: f("tail"), floor: f("floor"), seq: uint32(f("seq")), behind: vector.Text,
 		}
 		bytes := must(hex.DecodeString(vector.Hex))
 		if found, ok := decodePacket(bytes); !ok || found != wanted {
 			t.Errorf("%s: %+v", vector.Meaning, found)
 		}
-		if found := append(wanted.encode(), vector.Text...); string(found) != string(bytes) {
+		if found := wanted.encode(); string(found) != string(bytes) {
 			t.Errorf("%s: %x", vector.Meaning, found)
 		}
 	}
@@ -80,7 +85,47 @@ func socketPair(t testing.TB, ctx context.Context) (*shake, int) {
 func hello(of role, holds uint32) []byte {
 	p := newPacket(kindHello)
 	p.role, p.holds = of, holds
+	if of != roleSender {
+		p.capacity, p.bytesMax = limitsOfTheFormat.laneBytes, limitsOfTheFormat.messageBytes
+	}
 	return p.encode()
+}
+
+func TestGreetingsAreAnsweredAsTheVectorsSay(t *testing.T) {
+	for _, vector := range readPackets(t).Greetings {
+		t.Run(vector.Meaning, func(t *testing.T) {
+			s, peer := socketPair(t, soon(t))
+			if err := trySend(peer, must(hex.DecodeString(vector.Hex))); err != nil {
+				t.Fatal(err)
+			}
+			_, err := s.greet(vector.Role.other(), false, true, func() (limits, error) { return limits{1 << 16, 77}, nil })
+			b := make([]byte, packetBytesMax)
+			n, _, _, failed := tryReceive(peer, b)
+			if failed != nil {
+				t.Fatal(failed)
+			}
+			answer, _ := decodePacket(b[:n])
+			if string(vector.Is) == `"accepted"` {
+				version, problem := readEntries(answer.behind)
+				if err != nil || answer.kind != kindHello || answer.takes() != (limits{1 << 16, 77}) || version != versionText || problem != "" {
+					t.Fatalf("%v, %+v", err, answer)
+				}
+				return
+			}
+			var is struct{ Refused []string }
+			if err := json.Unmarshal(vector.Is, &is); err != nil || len(is.Refused) == 0 {
+				t.Fatal(err)
+			}
+			if !errors.Is(err, ErrRefused) || answer.kind != kindRefused {
+				t.Fatalf("%v, %+v", err, answer)
+			}
+			for _, wanted := range is.Refused {
+				if !strings.Contains(answer.behind, wanted) {
+					t.Errorf("%q has no %q", answer.behind, wanted)
+				}
+			}
+		})
+	}
 }
 
 func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
@@ -90,7 +135,7 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 			bytes := must(hex.DecodeString(vector.Hex))
 			p, _ := decodePacket(bytes)
 			bell := must(newBell())
-			defer bell.file.Close()
+			defer bell.close()
 			capacity := p.capacity
 			if !lane.CapacityIsValid(capacity) {
 				capacity = 64
@@ -109,7 +154,7 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 				defer page.close()
 				defer data.close()
 				send(hello(roleSender, 0))
-				send(bytes, page.fd, bell.fd, data.fd)
+				send(bytes, page.fd, bell.eventfd, data.fd)
 				_, err = s.receiverOfOne(false)
 			case "CONSUMER":
 				consumer, receiver, data := must(makeConsumerPage(lane.Unpack(p.head))), must(makeReceiverPage()), must(makeData(capacity))
@@ -117,7 +162,7 @@ func TestPacketsThatBreakTheRulesAreRefused(t *testing.T) {
 				defer receiver.close()
 				defer data.close()
 				send(hello(roleReceiver, 1))
-				send(bytes, consumer.fd, receiver.fd, bell.fd, data.fd)
+				send(bytes, consumer.fd, receiver.fd, bell.eventfd, data.fd)
 				_, err = s.newSender(false)
 			case "HELLO":
 				send(bytes)

@@ -12,11 +12,13 @@ import (
 // hang-up of the socket and the end of the process.
 type link struct {
 	peer     Peer
-	peerBell int
-	socket   *polled
-	process  *polled
-	isGone   atomic.Bool
-	kick     func()
+	doorbell doorbell
+	// What the peer rings, if it is another user.
+	given   []socketDoorbell
+	socket  *polled
+	process *polled
+	isGone  atomic.Bool
+	kick    func()
 	// Descriptors received ahead of the message that they belong to.
 	received []descriptors
 	isSilent bool
@@ -31,8 +33,8 @@ type descriptors struct {
 }
 
 // newLink takes the descriptors. Nothing of it may fail: the peer has this side's READY.
-func newLink(socket *polled, process, peerBell int, peer Peer, kick func()) *link {
-	l := &link{peer: peer, peerBell: peerBell, socket: socket, kick: kick}
+func newLink(socket *polled, process int, doorbell doorbell, given []socketDoorbell, peer Peer, kick func()) *link {
+	l := &link{peer: peer, doorbell: doorbell, given: given, socket: socket, kick: kick}
 	// Of a socket packets may be there, which are the receiver's to read.
 	go l.watch(socket, unix.POLLRDHUP)
 	if process >= 0 {
@@ -52,13 +54,7 @@ func (l *link) watch(p *polled, events int16) {
 	l.kick()
 }
 
-func (l *link) ring() {
-	if l.path != nil {
-		ring(l.peerBell, 1)
-		return
-	}
-	ring(l.peerBell, 8)
-}
+func (l *link) ring() { l.doorbell.ring() }
 
 // hasGone says whether the peer that was there is not any more, as far as has been heard.
 func (l *link) hasGone() bool {
@@ -72,7 +68,7 @@ func (l *link) hasGone() bool {
 func (l *link) close() {
 	if l.path != nil {
 		l.path.lose()
-		unix.Close(l.peerBell)
+		l.doorbell.close(nobody)
 		return
 	}
 	l.forget()
@@ -83,7 +79,10 @@ func (l *link) forget() {
 	if l.process != nil {
 		_ = l.process.file.Close()
 	}
-	unix.Close(l.peerBell)
+	l.doorbell.close(l.peer.UID)
+	for _, given := range l.given {
+		given.close()
+	}
 	for _, some := range l.received {
 		l.discard(some.fds)
 	}

@@ -173,7 +173,7 @@ func runSide(arguments []string) error {
 // process is a child, ended with the test whatever happens.
 type process struct {
 	*exec.Cmd
-	t      *testing.T
+	t      testing.TB
 	output *bufio.Reader
 	input  io.WriteCloser
 	errors strings.Builder
@@ -181,7 +181,7 @@ type process struct {
 	ended  error
 }
 
-func start(t *testing.T, environment, program string, arguments ...string) *process {
+func start(t testing.TB, environment, program string, arguments ...string) *process {
 	t.Helper()
 	p := prepare(t, environment, program, arguments...)
 	if err := p.begin(); err != nil {
@@ -191,7 +191,7 @@ func start(t *testing.T, environment, program string, arguments ...string) *proc
 }
 
 // prepare is a process that has not begun yet.
-func prepare(t *testing.T, environment, program string, arguments ...string) *process {
+func prepare(t testing.TB, environment, program string, arguments ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command(program, arguments...), t: t}
 	p.Env = append(os.Environ(), environment)
@@ -209,7 +209,7 @@ func (p *process) begin() error {
 	return err
 }
 
-func child(t *testing.T, side ...any) *process {
+func child(t testing.TB, side ...any) *process {
 	t.Helper()
 	return start(t, childVariable+"="+fmt.Sprintln(side...), must(os.Executable()))
 }

@@ -18,14 +18,32 @@ const (
 	Spin
 )
 
-// Options say how a channel is made. The zero value, or nil, has the defaults. The sender's side decides the capacity and the
-// message limit; each side decides how it waits.
+// Options say how a channel is made. The zero value, or nil, has the defaults. A sender makes its lane; each side limits the capacity and the messages,
+// and the lesser limit applies. Of a path channel its maker decides both. Each side decides how it waits.
 type Options struct {
-	// Capacity is the bytes of the lane: what the sender can be ahead of the receiver. 64 MiB if 0; 4096 to 16 GiB, rounded up
+	// Capacity is the bytes of the lane that this side makes: what the sender can be ahead of the receiver. 64 MiB if 0; 4096 to 16 GiB, rounded up
 	// to a multiple of 64 KiB. Memory is taken only as it is used: a lane whose receiver keeps up uses 256 KiB.
+	//
+	// Of a receiver, and of either side of calls, it is also the largest lane that this side takes: the peer makes its lane no larger. If 0, that is 16 GiB
+	// for a peer of the same user, 64 MiB for another user. Of a path channel that is there already it is checked at opening: by who sets it, and, with
+	// these defaults, where the directory belongs to another user.
 	Capacity int
-	// MessageBytesMax is the largest message in bytes, if less than what the capacity allows (0): half of it less 32, below 2 GiB.
+	// MessageBytesMax is the largest message in bytes, if less than what the capacity allows (0): half of it less 32, below 2 GiB. A sender that sets more
+	// than its receiver takes fails to connect with [ErrOption].
+	//
+	// Of a receiver it is the largest message that it takes; if 0, that is 2^31-16 bytes of a peer of the same user, 1 MiB of another user. By path it
+	// is checked as Capacity.
 	MessageBytesMax int
+	// Memory limits, in bytes, the memory that peers can make this side use; 0: no limit for lanes.
+	//
+	// A receiver made by [Gather], and a [Service], take lanes of a new peer of at most a sixteenth of what is left of it, rounded down to a multiple of 64 KiB
+	// (a service, whose clients have two lanes each, a thirty-second), and refuse peers while that is less than 64 KiB; it is at least 1 MiB, of
+	// a service 2 MiB. What a peer has is given back when the peer has gone. A service also counts its replies that wait until their client has room, and
+	// requests of which some pieces have come: a call for which nothing is left fails with [ErrServiceMemory]. If 0, a service may have 256 MiB for these two,
+	// or four times CallBytesMax if that is more.
+	//
+	// A receiver of one sender, a client, and whoever opens a path channel take lanes of at most Memory each. A sender that connects ignores it.
+	Memory int
 	// ResidentMax limits, in bytes, the part of the lane that this side's sender uses while its receiver keeps up: 16 MiB if 0. A sender
 	// starts with 256 KiB and uses more only while that is faster. If the receiver falls behind, the lane still extends up to its capacity.
 	// All senders of a process together use at most 64 MiB more than their 256 KiB each.
@@ -71,7 +89,6 @@ func (o *Options) mode() uint32 {
 
 // sizes is the capacity and the message limit that the options come to.
 func (o *Options) sizes() (capacity, limit uint64, err error) {
-	const granule = 64 << 10
 	capacity = uint64(o.Capacity)
 	if o.Capacity == 0 {
 		capacity = 64 << 20
@@ -79,7 +96,7 @@ func (o *Options) sizes() (capacity, limit uint64, err error) {
 	if capacity < lane.CapacityMin || capacity > lane.CapacityMax {
 		return 0, 0, failure(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin, uint64(lane.CapacityMax))
 	}
-	capacity = (capacity + granule - 1) &^ (granule - 1)
+	capacity = roundUp(capacity, laneGranule)
 	limit = lane.MessageBytesLimit(capacity)
 	if o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > limit {
 		return 0, 0, failure(ErrOption, "MessageBytesMax is %d, wanted at most %d bytes with a capacity of %d: raise the capacity",

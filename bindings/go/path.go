@@ -32,6 +32,8 @@ func (p *pathRole) close() {
 
 func word32(b []byte) *uint32 { return (*uint32)(unsafe.Pointer(&b[0])) }
 
+func word64(b []byte) *uint64 { return (*uint64)(unsafe.Pointer(&b[0])) }
+
 // pathPeer is whoever has, or will have, the other end of a lane. It is heard of by its life, a FIFO that it holds, and by the generation in
 // its page, which tells also who has come and gone meanwhile.
 type pathPeer struct {
@@ -240,12 +242,12 @@ func (d *directory) sender(o Options) (*Sender, error) {
 	}
 	producer, err := lane.TakeOverProducer(m.lane(), d.header.bytesMax, canBarrier, uint32(os.Getpid()))
 	if err != nil {
-		_ = bell.file.Close()
+		bell.close()
 		return nil, laneError(err)
 	}
 	h.keep()
 	h.directory = nil
-	l := &link{peerBell: peers, kick: bell.kick, path: &pathPeer{directory: d, name: "receiver.life", says: producer.Consumer, kick: bell.kick}}
+	l := &link{doorbell: doorbell{peers, doorbellFIFO}, kick: bell.kick, path: &pathPeer{directory: d, name: "receiver.life", says: producer.Consumer, kick: bell.kick}}
 	s := newSender(producer, m, bell, l, o)
 	s.place = &pathRole{directory: d, lock: lock, life: life}
 	// Who went before is no news.
@@ -464,7 +466,7 @@ func (r *Receiver) openLane(number int) error {
 	m.data.forgetDescriptor()
 	peer := &pathPeer{directory: d, name: ofLane(number, "life"), says: consumer.Producer, kick: r.bell.kick}
 	in := &inLane{consumer: consumer, memory: m, again: seen, number: uint32(number) + 1,
-		link: &link{peerBell: bell, kick: r.bell.kick, path: peer}}
+		link: &link{doorbell: doorbell{bell, doorbellFIFO}, kick: r.bell.kick, path: peer}}
 	// Kept even when its sender cannot be looked at now: opened again it would be another receiver's to that one.
 	r.lanes = append(r.lanes, in)
 	err = in.findSender()

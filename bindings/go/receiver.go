@@ -52,8 +52,8 @@ type inLane struct {
 	again uint64
 	// Which of the receiver's: 0 of one sender, else from 1 on.
 	number uint32
-	// What this sender alone rings, if it is another user's.
-	ownBell *bell
+	// What its lanes take of the receiver's budget.
+	ofBudget part
 	// Of a service: the client, as those have it who answer.
 	caller  *caller
 	hasLeft bool
@@ -522,15 +522,14 @@ func (in *inLane) close() {
 	in.hasLeft = true
 	if in.caller != nil {
 		in.caller.leave()
+		in.caller.assembly.forget()
 	}
 	in.consumer.Close()
 	in.link.ring()
 	in.link.close()
-	if in.ownBell != nil {
-		_ = in.ownBell.file.Close()
-	}
 	in.link.discard(in.files)
 	in.memory.leave()
+	in.ofBudget.shrinkTo(0)
 }
 
 func (r *Receiver) unreleased() (held uint64) {
@@ -658,7 +657,7 @@ func (r *Receiver) takeDown() {
 		// Messages lie in the data, and no lane looks at this any more.
 		r.page.close()
 	}
-	_ = r.bell.file.Close()
+	r.bell.close()
 	// What came back meanwhile was left to this.
 	r.takeBackMemory()
 }

@@ -465,7 +465,7 @@ func (s *Sender) takeDown() {
 	if s.place != nil {
 		s.place.close()
 	}
-	_ = s.bell.file.Close()
+	s.bell.close()
 	s.memory.leave()
 }
 

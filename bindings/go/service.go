@@ -26,6 +26,8 @@ type Service struct {
 	isDraining bool
 	// Found by a look, for the call to take; none if nothing is asked.
 	found Request
+	// For replies that wait for room, and requests of which some pieces have come.
+	memory *budget
 	// Clients that broke the rules, and were sent away.
 	corrupt atomic.Uint64
 	// Requests of nobody's any more, to be used again.
@@ -34,6 +36,10 @@ type Service struct {
 	// Bytes of theirs.
 	kept int
 }
+
+// keptMost is the memory that a service has for replies that wait and requests in pieces, unless its options say otherwise: a guess, four of the largest
+// requests by default.
+const keptMost = 256 << 20
 
 // ListenService listens under a short name, or unix:PATH. It does not wait. Under a short name several services may listen, of one process or
 // of several: clients spread their calls over them. Of the options, Capacity and MessageBytesMax (at least 1024) are of the lanes of
@@ -47,6 +53,9 @@ func ListenService(name string, options *Options) (*Service, error) {
 	if s.bytesMax, s.handlers, err = o.ofCalls(); err != nil {
 		return nil, err
 	}
+	if s.memory = newBudget(o.Memory); s.memory == nil {
+		s.memory = newBudget(max(keptMost, 4*s.bytesMax))
+	}
 	if _, err = gather(name, o, s); err != nil {
 		return nil, err
 	}
@@ -55,7 +64,7 @@ func ListenService(name string, options *Options) (*Service, error) {
 
 // welcome is the hand-shake with a client.
 func (s *Service) welcome(shake *shake, to *reception) (*inLane, error) {
-	bell, err := newBell()
+	bell, err := newSeldomBell()
 	if err != nil {
 		return nil, shake.told(err)
 	}
@@ -67,7 +76,7 @@ func (s *Service) welcome(shake *shake, to *reception) (*inLane, error) {
 	}
 	lanes, err := shake.newLinkLanes(to, bell, roleService, true, kick)
 	if err != nil {
-		_ = bell.file.Close()
+		bell.close()
 		return nil, err
 	}
 	c.out, c.bytesMax, c.link = lanes.out, lanes.bytesMax, lanes.in.link
@@ -149,7 +158,9 @@ func (s *Service) sort(in *inLane, record lane.Record) string {
 	}
 	isPiece := h.more || h.continued
 	if isPiece {
-		if rule := c.assembly.add(h, payload, s.bytesMax, true); rule != "" {
+		// Of what is given back nothing is kept.
+		isKept := !(isRequest && s.isDraining) && c.assembly.hasMemory(s.memory, len(payload))
+		if rule := c.assembly.add(h, payload, s.bytesMax, isKept); rule != "" {
 			return rule
 		}
 	}
@@ -163,6 +174,14 @@ func (s *Service) sort(in *inLane, record lane.Record) string {
 	case isRequest && s.isDraining:
 		c.assembly.drop(isPiece)
 		_ = c.sendLast(header{id: h.id, kind: kindReturned}, nil)
+	case isPiece && c.assembly.isDropped:
+		bytes := c.assembly.count
+		c.assembly.forget()
+		// Of a notification nobody is told.
+		if isRequest {
+			failed, text, _ := c.noMemory(h.id, bytes)
+			_ = c.sendLast(failed, text)
+		}
 	default:
 		asked, deadline := s.newAsked(), h.deadline
 		if isPiece {
@@ -190,7 +209,7 @@ func (s *Service) sort(in *inLane, record lane.Record) string {
 // drop forgets what has come of a message that nobody wants.
 func (a *assembly) drop(isPiece bool) {
 	if isPiece {
-		*a = assembly{}
+		a.forget()
 	}
 }
 
@@ -489,11 +508,17 @@ func (r Request) Context() context.Context {
 // Reply answers; after parts, this is the last of them. It does not wait: what the client has no room for is kept until it has.
 //
 // Errors: [ErrPeerDied] when the client has gone: the reply is dropped; [ErrTooLarge] for more than the client takes
-// ([Options.CallBytesMax] there): answer otherwise; [ErrRefused] of a request that was answered, and of a notification.
+// ([Options.CallBytesMax] there): answer otherwise; [ErrRefused] of a request that was answered, and of a notification; [ErrServiceMemory] when the reply
+// would have to wait and the service has no memory left for it: the call has failed.
 func (r Request) Reply(reply []byte) error { return r.last(header{kind: kindReply}, reply) }
 
 // Fail fails the call with a code and bytes of the service's own meaning: a [Failed] at the client. Otherwise as Reply.
+//
+// Errors: also [ErrOption] for a code from 0xffff0000 on, which are the library's; the request is still to be answered.
 func (r Request) Fail(code uint32, bytes []byte) error {
+	if code >= failedLibrary {
+		return failure(ErrOption, "the code of a failure is %#x, wanted less than %#x: those from there on are the library's", code, uint32(failedLibrary))
+	}
 	return r.last(header{kind: kindFailed, code: code}, bytes)
 }
 

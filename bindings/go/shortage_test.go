@@ -217,7 +217,7 @@ func TestTheDescriptorsThatAPeerCosts(t *testing.T) {
 	for kind, wanted := range map[string]int{
 		// A socket, its process, its bell.
 		"gather": 3,
-		// And the bell by which it says that there is room for replies. Before Linux 6.10, one more of its own bell.
+		// And the bell that it rings when there is room for replies, on which nobody has slept. Before Linux 6.10, one more of its own bell.
 		"service": 4,
 	} {
 		name, ctx := place(t), soon(t)

@@ -81,7 +81,7 @@ func (o *outbox) raw(t *testing.T, bytes []byte) {
 	}
 	copy(room, bytes)
 	o.lane.Commit(uint64(len(bytes)))
-	ring(o.peerBell, 8)
+	o.doorbell.ring()
 }
 
 func (v *callRecord) write(t *testing.T, to *outbox) {

@@ -228,6 +228,7 @@ pub(crate) fn gather_with(
 ) -> Result<Receiver> {
     options.checked_sizes()?;
     options.checked_senders()?;
+    let budget = options.memory.map(Budget::new);
     let can_barrier = membarrier::register();
     let make = || -> std::io::Result<_> {
         let receiver = Arc::new(make_receiver_page()?);
@@ -242,7 +243,6 @@ pub(crate) fn gather_with(
     };
     let (bells, memory) = make().map_err(Error::system("making a receiver"))?;
     let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
-    let budget = options.memory.map(Budget::new);
     let hall = Arc::new(Hall {
         state: Mutex::default(),
         stirred: AtomicBool::new(false),

@@ -8,7 +8,7 @@ use crate::call::{Back, Caller, Desk};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link, Peer};
-use crate::memory::{Budget, GRANULE, Limits, Part, lane_within};
+use crate::memory::{Budget, GRANULE, Limits, Part, SHARES, lane_within};
 use crate::options::Options;
 use crate::os::socket::{Socket, wait_for};
 use crate::os::{
@@ -831,8 +831,6 @@ pub(crate) struct Reception {
 impl Reception {
     /// What this side takes of one peer more, who writes one of that peer's so many lanes, and the part of the budget for all of them.
     fn share(&self, shake: &Shake, lanes: u64) -> Result<(Limits, Option<Part>)> {
-        /// Of what is left: so the first get most, and there is some for very many.
-        const SHARES: u64 = 16;
         let mut takes = shake.takes;
         let Some(budget) = &self.budget else { return Ok((takes, None)) };
         let bytes = lane_within(takes.lane_bytes.min(budget.left() / SHARES / lanes));

@@ -25,6 +25,9 @@ impl Limits {
 /// Lanes are made in multiples of this. A budget of which less is left takes nobody any more.
 pub(crate) const GRANULE: u64 = 64 * 1024;
 
+/// Each new peer may have this part of what is left: so the first ones get most, and there is some for very many.
+pub(crate) const SHARES: u64 = 16;
+
 /// The largest lane that a side may make for a peer that takes so many bytes.
 pub(crate) fn lane_within(bytes: u64) -> u64 {
     let unit = if bytes < GRANULE { CAPACITY_MIN } else { GRANULE };

@@ -5,7 +5,7 @@ use crate::connect::{self, Listener, PATIENCE};
 use crate::error::{Error, Result};
 use crate::flush::{Appenders, Flush, Sink};
 use crate::gather::{self, Senders};
-use crate::memory::{GRANULE, Limits, lane_within};
+use crate::memory::{GRANULE, Limits, SHARES, lane_within};
 use crate::path::{self, Make};
 use crate::receiver::Receiver;
 use crate::sender::{RESIDENT_MAX, Sender};
@@ -111,7 +111,8 @@ impl Options {
         self
     }
 
-    /// Limit, in bytes, of the memory that the peers of this handle can make it use; by default none for lanes.
+    /// Limit, in bytes, of the memory that the peers of this handle can make it use; by default none for lanes. For several peers at least 1 MiB, for a
+    /// service 2 MiB.
     ///
     /// A receiver of several senders, or a service, offers each new peer lanes of at most a sixteenth of what is left of it, and refuses peers while
     /// that is less than 64 KiB. A service counts its replies that wait for a client to read, and requests that have come in part; a call
@@ -192,6 +193,7 @@ impl Options {
     /// # Errors
     /// As [`Listener::bind`].
     pub fn gather_at(&self, name: &str) -> Result<Receiver> {
+        self.check_memory(1)?;
         gather::gather(self, Some(self.listen(name)?))
     }
 
@@ -343,6 +345,17 @@ impl Options {
         }
     }
 
+    /// That the first peer finds room in the memory for all, in which it has so many lanes.
+    pub(crate) fn check_memory(&self, lanes: u64) -> Result<()> {
+        let least = GRANULE * SHARES * lanes;
+        match self.memory {
+            Some(found) if found < least => {
+                Err(Error::Option { option: "memory", found, wanted: format!("at least {least} bytes") })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// How many lanes a path channel is to have.
     pub(crate) fn checked_lanes(&self) -> Result<u32> {
         self.lanes_or(1)
@@ -392,7 +405,8 @@ impl Options {
         let capacity = capacity.min(lane_within(within.lane_bytes));
         let most = message_bytes_limit(capacity).min(within.message_bytes);
         match self.message_bytes_max {
-            Some(found) if found > most => {
+            // Requests and replies go in pieces where the lane takes no larger ones.
+            Some(found) if found > most && within.message_bytes != Limits::ALL.message_bytes => {
                 let wanted = format!(
                     "at most {most}, as the peer takes lanes of {} bytes and messages of {}: lower it, or raise the peer's capacity, message_bytes_max or memory",
                     within.lane_bytes, within.message_bytes

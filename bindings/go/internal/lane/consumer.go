@@ -141,7 +141,7 @@ func recordAt(data []byte, bytesMax, word uint64, place Position) (record Record
 		}
 		kind, value := low>>28&7, low&valueMask
 		// Each kind at most once, in order: nobody can lead the reader round in circles.
-		if kind > markGeneration || ranks>>markRank[kind] != 0 {
+		if kind == markNone || ranks>>markRank[kind] != 0 {
 			return record, generation, false, &Corrupt{"mark", uint64(low), markBit}
 		}
 		ranks |= 1 << markRank[kind]

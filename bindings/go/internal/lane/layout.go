@@ -29,7 +29,7 @@ import (
 
 const (
 	// WireVersion counts the protocol; two sides refuse each other when it differs.
-	WireVersion = 1
+	WireVersion = 2
 	// LayoutSignature is the hash of the layout's text in spec/layout.md.
 	LayoutSignature = 0x3704e993d4074093
 	// SegmentBytes is the size of a control segment.
@@ -100,16 +100,18 @@ const (
 	stateClosed = 2
 )
 
-// Marks, and their order before one message: jump, generation, descriptors.
+// Kinds of marks. Those above markNone are information for later versions, which this one skips.
 const (
 	markBit         = 1 << 31
 	markJump        = 0
 	markDescriptors = 1
 	markGeneration  = 2
+	markNone        = 3
 	valueMask       = 0x0fffffff
 )
 
-var markRank = [3]uint32{markJump: 0, markDescriptors: 2, markGeneration: 1}
+// markRank is the order of marks before one message, by their kind.
+var markRank = [8]uint32{markJump: 0, markGeneration: 1, markDescriptors: 2, 4: 3, 5: 4, 6: 5, 7: 6}
 
 // CapacityIsValid says whether a lane can have so many bytes of data.
 func CapacityIsValid(capacity uint64) bool {

@@ -160,6 +160,7 @@ impl Service {
     }
 
     pub(crate) fn with(name: &str, options: &Options) -> Result<Service> {
+        options.check_memory(2)?;
         let listener = Listener::beside_others(name, options)?;
         let make = |bells: &Bells, budget| Desk::new(options, bells, budget).map(|desk| Some(Arc::new(desk)));
         let requests = gather::gather_with(options, Some(listener), make)?;

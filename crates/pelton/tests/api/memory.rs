@@ -213,6 +213,15 @@ impl Drop for Stops {
     }
 }
 
+#[test]
+fn a_memory_in_which_nobody_finds_room_is_an_error_at_once() {
+    let place = Place::new("a_memory_in_which_nobody_finds_room_is_an_error_at_once");
+    let error = Options::new().memory((1 << 20) - 1).gather_at(&place.name()).unwrap_err();
+    assert!(matches!(error, Error::Option { option: "memory", found: 1_048_575, .. }), "{error}");
+    let error = Options::new().memory((2 << 20) - 1).listen_service(&place.name()).unwrap_err();
+    assert!(matches!(error, Error::Option { option: "memory", found: 2_097_151, .. }), "{error}");
+}
+
 /// A service on a thread of its own that answers with as many bytes as the request says, or fails as the library does.
 fn serving<T: Send>(options: &Options, place: &Place, test: impl FnOnce(&mut Client) -> T + Send) -> (T, Vec<String>) {
     let mut service: Service = options.listen_service(&place.name()).unwrap();

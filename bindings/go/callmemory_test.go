@@ -1,0 +1,171 @@
+package pelton
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// What a service keeps of its clients: replies that wait for room, and requests of which some pieces have come.
+
+// isBack waits until so much of the service's memory is left, while it takes requests.
+func isBack(t *testing.T, service *Service, wanted uint64) {
+	t.Helper()
+	for until := time.Now().Add(20 * time.Second); service.memory.left() != wanted; {
+		if _, ok, err := tryRequest(service); ok || err != nil || time.Now().After(until) {
+			t.Fatalf("%v %v: %d bytes of memory are left, wanted %d", ok, err, service.memory.left(), wanted)
+		}
+	}
+}
+
+// hasNoMemory checks the error of a client's call.
+func hasNoMemory(t *testing.T, err error, figures ...any) {
+	t.Helper()
+	var failed *Failed
+	if !errors.Is(err, ErrServiceMemory) || !errors.As(err, &failed) || failed.Code != 0xffff0001 {
+		t.Fatal(err)
+	}
+	for _, figure := range figures {
+		if !strings.Contains(err.Error(), fmt.Sprint(figure)) {
+			t.Fatalf("%v has no %v", err, figure)
+		}
+	}
+}
+
+func TestRepliesThatWaitHaveALimit(t *testing.T) {
+	const memory, lanes, count, size = 2 << 20, 2 << 16, 100, 50_000
+	name, ctx := place(t), soon(t)
+	service := listening(t, name, &Options{Memory: memory})
+	client := connected(t, name, nil)
+	var calls []*Call
+	var requests []Request
+	for n := range count {
+		calls = append(calls, must(client.Submit(ctx, payload(n, 10))))
+		requests = append(requests, must(service.Receive(ctx)))
+	}
+	kept, isKept := 0, [count]bool{}
+	for n, request := range requests {
+		switch err := request.Reply(payload(n, size)); {
+		case err == nil:
+			kept++
+			isKept[n] = true
+		case !errors.Is(err, ErrServiceMemory) || !strings.Contains(err.Error(), fmt.Sprint(size)) || !strings.Contains(err.Error(), fmt.Sprint(memory)):
+			t.Fatal(err)
+		}
+		if err := request.Reply(nil); !errors.Is(err, ErrRefused) {
+			t.Fatal("it is answered, but", err)
+		}
+	}
+	if kept < (memory-lanes)/size || kept > (memory-lanes)/size+5 {
+		t.Fatal(kept, "replies were kept")
+	}
+	for n, call := range calls {
+		reply, err := call.Await(ctx)
+		if isKept[n] {
+			if err != nil || !isPayload(reply, n) || len(reply) != size {
+				t.Fatal(n, err)
+			}
+			continue
+		}
+		hasNoMemory(t, err, size, memory)
+	}
+	isBack(t, service, memory-lanes)
+}
+
+func TestRequestsInPiecesHaveALimit(t *testing.T) {
+	const memory, lanes, size = 2 << 20, 2 << 16, 3_000_000
+	name, ctx := place(t), soon(t)
+	service := served(t, name, &Options{Memory: memory}, func(request Request) { _ = request.Reply(request.Bytes()[:10]) })
+	client := connected(t, name, nil)
+	for range 3 {
+		_, err := client.Call(ctx, payload(1, size))
+		hasNoMemory(t, err, size, memory)
+		// Of what is told nobody hears.
+		if err := client.Notify(ctx, payload(1, size)); err != nil {
+			t.Fatal(err)
+		}
+		if reply, err := client.Call(ctx, payload(2, 1_000_000)); err != nil || !isPayload(reply, 2) {
+			t.Fatal(err)
+		}
+	}
+	for until := time.Now().Add(20 * time.Second); service.memory.left() != memory-lanes; runtime.Gosched() {
+		if time.Now().After(until) {
+			t.Fatal(service.memory.left())
+		}
+	}
+	if service.CorruptClients() != 0 {
+		t.Fatal("somebody was sent away")
+	}
+}
+
+func TestARequestThatIsNotKeptIsCheckedAllTheSame(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service := listening(t, name, &Options{Memory: 2 << 20, CallBytesMax: 4 << 20})
+	client := connected(t, name, nil)
+	_, err := client.Submit(ctx, payload(1, 4<<20+1))
+	refusedWith(t, err, ErrTooLarge)
+	client.mutex.Lock()
+	// As one that does not look at what the service says.
+	client.links[0].bytesMax = 1 << 30
+	client.mutex.Unlock()
+	submitted := make(chan error, 1)
+	go func() { _, err := client.Submit(ctx, payload(1, 5<<20)); submitted <- err }()
+	for service.CorruptClients() == 0 {
+		if _, ok, err := tryRequest(service); ok || err != nil || ctx.Err() != nil {
+			t.Fatal(ok, err)
+		}
+	}
+	isBack(t, service, 2<<20)
+	<-submitted
+}
+
+func TestWhatWasKeptOfAClientThatGoesIsGivenBack(t *testing.T) {
+	const memory, lanes = 2 << 20, 2 << 16
+	name, ctx := place(t), soon(t)
+	service := listening(t, name, &Options{Memory: memory})
+	client := connected(t, name, nil)
+	must(client.Submit(ctx, nil))
+	must(client.Submit(ctx, nil))
+	first, second := must(service.Receive(ctx)), must(service.Receive(ctx))
+	h := header{id: 1<<32 | 77, kind: kindRequest, more: true}
+	room := make([]byte, headerSize+1000)
+	h.write(room)
+	client.links[0].out.raw(t, room)
+	isBack(t, service, memory-lanes-1000)
+	if err := errors.Join(first.Reply(make([]byte, 30_000)), second.Reply(make([]byte, 300_000))); err != nil {
+		t.Fatal(err)
+	}
+	if left := service.memory.left(); left > memory-lanes-300_000 {
+		t.Fatal(left)
+	}
+	client.Close()
+	isBack(t, service, memory)
+}
+
+func TestAServiceHasMemoryForFourOfItsLargestRequestsByDefault(t *testing.T) {
+	for bytes, wanted := range map[int]uint64{0: 256 << 20, 1000: 256 << 20, 1 << 30: 4 << 30} {
+		if found := listening(t, place(t), &Options{CallBytesMax: bytes}).memory.most; found != wanted {
+			t.Error(bytes, found)
+		}
+	}
+}
+
+func TestTheLibrarysCodesAreNotAServicesOwn(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	service, client := listening(t, name, nil), connected(t, name, nil)
+	call := must(client.Submit(ctx, nil))
+	request := must(service.Receive(ctx))
+	refusedWith(t, request.Fail(0xffff0000, nil), ErrOption)
+	refusedWith(t, request.Fail(0xffffffff, nil), ErrOption)
+	if err := request.Fail(0xfffeffff, []byte("mine")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := call.Await(ctx)
+	var failed *Failed
+	if !errors.As(err, &failed) || failed.Code != 0xfffeffff || errors.Is(err, ErrServiceMemory) {
+		t.Fatal(err)
+	}
+}
