@@ -12,7 +12,10 @@ static char *letters; /* the alphabet, repeated: every message is a slice of it 
 
 static const char *message(long i) { return letters + i % 26; }
 
-static int64_t deadline(void) { return pelton_deadline(INT64_C(10000000000)); }
+static int64_t deadline(void) {
+    const char *seconds = getenv("PELTON_SECONDS");
+    return pelton_deadline(INT64_C(1000000000) * (seconds ? atol(seconds) : 10));
+}
 
 static int failed(const char *what, int code) {
     fprintf(stderr, "%s: %s: %s\n", what, pelton_code_text(code), pelton_error_detail());
@@ -58,6 +61,23 @@ static int receive_messages(void) {
     return 0;
 }
 
+static int gather_messages(void) {
+    pelton_receiver *receiver;
+    pelton_message received;
+    int code = pelton_gather(name, NULL, &receiver);
+    if (code != PELTON_OK) return failed("listen", code);
+    for (long i = 0; i < count; i++) {
+        code = pelton_receive(receiver, deadline(), &received); /* of all senders, round-robin */
+        if (code != PELTON_OK) return failed("receive", code);
+        fwrite(received.data, 1, received.size < size ? received.size : size, stdout);
+        putchar('\n');
+        fflush(stdout);
+        pelton_release(receiver);
+    }
+    pelton_close(receiver);
+    return 0;
+}
+
 static int call_service(void) {
     pelton_options options = PELTON_OPTIONS_INIT;
     pelton_client *client;
@@ -82,8 +102,11 @@ static int serve_calls(void) {
     if (code != PELTON_OK) return failed("listen", code);
     for (long i = 0; i < count; i++) {
         code = pelton_service_receive(service, deadline(), &request);
-        if (code == PELTON_OK) code = pelton_reply(request.responder, request.data, request.size);
         if (code != PELTON_OK) return failed("serve", code);
+        if (request.responder != NULL) { /* NULL: a notification */
+            code = pelton_reply(request.responder, request.data, request.size);
+            if (code != PELTON_OK) failed("reply", code); /* the client has gone */
+        }
         pelton_release(service);
     }
     /* Draining ends when every client has its replies. */
@@ -96,7 +119,8 @@ static int serve_calls(void) {
 
 int main(int arguments, char **argument) {
     static const struct { const char *verb; int (*run)(void); const char *unit; } commands[] = {
-        {"send", send_messages, "messages"}, {"recv", receive_messages, "messages"}, {"call", call_service, "calls"}, {"serve", serve_calls, "calls"}};
+        {"send", send_messages, "messages"}, {"recv", receive_messages, "messages"}, {"call", call_service, "calls"}, {"serve", serve_calls, "calls"},
+        {"gather", gather_messages, "messages"}};
     const char *verb = arguments > 1 ? argument[1] : "";
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         if (strcmp(verb, commands[i].verb) != 0) continue;

@@ -1,7 +1,7 @@
 %% The conformance driver in Erlang. ../README.md has the command line and the messages.
 -module(driver).
 -export([main/0]).
--define(TIMEOUT, 10000).
+-define(TIMEOUT, (1000 * list_to_integer(os:getenv("PELTON_SECONDS", "10")))).
 
 main() ->
     halt(try run(init:get_plain_arguments())
@@ -11,11 +11,11 @@ main() ->
          end).
 
 %% The exit code.
-run([Verb | Arguments]) when Verb =:= "send"; Verb =:= "recv"; Verb =:= "call"; Verb =:= "serve" ->
+run([Verb | Arguments]) when Verb =:= "send"; Verb =:= "recv"; Verb =:= "call"; Verb =:= "serve"; Verb =:= "gather" ->
     case Arguments of
         [Name, Count, Size] ->
             ok = command(Verb, Name, list_to_integer(Count), list_to_integer(Size)),
-            Unit = case Verb of "send" -> "messages"; "recv" -> "messages"; _ -> "calls" end,
+            Unit = case lists:member(Verb, ["call", "serve"]) of true -> "calls"; false -> "messages" end,
             io:format("ok ~s ~s ~s~n", [Verb, Count, Unit]),
             0;
         _ ->
@@ -37,14 +37,22 @@ command("recv", Name, Count, Size) ->
     %% A receiver of Erlang's gathers any number of senders, so that the end of one is not the receiver's.
     {error, timeout} = pelton:recv(Receiver, 0),
     pelton:close(Receiver);
+command("gather", Name, Count, Size) ->
+    {ok, Receiver} = pelton:open(receiver, Name),
+    lists:foreach(fun(_) ->
+                      {ok, Found} = pelton:recv(Receiver, ?TIMEOUT),
+                      ok = file:write(standard_io, [binary:part(Found, 0, min(Size, byte_size(Found))), $\n])
+                  end, lists:seq(1, Count)),
+    pelton:close(Receiver);
 command("call", Name, Count, Size) ->
     {ok, Client} = pelton:open(client, Name, [{timeout, ?TIMEOUT}]),
     lists:foreach(fun(I) -> {ok, Found} = pelton:call(Client, message(I, Size), ?TIMEOUT), check(I, Size, Found) end, lists:seq(0, Count - 1)),
     pelton:close(Client);
 command("serve", Name, Count, _Size) ->
-    {ok, Service} = pelton:open(service, Name, [{active, Count}]),
+    {ok, Service} = pelton:open(service, Name, [{active, true}]),
     lists:foreach(fun(_) ->
-                      receive {pelton_request, Service, Responder, Request} -> ok = pelton:reply(Responder, Request)
+                      %% The reply to a client that has gone is an error, which changes nothing here.
+                      receive {pelton_request, Service, Responder, Request} -> pelton:reply(Responder, Request)
                       after ?TIMEOUT -> error(no_request)
                       end
                   end, lists:seq(1, Count)),

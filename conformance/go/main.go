@@ -76,6 +76,23 @@ func recv(ctx context.Context, name string, m messages) error {
 	return nil
 }
 
+func gather(ctx context.Context, name string, m messages) error {
+	receiver, err := pelton.Gather(name, nil)
+	if err != nil {
+		return err
+	}
+	defer receiver.Close()
+	for range m.count {
+		message, err := receiver.Receive(ctx) // of all senders, round-robin
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%s\n", message.Bytes()[:min(m.size, len(message.Bytes()))])
+		message.Release()
+	}
+	return nil
+}
+
 func call(ctx context.Context, name string, m messages) error {
 	client, err := pelton.ConnectClient(ctx, name, &pelton.Options{Await: true})
 	if err != nil {
@@ -102,6 +119,9 @@ func serve(ctx context.Context, name string, m messages) error {
 	defer service.Close()
 	var served atomic.Int64
 	err = service.Serve(ctx, func(request pelton.Request) { // a goroutine for each request
+		if request.IsNotification() {
+			return
+		}
 		if err := request.Reply(request.Bytes()); err != nil {
 			fmt.Fprintln(os.Stderr, "reply:", err)
 		} else if served.Add(1) == int64(m.count) {
@@ -119,7 +139,7 @@ func serve(ctx context.Context, name string, m messages) error {
 
 func main() {
 	verb := append(os.Args, "")[1]
-	command, unit := map[string]func(context.Context, string, messages) error{"send": send, "recv": recv, "call": call, "serve": serve}[verb], "messages"
+	command, unit := map[string]func(context.Context, string, messages) error{"send": send, "recv": recv, "call": call, "serve": serve, "gather": gather}[verb], "messages"
 	if command == nil {
 		fmt.Printf("unsupported %s: this driver does not have it\n", verb)
 		os.Exit(3)
@@ -133,7 +153,11 @@ func main() {
 	}
 	count, _ := strconv.Atoi(os.Args[3])
 	size, _ := strconv.Atoi(os.Args[4])
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	seconds, err := strconv.Atoi(os.Getenv("PELTON_SECONDS"))
+	if err != nil {
+		seconds = 10
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(seconds)*time.Second)
 	defer cancel()
 	if err := command(ctx, os.Args[2], newMessages(count, size)); err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", verb, err)

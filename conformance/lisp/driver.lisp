@@ -3,7 +3,7 @@
 (defpackage #:driver (:use #:cl))
 (in-package #:driver)
 
-(defparameter *timeout* 10 "Seconds.")
+(defvar *timeout* 10 "Seconds.")
 
 (defun message (i size)
   (let ((octets (pelton:make-octets size)))
@@ -32,6 +32,13 @@
         (incf received)))
     (check-count received count)))
 
+(defun gather (name count size)
+  (pelton:with-receiver (receiver name :gather t)
+    (dotimes (i count)
+      (let ((octets (pelton:receive receiver :timeout *timeout*)))   ; of all senders, round-robin
+        (write-line (map 'string #'code-char (subseq octets 0 (min size (length octets)))))
+        (finish-output)))))
+
 (defun call (name count size)
   (pelton:with-client (client name :timeout *timeout*)
     (dotimes (i count)
@@ -52,7 +59,8 @@
 (defun run (verb &rest arguments)
   "The exit code."
   (destructuring-bind (&optional command unit) (rest (assoc verb '(("send" send "messages") ("recv" recv "messages")
-                                                                   ("call" call "calls") ("serve" serve "calls"))
+                                                                   ("call" call "calls") ("serve" serve "calls")
+                                                                   ("gather" gather "messages"))
                                                             :test #'equal))
     (cond ((null command)
            (format t "unsupported ~a: this driver does not have it~%" verb)
@@ -67,6 +75,7 @@
              0)))))
 
 (defun main ()
+  (setf *timeout* (parse-integer (or (sb-ext:posix-getenv "PELTON_SECONDS") "10")))
   (sb-ext:exit :code (handler-case (apply #'run (or (rest sb-ext:*posix-argv*) '("")))
                        (serious-condition (condition)
                          (format *error-output* "~a~%" condition)

@@ -3,7 +3,7 @@
 set -eu
 case ${1:-} in
 call) ;;
-send | recv | serve)
+send | recv | serve | gather)
     echo "unsupported $1: Lua in nginx has clients of services, no channels and no services of its own"
     exit 3
     ;;

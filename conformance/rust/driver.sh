@@ -3,7 +3,7 @@
 set -eu
 verb=${1:-}
 case $verb in
-send | recv | call | serve) ;;
+send | recv | call | serve | gather) ;;
 *)
     echo "unsupported $verb: this driver does not have it"
     exit 3
@@ -39,6 +39,7 @@ call)
     "$PELTON_TOOL" call --timeout 10 --frame lines "$name" <"$made/expected" >"$made/found"
     cmp "$made/expected" "$made/found" >&2
     ;;
+gather) "$PELTON_TOOL" recv --follow --count "$count" "$name" | cut -c "1-$size" ;;
 serve)
     # `pelton serve` ends by a signal. Each `cat` reports its call through the FIFO; if the service fails, the FIFO ends early.
     mkfifo "$made/calls"
@@ -56,5 +57,5 @@ serve)
     }
     ;;
 esac
-case $verb in send | recv) unit=messages ;; *) unit=calls ;; esac
+case $verb in send | recv | gather) unit=messages ;; *) unit=calls ;; esac
 echo "ok $verb $count $unit"
