@@ -101,23 +101,29 @@ func (g *gate) accept(r *Receiver) {
 		}
 		// Who is refused takes no other's place among those who are shaken hands with.
 		if s, err := newShake(context.Background(), fd, g.listener.options); err == nil {
+			// Here, so that the oldest of them is the one that came first.
+			ctx, cancel := context.WithCancel(context.Background())
+			g.enlist(cancel)
 			g.done.Add(1)
-			go g.visit(r, s)
+			go g.visit(ctx, cancel, r, s)
 		}
 	}
 }
 
-func (g *gate) visit(r *Receiver, s *shake) {
-	defer g.done.Done()
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
+// enlist notes one more visitor, and gives the oldest up if they are too many.
+func (g *gate) enlist(cancel context.CancelFunc) {
 	g.mutex.Lock()
+	defer g.mutex.Unlock()
 	if len(g.visitors) == visitorsMax {
 		g.visitors[0]()
 		g.visitors = g.visitors[1:]
 	}
 	g.visitors = append(g.visitors, cancel)
-	g.mutex.Unlock()
+}
+
+func (g *gate) visit(ctx context.Context, cancel context.CancelFunc, r *Receiver, s *shake) {
+	defer g.done.Done()
+	defer cancel()
 	var in *inLane
 	err := g.listener.shake(ctx, s, func(s *shake, listens bool) (err error) {
 		// Before anything is made for it.

@@ -974,9 +974,6 @@ row("50 peers that vanish", LISTENED_TO, "connections", OWN_LOSS, alone=many_pee
 # What an implementation does otherwise, for a reason that is written down: (the beginning of a victim's name, the lie): the reason. It is printed,
 # and is no failure.
 KNOWN = {
-    ("go", name): "gather.go registers a visitor in its own goroutine, so not in the order of accept: the newest can count as the oldest, and is given up"
-    for name in ("70 silent connections", "150 connections that stop behind HELLO")
-} | {
     ("lisp recv", "a message of holes, 1 GiB, in a lane of 16 GiB"): "the heap has no room for it: the message stays, and the receiver says so (README of bindings/lisp)"
 }
 

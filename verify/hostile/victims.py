@@ -51,7 +51,7 @@ for language in ("go", "c", "erlang", "lisp"):
 VICTIMS["nginx call"] = (Service, [f"{DRIVERS}/nginx/driver", "call", "{name}", "3", "64"])
 
 # The same, attacked by another user, whom the victim allows: the doorbells are sockets then, and the limits smaller. Only root can be another user.
-OTHER_UID = 12345
+OTHER_UID = 12347
 if os.geteuid() == 0:
     VICTIMS["tool recv by another user"] = (Sender, VICTIMS["tool recv"][1] + ["--uid", str(OTHER_UID)])
     VICTIMS["tool serve by another user"] = (Client, VICTIMS["tool serve"][1] + ["--uid", str(OTHER_UID)])

@@ -173,10 +173,12 @@ def percentiles(took):
     return {"mean_ns": sum(took) / len(took), "ladder": ladder + [[1.0, took[-1]]], **found}
 
 
-def child(job, channel, orders):
+def child(job, channel, orders, parent):
     """Sends, or answers, as its parent says."""
-    # It ends with its parent, even if that is killed: PR_SET_PDEATHSIG. Who has no parent left then would wait for orders, which end.
+    # It ends with its parent, even if that is killed: PR_SET_PDEATHSIG; or at once, if that was before.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
     pin(job["cpus"], 1)
     side, round_trip = Side(job, channel), job["workload"] == "roundtrip"
     try:
@@ -195,7 +197,7 @@ def main():
     round_trip = job["workload"] == "roundtrip"
     ours, theirs = directions(sys.argv[1], round_trip)
     orders, told = multiprocessing.Pipe()
-    other = multiprocessing.get_context("fork").Process(target=child, args=(job, theirs, told), daemon=True)
+    other = multiprocessing.get_context("fork").Process(target=child, args=(job, theirs, told, os.getpid()), daemon=True)
     other.start()
     told.close()
     pin(job["cpus"], 0)

@@ -229,7 +229,7 @@ fn linger() {
         });
         assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
     };
-    let evils: [(&str, Evil<'_>); 10] = [
+    let evils: [(&str, Evil<'_>); 11] = [
         ("in a socket that says nothing", &|fd| {
             let socket = raw_connect(&place.socket());
             greets(&socket);
@@ -263,6 +263,14 @@ fn linger() {
             assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
         }),
         ("with a message that nobody looks at", &|fd| send_with_message(&RawPeer::sender(&place.socket()), fd, 1)),
+        ("in the queue of its bell", &|fd| {
+            use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+            let (mine, given) =
+                socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            assert!(send_many(&mine, b"x", fd, 1));
+            let peer = RawPeer::sender_with(&place.socket(), given).expect("a socket is a bell");
+            unseen(|| drop((mine, peer)));
+        }),
         ("for a message that never comes", &|fd| {
             let peer = RawPeer::sender(&place.socket());
             unseen(|| assert!(send_many(&peer.socket, &packet(DESCRIPTORS, 0), fd, 1)));
