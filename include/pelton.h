@@ -149,8 +149,9 @@ uint32_t pelton_version(void);
 /* The text of a code from the table above, "ok" for 0, "an unknown code" for others. Never NULL, never freed. Any thread. */
 const char *pelton_code_text(int code);
 
-/* What the last call of this thread that answered a code other than PELTON_AGAIN found, wanted, and says to do: one line, "" if
- * there was none. Good until this thread's next pelton call; not to be freed. After PELTON_SYSTEM, errno is the system's own. */
+/* One line about the last call of this thread that failed: what it found, what it wanted, and what to do; "" if none failed.
+ * PELTON_AGAIN sets it only where a function that opens a channel or a client reached its deadline. Valid until this thread's
+ * next pelton call; not to be freed. After PELTON_SYSTEM, errno is the system's own. */
 const char *pelton_error_detail(void);
 
 /* The deadline that lies timeout_ns from now. A negative timeout has passed; a sum beyond what fits is PELTON_FOREVER. */

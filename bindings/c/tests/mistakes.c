@@ -434,6 +434,15 @@ static void each_thread_has_its_own_detail(void) {
     CHECK(strcmp(pelton_error_detail(), "sender is NULL") == 0);
 }
 
+static void a_deadline_of_opening_that_passes_says_what_was_waited_for(void) {
+    char name[128];
+    pelton_sender *nobody = NULL;
+    pelton_options options = PELTON_OPTIONS_INIT;
+    options.deadline_ns = pelton_deadline(1000000);
+    ANSWERS(pelton_sender_open(place(name, "unix:%s/socket"), &options, &nobody), PELTON_AGAIN);
+    CHECK(strstr(pelton_error_detail(), "waiting for somebody to listen at"));
+}
+
 int main(void) {
     static const test tests[] = {
         TEST(null_is_refused_everywhere),
@@ -449,6 +458,7 @@ int main(void) {
         TEST(a_forked_child_closes_what_another_thread_is_in),
         TEST(a_forked_child_can_only_close),
         TEST(each_thread_has_its_own_detail),
+        TEST(a_deadline_of_opening_that_passes_says_what_was_waited_for),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);
 }

@@ -78,9 +78,7 @@ pub fn of(error: &Error) -> c_int {
         Error::System { .. } | Error::File { .. } => SYSTEM,
         other => return tell(INTERNAL, format!("no code for this error: {other}")),
     };
-    if code != AGAIN {
-        tell(code, error.to_string());
-    }
+    tell(code, error.to_string());
     if let Error::System { source, .. } | Error::NoSpace { source, .. } | Error::File { source, .. } = error {
         set_errno(source.raw_os_error().unwrap_or(libc::EIO));
     }

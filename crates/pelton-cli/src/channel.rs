@@ -2,7 +2,7 @@
 
 use crate::{
     descriptors,
-    failure::Failure,
+    failure::{Failure, say},
     report::{Ended, Report},
     signals::{SLICE, Signals},
 };
@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use pelton::{Counters, Error, Listener, Options, Receiver};
 use rustix::event::PollFlags;
 use std::{
-    io::Write as _,
+    io::{IsTerminal as _, Write as _},
     os::fd::AsFd as _,
     path::PathBuf,
     time::{Duration, Instant},
@@ -18,6 +18,8 @@ use std::{
 
 /// Longer than a handshake takes on a machine that is busy with other work, and hardly longer than a Ctrl-C may take. A guess.
 const HANDSHAKE: Duration = Duration::from_secs(1);
+/// A user at a terminal who waits for so long asks why. A guess.
+const NOTICE_DELAY: Duration = Duration::from_secs(1);
 /// Between two looks whether somebody listens by now: as the library has it.
 const RETRY: Duration = Duration::from_millis(10);
 
@@ -207,7 +209,9 @@ impl ChannelArgs {
         mut look: impl FnMut(Instant) -> pelton::Result<Option<T>>,
     ) -> Result<T, Failure> {
         let until = self.appear_by();
+        let mut notice = self.notice(&format!("a {wanted}"));
         loop {
+            notice.check();
             let now = Instant::now();
             let slice = until.map_or(now + SLICE, |until| until.min(now + SLICE));
             if let Some(there) = look(slice)? {
@@ -230,8 +234,11 @@ impl ChannelArgs {
         mut accept: impl FnMut(Instant) -> pelton::Result<Option<T>>,
     ) -> Result<T, Failure> {
         let until = self.appear_by();
+        let mut notice = self.notice(&format!("a {wanted}"));
         loop {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            notice.check();
+            let next = until.into_iter().chain(notice.due).min();
+            let left = next.map(|next| next.saturating_duration_since(Instant::now()));
             // The kernel takes no wait without bounds.
             let left = left.map(|left| left.min(Duration::from_secs(3600)));
             let [connects] = signals.poll([(listener.as_fd(), PollFlags::IN)], left)?;
@@ -253,7 +260,9 @@ impl ChannelArgs {
         mut connect: impl FnMut(Duration) -> pelton::Result<T>,
     ) -> Result<T, Failure> {
         let until = self.appear_by();
+        let mut notice = self.notice(&format!("a {wanted}"));
         loop {
+            notice.check();
             let left = until.map_or(HANDSHAKE, |until| until.saturating_duration_since(Instant::now()));
             match connect(left.min(HANDSHAKE)) {
                 // Nobody listens yet, or has stopped, or is slow.
@@ -265,6 +274,12 @@ impl ChannelArgs {
             }
             signals.poll([], Some(RETRY))?;
         }
+    }
+
+    /// The line that a user at a terminal sees when the other side does not appear.
+    pub fn notice(&self, what: &str) -> Notice {
+        let due = std::io::stderr().is_terminal().then(|| Instant::now() + NOTICE_DELAY);
+        Notice { text: format!("waiting for {what} on `{}`; Ctrl-C ends the wait", self.name), due }
     }
 
     /// The failure of the other side not having appeared in time.
@@ -284,6 +299,28 @@ impl ChannelArgs {
         let (messages, bytes, counters) = (passed.messages, passed.bytes, counters.into());
         let name = &self.name;
         Report { command, name, messages, bytes, seconds, ended, error, unreleased, counters }.line()
+    }
+}
+
+/// A line on the terminal that says what the command waits for: a wait without it looks like a hang.
+pub struct Notice {
+    text: String,
+    /// When to print it; `None` once it is printed, or not needed.
+    pub due: Option<Instant>,
+}
+
+impl Notice {
+    /// Prints the line once it is due.
+    pub fn check(&mut self) {
+        if self.due.is_some_and(|due| due <= Instant::now()) {
+            self.due = None;
+            say(&self.text);
+        }
+    }
+
+    /// The other side has appeared: the line is not needed.
+    pub fn cancel(&mut self) {
+        self.due = None;
     }
 }
 

@@ -60,7 +60,15 @@ impl Failure {
 impl From<pelton::Error> for Failure {
     fn from(error: pelton::Error) -> Failure {
         use pelton::Error;
-        let text = error.to_string();
+        // The library's advice is for its callers: a command waits by itself, and has no deadline to be given, nor `resume`.
+        let text = match &error {
+            Error::NoListener { name } => format!("nobody listens at {name}: start the other side first"),
+            Error::NoChannel { path } => format!("there is no channel at {path}: `pelton send` or `pelton recv` creates it"),
+            Error::PeerDied { unreleased } => {
+                format!("the other side died without closing; {unreleased} messages were not released")
+            }
+            _ => error.to_string(),
+        };
         match error {
             Error::Closed { .. } | Error::PeerDied { .. } => Failure::Peer(text),
             Error::TooLarge { .. } | Error::Memory { .. } | Error::Option { .. } => Failure::Input(text),

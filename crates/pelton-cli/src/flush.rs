@@ -184,6 +184,7 @@ fn flush_all(
     signals: &Signals,
 ) -> Result<Ended, Stop> {
     let mut progress = Progress::new(None, false);
+    let mut notice = args.receive.channel.notice("messages");
     // Until there was a sender, or a message of one.
     // Longer than the library spins, too short to keep a signal waiting.
     let first_wait = match args.receive.channel.wait {
@@ -206,10 +207,14 @@ fn flush_all(
         let passed = flush.counters();
         progress.at(passed.messages, passed.bytes);
         appear_by = appear_by.filter(|_| passed.messages == 0);
+        if passed.messages > 0 {
+            notice.cancel();
+        }
+        notice.check();
         if appear_by.is_some_and(|by| by <= Instant::now()) {
             return Err(args.receive.channel.nobody("sender").into());
         }
-        let next = due.into_iter().chain(appear_by).min();
+        let next = due.into_iter().chain(appear_by).chain(notice.due).min();
         let left = next.map(|next| next.saturating_duration_since(Instant::now()));
         if args.receive.channel.wait == WaitArg::Block && left != Some(Duration::ZERO) && flush.arm() {
             signals.poll([(flush.as_fd(), PollFlags::IN)], left.map(|left| left.min(SLICE)))?;

@@ -34,7 +34,8 @@ Exit codes:
     3  refused: the name is taken or unusable, the other side may not connect, or
        what is at path:DIR is no channel, has that side already, or is of before
        the last reboot
-    4  timed out
+    4  the other side did not appear, or did not answer, in time; info: nobody is
+       there now
     5  the system failed: disk full, no memory, a corrupt channel or file
     6  call: the service failed the call (standard error has its code and what it
        says), or let it go without a reply

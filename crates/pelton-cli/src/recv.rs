@@ -6,7 +6,7 @@
 //! output's reader.
 
 use crate::{
-    channel::{Passed, ReceiveArgs, Stop, WaitArg},
+    channel::{Notice, Passed, ReceiveArgs, Stop, WaitArg},
     failure::{Failure, say},
     frame::Framing,
     output::{Output, WRITE_BYTES},
@@ -54,6 +54,7 @@ pub fn run(args: &RecvArgs) -> Result<(), Failure> {
         args,
         keeps: place.keeps(),
         appear_by: args.receive.appear_by(&place),
+        notice: args.receive.channel.notice("messages"),
         receiver,
         output,
         received: Passed::default(),
@@ -75,6 +76,8 @@ struct Receiving<'a> {
     keeps: bool,
     /// Until a sender, or a message, has appeared: when to give up.
     appear_by: Option<Instant>,
+    /// Until a sender, or a message, has appeared.
+    notice: Notice,
     receiver: Receiver,
     output: Output,
     received: Passed,
@@ -168,6 +171,7 @@ impl Receiving<'_> {
             Kind::Joined | Kind::Closed => {}
         }
         self.appear_by = None;
+        self.notice.cancel();
         Ok(false)
     }
 
@@ -216,6 +220,10 @@ impl Receiving<'_> {
     /// Fails when neither a sender nor a message has appeared in a directory by the time for it.
     fn give_up_waiting(&mut self) -> Result<(), Stop> {
         if self.received.messages > 0 {
+            self.notice.cancel();
+        }
+        self.notice.check();
+        if self.received.messages > 0 {
             self.appear_by = None;
         } else if self.appear_by.is_some_and(|by| by <= Instant::now()) {
             if !self.keeps || !self.receiver.resume_until(Instant::now())? {
@@ -228,7 +236,8 @@ impl Receiving<'_> {
 
     /// Sleeps until a message comes or somebody goes; when spinning, only looks whether somebody has gone.
     fn idle(&mut self) -> Result<(), Stop> {
-        let timeout = match (self.args.receive.channel.wait, self.appear_by) {
+        let next = self.appear_by.into_iter().chain(self.notice.due).min();
+        let timeout = match (self.args.receive.channel.wait, next) {
             (WaitArg::Spin, _) => Some(Duration::ZERO),
             (WaitArg::Block, by) => by.map(|by| by.saturating_duration_since(Instant::now()).min(SLICE)),
         };

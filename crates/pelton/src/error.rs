@@ -167,7 +167,7 @@ pub enum Error {
     #[error("the peer hung up during the hand-shake: see what it says")]
     HungUp,
     /// The other side did not appear, or not answer, by the deadline of connecting.
-    #[error("timed out while {0}")]
+    #[error("timed out while {0}: start the other side, or wait longer")]
     TimedOut(String),
     /// An option has a value that cannot be.
     #[error("{option} is {found}, wanted {wanted}")]

@@ -376,7 +376,7 @@ impl Shake {
                     Pace::Until(deadline) => {
                         let waited = wait_for(self.socket.as_fd(), None, false, Some(deadline));
                         if !waited.map_err(Error::system("hearing from the peer"))? {
-                            return Err(Error::TimedOut("waiting for the peer to answer: is it accepting?".to_owned()));
+                            return Err(Error::TimedOut("waiting for the peer to accept the connection".to_owned()));
                         }
                     }
                 }

@@ -9,4 +9,5 @@ mod flush;
 mod path;
 mod place;
 mod send_recv;
+mod terminal;
 mod torture;

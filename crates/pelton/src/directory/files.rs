@@ -69,6 +69,10 @@ impl Place {
                 ));
             }
             if mode & !access.mode != 0 {
+                // To change the mode of a directory that is no channel is no advice.
+                if matches!(statat(CWD, path.join(CHANNEL), AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
+                    return Err(format!("it is a directory of mode {mode:o} without a channel: choose another path"));
+                }
                 return Err(format!(
                     "its mode is {mode:o}, this side permits at most {:o}: `chmod {:o} {}`, or allow more in the options",
                     access.mode,

@@ -259,6 +259,9 @@ fn wider_permissions_are_refused_unless_allowed() {
         assert_refused(open(&path), &[&says]);
     }
     chmod(&path, 0o700);
+    let stranger = tempfile::TempDir::new().unwrap();
+    chmod(stranger.path(), 0o755);
+    assert_refused(open(stranger.path()), &["it is a directory of mode 755 without a channel: choose another path"]);
     for name in REGULAR.iter().chain(&FIFOS) {
         for bits in [0o601, 0o620, 0o604, 0o700, 0o4600] {
             chmod(&path.join(name), bits);
