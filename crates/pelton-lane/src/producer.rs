@@ -45,7 +45,7 @@ const PREFETCH_AHEAD: u64 = 1024;
 const PREFETCHED_MAX: u64 = 4096;
 
 /// Smaller ones share lines, and ask for each once: at 16 bytes, to ask for every message's was slower than not to ask. What is larger is
-/// faster by asking for the line between two records twice, by 3 to 10 % (docs/decisions/0028-what-a-call-stores.md).
+/// faster by asking for the line between two records twice, by 3 to 10 % (docs/decisions/0028-call-stores.md).
 const SHARES_LINES: u64 = 128;
 
 /// Room that has been reserved: where its payload goes.
