@@ -148,8 +148,8 @@ impl<'a> Hold<'a> {
             self.check_gone()?;
             self.flush(&mut out)?;
             if !out.outbox.is_whole(payload.len()) && out.outbox.is_empty() {
-                let part = self.desk.kept.take(payload.len() as u64).ok_or_else(|| self.no_memory(payload.len()))?;
-                out.outbox.push_all(Outgoing::new(header, payload.to_vec(), Some(part)));
+                let kept = self.kept.take(payload.len() as u64).ok_or_else(|| self.no_memory(payload.len()))?;
+                out.outbox.push_all(Outgoing::new(header, payload.to_vec(), Some(kept)));
                 self.flush(&mut out)?;
                 return Ok(Sent::Sent);
             }
