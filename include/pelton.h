@@ -203,8 +203,9 @@ typedef struct pelton_options {
     uint64_t memory;            /* receivers and services: limit of the memory that peers can make this side use, none for lanes. A new
                                    peer is offered lanes of a sixteenth of what is left, and refused below 64 KiB. A service counts its
                                    replies that wait, and requests of which a part has come; without the option these have 256 MiB, or
-                                   four times call_bytes_max if that is more. A call that does not fit fails with code 0xffff0001. On a
-                                   path, and of one sender, it limits the lanes */
+                                   four times call_bytes_max if that is more. Of one client it keeps only as much as is then left for
+                                   the others: alone it has half. A call that does not fit fails with code 0xffff0001. On a path, and
+                                   of one sender, it limits the lanes */
 } pelton_options;
 
 #define PELTON_OPTIONS_INIT \

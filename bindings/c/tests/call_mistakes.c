@@ -317,6 +317,28 @@ static void what_is_too_large_is_refused_and_can_be_failed(void) {
     end();
 }
 
+static void a_reply_without_memory_fails_the_call_and_closes_the_responder(void) {
+    static char large[2 << 20];
+    char name[128];
+    pelton_options options = soon(64 << 10), limited = options;
+    limited.memory = 2 << 20;
+    OK(pelton_service_listen(place(name, "unix:%s/service"), &limited, &service));
+    client = client_of(service, name, &options);
+    call = submitted("x", 1);
+    responder = taken();
+    REFUSES(pelton_reply(responder, large, sizeof large), PELTON_REFUSED, "2097152 bytes");
+    ANSWERS(pelton_reply(responder, "y", 1), PELTON_CLOSED_HANDLE);
+    ANSWERS(pelton_reply_part(responder, "y", 1, SOON), PELTON_CLOSED_HANDLE);
+    ANSWERS(pelton_close(responder), PELTON_CLOSED_HANDLE);
+    OK(pelton_await(client, call, SOON, &answer));
+    CHECK(answer.outcome == PELTON_FAILED && answer.code == 0xffff0001);
+    OK(pelton_release(client));
+    call = submitted("x", 1);
+    OK(pelton_reply(taken(), "y", 1));
+    ANSWERED(call, PELTON_REPLY, 0, "y");
+    end();
+}
+
 /* ---- Threads -------------------------------------------------------------------------------------------------------------- */
 
 static void *use_from_another_thread(void *unused) {
@@ -441,6 +463,7 @@ int main(void) {
         TEST(options_are_checked),
         TEST(only_a_client_and_a_service_make_a_link),
         TEST(what_is_too_large_is_refused_and_can_be_failed),
+        TEST(a_reply_without_memory_fails_the_call_and_closes_the_responder),
         TEST(who_reserves_a_reply_gives_it),
         TEST(two_threads_in_one_handle_are_recognised),
         TEST(a_forked_child_can_only_close),

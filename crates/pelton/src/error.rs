@@ -38,14 +38,14 @@ pub enum Error {
     },
     /// A reply would have to wait until its client has read others, and the service has no memory left for it: the call has failed.
     #[error(
-        "{bytes} bytes cannot be kept for a client that does not read its replies: {left} of the {most} bytes of memory for that are left. Let the client read, or raise the service's memory option"
+        "{bytes} bytes cannot be kept for a client that does not read its replies: it may have {left} more of the {most} bytes of memory for all clients. Let the client read, or raise the service's memory option"
     )]
     Memory {
         /// What was to be kept.
         bytes: u64,
-        /// What is left.
+        /// What is left for that client.
         left: u64,
-        /// The limit.
+        /// The limit for all clients.
         most: u64,
     },
     /// More descriptors than can go with one message.

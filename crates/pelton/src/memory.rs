@@ -59,8 +59,20 @@ impl Budget {
 
     /// Takes a part, until it is dropped; `None` if less is left.
     pub(crate) fn take(self: &Arc<Budget>, bytes: u64) -> Option<Part> {
-        let mut part = Part { budget: self.clone(), bytes: 0 };
-        part.grow(bytes).then_some(part)
+        self.take_leaving(bytes, || 0).then(|| Part { budget: self.clone(), bytes })
+    }
+
+    /// Takes so many bytes if as many as `others` says are left after that.
+    fn take_leaving(&self, bytes: u64, others: impl Fn() -> u64) -> bool {
+        let within = |taken: u64| {
+            let left = self.most.checked_sub(taken)?.checked_sub(bytes)?;
+            (left >= others()).then_some(taken + bytes)
+        };
+        self.taken.fetch_update(Relaxed, Relaxed, within).is_ok()
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.taken.fetch_sub(bytes, Relaxed);
     }
 }
 
@@ -71,19 +83,83 @@ pub(crate) struct Part {
     bytes: u64,
 }
 
-impl Part {
-    /// Takes more; false if less is left.
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.budget.give_back(self.bytes);
+    }
+}
+
+/// One client's share of a [`Budget`]: it grows only while the budget has at least as much left as the share has then.
+///
+/// So one client alone has at most half, two that hold all they can have a third each, and one more client always finds as much as the
+/// largest share has. No number has to be chosen, and a client that is alone does not pay for many that may come. A fixed fraction
+/// that protects the others of a thousand clients would be too small for one large reply.
+#[derive(Debug)]
+pub(crate) struct Share {
+    budget: Arc<Budget>,
+    /// Relaxed: a count. Threads that answer one client at the same time may exceed its share by what they add in that moment; the
+    /// budget is never exceeded.
+    taken: AtomicU64,
+}
+
+impl Share {
+    pub(crate) fn new(budget: &Arc<Budget>) -> Arc<Share> {
+        Arc::new(Share { budget: budget.clone(), taken: AtomicU64::new(0) })
+    }
+
+    /// Of the budget in all.
+    pub(crate) fn most(&self) -> u64 {
+        self.budget.most()
+    }
+
+    /// By how much it may grow now.
+    pub(crate) fn left(&self) -> u64 {
+        self.budget.left().saturating_sub(self.taken.load(Relaxed)) / 2
+    }
+
+    /// Takes a part, until it is dropped; `None` if the share may not grow so far.
+    pub(crate) fn take(self: &Arc<Share>, bytes: u64) -> Option<Kept> {
+        let mut kept = Kept { share: self.clone(), bytes: 0 };
+        kept.grow(bytes).then_some(kept)
+    }
+
+    fn grow(&self, bytes: u64) -> bool {
+        if bytes == 0 {
+            // Also while newcomers' lanes have left less than the share has.
+            return true;
+        }
+        let count = |taken: u64| taken.checked_add(bytes);
+        // First, so that a take that fails is in nobody else's way.
+        let is_counted = self.taken.fetch_update(Relaxed, Relaxed, count).is_ok();
+        let grown = is_counted && self.budget.take_leaving(bytes, || self.taken.load(Relaxed));
+        if is_counted && !grown {
+            self.taken.fetch_sub(bytes, Relaxed);
+        }
+        grown
+    }
+}
+
+/// Bytes that are kept for one client; dropped, they are given back to its [`Share`].
+#[derive(Debug)]
+pub(crate) struct Kept {
+    share: Arc<Share>,
+    bytes: u64,
+}
+
+impl Kept {
+    /// Takes more; false if the share may not grow so far.
     pub(crate) fn grow(&mut self, bytes: u64) -> bool {
-        let within = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= self.budget.most);
-        let grown = self.budget.taken.fetch_update(Relaxed, Relaxed, within).is_ok();
+        let grown = self.share.grow(bytes);
         self.bytes += if grown { bytes } else { 0 };
         grown
     }
 }
 
-impl Drop for Part {
+impl Drop for Kept {
     fn drop(&mut self) {
-        self.budget.taken.fetch_sub(self.bytes, Relaxed);
+        // The share last: until then it counts too much, never too little.
+        self.share.budget.give_back(self.bytes);
+        self.share.taken.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -94,14 +170,35 @@ mod tests {
     #[test]
     fn what_is_taken_is_given_back_and_never_more_than_there_is() {
         let budget = Budget::new(100);
-        let mut part = budget.take(60).unwrap();
-        assert!(budget.take(41).is_none());
-        assert!(!part.grow(41));
-        assert!(part.grow(40));
-        assert_eq!((part.bytes, budget.left()), (100, 0));
-        assert!(!part.grow(u64::MAX));
+        let part = budget.take(60).unwrap();
+        assert!(budget.take(41).is_none() && budget.take(u64::MAX).is_none());
+        let rest = budget.take(40).unwrap();
+        assert_eq!(budget.left(), 0);
         drop(part);
+        assert_eq!(budget.left(), 60);
+        drop(rest);
         assert_eq!(budget.left(), 100);
+    }
+
+    #[test]
+    fn a_share_grows_as_long_as_the_budget_has_as_much_left() {
+        let budget = Budget::new(120);
+        let shares = [(); 3].map(|()| Share::new(&budget));
+        let mut kept: Vec<Kept> = Vec::new();
+        // Each finds half of what the ones before have left.
+        for (share, bytes) in shares.iter().zip([60, 30, 15]) {
+            assert_eq!(share.left(), bytes);
+            assert!(share.take(bytes + 1).is_none() && share.take(u64::MAX).is_none());
+            let mut part = share.take(bytes - 1).unwrap();
+            assert!(!part.grow(2) && part.grow(1) && !part.grow(1) && !part.grow(u64::MAX));
+            kept.push(part);
+        }
+        assert_eq!(budget.left(), 15);
+        let lanes = budget.take(15);
+        assert!(shares.iter().all(|share| share.left() == 0 && share.take(1).is_none() && share.take(0).is_some()));
+        drop(lanes);
+        drop(kept);
+        assert_eq!((budget.left(), shares.map(|share| share.left())), (120, [60; 3]));
     }
 
     #[test]

@@ -116,8 +116,9 @@ impl Options {
     ///
     /// A receiver of several senders, or a service, offers each new peer lanes of at most a sixteenth of what is left of it, and refuses peers while
     /// that is less than 64 KiB. A service counts its replies that wait for a client to read, and requests that have come in part; a call
-    /// that does not fit fails. Without this option these two may have 256 MiB, or four times [`Options::call_bytes_max`] if that is more. With one
-    /// peer, and of a path channel, it limits the lanes. What the program keeps itself, for instance copies of messages, does not count.
+    /// that does not fit fails. Of one client it keeps only as much as is then left for the others: alone it has half. Without this option all clients
+    /// together may have 256 MiB, or four times [`Options::call_bytes_max`] if that is more. With one peer, and of a path channel, it limits the
+    /// lanes. What the program keeps itself, for instance copies of messages, does not count.
     pub fn memory(mut self, bytes: u64) -> Options {
         self.memory = Some(bytes);
         self

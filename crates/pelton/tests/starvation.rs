@@ -38,6 +38,7 @@ fn child() {
     let Some(role) = Role::of_this_process() else { return };
     match role.get("role") {
         "few descriptors" => few_descriptors(&role),
+        "few descriptors for parts" => few_descriptors_for_parts(&role),
         "few descriptors come" => few_descriptors_come(&role),
         "little address space" => little_address_space(&role),
         "small files" => small_files(&role),

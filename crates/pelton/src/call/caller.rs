@@ -10,6 +10,7 @@ use super::service::Desk;
 use crate::connect::Origin;
 use crate::error::{Error, Result};
 use crate::link::{Bells, Peer, SharedLife};
+use crate::memory::Share;
 use crate::os::{Bell, Owner, locked, wait_on};
 use crate::sender::{Sender, SenderParts};
 use pelton_lane::Space;
@@ -49,6 +50,8 @@ impl Drop for Back {
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(super) desk: Arc<Desk>,
+    /// For its answers that wait for room, and its requests of which some pieces have come.
+    pub(super) kept: Arc<Share>,
     lock: Mutex<()>,
     /// What is behind the lock.
     pub(super) out: UnsafeCell<Out>,
@@ -189,6 +192,7 @@ impl Caller {
             lock: Mutex::new(()),
             out: UnsafeCell::new(Out::new(Outbox::new(sender))),
             away: Away::new(),
+            kept: Share::new(&desk.kept),
             desk,
             turn: Condvar::new(),
             stalls: AtomicU32::new(0),
@@ -354,11 +358,10 @@ impl Caller {
         self.flush(out).and(kept)
     }
 
-    /// An answer that has to wait for room. If the service has no memory left for it, its call fails instead, and so does who answers.
+    /// An answer that has to wait for room. If the service has no memory left for this client, its call fails instead, and so does who answers.
     fn to_wait(&self, header: Header, payload: &[u8]) -> (Outgoing, Result<()>) {
-        let kept = &self.desk.kept;
-        if let Some(part) = kept.take(payload.len() as u64) {
-            return (Outgoing::new(header, payload.to_vec(), Some(part)), Ok(()));
+        if let Some(kept) = self.kept.take(payload.len() as u64) {
+            return (Outgoing::new(header, payload.to_vec(), Some(kept)), Ok(()));
         }
         let error = self.no_memory(payload.len());
         let failed = Header { code: FAILED_MEMORY, ..Header::new(Kind::Failed, header.id) };
@@ -374,8 +377,7 @@ impl Caller {
 
     #[cold]
     pub(super) fn no_memory(&self, bytes: usize) -> Error {
-        let kept = &self.desk.kept;
-        Error::Memory { bytes: bytes as u64, left: kept.left(), most: kept.most() }
+        Error::Memory { bytes: bytes as u64, left: self.kept.left(), most: self.kept.most() }
     }
 
     /// For the service's loop: a request of so many bytes came in pieces that could not all be kept.

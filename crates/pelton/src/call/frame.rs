@@ -2,7 +2,7 @@
 //! as far as it can be without knowing what calls there are.
 
 use crate::error::{Error, Result};
-use crate::memory::Part;
+use crate::memory::Kept;
 use crate::os::monotonic_ns;
 use std::time::{Duration, Instant};
 
@@ -158,22 +158,22 @@ pub(crate) struct Assembly {
     /// Bytes that have come, kept or not.
     pub(crate) length: u64,
     /// Of the memory for these bytes, if that has a limit.
-    pub(crate) part: Option<Part>,
+    pub(crate) kept: Option<Kept>,
     /// That memory was full: the bytes are not kept.
     pub(crate) is_dropped: bool,
 }
 
 impl Assembly {
-    pub(crate) fn new(header: Header, part: Option<Part>) -> Assembly {
-        Assembly { header, bytes: Vec::new(), length: 0, part, is_dropped: false }
+    pub(crate) fn new(header: Header, kept: Option<Kept>) -> Assembly {
+        Assembly { header, bytes: Vec::new(), length: 0, kept, is_dropped: false }
     }
 
     /// So many bytes more have come. False: they are not to be kept.
     pub(crate) fn grow(&mut self, bytes: u64) -> bool {
         self.length += bytes;
-        self.is_dropped |= !self.part.as_mut().is_none_or(|part| part.grow(bytes));
+        self.is_dropped |= !self.kept.as_mut().is_none_or(|kept| kept.grow(bytes));
         if self.is_dropped {
-            (self.bytes, self.part) = (Vec::new(), None);
+            (self.bytes, self.kept) = (Vec::new(), None);
         }
         !self.is_dropped
     }
@@ -196,12 +196,12 @@ pub(crate) struct Outgoing {
     bytes: Vec<u8>,
     written: usize,
     /// Of the memory for what waits, if that has a limit.
-    _part: Option<Part>,
+    _kept: Option<Kept>,
 }
 
 impl Outgoing {
-    pub(crate) fn new(header: Header, bytes: Vec<u8>, part: Option<Part>) -> Outgoing {
-        Outgoing { header, bytes, written: 0, _part: part }
+    pub(crate) fn new(header: Header, bytes: Vec<u8>, kept: Option<Kept>) -> Outgoing {
+        Outgoing { header, bytes, written: 0, _kept: kept }
     }
 
     /// Bytes of the payload of the next record, in a lane whose largest message is so large.

@@ -8,13 +8,13 @@ use super::caller::{Caller, Guard, Out, has_room};
 use super::frame::{Header, Outgoing};
 use super::responder::room_is_held;
 use crate::error::{Error, Result};
-use crate::os::{Pollable, Ready};
+use crate::os::{Pollable, Ready, poll_until};
 use crate::sender::Sent;
 use crate::wait::Patience;
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, forget};
 use std::ops::Deref;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -148,8 +148,8 @@ impl<'a> Hold<'a> {
             self.check_gone()?;
             self.flush(&mut out)?;
             if !out.outbox.is_whole(payload.len()) && out.outbox.is_empty() {
-                let part = self.desk.kept.take(payload.len() as u64).ok_or_else(|| self.no_memory(payload.len()))?;
-                out.outbox.push_all(Outgoing::new(header, payload.to_vec(), Some(part)));
+                let kept = self.kept.take(payload.len() as u64).ok_or_else(|| self.no_memory(payload.len()))?;
+                out.outbox.push_all(Outgoing::new(header, payload.to_vec(), Some(kept)));
                 self.flush(&mut out)?;
                 return Ok(Sent::Sent);
             }
@@ -172,11 +172,11 @@ impl<'a> Hold<'a> {
             }
             let waiting = match &waiting {
                 Some(waiting) => waiting,
-                None => waiting.insert(Waiting::new(self)?),
+                None => waiting.insert(Waiting::new(self)),
             };
             out = match out.is_polled {
                 true => self.wait_for_turn(out, deadline.map(|deadline| deadline - now)),
-                false => self.wait_for_room(out, &waiting.ears, payload.len(), deadline)?,
+                false => self.wait_for_room(out, waiting, payload.len(), deadline)?,
             };
         }
     }
@@ -193,7 +193,7 @@ impl<'a> Hold<'a> {
     fn wait_for_room<'b>(
         &'b self,
         mut out: Guard<'b>,
-        ears: &Pollable,
+        waiting: &Waiting<'_>,
         bytes: usize,
         deadline: Option<Instant>,
     ) -> Result<Guard<'b>> {
@@ -207,10 +207,11 @@ impl<'a> Hold<'a> {
             return Ok(out);
         }
         (out.is_polled, out.is_awaited) = (true, true);
-        let nap = out.outbox.sender.must_nap().then(|| Instant::now() + Duration::from_millis(1));
+        let must_nap = out.outbox.sender.must_nap() || waiting.ears.is_none();
+        let nap = must_nap.then(|| Instant::now() + Duration::from_millis(1));
         drop(out);
         let until = deadline.into_iter().chain(nap).min();
-        let ready = ears.wait(until);
+        let ready = waiting.sleep(until);
         let mut out = self.lock()?;
         (out.is_polled, out.is_awaited) = (false, false);
         out.outbox.sender.disarm();
@@ -256,20 +257,32 @@ impl Hold<'_> {
 /// A thread that waits for room for a part: nothing is taken of that client meanwhile, lest it wait for more threads.
 struct Waiting<'a> {
     caller: &'a Arc<Caller>,
-    /// Its own, as the service's loop hears the same bell.
-    ears: Pollable,
+    /// Its own, as the service's loop hears the same bell. `None`: there is no descriptor left for it, and this polls the lane by the
+    /// millisecond instead.
+    ears: Option<Pollable>,
 }
 
 impl<'a> Waiting<'a> {
-    fn new(caller: &'a Arc<Caller>) -> Result<Waiting<'a>> {
-        let (socket, process) = caller.life.as_ref().map_or((None, None), |(socket, process)| {
-            (Some(socket.as_fd()), process.as_ref().map(|process| process.as_fd()))
-        });
-        let ears = Pollable::of_one_wait(caller.bell(), &caller.desk.mute, [socket, process]);
-        let ears = ears.map_err(Error::system("waiting for a client"))?;
+    fn new(caller: &'a Arc<Caller>) -> Waiting<'a> {
+        let ears = Pollable::of_one_wait(caller.bell(), &caller.desk.mute, life_of(caller)).ok();
         caller.begin_wait();
-        Ok(Waiting { caller, ears })
+        Waiting { caller, ears }
     }
+
+    fn sleep(&self, until: Option<Instant>) -> std::io::Result<Ready> {
+        match &self.ears {
+            Some(ears) => ears.wait(until),
+            // An eventfd that is never drained tells a poll of no ring.
+            None => poll_until(&[], life_of(self.caller), until),
+        }
+    }
+}
+
+/// What tells the client's end.
+fn life_of(caller: &Caller) -> [Option<BorrowedFd<'_>>; 2] {
+    caller.life.as_ref().map_or([None, None], |(socket, process)| {
+        [Some(socket.as_fd()), process.as_ref().map(|process| process.as_fd())]
+    })
 }
 
 impl Drop for Waiting<'_> {

@@ -79,7 +79,7 @@ const KEPT_MAX: u64 = 256 << 20;
 #[derive(Debug)]
 pub(crate) struct Desk {
     pub(crate) options: Options,
-    /// For answers that wait for room, and requests of which some pieces have come.
+    /// For what is kept of all clients; each has a share.
     pub(super) kept: Arc<Budget>,
     /// Of the clients' lanes, whose own bells are heard otherwise.
     pub(crate) mute: Arc<Nudge>,
@@ -389,7 +389,7 @@ impl Service {
         let Some(back) = self.requests.back() else { return Err("lane") };
         Assembly::check(&back.assembly, &header)?;
         let caller = Arc::clone(&back.caller);
-        let mut assembly = back.assembly.take().unwrap_or_else(|| Assembly::new(header, self.desk.kept.take(0)));
+        let mut assembly = back.assembly.take().unwrap_or_else(|| Assembly::new(header, caller.kept.take(0)));
         let bytes = record.bytes - HEADER_BYTES as u64;
         if assembly.length + bytes > most {
             return Err("size");

@@ -2,7 +2,7 @@
 
 use crate::support::raw::*;
 use crate::support::*;
-use pelton::{Error, Options, Receiver, Sender};
+use pelton::{Error, Options, Receiver, Sender, Sent};
 use std::io::{Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
@@ -32,6 +32,18 @@ fn child() {
             // SAFETY: no pointers.
             assert_eq!(unsafe { libc::setgid(65_533) | libc::setuid(65_533) }, 0);
             misuse_the_bell(Path::new(role.get("socket")));
+        }
+        "client that shuts bells down" => {
+            // SAFETY: no pointers.
+            assert_eq!(unsafe { libc::setgid(65_533) | libc::setuid(65_533) }, 0);
+            let options = Options::new().allow_uids(&[0]).connect_deadline(deadline());
+            let mut client = options.connect_client(role.get("name")).unwrap();
+            client.submit(b"a stream").unwrap();
+            report("asked");
+            read_line_from_parent();
+            assert!(shut_bells_down() > 0);
+            report("done");
+            read_line_from_parent();
         }
         other => panic!("{other}"),
     }
@@ -164,6 +176,79 @@ fn misuse_the_bell(socket: &Path) {
     }
     report("done");
     read_line_from_parent();
+}
+
+/// Shuts down all sockets of this process that were made as pairs, which are its doorbells and those that it was given: how many.
+fn shut_bells_down() -> usize {
+    use rustix::net::{SocketType, getpeername, shutdown, sockopt};
+    let open: Vec<_> = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let numbers = open.iter().map(|name| name.to_str().unwrap().parse().unwrap());
+    // SAFETY: this thread alone opens and closes descriptors here; of one that is closed by now the calls are errors.
+    let fds = numbers.map(|number| unsafe { std::os::fd::BorrowedFd::borrow_raw(number) });
+    fds.filter(|fd| {
+        sockopt::socket_type(fd) == Ok(SocketType::SEQPACKET)
+            && getpeername(fd).is_ok_and(|of| of.is_none_or(|of| of.addr_len() <= 2))
+            && shutdown(fd, rustix::net::Shutdown::Both).is_ok()
+    })
+    .count()
+}
+
+#[test]
+fn a_client_that_shuts_its_doorbell_down_while_a_part_waits_for_room_is_lost() {
+    let place = Place::new("a_client_that_shuts_its_doorbell_down_while_a_part_waits");
+    if !is_root() {
+        eprintln!("SKIPPED: needs root to become another user");
+        return;
+    }
+    let _watchdog = Watchdog::new("a thread waits for room that nobody will tell");
+    for waits in [true, false] {
+        is_lost_by_its_doorbell(&place, waits);
+    }
+}
+
+/// `waits`: a thread waits in `part`; else an event loop does, by `try_part` and `arm`.
+fn is_lost_by_its_doorbell(place: &Place, waits: bool) {
+    let options = Options::new().allow_uids(&[65_533]).capacity(1 << 16);
+    let mut service = options.listen_service(&place.name()).unwrap();
+    for path in [place.path().to_owned(), place.socket()] {
+        use std::os::unix::fs::PermissionsExt as _;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let mut client = Child::start(Role::new(child, "client that shuts bells down").with("name", place.name()));
+    let request = service.receive_until(deadline()).unwrap().expect("nothing is asked");
+    let mut responder = request.into_responder();
+    client.expect("asked");
+    while responder.try_part(&[7; 1000]).unwrap() == Sent::Sent {}
+    let mut shut_down = || {
+        client.write_line("shut down");
+        client.expect("done");
+    };
+    if waits {
+        let (told, is_waiting) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(move || {
+                told.send(kernel::this_thread()).unwrap();
+                responder.part_until(&[7; 1000], deadline())
+            });
+            kernel::wait_until_thread_polls(is_waiting.recv().unwrap());
+            shut_down();
+            let ended = waiting.join().unwrap();
+            assert!(matches!(ended, Err(Error::PeerDied { .. })), "{ended:?}");
+        });
+    } else {
+        shut_down();
+        eventually("the client is lost", || {
+            assert!(service.try_receive().unwrap().is_none());
+            service.arm().unwrap();
+            matches!(responder.try_part(&[7; 1000]), Err(Error::PeerDied { .. }))
+        });
+    }
+    eventually("the service sleeps", || {
+        assert!(service.try_receive().unwrap().is_none());
+        service.arm().unwrap() && !is_readable(service.as_fd())
+    });
+    client.write_line("end");
+    client.wait_for_success();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::support::raw::*;
 use crate::support::*;
-use pelton::{Client, Error, Listener, Options, Outcome, Receiver, Sender, Service};
+use pelton::{Client, Error, Listener, Options, Outcome, Receiver, Responder, Sender, Service};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -276,16 +276,98 @@ fn replies_that_a_client_does_not_read_are_kept_up_to_the_limit_and_fail_beyond(
     assert_eq!(errors.len(), failed.len());
 }
 
+/// Takes requests until the other thread has done its part, and has them answered by `keep`.
+fn serve_while<T: Send>(
+    service: &mut Service,
+    mut keep: impl FnMut(Vec<u8>, Responder),
+    other: impl FnOnce() -> T + Send,
+) -> T {
+    std::thread::scope(|scope| {
+        let other = scope.spawn(other);
+        while !other.is_finished() {
+            if let Some(request) = service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap() {
+                let (bytes, responder) = request.into_parts();
+                keep(bytes, responder);
+            }
+        }
+        other.join().unwrap()
+    })
+}
+
+#[test]
+fn a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself() {
+    let place = Place::new("a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself");
+    const MIB: usize = 1 << 20;
+    const MEMORY: usize = 64 * MIB;
+    const CALLS: usize = 70;
+    // Of the clients' lanes and of what fits into them.
+    const SLACK: usize = 2 * MIB;
+    let options = Options::new().capacity(1 << 16).memory(MEMORY as u64);
+    let mut service = options.listen_service(&place.name()).unwrap();
+    let mut asked: [Vec<Responder>; 3] = Default::default();
+    let keep = |bytes: Vec<u8>, responder| asked[usize::from(bytes[0])].push(responder);
+    let clients = serve_while(&mut service, keep, || {
+        [0u8, 1, 2].map(|number| {
+            let options = Options::new().capacity(1 << 16).connect_deadline(deadline());
+            let mut client = options.connect_client(&place.name()).unwrap();
+            (0..CALLS).for_each(|_| _ = client.submit(&[number]).unwrap());
+            client
+        })
+    });
+    while asked.iter().any(|of_one| of_one.len() < CALLS) {
+        let (bytes, responder) = service.receive_until(deadline()).unwrap().expect("a request is missing").into_parts();
+        asked[usize::from(bytes[0])].push(responder);
+    }
+    // Nobody reads. One client more that has all it may have leaves as much as it has.
+    let mut reply_until_full = |number: usize, bytes: usize| {
+        let mut kept = 0;
+        loop {
+            match asked[number].pop().expect("no reply failed").reply(&vec![7; bytes]) {
+                Ok(()) => kept += bytes,
+                Err(error @ Error::Memory { left, most, .. }) => {
+                    let text = error.to_string();
+                    assert!(left < bytes as u64 && most == MEMORY as u64, "{text}");
+                    assert!(text.contains(&format!("{left} more of the {most} bytes of memory")), "{text}");
+                    return kept;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    let mut left = MEMORY;
+    for number in 0..3 {
+        let kept = reply_until_full(number, MIB);
+        assert!((left / 2 - SLACK..=left / 2 + SLACK).contains(&kept), "client {number} of {left}: {kept}");
+        left -= kept;
+    }
+    // All of it comes back when they read.
+    drop(asked);
+    let read = move || {
+        clients.map(|mut client| {
+            let next = |_| client.completion_until(deadline()).unwrap().expect("it hangs").outcome();
+            let outcomes: Vec<Outcome> = (0..CALLS).map(next).collect();
+            (client, outcomes.iter().filter(|outcome| **outcome == Outcome::Failed(0xffff_0001)).count())
+        })
+    };
+    let clients = serve_while(&mut service, |_, _| panic!("nothing was asked"), read);
+    for (mut client, failed) in clients {
+        assert_eq!(failed, 1);
+        let again = |bytes: Vec<u8>, responder: Responder| responder.reply(&bytes).unwrap();
+        let call = || client.call_until(&vec![7; MEMORY / 4], deadline()).unwrap().expect("it hangs").len();
+        assert_eq!(serve_while(&mut service, again, call), MEMORY / 4);
+    }
+}
+
 #[test]
 fn requests_in_pieces_that_do_not_fit_fail_and_the_link_goes_on() {
     let place = Place::new("requests_in_pieces_that_do_not_fit_fail_and_the_link_goes_on");
-    let options = Options::new().capacity(1 << 16).memory(2 << 20).call_bytes_max(64 << 20);
+    let options = Options::new().capacity(1 << 16).memory(3 << 20).call_bytes_max(64 << 20);
     let ((), errors) = serving(&options, &place, |client| {
         for _ in 0..3 {
             let completion = client.call_until(&vec![7; 5 << 20], deadline()).unwrap().expect("it hangs");
             let text = String::from_utf8_lossy(completion.as_ref()).into_owned();
             assert_eq!(completion.outcome(), Outcome::Failed(0xffff_0001));
-            assert!(text.contains("of the 2097152 bytes of memory"), "{text}");
+            assert!(text.contains("of the 3145728 bytes of memory"), "{text}");
             drop(completion);
             assert_eq!(client.call_until(&vec![7; 1 << 20], deadline()).unwrap().unwrap().len(), 1 << 20);
         }

@@ -220,6 +220,50 @@ fn making_looking_recovering_and_removing_want_descriptors_and_leave_no_part() {
     alone(role_at("few descriptors", &place).with("how", "create"));
 }
 
+/// Parts of a reply, for which there is no room, without a descriptor to wait with.
+pub fn few_descriptors_for_parts(role: &Role) {
+    let name = name_of(role);
+    let mut service = small().listen_service(&name).unwrap();
+    let mut client = std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| small().connect_deadline(deadline()).connect_client(&name).unwrap());
+        while !connecting.is_finished() {
+            assert!(service.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
+        }
+        connecting.join().unwrap()
+    });
+    client.submit(b"a stream").unwrap();
+    let mut responder = service.receive_until(deadline()).unwrap().expect("nothing is asked").into_responder();
+    let mut parts = 0;
+    while responder.try_part(&[7; 1000]).unwrap() == Sent::Sent {
+        parts += 1;
+    }
+    let before = descriptors();
+    let few = Descriptors::left(0);
+    assert_eq!(responder.part_until(&[7; 1000], Instant::now() + Duration::from_millis(20)).unwrap(), Sent::TimedOut);
+    std::thread::scope(|scope| {
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let waiting = scope.spawn(move || {
+            ready.send(()).unwrap();
+            (0..200).for_each(|_| assert_eq!(responder.part_until(&[7; 1000], deadline()).unwrap(), Sent::Sent));
+            responder.end().unwrap();
+        });
+        is_ready.recv().unwrap();
+        let mut next = || client.completion_until(deadline()).unwrap().expect("it hangs").len();
+        (0..parts + 200).for_each(|number| assert_eq!(next(), 1000, "part {number}"));
+        assert_eq!(next(), 0);
+        waiting.join().unwrap();
+    });
+    drop(few);
+    assert_eq!(descriptors(), before);
+    report("well");
+}
+
+#[test]
+fn a_part_of_a_reply_waits_for_room_without_descriptors() {
+    let place = Place::new("a part of a reply waits for room without descriptors");
+    alone(role_at("few descriptors for parts", &place));
+}
+
 #[test]
 fn a_listener_wants_descriptors_and_leaves_nothing() {
     let place = Place::new("a listener wants descriptors and leaves nothing");
