@@ -32,6 +32,8 @@ type Listener struct {
 	close   context.CancelFunc
 	// Since when there is no descriptor for those who wait; zero while there is.
 	short time.Time
+	// Whether one more peer leaves the program its own descriptors; nil: the program asks for each peer itself.
+	hasRoom func() bool
 
 	// Of a listener that takes one peer at a time: those who have connected, until their first word, and after it.
 	mutex  sync.Mutex
@@ -125,6 +127,10 @@ func (l *Listener) next(ctx context.Context, isOver, isFull func() bool) (int, e
 			return true
 		}
 		if isFull() {
+			return false
+		}
+		if l.hasRoom != nil && !l.hasRoom() {
+			l.sitOut()
 			return false
 		}
 		fd, _, failed = unix.Accept4(socket.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
