@@ -106,31 +106,21 @@ func (b *budget) left() uint64 {
 	return b.most - b.taken
 }
 
-// grow takes so many bytes more for a part; false if less is left.
-func (b *budget) grow(p *part, bytes uint64) bool {
-	b.mutex.Lock()
-	defer b.mutex.Unlock()
-	if bytes > b.most-b.taken {
-		return false
-	}
-	b.taken += bytes
-	p.budget, p.bytes = b, p.bytes+bytes
-	return true
-}
-
 // share takes the part of one peer more, which has so many lanes of at most so many bytes each. 0: less is left than any lane is to have.
 func (b *budget) share(lanes, most uint64) (bytes uint64, p part) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	bytes = min(most, (b.most-b.taken)/sharesOfMemory/lanes) &^ (laneGranule - 1)
 	b.taken += bytes * lanes
-	return bytes, part{b, bytes * lanes}
+	return bytes, part{budget: b, bytes: bytes * lanes}
 }
 
 // part is what is taken of a budget. The zero value is nothing.
 type part struct {
 	budget *budget
 	bytes  uint64
+	// Of what is kept for a client.
+	client *clientShare
 }
 
 // shrinkTo gives back what is beyond so many bytes.
@@ -140,6 +130,46 @@ func (p *part) shrinkTo(bytes uint64) {
 	}
 	p.budget.mutex.Lock()
 	p.budget.taken -= p.bytes - bytes
+	if p.client != nil {
+		p.client.taken -= p.bytes - bytes
+	}
 	p.budget.mutex.Unlock()
 	p.bytes = bytes
+}
+
+// clientShare is what a service keeps for one client. It grows only while the budget has at least as much left as the share has then. So one client alone
+// has at most half, two that hold all they can have a third each, and one more client finds as much as the largest share has. The rule needs no option, and a
+// client that is alone does not pay for a thousand that may connect.
+type clientShare struct {
+	budget *budget
+	// Behind the budget's lock.
+	taken uint64
+}
+
+// left is by how much the share may grow now.
+func (c *clientShare) left() uint64 {
+	c.budget.mutex.Lock()
+	defer c.budget.mutex.Unlock()
+	return c.mayTake()
+}
+
+// mayTake is behind the budget's lock.
+func (c *clientShare) mayTake() uint64 {
+	left := c.budget.most - c.budget.taken
+	// Lanes of new peers may have left less than the share has.
+	return (left - min(left, c.taken)) / 2
+}
+
+// grow takes so many bytes more for a part; false if the share may not grow so far.
+func (c *clientShare) grow(p *part, bytes uint64) bool {
+	b := c.budget
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	if bytes > c.mayTake() {
+		return false
+	}
+	b.taken += bytes
+	c.taken += bytes
+	p.budget, p.client, p.bytes = b, c, p.bytes+bytes
+	return true
 }

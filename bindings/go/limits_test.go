@@ -290,3 +290,33 @@ func TestAChannelThatRequiresAnUnknownFeatureIsRefusedByItsNumber(t *testing.T) 
 	writes(0, 1<<64-1)
 	must(OpenReceiver(ctx, path, nil)).Close()
 }
+
+func TestAShareGrowsAsLongAsTheBudgetHasAsMuchLeft(t *testing.T) {
+	b := newBudget(120)
+	var shares [3]clientShare
+	var parts [3]part
+	// Each finds half of what the ones before have left.
+	for n, bytes := range []uint64{60, 30, 15} {
+		c, p := &shares[n], &parts[n]
+		c.budget = b
+		if c.left() != bytes || c.grow(p, bytes+1) || c.grow(p, 1<<64-1) || !c.grow(p, bytes-1) || c.grow(p, 2) || !c.grow(p, 1) || c.grow(p, 1) {
+			t.Fatal(n, c.left(), *p)
+		}
+	}
+	if b.left() != 15 {
+		t.Fatal(b.left())
+	}
+	for n := range shares {
+		if shares[n].left() != 0 || !shares[n].grow(&parts[n], 0) {
+			t.Fatal(n, shares[n].left())
+		}
+	}
+	for n := range parts {
+		parts[n].shrinkTo(0)
+	}
+	for n := range shares {
+		if b.left() != 120 || shares[n].left() != 60 {
+			t.Fatal(n, b.left(), shares[n].left())
+		}
+	}
+}

@@ -39,7 +39,8 @@ type Options struct {
 	// A receiver made by [Gather], and a [Service], take lanes of a new peer of at most a sixteenth of what is left of it, rounded down to a multiple of 64 KiB
 	// (a service, whose clients have two lanes each, a thirty-second), and refuse peers while that is less than 64 KiB; it is at least 1 MiB, of
 	// a service 2 MiB. What a peer has is given back when the peer has gone. A service also counts its replies that wait until their client has room, and
-	// requests of which some pieces have come: a call for which nothing is left fails with [ErrServiceMemory]. If 0, a service may have 256 MiB for these two,
+	// requests of which some pieces have come: a call for which nothing is left fails with [ErrServiceMemory]. What it keeps of one client grows only while as
+	// much is left as that client has then: one client alone has at most half. If 0, a service may have 256 MiB for these two,
 	// or four times CallBytesMax if that is more.
 	//
 	// A receiver of one sender, a client, and whoever opens a path channel take lanes of at most Memory each. A sender that connects ignores it.
