@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"pelton/internal/lane"
 )
 
 const (
@@ -50,7 +49,7 @@ func Listen(name string, options *Options) (*Listener, error) {
 	if _, _, err := o.sizes(); err != nil {
 		return nil, err
 	}
-	if err := o.checkTakes(lane.CapacityMin); err != nil {
+	if err := o.checkTakes(); err != nil {
 		return nil, err
 	}
 	return listen(name, o, false)
@@ -351,7 +350,7 @@ func ConnectSender(ctx context.Context, name string, options *Options) (sender *
 // ConnectReceiver connects to a sender that listens under a name. Otherwise as ConnectSender.
 func ConnectReceiver(ctx context.Context, name string, options *Options) (receiver *Receiver, err error) {
 	o := options.orDefault()
-	if err := o.checkTakes(lane.CapacityMin); err != nil {
+	if err := o.checkTakes(); err != nil {
 		return nil, err
 	}
 	parsed, err := parseName(name)

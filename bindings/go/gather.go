@@ -56,7 +56,10 @@ func gather(name string, o Options, service *Service) (*Receiver, error) {
 	if service != nil {
 		lanes = 2
 	}
-	if err := o.checkTakes(sharesOfMemory * laneGranule * lanes); err != nil {
+	if err := o.checkTakes(); err != nil {
+		return nil, err
+	}
+	if err := o.checkMemory(lanes); err != nil {
 		return nil, err
 	}
 	listener, err := listen(name, o, service != nil)

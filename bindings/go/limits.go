@@ -43,12 +43,24 @@ func (o *Options) takes(isOwnUser bool) limits {
 		takes.messageBytes = uint64(o.MessageBytesMax)
 	}
 	if o.Memory > 0 {
-		takes.laneBytes = min(takes.laneBytes, laneWithin(uint64(o.Memory)))
+		takes.laneBytes = min(takes.laneBytes, max(laneWithin(uint64(o.Memory)), lane.CapacityMin))
 	}
 	return takes
 }
 
-// pathLaneMax is the largest lane of a path channel that this side takes. Its own Capacity is for a channel that it makes.
+// pathSizes is the capacity and the message limit of the lanes of a path channel that this side makes, within its Memory.
+func (o *Options) pathSizes() (capacity, limit uint64, err error) {
+	if err := o.checkMemory(0); err != nil {
+		return 0, 0, err
+	}
+	if capacity, limit, err = o.sizes(); err != nil || o.Memory == 0 {
+		return capacity, limit, err
+	}
+	capacity = min(capacity, max(laneWithin(uint64(o.Memory/max(o.Lanes, 1))), lane.CapacityMin))
+	return capacity, min(limit, lane.MessageBytesLimit(capacity)), nil
+}
+
+// pathLaneMax is the largest lane of a path channel that a receiver takes. Its own Capacity is for a channel that it makes.
 func (o *Options) pathLaneMax(isOwnUser bool) uint64 {
 	switch {
 	case o.Memory > 0:
@@ -59,16 +71,23 @@ func (o *Options) pathLaneMax(isOwnUser bool) uint64 {
 	return limitsOfAnotherUser.laneBytes
 }
 
-// checkTakes checks what a receiver says of what it takes. memoryMin is the least that Memory must be, if there is one.
-func (o *Options) checkTakes(memoryMin int) error {
+// checkTakes checks what a receiver says of what it takes of one peer.
+func (o *Options) checkTakes() error {
 	if o.Capacity != 0 && (o.Capacity < lane.CapacityMin || o.Capacity > lane.CapacityMax) {
 		return failure(ErrOption, "Capacity is %d, wanted %d to %d bytes", o.Capacity, lane.CapacityMin, uint64(lane.CapacityMax))
 	}
 	if most := limitsOfTheFormat.messageBytes; o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > most {
 		return failure(ErrOption, "MessageBytesMax is %d, wanted 0 to %d bytes", o.MessageBytesMax, most)
 	}
-	if o.Memory != 0 && o.Memory < memoryMin {
-		return failure(ErrOption, "Memory is %d, wanted 0 (none) or at least %d bytes", o.Memory, memoryMin)
+	return o.checkMemory(0)
+}
+
+// checkMemory checks that the first peer has room in Memory, which all peers share, for so many lanes. With 0 lanes, Memory is one peer's, whose lane has
+// at least [lane.CapacityMin] bytes whatever Memory says.
+func (o *Options) checkMemory(lanes int) error {
+	least := sharesOfMemory * laneGranule * lanes
+	if o.Memory < 0 || o.Memory > 0 && o.Memory < least {
+		return failure(ErrOption, "Memory is %d, wanted 0 (none) or at least %d bytes", o.Memory, max(least, 1))
 	}
 	return nil
 }

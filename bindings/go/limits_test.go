@@ -40,6 +40,7 @@ func TestALaneIsTheSmallerOfWhatBothSidesSay(t *testing.T) {
 		{Options{}, Options{MessageBytesMax: 1 << 30}, Options{Capacity: 64 << 20, MessageBytesMax: 32<<20 - 32}},
 		{Options{Capacity: 1 << 20}, Options{Capacity: 1 << 20, Memory: 100_000}, Options{Capacity: 64 << 10, MessageBytesMax: 32<<10 - 32}},
 		{Options{}, Options{Memory: 5000}, Options{Capacity: 4096, MessageBytesMax: 2016}},
+		{Options{}, Options{Memory: 1}, Options{Capacity: 4096, MessageBytesMax: 2016}},
 	} {
 		name, ctx := place(t), soon(t)
 		// The receiver connects, so that a limit beyond the default capacity is no mistake.
@@ -242,10 +243,40 @@ func TestMemoryOfWhichNobodyCouldHaveAShareIsNoOption(t *testing.T) {
 	refusedWith(t, err, ErrOption, 1<<20)
 	_, err = ListenService(place(t), &Options{Memory: 2<<20 - 1})
 	refusedWith(t, err, ErrOption, 2<<20)
-	_, err = ConnectReceiver(soon(t), place(t), &Options{Memory: 4095})
-	refusedWith(t, err, ErrOption, 4096)
-	_, err = OpenReceiver(soon(t), channelPlace(t), &Options{Memory: -1})
-	refusedWith(t, err, ErrOption, 4096)
+	for _, options := range []Options{{Memory: -1}, {Memory: -1, Capacity: 1 << 20}} {
+		_, err = ConnectReceiver(soon(t), place(t), &options)
+		refusedWith(t, err, ErrOption, "Memory is -1")
+		_, err = OpenReceiver(soon(t), channelPlace(t), &options)
+		refusedWith(t, err, ErrOption, "Memory is -1")
+		_, err = CreateSender(soon(t), channelPlace(t), &options)
+		refusedWith(t, err, ErrOption, "Memory is -1")
+		_, err = Listen(place(t), &options)
+		refusedWith(t, err, ErrOption, "Memory is -1")
+	}
+}
+
+// No peer writes to a sender, so that it takes whatever Memory says.
+func TestMemoryIsNoConcernOfASender(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	receiver := must(Gather(name, nil))
+	defer receiver.Close()
+	must(ConnectSender(ctx, name, &Options{Memory: 1})).Close()
+	path := channelPlace(t)
+	must(CreateSender(ctx, path, &Options{Capacity: 1 << 20, Lanes: 4})).Close()
+	for _, options := range []Options{{Memory: 1}, {Memory: 4<<20 - 1}} {
+		must(OpenSender(ctx, path, &options)).Close()
+		_, err := OpenReceiver(ctx, path, &options)
+		refusedWith(t, err, ErrNotAChannel, "it has up to 4 lanes of 1048576 bytes", fmt.Sprintf("and %d in all", options.Memory))
+	}
+	must(OpenReceiver(ctx, path, &Options{Memory: 4 << 20})).Close()
+	// Of a channel that it makes, all lanes are within it.
+	path = channelPlace(t)
+	sender := must(CreateSender(ctx, path, &Options{Memory: 1 << 20, Lanes: 4}))
+	defer sender.Close()
+	if sender.Capacity() != 1<<18 {
+		t.Fatal(sender.Capacity())
+	}
+	must(OpenReceiver(ctx, path, &Options{Memory: 1 << 20})).Close()
 }
 
 func TestAChannelByPathIsCheckedAgainstWhatItsOpenerTakes(t *testing.T) {
