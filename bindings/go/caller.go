@@ -21,6 +21,8 @@ type caller struct {
 	bell *bell
 	// Of whoever looks for requests: what has come of a large one.
 	assembly assembly
+	// For replies that wait for room, and for that request.
+	kept clientShare
 	// By slot, 0 or the call in it: its generation, and what is to be known of it.
 	calls [callsMax]atomic.Uint64
 	// Replies wait for room.
@@ -153,7 +155,7 @@ func (c *caller) write(h header, payload []byte) error {
 	}
 	var kept part
 	// The text that says so does not count.
-	if h.code != failedMemory && !c.service.memory.grow(&kept, uint64(len(payload))) {
+	if h.code != failedMemory && !c.kept.grow(&kept, uint64(len(payload))) {
 		h, payload, err = c.noMemory(h.id, len(payload))
 	}
 	c.out.push(h, payload, kept)
@@ -163,7 +165,7 @@ func (c *caller) write(h header, payload []byte) error {
 
 // noMemory is the failure of a call of which so many bytes cannot be kept, as the client takes it, and the error that says so here.
 func (c *caller) noMemory(id uint64, bytes int) (header, []byte, error) {
-	err := c.service.memory.noMemory(bytes)
+	err := c.kept.noMemory(bytes)
 	text := []byte(err.Error())
 	return header{id: id, kind: kindFailed, code: failedMemory}, text[:min(uint64(len(text)), c.bytesMax)], err
 }
@@ -308,7 +310,7 @@ func (c *caller) sendPart(ctx context.Context, h header, payload []byte) error {
 		// What has begun is to end: of a copy, as the bytes are the caller's.
 		out.part, out.bytes = nil, slices.Clone(out.bytes)
 		// Kept in any case: a message in pieces cannot be taken back.
-		_ = c.service.memory.grow(&out.kept, uint64(len(out.bytes)))
+		_ = c.kept.grow(&out.kept, uint64(len(out.bytes)))
 	} else {
 		c.out.queue = slices.Delete(c.out.queue, place, place+1)
 		// It may have been what was waited for.

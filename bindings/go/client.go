@@ -177,7 +177,7 @@ func ConnectClient(ctx context.Context, name string, options *Options) (*Client,
 	if err != nil {
 		return nil, err
 	}
-	if err := o.checkTakes(lane.CapacityMin); err != nil {
+	if err := o.checkTakes(); err != nil {
 		return nil, err
 	}
 	parsed, err := parseName(name)

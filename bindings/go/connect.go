@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"pelton/internal/lane"
 )
 
 const (
@@ -32,6 +31,8 @@ type Listener struct {
 	close   context.CancelFunc
 	// Since when there is no descriptor for those who wait; zero while there is.
 	short time.Time
+	// Whether one more peer leaves the program its own descriptors; nil: the program asks for each peer itself.
+	hasRoom func() bool
 
 	// Of a listener that takes one peer at a time: those who have connected, until their first word, and after it.
 	mutex  sync.Mutex
@@ -48,7 +49,7 @@ func Listen(name string, options *Options) (*Listener, error) {
 	if _, _, err := o.sizes(); err != nil {
 		return nil, err
 	}
-	if err := o.checkTakes(lane.CapacityMin); err != nil {
+	if err := o.checkTakes(); err != nil {
 		return nil, err
 	}
 	return listen(name, o, false)
@@ -125,6 +126,10 @@ func (l *Listener) next(ctx context.Context, isOver, isFull func() bool) (int, e
 			return true
 		}
 		if isFull() {
+			return false
+		}
+		if l.hasRoom != nil && !l.hasRoom() {
+			l.sitOut()
 			return false
 		}
 		fd, _, failed = unix.Accept4(socket.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
@@ -345,7 +350,7 @@ func ConnectSender(ctx context.Context, name string, options *Options) (sender *
 // ConnectReceiver connects to a sender that listens under a name. Otherwise as ConnectSender.
 func ConnectReceiver(ctx context.Context, name string, options *Options) (receiver *Receiver, err error) {
 	o := options.orDefault()
-	if err := o.checkTakes(lane.CapacityMin); err != nil {
+	if err := o.checkTakes(); err != nil {
 		return nil, err
 	}
 	parsed, err := parseName(name)

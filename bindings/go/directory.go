@@ -168,9 +168,6 @@ func openDirectory(path string, options *Options) (*directory, error) {
 
 func openWhatIsThere(path string, options *Options) (*directory, error) {
 	mode := options.mode()
-	if err := options.checkTakes(lane.CapacityMin); err != nil {
-		return nil, err
-	}
 	d := &directory{path: path, fd: -1, bits: 0o7777}
 	var stat unix.Stat_t
 	check := func() error {
@@ -213,7 +210,7 @@ func openWhatIsThere(path string, options *Options) (*directory, error) {
 	if err == nil {
 		d.gid = int(stat.Gid)
 		d.owners = append([]int{os.Geteuid(), int(stat.Uid)}, options.UIDs...)
-		err = d.readHeader(mode, options, int(stat.Uid) == os.Geteuid())
+		err = d.readHeader(mode)
 	}
 	if err != nil {
 		d.close()
@@ -222,7 +219,20 @@ func openWhatIsThere(path string, options *Options) (*directory, error) {
 	return d, nil
 }
 
-func (d *directory) readHeader(mode uint32, options *Options, isOwnUser bool) error {
+// checkSize checks the lanes against what a receiver takes: there is no handshake in which the maker would learn it. A sender has no peer that writes to it.
+func (d *directory) checkSize(o *Options) error {
+	bytes, lanes, most := d.header.capacity, uint64(d.header.lanesMax), o.pathLaneMax(d.owners[1] == os.Geteuid())
+	if bytes <= most && (o.Memory == 0 || bytes*lanes <= uint64(o.Memory)) {
+		return nil
+	}
+	memory := ""
+	if o.Memory > 0 {
+		memory = fmt.Sprintf(", and %d in all", o.Memory)
+	}
+	return d.refuse("it has up to %d lanes of %d bytes, this receiver takes lanes of %d%s: raise its Memory", lanes, bytes, most, memory)
+}
+
+func (d *directory) readHeader(mode uint32) error {
 	fd, err := d.openToMap("channel", false)
 	if err != nil {
 		return err
@@ -249,11 +259,6 @@ func (d *directory) readHeader(mode uint32, options *Options, isOwnUser bool) er
 	}
 	if required := atomic.LoadUint64(word64(d.page.bytes[featuresRequiredAt:])); required != 0 {
 		return d.refuse("it requires feature %d, which %s does not have: use the version that made it, or a later one", bits.TrailingZeros64(required), versionText)
-	}
-	// There is no handshake in which the maker would learn what this side takes.
-	most := options.pathLaneMax(isOwnUser)
-	if all := h.capacity * uint64(h.lanesMax); h.capacity > most || options.Memory > 0 && all > most {
-		return d.refuse("it has up to %d lanes of %d bytes, this side takes %d: raise Memory", h.lanesMax, h.capacity, most)
 	}
 	d.header, d.bits = h, h.mode&0o666
 	var stat unix.Stat_t
@@ -721,7 +726,7 @@ var makers atomic.Uint32
 
 // createDirectory makes the channel; where there is one already, opens that, whatever its sizes.
 func createDirectory(path string, options *Options) (*directory, error) {
-	capacity, limit, err := options.sizes()
+	capacity, limit, err := options.pathSizes()
 	if err != nil {
 		return nil, err
 	}

@@ -142,8 +142,8 @@ type assembly struct {
 	isDropped bool
 }
 
-// hasMemory takes the memory for a piece, of which the budget may have too little: then nothing of the message is kept any more.
-func (a *assembly) hasMemory(of *budget, bytes int) bool {
+// hasMemory takes the memory for a piece, of which the client's share may have too little: then nothing of the message is kept any more.
+func (a *assembly) hasMemory(of *clientShare, bytes int) bool {
 	if !a.isDropped && !of.grow(&a.kept, uint64(bytes)) {
 		a.isDropped, a.bytes = true, nil
 		a.kept.shrinkTo(0)
@@ -372,14 +372,14 @@ const (
 	failedMemory  = 0xffff0001
 )
 
-// ErrServiceMemory is that a service has no memory left for a reply that would wait until its client has room, or for a request that comes in pieces: the
+// ErrServiceMemory is that a service has no memory left, for this client, for a reply that would wait until its client has room, or for a request that comes in pieces: the
 // call has failed. Its client has a [*Failed] that is also this error, and so has whoever replied. See [Options.Memory].
 var ErrServiceMemory = errors.New("the service has no memory left for what it keeps of its clients")
 
 // noMemory says so, of a reply or request of so many bytes.
-func (b *budget) noMemory(bytes int) error {
-	return fmt.Errorf("pelton: %w: %d bytes are to be kept, %d of %d are left: let the client take its replies, ask for less, or raise Memory at the service",
-		ErrServiceMemory, bytes, b.left(), b.most)
+func (c *clientShare) noMemory(bytes int) error {
+	return fmt.Errorf("pelton: %w: %d bytes are to be kept for a client, which may have %d more of the %d for all clients: let the client take its replies, ask for less, or raise Memory at the service",
+		ErrServiceMemory, bytes, c.left(), c.budget.most)
 }
 
 // Failed is that the service failed a call, for a reason that its code and bytes say to those who know the service. errors.As finds it. Codes from 0xffff0000

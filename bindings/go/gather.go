@@ -23,8 +23,10 @@ type gate struct {
 	mutex     sync.Mutex
 	arrived   []*inLane
 	// Senders that are there, or about to be.
-	present  int
-	number   uint32
+	present int
+	number  uint32
+	// Handshakes that open descriptors.
+	opening  int
 	visitors []context.CancelFunc
 	isShut   bool
 	done     sync.WaitGroup
@@ -54,7 +56,10 @@ func gather(name string, o Options, service *Service) (*Receiver, error) {
 	if service != nil {
 		lanes = 2
 	}
-	if err := o.checkTakes(sharesOfMemory * laneGranule * lanes); err != nil {
+	if err := o.checkTakes(); err != nil {
+		return nil, err
+	}
+	if err := o.checkMemory(lanes); err != nil {
 		return nil, err
 	}
 	listener, err := listen(name, o, service != nil)
@@ -81,6 +86,7 @@ func gather(name string, o Options, service *Service) (*Receiver, error) {
 	if service != nil {
 		service.receiver = r
 	}
+	listener.hasRoom = r.gate.hasDescriptors
 	r.gate.done.Add(1)
 	go r.gate.accept(r)
 	return r, nil
@@ -133,7 +139,11 @@ func (g *gate) visit(ctx context.Context, cancel context.CancelFunc, r *Receiver
 		if !g.takePlace() {
 			return s.refuse("the receiver has %d senders, as many as its options take: close one, or raise SendersMax there", g.most)
 		}
-		in, err = g.welcome(r, s)
+		err = g.beginOpening(s)
+		if err == nil {
+			in, err = g.welcome(r, s)
+			g.endOpening()
+		}
 		if err != nil {
 			g.left()
 		}
@@ -159,6 +169,43 @@ func (g *gate) takePlace() bool {
 	}
 	g.present++
 	return true
+}
+
+// hasDescriptors reports whether one more handshake leaves the program its own descriptors.
+func (g *gate) hasDescriptors() bool {
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	return g.listener.bound.reserve.leavesProgramIts(g.opening + 1)
+}
+
+// beginOpening counts a handshake that is about to open descriptors. If that might leave the program too few, it waits for shortageLasted at most; then it
+// refuses the peer.
+func (g *gate) beginOpening(s *shake) error {
+	for until := time.Now().Add(shortageLasted); ; {
+		g.mutex.Lock()
+		hasRoom := g.listener.bound.reserve.leavesProgramIts(g.opening + 1)
+		if hasRoom {
+			g.opening++
+		}
+		g.mutex.Unlock()
+		if hasRoom {
+			return nil
+		}
+		if time.Now().After(until) {
+			return s.refuse("%s", shortageText())
+		}
+		select {
+		case <-s.ctx.Done():
+			return s.ctx.Err()
+		case <-time.After(shortageRetry):
+		}
+	}
+}
+
+func (g *gate) endOpening() {
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	g.opening--
 }
 
 func (g *gate) left() {

@@ -40,6 +40,7 @@ func TestALaneIsTheSmallerOfWhatBothSidesSay(t *testing.T) {
 		{Options{}, Options{MessageBytesMax: 1 << 30}, Options{Capacity: 64 << 20, MessageBytesMax: 32<<20 - 32}},
 		{Options{Capacity: 1 << 20}, Options{Capacity: 1 << 20, Memory: 100_000}, Options{Capacity: 64 << 10, MessageBytesMax: 32<<10 - 32}},
 		{Options{}, Options{Memory: 5000}, Options{Capacity: 4096, MessageBytesMax: 2016}},
+		{Options{}, Options{Memory: 1}, Options{Capacity: 4096, MessageBytesMax: 2016}},
 	} {
 		name, ctx := place(t), soon(t)
 		// The receiver connects, so that a limit beyond the default capacity is no mistake.
@@ -242,10 +243,40 @@ func TestMemoryOfWhichNobodyCouldHaveAShareIsNoOption(t *testing.T) {
 	refusedWith(t, err, ErrOption, 1<<20)
 	_, err = ListenService(place(t), &Options{Memory: 2<<20 - 1})
 	refusedWith(t, err, ErrOption, 2<<20)
-	_, err = ConnectReceiver(soon(t), place(t), &Options{Memory: 4095})
-	refusedWith(t, err, ErrOption, 4096)
-	_, err = OpenReceiver(soon(t), channelPlace(t), &Options{Memory: -1})
-	refusedWith(t, err, ErrOption, 4096)
+	for _, options := range []Options{{Memory: -1}, {Memory: -1, Capacity: 1 << 20}} {
+		_, err = ConnectReceiver(soon(t), place(t), &options)
+		refusedWith(t, err, ErrOption, "Memory is -1")
+		_, err = OpenReceiver(soon(t), channelPlace(t), &options)
+		refusedWith(t, err, ErrOption, "Memory is -1")
+		_, err = CreateSender(soon(t), channelPlace(t), &options)
+		refusedWith(t, err, ErrOption, "Memory is -1")
+		_, err = Listen(place(t), &options)
+		refusedWith(t, err, ErrOption, "Memory is -1")
+	}
+}
+
+// No peer writes to a sender, so that it takes whatever Memory says.
+func TestMemoryIsNoConcernOfASender(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	receiver := must(Gather(name, nil))
+	defer receiver.Close()
+	must(ConnectSender(ctx, name, &Options{Memory: 1})).Close()
+	path := channelPlace(t)
+	must(CreateSender(ctx, path, &Options{Capacity: 1 << 20, Lanes: 4})).Close()
+	for _, options := range []Options{{Memory: 1}, {Memory: 4<<20 - 1}} {
+		must(OpenSender(ctx, path, &options)).Close()
+		_, err := OpenReceiver(ctx, path, &options)
+		refusedWith(t, err, ErrNotAChannel, "it has up to 4 lanes of 1048576 bytes", fmt.Sprintf("and %d in all", options.Memory))
+	}
+	must(OpenReceiver(ctx, path, &Options{Memory: 4 << 20})).Close()
+	// Of a channel that it makes, all lanes are within it.
+	path = channelPlace(t)
+	sender := must(CreateSender(ctx, path, &Options{Memory: 1 << 20, Lanes: 4}))
+	defer sender.Close()
+	if sender.Capacity() != 1<<18 {
+		t.Fatal(sender.Capacity())
+	}
+	must(OpenReceiver(ctx, path, &Options{Memory: 1 << 20})).Close()
 }
 
 func TestAChannelByPathIsCheckedAgainstWhatItsOpenerTakes(t *testing.T) {
@@ -289,4 +320,34 @@ func TestAChannelThatRequiresAnUnknownFeatureIsRefusedByItsNumber(t *testing.T) 
 	}
 	writes(0, 1<<64-1)
 	must(OpenReceiver(ctx, path, nil)).Close()
+}
+
+func TestAShareGrowsAsLongAsTheBudgetHasAsMuchLeft(t *testing.T) {
+	b := newBudget(120)
+	var shares [3]clientShare
+	var parts [3]part
+	// Each finds half of what the ones before have left.
+	for n, bytes := range []uint64{60, 30, 15} {
+		c, p := &shares[n], &parts[n]
+		c.budget = b
+		if c.left() != bytes || c.grow(p, bytes+1) || c.grow(p, 1<<64-1) || !c.grow(p, bytes-1) || c.grow(p, 2) || !c.grow(p, 1) || c.grow(p, 1) {
+			t.Fatal(n, c.left(), *p)
+		}
+	}
+	if b.left() != 15 {
+		t.Fatal(b.left())
+	}
+	for n := range shares {
+		if shares[n].left() != 0 || !shares[n].grow(&parts[n], 0) {
+			t.Fatal(n, shares[n].left())
+		}
+	}
+	for n := range parts {
+		parts[n].shrinkTo(0)
+	}
+	for n := range shares {
+		if b.left() != 120 || shares[n].left() != 60 {
+			t.Fatal(n, b.left(), shares[n].left())
+		}
+	}
 }

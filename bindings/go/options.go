@@ -39,10 +39,12 @@ type Options struct {
 	// A receiver made by [Gather], and a [Service], take lanes of a new peer of at most a sixteenth of what is left of it, rounded down to a multiple of 64 KiB
 	// (a service, whose clients have two lanes each, a thirty-second), and refuse peers while that is less than 64 KiB; it is at least 1 MiB, of
 	// a service 2 MiB. What a peer has is given back when the peer has gone. A service also counts its replies that wait until their client has room, and
-	// requests of which some pieces have come: a call for which nothing is left fails with [ErrServiceMemory]. If 0, a service may have 256 MiB for these two,
+	// requests of which some pieces have come: a call for which nothing is left fails with [ErrServiceMemory]. What it keeps of one client grows only while as
+	// much is left as that client has then: one client alone has at most half. If 0, a service may have 256 MiB for these two,
 	// or four times CallBytesMax if that is more.
 	//
-	// A receiver of one sender, a client, and whoever opens a path channel take lanes of at most Memory each. A sender that connects ignores it.
+	// A receiver of one sender, and a client, take lanes of at most Memory each. A receiver opens a path channel only if all its lanes are within Memory; the
+	// maker of one makes lanes that are. Any other sender ignores it, as no peer writes to it.
 	Memory int
 	// ResidentMax limits, in bytes, the part of the lane that this side's sender uses while its receiver keeps up: 16 MiB if 0. A sender
 	// starts with 256 KiB and uses more only while that is faster. If the receiver falls behind, the lane still extends up to its capacity.

@@ -375,9 +375,16 @@ func OpenReceiver(ctx context.Context, directory string, options *Options) (*Rec
 
 func pathReceiver(ctx context.Context, path string, options *Options, make bool) (*Receiver, error) {
 	o := options.orDefault()
+	if err := o.checkTakes(); err != nil {
+		return nil, err
+	}
 	for {
 		d, err := openChannel(ctx, path, &o, make)
 		if err != nil {
+			return nil, err
+		}
+		if err := d.checkSize(&o); err != nil {
+			d.close()
 			return nil, err
 		}
 		r, err := d.receiver(o)

@@ -26,7 +26,7 @@ type Service struct {
 	isDraining bool
 	// Found by a look, for the call to take; none if nothing is asked.
 	found Request
-	// For replies that wait for room, and requests of which some pieces have come.
+	// For what is kept of all clients, of which each has a share.
 	memory *budget
 	// Clients that broke the rules, and were sent away.
 	corrupt atomic.Uint64
@@ -68,7 +68,7 @@ func (s *Service) welcome(shake *shake, to *reception) (*inLane, error) {
 	if err != nil {
 		return nil, shake.told(err)
 	}
-	c := &caller{service: s, peer: shake.peer, bell: bell, spin: spin{wait: shake.options.Wait}}
+	c := &caller{service: s, peer: shake.peer, bell: bell, kept: clientShare{budget: s.memory}, spin: spin{wait: shake.options.Wait}}
 	kick := func() {
 		to.bell.kick()
 		bell.kick()
@@ -159,7 +159,7 @@ func (s *Service) sort(in *inLane, record lane.Record) string {
 	isPiece := h.more || h.continued
 	if isPiece {
 		// Of what is given back nothing is kept.
-		isKept := !(isRequest && s.isDraining) && c.assembly.hasMemory(s.memory, len(payload))
+		isKept := !(isRequest && s.isDraining) && c.assembly.hasMemory(&c.kept, len(payload))
 		if rule := c.assembly.add(h, payload, s.bytesMax, isKept); rule != "" {
 			return rule
 		}

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,7 +19,7 @@ import (
 // A process that listens and runs out of descriptors: it refuses new peers, keeps those that it has, and goes on once it can.
 
 // runShort is the child's side: "short NAME KIND", which listens, says what it receives, and by its input "leave N" has N descriptors left, or
-// all with "free".
+// all with "free". By "open N" it opens N files, and closes them.
 func runShort(ctx context.Context, name, kind string) error {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -74,6 +76,10 @@ func runShort(ctx context.Context, name, kind string) error {
 	go func() {
 		var taken []int
 		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+			if count, ok := strings.CutPrefix(lines.Text(), "open "); ok {
+				fmt.Println(opensFiles(must(strconv.Atoi(count))))
+				continue
+			}
 			wanted, err := strconv.Atoi(strings.TrimPrefix(lines.Text(), "leave "))
 			if err != nil {
 				closeAll(taken)
@@ -94,6 +100,18 @@ func runShort(ctx context.Context, name, kind string) error {
 		}
 	}()
 	return <-ended
+}
+
+// opensFiles opens and closes so many files, as a program does.
+func opensFiles(count int) string {
+	for n := range count {
+		file, err := os.Open("/dev/null")
+		if err != nil {
+			return fmt.Sprintf("file %d: %v", n, err)
+		}
+		defer file.Close()
+	}
+	return fmt.Sprint("opened ", count)
 }
 
 func (p *process) told(command string) {
@@ -208,6 +226,89 @@ func TestAListenerWithoutDescriptorsRefusesAndGoesOn(t *testing.T) {
 			}
 			second("second")
 			first("last")
+		})
+	}
+}
+
+// With as many peers as a process takes, an eighth of its descriptors is left to its program, also while others connect.
+func TestPeersLeaveTheProgramItsDescriptors(t *testing.T) {
+	for _, kind := range []string{"gather", "service"} {
+		t.Run(kind, func(t *testing.T) {
+			name, ctx := place(t), soon(t)
+			listens := child(t, "short", name, kind)
+			listens.says("listening")
+			// Of 100.
+			opens := func() {
+				t.Helper()
+				if _, err := fmt.Fprintln(listens.input, "open 12"); err != nil {
+					t.Fatal(err)
+				}
+				listens.says("opened 12")
+			}
+			options := &Options{Capacity: 1 << 16}
+			connect := func() (io.Closer, error) {
+				if kind == "service" {
+					return ConnectClient(ctx, name, options)
+				}
+				return ConnectSender(ctx, name, options)
+			}
+			var mutex sync.Mutex
+			var peers []io.Closer
+			t.Cleanup(func() {
+				for _, peer := range peers {
+					peer.Close()
+				}
+			})
+			says := fmt.Sprintf("process %d has no descriptor left for one more peer (RLIMIT_NOFILE is 100): raise it there, or connect again later", listens.Process.Pid)
+			// All connect until one is refused.
+			var connecting sync.WaitGroup
+			for range 16 {
+				connecting.Go(func() {
+					for {
+						peer, err := connect()
+						if err != nil {
+							if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), says) {
+								t.Error(err)
+							}
+							return
+						}
+						mutex.Lock()
+						peers = append(peers, peer)
+						mutex.Unlock()
+					}
+				})
+			}
+			over := make(chan struct{})
+			go func() { connecting.Wait(); close(over) }()
+			t.Cleanup(func() { <-over })
+			for isOver := false; !isOver; {
+				select {
+				case <-over:
+					isOver = true
+				default:
+				}
+				opens()
+			}
+			// 4 or 5 descriptors each, of those that are not the program's.
+			if len(peers) < 10 {
+				t.Fatal(len(peers), "peers were taken")
+			}
+			for _, peer := range peers[:4] {
+				peer.Close()
+			}
+			peers = peers[4:]
+			// The process detects it soon.
+			for {
+				peer, err := connect()
+				if err == nil {
+					peers = append(peers, peer)
+					break
+				}
+				if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), says) {
+					t.Fatal(err)
+				}
+			}
+			opens()
 		})
 	}
 }
