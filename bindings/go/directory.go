@@ -445,7 +445,8 @@ func (d *directory) lock(name string, waits bool) (int, error) {
 		return fd, nil
 	}
 	unix.Close(fd)
-	if err == unix.EAGAIN || err == unix.EACCES {
+	// Linux reports a lock that another has by EAGAIN alone; EACCES is a security module's that permits no locks.
+	if err == unix.EAGAIN {
 		return -1, nil
 	}
 	return -1, d.failed("locking", name, err)

@@ -97,6 +97,10 @@ func mapSegment(fd int, bytes uint64, writable bool) (*segment, error) {
 	if err != nil {
 		return nil, system(fmt.Sprintf("mapping %d bytes", bytes), err)
 	}
+	// A core dump would allocate the memory of the whole lane, write it, and delay the report of this process's death until then.
+	if bytes > lane.SegmentBytes {
+		_ = unix.Madvise(mapped, unix.MADV_DONTDUMP)
+	}
 	return &segment{mapped, fd}, nil
 }
 

@@ -205,8 +205,8 @@ func (n name) listenInDirectory(isShared bool) (*bound, error) {
 		return nil, err
 	}
 	// Of one that was made anew another may have the lock: a socket at which nobody listens yet looks like one left behind.
-	if !isAt(lock, n.directory) {
-		return nil, errDirectoryGone
+	if err := n.check(lock); err != nil {
+		return nil, err
 	}
 	for _, path := range paths {
 		if err := n.clear(path); err != nil && !(isShared && errors.Is(err, ErrInUse)) {
@@ -216,19 +216,32 @@ func (n name) listenInDirectory(isShared bool) (*bound, error) {
 	path := filepath.Join(n.directory, fmt.Sprintf("%d.%d", os.Getpid(), listeners.Add(1)-1))
 	bound, err := n.bind(path)
 	// As above. While a socket is in it, nobody removes it.
-	if (bound != nil || errors.Is(err, ErrName)) && !isAt(lock, n.directory) {
-		if bound != nil {
-			bound.close()
+	if bound != nil || errors.Is(err, ErrName) {
+		if gone := n.check(lock); gone != nil {
+			if bound != nil {
+				bound.close()
+			}
+			return nil, gone
 		}
-		return nil, errDirectoryGone
 	}
 	return bound, err
 }
 
-// isAt says whether it is the directory that stands there now.
-func isAt(fd int, directory string) bool {
+// check returns errDirectoryGone unless fd is the directory that stands there now. Where the system does not say so it fails with that: then
+// trying again would not end.
+func (n name) check(fd int) error {
 	var own, there unix.Stat_t
-	return unix.Fstat(fd, &own) == nil && unix.Lstat(directory, &there) == nil && own.Dev == there.Dev && own.Ino == there.Ino
+	err := unix.Fstat(fd, &own)
+	if err == nil {
+		err = unix.Lstat(n.directory, &there)
+	}
+	if err == unix.ENOENT || err == nil && (own.Dev != there.Dev || own.Ino != there.Ino) {
+		return errDirectoryGone
+	}
+	if err != nil {
+		return n.failed("looking at", n.directory, err)
+	}
+	return nil
 }
 
 func (n name) bind(path string) (*bound, error) {

@@ -209,8 +209,11 @@ impl Listener {
             let accepted = accept_at(bound.socket()).map_err(Error::system("accepting a connection"))?;
             let Some(socket) = accepted else { continue };
             step("connect: accepted");
-            if let Ok(shake) = Shake::new(socket, Pace::Polled, &self.inner.options) {
-                connected.push_back((shake, Instant::now() + GREETING));
+            match Shake::new(socket, Pace::Polled, &self.inner.options) {
+                Ok(shake) => connected.push_back((shake, Instant::now() + GREETING)),
+                // As above.
+                Err(error @ Error::System { .. }) => return Err(error),
+                Err(_) => {}
             }
         }
     }

@@ -287,7 +287,8 @@ fn printable(text: &[u8]) -> String {
 impl Shake {
     /// Begins with a peer that this side wants to deal with.
     pub(crate) fn new(socket: Socket, pace: Pace, options: &Options) -> Result<Shake> {
-        let peer = socket.peer().map_err(Error::system("asking who the peer is"))?;
+        let peer = socket.peer().map_err(Error::system("asking who the peer is"));
+        let peer = peer.inspect_err(|error| turn_away(&socket, &error.to_string()))?;
         let own = own_uid();
         let shake = Shake { socket, peer, pace, takes: options.takes(peer.uid == own) };
         if is_anybodys(peer.uid) {

@@ -204,7 +204,7 @@ impl Name {
                 };
                 let sockets = self.sockets_in(directory)?;
                 // Of one that was made anew another may have the lock: a socket at which nobody listens yet looks like one left behind.
-                if !is_at(&lock, directory) {
+                if !is_at(&lock, directory).map_err(|e| self.failed("looking at", directory, e))? {
                     continue;
                 }
                 for path in sockets {
@@ -223,14 +223,16 @@ impl Name {
                     // A process of the same number, in another pid namespace, listens there: the next number is free.
                     Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
                     Err(error) => return Err(self.failed("listening at", &path, error)),
-                    // As above. While a socket is in it, nobody removes it.
-                    Ok(_) if !is_at(&lock, directory) => {
-                        let _ = std::fs::remove_file(&path);
-                    }
                     Ok(socket) => {
-                        let directories = vec![directory.clone(), base.clone()];
-                        return Bound::new(socket, path.clone(), directories)
-                            .map_err(|e| self.failed("looking at", &path, e));
+                        // As above. While a socket is in it, nobody removes it.
+                        let stands = is_at(&lock, directory);
+                        if let Ok(true) = stands {
+                            let directories = vec![directory.clone(), base.clone()];
+                            return Bound::new(socket, path.clone(), directories)
+                                .map_err(|e| self.failed("looking at", &path, e));
+                        }
+                        let _ = std::fs::remove_file(&path);
+                        stands.map_err(|e| self.failed("looking at", directory, e))?;
                     }
                 }
             },
@@ -283,10 +285,13 @@ fn lock(directory: &Path) -> std::io::Result<OwnedFd> {
     Err(std::io::Error::new(ErrorKind::ResourceBusy, text))
 }
 
-/// Whether it is the directory that stands there now.
-fn is_at(fd: &OwnedFd, directory: &Path) -> bool {
-    let there = std::fs::symlink_metadata(directory);
-    fstat(fd).is_ok_and(|own| there.is_ok_and(|there| (there.dev(), there.ino()) == (own.st_dev, own.st_ino)))
+/// Whether it is the directory that stands there now. Fails where the system does not say so: then trying again would not end.
+fn is_at(fd: &OwnedFd, directory: &Path) -> std::io::Result<bool> {
+    let own = fstat(fd)?;
+    match std::fs::symlink_metadata(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        there => there.map(|there| (there.dev(), there.ino()) == (own.st_dev, own.st_ino)),
+    }
 }
 
 /// Unless it is there.

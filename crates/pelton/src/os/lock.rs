@@ -33,9 +33,14 @@ impl Drop for Lock {
 pub(crate) fn try_lock(lock: Descriptor) -> std::io::Result<Option<Lock>> {
     match request(lock.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK) {
         Ok(_) => Ok(Some(Lock(lock))),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(None),
+        Err(error) if is_held(&error) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Whether another description has the lock. Linux reports that by EAGAIN alone; EACCES is a security module's that permits no locks.
+fn is_held(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EAGAIN)
 }
 
 /// As [`try_lock`], tried again each millisecond until `deadline`: the kernel has no lock with a deadline.
@@ -43,7 +48,7 @@ pub(crate) fn lock_until(lock: Descriptor, deadline: Instant) -> std::io::Result
     loop {
         match request(lock.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK) {
             Ok(_) => return Ok(Some(Lock(lock))),
-            Err(error) if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => return Err(error),
+            Err(error) if !is_held(&error) => return Err(error),
             Err(_) if Instant::now() >= deadline => return Ok(None),
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }

@@ -6,7 +6,7 @@ use rustix::fs::{
     MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, seek,
 };
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
@@ -134,7 +134,12 @@ impl Segment {
         let fd = Descriptor::new(fd)?;
         // SAFETY: a new mapping at an address of the kernel's choice; the size was just set or checked.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &fd, 0)? };
-        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        let base = NonNull::<u8>::new(base.cast()).ok_or(Errno::NOMEM)?;
+        // A core dump would allocate the memory of the whole lane, write it, and delay the report of this process's death until then.
+        if bytes as u64 > pelton_lane::SEGMENT_BYTES {
+            // SAFETY: the new mapping; what a core dump contains is all that changes. Where the system refuses, it contains the lane.
+            let _ = unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontDump) };
+        }
         Ok(Segment { base, bytes, fd: Some(fd), identity: [0; 2] })
     }
 
@@ -205,7 +210,6 @@ impl Segment {
         let (from, to) = (offset.next_multiple_of(page), (offset + bytes) / page * page);
         if from < to {
             use rustix::fs::{FallocateFlags, fallocate};
-            use rustix::mm::{Advice, madvise};
             match &self.fd {
                 Some(fd) => fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, to - from)?,
                 None => {
@@ -308,5 +312,24 @@ impl Drop for Segment {
     fn drop(&mut self) {
         // SAFETY: mapped in `map`, unmapped once, here; the handles keep their segments as long as their lanes.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_a_lane_is_in_no_core_dump_and_a_control_segment_is() {
+        for (kind, bytes, is_left_out) in
+            [(Kind::Data, 1 << 20, true), (Kind::Control, pelton_lane::SEGMENT_BYTES, false)]
+        {
+            let segment = Segment::create("pelton-test", kind, bytes, |_| ()).unwrap();
+            let begins = format!("{:x}-", segment.base().as_ptr() as usize);
+            let mappings = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let mut lines = mappings.lines().skip_while(|line| !line.starts_with(&begins));
+            let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+            assert_eq!(flags.split(' ').any(|flag| flag == "dd"), is_left_out, "{flags}");
+        }
     }
 }

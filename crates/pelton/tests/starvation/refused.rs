@@ -169,6 +169,7 @@ const REFUSED: &[Refused] = &{
         call("getsockopt", libc::SYS_getsockopt, BUT_CONNECT),
         call("fstatfs", libc::SYS_fstatfs, &["threads"]),
         call("ftruncate", libc::SYS_ftruncate, NONE),
+        call("fstat", libc::SYS_fstat, &["threads"]),
         call("mkdir", libc::SYS_mkdir, BUT_SHORT),
     ]
 };
@@ -202,7 +203,7 @@ pub fn refused_calls(role: &Role) {
 #[test]
 fn each_call_that_the_system_refuses_is_done_without_or_an_error() {
     for refused in REFUSED {
-        for errno in [libc::EPERM, libc::ENOSYS] {
+        for errno in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
             let place = Place::new("each call that the system refuses is done without, or an error");
             let role = role_at("refused", &place).with("call", refused.name).with("errno", errno);
             let child = Child::start(role);
