@@ -1,15 +1,17 @@
-//! The C interface of pelton. What each function promises is in `include/pelton.h`; here is how.
+//! The C interface of pelton: the implementation of the promises in `include/pelton.h`.
 //!
-//! A function has a short way, inlined from `pelton`, which one comparison of the handle's gate leads to; whatever is not usual takes
-//! the long way through `handle::enter`, where every mistake gets its code.
+//! A function has a fast path, inlined from `pelton`, behind one comparison of the handle's gate. Every other case takes the
+//! slow path through `handle::enter`, where every mistake gets its code.
 //!
 //! Invariants:
-//! - no panic crosses: the long ways run under `handle::catch`, and one that was caught closes the handle for everything but
-//!   closing; of the short ways those that could panic do too, and in the others it would end the process;
-//! - a gate is FREE only while nothing is reserved or received, the handle is alive, and threads need not be checked;
-//! - a kind of handle is found out in one place, `any.rs`, and only from the gate;
-//! - a raw message or reservation is kept only while its sender or receiver is used for nothing else: what else is asked for is
-//!   refused before.
+//! - No panic crosses into C. The slow paths run under `handle::catch`, and a caught panic closes the handle for every
+//!   function but `pelton_close`. Fast paths that could panic do the same; a panic in any other would end the process.
+//! - A gate is FREE only while nothing is reserved or received, the handle is alive, and threads need not be checked.
+//! - Only `any.rs` determines a handle's kind, and only from the gate.
+//! - A raw message or reservation is kept only while its sender or receiver has no other use: the functions that would use
+//!   it otherwise refuse before that.
+//! - Closing an engine waits, without bound, while the kernel or a thread may use memory that has no release function, or
+//!   a channel's endpoint (`files.rs`). Closing the last appenders handle flushes and syncs its sink.
 
 mod any;
 mod calling;

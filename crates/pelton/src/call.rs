@@ -10,8 +10,12 @@
 //! - `client.rs` and `client/`, with `calls.rs` (those in flight) and `crowd.rs` (its links, and how it finds services): the other
 //!   side.
 //!
-//! Neither side ever waits for room in one lane while the other is not read: that is what keeps two full lanes from waiting for
-//! each other.
+//! Invariants:
+//! - A side that waits for space in one lane of a link keeps reading the other, so two full lanes never wait for each other.
+//! - A service's loop waits neither for a client's space nor for a lock of a replying thread.
+//! - A call's slot becomes free only once its final reply is known; at the service, before that reply is published.
+//! - A call is with one service at a time. Another service gets it only after the first has reported that it did not begin
+//!   it, or is gone and the call is idempotent.
 
 mod caller;
 mod calls;

@@ -54,6 +54,10 @@
 //! - At most [`EngineOptions::in_flight_max`] operations are in flight; what is beyond comes back to the caller.
 //! - The rooted engine ([`EngineOptions::root`]) opens nothing outside its directory, whatever the paths and the links there say.
 //! - A forked child owns nothing of an engine's: [`Error::Forked`].
+//!
+//! # Invariant
+//! - Memory that the kernel may write belongs to the ring: an operation enters `os/ring.rs` whole, and leaves it only with
+//!   its completion.
 
 mod engine;
 #[cfg(feature = "failpoints")]

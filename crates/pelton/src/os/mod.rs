@@ -1,6 +1,13 @@
-//! What pelton asks of the operating system: memory, descriptors, sockets, locks, barriers, and what a fork leaves. All of the
-//! crate's `unsafe` lives here, but for the hand-over of memory to the lane in `sender.rs` and `lanes.rs`, and the slices made of
-//! it where it is lent out, in `sender/` and `receiver/`.
+//! pelton's interface to the operating system: memory, descriptors, sockets, locks, barriers, and state after a fork.
+//!
+//! All `unsafe` of system calls, mappings and the memory of kernel operations lives here. The rest of the crate uses
+//! `unsafe` where:
+//! - a lane gets its memory, or a control page is written or read: `sender.rs`, `lanes.rs`, `handshake.rs`,
+//!   `inspect.rs`, `directory/pages.rs`;
+//! - an endpoint lends or copies bytes of its lane: `sender/`, `receiver/`, `receiver.rs`;
+//! - FFI uses messages and reservations without borrows: `raw.rs`, in several places;
+//! - calls lend a client's session, reply without its lock, or extend a borrow: `call/`;
+//! - Tokio registers a descriptor: `tokio.rs`.
 
 mod bell;
 mod buffer;
