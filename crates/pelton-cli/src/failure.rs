@@ -63,7 +63,9 @@ impl From<pelton::Error> for Failure {
         // The library's advice is for its callers: a command waits by itself, and has no deadline to be given, nor `resume`.
         let text = match &error {
             Error::NoListener { name } => format!("nobody listens at {name}: start the other side first"),
-            Error::NoChannel { path } => format!("there is no channel at {path}: `pelton send` or `pelton recv` creates it"),
+            Error::NoChannel { path } => {
+                format!("there is no channel at {path}: `pelton send` or `pelton recv` creates it")
+            }
             Error::PeerDied { unreleased } => {
                 format!("the other side died without closing; {unreleased} messages were not released")
             }
