@@ -308,7 +308,8 @@
     (flet ((buffer ()
              (let ((message (make-octets size)))
                (dotimes (i size message) (setf (aref message i) (pattern i))))))
-            ;; Round-robin, each with its number long before the copy, as on all other sides: a vector load of bytes just stored one by one stalls until the stores drain.
+            ;; Round-robin, each with its number long before the copy, as on all other sides: a vector load of bytes
+            ;; just stored one by one stalls until the stores drain.
       (let ((even (buffer)) (odd (buffer)))
         (flet ((send (count)
                  (declare (type count* count))

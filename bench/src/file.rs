@@ -1,7 +1,7 @@
-//! Files: what the page cache has, what it has not, small appends of many threads, and an event loop that writes and syncs meanwhile. A program of
-//! one process; the systems take turns, for reads of the page cache in slices of some milliseconds.
+//! Files: cached and uncached reads, small appends of many threads, and an event loop that writes and syncs. A program
+//! of one process; the systems take turns, for cached reads in slices of some milliseconds.
 //!
-//! Everything read is looked at, every byte appended or written is compared afterwards.
+//! The program checks all bytes that it reads, and compares all bytes that it appended or wrote afterwards.
 
 use std::{
     collections::BTreeMap,
@@ -86,12 +86,14 @@ enum Part {
     Erlang,
     /// Erlang: 4 KiB from the page cache: nanoseconds a read
     ErlangCached,
-    /// Erlang: 4 KiB past the page cache: reads a second, 64 in flight of one process (pelton-erlang), or one in each of 64
+    /// Erlang: 4 KiB past the page cache: reads a second, 64 in flight of one process (pelton-erlang), or one in each
+    /// of 64
     ErlangDirect,
     /// Erlang: 1 GiB read past the page cache, in blocks of 64 KiB: how often a scheduler was blocked for 1 ms and
     /// longer, by system_monitor's long_schedule; the longest block in milliseconds, and the seconds of all
     ErlangCold,
-    /// Erlang: 256 bytes to a thread of Rust and back: nanoseconds a message, 64 in flight, and by gen_tcp with {packet, 4} on a Unix socket
+    /// Erlang: 256 bytes to a thread of Rust and back: nanoseconds a message, 64 in flight, and by gen_tcp with
+    /// {packet, 4} on a Unix socket
     ErlangMessages,
     /// Erlang: a call of 256 bytes to a service in Rust, one at a time, likewise
     ErlangCall,

@@ -1,4 +1,5 @@
-//! The benchmark of pelton: workloads that measure it beside the machine's limits and the operating system's own channels.
+//! The benchmark of pelton: workloads that measure it beside the machine's limits and the operating system's own
+//! channels.
 //!
 //! This file parses the command line; the library beside it does the rest.
 

@@ -622,7 +622,8 @@ mod tests {
 
     #[test]
     fn random_sizes_are_those_of_limits_c() {
-        // The first of `seed = seed * 1664525u + 1013904223u, len = 1 + (seed >> 8) % 32768` from seed 1, printed by a C program.
+        // The first of `seed = seed * 1664525u + 1013904223u, len = 1 + (seed >> 8) % 32768` from seed 1, printed by a
+        // C program.
         let mut sequence = SizeRange { min: 1, max: 32768 }.sequence();
         let sizes: Vec<usize> = (0..C_SIZES.len()).map(|_| sequence.next_size()).collect();
         assert_eq!(sizes, C_SIZES);

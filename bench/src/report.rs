@@ -557,7 +557,8 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// The first's figure by the other's of the same run. Runs that lack one of the two, or divide by nothing, make no pair.
+/// The first's figure by the other's of the same run. Runs that lack one of the two, or divide by nothing, make no
+/// pair.
 pub fn paired_ratio(first: &[Option<f64>], other: &[Option<f64>]) -> Option<Ratio> {
     let ratios: Vec<f64> = first
         .iter()

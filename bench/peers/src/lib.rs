@@ -34,9 +34,9 @@ pub fn program(part: impl FnOnce(&Job) -> Result<()>) -> ExitCode {
 /// The default of `--capacity`.
 const CAPACITY: u64 = 64 << 20;
 
-/// The bytes of a ring that uses all of its memory in turn: `best`, explained at the head of each system, or the value of
-/// `--capacity`. 64 MiB fit in no cache, and a short stream would touch each page for the first time. A ring that must
-/// hold a backlog is as large as pelton's lane.
+/// The bytes of a ring that uses all of its memory in turn: `best`, explained at the head of each system, or the value
+/// of `--capacity`. 64 MiB fit in no cache, and a short stream would touch each page for the first time. A ring that
+/// must hold a backlog is as large as pelton's lane.
 pub fn ring_bytes(job: &Job, best: u64) -> u64 {
     let flows = matches!(job.workload, Workload::Stream | Workload::Roundtrip | Workload::Threads);
     if flows && job.capacity == CAPACITY {

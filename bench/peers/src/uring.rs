@@ -17,7 +17,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use pelton_bench::parameters::{Job, Wait};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, connect, listen, socket, sockopt};
 
-use crate::until_there;
+use crate::open_when_there;
 
 /// The request of a completion.
 const SEND: u64 = 1;
@@ -57,7 +57,7 @@ pub fn open(job: &Job, kind: SocketType, buffers: u16, buffer_bytes: usize) -> R
         std::fs::rename(&aside, job.directory.join("socket"))?;
         accept(&listener)?
     } else {
-        until_there("the socket", || {
+        open_when_there("the socket", || {
             let fd = socket(AddressFamily::UNIX, kind, None)?;
             connect(&fd, &address).map(|()| fd)
         })?

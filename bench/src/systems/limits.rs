@@ -117,7 +117,8 @@ pub fn compile() -> Result<std::path::PathBuf> {
 
 /// The guard: runs limits.c, once for the clock and once for the system calls, and reports both.
 ///
-/// CPU time and system calls are those of the whole program, with its start and end: less than a millisecond, and some hundred calls.
+/// CPU time and system calls are those of the whole program, with its start and end: less than a millisecond, and some
+/// hundred calls.
 pub fn guard(job: &Job) -> Result<Run> {
     let program = compile()?;
     let mut result = Run::default();

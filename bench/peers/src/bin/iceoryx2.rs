@@ -24,7 +24,7 @@ use pelton_bench::{
     parameters::{Job, Wait},
     systems::{Receiving, Sending, System},
 };
-use pelton_bench_peers::{processes, spins, until_there};
+use pelton_bench_peers::{processes, spins, open_when_there};
 
 fn main() -> ExitCode {
     // It logs missing files while the other side is not there yet; those are no errors.
@@ -92,7 +92,7 @@ fn sender(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Se
     let notifier = match events {
         Some(events) => {
             let notifier = events.notifier_builder().create().map_err(|e| why("a notifier")(e.into()))?;
-            until_there("the listener", || match events.dynamic_config().number_of_listeners() {
+            open_when_there("the listener", || match events.dynamic_config().number_of_listeners() {
                 0 => Err("there is none yet"),
                 _ => Ok(()),
             })?;
@@ -101,7 +101,7 @@ fn sender(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Se
         None => None,
     };
     // A message published before anybody subscribes is lost.
-    until_there("the subscriber", || match factory.dynamic_config().number_of_subscribers() {
+    open_when_there("the subscriber", || match factory.dynamic_config().number_of_subscribers() {
         0 => Err("there is none yet"),
         _ => UpdateConnections::update_connections(&publisher).map_err(|_| "it cannot be connected to"),
     })?;

@@ -20,7 +20,7 @@ use pelton_bench::{
     parameters::Job,
     systems::{Receiving, Sending, System},
 };
-use pelton_bench_peers::{processes, ring_bytes, spins, until_there};
+use pelton_bench_peers::{processes, ring_bytes, spins, open_when_there};
 
 fn main() -> ExitCode {
     processes::<Ring>()
@@ -44,7 +44,7 @@ fn sender(job: &Job, direction: &str) -> Result<Writer> {
 fn receiver(job: &Job, direction: &str) -> Result<Reader> {
     ensure!(job.sizes.min > 0, "a message of no bytes is its mark for the end of the ring");
     let place = job.directory.join(direction);
-    let reader = until_there("the ring", || RingReader::open(&place))?;
+    let reader = open_when_there("the ring", || RingReader::open(&place))?;
     Ok(Reader { reader, spins: spins(job)?, buffer: Vec::with_capacity(job.sizes.max as usize) })
 }
 

@@ -17,7 +17,7 @@ use pelton_bench::{
     parameters::Job,
     systems::{Receiving, Sending, System},
 };
-use pelton_bench_peers::{processes, ring_bytes, spins, until_there};
+use pelton_bench_peers::{processes, ring_bytes, spins, open_when_there};
 use serde_bytes::Bytes;
 
 fn main() -> ExitCode {
@@ -48,7 +48,7 @@ fn sender(job: &Job, direction: &str) -> Result<Writer> {
     spins(job)?;
     let place = job.directory.join(direction);
     let path = place.to_str().context("a path that is not UTF-8")?;
-    let ring = until_there("the ring", || SharedRingBuffer::open(path))?;
+    let ring = open_when_there("the ring", || SharedRingBuffer::open(path))?;
     Ok(Writer(Sender::new(ring)))
 }
 

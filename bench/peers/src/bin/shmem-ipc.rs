@@ -27,7 +27,7 @@ use pelton_bench::{
     systems::{Receiving, Sending, System},
     workload,
 };
-use pelton_bench_peers::{program, ring_bytes, spins, until_there, with_size};
+use pelton_bench_peers::{program, ring_bytes, spins, open_when_there, with_size};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketType, accept, bind, connect, listen, recvmsg, sendmsg, socket,
@@ -72,7 +72,7 @@ fn receiver<const SIZE: usize>(job: &Job, direction: &str) -> Result<Reader<SIZE
 
 fn sender<const SIZE: usize>(job: &Job, direction: &str) -> Result<Writer<SIZE>> {
     let address = address(job, direction)?;
-    let peer = until_there("the ring", || {
+    let peer = open_when_there("the ring", || {
         let peer = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
         connect(&peer, &address).map(|()| peer)
     })?;

@@ -1,5 +1,5 @@
-//! The systems that threads of one process append messages to. Each makes records of them, one behind the other in a buffer of 1 MiB,
-//! and hands full buffers to a [`Sink`].
+//! The systems that threads of one process append messages to. Each makes records of them, one behind the other in a
+//! buffer of 1 MiB, and hands full buffers to a [`Sink`].
 
 mod bump;
 mod file;
