@@ -38,8 +38,8 @@ pub fn side(job: &Job) -> Result<()> {
         }
         (SystemName::CosocketNginx, Role::Service) => {
             // Each coroutine has a connection of its own.
-            let crowd = Job { senders: job.calls.in_flight, ..job.clone() };
-            serve_warmed_up(job, SockStreamService::new(&crowd)?, nginx::warm_up(job))
+            let connections = Job { senders: job.calls.in_flight, ..job.clone() };
+            serve_warmed_up(job, SockStreamService::new(&connections)?, nginx::warm_up(job))
         }
         (SystemName::PeltonNginx | SystemName::CosocketNginx, _) => nginx::measured(job),
         (_, Role::Service) if is_simple(job) => serve(job, SockServing::new(job)?),

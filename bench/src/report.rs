@@ -416,8 +416,8 @@ impl Report {
         }
         write_aligned(out, &rows)?;
         for system in &self.systems {
-            for (who, outcomes) in outcomes(&system.runs) {
-                writeln!(out, "{}, its {who} killed: {outcomes}", system.choice)?;
+            for (killed, outcomes) in outcomes(&system.runs) {
+                writeln!(out, "{}, its {killed} killed: {outcomes}", system.choice)?;
             }
         }
         for system in &self.systems {

@@ -46,10 +46,10 @@ pub fn connected(program: &[u8]) {
             use_receiver(&mut receiver, held, "scribbled");
         } else {
             let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
-            let bell = good_bell();
+            let doorbell = good_bell();
             for _ in 0..turns {
                 use_sender(&mut sender, "scribbled");
-                let sent = sender.send_with_descriptors_until(b"x", &[bell.as_fd()], Instant::now());
+                let sent = sender.send_with_descriptors_until(b"x", &[doorbell.as_fd()], Instant::now());
                 assert!(!matches!(sent, Err(Error::System { .. })), "{sent:?}");
             }
         }

@@ -47,10 +47,10 @@ def message(plan, pattern, number):
 def number_of(plan, payload):
     """Returns the number of a valid message; raises for any other."""
     number, total = HEADER.unpack_from(payload)
-    (told,) = SUM.unpack_from(payload, HEADER.size)
+    (checksum,) = SUM.unpack_from(payload, HEADER.size)
     found = zlib.crc32(payload[HEADER_BYTES:], zlib.crc32(payload[: HEADER.size]))
-    if total != len(payload) or total != size(plan, number) or told != found:
-        raise ValueError(f"message {number} of {total} bytes came with {len(payload)} and CRC {found:08x}, not {told:08x}")
+    if total != len(payload) or total != size(plan, number) or checksum != found:
+        raise ValueError(f"message {number} of {total} bytes arrived with {len(payload)} and CRC {found:08x}, not {checksum:08x}")
     return number
 
 

@@ -129,7 +129,7 @@ public final class AeronSide {
         String role = find("\"role\":\"([a-z-]+)\"");
         String wait = find("\"wait\":\"([a-z-]+)\"");
         if (!wait.equals("spin")) {
-            throw new IllegalArgumentException("its ends look again and again, and never sleep: write spin");
+            throw new IllegalArgumentException("its endpoints busy-poll and never sleep: write spin");
         }
         int most = Math.min(termBytes() / 8, 16 << 20);
         if (sizeMin < 8 || sizeMax > most) {

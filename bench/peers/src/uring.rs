@@ -51,10 +51,10 @@ pub fn open(job: &Job, kind: SocketType, buffers: u16, buffer_bytes: usize) -> R
     let fd = if job.role.listens() {
         let listener = socket(AddressFamily::UNIX, kind, None)?;
         // Renamed to its name when a client can connect to it.
-        let aside = job.directory.join("aside");
-        bind(&listener, &SocketAddrUnix::new(&aside)?)?;
+        let unnamed = job.directory.join("unnamed");
+        bind(&listener, &SocketAddrUnix::new(&unnamed)?)?;
         listen(&listener, 1)?;
-        std::fs::rename(&aside, job.directory.join("socket"))?;
+        std::fs::rename(&unnamed, job.directory.join("socket"))?;
         accept(&listener)?
     } else {
         open_when_there("the socket", || {

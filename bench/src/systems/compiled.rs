@@ -31,11 +31,11 @@ pub fn compile(name: &str, source: &str, flags: &[&str], libraries: &[&str]) -> 
     if place.exists() {
         return Ok(place);
     }
-    let aside = directory()?.join(format!("{name}-{mark}.{}", std::process::id()));
+    let temporary = directory()?.join(format!("{name}-{mark}.{}", std::process::id()));
     let mut cc = Command::new("cc")
         .args(flags)
         .args(["-x", "c", "-", "-o"])
-        .arg(&aside)
+        .arg(&temporary)
         .args(["-x", "none"])
         .args(libraries)
         .stdin(Stdio::piped())
@@ -55,6 +55,6 @@ pub fn compile(name: &str, source: &str, flags: &[&str], libraries: &[&str]) -> 
         );
     }
     handed.with_context(|| format!("handing {name} to cc"))?;
-    fs::rename(&aside, &place).with_context(|| format!("putting {} in its place", place.display()))?;
+    fs::rename(&temporary, &place).with_context(|| format!("renaming a file to {}", place.display()))?;
     Ok(place)
 }
