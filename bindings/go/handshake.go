@@ -653,8 +653,8 @@ func (s *shake) newReceiver(to *reception, listens bool) (*inLane, error) {
 	return in, nil
 }
 
-// takeLane is the middle of a hand-shake at the side that receives by the other's lane, which is within what this side takes, and whose largest message is
-// to be so large at least.
+// takeLane is the middle of a hand-shake at the side that receives by the other's lane, which is within what this side takes. Of a lane of a link least is
+// the smallest largest message, and no message waits in it; of others it is 0.
 func (s *shake) takeLane(p *parts, to *reception, within limits, least uint64) (in *inLane, peerBell doorbell, err error) {
 	offer, fds, err := s.receive(kindProducer, 3)
 	if err != nil {
@@ -687,6 +687,9 @@ func (s *shake) takeLane(p *parts, to *reception, within limits, least uint64) (
 	redelivered := lane.Unpack(offer.tail).Since(head)
 	if redelivered > offer.capacity/8 {
 		return nil, peerBell, s.refuse("%d messages are said to wait in a lane of %d bytes, wanted at most %d", redelivered, offer.capacity, offer.capacity/8)
+	}
+	if least > 0 && redelivered > 0 {
+		return nil, peerBell, s.refuse("%d messages are said to wait in a lane of a new link, wanted none", redelivered)
 	}
 	consumerPage, err := p.segment(makeConsumerPage(head))
 	if err != nil {

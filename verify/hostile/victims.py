@@ -260,6 +260,9 @@ class Listening:
 class Connecting:
     """Victims that connect, one for each lie: what happened to one is its exit code."""
 
+    # Whether a victim that has got its answer keeps the connection: there is no end to wait for then.
+    stays_connected = False
+
     def __init__(self, name, place):
         self.role, self.command = VICTIMS[name]
         self.settings = {}
@@ -298,6 +301,8 @@ class Connecting:
                     peer.accepted(waiting)
                     while True:
                         peer.be_honest()
+                        if self.stays_connected:
+                            break
                 except (HungUp, Refused, OSError):
                     pass
 
@@ -324,6 +329,8 @@ class Connecting:
 class Nginx(Connecting):
     """One nginx for all lies, as conformance/nginx has it. Each lie answers a request; the bystander's requests call an honest service."""
 
+    stays_connected = True
+
     def __init__(self, name, place):
         super().__init__(name, place)
         out = os.path.abspath(f"{DRIVERS}/nginx")
@@ -341,6 +348,8 @@ class Nginx(Connecting):
                 raise Failure("nginx does not listen")
             time.sleep(0.01)
         self.ask_honest()
+        # With the client of the bystander's service, and no other.
+        self.descriptors = descriptors_of(self.nginx.pid)
 
     def ask(self, path, answers):
         """One request; its status goes to the queue."""
@@ -383,7 +392,7 @@ class Nginx(Connecting):
             raise Failure("nginx never answers the request whose service lies") from None
         if b"200" not in status and b"500" not in status:
             raise Failure(f"nginx answers with `{status.decode()}`")
-        # Its descriptors are not counted: a client whose service has ended keeps its own until the next call by that name.
+        check_descriptors(self.nginx.pid, self.descriptors)
 
     def memory(self):
         return memory_of(self.nginx.pid)

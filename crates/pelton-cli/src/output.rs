@@ -16,6 +16,13 @@ use std::{
 /// Write when so much has gathered. Large enough that a write's cost vanishes, small enough to stay in the cache. A guess.
 pub const WRITE_BYTES: usize = 256 * 1024;
 
+/// What a buffer has room for at first: a write is due before it is full, unless messages are large.
+const FIRST_BYTES: usize = 2 * WRITE_BYTES;
+
+/// A buffer that is written and larger than this is released: messages of this size are rare, and one has needed it. Below it the cost of new pages
+/// for each message would be felt. A guess.
+const KEPT_BYTES: usize = 16 * 1024 * 1024;
+
 /// How long an interrupted command waits for a reader of its output that has not read enough yet. A guess: it is busy, not gone.
 const READER_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
@@ -73,7 +80,7 @@ impl Output {
         };
         let is_socket = file_type == Ok(FileType::Socket);
         let may_block = opened.is_none() && !is_socket && file_type != Ok(FileType::RegularFile);
-        Ok(Output { buffer: Vec::with_capacity(2 * WRITE_BYTES), opened, is_socket, may_block })
+        Ok(Output { buffer: Vec::with_capacity(FIRST_BYTES), opened, is_socket, may_block })
     }
 
     /// Writes all that has gathered; after a failure the rest is still there.
@@ -98,6 +105,9 @@ impl Output {
             }
         };
         self.buffer.drain(..written);
+        if self.buffer.capacity() > KEPT_BYTES && self.buffer.is_empty() {
+            self.buffer = Vec::with_capacity(FIRST_BYTES);
+        }
         done
     }
 

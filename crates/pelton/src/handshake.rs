@@ -8,7 +8,7 @@ use crate::call::{Back, Caller, Desk};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Bells, Link, Peer};
-use crate::memory::{Budget, GRANULE, Limits, Part, SHARES, lane_within};
+use crate::memory::{Budget, GRANULE, LINK_BYTES_MIN, Limits, Part, SHARES, lane_within};
 use crate::options::Options;
 use crate::os::socket::{Socket, wait_for};
 use crate::os::{
@@ -860,7 +860,7 @@ pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bo
     let mut takes = Limits::ALL;
     let said = || reception.share(&shake, 1).inspect(|share| takes = *share);
     let takes_over = shake.greet(Role::Receiver, false, listens, said).await?.holds != 0;
-    let (consumer, memory, redelivered, peer_bell) = take_lane(&shake, &reception, takes).await?;
+    let (consumer, memory, redelivered, peer_bell) = take_lane(&shake, &reception, takes, 0).await?;
     let part = reception.take_share(&shake, consumer.capacity())?;
     let process = shake.watch(&reception.bells, reception.lane)?;
     shake.ready(listens && !takes_over).await?;
@@ -868,13 +868,25 @@ pub(crate) async fn new_receiver(shake: Shake, reception: Reception, listens: bo
     Ok(Lane { _part: part, ..Lane::new(consumer, link, redelivered, reception.lane, memory) })
 }
 
-/// The lane that the peer, its producer, offers; how many messages in it may have been delivered before; and what to ring.
-async fn take_lane(shake: &Shake, reception: &Reception, takes: Limits) -> Result<(Consumer, LaneMemory, u64, Bell)> {
+/// The lane that the peer, its producer, offers; how many messages in it may have been delivered before; and what to ring. Its largest
+/// message has at least so many bytes.
+async fn take_lane(
+    shake: &Shake,
+    reception: &Reception,
+    takes: Limits,
+    least: u64,
+) -> Result<(Consumer, LaneMemory, u64, Bell)> {
     let (packet, [page_fd, bell_fd, data_fd]) = shake.receive::<3>(PRODUCER).await?;
     shake.check_size(&packet, takes)?;
     let data = shake.open_data(data_fd, packet.capacity, false)?;
     shake.check_limit(&packet)?;
     let page = shake.open_producer(page_fd, &packet)?;
+    if packet.message_bytes_max < least {
+        return Err(shake.refuse(format!(
+            "the lane has a largest message of {} bytes, wanted at least {least} for calls",
+            packet.message_bytes_max
+        )));
+    }
     let peer_bell = shake.open_bell(bell_fd)?;
     let head = Position::unpack(packet.head);
     let redelivered = Position::unpack(packet.tail).since(head);
@@ -930,7 +942,7 @@ pub(crate) async fn new_client(shake: Shake, options: &Options, bells: &Bells) -
     let (bytes_max, within) = (service.message_bytes_max, of_calls(service.takes()));
     let (lane, memory, request_bell) =
         offer_lane(&shake, options, within, &reception.bell, reception.can_barrier).await?;
-    let (consumer, reply_memory, waiting, reply_bell) = take_lane(&shake, &reception, takes).await?;
+    let (consumer, reply_memory, waiting, reply_bell) = take_lane(&shake, &reception, takes, LINK_BYTES_MIN).await?;
     shake.check_new(waiting)?;
     let process = shake.watch(bells, 0)?;
     shake.ready(false).await?;
@@ -950,7 +962,7 @@ pub(crate) async fn new_caller(shake: Shake, reception: Reception, desk: Arc<Des
     let client = shake.greet(Role::Service, false, true, said).await?;
     takes = of_calls(takes);
     let bytes_max = client.message_bytes_max;
-    let (consumer, memory, waiting, request_bell) = take_lane(&shake, &reception, takes).await?;
+    let (consumer, memory, waiting, request_bell) = take_lane(&shake, &reception, takes, LINK_BYTES_MIN).await?;
     shake.check_new(waiting)?;
     // Of a budget both lanes have the same part.
     let most = if reception.budget.is_some() { takes.lane_bytes } else { u64::MAX };

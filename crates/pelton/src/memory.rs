@@ -24,6 +24,8 @@ impl Limits {
 
 /// Lanes are made in multiples of this. A budget of which less is left takes nobody any more.
 pub(crate) const GRANULE: u64 = 64 * 1024;
+/// The least that the largest message of a link's lane may be: room for a header and some bytes. In pieces of less nothing large would ever arrive.
+pub(crate) const LINK_BYTES_MIN: u64 = 1024;
 
 /// Each new peer may have this part of what is left: so the first ones get most, and there is some for very many.
 pub(crate) const SHARES: u64 = 16;

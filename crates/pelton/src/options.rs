@@ -5,7 +5,7 @@ use crate::connect::{self, Listener, PATIENCE};
 use crate::error::{Error, Result};
 use crate::flush::{Appenders, Flush, Sink};
 use crate::gather::{self, Senders};
-use crate::memory::{GRANULE, Limits, SHARES, lane_within};
+use crate::memory::{GRANULE, LINK_BYTES_MIN, Limits, SHARES, lane_within};
 use crate::path::{self, Make};
 use crate::receiver::Receiver;
 use crate::sender::{RESIDENT_MAX, Sender};
@@ -331,15 +331,13 @@ impl Options {
     /// The same for a link of two lanes, whose memory each of a thousand clients may fill: 4 MiB a lane unless something else was
     /// said.
     fn of_link(&self) -> Result<Options> {
-        /// Room for a header and some bytes: in pieces of less nothing large would ever arrive.
-        const LEAST: u64 = 1024;
         // Who has come and gone is not a request.
         let options = Options { usual_capacity: 4 << 20, announces: false, ..self.clone() };
         match options.checked_sizes()? {
-            (_, limit) if limit < LEAST => Err(Error::Option {
+            (_, limit) if limit < LINK_BYTES_MIN => Err(Error::Option {
                 option: "message_bytes_max",
                 found: limit,
-                wanted: format!("at least {LEAST} bytes for calls"),
+                wanted: format!("at least {LINK_BYTES_MIN} bytes for calls"),
             }),
             _ => Ok(options),
         }

@@ -165,12 +165,16 @@ impl Output {
     /// `None` at the end, where what is left is no line.
     #[track_caller]
     fn line(&self, timeout: Duration) -> Option<String> {
+        // A long line is searched once, not with each chunk of it.
+        let mut searched = 0;
         loop {
             let mut pending = self.pending.borrow_mut();
-            if let Some(at) = pending.iter().position(|byte| *byte == b'\n') {
+            if let Some(found) = pending[searched..].iter().position(|byte| *byte == b'\n') {
+                let at = searched + found;
                 let line: Vec<u8> = pending.drain(..=at).collect();
                 return Some(String::from_utf8(line[..at].to_vec()).unwrap());
             }
+            searched = pending.len();
             drop(pending);
             if !self.more(timeout) {
                 return None;

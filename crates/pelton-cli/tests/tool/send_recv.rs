@@ -111,6 +111,32 @@ fn a_line_is_shown_at_once_while_the_input_stays_open() {
 }
 
 #[test]
+fn a_receiver_releases_the_memory_of_a_large_message() {
+    const LARGE: usize = 20 << 20;
+    let place = Place::new();
+    for name in [socket(&place), format!("path:{}", place.path("channel").display())] {
+        let (receiver, mut sender) = met(&place, &name, &[], &[]);
+        let before = own_memory(receiver.pid());
+        sender.write(&[vec![b'x'; LARGE], b"\n".to_vec()].concat());
+        assert_eq!(receiver.line().len(), LARGE);
+        // The receiver writes this one when the buffer of the large one is written and released.
+        sender.write(b"small\n");
+        assert_eq!(receiver.line(), "small");
+        let grown = own_memory(receiver.pid()).saturating_sub(before);
+        assert!(grown < LARGE as u64 / 2, "{name}: {grown} bytes more than before");
+        sender.finish().assert(0, &[]);
+        receiver.finish().assert(0, &[]);
+    }
+}
+
+/// Bytes of a process's memory that it shares with nobody: without its lanes.
+fn own_memory(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+#[test]
 fn more_than_the_lane_holds_passes_in_either_way_of_waiting() {
     let place = Place::new();
     let input = lines(20_000);
