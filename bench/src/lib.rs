@@ -1,11 +1,11 @@
-//! The benchmark's library. The program is `main.rs`; the systems of `peers/` are programs of their own that link it
-//! too.
+//! The benchmark's library. The program is `main.rs`; the systems of `peers/` are programs of their own that link it too.
 //!
 //! - `run.rs` makes the runs by the processes of `sides.rs`; `run_figures.rs` computes the figures from their reports.
-//! - `side.rs` starts such a process, `workload.rs` has its part. `fan_in.rs`, `append.rs`, `threads.rs`, `batches.rs`
-//! and
-//!   `call.rs` have the parts of other workloads. `memory.rs`, `kill.rs` and `reattach.rs` have runs of their own.
+//! - `side.rs` starts such a process, `workload.rs` has its part.
+//! - `fan_in.rs`, `append.rs`, `threads.rs`, `batches.rs` and `call.rs` have the parts of other workloads.
+//! - `memory.rs`, `kill.rs` and `reattach.rs` have runs of their own.
 //! - `systems/` has the systems under measurement, `measure.rs` the clocks and counters, `report.rs` the output.
+
 mod append;
 pub mod batches;
 mod call;

@@ -24,7 +24,7 @@ use pelton_bench::{
     parameters::{Job, Wait},
     systems::{Receiving, Sending, System},
 };
-use pelton_bench_peers::{processes, spins, open_when_there};
+use pelton_bench_peers::{open_when_there, processes, spins};
 
 fn main() -> ExitCode {
     // It logs missing files while the other side is not there yet; those are no errors.

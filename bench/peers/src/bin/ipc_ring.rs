@@ -20,7 +20,7 @@ use pelton_bench::{
     parameters::Job,
     systems::{Receiving, Sending, System},
 };
-use pelton_bench_peers::{processes, ring_bytes, spins, open_when_there};
+use pelton_bench_peers::{open_when_there, processes, ring_bytes, spins};
 
 fn main() -> ExitCode {
     processes::<Ring>()

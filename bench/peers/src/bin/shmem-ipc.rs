@@ -27,7 +27,7 @@ use pelton_bench::{
     systems::{Receiving, Sending, System},
     workload,
 };
-use pelton_bench_peers::{program, ring_bytes, spins, open_when_there, with_size};
+use pelton_bench_peers::{open_when_there, program, ring_bytes, spins, with_size};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketType, accept, bind, connect, listen, recvmsg, sendmsg, socket,
