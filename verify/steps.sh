@@ -1,4 +1,4 @@
-# The steps of a test script, for scripts in POSIX sh and bash to read in with `.`:
+# The steps of a test script, for scripts in POSIX sh and bash that source it with `.`:
 #
 #     . "$root/verify/steps.sh"
 #     suite c "$made/step.log"               the suite's name, and a file for the output of its steps
@@ -7,8 +7,9 @@
 #     all_done                               waits for those; if one has failed, the script ends
 #     suite_passed "12 tests, "              the closing line: `c: 12 tests, 3 steps passed in 4.2 s`
 #
-# Each step prints a line with its seconds, on standard error. If PELTON_STEPS names a file, each step also appends a line to it:
-# SECONDS, a tab, `c: it compiles`. The script's own handler of EXIT calls end_steps, which ends the steps that still run.
+# Each step prints a line with its seconds, on standard error. If PELTON_STEPS names a file, each step also appends a
+# line to it: SECONDS, a tab, `c: it compiles`. The script's own handler of EXIT calls end_steps, which ends the steps
+# that still run.
 
 suite() {
     steps_suite=$1 steps_log=$2 steps_count=0 steps_beside=0 steps_began=$(date +%s%N)
@@ -71,14 +72,14 @@ beside() {
 
 all_done() {
     for steps_pid in ${steps_pids:-}; do
-        # One that was killed could not say that it failed.
+        # A killed step cannot report its failure.
         wait "$steps_pid" || : >"$steps_log.failed"
     done
     steps_pids=''
     [ ! -e "$steps_log.failed" ] || exit 1
 }
 
-# end_tree PROCESS: it and what it has started.
+# end_tree PROCESS: ends it and its children.
 end_tree() {
     for steps_child in $(cat "/proc/$1/task/$1/children" 2>/dev/null); do end_tree "$steps_child"; done
     kill "$1" 2>/dev/null || true

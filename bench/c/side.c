@@ -1,7 +1,14 @@
-/* One side of the bench as a C program has it: the pass's loop, through include/pelton.h. The bench compiles it with
- * `cc -O3 -fPIC -shared`, links it with libpelton.so and loads it (src/systems/c.rs); so each call of pelton's goes through the PLT, as
- * an installed program's does. With SIDE_UV it has the sides in libuv's loop besides, through bindings/c/pelton_uv.h. It does what Rust's sides in src/workload.rs do, message by message. What a side says of itself (clock,
- * CPU time, system calls, percentiles) is the bench's; so is the look at every byte of a few messages, which is not what is measured. */
+/* One side of the benchmark as a C program: the pass's loop, through include/pelton.h.
+ *
+ * The benchmark compiles it with `cc -O3 -fPIC -shared`, links it with libpelton.so and loads it (src/systems/c.rs).
+ * So each
+ * call of pelton's goes through the PLT, as an installed program's does. With SIDE_UV it also has the sides in libuv's
+ * loop,
+ * through bindings/c/pelton_uv.h. It does the same as Rust's sides in src/workload.rs, message by message. The
+ * benchmark
+ * itself measures clock, CPU time, system calls and percentiles. It also checks all bytes of a few messages, which is
+ * not
+ * part of the measurement. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -22,8 +29,8 @@ enum how { SPIN, BLOCK, EPOLL, UV };
 
 /* One side. systems/c.rs has the same struct: it fills in the first part. */
 struct side {
-    const char *there; /* names of the channels, there and back */
-    const char *back;
+        const char *forward_name; /* the channels' names, there and back */
+        const char *backward_name;
     uint64_t capacity;
     int64_t connect_ns;
     uint32_t role;
@@ -32,9 +39,9 @@ struct side {
     uint32_t in_place;
     uint64_t delay_ns;
     uint64_t work_steps;
-    uint8_t *payloads; /* of size_max bytes each, so many, which take turns */
-    uint32_t turns;
-    uint8_t *buffer; /* of size_max bytes, for what is copied out */
+        uint8_t *payloads; /* buffer_count payloads of size_max bytes each, used by round-robin */
+        uint32_t buffer_count;
+        uint8_t *buffer; /* of size_max bytes, for copies */
     int (*is_whole)(const uint8_t *message, size_t size);
     void (*work)(uint64_t steps);
 
@@ -45,14 +52,14 @@ struct side {
     char error[512];
 };
 
-/* One go over the channel. */
+/* One pass over the channel. */
 struct pass {
     uint64_t count;
-    uint64_t whole_from; /* from this message on every byte is looked at */
+    uint64_t whole_from; /* every byte is checked from this message on */
     int warms_up;        /* all of the largest size, no delay and no work */
     void (*timed)(void *of, uint64_t ns); /* each round's time, unless NULL */
     void *of;
-    uint64_t bytes; /* sent by a sender or asker, taken by the others */
+    uint64_t bytes; /* sent by a sender or asker, received by the others */
 };
 
 static int fail(struct side *side, const char *what, int code) {
@@ -68,21 +75,21 @@ static size_t next_size(struct side *side) {
     return side->size_min + (side->seed >> 8) % (side->size_max - side->size_min + 1);
 }
 
-/* Message n, which is prepared. */
-static uint8_t *payload(struct side *side, uint64_t n) { return side->payloads + (n & (side->turns - 1)) * side->size_max; }
+/* Message n, already prepared. */
+static uint8_t *payload(struct side *side, uint64_t n) { return side->payloads + (n & (side->buffer_count - 1)) * side->size_max; }
 
-/* Writes number n into the payload whose turn it will be. */
+/* Writes number n into the payload that message n will use. */
 static void prepare(struct side *side, uint64_t n) {
     memcpy(payload(side, n), &n, side->size_max < sizeof n ? side->size_max : sizeof n);
 }
 
 /* Writes the first numbers. */
 static void begin(struct side *side) {
-    for (uint32_t n = 0; n < side->turns; n++) prepare(side, n);
+    for (uint32_t n = 0; n < side->buffer_count; n++) prepare(side, n);
 }
 
-/* Message n is sent: its payload is another's, see `Payloads` in bench/src/workload.rs. */
-static void sent(struct side *side, uint64_t n) { prepare(side, n + side->turns); }
+/* Message n is sent: its payload is free for another, see `Payloads` in bench/src/workload.rs. */
+static void sent(struct side *side, uint64_t n) { prepare(side, n + side->buffer_count); }
 
 static uint64_t number(const uint8_t *message, size_t size) {
     uint64_t n = 0;
@@ -98,10 +105,10 @@ static uint64_t expected(uint64_t n, size_t size) {
 static int wrong(struct side *side, uint64_t n, uint64_t found, size_t size) {
     if (found != expected(n, size)) {
         snprintf(side->error, sizeof side->error,
-                 "message %llu has the number %llu: messages were lost, doubled or out of order", (unsigned long long)n,
+                 "message %llu has the number %llu: messages were lost, doubled or reordered", (unsigned long long)n,
                  (unsigned long long)found);
     } else {
-        snprintf(side->error, sizeof side->error, "message %llu has other bytes than were sent", (unsigned long long)n);
+        snprintf(side->error, sizeof side->error, "message %llu has wrong bytes", (unsigned long long)n);
     }
     return -1;
 }
@@ -172,7 +179,7 @@ static int send_one(struct side *side, size_t size, uint64_t n) {
     return 0;
 }
 
-/* Tries, and waits in between, until there is a message. */
+/* Repeats the call until there is a message, and waits in between. */
 #define RECEIVE_FROM_LOOP(side, code, call)                          \
     while ((code = (call)) == PELTON_AGAIN) {                        \
         code = pelton_arm((side)->receiver);                         \
@@ -204,8 +211,8 @@ static int copy_one(struct side *side, const struct pass *pass, uint64_t n, size
     return code == PELTON_OK ? check(side, pass, n, side->buffer, *size) : fail(side, "receiving", code);
 }
 
-/* Compares message n where it is. */
-static int look_at_one(struct side *side, const struct pass *pass, uint64_t n, size_t *size) {
+/* Compares message n in place. */
+static int check_in_place(struct side *side, const struct pass *pass, uint64_t n, size_t *size) {
     pelton_message message;
     int code = side->how == EPOLL ? receive_from_loop(side, &message) : pelton_receive(side->receiver, PELTON_FOREVER, &message);
     if (code != PELTON_OK) return fail(side, "receiving", code);
@@ -216,10 +223,10 @@ static int look_at_one(struct side *side, const struct pass *pass, uint64_t n, s
 }
 
 static int receive_one(struct side *side, const struct pass *pass, uint64_t n, size_t *size) {
-    return side->in_place ? look_at_one(side, pass, n, size) : copy_one(side, pass, n, size);
+    return side->in_place ? check_in_place(side, pass, n, size) : copy_one(side, pass, n, size);
 }
 
-/* ---- What a side does in a pass ---------------------------------------------------------------------------------------------- */
+/* ---- A side's part in a pass ------------------------------------------------------------------------------------------------- */
 
 static int send_all(struct side *side, struct pass *pass) {
     uint64_t bytes = 0;
@@ -245,22 +252,22 @@ static int receive_all(struct side *side, struct pass *pass) {
     return 0;
 }
 
-static int other_size(struct side *side, uint64_t n, size_t size, size_t came) {
-    snprintf(side->error, sizeof side->error, "round %llu went out with %zu bytes and came back with %zu", (unsigned long long)n,
-             size, came);
+static int other_size(struct side *side, uint64_t n, size_t size, size_t received) {
+    snprintf(side->error, sizeof side->error, "round %llu was sent with %zu bytes and returned with %zu", (unsigned long long)n,
+             size, received);
     return -1;
 }
 
-static void tell_time(const struct pass *pass, uint64_t start, uint64_t delay_ns) {
+static void report_time(const struct pass *pass, uint64_t start, uint64_t delay_ns) {
     uint64_t took = now_ns() - start;
     pass->timed(pass->of, took > 2 * delay_ns ? took - 2 * delay_ns : 0);
 }
 
 static int ask_one(struct side *side, const struct pass *pass, size_t size, uint64_t n, uint64_t delay_ns) {
-    size_t came;
+    size_t received;
     delay(delay_ns);
-    if (send_one(side, size, n) != 0 || copy_one(side, pass, n, &came) != 0) return -1;
-    return came == size ? 0 : other_size(side, n, size, came);
+    if (send_one(side, size, n) != 0 || copy_one(side, pass, n, &received) != 0) return -1;
+    return received == size ? 0 : other_size(side, n, size, received);
 }
 
 static int ask_all(struct side *side, struct pass *pass) {
@@ -271,7 +278,7 @@ static int ask_all(struct side *side, struct pass *pass) {
         if (pass->timed != NULL) {
             uint64_t start = now_ns();
             if (ask_one(side, pass, size, n, delay_ns) != 0) return -1;
-            tell_time(pass, start, delay_ns);
+            report_time(pass, start, delay_ns);
         } else if (ask_one(side, pass, size, n, delay_ns) != 0) {
             return -1;
         }
@@ -280,7 +287,7 @@ static int ask_all(struct side *side, struct pass *pass) {
     return 0;
 }
 
-/* Sends back the bytes where they were copied to. */
+/* Sends the copied bytes back. */
 static int answer_all(struct side *side, struct pass *pass) {
     uint64_t delay_ns = pass->warms_up ? 0 : side->delay_ns, bytes = 0;
     for (uint64_t n = 0; n < pass->count; n++) {
@@ -295,7 +302,7 @@ static int answer_all(struct side *side, struct pass *pass) {
 }
 
 #ifdef SIDE_UV
-/* ---- The same in libuv's loop: a pass is a uv_run, which returns when nothing is started any more ------------------------------- */
+/* ---- The same in libuv's loop: a pass is a uv_run, which returns when no handle is active ------------------------------- */
 
 static struct {
     uv_loop_t loop;
@@ -303,15 +310,15 @@ static struct {
     pelton_uv_receiver receiver;
     struct side *side;
     struct pass *pass;
-    uint64_t n;         /* the message, or round, that is next */
+    uint64_t n;         /* the next message, or round */
     uint64_t start;     /* of the round */
     uint64_t bytes;
-    const void *unsent; /* what waits for room, */
-    size_t size;        /* and the size of what was sent last */
+    const void *unsent; /* a message that waits for free space, */
+    size_t size;        /* and the size of the last message sent */
     int code;           /* the pass's */
 } uv;
 
-static void uv_ends(int code) {
+static void end_uv_pass(int code) {
     uv.code = code;
     if (uv.sender.sender != NULL) pelton_uv_sender_stop(&uv.sender);
     if (uv.receiver.receiver != NULL) pelton_uv_receiver_stop(&uv.receiver);
@@ -319,27 +326,27 @@ static void uv_ends(int code) {
 
 static void on_sender_end(pelton_uv_sender *handle, int code) {
     (void)handle;
-    uv_ends(fail(uv.side, "sending", code));
+    end_uv_pass(fail(uv.side, "sending", code));
 }
 
 static void on_receiver_end(pelton_uv_receiver *handle, int code) {
     (void)handle;
-    uv_ends(fail(uv.side, "receiving", code));
+    end_uv_pass(fail(uv.side, "receiving", code));
 }
 
-/* Sends the stream's messages, those of one turn. */
-static void on_room_for_more(pelton_uv_sender *handle) {
+/* Sends the stream's messages, for one iteration of the loop. */
+static void on_free_space(pelton_uv_sender *handle) {
     uint64_t began = now_ns();
-    /* Who works for each message gives the loop its turn after each. */
-    for (uint64_t i = 0, looks_at = 1; i < (uv.side->work_steps > 0 ? 1 : UINT64_MAX); i++) {
-        /* A turn as a receiver's: by the clock, looked at after as many messages again as before. */
-        if (i == looks_at) {
+    /* A side with work for each message returns to the loop after each. */
+    for (uint64_t i = 0, check_at = 1; i < (uv.side->work_steps > 0 ? 1 : UINT64_MAX); i++) {
+        /* An iteration as long as a receiver's: it reads the clock after 1, 2, 4, ... messages. */
+        if (i == check_at) {
             if (now_ns() - began >= PELTON_UV_TURN_NS) return;
-            looks_at *= 2;
+            check_at *= 2;
         }
         if (uv.unsent == NULL) {
             if (uv.n == uv.pass->count) {
-                uv_ends(0);
+                end_uv_pass(0);
                 return;
             }
             uv.size = uv.pass->warms_up ? uv.side->size_max : next_size(uv.side);
@@ -349,7 +356,7 @@ static void on_room_for_more(pelton_uv_sender *handle) {
         int code = pelton_send(handle->sender, uv.unsent, uv.size, PELTON_NO_WAIT);
         if (code == PELTON_AGAIN) return;
         if (code != PELTON_OK) {
-            uv_ends(fail(uv.side, "sending", code));
+            end_uv_pass(fail(uv.side, "sending", code));
             return;
         }
         uv.unsent = NULL;
@@ -358,18 +365,18 @@ static void on_room_for_more(pelton_uv_sender *handle) {
     }
 }
 
-/* The bytes in hand: where they are, or copied out as all sides do with messages of one size. NULL: they are wrong. */
+/* The message's bytes: in place, or copied out as in all sides with messages of one size. NULL: they are wrong. */
 static const void *uv_take(const pelton_message *message) {
     const void *data = message->data;
     if (!uv.side->in_place) {
         if (message->size > uv.side->size_max) {
-            uv_ends(fail(uv.side, "copying", PELTON_TOO_SMALL));
+            end_uv_pass(fail(uv.side, "copying", PELTON_TOO_SMALL));
             return NULL;
         }
         data = memcpy(uv.side->buffer, data, message->size);
     }
     if (check(uv.side, uv.pass, uv.n, data, message->size) == 0) return data;
-    uv_ends(-1);
+    end_uv_pass(-1);
     return NULL;
 }
 
@@ -378,12 +385,12 @@ static void on_message_of_stream(pelton_uv_receiver *handle, const pelton_messag
     if (uv_take(message) == NULL) return;
     work(uv.side, uv.pass);
     uv.bytes += message->size;
-    if (++uv.n == uv.pass->count) uv_ends(0);
+    if (++uv.n == uv.pass->count) end_uv_pass(0);
 }
 
 static void uv_send_or_wait(const void *data);
 
-static void on_room_for_unsent(pelton_uv_sender *handle) {
+static void on_free_space_for_unsent(pelton_uv_sender *handle) {
     pelton_uv_sender_stop(handle);
     uv_send_or_wait(uv.unsent);
 }
@@ -392,9 +399,9 @@ static void uv_send_or_wait(const void *data) {
     int code = pelton_send(uv.sender.sender, data, uv.size, PELTON_NO_WAIT);
     if (code == PELTON_AGAIN) {
         uv.unsent = data;
-        code = pelton_uv_sender_start(&uv.sender, uv.size, on_room_for_unsent, on_sender_end);
+        code = pelton_uv_sender_start(&uv.sender, uv.size, on_free_space_for_unsent, on_sender_end);
     }
-    if (code != PELTON_OK) uv_ends(fail(uv.side, "sending", code));
+    if (code != PELTON_OK) end_uv_pass(fail(uv.side, "sending", code));
 }
 
 static uint64_t uv_delay_ns(void) {
@@ -413,12 +420,12 @@ static void on_message_for_asker(pelton_uv_receiver *handle, const pelton_messag
     (void)handle;
     if (uv_take(message) == NULL) return;
     if (message->size != uv.size) {
-        uv_ends(other_size(uv.side, uv.n, uv.size, message->size));
+        end_uv_pass(other_size(uv.side, uv.n, uv.size, message->size));
         return;
     }
-    if (uv.pass->timed != NULL) tell_time(uv.pass, uv.start, uv_delay_ns());
+    if (uv.pass->timed != NULL) report_time(uv.pass, uv.start, uv_delay_ns());
     sent(uv.side, uv.n);
-    if (++uv.n == uv.pass->count) uv_ends(0);
+    if (++uv.n == uv.pass->count) end_uv_pass(0);
     else uv_ask();
 }
 
@@ -428,7 +435,7 @@ static void on_message_for_answerer(pelton_uv_receiver *handle, const pelton_mes
     delay(uv_delay_ns());
     uv.size = message->size;
     uv.bytes += uv.size;
-    /* The last answer may wait for room still. */
+    /* The last answer may still wait for free space. */
     if (++uv.n == uv.pass->count) pelton_uv_receiver_stop(handle);
     uv_send_or_wait(data);
 }
@@ -449,7 +456,7 @@ static int uv_pass(struct side *side, struct pass *pass) {
     static const pelton_uv_message_cb on_message[] = {
         [RECEIVER] = on_message_of_stream, [ASKER] = on_message_for_asker, [ANSWERER] = on_message_for_answerer};
     int code = side->role == SENDER
-                   ? pelton_uv_sender_start(&uv.sender, side->size_max, on_room_for_more, on_sender_end)
+                   ? pelton_uv_sender_start(&uv.sender, side->size_max, on_free_space, on_sender_end)
                    : pelton_uv_receiver_start(&uv.receiver, on_message[side->role], on_receiver_end);
     if (code != PELTON_OK) return fail(side, "starting", code);
     if (side->role == ASKER) uv_ask();
@@ -488,7 +495,7 @@ static int open_receiver(struct side *side, const pelton_options *options, const
     return code;
 }
 
-/* Connects, waiting for the other side. 0, or -1 and side->error says why. */
+/* Connects, waiting for the other side. Returns 0, or -1 with the reason in side->error. */
 int side_open(struct side *side) {
     pelton_options options = PELTON_OPTIONS_INIT;
     options.wait = side->how == SPIN ? PELTON_SPIN : PELTON_BLOCK;
@@ -496,15 +503,15 @@ int side_open(struct side *side) {
     options.deadline_ns = pelton_deadline(side->connect_ns);
     int code = PELTON_OK;
     switch (side->role) {
-    case SENDER: code = open_sender(side, &options, side->there, 0); break;
-    case RECEIVER: code = open_receiver(side, &options, side->there, 1); break;
+    case SENDER: code = open_sender(side, &options, side->forward_name, 0); break;
+    case RECEIVER: code = open_receiver(side, &options, side->forward_name, 1); break;
     case ASKER:
-        code = open_sender(side, &options, side->there, 0);
-        if (code == PELTON_OK) code = open_receiver(side, &options, side->back, 0);
+        code = open_sender(side, &options, side->forward_name, 0);
+        if (code == PELTON_OK) code = open_receiver(side, &options, side->backward_name, 0);
         break;
     case ANSWERER:
-        code = open_receiver(side, &options, side->there, 1);
-        if (code == PELTON_OK) code = open_sender(side, &options, side->back, 1);
+        code = open_receiver(side, &options, side->forward_name, 1);
+        if (code == PELTON_OK) code = open_sender(side, &options, side->backward_name, 1);
         break;
     }
     if (code != PELTON_OK) return fail(side, "connecting", code);
@@ -519,7 +526,7 @@ int side_open(struct side *side) {
     return 0;
 }
 
-/* Makes one pass. 0, or -1 and side->error says why. */
+/* Makes one pass. Returns 0, or -1 with the reason in side->error. */
 int side_pass(struct side *side, struct pass *pass) {
     side->seed = 1;
     begin(side);

@@ -2,8 +2,9 @@
 //
 //   uvfs FILE IN_FLIGHT
 //
-// A line of its standard input is two numbers: from the first up to the second, a read of a scattered block is made for each, IN_FLIGHT at a time,
-// and looked at; the nanoseconds they took are written to the standard output.
+// A line of its standard input is two numbers. The program reads a scattered block for each number from the first up
+// to the second, IN_FLIGHT at a time, and checks each block. Then it writes the nanoseconds that they took to the
+// standard output.
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -37,7 +38,7 @@ static void finished(uv_fs_t *request);
 static void submit(struct slot *slot) {
     if (next == end)
         return;
-    // As the other systems scatter theirs.
+    // The same sequence as in the other systems.
     slot->number = (next++ * UINT64_C(0x9e3779b97f4a7c15) >> 32) % BLOCKS;
     uv_buf_t piece = uv_buf_init(slot->bytes, BLOCK);
     int error = uv_fs_read(loop, &slot->request, file, &piece, 1, (int64_t)(slot->number * BLOCK), finished);

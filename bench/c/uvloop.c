@@ -1,17 +1,20 @@
-// A libuv loop that writes a file and syncs it, while its timers are to be on time: for `pelton-bench file loop` and `loop-timers`.
+// A libuv loop that writes a file and syncs it while its timers should be on time: for `pelton-bench file loop` and
+// `loop-timers`.
 //
 //   uvloop pelton|libuv-fs FILE PIECE_BYTES PIECES IN_FLIGHT SYNC_AFTER
 //   uvloop idle SECONDS
 //
-// PIECES pieces of ones are written, IN_FLIGHT at a time, and after each SYNC_AFTER of them the file is synced; or nothing is done for so long. Five
-// numbers are written to the standard output: the most microseconds of CPU time that the loop's thread spent from when it was back from the
-// system until its callbacks had returned; the same of those turns in which others ran in its place, and of those that found nothing to do; the median
-// of how many microseconds late its timers were; and the seconds that it took.
+// It writes PIECES pieces of ones, IN_FLIGHT at a time, and syncs the file after each SYNC_AFTER of them; or it is
+// idle for SECONDS. It prints five numbers. The first is the longest CPU time, in microseconds, of the loop's thread
+// from its return from the system until its callbacks have returned. The second is the same of iterations with context
+// switches, the third of those that found no work. The fourth is the median lateness of its timers in microseconds,
+// the fifth the elapsed seconds.
 //
-// Who runs in its place may leave it the bill. Linux (6.18, where the kernel is not preempted) reads its clock when somebody is to run next, and not again
-// when the one that is copying in the kernel lets go, milliseconds later: what comes between is charged to who was waiting. A trace of
-// `sched_stat_runtime` shows this loop charged 1,341 us, 8 us after it was switched to. And a virtual machine's host may stop it for its own reasons,
-// which shows in turns that find nothing to do as well.
+// After a context switch Linux may charge the loop for another thread's time. It (6.18, in a kernel without
+// preemption) reads its clock when another thread should run. It does not read it again when the thread that copies in
+// the kernel yields, milliseconds later. It then charges that time to the waiting thread. A trace of
+// `sched_stat_runtime` shows this loop charged 1,341 us, 8 us after the switch to it. A virtual machine's host may
+// also stop the loop, which shows in iterations without work as well.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -37,7 +40,7 @@
 static uv_loop_t *loop;
 static uv_timer_t timer, end;
 static uv_check_t check;
-static uint64_t due, began, back_at;
+static uint64_t due, start_ns, returned_at;
 static long switches_before;
 static int found;
 static double worst, worst_switched, worst_empty;
@@ -56,7 +59,7 @@ static uint64_t thread_ns(void) {
     return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
 }
 
-// How often the thread was not running any more, for want of something or because others were to run.
+// The thread's context switches, voluntary and involuntary.
 static long switches(void) {
     struct rusage used;
     getrusage(RUSAGE_THREAD, &used);
@@ -72,12 +75,12 @@ static void on_timer(uv_timer_t *handle) {
     uv_timer_start(handle, on_timer, INTERVAL_MS, 0);
 }
 
-// In libuv's stead: what the system does with whom it wakes up, as the work of other people's interrupts, is in no callback.
+// Replaces libc's: the kernel's own time at a wake-up, such as interrupt handlers, belongs to no callback.
 int epoll_pwait(int epoll, struct epoll_event *events, int most, int milliseconds, const sigset_t *signals) {
     found = (int)syscall(SYS_epoll_pwait, epoll, events, most, milliseconds, signals, _NSIG / 8);
     int error = errno;
     switches_before = switches();
-    back_at = thread_ns();
+    returned_at = thread_ns();
     errno = error;
     return found;
 }
@@ -88,7 +91,7 @@ int epoll_wait(int epoll, struct epoll_event *events, int most, int milliseconds
 
 static void on_check(uv_check_t *handle) {
     (void)handle;
-    double spent = (double)(thread_ns() - back_at) / 1000;
+    double spent = (double)(thread_ns() - returned_at) / 1000;
     double *longest = switches() != switches_before ? &worst_switched : found > 0 ? &worst : &worst_empty;
     if (spent > *longest)
         *longest = spent;
@@ -108,9 +111,9 @@ static void on_end(uv_timer_t *handle) {
 
 static pelton_uv_engine engine;
 static pelton_file *file;
-static struct piece {
+static struct slot {
     pelton_uv_operation operation;
-    pelton_operation what;
+    pelton_operation file_operation;
     struct iovec memory;
     uv_fs_t request;
 } slots[IN_FLIGHT_MAX], syncs[SYNCS_MAX];
@@ -127,7 +130,7 @@ static void on_synced(pelton_uv_operation *operation, const pelton_file_completi
     finished();
 }
 
-static void write_next(struct piece *slot);
+static void write_next(struct slot *slot);
 
 static void on_written(pelton_uv_operation *operation, const pelton_file_completion *done) {
     if (done->code != PELTON_OK || done->count != piece_bytes)
@@ -136,17 +139,17 @@ static void on_written(pelton_uv_operation *operation, const pelton_file_complet
     finished();
 }
 
-static void begin(struct piece *slot, pelton_uv_done_cb on_done) {
+static void begin(struct slot *slot, pelton_uv_done_cb on_done) {
     size_t taken;
-    if (pelton_uv_file_start(&engine, &slot->operation, &slot->what, 1, &taken, on_done) != PELTON_OK)
+    if (pelton_uv_file_start(&engine, &slot->operation, &slot->file_operation, 1, &taken, on_done) != PELTON_OK)
         fail("starting an operation", pelton_error_detail());
     unfinished++;
 }
 
-static void write_next(struct piece *slot) {
+static void write_next(struct slot *slot) {
     if (next == pieces)
         return;
-    slot->what.offset = next++ * piece_bytes;
+    slot->file_operation.offset = next++ * piece_bytes;
     begin(slot, on_written);
     if (next % sync_after == 0)
         begin(&syncs[next / sync_after - 1], on_synced);
@@ -170,15 +173,15 @@ static void write_by_pelton(const char *path, uint64_t in_flight) {
         fail(path, pelton_error_detail());
     file = out.file;
     for (uint64_t sync = 0; sync < pieces / sync_after; sync++) {
-        syncs[sync].what.kind = PELTON_FILE_SYNC_DATA;
-        syncs[sync].what.file = file;
+        syncs[sync].file_operation.kind = PELTON_FILE_SYNC_DATA;
+        syncs[sync].file_operation.file = file;
     }
     for (uint64_t slot = 0; slot < in_flight; slot++) {
         slots[slot].operation.data = &slots[slot];
-        slots[slot].what.kind = PELTON_FILE_WRITE;
-        slots[slot].what.file = file;
-        slots[slot].what.memory = &slots[slot].memory;
-        slots[slot].what.memory_count = 1;
+        slots[slot].file_operation.kind = PELTON_FILE_WRITE;
+        slots[slot].file_operation.file = file;
+        slots[slot].file_operation.memory = &slots[slot].memory;
+        slots[slot].file_operation.memory_count = 1;
         write_next(&slots[slot]);
     }
     uv_run(loop, UV_RUN_DEFAULT);
@@ -189,22 +192,22 @@ static void write_by_pelton(const char *path, uint64_t in_flight) {
 
 static uv_file own;
 
-static void request_next(struct piece *slot);
+static void request_next(struct slot *slot);
 
 static void on_request(uv_fs_t *request) {
     if (request->result < 0)
         fail("writing or syncing", uv_strerror((int)request->result));
     int wrote = request->fs_type == UV_FS_WRITE;
     if (wrote && (uint64_t)request->result != piece_bytes)
-        fail("writing", "it was cut short");
-    struct piece *slot = request->data;
+        fail("writing", "a short write");
+    struct slot *slot = request->data;
     uv_fs_req_cleanup(request);
     if (wrote)
         request_next(slot);
     finished();
 }
 
-static void request_next(struct piece *slot) {
+static void request_next(struct slot *slot) {
     if (next == pieces)
         return;
     uv_buf_t bytes = uv_buf_init(slot->memory.iov_base, (unsigned)piece_bytes);
@@ -253,7 +256,7 @@ int main(int argc, char **argv) {
         slots[slot].memory.iov_base = malloc(piece_bytes);
         slots[slot].memory.iov_len = piece_bytes;
         if (!slots[slot].memory.iov_base)
-            fail("memory", "there is none");
+            fail("memory", "out of memory");
         memset(slots[slot].memory.iov_base, 1, piece_bytes);
     }
     uv_timer_init(loop, &timer);
@@ -262,7 +265,7 @@ int main(int argc, char **argv) {
     uv_update_time(loop);
     due = (uv_now(loop) + INTERVAL_MS) * 1000000;
     uv_timer_start(&timer, on_timer, INTERVAL_MS, 0);
-    began = uv_hrtime();
+    start_ns = uv_hrtime();
     if (is_idle) {
         uv_timer_init(loop, &end);
         uv_timer_start(&end, on_end, (uint64_t)(atof(argv[2]) * 1000), 0);
@@ -272,7 +275,7 @@ int main(int argc, char **argv) {
     } else {
         write_by_libuv(argv[2], in_flight);
     }
-    double seconds = (double)(uv_hrtime() - began) / 1e9;
+    double seconds = (double)(uv_hrtime() - start_ns) / 1e9;
     uv_run(loop, UV_RUN_DEFAULT);
     if (timers == 0)
         fail("timers", "none was due");

@@ -1,5 +1,6 @@
-%% The part of `pelton-bench file' that Erlang does: file_bench:main([Part, Directory, Mailbox, Turn, Mib]) writes a line `SYSTEM FIGURE' for each system. They take
-%% turns within a run, and who begins goes round with Turn. Each has a process of its own, with so many messages in its mailbox.
+%% The Erlang part of `pelton-bench file': file_bench:main([Part, Directory, Mailbox, Turn, Mib]) prints a line `SYSTEM
+%% FIGURE' for each system. The systems take turns within a run, and Turn chooses the first. Each has a process of its
+%% own, with so many messages in its mailbox.
 -module(file_bench).
 -export([main/1]).
 
@@ -20,7 +21,7 @@ main([Part, Directory, Mailbox, Turn, Mib]) ->
                   "erlang-" ++ What when What =:= "messages"; What =:= "call" -> ["pelton-erlang", "gen-tcp"];
                   _ -> ["pelton-erlang", "erlang-raw"]
               end,
-    %% What is loaded, or made, only once.
+        %% The parts that are loaded, or created, only once.
     Warm = filename:join(Directory, "warm"),
     [begin ok = Module:write_file(Warm, "x"), {ok, _} = Module:read_file(Warm) end || Module <- [pelton_file, file]],
     {Later, First} = lists:split(list_to_integer(Turn) rem length(Systems), Systems),
@@ -40,13 +41,13 @@ apart(Fun) ->
     {Pid, Monitor} = spawn_monitor(fun() -> exit({figure, Fun()}) end),
     receive {'DOWN', Monitor, process, Pid, {figure, Figure}} -> Figure end.
 
-%% The other side, which makes these, is in the bench.
+%% The benchmark creates these, on the other side.
 prepare("erlang-cached", Path, _) -> ok = file:write_file(Path, binary:copy(<<7>>, ?BLOCK * ?BLOCKS));
 prepare("erlang-direct", Path, _) -> blocks(Path, 128);
 prepare("erlang-cold", Path, Mib) -> blocks(Path, Mib);
 prepare(_, _, _) -> ok.
 
-%% So many MiB, of which the page cache has nothing.
+%% A file of so many MiB that is not in the page cache.
 blocks(Path, Mib) ->
     {ok, File} = file:open(Path, [raw, write]),
     [ok = file:write(File, binary:copy(<<7>>, 1 bsl 20)) || _ <- lists:seq(1, Mib)],
@@ -85,7 +86,7 @@ read(Module, File, Block, I) ->
     {ok, Block} = Module:pread(File, I * ?BLOCK, ?BLOCK),
     read(Module, File, Block, I + 1).
 
-%% Nanoseconds for a block that the page cache has.
+%% Nanoseconds for a block from the page cache.
 cached(System, Path, _) ->
     Module = module(System),
     {ok, File} = Module:open(Path, [read, binary | modes(System)]),
@@ -96,7 +97,8 @@ cached(System, Path, _) ->
     Spent = erlang:monotonic_time() - Begun,
     erlang:convert_time_unit(Spent, native, nanosecond) / (10 * ?BLOCKS).
 
-%% How often a scheduler did nothing else for a millisecond or longer while it read all of a file; for how long at most; and how long all took.
+%% How often a scheduler was blocked for a millisecond or longer while it read all of a file, the longest block, and
+%% the time of all.
 cold(System, Path, _) ->
     Module = module(System),
     Reader = self(),
@@ -108,13 +110,13 @@ cold(System, Path, _) ->
     Spent = erlang:monotonic_time() - Begun,
     ok = Module:close(File),
     _ = erlang:system_monitor(undefined),
-    Monitor ! told,
+    Monitor ! stop,
     receive {Events, Longest} -> [{"", Events}, {"-longest-ms", Longest}, {"-seconds", Spent / erlang:convert_time_unit(1, second, native)}] end.
 
 monitored(Reader, Events, Longest) ->
     receive
-        {monitor, _, long_schedule, Told} -> monitored(Reader, Events + 1, max(Longest, proplists:get_value(timeout, Told)));
-        told -> Reader ! {Events, Longest}
+        {monitor, _, long_schedule, Info} -> monitored(Reader, Events + 1, max(Longest, proplists:get_value(timeout, Info)));
+        stop -> Reader ! {Events, Longest}
     end.
 
 read_all(Module, File) ->
@@ -174,7 +176,7 @@ each(Count, Send, Receive) ->
 call("pelton-erlang", Path, _) ->
     {ok, Client} = pelton:open(client, ["unix:", filename:dirname(Path), "/service"], [{timeout, 20000}]),
     Figure = serial(10000, fun() -> {ok, <<_:256/binary>>} = pelton:call(Client, bytes()) end),
-    %% The last.
+        %% The last.
     {ok, <<>>} = pelton:call(Client, <<>>),
     Figure;
 call("gen-tcp", Path, _) ->

@@ -1,10 +1,10 @@
-;;;; One side of a workload in SBCL: `sbcl --script side.lisp JOB...`, spoken to like any other side.
+;;;; One side of a workload in SBCL: `sbcl --script side.lisp JOB...`, started and ordered like any other side.
 ;;;;
-;;;;   append SYSTEM THREADS SIZE WORK-NS LOOKED-AT PASS...     SYSTEM: pelton-sbcl, sbcl-mutex, sbcl-cas
+;;;;   append SYSTEM THREADS SIZE WORK-NS CHECKED PASS...       SYSTEM: pelton-sbcl, sbcl-mutex, sbcl-cas
 ;;;;   sender NAME WAIT CAPACITY SIZE PASS...
 ;;;;   receiver NAME WAIT CAPACITY SIZE PASS...
 ;;;;
-;;;; A PASS is a count of messages, of each thread, or alone:COUNT: the work for so many, without them.
+;;;; A PASS is a count of messages of each thread, or alone:COUNT: the work for so many, without messages.
 
 (require :asdf)
 (asdf:load-asd (truename (merge-pathnames "../../bindings/lisp/pelton.asd" *load-truename*)))
@@ -23,15 +23,15 @@
 (deftype count* () '(unsigned-byte 48))
 (defconstant +buffer+ (ash 1 20) "Bytes of a buffer.")
 
-;;; ---- What a side says
+;;; ---- A side's reports
 
 (defun now-ns ()
-  "Of CLOCK_MONOTONIC, as all sides have it."
+  "CLOCK_MONOTONIC, as on all sides."
   (multiple-value-bind (seconds nanoseconds) (sb-unix::clock-gettime 1)
     (+ (* seconds 1000000000) nanoseconds)))
 
 (defun usage ()
-  "CPU seconds, voluntary and involuntary switches."
+  "CPU seconds, voluntary and involuntary context switches."
   (let ((values (multiple-value-list (sb-unix:unix-getrusage sb-unix:rusage_self))))
     (list (/ (+ (second values) (third values)) 1000000.0d0)
           (nth (- (length values) 2) values)
@@ -49,7 +49,7 @@
   (when listens (say "\"started\"")))
 
 (defmacro reporting ((bytes) &body body)
-  "Runs BODY, and reports what it took."
+  "Runs BODY, and reports its time and resources."
   `(let ((before (usage)) (start (now-ns)))
      ,@body
      (let ((end (now-ns)))
@@ -68,7 +68,7 @@
 (declaim (notinline work))
 
 (defun steps-of (nanoseconds)
-  "So many steps take so long: by the least of some measurements, since whatever else the processor does makes them longer."
+  "The number of steps that take so long, by the least of some measurements: other load only makes them longer."
   (if (zerop nanoseconds)
       0
       (let ((steps 100000))
@@ -76,10 +76,10 @@
                       (loop repeat 20
                             minimize (let ((start (now-ns))) (work steps) (- (now-ns) start))))))))
 
-;;; ---- What threads append to
+;;; ---- The systems that threads append to
 ;;;
-;;; Each makes records of messages, as pelton does, in buffers of 1 MiB, and gives full ones to a sink: a function of a SAP, the bytes there, and
-;;; how many messages these are.
+;;; Each makes records of messages, as pelton does, in buffers of 1 MiB, and passes full ones to a sink: a function of
+;;; a SAP, the number of bytes there, and the number of messages.
 
 (declaim (inline record-bytes write-record))
 (defun record-bytes (size)
@@ -87,7 +87,7 @@
   (+ 8 (logandc2 (+ size 7) 7)))
 
 (defun write-record (buffer at number message)
-  "A header and MESSAGE into BUFFER, where there is room, word by word."
+  "Writes a header and MESSAGE into BUFFER, which has enough space, word by word."
   (declare (type octets buffer message) (type count* at) (type (unsigned-byte 32) number))
   (let ((place (ash at -3)))
     (loop for word of-type count* below (ash (+ (length message) 7) -3)
@@ -102,8 +102,8 @@
 (defstruct pad (a 0 :type sb-ext:word) (b 0 :type sb-ext:word) (c 0 :type sb-ext:word) (d 0 :type sb-ext:word) (e 0 :type sb-ext:word)
   (f 0 :type sb-ext:word) (g 0 :type sb-ext:word) (h 0 :type sb-ext:word))
 
-;; One buffer behind a lock: who finds it full flushes it. Whoever is interrupted, and unwinds, must neither double a buffer nor keep others
-;; waiting, as with pelton: so both are written without interrupts.
+;; One buffer behind a lock: the thread that finds it full flushes it. A thread that is interrupted and unwinds must
+;; neither double a buffer nor block others, as with pelton: so both are written without interrupts.
 (defstruct locked
   (lock (sb-thread:make-mutex) :type sb-thread:mutex)
   (buffer (make-octets +buffer+) :type octets)
@@ -123,10 +123,10 @@
         (write-record buffer (locked-used locked) number message)
         (incf (locked-used locked) need)))))
 
-;; Two buffers that take turns, in which each thread takes space by an atomic addition. Who overflows one opens the other, waits for those who
-;; still write to the full one, and flushes that. To be waited for, a thread says in a cache line of its own which it writes to, and
-;; afterwards that it writes to none: as bench/src/systems/append/bump.rs, which has the orderings. On x86-64 stores are seen in
-;; order, and the atomic addition is a barrier.
+;; Two buffers that alternate; each thread takes space by an atomic addition. The thread that overflows one opens the
+;; other, waits for the writers of the full one, and flushes that. For that wait each writer stores the number of its
+;; buffer in a cache line of its own, and afterwards that it writes to none. bench/src/systems/append/bump.rs does the
+;; same and has the orderings. On x86-64 stores become visible in order, and the atomic addition is a barrier.
 (defconstant +none+ 3)
 
 (defstruct (bump (:include pad))
@@ -138,26 +138,26 @@
   (q5 0 :type sb-ext:word) (q6 0 :type sb-ext:word) (q7 0 :type sb-ext:word) (q8 0 :type sb-ext:word) (q9 0 :type sb-ext:word)
   (qa 0 :type sb-ext:word) (qb 0 :type sb-ext:word) (qc 0 :type sb-ext:word) (qd 0 :type sb-ext:word) (qe 0 :type sb-ext:word)
   (qf 0 :type sb-ext:word)
-  ;; Counts the buffers opened: the one of this number modulo 2 is written to.
+    ;; The number of opened buffers: threads write to the one of this number modulo 2.
   (epoch 0 :type sb-ext:word)
   (flushed 0 :type sb-ext:word)
   (buffer-0 (make-octets +buffer+) :type octets)
   (buffer-1 (make-octets +buffer+) :type octets)
-  ;; For each thread the number of the buffer that it writes to, 16 words apart.
+    ;; For each thread the number of the buffer that it writes to, 16 words apart.
   (writing (make-array 0 :element-type '(unsigned-byte 64)) :type (simple-array (unsigned-byte 64) (*)))
   (size 0 :type count*)
   (sink #'identity :type function))
 
 (defmacro waiting-while (condition)
-  "Looks 64 times, and then gives up the CPU."
+  "Polls 64 times, and then yields the CPU."
   `(loop with looks of-type count* = 0
          while ,condition
          do (if (< (incf looks) 64) (sb-ext:spin-loop-hint) (sb-thread:thread-yield))))
 
 (defun turn (bump epoch bytes)
-  "The buffer of that epoch is full with BYTES, by the calling thread, which writes to none."
+  "Flushes the buffer of that epoch, full with BYTES, and opens the next. The calling thread writes to none."
   (declare (type bump bump) (type count* epoch bytes))
-  ;; The next must have been flushed.
+    ;; The next must have been flushed.
   (waiting-while (<= (+ (bump-flushed bump) 2) (1+ epoch)))
   (if (evenp epoch) (setf (bump-tail-1 bump) 0) (setf (bump-tail-0 bump) 0))
   (sb-thread:barrier (:write))
@@ -173,7 +173,7 @@
 (defun append-bump (bump number message thread)
   (declare (type bump bump) (type octets message) (type (unsigned-byte 16) thread))
   (let ((need (record-bytes (length message))) (writing (bump-writing bump)) (own (* 16 (1+ thread))))
-    ;; A thread that were unwound from here would be waited for for ever.
+        ;; Without interrupts: others would wait without end for a thread that unwinds here.
     (sb-sys:without-interrupts
      (loop
       (let* ((epoch (ldb (byte 48 0) (bump-epoch bump))) (even (evenp epoch)))
@@ -206,7 +206,7 @@
                          (sb-thread:make-thread (lambda () ,@body))))))
 
 (defmacro messages ((n thread message count size steps numbered) append)
-  "COUNT times APPEND, of a message of SIZE bytes; NUMBERED: each says whose it is and which."
+  "COUNT times APPEND, of a message of SIZE bytes; NUMBERED: each has its thread's and its own number."
   `(let ((,message (make-array ,size :element-type '(unsigned-byte 8) :initial-element 7)))
      (setf (sb-kernel:%vector-raw-bits ,message 0) (ash ,thread 40))
      (cond (,numbered (dotimes (,n ,count)
@@ -217,7 +217,7 @@
            (t (dotimes (,n ,count) (declare (type count* ,n)) ,append)))))
 
 (defun append-all (system threads size steps count numbered sink)
-  "Answers what does it: buffers are made before."
+  "Returns the function that does it, with the buffers allocated."
   (declare (type (unsigned-byte 16) threads size) (type count* steps count) (type function sink))
   (ecase system
     (:pelton-sbcl
@@ -246,7 +246,7 @@
          (finish-bump bump))))))
 
 (defun look-at-all (system threads size count)
-  "A pass in which every record is looked at."
+  "A pass that checks every record."
   (declare (type (unsigned-byte 16) size))
   (let ((next (make-array threads :initial-element 0)) (found 0))
     (funcall (append-all system threads size 0 count t
@@ -259,12 +259,12 @@
                                                      (< thread threads)
                                                      (= n (svref next thread))
                                                      (loop for byte from 8 below size always (= 7 (sb-sys:sap-ref-8 sap (+ at 8 byte)))))
-                                          (error "message ~x is none that is due, or has other bytes" first))
+                                          (error "message ~x is not the expected one, or has wrong bytes" first))
                                         (incf (svref next thread))))
                                     (decf messages)
                                     (incf found))
-                           (unless (zerop messages) (error "a buffer has not as many messages as is said")))))
-    (unless (= found (* threads count)) (error "~d messages came, wanted ~d" found (* threads count)))))
+                           (unless (zerop messages) (error "a buffer's number of messages is wrong")))))
+    (unless (= found (* threads count)) (error "~d messages arrived, wanted ~d" found (* threads count)))))
 
 (defun append-side (system threads size work-ns looked-at passes &aux (steps (steps-of work-ns)))
   (look-at-all system threads size looked-at)
@@ -285,15 +285,15 @@
                    (format *error-output* "~(~a~): ~,5f bytes consed a message~%" system
                            (/ (- (sb-ext:get-bytes-consed) consed) messages 1.0)))
                  (unless (and (= messages (* threads count)) (= bytes (* messages (record-bytes size))))
-                   (error "~d messages in ~d bytes came, wanted ~d" messages bytes (* threads count)))))))
+                   (error "~d messages in ~d bytes arrived, wanted ~d" messages bytes (* threads count)))))))
 
 ;;; ---- A stream
 
-(defconstant +warm-up+ 16 "Messages before the first pass, each looked at as a whole.")
+(defconstant +warm-up+ 16 "Messages before the first pass, with all bytes checked.")
 
 (declaim (inline pattern))
 (defun pattern (at)
-  "The byte there of every message, behind its number: as bench/src/workload.rs has it."
+  "The byte there of every message, after its number: as in bench/src/workload.rs."
   (declare (type (unsigned-byte 32) at))
   (ldb (byte 8 0) (+ (* at 31) (ash at -8) 7)))
 
@@ -308,8 +308,8 @@
     (flet ((buffer ()
              (let ((message (make-octets size)))
                (dotimes (i size message) (setf (aref message i) (pattern i))))))
-      ;; They take turns, and each has its number long before it is copied, as on all other sides: a vector load of bytes just stored
-      ;; one by one waits for the stores.
+            ;; Round-robin, each with its number long before the copy, as on all other sides: a vector load of bytes
+            ;; just stored one by one stalls until the stores drain.
       (let ((even (buffer)) (odd (buffer)))
         (flet ((send (count)
                  (declare (type count* count))
@@ -337,7 +337,7 @@
                      (error "message ~d has ~d bytes and the number ~d" n found (sb-kernel:%vector-raw-bits buffer 0)))
                    (when (>= n whole-from)
                      (unless (loop for i of-type (unsigned-byte 32) from 8 below size always (= (aref buffer i) (pattern i)))
-                       (error "message ~d has other bytes" n)))))))
+                       (error "message ~d has wrong bytes" n)))))))
         (receive +warm-up+ 0)
         (loop for (count) in passes
               do (go-on t)
@@ -357,7 +357,7 @@
         (destructuring-bind (name wait capacity size &rest passes) arguments
           (funcall (if (string= role "sender") #'send-side #'receive-side)
                    name (intern (string-upcase wait) :keyword) (parse-integer capacity) (parse-integer size) (passes passes))))
-    ;; Until the other end of our input has gone.
+        ;; Until the program closes our input.
     (read-line *standard-input* nil)))
 
 (handler-bind ((error (lambda (condition)

@@ -1,7 +1,7 @@
--- Calls from one request, by pelton or by cosockets. As many coroutines as there are to be calls in flight; each reply is compared.
+-- Calls from one request, by pelton or by cosockets. One coroutine for each call in flight; each compares its replies.
 
-local place = "DIRECTORY" -- filled in
-local REQUESTS = 64 -- different ones, by turns
+local place = "DIRECTORY" -- replaced by bench/nginx/run
+local REQUESTS = 64 -- different ones, used by round-robin
 
 local function requests(size)
     local block, all = {}, {}
@@ -10,7 +10,7 @@ local function requests(size)
     end
     local rest = table.concat(block):rep(math.ceil(size / 256))
     for i = 1, REQUESTS do
-        -- The number of the first client, in 8 little-endian bytes, if there are so many.
+        -- The number of the first client, in 8 little-endian bytes, as far as they fit.
         all[i] = (string.char(i) .. ("\0"):rep(7) .. rest):sub(1, size)
     end
     return all
@@ -21,7 +21,7 @@ local function by_pelton()
     return function(request) return svc:call(request) end, function() end, function() return svc:notify("") end
 end
 
--- A connection for each coroutine, kept from one pass to the next, as a pool would. Length and payload.
+-- A connection for each coroutine, kept from one pass to the next as in a pool. Messages are length and payload.
 local function by_cosocket()
     local sock = ngx.socket.tcp()
     assert(sock:connect("unix:" .. place .. "/socket"))

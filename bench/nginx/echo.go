@@ -1,5 +1,5 @@
-// Echo answers each request on a Unix stream socket with its own bytes: a length in four little-endian bytes, and so many. It is what
-// bindings/go/examples/echo is without pelton.
+// Echo answers each request on a Unix stream socket with its own bytes: a length in four little-endian bytes, and the
+// payload. It is bindings/go/examples/echo without pelton.
 //
 //	echo PATH
 package main

@@ -1,9 +1,9 @@
-//! Threads of one process append messages, which are flushed by the buffer to a callback that counts them, or to a file, whose records
-//! the same callback is given after the pass.
+//! Threads of one process append messages. The buffer flushes them to a callback that counts them, or to a file, whose
+//! records the same callback gets after the pass.
 //!
-//! Before the passes each system does a smaller one in which every record is looked at: its length and number, its place in the order of
-//! its thread, and all its bytes. In the passes a thread's messages all have the same bytes, and the callback looks at the first length
-//! of each buffer and at how many bytes so many messages have; at the end the sums must be exact.
+//! Before the passes each system makes a smaller one that checks every record: its length and number, its place in the
+//! order of its thread, and all its bytes. In the passes a thread's messages all have the same bytes. The callback
+//! checks the first length of each buffer and how many bytes its messages have; at the end the sums must be exact.
 
 use std::{
     hint::black_box,
@@ -31,10 +31,10 @@ use crate::{
     workload::{PassReport, Section, buffer, number, passes, stamp, whole, work},
 };
 
-/// Messages of each thread that are looked at one by one: some buffers full, and one that is not.
-const LOOKED_AT: u64 = 100_000;
+/// Messages of each thread in the first, checked pass: some full buffers, and one that is not full.
+const CHECKED_MESSAGES: u64 = 100_000;
 
-/// Does all threads' part.
+/// The part of all threads.
 pub fn side(job: &Job) -> Result<()> {
     match job.system {
         SystemName::Pelton if job.to_file => part::<PeltonFile>(job),
@@ -45,7 +45,7 @@ pub fn side(job: &Job) -> Result<()> {
         SystemName::ArrayQueue => part::<Queue<ArrayQueue<_>>>(job),
         SystemName::SegQueue => part::<Queue<SegQueue<_>>>(job),
         SystemName::PeltonSbcl | SystemName::SbclMutex | SystemName::SbclCas => {
-            lisp::side(job, job.passes[0].count.min(LOOKED_AT))
+            lisp::side(job, job.passes[0].count.min(CHECKED_MESSAGES))
         }
         system => bail!("{system:?} is nothing to append to"),
     }
@@ -53,11 +53,11 @@ pub fn side(job: &Job) -> Result<()> {
 
 fn part<S: AppendSystem>(job: &Job) -> Result<()> {
     let size = job.sizes.max as usize;
-    let looking =
-        Arc::new(Looking { size, state: Mutex::new(Looked { due: first_numbers(job), ..Looked::default() }) });
-    let look = Pass { count: job.passes[0].count.min(LOOKED_AT), ..Pass::default() };
-    append::<S, true>(job, &look, looking.clone())?;
-    looking.finish(job, &look)?;
+    let checking =
+        Arc::new(Checking { size, state: Mutex::new(Checked { due: first_numbers(job), ..Checked::default() }) });
+    let check = Pass { count: job.passes[0].count.min(CHECKED_MESSAGES), ..Pass::default() };
+    append::<S, true>(job, &check, checking.clone())?;
+    checking.finish(job, &check)?;
     passes(job, |pass| {
         if pass.alone {
             return work_alone(job, pass);
@@ -73,7 +73,7 @@ fn first_numbers(job: &Job) -> Vec<u64> {
     (0..job.threads).map(first_number).collect()
 }
 
-/// All threads append `pass.count` messages each. `NUMBERED`: each says whose it is and which.
+/// All threads append `pass.count` messages each. `NUMBERED`: each message has its thread's and its own number.
 fn append<S: AppendSystem, const NUMBERED: bool>(job: &Job, pass: &Pass, sink: Arc<dyn Sink>) -> Result<PassReport> {
     let Opened { appenders, consumer, finish, read_back } = S::open(job, pass.count, sink)?;
     let section = Section::start(pass)?;
@@ -83,7 +83,7 @@ fn append<S: AppendSystem, const NUMBERED: bool>(job: &Job, pass: &Pass, sink: A
             |(thread, appender)| scope.spawn(move || append_all::<_, NUMBERED>(job, thread, appender, pass.count));
         let threads: Vec<_> = (0..job.threads).zip(appenders).map(append).collect();
         let ended: Vec<_> = threads.into_iter().chain(consumer).map(thread::ScopedJoinHandle::join).collect();
-        // What failed first made the others fail: an end that was gone, for instance.
+        // The first failure caused the others: an endpoint that was gone, for instance.
         ended.into_iter().try_for_each(|ended| ended.unwrap_or_else(|panic| panic::resume_unwind(panic)))
     })?;
     finish.map_or(Ok(()), |finish| finish())?;
@@ -96,7 +96,7 @@ fn append<S: AppendSystem, const NUMBERED: bool>(job: &Job, pass: &Pass, sink: A
 fn append_all<A: Appender, const NUMBERED: bool>(job: &Job, thread: u32, appender: A, count: u64) -> Result<()> {
     let mut payload = buffer(job.sizes.max as usize);
     stamp(&mut payload, first_number(thread));
-    // Of a size that the program knows, copied without a call.
+    // A constant size, which the compiler copies without a call.
     match <[u8; 16]>::try_from(&payload[..]) {
         Ok(mut payload) => append_each::<A, _, NUMBERED>(job, thread, appender, count, black_box(&mut payload)),
         Err(_) => append_each::<A, _, NUMBERED>(job, thread, appender, count, black_box(&mut payload)),
@@ -122,7 +122,7 @@ fn append_each<A: Appender, P: AsRef<[u8]> + AsMut<[u8]>, const NUMBERED: bool>(
             appender.append(n as u32, payload.as_ref())?;
         }
     } else {
-        // Apart: even asking whether there is any work would be felt.
+        // A loop of its own: even the check for work would be measurable.
         for n in 0..count {
             appender.append(n as u32, payload.as_ref())?;
         }
@@ -130,7 +130,7 @@ fn append_each<A: Appender, P: AsRef<[u8]> + AsMut<[u8]>, const NUMBERED: bool>(
     Ok(())
 }
 
-/// What all threads work for so many messages, without them.
+/// The work of all threads for so many messages, without the messages.
 fn work_alone(job: &Job, pass: &Pass) -> Result<PassReport> {
     let section = Section::start(pass)?;
     thread::scope(|scope| {
@@ -141,7 +141,7 @@ fn work_alone(job: &Job, pass: &Pass) -> Result<PassReport> {
     section.end(0)
 }
 
-/// Counts what it is given.
+/// Counts messages and bytes.
 #[derive(Default)]
 struct Counting {
     size: usize,
@@ -173,19 +173,19 @@ fn exact(job: &Job, pass: &Pass, messages: u64, bytes: u64) -> Result<()> {
     let bytes_wanted = wanted * record_bytes(job.sizes.max as usize) as u64;
     ensure!(
         (messages, bytes) == (wanted, bytes_wanted),
-        "{messages} messages in {bytes} bytes came, wanted {wanted} in {bytes_wanted}"
+        "{messages} messages in {bytes} bytes arrived, wanted {wanted} in {bytes_wanted}"
     );
     Ok(())
 }
 
-/// Looks at every record.
-struct Looking {
+/// Checks every record.
+struct Checking {
     size: usize,
-    state: Mutex<Looked>,
+    state: Mutex<Checked>,
 }
 
 #[derive(Default)]
-struct Looked {
+struct Checked {
     /// The next number of each thread.
     due: Vec<u64>,
     messages: u64,
@@ -193,13 +193,13 @@ struct Looked {
     wrong: Option<String>,
 }
 
-impl Looked {
-    /// The next message of any thread; answers its number.
-    fn look(&mut self, payload: &[u8], size: usize) -> u64 {
+impl Checked {
+    /// Checks the next message of any thread and returns its number.
+    fn check(&mut self, payload: &[u8], size: usize) -> u64 {
         let found = if payload.len() == size { number(payload) } else { u64::MAX };
         match self.due.iter_mut().find(|due| **due == found) {
             Some(due) if whole(payload) => *due += 1,
-            _ => self.fail(format!("message {found:#x} is none that is due, of {:x?}, or has other bytes", self.due)),
+            _ => self.fail(format!("message {found:#x} is none of the expected {:x?}, or has other bytes", self.due)),
         }
         self.messages += 1;
         found
@@ -210,8 +210,8 @@ impl Looked {
     }
 }
 
-impl Looking {
-    fn state(&self) -> MutexGuard<'_, Looked> {
+impl Checking {
+    fn state(&self) -> MutexGuard<'_, Checked> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -224,7 +224,7 @@ impl Looking {
     }
 }
 
-impl Sink for Looking {
+impl Sink for Checking {
     fn take(&self, records: &[u8], messages: u64) {
         let mut state = self.state();
         let before = state.messages;
@@ -234,14 +234,15 @@ impl Sink for Looking {
             let (len, counted) = (number(header) as u32 as usize, (number(header) >> 32) as u32);
             let in_all = state.messages;
             let payload = rest.get(..len).unwrap_or_default();
-            let own = state.look(payload, self.size);
-            // A message's number is its thread's, or where one thread makes all records, that one's; a lane's first is 1.
+            let own = state.check(payload, self.size);
+            // The header has its thread's number of the message, or where one thread makes all records, that one's; a
+            // lane's first is 1.
             if ![own as u32, (own as u32).wrapping_add(1), in_all as u32].contains(&counted) {
                 state.fail(format!("the header of message {own:#x} has the number {counted}"));
             }
         }
         if state.messages - before != messages {
-            state.fail(format!("a buffer of {} bytes is said to have {messages} messages", records.len()));
+            state.fail(format!("a buffer of {} bytes was reported with {messages} messages", records.len()));
         }
     }
 }
@@ -253,9 +254,9 @@ mod tests {
 
     const SIZE: usize = 20;
 
-    fn looking(threads: u32) -> Looking {
+    fn checking(threads: u32) -> Checking {
         let due = (0..threads).map(first_number).collect();
-        Looking { size: SIZE, state: Mutex::new(Looked { due, ..Looked::default() }) }
+        Checking { size: SIZE, state: Mutex::new(Checked { due, ..Checked::default() }) }
     }
 
     fn record(thread: u32, n: u64) -> Vec<u8> {
@@ -268,20 +269,20 @@ mod tests {
     }
 
     #[test]
-    fn a_record_lost_doubled_changed_or_out_of_order_is_seen() {
+    fn a_record_lost_doubled_changed_or_out_of_order_is_detected() {
         let wrong = |records: &[Vec<u8>], messages: u64| {
-            let looking = looking(2);
-            looking.take(&records.concat(), messages);
-            looking.state().wrong.clone()
+            let checking = checking(2);
+            checking.take(&records.concat(), messages);
+            checking.state().wrong.clone()
         };
         let right = [record(0, 0), record(1, 0), record(1, 1), record(0, 1)];
         assert_eq!(wrong(&right, 4), None);
-        assert!(wrong(&right, 5).unwrap().contains("said to have 5"));
+        assert!(wrong(&right, 5).unwrap().contains("reported with 5"));
         let order = [record(0, 0), record(1, 1), record(1, 0)];
-        assert!(wrong(&order, 3).unwrap().contains("none that is due"));
-        assert!(wrong(&[record(0, 0), record(0, 0)], 2).unwrap().contains("none that is due"));
-        assert!(wrong(&[record(2, 0)], 1).unwrap().contains("none that is due"));
-        for (at, words) in [(0, "none that is due"), (4, "has the number"), (HEADER + SIZE - 1, "other bytes")] {
+        assert!(wrong(&order, 3).unwrap().contains("none of the expected"));
+        assert!(wrong(&[record(0, 0), record(0, 0)], 2).unwrap().contains("none of the expected"));
+        assert!(wrong(&[record(2, 0)], 1).unwrap().contains("none of the expected"));
+        for (at, words) in [(0, "none of the expected"), (4, "has the number"), (HEADER + SIZE - 1, "other bytes")] {
             let mut changed = record(0, 0);
             changed[at] ^= 4;
             assert!(wrong(&[changed], 1).unwrap().contains(words), "byte {at}");
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_cut_off_is_seen_by_who_only_counts() {
+    fn a_truncated_buffer_is_detected_by_the_counting_sink() {
         let counting = Counting { size: SIZE, ..Counting::default() };
         let records = [record(0, 0), record(0, 1)].concat();
         counting.take(&records, 2);

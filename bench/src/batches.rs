@@ -1,35 +1,37 @@
-//! Streams whose ends are given several messages at a time, and give several: written where they will lie, up to 64 of them published by one store, and
-//! released together. Between threads they are looked at where they lie; between processes each is copied out, as those are that go one by one.
+//! Streams whose endpoints send and receive several messages at a time. The sender writes up to 64 messages in place
+//! and publishes them by one store; the receiver releases them together. Between threads the receiver reads them in
+//! place. Between processes it copies each one out, as in streams of single messages.
 
 use anyhow::{Result, bail, ensure};
 
 use crate::{
     parameters::{Job, Role},
     systems::System,
-    workload::{Section, WARM_UP, all_came, buffer, glance, number, passes, stamp, whole},
+    workload::{Section, WARM_UP, buffer, check_bytes, glance, number, passes, stamp, whole},
 };
 
-/// Messages that are sent together, where there is room, and between processes those that are released together.
+/// Messages that a sender publishes together, if they fit; between processes also the messages that a receiver
+/// releases together.
 pub const BATCH: usize = 64;
 
-/// The end that sends several.
+/// The sending endpoint.
 pub trait SendingBatches {
-    /// Sends up to `most` messages of the job's size, at least one, waiting for room; `write` is given the index of each among them and its
-    /// bytes, which it writes. Answers how many there were.
+    /// Sends up to `most` messages of the job's size, at least one, waiting for free space. `write` gets the index of
+    /// each and its bytes, which it writes. Returns how many it sent.
     fn send_batch(&mut self, most: usize, write: impl FnMut(usize, &mut [u8])) -> Result<usize>;
 }
 
-/// The end that receives several.
+/// The receiving endpoint.
 pub trait ReceivingBatches {
-    /// Shows `look` at least one message, waiting for it, and at most `most`. Answers how many there were.
-    fn receive_batch(&mut self, most: usize, look: impl FnMut(&[u8])) -> Result<usize>;
+    /// Passes at least one message, waiting for it, and at most `most` to `inspect`. Returns how many it received.
+    fn receive_batch(&mut self, most: usize, inspect: impl FnMut(&[u8])) -> Result<usize>;
 }
 
-/// What carries them between two processes that know the same directory.
+/// A transport between two processes that know the same directory.
 pub trait Batched {
-    /// The end that sends.
+    /// The sending endpoint.
     type Sending: SendingBatches;
-    /// The end that receives.
+    /// The receiving endpoint.
     type Receiving: ReceivingBatches;
 
     /// Waits for the other side.
@@ -56,7 +58,8 @@ where
     }
 }
 
-/// A part that knows the messages' size when it is compiled, as a program does whose messages are of one type; of other sizes than these it is 0.
+/// Calls a part with the messages' size as a constant, as in a program whose messages are of one type; 0 for other
+/// sizes than these.
 macro_rules! by_size {
     ($job:expr, $part:ident, $what:ty) => {
         match $job.sizes.max {
@@ -73,7 +76,7 @@ pub(crate) use by_size;
 
 /// One process's part in a stream.
 pub fn part<B: Batched>(job: &Job) -> Result<()> {
-    // Before the two meet, or the other side's words would be that this one is gone.
+    // Before the two connect, or the other side would report only that this one is gone.
     of_one_size(job)?;
     by_size!(job, sized, B)
 }
@@ -116,7 +119,7 @@ fn sized<const SIZE: usize, B: Batched>(job: &Job) -> Result<()> {
                 let section = Section::start(pass)?;
                 receive(pass.count)?;
                 let bytes = pass.count * size as u64;
-                all_came(job, pass, bytes)?;
+                check_bytes(job, pass, bytes)?;
                 section.end(bytes)
             })
         }
@@ -124,7 +127,7 @@ fn sized<const SIZE: usize, B: Batched>(job: &Job) -> Result<()> {
     }
 }
 
-/// Copies a message, of which the size may be known.
+/// Copies a message, whose size may be a constant.
 #[inline(always)]
 fn copy_sized<const SIZE: usize>(to: &mut [u8], from: &[u8]) {
     match (to.first_chunk_mut::<SIZE>(), from.first_chunk::<SIZE>()) {
@@ -152,19 +155,20 @@ pub fn all_sent<const SIZE: usize, S: SendingBatches>(
     })
 }
 
-/// Takes so many messages, `most` at a time; `look` is given each, its number, and whether it is the last, and answers whether it is right.
+/// Receives so many messages, `most` at a time; `inspect` gets each, its number, and whether it is the last, and
+/// returns whether it is right.
 #[inline(always)]
 pub fn all_taken(
     receiving: &mut impl ReceivingBatches,
     (count, most): (u64, usize),
-    mut look: impl FnMut(&[u8], u64, bool) -> bool,
+    mut inspect: impl FnMut(&[u8], u64, bool) -> bool,
 ) -> Result<()> {
     let (mut n, mut right) = (0, true);
     while n < count {
         let most = (count - n).min(most as u64) as usize;
         let mut at = n;
         n += receiving.receive_batch(most, |message| {
-            right &= look(message, at, at + 1 == count);
+            right &= inspect(message, at, at + 1 == count);
             at += 1;
         })? as u64;
         ensure!(right, "one of the messages before the {n}th is not the one that was sent");
@@ -172,7 +176,7 @@ pub fn all_taken(
     Ok(())
 }
 
-/// Whether these are the bytes of message `n`: of the first ones and the last all are compared.
+/// Whether these are the bytes of message `n`: compares all bytes of the first messages and of the last.
 #[inline(always)]
 pub fn is_right(message: &[u8], n: u64, last: bool) -> bool {
     let check = if n < WARM_UP || last { whole } else { glance };

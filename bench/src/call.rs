@@ -1,8 +1,9 @@
-//! Clients call a service, which answers each request with its own bytes.
+//! Clients call a service, which replies to each request with its own bytes.
 //!
-//! A request's number begins with its client's, as in a fan-in. A client has as many calls in flight as the job says, copies each reply out,
-//! and compares it with its request: size, number and every other byte. The service counts the requests of those that are
-//! measured; one that floods is not. Every system here has one thread that answers, so replies come in the order of the requests.
+//! A request's number begins with its client's, as in a fan-in. A client has as many calls in flight as the job says.
+//! It copies each reply out and compares it with its request: size, number and every other byte. The service counts
+//! the requests of the measured clients, not of a flooding one. The service of every system has one thread, so replies
+//! arrive in the order of the requests.
 
 use std::collections::VecDeque;
 
@@ -15,14 +16,15 @@ use crate::{
     measure::{delay, now_ns},
     parameters::{Job, Pass, Role, SystemName},
     systems::call::{Asking, Pelton, PeltonServing, Serving, Sock, SockServing, SockStreamService, nginx},
-    workload::{self, Payloads, Percentiles, Schedule, Section, WARM_UP, all_came, histogram, passes, say},
+    workload::{self, Payloads, Percentiles, Schedule, Section, WARM_UP, check_bytes, histogram, passes, say},
 };
 
-/// Calls that a client which floods has in flight: nearly all that pelton allows.
+/// Calls that a flooding client has in flight: nearly all that pelton allows.
 const FLOOD: u64 = 1000;
-/// After so many replies it asks whether to go on: often enough to be quick, too seldom to be a cost.
-const FLOOD_TURN: u64 = 1024;
-/// How long a service that is gone may be ahead of the word that all is over. Ten seconds have all sides to end, see `run.rs`.
+/// Replies between two checks of the end: often enough to end quickly, seldom enough to cost nothing.
+const FLOOD_CHECK_INTERVAL: u64 = 1024;
+/// How long before the program's order a flooding client may see the service exit. All sides have ten seconds to exit,
+/// see `run.rs`.
 const FLOOD_END: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Does one side's part.
@@ -36,8 +38,8 @@ pub fn side(job: &Job) -> Result<()> {
         }
         (SystemName::CosocketNginx, Role::Service) => {
             // Each coroutine has a connection of its own.
-            let crowd = Job { senders: job.calls.in_flight, ..job.clone() };
-            serve_warmed_up(job, SockStreamService::new(&crowd)?, nginx::warm_up(job))
+            let connections = Job { senders: job.calls.in_flight, ..job.clone() };
+            serve_warmed_up(job, SockStreamService::new(&connections)?, nginx::warm_up(job))
         }
         (SystemName::PeltonNginx | SystemName::CosocketNginx, _) => nginx::measured(job),
         (_, Role::Service) if is_simple(job) => serve(job, SockServing::new(job)?),
@@ -46,7 +48,7 @@ pub fn side(job: &Job) -> Result<()> {
     }
 }
 
-/// Whether a connection has one message on the way at a time, in one direction: blocking calls do it all.
+/// Whether a connection has at most one message in flight, in one direction: then blocking calls suffice.
 pub fn is_simple(job: &Job) -> bool {
     job.calls.one_by_one() && job.idle == 0
 }
@@ -55,7 +57,7 @@ fn ask(job: &Job, asking: impl Asking) -> Result<()> {
     if job.role == Role::Flooder { flood(job, asking) } else { measured(job, asking) }
 }
 
-/// What a service has answered, of the clients that are measured.
+/// The calls of measured clients that a service has served.
 pub struct Tally {
     clients: u64,
     /// Calls
@@ -65,12 +67,12 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Of so many clients.
+    /// An empty tally.
     pub fn new(job: &Job) -> Tally {
         Tally { clients: job.senders as u64, count: 0, bytes: 0 }
     }
 
-    /// A request is answered. Whether it is of a client that is measured.
+    /// Counts a request. Returns whether its client is measured.
     #[inline]
     pub fn note(&mut self, request: &[u8]) -> bool {
         let measured = workload::number(request) >> NUMBER_BITS < self.clients;
@@ -84,7 +86,7 @@ fn serve(job: &Job, serving: impl Serving) -> Result<()> {
     serve_warmed_up(job, serving, WARM_UP * job.senders as u64)
 }
 
-/// After so many calls before the first pass.
+/// Serves, after so many calls before the first pass.
 fn serve_warmed_up(job: &Job, mut serving: impl Serving, warm_up: u64) -> Result<()> {
     serving.serve(warm_up)?;
     passes(job, |pass| {
@@ -92,7 +94,7 @@ fn serve_warmed_up(job: &Job, mut serving: impl Serving, warm_up: u64) -> Result
         let tally = serving.serve(pass.count)?;
         let mut report = section.end(tally.bytes)?;
         ensure!(tally.count == pass.count, "{} calls came, wanted {}", tally.count, pass.count);
-        all_came(job, pass, tally.bytes)?;
+        check_bytes(job, pass, tally.bytes)?;
         report.resident_bytes = serving.resident_bytes()?;
         Ok(report)
     })
@@ -118,7 +120,7 @@ fn measured(job: &Job, asking: impl Asking) -> Result<()> {
     })
 }
 
-/// A client that is measured.
+/// A measured client.
 struct Client<'a, A> {
     job: &'a Job,
     asking: A,
@@ -128,7 +130,7 @@ struct Client<'a, A> {
 }
 
 impl<A: Asking> Client<'_, A> {
-    /// Makes its share of the calls, and answers the payload of the requests, and by when they were due if that was said.
+    /// Makes its share of the calls. Returns the payload of the requests, and the schedule if there is a rate.
     fn pass(&mut self, pass: &Pass) -> Result<(u64, Option<Schedule>)> {
         let count = self.job.share(self.job.index, pass.count);
         self.payloads.begin(self.first);
@@ -146,7 +148,7 @@ impl<A: Asking> Client<'_, A> {
         for n in 0..count {
             let size = sizes.next_size();
             let number = *first + n;
-            // From when it was due, not from when it went: what waits for a late answer is late itself.
+            // From its due time, not from its sending: a call that waits for a late reply is late itself.
             let start_ns = match &mut schedule {
                 Some(schedule) => schedule.wait_for(n),
                 None if time_each => now_ns(),
@@ -167,7 +169,7 @@ impl<A: Asking> Client<'_, A> {
         Ok((bytes, schedule))
     }
 
-    /// Asks whenever fewer than `most` calls are in flight, and there is room; else takes a reply.
+    /// Sends a request whenever fewer than `most` calls are in flight and there is free space; else receives a reply.
     fn many(&mut self, count: u64, most: u64, time_each: bool) -> Result<u64> {
         let Client { job, asking, payloads, first, histogram } = self;
         let (mut to_ask, mut to_come) = (job.sizes.sequence(), job.sizes.sequence());
@@ -198,7 +200,7 @@ impl<A: Asking> Client<'_, A> {
     }
 }
 
-/// Apart, so that it is not on the way of replies that are right.
+/// Not inlined: it must not lengthen the path of right replies.
 #[cold]
 #[inline(never)]
 fn wrong(n: u64) -> anyhow::Error {
@@ -207,7 +209,7 @@ fn wrong(n: u64) -> anyhow::Error {
     )
 }
 
-/// Calls without end, until the program says that all is over, or, as the service hears that first, it is gone.
+/// Calls without end, until the program orders the end, or the service, which may get its order first, is gone.
 fn flood(job: &Job, mut asking: impl Asking) -> Result<()> {
     let mut payloads = Payloads::new(job.sizes.max as usize);
     let first = first_number(job.senders);
@@ -215,7 +217,7 @@ fn flood(job: &Job, mut asking: impl Asking) -> Result<()> {
     payloads.begin(first);
     say(&"ready")?;
     loop {
-        let mut turn = || -> Result<()> {
+        let mut exchange = || -> Result<()> {
             while asked - answered < FLOOD
                 && asking.try_ask(payloads.prepared(first + asked, job.sizes.max as usize))?
             {
@@ -223,11 +225,11 @@ fn flood(job: &Job, mut asking: impl Asking) -> Result<()> {
                 asked += 1;
             }
             let right = asking.reply(|reply| reply.len() == job.sizes.max as usize)?;
-            ensure!(right, "a reply to who floods has another size than its request");
+            ensure!(right, "a reply to the flooding client has another size than its request");
             answered += 1;
             Ok(())
         };
-        let done = (0..FLOOD_TURN).try_for_each(|_| turn());
+        let done = (0..FLOOD_CHECK_INTERVAL).try_for_each(|_| exchange());
         let wait = if done.is_ok() { Timespec { tv_sec: 0, tv_nsec: 0 } } else { FLOOD_END };
         match (is_over(&wait)?, done) {
             (true, _) => return Ok(()),
@@ -237,7 +239,7 @@ fn flood(job: &Job, mut asking: impl Asking) -> Result<()> {
     }
 }
 
-/// Whether the program has closed our input, or does so within that time.
+/// Whether the program has closed our input, or closes it within that time.
 fn is_over(within: &Timespec) -> Result<bool> {
     let input = std::io::stdin();
     let mut fds = [PollFd::new(&input, PollFlags::IN)];
@@ -261,38 +263,38 @@ mod tests {
 
     type Spoil = fn(&mut Vec<u8>);
 
-    /// Answers what it was asked, but for one reply.
+    /// Replies with the bytes of each request, but spoils one reply.
     struct Echo {
         asked: VecDeque<Vec<u8>>,
         most: usize,
         spoil: Option<(u64, Spoil)>,
         replies: u64,
-        /// For the first reply.
+        /// The delay of the first reply
         takes: Duration,
     }
 
     impl Asking for Echo {
-        fn call<R>(&mut self, request: &[u8], look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        fn call<R>(&mut self, request: &[u8], inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
             assert!(self.try_ask(request)?);
-            self.reply(look)
+            self.reply(inspect)
         }
 
         fn try_ask(&mut self, request: &[u8]) -> Result<bool> {
-            let room = self.asked.len() < self.most;
-            if room {
+            let has_space = self.asked.len() < self.most;
+            if has_space {
                 self.asked.push_back(request.to_vec());
             }
-            Ok(room)
+            Ok(has_space)
         }
 
-        fn reply<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        fn reply<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
             let mut reply = self.asked.pop_front().context("nothing was asked")?;
             if let Some((_, spoil)) = self.spoil.filter(|(n, _)| *n == self.replies) {
                 spoil(&mut reply);
             }
             self.replies += 1;
             std::thread::sleep(std::mem::take(&mut self.takes));
-            Ok(look(&reply))
+            Ok(inspect(&reply))
         }
     }
 
@@ -310,7 +312,7 @@ mod tests {
         takes: Duration,
     ) -> Result<(u64, Histogram<u64>)> {
         let job = Job { sizes, calls, delay_us: 0, ..job_of(Workload::Call, Vec::new()) };
-        // Less room than may be in flight.
+        // Less space than calls may be in flight.
         let asking = Echo { asked: VecDeque::new(), most: 7, spoil, replies: 0, takes };
         let payloads = Payloads::new(sizes.max as usize);
         let mut client = Client { job: &job, asking, payloads, first: 0, histogram: histogram()? };
@@ -342,8 +344,8 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_was_due_while_another_was_late_is_late_itself() {
-        // All are due within a tenth of a millisecond, and the first is answered after twenty.
+    fn a_call_that_falls_due_behind_a_late_one_is_late_itself() {
+        // All are due within a tenth of a millisecond, and the first reply takes twenty.
         let takes = Duration::from_millis(20);
         let sizes = SizeRange::fixed(64);
         let (_, due) = timed(Calls { rate: Some(1_000_000), ..Calls::default() }, sizes, None, takes).unwrap();
@@ -351,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn who_floods_is_not_counted() {
+    fn calls_of_a_flooding_client_are_not_counted() {
         let job = Job { senders: 2, ..job_of(Workload::Call, Vec::new()) };
         let mut tally = Tally::new(&job);
         for (index, measured) in [(0, true), (1, true), (2, false)] {

@@ -1,6 +1,6 @@
-//! `./run bench call-table`: calls beside those by a stream socket, by size and by how many are in flight.
+//! `./run bench call-table`: the speedup of calls over a stream socket, by size and by number of calls in flight.
 //!
-//! Every cell is a command that can be given by itself, `call --size … --in-flight …`.
+//! Every cell is also a command: `call --size … --in-flight …`.
 
 use std::{
     io::{Write, stdout},
@@ -19,7 +19,7 @@ use pelton_bench::{
 
 use crate::Arguments;
 
-/// Prints how many times as fast as by a stream socket calls are: medians of the runs, in which the two take turns, and the least and most
+/// Prints the speedup of calls over those by a stream socket: median, minimum and maximum of interleaved runs
 #[derive(Parser, Debug)]
 #[command(name = "pelton-bench call-table", max_term_width = 120)]
 struct Table {
@@ -35,16 +35,16 @@ struct Table {
     #[arg(long)]
     one_cpu: bool,
 
-    /// How both wait
+    /// How both processes wait
     #[arg(long, default_value = "block")]
     wait: Wait,
 
-    /// How often each cell is measured
+    /// Runs of each cell
     #[arg(long, value_name = "N", default_value_t = 3)]
     runs: usize,
 }
 
-/// Does what the command line says behind `call-table`.
+/// Runs the command line after `call-table`.
 pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
     let table = Table::parse_from(std::iter::once("pelton-bench call-table".to_string()).chain(arguments));
     print(&table).map_or_else(
@@ -56,7 +56,7 @@ pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
     )
 }
 
-/// Of so many the socket takes some 50 ms, at 5 µs a call and 4 GB/s; but each place is used more than once.
+/// So many take the socket some 50 ms, at 5 µs a call and 4 GB/s; but the calls use each slot more than once.
 fn count(size: u64, in_flight: u64) -> u64 {
     (50_000_000 / (5_000 + size / 2)).max(2 * in_flight)
 }

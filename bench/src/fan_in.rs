@@ -1,17 +1,18 @@
 //! Many processes send to one receiver.
 //!
-//! A sender does what it does in a stream; its numbers begin with its own. The receiver knows by them whose a message is, compares each
-//! with the one due of that sender, and the bytes of the warm-up and of each sender's last message.
+//! A sender does the same as in a stream; its numbers begin with its own. By them the receiver identifies the sender
+//! and compares each message with that sender's next. It checks all bytes of the warm-up and of each sender's last
+//! message.
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
     parameters::{Job, Role, SystemName},
     systems::{BySocket, Pelton, Receiving, SockSeqpacket, SockStream, System},
-    workload::{self, Section, WARM_UP, all_came, glance, passes, say, whole},
+    workload::{self, Section, WARM_UP, check_bytes, glance, passes, say, whole},
 };
 
-/// A number's bits above these are its sender's; 2^40 messages of 1,024 senders fit.
+/// The bits of a number above these are its sender's; 2^40 messages of 1,024 senders fit.
 pub const NUMBER_BITS: u32 = 48;
 
 /// The first number of that sender.
@@ -48,7 +49,7 @@ fn idle<S: System>(job: &Job) -> Result<()> {
     Ok(())
 }
 
-/// What is due of one sender: the next number, and the last.
+/// The expected numbers of one sender: the next, and the last.
 struct Due {
     next: u64,
     last: u64,
@@ -71,14 +72,14 @@ fn receive_all(job: &Job, mut receiving: impl Receiving) -> Result<()> {
             bytes += receive(&mut receiving, &mut due, glance)? as u64;
         }
         let mut report = section.end(bytes)?;
-        all_came(job, pass, bytes)?;
+        check_bytes(job, pass, bytes)?;
         ensure!(due.iter().all(|due| due.next == due.last + 1), "some sender's messages came short of others'");
         report.resident_bytes = receiving.resident_bytes()?;
         Ok(report)
     })
 }
 
-/// Takes a message, compares its number with the one due, and answers its size.
+/// Receives a message, compares its number with the expected one, and returns its size.
 #[inline(always)]
 fn receive(receiving: &mut impl Receiving, due: &mut [Due], check: impl FnOnce(&[u8]) -> bool) -> Result<usize> {
     let taken = receiving.receive(|message| {
@@ -93,26 +94,24 @@ fn receive(receiving: &mut impl Receiving, due: &mut [Due], check: impl FnOnce(&
     taken.map_err(wrong)
 }
 
-/// Apart, so that it is not on the way of messages that are right.
+/// Not inlined: it must not lengthen the path of right messages.
 #[cold]
 #[inline(never)]
 fn wrong(found: u64) -> anyhow::Error {
     let (sender, number) = (found >> NUMBER_BITS, found & ((1 << NUMBER_BITS) - 1));
-    anyhow::anyhow!(
-        "message {number} of sender {sender} has other bytes than were sent, or messages were lost, doubled or out of order"
-    )
+    anyhow::anyhow!("message {number} of sender {sender} has wrong bytes, or messages were lost, doubled or reordered")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Messages as they are given.
+    /// Receives these messages, in this order.
     struct Given(std::vec::IntoIter<Vec<u8>>);
 
     impl Receiving for Given {
-        fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-            Ok(look(&self.0.next().context("there are no more")?))
+        fn receive<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
+            Ok(inspect(&self.0.next().context("there are no more")?))
         }
     }
 
@@ -131,14 +130,14 @@ mod tests {
     }
 
     #[test]
-    fn senders_may_come_in_any_order_but_their_messages_may_not() {
+    fn senders_may_interleave_in_any_order_but_their_messages_may_not() {
         let [a, b] = [first_number(0), first_number(1)];
         let nothing = |_: usize, _: &mut [u8]| ();
         check(&[a, b, b + 1, a + 1], nothing).unwrap();
         for order in [[a, b + 1, b, a + 1], [a, a, b, b + 1], [first_number(2), a, b, b + 1]] {
             check(&order, nothing).unwrap_err();
         }
-        // Of a sender's last message every byte is compared.
+        // All bytes of a sender's last message are compared.
         check(&[a, b, b + 1, a + 1], |at, message| message[31] ^= u8::from(at == 2)).unwrap_err();
         check(&[a, b, b + 1, a + 1], |at, message| message[31] ^= u8::from(at == 0)).unwrap();
     }

@@ -1,6 +1,8 @@
-//! `./run bench figures RECORD`: writes the figures of README.md and COMPARE.md from a record, so that none is copied by hand.
+//! `./run bench figures RESULTS`: writes the figures of README.md and COMPARE.md from a results file, so that none is
+//! copied by hand.
 //!
-//! A file says where with a pair of comments, `<!-- bench NAME -->` and `<!-- /bench -->`; all between them is written anew.
+//! A pair of comments, `<!-- bench NAME -->` and `<!-- /bench -->`, marks a place in a file; the command replaces all
+//! text between them.
 
 use std::{
     fmt::Write as _,
@@ -13,28 +15,28 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use serde_json::Value;
 
-use crate::{record, report::paired_ratio};
+use crate::{report::paired_ratio, results};
 
-/// Writes the figures of README.md and COMPARE.md from a record
+/// Writes the figures of README.md and COMPARE.md from a results file
 #[derive(Parser, Debug)]
 #[command(name = "pelton-bench figures", max_term_width = 120)]
 struct Arguments {
-    /// What `./run bench all` has written
-    record: PathBuf,
+    /// The output of `./run bench all`
+    results: PathBuf,
 
     /// Files with places for figures [default: README.md and COMPARE.md of the project's tree]
     files: Vec<PathBuf>,
 
-    /// Takes a record that nobody should take figures from: a short one, an interrupted one, one of a tree with changes
+    /// Accepts results that are not for publication: a short or interrupted measurement, or one of a tree with changes
     #[arg(long)]
     draft: bool,
 
-    /// Writes the page of this record, too
+    /// Also writes the page of these results
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 }
 
-/// Does what the command line says behind `figures`.
+/// Runs the command line after `figures`.
 pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
     let arguments = Arguments::parse_from(std::iter::once("pelton-bench figures".to_string()).chain(arguments));
     match write_all(&arguments) {
@@ -47,14 +49,14 @@ pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
 }
 
 fn write_all(arguments: &Arguments) -> Result<()> {
-    let lines = record::read(&arguments.record)?;
+    let lines = results::read(&arguments.results)?;
     if let Some(reason) = draft(&lines[0]["machine"]).filter(|_| !arguments.draft) {
         bail!(
-            "found a record that is no one's to quote, {} ({reason}), wanted one of `./run bench all` at a commit: measure again, or say --draft",
-            arguments.record.display()
+            "found results that are not for publication, {} ({reason}), wanted those of `./run bench all` at a commit: measure again, or use --draft",
+            arguments.results.display()
         );
     }
-    let name = arguments.record.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = arguments.results.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let files = match &arguments.files[..] {
         [] => vec![root.join("README.md"), root.join("COMPARE.md")],
@@ -64,10 +66,10 @@ fn write_all(arguments: &Arguments) -> Result<()> {
         let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
         let filled = fill(&text, &Figures { lines: &lines, name: &name })
             .with_context(|| format!("filling in {}", file.display()))?;
-        record::put(&file, &filled)?;
+        results::put(&file, &filled)?;
     }
     if let Some(page) = &arguments.report {
-        record::write_page(page, &lines)?;
+        results::write_page(page, &lines)?;
     }
     Ok(())
 }
@@ -91,12 +93,12 @@ struct Figures<'a> {
     name: &'a str,
 }
 
-/// What is measured by a table: a command without what only says how many and of whom.
+/// The commands of the tables, without the options of [`HOW_MANY`].
 const STREAM: &str = "stream --size 256";
 const ROUND: &str = "roundtrip --size 64";
 const ROUND_IN_THE_KERNEL: &str = "roundtrip --size 64 --wait block";
 const ASLEEP: &str = "roundtrip --size 64 --delay 20";
-/// What the tables, the pairs and the headline are of.
+/// The commands of all tables, the pairs and the headline.
 pub const WANTED: [&str; 16] = [
     STREAM,
     ROUND,
@@ -115,8 +117,8 @@ pub const WANTED: [&str; 16] = [
     "call --size 64 --in-flight 1000 --wait block",
     "reattach",
 ];
-/// Options that are no part of that.
-const HOW_MANY: [&str; 6] = ["--count", "--seconds", "--runs", "--systems", "--report", "--record"];
+/// Options that do not change the subject of a measurement. Older results have `--record` for `--results`.
+const HOW_MANY: [&str; 7] = ["--count", "--seconds", "--runs", "--systems", "--report", "--results", "--record"];
 
 /// The command of a line, without those options.
 pub fn key(command: &str) -> String {
@@ -132,7 +134,7 @@ pub fn key(command: &str) -> String {
     kept.join(" ")
 }
 
-/// How many times as fast the first system is as another, whatever its figure is: of times the inverse.
+/// The first system's speedup over another. Of times it is the inverse ratio.
 #[derive(Clone, Copy)]
 struct Speed {
     median: f64,
@@ -146,7 +148,7 @@ impl Speed {
         let ratio = &ratios["ratios"][label];
         let of = |name: &str| ratio[name].as_f64();
         let (median, min, max) = (of("median")?, of("min")?, of("max")?);
-        // Half of the runs; all, in a record that does not say.
+        // The middle half of the runs; all runs in older results, which have no quartiles.
         let steady = of("high").unwrap_or(max) <= NOT_STEADY * of("low").unwrap_or(min);
         let figure = ratios["figure"].as_str()?;
         if figure.ends_with("_ns") {
@@ -156,14 +158,14 @@ impl Speed {
         }
     }
 
-    /// Median and range; where the range says that there is no figure, that.
+    /// Median and range; "not steady" where the range is too wide for a figure.
     fn text(self) -> String {
         let range = format!("{} ({} to {})", digits(self.median), digits(self.min), digits(self.max));
         if self.steady { range } else { format!("{range}, not steady") }
     }
 }
 
-/// By so much half of the runs may differ.
+/// The ratio of the quartiles above which a figure is not steady.
 const NOT_STEADY: f64 = 1.5;
 
 impl Figures<'_> {
@@ -174,8 +176,8 @@ impl Figures<'_> {
                 STREAM,
                 &[
                     ("messages/s", |l| number(l, "messages_per_second").map(rate)),
-                    ("CPU s for a million", |l| per_million(l, l).map(digits)),
-                    ("system calls a message", |l| number(l, "syscalls_per_message").map(digits)),
+                    ("CPU s per million", |l| per_million(l, l).map(digits)),
+                    ("system calls per message", |l| number(l, "syscalls_per_message").map(digits)),
                 ],
             ),
             "roundtrip" => self.table(ROUND, &LATENCY),
@@ -187,25 +189,25 @@ impl Figures<'_> {
             "memory" => self.table(
                 "memory",
                 &[
-                    ("sent before it had to wait", |l| number(l, "backlog_messages").map(|n| format!("{n:.0}"))),
-                    ("memory then", |l| number(l, "backlog_resident_bytes").map(bytes)),
-                    ("after all were taken", |l| number(l, "drained_resident_bytes").map(bytes)),
+                    ("messages accepted", |l| number(l, "backlog_messages").map(|n| format!("{n:.0}"))),
+                    ("resident memory", |l| number(l, "backlog_resident_bytes").map(bytes)),
+                    ("after all were received", |l| number(l, "drained_resident_bytes").map(bytes)),
                 ],
             ),
             "idle" => self.table(
                 "idle",
                 &[
-                    ("wake-ups a second", |l| number(l, "wakeups_per_second").map(digits)),
-                    ("CPU s of two", |l| number(l, "cpu_seconds").map(digits)),
+                    ("wake-ups per second", |l| number(l, "wakeups_per_second").map(digits)),
+                    ("CPU s in 2 s", |l| number(l, "cpu_seconds").map(digits)),
                 ],
             ),
             "kill" => self.table(
                 "kill",
                 &[
-                    ("its receiver killed: the sender", |l| Some(outcome(l, "receiver"))),
-                    ("after", |l| number(l, "receiver_death_told_ns").map(time)),
-                    ("its sender killed: the receiver", |l| Some(outcome(l, "sender"))),
-                    ("after", |l| number(l, "sender_death_told_ns").map(time)),
+                    ("receiver killed: the sender", |l| Some(outcome(l, "receiver"))),
+                    ("after", |l| number(l, "receiver_death_detected_ns").map(time)),
+                    ("sender killed: the receiver", |l| Some(outcome(l, "sender"))),
+                    ("after", |l| number(l, "sender_death_detected_ns").map(time)),
                 ],
             ),
             "io_uring" => self.pairs(),
@@ -216,13 +218,13 @@ impl Figures<'_> {
         })
     }
 
-    /// Of a command: the systems' lines, and that of ratios. Of one that was given with several counts the largest.
+    /// The lines of a command's systems, and its line of ratios. Of a command with several counts the largest.
     fn of(&self, wanted: &str) -> (Vec<&Value>, Option<&Value>) {
         debug_assert!(WANTED.contains(&wanted), "{wanted} is to be among what is wanted");
         let here = |line: &&Value| line["command"].as_str().is_some_and(|command| key(command) == wanted);
         let systems = || self.lines.iter().filter(here).filter(|line| line["label"].is_string());
         let largest = systems().max_by_key(|line| line["parameters"]["count"].as_u64());
-        // Each system may have a count of its own, and then one command has several.
+        // Each system may have a count of its own; then one command has several.
         let Some(command) = largest.and_then(|line| line["command"].as_str()) else { return (Vec::new(), None) };
         let of_it = |line: &&Value| line["command"] == command;
         let ratios = self.lines.iter().filter(of_it).find(|line| line["ratios"].is_object());
@@ -233,7 +235,7 @@ impl Figures<'_> {
         let machine = &self.lines[0]["machine"];
         let word = |name: &str| machine[name].as_str().unwrap_or("not known").to_string();
         format!(
-            "Measured {}, `{}`{}: {} processors, {}, {}, commit {}, load {} ([record](bench/record/{})).\n",
+            "Measured {}, `{}`{}: {} processors, {}, {}, commit {}, load {} ([results](bench/results/{})).\n",
             word("date"),
             word("command"),
             match draft(machine) {
@@ -252,12 +254,12 @@ impl Figures<'_> {
     fn table(&self, command: &str, columns: &[(&str, Column)]) -> String {
         let (systems, ratios) = self.of(command);
         if systems.is_empty() {
-            return not_there(command);
+            return not_in_results(command);
         }
-        // Of several counts it is of the largest.
+        // Of several counts the table has the largest.
         let count = systems[0]["parameters"]["count"].as_u64().filter(|_| command == "memory");
         let shown = count.map_or(command.to_string(), |count| format!("{command} --count {count}"));
-        let mut text = format!("| `{shown}` | waits by |");
+        let mut text = format!("| `{shown}` | wait |");
         let first = ratios.and_then(|line| line["first"].as_str()).unwrap_or_default();
         let ratios = ratios.filter(|line| {
             let is_speed = |figure: &str| figure.ends_with("_ns") || figure.ends_with("_per_second");
@@ -266,7 +268,7 @@ impl Figures<'_> {
         });
         columns.iter().for_each(|(title, _)| _ = write!(text, " {title} |"));
         if ratios.is_some() {
-            _ = write!(text, " {first} is so many times as fast |");
+            _ = write!(text, " speedup of {first}: median (range) |");
         }
         text.push_str("\n|---|");
         text.push_str(&"---|".repeat(1 + columns.len() + usize::from(ratios.is_some())));
@@ -275,7 +277,7 @@ impl Figures<'_> {
             let label = system["label"].as_str().unwrap_or_default();
             if let Some(reason) = system["skipped"].as_str() {
                 let reason: String = reason.replace(['|', '\n'], " ").chars().take(160).collect();
-                _ = writeln!(text, "| {label} | | left out: {reason} |");
+                _ = writeln!(text, "| {label} | | skipped: {reason} |");
                 continue;
             }
             _ = write!(text, "| {label} | {} |", system["wait"].as_str().unwrap_or_default());
@@ -288,7 +290,7 @@ impl Figures<'_> {
         text
     }
 
-    /// Each socket by io_uring, beside the same by plain system calls, where both wait alike.
+    /// Each socket by io_uring, beside the same by plain system calls, if both wait in the same way.
     fn pairs(&self) -> String {
         const STREAMS: [Pair; 3] = [
             ("stream socket, 64 KiB buffers", "sock-stream-batched:block", "io-uring-stream"),
@@ -304,7 +306,7 @@ impl Figures<'_> {
             ("seqpacket socket", "sock-seqpacket", "io-uring-seqpacket"),
         ];
         let mut text =
-            "| | plain system calls | io_uring | io_uring by plain, run by run |\n|---|---|---|---|\n".to_string();
+            "| | plain system calls | io_uring | ratio of io_uring to plain, run by run: median (range) |\n|---|---|---|---|\n".to_string();
         let mut missing = Vec::new();
         let rows: [PairsRow<'_>; 6] = [
             (STREAM, &STREAMS, |run, _| number(run, "messages_per_second"), rate),
@@ -329,7 +331,7 @@ impl Figures<'_> {
                     missing.push(format!("{what}, `{command}`"));
                     continue;
                 };
-                // A side that looks again and again is no measure for one that sleeps.
+                // A busy-polling side is not comparable with one that sleeps.
                 if plain["wait"] != uring["wait"] {
                     continue;
                 }
@@ -346,15 +348,16 @@ impl Figures<'_> {
         }
         missing.dedup();
         if !missing.is_empty() {
-            _ = writeln!(text, "\nNot in this record: {}.", missing.join("; "));
+            _ = writeln!(text, "\nNot in these results: {}.", missing.join("; "));
         }
         text
     }
 
-    /// pelton's first figure of each command, and beside it limits.c, as it was the faster, and the three others of that run that come closest.
+    /// pelton's first figure of each command, beside it limits.c (the faster of its windows) and the three closest
+    /// other systems of that run.
     fn headline(&self) -> String {
         let mut text = format!(
-            "| `./run bench …` ([record](bench/record/{})) | pelton | so many times as fast as, in the same run: median (all runs) |\n|---|---|---|\n",
+            "| `./run bench …` ([results](bench/results/{})) | pelton | speedup over other systems in the same run: median (range) |\n|---|---|---|\n",
             self.name
         );
         let messages = |value| format!("{} messages/s", rate(value));
@@ -365,7 +368,7 @@ impl Figures<'_> {
                 "stream --size 1..32768",
                 "messages_per_second",
                 &messages,
-                "; looked at in place, as *limits* does; sockets copy",
+                "; read in place, as by *limits*; sockets copy",
             ),
             (ROUND, "round_trip_ns", &time, ""),
             (ASLEEP, "round_trip_ns", &time, ""),
@@ -378,18 +381,18 @@ impl Figures<'_> {
         for (command, figure, show, note) in rows {
             let (systems, ratios) = self.of(command);
             let Some(first) = systems.first() else {
-                _ = writeln!(text, "| `{command}` | not in this record | |");
+                _ = writeln!(text, "| `{command}` | not in these results | |");
                 continue;
             };
             let Some(own) = number(first, figure) else { continue };
-            // pelton in another way says nothing of others; but one sender is what many are measured by.
+            // Other variants of pelton are not other systems; but a single sender is the reference for many.
             let is_own = |label: &str| label.starts_with("pelton") && label != "pelton-stream";
             let speeds = systems.iter().skip(1).filter_map(|line| {
                 let label = line["label"].as_str().filter(|label| !is_own(label))?;
                 Some((label, *line, Speed::of(ratios?, label)?))
             });
             let mut speeds: Vec<(&str, &Value, Speed)> = speeds.collect();
-            // Beside what comes closest, or it would be easy.
+            // The closest first, or the comparison would be too easy.
             speeds.sort_by(|a, b| a.2.median.total_cmp(&b.2.median));
             let is_limits = |label: &str| label.starts_with("limits");
             let limits = speeds.iter().find(|(label, ..)| is_limits(label));
@@ -403,7 +406,7 @@ impl Figures<'_> {
                         "limits-window" => "*limits* with pelton's window".to_string(),
                         label => label.to_string(),
                     };
-                    // What is bought with processor time is to be told.
+                    // A speedup that costs processor time has its price beside it.
                     let cpu = per_million(first, first).zip(per_million(line, line)).map(|(own, other)| own / other);
                     let cpu = cpu.filter(|cpu| *cpu >= 1.25).map(|cpu| format!(", at {} × its CPU time", digits(cpu)));
                     format!("{} {name}{}", speed.text(), cpu.unwrap_or_default())
@@ -415,11 +418,11 @@ impl Figures<'_> {
     }
 }
 
-fn not_there(command: &str) -> String {
-    format!("`./run bench {command}` is not in this record.\n")
+fn not_in_results(command: &str) -> String {
+    format!("`./run bench {command}` is not in these results.\n")
 }
 
-/// Why a record is none that figures should be taken from, if there is a reason.
+/// The reason why results are not for publication, if there is one.
 fn draft(machine: &Value) -> Option<&'static str> {
     let word = |name: &str| machine[name].as_str().unwrap_or_default();
     match () {
@@ -430,13 +433,13 @@ fn draft(machine: &Value) -> Option<&'static str> {
     }
 }
 
-/// What is compared, the plain system and that of io_uring.
+/// A pair's name, the plain system, and the system of io_uring.
 type Pair = (&'static str, &'static str, &'static str);
 
-/// A command, what is compared there, its figure, and how that is written.
+/// A command, its pairs, its figure, and the figure's format.
 type PairsRow<'a> = (&'static str, &'a [Pair], Of, fn(f64) -> String);
 
-/// How a figure is written.
+/// A figure's format.
 type Show<'a> = &'a dyn Fn(f64) -> String;
 
 /// A figure of a run, or of the medians, of the system of that line.
@@ -447,12 +450,12 @@ fn per_million(run: &Value, line: &Value) -> Option<f64> {
     Some(number(run, "cpu_seconds")? / line["parameters"]["count"].as_f64()? * 1e6)
 }
 
-/// What a table shows of a system.
+/// A table's column of a system.
 type Column = fn(&Value) -> Option<String>;
 
 const LATENCY: [(&str, Column); 4] = [
     ("mean", |l| number(l, "round_trip_ns").map(time)),
-    ("half", |l| number(l, "p50_ns").map(time)),
+    ("median", |l| number(l, "p50_ns").map(time)),
     ("99 %", |l| number(l, "p99_ns").map(time)),
     ("99.9 %", |l| number(l, "p999_ns").map(time)),
 ];
@@ -461,21 +464,21 @@ fn number(line: &Value, name: &str) -> Option<f64> {
     line[name].as_f64()
 }
 
-fn outcome(line: &Value, who: &str) -> String {
+fn outcome(line: &Value, killed: &str) -> String {
     let runs = line["runs"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut seen: Vec<(&str, usize)> = Vec::new();
-    for outcome in runs.iter().filter_map(|run| run["deaths"][who]["outcome"].as_str()) {
+    for outcome in runs.iter().filter_map(|run| run["deaths"][killed]["outcome"].as_str()) {
         match seen.iter_mut().find(|(name, _)| *name == outcome) {
             Some((_, count)) => *count += 1,
             None => seen.push((outcome, 1)),
         }
     }
     let text = |name: &str| match name {
-        "told" => "is told",
-        "hangs" => "is not told, and waits",
-        "goes-on" => "is not told, and goes on",
-        "wrong" => "gets a wrong message",
-        _ => "dies too",
+        "detected" => "detects it",
+        "hangs" => "hangs",
+        "continues" => "continues, undetected",
+        "wrong" => "receives a wrong message",
+        _ => "crashes too",
     };
     match &seen[..] {
         [(name, _)] => text(name).to_string(),
@@ -500,7 +503,7 @@ fn bytes(value: f64) -> String {
     if value >= 1048576.0 { format!("{} MiB", digits(value / 1048576.0)) } else { format!("{:.0} KiB", value / 1024.0) }
 }
 
-/// Three digits that count.
+/// Three significant digits.
 fn digits(value: f64) -> String {
     let size = value.abs();
     let behind = match size {
@@ -536,30 +539,30 @@ mod tests {
     }
 
     #[test]
-    fn what_is_between_the_marks_is_written_anew_and_nothing_else() {
+    fn only_the_text_between_the_marks_is_replaced() {
         let lines = lines();
         let figures = Figures { lines: &lines, name: "r.jsonl" };
         let text = "before\n<!-- bench stream -->\nold\n<!-- /bench -->\nafter <!-- other -->\n";
         let once = fill(text, &figures).unwrap();
-        let head = "before\n<!-- bench stream -->\n| `stream --size 256` | waits by | messages/s |";
+        let head = "before\n<!-- bench stream -->\n| `stream --size 256` | wait | messages/s |";
         assert!(once.starts_with(head), "{once}");
         assert!(once.contains("| pelton | spin | 51.2 M | 2.00 |  |  |\n"), "{once}");
         assert!(once.contains("| other | spin | 2.00 k | 2.00 |  | 25.0 (1.00 to 99.9), not steady |\n"), "{once}");
-        assert!(once.contains("| third | | left out: no   luck |\n"), "{once}");
+        assert!(once.contains("| third | | skipped: no   luck |\n"), "{once}");
         assert!(once.ends_with("<!-- /bench -->\nafter <!-- other -->\n") && !once.contains("old"), "{once}");
         assert_eq!(fill(&once, &figures).unwrap(), once, "the second time changes nothing");
         let missing = fill("<!-- bench memory -->\n<!-- /bench -->", &figures).unwrap();
-        assert!(missing.contains("`./run bench memory` is not in this record"), "{missing}");
+        assert!(missing.contains("`./run bench memory` is not in these results"), "{missing}");
     }
 
     #[test]
-    fn a_command_is_the_same_whatever_it_says_of_how_many() {
+    fn options_of_count_do_not_change_the_key_of_a_command() {
         assert_eq!(key("./run bench stream --size 256 --seconds 0.3 --runs 7 --systems pelton,pipe"), STREAM);
         assert_eq!(key("./run bench roundtrip --size 64 --wait block --count 3"), ROUND_IN_THE_KERNEL);
         assert_eq!(key("./run bench roundtrip --size 64 --delay 20 --count 3"), ASLEEP);
     }
 
-    /// pelton beside limits of both windows, what comes close, and what is far behind.
+    /// pelton beside limits with both windows, close systems, and distant ones.
     fn close_and_far() -> Vec<Value> {
         let command = "./run bench stream --size 256 --seconds 1 --systems all";
         let system = |label: &str, cpu_seconds: f64| {
@@ -578,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn the_headline_names_what_comes_closest_with_its_range_and_its_price() {
+    fn the_headline_names_the_closest_systems_with_range_and_price() {
         let lines = close_and_far();
         let text = Figures { lines: &lines, name: "r.jsonl" }.headline();
         let row = text.lines().find(|line| line.contains("`stream --size 256`")).unwrap();
@@ -587,11 +590,11 @@ mod tests {
             "| `stream --size 256` | 1.00 M messages/s | 0.800 (0.720 to 0.880) *limits* with pelton's window; \
              1.05 (0.945 to 1.16) close, at 2.00 × its CPU time; 6.00 (5.40 to 6.60) far-4; 7.00 (6.30 to 7.70) far-3 |"
         );
-        assert!(text.contains("| `reattach` | not in this record | |"), "{text}");
+        assert!(text.contains("| `reattach` | not in these results | |"), "{text}");
     }
 
     #[test]
-    fn of_times_the_shorter_is_the_faster() {
+    fn of_two_times_the_shorter_one_is_faster() {
         let ratios = json!({ "figure": "round_trip_ns", "ratios": { "a": { "median": 0.5, "min": 0.25, "max": 1.0, "low": 0.4, "high": 0.5 } } });
         assert_eq!(Speed::of(&ratios, "a").unwrap().text(), "2.00 (1.00 to 4.00)");
         let ratios = json!({ "figure": "round_trip_ns", "ratios": { "a": { "median": 0.5, "min": 0.25, "max": 1.0, "low": 0.3, "high": 0.5 } } });
@@ -599,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_by_io_uring_are_compared_run_by_run_and_only_where_both_wait_alike() {
+    fn io_uring_is_compared_with_plain_sockets_run_by_run_where_both_wait_alike() {
         let command = "./run bench roundtrip --size 64 --wait block --seconds 1";
         let system = |label: &str, wait: &str, runs: [f64; 3]| {
             let runs = runs.map(|ns| json!({ "round_trip_ns": ns }));
@@ -620,11 +623,11 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("| seqpacket socket, `roundtrip"), "{text}");
-        assert!(text.contains("Not in this record: stream socket, 64 KiB buffers, `stream --size 256`;"), "{text}");
+        assert!(text.contains("Not in these results: stream socket, 64 KiB buffers, `stream --size 256`;"), "{text}");
     }
 
     #[test]
-    fn no_figures_are_taken_from_a_record_that_is_a_draft() {
+    fn no_figures_are_taken_from_draft_results() {
         let directory = tempfile::tempdir().unwrap();
         let (place, file) = (directory.path().join("r.jsonl"), directory.path().join("f.md"));
         std::fs::write(&file, "<!-- bench machine -->\n<!-- /bench -->\n").unwrap();
@@ -634,40 +637,41 @@ mod tests {
             (json!({ "command": "./run bench all", "commit": "abc, with changes" }), true),
             (json!({ "command": "./run bench all", "interrupted": false, "commit": "abc" }), false),
         ] {
-            record::write(&place, &[json!({ "machine": machine })]).unwrap();
-            let arguments = |draft| Arguments { record: place.clone(), files: vec![file.clone()], draft, report: None };
+            results::write(&place, &[json!({ "machine": machine })]).unwrap();
+            let arguments =
+                |draft| Arguments { results: place.clone(), files: vec![file.clone()], draft, report: None };
             let done = write_all(&arguments(false));
             assert_eq!(done.is_err(), is_draft, "{machine}: {done:?}");
-            assert!(done.err().is_none_or(|error| error.to_string().contains("say --draft")));
+            assert!(done.err().is_none_or(|error| error.to_string().contains("use --draft")));
             write_all(&arguments(true)).unwrap();
             let text = std::fs::read_to_string(&file).unwrap();
             assert_eq!(text.contains("not for its figures"), is_draft, "{text}");
         }
     }
 
-    /// Whatever stands between marks and says of which record it is, is of that record.
+    /// Each page quotes exactly the figures of the results file that it names.
     #[test]
-    fn the_figures_of_the_projects_pages_are_those_of_the_records_that_they_name() {
+    fn the_figures_of_the_projects_pages_are_those_of_the_results_that_they_name() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
         let mut checked = 0;
         for page in ["README.md", "COMPARE.md"] {
             let text = fs::read_to_string(root.join(page)).unwrap();
             let between = text.split_once("<!-- bench ").unwrap().1.split_once(END).unwrap().0;
-            let Some((_, name)) = between.split_once("(bench/record/") else { continue };
+            let Some((_, name)) = between.split_once("(bench/results/") else { continue };
             let name = name.split_once(')').unwrap().0;
-            let lines = record::read(&root.join("bench/record").join(name)).unwrap();
+            let lines = results::read(&root.join("bench/results").join(name)).unwrap();
             let filled = fill(&text, &Figures { lines: &lines, name }).unwrap();
             assert!(
                 filled == text,
-                "{page} is not what `./run bench figures bench/record/{name}` writes: run it again"
+                "{page} is not what `./run bench figures bench/results/{name}` writes: run it again"
             );
             checked += 1;
         }
-        assert!(checked > 0, "none of the pages names a record");
+        assert!(checked > 0, "none of the pages names its results");
     }
 
     #[test]
-    fn a_place_that_nobody_knows_or_that_never_ends_is_told() {
+    fn an_unknown_or_unclosed_place_is_an_error() {
         let lines = lines();
         let figures = Figures { lines: &lines, name: "r.jsonl" };
         let error = fill("<!-- bench nonsense -->\n<!-- /bench -->", &figures).unwrap_err();
@@ -676,9 +680,9 @@ mod tests {
     }
 
     #[test]
-    fn what_became_of_survivors_is_counted() {
+    fn outcomes_of_survivors_are_counted() {
         let run = |outcome: &str| json!({ "deaths": { "sender": { "outcome": outcome } } });
-        let line = json!({ "runs": [run("told"), run("hangs"), run("told")] });
-        assert_eq!(outcome(&line, "sender"), "is told (2), is not told, and waits (1)");
+        let line = json!({ "runs": [run("detected"), run("hangs"), run("detected")] });
+        assert_eq!(outcome(&line, "sender"), "detects it (2), hangs (1)");
     }
 }

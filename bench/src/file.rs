@@ -1,7 +1,7 @@
-//! Files: what the page cache has, what it has not, small appends of many threads, and an event loop that writes and syncs meanwhile. A program of
-//! one process; the systems take turns, for reads of the page cache in slices of some milliseconds.
+//! Files: cached and uncached reads, small appends of many threads, and an event loop that writes and syncs. A program
+//! of one process; the systems take turns, for cached reads in slices of some milliseconds.
 //!
-//! Everything read is looked at, every byte appended or written is compared afterwards.
+//! The program checks all bytes that it reads, and compares all bytes that it appended or wrote afterwards.
 
 use std::{
     collections::BTreeMap,
@@ -35,27 +35,27 @@ use crate::systems::{c, compiled, erlang::Erlang};
 #[derive(Parser, Debug)]
 #[command(name = "pelton-bench file", max_term_width = 120)]
 struct Arguments {
-    /// What to measure [default: all]
+    /// The parts [default: all]
     #[arg(value_enum)]
     parts: Vec<Part>,
 
-    /// Where the files are made, in a directory that is removed at the end
+    /// Where the program creates its files, in a directory that it removes at the end
     #[arg(long, value_name = "DIR", default_value = "/tmp")]
     dir: PathBuf,
 
-    /// Erlang: so many messages are in the process's mailbox; with more than one number the part `erlang` is measured with each
+    /// Erlang: messages that wait in the process's mailbox; of several numbers the part `erlang` is measured with each
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0")]
     mailbox: Vec<usize>,
 
-    /// Erlang: a plot of the part `erlang` by the mailbox, as SVG
+    /// Erlang: writes a plot of the part `erlang` by the mailbox, as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 
-    /// Erlang: so much is read by erlang-cold
+    /// Erlang: how much erlang-cold reads
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
     mib: usize,
 
-    /// How often each system is measured
+    /// Runs of each system
     #[arg(long, value_name = "N", default_value_t = 9)]
     runs: usize,
 
@@ -66,30 +66,34 @@ struct Arguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// 4 KiB that the page cache has: nanoseconds a read, waited for (pelton) and submitted (pelton-submit), and of pread
+    /// 4 KiB from the page cache: nanoseconds a read, waited for (pelton), submitted (pelton-submit), and by pread
     Cached,
-    /// The same, by what event loops have: submitted (pelton-submit), libuv's uv_fs and tokio's pool of threads; those two 32 at a time
+    /// The same for event loops: submitted (pelton-submit), libuv's uv_fs and tokio's thread pool; those two 32 at a
+    /// time
     Loops,
     /// 4 KiB past the page cache, 32 in flight: reads a second, and of the same loop on the io-uring crate
     Direct,
     /// 100 bytes at a time from 8 threads: messages a second, and with a write for each
     Append,
-    /// 1 GiB written and synced by an event loop: the longest of its callbacks, in microseconds of its thread's CPU time and by the clock, and when it
-    /// writes itself; CPU time by libuv's loop with pelton_uv.h too, and apart of turns in which others ran in its place (-switched), whose time Linux may
-    /// charge to it, and of those that found nothing to do (-empty)
+    /// 1 GiB written and synced by an event loop: its longest callback, in microseconds of its thread's CPU time and
+    /// of the clock, and when it writes itself; CPU time by libuv's loop with pelton_uv.h too. Separate figures:
+    /// iterations with context switches (-switched), whose CPU time Linux may charge to the loop, and those that found
+    /// no work (-empty)
     Loop,
-    /// The same by libuv's loop: the median of how late its timers are, in microseconds, and of one that does nothing else
+    /// The same by libuv's loop: the median lateness of its timers, in microseconds, and of a loop without other work
     LoopTimers,
     /// Erlang: 10 MiB written in blocks of 4 KiB and read back by pread, in seconds, with --mailbox messages waiting
     Erlang,
-    /// Erlang: 4 KiB that the page cache has: nanoseconds a read
+    /// Erlang: 4 KiB from the page cache: nanoseconds a read
     ErlangCached,
-    /// Erlang: 4 KiB past the page cache: reads a second, 64 in flight of one process (pelton-erlang), or one in each of 64
+    /// Erlang: 4 KiB past the page cache: reads a second, 64 in flight of one process (pelton-erlang), or one in each
+    /// of 64
     ErlangDirect,
-    /// Erlang: 1 GiB read that the page cache has not, in blocks of 64 KiB: how often a scheduler was kept for 1 ms and longer, by system_monitor's
-    /// long_schedule; and for how many milliseconds at most, and how many seconds all took
+    /// Erlang: 1 GiB read past the page cache, in blocks of 64 KiB: how often a scheduler was blocked for 1 ms and
+    /// longer, by system_monitor's long_schedule; the longest block in milliseconds, and the seconds of all
     ErlangCold,
-    /// Erlang: 256 bytes to a thread of Rust and back: nanoseconds a message, 64 in flight, and by gen_tcp with {packet, 4} on a Unix socket
+    /// Erlang: 256 bytes to a thread of Rust and back: nanoseconds a message, 64 in flight, and by gen_tcp with
+    /// {packet, 4} on a Unix socket
     ErlangMessages,
     /// Erlang: a call of 256 bytes to a service in Rust, one at a time, likewise
     ErlangCall,
@@ -105,14 +109,14 @@ impl Part {
     }
 }
 
-/// What a part says of a system in a run.
+/// The figures of a part, of all runs.
 type Figures = BTreeMap<&'static str, f64>;
 
 struct Report {
     part: Part,
     unit: &'static str,
     runs: Vec<Figures>,
-    /// Beside these figures: those that belong to a system alone.
+    /// Figures of a single system.
     extra: BTreeMap<String, f64>,
 }
 
@@ -133,9 +137,9 @@ fn measure(arguments: &Arguments) -> Result<()> {
     let parts = if arguments.parts.is_empty() { Part::value_variants() } else { &arguments.parts };
     let erlang = parts.iter().any(|part| part.is_erlang()).then(Erlang::new).transpose();
     let erlang = match erlang {
-        // Nobody asked for it.
+        // The user did not name this part.
         Err(error) if arguments.parts.is_empty() => {
-            eprintln!("pelton-bench file: Erlang is left out: {error:#}");
+            eprintln!("pelton-bench file: Erlang is skipped: {error:#}");
             None
         }
         erlang => erlang?,
@@ -208,11 +212,11 @@ impl Report {
         let name = self.part.name();
         let systems: Vec<&str> = self.runs[0].keys().copied().collect();
         let middle = |system: &str| median(self.of(system).into_iter().flatten().collect()).unwrap_or(f64::NAN);
-        // Of events there may be none.
+        // There may be no events.
         let compared = self.part != Part::ErlangCold;
-        // A loop's turns that are told apart have no counterparts.
-        let is_apart = |system: &str| system.ends_with("-switched") || system.ends_with("-empty");
-        let whole = || systems.iter().filter(|system| !is_apart(system));
+        // The separate iterations of a loop have no counterparts.
+        let is_separate = |system: &str| system.ends_with("-switched") || system.ends_with("-empty");
+        let whole = || systems.iter().filter(|system| !is_separate(system));
         let pelton = whole().filter(|system| compared && system.starts_with("pelton"));
         let ratios: BTreeMap<String, Ratio> = pelton
             .flat_map(|ours| whole().filter(|other| !other.starts_with("pelton")).map(move |other| (ours, other)))
@@ -230,7 +234,7 @@ impl Report {
         writeln!(out, "{name}: {} (median of {})", self.unit, self.runs.len())?;
         for system in &systems {
             let figure = middle(system);
-            // Seconds are few.
+            // Seconds are small numbers.
             let decimals = if figure < 100.0 { 4 } else { 1 };
             let all = || self.of(system).into_iter().flatten();
             let (least, most) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
@@ -249,7 +253,7 @@ impl Report {
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 16_384;
 
-/// 64 MiB, of which each block begins with its number.
+/// 64 MiB; each block begins with its number.
 fn numbered(path: &Path) -> Result<()> {
     if path.exists() {
         return Ok(());
@@ -269,14 +273,14 @@ fn check(block: &[u8], number: u64) -> Result<()> {
     Ok(())
 }
 
-/// Numbers below `most` that look random, the same for everybody.
+/// Pseudorandom numbers below `most`, the same in every run.
 fn scattered(n: u64, most: u64) -> u64 {
     (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % most
 }
 
 const SLICES: u64 = 40;
 const SLICE: u64 = 2_000;
-/// As much as stays in the processor's caches no better than in the page cache's memory.
+/// More than the processor's caches hold, so that the reads are from memory.
 const CACHED_BLOCKS: u64 = 4096;
 
 fn cached(place: &Path, systems: &[&'static str]) -> Result<Figures> {
@@ -297,7 +301,7 @@ fn cached(place: &Path, systems: &[&'static str]) -> Result<Figures> {
     let mut spent = BTreeMap::<&'static str, u64>::new();
     for slice in 0..SLICES {
         let numbers = || (slice * SLICE..(slice + 1) * SLICE).map(|n| scattered(n, CACHED_BLOCKS));
-        // Each begins a turn as often as any other.
+        // Each system begins a round as often as any other.
         for turn in 0..systems.len() {
             let system = systems[(slice as usize + turn) % systems.len()];
             let begun = Instant::now();
@@ -310,17 +314,17 @@ fn cached(place: &Path, systems: &[&'static str]) -> Result<Figures> {
                 }
                 "pelton" => {
                     for number in numbers() {
-                        let lent = buffer.take().context("it came back")?;
-                        let read = engine.run(Operation::read_at(&file, lent, number * BLOCK as u64))?;
+                        let owned = buffer.take().context("the buffer came back")?;
+                        let read = engine.run(Operation::read_at(&file, owned, number * BLOCK as u64))?;
                         check(read.bytes(), number)?;
                         buffer = Some(read.buffer);
                     }
                 }
                 "pelton-submit" => {
                     for number in numbers() {
-                        let lent = buffer.take().context("it came back")?;
-                        let read = Operation::read_at(&file, lent, number * BLOCK as u64);
-                        ensure!(engine.try_submit(number, read)?.is_submitted(), "there is room for one");
+                        let owned = buffer.take().context("the buffer came back")?;
+                        let read = Operation::read_at(&file, owned, number * BLOCK as u64);
+                        ensure!(engine.try_submit(number, read)?.is_submitted(), "one fits");
                         let read = engine.completion()?;
                         check(read.bytes(), read.token)?;
                         buffer = Some(read.buffer);
@@ -335,16 +339,15 @@ fn cached(place: &Path, systems: &[&'static str]) -> Result<Figures> {
     Ok(spent.into_iter().map(|(system, spent)| (system, spent as f64 / (SLICES * SLICE) as f64)).collect())
 }
 
-/// libuv's own files, in a process that reads as many as it is told to.
+/// libuv's own files, in a process that reads as many blocks as it is ordered to.
 struct Libuv(Child);
 
 impl Libuv {
-    /// `None`, and the reason is told, where it cannot be had.
     fn start(path: &Path) -> Result<Option<Libuv>> {
         let program = match compiled::compile("uvfs.c", include_str!("../c/uvfs.c"), &["-O2"], &["-luv"]) {
             Ok(program) => program,
             Err(error) => {
-                eprintln!("pelton-bench file: libuv-fs is left out: {error:#}: on Debian, install libuv1-dev");
+                eprintln!("pelton-bench file: libuv-fs is skipped: {error:#}: on Debian, install libuv1-dev");
                 return Ok(None);
             }
         };
@@ -369,14 +372,14 @@ impl Libuv {
 
 impl Drop for Libuv {
     fn drop(&mut self) {
-        // It ends with its standard input.
+        // It exits when its standard input closes.
         drop(self.0.stdin.take());
         let _ = self.0.wait();
     }
 }
 
-/// tokio, as many tasks as the others have reads in flight: tokio::fs has no read at an offset, so each read is one of the opened file in its pool of
-/// threads, as tokio::fs would do it.
+/// tokio, with as many tasks as the others have reads in flight. tokio::fs has no read at an offset, so each read is
+/// one of the opened file in its thread pool, as tokio::fs would do it.
 struct Tokio {
     runtime: tokio::runtime::Runtime,
     file: Arc<File>,
@@ -464,7 +467,7 @@ fn direct_by_pelton(engine: &mut Engine, path: &Path, mut numbers: Range<u64>) -
     Ok(())
 }
 
-/// The same loop, as who uses the crate would write it.
+/// The same loop, written as a user of the crate would.
 fn direct_by_ring(ring: &mut IoUring, path: &Path, mut numbers: Range<u64>) -> Result<()> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;
     let fd = types::Fd(file.as_raw_fd());
@@ -475,7 +478,7 @@ fn direct_by_ring(ring: &mut IoUring, path: &Path, mut numbers: Range<u64>) -> R
         let Some(n) = numbers.next() else { return Ok(0) };
         of[slot] = scattered(n, BLOCKS);
         let entry = opcode::Read::new(fd, buffer.as_mut_ptr(), BLOCK as u32).offset(of[slot] * BLOCK as u64);
-        // SAFETY: the buffer lives until the ring has nothing in flight, and nobody looks at it before its completion.
+        // SAFETY: the buffer lives until the ring has nothing in flight, and no code reads it before its completion.
         unsafe { ring.submission().push(&entry.build().user_data(slot as u64)) }?;
         Ok(1)
     };
@@ -514,7 +517,7 @@ fn append(place: &Path) -> Result<Figures> {
     Ok(BTreeMap::from([("pelton", each / pelton), ("write", each / append_by_write(place)?)]))
 }
 
-/// System calls a message, in a pass that is not timed; nothing where they cannot be counted.
+/// System calls a message, in a pass that is not timed; empty if they cannot be counted.
 fn append_calls(place: &Path) -> Result<BTreeMap<String, f64>> {
     let mut found = BTreeMap::new();
     match CallCounter::start() {
@@ -573,7 +576,7 @@ fn append_by_write(place: &Path) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Every byte is there, and each thread's messages are in order.
+/// Checks that every byte is there, and each thread's messages are in order.
 fn read_back(path: &Path) -> Result<()> {
     let bytes = std::fs::read(path)?;
     ensure!(
@@ -606,22 +609,23 @@ fn event_loop(place: &Path) -> Result<[Figures; 2]> {
     ];
     let mut figures: [Figures; 2] =
         [0, 1].map(|which| loops.iter().map(|(system, longest)| (*system, longest.0[which])).collect());
-    // Its callbacks are within its poll, whose waiting is no CPU time but is on the clock: by that it is measured as `loop-timers`. Beside
-    // it a loop whose own callbacks do next to nothing: what the machine does meanwhile in the name of whoever is running.
+    // These loops' callbacks run within the poll, whose waiting counts on the clock but is no CPU time; `loop-timers`
+    // measures them by the clock. Beside pelton's a loop whose own callbacks do almost nothing: it shows the machine's
+    // own interruptions.
     for (systems, how) in [
         (["pelton-uv", "pelton-uv-switched", "pelton-uv-empty"], "pelton"),
         (["libuv-fs", "libuv-fs-switched", "libuv-fs-empty"], "libuv-fs"),
     ] {
         match loop_by_uv(how, place) {
             Ok(uv) => figures[0].extend(systems.into_iter().zip(uv.worst_us)),
-            Err(error) => eprintln!("pelton-bench file: {how} in a libuv loop is left out: {error:#}"),
+            Err(error) => eprintln!("pelton-bench file: {how} in a libuv loop is skipped: {error:#}"),
         }
     }
     Ok(figures)
 }
 
-/// The longest of a loop's callbacks, in microseconds of its thread's CPU time, and by the clock: what sleeps in the kernel blocks a loop as well. By
-/// the clock a machine with much else to do only makes it longer.
+/// The longest of a loop's callbacks, in microseconds of its thread's CPU time, and by the clock: a sleep in the
+/// kernel blocks a loop as well. On a busy machine the clock only shows more.
 #[derive(Default)]
 struct Longest([f64; 2]);
 
@@ -649,9 +653,9 @@ fn loop_timers(place: &Path) -> Result<Figures> {
     Ok(BTreeMap::from([("pelton-uv", pelton.late_us), ("libuv-fs", own.late_us), ("idle", idle.late_us)]))
 }
 
-/// What a libuv loop says of itself.
+/// The report of a libuv loop.
 struct UvLoop {
-    /// Of its turns; of those in which others ran in its place; of those that found nothing to do.
+    /// Of all iterations; of those with context switches; of those that found no work.
     worst_us: [f64; 3],
     late_us: f64,
     seconds: f64,
@@ -675,7 +679,7 @@ fn uv_loop(arguments: &[&str]) -> Result<UvLoop> {
     let text = String::from_utf8(done.stdout)?;
     let numbers: Vec<f64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
     let [worst, switched, empty, late_us, seconds] = numbers[..] else {
-        bail!("uvloop said {text:?}, wanted five numbers")
+        bail!("uvloop printed {text:?}, wanted five numbers")
     };
     Ok(UvLoop { worst_us: [worst, switched, empty], late_us, seconds })
 }
@@ -690,18 +694,18 @@ fn loop_by_pelton(place: &Path, options: &EngineOptions) -> Result<Longest> {
     let mut engine = options.open()?;
     let file = engine.run(Operation::open(&path, Open::for_writing().create(0o600).truncate()))?.into_file()?;
     let (mut next, mut longest) = (0, Longest::default());
-    // What is written is made before, not by the loop.
+    // The buffers are created before, not by the loop.
     let mut pieces: Vec<Vec<u8>> = (0..PIECES_IN_FLIGHT).map(|_| piece(0)).collect();
     let submit = |engine: &mut Engine, next: &mut u64, piece: Vec<u8>| -> Result<()> {
         let write = Operation::write_at(&file, piece, *next * PIECE as u64);
-        ensure!(engine.try_submit(0, write)?.is_submitted(), "there is room");
+        ensure!(engine.try_submit(0, write)?.is_submitted(), "a slot is free");
         *next += 1;
         if next.is_multiple_of(SYNC_AFTER) {
-            ensure!(engine.try_submit(1, Operation::sync_data(&file))?.is_submitted(), "there is room");
+            ensure!(engine.try_submit(1, Operation::sync_data(&file))?.is_submitted(), "a slot is free");
         }
         Ok(())
     };
-    // The first of its callbacks begins the writes.
+    // The first callback begins the writes.
     let mut nothing_yet = longest.times(|| {
         pieces.drain(..).try_for_each(|piece| submit(&mut engine, &mut next, piece))?;
         Ok(engine.arm()?)
@@ -710,7 +714,7 @@ fn loop_by_pelton(place: &Path, options: &EngineOptions) -> Result<Longest> {
         if nothing_yet {
             poll(&mut [PollFd::new(&engine, PollFlags::IN)], None)?;
         }
-        // Each other: all that has completed, what follows from it, and arming, which begins that.
+        // Each other callback: all completions, the operations that follow, and arming, which begins those.
         nothing_yet = longest.times(|| {
             while let Some(done) = engine.try_completion()? {
                 done.outcome?;

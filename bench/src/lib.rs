@@ -1,8 +1,10 @@
-//! What the benchmark is made of; the program is `main.rs`, and the systems of `rivals/` are programs of their own that use this too.
+//! The benchmark's library. The program is `main.rs`; the systems of `peers/` are programs of their own that link it too.
 //!
-//! `run.rs` makes the runs, by the processes of `sides.rs`, and `run_figures.rs` figures of what they say; `side.rs` is how such a process begins, `workload.rs`
-//! what it does (`fan_in.rs` where there are many, `append.rs` and `threads.rs` where it is threads, `batches.rs` where messages go together, `call.rs` where they are answered, `memory.rs`, `kill.rs`
-//! and `reattach.rs`, which have runs of their own), `systems/` what it does it with, `measure.rs` what it can say of itself, `report.rs` what comes out.
+//! - `run.rs` makes the runs by the processes of `sides.rs`; `run_figures.rs` computes the figures from their reports.
+//! - `side.rs` starts such a process, `workload.rs` has its part.
+//! - `fan_in.rs`, `append.rs`, `threads.rs`, `batches.rs` and `call.rs` have the parts of other workloads.
+//! - `memory.rs`, `kill.rs` and `reattach.rs` have runs of their own.
+//! - `systems/` has the systems under measurement, `measure.rs` the clocks and counters, `report.rs` the output.
 
 mod append;
 pub mod batches;
@@ -15,10 +17,10 @@ mod mailbox;
 pub mod measure;
 mod memory;
 pub mod parameters;
+pub mod peers;
 mod reattach;
-pub mod record;
 pub mod report;
-pub mod rivals;
+pub mod results;
 pub mod run;
 mod run_figures;
 pub mod side;

@@ -1,16 +1,18 @@
-//! The plot of what files cost Erlang against the messages in the process's mailbox, for bindings/erlang/README.md.
+//! A plot of the cost of file operations in Erlang against the messages in the process's mailbox, for
+//! bindings/erlang/README.md.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Left and right, top and bottom of what is drawn into.
+/// The drawing's left and right, top and bottom.
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 560.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 330.0;
 const COLOURS: [&str; 4] = ["#0b6e4f", "#4aa3df", "#b5651d", "#c0392b"];
 
-/// An SVG of each system's seconds at each size of the mailbox, the sizes side by side, the seconds by their logarithm.
+/// An SVG of each system's seconds at each size of the mailbox: the sizes side by side, the seconds on a logarithmic
+/// axis.
 pub fn plot(points: &[(usize, BTreeMap<&'static str, f64>)]) -> String {
     let seconds = || points.iter().flat_map(|(_, figures)| figures.values().copied());
     let least = seconds().fold(f64::MAX, f64::min).log10().floor();
@@ -35,7 +37,7 @@ pub fn plot(points: &[(usize, BTreeMap<&'static str, f64>)]) -> String {
     for ten in &tens {
         text(LEFT - 8.0, y(*ten) + 4.0, "end", &ten.to_string());
     }
-    // Names beside the last points, pushed apart where they would overlap.
+    // Names beside the last points, moved apart where they would overlap.
     let last = points.last().map(|(_, figures)| figures.clone()).unwrap_or_default();
     let mut names: Vec<(&str, f64)> = last.iter().map(|(system, seconds)| (*system, y(*seconds) + 4.0)).collect();
     names.sort_by(|one, other| one.1.total_cmp(&other.1));

@@ -1,6 +1,7 @@
-//! The benchmark of pelton: workloads that measure it beside the machine's limits and the operating system's own channels.
+//! The benchmark of pelton: workloads that measure it beside the machine's limits and the operating system's own
+//! channels.
 //!
-//! This file reads the command line; what it then does is in the library beside it.
+//! This file parses the command line; the library beside it does the rest.
 
 mod call_table;
 mod suite;
@@ -18,53 +19,59 @@ use clap::{CommandFactory, Parser, error::ErrorKind};
 use pelton_bench::{
     figures, file,
     parameters::{Calls, Choice, SizeRange, Slow, Wait, Workload, word},
-    record,
+    results,
     run::{self, Plan, Progress},
     side,
     sides::Interrupts,
 };
 
-/// The systems measured, unless told otherwise.
+/// The default systems.
 const SYSTEMS: &str = "pelton,limits,pipe,sock-stream,sock-stream-batched,sock-seqpacket";
 
 /// Measures pelton beside the machine's limits, pipes and sockets
 ///
-/// Each run starts fresh processes on the first two CPUs, and the systems take turns. Figures are medians over the runs; ratios are of
+/// Each run starts fresh processes on the first two CPUs, and the systems take turns. Figures are medians over the
+/// runs; ratios are of
 /// the first system to each other, run by run.
 #[derive(Parser, Debug)]
 #[command(name = "pelton-bench", version, max_term_width = 120)]
 struct Arguments {
-    /// What the two sides do; or `file`, `call-table`, `all` or `figures`, which have a `--help` of their own
+    /// The workload; or `file`, `call-table`, `all` or `figures`, which have a `--help` of their own
     workload: Workload,
 
-    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, fan-in, lopsided, memory and kill, 64 in a round trip, a call and threads,
-    /// 16 in reattach and append, 256 with --file]
+    /// Bytes of a message, or MIN..MAX for random ones [default: 256 in a stream, fan-in, lopsided, memory and kill,
+    /// 64 in a round trip, a call and threads, 16 in reattach and append, 256 with --file]
     #[arg(long, value_name = "N|MIN..MAX")]
     size: Option<SizeRange>,
 
-    /// Messages of a stream, of all senders of a fan-in together, of each thread of an append, or in the lane; rounds of a round trip;
-    /// calls of all clients together
+    /// Messages of a stream, of all senders of a fan-in together, of each thread of an append, or in the lane; rounds
+    /// of a round trip; calls of all clients together
     ///
-    /// By default 25,600,000 messages of each thread that appends, 1,000,000 with --file, or as many as it works two seconds for; else 5,000,000 messages of up to 1 KiB, 1,000,000 of up to 32 KiB, 100,000 larger ones; 200,000 round trips or calls, 20,000 with a
-    /// delay, of more than 32 KiB 10,000, of calls with many in flight five times as many, and with --rate what five seconds are; 1,000,000 messages to reattach to; lopsided as many as the slow side works two seconds for.
+    /// Defaults: 5,000,000 messages of up to 1 KiB, 1,000,000 of up to 32 KiB, 100,000 larger ones. Round trips and
+    /// calls: 200,000; 20,000 with a delay; 10,000 of more than 32 KiB. With many calls in flight five times as many;
+    /// with --rate as many as are due in five seconds. Append: 25,600,000 messages of each thread, 1,000,000 with
+    /// --file, or as many as take two seconds of work. Reattach: 1,000,000 messages. Lopsided: as many as take the
+    /// slow side two seconds of work.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
 
-    /// Each system has as many messages, rounds or calls as last about so long, instead of all the same; with --count at most so many
+    /// Gives each system as many messages, rounds or calls as last about S seconds, instead of the same number; with
+    /// --count at most N
     ///
-    /// A pass of milliseconds is decided by a time slice and by page faults, and a fast system's is the shortest. How many they are is found by some
-    /// runs before the first.
+    /// One time slice and some page faults decide a pass of milliseconds, and a fast system's pass is the shortest.
+    /// Some runs before the first find the number.
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
 
     /// Bytes of a pelton or limits lane
     ///
-    /// [default: 64 MiB; 4 MiB for call, which is pelton's own; 1 MiB for append, for kill, and for lopsided, so that it is full or empty many times]
+    /// [default: 64 MiB; 4 MiB for call, which is pelton's own; 1 MiB for append, kill and lopsided, so that the lane
+    /// is full or empty many times]
     #[arg(long, value_name = "BYTES")]
     capacity: Option<u64>,
 
-    /// How both sides wait [default: spin; block for idle, reattach, lopsided, append, memory, kill and with --delay, --rate, --one-cpu,
-    /// --beside-flood or several --clients; a system of bench/rivals as it is at its best]
+    /// How both sides wait [default: spin; block for idle, reattach, lopsided, append, memory, kill and with --delay,
+    /// --rate, --one-cpu, --beside-flood or several --clients; a system of bench/peers as it performs best]
     #[arg(long)]
     wait: Option<Wait>,
 
@@ -72,7 +79,8 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 9)]
     runs: usize,
 
-    /// Round trips and calls: each side sends only after that many microseconds, so that the other is asleep; taken off the result
+    /// Round trips and calls: each side delays each message by so many microseconds, so that the other side sleeps;
+    /// the result is without the delays
     #[arg(long, value_name = "US", default_value_t = 0)]
     delay: u64,
 
@@ -80,8 +88,8 @@ struct Arguments {
     #[arg(long, value_name = "SIDE")]
     slow: Option<Slow>,
 
-    /// Lopsided: how long it works for each message, in microseconds [default: 200]. Append: how long each thread does, in
-    /// NANOSECONDS [default: 0]
+    /// Lopsided: microseconds of work for each message [default: 200]. Append: NANOSECONDS of work of each thread
+    /// [default: 0]
     #[arg(long, value_name = "N")]
     work: Option<u64>,
 
@@ -89,7 +97,7 @@ struct Arguments {
     #[arg(long, value_name = "K")]
     senders: Option<u32>,
 
-    /// Fan-in: connected senders more that send nothing, in one process [default: 0]
+    /// Fan-in: additional connected senders that send nothing, in one process [default: 0]
     #[arg(long, value_name = "N")]
     idle: Option<u32>,
 
@@ -101,13 +109,13 @@ struct Arguments {
     #[arg(long, value_name = "N")]
     in_flight: Option<u32>,
 
-    /// Round trips and calls: those that are due in a second [default: as many as go]
+    /// Round trips and calls: how many are due in a second [default: unlimited]
     ///
-    /// Each one's time counts from when it was due, however late the one before was answered.
+    /// The time of each counts from its due time, however late the answer before it was.
     #[arg(long, value_name = "PER_SECOND")]
     rate: Option<u32>,
 
-    /// Call: one more client has 1,000 calls in flight meanwhile, without end; it is not measured
+    /// Call: one more client, which is not measured, keeps 1,000 calls in flight meanwhile
     #[arg(long)]
     beside_flood: bool,
 
@@ -121,36 +129,47 @@ struct Arguments {
 
     /// Append: to a file in this directory, removed at the end, instead of to a callback that counts
     ///
-    /// Nothing is synced. What the file holds is checked after each pass, which is not measured.
+    /// The file is not synced. After each pass the program checks what the file holds; the figures leave that out.
     #[arg(long, value_name = "DIR")]
     file: Option<PathBuf>,
 
-    /// Systems, in turn, the first to be compared with the others
+    /// Systems, in turn; the first is compared with the others
     ///
-    /// pelton; pelton-c, the same as a C program uses it; pelton-path, in a directory that keeps the channel; pelton-batches, 64 messages to a reservation, streams and between threads; limits, the least code that could do the job; limits-window, the same with pelton's window; pipe; sock-stream, one write per message; sock-stream-batched, 64 KiB of
-    /// buffer on both sides; sock-seqpacket; sock-seqpacket-batched, up to 64 messages a system call. For a fan-in also pelton-stream, one sender whatever --senders says; and pelton-alone,
-    /// no idle ones whatever --idle says. For calls pelton, limits, sock-stream, sock-stream-batched; pelton-fan-in, as many messages one
-    /// way; and pelton-alone and sock-stream-alone, no client that floods whatever --beside-flood says. Between threads, to append: bump, a buffer in which space is taken by fetch_add;
-    /// mutex-vec; array-queue and seg-queue, crossbeam's. With --file: pelton, whose sink is a RecordFile, and write, one buffer
-    /// of 1 MiB behind a lock, given to write(2) when full. Systems of bench/rivals, which
-    /// are built when they are first needed: ipc_ring, ipmpsc, iceoryx2, shmem-ipc, io-uring-stream, io-uring-seqpacket, zeromq-ipc, multiprocessing-queue,
-    /// multiprocessing-pipe, aeron; pelton-go, go-sock-stream and net-rpc, streams and calls in Go; between threads rtrb, rtrb-chunks, crossbeam-channel, flume, kanal. A system may bring its own wait: `pelton:block,pelton:spin` compares the two in one
-    /// interleaved run. [default: all but pelton-c and pelton-path; for idle, pelton; for
-    /// reattach, pelton-path, the only one that can; for lopsided, pelton, sock-stream, sock-seqpacket; for fan-in, pelton,
-    /// pelton-stream, limits, sock-stream, sock-seqpacket, and pelton-alone if there are idle ones; for call, pelton, limits, sock-stream, with
-    /// many in flight sock-stream-batched instead of limits, of several clients also pelton-fan-in, and beside a flood pelton,
-    /// pelton-alone, sock-stream, sock-stream-alone; for append, pelton, limits,
-    /// bump, mutex-vec, array-queue, seg-queue, and with --file, pelton, write]
+    /// pelton; pelton-c, the same by a C program; pelton-path, in a directory that keeps the channel; pelton-batches,
+    /// 64 messages to a reservation, streams and between threads; limits, the least code that could do the job;
+    /// limits-window, the same with pelton's window; pipe; sock-stream, one write per message; sock-stream-batched, 64
+    /// KiB of buffer on both sides; sock-seqpacket; sock-seqpacket-batched, up to 64 messages a system call.
+    ///
+    /// Fan-in: also pelton-stream, one sender whatever --senders says; and pelton-alone, without idle senders. Calls:
+    /// pelton, limits, sock-stream, sock-stream-batched; pelton-fan-in, as many messages one way; and pelton-alone and
+    /// sock-stream-alone, without the flooding client.
+    ///
+    /// Append: bump, a buffer whose space threads take by fetch_add; mutex-vec; array-queue and seg-queue,
+    /// crossbeam's. With --file: pelton, whose sink is a RecordFile, and write, one buffer of 1 MiB behind a lock,
+    /// passed to write(2) when full.
+    ///
+    /// Systems of bench/peers, built at their first use: ipc_ring, ipmpsc, iceoryx2, shmem-ipc, io-uring-stream,
+    /// io-uring-seqpacket, zeromq-ipc, multiprocessing-queue, multiprocessing-pipe, aeron; pelton-go, go-sock-stream
+    /// and net-rpc, streams and calls in Go; between threads rtrb, rtrb-chunks, crossbeam-channel, flume, kanal.
+    ///
+    /// A system may have its own wait: `pelton:block,pelton:spin` compares the two in one interleaved run.
+    ///
+    /// [default: all but pelton-c and pelton-path; for idle, pelton; for reattach, pelton-path, the only one that can;
+    /// for lopsided, pelton, sock-stream, sock-seqpacket; for fan-in, pelton, pelton-stream, limits, sock-stream,
+    /// sock-seqpacket, and pelton-alone if there are idle senders; for call, pelton, limits, sock-stream, with many in
+    /// flight sock-stream-batched instead of limits, of several clients also pelton-fan-in, and beside a flood pelton,
+    /// pelton-alone, sock-stream, sock-stream-alone; for append, pelton, limits, bump, mutex-vec, array-queue,
+    /// seg-queue, and with --file, pelton, write]
     #[arg(long, value_name = "A,B,...", value_parser = systems)]
     systems: Option<Systems>,
 
-    /// Writes a page that shows it, and works without any other file or a network
+    /// Writes a page of the results, which needs no other file and no network
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 
-    /// Writes a record: the machine, and what --json prints
+    /// Writes a results file: the machine, and the lines of --json
     #[arg(long, value_name = "FILE.jsonl")]
-    record: Option<PathBuf>,
+    results: Option<PathBuf>,
 
     /// One JSON object a line for each system, then one of ratios, instead of the table
     #[arg(long)]
@@ -183,12 +202,12 @@ impl Arguments {
         let call = workload == Workload::Call;
         if !call && (Calls { rate: None, ..calls } != Calls::default() || clients.is_some() || in_flight.is_some()) {
             return Err(
-                "found --clients, --in-flight, --beside-flood or --one-cpu with messages that nobody answers: use them with call"
+                "found --clients, --in-flight, --beside-flood or --one-cpu with messages without a reply: use them with call"
                     .to_string(),
             );
         }
         if !call && workload != Workload::Roundtrip && rate.is_some() {
-            return Err("found --rate with messages that nobody answers: use it with roundtrip or call".to_string());
+            return Err("found --rate with messages without a reply: use it with roundtrip or call".to_string());
         }
         for (option, found, most) in [("--clients", calls.clients, 1000), ("--in-flight", calls.in_flight, 1024)] {
             if !(1..=most).contains(&found) {
@@ -267,20 +286,22 @@ impl Arguments {
             return Err(format!("found --size {sizes} with append, wanted one size from 8 to 65536"));
         }
         if workload == Workload::FanIn && sizes.min < 8 {
-            return Err(format!("found --size {sizes} with fan-in, wanted 8 or more: a message says whose it is"));
+            return Err(format!(
+                "found --size {sizes} with fan-in, wanted 8 or more: a message begins with its sender's number"
+            ));
         }
         if call && sizes.min < 8 && (calls.clients > 1 || beside_flood) {
             return Err(format!(
-                "found --size {sizes} with several clients, wanted 8 or more: a request says whose it is"
+                "found --size {sizes} with several clients, wanted 8 or more: a request begins with its client's number"
             ));
         }
         let capacity = capacity.unwrap_or(match workload {
-            // Of a kill, too: who is told after all that was sent has little of that to take first.
+            // Kill, too: a survivor that reads all messages before it reports the death then has few of them to read.
             Workload::Lopsided | Workload::Append | Workload::Kill => 1 << 20,
             Workload::Call => 4 << 20,
             _ => 64 << 20,
         });
-        // Requests and replies that are larger travel in pieces.
+        // Larger requests and replies travel in pieces.
         if !call && sizes.max as u64 + 32 > capacity / 2 {
             return Err(format!(
                 "found messages of {} bytes in lanes of {capacity}, wanted at most half the capacity less 32: write --capacity {} or more",
@@ -288,7 +309,7 @@ impl Arguments {
                 (2 * (sizes.max as u64 + 32)).next_power_of_two()
             ));
         }
-        let most = seconds.map(|_| i32::MAX as u64); // limits.c counts no further
+        let most = seconds.map(|_| i32::MAX as u64); // the largest count of limits.c
         let count = count.or(most).unwrap_or(match (workload, sizes.max) {
             (Workload::Idle, _) => 1,
             (Workload::Reattach, _) => 1_000_000,
@@ -329,13 +350,13 @@ impl Arguments {
             return Err(format!("found --count {count}, wanted at most {}: a header's number has 32 bits", u32::MAX));
         }
         if let Some(seconds) = seconds {
-            let goes_on = matches!(
+            let is_throughput = matches!(
                 workload,
                 Workload::Stream | Workload::Roundtrip | Workload::Threads | Workload::FanIn | Workload::Call
             );
-            if !goes_on || rate.is_some() || beside_flood {
+            if !is_throughput || rate.is_some() || beside_flood {
                 return Err(format!(
-                    "found --seconds with {}{}, wanted stream, roundtrip, threads, fan-in or call as fast as they go: use --count",
+                    "found --seconds with {}{}, wanted stream, roundtrip, threads, fan-in or call without a rate: use --count",
                     word(workload),
                     if rate.is_some() || beside_flood { " at a rate or beside a flood" } else { "" }
                 ));
@@ -347,9 +368,9 @@ impl Arguments {
         if runs == 0 {
             return Err("found --runs 0, wanted at least 1".to_string());
         }
-        let rests = rate.is_some() || one_cpu || beside_flood || calls.clients > 1;
+        let has_pauses = rate.is_some() || one_cpu || beside_flood || calls.clients > 1;
         let asleep = delay > 0
-            || rests
+            || has_pauses
             || matches!(
                 workload,
                 Workload::Idle
@@ -407,10 +428,10 @@ impl Arguments {
 }
 
 fn main() -> ExitCode {
-    if let Some(ended) = side::if_asked(side::any) {
+    if let Some(ended) = side::run_if_side(side::any) {
         return ended;
     }
-    // These have command lines of their own. Files are no channel.
+    // These have command lines of their own, because files are no channel.
     let rest = std::env::args().skip(2);
     match std::env::args().nth(1).as_deref() {
         Some("file") => return file::main(rest),
@@ -420,7 +441,7 @@ fn main() -> ExitCode {
         _ => {}
     }
     let arguments = Arguments::parse();
-    let (json, page, kept) = (arguments.json, arguments.report.clone(), arguments.record.clone());
+    let (json, page, kept) = (arguments.json, arguments.report.clone(), arguments.results.clone());
     let plan = match arguments.plan() {
         Ok(plan) => plan,
         Err(error) => Arguments::command().error(ErrorKind::ValueValidation, error).exit(),
@@ -438,13 +459,13 @@ fn measure(plan: &Plan, json: bool, page: Option<&Path>, kept: Option<&Path>) ->
     progress.bar.finish_and_clear();
     let command = std::iter::once("./run bench".to_string()).chain(std::env::args().skip(1));
     let command = command.collect::<Vec<_>>().join(" ");
-    let mut lines = vec![record::machine(&command, interrupted)];
-    lines.extend(record::lines(&report, &command)?);
+    let mut lines = vec![results::machine(&command, interrupted)];
+    lines.extend(results::lines(&report, &command)?);
     if let Some(place) = kept {
-        record::write(place, &lines)?;
+        results::write(place, &lines)?;
     }
     if let Some(place) = page {
-        record::write_page(place, &lines)?;
+        results::write_page(place, &lines)?;
     }
     let mut out = std::io::stdout().lock();
     if json {

@@ -1,4 +1,5 @@
-//! What a process can say about itself: the clock, its CPU time and switches, its system calls, a channel's resident memory.
+//! What a process measures of itself: the clock, its CPU time and context switches, its system calls, a channel's
+//! resident memory.
 
 use std::{
     fs,
@@ -11,14 +12,14 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-/// CLOCK_MONOTONIC in nanoseconds: one clock for all processes of the machine, so that one side can take the start and the other the end.
+/// CLOCK_MONOTONIC in nanoseconds. All processes share this clock, so one side may take the start and another the end.
 #[inline]
 pub fn now_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Waits busily, as limits.c does.
+/// Busy-waits, as limits.c does.
 #[inline]
 pub fn delay(ns: u64) {
     if ns == 0 {
@@ -30,14 +31,14 @@ pub fn delay(ns: u64) {
     }
 }
 
-/// What a process has used so far, or between two moments.
+/// The resources that a process has used so far, or between two moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
     /// User and system time of all threads
     pub cpu_seconds: f64,
-    /// Times it went to sleep
+    /// Voluntary context switches
     pub voluntary_switches: u64,
-    /// Times it was put off its CPU
+    /// Involuntary context switches
     pub involuntary_switches: u64,
 }
 
@@ -47,16 +48,16 @@ impl Usage {
         Usage::get(libc::RUSAGE_SELF)
     }
 
-    /// Of the children that have been waited for, and theirs.
+    /// Of the children that this process has waited for, and of their children.
     pub fn of_children() -> Usage {
         Usage::get(libc::RUSAGE_CHILDREN)
     }
 
-    fn get(who: libc::c_int) -> Usage {
+    fn get(target: libc::c_int) -> Usage {
         // SAFETY: rusage is plain numbers, for which zero is a value.
         let mut usage: libc::rusage = unsafe { mem::zeroed() };
-        // SAFETY: the pointer is to a rusage of our own; with a valid `who` the call cannot fail.
-        unsafe { libc::getrusage(who, &mut usage) };
+        // SAFETY: the pointer is to a rusage of our own; with a valid `target` the call cannot fail.
+        unsafe { libc::getrusage(target, &mut usage) };
         let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
         Usage {
             cpu_seconds: seconds(usage.ru_utime) + seconds(usage.ru_stime),
@@ -65,7 +66,8 @@ impl Usage {
         }
     }
 
-    /// Of another process, seen from outside so that it is not disturbed. The time is the scheduler's, in nanoseconds, not in ticks.
+    /// Of another process, from outside so that the reading does not disturb it. The scheduler's nanoseconds, not
+    /// ticks.
     pub fn of_process(pid: u32) -> Result<Usage> {
         let mut usage = Usage::default();
         let tasks = format!("/proc/{pid}/task");
@@ -90,7 +92,7 @@ impl Usage {
         Ok(usage)
     }
 
-    /// What was used since `earlier`.
+    /// The resources used since `earlier`.
     pub fn since(self, earlier: Usage) -> Usage {
         Usage {
             cpu_seconds: self.cpu_seconds - earlier.cpu_seconds,
@@ -100,13 +102,14 @@ impl Usage {
     }
 }
 
-/// Counts the system calls of processes, with all their threads and the children begun after it, by the tracepoint raw_syscalls:sys_enter.
+/// Counts the system calls of processes by the tracepoint raw_syscalls:sys_enter: of all their threads, and of
+/// children that start later.
 ///
-/// While one exists, every system call of the whole machine takes a slow path in and out (130 ns more on a 2.5 GHz x86-64), also those
-/// that are not counted. So it is opened for a pass that is not timed, and closed after it.
+/// While a counter exists, every system call of the machine takes a slow path (130 ns more on a 2.5 GHz x86-64). So a
+/// pass that is not timed opens the counter, and its end closes it.
 pub struct CallCounter {
     counters: Vec<fs::File>,
-    /// Those of its own that a process makes with this
+    /// The process's own calls to read the counter
     own: u64,
 }
 
@@ -131,17 +134,18 @@ const PERF_FLAG_INHERIT: u64 = 1 << 1;
 const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
 
 impl CallCounter {
-    /// Counts those of this process from here on, also of threads that it has already. The calls that begin it are not counted.
+    /// Counts the calls of this process from now on, also of its existing threads. The calls that open the counter do
+    /// not count.
     pub fn start() -> Result<CallCounter> {
         let mut tasks = Vec::new();
         tasks_of(std::process::id(), &mut tasks)?;
-        // The calling thread makes all these calls, so its own counter is the last to be made, and the first to be read.
+        // The calling thread makes all these calls, so the code opens its counter last and reads it first.
         let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         tasks.retain(|task| *task != own);
         let mut counters = vec![];
         for task in tasks {
             match CallCounter::open(task as i32) {
-                // It may have ended meanwhile.
+                // The thread may have ended meanwhile.
                 Err(error) if error.is::<Gone>() => {}
                 counter => counters.push(counter?),
             }
@@ -151,7 +155,7 @@ impl CallCounter {
         Ok(CallCounter { counters, own: 1 })
     }
 
-    /// Counts those of other processes, with the threads and children that they have now, and will have.
+    /// Counts the calls of other processes, with their present and future threads and children.
     pub fn of_processes(pids: &[u32]) -> Result<CallCounter> {
         let mut tasks = Vec::new();
         for pid in pids {
@@ -195,12 +199,12 @@ impl CallCounter {
             }
             bail!("perf_event_open refused to count system calls ({error}): run as root or with CAP_PERFMON");
         }
-        // SAFETY: the kernel has just made this descriptor for us and nobody else knows it.
+        // SAFETY: the kernel has just created this descriptor for us; no other code owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         Ok(fs::File::from(fd))
     }
 
-    /// How many there were. The call that asks is not counted.
+    /// Returns the count. The call that reads it does not count.
     pub fn stop(mut self) -> Result<u64> {
         let mut sum = 0;
         for counter in &mut self.counters {
@@ -212,7 +216,7 @@ impl CallCounter {
     }
 }
 
-/// A task that is to be counted has ended.
+/// A task that the counter should follow has ended.
 #[derive(Debug)]
 struct Gone;
 
@@ -230,7 +234,7 @@ fn tasks_of(pid: u32, tasks: &mut Vec<u32>) -> Result<()> {
     for task in fs::read_dir(&place).with_context(|| format!("reading {place}"))? {
         let task = task?;
         tasks.push(task.file_name().to_string_lossy().parse().context("a task is no number")?);
-        // A kernel may have been built without this list; then children are not counted.
+        // A kernel may be built without this list; then the counter leaves children out.
         let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
         for child in children.split_whitespace() {
             tasks_of(child.parse().context("a child is no number")?, tasks)?;
@@ -239,8 +243,8 @@ fn tasks_of(pid: u32, tasks: &mut Vec<u32>) -> Result<()> {
     Ok(())
 }
 
-/// The resident bytes of this process's mappings of memfds that are named after pelton, and of files below `directory`, where a
-/// channel keeps its own. Memory that is allocated, but was never touched here, is not resident here.
+/// The resident bytes of this process's mappings of pelton's memfds, and of files below `directory`, where a channel
+/// keeps its own. Allocated memory that this process never touched is not resident here.
 pub fn resident_bytes(directory: &Path) -> Result<u64> {
     let smaps = fs::read_to_string("/proc/self/smaps").context("reading /proc/self/smaps")?;
     Ok(resident_bytes_in(&smaps, directory))
@@ -298,7 +302,7 @@ Rss:                  32 kB
 
     #[test]
     fn calls_are_counted_where_it_is_permitted() {
-        // In a process of its own, or the threads of other tests would be counted, too.
+        // In a process of its own: the counter would include the threads of other tests.
         let own = std::env::current_exe().unwrap();
         let name = "measure::tests::this_process_counts_its_own_calls";
         let output =
@@ -306,7 +310,7 @@ Rss:                  32 kB
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let Some((_, counts)) = text.split_once("counted ") else {
             let reason = text.split_once("refused: ").unwrap_or_else(|| panic!("{output:?}")).1;
-            // Nothing else is a reason to leave it out.
+            // No other error may skip the test.
             assert!(reason.contains("run as root") || reason.contains("mount tracefs"), "{reason}");
             eprintln!("LEFT OUT: counting system calls: {reason}");
             return;
@@ -336,8 +340,8 @@ Rss:                  32 kB
                 return;
             }
         };
-        // A thread that was there before, as a library's own is. It makes its calls while this one looks, and looks on its part until it is to end:
-        // to wait would be calls, too.
+        // This thread exists before the counter, as a library's own thread does. Both threads poll: to wait would be
+        // system calls, too.
         static TURN: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let turn = |at: u32| {
             while TURN.load(std::sync::atomic::Ordering::Acquire) != at {
@@ -369,7 +373,7 @@ Rss:                  32 kB
             io::{BufRead, BufReader, Write},
             process::{Command, Stdio},
         };
-        // The outer shell waits; its child asks for its number a hundred times, one call each, when it is told to.
+        // The outer shell waits; on the order its child reads its own number a hundred times, one call each.
         let script = "sh -c 'echo here; read go; i=0; while [ $i -lt 100 ]; do read x </proc/self/stat; i=$((i+1)); done; echo done; read end'; :";
         let mut shell =
             Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

@@ -1,42 +1,42 @@
-//! What to measure: the words of the command line, and the job that a measured process is given.
+//! What to measure: the words of the command line, and the job of a measured process.
 
 use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::rivals::Rival;
+use crate::peers::Peer;
 
-/// What the two sides do.
+/// The workloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Workload {
-    /// Messages one way, as fast as they go
+    /// Messages one way, without a rate
     Stream,
     /// One message there and back at a time
     Roundtrip,
     /// As a stream, but both sides work for each message, and one of them ten times as long as the other
     Lopsided,
-    /// An open channel whose receiver waits and gets nothing
+    /// An open channel whose receiver waits and receives nothing
     Idle,
-    /// The successors of a receiver, and then of a sender, that were killed on a lane full of messages; pelton-path only
+    /// The successors of a receiver, and then of a sender, killed on a lane full of messages; pelton-path only
     Reattach,
     /// As a stream, but many processes send to one receiver
     FanIn,
-    /// Threads of one process append messages with headers, which are flushed by the buffer
+    /// Threads of one process append messages with headers; the buffer flushes them
     Append,
-    /// Clients call a service, which answers each request with its own bytes
+    /// Clients call a service, which replies to each request with its own bytes
     Call,
     /// As a stream, but between two threads of one process
     Threads,
-    /// The resident memory of a channel whose receiver takes nothing while so many messages are sent
+    /// The resident memory of a channel whose receiver reads nothing while the sender sends
     Memory,
-    /// Each side is killed in the middle of a stream: what the other one makes of it
+    /// The program kills each side in the middle of a stream: does the other detect it?
     Kill,
 }
 
 impl Workload {
-    /// The processes, that of the first CPU first. A fan-in has more of the second.
+    /// The processes, that of the first CPU first. A fan-in has several of the second.
     pub fn roles(self) -> &'static [Role] {
         match self {
             Workload::Roundtrip => &[Role::Asker, Role::Answerer],
@@ -52,7 +52,7 @@ impl Workload {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wait {
-    /// Looks again and again
+    /// Busy-polls
     Spin,
     /// Sleeps in the call itself
     Block,
@@ -66,25 +66,26 @@ pub enum Wait {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Slow {
-    /// So that the sender waits for room most of the time
+    /// Then the sender waits for free space most of the time
     Receiver,
-    /// So that the receiver waits for messages most of the time
+    /// Then the receiver waits for messages most of the time
     Sender,
 }
 
-/// What carries the messages.
+/// The systems: how messages are carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SystemName {
     /// pelton, connected by the name of a Unix socket
     Pelton,
-    /// pelton as a C program uses it, connected by the name of a Unix socket
+    /// pelton by a C program, connected by the name of a Unix socket
     PeltonC,
     /// pelton, in a directory that keeps the channel: a tmpfs where there is one
     PeltonPath,
     /// bench/limits/limits.c, the least code that could do the job
     Limits,
-    /// The same with pelton's own window of 256 KiB instead of 128: how far a sender goes on before it goes back to the front of its ring
+    /// The same with pelton's own window of 256 KiB instead of 128: how far a sender writes before it returns to the
+    /// front of its ring
     LimitsWindow,
     /// A pipe: length and payload in one write
     Pipe,
@@ -92,41 +93,41 @@ pub enum SystemName {
     SockStream,
     /// A Unix stream socket with 64 KiB of buffer on both sides
     SockStreamBatched,
-    /// Of calls: a Unix stream socket without the client that floods
+    /// Calls: a Unix stream socket without the flooding client
     SockStreamAlone,
-    /// A Unix socket that keeps messages apart by itself
+    /// A Unix seqpacket socket
     SockSeqpacket,
     /// The same, up to 64 messages a system call
     SockSeqpacketBatched,
-    /// Of a fan-in: pelton with one sender, by a channel of two, whatever --senders says
+    /// Fan-in: pelton with one sender, by a channel of two, whatever --senders says
     PeltonStream,
-    /// Of a fan-in: pelton without the idle senders, whatever --idle says; of calls: without the client that floods
+    /// Fan-in: pelton without the idle senders; calls: without the flooding client
     PeltonAlone,
-    /// Of calls: as many messages one way, by a fan-in of as many senders
+    /// Calls: as many messages one way, by a fan-in of as many senders
     PeltonFanIn,
-    /// Of calls: pelton from nginx, in Lua
+    /// Calls: pelton from nginx, in Lua
     PeltonNginx,
-    /// Of calls: a Unix stream socket from nginx, by ngx_lua's cosockets, with a 4-byte length
+    /// Calls: a Unix stream socket from nginx, by ngx_lua's cosockets, with a 4-byte length
     CosocketNginx,
-    /// Of appending: one buffer for all threads, in which each takes space by fetch_add
+    /// Append: one buffer for all threads, in which each takes space by fetch_add
     Bump,
-    /// Of appending: one buffer for all threads, behind a lock
+    /// Append: one buffer for all threads, behind a lock
     MutexVec,
-    /// Of appending to a file: one buffer for all threads, behind a lock, and a plain write of it when it is full
+    /// Append to a file: one buffer for all threads, behind a lock, and a plain write of it when it is full
     Write,
-    /// pelton as a program of SBCL's uses it: appending, and streams
+    /// pelton by a program in SBCL: appending, and streams
     PeltonSbcl,
-    /// Of appending, in SBCL: one buffer for all threads, behind a lock
+    /// Append, in SBCL: one buffer for all threads, behind a lock
     SbclMutex,
-    /// Of appending, in SBCL: one buffer for all threads, in which each takes space by an atomic addition
+    /// Append, in SBCL: one buffer for all threads, in which each takes space by an atomic addition
     SbclCas,
-    /// Of appending: crossbeam's bounded queue, and a thread that takes the messages out of it into a buffer
+    /// Append: crossbeam's bounded queue, and a thread that moves the messages from it into a buffer
     ArrayQueue,
-    /// Of appending: crossbeam's unbounded queue, and such a thread
+    /// Append: crossbeam's unbounded queue, and such a thread
     SegQueue,
     /// pelton, 64 messages to a reservation, and several to a release: streams, and between threads
     PeltonBatches,
-    /// The crate ipc_ring; this one and all below are programs of `bench/rivals`
+    /// The crate ipc_ring; this system and all below are programs of `bench/peers`
     #[value(name = "ipc_ring")]
     IpcRing,
     /// The crate ipmpsc
@@ -137,7 +138,7 @@ pub enum SystemName {
     ShmemIpc,
     /// A Unix stream socket by io_uring, 64 KiB of buffer on both sides
     IoUringStream,
-    /// A Unix socket that keeps messages apart, by io_uring, up to 64 messages a system call
+    /// A Unix seqpacket socket by io_uring, up to 64 messages a system call
     IoUringSeqpacket,
     /// ZeroMQ's ipc transport, by the libzmq that is installed
     ZeromqIpc,
@@ -147,7 +148,7 @@ pub enum SystemName {
     MultiprocessingPipe,
     /// Aeron's IPC, between two Java processes
     Aeron,
-    /// pelton as a Go program uses it, by bindings/go: streams and calls
+    /// pelton by a Go program, by bindings/go: streams and calls
     PeltonGo,
     /// Streams between two Go processes: a Unix stream socket, one write a message
     GoSockStream,
@@ -166,18 +167,18 @@ pub enum SystemName {
 }
 
 impl SystemName {
-    /// Whether it is limits.c, which brings its own processes.
+    /// Whether it is limits.c, which starts its own processes.
     pub fn is_limits(self) -> bool {
         matches!(self, SystemName::Limits | SystemName::LimitsWindow)
     }
 
-    /// Whether this is a system of that workload, which may append to a file, or else where it belongs.
+    /// Whether this is a system of that workload (which may append to a file), or else in which workload it belongs.
     pub fn belongs(self, workload: Workload, to_file: bool) -> Result<(), &'static str> {
         let (appends, gathers) = (workload == Workload::Append, workload == Workload::FanIn);
         let calls = workload == Workload::Call;
         let threads = workload == Workload::Threads;
-        if let Some(rival) = Rival::of(self) {
-            return if rival.workloads().contains(&workload) { Ok(()) } else { Err(rival.elsewhere()) };
+        if let Some(peer) = Peer::of(self) {
+            return if peer.workloads().contains(&workload) { Ok(()) } else { Err(peer.elsewhere()) };
         }
         match self {
             SystemName::Pelton => Ok(()),
@@ -238,10 +239,10 @@ pub fn word<T: ValueEnum>(value: T) -> String {
     value.to_possible_value().expect("no value is hidden").get_name().to_string()
 }
 
-/// A system of the list, perhaps with a wait of its own.
+/// A system of the list, which may have a wait of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// What carries the messages
+    /// The system
     pub system: SystemName,
     /// Overrides `--wait`
     pub wait: Option<Wait>,
@@ -317,7 +318,7 @@ impl SizeRange {
         SizeSequence { range: self, seed: 1 }
     }
 
-    /// What the first `count` messages hold together.
+    /// The sum of the first `count` sizes.
     pub fn total(self, count: u64) -> u64 {
         if self.is_fixed() {
             return self.max as u64 * count;
@@ -378,31 +379,32 @@ impl SizeSequence {
     }
 }
 
-/// Which of the two processes.
+/// A process's role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// Takes the messages (stream, idle); on the first CPU, as in limits.c
+    /// Receives the messages (stream, idle); on the first CPU, as in limits.c
     Receiver,
     /// Sends them; on the second CPU
     Sender,
-    /// Fills a lane, to be killed on it
+    /// Fills a lane until the program kills it there
     Filler,
     /// Begins each round trip and times it; on the first CPU, as in limits.c
     Asker,
-    /// Sends back what comes; on the second CPU
+    /// Sends each message back; on the second CPU
     Answerer,
     /// Connects as many senders, and sends nothing; on the second CPU
     Idler,
     /// All threads of an append; on any CPU
     Appender,
-    /// Answers calls; on the first CPU, as a receiver
+    /// Serves calls; on the first CPU, as a receiver
     Service,
     /// Calls; on the second CPU
     Client,
     /// Calls without end, as many at a time as it can, while others are measured; on the second CPU
     Flooder,
-    /// Two threads, or a program that starts the other side itself: the receiving one on the first CPU, the sending one on the second
+    /// Two threads, or a program that starts the other side itself: the receiving one on the first CPU, the sending
+    /// one on the second
     Threads,
 }
 
@@ -413,12 +415,12 @@ impl Role {
             as usize
     }
 
-    /// Whether this side makes the name that the other connects to.
+    /// Whether this side creates the name that the other connects to.
     pub fn listens(self) -> bool {
         matches!(self, Role::Receiver | Role::Answerer | Role::Service)
     }
 
-    /// The word for messages to people.
+    /// The word for error messages.
     pub fn name(self) -> &'static str {
         match self {
             Role::Receiver => "receiver",
@@ -436,29 +438,29 @@ impl Role {
     }
 }
 
-/// One go over the channel. Several follow each other in the same two processes.
+/// One pass over the channel. The same two processes make several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pass {
     /// Messages, or rounds of a round trip
     pub count: u64,
     /// Time every round on its own, for the percentiles
     pub time_each: bool,
-    /// Count system calls instead of trusting the clock: the counter slows each of them down by 130 ns here
+    /// Count system calls instead of time: the counter slows each of them down by 130 ns here
     pub count_calls: bool,
-    /// Only work, as for so many messages: nothing is sent
+    /// Only work, as for so many messages, and send nothing
     pub alone: bool,
     /// Not measured: memory is touched for the first time, processors wake up
     pub warms_up: bool,
 }
 
-/// How calls are made.
+/// The options of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Calls {
     /// Processes that call
     pub clients: u32,
     /// Calls that each of them has in flight at a time
     pub in_flight: u32,
-    /// Calls that are due in a second, each timed from then; null: as many as go
+    /// Calls that are due in a second, each timed from its due time; None: without a rate
     pub rate: Option<u32>,
     /// One more client floods the service meanwhile
     pub beside_flood: bool,
@@ -473,39 +475,39 @@ impl Default for Calls {
 }
 
 impl Calls {
-    /// Whether one call is awaited before the next begins, by one client: what is measured then is how long it takes.
+    /// Whether one client waits for each reply before its next call: then the measurement is of latency.
     pub fn one_by_one(self) -> bool {
         self.clients == 1 && self.in_flight == 1
     }
 }
 
-/// All that one measured process needs to know.
+/// The whole input of one measured process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
-    /// What carries the messages
+    /// The system
     pub system: SystemName,
     /// How this side waits
     pub wait: Wait,
-    /// What the sides do
+    /// The workload
     pub workload: Workload,
-    /// This process's part in it
+    /// This process's role
     pub role: Role,
     /// Sizes of the messages
     pub sizes: SizeRange,
     /// Bytes of a pelton or limits lane
     pub capacity: u64,
-    /// Microseconds that each side of a round trip waits, busily, before it sends
+    /// Microseconds that each side of a round trip busy-waits before it sends
     pub delay_us: u64,
-    /// What the receiver and the sender of a lopsided channel work for each message, in steps of [`work`](crate::workload::work);
-    /// the first is also each appending thread's
+    /// The work of the receiver and the sender of a lopsided channel for each message, in steps of
+    /// [`work`](crate::workload::work); the first is also each appending thread's
     pub work_steps: [u64; 2],
     /// Processes that send in a fan-in, or call
     pub senders: u32,
     /// Connected senders of a fan-in that send nothing
     pub idle: u32,
-    /// How calls are made
+    /// The options of calls
     pub calls: Calls,
-    /// Which of the senders this is
+    /// This sender's number
     pub index: u32,
     /// Threads of an append
     pub threads: u32,
@@ -513,19 +515,19 @@ pub struct Job {
     pub to_file: bool,
     /// The passes, in order
     pub passes: Vec<Pass>,
-    /// The CPU to stay on
+    /// The CPU to pin to
     pub cpu: Option<usize>,
-    /// The receiver's (asker's) and the sender's, for those who are both; empty if nothing is pinned
+    /// The receiver's (asker's) and the sender's, for programs that are both; empty if nothing is pinned
     pub cpus: Vec<usize>,
-    /// Where the two sides find each other
+    /// The directory by which the two sides find each other
     pub directory: PathBuf,
-    /// What is started, with its first arguments; empty for this program itself
+    /// The program to start, with its first arguments; empty for this program itself
     #[serde(skip)]
     pub program: Vec<OsString>,
 }
 
 impl Job {
-    /// How many messages are sent together when a pass is of `count`: rounds, or messages of each thread.
+    /// The number of messages of all senders in a pass of `count`: rounds, or messages of each thread.
     pub fn messages(&self, count: u64) -> u64 {
         match self.workload {
             Workload::Roundtrip | Workload::Call => 2 * count,
@@ -534,23 +536,24 @@ impl Job {
         }
     }
 
-    /// How many of `count` messages that sender sends.
+    /// That sender's share of `count` messages.
     pub fn share(&self, index: u32, count: u64) -> u64 {
         let senders = self.senders as u64;
         count / senders + u64::from((index as u64) < count % senders)
     }
 
-    /// There and back, the names of what this side sends by and of what it receives by, as its other side has them.
+    /// There and back: the names of the direction this side sends on and of the one it receives on, as its other side
+    /// has them.
     pub fn directions(&self) -> (&'static str, &'static str) {
         if self.role == Role::Asker { ("there", "back") } else { ("back", "there") }
     }
 
-    /// What this side works for each message.
+    /// The work of this side for each message.
     pub fn work_steps(&self) -> u64 {
         self.work_steps[self.role.cpu_index()]
     }
 
-    /// Whether messages are looked at in place, by systems that can.
+    /// Whether systems that can read messages in place do so.
     pub fn in_place(&self) -> bool {
         self.workload != Workload::Roundtrip && !self.sizes.is_fixed()
     }
@@ -589,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn every_system_says_where_it_belongs() {
+    fn every_system_names_its_workloads() {
         assert_eq!(SystemName::Pelton.belongs(Workload::Append, false), Ok(()));
         assert_eq!(SystemName::Bump.belongs(Workload::Append, false), Ok(()));
         assert_eq!(SystemName::PeltonAlone.belongs(Workload::FanIn, false), Ok(()));
@@ -619,7 +622,8 @@ mod tests {
 
     #[test]
     fn random_sizes_are_those_of_limits_c() {
-        // The first of `seed = seed * 1664525u + 1013904223u, len = 1 + (seed >> 8) % 32768` from seed 1, printed by a C program.
+        // The first of `seed = seed * 1664525u + 1013904223u, len = 1 + (seed >> 8) % 32768` from seed 1, printed by a
+        // C program.
         let mut sequence = SizeRange { min: 1, max: 32768 }.sequence();
         let sizes: Vec<usize> = (0..C_SIZES.len()).map(|_| sequence.next_size()).collect();
         assert_eq!(sizes, C_SIZES);

@@ -1,4 +1,4 @@
-//! The successors of a receiver, and then of a sender, that were killed on a lane full of messages.
+//! The successors of a receiver, and then of a sender, killed on a lane full of messages.
 
 use std::{any::Any, time::Instant};
 
@@ -13,8 +13,8 @@ use crate::{
     workload::{PassReport, Payloads, Section, expected, number, passes, whole},
 };
 
-/// Fills a lane, or opens it as the successor of a side that was killed, which is what is timed: from before the call that opens to the
-/// first message in hand, or sent. The message in hand is not released, and what was opened is kept open.
+/// Fills a lane, or opens it as the successor of a killed side. The time is from before the opening call to the first
+/// message received, or sent. The side does not release that message, and keeps the channel open.
 pub fn side(job: &Job) -> Result<()> {
     let (place, size) = (job.directory.join("there"), job.sizes.max as usize);
     let (options, mut payloads) = (lasting(job), Payloads::new(size));
@@ -61,15 +61,15 @@ pub fn side(job: &Job) -> Result<()> {
     Ok(())
 }
 
-/// Each end is killed on a lane full of messages, and a fresh process takes its place.
+/// The program kills each endpoint on a lane full of messages, and a fresh process takes its place.
 pub fn run(job: &Job, cpus: &[usize], interrupts: &Interrupts, deadline: Instant) -> Result<Run> {
     let mut sides = Sides::new(interrupts, deadline);
-    sides.come(job, Role::Filler, cpus)?;
-    sides.come(job, Role::Receiver, cpus)?;
+    sides.run_side(job, Role::Filler, cpus)?;
+    sides.run_side(job, Role::Receiver, cpus)?;
     sides.sides.truncate(1); // dropped: killed, and gone
-    let receiver = sides.come(job, Role::Receiver, cpus)?;
+    let receiver = sides.run_side(job, Role::Receiver, cpus)?;
     sides.sides.remove(0);
-    let sender = sides.come(job, Role::Sender, cpus)?;
+    let sender = sides.run_side(job, Role::Sender, cpus)?;
     let ns = |report: &PassReport| Some(report.end_ns.saturating_sub(report.start_ns) as f64);
     let figures = Figures {
         cpu_seconds: Some(receiver.usage.cpu_seconds + sender.usage.cpu_seconds),

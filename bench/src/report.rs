@@ -1,4 +1,4 @@
-//! What was found, for programs (JSON, one object a line) and for people (a table).
+//! A measurement's report, as JSON (one object a line) and as a table.
 
 use std::{collections::BTreeMap, ffi::OsString, io::Write};
 
@@ -11,7 +11,7 @@ use crate::{
     parameters::{Calls, Choice, Slow, Wait, Workload, word},
 };
 
-/// The figures of one run, or their medians. What does not apply or could not be had is null.
+/// The figures of one run, or their medians. A figure that does not apply or could not be measured is null.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Figures {
@@ -23,7 +23,7 @@ pub struct Figures {
     pub messages_per_second: Option<f64>,
     /// Payload of a stream; of calls, there and back
     pub bytes_per_second: Option<f64>,
-    /// Mean of a run's round trips, the delays taken off
+    /// Mean of a run's round trips, without the delays
     pub round_trip_ns: Option<f64>,
     /// Median of a run's round trips
     pub p50_ns: Option<f64>,
@@ -45,30 +45,30 @@ pub struct Figures {
     pub wakeups_per_second: Option<f64>,
     /// Resident memory of the channel, seen by the receiver
     pub resident_bytes: Option<f64>,
-    /// Of a lopsided channel: its messages a second, in parts of what the slower side does alone
+    /// Of a lopsided channel: its messages a second, as a part of the slower side's rate alone
     pub share_of_own_speed: Option<f64>,
-    /// Of a lopsided channel: both sides' CPU time, in parts of what they need for their work alone
+    /// Of a lopsided channel: both sides' CPU time, as a multiple of their work alone
     pub cpu_to_own_work: Option<f64>,
-    /// From opening as the successor of a killed receiver to the first message in hand
+    /// From opening as the successor of a killed receiver to the first message received
     pub reattach_receiver_ns: Option<f64>,
     /// From opening as the successor of a killed sender to the first message sent
     pub reattach_sender_ns: Option<f64>,
-    /// Messages that were sent while nobody took any: all, or as many as there was room for
+    /// Messages sent while no message was received: all, or as many as fit
     pub backlog_messages: Option<f64>,
-    /// What both sides' resident memory grew by with them, pages that they share counted once
+    /// The growth of both sides' resident memory by them, with shared pages counted once
     pub backlog_resident_bytes: Option<f64>,
-    /// What was left of that when all had been taken
+    /// The part of that growth left when all were received
     pub drained_resident_bytes: Option<f64>,
-    /// From the receiver's death until the sender was told of it; null if it was not
-    pub receiver_death_told_ns: Option<f64>,
-    /// From the sender's death until the receiver was told of it; null if it was not
-    pub sender_death_told_ns: Option<f64>,
+    /// From the receiver's death until the sender detected it; null if it did not
+    pub receiver_death_detected_ns: Option<f64>,
+    /// From the sender's death until the receiver detected it; null if it did not
+    pub sender_death_detected_ns: Option<f64>,
 }
 
-/// One run: its figures and what each side contributed.
+/// One run: its figures and the part of each side.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// What was found
+    /// The figures
     #[serde(flatten)]
     pub figures: Figures,
     /// By role
@@ -76,19 +76,19 @@ pub struct Run {
     /// Of round trips and calls that were timed one by one: a quantile, and its nanoseconds
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub latency: Vec<(f64, u64)>,
-    /// Of kills: by who was killed
+    /// Of kills: by the killed side
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub deaths: BTreeMap<String, Death>,
 }
 
-/// What the side that was left made of the other's death.
+/// The survivor's reaction to the other side's death.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Death {
     /// In one word
     pub outcome: Outcome,
-    /// Messages that it had sent, or taken, by then
+    /// Messages that the survivor had sent, or received, by then
     pub messages: u64,
-    /// What it said
+    /// Its error text
     pub words: String,
 }
 
@@ -96,13 +96,13 @@ pub struct Death {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// A call answered with an error, or the end of the stream
-    Told,
-    /// It waits for what will never come
+    /// A call returned an error, or the end of the stream
+    Detected,
+    /// It waits without end
     Hangs,
-    /// It goes on sending to nobody
-    GoesOn,
-    /// It was given a message that nobody sent, or not the one that was due
+    /// It continues to send to no receiver
+    Continues,
+    /// It received a message that was never sent, or not the next one
     Wrong,
     /// It died itself
     Crashed,
@@ -120,22 +120,22 @@ pub struct SideFigures {
     pub sleeps_per_wait: Option<f64>,
 }
 
-/// What was asked for.
+/// The measurement's parameters.
 #[derive(Clone, Debug, Serialize)]
 pub struct Parameters {
-    /// As the command line has it: `256` or `1..32768`
+    /// As on the command line: `256` or `1..32768`
     pub size: String,
     /// Messages, or rounds of a round trip: each system's own where `seconds` is given
     pub count: u64,
-    /// How long they are to last about, if each system has as many as do; null if all have the same
+    /// How long they last about, if each system has a number of its own; null if all have the same number
     pub seconds: Option<f64>,
     /// Bytes of a pelton or limits lane
     pub capacity: u64,
     /// Of each side of a round trip
     pub delay_us: u64,
-    /// Of the slow side of a lopsided channel, for each message; the other one works a tenth of it
+    /// Of the slow side of a lopsided channel, for each message; the other side works a tenth of it
     pub work_us: u64,
-    /// Which side that is; null elsewhere
+    /// The slow side; null elsewhere
     pub slow: Option<Slow>,
     /// Of each appending thread, for each message; null elsewhere
     pub work_ns: Option<u64>,
@@ -143,15 +143,15 @@ pub struct Parameters {
     pub threads: Option<u32>,
     /// The directory of the file that they append to; null without one
     pub file: Option<String>,
-    /// Messages of a round trip that are due in a second; null if each goes when the one before is answered
+    /// Messages of a round trip that are due in a second; null without a rate
     pub rate: Option<u32>,
     /// Processes that send in a fan-in; null elsewhere
     pub senders: Option<u32>,
     /// Connected senders of a fan-in that send nothing; null elsewhere
     pub idle: Option<u32>,
-    /// How calls are made; null elsewhere
+    /// The options of calls; null elsewhere
     pub calls: Option<Calls>,
-    /// How many runs were asked for
+    /// The number of runs
     pub runs: usize,
     /// The receiver's (asker's) and the sender's (answerer's); empty if the processes were not pinned
     pub cpus: Vec<usize>,
@@ -160,27 +160,27 @@ pub struct Parameters {
 /// All runs of one system.
 #[derive(Clone, Debug)]
 pub struct SystemReport {
-    /// As the list of systems has it
+    /// Its word in the list of systems
     pub choice: Choice,
-    /// How it did wait
+    /// How it waited
     pub wait: Wait,
     /// Of the library, the kernel or the program
     pub version: String,
-    /// How many messages it has, or rounds
+    /// Its number of messages, or rounds
     pub count: u64,
-    /// What is started for it; empty for this program itself
+    /// The program that is started for it; empty for this program itself
     pub program: Vec<OsString>,
-    /// In order; with an interrupt one system may have one more than the next
+    /// In order; after an interrupt one system may have one more than the next
     pub runs: Vec<Run>,
-    /// Why there is nothing to be had from it
+    /// The reason why it was not measured
     pub skipped: Option<String>,
 }
 
-/// Everything.
+/// The whole measurement.
 pub struct Report {
-    /// What the sides did
+    /// The workload
     pub workload: Workload,
-    /// What was asked for
+    /// Its parameters
     pub parameters: Parameters,
     /// In the order of the list
     pub systems: Vec<SystemReport>,
@@ -195,9 +195,9 @@ pub struct Ratio {
     pub min: f64,
     /// The largest
     pub max: f64,
-    /// Half of the runs lie between this
+    /// The lower quartile
     pub low: f64,
-    /// And this
+    /// The upper quartile
     pub high: f64,
     /// How many pairs there were
     pub runs: usize,
@@ -263,7 +263,7 @@ impl Report {
         others.iter().filter_map(pair).collect()
     }
 
-    /// The figure that this is about, and its name.
+    /// The workload's main figure, and its name.
     fn primary(&self) -> Option<(&'static str, Figure)> {
         match self.workload {
             Workload::Roundtrip => Some(("round_trip_ns", |figures| figures.round_trip_ns)),
@@ -287,7 +287,7 @@ impl Report {
         }
     }
 
-    /// For people.
+    /// As a table.
     pub fn write_table(&self, out: &mut impl Write) -> Result<()> {
         let Parameters {
             size,
@@ -316,18 +316,20 @@ impl Report {
             Workload::Stream => writeln!(out, "stream of {count} messages of {size} bytes, lanes of {capacity} bytes")?,
             Workload::Roundtrip => match rate {
                 Some(rate) => writeln!(out, "{count} round trips of {size} bytes, {rate} due in a second")?,
-                None => writeln!(out, "{count} round trips of {size} bytes, each side answering after {delay_us} µs")?,
+                None => {
+                    writeln!(out, "{count} round trips of {size} bytes, each side delays its reply by {delay_us} µs")?
+                }
             },
             Workload::Threads => {
                 writeln!(out, "{count} messages of {size} bytes between two threads, lanes of {capacity} bytes")?
             }
             Workload::Memory => writeln!(
                 out,
-                "{count} messages of {size} bytes that nobody takes until all are sent, lanes of {capacity} bytes"
+                "{count} messages of {size} bytes, received only after all are sent, lanes of {capacity} bytes"
             )?,
             Workload::Kill => writeln!(
                 out,
-                "a stream of messages of {size} bytes, of which the receiver is killed, and one of which the sender is"
+                "two streams of messages of {size} bytes: the receiver of one is killed, and the sender of the other"
             )?,
             Workload::Reattach => writeln!(
                 out,
@@ -350,10 +352,10 @@ impl Report {
                 "{count} calls with requests and replies of {size} bytes, lanes of {capacity} bytes, {} in flight for each of {} clients{}{}",
                 calls.in_flight,
                 calls.clients,
-                if *delay_us > 0 { format!(", each side answering after {delay_us} µs") } else { String::new() },
+                if *delay_us > 0 { format!(", each side delays its reply by {delay_us} µs") } else { String::new() },
                 match calls {
                     Calls { rate: Some(rate), .. } => format!(", {rate} a second"),
-                    Calls { beside_flood: true, .. } => ", beside one more that floods".to_string(),
+                    Calls { beside_flood: true, .. } => ", beside one more flooding client".to_string(),
                     _ => String::new(),
                 }
             )?,
@@ -376,7 +378,7 @@ impl Report {
         let ratios = self.ratios();
         let mut rows: Vec<Vec<String>> = vec![vec!["system".to_string(), "wait".to_string()]];
         rows[0].extend(COLUMNS.iter().map(|column| column.title.to_string()));
-        // Of different counts only what one message takes can be compared.
+        // With different counts only the cost of one message is comparable.
         let each_has_its_own = seconds.is_some();
         if each_has_its_own {
             rows[0].iter_mut().filter(|title| *title == "CPU s").for_each(|title| *title = "CPU s/million".to_string());
@@ -414,8 +416,8 @@ impl Report {
         }
         write_aligned(out, &rows)?;
         for system in &self.systems {
-            for (who, outcomes) in outcomes(&system.runs) {
-                writeln!(out, "{}, its {who} killed: {outcomes}", system.choice)?;
+            for (killed, outcomes) in outcomes(&system.runs) {
+                writeln!(out, "{}, its {killed} killed: {outcomes}", system.choice)?;
             }
         }
         for system in &self.systems {
@@ -427,14 +429,14 @@ impl Report {
     }
 }
 
-/// By who was killed, what came of it how often: `told 5`, or `told 3, hangs 2`.
+/// By the killed side, how often each outcome occurred: `detected 5`, or `detected 3, hangs 2`.
 fn outcomes(runs: &[Run]) -> BTreeMap<&str, String> {
     let mut counts: BTreeMap<&str, BTreeMap<String, usize>> = BTreeMap::new();
-    for (who, death) in runs.iter().flat_map(|run| &run.deaths) {
-        *counts.entry(who).or_default().entry(word(death.outcome)).or_default() += 1;
+    for (killed, death) in runs.iter().flat_map(|run| &run.deaths) {
+        *counts.entry(killed).or_default().entry(word(death.outcome)).or_default() += 1;
     }
     let text = |of: BTreeMap<String, usize>| of.iter().map(|(what, n)| format!("{what} {n}")).collect::<Vec<_>>();
-    counts.into_iter().map(|(who, of)| (who, text(of).join(", "))).collect()
+    counts.into_iter().map(|(killed, of)| (killed, text(of).join(", "))).collect()
 }
 
 /// One of the figures.
@@ -463,13 +465,13 @@ const COLUMNS: [Column; 23] = [
     Column { title: "sleeps/wait", scale: 1.0, figure: |f| f.sleeps_per_wait },
     Column { title: "wake-ups/s", scale: 1.0, figure: |f| f.wakeups_per_second },
     Column { title: "resident KiB", scale: 1.0 / 1024.0, figure: |f| f.resident_bytes },
-    Column { title: "receiver back µs", scale: 1e-3, figure: |f| f.reattach_receiver_ns },
-    Column { title: "sender back µs", scale: 1e-3, figure: |f| f.reattach_sender_ns },
+    Column { title: "receiver reattach µs", scale: 1e-3, figure: |f| f.reattach_receiver_ns },
+    Column { title: "sender reattach µs", scale: 1e-3, figure: |f| f.reattach_sender_ns },
     Column { title: "backlog", scale: 1.0, figure: |f| f.backlog_messages },
     Column { title: "its KiB", scale: 1.0 / 1024.0, figure: |f| f.backlog_resident_bytes },
     Column { title: "KiB after", scale: 1.0 / 1024.0, figure: |f| f.drained_resident_bytes },
-    Column { title: "receiver's death µs", scale: 1e-3, figure: |f| f.receiver_death_told_ns },
-    Column { title: "sender's death µs", scale: 1e-3, figure: |f| f.sender_death_told_ns },
+    Column { title: "receiver's death µs", scale: 1e-3, figure: |f| f.receiver_death_detected_ns },
+    Column { title: "sender's death µs", scale: 1e-3, figure: |f| f.sender_death_detected_ns },
 ];
 
 /// Columns without any value are left out.
@@ -539,8 +541,8 @@ pub fn medians(runs: &[Run]) -> Figures {
         backlog_messages: of(|f| f.backlog_messages),
         backlog_resident_bytes: of(|f| f.backlog_resident_bytes),
         drained_resident_bytes: of(|f| f.drained_resident_bytes),
-        receiver_death_told_ns: of(|f| f.receiver_death_told_ns),
-        sender_death_told_ns: of(|f| f.sender_death_told_ns),
+        receiver_death_detected_ns: of(|f| f.receiver_death_detected_ns),
+        sender_death_detected_ns: of(|f| f.sender_death_detected_ns),
     }
 }
 
@@ -555,7 +557,8 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// The first's figure by the other's of the same run. Runs that lack one of the two, or divide by nothing, make no pair.
+/// The first's figure by the other's of the same run. Runs that lack one of the two, or divide by nothing, make no
+/// pair.
 pub fn paired_ratio(first: &[Option<f64>], other: &[Option<f64>]) -> Option<Ratio> {
     let ratios: Vec<f64> = first
         .iter()
@@ -575,14 +578,14 @@ pub fn paired_ratio(first: &[Option<f64>], other: &[Option<f64>]) -> Option<Rati
     })
 }
 
-/// Between the two that are nearest, of at least one.
+/// Interpolated between the two nearest values, of at least one.
 fn quantile(sorted: &[f64], quantile: f64) -> f64 {
     let at = quantile * (sorted.len() - 1) as f64;
     let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
     below + (above - below) * at.fract()
 }
 
-/// From the smallest to the largest, in parts of the median.
+/// Maximum less minimum, as a part of the median.
 pub fn spread(values: &[f64]) -> Option<f64> {
     if values.len() < 2 {
         return None;
@@ -606,7 +609,8 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_run_by_run() {
-        // The machine slows down; each pair still says 2, where the medians of each system alone would not.
+        // The machine slows down; each pair still has the ratio 2, which the medians of each system alone would not
+        // have.
         let first = [Some(8.0), Some(4.0), Some(2.0), Some(1.0)];
         let other = [Some(4.0), Some(2.0), Some(1.0)];
         let all_two = Ratio { median: 2.0, min: 2.0, max: 2.0, low: 2.0, high: 2.0, runs: 3 };
@@ -617,14 +621,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_makes_no_ratio() {
+    fn without_pairs_there_is_no_ratio() {
         assert_eq!(paired_ratio(&[Some(1.0)], &[]), None);
         assert_eq!(paired_ratio(&[Some(1.0)], &[None]), None);
         assert_eq!(paired_ratio(&[Some(1.0), Some(3.0)], &[Some(0.0), Some(2.0)]).unwrap().median, 1.5);
     }
 
     #[test]
-    fn the_spread_is_in_parts_of_the_median() {
+    fn the_spread_is_relative_to_the_median() {
         assert_eq!(spread(&[1.0]), None);
         assert_eq!(spread(&[9.0, 10.0, 11.0]), Some(0.2));
     }

@@ -1,7 +1,7 @@
 //! Runs: fresh processes for each, pinned alike, the systems taking turns.
 //!
-//! The program starts itself once for each side, with a [`Job`]. A run's deadline is generous; when it passes, when one side fails, or
-//! when the user interrupts, both sides end. When this program dies, they end by themselves.
+//! The program starts itself once for each side, with a [`Job`]. A run's deadline is generous. Both sides end when it
+//! passes, when one side fails, or when the user interrupts. When this program dies, they end by themselves.
 
 use std::{
     env,
@@ -17,63 +17,64 @@ use crate::{
     measure::CallCounter,
     memory,
     parameters::{Calls, Choice, Job, Pass, Role, SizeRange, Slow, SystemName, Wait, Workload, word},
+    peers::Peer,
     reattach,
     report::{Parameters, Report, Run, SystemReport},
-    rivals::Rival,
     run_figures::{idle_run, run_of, run_of_calls},
     sides::{Interrupted, Interrupts, Side, Sides},
     systems::{c, limits, lisp},
     workload::{PassReport, work},
 };
 
-/// What the command line asks for.
+/// The command line's request.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What the sides do
+    /// The workload
     pub workload: Workload,
     /// Sizes of the messages
     pub sizes: SizeRange,
-    /// Messages, or rounds of a round trip; with `seconds` at most so many
+    /// Messages, or rounds of a round trip; with `seconds` the maximum
     pub count: u64,
-    /// Each system has as many as last about so long, instead of all the same
+    /// Each system has as many as last about so long, instead of the same number
     pub seconds: Option<f64>,
     /// Bytes of a lane
     pub capacity: u64,
     /// How the sides wait, unless the system has a wait of its own
     pub wait: Wait,
-    /// How often each system is measured
+    /// Runs of each system
     pub runs: usize,
-    /// Of each side of a round trip
+    /// Microseconds of delay of each side of a round trip
     pub delay_us: u64,
     /// Which side of a lopsided channel works ten times as long as the other
     pub slow: Slow,
-    /// How long, for each message
+    /// Microseconds of work for each message
     pub work_us: u64,
-    /// How long each appending thread works for each message
+    /// Nanoseconds of work of each appending thread for each message
     pub work_ns: u64,
     /// Processes that send in a fan-in
     pub senders: u32,
     /// Connected senders of a fan-in that send nothing
     pub idle: u32,
-    /// How calls are made
+    /// The options of calls
     pub calls: Calls,
     /// Threads of an append
     pub threads: u32,
-    /// The directory for the file that they append to; without it they do to none
+    /// The directory for the file that the threads append to; None appends to no file
     pub file: Option<PathBuf>,
     /// In turn; the first is compared with the others
     pub systems: Vec<Choice>,
 }
 
-/// How long an idle channel is watched.
+/// How long the program observes an idle channel.
 const IDLE_WINDOW: Duration = Duration::from_secs(2);
-/// How long it is left alone before, for the receiver to fall asleep.
+/// How long the channel is idle before that, so that the receiver falls asleep.
 const IDLE_BEFORE: Duration = Duration::from_millis(200);
-/// What is drawn while it runs: on a terminal only, and between runs only, since a clock of its own would disturb what is measured.
+/// The progress bar: on a terminal only, and drawn between runs only, since a timer of its own would disturb the
+/// measurement.
 pub struct Progress {
-    /// It may be several measurements'
+    /// One bar may cover several measurements
     pub bar: ProgressBar,
-    /// By how much a run of one system moves it on
+    /// The progress of one run of one system
     pub weight: u64,
 }
 
@@ -86,11 +87,11 @@ impl Progress {
     }
 }
 
-/// Measures all systems. The flag says whether it was interrupted; what is finished is in the report all the same.
-/// One `interrupts` for all measurements of a program: a signal between two of them ends the next one.
+/// Measures all systems. The flag is true after an interrupt; the report then has the finished runs. All measurements
+/// of a program share `interrupts`, so that a signal between two of them ends the next one.
 pub fn measure(plan: &Plan, interrupts: &Interrupts, progress: &Progress) -> Result<(Report, bool)> {
     let available = available_cpus()?;
-    // Threads of one process are where the kernel puts them.
+    // The kernel places the threads of one process.
     let pinned = plan.workload != Workload::Append;
     let cpus = match available[..] {
         [first, ..] if pinned && plan.calls.one_cpu => vec![first; 2],
@@ -132,9 +133,10 @@ pub fn measure(plan: &Plan, interrupts: &Interrupts, progress: &Progress) -> Res
     let bar = &progress.bar;
     for system in &mut report.systems {
         bar.set_message(format!("{}: making {} ready", word(plan.workload), system.choice));
-        let ready = make_ready(plan, system);
-        // An interrupt at a terminal ends what builds, too: that it failed then is no news, and the next one is not begun.
-        if interrupts.came() {
+        let ready = prepare(plan, system);
+        // An interrupt at a terminal also ends a build. Its failure is then no reason to report, and the next build
+        // does not start.
+        if interrupts.is_raised() {
             return Ok((report, true));
         }
         if let Err(reason) = ready {
@@ -146,11 +148,11 @@ pub fn measure(plan: &Plan, interrupts: &Interrupts, progress: &Progress) -> Res
     let work_steps = work_steps(plan);
     let number_of_systems = report.systems.len();
     for number in 0..=plan.runs {
-        // Before the first run each may look how many messages it is to have.
+        // Before its first run each system may find its number of messages.
         if number == 0 && plan.seconds.is_none() {
             continue;
         }
-        for turn in turns(number_of_systems, number) {
+        for turn in rotation(number_of_systems, number) {
             let system = &mut report.systems[turn];
             bar.set_message(format!("{} run {number} of {}: {}", word(plan.workload), plan.runs, system.choice));
             if system.skipped.is_none() {
@@ -186,19 +188,21 @@ pub fn measure(plan: &Plan, interrupts: &Interrupts, progress: &Progress) -> Res
     Ok((report, false))
 }
 
-/// Whose turn it is in that run: each run begins with another system, so that none always follows the same one, whatever that leaves behind.
-fn turns(systems: usize, run: usize) -> impl Iterator<Item = usize> {
+/// The order of the systems in that run: each run begins with another system, so that none always follows the same one
+/// and its after-effects.
+fn rotation(systems: usize, run: usize) -> impl Iterator<Item = usize> {
     (0..systems).map(move |turn| (turn + run.saturating_sub(1)) % systems)
 }
 
-/// How many messages, or rounds, last about `seconds`, of at most `plan.count`: by runs of ever more, until one lasts a tenth of that.
+/// How many messages, or rounds, last about `seconds`, of at most `plan.count`: the runs grow until one lasts a tenth
+/// of that.
 fn calibrate(job: &Job, seconds: f64, plan: &Plan, mut run: impl FnMut(&Job) -> Result<Run>) -> Result<u64> {
     let least = u64::from(plan.senders.max(plan.calls.clients)).max(16);
     let mut count = plan.count.min(5000);
     loop {
         let passes = vec![Pass { count, ..Pass::default() }];
         let figures = run(&Job { passes, ..job.clone() })?.figures;
-        // limits.c says of round trips only how long one takes.
+        // limits.c reports of round trips only the time of one.
         let each = figures.round_trip_ns.map(|ns| (ns + 2000.0 * job.delay_us as f64) * 1e-9 * count as f64);
         let took = figures.seconds.or(each).context("a run says not how long it took")?.max(1e-6);
         let wanted = |seconds: f64| ((count as f64 * seconds / took) as u64).clamp(least, plan.count);
@@ -210,29 +214,29 @@ fn calibrate(job: &Job, seconds: f64, plan: &Plan, mut run: impl FnMut(&Job) -> 
     }
 }
 
-/// Builds what is not in this program, before anything is measured.
-fn make_ready(plan: &Plan, system: &mut SystemReport) -> Result<()> {
+/// Builds the programs that are not part of this one, before any measurement.
+fn prepare(plan: &Plan, system: &mut SystemReport) -> Result<()> {
     let name = system.choice.system;
     name.belongs(plan.workload, plan.file.is_some()).map_err(|reason| anyhow!("{reason}"))?;
-    if let Some(rival) = Rival::of(name) {
-        system.program = rival.command()?;
+    if let Some(peer) = Peer::of(name) {
+        system.program = peer.command()?;
     }
     Ok(())
 }
 
 fn system_report(plan: &Plan, choice: &Choice) -> SystemReport {
-    let rival = Rival::of(choice.system);
+    let peer = Peer::of(choice.system);
     let wait = match choice.system {
-        _ if rival.is_some() && choice.wait.is_none() && plan.wait == Wait::Spin => {
-            rival.map_or(plan.wait, |rival| rival.best_wait(plan.workload))
+        _ if peer.is_some() && choice.wait.is_none() && plan.wait == Wait::Spin => {
+            peer.map_or(plan.wait, |peer| peer.best_wait(plan.workload))
         }
-        // limits.c waits as it must: its eventfds block, its rings spin.
+        // limits.c has fixed waits: its eventfds block, its rings spin.
         SystemName::Limits if plan.delay_us > 0 => Wait::Block,
         SystemName::Limits | SystemName::LimitsWindow => Wait::Spin,
         _ => choice.wait.unwrap_or(plan.wait),
     };
     let version = match choice.system {
-        _ if rival.is_some() => rival.map(Rival::version).unwrap_or_default(),
+        _ if peer.is_some() => peer.map(Peer::version).unwrap_or_default(),
         SystemName::Pelton
         | SystemName::PeltonBatches
         | SystemName::PeltonPath
@@ -270,7 +274,7 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
         (Workload::Call, _) => (plan.calls.clients, u32::from(plan.calls.beside_flood)),
         _ => (1, 0),
     };
-    // As many messages as the calls are, but one way.
+    // As many messages as the calls have, but one way.
     let fan_in = Plan { workload: Workload::FanIn, count: 2 * plan.count, ..plan.clone() };
     let (plan, name) = match system.choice.system {
         SystemName::PeltonFanIn => (&fan_in, SystemName::Pelton),
@@ -291,7 +295,7 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
         index: 0,
         threads: plan.threads,
         to_file: plan.file.is_some(),
-        passes: passes(plan, system.wait, count_calls, Rival::of(name).is_some_and(Rival::is_foreign)),
+        passes: passes(plan, system.wait, count_calls, Peer::of(name).is_some_and(Peer::is_foreign)),
         cpu: cpus.first().copied(),
         cpus: cpus.to_vec(),
         program: system.program.clone(),
@@ -299,7 +303,8 @@ fn job(plan: &Plan, system: &SystemReport, cpus: &[usize], count_calls: bool) ->
     }
 }
 
-/// What the receiver and the sender work for each message: as many steps as take so long on this machine now.
+/// The work of the receiver and of the sender for each message, in steps; a short measurement finds how many take so
+/// long on this machine.
 fn work_steps(plan: &Plan) -> [u64; 2] {
     const MANY: u64 = 1 << 20;
     let works = plan.workload == Workload::Lopsided || (plan.workload == Workload::Append && plan.work_ns > 0);
@@ -323,8 +328,8 @@ fn work_steps(plan: &Plan) -> [u64; 2] {
     }
 }
 
-/// The first pass that does not warm up makes the figures; those behind it only what would disturb it. `foreign`: system calls are
-/// counted from outside.
+/// The first pass after the warm-up makes the figures; the passes after it have what would disturb it. `foreign`:
+/// system calls are counted from outside.
 pub(crate) fn passes(plan: &Plan, wait: Wait, count_calls: bool, foreign: bool) -> Vec<Pass> {
     if plan.workload == Workload::Reattach {
         return vec![Pass { count: plan.count, ..Pass::default() }];
@@ -335,9 +340,9 @@ pub(crate) fn passes(plan: &Plan, wait: Wait, count_calls: bool, foreign: bool) 
     if matches!(plan.workload, Workload::Memory | Workload::Kill) {
         return vec![Pass { count: plan.count, ..Pass::default() }];
     }
-    // Asking the clock twice costs some 50 ns. A round trip that sleeps takes a hundred times as long and can bear it; one that spins
-    // takes 250 and cannot, so its mean is of a pass without, its percentiles are of a second pass of half the count.
-    // Of many calls at a time none takes so long.
+    // Two clock reads cost some 50 ns. A round trip that sleeps takes a hundred times as long and can bear it. One
+    // that spins takes 250 ns and cannot: its mean is of a pass without, its percentiles of a second pass of half the
+    // count. With many calls in flight none is that short.
     let call = plan.workload == Workload::Call;
     let (timed, rests) = (call || plan.workload == Workload::Roundtrip, plan.delay_us > 0 || plan.calls.rate.is_some());
     let one_by_one = !call || plan.calls.one_by_one();
@@ -345,7 +350,7 @@ pub(crate) fn passes(plan: &Plan, wait: Wait, count_calls: bool, foreign: bool) 
     let mut passes = Vec::new();
     let fast = matches!(plan.workload, Workload::Stream | Workload::FanIn | Workload::Threads) || timed;
     if fast && plan.calls.rate.is_none() && !plan.calls.beside_flood {
-        // What is touched for the first time takes a page fault, and the pass that is the shortest would pay the most for it.
+        // The first touch of memory takes a page fault, and the shortest pass would pay most for it.
         let count = plan.count.div_ceil(4).max(plan.senders.max(plan.calls.clients) as u64);
         passes.push(Pass { count, warms_up: true, ..Pass::default() });
     }
@@ -356,13 +361,13 @@ pub(crate) fn passes(plan: &Plan, wait: Wait, count_calls: bool, foreign: bool) 
     if time_apart {
         passes.push(Pass { count: plan.count.div_ceil(2), time_each: true, ..Pass::default() });
     }
-    // What is asked by who floods is no message that is measured.
+    // The flooding client's calls are not measured.
     if count_calls && !plan.calls.beside_flood {
         // Enough to find one call in ten thousand messages.
         let enough = if plan.calls.rate.is_some() { 1 } else { 100_000 };
         let count = plan.count.min((plan.count / 4).max(enough).max(plan.calls.clients as u64));
         if foreign {
-            // What a side calls to be told and to report: the same with nothing between.
+            // The calls that a side makes to take orders and to report: an empty pass has only those.
             passes.push(Pass { count: 0, count_calls: true, ..Pass::default() });
         }
         passes.push(Pass { count, count_calls: true, ..Pass::default() });
@@ -370,14 +375,14 @@ pub(crate) fn passes(plan: &Plan, wait: Wait, count_calls: bool, foreign: bool) 
     passes
 }
 
-/// Longer than any of the systems can need: they make at least 10,000 messages and 20 MB a second.
+/// Longer than any system can need: each makes at least 10,000 messages and 20 MB a second.
 pub(crate) fn deadline(job: &Job) -> Instant {
     let messages: u64 = job.passes.iter().map(|pass| job.messages(pass.count)).sum();
     // A step of work takes a nanosecond or two, and sixteen threads may share a CPU.
     let work = job.work_steps.iter().sum::<u64>() as f64 * 1e-8;
     let rest = job.calls.rate.map_or(0.0, |rate| 1.0 / rate as f64);
     let seconds = messages as f64 * (1e-4 + job.delay_us as f64 * 1e-6 + rest + work + job.sizes.max as f64 / 20e6);
-    // A month is for ever, and within what an Instant can hold.
+    // A month stands for no deadline, and an Instant can hold it.
     Instant::now() + Duration::from_secs(60) + Duration::from_secs_f64(seconds.min(30.0 * 86400.0))
 }
 
@@ -397,20 +402,20 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
     if job.workload == Workload::Kill {
         return kill::run(&job, cpus, interrupts);
     }
-    let rival = Rival::of(job.system);
-    let both = rival.is_some_and(Rival::is_both_sides);
+    let peer = Peer::of(job.system);
+    let both = peer.is_some_and(Peer::is_both_sides);
     let mut sides = Sides::new(interrupts, deadline);
     if job.workload == Workload::Memory {
         return memory::run(&job, cpus, sides);
     }
     for role in if both { &[Role::Threads] } else { job.workload.roles() } {
         if *role == Role::Sender && job.idle > 0 {
-            // All connected before anybody sends.
+            // All connect before the first message.
             sides.start(&job, Role::Idler, 0, cpus)?;
             sides.expect_word(sides.sides.len() - 1, "ready")?;
         }
         if *role == Role::Client && job.idle > 0 {
-            // Connected before, and at it from then on.
+            // The flooding client connects before the measured ones, and floods from then on.
             sides.start(&job, Role::Flooder, 0, cpus)?;
             sides.expect_word(sides.sides.len() - 1, "ready")?;
         }
@@ -428,16 +433,16 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
         for side in early.iter().chain(&late) {
             sides.expect_word(*side, "ready")?;
         }
-        let counts_from_outside = pass.count_calls && rival.is_some_and(Rival::is_foreign);
+        let counts_from_outside = pass.count_calls && peer.is_some_and(Peer::is_foreign);
         let counter = counts_from_outside.then(|| CallCounter::of_processes(&sides.pids())).transpose()?;
         for side in &early {
             sides.order_go(*side)?;
             sides.expect_word(*side, "started")?;
         }
         if job.workload == Workload::Idle {
-            sides.leave_alone(IDLE_BEFORE)?;
+            sides.expect_silence(IDLE_BEFORE)?;
             let (before, start) = (sides.usages()?, Instant::now());
-            sides.leave_alone(IDLE_WINDOW)?;
+            sides.expect_silence(IDLE_WINDOW)?;
             let (after, seconds) = (sides.usages()?, start.elapsed().as_secs_f64());
             idle = Some(([after[0].since(before[0]), after[1].since(before[1])], seconds));
         }
@@ -452,7 +457,7 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
             pass.push(report);
         }
         if let Some(counter) = counter {
-            // Nobody knows whose they were: the first has them all.
+            // No process can be named for these calls: the first gets all of them.
             let calls = counter.stop()?;
             pass[0].calls = Some(calls);
         }
@@ -470,7 +475,7 @@ fn run_once(job: &Job, cpus: &[usize], interrupts: &Interrupts) -> Result<Run> {
     })
 }
 
-/// The passes that make figures, of those that were made.
+/// Leaves out the passes that make no figures.
 fn measured(job: Job, mut reports: Vec<Vec<PassReport>>) -> (Job, Vec<Vec<PassReport>>) {
     let empty = job.passes.iter().position(|pass| pass.count_calls && pass.count == 0);
     if let Some(empty) = empty {
@@ -483,11 +488,11 @@ fn measured(job: Job, mut reports: Vec<Vec<PassReport>>) -> (Job, Vec<Vec<PassRe
     (Job { passes, ..job }, reports)
 }
 
-/// A run's own, which goes with it. Channels that a directory keeps are to be in memory, as the others are.
+/// A run's own directory, removed after it. Channels that a directory keeps are in memory, as the others are.
 pub(crate) fn directory(system: SystemName, parent: &Path) -> Result<RunDirectory> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("pelton-bench-");
-    if (system == SystemName::PeltonPath || Rival::of(system).is_some())
+    if (system == SystemName::PeltonPath || Peer::of(system).is_some())
         && let Ok(directory) = builder.tempdir_in("/dev/shm")
     {
         return Ok(RunDirectory(directory));
@@ -496,7 +501,7 @@ pub(crate) fn directory(system: SystemName, parent: &Path) -> Result<RunDirector
     Ok(RunDirectory(made))
 }
 
-/// Removed with all that is named after it: who was killed leaves shared memory of its own naming behind.
+/// Removed with everything that is named after it: a killed process leaves shared memory under its own names behind.
 pub(crate) struct RunDirectory(tempfile::TempDir);
 
 impl RunDirectory {
@@ -511,7 +516,7 @@ impl Drop for RunDirectory {
         let Some(name) = own.file_name().map(|name| name.to_string_lossy()) else { return };
         for entry in std::fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().contains(&*name) && entry.path() != own {
-                // It may be gone by now.
+                // It may be gone already.
                 let _ = std::fs::remove_file(entry.path());
             }
         }
@@ -566,7 +571,7 @@ pub mod tests {
     }
 
     #[test]
-    fn the_clock_is_asked_apart_only_where_it_would_disturb() {
+    fn single_rounds_are_timed_in_a_separate_pass_only_where_the_clock_would_disturb() {
         let warm = Pass { count: 250, warms_up: true, ..Pass::default() };
         let counted = Pass { count: 1000, count_calls: true, ..Pass::default() };
         let asleep = passes(&plan(), Wait::Block, true, false);
@@ -587,13 +592,13 @@ pub mod tests {
     }
 
     #[test]
-    fn every_system_has_every_turn() {
-        let orders: Vec<Vec<usize>> = (1..=4).map(|run| turns(3, run).collect()).collect();
+    fn every_system_has_every_position() {
+        let orders: Vec<Vec<usize>> = (1..=4).map(|run| rotation(3, run).collect()).collect();
         assert_eq!(orders, [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]);
     }
 
     #[test]
-    fn what_warms_up_makes_no_figure_and_what_an_empty_pass_calls_is_no_message_s() {
+    fn the_warm_up_makes_no_figure_and_calls_of_an_empty_pass_are_subtracted() {
         let passes = passes(&Plan { delay_us: 0, ..plan() }, Wait::Block, true, true);
         let report = |start_ns, calls| PassReport { start_ns, calls, ..PassReport::default() };
         let both = |start_ns, calls| vec![report(start_ns, calls), report(start_ns, None)];
@@ -605,7 +610,7 @@ pub mod tests {
     }
 
     #[test]
-    fn each_system_has_as_many_messages_as_last_so_long() {
+    fn each_system_has_as_many_messages_as_last_the_given_seconds() {
         use crate::report::Figures;
         let plan = Plan { count: 100_000_000, delay_us: 0, workload: Workload::Stream, ..plan() };
         let job = job_of(Workload::Stream, Vec::new());

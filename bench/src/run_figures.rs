@@ -1,4 +1,4 @@
-//! The figures of a run, of what its sides report.
+//! The figures of a run, from the reports of its sides.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,8 @@ pub(crate) fn run_of(job: &Job, reports: &[Vec<PassReport>]) -> Run {
     let (first, others) = reports[0].split_first().expect("a run has a side");
     let roundtrip = job.workload == Workload::Roundtrip;
     let pass = &job.passes[0];
-    // The start is that of who sends first or asks, the end the receiver's or again the asker's: one clock for all processes.
+    // The start is that of the sender or the asker, the end the receiver's or the asker's: all processes share one
+    // clock.
     let start_ns = match others.iter().map(|other| other.start_ns).min() {
         Some(start_ns) if !roundtrip => start_ns,
         _ => first.start_ns,
@@ -22,7 +23,7 @@ pub(crate) fn run_of(job: &Job, reports: &[Vec<PassReport>]) -> Run {
     let elapsed_ns = first.end_ns.saturating_sub(start_ns) as f64;
     let seconds = elapsed_ns * 1e-9;
     let counted = job.passes.iter().zip(reports).find(|(pass, _)| pass.count_calls);
-    // Of programs in other languages they are counted from outside: the first report has all, and nobody knows whose they were.
+    // Calls of programs in other languages are counted from outside: the first report has all of them.
     let calls = counted.and_then(|(pass, reports)| {
         let calls: Vec<Option<u64>> = reports.iter().map(|report| report.calls).collect();
         calls[0]?;
@@ -33,7 +34,7 @@ pub(crate) fn run_of(job: &Job, reports: &[Vec<PassReport>]) -> Run {
     let percentile = |of: fn(&Percentiles) -> Option<u64>| percentiles.and_then(of).map(|ns| ns as f64);
     let latency = percentiles.map(|percentiles| percentiles.ladder.clone()).unwrap_or_default();
     let rate = |amount: f64| (!roundtrip && seconds > 0.0).then(|| amount / seconds);
-    // All worked alone at the same time, too.
+    // All sides worked alone at the same time, too.
     let alone = job.passes.iter().zip(reports).find(|(pass, _)| pass.alone).map(|(_, reports)| reports);
     let alone_ns = |report: &PassReport| report.end_ns.saturating_sub(report.start_ns) as f64;
     let cpu_seconds = |reports: &[PassReport]| reports.iter().map(|report| report.usage.cpu_seconds).sum::<f64>();
@@ -79,7 +80,7 @@ pub(crate) fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
     let start_ns = clients.iter().map(|client| client.start_ns).min().unwrap_or_default();
     let end_ns = clients.iter().map(|client| client.end_ns).max().unwrap_or_default();
     let elapsed_ns = end_ns.saturating_sub(start_ns) as f64;
-    // Of several clients that for which it took the longest.
+    // Of several clients the longest time.
     let percentiles =
         || reports.iter().flat_map(|reports| &reports[1..]).filter_map(|client| client.percentiles.as_ref());
     let percentile = |of: fn(&Percentiles) -> Option<u64>| percentiles().filter_map(of).max().map(|ns| ns as f64);
@@ -108,7 +109,7 @@ pub(crate) fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
     Run { figures, latency: longest(percentiles().map(|percentiles| &percentiles.ladder[..])), ..run }
 }
 
-/// Of several clients' ladders: at each quantile that of the client for which it took the longest.
+/// The percentile ladders of several clients: at each quantile the longest time.
 fn longest<'a>(ladders: impl Iterator<Item = &'a [(f64, u64)]>) -> Vec<(f64, u64)> {
     let mut all: Vec<(f64, u64)> = Vec::new();
     for &(quantile, ns) in ladders.flatten() {
@@ -121,7 +122,7 @@ fn longest<'a>(ladders: impl Iterator<Item = &'a [(f64, u64)]>) -> Vec<(f64, u64
     all
 }
 
-/// The figures of a window in which nothing was sent.
+/// The figures of a window in which no message was sent.
 pub(crate) fn idle_run(usages: [Usage; 2], seconds: f64, receiver: &PassReport) -> Run {
     let switches: u64 = usages.iter().map(|usage| usage.voluntary_switches + usage.involuntary_switches).sum();
     let figures = Figures {
@@ -135,7 +136,7 @@ pub(crate) fn idle_run(usages: [Usage; 2], seconds: f64, receiver: &PassReport) 
     Run { figures, sides: by_role(Workload::Idle, sides), ..Run::default() }
 }
 
-/// Senders of a fan-in have numbers, and so have clients.
+/// Names the sides: senders of a fan-in have numbers, and so have clients.
 pub(crate) fn by_role(
     workload: Workload,
     sides: impl IntoIterator<Item = SideFigures>,
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_last_from_the_first_client_to_the_last_and_the_slowest_is_told() {
+    fn calls_last_from_the_first_client_to_the_last_and_the_slowest_is_reported() {
         let percentiles = |p99_ns: u64, ladder: &[(f64, u64)]| {
             let ladder = ladder.to_vec();
             Some(Percentiles { p99_ns: Some(p99_ns), mean_ns: 50.0, ladder, ..Percentiles::default() })
@@ -224,7 +225,7 @@ mod tests {
             percentiles,
             ..PassReport::default()
         };
-        // The service hears late that all is over.
+        // The service learns late that all calls are done.
         let service = || part(0, 9_000_000_000, None);
         let calls = Calls { clients: 2, in_flight: 10, ..Calls::default() };
         let passes =
@@ -245,7 +246,7 @@ mod tests {
         assert_eq!(run.latency, [(0.5, 30), (0.9, 90), (1.0, 95)]);
         assert_eq!(run.sides.keys().collect::<Vec<_>>(), ["client-1", "client-2", "service"]);
 
-        // Of calls that come seldom the time between them is none of theirs.
+        // Calls at a low rate: the time between them is no part of theirs.
         let calls = Calls { rate: Some(10), ..Calls::default() };
         let passes = vec![Pass { count: 10, time_each: true, ..Pass::default() }];
         let job = Job { calls, delay_us: 0, ..job_of(Workload::Call, passes) };
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_delays_are_taken_off() {
+    fn the_delays_are_subtracted() {
         let job = job_of(Workload::Roundtrip, vec![Pass { count: 10, time_each: true, ..Pass::default() }]);
         let usage = Usage { cpu_seconds: 0.25, voluntary_switches: 10, involuntary_switches: 0 };
         let asker = PassReport { start_ns: 1000, end_ns: 501_000, usage, ..PassReport::default() };

@@ -1,4 +1,4 @@
-//! One process of a run: how it begins, whatever program it is.
+//! One process of a run: how it starts, in every program.
 
 use std::process::ExitCode;
 
@@ -9,13 +9,13 @@ use crate::{parameters::Job, workload};
 /// The first argument of such a process; the second is its [`Job`], as JSON.
 pub const SIDE: &str = "side";
 
-/// Does the job of this process with `part` if it was started as a side, and answers how it is to end.
-pub fn if_asked(part: impl FnOnce(&Job) -> Result<()>) -> Option<ExitCode> {
+/// If this process was started as a side, does its job with `part` and returns its exit code.
+pub fn run_if_side(part: impl FnOnce(&Job) -> Result<()>) -> Option<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() != Some(SIDE) {
         return None;
     }
-    // What it says of a failure is passed on, under its role, by the process that started it.
+    // The process that started this one reports the text, under this side's role.
     Some(match begin(arguments.next().as_deref()).and_then(|job| part(&job)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -25,7 +25,7 @@ pub fn if_asked(part: impl FnOnce(&Job) -> Result<()>) -> Option<ExitCode> {
     })
 }
 
-/// What this program itself knows.
+/// The parts that this program itself has.
 pub fn any(job: &Job) -> Result<()> {
     workload::side(job)
 }
@@ -40,7 +40,7 @@ fn begin(job: Option<&str>) -> Result<Job> {
     Ok(job)
 }
 
-/// Keeps the calling thread on that CPU.
+/// Pins the calling thread to that CPU.
 pub fn pin(cpu: usize) -> Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);

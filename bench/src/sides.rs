@@ -1,4 +1,4 @@
-//! The processes of a run: started, ordered, listened to together, and ended whatever happens.
+//! The processes of a run: the program starts them, orders them, polls them together, and ends them in every case.
 
 use std::{
     env, fmt,
@@ -22,11 +22,11 @@ use rustix::{
 use crate::{
     measure::Usage,
     parameters::{Job, Role},
-    rivals::Rival,
+    peers::Peer,
     workload::PassReport,
 };
 
-/// The user wants no more.
+/// The user interrupted the program.
 #[derive(Debug)]
 pub struct Interrupted;
 
@@ -38,24 +38,26 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// How long the sides have to end once both have reported.
+/// The deadline for the sides to exit after both have reported.
 pub(crate) const END: Duration = Duration::from_secs(10);
 
 /// SIGINT, SIGTERM and SIGHUP as something to poll.
 pub struct Interrupts(UnixStream);
 
 impl Interrupts {
-    /// Takes them from here on, to the program's end; one for all that a program does, so that none comes between two.
+    /// Takes the signals from now on, to the program's end. One value serves the whole program, so that no signal
+    /// falls between two.
     pub fn new() -> Result<Interrupts> {
-        let (ours, theirs) = UnixStream::pair().context("making a socket pair")?;
+        let (ours, theirs) = UnixStream::pair().context("creating a socket pair")?;
         for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-            signal_hook::low_level::pipe::register(signal.as_raw(), theirs.try_clone()?).context("taking a signal")?;
+            signal_hook::low_level::pipe::register(signal.as_raw(), theirs.try_clone()?)
+                .context("registering a signal handler")?;
         }
         Ok(Interrupts(ours))
     }
 
-    /// Whether there was one. Does not wait.
-    pub(crate) fn came(&self) -> bool {
+    /// Whether a signal has arrived. Does not wait.
+    pub(crate) fn is_raised(&self) -> bool {
         matches!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&Timespec::default())), Ok(1..))
     }
 }
@@ -67,7 +69,7 @@ pub struct Side {
     pub(crate) orders: Option<ChildStdin>,
     output: File,
     text: Vec<u8>,
-    /// What it says of its failure, or on its way. No pipe: nobody reads it before the end, and a full one would stop the side.
+    /// The side's standard error. No pipe: the program reads it at the end only, and a full pipe would stop the side.
     errors: File,
 }
 
@@ -77,22 +79,23 @@ impl Side {
             [] => vec![env::current_exe().context("finding this program")?.into_os_string()],
             program => program.to_vec(),
         };
-        let errors = tempfile::tempfile().context("making a file for what a side says of its failure")?;
+        let errors = tempfile::tempfile().context("creating a file for a side's standard error")?;
         let mut command = Command::new(&program[0]);
         command
             .args(&program[1..])
             .arg(crate::side::SIDE)
             .arg(serde_json::to_string(job)?)
-            // A group of its own: an interrupt at the terminal comes to us only, and all of a side's processes can be ended together.
+            // A group of its own: a terminal interrupt reaches this program only, and one signal ends all of a side's
+            // processes.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(errors.try_clone().context("sharing that file")?);
-        // The guard of limits.c has to outlive us for a moment, to take its children along; it notices by its input.
+        // The guard of limits.c must outlive us for a moment, to end its children; it detects our end by its input.
         if !job.system.is_limits() {
             let parent = rustix::process::getpid();
-            // SAFETY: between fork and exec it makes two system calls and allocates nothing.
-            unsafe { command.pre_exec(move || end_with(parent)) };
+            // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
+            unsafe { command.pre_exec(move || die_with(parent)) };
         }
         let mut child = command.spawn().with_context(|| format!("starting {}", program[0].display()))?;
         let orders = child.stdin.take();
@@ -106,7 +109,7 @@ impl Side {
 
     pub(crate) fn kill(&mut self) {
         if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // It may have ended by itself.
+            // It may have exited already.
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
@@ -118,12 +121,12 @@ impl Side {
         Some(line)
     }
 
-    /// What it said of its failure, after its end: the last of that, if it is long.
-    fn last_words(&mut self) -> String {
+    /// The end of the side's standard error, after its exit.
+    fn error_text(&mut self) -> String {
         const MOST: u64 = 16 << 10;
         let mut bytes = Vec::new();
         let long = self.errors.metadata().map_or(0, |metadata| metadata.len());
-        // What cannot be read is no reason to hide that it failed.
+        // An unreadable text is no reason to hide the failure.
         let _ = self
             .errors
             .seek(SeekFrom::Start(long.saturating_sub(MOST)))
@@ -132,8 +135,8 @@ impl Side {
     }
 }
 
-/// Has the calling process end with `parent`, unless that is gone already.
-fn end_with(parent: Pid) -> std::io::Result<()> {
+/// Ends the calling process together with `parent`; fails if that is gone already.
+fn die_with(parent: Pid) -> std::io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     match getppid() {
         Some(found) if found == parent => Ok(()),
@@ -148,20 +151,20 @@ impl Drop for Side {
     }
 }
 
-/// The processes of a run, listened to together, so that the failure of one is noticed whichever is waited for.
+/// The processes of a run, polled together: the failure of any of them ends every wait.
 pub struct Sides<'a> {
     pub(crate) sides: Vec<Side>,
     interrupts: &'a Interrupts,
     pub(crate) deadline: Instant,
 }
 
-/// What woke the listener.
+/// The reason why a poll returned.
 pub(crate) enum Event {
     /// A side has written something
     Text,
-    /// A side has closed its output, by ending
+    /// A side has closed its output: it ends
     End(usize),
-    /// The time given is over
+    /// The timeout has passed
     Time,
 }
 
@@ -187,7 +190,7 @@ impl<'a> Sides<'a> {
             if ready[0] {
                 return Err(Interrupted.into());
             }
-            let index = ready[1..].iter().position(|ready| *ready).expect("poll answered that one is ready");
+            let index = ready[1..].iter().position(|ready| *ready).expect("poll reported a ready descriptor");
             let side = &mut self.sides[index];
             let mut bytes = [0; 4096];
             let done = side.output.read(&mut bytes).context("reading from a side")?;
@@ -204,28 +207,28 @@ impl<'a> Sides<'a> {
             match self.event(self.deadline)? {
                 Event::Text => {}
                 Event::End(failed) => return Err(self.failure(failed)),
-                Event::Time => return Err(self.too_long()),
+                Event::Time => return Err(self.deadline_passed()),
             }
         }
     }
 
     pub(crate) fn expect_word(&mut self, index: usize, word: &str) -> Result<()> {
         let line = self.line(index)?;
-        ensure!(line == format!("\"{word}\""), "the {} said `{line}`, wanted \"{word}\"", self.sides[index].name());
+        ensure!(line == format!("\"{word}\""), "the {} wrote `{line}`, wanted \"{word}\"", self.sides[index].name());
         Ok(())
     }
 
-    /// Starts one side more: `index` tells several of one role apart.
+    /// Starts one more side: `index` numbers the sides of one role.
     pub(crate) fn start(&mut self, job: &Job, role: Role, index: u32, cpus: &[usize]) -> Result<()> {
-        // Of programs with threads of their own each may use both.
-        let pinned = Rival::of(job.system).is_none_or(Rival::is_pinned);
+        // A program with threads of its own may use both CPUs.
+        let pinned = Peer::of(job.system).is_none_or(Peer::is_pinned);
         let cpu = cpus.get(role.cpu_index()).copied().filter(|_| pinned && role != Role::Threads);
         self.sides.push(Side::start(&Job { role, index, cpu, ..job.clone() })?);
         Ok(())
     }
 
-    /// Starts one side more and has it do its part.
-    pub(crate) fn come(&mut self, job: &Job, role: Role, cpus: &[usize]) -> Result<PassReport> {
+    /// Starts one more side and lets it do its part.
+    pub(crate) fn run_side(&mut self, job: &Job, role: Role, cpus: &[usize]) -> Result<PassReport> {
         let index = self.sides.len();
         self.start(job, role, 0, cpus)?;
         self.expect_word(index, "ready")?;
@@ -239,22 +242,22 @@ impl<'a> Sides<'a> {
 
     pub(crate) fn order_go(&mut self, index: usize) -> Result<()> {
         let orders = self.sides[index].orders.as_mut().expect("orders stay open until the end");
-        // A side that is gone is noticed, with its reason, when its answer is waited for.
+        // A missing reply reports the end of a side, with its reason.
         match orders.write_all(b"go\n") {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("ordering a side to go"),
             _ => Ok(()),
         }
     }
 
-    /// Waits; neither side should say anything.
-    pub(crate) fn leave_alone(&mut self, time: Duration) -> Result<()> {
+    /// Waits; a message of a side is an error.
+    pub(crate) fn expect_silence(&mut self, time: Duration) -> Result<()> {
         match self.event(Instant::now() + time)? {
             Event::Time => Ok(()),
             Event::End(failed) => Err(self.failure(failed)),
             Event::Text => {
                 let said = self.sides.iter_mut().find_map(|side| Some((side.name(), side.take_line()?)));
                 let (name, line) = said.unwrap_or(("side", "a part of a line".to_string()));
-                bail!("the {name} was to be left alone, and said {line}")
+                bail!("the {name} wrote {line}, wanted silence")
             }
         }
     }
@@ -267,7 +270,7 @@ impl<'a> Sides<'a> {
         Ok([Usage::of_process(self.sides[0].child.id())?, Usage::of_process(self.sides[1].child.id())?])
     }
 
-    /// Lets both sides go and sees that they end well.
+    /// Lets both sides exit and checks their exit status.
     pub(crate) fn end(&mut self) -> Result<()> {
         for side in &mut self.sides {
             side.orders = None;
@@ -275,10 +278,10 @@ impl<'a> Sides<'a> {
         self.deadline = Instant::now() + END;
         let mut open = self.sides.len();
         while open > 0 {
-            // Taken from the list once ended, or poll would answer the same end again.
+            // A side that has ended leaves the list, or poll would report its hang-up again.
             match self.event(self.deadline)? {
                 Event::Text => {}
-                Event::Time => return Err(self.too_long()),
+                Event::Time => return Err(self.deadline_passed()),
                 Event::End(index) => {
                     let mut side = self.sides.swap_remove(index);
                     let status = side.child.wait().context("waiting for a side")?;
@@ -286,7 +289,7 @@ impl<'a> Sides<'a> {
                         status.success(),
                         "the {} failed at its end ({status}): {}",
                         side.name(),
-                        side.last_words()
+                        side.error_text()
                     );
                     open -= 1;
                 }
@@ -295,22 +298,22 @@ impl<'a> Sides<'a> {
         Ok(())
     }
 
-    fn too_long(&mut self) -> anyhow::Error {
-        let said = self.end_all(None);
-        anyhow!("the run took longer than its deadline and was ended{}{said}", if said.is_empty() { "" } else { ": " })
+    fn deadline_passed(&mut self) -> anyhow::Error {
+        let said = self.kill_all(None);
+        anyhow!("the run passed its deadline and was ended{}{said}", if said.is_empty() { "" } else { ": " })
     }
 
     pub(crate) fn failure(&mut self, failed: usize) -> anyhow::Error {
-        anyhow!("{}", self.end_all(Some(failed)))
+        anyhow!("{}", self.kill_all(Some(failed)))
     }
 
-    /// Ends all and collects what they said of it.
-    fn end_all(&mut self, failed: Option<usize>) -> String {
+    /// Ends all sides and collects their error texts.
+    fn kill_all(&mut self, failed: Option<usize>) -> String {
         let mut said = Vec::new();
         for index in 0..self.sides.len() {
             let side = &mut self.sides[index];
             if failed == Some(index) {
-                // It has closed its output, so that it is about to end by itself, with its own status.
+                // It has closed its output, so it is about to exit with its own status.
                 let until = Instant::now() + Duration::from_secs(1);
                 while Instant::now() < until && matches!(side.child.try_wait(), Ok(None)) {
                     std::thread::sleep(Duration::from_millis(1));
@@ -318,13 +321,13 @@ impl<'a> Sides<'a> {
             }
             side.kill();
             let status = side.child.wait();
-            let words = side.last_words();
+            let words = side.error_text();
             let name = side.name();
             match status {
                 _ if !words.is_empty() => said.push(format!("{name}: {words}")),
                 Ok(status) if failed == Some(index) => match status.signal() {
                     Some(signal) => said.push(format!("{name}: ended by signal {signal}")),
-                    None => said.push(format!("{name}: ended early with {status}")),
+                    None => said.push(format!("{name}: exited early with {status}")),
                 },
                 _ => {}
             }
@@ -348,23 +351,23 @@ mod tests {
     }
 
     #[test]
-    fn a_side_that_says_more_than_anybody_reads_is_not_stopped_by_it() {
+    fn a_side_that_fills_its_standard_error_is_not_stopped() {
         let interrupts = Interrupts::new().unwrap();
         let mut sides = Sides::new(&interrupts, minute());
         let many =
-            "yes an old warning | head -c 1000000 >&2; echo the last words >&2; echo '\"ready\"'; read order; exit 3";
+            "yes an old warning | head -c 1000000 >&2; echo the final text >&2; echo '\"ready\"'; read order; exit 3";
         sides.start(&script(many), Role::Receiver, 0, &[]).unwrap();
         sides.expect_word(0, "ready").unwrap();
         let error = sides.end().unwrap_err().to_string();
-        assert!(error.contains("the last words") && error.len() < 20_000, "{error}");
+        assert!(error.contains("the final text") && error.len() < 20_000, "{error}");
     }
 
     #[test]
-    fn what_a_side_says_that_is_to_be_left_alone_is_told() {
+    fn output_of_a_side_that_must_be_silent_is_an_error() {
         let interrupts = Interrupts::new().unwrap();
         let mut sides = Sides::new(&interrupts, minute());
-        sides.start(&script("echo its own words; read order"), Role::Receiver, 0, &[]).unwrap();
-        let error = sides.leave_alone(Duration::from_secs(60)).unwrap_err().to_string();
-        assert!(error.contains("the receiver") && error.contains("its own words"), "{error}");
+        sides.start(&script("echo its own text; read order"), Role::Receiver, 0, &[]).unwrap();
+        let error = sides.expect_silence(Duration::from_secs(60)).unwrap_err().to_string();
+        assert!(error.contains("the receiver") && error.contains("its own text"), "{error}");
     }
 }

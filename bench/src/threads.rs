@@ -16,21 +16,21 @@ use crate::{
         Receiving, Sending,
         threads::{Batches, PeltonThreads},
     },
-    workload::{PassReport, Payloads, Section, WARM_UP, all_came, expected, glance, number, passes, whole},
+    workload::{PassReport, Payloads, Section, WARM_UP, check_bytes, expected, glance, number, passes, whole},
 };
 
-/// What carries messages between two threads: one by one, or several at a time.
+/// A transport between two threads: single messages, or several at a time.
 pub trait InProcess {
-    /// The end that sends.
+    /// The sending endpoint.
     type Sending: Send;
-    /// The end that receives.
+    /// The receiving endpoint.
     type Receiving: Send;
 
-    /// Both ends.
+    /// Both endpoints.
     fn pair(job: &Job) -> Result<(Self::Sending, Self::Receiving)>;
 }
 
-/// Both threads' part.
+/// The part of both threads.
 pub fn side(job: &Job) -> Result<()> {
     match job.system {
         SystemName::Pelton => one_by_one::<PeltonThreads>(job),
@@ -63,7 +63,7 @@ pub fn one_by_one<S: InProcess<Sending: Sending, Receiving: Receiving>>(job: &Jo
     both(job, send, receive)
 }
 
-/// Up to [`BATCH`](crate::batches::BATCH) messages a call, and as many as there are to a release.
+/// Up to [`BATCH`](crate::batches::BATCH) messages a call, and one release for all that a call returns.
 pub fn batches<S: InProcess<Sending: SendingBatches, Receiving: ReceivingBatches>>(job: &Job) -> Result<()> {
     by_size!(job, sized_batches, S)
 }
@@ -89,7 +89,7 @@ fn both(
     mut receive: impl FnMut(u64) -> Result<()> + Send,
 ) -> Result<()> {
     let barrier = Barrier::new(2);
-    // The passes are ordered by this thread, which does not take part: it sleeps.
+    // This thread starts the passes and takes no part: it sleeps.
     passes(job, |pass: &Pass| {
         let section = Section::start(pass)?;
         let (start_ns, end_ns) = thread::scope(|scope| {
@@ -103,7 +103,7 @@ fn both(
                         work(count)?;
                         Ok((start_ns, now_ns()))
                     });
-                    // The other thread would wait for ever for what this one can no longer do.
+                    // Without this one the other thread would wait without end.
                     done.unwrap_or_else(|error| {
                         eprintln!("{error:#}");
                         std::process::exit(1)
@@ -120,7 +120,7 @@ fn both(
             (join(sender).0, join(receiver).1)
         });
         let bytes = pass.count * job.sizes.max as u64;
-        all_came(job, pass, bytes)?;
+        check_bytes(job, pass, bytes)?;
         Ok(PassReport { start_ns, end_ns, ..section.end(bytes)? })
     })
 }

@@ -1,7 +1,8 @@
-//! What the two sides do, whatever carries the messages.
+//! The parts of the two sides, for every system.
 //!
-//! A side connects, warms up with a few messages checked byte by byte, and then makes its passes. Before each it says `ready` and waits
-//! for `go`; the side that is to be there first says `started`. Each message carries its number, which the other side compares.
+//! A side connects, warms up with a few messages checked byte by byte, and then makes its passes. Before each it
+//! reports `ready` and waits for `go`; the side that must be first reports `started`. Each message carries its number,
+//! which the other side compares.
 
 use std::{
     hint::black_box,
@@ -25,10 +26,10 @@ use crate::{
     threads,
 };
 
-/// Messages before the first pass: enough for the paths to be loaded and the first pages touched.
+/// Messages before the first pass: enough to load the code and touch the first pages.
 pub const WARM_UP: u64 = 16;
 
-/// What a side found in one pass.
+/// One side's report of a pass.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PassReport {
@@ -40,7 +41,7 @@ pub struct PassReport {
     pub usage: Usage,
     /// System calls, in a pass that counts them
     pub calls: Option<u64>,
-    /// Payload that was sent (sender, asker) or taken
+    /// Payload that was sent (sender, asker) or received
     pub bytes: u64,
     /// Of single rounds, in a pass that times them
     pub percentiles: Option<Percentiles>,
@@ -48,7 +49,7 @@ pub struct PassReport {
     pub resident_bytes: Option<u64>,
 }
 
-/// Round trips in nanoseconds, the delays taken off.
+/// Round trips in nanoseconds, without the delays.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Percentiles {
@@ -64,7 +65,7 @@ pub struct Percentiles {
     pub p999_ns: Option<u64>,
     /// 99.99 %
     pub p9999_ns: Option<u64>,
-    /// A quantile and what it is, as far as there are rounds enough for it to say something
+    /// Quantiles and their values, as far as there are enough rounds
     pub ladder: Vec<(f64, u64)>,
 }
 
@@ -118,14 +119,14 @@ pub fn part<S: System>(job: &Job) -> Result<()> {
     }
 }
 
-/// One side's part where messages go as fast as they can, or there and back; and a sender's in a fan-in.
+/// One side's part in streams and round trips; and a sender's in a fan-in.
 pub fn serve<S: System>(job: &Job) -> Result<()> {
     let steps = job.work_steps();
     let mut payloads = Payloads::new(job.sizes.max as usize);
     match job.role {
         Role::Sender => {
             let mut sending = S::sending(job)?;
-            // Of several senders each has numbers of its own.
+            // Each of several senders has numbers of its own.
             let first = fan_in::first_number(job.index);
             payloads.begin(first);
             for n in first..first + WARM_UP {
@@ -163,7 +164,7 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
                 bytes += receive_sized(&mut receiving, pass.count - 1, sizes.next_size(), whole)? as u64;
                 work(steps);
                 let mut report = section.end(bytes)?;
-                all_came(job, pass, bytes)?;
+                check_bytes(job, pass, bytes)?;
                 report.resident_bytes = receiving.resident_bytes()?;
                 Ok(report)
             })
@@ -189,7 +190,8 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
                     let size = sizes.next_size();
                     bytes += size as u64;
                     if let Some(schedule) = &mut schedule {
-                        // From when it was due, not from when it went: what waits for a late answer is late itself.
+                        // From its due time, not from its sending: a message that waits for a late reply is late
+                        // itself.
                         let due = schedule.wait_for(n);
                         ask(&mut sending, &mut receiving, (&mut payloads, size), n, 0, glance)?;
                         histogram.saturating_record(now_ns() - due);
@@ -229,7 +231,7 @@ pub fn serve<S: System>(job: &Job) -> Result<()> {
     }
 }
 
-/// As [`serve`], the loops being C's.
+/// As [`serve`], with the loops in C.
 fn serve_in_c(job: &Job) -> Result<()> {
     let mut side = CSide::open(job)?;
     side.warm_up(WARM_UP)?;
@@ -241,48 +243,48 @@ fn serve_in_c(job: &Job) -> Result<()> {
         let mut report = section.end(bytes)?;
         report.percentiles = (job.role == Role::Asker && pass.time_each).then(|| Percentiles::of(&histogram));
         if job.role == Role::Receiver {
-            all_came(job, pass, bytes)?;
+            check_bytes(job, pass, bytes)?;
             report.resident_bytes = Some(measure::resident_bytes(&job.directory)?);
         }
         Ok(report)
     })
 }
 
-/// When each round trip, or call, at a rate is due.
+/// The due times of round trips, or calls, at a rate.
 pub struct Schedule {
     begin_ns: u64,
     rate: u64,
-    /// How often it has slept: a system call each, and a switch
-    naps: u64,
+    /// How often it has slept: a system call each, and a context switch
+    sleeps: u64,
 }
 
-/// What a sleep may be late by: so long before a message is due its sender wakes up, and looks at the clock from then on, so that the
-/// kernel's timer is in nobody's figure.
+/// How late a sleep may end. A sender wakes up so long before a message is due and polls the clock from then on, so
+/// that no figure includes the kernel's timer.
 const EARLY_NS: u64 = 200_000;
 
 impl Schedule {
-    /// None if messages go when the one before is answered. The first is due soon.
+    /// None without a rate. The first message is due soon.
     pub fn of(job: &Job) -> Option<Schedule> {
-        job.calls.rate.map(|rate| Schedule { begin_ns: now_ns() + EARLY_NS, rate: rate as u64, naps: 0 })
+        job.calls.rate.map(|rate| Schedule { begin_ns: now_ns() + EARLY_NS, rate: rate as u64, sleeps: 0 })
     }
 
-    /// To sleep until a message is due is no part of sending it.
+    /// Subtracts the sleeps: to wait for the due time is no part of sending.
     pub fn leave_out(self, report: &mut PassReport) {
-        report.calls = report.calls.map(|calls| calls.saturating_sub(self.naps));
-        report.usage.voluntary_switches = report.usage.voluntary_switches.saturating_sub(self.naps);
+        report.calls = report.calls.map(|calls| calls.saturating_sub(self.sleeps));
+        report.usage.voluntary_switches = report.usage.voluntary_switches.saturating_sub(self.sleeps);
     }
 
     fn due_ns(&self, n: u64) -> u64 {
         self.begin_ns + (n as u128 * 1_000_000_000 / self.rate as u128) as u64
     }
 
-    /// Waits until message `n` is due, if it is not yet, and answers when that is.
+    /// Waits until message `n` is due and returns its due time.
     pub fn wait_for(&mut self, n: u64) -> u64 {
         let due = self.due_ns(n);
         let left = due.saturating_sub(now_ns());
         if left > EARLY_NS {
             std::thread::sleep(std::time::Duration::from_nanos(left - EARLY_NS));
-            self.naps += 1;
+            self.sleeps += 1;
         }
         while now_ns() < due {
             std::hint::spin_loop();
@@ -291,8 +293,8 @@ impl Schedule {
     }
 }
 
-/// Whether all bytes of a pass have come.
-pub fn all_came(job: &Job, pass: &Pass, bytes: u64) -> Result<()> {
+/// Fails unless all bytes of a pass have arrived.
+pub fn check_bytes(job: &Job, pass: &Pass, bytes: u64) -> Result<()> {
     let wanted: u64 = (0..job.senders).map(|index| job.sizes.total(job.share(index, pass.count))).sum();
     ensure!(bytes == wanted, "{bytes} bytes came, wanted {wanted}");
     Ok(())
@@ -304,10 +306,10 @@ pub fn histogram() -> Result<Histogram<u64>> {
 }
 
 impl Percentiles {
-    /// Of those.
+    /// The percentiles of a histogram.
     pub fn of(histogram: &Histogram<u64>) -> Percentiles {
         let beyond = |quantile: f64| (1.0 - quantile) * histogram.len() as f64;
-        // Half a round for what 1 - 0.9 is not.
+        // Half a round more, because 1 - 0.9 is not exact.
         let named = |quantile| (beyond(quantile) > 9.5).then(|| histogram.value_at_quantile(quantile));
         Percentiles {
             mean_ns: histogram.mean(),
@@ -326,8 +328,8 @@ impl Percentiles {
     }
 }
 
-/// Makes the passes as the asking process says, and then stays until that closes our input: a side that ended before the other has
-/// read its last message would be measured as a death.
+/// Makes the passes on the program's orders, and then stays until it closes our input: a side that exits before the
+/// other has read its last message would be a death in the measurement.
 pub fn passes(job: &Job, mut pass_once: impl FnMut(&Pass) -> Result<PassReport>) -> Result<()> {
     let mut orders = std::io::stdin().lock();
     let mut order = String::new();
@@ -348,7 +350,7 @@ pub fn passes(job: &Job, mut pass_once: impl FnMut(&Pass) -> Result<PassReport>)
     Ok(())
 }
 
-/// What this side works for so many messages, without them.
+/// The work of this side for so many messages, without the messages.
 fn work_alone(job: &Job, pass: &Pass) -> Result<PassReport> {
     let section = Section::start(pass)?;
     for _ in 0..pass.count {
@@ -357,7 +359,8 @@ fn work_alone(job: &Job, pass: &Pass) -> Result<PassReport> {
     section.end(0)
 }
 
-/// Each of `numbers`, with so much work for it. Two loops, since even asking whether there is any would be felt in the one without.
+/// Calls `each` for each of `numbers`, with so much work for it. Two loops, since even the check for work would be
+/// measurable in the one without.
 #[inline(always)]
 fn with_work(steps: u64, numbers: std::ops::Range<u64>, mut each: impl FnMut(u64) -> Result<()>) -> Result<()> {
     if steps == 0 {
@@ -370,7 +373,7 @@ fn with_work(steps: u64, numbers: std::ops::Range<u64>, mut each: impl FnMut(u64
     Ok(())
 }
 
-/// Works: each step waits for the one before, so that they take the same time whatever else the processor does meanwhile.
+/// Works: each step waits for the one before, so that the time does not depend on the processor's other instructions.
 #[inline]
 pub fn work(steps: u64) {
     if steps > 0 {
@@ -387,7 +390,7 @@ fn work_on(steps: u64) {
     black_box(value);
 }
 
-/// One line of JSON to the process that asked.
+/// Writes one line of JSON to the program.
 pub fn say(value: &impl Serialize) -> Result<()> {
     let mut output = std::io::stdout().lock();
     serde_json::to_writer(&mut output, value)?;
@@ -396,7 +399,7 @@ pub fn say(value: &impl Serialize) -> Result<()> {
     Ok(())
 }
 
-/// The part of a pass that is measured.
+/// The measured part of a pass.
 pub struct Section {
     usage: Usage,
     counter: Option<CallCounter>,
@@ -404,14 +407,14 @@ pub struct Section {
 }
 
 impl Section {
-    /// It starts here.
+    /// Starts the measurement.
     pub fn start(pass: &Pass) -> Result<Section> {
         let usage = Usage::of_self();
         let counter = if pass.count_calls { Some(CallCounter::start()?) } else { None };
         Ok(Section { usage, counter, start_ns: now_ns() })
     }
 
-    /// It ends here.
+    /// Ends the measurement.
     pub fn end(self, bytes: u64) -> Result<PassReport> {
         let end_ns = now_ns();
         let calls = self.counter.map(CallCounter::stop).transpose()?;
@@ -420,32 +423,34 @@ impl Section {
     }
 }
 
-/// What is sent, by turns: a message's number is written when the one whose buffer it takes has gone. Who copies a message loads its number by
-/// more bytes than were just stored, and a processor lets that wait until all stores before are out; that stall, not the channel,
-/// would be measured if the number were written just before. So there are some, see [`turns`].
+/// The payloads, by round-robin: a message's number is written when the message before it in the same buffer has gone.
+/// A sender that copies a message loads its number by a wide load. A wide load over a just-written narrow store cannot
+/// be forwarded; it stalls until the store buffer drains. That stall, not the channel, would be measured if the number
+/// were written just before. So there are several buffers, see [`buffer_count`].
 pub struct Payloads {
     bytes: Vec<u8>,
     size: usize,
-    turns: usize,
+    buffer_count: usize,
 }
 
-/// How many there are of `size` bytes: between two turns of one there are more stores than a processor holds back. A power of two.
-pub fn turns(size: usize) -> usize {
+/// How many buffers of `size` bytes there are: between two uses of one there are more stores than a store buffer
+/// holds. A power of two.
+pub fn buffer_count(size: usize) -> usize {
     if size <= 64 { 16 } else { 2 }
 }
 
 impl Payloads {
-    /// Of messages of at most `size` bytes.
+    /// For messages of at most `size` bytes.
     pub fn new(size: usize) -> Payloads {
-        let turns = turns(size);
-        let mut payloads = Payloads { bytes: buffer(size).repeat(turns), size, turns };
+        let buffer_count = buffer_count(size);
+        let mut payloads = Payloads { bytes: buffer(size).repeat(buffer_count), size, buffer_count };
         payloads.begin(0);
         payloads
     }
 
     /// Writes the numbers of the first messages, from `first`.
     pub fn begin(&mut self, first: u64) {
-        (first..first + self.turns as u64).for_each(|n| self.prepare(n));
+        (first..first + self.buffer_count as u64).for_each(|n| self.prepare(n));
     }
 
     #[inline]
@@ -456,49 +461,49 @@ impl Payloads {
 
     #[inline]
     fn at(&self, n: u64) -> usize {
-        (n as usize & (self.turns - 1)) * self.size
+        (n as usize & (self.buffer_count - 1)) * self.size
     }
 
-    /// Message `n`, which is prepared.
+    /// Message `n`, already prepared.
     #[inline]
     pub fn prepared(&self, n: u64, size: usize) -> &[u8] {
         &self.bytes[self.at(n)..][..size]
     }
 
-    /// Message `n` is sent: its buffer is another's.
+    /// Message `n` is sent: its buffer is free for another.
     #[inline]
     pub fn sent(&mut self, n: u64) {
-        self.prepare(n + self.turns as u64);
+        self.prepare(n + self.buffer_count as u64);
     }
 
     /// Whether that is message `n`, of `size` bytes, with all its bytes.
     #[inline]
     pub fn is_number(&self, message: &[u8], n: u64, size: usize) -> bool {
         let behind = NUMBER_BYTES.min(size)..;
-        // Any of the buffers has the bytes behind the number.
+        // All buffers have the same bytes after the number.
         message.len() == size
             && number(message) == expected(n, size)
             && are_same(&message[behind.clone()], &self.bytes[..size][behind])
     }
 }
 
-/// What is compared by words: of what is longer the rest by whatever is fastest.
+/// Bytes that are compared word by word; the fastest comparison takes the rest.
 const BY_WORDS: usize = 256;
 
-/// Whether those bytes are the same. The first ones word by word: what has just been copied was stored by 64 bytes at once, of which a processor
-/// gives a word to who reads it back at once, but not an odd half; that would wait until all stores before are out, and that stall, not
-/// the channel, would be measured.
+/// Whether those bytes are the same. The first ones word by word: the copy has just stored them by 64 bytes at once. A
+/// processor forwards a word of such a store at once, but not an odd half: that load stalls until the store buffer
+/// drains, and the stall, not the channel, would be measured.
 #[inline]
 fn are_same(found: &[u8], wanted: &[u8]) -> bool {
     let words = found.len().min(BY_WORDS) / 8 * 8;
     let ((near, far), (wanted_near, wanted_far)) = (found.split_at(words), wanted.split_at(words));
     let mut pairs = near.as_chunks::<8>().0.iter().zip(wanted_near.as_chunks::<8>().0);
-    // Nothing is left of most: to compare that would be a call.
+    // Most messages have no rest: its comparison would be a call.
     pairs.all(|(found, wanted)| u64::from_ne_bytes(*found) == u64::from_ne_bytes(*wanted))
         && (far.is_empty() || far == wanted_far)
 }
 
-/// The bytes that are sent, without a number yet.
+/// A payload without a number yet.
 pub fn buffer(size: usize) -> Vec<u8> {
     (0..size).map(pattern).collect()
 }
@@ -511,7 +516,7 @@ fn send(sending: &mut impl Sending, payloads: &mut Payloads, size: usize, n: u64
     Ok(())
 }
 
-/// Takes message `n`, compares its number, and answers its size.
+/// Receives message `n`, compares its number, and returns its size.
 #[inline(always)]
 fn receive(receiving: &mut impl Receiving, n: u64, check: impl FnOnce(&[u8]) -> bool) -> Result<usize> {
     let (size, found, right) = receiving.receive(|message| (message.len(), number(message), check(message)))?;
@@ -521,7 +526,7 @@ fn receive(receiving: &mut impl Receiving, n: u64, check: impl FnOnce(&[u8]) -> 
     Ok(size)
 }
 
-/// As [`receive`], where the size is known.
+/// As [`receive`], with a known size.
 #[inline(always)]
 fn receive_sized(
     receiving: &mut impl Receiving,
@@ -534,7 +539,7 @@ fn receive_sized(
     Ok(size)
 }
 
-/// Apart, so that it is not on the way of messages that are right.
+/// Not inlined: it must not lengthen the path of right messages.
 #[cold]
 #[inline(never)]
 fn wrong(n: u64, found: u64, size: usize) -> anyhow::Error {
@@ -563,7 +568,7 @@ fn ask(
     Ok(())
 }
 
-/// One round of the answerer's: sends back the bytes where they were copied to. Answers their number.
+/// One round of the answerer's: sends back the copied bytes. Returns their number.
 #[inline(always)]
 fn answer(
     sending: &mut impl Sending,
@@ -583,14 +588,14 @@ fn answer(
     Ok(size)
 }
 
-/// The check of most messages: that all of it was really copied is kept from the optimiser, and that is all.
+/// The check of most messages: it only keeps the compiler from leaving out the copy.
 #[inline]
 pub fn glance(message: &[u8]) -> bool {
     black_box(message.as_ptr());
     true
 }
 
-/// The check of the first and the last: every byte behind the number.
+/// The check of the first and the last: every byte after the number.
 pub fn whole(message: &[u8]) -> bool {
     message.iter().enumerate().skip(NUMBER_BYTES).all(|(at, byte)| *byte == pattern(at))
 }
@@ -599,7 +604,7 @@ fn pattern(at: usize) -> u8 {
     (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8).wrapping_add(7)
 }
 
-/// A message begins with its number, little-endian, or as much of it as there is room for.
+/// A message begins with its number, little-endian, or with as much of it as fits.
 const NUMBER_BYTES: usize = 8;
 
 /// Writes number `n` into a message.
@@ -623,7 +628,7 @@ pub fn number(message: &[u8]) -> u64 {
     }
 }
 
-/// What [`number`] answers for message `n`, when it has `size` bytes.
+/// The value of [`number`] for message `n` of `size` bytes.
 #[inline]
 pub fn expected(n: u64, size: usize) -> u64 {
     if size >= NUMBER_BYTES { n } else { n & ((1 << (8 * size)) - 1) }
@@ -634,7 +639,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_of_any_size_tells_its_number() {
+    fn a_message_of_any_size_has_its_number() {
         for size in 0..20 {
             for n in [0, 1, 255, 256, 65_537, u64::MAX - 1] {
                 let mut payload: Vec<u8> = (0..size).map(pattern).collect();
@@ -646,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_have_their_numbers_whenever_their_turn_is() {
+    fn payloads_have_their_numbers_in_every_round() {
         for size in [0, 3, 16, 64, 300] {
             let mut payloads = Payloads::new(size);
             for first in [5, 0] {
@@ -660,20 +665,20 @@ mod tests {
     }
 
     #[test]
-    fn a_round_is_due_by_its_number_alone_however_late_the_one_before_was() {
-        let mut schedule = Schedule { begin_ns: 500, rate: 3, naps: 0 };
+    fn the_due_time_of_a_round_depends_on_its_number_alone() {
+        let mut schedule = Schedule { begin_ns: 500, rate: 3, sleeps: 0 };
         assert_eq!([0, 1, 2, 3].map(|n| schedule.due_ns(n)), [500, 333_333_833, 666_667_166, 1_000_000_500]);
-        // Long past: it answers when that was, not now.
+        // Long past: it returns that time, not now.
         assert_eq!(schedule.wait_for(3), 1_000_000_500);
-        assert_eq!(schedule.naps, 0);
-        // A millisecond from now: it sleeps, and wakes up early enough to be there on time.
+        assert_eq!(schedule.sleeps, 0);
+        // A millisecond from now: it sleeps, and wakes up in time.
         schedule.begin_ns = now_ns() + 1_000_000;
-        assert_eq!((schedule.wait_for(0), schedule.naps), (schedule.begin_ns, 1));
+        assert_eq!((schedule.wait_for(0), schedule.sleeps), (schedule.begin_ns, 1));
         assert!(now_ns() >= schedule.begin_ns);
     }
 
     #[test]
-    fn percentiles_beyond_what_was_counted_are_not_told() {
+    fn percentiles_beyond_the_counted_rounds_are_null() {
         let mut histogram = histogram().unwrap();
         (1..=1000).for_each(|ns| histogram.record(ns).unwrap());
         let percentiles = Percentiles::of(&histogram);
@@ -684,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_byte_is_seen() {
+    fn a_changed_byte_is_detected() {
         let mut payload: Vec<u8> = (0..1000).map(pattern).collect();
         payload[999] ^= 1;
         assert!(!whole(&payload));

@@ -1,4 +1,5 @@
--- The conformance driver in Lua, within nginx: GET /call?name=NAME&count=COUNT&size=SIZE. ../README.md has the messages.
+-- The conformance driver in Lua, within nginx: GET /call?name=NAME&count=COUNT&size=SIZE. ../README.md has the
+-- messages.
 local pelton = require "resty.pelton"
 
 local TIMEOUT = 10

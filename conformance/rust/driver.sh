@@ -1,5 +1,6 @@
 #!/bin/sh
-# The conformance driver of Rust: the pelton command, named by PELTON_TOOL. ../README.md has the command line and the messages.
+# The conformance driver of Rust: the pelton command, named by PELTON_TOOL. ../README.md has the command line and the
+# messages.
 set -eu
 verb=${1:-}
 case $verb in
@@ -41,7 +42,8 @@ call)
     ;;
 gather) "$PELTON_TOOL" recv --follow --count "$count" "$name" | cut -c "1-$size" ;;
 serve)
-    # `pelton serve` ends by a signal. Each `cat` reports its call through the FIFO; if the service fails, the FIFO ends early.
+    # `pelton serve` ends by a signal. Each `cat` reports its call through the FIFO; if the service fails, the FIFO
+    # ends early.
     mkfifo "$made/calls"
     "$PELTON_TOOL" serve "$name" --exec 'cat && echo >&3' 3>"$made/calls" &
     service=$!

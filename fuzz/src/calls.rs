@@ -1,4 +1,4 @@
-//! The peer of a good hand-shake of calls.
+//! A hostile peer of calls, after a correct handshake.
 
 use crate::program::Program;
 use crate::raw::*;
@@ -9,13 +9,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// What either side takes at most.
+/// The message limit of both sides.
 const BYTES_MAX: u64 = 4096;
 const CLIENT: u32 = 3;
 const SERVICE: u32 = 4;
 
-/// A client of a service, or the service of a client, says by the program what calls there are and what is answered, while the other
-/// side goes on calling, or answering. Another client of that service is answered as ever.
+/// A hostile client of a service, or a hostile service of a client, makes calls and replies by the program, while the
+/// other side continues to call, or to serve. Another client of that service must get its replies as ever.
 pub fn calls(program: &[u8]) {
     let before = descriptors();
     let mut program = Program(program);
@@ -28,14 +28,14 @@ pub fn calls(program: &[u8]) {
     eventually_is(before, "descriptors", descriptors);
 }
 
-/// A side of a link, by hand: the lane that it sends by, and the one that it receives by.
+/// A side of a link, by hand: its sending lane and its receiving lane.
 struct RawLink {
     socket: OwnedFd,
     /// The producer's page and the data; the consumer's page, the receiver's, and the other side's data.
     shown: Vec<Shown>,
-    own_bells: [OwnedFd; 2],
-    bells: [OwnedFd; 2],
-    /// Where the next record goes, and its number.
+    own_doorbells: [OwnedFd; 2],
+    doorbells: [OwnedFd; 2],
+    /// The offset of the next record, and its number.
     at: usize,
     seq: u32,
 }
@@ -46,66 +46,66 @@ fn hello(role: u32) -> Vec<u8> {
     hello
 }
 
-/// Offers a lane: the page, the data, and the bell by which room is told of.
-fn offer(socket: &OwnedFd) -> (Shown, Shown, OwnedFd) {
+/// Offers a lane: the page, the data, and the doorbell that signals free space.
+fn offer_lane(socket: &OwnedFd) -> (Shown, Shown, OwnedFd) {
     let mut page = producer_page();
     page.resize(512, 0);
     page[384..388].copy_from_slice(&1u32.to_le_bytes());
     let page = Shown::new(65536, &page, control_seals());
-    let (data, bell) = (Shown::new(CAPACITY, &[], size_seals()), good_bell());
-    raw_send(socket, &producer_packet(), &[page.fd.as_fd(), bell.as_fd(), data.fd.as_fd()]);
-    (page, data, bell)
+    let (data, doorbell) = (Shown::new(CAPACITY, &[], size_seals()), good_bell());
+    raw_send(socket, &producer_packet(), &[page.fd.as_fd(), doorbell.as_fd(), data.fd.as_fd()]);
+    (page, data, doorbell)
 }
 
-fn hear(socket: &OwnedFd, kind: u32, fds: usize) -> (Vec<u8>, Vec<OwnedFd>) {
+fn expect_packet(socket: &OwnedFd, kind: u32, fds: usize) -> (Vec<u8>, Vec<OwnedFd>) {
     let (bytes, found) = raw_receive(socket);
     assert_eq!((kind_of(&bytes), found.len()), (kind, fds));
     (bytes, found)
 }
 
-/// Takes the lane that comes: its two pages, the data, the bell by which messages are told of, and that of the other side.
-fn take(socket: &OwnedFd) -> ([Shown; 3], OwnedFd, OwnedFd) {
-    let (offered, mut fds) = hear(socket, PRODUCER, 3);
-    let (data, bell) = (Shown::of(fds.remove(2)), fds.remove(1));
+/// Accepts the offered lane: its two pages, the data, the doorbell that signals messages, and the other side's.
+fn accept_lane(socket: &OwnedFd) -> ([Shown; 3], OwnedFd, OwnedFd) {
+    let (offered, mut fds) = expect_packet(socket, PRODUCER, 3);
+    let (data, doorbell) = (Shown::of(fds.remove(2)), fds.remove(1));
     let mut page = preamble(pelton_lane::MAGIC_CONSUMER);
     page.resize(384, 0);
     page[128..136].copy_from_slice(&offered[48..56]);
     (page[176], page[256]) = (1, 1);
     let consumer = Shown::new(65536, &page, control_seals());
     let receiver = Shown::new(65536, &preamble(pelton_lane::MAGIC_RECEIVER), control_seals());
-    let own_bell = good_bell();
-    raw_send(socket, &packet(CONSUMER, 0), &[consumer.fd.as_fd(), receiver.fd.as_fd(), own_bell.as_fd()]);
-    ([consumer, receiver, data], own_bell, bell)
+    let own_doorbell = good_bell();
+    raw_send(socket, &packet(CONSUMER, 0), &[consumer.fd.as_fd(), receiver.fd.as_fd(), own_doorbell.as_fd()]);
+    ([consumer, receiver, data], own_doorbell, doorbell)
 }
 
 impl RawLink {
     fn client(path: &std::path::Path) -> RawLink {
         let socket = raw_connect(path);
         raw_send(&socket, &hello(CLIENT), &[]);
-        hear(&socket, HELLO, 0);
-        let (page, data, own_bell) = offer(&socket);
-        let bell = hear(&socket, CONSUMER, 3).1.remove(2);
-        let ([consumer, receiver, replies], own, other) = take(&socket);
+        expect_packet(&socket, HELLO, 0);
+        let (page, data, own_doorbell) = offer_lane(&socket);
+        let doorbell = expect_packet(&socket, CONSUMER, 3).1.remove(2);
+        let ([consumer, receiver, replies], own, other) = accept_lane(&socket);
         raw_send(&socket, &packet(READY, 0), &[]);
-        hear(&socket, READY, 0);
+        expect_packet(&socket, READY, 0);
         let shown = vec![page, data, consumer, receiver, replies];
-        RawLink { socket, shown, own_bells: [own_bell, own], bells: [bell, other], at: 0, seq: 1 }
+        RawLink { socket, shown, own_doorbells: [own_doorbell, own], doorbells: [doorbell, other], at: 0, seq: 1 }
     }
 
     fn service(listening: &OwnedFd) -> RawLink {
         let socket = rustix::net::accept(listening).unwrap();
-        hear(&socket, HELLO, 0);
+        expect_packet(&socket, HELLO, 0);
         raw_send(&socket, &hello(SERVICE), &[]);
-        let ([consumer, receiver, requests], own, other) = take(&socket);
-        let (page, data, own_bell) = offer(&socket);
-        let bell = hear(&socket, CONSUMER, 3).1.remove(2);
-        hear(&socket, READY, 0);
+        let ([consumer, receiver, requests], own, other) = accept_lane(&socket);
+        let (page, data, own_doorbell) = offer_lane(&socket);
+        let doorbell = expect_packet(&socket, CONSUMER, 3).1.remove(2);
+        expect_packet(&socket, READY, 0);
         raw_send(&socket, &packet(READY, 0), &[]);
         let shown = vec![page, data, consumer, receiver, requests];
-        RawLink { socket, shown, own_bells: [own_bell, own], bells: [bell, other], at: 0, seq: 1 }
+        RawLink { socket, shown, own_doorbells: [own_doorbell, own], doorbells: [doorbell, other], at: 0, seq: 1 }
     }
 
-    /// A record of these three words and so many bytes more.
+    /// A record of these three words and so many payload bytes.
     fn write(&mut self, words: &[u64], payload: usize) {
         let (bytes, data) = (8 * words.len() + payload, &self.shown[1]);
         let next = self.at + 8 + bytes.next_multiple_of(8);
@@ -122,13 +122,13 @@ impl RawLink {
     }
 
     fn ring(&self) {
-        for bell in &self.bells {
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        for doorbell in &self.doorbells {
+            let _ = rustix::io::write(doorbell, &1u64.to_ne_bytes());
         }
     }
 
-    /// One thing that it does, of these kinds of records most often.
-    fn misstep(&mut self, kinds: &[u64], program: &mut Program) {
+    /// One random action; records are mostly of these kinds.
+    fn act(&mut self, kinds: &[u64], program: &mut Program) {
         match program.byte() % 16 {
             0..=9 => {
                 let call = (1 + program.below(3) as u64) << 32 | program.below(5) as u64;
@@ -143,7 +143,7 @@ impl RawLink {
                 let length = if program.byte() % 32 == 0 { program.below(3) } else { 3 };
                 self.write(&words[..length], payload);
             }
-            // As far as the other side has written is released: its own numbers say where that is.
+            // Releases as far as the other side has written: its own numbers have that position.
             10 | 11 => {
                 let place = program.of(&[128, 136, 256, 264]);
                 let lie = program.lie(self.shown[2].word(place).load(Ordering::Relaxed));
@@ -156,12 +156,12 @@ impl RawLink {
             }
             13 => self.ring(),
             14 => {
-                raw_try_send(&self.socket, program.bytes(100), &[self.own_bells[0].as_fd()]);
+                raw_try_send(&self.socket, program.bytes(100), &[self.own_doorbells[0].as_fd()]);
             }
             _ if program.byte() % 4 == 0 => {
                 let _ = shutdown(&self.socket, Shutdown::Both);
             }
-            // What has come to it, so that the socket never fills.
+            // Receives, so that the socket never fills.
             _ => {
                 let _ = rustix::net::recv(&self.socket, &mut [0; 256], RecvFlags::DONTWAIT);
             }
@@ -183,7 +183,7 @@ fn to_a_service(place: &Place, mut program: Program) {
     let (mut link, mut other) = connecting.join().unwrap();
     let mut kept = Vec::new();
     while !program.is_over() {
-        link.misstep(&[1, 1, 1, 2, 3, 3, 16, 17], &mut program);
+        link.act(&[1, 1, 1, 2, 3, 3, 16, 17], &mut program);
         serve(&mut service, &mut kept, &mut program);
     }
     let call = other.submit(b"another's").unwrap();
@@ -192,7 +192,7 @@ fn to_a_service(place: &Place, mut program: Program) {
         assert!(answer.call() == call && *answer == *b"answer");
         false
     }) {
-        assert!(Instant::now() < until, "another client is not answered");
+        assert!(Instant::now() < until, "another client gets no reply");
         let soon = Instant::now() + Duration::from_millis(1);
         if let Some(request) = service.receive_until(soon).unwrap() {
             match *request == *b"another's" {
@@ -201,14 +201,14 @@ fn to_a_service(place: &Place, mut program: Program) {
             }
         }
     }
-    kept.into_iter().for_each(|responder| answered(responder.reply(b"late")));
+    kept.into_iter().for_each(|responder| allow_lost_client(responder.reply(b"late")));
     assert!(service.corrupt_clients() <= 1);
     drop((link, other, service));
 }
 
-/// What a service may hear of a client that goes, or lies.
+/// The results that a service may get from a client that goes, or lies.
 #[track_caller]
-fn answered(answer: pelton::Result<()>) {
+fn allow_lost_client(answer: pelton::Result<()>) {
     match answer {
         Ok(()) | Err(Error::PeerDied { .. } | Error::Closed { .. } | Error::Corrupt(_) | Error::TooLarge { .. }) => {}
         Err(error) => panic!("{error}"),
@@ -216,7 +216,7 @@ fn answered(answer: pelton::Result<()>) {
 }
 
 fn serve(service: &mut Service, kept: &mut Vec<Responder>, program: &mut Program) {
-    // It never fails for what a client does.
+    // No client can make it fail.
     let Some(request) = service.try_receive().unwrap() else {
         if service.arm().unwrap() {
             service.disarm();
@@ -230,13 +230,13 @@ fn serve(service: &mut Service, kept: &mut Vec<Responder>, program: &mut Program
         return;
     }
     match program.byte() % 6 {
-        0 | 1 => answered(request.reply(&[1; 200])),
-        2 => answered(request.fail(9, b"why")),
+        0 | 1 => allow_lost_client(request.reply(&[1; 200])),
+        2 => allow_lost_client(request.fail(9, b"why")),
         3 => drop(request),
         4 => {
             let mut responder = request.into_responder();
-            answered(responder.try_part(&[2; 3000]).map(drop));
-            answered(responder.end());
+            allow_lost_client(responder.try_part(&[2; 3000]).map(drop));
+            allow_lost_client(responder.end());
         }
         _ => kept.push(request.into_responder()),
     }
@@ -255,14 +255,14 @@ fn to_a_client(place: &Place, mut program: Program) {
         if !call(&mut client, &mut calls, &mut program) {
             break;
         }
-        link.misstep(&[16, 16, 17, 17, 18, 19, 20, 1], &mut program);
+        link.act(&[16, 16, 17, 17, 18, 19, 20, 1], &mut program);
     }
     drop((link, client, listening));
 }
 
-/// What a client may hear of a service that goes, or lies; then it is over.
+/// The results that a client may get from a service that goes, or lies; None: the link is over.
 #[track_caller]
-fn told<T>(answer: pelton::Result<T>) -> Option<T> {
+fn unless_over<T>(answer: pelton::Result<T>) -> Option<T> {
     match answer {
         Ok(answer) => Some(answer),
         Err(Error::Corrupt(_) | Error::PeerDied { .. } | Error::Closed { .. }) => None,
@@ -270,7 +270,7 @@ fn told<T>(answer: pelton::Result<T>) -> Option<T> {
     }
 }
 
-/// One thing that a client does; false when it has been told that this is the end.
+/// One action of the client; false after an error that ends the link.
 fn call(client: &mut Client, calls: &mut Vec<pelton::CallId>, program: &mut Program) -> bool {
     let done = match program.byte() % 8 {
         0..=2 => {
@@ -280,23 +280,25 @@ fn call(client: &mut Client, calls: &mut Vec<pelton::CallId>, program: &mut Prog
                     calls.extend(submitted);
                     Some(())
                 }
-                failed => told(failed).map(drop),
+                failed => unless_over(failed).map(drop),
             }
         }
-        3 => told(client.try_notify(b"told")).map(drop),
+        3 => unless_over(client.try_notify(b"a notification")).map(drop),
         4 if !calls.is_empty() => {
             let call = calls.swap_remove(program.below(calls.len()));
-            told(client.cancel(call)).map(drop)
+            unless_over(client.cancel(call)).map(drop)
         }
-        5 => told(client.arm()).map(|_| client.disarm()),
-        // With none that is awaited it would be refused to wait.
-        6 if !calls.is_empty() => told(client.completion_until(Instant::now())).map(|answer| look_at(answer, calls)),
-        _ => told(client.try_completion()).map(|answer| look_at(answer, calls)),
+        5 => unless_over(client.arm()).map(|_| client.disarm()),
+        // Without a call in flight the client would refuse to wait.
+        6 if !calls.is_empty() => {
+            unless_over(client.completion_until(Instant::now())).map(|answer| check_completion(answer, calls))
+        }
+        _ => unless_over(client.try_completion()).map(|answer| check_completion(answer, calls)),
     };
     done.is_some()
 }
 
-fn look_at(answer: Option<pelton::Completion<'_>>, calls: &mut Vec<pelton::CallId>) {
+fn check_completion(answer: Option<pelton::Completion<'_>>, calls: &mut Vec<pelton::CallId>) {
     let Some(answer) = answer else { return };
     assert!(answer.len() as u64 <= BYTES_MAX);
     std::hint::black_box(answer.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)));

@@ -9,8 +9,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-/// A channel with some messages is made and closed; its files are changed by the program, their sizes and kinds too; then everybody
-/// opens it who can, and while they use it its words go on changing.
+/// The target creates a channel with some messages and closes it. The program changes its files, their sizes and kinds
+/// too. Then senders and receivers open it, and the program continues to change words while they use it.
 pub fn directory(program: &[u8]) {
     let before = descriptors();
     let mut program = Program(program);
@@ -47,7 +47,7 @@ pub fn directory(program: &[u8]) {
             let word = shown.word(8 * program.below(64));
             word.store(program.lie(word.load(Ordering::Relaxed)), Ordering::Release);
         }
-        // A word of `channel` may say that there are more lanes than there are.
+        // A word of `channel` may claim more lanes than there are.
         if let Some(sender) = &mut sender {
             use_sender_of_path(sender);
         }
@@ -65,7 +65,7 @@ pub fn directory(program: &[u8]) {
 
 const FILES: [&str; 6] = ["channel", "receiver", "0.producer", "0.consumer", "0.data", "1.producer"];
 
-/// What may come of opening it.
+/// The errors that opening it may return.
 fn refused(error: Error) {
     match error {
         Error::Corrupt(_) | Error::NotAChannel { .. } | Error::Rebooted { .. } | Error::RoleTaken { .. } => {}
@@ -74,7 +74,7 @@ fn refused(error: Error) {
     }
 }
 
-/// A channel that its users find broken tells them so, and they are done.
+/// Users that find a channel corrupt report that, and stop.
 fn use_sender_of_path(sender: &mut pelton::Sender) {
     match sender.arm(0) {
         Err(error @ (Error::NotAChannel { .. } | Error::Corrupt(_))) => refused(error),
@@ -107,7 +107,7 @@ fn damage(path: &Path, program: &mut Program) {
     let file = path.join(name);
     let change = program.byte();
     let _ = match change {
-        // Words, mostly: at its beginning, or anywhere.
+        // Mostly words: at its beginning, or anywhere.
         0..=180 => {
             let Ok(open) = File::options().read(true).write(true).open(&file) else { return };
             if !open.metadata().unwrap().is_file() {

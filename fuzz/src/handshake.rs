@@ -1,4 +1,4 @@
-//! Whoever comes to a listener.
+//! Hostile peers that connect to a listener.
 
 use crate::program::Program;
 use crate::raw::*;
@@ -8,8 +8,8 @@ use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
-/// Somebody comes and goes by the program; then a good one comes, and is served, unless the first was as good as that. The listener
-/// is new, or has lost its peer and looks for a successor.
+/// A hostile peer connects and acts by the program. Then a correct one connects, and must be served, unless the first
+/// was accepted as a correct one. The listener is new, or has lost its peer and waits for a successor.
 pub fn handshake(program: &[u8]) {
     let before = descriptors();
     let mut program = Program(program);
@@ -35,8 +35,8 @@ fn serve_receiver(listener: Listener, survives: bool, place: &Place, program: Pr
             good.join().unwrap();
             receiver
         });
-        let comers = scope.spawn(|| {
-            come(&place.socket(), SENDER, program);
+        let peers = scope.spawn(|| {
+            act_as_peer(&place.socket(), SENDER, program);
             Options::new().capacity(CAPACITY).connect_sender(&place.name()).and_then(|mut sender| {
                 sender.send(b"a good one")?;
                 sender.drain_until(deadline())
@@ -51,11 +51,11 @@ fn serve_receiver(listener: Listener, survives: bool, place: &Place, program: Pr
                 receiver
             }
         };
-        // One that was taken at its word has gone before the good one comes, and is told to have.
+        // A peer that was accepted has gone before the correct one connects, and the receiver gets its end.
         let good = receiver.receive_until(deadline()).is_ok_and(|got| got.is_some_and(|m| *m == *b"a good one"));
-        use_receiver(&mut receiver, None, "after a hand-shake");
+        use_receiver(&mut receiver, None, "after a handshake");
         drop((receiver, listener));
-        let served = comers.join().unwrap();
+        let served = peers.join().unwrap();
         assert_eq!(served.is_ok(), good, "{served:?}");
     });
 }
@@ -68,8 +68,8 @@ fn serve_sender(listener: Listener, survives: bool, place: &Place, program: Prog
             good.join().unwrap();
             sender.try_send(b"a good one").map(|_| sender)
         });
-        let comers = scope.spawn(|| {
-            come(&place.socket(), RECEIVER, program);
+        let peers = scope.spawn(|| {
+            act_as_peer(&place.socket(), RECEIVER, program);
             Options::new().connect_receiver(&place.name()).and_then(|mut receiver| {
                 Ok(receiver.receive_until(deadline())?.is_some_and(|message| *message == *b"a good one"))
             })
@@ -77,10 +77,10 @@ fn serve_sender(listener: Listener, survives: bool, place: &Place, program: Prog
         let mut sender = match survivor {
             None => {
                 let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
-                let _ = allowed(sender.try_send(b"a good one"), "after a hand-shake");
+                let _ = allowed(sender.try_send(b"a good one"), "after a handshake");
                 sender
             }
-            // It may have heard of the end already.
+            // The sender may have detected the end already.
             Some(Err(error)) => panic!("{error}"),
             Some(Ok(mut sender)) => {
                 assert!(sender.drain_until(deadline()).is_err_and(|error| error.is_peer_died()));
@@ -88,80 +88,84 @@ fn serve_sender(listener: Listener, survives: bool, place: &Place, program: Prog
                 sender
             }
         };
-        // As above.
+        // As in `serve_receiver`: an accepted peer has gone first.
         let drained = sender.drain_until(deadline());
-        use_sender(&mut sender, "after a hand-shake");
+        use_sender(&mut sender, "after a handshake");
         drop((sender, listener));
-        if let Ok(received) = comers.join().unwrap() {
-            assert!(received && drained.is_ok_and(|drained| drained), "a good one is served");
+        if let Ok(received) = peers.join().unwrap() {
+            assert!(received && drained.is_ok_and(|drained| drained), "the correct peer is served");
         }
     });
 }
 
-/// Comes as `role`, mostly, and goes.
-fn come(path: &std::path::Path, role: u32, mut program: Program) {
+/// Connects as `role`, mostly, acts by the program, and closes.
+fn act_as_peer(path: &std::path::Path, role: u32, mut program: Program) {
     let socket = raw_connect(path);
     let mut offered = None;
-    let mut bells: Vec<OwnedFd> = Vec::new();
+    let mut doorbells: Vec<OwnedFd> = Vec::new();
     let mut shown: Vec<Shown> = Vec::new();
     while !program.is_over() {
         match program.byte() % 8 {
-            // What comes next if all goes well, almost.
+            // The next correct packet, with some words altered.
             0..=2 => {
-                raw_send(&socket, &lied(packet(HELLO, role), &mut program), &[]);
-                if !hears(&socket, &mut offered) {
+                raw_send(&socket, &altered(packet(HELLO, role), &mut program), &[]);
+                if !receive_offer(&socket, &mut offered) {
                     return;
                 }
             }
             3 | 4 if role == SENDER => {
-                // To a survivor what it offered, to others a lane.
+                // Answers a survivor with its own offer, others with a lane.
                 let mut answer = offered.clone().unwrap_or_else(producer_packet);
                 answer[..4].copy_from_slice(&PRODUCER.to_le_bytes());
                 let mut page = producer_page();
                 page[64..80].copy_from_slice(&answer[24..40]);
-                let page = Shown::new(65536, &lied(page, &mut program), control_seals());
+                let page = Shown::new(65536, &altered(page, &mut program), control_seals());
                 let data = any_descriptor(&mut program, good_data);
                 let mut fds = vec![page.fd.try_clone().unwrap(), any_descriptor(&mut program, good_bell)];
                 fds.extend(offered.is_none().then_some(data));
-                sends(&socket, lied(answer, &mut program), fds, &mut program);
+                send_packet(&socket, altered(answer, &mut program), fds, &mut program);
                 shown.push(page);
-                if !hears(&socket, &mut offered) {
+                if !receive_offer(&socket, &mut offered) {
                     return;
                 }
             }
             3 | 4 => {
-                if offered.is_none() && !hears(&socket, &mut offered) {
+                if offered.is_none() && !receive_offer(&socket, &mut offered) {
                     return;
                 }
                 let Some(offered) = &offered else { continue };
                 let mut page = preamble(pelton_lane::MAGIC_CONSUMER);
                 page.resize(384, 0);
                 page[128..136].copy_from_slice(&offered[48..56]);
-                let consumer = Shown::new(65536, &lied(page, &mut program), control_seals());
-                let page = lied(preamble(pelton_lane::MAGIC_RECEIVER), &mut program);
+                let consumer = Shown::new(65536, &altered(page, &mut program), control_seals());
+                let page = altered(preamble(pelton_lane::MAGIC_RECEIVER), &mut program);
                 let receiver = any_descriptor(&mut program, || memfd(65536, &page, control_seals()));
                 let fds = vec![consumer.fd.try_clone().unwrap(), receiver, any_descriptor(&mut program, good_bell)];
-                sends(&socket, lied(packet(CONSUMER, 0), &mut program), fds, &mut program);
+                send_packet(&socket, altered(packet(CONSUMER, 0), &mut program), fds, &mut program);
                 shown.push(consumer);
             }
             5 => {
-                raw_send(&socket, &lied(packet(READY, 0), &mut program), &[]);
-                if !hears(&socket, &mut offered) {
+                raw_send(&socket, &altered(packet(READY, 0), &mut program), &[]);
+                if !receive_offer(&socket, &mut offered) {
                     return;
                 }
             }
             6 => {
-                let bell = good_bell();
+                let doorbell = good_bell();
                 let kind = program.byte().into();
-                raw_send(&socket, &lied(packet(kind, role), &mut program), &vec![bell.as_fd(); program.below(65)]);
-                bells.push(bell);
+                raw_send(
+                    &socket,
+                    &altered(packet(kind, role), &mut program),
+                    &vec![doorbell.as_fd(); program.below(65)],
+                );
+                doorbells.push(doorbell);
             }
             _ => {
                 let any = program.bytes(120);
                 raw_send(&socket, any, &[]);
             }
         }
-        // What it has shown it goes on writing.
+        // It continues to write to all that it has shared.
         for shown in &shown {
             let word = shown.word(8 * program.below(64));
             word.store(
@@ -172,8 +176,8 @@ fn come(path: &std::path::Path, role: u32, mut program: Program) {
     }
 }
 
-/// A copy in which, more often than not, nothing is changed.
-fn lied(mut bytes: Vec<u8>, program: &mut Program) -> Vec<u8> {
+/// A copy, altered in the minority of the cases.
+fn altered(mut bytes: Vec<u8>, program: &mut Program) -> Vec<u8> {
     for _ in 0..program.byte().saturating_sub(200) / 16 {
         let at = program.below(bytes.len() / 8) * 8;
         let word = u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
@@ -199,8 +203,8 @@ fn any_descriptor(program: &mut Program, good: impl FnOnce() -> OwnedFd) -> Owne
     }
 }
 
-/// Sends them, or some more or less.
-fn sends(socket: &OwnedFd, bytes: Vec<u8>, mut fds: Vec<OwnedFd>, program: &mut Program) {
+/// Sends them, or more or fewer.
+fn send_packet(socket: &OwnedFd, bytes: Vec<u8>, mut fds: Vec<OwnedFd>, program: &mut Program) {
     match program.byte() {
         250.. => fds.clear(),
         245.. => fds.truncate(1),
@@ -211,9 +215,9 @@ fn sends(socket: &OwnedFd, bytes: Vec<u8>, mut fds: Vec<OwnedFd>, program: &mut 
     raw_send(socket, &bytes, &fds);
 }
 
-/// Takes what is offered, if something is; false when the other side has had enough.
-fn hears(socket: &OwnedFd, offered: &mut Option<Vec<u8>>) -> bool {
-    // It may be waiting for something else than this one thinks: then there is nothing.
+/// Receives an offer, if there is one; false when the other side has refused.
+fn receive_offer(socket: &OwnedFd, offered: &mut Option<Vec<u8>>) -> bool {
+    // The other side may wait for another packet than this one expects: then there is none.
     if !pelton_testkit::readable_until(socket.as_fd(), Instant::now() + std::time::Duration::from_millis(20)) {
         return true;
     }

@@ -1,12 +1,12 @@
-//! The lane alone, in memory of the heap.
+//! The lane alone, in heap memory.
 
 use crate::fixture::{Pages, bytes};
 use crate::program::{Over, Program};
 use pelton_lane::{Consumer, LaneError, Memory, Position, Producer, Record, Sleeper, Ticket, survey, walk};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Both sides work by the program's first half, and its second half is stored into whatever the other side of each may write:
-/// between their steps, or at the same time by another thread.
+/// Both sides act by the program's first half. Its second half is stored into the words that the other side of each
+/// may write: between their steps, or at the same time by another thread.
 pub fn lane(program: &[u8]) {
     let mut program = Program(program);
     let (capacity, threads) = (program.of(&[4096, 4160, 8192, 65536]), program.byte() % 2 == 1);
@@ -18,11 +18,11 @@ pub fn lane(program: &[u8]) {
     std::thread::scope(|scope| {
         let scribbler = threads.then(|| {
             scope.spawn(|| {
-                // Again and again, as long as the others work.
+                // Without end, as long as the others work.
                 while !is_over.load(Ordering::Relaxed) {
                     let mut again = Program(lies.0);
                     loop {
-                        scribble(&pages, &mut again);
+                        store_lie(&pages, &mut again);
                         if again.is_over() || is_over.load(Ordering::Relaxed) {
                             break;
                         }
@@ -33,41 +33,42 @@ pub fn lane(program: &[u8]) {
         let over = Over(&is_over);
         sides.work(work, if threads { Program(&[]) } else { Program(lies.0) });
         drop(over);
-        // The scope waits for what it does, this for its end: before, what it has on the heap is a leak to who looks for them.
+        // The scope waits for the closure only; this waits for the thread's exit. Before that, its heap memory is a
+        // leak to LeakSanitizer.
         scribbler.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
 
 /// Stores one word.
-fn scribble(pages: &Pages, lies: &mut Program) {
+fn store_lie(pages: &Pages, lies: &mut Program) {
     let words = pages.memory.data.capacity() as usize / 8;
     let Memory { producer, consumer, receiver, .. } = pages.memory;
-    // SAFETY: the page outlives this.
+    // SAFETY: the page outlives this function's use of it.
     let head = unsafe { consumer.as_ref() }.head();
     let at = match lies.byte() % 6 {
         0 => producer.as_ptr().cast::<u64>().wrapping_add(lies.of(&[16, 17, 18, 19, 25, 32, 33, 48, 49])),
         1 => consumer.as_ptr().cast::<u64>().wrapping_add(lies.of(&[16, 17, 22, 32, 33])),
         2 => receiver.as_ptr().cast::<u64>().wrapping_add(16),
-        // A message of another length where the next one stands.
+        // A message of another length at the next record.
         3 if lies.byte() % 2 == 0 && head.offset + 8 <= pages.memory.data.capacity() => {
             let length = lies.below(2100) as u64;
-            // SAFETY: as below.
+            // SAFETY: an aligned word of the pages, which outlive this; other users access it atomically.
             let word = unsafe { AtomicU64::from_ptr(pages.word(head.offset).as_ptr()) };
             return word.store(u64::from(head.seq) << 32 | length, Ordering::Release);
         }
-        // Anywhere, and where records mostly are.
+        // Anywhere, and mostly near records.
         3 => pages.word(8 * lies.below(words) as u64).as_ptr(),
         _ => pages.word(8 * lies.below(64) as u64).as_ptr(),
     };
-    // SAFETY: an aligned word of the pages, which outlive this; whoever else uses it does so atomically, but for payloads, of
-    // which any value is good.
+    // SAFETY: an aligned word of the pages, which outlive this; other users access it atomically, except for payloads,
+    // of which any value is valid.
     let word = unsafe { AtomicU64::from_ptr(at) };
     word.store(lies.lie(word.load(Ordering::Relaxed)), Ordering::Release);
 }
 
 struct Sides<'a> {
     pages: &'a Pages,
-    /// `None`: it has been told that the lane is not to be used further.
+    /// `None`: the lane has failed and must not be used further.
     producer: Option<Producer>,
     consumer: Option<Consumer>,
     sleeper: Sleeper,
@@ -77,7 +78,7 @@ struct Sides<'a> {
 impl Sides<'_> {
     fn new(pages: &Pages) -> Sides<'_> {
         let (producer, consumer) = pages.attach();
-        // SAFETY: the page outlives this, its only writer that keeps to the rules.
+        // SAFETY: the page outlives this value, which is its only writer that follows the protocol.
         let sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
         Sides { pages, producer: Some(producer), consumer: Some(consumer), sleeper, held: Vec::new() }
     }
@@ -86,7 +87,7 @@ impl Sides<'_> {
         while !work.is_over() {
             let step = work.byte();
             if step & 1 == 1 && !lies.is_over() {
-                scribble(self.pages, &mut lies);
+                store_lie(self.pages, &mut lies);
             }
             let bytes = work.of(&[0, 1, 8, 24, 100, 500, 1000, 2016]);
             let done = match step >> 1 & 1 {
@@ -94,7 +95,7 @@ impl Sides<'_> {
                 _ => self.consume(step >> 2),
             };
             if let Err(error) = done {
-                // A side that was lied to is used no more; another may come in its place.
+                // A side that has found a lie is not used again; a new one may take its place.
                 assert!(
                     matches!(error, LaneError::Corrupt { .. } | LaneError::Closed | LaneError::TooLarge { .. }),
                     "{error}"
@@ -110,12 +111,12 @@ impl Sides<'_> {
     fn produce(&mut self, step: u8, bytes: u64) -> Result<(), LaneError> {
         let memory = self.pages.memory;
         let Some(producer) = &mut self.producer else {
-            // SAFETY: the pages outlive both, and the one before is gone.
+            // SAFETY: the pages outlive both, and the previous producer is gone.
             let (page, consumer) = unsafe { (memory.producer.as_ref(), memory.consumer.as_ref()) };
             let (stored, floor) = page.tail_and_floor();
             let (tail, _) = walk(&memory.data, page.message_bytes_max, stored)?;
             page.begin(1);
-            // SAFETY: as above.
+            // SAFETY: the pages outlive both, and the previous producer is gone.
             self.producer = Some(unsafe { Producer::attach(memory, tail, consumer.head(), floor, true)? });
             return Ok(());
         };
@@ -147,7 +148,7 @@ impl Sides<'_> {
             _ => {
                 producer.look_at_head()?;
                 for (offset, bytes) in producer.idle() {
-                    assert!(offset + bytes <= producer.capacity(), "what is idle lies in the data");
+                    assert!(offset + bytes <= producer.capacity(), "idle space lies in the data");
                 }
                 producer.go_on();
             }
@@ -159,9 +160,10 @@ impl Sides<'_> {
         let memory = self.pages.memory;
         let Some(consumer) = &mut self.consumer else {
             self.held.clear();
-            // SAFETY: as above.
+            // SAFETY: the pages outlive both, and the previous consumer is gone.
             let page = unsafe { memory.consumer.as_ref() };
-            // SAFETY: as above. The limit is what was agreed upon, whatever the page says by now.
+            // SAFETY: the pages outlive both, and the previous consumer is gone. The limit is the agreed one, whatever
+            // the page says now.
             let consumer =
                 unsafe { Consumer::attach(memory, pelton_lane::message_bytes_limit(memory.data.capacity()), true)? };
             page.begin(1);
@@ -170,7 +172,7 @@ impl Sides<'_> {
         };
         let checked = |consumer: &Consumer, record: &Record| {
             assert!(record.bytes <= consumer.message_bytes_max());
-            // Every byte of it can be read.
+            // Every byte of it is readable.
             std::hint::black_box(bytes(consumer, record).iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)));
         };
         match step % 6 {
@@ -181,7 +183,7 @@ impl Sides<'_> {
                 }
             }
             1 => {
-                // As a batch does: what marks come first is `peek`'s.
+                // As in a batch: the marks before it are `peek`'s.
                 if let Some(record) = consumer.peek()? {
                     checked(consumer, &record);
                     consumer.take(&record);

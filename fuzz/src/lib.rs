@@ -1,13 +1,14 @@
-//! Hostile peers whose doings are read from bytes: by libFuzzer in the long run (`fuzz_targets/`), from a seed in the short one
-//! (`tests/short.rs`). Each is a function of a program; that it returns is what is to be shown, under AddressSanitizer:
-//! nothing panics, hangs, leaves its bounds, or keeps a descriptor.
+//! Hostile peers that act by a program of bytes: by libFuzzer in the long form (`fuzz_targets/`), from a seed in the
+//! short form (`tests/short.rs`). Each target is a function of a program. Its return, under AddressSanitizer, shows
+//! that nothing panics, hangs, accesses memory out of bounds, or keeps a descriptor.
 //!
-//! - [`lane`]: any word of a lane, on the heap, where every byte beyond the bounds is poisoned;
-//! - [`handshake`]: any packets and descriptors, to whoever listens, and to a survivor who looks for a successor;
-//! - [`connected`]: a peer of a good hand-shake that goes on writing, ringing, sending, while the other side works;
+//! - [`lane`]: lies in any word of a lane, on the heap, where every byte out of bounds is poisoned;
+//! - [`handshake`]: any packets and descriptors, to a listener, and to a survivor that waits for a successor;
+//! - [`connected`]: a peer that after a correct handshake continues to write, ring and send, while the other side
+//! works;
 //! - [`directory`]: the files of a path channel, before they are opened and while they are in use;
-//! - [`records`]: a record file, read, and opened to be written;
-//! - [`calls`]: a client of a service, or the service of a client, of a good hand-shake.
+//! - [`records`]: a record file, read, and opened for writing;
+//! - [`calls`]: a client of a service, or the service of a client, after a correct handshake.
 
 #[path = "../../crates/pelton-lane/tests/lane/fixture.rs"]
 #[allow(dead_code, reason = "the lane's tests use the rest")]
@@ -34,7 +35,7 @@ pub use records::records;
 /// A target.
 pub type Target = fn(&[u8]);
 
-/// All of them, by their names.
+/// All targets, by their names.
 pub const TARGETS: [(&str, Target); 6] = [
     ("lane", lane),
     ("handshake", handshake),

@@ -1,4 +1,4 @@
-//! A peer of a good hand-shake.
+//! A hostile peer of a channel, after a correct handshake.
 
 use crate::program::{Over, Program};
 use crate::raw::{CAPACITY, DESCRIPTORS, RawPeer, good_bell, packet, raw_try_send, use_receiver, use_sender};
@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// The peer goes by the program, again and again, while the other side does everything it can.
+/// The peer acts by the program, repeatedly, while the other side makes every call that it has.
 pub fn connected(program: &[u8]) {
     let before = descriptors();
     let mut program = Program(program);
@@ -23,8 +23,8 @@ pub fn connected(program: &[u8]) {
         loop {
             let mut again = Program(program.0);
             while !again.is_over() {
-                let goes_on = misstep(&peer, receives, &mut progress, &mut again);
-                if !goes_on || is_over.load(Ordering::Relaxed) {
+                let is_connected = act(&peer, receives, &mut progress, &mut again);
+                if !is_connected || is_over.load(Ordering::Relaxed) {
                     return;
                 }
             }
@@ -46,24 +46,24 @@ pub fn connected(program: &[u8]) {
             use_receiver(&mut receiver, held, "scribbled");
         } else {
             let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
-            let bell = good_bell();
+            let doorbell = good_bell();
             for _ in 0..turns {
                 use_sender(&mut sender, "scribbled");
-                let sent = sender.send_with_descriptors_until(b"x", &[bell.as_fd()], Instant::now());
+                let sent = sender.send_with_descriptors_until(b"x", &[doorbell.as_fd()], Instant::now());
                 assert!(!matches!(sent, Err(Error::System { .. })), "{sent:?}");
             }
         }
         drop(over);
-        // The scope waits for what it does, this for its end: see `lane`.
+        // The scope waits for the closure only; this waits for the thread's exit: see `lane`.
         peer.join().unwrap();
     });
     drop(place);
     eventually_is(before, "descriptors", descriptors);
 }
 
-/// One thing that it does; false when it has gone. `progress`: how many messages it has put into the lane.
-fn misstep(peer: &RawPeer, sends: bool, progress: &mut u32, program: &mut Program) -> bool {
-    // Fields that mean something, of the pages; of the data where records mostly are.
+/// One random action; false when the peer has gone. `progress`: how many messages it has put into the lane.
+fn act(peer: &RawPeer, sends: bool, progress: &mut u32, program: &mut Program) -> bool {
+    // Fields with a meaning, of the pages; of the data, the offsets near records.
     const FIELDS: [usize; 16] = [0, 64, 72, 80, 128, 136, 144, 152, 160, 176, 200, 256, 264, 384, 392, 400];
     match program.byte() % 12 {
         0..=4 => {
@@ -74,7 +74,7 @@ fn misstep(peer: &RawPeer, sends: bool, progress: &mut u32, program: &mut Progra
             let word = peer.shown[segment].word(at);
             word.store(program.lie(word.load(Ordering::Relaxed)), Ordering::Release);
         }
-        // A message that is right, of 8 bytes, so that there is something to be wrong about.
+        // A correct message of 8 bytes, as a base for lies.
         5..=7 if sends => {
             peer.put(*progress as usize * 16 % CAPACITY as usize, *progress + 1, 8);
             *progress += 1;
@@ -82,7 +82,7 @@ fn misstep(peer: &RawPeer, sends: bool, progress: &mut u32, program: &mut Progra
         }
         5..=7 | 8 => peer.ring(),
         9 => {
-            // Of a message that comes, came, or never will.
+            // A message that will arrive, has arrived, or never will.
             let mut bytes = packet(DESCRIPTORS, 0);
             bytes[72..76].copy_from_slice(&(program.lie((*progress).into()) as u32).to_le_bytes());
             let fds = vec![peer.own_bell.as_fd(); program.below(65)];
@@ -96,11 +96,11 @@ fn misstep(peer: &RawPeer, sends: bool, progress: &mut u32, program: &mut Progra
             8..12 => {
                 let _ = shutdown(&peer.socket, Shutdown::Read);
             }
-            // To the brim.
+            // Until the socket is full.
             12..32 => {
                 let _ = rustix::io::write(&peer.bell, &(u64::MAX - 1).to_ne_bytes());
             }
-            // What it is rung by is its own.
+            // Its own doorbell.
             32..48 => rustix::io::ioctl_fionbio(&peer.own_bell, false).unwrap(),
             _ => {}
         },

@@ -1,8 +1,8 @@
-//! Bytes as a list of things to do.
+//! Bytes as a list of actions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Tells the other threads, also of a panic, that it is over.
+/// Sets the flag when dropped, also by a panic, to stop the other threads.
 pub struct Over<'a>(pub &'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -11,7 +11,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// What is left of them. After the end come zeros.
+/// The bytes that are left. After the end they are zeros.
 pub struct Program<'a>(pub &'a [u8]);
 
 impl<'a> Program<'a> {
@@ -40,15 +40,15 @@ impl<'a> Program<'a> {
         bytes
     }
 
-    /// The same and what comes after its half, for two that work at the same time.
+    /// The first and the second half, for two threads that act at the same time.
     pub fn split(self) -> (Program<'a>, Program<'a>) {
         let (one, other) = self.0.split_at(self.0.len() / 2);
         (Program(one), Program(other))
     }
 
-    /// What stands where `truth` does: a little beside it, an end of a range, or anything.
+    /// A value in place of `truth`: one near it, an end of a range, or any value.
     pub fn lie(&mut self, truth: u64) -> u64 {
-        const ENDS: [u64; 16] = [
+        const BOUNDARIES: [u64; 16] = [
             0,
             1,
             2,
@@ -71,10 +71,10 @@ impl<'a> Program<'a> {
             0 => truth ^ 1 << (self.byte() % 64),
             1 => truth.wrapping_add(small),
             2 => truth.wrapping_sub(small),
-            3 => self.of(&ENDS).wrapping_add(small),
-            4 => self.of(&ENDS).wrapping_sub(small),
-            5 => truth >> 32 << 32 | self.of(&ENDS).wrapping_sub(small) & 0xffff_ffff,
-            6 => self.of(&ENDS) << 32 | truth & 0xffff_ffff,
+            3 => self.of(&BOUNDARIES).wrapping_add(small),
+            4 => self.of(&BOUNDARIES).wrapping_sub(small),
+            5 => truth >> 32 << 32 | self.of(&BOUNDARIES).wrapping_sub(small) & 0xffff_ffff,
+            6 => self.of(&BOUNDARIES) << 32 | truth & 0xffff_ffff,
             _ => {
                 let mut word = [0; 8];
                 let bytes = self.bytes(8);

@@ -7,13 +7,13 @@ use std::path::Path;
 
 const HEADER: usize = 64;
 
-/// A file is written, or is any bytes, and is changed by the program, where it likes with checksums that hold; it is read, and opened by a
-/// writer, who goes on writing in it. The same as what a killed rotation left aside.
+/// A record file, written or of any bytes, is changed by the program, optionally with valid checksums. The target
+/// reads it, and a writer opens it and continues it. The same with the next file that a killed rotation left.
 pub fn records(program: &[u8]) {
     let before = descriptors();
     let mut program = Program(program);
     let place = Place::unwatched();
-    let (path, aside) = (place.path().join("log"), place.path().join("log.pelton-next"));
+    let (path, next_file) = (place.path().join("log"), place.path().join("log.pelton-next"));
     let mut bytes = match program.byte() % 8 {
         0 => program.bytes(300).to_vec(),
         _ => written(&path, &mut program),
@@ -24,17 +24,17 @@ pub fn records(program: &[u8]) {
     for entry in std::fs::read_dir(place.path()).unwrap() {
         std::fs::remove_file(entry.unwrap().path()).unwrap();
     }
-    let is_aside = program.byte() % 8 == 0;
-    let at = if is_aside { &aside } else { &path };
+    let is_next_file = program.byte() % 8 == 0;
+    let at = if is_next_file { &next_file } else { &path };
     std::fs::write(at, &bytes).unwrap();
     read(at);
-    go_on(&path, &bytes, is_aside, &mut program);
+    continue_writing(&path, &bytes, is_next_file, &mut program);
     drop(place);
     assert_eq!(descriptors(), before, "descriptors were kept");
 }
 
-/// Messages of one lane as they stand in it, from this number on.
-fn run_of(first_seq: u32, messages: u32, program: &mut Program) -> Vec<u8> {
+/// A chunk of consecutive messages of one lane in its record layout, from this number on.
+fn chunk_of(first_seq: u32, messages: u32, program: &mut Program) -> Vec<u8> {
     let mut bytes = Vec::new();
     for nth in 0..messages {
         let payload = program.below(40);
@@ -48,11 +48,11 @@ fn run_of(first_seq: u32, messages: u32, program: &mut Program) -> Vec<u8> {
 
 fn write(file: &mut RecordFile, lane: u64, first_seq: u32, program: &mut Program) {
     let messages = 1 + program.below(5) as u32;
-    let bytes = run_of(first_seq, messages, program);
+    let bytes = chunk_of(first_seq, messages, program);
     file.write(&[Run::new(LaneId([lane, 7]), None, first_seq, messages, &bytes)]).unwrap();
 }
 
-/// What a writer writes, and rotates.
+/// The file of a writer that also rotates.
 fn written(path: &Path, program: &mut Program) -> Vec<u8> {
     let mut options = RecordFileOptions::new();
     if program.byte() % 2 == 0 {
@@ -70,7 +70,7 @@ fn written(path: &Path, program: &mut Program) -> Vec<u8> {
 
 fn change(bytes: &mut Vec<u8>, program: &mut Program) {
     let some_word = |bytes: &[u8], program: &mut Program| match program.byte() % 2 {
-        // In a header, most often; they stand anywhere.
+        // In a header, most often; headers may be anywhere.
         0 => program.below(HEADER / 8) * 8,
         _ => program.below((bytes.len() / 8).max(1)) * 8,
     };
@@ -85,17 +85,17 @@ fn change(bytes: &mut Vec<u8>, program: &mut Program) {
         3 => bytes.truncate(program.below(bytes.len() + 1)),
         4 => bytes.extend(program.bytes(200)),
         5 => {
-            // A part of it comes again.
+            // Repeats a part of it.
             let at = some_word(bytes, program).min(bytes.len());
             let part = bytes[at..].iter().copied().take(200).collect::<Vec<u8>>();
             bytes.extend(part);
         }
-        _ => mend(bytes, program),
+        _ => fix_checksums(bytes, program),
     }
 }
 
-/// Has the checksums hold of the file's header, and of some of its chunks, whatever they say.
-fn mend(bytes: &mut [u8], program: &mut Program) {
+/// Makes the checksums valid of the file's header, and of some of its chunks, whatever they say.
+fn fix_checksums(bytes: &mut [u8], program: &mut Program) {
     if bytes.len() < HEADER {
         return;
     }
@@ -121,7 +121,8 @@ fn mend(bytes: &mut [u8], program: &mut Program) {
     }
 }
 
-/// Reads to the end, or to where it does not go on; answers the last number of each chunk, with its lane. `None` stands for what is damaged.
+/// Reads to the end, or to the first failure. Returns the last number of each chunk, with its lane; `None` for a
+/// damaged one.
 fn read(path: &Path) -> Vec<Option<(LaneId, u32)>> {
     let mut found = Vec::new();
     let mut reader = match RecordReader::open(path) {
@@ -132,7 +133,7 @@ fn read(path: &Path) -> Vec<Option<(LaneId, u32)>> {
         }
     };
     let bytes = std::fs::metadata(path).unwrap().len();
-    // No more chunks than have room, and each may be damaged.
+    // No more chunks than fit, and each may be damaged.
     for _ in 0..2 + bytes / 8 {
         match reader.next_chunk() {
             Ok(Some(chunk)) => {
@@ -163,24 +164,27 @@ fn refused(error: Error) {
     }
 }
 
-/// A writer refuses it and changes nothing, or cuts what is torn, knows the last number of each lane, and what it writes is read.
-fn go_on(path: &Path, bytes: &[u8], is_aside: bool, program: &mut Program) {
+/// A writer refuses the file and changes nothing, or cuts the torn part, knows the last number of each lane, and
+/// continues it.
+fn continue_writing(path: &Path, bytes: &[u8], is_next_file: bool, program: &mut Program) {
     let mut file = match RecordFile::open(path) {
         Ok(file) => file,
         Err(error) => {
             refused(error);
-            assert!(is_aside || std::fs::read(path).unwrap() == bytes, "what is refused is left alone");
+            assert!(is_next_file || std::fs::read(path).unwrap() == bytes, "a refused file is unchanged");
             return;
         }
     };
     let kept = read(path);
-    // A chunk that was written so, with records that are none, has numbers all the same.
+    // A damaged chunk of invalid records, if it was written so, still has numbers.
     let last =
         |place: usize| kept[place + 1..].iter().all(|later| later.is_some_and(|it| it.0 != kept[place].unwrap().0));
     for (place, (lane, seq)) in kept.iter().enumerate().filter_map(|(place, it)| Some((place, (*it)?))) {
         assert!(!last(place) || file.last_seq(lane) == Some(seq));
     }
-    assert!(is_aside || std::fs::metadata(path).unwrap().len() + file.cut_bytes() == bytes.len().max(HEADER) as u64);
+    assert!(
+        is_next_file || std::fs::metadata(path).unwrap().len() + file.cut_bytes() == bytes.len().max(HEADER) as u64
+    );
     write(&mut file, 99, 5, program);
     drop(file);
     let now = read(path);

@@ -1,17 +1,17 @@
-//! Each target on inputs from a seed: the short form of fuzzing, which needs no more than cargo.
-//! `PELTON_ROUNDS` and `PELTON_SEED` make it longer, or another.
+//! Each target on inputs from a seed: the short form of fuzzing, which needs only cargo. `PELTON_ROUNDS` sets the
+//! number of inputs, `PELTON_SEED` the first.
 
 use pelton_testkit::{Random, Watchdog};
 
-/// Inputs that libFuzzer found something with once.
+/// Inputs with which libFuzzer has found defects.
 const FOUND: [(&str, &[u8]); 1] = [
-    // Last numbers behind the records that they are said to come before.
+        // Last numbers after the records that they should precede.
     ("records", b"n\x16\x16\xf9\xff\xff\xff\xff\xff\xe9\xffi\xe9\xe9\xff\xff\xff\xff\xff\xf9\xff\xff\xff\xff\xff\xe9\xffi\xe9\xff\xff\xff\xff\xe9\xff\xff\xff\xff\0\0}}}\xff\xff\xff\0\0}}}}}}}\x9f\xff\x8b"),
 ];
 
-/// One test, as the targets count the descriptors of the whole process.
+/// One test, because the targets count the descriptors of the whole process.
 #[test]
-fn whatever_a_peer_does_it_is_answered() {
+fn every_target_returns_on_random_programs() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let only = std::env::var("PELTON_TARGET").ok();
     for ((name, target), rounds) in pelton_fuzz::TARGETS.into_iter().zip([15_000, 1500, 2000, 300, 2000, 600]) {
@@ -22,7 +22,7 @@ fn whatever_a_peer_does_it_is_answered() {
         for round in 0..number("PELTON_ROUNDS").unwrap_or(rounds) {
             let seed = number("PELTON_SEED").unwrap_or(0) + round;
             let program = program(seed);
-            // A target that hangs has no other end.
+            // A target that hangs ends only by this.
             let hang = Watchdog::new(format!("target {name}, PELTON_SEED={seed} PELTON_ROUNDS=1"));
             let result = std::panic::catch_unwind(|| target(&program));
             drop(hang);
@@ -35,7 +35,7 @@ fn whatever_a_peer_does_it_is_answered() {
     }
 }
 
-/// Short ones and long ones.
+/// Short and long programs.
 fn program(seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     let mut byte = || (random.word() >> 24) as usize % 256;

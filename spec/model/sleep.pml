@@ -1,17 +1,22 @@
-/* Sleep and wake, as protocol.md has it, for Spin: `verify/model` runs it. One lane, one sender, one receiver; each may sleep, one
- * for room and one for a message. It looks for a side that sleeps for ever (an invalid end state) and for a message that is not
- * there, not whole, or not released when it should be (an assertion).
+/* The protocol of sleeping and waking in protocol.md, for Spin: `verify/model` runs it. One lane, one sender, one receiver; each
+ * may sleep, the sender for free space and the receiver for a message. The model finds a side that sleeps without end
+ * (an invalid
+ * end state), and a message that is missing, incomplete, or not released in time (an assertion).
  *
- * The memory is that of x86-64 (TSO): a store goes into a buffer of its process, first in first out, and reaches memory some time
- * later; a load reads memory. That is a store buffer without forwarding: no process loads what it stores. System calls that ring,
- * and the hang-up, go through the buffer too: the kernel's locks let nobody see them before what came before, and no more than
- * that is relied on.
+ * The memory is that of x86-64 (TSO): a store goes into a FIFO buffer of its process and reaches memory some time
+ * later; a load
+ * reads memory. That is a store buffer without forwarding: no process loads its own stores. Rings, which are system
+ * calls, and the
+ * hang-up go through the buffer too: the kernel's locks make all earlier stores visible before them, and the model
+ * relies on no
+ * more than that.
  *
- * MESSAGES  so many are sent                          LOSE    membarrier may be refused at any time, for good
+ * MESSAGES  number of messages                        LOSE    membarrier may be refused at any time, for good
  * CLOSES    the receiver may close at any time        DIES    the sender (1) or the receiver (2) may die at any time
- * LIVES     so many receivers, one after the other, take over the same pages, each with or without membarrier
- * CHOOSES   a side that rings may fence from then on, and stop at any time; who reads that it fences leaves membarrier out
- * Whether each side has membarrier is tried both ways. The other names are mistakes, one each: with any, the model must fail. */
+ * LIVES     so many receivers in succession take over the same pages, each with or without membarrier
+ * CHOOSES   a side that rings may fence from then on, and may stop at any time; its peer then leaves membarrier out
+ * The model tries each side with and without membarrier. The other names are mistakes, one each: each must make the
+ * model fail. */
 
 #ifndef MESSAGES
 #define MESSAGES 3
@@ -23,14 +28,14 @@
 #define DIES 0
 #endif
 
-/* The lane: a ring of so many places, of which one is always cleared. */
+/* The lane: a ring of so many slots, of which one is always cleared. */
 #define SLOTS 3
 
-/* The sender, and the receiver: whose buffer it is. */
+/* The sender and the receiver: the owners of the buffers. */
 #define S 0
 #define R 1
 
-/* The shared words. Each has one writer. Numbers begin at 1 and stand for seqs; room is a seq too. */
+/* The shared words. Each has one writer. Numbers begin at 1 and stand for seqs; the threshold is a seq too. */
 #define HEADER 0
 #define DATA 3
 #define TO_RECEIVER 6 /* of the sender's page: from here on */
@@ -38,10 +43,10 @@
 #define SLEEP 0       /* the sleep word: epoch * 8 + CLOSED + UNBARRIERED + ARMED */
 #define FENCED 1
 #define STATE 2
-#define RING 3        /* what that side has rung: the other's bell */
+#define RING 3        /* written by this side's rings: the other side's doorbell */
 #define HANG_UP 4
 #define HEAD 16
-#define ROOM 17
+#define THRESHOLD 17
 #define WORDS 18
 
 #define ARMED 1
@@ -49,25 +54,25 @@
 #define CLOSED 4
 #define EPOCH 8
 
-#define page(who) (TO_RECEIVER + 5 * (who))
-#define other(who) (1 - (who))
+#define page(side) (TO_RECEIVER + 5 * (side))
+#define other(side) (1 - (side))
 #define at(n) ((n) % SLOTS)
 
 byte memory[WORDS];
 chan buffer[2] = [4] of { byte, byte };
-bool registered[2]; /* for membarrier, and may call it */
-byte committed;     /* what has reached memory: not a part of the protocol */
+bool registered[2]; /* registered for membarrier, and allowed to call it */
+byte committed;     /* messages that have reached memory: not part of the protocol */
 bool kill[2];
 
-#define store(who, word, value) buffer[who]!word, value
-#define fence(who) empty(buffer[who])
+#define store(side, word, value) buffer[side]!word, value
+#define fence(side) empty(buffer[side])
 
-proctype buffered(byte who) {
+proctype buffered(byte side) {
     byte word, value;
 end:
     do
     :: atomic {
-        buffer[who]?word, value ->
+        buffer[side]?word, value ->
         memory[word] = value;
         if
         :: word < SLOTS && value > 0 && value < 100 -> committed = value
@@ -79,118 +84,118 @@ end:
     od
 }
 
-/* The sleeper's half: with membarrier, what the other has stored so far is seen too, if its process is registered. Not if the other
- * says, behind the sleeper's own fence, that it fences. */
-inline barrier(who) {
+/* The sleeper's half: membarrier also makes the other side's earlier stores visible, if its process is registered. It is not needed
+ * if the other side announces that it fences, as read after the sleeper's own fence. */
+inline barrier(side) {
 #ifdef CHOOSES
 #ifndef NO_OWN_FENCE
-    fence(who);
+    fence(side);
 #endif
     if
-    :: memory[page(other(who)) + FENCED] -> skip
-    :: else -> membarrier(who)
+    :: memory[page(other(side)) + FENCED] -> skip
+    :: else -> membarrier(side)
     fi
 #else
-    membarrier(who)
+    membarrier(side)
 #endif
 }
 
-inline membarrier(who) {
+inline membarrier(side) {
 #ifdef LOSE
     if
-    :: registered[who] -> refused = 1
+    :: registered[side] -> refused = 1
     :: skip
     fi;
 #endif
 #ifndef NO_BARRIER
-    fence(who);
+    fence(side);
 #endif
 #if !defined(NO_BARRIER) && !defined(PRIVATE)
     if
-    :: registered[who] && !refused && registered[other(who)] -> fence(other(who))
+    :: registered[side] && !refused && registered[other(side)] -> fence(other(side))
     :: else
     fi;
 #endif
     if
     :: refused && !(flags & UNBARRIERED) ->
         flags = flags | UNBARRIERED;
-        store(who, page(who) + SLEEP, epoch + flags + ARMED)
+        store(side, page(side) + SLEEP, epoch + flags + ARMED)
     :: else
     fi
 }
 
-inline drain(who) {
-    memory[page(other(who)) + RING] = 0
+inline drain(side) {
+    memory[page(other(side)) + RING] = 0
 }
 
-inline arm(who) {
+inline arm(side) {
 #ifndef SAME_EPOCH
     epoch = epoch + EPOCH;
 #endif
-    store(who, page(who) + SLEEP, epoch + flags + ARMED);
-    barrier(who)
+    store(side, page(side) + SLEEP, epoch + flags + ARMED);
+    barrier(side)
 #ifdef DRAIN_BETWEEN
     ;
-    drain(who)
+    drain(side)
 #endif
 }
 
-inline disarm(who) {
-    store(who, page(who) + SLEEP, epoch + flags)
+inline disarm(side) {
+    store(side, page(side) + SLEEP, epoch + flags)
 }
 
-/* Whether a sleep may last a millisecond only. */
-inline must_nap(who) {
-#ifdef NO_NAP
-    nap = 0
+/* Whether the sleep must be a timed wait, of a millisecond. */
+inline must_time_out(side) {
+#ifdef NO_TIMED_WAIT
+    timed = 0
 #else
-    nap = (flags & UNBARRIERED) && !memory[page(other(who)) + FENCED]
+    timed = (flags & UNBARRIERED) && !memory[page(other(side)) + FENCED]
 #endif
 }
 
-/* A nap ends at any time; only where it finds a change need that be tried. */
-#define sleep(who, change)                                                                       \
-    (memory[page(other(who)) + RING] || memory[page(other(who)) + HANG_UP] ||                    \
-     (nap && ((change) || memory[page(other(who)) + FENCED])))
+/* A timed wait ends at any time; the model tries only the ends that find a change. */
+#define sleep(side, change)                                                                       \
+    (memory[page(other(side)) + RING] || memory[page(other(side)) + HANG_UP] ||                    \
+     (timed && ((change) || memory[page(other(side)) + FENCED])))
 
 /* The waker's half, after its store: `found` is the sleep word. */
-inline look_for_sleeper(who) {
-    found = memory[page(other(who)) + SLEEP];
+inline check_for_sleeper(side) {
+    found = memory[page(other(side)) + SLEEP];
     if
 #ifdef WAKER_TRUSTS
     :: (found & UNBARRIERED) || fences ->
 #else
-    :: (found & UNBARRIERED) || fences || !registered[who] ->
+    :: (found & UNBARRIERED) || fences || !registered[side] ->
 #endif
 #ifndef NO_FENCE
-        fence(who);
+        fence(side);
 #endif
-        store(who, page(who) + FENCED, 1);
-        found = memory[page(other(who)) + SLEEP]
+        store(side, page(side) + FENCED, 1);
+        found = memory[page(other(side)) + SLEEP]
     :: else
     fi
 #ifdef CHOOSES
     ;
     if
-    :: fences && registered[who] && !(found & UNBARRIERED) ->
+    :: fences && registered[side] && !(found & UNBARRIERED) ->
         fences = 0;
-#ifndef SAID_LATE
-        store(who, page(who) + FENCED, 0);
+#ifndef ANNOUNCED_LATE
+        store(side, page(side) + FENCED, 0);
 #endif
 #ifndef STOP_BLINDLY
-        fence(who);
-        found = memory[page(other(who)) + SLEEP];
+        fence(side);
+        found = memory[page(other(side)) + SLEEP];
 #endif
-#ifdef SAID_LATE
-        store(who, page(who) + FENCED, 0);
+#ifdef ANNOUNCED_LATE
+        store(side, page(side) + FENCED, 0);
 #endif
         if
-        :: found & UNBARRIERED -> store(who, page(who) + FENCED, 1)
+        :: found & UNBARRIERED -> store(side, page(side) + FENCED, 1)
         :: else
         fi
 #ifdef BEGIN_ANYWHERE
     :: fences = 1;
-        store(who, page(who) + FENCED, 1)
+        store(side, page(side) + FENCED, 1)
 #endif
     :: skip
     fi
@@ -199,32 +204,32 @@ inline look_for_sleeper(who) {
 
 #define sleeps (found & ARMED && found / EPOCH != rung)
 
-inline ring(who) {
+inline ring(side) {
     rung = found / EPOCH;
 #ifdef CHOOSES
     if
     :: fences = 1;
-        store(who, page(who) + FENCED, 1)
+        store(side, page(side) + FENCED, 1)
     :: skip
     fi;
 #endif
-    store(who, page(who) + RING, 1)
+    store(side, page(side) + RING, 1)
 }
 
-/* In this order: whoever hears a later one finds the earlier. */
-inline close(who) {
+/* In this order: a side that detects a later one finds the earlier ones. */
+inline close(side) {
 #ifdef CLOSE_LATE
-    store(who, page(who) + HANG_UP, 1);
+    store(side, page(side) + HANG_UP, 1);
 #endif
-    store(who, page(who) + STATE, 2);
-    store(who, page(who) + SLEEP, epoch + (flags | CLOSED));
-    store(who, page(who) + RING, 1);
-    store(who, page(who) + HANG_UP, 1)
+    store(side, page(side) + STATE, 2);
+    store(side, page(side) + SLEEP, epoch + (flags | CLOSED));
+    store(side, page(side) + RING, 1);
+    store(side, page(side) + HANG_UP, 1)
 }
 
 proctype sender() {
-    byte sent, head, epoch = EPOCH, flags, found, rung, wanted;
-    bool nap, refused, all, fences;
+    byte sent, head, epoch = EPOCH, flags, found, rung, threshold;
+    bool timed, refused, all, fences;
 #ifdef GUARD
     byte guard;
 #endif
@@ -258,7 +263,7 @@ proctype sender() {
                 :: else
                 fi
 #else
-                look_for_sleeper(S);
+                check_for_sleeper(S);
                 if
                 :: found & CLOSED -> goto gone
                 :: else ->
@@ -271,18 +276,18 @@ proctype sender() {
             :: else ->
                 drain(S);
                 head = memory[HEAD];
-                wanted = head + (all -> sent - head : (sent - head + 1) / 2);
+                threshold = head + (all -> sent - head : (sent - head + 1) / 2);
 #ifdef BEYOND_EMPTY
-                wanted = wanted + 2;
+                threshold = threshold + 2;
 #endif
-#ifndef ROOM_LATE
-                store(S, ROOM, wanted);
+#ifndef THRESHOLD_LATE
+                store(S, THRESHOLD, threshold);
 #endif
                 arm(S);
-#ifdef ROOM_LATE
-                store(S, ROOM, wanted);
+#ifdef THRESHOLD_LATE
+                store(S, THRESHOLD, threshold);
 #endif
-#ifndef NO_LOOK
+#ifndef NO_RECHECK
                 head = memory[HEAD];
 #endif
                 if
@@ -295,7 +300,7 @@ proctype sender() {
 #ifdef DRAIN_LATE
                     drain(S);
 #endif
-                    must_nap(S);
+                    must_time_out(S);
                     sleep(S, memory[HEAD] != head);
                     if
                     :: memory[page(R) + HANG_UP] && memory[HEAD] == head -> goto gone
@@ -305,7 +310,7 @@ proctype sender() {
                 disarm(S)
             fi
         :: sent == MESSAGES && !all ->
-            /* It may wait until everything has been taken, or not. */
+            /* It may wait until all messages are released, or not. */
             if
             :: all = 1
             :: break
@@ -315,39 +320,39 @@ gone:
         close(S);
         goto over
     } unless { kill[S] };
-    /* The system closes what it had; its stores come first. */
+    /* The kernel closes its descriptors, after its stores. */
     store(S, page(S) + HANG_UP, 1);
 over:
     skip
 }
 
 proctype receiver() {
-    byte taken, epoch = EPOCH, flags, found, rung, header, lives = 1;
-    bool nap, refused, fences;
+    byte received, epoch = EPOCH, flags, found, rung, header, lives = 1;
+    bool timed, refused, fences;
     {
 #ifndef SLEEPER_SILENT
         flags = (registered[R] -> 0 : UNBARRIERED);
 #endif
         do
-        :: header = memory[HEADER + at(taken)];
+        :: header = memory[HEADER + at(received)];
             if
-            :: header == taken + 1 ->
+            :: header == received + 1 ->
 #ifdef RELEASE_EARLY
-                store(R, HEAD, taken + 1);
+                store(R, HEAD, received + 1);
 #endif
-                assert(memory[DATA + at(taken)] == taken + 1);
-                taken++;
+                assert(memory[DATA + at(received)] == received + 1);
+                received++;
 #ifndef RELEASE_EARLY
-                store(R, HEAD, taken);
+                store(R, HEAD, received);
 #endif
-                look_for_sleeper(R);
+                check_for_sleeper(R);
                 if
                 :: sleeps ->
 #ifdef RUNG_EARLY
                     rung = found / EPOCH;
 #endif
                     if
-                    :: taken >= memory[ROOM] -> ring(R)
+                    :: received >= memory[THRESHOLD] -> ring(R)
                     :: else
                     fi
                 :: else
@@ -355,21 +360,21 @@ proctype receiver() {
             :: header == 0 || header == 100 ->
                 drain(R);
 #ifdef GUARD
-                store(R, HEADER + at(taken), 100);
+                store(R, HEADER + at(received), 100);
                 fence(R);
 #else
                 arm(R);
 #endif
-#if !defined(NO_LOOK) && !defined(GUARD)
-                header = memory[HEADER + at(taken)];
+#if !defined(NO_RECHECK) && !defined(GUARD)
+                header = memory[HEADER + at(received)];
 #endif
                 if
                 :: header == 0 || header == 100 ->
                     if
                     :: memory[page(S) + STATE] == 2 ->
-                        /* Once more: what was committed before closing is visible now. */
-#ifndef NO_LAST_LOOK
-                        header = memory[HEADER + at(taken)];
+                        /* Again: all messages committed before the close are visible now. */
+#ifndef NO_LAST_CHECK
+                        header = memory[HEADER + at(received)];
 #endif
                         if
                         :: header == 0 -> break
@@ -379,11 +384,11 @@ proctype receiver() {
 #ifdef DRAIN_LATE
                         drain(R);
 #endif
-                        must_nap(R);
-                        sleep(R, memory[HEADER + at(taken)] != 0);
+                        must_time_out(R);
+                        sleep(R, memory[HEADER + at(received)] != 0);
                         if
                         :: memory[page(S) + HANG_UP] ->
-                            header = memory[HEADER + at(taken)];
+                            header = memory[HEADER + at(received)];
                             if
                             :: header == 0 ->
                                 assert(kill[S] || memory[page(S) + STATE] == 2);
@@ -396,10 +401,10 @@ proctype receiver() {
                 :: else
                 fi;
                 disarm(R)
-            :: else -> assert(false) /* corrupt: old bytes taken for a record */
+            :: else -> assert(false) /* corrupt: old bytes read as a record */
             fi
         :: lives < LIVES ->
-            /* A successor takes the pages over where they are, rings, and has membarrier or not. */
+            /* A successor takes over the pages as they are, rings, and has membarrier or not. */
             fence(R);
             lives++;
             refused = 0;
@@ -416,7 +421,7 @@ proctype receiver() {
 #endif
             disarm(R);
             found = memory[page(S) + SLEEP];
-            /* What the one before said may be relied on already. */
+            /* The sender may already rely on the predecessor's announcement. */
             fences = memory[page(R) + FENCED];
             store(R, page(R) + FENCED, (fences || (found & UNBARRIERED) || !registered[R] -> 1 : 0));
             store(R, page(R) + RING, 1)
@@ -424,9 +429,9 @@ proctype receiver() {
         :: goto close_now
 #endif
         od;
-        /* The end has been told: everything committed has been taken. */
-        assert(taken == committed);
-        assert(DIES != 0 || taken == MESSAGES);
+        /* The receiver has detected the end: it has received all committed messages. */
+        assert(received == committed);
+        assert(DIES != 0 || received == MESSAGES);
 #ifdef CLOSES
 close_now:
 #endif
@@ -448,8 +453,8 @@ init {
         :: registered[R] = 1
         :: registered[R] = 0
         fi;
-        /* What a fresh page says may be a number of long ago, or one to come. */
-        memory[ROOM] = 99;
+        /* A fresh page's threshold may be a number of long ago, or a future one. */
+        memory[THRESHOLD] = 99;
         memory[page(S) + SLEEP] = EPOCH;
         memory[page(R) + SLEEP] = EPOCH;
 #ifndef SLEEPER_SILENT

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Python's multiprocessing.Queue in the storm of `pelton torture --against`: see README.md beside this file."""
+"""Python's multiprocessing.Queue in the crash test of `pelton torture --against`: see README.md beside this file."""
 
 import json
 import mmap
@@ -19,7 +19,7 @@ HEADER = struct.Struct("<QI")
 SUM = struct.Struct("<I")
 HEADER_BYTES = 16
 PERIOD = 251
-# Messages in the queue, as the capacity has no other meaning here.
+# The capacity is the number of messages in the queue: bytes have no meaning here.
 QUEUE_MESSAGES = 100
 
 
@@ -45,12 +45,12 @@ def message(plan, pattern, number):
 
 
 def number_of(plan, payload):
-    """The number of a message that is whole; raises for any other."""
+    """Returns the number of a valid message; raises for any other."""
     number, total = HEADER.unpack_from(payload)
-    (told,) = SUM.unpack_from(payload, HEADER.size)
+    (checksum,) = SUM.unpack_from(payload, HEADER.size)
     found = zlib.crc32(payload[HEADER_BYTES:], zlib.crc32(payload[: HEADER.size]))
-    if total != len(payload) or total != size(plan, number) or told != found:
-        raise ValueError(f"message {number} of {total} bytes came with {len(payload)} and CRC {found:08x}, not {told:08x}")
+    if total != len(payload) or total != size(plan, number) or checksum != found:
+        raise ValueError(f"message {number} of {total} bytes arrived with {len(payload)} and CRC {found:08x}, not {checksum:08x}")
     return number
 
 
@@ -58,7 +58,7 @@ class Journal:
     def __init__(self, path):
         with open(path, "r+b") as file:
             self.map = mmap.mmap(file.fileno(), 4096)
-        # stored by words, as `struct` with an explicit byte order would not
+        # stored by words; `struct` with an explicit byte order would store bytes
         self.words = memoryview(self.map).cast("Q")
 
     def explain(self, text):
@@ -98,7 +98,7 @@ def receive(plan, words, channel, journal):
             payload = channel.get(timeout=0.05)
         except queue.Empty:
             continue
-        except Exception as error:  # whatever unpickling what is no pickle raises
+        except Exception as error:  # unpickling invalid bytes may raise any exception
             words[GARBAGE] += 1
             journal.explain(f"{type(error).__name__}: {error}")
             raise

@@ -657,7 +657,7 @@ def head(word):
             peer.submit(b"a request")
         peer.wait(peer.incoming, lambda: peer.incoming.data.load(0))
         peer.incoming.page.store(HEAD, word)
-        ring(peer.incoming.bell)
+        ring(peer.incoming.doorbell)
 
     return do
 
@@ -683,7 +683,7 @@ row("a consumer that writes over all of the data", CONSUMERS, "pages", OWN_LOSS,
 
 
 def the_bell(peer):
-    return (peer.outgoing or peer.incoming).bell
+    return (peer.outgoing or peer.incoming).doorbell
 
 
 def ring_flood(peer):
@@ -755,19 +755,19 @@ row("a socket as the own doorbell, shut down", LISTENED_TO, "doorbells", OWN_LOS
 
 
 def fill_socket(fd):
-    with socket.socket(fileno=os.dup(fd)) as bell:
-        bell.setblocking(False)
+    with socket.socket(fileno=os.dup(fd)) as doorbell:
+        doorbell.setblocking(False)
         try:
             while True:
-                bell.send(b"!" * 1000)
+                doorbell.send(b"!" * 1000)
         except OSError:
             pass
-        bell.setblocking(True)
+        doorbell.setblocking(True)
 
 
 def shut(fd):
-    with socket.socket(fileno=os.dup(fd)) as bell:
-        bell.shutdown(socket.SHUT_RDWR)
+    with socket.socket(fileno=os.dup(fd)) as doorbell:
+        doorbell.shutdown(socket.SHUT_RDWR)
 
 
 # --- Calls, as a client -----------------------------------------------------------------------------------------------------

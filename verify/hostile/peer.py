@@ -76,7 +76,7 @@ class Broken(Exception):
 
 
 class Stop(Exception):
-    """Raised by a lie: the peer goes no further."""
+    """Raised by a lie: the peer stops here."""
 
 
 class Packet(dict):
@@ -120,7 +120,7 @@ def hello(role, **fields):
     return packet
 
 
-# --- Segments ---------------------------------------------------------------------------------------------------------------
+# --- Segments ---------------------------------------------------------------------------------------------------------
 
 SHRINK, GROW, WRITE, SEAL, FUTURE_WRITE = fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE, fcntl.F_SEAL_SEAL, 16
 DATA_SEALS = SHRINK | GROW | SEAL
@@ -233,11 +233,11 @@ def position(offset, seq):
     return seq << 32 | offset // 8
 
 
-# --- Doorbells --------------------------------------------------------------------------------------------------------------
+# --- Doorbells --------------------------------------------------------------------------------------------------------
 
 
 class Doorbell:
-    """This side's own. `given` is the descriptor that the other side rings: an eventfd, or one end of a socket pair."""
+    """This side's own doorbell. The other side rings `given`: an eventfd, or one end of a socket pair."""
 
     def __init__(self, is_socket=False):
         self.is_socket = is_socket
@@ -246,17 +246,18 @@ class Doorbell:
             self.own, self.given = own.detach(), given.detach()
         else:
             self.own = self.given = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Edge-triggered. An eventfd is never read: one of EPOLLIN and EPOLLOUT holds at every value, and each write is an event.
+        # Edge-triggered. This side never reads the eventfd: one of EPOLLIN and EPOLLOUT holds at every value, and each
+        # write is an event.
         self.events = select.epoll()
         self.events.register(self.own, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
 
     def drain(self):
-        """Before the sleeper arms. What is full rings no more, so a socket is read until nothing is left."""
+        """Empties the doorbell before the sleeper arms: a full socket would not ring again."""
         self.events.poll(0)
         if self.is_socket:
-            with socket.socket(fileno=os.dup(self.own)) as bell:
+            with socket.socket(fileno=os.dup(self.own)) as doorbell:
                 try:
-                    while bell.recv(PACKET_BYTES, socket.MSG_DONTWAIT):
+                    while doorbell.recv(PACKET_BYTES, socket.MSG_DONTWAIT):
                         pass
                 except OSError:
                     pass
@@ -268,32 +269,32 @@ class Doorbell:
 
 
 def ring(fd):
-    """Rings a doorbell of the other side's, of either kind. What goes wrong is ignored, as a full one rings already."""
+    """Rings a doorbell of the other side's, of either kind. Ignores errors: a full doorbell already rings."""
     try:
         if os.fstat(fd).st_mode & 0o170000 == 0o140000:
-            with socket.socket(fileno=os.dup(fd)) as bell:
-                bell.send(b"!", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            with socket.socket(fileno=os.dup(fd)) as doorbell:
+                doorbell.send(b"!", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         else:
             os.write(fd, struct.pack("=Q", 1 if WIRE_VERSION == 1 else 0))
     except OSError:
         pass
 
 
-# --- The two ends of a lane -------------------------------------------------------------------------------------------------
+# --- The endpoints of a lane -------------------------------------------------------------------------------------------
 
 
 class Waker:
     """Rings the other side once in each epoch in which it sleeps."""
 
-    def __init__(self, page, sleep_word, bell):
-        self.page, self.sleep_word, self.bell, self.rung = page, sleep_word, bell, None
+    def __init__(self, page, sleep_word, doorbell):
+        self.page, self.sleep_word, self.doorbell, self.rung = page, sleep_word, doorbell, None
 
     def wake(self, is_wanted=lambda: True):
         fence()
         word = self.page.load(self.sleep_word)
         if word & ARMED and word >> 3 != self.rung and is_wanted():
             self.rung = word >> 3
-            ring(self.bell)
+            ring(self.doorbell)
 
 
 class Outgoing:
@@ -302,11 +303,11 @@ class Outgoing:
     def __init__(self, capacity, page, data, limit):
         self.capacity, self.page, self.data, self.limit = capacity, page, data, limit
         self.offset, self.seq, self.floor, self.epoch = 0, 1, 0, 1
-        self.consumer = self.receiver = self.bell = self.waker = None
+        self.consumer = self.receiver = self.doorbell = self.waker = None
 
-    def attach(self, consumer, receiver, bell):
-        self.consumer, self.receiver, self.bell = consumer, receiver, bell
-        self.waker = Waker(receiver, RECEIVER_SLEEP, bell)
+    def attach(self, consumer, receiver, doorbell):
+        self.consumer, self.receiver, self.doorbell = consumer, receiver, doorbell
+        self.waker = Waker(receiver, RECEIVER_SLEEP, doorbell)
 
     def put(self, offset, seq, low):
         """A header or a mark of any content."""
@@ -320,7 +321,7 @@ class Outgoing:
         return self.head()[1] == self.seq
 
     def try_send(self, payload, marks=()):
-        """Publishes one message; False if the lane is full. Of the places that protocol.md allows it uses A and B."""
+        """Publishes one message; False if the lane is full. Of the positions that protocol.md allows it uses A and B."""
         head, _ = self.head()
         need = 8 * len(marks) + record_bytes(len(payload)) + 8
         at, end = self.offset, self.capacity if self.offset >= head else head
@@ -342,7 +343,7 @@ class Outgoing:
         return True
 
     def advance(self, offset, by=1):
-        """Says that what stands before `offset` is published, and wakes the receiver."""
+        """Publishes all records before `offset`, and wakes the receiver."""
         self.offset, self.seq = offset, next_seq(self.seq, by)
         self.page.store(TAIL, position(self.offset, self.seq))
         self.waker.wake()
@@ -360,8 +361,8 @@ class Outgoing:
         for memory in (self.page, self.data, self.consumer, self.receiver):
             if memory:
                 memory.close()
-        if self.bell is not None:
-            os.close(self.bell)
+        if self.doorbell is not None:
+            os.close(self.doorbell)
 
 
 class Incoming:
@@ -371,12 +372,12 @@ class Incoming:
         self.page, self.receiver = page, receiver
         self.offset, self.seq, self.epoch = 0, 1, 1
         self.capacity = self.limit = 0
-        self.producer = self.data = self.bell = self.waker = None
+        self.producer = self.data = self.doorbell = self.waker = None
 
-    def attach(self, packet, producer, bell, data):
+    def attach(self, packet, producer, doorbell, data):
         self.capacity, self.limit = packet["capacity"], packet["message_bytes_max"]
-        self.producer, self.bell, self.data = producer, bell, data
-        self.waker = Waker(producer, PRODUCER_SLEEP, bell)
+        self.producer, self.doorbell, self.data = producer, doorbell, data
+        self.waker = Waker(producer, PRODUCER_SLEEP, doorbell)
 
     def try_receive(self):
         """The next message, copied and released; None if there is none."""
@@ -416,15 +417,15 @@ class Incoming:
         for memory in (self.page, self.receiver, self.producer, self.data):
             if memory:
                 memory.close()
-        if self.bell is not None:
-            os.close(self.bell)
+        if self.doorbell is not None:
+            os.close(self.doorbell)
 
 
-# --- The handshake ----------------------------------------------------------------------------------------------------------
+# --- The handshake ----------------------------------------------------------------------------------------------------
 
 
 class Peer:
-    """What all roles have: a socket, and the place where lies come in.
+    """The common part of all roles: a socket, and the hook for lies.
 
     `lie` maps a step to a function: `"HELLO"`, `"PRODUCER"`, `"CONSUMER"`, `"READY"`: function(peer, packet, fds) changes the packet that is about to
     be sent, or returns a list of (bytes, fds) to send in its place. `"producer page"`, `"consumer page"`, `"receiver page"`: function(peer, bytearray).
@@ -469,7 +470,7 @@ class Peer:
     # Packets.
 
     def connect(self, path):
-        """Connects, and goes through the handshake as the one who connected."""
+        """Connects, and makes the handshake as the connecting side."""
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(DEADLINE_SECONDS)
         until = time.monotonic() + DEADLINE_SECONDS
@@ -486,7 +487,7 @@ class Peer:
         return self
 
     def connect_socket(self, path):
-        """As the user `uid`, if that is set: the kernel notes who connects (SO_PEERCRED)."""
+        """Connects as the user `uid`, if that is set: the kernel records the credentials (SO_PEERCRED)."""
         if self.uid is None:
             self.socket.connect(path)
             return
@@ -498,7 +499,7 @@ class Peer:
             os.seteuid(own)
 
     def accept(self, listener):
-        """Accepts one that connects, and goes through the handshake as the listener."""
+        """Accepts a connection, and makes the handshake as the listener."""
         listener.settimeout(DEADLINE_SECONDS)
         return self.accepted(listener.accept()[0])
 
@@ -522,7 +523,7 @@ class Peer:
         if listens:
             self.send(own)
         self.make_lanes()
-        # Of two new sides the one that connected says READY first.
+        # Of two new sides the connecting one sends READY first.
         if listens:
             self.receive(READY, 0)
         self.send(Packet(READY))
@@ -539,7 +540,7 @@ class Peer:
             self.send_raw(data, rights)
 
     def send_raw(self, data, fds=()):
-        """Sends a packet. While the other side takes no descriptors yet (SO_PASSRIGHTS), the kernel refuses: it is tried again for a while."""
+        """Sends a packet. The kernel refuses it until the other side accepts descriptors (SO_PASSRIGHTS): retries for a while."""
         until = time.monotonic() + 1
         while True:
             try:
@@ -554,15 +555,16 @@ class Peer:
                     raise HungUp("the kernel let no descriptor through") from None
                 time.sleep(0.001)
             except (BrokenPipeError, ConnectionResetError):
-                # It may have said why before it hung up.
+                # It may have sent the reason before it hung up.
                 self.receive(None, 0)
 
     def receive_raw(self):
-        """The next packet and its descriptors. No bytes: it has hung up."""
+        """The next packet and its descriptors. No bytes: the other side has hung up."""
         try:
             return self.receive_once()
         except ConnectionResetError:
-            # It closed with packets of ours unread. The kernel says that first, once; what it sent before is still there.
+            # It closed with packets of ours unread. The kernel reports that first, once; its earlier packets are still
+            # there.
             return self.receive_once()
 
     def receive_once(self):
@@ -608,47 +610,47 @@ class Peer:
         )
         self.send(packet, [self.outgoing.page.fd, self.doorbell.given, self.outgoing.data.fd])
         _, fds = self.receive(CONSUMER, 3)
-        consumer, receiver, bell = self.take(fds)
+        consumer, receiver, doorbell = self.take(fds)
         try:
             self.outgoing.consumer = Memory.of_peer(consumer, "consumer page", CONTROL_SEALS, PAGE_BYTES)
             self.outgoing.receiver = Memory.of_peer(receiver, "receiver page", CONTROL_SEALS, PAGE_BYTES)
         finally:
-            self.outgoing.attach(self.outgoing.consumer, self.outgoing.receiver, bell)
+            self.outgoing.attach(self.outgoing.consumer, self.outgoing.receiver, doorbell)
         for memory, magic in ((self.outgoing.consumer, b"pelton-C"), (self.outgoing.receiver, b"pelton-R")):
             if bytes(memory.bytes[:24]) != preamble(magic):
                 raise Broken(f"a page begins with {bytes(memory.bytes[:24])}")
 
     def make_incoming(self):
         packet, fds = self.receive(PRODUCER, 3)
-        page, bell, data = self.take(fds)
+        page, doorbell, data = self.take(fds)
         consumer = self.page("consumer", consumer_page(packet["head"]))
         receiver = self.page("receiver", receiver_page())
         self.incoming = Incoming(consumer, receiver)
         producer = Memory.of_peer(page, "producer page", CONTROL_SEALS, PAGE_BYTES)
         # A hostile consumer maps the data writable: nothing forbids it.
-        self.incoming.attach(packet, producer, bell, Memory.of_peer(data, "data", DATA_SEALS, packet["capacity"], writable=True))
+        self.incoming.attach(packet, producer, doorbell, Memory.of_peer(data, "data", DATA_SEALS, packet["capacity"], writable=True))
         figures = struct.unpack_from("<QQI", producer.bytes, 64)
         if figures != (packet["capacity"], packet["message_bytes_max"], 1):
             raise Broken(f"the producer's page says {figures}, its packet {packet}")
         self.send(Packet(CONSUMER), [consumer.fd, receiver.fd, self.doorbell.given])
 
     def take(self, fds):
-        """They belong to a lane from now on."""
+        """Passes the descriptors to a lane."""
         self.loose = [fd for fd in self.loose if fd not in fds]
         return fds
 
     # Waiting.
 
-    def wait(self, lane, look, seconds=DEADLINE_SECONDS):
-        """Sleeps as protocol.md says until `look` returns something, which it returns. Raises HungUp, Refused or TimeoutError."""
+    def wait(self, lane, check, seconds=DEADLINE_SECONDS):
+        """Sleeps as protocol.md says until `check` returns a value, and returns it. Raises HungUp, Refused or TimeoutError."""
         until = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self.doorbell.events.fileno(), select.POLLIN)
         poll.register(self.socket.fileno(), select.POLLIN)
-        while not (found := look()):
+        while not (found := check()):
             self.doorbell.drain()
             lane.arm()
-            found = look()
+            found = check()
             ready = [] if found else poll.poll(max(until - time.monotonic(), 0) * 1000)
             lane.disarm()
             if found:
@@ -656,8 +658,8 @@ class Peer:
             if not ready:
                 raise TimeoutError(f"nothing came for {seconds} s")
             if any(fd == self.socket.fileno() for fd, _ in ready):
-                # A hang-up. What was there before it is taken first.
-                if found := look():
+                # A hang-up. Messages before it come first.
+                if found := check():
                     break
                 self.receive(None, 0)
         return found
@@ -691,14 +693,14 @@ class Sender(Peer):
         self.wait(self.outgoing, self.outgoing.is_released)
 
     def be_honest(self):
-        """Everything works for this peer: a message of its own is received and released."""
+        """Checks that the victim still serves this peer: it receives and releases a message."""
         self.send_message(b"honest message")
         self.wait_released()
 
     def say_closed(self):
         self.outgoing.page.store32(PRODUCER_STATE, CLOSED_STATE)
         self.outgoing.page.store(PRODUCER_SLEEP, self.outgoing.epoch << 3 | CLOSED)
-        ring(self.outgoing.bell)
+        ring(self.outgoing.doorbell)
 
 
 class Receiver(Peer):
@@ -719,7 +721,7 @@ def call_header(kind, call_id, flags=0, code=0, deadline=0, zero=0):
 
 
 class Link(Peer):
-    """What a client and a service have in common: two lanes."""
+    """The common part of a client and a service: two lanes."""
 
     def send_record(self, record):
         self.wait(self.outgoing, lambda: self.outgoing.try_send(record))
@@ -749,7 +751,7 @@ class Client(Link):
         return call_id
 
     def answer(self, call_id):
-        """The last answer to a call: its kind, its code and all of its payload. Answers to others are dropped."""
+        """The last answer to a call: its kind, its code and all of its payload. Drops answers to other calls."""
         payload = b""
         while True:
             record = self.receive_record()
@@ -806,7 +808,7 @@ def listen(path):
 
 
 def socket_of(name):
-    """Where a listener of a short name, or of `unix:PATH`, is."""
+    """The socket path of a short name, or of `unix:PATH`."""
     if name.startswith("unix:"):
         return name[5:]
     directory = os.environ.get("XDG_RUNTIME_DIR", "")

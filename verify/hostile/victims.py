@@ -34,7 +34,7 @@ def driver(language, verb, count):
     return [f"{DRIVERS}/{language}/driver", verb, "{name}", str(count), "64"]
 
 
-# More than come in one round. Erlang's driver makes a list of so many numbers.
+# More than one round has. Erlang's driver makes a list of so many numbers.
 ENDLESS = 1_000_000
 # name: (the role that attacks, the command)
 VICTIMS = {
@@ -50,7 +50,8 @@ for language in ("go", "c", "erlang", "lisp"):
     VICTIMS[f"{language} call"] = (Service, driver(language, "call", 3))
 VICTIMS["nginx call"] = (Service, [f"{DRIVERS}/nginx/driver", "call", "{name}", "3", "64"])
 
-# The same, attacked by another user, whom the victim allows: the doorbells are sockets then, and the limits smaller. Only root can be another user.
+# The same, attacked by another user that the victim allows: then the doorbells are sockets, and the limits smaller.
+# Only root can act as another user.
 OTHER_UID = 12347
 if os.geteuid() == 0:
     VICTIMS["tool recv by another user"] = (Sender, VICTIMS["tool recv"][1] + ["--uid", str(OTHER_UID)])
@@ -64,7 +65,7 @@ def is_there(name):
 
 
 def dies_with_us():
-    """A child that outlives this process would stay for ever: the kernel ends it."""
+    """Has the kernel kill a child with this process; without that the child would remain."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
@@ -87,7 +88,7 @@ def end(process):
 
 
 class Failure(Exception):
-    """What a lie did that it must not do."""
+    """A lie had an effect that it must not have."""
 
 
 class Bystander:
@@ -109,7 +110,7 @@ class Bystander:
         rest = b""
         while data := os.read(self.reads.fileno(), 1 << 16):
             *lines, rest = (rest + data).split(b"\n")
-            # What others send is no business of the bystander's; it can be very long.
+            # The bystander ignores other peers' messages, which can be very long.
             rest = rest[:100]
             for line in lines:
                 if line.startswith(b"bystander "):
@@ -149,7 +150,7 @@ class Bystander:
 
 
 def descriptors_of(pid):
-    """What stands behind each descriptor, sorted."""
+    """The target of each descriptor, sorted."""
     found = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -167,7 +168,7 @@ def check_descriptors(pid, before):
             for known in before:
                 if known in found:
                     found.remove(known)
-            raise Failure(f"descriptors stay behind in the victim: {found}")
+            raise Failure(f"descriptors remain open in the victim: {found}")
         time.sleep(0.002)
 
 
@@ -178,7 +179,7 @@ def memory_of(pid):
 
 
 class Place:
-    """A temporary directory of one victim's, in which nothing may stay behind."""
+    """A temporary directory of one victim's, which must be empty at the end."""
 
     def __init__(self, log):
         self.path = tempfile.mkdtemp(prefix="pelton-hostile-")
@@ -233,7 +234,7 @@ class Listening:
             time.sleep(0.002)
 
     def settle(self):
-        """What a victim keeps for good, it has after the first peers."""
+        """Serves the first peers, after which the victim has all that it keeps for good."""
         self.bystander.check()
         self.descriptors = descriptors_of(self.process.pid)
 

@@ -1,7 +1,7 @@
-//! pelton as a C program uses it: the loops of c/side.c, compiled when they are needed and linked with libpelton.so.
+//! pelton by a C program: the loops of c/side.c, compiled at their first use and linked with libpelton.so.
 //!
-//! They are in a shared object of their own, which a side loads: its calls go through its PLT to libpelton.so, as those of an installed
-//! program do. The clock, what a side uses, and the look at every byte are this program's.
+//! They are in a shared object of their own, which a side loads: its calls go through its PLT to libpelton.so, as
+//! those of an installed program do. The clock, the resource usage and the check of every byte are this program's.
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
@@ -19,9 +19,9 @@ use crate::{
 };
 
 const SOURCE: &str = include_str!("../../c/side.c");
-/// What it includes: as the source, a part of what tells one program made of it from another.
+/// Its headers: like the source, they are part of the fingerprint of the compiled program.
 const HEADERS: [&str; 2] = [include_str!("../../../include/pelton.h"), include_str!("../../../bindings/c/pelton_uv.h")];
-/// Where the compiler finds them.
+/// The compiler's include directories.
 const INCLUDES: [&str; 2] = [
     concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../include"),
     concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../bindings/c"),
@@ -30,8 +30,8 @@ const INCLUDES: [&str; 2] = [
 /// `struct side` of side.c.
 #[repr(C)]
 struct Shared {
-    there: *const c_char,
-    back: *const c_char,
+    forward_name: *const c_char,
+    backward_name: *const c_char,
     capacity: u64,
     connect_ns: i64,
     role: u32,
@@ -42,7 +42,7 @@ struct Shared {
     delay_ns: u64,
     work_steps: u64,
     payloads: *mut u8,
-    turns: u32,
+    buffer_count: u32,
     buffer: *mut u8,
     is_whole: extern "C" fn(*const u8, usize) -> c_int,
     work: extern "C" fn(u64),
@@ -70,13 +70,14 @@ pub struct CSide {
     shared: Box<Shared>,
     pass: unsafe extern "C" fn(*mut Shared, *mut SharedPass) -> c_int,
     close: unsafe extern "C" fn(*mut Shared),
-    /// What `shared` points at.
+    /// The fields that `shared` points at.
     _kept: (CString, CString, [Vec<u8>; 2]),
 }
 
-/// Makes what a side loads, unless it is there. Before the sides start, so that they need not wait for the compiler.
+/// Compiles the shared object, unless it is forward_name. Before the sides start, so that they need not wait for the
+/// compiler.
 pub fn compile(wait: Wait) -> Result<std::path::PathBuf> {
-    // Of the library only the name is taken over, its soname.
+    // Of the library the compiler takes over only the soname.
     let library = library()?;
     let source = with_headers(SOURCE);
     let flags = ["-O3", "-fPIC", "-shared", INCLUDES[0], INCLUDES[1]];
@@ -87,14 +88,14 @@ pub fn compile(wait: Wait) -> Result<std::path::PathBuf> {
     compiled::compile("side.c", &source, &flags, &[&library])
 }
 
-/// A program on libuv and libpelton.so, which is made unless it is there.
+/// A program on libuv and libpelton.so, compiled unless it is forward_name.
 pub fn program(name: &str, source: &str) -> Result<Command> {
     let library = library()?;
     let flags = ["-O2", INCLUDES[0], INCLUDES[1]];
     let made = compiled::compile(name, &with_headers(source), &flags, &[&library, "-luv"])
         .context("libuv's header is wanted, too: on Debian it is in the package libuv1-dev")?;
     let mut program = Command::new(made);
-    // As cargo has built it, it has another file name than its soname.
+    // cargo builds it under another file name than its soname.
     program.env("LD_PRELOAD", library);
     Ok(program)
 }
@@ -103,12 +104,12 @@ fn with_headers(source: &str) -> String {
     format!("/* {} */\n{source}", compiled::fingerprint(&HEADERS.concat()))
 }
 
-/// libpelton.so as cargo has built it.
+/// libpelton.so as built by cargo.
 fn library() -> Result<String> {
     let path = compiled::directory()?.join("libpelton_capi.so");
     ensure!(
         path.exists(),
-        "{} is not there: `cargo build -p pelton-capi`, in the profile of this program",
+        "{} is not forward_name: `cargo build -p pelton-capi`, in the profile of this program",
         path.display()
     );
     path.to_str().map(str::to_string).with_context(|| format!("{} is not UTF-8", path.display()))
@@ -132,13 +133,13 @@ impl CSide {
             Wait::Uv => 3,
         };
         let name = |part| CString::new(format!("unix:{}", job.directory.join(part).display()));
-        let (there, back) = (name("there")?, name("back")?);
+        let (forward_name, backward_name) = (name("forward_name")?, name("backward_name")?);
         let size = job.sizes.max as usize;
-        let turns = workload::turns(size);
-        let mut buffers = [workload::buffer(size).repeat(turns), vec![0; size]];
+        let buffer_count = workload::buffer_count(size);
+        let mut buffers = [workload::buffer(size).repeat(buffer_count), vec![0; size]];
         let shared = Box::new(Shared {
-            there: there.as_ptr(),
-            back: back.as_ptr(),
+            forward_name: forward_name.as_ptr(),
+            backward_name: backward_name.as_ptr(),
             capacity: job.capacity,
             connect_ns: super::CONNECT.as_nanos() as i64,
             role,
@@ -149,7 +150,7 @@ impl CSide {
             delay_ns: job.delay_us * 1000,
             work_steps: job.work_steps(),
             payloads: buffers[0].as_mut_ptr(),
-            turns: turns as u32,
+            buffer_count: buffer_count as u32,
             buffer: buffers[1].as_mut_ptr(),
             is_whole,
             work,
@@ -176,22 +177,22 @@ impl CSide {
                 mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Shared)>(symbol(library, c"side_close")?),
             )
         };
-        let mut side = CSide { shared, pass, close, _kept: (there, back, buffers) };
+        let mut side = CSide { shared, pass, close, _kept: (forward_name, backward_name, buffers) };
         // SAFETY: all of its first part is filled in, and stays where it is.
         let code = unsafe { open(&mut *side.shared) };
         side.answer(code)?;
         Ok(side)
     }
 
-    /// The messages before the first pass, each looked at as a whole.
+    /// The messages before the first pass, with all bytes checked.
     pub fn warm_up(&mut self, count: u64) -> Result<()> {
         self.run(SharedPass { warms_up: 1, whole_from: 0, ..pass_of(count) }).map(|_| ())
     }
 
-    /// Makes a pass, and answers the bytes of its messages. `timed` is given each round's time, where the pass wants that.
+    /// Makes a pass, and returns the bytes of its messages. `timed` gets each round's time, if the pass times them.
     pub fn pass(&mut self, pass: &Pass, mut timed: impl FnMut(u64)) -> Result<u64> {
         unsafe extern "C" fn call<F: FnMut(u64)>(of: *mut c_void, ns: u64) {
-            // SAFETY: `of` is the closure below, which nobody else has while C runs.
+            // SAFETY: `of` is the closure below, which no other code uses while C runs.
             unsafe { (*of.cast::<F>())(ns) };
         }
         fn callback<F: FnMut(u64)>(_: &F) -> unsafe extern "C" fn(*mut c_void, u64) {
@@ -203,14 +204,14 @@ impl CSide {
     }
 
     fn run(&mut self, mut pass: SharedPass) -> Result<u64> {
-        // SAFETY: the side is open, and the pass's pointers are good until the call returns.
+        // SAFETY: the side is open, and the pass's pointers are valid until the call returns.
         let code = unsafe { (self.pass)(&mut *self.shared, &mut pass) };
         self.answer(code)?;
         Ok(pass.bytes)
     }
 
     fn answer(&self, code: c_int) -> Result<()> {
-        // SAFETY: side.c ends it with a zero, and it begins as one.
+        // SAFETY: side.c terminates the text by a zero, and the buffer begins as one.
         let error = unsafe { CStr::from_ptr(self.shared.error.as_ptr()) };
         if code == 0 { Ok(()) } else { Err(anyhow!("{}", error.to_string_lossy())) }
     }
@@ -218,7 +219,7 @@ impl CSide {
 
 impl Drop for CSide {
     fn drop(&mut self) {
-        // SAFETY: what was opened is closed once; NULL is none.
+        // SAFETY: the side is closed once; NULL is allowed.
         unsafe { (self.close)(&mut *self.shared) };
     }
 }
@@ -228,7 +229,7 @@ fn pass_of(count: u64) -> SharedPass {
 }
 
 extern "C" fn is_whole(message: *const u8, size: usize) -> c_int {
-    // SAFETY: side.c shows a message that it has in hand.
+    // SAFETY: side.c passes a message that it holds.
     workload::whole(unsafe { std::slice::from_raw_parts(message, size) }) as c_int
 }
 
@@ -236,23 +237,23 @@ extern "C" fn work(steps: u64) {
     workload::work(steps);
 }
 
-/// For as long as this process lives. A library that another needs is found among those loaded before.
+/// For as long as this process lives. The loader finds a needed library among those loaded before.
 fn load(path: &str) -> Result<*mut c_void> {
     let name = CString::new(path)?;
-    // SAFETY: the name ends with a zero; what the libraries do at their start is theirs to answer for.
+    // SAFETY: the name ends with a zero; the libraries are responsible for their initialisers.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
-    ensure!(!library.is_null(), "loading {path}: {}", trouble());
+    ensure!(!library.is_null(), "loading {path}: {}", dl_error_text());
     Ok(library)
 }
 
 fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void> {
     // SAFETY: a loaded library, and a name that ends with a zero.
     let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
-    ensure!(!symbol.is_null(), "finding {name:?}: {}", trouble());
+    ensure!(!symbol.is_null(), "finding {name:?}: {}", dl_error_text());
     Ok(symbol)
 }
 
-fn trouble() -> String {
-    // SAFETY: right after a failed call it answers a text of this thread's.
+fn dl_error_text() -> String {
+    // SAFETY: right after a failed call it returns a text of this thread's.
     unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned()
 }

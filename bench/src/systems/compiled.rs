@@ -1,4 +1,4 @@
-//! C that the bench compiles when it needs it, beside this program, which is in cargo's target directory.
+//! C programs that the benchmark compiles at their first use, into cargo's target directory, beside this program.
 
 use std::{
     env, fs,
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// FNV-1a, 64 bits: enough to tell one source from another.
+/// FNV-1a, 64 bits: enough to distinguish sources.
 pub fn fingerprint(source: &str) -> String {
     let hash = source
         .bytes()
@@ -17,25 +17,25 @@ pub fn fingerprint(source: &str) -> String {
     format!("{hash:016x}")
 }
 
-/// Where cargo puts what it makes.
+/// The directory of cargo's output.
 pub fn directory() -> Result<PathBuf> {
     let own = env::current_exe().context("finding this program")?;
     Ok(own.parent().context("this program is in no directory")?.to_path_buf())
 }
 
-/// Compiles `source` with `cc FLAGS -x c - -o PLACE LIBRARIES` unless that has been done already. `name` is for people; with a fingerprint of
-/// source and arguments it is the name of what is made.
+/// Compiles `source` with `cc FLAGS -x c - -o PLACE LIBRARIES`, unless that is done. The output's name is `name` and a
+/// fingerprint of source and arguments.
 pub fn compile(name: &str, source: &str, flags: &[&str], libraries: &[&str]) -> Result<PathBuf> {
     let mark = fingerprint(&format!("{source}{flags:?}{libraries:?}"));
     let place = directory()?.join(format!("{name}-{mark}"));
     if place.exists() {
         return Ok(place);
     }
-    let aside = directory()?.join(format!("{name}-{mark}.{}", std::process::id()));
+    let temporary = directory()?.join(format!("{name}-{mark}.{}", std::process::id()));
     let mut cc = Command::new("cc")
         .args(flags)
         .args(["-x", "c", "-", "-o"])
-        .arg(&aside)
+        .arg(&temporary)
         .args(["-x", "none"])
         .args(libraries)
         .stdin(Stdio::piped())
@@ -43,7 +43,7 @@ pub fn compile(name: &str, source: &str, flags: &[&str], libraries: &[&str]) -> 
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("starting `cc` to compile {name}: install a C compiler"))?;
-    // One that ends without reading says why.
+    // A compiler that exits without reading has printed the reason.
     let handed = cc.stdin.take().expect("it is piped").write_all(source.as_bytes());
     let done = cc.wait_with_output().context("waiting for cc")?;
     if !done.status.success() {
@@ -55,6 +55,6 @@ pub fn compile(name: &str, source: &str, flags: &[&str], libraries: &[&str]) -> 
         );
     }
     handed.with_context(|| format!("handing {name} to cc"))?;
-    fs::rename(&aside, &place).with_context(|| format!("putting {} in its place", place.display()))?;
+    fs::rename(&temporary, &place).with_context(|| format!("renaming a file to {}", place.display()))?;
     Ok(place)
 }

@@ -1,4 +1,5 @@
-//! Erlang: pelton's application beside `file`, in a node of its own for each run. What is measured is in bench/erlang/file_bench.erl.
+//! Erlang: pelton's application beside `file`, in a node of its own for each run. bench/erlang/file_bench.erl has the
+//! measurement.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// What the program tells: systems, and of erlang-cold what belongs to them.
+/// The names in the program's output: systems, and for erlang-cold their further figures.
 const KNOWN: [&str; 9] = [
     "pelton-erlang",
     "pelton-erlang-on-heap",
@@ -26,14 +27,14 @@ const KNOWN: [&str; 9] = [
     "erlang-raw-seconds",
 ];
 
-/// The program, compiled, and where it finds pelton's application.
+/// The compiled program, and the directory of pelton's application.
 pub struct Erlang {
     compiled: tempfile::TempDir,
     application: PathBuf,
 }
 
 impl Erlang {
-    /// Fails where Erlang cannot be had, or the application has not been built.
+    /// Fails if Erlang is missing, or the application has not been built.
     pub fn new() -> Result<Erlang> {
         let application =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../bindings/erlang/_build/default/lib/pelton/ebin");
@@ -61,8 +62,8 @@ impl Erlang {
         mib: usize,
     ) -> Result<BTreeMap<&'static str, f64>> {
         match part {
-            "erlang-messages" => answer_messages(place)?,
-            "erlang-call" => answer_calls(place)?,
+            "erlang-messages" => echo_messages(place)?,
+            "erlang-call" => echo_calls(place)?,
             _ => {}
         }
         let done = Command::new("erl")
@@ -87,8 +88,8 @@ impl Erlang {
     }
 }
 
-/// Sends back what comes, by pelton and by a stream socket, until the node ends.
-fn answer_messages(place: &Path) -> Result<()> {
+/// Echoes messages, by pelton and by a stream socket, until the node ends.
+fn echo_messages(place: &Path) -> Result<()> {
     let [there, back] = ["there", "back"].map(|name| format!("unix:{}", place.join(name).display()));
     let listener = pelton::Listener::bind(&there)?;
     thread::spawn(move || -> pelton::Result<()> {
@@ -99,27 +100,27 @@ fn answer_messages(place: &Path) -> Result<()> {
             sender.send(&receiver.receive()?)?;
         }
     });
-    answer_by_socket(place)
+    echo_by_socket(place)
 }
 
-/// Answers calls with what they ask, and a stream socket likewise.
-fn answer_calls(place: &Path) -> Result<()> {
+/// Replies to calls with their own bytes, by pelton and by a stream socket.
+fn echo_calls(place: &Path) -> Result<()> {
     let mut service = pelton::Service::listen(&format!("unix:{}", place.join("service").display()))?;
     thread::spawn(move || -> pelton::Result<()> {
         loop {
             let (request, responder) = service.receive()?.into_parts();
             responder.reply(&request)?;
-            // An empty one ends it: the next run listens anew.
+            // An empty request ends it: the next run listens anew.
             if request.is_empty() {
                 return Ok(());
             }
         }
     });
-    answer_by_socket(place)
+    echo_by_socket(place)
 }
 
-/// What the frames are need not be known to send them back.
-fn answer_by_socket(place: &Path) -> Result<()> {
+/// An echo need not know the frames.
+fn echo_by_socket(place: &Path) -> Result<()> {
     let path = place.join("socket");
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path)?;

@@ -1,7 +1,7 @@
 //! Messages over a byte stream: each is its length in four bytes, little-endian, and its payload.
 //!
-//! Without batching the sender makes one write per message, and the receiver's reads ask for as much as one largest message occupies, so
-//! that messages of one size take one read each. With batching both sides have 64 KiB of buffer.
+//! Without batching the sender makes one write per message. The receiver's reads ask for as many bytes as the largest
+//! message has, so that messages of one size take one read each. With batching both sides have 64 KiB of buffer.
 
 use std::{
     io::IoSlice,
@@ -17,7 +17,7 @@ pub const BATCH_BYTES: usize = 64 * 1024;
 /// Of a message's length.
 pub const PREFIX_BYTES: usize = 4;
 
-/// The end that sends.
+/// The sending endpoint.
 pub struct FramedSending {
     wire: Wire,
     batched: bool,
@@ -34,18 +34,18 @@ impl FramedSending {
         let prefix = (payload.len() as u32).to_le_bytes();
         let mut done = self
             .wire
-            .again(|fd| rustix::io::writev(fd, &[IoSlice::new(&prefix), IoSlice::new(payload)]))
+            .retry(|fd| rustix::io::writev(fd, &[IoSlice::new(&prefix), IoSlice::new(payload)]))
             .context("writing a message")?;
         while done < PREFIX_BYTES {
             done +=
-                self.wire.again(|fd| rustix::io::write(fd, &prefix[done..])).context("writing the rest of a length")?;
+                self.wire.retry(|fd| rustix::io::write(fd, &prefix[done..])).context("writing the rest of a length")?;
         }
         self.write_all(&payload[done - PREFIX_BYTES..])
     }
 
     fn write_all(&self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
-            let done = self.wire.again(|fd| rustix::io::write(fd, bytes)).context("writing the rest of a message")?;
+            let done = self.wire.retry(|fd| rustix::io::write(fd, bytes)).context("writing the rest of a message")?;
             bytes = &bytes[done..];
         }
         Ok(())
@@ -77,7 +77,7 @@ impl Sending for FramedSending {
     }
 }
 
-/// What has come of such a stream, and is not taken yet.
+/// The received bytes of such a stream that no message has taken yet.
 pub struct Frames {
     buffer: Vec<u8>,
     start: usize,
@@ -86,7 +86,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Messages of at most `size_max` bytes; room for one such, or for `least` bytes.
+    /// Messages of at most `size_max` bytes; space for one such, or for `least` bytes.
     pub fn new(size_max: usize, least: usize) -> Frames {
         Frames { buffer: vec![0; least.max(PREFIX_BYTES + size_max)], start: 0, end: 0, size_max }
     }
@@ -108,33 +108,33 @@ impl Frames {
         &self.buffer[self.start + PREFIX_BYTES..][..len]
     }
 
-    /// Takes it.
+    /// Removes it.
     #[inline]
     pub fn take(&mut self, len: usize) {
         self.start += PREFIX_BYTES + len;
     }
 
-    /// Room for more behind what is there.
-    pub fn room(&mut self) -> &mut [u8] {
+    /// The free space behind the received bytes.
+    pub fn free_space(&mut self) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.start > 0 {
-            // A part of a message only: what follows it may not fit behind it.
+            // Only a part of a message: the rest may not fit behind it.
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
         &mut self.buffer[self.end..]
     }
 
-    /// So much came there.
-    pub fn came(&mut self, done: usize) -> Result<()> {
+    /// So many bytes were received there.
+    pub fn received(&mut self, done: usize) -> Result<()> {
         ensure!(done > 0, "the other side is gone before the last message");
         self.end += done;
         Ok(())
     }
 }
 
-/// The end that receives.
+/// The receiving endpoint.
 pub struct FramedReceiving {
     wire: Wire,
     frames: Frames,
@@ -147,14 +147,14 @@ impl FramedReceiving {
     }
 
     fn read(&mut self) -> Result<()> {
-        let room = self.frames.room();
-        let done = self.wire.again(|fd| rustix::io::read(fd, &mut *room)).context("reading")?;
-        self.frames.came(done)
+        let free_space = self.frames.free_space();
+        let done = self.wire.retry(|fd| rustix::io::read(fd, &mut *free_space)).context("reading")?;
+        self.frames.received(done)
     }
 
     #[inline]
-    fn show<R>(&mut self, len: usize, look: impl FnOnce(&[u8]) -> R) -> R {
-        let answer = look(self.frames.message(len));
+    fn show<R>(&mut self, len: usize, inspect: impl FnOnce(&[u8]) -> R) -> R {
+        let answer = inspect(self.frames.message(len));
         self.frames.take(len);
         answer
     }
@@ -173,26 +173,26 @@ impl OneOfMany for FramedReceiving {
             if let Some(len) = self.frames.whole()? {
                 return Ok(Some(len));
             }
-            let room = self.frames.room();
-            match self.wire.at_once(|fd| rustix::io::read(fd, &mut *room)).context("reading")? {
-                Some(done) => self.frames.came(done)?,
+            let free_space = self.frames.free_space();
+            match self.wire.try_once(|fd| rustix::io::read(fd, &mut *free_space)).context("reading")? {
+                Some(done) => self.frames.received(done)?,
                 None => return Ok(None),
             }
         }
     }
 
     #[inline]
-    fn take<R>(&mut self, len: usize, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        Ok(self.show(len, look))
+    fn take<R>(&mut self, len: usize, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        Ok(self.show(len, inspect))
     }
 }
 
 impl Receiving for FramedReceiving {
     #[inline]
-    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    fn receive<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
         loop {
             if let Some(len) = self.frames.whole()? {
-                return Ok(self.show(len, look));
+                return Ok(self.show(len, inspect));
             }
             self.read()?;
         }
@@ -205,7 +205,7 @@ mod tests {
     use crate::parameters::{SizeRange, Wait};
 
     #[test]
-    fn messages_come_apart_as_they_were_put_together() {
+    fn messages_are_split_as_they_were_joined() {
         for batched in [false, true] {
             let (reader, writer) = rustix::pipe::pipe().unwrap();
             let range = SizeRange { min: 0, max: 70_000 };

@@ -1,8 +1,8 @@
-//! limits.c, run beside the others: what this machine allows.
+//! limits.c, run beside the other systems: the limits of this machine.
 //!
-//! It brings its own processes, clock and pinning. A guard of ours stands between it and the program that asked, in a process group of
-//! its own: it measures, and when the asker goes it takes the whole group with it, because limits.c spins for ever once its other half
-//! is gone.
+//! It has its own processes, clock and pinning. A guard of ours stands between it and the program, in a process group
+//! of its own. It measures; and when the program goes it kills the whole group, because limits.c spins without end
+//! once its other half is gone.
 
 use std::{
     io::Read,
@@ -25,7 +25,7 @@ use crate::{
 
 const SOURCE: &str = include_str!("../../limits/limits.c");
 
-/// What one run of limits.c prints, as far as it is wanted.
+/// The part of the output of limits.c that the guard uses.
 #[derive(Deserialize)]
 struct Printed {
     seconds: Option<f64>,
@@ -35,12 +35,12 @@ struct Printed {
     sleeps_per_round: Option<f64>,
 }
 
-/// Says which source it is: the program has no version of its own.
+/// A fingerprint of the source: the program has no version of its own.
 pub fn version() -> String {
     format!("limits.c {}", compiled::fingerprint(SOURCE))
 }
 
-/// What to call limits.c with for `count` messages or rounds, or why it has nothing to say on this job.
+/// The arguments of limits.c for `count` messages or rounds, or why it does not fit this job.
 pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
     if i32::try_from(count).is_err() {
         bail!("limits.c counts up to {}, wanted {count}: give a smaller --count", i32::MAX);
@@ -75,7 +75,7 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
             bail!("limits.c has random sizes from 1 up only, wanted {}", job.sizes)
         }
         Workload::Stream | Workload::FanIn => {
-            // A window must hold several of the largest messages: with 128 KiB those up to 512 KiB would hardly fit.
+            // A window must hold several of the largest messages: 128 KiB would hardly hold those of up to 512 KiB.
             let window = if job.sizes.max > 131_072 { 1_048_576 } else { window(job) };
             vec![
                 "stream".to_string(),
@@ -91,7 +91,7 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
         Workload::Roundtrip | Workload::Call if !job.sizes.is_fixed() => {
             bail!("limits.c has round trips of one size only, wanted {}", job.sizes)
         }
-        // Its rings are of 1 MiB, and a message above half of that would wait for ever.
+        // Its rings are of 1 MiB; a message above half of that would wait without end.
         Workload::Roundtrip | Workload::Call if job.sizes.max > 500_000 => {
             bail!("limits.c has round trips of up to 500000 bytes, wanted {}", job.sizes.max)
         }
@@ -101,22 +101,24 @@ pub fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
     })
 }
 
-/// How far its sender goes on before it goes back to the front, in bytes. 128 KiB is what the bar names; `limits-window` has pelton's own
-/// (`WINDOW` of pelton-lane), as what fits the second-level cache decides more than what either of them does.
+/// How far its sender writes before it returns to the front, in bytes. The performance target is defined with 128 KiB.
+/// `limits-window` has pelton's own (`WINDOW` of pelton-lane), because whether a window fits the second-level cache
+/// decides more than the code of either.
 fn window(job: &Job) -> u64 {
     if job.system == SystemName::LimitsWindow { PELTON_WINDOW } else { 131_072 }
 }
 
 const PELTON_WINDOW: u64 = 256 << 10;
 
-/// Compiles limits.c, unless that has been done.
+/// Compiles limits.c, unless that is done.
 pub fn compile() -> Result<std::path::PathBuf> {
     compiled::compile("limits.c", SOURCE, &["-O3", "-march=native", "-pthread"], &[])
 }
 
-/// The guard: runs limits.c, once for the clock and once for the system calls, and says what it found.
+/// The guard: runs limits.c, once for the clock and once for the system calls, and reports both.
 ///
-/// CPU time and system calls are those of the whole program, with its start and end: less than a millisecond, and some hundred calls.
+/// CPU time and system calls are those of the whole program, with its start and end: less than a millisecond, and some
+/// hundred calls.
 pub fn guard(job: &Job) -> Result<Run> {
     let program = compile()?;
     let mut result = Run::default();
@@ -156,7 +158,7 @@ fn run(program: &std::path::Path, arguments: &[String]) -> Result<String> {
         .with_context(|| format!("starting {}", program.display()))?;
     let mut output = child.stdout.take().expect("it is piped");
     let asker = std::io::stdin();
-    // Either it has printed its line, or the asker has closed our input, which says that it is gone.
+    // Either it has printed its line, or the program has closed our input and is gone.
     let mut text = String::new();
     loop {
         let mut fds = [PollFd::new(&output, PollFlags::IN), PollFd::new(&asker, PollFlags::IN)];
@@ -188,15 +190,15 @@ mod tests {
     use crate::{parameters::SizeRange, run::tests::job_of};
 
     #[test]
-    fn a_stream_has_the_window_of_the_bar_or_pelton_s() {
+    fn a_stream_has_the_window_of_the_target_or_pelton_s() {
         for (system, window) in [(SystemName::Limits, "131072"), (SystemName::LimitsWindow, "262144")] {
             let job = Job { system, sizes: SizeRange::fixed(256), ..job_of(Workload::Stream, Vec::new()) };
             let job = Job { capacity: 64 << 20, ..job };
             assert_eq!(arguments(&job, 5_000_000).unwrap(), ["stream", "256", "5000000", "67108864", window]);
         }
-        // That it is pelton's is read where pelton has it: this program does not depend on that crate.
+        // Read from pelton's source: this program does not depend on that crate.
         let layout = include_str!("../../../crates/pelton-lane/src/layout.rs");
-        assert!(layout.contains("pub const WINDOW: u64 = 256 * 1024;"), "pelton's window is another one now");
+        assert!(layout.contains("pub const WINDOW: u64 = 256 * 1024;"), "pelton's window has changed");
         assert_eq!(PELTON_WINDOW, 256 * 1024);
     }
 }

@@ -1,5 +1,5 @@
-//! pelton as a program of SBCL's uses it, and what such a program would have without it: lisp/side.lisp, which becomes this process, and speaks
-//! to who started it like any other side. System calls are not counted there.
+//! pelton by a program in SBCL, and its alternatives there: lisp/side.lisp, which replaces this process and reports as
+//! any other side does. System calls are not counted there.
 
 use std::{
     os::unix::process::CommandExt,
@@ -17,14 +17,14 @@ use crate::{
 
 const SIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/lisp/side.lisp");
 
-/// What `sbcl --version` says.
+/// The output of `sbcl --version`.
 pub fn version() -> String {
     let said = Command::new("sbcl").arg("--version").output();
     said.map_or("no sbcl".to_string(), |said| String::from_utf8_lossy(&said.stdout).trim().to_string())
 }
 
-/// This side's part, all of it: answers only if it cannot begin.
-pub fn side(job: &Job, looked_at: u64) -> Result<()> {
+/// This side's part, all of it: returns only if SBCL cannot start.
+pub fn side(job: &Job, checked: u64) -> Result<()> {
     ensure!(job.sizes.is_fixed() && job.sizes.max >= 8, "a side in Lisp has messages of one size, of 8 bytes or more");
     ensure!(
         job.sizes.max.is_multiple_of(8),
@@ -44,7 +44,7 @@ pub fn side(job: &Job, looked_at: u64) -> Result<()> {
             job.threads.to_string(),
             size,
             work_ns(job.work_steps()).to_string(),
-            looked_at.to_string(),
+            checked.to_string(),
         ],
         (Workload::Stream, Role::Sender | Role::Receiver) if job.system == SystemName::PeltonSbcl => {
             let role = if job.role == Role::Sender { "sender" } else { "receiver" };
@@ -62,21 +62,21 @@ pub fn side(job: &Job, looked_at: u64) -> Result<()> {
     );
     let mut sbcl = Command::new("sbcl");
     sbcl.arg("--script").arg(SIDE).args(arguments).env("PELTON_LIBRARY", library);
-    // What else is installed is not looked at.
+    // Other installed systems are ignored.
     sbcl.env("CL_SOURCE_REGISTRY", "(:source-registry :ignore-inherited-configuration)");
     let error = sbcl.exec();
     Err(error).context("starting `sbcl`: on Debian it is in the package sbcl")
 }
 
-/// How long that work takes, without the looking at the clock: this program's compiler makes fewer multiplications of its steps than SBCL does, which
-/// counts its own. No work takes nothing, exactly: a message is shorter than a look at the clock.
+/// How long that work takes, without the clock reads. This program's compiler makes fewer multiplications of its steps
+/// than SBCL, which counts its own. No work is exactly 0: a message takes less than a clock read.
 fn work_ns(steps: u64) -> u128 {
     let once = |steps| {
         let start = Instant::now();
         work(steps);
         start.elapsed()
     };
-    // The least of many: whatever else the processor does makes it longer.
+    // The least of many: other load only makes it longer.
     let least = |steps| (0..1000).map(|_| once(steps)).min().unwrap_or(Duration::ZERO);
     if steps == 0 { 0 } else { least(steps).saturating_sub(least(0)).as_nanos() }
 }

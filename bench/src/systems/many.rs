@@ -1,4 +1,4 @@
-//! A receiver of many connections: an epoll instance says which have something, and each of those has a turn.
+//! A receiver of many connections: epoll reports the readable ones, and the receiver serves them by round-robin.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -14,41 +14,42 @@ use crate::parameters::Wait;
 
 /// One connection, which never waits.
 pub trait OneOfMany: AsFd {
-    /// Fetches the next message; answers its length, or `None` when there is none yet.
+    /// Fetches the next message; returns its length, or `None` when there is none yet.
     fn fetch(&mut self) -> Result<Option<usize>>;
 
-    /// Shows the message that was fetched.
-    fn take<R>(&mut self, len: usize, look: impl FnOnce(&[u8]) -> R) -> Result<R>;
+    /// Passes the fetched message to `inspect`.
+    fn take<R>(&mut self, len: usize, inspect: impl FnOnce(&[u8]) -> R) -> Result<R>;
 }
 
-/// Messages of a connection before the next one's turn, as pelton has it. A call of epoll is little against so many.
-const TURN: u32 = 64;
-/// Connections that one call of epoll tells of.
+/// The round-robin quantum: messages of a connection before the next one's, as in pelton. A call of epoll costs little
+/// against so many.
+const QUANTUM: u32 = 64;
+/// Connections that one call of epoll reports.
 const EVENTS: usize = 64;
 
 /// All connections of a receiver.
 pub struct Many<E> {
-    ends: Vec<E>,
+    connections: Vec<E>,
     epoll: OwnedFd,
-    /// Told of, and to have their turn; the last of them has it.
+    /// Reported connections that are still to be served; the last of them is served now.
     ready: Vec<epoll::Event>,
     left: u32,
     wait: Wait,
 }
 
 impl<E: OneOfMany> Many<E> {
-    /// Of those.
-    pub fn new(wait: Wait, ends: Vec<E>) -> Result<Many<E>> {
+    /// Of those connections.
+    pub fn new(wait: Wait, connections: Vec<E>) -> Result<Many<E>> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("making an epoll instance")?;
-        for (index, end) in ends.iter().enumerate() {
+        for (index, end) in connections.iter().enumerate() {
             epoll::add(&epoll, end, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)
                 .context("adding to the epoll instance")?;
         }
-        Ok(Many { ends, epoll, ready: Vec::with_capacity(EVENTS), left: TURN, wait })
+        Ok(Many { connections, epoll, ready: Vec::with_capacity(EVENTS), left: QUANTUM, wait })
     }
 
-    /// Asks who has something, and waits for it as the job says.
-    fn look_around(&mut self) -> Result<()> {
+    /// Polls the connections, and waits for one as the job says.
+    fn poll_connections(&mut self) -> Result<()> {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let timeout = (self.wait == Wait::Spin).then_some(&at_once);
         match epoll::wait(&self.epoll, spare_capacity(&mut self.ready), timeout) {
@@ -60,21 +61,21 @@ impl<E: OneOfMany> Many<E> {
 
 impl<E: OneOfMany> Receiving for Many<E> {
     #[inline]
-    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    fn receive<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
         loop {
             let Some(ready) = self.ready.last() else {
-                self.look_around()?;
+                self.poll_connections()?;
                 continue;
             };
             let index = ready.data.u64() as usize;
             if self.left > 0
-                && let Some(len) = self.ends[index].fetch()?
+                && let Some(len) = self.connections[index].fetch()?
             {
                 self.left -= 1;
-                return self.ends[index].take(len, look);
+                return self.connections[index].take(len, inspect);
             }
             self.ready.pop();
-            self.left = TURN;
+            self.left = QUANTUM;
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The systems under measurement. Each is a file that implements [`System`]; the workloads know nothing else of it. Two are not: limits.c
-//! brings all of its own, a side in C its loops, one in Lisp all but the measuring, and Erlang its files. Those that threads append to are in
-//! [`append`].
+//! The systems under measurement. Each is a file that implements [`System`]; the workloads use nothing else of it.
+//! Exceptions: limits.c has all of its own, a side in C its loops, one in Lisp all but the measuring, and Erlang its
+//! files. Systems for appending are in [`append`].
 
 pub mod append;
 pub mod c;
@@ -33,46 +33,47 @@ use crate::parameters::Job;
 /// How long the sides of a pelton channel wait for each other to connect.
 const CONNECT: Duration = Duration::from_secs(20);
 
-/// What carries messages between two processes that know the same directory.
+/// A transport between two processes that know the same directory.
 pub trait System {
-    /// The end that sends.
+    /// The sending endpoint.
     type Sending: Sending;
-    /// The end that receives.
+    /// The receiving endpoint.
     type Receiving: Receiving;
 
-    /// One way, the end of [`Role::Sender`](crate::parameters::Role::Sender). Waits for the other side.
+    /// One way, the endpoint of [`Role::Sender`](crate::parameters::Role::Sender). Waits for the other side.
     fn sending(job: &Job) -> Result<Self::Sending>;
 
-    /// One way, the end of [`Role::Receiver`](crate::parameters::Role::Receiver). Waits for the other side.
+    /// One way, the endpoint of [`Role::Receiver`](crate::parameters::Role::Receiver). Waits for the other side.
     fn receiving(job: &Job) -> Result<Self::Receiving>;
 
-    /// There and back, both ends of `job.role`, asker or answerer. Waits for the other side.
+    /// There and back, both endpoints of `job.role`, asker or answerer. Waits for the other side.
     fn both(job: &Job) -> Result<(Self::Sending, Self::Receiving)>;
 }
 
-/// The end that sends.
+/// The sending endpoint.
 pub trait Sending {
-    /// Copies the message in; waits for room as the job says.
+    /// Copies the message in; waits for free space as the job says.
     fn send(&mut self, payload: &[u8]) -> Result<()>;
 
-    /// Passes on what is still held back. What also receives may leave that to its next receive, as one system call can do both.
+    /// Sends the messages that are still held back. A side that also receives may leave that to its next receive, as
+    /// one system call can do both.
     fn flush(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// After a flush behind which nothing is received: what that has left goes now.
+    /// After a last flush, with no receive after it: sends the messages that the flush left.
     fn settle(&mut self) -> Result<()> {
         self.flush()
     }
 }
 
-/// The end that receives.
+/// The receiving endpoint.
 pub trait Receiving {
-    /// Takes the next message, waiting for it as the job says, and shows it to `look`.
+    /// Takes the next message, waiting for it as the job says, and passes it to `inspect`.
     ///
-    /// The bytes are a copy in memory of the caller's own, which no sender can change, except where messages are of random sizes:
-    /// there a system that can show a message in place does so, as limits.c does.
-    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R>;
+    /// The bytes are a copy in memory of the caller's own, which no sender can change. Exception: with messages of
+    /// random sizes a system that can pass a message in place does so, as limits.c does.
+    fn receive<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R>;
 
     /// Resident memory of the channel, where this can be known.
     fn resident_bytes(&self) -> Result<Option<u64>> {

@@ -1,5 +1,5 @@
-//! A Unix socket that keeps messages apart, up to 64 of them a system call: sendmmsg and recvmmsg. What io_uring saves of calls is to be
-//! compared with this, not with one call a packet.
+//! A Unix seqpacket socket with up to 64 packets a system call: sendmmsg and recvmmsg. It is the baseline for the
+//! system calls that io_uring saves, because one call per packet is not.
 
 use std::{io, mem, os::fd::AsRawFd, ptr};
 
@@ -9,9 +9,9 @@ use rustix::io::Errno;
 use super::{Receiving, Sending, System, socket::packet_socket, wire::Wire};
 use crate::parameters::Job;
 
-/// As `io-uring-seqpacket` sends together.
+/// As many as `io-uring-seqpacket` sends together.
 const BATCH: usize = 64;
-/// Of large packets fewer are received together: there is no room for more in the socket.
+/// Of large packets fewer are received together: no more fit in the socket.
 const RECEIVED_BYTES: usize = 16 << 20;
 
 /// The system.
@@ -37,7 +37,7 @@ impl System for SockSeqpacketBatched {
     }
 }
 
-/// A packet for each of those bytes. What is pointed to must stay as long as the call.
+/// A packet for each of those bytes. The pointers must stay valid as long as the call.
 fn headers(parts: &mut [libc::iovec], headers: &mut Vec<libc::mmsghdr>) {
     headers.clear();
     headers.extend(parts.iter_mut().map(|part| {
@@ -48,12 +48,12 @@ fn headers(parts: &mut [libc::iovec], headers: &mut Vec<libc::mmsghdr>) {
     }));
 }
 
-fn answer(done: libc::c_int) -> rustix::io::Result<usize> {
+fn result_of(done: libc::c_int) -> rustix::io::Result<usize> {
     usize::try_from(done)
         .map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).expect("a failed call has left its error"))
 }
 
-/// The end that sends: what is sent gathers until there are 64.
+/// The sending endpoint: it gathers up to 64 packets.
 pub struct PacketsSending {
     wire: Wire,
     held: Vec<u8>,
@@ -90,10 +90,10 @@ impl Sending for PacketsSending {
         while done < packets.len() {
             let left = &mut packets[done..];
             let send = |fd: std::os::fd::BorrowedFd<'_>| {
-                // SAFETY: the headers point to parts, and those to bytes, that stay where they are until the call is over.
-                answer(unsafe { libc::sendmmsg(fd.as_raw_fd(), left.as_mut_ptr(), left.len() as u32, 0) })
+                // SAFETY: the headers point to parts, and those to bytes, that stay valid until the call is over.
+                result_of(unsafe { libc::sendmmsg(fd.as_raw_fd(), left.as_mut_ptr(), left.len() as u32, 0) })
             };
-            done += wire.again(send).context("sending packets")?;
+            done += wire.retry(send).context("sending packets")?;
         }
         for (packet, part) in packets.iter().zip(parts) {
             ensure!(packet.msg_len as usize == part.iov_len, "the kernel took a part of a packet only");
@@ -103,16 +103,16 @@ impl Sending for PacketsSending {
     }
 }
 
-/// The end that receives: as many as there are, up to 64, waiting for the first.
+/// The receiving endpoint: as many packets as there are, up to 64, waiting for the first.
 pub struct PacketsReceiving {
     wire: Wire,
     buffer: Vec<u8>,
     size_max: usize,
     parts: Vec<libc::iovec>,
     headers: Vec<libc::mmsghdr>,
-    /// Which is due of how many that came
+    /// The next packet, of how many that arrived
     next: usize,
-    came: usize,
+    received: usize,
 }
 
 impl PacketsReceiving {
@@ -123,7 +123,7 @@ impl PacketsReceiving {
         let mut parts: Vec<libc::iovec> = buffer.chunks_mut(size_max).map(part).collect();
         let mut packets = Vec::new();
         headers(&mut parts, &mut packets);
-        PacketsReceiving { wire, buffer, size_max, parts, headers: packets, next: 0, came: 0 }
+        PacketsReceiving { wire, buffer, size_max, parts, headers: packets, next: 0, received: 0 }
     }
 
     fn fetch(&mut self) -> Result<()> {
@@ -132,9 +132,9 @@ impl PacketsReceiving {
         let receive = |fd: std::os::fd::BorrowedFd<'_>| {
             let (to, count) = (packets.as_mut_ptr(), packets.len() as u32);
             // SAFETY: the headers point to parts, and those to the buffer, which are this value's own.
-            answer(unsafe { libc::recvmmsg(fd.as_raw_fd(), to, count, libc::MSG_WAITFORONE, ptr::null_mut()) })
+            result_of(unsafe { libc::recvmmsg(fd.as_raw_fd(), to, count, libc::MSG_WAITFORONE, ptr::null_mut()) })
         };
-        self.came = wire.again(receive).context("receiving packets")?;
+        self.received = wire.retry(receive).context("receiving packets")?;
         self.next = 0;
         Ok(())
     }
@@ -142,8 +142,8 @@ impl PacketsReceiving {
 
 impl Receiving for PacketsReceiving {
     #[inline]
-    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        while self.next == self.came {
+    fn receive<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        while self.next == self.received {
             self.fetch()?;
         }
         let header = &self.headers[self.next];
@@ -152,7 +152,7 @@ impl Receiving for PacketsReceiving {
         ensure!(header.msg_hdr.msg_flags & libc::MSG_TRUNC == 0, "a packet has more than {} bytes", self.size_max);
         let packet = &self.buffer[self.next * self.size_max..][..len];
         self.next += 1;
-        Ok(look(packet))
+        Ok(inspect(packet))
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     #[test]
-    fn packets_come_as_they_were_sent_and_too_large_ones_are_told() {
+    fn packets_arrive_as_they_were_sent_and_too_large_ones_are_reported() {
         let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::empty(), None).unwrap();
         let range = SizeRange { min: 1, max: 3000 };
         for wait in [Wait::Block, Wait::Epoll, Wait::Spin] {

@@ -16,22 +16,22 @@ use crate::{
     parameters::{Job, Role, Wait},
 };
 
-/// pelton, whose two sides meet as `M` has it.
+/// pelton, whose two sides connect by `M`.
 pub struct Pelton<M>(PhantomData<M>);
 
-/// How the two ends of a channel find each other. Each waits for the other, at most until the options' deadline.
-pub trait Meeting {
-    /// The end that sends. `first`: makes what the other side then finds.
+/// How the two endpoints of a channel connect. Each waits for the other, at most until the options' deadline.
+pub trait Rendezvous {
+    /// The sending endpoint. `first`: creates what the other side opens.
     fn sender(options: &Options, place: &Path, first: bool) -> Result<Sender>;
 
-    /// The end that receives.
+    /// The receiving endpoint.
     fn receiver(options: &Options, place: &Path, first: bool) -> Result<Receiver>;
 }
 
 /// By the name of a Unix socket.
 pub struct BySocket;
 
-impl Meeting for BySocket {
+impl Rendezvous for BySocket {
     fn sender(options: &Options, place: &Path, first: bool) -> Result<Sender> {
         let name = format!("unix:{}", place.display());
         if !first {
@@ -56,7 +56,7 @@ impl Meeting for BySocket {
 /// In a directory that keeps the channel.
 pub struct ByDirectory;
 
-impl Meeting for ByDirectory {
+impl Rendezvous for ByDirectory {
     fn sender(options: &Options, place: &Path, first: bool) -> Result<Sender> {
         if first { options.create_sender(place) } else { options.open_sender(place) }.context("opening a sender")
     }
@@ -66,7 +66,7 @@ impl Meeting for ByDirectory {
     }
 }
 
-impl<M: Meeting> System for Pelton<M> {
+impl<M: Rendezvous> System for Pelton<M> {
     type Sending = PeltonSending;
     type Receiving = PeltonReceiving;
 
@@ -92,26 +92,26 @@ impl<M: Meeting> System for Pelton<M> {
 }
 
 impl Pelton<BySocket> {
-    /// The receiver of many senders, which come in while it receives.
+    /// The receiver of many senders, which connect while it receives.
     pub fn gathering(job: &Job) -> Result<PeltonReceiving> {
         let name = format!("unix:{}", job.directory.join("there").display());
         PeltonReceiving::new(lasting(job).gather_at(&name).context("listening")?, job)
     }
 }
 
-/// Options by which opening waits for the other side, but not for ever.
+/// Options with which opening waits for the other side, up to a deadline.
 pub fn options(job: &Job) -> Options {
     lasting(job).connect_deadline(Instant::now() + CONNECT)
 }
 
-/// Options that do not make opening wait for the other side.
+/// Options with which opening does not wait for the other side.
 pub fn lasting(job: &Job) -> Options {
-    // With epoll only try_* is called, and the value means nothing.
+    // With epoll the benchmark calls only try_*, and the value has no effect.
     let wait = if job.wait == Wait::Spin { pelton::Wait::Spin } else { pelton::Wait::Block };
     Options::new().capacity(job.capacity).wait(wait)
 }
 
-/// The end that sends.
+/// The sending endpoint.
 pub struct PeltonSending {
     sender: pelton::Sender,
     watch: Option<Watch>,
@@ -135,7 +135,7 @@ impl Sending for PeltonSending {
 }
 
 impl PeltonSending {
-    /// With an event loop of the caller's own. Apart, so that the way without is as short as a user's.
+    /// With an event loop of the caller's own. Not inlined, so that the path without one is as short as a user's.
     #[inline(never)]
     fn send_from_loop(&mut self, payload: &[u8]) -> Result<()> {
         let watch = self.watch.as_ref().context("there is no loop")?;
@@ -154,15 +154,15 @@ impl PeltonSending {
     }
 }
 
-/// How messages are taken.
+/// How messages are received.
 enum Take {
     /// Copied into this buffer
     Copy(Vec<u8>),
-    /// Looked at where they are
+    /// Read in place
     InPlace,
 }
 
-/// The end that receives.
+/// The receiving endpoint.
 pub struct PeltonReceiving {
     receiver: pelton::Receiver,
     watch: Option<Watch>,
@@ -180,16 +180,16 @@ impl PeltonReceiving {
 
 impl Receiving for PeltonReceiving {
     #[inline(always)]
-    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    fn receive<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
         if self.watch.is_some() {
-            return self.receive_from_loop(look);
+            return self.receive_from_loop(inspect);
         }
         match &mut self.take {
             Take::Copy(buffer) => {
                 self.receiver.receive_into(buffer)?;
-                Ok(look(buffer))
+                Ok(inspect(buffer))
             }
-            Take::InPlace => Ok(look(&self.receiver.receive()?)),
+            Take::InPlace => Ok(inspect(&self.receiver.receive()?)),
         }
     }
 
@@ -201,18 +201,18 @@ impl Receiving for PeltonReceiving {
 impl PeltonReceiving {
     /// As [`PeltonSending::send_from_loop`].
     #[inline(never)]
-    fn receive_from_loop<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    fn receive_from_loop<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let watch = self.watch.as_ref().context("there is no loop")?;
         loop {
             match &mut self.take {
                 Take::Copy(buffer) => {
                     if self.receiver.try_receive_into(buffer)?.is_some() {
-                        return Ok(look(buffer));
+                        return Ok(inspect(buffer));
                     }
                 }
                 Take::InPlace => {
                     if let Some(message) = self.receiver.try_receive()? {
-                        return Ok(look(&message));
+                        return Ok(inspect(&message));
                     }
                 }
             }

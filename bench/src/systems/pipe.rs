@@ -28,7 +28,7 @@ impl System for Pipe {
     }
 
     fn both(job: &Job) -> Result<(FramedSending, FramedReceiving)> {
-        // Opening waits for the other side to open the same pipe: both sides go through the pipes in the same order.
+        // Opening waits for the other side to open the same pipe: both sides open the pipes in the same order.
         if job.role == Role::Asker {
             let sending = writer(job, "there")?;
             Ok((sending, reader(job, "back")?))
@@ -49,7 +49,7 @@ fn reader(job: &Job, name: &str) -> Result<FramedReceiving> {
     Ok(FramedReceiving::new(Wire::incoming(fd, job.wait)?, false, job.sizes.max as usize))
 }
 
-/// Whoever comes first makes the pipe.
+/// Creates the pipe, unless the other side already has.
 fn open(path: &Path, flags: OFlags) -> Result<std::os::fd::OwnedFd> {
     match rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}

@@ -24,7 +24,7 @@ pub type SockStream = Stream<false>;
 /// 64 KiB of buffer on both sides.
 pub type SockStreamBatched = Stream<true>;
 
-/// A stream socket, which is one for both directions.
+/// A stream socket, one for both directions.
 pub struct Stream<const BATCHED: bool>;
 
 impl<const BATCHED: bool> System for Stream<BATCHED> {
@@ -56,7 +56,7 @@ impl SockStream {
     }
 }
 
-/// A socket that keeps messages apart: one call per message and side, no length needed.
+/// A seqpacket socket: one call per message and side, no length needed.
 pub struct SockSeqpacket;
 
 impl SockSeqpacket {
@@ -86,7 +86,7 @@ impl System for SockSeqpacket {
     }
 }
 
-/// The end that sends packets.
+/// The endpoint that sends packets.
 pub struct PacketSending {
     wire: Wire,
 }
@@ -95,7 +95,7 @@ impl Sending for PacketSending {
     #[inline]
     fn send(&mut self, payload: &[u8]) -> Result<()> {
         let sent =
-            self.wire.again(|fd| rustix::net::send(fd, payload, SendFlags::empty())).context("sending a packet")?;
+            self.wire.retry(|fd| rustix::net::send(fd, payload, SendFlags::empty())).context("sending a packet")?;
         if sent != payload.len() {
             bail!("the kernel took {sent} bytes of a packet of {}", payload.len());
         }
@@ -103,7 +103,7 @@ impl Sending for PacketSending {
     }
 }
 
-/// The end that receives packets.
+/// The endpoint that receives packets.
 pub struct PacketReceiving {
     wire: Wire,
     buffer: Vec<u8>,
@@ -115,14 +115,14 @@ impl PacketReceiving {
     }
 
     #[inline]
-    fn show<R>(&self, len: usize, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    fn show<R>(&self, len: usize, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
         if len == 0 {
             bail!("the sender is gone before its last message");
         }
         let Some(packet) = self.buffer.get(..len) else {
             bail!("a packet has {len} bytes, wanted at most {}", self.buffer.len());
         };
-        Ok(look(packet))
+        Ok(inspect(packet))
     }
 }
 
@@ -136,37 +136,37 @@ impl OneOfMany for PacketReceiving {
     #[inline]
     fn fetch(&mut self) -> Result<Option<usize>> {
         let buffer = &mut self.buffer;
-        let received = self.wire.at_once(|fd| rustix::net::recv(fd, &mut buffer[..], RecvFlags::TRUNC));
+        let received = self.wire.try_once(|fd| rustix::net::recv(fd, &mut buffer[..], RecvFlags::TRUNC));
         Ok(received.context("receiving a packet")?.map(|(_, len)| len))
     }
 
     #[inline]
-    fn take<R>(&mut self, len: usize, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        self.show(len, look)
+    fn take<R>(&mut self, len: usize, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        self.show(len, inspect)
     }
 }
 
 impl Receiving for PacketReceiving {
     #[inline]
-    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    fn receive<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let buffer = &mut self.buffer;
-        // TRUNC: the packet's own length is the answer, even where the buffer is shorter.
+        // TRUNC: the call returns the packet's own length, even if the buffer is shorter.
         let (_, len) = self
             .wire
-            .again(|fd| rustix::net::recv(fd, &mut buffer[..], RecvFlags::TRUNC))
+            .retry(|fd| rustix::net::recv(fd, &mut buffer[..], RecvFlags::TRUNC))
             .context("receiving a packet")?;
-        self.show(len, look)
+        self.show(len, inspect)
     }
 }
 
 pub(super) fn packet_socket(job: &Job) -> Result<OwnedFd> {
     let size_max = job.sizes.max as usize;
     if job.sizes.min == 0 {
-        bail!("an empty packet cannot be told from the end of the connection: measure sizes from 1");
+        bail!("an empty packet is indistinguishable from the end of the connection: measure sizes from 1");
     }
     let socket = connected(job, SocketType::SEQPACKET)?;
-    // A packet must fit the send buffer as a whole, with some room for the kernel's own data: ask for four of the largest where the
-    // default could not hold two. The kernel doubles what it is asked for.
+    // A packet must fit the send buffer as a whole, with some space for the kernel's own data: request four of the
+    // largest if the default could not hold two. The kernel doubles the requested size.
     if sockopt::socket_send_buffer_size(&socket)? < 2 * size_max {
         let wanted = 2 * size_max + 4096;
         if sockopt::set_socket_send_buffer_size_force(&socket, wanted).is_err() {
@@ -182,13 +182,13 @@ pub(super) fn packet_socket(job: &Job) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The one end of a connection; the other side's is the other.
+/// One endpoint of a connection; the other side has the other.
 pub(super) fn connected(job: &Job, kind: SocketType) -> Result<OwnedFd> {
     if job.role.listens() {
         return accepted(job, kind)?.pop().context("nobody is to be accepted");
     }
     let (socket, address) = named(job, kind)?;
-    // The other side may not have come so far. Whoever started both ends this loop if it never does.
+    // The other side may not listen yet. The program that started both ends this loop by its deadline.
     loop {
         match rustix::net::connect(&socket, &address) {
             Ok(()) => return Ok(socket),
@@ -200,7 +200,7 @@ pub(super) fn connected(job: &Job, kind: SocketType) -> Result<OwnedFd> {
     }
 }
 
-/// The ends of all who connect, in that order: one, but for a fan-in and for calls.
+/// The connections of all clients, in their order: one, except for a fan-in and for calls.
 pub(super) fn accepted(job: &Job, kind: SocketType) -> Result<Vec<OwnedFd>> {
     let (socket, address) = named(job, kind)?;
     let all = job.senders + job.idle;

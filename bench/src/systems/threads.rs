@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::{
     Receiving, Sending,
-    pelton::{BySocket, Meeting, lasting, options},
+    pelton::{BySocket, Rendezvous, lasting, options},
 };
 use crate::{
     batches::{Batched, ReceivingBatches, SendingBatches},
@@ -32,7 +32,7 @@ impl Sending for pelton::Sender {
     }
 }
 
-/// The end that copies out.
+/// The endpoint that copies out.
 pub struct Copying {
     receiver: pelton::Receiver,
     buffer: Vec<u8>,
@@ -40,9 +40,9 @@ pub struct Copying {
 
 impl Receiving for Copying {
     #[inline(always)]
-    fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    fn receive<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
         self.receiver.receive_into(&mut self.buffer)?;
-        Ok(look(&self.buffer))
+        Ok(inspect(&self.buffer))
     }
 }
 
@@ -95,13 +95,13 @@ impl SendingBatches for (pelton::Sender, usize) {
 
 impl ReceivingBatches for pelton::Receiver {
     #[inline(always)]
-    fn receive_batch(&mut self, most: usize, mut look: impl FnMut(&[u8])) -> Result<usize> {
+    fn receive_batch(&mut self, most: usize, mut inspect: impl FnMut(&[u8])) -> Result<usize> {
         let mut batch = pelton::Receiver::receive_batch(self)?;
         let mut count = 0;
         while count < most
             && let Some(message) = batch.next()?
         {
-            look(message);
+            inspect(message);
             count += 1;
         }
         Ok(count)

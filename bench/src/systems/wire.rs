@@ -1,4 +1,4 @@
-//! A descriptor and the way to wait on it: what pipes and sockets have in common.
+//! A descriptor and how to wait for it: the common part of pipes and sockets.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -22,7 +22,7 @@ impl Watch {
         Ok(Watch(epoll))
     }
 
-    /// Sleeps until what is watched for is there.
+    /// Sleeps until the descriptor is ready.
     pub fn sleep(&self) -> Result<()> {
         let mut events = [std::mem::MaybeUninit::uninit(); 1];
         match epoll::wait(&self.0, &mut events, None) {
@@ -63,9 +63,9 @@ impl Wire {
         Ok(Wire { fd, watch })
     }
 
-    /// As [`Wire::again`], but answers `None` where it would have to wait, if the descriptor does not.
+    /// As [`Wire::retry`], but returns `None` where it would have to wait, if the descriptor does not.
     #[inline]
-    pub fn at_once<T>(&self, mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> Result<Option<T>> {
+    pub fn try_once<T>(&self, mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> Result<Option<T>> {
         loop {
             match call(self.fd.as_fd()) {
                 Ok(value) => return Ok(Some(value)),
@@ -76,9 +76,9 @@ impl Wire {
         }
     }
 
-    /// Repeats the call until it is neither interrupted nor would have to wait, waiting between as the job says.
+    /// Repeats the call until it is neither interrupted nor would have to wait; waits between as the job says.
     #[inline]
-    pub fn again<T>(&self, mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> Result<T> {
+    pub fn retry<T>(&self, mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> Result<T> {
         loop {
             match call(self.fd.as_fd()) {
                 Ok(value) => return Ok(value),

@@ -1,4 +1,4 @@
-//! The program as its user has it, and what it reports.
+//! The program as a user runs it, and its report.
 
 use std::process::{Command, Output};
 

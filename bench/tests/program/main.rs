@@ -1,8 +1,8 @@
-//! The program, from outside: its reports, its page, its ends, and the systems that are built for it.
+//! The program, from outside: its reports, its page, its interrupts, and the systems that are built for it.
 
 mod command;
-mod ends;
+mod interrupts;
 mod page;
+mod peers;
 mod reports;
-mod rivals;
 mod workloads;

@@ -1,5 +1,5 @@
-//! The page of a record, as a browser draws it: in headless Chromium where that is installed. The record is measured here, in a few
-//! small runs; what the page shows is compared with it.
+//! The page of a results file, as a browser draws it: in headless Chromium if that is installed. The tests measure the
+//! results in a few small runs, and compare the page with them.
 
 use std::{
     env, fs,
@@ -15,14 +15,14 @@ fn bench(arguments: &[&str]) {
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The program that shows a page, if there is one.
+/// The browser, if there is one.
 fn chromium() -> Option<PathBuf> {
     let names = ["chromium", "chromium-browser", "google-chrome"];
     let path = env::var_os("PATH")?;
     env::split_paths(&path).flat_map(|place| names.map(|name| place.join(name))).find(|place| place.is_file())
 }
 
-/// Whether there is one; what is left out without it is said.
+/// Whether there is a browser; without one prints which test is skipped.
 fn can_draw(what: &str) -> bool {
     let found = chromium().is_some();
     if !found {
@@ -31,7 +31,7 @@ fn can_draw(what: &str) -> bool {
     found
 }
 
-/// What the page is after its script has run, in a window of `width`; `probe` runs behind it and puts an answer in the title.
+/// The page after its script has run, in a window of `width`; `probe` runs after it and puts its result in the title.
 fn drawn(page: &Path, width: u32, probe: &str) -> String {
     let with_probe = page.with_file_name(format!("probe-{width}.html"));
     let text = fs::read_to_string(page).unwrap();
@@ -44,7 +44,7 @@ fn drawn(page: &Path, width: u32, probe: &str) -> String {
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new(chromium().unwrap())
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--dump-dom"])
-        // Nothing may be loaded from anywhere.
+        // The browser must load nothing.
         .args(["--host-resolver-rules=MAP * ~NOTFOUND", &format!("--window-size={width},900")])
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .arg(format!("file://{}", with_probe.display()))
@@ -60,10 +60,10 @@ fn title(dom: &str) -> &str {
     dom.split_once("<title>").and_then(|(_, rest)| rest.split_once("</title>")).expect("a title").0
 }
 
-/// A record with a part of every plot, and its page: for all tests, so they are kept among what is built.
-fn record() -> &'static (PathBuf, Vec<Value>) {
-    static RECORD: OnceLock<(PathBuf, Vec<Value>)> = OnceLock::new();
-    RECORD.get_or_init(|| {
+/// Results with a part of every plot, and their page: for all tests, in the target directory.
+fn results() -> &'static (PathBuf, Vec<Value>) {
+    static RESULTS: OnceLock<(PathBuf, Vec<Value>)> = OnceLock::new();
+    RESULTS.get_or_init(|| {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).unwrap();
@@ -81,26 +81,26 @@ fn record() -> &'static (PathBuf, Vec<Value>) {
             "threads --count 2000 --runs 1 --wait block --systems pelton,pelton-batches",
         ] {
             let place = directory.join("part.jsonl");
-            let arguments: Vec<&str> = command.split(' ').chain(["--record", place.to_str().unwrap()]).collect();
+            let arguments: Vec<&str> = command.split(' ').chain(["--results", place.to_str().unwrap()]).collect();
             bench(&arguments);
             let text = fs::read_to_string(&place).unwrap();
             let part = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
             // The machine once.
             lines.extend(part.skip(usize::from(!lines.is_empty())));
         }
-        let place = directory.join("record.jsonl");
+        let place = directory.join("results.jsonl");
         fs::write(&place, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
         let (page, empty) = (directory.join("page.html"), directory.join("empty.md"));
         fs::write(&empty, "").unwrap();
-        let [record, empty, page_text] = [&place, &empty, &page].map(|place| place.to_str().unwrap());
-        bench(&["figures", "--draft", record, empty, "--report", page_text]);
+        let [results, empty, page_text] = [&place, &empty, &page].map(|place| place.to_str().unwrap());
+        bench(&["figures", "--draft", results, empty, "--report", page_text]);
         (page, lines)
     })
 }
 
 #[test]
-fn the_page_is_one_file_that_holds_the_record() {
-    let (page, lines) = record();
+fn the_page_is_one_file_that_contains_the_results() {
+    let (page, lines) = results();
     let text = fs::read_to_string(page).unwrap();
     for loads in ["src=", "<link", "@import", "url("] {
         assert!(!text.contains(loads), "`{loads}` would load something");
@@ -114,7 +114,7 @@ fn a_browser_draws_every_plot_and_a_table_beside_it() {
     if !can_draw("what a browser draws of the page") {
         return;
     }
-    let (page, lines) = record();
+    let (page, lines) = results();
     let probe = "[document.querySelectorAll('main svg[role=img]').length, \
         document.querySelectorAll('svg[role=img]:not([aria-label])').length, \
         document.querySelectorAll('main table').length, \
@@ -140,7 +140,7 @@ fn a_browser_draws_every_plot_and_a_table_beside_it() {
         assert!(dom.contains(words), "the page does not show `{words}`");
     }
     assert!(!dom.contains("NaN") && !dom.contains(">undefined<") && !dom.contains("Infinity"));
-    // What was left out is there with its reason, and each command.
+    // Each skipped system has its reason, and each command is there.
     let skipped = lines.iter().find_map(|line| line["skipped"].as_str()).unwrap();
     assert!(dom.contains(&skipped.replace('&', "&amp;")), "{skipped}");
     for line in lines {
@@ -152,11 +152,11 @@ fn a_browser_draws_every_plot_and_a_table_beside_it() {
 
 #[test]
 fn no_two_systems_look_alike_without_colours() {
-    if !can_draw("how systems are told apart") {
+    if !can_draw("how systems are distinguished") {
         return;
     }
-    let (page, _) = record();
-    // More than any plot has; a name more each time, as a record with more systems would have it.
+    let (page, _) = results();
+    // More systems than any plot has; one more name each time, as larger results would have.
     let probe = "(() => { while (labels.length < 36) labels.push('system ' + labels.length); \
         return new Set(labels.map(l => look(l).dash + '|' + look(l).mark)).size; })()";
     let dom = drawn(page, 1000, probe);
@@ -164,13 +164,13 @@ fn no_two_systems_look_alike_without_colours() {
 }
 
 #[test]
-fn a_phone_need_not_scroll_sideways_and_its_figures_can_be_read() {
+fn a_phone_need_not_scroll_sideways_and_shows_readable_figures() {
     if !can_draw("how wide the page is on a phone") {
         return;
     }
-    let (page, _) = record();
-    // A window of a headless Chromium is at least 500 wide: the page is put into a frame that is narrower. Text is of 12 in a drawing; how large is
-    // that, and is any drawing wider than its place?
+    let (page, _) = results();
+    // A headless Chromium's window is at least 500 wide: the test puts the page into a narrower frame. A drawing's
+    // text has size 12: how large is that, and is any drawing wider than its place?
     let frame = page.with_file_name("frame.html");
     fs::write(
         &frame,
@@ -194,12 +194,12 @@ fn a_phone_need_not_scroll_sideways_and_its_figures_can_be_read() {
 }
 
 #[test]
-fn no_words_of_a_drawing_run_into_each_other() {
+fn no_words_of_a_drawing_overlap() {
     if !can_draw("where a drawing's words are") {
         return;
     }
-    let (page, _) = record();
-    // Beside the record's drawings two with more decades, sizes and long names than it has.
+    let (page, _) = results();
+    // Beside the page's drawings two with more decades, sizes and long names than it has.
     let probe = "(() => { \
         const rows = ['multiprocessing-queue', 'sock-seqpacket-batched:block', 'a', 'b'].map((label, n) => ({ label, value: [0, 1e-7, 1, 30][n] })); \
         const points = [1, 10, 100, 1e3, 1e4, 1e5].map(x => [x, x * x]); \

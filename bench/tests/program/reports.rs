@@ -1,4 +1,5 @@
-//! The program as its user has it: small runs, whose report is read back. What it measures is not judged here, only that it is there.
+//! The program as a user runs it: small runs, whose report the tests read. They check that figures are there, not how
+//! large they are.
 
 use std::{env, fs, path::Path, process::Command, sync::Once};
 
@@ -115,7 +116,7 @@ fn each_system_may_have_as_many_messages_as_last_so_long() {
         for system in &systems {
             assert_eq!(system["skipped"], Value::Null, "{system}");
             assert_eq!(system["parameters"]["seconds"], 0.02);
-            // How long they then take is the machine's to say.
+            // The machine decides how long they take.
             assert!(system["parameters"]["count"].as_u64().unwrap() > 16, "{system}");
             assert!(system[figure].as_f64().unwrap() > 0.0, "{system}");
             assert_eq!(system["runs"].as_array().unwrap().len(), 2);
@@ -139,15 +140,15 @@ fn channels_of_directories_are_measured_as_those_of_sockets() {
     }
 }
 
-/// Whether a C compiler is there, and libuv if that is wanted too; says what is left out without, which is nothing in CI. Builds what C is
-/// linked with, which testing alone does not.
+/// Whether a C compiler is there, and libuv if `uv`; prints what is skipped without, which is nothing in CI. Builds
+/// the library that C links with, which `cargo test` alone does not.
 fn can_c(uv: bool) -> bool {
     static LIBRARY: Once = Once::new();
     LIBRARY.call_once(|| {
         let target = Path::new(env!("CARGO_BIN_EXE_pelton-bench")).ancestors().nth(2).unwrap();
         let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
         let mut cargo = Command::new(env!("CARGO"));
-        // With the features of `./run test`: by others the crate pelton would be built once more, for 20 s.
+        // With the features of `./run test`: others would compile the crate pelton once more, for 20 s.
         cargo.args(["build", "--quiet", "--workspace", "--features", "pelton/tokio", "--lib", "--profile", profile]);
         cargo.arg("--target-dir").arg(target);
         assert!(cargo.status().unwrap().success());
@@ -173,7 +174,7 @@ fn a_side_in_c_does_what_one_in_rust_does() {
     if can_c(true) {
         systems += ",pelton-c:uv";
     }
-    // A lane that is full many times, also with messages half as large as it, and one that need not be.
+    // A lane that is full many times, also with messages half as large as it, and one that never is.
     for (workload, size, capacity) in [
         ("stream", "256", "65536"),
         ("stream", "1..30000", "65536"),
@@ -205,7 +206,7 @@ fn a_side_in_c_does_what_one_in_rust_does() {
 }
 
 #[test]
-fn a_side_in_c_knows_no_rate_and_says_so() {
+fn a_side_in_c_refuses_a_rate() {
     if !can_c(false) {
         return;
     }
@@ -237,7 +238,7 @@ fn lopsided_sides_are_compared_with_their_own_work() {
             assert_eq!(system["skipped"], Value::Null, "{system}");
             assert_eq!((&system["parameters"]["slow"], &system["parameters"]["work_us"]), (&slow.into(), &20.into()));
             assert!(system["share_of_own_speed"].as_f64().unwrap() > 0.0, "{system}");
-            // What is done besides the work can only add to it; but the clock and the machine are not that exact.
+            // Other costs only add to the work; but the clock and the machine are not that exact.
             assert!(system["cpu_to_own_work"].as_f64().unwrap() > 0.0, "{system}");
             assert!(system["messages_per_second"].as_f64().unwrap() > 0.0, "{system}");
         }
@@ -246,7 +247,7 @@ fn lopsided_sides_are_compared_with_their_own_work() {
 }
 
 #[test]
-fn successors_are_timed_where_there_can_be_any() {
+fn successors_are_timed_on_channels_that_can_have_any() {
     let arguments = ["reattach", "--count", "1000", "--runs", "2", "--systems", "pelton-path,pelton,limits"];
     let (systems, _) = report(&arguments);
     assert_eq!(systems[0]["skipped"], Value::Null, "{}", systems[0]);
@@ -261,7 +262,7 @@ fn successors_are_timed_where_there_can_be_any() {
 }
 
 #[test]
-fn many_senders_are_measured_beside_one_and_those_that_idle_beside_none() {
+fn many_senders_are_measured_beside_one_and_beside_idle_ones() {
     let systems =
         "pelton:block,pelton:epoll,pelton-alone:block,pelton-stream:block,sock-stream:block,sock-seqpacket:block";
     for (senders, idle, size, count) in
@@ -279,7 +280,7 @@ fn many_senders_are_measured_beside_one_and_those_that_idle_beside_none() {
             assert_eq!(parameters["idle"], idle.parse::<u64>().unwrap());
             assert!(system["messages_per_second"].as_f64().unwrap() > 0.0, "{system}");
             assert!(system["bytes_per_second"].as_f64().unwrap() > 0.0, "{system}");
-            // The receiver and each that sends; one of one, whatever was asked for.
+            // The receiver and each sender; of pelton-stream one sender, whatever --senders says.
             let sides = if system["system"] == "pelton-stream" { 2 } else { 1 + senders.parse::<usize>().unwrap() };
             let sides_found = system["runs"][1]["sides"].as_object().unwrap();
             assert_eq!(sides_found.len(), sides, "{system}");
@@ -333,7 +334,7 @@ fn calls_are_measured_one_by_one_and_many_at_a_time() {
 }
 
 #[test]
-fn calls_that_rest_are_timed_one_by_one() {
+fn calls_with_pauses_are_timed_one_by_one() {
     for (option, value) in [("--delay", "5"), ("--rate", "200"), ("--one-cpu", "")] {
         let mut arguments =
             vec!["call", "--count", "30", "--runs", "2", "--systems", "pelton,sock-stream,limits", option];
@@ -361,7 +362,7 @@ fn calls_are_measured_beside_a_flood_and_without_it_and_beside_messages_one_way(
     for system in &reports {
         assert_eq!(system["skipped"], Value::Null, "{system}");
         assert!(system["p99_ns"].as_f64().unwrap() > 0.0, "{system}");
-        // Who floods is no side of it.
+        // The flooding client is no side of the report.
         assert_eq!(system["runs"][1]["sides"].as_object().unwrap().len(), 2, "{system}");
     }
     assert_eq!((&ratios["figure"], &ratios["ratios"]["pelton-alone"]["runs"]), (&"p99_ns".into(), &2.into()));
@@ -376,9 +377,9 @@ fn calls_are_measured_beside_a_flood_and_without_it_and_beside_messages_one_way(
 }
 
 #[test]
-fn what_threads_append_is_flushed_by_every_system() {
+fn every_system_flushes_the_appended_messages() {
     let systems = "pelton,bump,mutex-vec,array-queue,seg-queue";
-    // Of a buffer or two, and of one that is never full.
+    // A buffer or two, and one that is never full.
     for (threads, count) in [("1", "60000"), ("3", "30000"), ("2", "1")] {
         let arguments = ["append", "--threads", threads, "--count", count, "--runs", "2", "--systems", systems];
         let (reports, ratios) = report(&arguments);
@@ -396,10 +397,10 @@ fn what_threads_append_is_flushed_by_every_system() {
 }
 
 #[test]
-fn what_threads_append_is_in_a_file_and_nothing_stays_of_it() {
+fn appended_messages_are_in_a_file_which_is_removed() {
     let temporary = tempfile::tempdir().unwrap();
     let directory = temporary.path().to_str().unwrap();
-    // Of some buffers, of one that is never full, and with bytes between the records.
+    // Some buffers, one that is never full, and padding between the records.
     for (threads, count, size) in [("1", "30000", "256"), ("3", "10000", "256"), ("2", "1", "8"), ("2", "40000", "21")]
     {
         let arguments = ["append", "--file", directory, "--threads", threads, "--count", count, "--size", size];
@@ -416,11 +417,12 @@ fn what_threads_append_is_in_a_file_and_nothing_stays_of_it() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_no_figure_and_does_not_stay() {
+fn a_file_that_cannot_be_written_makes_no_figure_and_is_removed() {
     let temporary = tempfile::tempdir().unwrap();
     let directory = temporary.path().to_str().unwrap();
     for system in ["pelton", "write"] {
-        // A file may have 8 MiB (or 16, where the shell counts in KiB), lanes have less; who goes on is not ended by a signal but told.
+        // The limit is 8 MiB for a file (or 16, if the shell counts in KiB), and lanes are smaller. With SIGXFSZ
+        // ignored the write fails instead.
         let output = Command::new("sh")
             .args(["-c", "trap '' XFSZ; ulimit -f 16384; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_pelton-bench")])
             .args(["append", "--file", directory, "--count", "60000", "--runs", "1", "--systems", system])
@@ -459,7 +461,7 @@ fn threads_that_work_are_compared_with_their_work_alone() {
 }
 
 #[test]
-fn a_system_of_another_workload_is_skipped_and_says_where_it_belongs() {
+fn a_system_of_another_workload_is_skipped_and_names_its_workloads() {
     for (workload, system, words) in [
         ("stream", "bump", "measure it with append"),
         ("stream", "pelton-alone", "measure it with fan-in"),
@@ -481,7 +483,7 @@ fn nothing_measured_is_a_failure() {
 }
 
 #[test]
-fn bad_arguments_end_with_2_and_say_what_is_wanted() {
+fn bad_arguments_exit_with_2_and_name_the_valid_ones() {
     let output = bench(&["stream", "--systems", "pipe,telepathy"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(output.stdout.is_empty());

@@ -1,4 +1,4 @@
-//! Rounds at a rate, threads, memory, kills, and the systems that are programs of bench/rivals: as a user has them, in small runs.
+//! Rounds at a rate, threads, memory, kills, and the systems of bench/peers: as a user runs them, in small runs.
 
 use std::{
     env, fs,
@@ -11,8 +11,8 @@ use pelton_testkit::eventually;
 use serde_json::Value;
 
 #[test]
-fn a_round_that_was_due_while_another_was_late_is_late_itself() {
-    // A pipe makes no million rounds a second: the last one waits for all before it, and that is in its time.
+fn a_round_that_falls_due_behind_a_late_one_is_late_itself() {
+    // A pipe makes no million rounds a second: the last one waits for all before it, and its time includes that.
     let count = 2000.0;
     let arguments = ["roundtrip", "--rate", "1000000", "--count", "2000", "--runs", "1", "--systems", "pipe,pelton"];
     for system in report(&arguments).0 {
@@ -25,12 +25,13 @@ fn a_round_that_was_due_while_another_was_late_is_late_itself() {
         assert!(ladder.len() > 5 && ladder.windows(2).all(|pair| pair[0][1].as_u64() <= pair[1][1].as_u64()));
         assert_eq!(ladder.last().unwrap()[0], 1.0);
     }
-    // Rounds that count from when they go fill the run, one after the other; of these that are all late each fills most of it.
+    // Rounds timed from their sending fill the run, one after the other. Each of these, all late, lasts for most of
+    // it.
     let pipe = &report(&["roundtrip", "--rate", "1000000", "--count", "2000", "--runs", "1", "--systems", "pipe"]).0[0];
     let together_ns = pipe["round_trip_ns"].as_f64().unwrap() * count;
     assert!(together_ns > 10.0 * 1e9 * pipe["seconds"].as_f64().unwrap(), "{pipe}");
     let seldom = report(&["roundtrip", "--rate", "1000", "--count", "20", "--runs", "1", "--systems", "pipe"]).0;
-    // Nobody sends ahead of time.
+    // No message is sent ahead of time.
     assert!(seldom[0]["seconds"].as_f64().unwrap() >= 0.019, "{}", seldom[0]);
 }
 
@@ -52,12 +53,12 @@ fn threads_are_measured_with_single_messages_and_batches() {
 }
 
 #[test]
-fn messages_that_go_together_are_measured_between_processes() {
+fn batches_of_messages_are_measured_between_processes() {
     let of = |size: &str, system: &str| {
         let systems = format!("pipe:block,{system}");
         report(&["stream", "--size", size, "--count", "5000", "--runs", "1", "--systems", &systems]).0.remove(1)
     };
-    // A size that is compiled in, and one that is not.
+    // A size that is a constant in the program, and one that is not.
     for size in ["64", "100"] {
         let system = of(size, "pelton-batches");
         assert_eq!(system["skipped"], Value::Null, "{system}");
@@ -72,7 +73,7 @@ fn messages_that_go_together_are_measured_between_processes() {
 }
 
 #[test]
-fn memory_grows_with_what_waits_where_there_is_room() {
+fn memory_grows_with_the_backlog_where_it_fits() {
     let systems =
         report(&["memory", "--count", "20000", "--runs", "1", "--systems", "pelton,pelton-path,sock-stream"]).0;
     let figure = |system: &Value, name: &str| system[name].as_f64().unwrap_or_else(|| panic!("no {name} in {system}"));
@@ -83,28 +84,28 @@ fn memory_grows_with_what_waits_where_there_is_room() {
         // The pages are both processes', or the sender's alone; nothing else here is as large.
         assert!(resident > 0.9 * payload && resident < 2.0 * payload + 1e6, "{resident} for {payload}: {system}");
     }
-    // A socket has no room for all of them, and says so.
+    // A socket does not hold all of them, and reports that.
     assert!(figure(&systems[2], "backlog_messages") < 20_000.0, "{}", systems[2]);
 }
 
 #[test]
-fn a_survivor_is_seen_to_be_told_and_the_other_outcomes_have_names() {
+fn a_survivor_detects_the_death_and_other_outcomes_have_names() {
     let systems = report(&["kill", "--runs", "2", "--systems", "pelton,pelton-path,pipe,sock-stream"]).0;
     for system in systems {
         assert_eq!(system["skipped"], Value::Null, "{system}");
         for run in system["runs"].as_array().unwrap() {
-            for who in ["receiver", "sender"] {
-                let death = &run["deaths"][who];
-                assert_eq!(death["outcome"], "told", "{who} of {}: {death}", system["label"]);
+            for killed in ["receiver", "sender"] {
+                let death = &run["deaths"][killed];
+                assert_eq!(death["outcome"], "detected", "{killed} of {}: {death}", system["label"]);
                 assert!(!death["words"].as_str().unwrap().is_empty());
-                assert!(run[format!("{who}_death_told_ns")].as_f64().unwrap() > 0.0);
+                assert!(run[format!("{killed}_death_detected_ns")].as_f64().unwrap() > 0.0);
             }
             assert!(run["deaths"]["sender"]["messages"].as_u64().unwrap() > 0, "the stream ran: {run}");
         }
     }
 }
 
-/// A program in place of cargo: it has to be asked for a rival, and then cannot build it.
+/// A program in place of cargo: the bench calls it for a peer, and it fails to build one.
 fn without_cargo(arguments: &[&str]) -> Output {
     let directory = tempfile::tempdir().unwrap();
     let cargo = directory.path().join("cargo");
@@ -114,7 +115,7 @@ fn without_cargo(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn a_rival_that_cannot_be_built_is_left_out_with_the_reason_and_the_others_are_measured() {
+fn a_peer_that_cannot_be_built_is_skipped_with_the_reason() {
     let output = without_cargo(&[
         "stream",
         "--count",
@@ -136,10 +137,10 @@ fn a_rival_that_cannot_be_built_is_left_out_with_the_reason_and_the_others_are_m
 }
 
 #[test]
-fn an_interrupt_while_a_rival_is_built_begins_no_other() {
+fn an_interrupt_during_a_build_starts_no_other_build() {
     let directory = tempfile::tempdir().unwrap();
     let [cargo, asked, go_on] = ["cargo", "asked", "go-on"].map(|name| directory.path().join(name));
-    // It says what it was asked for, and is not ready before it is told to be, or the test has failed.
+    // The program announces its call, and waits for the signal, or the test has failed.
     let script = format!(
         "#!/bin/sh\necho \"$@\" >>'{}'\nn=0\nwhile [ ! -e '{}' ] && [ $n -lt 6000 ]; do n=$((n + 1)); sleep 0.01; done\nexit 101\n",
         asked.display(),
@@ -163,9 +164,9 @@ fn an_interrupt_while_a_rival_is_built_begins_no_other() {
     assert!(!String::from_utf8_lossy(&output.stderr).contains("is skipped"), "{output:?}");
 }
 
-/// One that is there without a build: Python's.
+/// A peer without a build: Python's.
 #[test]
-fn a_program_in_another_language_is_measured_and_its_system_calls_are_counted() {
+fn a_program_in_another_language_is_measured_with_its_system_calls() {
     if Command::new("python3").arg("--version").output().is_err() {
         eprintln!("LEFT OUT: systems in Python, for python3 is missing");
         return;
@@ -180,7 +181,7 @@ fn a_program_in_another_language_is_measured_and_its_system_calls_are_counted() 
             let figure = if workload == "stream" { "messages_per_second" } else { "round_trip_ns" };
             assert!(system[figure].as_f64().unwrap() > 0.0, "{system}");
             assert!(system["cpu_seconds"].as_f64().unwrap() > 0.0, "{system}");
-            // Where the pipe's could be counted, those of both its processes are.
+            // If the pipe's calls could be counted, those of both its processes are.
             if systems[0]["syscalls_per_message"].is_number() {
                 assert!(system["syscalls_per_message"].as_f64().unwrap() >= 2.0, "{system}");
             }
@@ -191,20 +192,20 @@ fn a_program_in_another_language_is_measured_and_its_system_calls_are_counted() 
 }
 
 #[test]
-fn a_record_and_its_page_are_written_and_an_interrupt_keeps_what_is_finished() {
+fn results_and_their_page_are_written_and_an_interrupt_keeps_finished_parts() {
     let directory = tempfile::tempdir().unwrap();
-    let [record, page] = ["r.jsonl", "p.html"].map(|name| directory.path().join(name));
+    let [results, page] = ["r.jsonl", "p.html"].map(|name| directory.path().join(name));
     let output = Command::new(env!("CARGO_BIN_EXE_pelton-bench"))
-        .args(["all", "--short", "--only", "threads --size 64", "--record"])
-        .arg(&record)
+        .args(["all", "--short", "--only", "threads --size 64", "--results"])
+        .arg(&results)
         .arg("--report")
         .arg(&page)
-        // Nothing is built for this: what is no part of this program is left out, and says so.
+        // Nothing is built for this: systems outside this program are skipped, with a reason.
         .env("CARGO", "/bin/false")
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = fs::read_to_string(&record).unwrap();
+    let text = fs::read_to_string(&results).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines[0]["machine"]["command"], "./run bench all --short");
     assert_eq!(lines[0]["machine"]["interrupted"], false);
@@ -214,37 +215,37 @@ fn a_record_and_its_page_are_written_and_an_interrupt_keeps_what_is_finished() {
 
     let filled = directory.path().join("figures.md");
     fs::write(&filled, "<!-- bench threads -->\n<!-- /bench -->\n").unwrap();
-    let [record, filled_text] = [&record, &filled].map(|place| place.to_str().unwrap());
-    let refused = bench(&["figures", record, filled_text]);
+    let [results, filled_text] = [&results, &filled].map(|place| place.to_str().unwrap());
+    let refused = bench(&["figures", results, filled_text]);
     assert!(
-        String::from_utf8_lossy(&refused.stderr).contains("say --draft"),
+        String::from_utf8_lossy(&refused.stderr).contains("use --draft"),
         "a short run has no figures: {refused:?}"
     );
-    assert!(bench(&["figures", "--draft", record, filled_text]).status.success());
+    assert!(bench(&["figures", "--draft", results, filled_text]).status.success());
     assert!(fs::read_to_string(&filled).unwrap().contains("| pelton-batches |"));
 }
 
 #[test]
-fn what_was_finished_before_an_interrupt_is_in_the_record() {
+fn parts_finished_before_an_interrupt_are_in_the_results() {
     use std::time::{Duration, Instant};
     let directory = tempfile::tempdir().unwrap();
-    let record = directory.path().join("r.jsonl");
+    let results = directory.path().join("r.jsonl");
     let mut program = Command::new(env!("CARGO_BIN_EXE_pelton-bench"))
-        .args(["all", "--only", "lopsided", "--record"])
-        .arg(&record)
+        .args(["all", "--only", "lopsided", "--results"])
+        .arg(&results)
         .stderr(std::process::Stdio::null())
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    // There after the first part: the signal comes between the two, or at the second one's beginning.
+    // The file exists after the first part: the signal falls between the two, or at the start of the second.
     let until = Instant::now() + Duration::from_secs(300);
-    while !record.exists() {
+    while !results.exists() {
         assert!(Instant::now() < until && program.try_wait().unwrap().is_none());
         std::thread::yield_now();
     }
     rustix::process::kill_process(rustix::process::Pid::from_child(&program), rustix::process::Signal::INT).unwrap();
     let status = program.wait().unwrap();
-    let text = fs::read_to_string(&record).unwrap();
+    let text = fs::read_to_string(&results).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(status.code(), Some(130), "{status}");
     assert_eq!(lines[0]["machine"]["interrupted"], true);

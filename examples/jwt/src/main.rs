@@ -1,12 +1,14 @@
-//! Verifies JSON Web Tokens (RFC 7519) for whoever calls, in whatever language: `bindings/c/examples/jwt.c` asks from a C event loop.
+//! Verifies JSON Web Tokens (RFC 7519) for callers in any language: `bindings/c/examples/jwt.c` calls it from a C
+//! event loop.
 //!
 //! ```text
-//! jwt serve NAME       answers with a token's claims as JSON, or fails: 1 malformed, 2 wrong signature, 3 expired, 4 not valid yet
-//! jwt tokens COUNT     prints tokens, by turns: HS256, ES256, HS256 of another secret, ES256 expired an hour ago, HS256 valid in
-//!                      half an hour
+//! jwt serve NAME       replies with a token's claims as JSON, or fails: 1 malformed, 2 wrong signature, 3 expired,
+//!                      4 not valid yet
+//! jwt tokens COUNT     prints tokens in turn: HS256, ES256, HS256 with another secret, ES256 expired an hour ago,
+//!                      HS256 valid in half an hour
 //! ```
 //!
-//! The keys are published ones. The service's verifies; a real one would have its own, and not the signing one.
+//! The keys are published ones. The service has the signing keys too; a real one would have only the verifying keys.
 
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode};
@@ -37,11 +39,11 @@ struct Keys {
 }
 
 impl Keys {
-    /// The claims of a token that is what it says, or why it is not.
+        /// Returns the claims of a valid token, or the reason why it is invalid.
     fn verify(&self, token: &[u8]) -> Result<Vec<u8>, (u32, String)> {
         let malformed = |why: &dyn std::fmt::Display| (MALFORMED, why.to_string());
         let header = decode_header(token).map_err(|error| malformed(&error))?;
-        // The token may choose between the keys, not what they are used for.
+                // The token may choose the key; the key determines the algorithm.
         let key = match header.alg {
             Algorithm::HS256 => &self.shared,
             Algorithm::ES256 => &self.public,
@@ -62,7 +64,7 @@ impl Keys {
     }
 
     fn answer(&self, request: Request<'_>) {
-        // Who has gone wants no answer.
+                // A client that has gone needs no reply.
         let _ = match self.verify(&request) {
             Ok(claims) => request.reply(&claims),
             Err((code, why)) => request.fail(code, why.as_bytes()),

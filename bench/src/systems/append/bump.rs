@@ -1,14 +1,14 @@
 //! One buffer for all threads, in which each takes space by fetch_add.
 //!
-//! Whoever overflows it opens the other buffer, waits for those who still write to the full one, and flushes that. To be waited for costs
-//! a writer two stores to a cache line of its own, no second read-modify-write instruction: it says which buffer it is about to write
-//! to, and afterwards that it writes to none.
+//! The thread that overflows the buffer opens the other one, waits for the writers that still write to the full one,
+//! and flushes that. The wait costs each writer two stores to a cache line of its own and no second read-modify-write
+//! instruction: before a write it stores the buffer's number, afterwards that it writes to none.
 //!
 //! ```text
-//! [take]   writer: store `writing`, fetch_add the tail  ->  who overflows: fetch_add the tail, load `writing`
-//!          whose space was taken before is seen to write
-//! [wrote]  writer: store `writing` none  ->  who overflows: load it       the records are visible
-//! [open]   who overflows: reset a tail, store the epoch  ->  writer: load the epoch     the buffer is empty, and flushed
+//! [take]   writer: store `writing`, fetch_add the tail  ->  flusher: fetch_add the tail, load `writing`
+//!          the flusher detects each writer that took space before
+//! [wrote]  writer: store `writing` none  ->  flusher: load it       the records are visible
+//! [open]   flusher: reset a tail, store the epoch  ->  writer: load the epoch     the buffer is empty, and flushed
 //! ```
 
 use std::{
@@ -22,27 +22,28 @@ use std::{
 
 use anyhow::{Result, ensure};
 
-use super::{Apart, AppendSystem, Appender, BUFFER, HEADER, Opened, Patience, Sink, header, record_bytes};
+use super::{Apart, AppendSystem, Appender, BUFFER, Backoff, HEADER, Opened, Sink, header, record_bytes};
 use crate::parameters::Job;
 
-/// How many buffers take turns. Measured: with one, two and eight threads are a twentieth slower, and one thread a tenth faster.
+/// How many buffers alternate. Measured: with one, two and eight threads are a twentieth slower, and one thread a
+/// tenth faster.
 const BUFFERS: u64 = 2;
 
-/// What `writing` says of who does not.
+/// The value of `writing` of a thread that does not write.
 const NONE: u64 = u64::MAX;
 
 struct Buffer {
-    /// Bytes taken, and wanted in vain.
+    /// Bytes taken, and bytes of failed attempts.
     tail: Apart<AtomicUsize>,
     bytes: UnsafeCell<Box<[u8]>>,
 }
 
-/// What all threads share.
+/// The state that all threads share.
 pub struct Bump {
     buffers: [Buffer; BUFFERS as usize],
-    /// Counts the buffers opened: the one of number `epoch % BUFFERS` is written to.
+    /// The number of the open buffer: threads write to the one of number `epoch % BUFFERS`.
     epoch: Apart<AtomicU64>,
-    /// How many have been flushed.
+    /// The number of flushed buffers.
     flushed: Apart<AtomicU64>,
     /// For each thread, the number of the buffer it writes to.
     writing: Box<[Apart<AtomicU64>]>,
@@ -50,35 +51,36 @@ pub struct Bump {
     record: usize,
 }
 
-// SAFETY: a buffer's bytes are written by whoever took them, each byte by one thread in an epoch, and read by the one who flushes, who has
-// waited for all writers by [take] and [wrote]; nobody writes again before [open].
+// SAFETY: the owner of a buffer's bytes writes them, each byte by one thread in an epoch. The flusher reads them after
+// it has waited for all writers by [take] and [wrote]; no thread writes again before [open].
 unsafe impl Sync for Bump {}
 
 impl Bump {
     fn flush(&self, buffer: &Buffer, bytes: usize) {
         if bytes > 0 {
-            // SAFETY: only who overflowed, or who comes after all threads, is here, and has waited for the writers of these bytes.
+            // SAFETY: only the thread that overflowed, or the one after all threads, calls this; it has waited for the
+            // writers of these bytes.
             let all = unsafe { &*buffer.bytes.get() };
             self.sink.take(&all[..bytes], (bytes / self.record) as u64);
         }
     }
 
-    /// The buffer of that epoch is full with `bytes`, by the calling thread, which writes to none.
+    /// Flushes the buffer of that epoch, full with `bytes`, and opens the next. The calling thread writes to none.
     #[cold]
     #[inline(never)]
-    fn turn(&self, epoch: u64, bytes: usize) {
+    fn flush_and_open_next(&self, epoch: u64, bytes: usize) {
         // The next buffer must have been flushed.
-        let mut patience = Patience::default();
+        let mut backoff = Backoff::default();
         while self.flushed.0.load(Ordering::Acquire) + BUFFERS <= epoch + 1 {
-            patience.wait();
+            backoff.wait();
         }
         self.buffers[((epoch + 1) % BUFFERS) as usize].tail.0.store(0, Ordering::Relaxed);
         self.epoch.0.store(epoch + 1, Ordering::Release); // [open]
         let number = epoch % BUFFERS;
         for writing in &self.writing {
-            let mut patience = Patience::default();
+            let mut backoff = Backoff::default();
             while writing.0.load(Ordering::Acquire) == number {
-                patience.wait(); // [wrote]
+                backoff.wait(); // [wrote]
             }
         }
         self.flush(&self.buffers[number as usize], bytes);
@@ -112,7 +114,7 @@ impl AppendSystem for Bump {
     }
 }
 
-/// One thread's.
+/// One thread's endpoint.
 pub struct BumpAppender {
     bump: Arc<Bump>,
     thread: usize,
@@ -141,11 +143,11 @@ impl Appender for BumpAppender {
             }
             writing.store(NONE, Ordering::Release);
             if at <= BUFFER {
-                self.bump.turn(epoch, at);
+                self.bump.flush_and_open_next(epoch, at);
             } else {
-                let mut patience = Patience::default();
+                let mut backoff = Backoff::default();
                 while self.bump.epoch.0.load(Ordering::Acquire) == epoch {
-                    patience.wait();
+                    backoff.wait();
                 }
             }
         }

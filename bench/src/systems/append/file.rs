@@ -1,5 +1,5 @@
-//! What is appended goes to a file, made anew for each pass and not synced: pelton's record file, and the plain write of full buffers.
-//! Afterwards the sink is given what the file holds.
+//! Appending to a file, created for each pass and not synced: pelton's record file, and the plain write of full
+//! buffers. Afterwards the sink gets the file's content.
 
 use std::{
     fs::{self, File},
@@ -42,7 +42,7 @@ impl AppendSystem for PeltonFile {
     }
 }
 
-/// Appenders that end sync their sink, and a disk's time is not what is measured.
+/// Appenders that end sync their sink; but a disk's time must not be in the figures.
 struct Unsynced(RecordFile);
 
 impl pelton::Sink for Unsynced {
@@ -92,7 +92,7 @@ impl AppendSystem for Write {
     }
 }
 
-/// A file, and why not all is in it.
+/// A file, and the error that kept it incomplete.
 struct Written {
     file: File,
     failed: OnceLock<io::Error>,
@@ -101,7 +101,7 @@ struct Written {
 impl Sink for Written {
     fn take(&self, records: &[u8], _messages: u64) {
         if let Err(error) = (&self.file).write_all(records) {
-            // The first is told.
+            // The first error is reported.
             let _ = self.failed.set(error);
         }
     }

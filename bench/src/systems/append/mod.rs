@@ -1,5 +1,5 @@
-//! The systems that threads of one process append messages to. Each makes records of them, one behind the other in a buffer of 1 MiB,
-//! and hands full buffers to a [`Sink`].
+//! The systems that threads of one process append messages to. Each makes records of them, one behind the other in a
+//! buffer of 1 MiB, and hands full buffers to a [`Sink`].
 
 mod bump;
 mod file;
@@ -26,60 +26,61 @@ pub const BUFFER: usize = 1 << 20;
 /// A header's bytes.
 pub const HEADER: usize = 8;
 
-/// What stands before a payload, as in pelton's lanes and in limits.c.
+/// The header before a payload, as in pelton's lanes and in limits.c.
 #[inline]
 pub fn header(number: u32, len: usize) -> u64 {
     (number as u64) << 32 | len as u64
 }
 
-/// Bytes that a message of `len` bytes occupies: records begin at multiples of eight.
+/// Bytes of the record of a message of `len` bytes: records begin at multiples of eight.
 #[inline]
 pub const fn record_bytes(len: usize) -> usize {
     HEADER + len.next_multiple_of(8)
 }
 
-/// Takes buffers away, one at a time; the space is the system's again afterwards. Systems have it as `dyn`, as they would a user's
-/// callback.
+/// Consumes buffers, one at a time; afterwards the system may reuse the space. Systems call it as `dyn`, as they would
+/// a user's callback.
 pub trait Sink: Send + Sync {
     /// So many records, back to back.
     fn take(&self, records: &[u8], messages: u64);
 }
 
-/// What one thread appends by.
+/// One thread's endpoint.
 pub trait Appender: Send {
     /// Appends; waits when there is no room. `number` counts the thread's messages.
     fn append(&mut self, number: u32, payload: &[u8]) -> Result<()>;
 }
 
-/// Something to be done, in whatever thread.
+/// A task for any thread.
 pub type Task = Box<dyn FnOnce() -> Result<()> + Send>;
 
-/// A system, ready.
+/// An opened system.
 pub struct Opened<A> {
     /// One for each thread, which drops it when it has appended all
     pub appenders: Vec<A>,
-    /// For a thread beside the others; ends when everything was handed on
+    /// For a thread beside the others; ends when it has passed all messages on
     pub consumer: Option<Task>,
-    /// When all threads have ended: hands on what is left
+    /// After the end of all threads: passes the rest on
     pub finish: Option<Task>,
-    /// Where it all went to a file: gives what is there to the sink, and removes it. Not measured
+    /// With a file: passes its content to the sink, and removes it. Not measured
     pub read_back: Option<Task>,
 }
 
-/// What threads append to.
+/// A system that threads append to.
 pub trait AppendSystem {
-    /// One thread's
+    /// One thread's endpoint
     type Appender: Appender;
 
-    /// Makes it, for `job.threads` threads that append `count` messages each.
+    /// Opens it, for `job.threads` threads that append `count` messages each.
     fn open(job: &Job, count: u64, sink: Arc<dyn Sink>) -> Result<Opened<Self::Appender>>;
 }
 
-/// For who waits for another thread: looks some times, and then lets others have the CPU, of which there may be fewer than threads.
+/// Backoff of a thread that waits for another: it polls some times, and then yields the CPU, of which there may be
+/// fewer than threads.
 #[derive(Default)]
-struct Patience(u32);
+struct Backoff(u32);
 
-impl Patience {
+impl Backoff {
     fn wait(&mut self) {
         if self.0 < 64 {
             self.0 += 1;
@@ -90,7 +91,7 @@ impl Patience {
     }
 }
 
-/// Each in cache lines of its own, two of them because processors fetch pairs.
+/// Aligned to two cache lines of its own, because processors prefetch pairs.
 #[repr(align(128))]
 #[derive(Default)]
 struct Apart<T>(T);

@@ -1,4 +1,4 @@
-//! One buffer for all threads, behind a lock; who finds it full flushes it.
+//! One buffer for all threads, behind a lock; the thread that finds it full flushes it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::{AppendSystem, Appender, BUFFER, Opened, Sink, header, record_bytes};
 use crate::parameters::Job;
 
-/// What all threads share.
+/// The state that all threads share.
 pub struct MutexVec {
     buffer: Mutex<Vec<u8>>,
     sink: Arc<dyn Sink>,
@@ -56,7 +56,7 @@ impl Appender for Arc<MutexVec> {
     }
 }
 
-/// One record more, in a buffer that has room.
+/// Appends a record to a buffer with enough space.
 #[inline(always)]
 pub fn write_record(buffer: &mut Vec<u8>, number: u32, payload: &[u8]) {
     buffer.extend_from_slice(&header(number, payload.len()).to_le_bytes());

@@ -25,7 +25,7 @@ impl AppendSystem for Pelton {
 
 /// With any of pelton's sinks.
 pub fn open(job: &Job, sink: impl pelton::Sink + 'static) -> Result<Opened<pelton::Appender>> {
-    // As the others: flushed when full and at the end, not by the clock.
+    // As the others: flushed when full and at the end, not by a timer.
     let options = Options::new().flush_bytes(BUFFER as u64).flush_interval(None).lanes(job.threads);
     let appenders = options.append(sink).context("making the buffers")?;
     let each = (0..job.threads).map(|_| appenders.appender().context("making a buffer")).collect::<Result<_>>()?;

@@ -1,25 +1,27 @@
-//! crossbeam's queues, of messages of 16 bytes, and one thread that takes them out, writes records of them into a buffer, and flushes it.
+//! crossbeam's queues, of messages of 16 bytes, and one thread that moves the messages into a buffer of records, and
+//! flushes it.
 
 use std::{marker::PhantomData, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
 use crossbeam_queue::{ArrayQueue, SegQueue};
 
-use super::{AppendSystem, Appender, BUFFER, Opened, Patience, Sink, mutex_vec::write_record, record_bytes};
+use super::{AppendSystem, Appender, BUFFER, Backoff, Opened, Sink, mutex_vec::write_record, record_bytes};
 use crate::parameters::Job;
 
 /// Bytes of a message here.
 const SIZE: usize = 16;
 type Message = [u8; SIZE];
 
-/// Messages that fit the bounded queue. Measured: with 2^12 one thread is a tenth slower, and eight on two CPUs are half as fast.
+/// Capacity of the bounded queue in messages. Measured: with 2^12 one thread is a tenth slower, and eight on two CPUs
+/// are half as fast.
 const CAPACITY: usize = 1 << 16;
 
-/// One of the two.
+/// The operations that both queues have.
 pub trait CrossbeamQueue: Send + Sync + 'static {
     /// Empty.
     fn new() -> Self;
-    /// The message back, if there is no room.
+    /// Returns the message if the queue is full.
     fn push(&self, message: Message) -> Result<(), Message>;
     /// The oldest message.
     fn pop(&self) -> Option<Message>;
@@ -81,14 +83,14 @@ fn drain(queue: &impl CrossbeamQueue, total: u64, sink: &dyn Sink) {
         sink.take(buffer, (buffer.len() / record) as u64);
         buffer.clear();
     };
-    let mut patience = Patience::default();
+    let mut backoff = Backoff::default();
     let mut taken = 0;
     while taken < total {
         let Some(message) = queue.pop() else {
-            patience.wait();
+            backoff.wait();
             continue;
         };
-        patience = Patience::default();
+        backoff = Backoff::default();
         if buffer.len() + record > BUFFER {
             flush(&mut buffer);
         }
@@ -100,17 +102,17 @@ fn drain(queue: &impl CrossbeamQueue, total: u64, sink: &dyn Sink) {
     }
 }
 
-/// One thread's.
+/// One thread's endpoint.
 pub struct QueueAppender<Q>(Arc<Q>);
 
 impl<Q: CrossbeamQueue> Appender for QueueAppender<Q> {
     #[inline(always)]
     fn append(&mut self, _number: u32, payload: &[u8]) -> Result<()> {
         let mut message = Message::try_from(payload).context("a message of another size")?;
-        let mut patience = Patience::default();
+        let mut backoff = Backoff::default();
         while let Err(back) = self.0.push(message) {
             message = back;
-            patience.wait();
+            backoff.wait();
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The systems that a service is called by. A reply is the bytes of its request.
+//! The systems that serve calls. A reply is the bytes of its request.
 
 pub mod nginx;
 mod pelton;
@@ -14,16 +14,18 @@ use crate::call::Tally;
 
 /// A client.
 pub trait Asking {
-    /// One call, while no other is in flight: asks, and shows the reply, which is a copy in memory of the client's own.
-    fn call<R>(&mut self, request: &[u8], look: impl FnOnce(&[u8]) -> R) -> Result<R>;
+    /// One call, while no other is in flight: sends the request, and passes a copy of the reply in memory of the
+    /// client's own to `inspect`.
+    fn call<R>(&mut self, request: &[u8], inspect: impl FnOnce(&[u8]) -> R) -> Result<R>;
 
-    /// Asks, if there is room; false otherwise, and then a call is in flight. Never waits.
+    /// Sends a request if there is free space; false otherwise, and then a call is in flight. Never waits.
     fn try_ask(&mut self, request: &[u8]) -> Result<bool>;
 
-    /// Waits for the next reply, as the job says, and shows a copy of it. What was asked is on its way then.
-    fn reply<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R>;
+    /// Waits for the next reply, as the job says, and passes a copy of it to `inspect`. The requests have been sent by
+    /// then.
+    fn reply<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R>;
 
-    /// All replies of a pass have come.
+    /// All replies of a pass have arrived.
     fn end_pass(&mut self) -> Result<()> {
         Ok(())
     }
@@ -31,7 +33,7 @@ pub trait Asking {
 
 /// A service.
 pub trait Serving {
-    /// Answers until all clients that are measured have their replies to `count` calls.
+    /// Serves until all measured clients have their replies to `count` calls.
     fn serve(&mut self, count: u64) -> Result<Tally>;
 
     /// Resident memory of the lanes, where this can be known.

@@ -1,5 +1,6 @@
-//! Calls from a worker of nginx, in Lua: by pelton's module, and by cosockets with a 4-byte length, which the services of pelton and of a
-//! stream socket answer. This side starts the worker, has it make each pass by one HTTP request, and measures the worker, not itself.
+//! Calls from an nginx worker, in Lua: by pelton's module, and by cosockets with a 4-byte length to the services of
+//! pelton and of a stream socket. This side starts the worker, has it make each pass by one HTTP request, and measures
+//! the worker, not itself.
 
 use std::{
     fs,
@@ -64,7 +65,7 @@ impl Nginx<'_> {
         for (name, text) in own.into_iter().chain(BINDING.map(|(name, text)| (name, text.to_string()))) {
             fs::write(job.directory.join(name), text).with_context(|| format!("writing {name}"))?;
         }
-        // The service may not have come so far.
+        // The service may not listen yet.
         let service = job.directory.join(if job.system == SystemName::PeltonNginx { "service" } else { "socket" });
         let deadline = Instant::now() + CONNECT;
         while !service.exists() && Instant::now() < deadline {
@@ -104,7 +105,7 @@ impl Nginx<'_> {
         }
     }
 
-    /// Waits until it listens.
+    /// Connects, once the worker listens.
     fn connect(&self) -> Result<UnixStream> {
         let path = self.job.directory.join("http");
         let deadline = Instant::now() + CONNECT;
@@ -138,7 +139,7 @@ impl Drop for Nginx<'_> {
     }
 }
 
-/// `./run bench` has it made beside this program.
+/// `./run bench` builds it beside this program.
 fn module() -> Result<PathBuf> {
     let module = crate::systems::compiled::directory()?.join("ngx_pelton_module.so");
     ensure!(

@@ -1,5 +1,5 @@
-//! pelton's calls. The service reads a request in place and writes the reply in place, where there is room for it now; else it
-//! copies both.
+//! pelton's calls. The service reads a request in place and writes the reply in place if it fits now; else it copies
+//! both.
 
 use std::time::Instant;
 
@@ -35,7 +35,7 @@ impl Pelton {
         Ok(Pelton { client, watch, reply: Vec::with_capacity(job.sizes.max as usize) })
     }
 
-    /// With an event loop of the caller's own. Apart, so that the way without is as short as a user's.
+    /// With an event loop of the caller's own. Not inlined, so that the path without one is as short as a user's.
     #[inline(never)]
     fn reply_from_loop(&mut self) -> Result<()> {
         let watch = self.watch.as_ref().context("there is no loop")?;
@@ -60,13 +60,13 @@ fn copy(completion: &Completion<'_>, reply: &mut Vec<u8>) -> Result<()> {
 
 impl Asking for Pelton {
     #[inline(always)]
-    fn call<R>(&mut self, request: &[u8], look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    fn call<R>(&mut self, request: &[u8], inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
         if self.watch.is_some() {
             ensure!(self.try_ask(request)?, "there was no room for the only call");
-            return self.reply(look);
+            return self.reply(inspect);
         }
         copy(&self.client.call(request)?, &mut self.reply)?;
-        Ok(look(&self.reply))
+        Ok(inspect(&self.reply))
     }
 
     #[inline(always)]
@@ -74,7 +74,7 @@ impl Asking for Pelton {
         if self.client.try_submit(request)?.is_some() {
             return Ok(true);
         }
-        // All may have been answered since a lane was found full: no reply would come that says that there is room.
+        // All replies may have arrived since a lane was found full: then no reply would come to signal the free space.
         let must_wait = self.client.in_flight() == 0;
         if must_wait {
             self.client.submit(request)?;
@@ -83,12 +83,12 @@ impl Asking for Pelton {
     }
 
     #[inline(always)]
-    fn reply<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    fn reply<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
         match self.watch {
             None => copy(&self.client.completion()?, &mut self.reply)?,
             Some(_) => self.reply_from_loop()?,
         }
-        Ok(look(&self.reply))
+        Ok(inspect(&self.reply))
     }
 
     fn end_pass(&mut self) -> Result<()> {
@@ -104,7 +104,7 @@ pub struct PeltonServing<'a> {
 }
 
 impl PeltonServing<'_> {
-    /// Listens. Clients come in while it serves.
+    /// Listens. Clients connect while it serves.
     pub fn new(job: &Job) -> Result<PeltonServing<'_>> {
         let service = lasting(job).listen_service(&name(job)).context("listening")?;
         let watch = if job.wait == Wait::Epoll { Some(Watch::new(&service, EventFlags::IN)?) } else { None };
@@ -124,8 +124,8 @@ impl PeltonServing<'_> {
 }
 
 impl Serving for PeltonServing<'_> {
-    /// Each client says when it has got all its replies: what did not fit into a client's lane is written while requests are
-    /// looked for.
+    /// Each client signals when it has all its replies. Polling for requests also writes the replies that did not fit
+    /// into a client's lane.
     fn serve(&mut self, _count: u64) -> Result<Tally> {
         let (mut tally, mut ended) = (Tally::new(self.job), 0);
         let delay_ns = self.job.delay_us * 1000;
@@ -156,7 +156,7 @@ impl Serving for PeltonServing<'_> {
 #[inline(always)]
 fn answer(mut request: Request<'_>) -> Result<()> {
     let (bytes, responder) = request.split();
-    // What is larger than a lane's largest message has no room at all.
+    // A reply above the lane's message limit never fits in place.
     if let Ok(Some(mut room)) = responder.try_reserve(bytes.len()) {
         room.copy_from_slice(bytes);
         return Ok(room.reply(bytes.len())?);

@@ -1,9 +1,10 @@
-//! Calls over a Unix stream socket, as a competent program would have them: length and payload, one connection for each client, by
-//! which as many calls are on their way as the client likes.
+//! Calls over a Unix stream socket, as a competent program would make them: length and payload, and one connection for
+//! each client, with as many calls in flight as the client likes.
 //!
-//! With one call at a time the two sides do what they do in a round trip. Else a client reads what there is, up to 64 KiB, and never
-//! waits for room while replies may come; a service does the same for each connection that epoll tells of, and with one
-//! connection without epoll. Unbatched, each request and each reply is one call to send; batched, what has gathered is.
+//! With one call at a time the two sides do the same as in a round trip. Else a client reads all bytes there are, up
+//! to 64 KiB, and never waits for free space while replies may arrive. A service does the same for each connection
+//! that epoll reports, and with one connection without epoll. Unbatched, each request and each reply is one call to
+//! send; batched, all gathered ones are.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -28,21 +29,21 @@ use crate::{
     },
 };
 
-/// Connections that one call of epoll tells of.
+/// Connections that one call of epoll reports.
 const EVENTS: usize = 64;
 
-/// A connection with messages on their way in both directions.
+/// A connection with messages in flight in both directions.
 struct Connection {
     incoming: Frames,
     outgoing: Outgoing,
-    /// There was no room for a reply: requests wait until there is
+    /// A reply did not fit: requests wait until it does
     is_stuck: bool,
 }
 
-/// What is to be sent.
+/// The bytes to send.
 struct Outgoing {
     socket: OwnedFd,
-    /// Gathered, or of a message that was sent in part
+    /// Gathered, or the rest of a message that was sent in part
     held: Vec<u8>,
     sent: usize,
     batched: bool,
@@ -50,7 +51,7 @@ struct Outgoing {
 }
 
 impl Connection {
-    /// `blocks`: sending waits for room.
+    /// `blocks`: sending waits for free space.
     fn new(socket: OwnedFd, job: &Job, blocks: bool) -> Connection {
         let batched = job.system == SystemName::SockStreamBatched;
         let flags = SendFlags::NOSIGNAL | if blocks { SendFlags::empty() } else { SendFlags::DONTWAIT };
@@ -61,12 +62,12 @@ impl Connection {
         }
     }
 
-    /// Reads what there is; false if that is nothing, and it was not to wait.
+    /// Reads the bytes there are; false if there are none, and the read must not wait.
     fn read(&mut self, flags: RecvFlags) -> Result<bool> {
-        let room = self.incoming.room();
+        let free_space = self.incoming.free_space();
         loop {
-            match recv(&self.outgoing.socket, &mut *room, flags) {
-                Ok((_, done)) => return self.incoming.came(done).map(|()| true),
+            match recv(&self.outgoing.socket, &mut *free_space, flags) {
+                Ok((_, done)) => return self.incoming.received(done).map(|()| true),
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error).context("receiving"),
@@ -80,7 +81,7 @@ impl Outgoing {
         self.held.is_empty()
     }
 
-    /// Takes a message, whole; false if there is no room.
+    /// Takes a message, whole; false if it does not fit.
     #[inline]
     fn put(&mut self, payload: &[u8]) -> Result<bool> {
         let prefix = (payload.len() as u32).to_le_bytes();
@@ -107,7 +108,7 @@ impl Outgoing {
         Ok(true)
     }
 
-    /// Sends what is held; false if there is no room for all of it.
+    /// Sends the held bytes; false if not all of them fit.
     fn flush(&mut self) -> Result<bool> {
         while self.sent < self.held.len() {
             match again(|| send(&self.socket, &self.held[self.sent..], self.flags))? {
@@ -121,7 +122,7 @@ impl Outgoing {
     }
 }
 
-/// Repeats a call that was interrupted; `None` if it would have to wait.
+/// Repeats an interrupted call; `None` if it would have to wait.
 fn again(mut call: impl FnMut() -> rustix::io::Result<usize>) -> Result<Option<usize>> {
     loop {
         match call() {
@@ -141,7 +142,7 @@ pub enum Sock {
     Pipelined(Pipeline),
 }
 
-/// A client's connection with many calls on their way, and how it waits.
+/// A client's connection with many calls in flight, and how it waits.
 pub struct Pipeline {
     connection: Connection,
     wait: Wait,
@@ -166,11 +167,11 @@ impl Sock {
 }
 
 impl Pipeline {
-    fn reply<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    fn reply<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
         loop {
             let incoming = &mut self.connection.incoming;
             if let Some(len) = incoming.whole()? {
-                let looked = look(incoming.message(len));
+                let looked = inspect(incoming.message(len));
                 incoming.take(len);
                 return Ok(looked);
             }
@@ -178,11 +179,11 @@ impl Pipeline {
         }
     }
 
-    /// Sends what is held, and waits for more to come.
+    /// Sends the held bytes, and waits for more to arrive.
     fn read_on(&mut self) -> Result<()> {
         let Pipeline { connection, wait, watch } = self;
         let all_sent = connection.outgoing.flush()?;
-        // Nothing but a reply can be waited for: the one call that reads can do it.
+        // The side waits only for a reply: the one call that reads can do that.
         if all_sent && *wait == Wait::Block {
             return connection.read(RecvFlags::empty()).map(drop);
         }
@@ -206,18 +207,18 @@ impl Pipeline {
 
 impl Asking for Sock {
     #[inline]
-    fn call<R>(&mut self, request: &[u8], look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    fn call<R>(&mut self, request: &[u8], inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
         match self {
             Sock::Simple(sending, receiving) => {
                 sending.send(request)?;
                 sending.flush()?;
-                receiving.receive(look)
+                receiving.receive(inspect)
             }
             Sock::Pipelined(pipeline) => {
                 while !pipeline.connection.outgoing.put(request)? {
                     pipeline.read_on()?;
                 }
-                pipeline.reply(look)
+                pipeline.reply(inspect)
             }
         }
     }
@@ -231,10 +232,10 @@ impl Asking for Sock {
     }
 
     #[inline]
-    fn reply<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    fn reply<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
         match self {
             Sock::Simple(..) => bail!("there is one call at a time"),
-            Sock::Pipelined(pipeline) => pipeline.reply(look),
+            Sock::Pipelined(pipeline) => pipeline.reply(inspect),
         }
     }
 }
@@ -271,10 +272,10 @@ impl Serving for SockServing<'_> {
     }
 }
 
-/// The service of clients that make many calls at a time, or are many.
+/// The service of many clients, or of clients that make many calls at a time.
 pub struct SockStreamService<'a> {
     connections: Vec<Connection>,
-    /// Of several connections, or of the caller's own loop: what is read from, and what is waited for room in.
+    /// Of several connections, or of the caller's own loop: the epoll for reading, and the one for free space.
     epoll: Option<OwnedFd>,
     job: &'a Job,
 }
@@ -284,7 +285,7 @@ impl SockStreamService<'_> {
     pub fn new(job: &Job) -> Result<SockStreamService<'_>> {
         let sockets = accepted(job, SocketType::STREAM)?;
         let alone = sockets.len() == 1 && job.wait != Wait::Epoll;
-        // A client takes replies whatever it has to send, so to wait for room is to wait for the client.
+        // A client receives replies whatever it has to send, so a wait for free space is a wait for the client.
         let blocks = alone && job.wait == Wait::Block;
         let connections: Vec<_> = sockets.into_iter().map(|socket| Connection::new(socket, job, blocks)).collect();
         let epoll = match alone {
@@ -302,8 +303,9 @@ impl SockStreamService<'_> {
         Ok(SockStreamService { connections, epoll, job })
     }
 
-    /// One turn of that connection's: sends what it could not take before, or reads once, and answers all that has come whole.
-    fn turn(&mut self, index: usize, tally: &mut Tally) -> Result<()> {
+    /// Serves a connection once: sends the replies that did not fit before, or reads once, and replies to all complete
+    /// requests.
+    fn serve_once(&mut self, index: usize, tally: &mut Tally) -> Result<()> {
         let SockStreamService { connections, epoll, job } = self;
         let connection = &mut connections[index];
         let was_stuck = connection.is_stuck;
@@ -313,7 +315,7 @@ impl SockStreamService<'_> {
                 return Ok(());
             }
         }
-        connection.is_stuck = !answer(connection, job.delay_us * 1000, tally)?;
+        connection.is_stuck = !reply_to_all(connection, job.delay_us * 1000, tally)?;
         let is_stuck = connection.is_stuck;
         if let Some(epoll) = epoll.as_ref().filter(|_| was_stuck != is_stuck) {
             let flags = if is_stuck { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
@@ -324,8 +326,8 @@ impl SockStreamService<'_> {
     }
 }
 
-/// Answers what has come whole, as far as there is room. Whether that was all, and has been sent.
-fn answer(connection: &mut Connection, delay_ns: u64, tally: &mut Tally) -> Result<bool> {
+/// Replies to the complete requests, as far as the replies fit. Returns whether all replies were sent.
+fn reply_to_all(connection: &mut Connection, delay_ns: u64, tally: &mut Tally) -> Result<bool> {
     let Connection { incoming, outgoing, .. } = connection;
     while let Some(len) = incoming.whole()? {
         let request = incoming.message(len);
@@ -345,11 +347,12 @@ impl Serving for SockStreamService<'_> {
         let mut events = Vec::with_capacity(EVENTS);
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let measured = self.job.senders as usize;
-        // Who floods always has more to come: those that are measured are accepted after it, so they are the last ones.
+        // A flooding client always has more requests. The measured clients connect after it, so they are the last
+        // ones.
         let first = self.connections.len() - measured;
         while tally.count < count || self.connections[first..].iter().any(|one| one.is_stuck) {
             let Some(epoll) = &self.epoll else {
-                self.turn(0, &mut tally)?;
+                self.serve_once(0, &mut tally)?;
                 continue;
             };
             events.clear();
@@ -359,7 +362,7 @@ impl Serving for SockStreamService<'_> {
                 Err(error) => return Err(error).context("waiting in epoll"),
             }
             for event in &events {
-                self.turn(event.data.u64() as usize, &mut tally)?;
+                self.serve_once(event.data.u64() as usize, &mut tally)?;
             }
         }
         Ok(tally)

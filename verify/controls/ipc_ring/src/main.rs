@@ -1,7 +1,7 @@
-//! The crate `ipc_ring` in the storm of `pelton torture --against`: see `../../README.md`.
+//! The crate `ipc_ring` in the randomized crash test of `pelton torture --against`: see `../../README.md`.
 //!
-//! A ring has one writer, which makes it, and cannot be opened by another. So a sender's successor removes the file and makes a new
-//! one; a receiver takes all that is in the ring that it has, and looks for another when nothing comes.
+//! A ring has one writer, which creates it, and no other can open it. So a sender's successor removes the file and
+//! creates a new one. A receiver takes all messages of its ring, and opens the next one when none arrive.
 
 #![allow(dead_code, reason = "the journal has words that are pelton's own")]
 
@@ -18,7 +18,7 @@ use message::{HEADER_BYTES, Pattern, Sizes, check};
 use serde::Deserialize;
 use std::{error::Error, fs, os::unix::fs::MetadataExt as _, path::PathBuf, time::Duration};
 
-/// How long nothing comes until a receiver looks whether it is asked to end, or there is another ring.
+/// How long no message arrives until a receiver checks for an order to end, or for another ring.
 const SLICE: Duration = Duration::from_millis(20);
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -40,7 +40,7 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let (Some("side"), Some(plan)) = (arguments.next().as_deref(), arguments.next()) else {
         let done = host::host("side");
-        // The ring is in the directory that the storm gave as the one for temporary files.
+                // The crash test gives the ring's directory as the one for temporary files.
         let _ = fs::remove_file(std::env::temp_dir().join("ring"));
         return Ok(done?);
     };

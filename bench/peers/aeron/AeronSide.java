@@ -1,0 +1,439 @@
+import io.aeron.Aeron;
+import io.aeron.ExclusivePublication;
+import io.aeron.FragmentAssembler;
+import io.aeron.Publication;
+import io.aeron.Subscription;
+import io.aeron.driver.MediaDriver;
+import io.aeron.driver.ThreadingMode;
+import io.aeron.logbuffer.BufferClaim;
+import io.aeron.logbuffer.FragmentHandler;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.lang.management.ManagementFactory;
+import java.nio.ByteOrder;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.DirectoryStream;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import org.agrona.concurrent.BackoffIdleStrategy;
+import org.agrona.concurrent.UnsafeBuffer;
+
+/**
+ * Aeron's IPC in the workloads of pelton-bench: `stream` and `roundtrip`, between two Java processes.
+ *
+ * <p>As its documentation recommends for throughput and latency: an exclusive publication and `tryClaim`, by which the
+ * publisher writes a message in place, without a copy of Aeron's own. The terms' memory is created and touched before
+ * the
+ * passes (`preTouchMappedMemory`, no sparse files). Terms are of 16 MiB, or of `--capacity`. That is the best of the
+ * tested
+ * sizes with messages of 256 bytes, one way, on two busy processors: 1 MiB 0.2 M/s, 4 MiB 0.9, 16 MiB 1.9, 64 MiB 0.3.
+ * Both
+ * endpoints busy-poll (`Thread.onSpinWait`), as with its busy-spinning idle strategy.
+ *
+ * <p>The media driver is in the process that receives first, with one thread for all (ThreadingMode.SHARED), which
+ * backs off.
+ * For IPC it only creates the logs and advances the limit. There are two processors for three threads, so neither
+ * process is
+ * pinned to one CPU. The driver's directory is in memory. Bounds checks are off, as its documentation recommends for
+ * measuring.
+ *
+ * <p>Before the passes 200,000 messages more are sent than with the other systems (of large ones 2 GiB), or 20,000
+ * round
+ * trips, so that the measured code is compiled. A message above a fragment's limit, 65,472 bytes, cannot be claimed:
+ * it goes
+ * by `offer`, which copies it in fragments, and a FragmentAssembler joins them, as its documentation recommends. A
+ * message has
+ * at most an eighth of a term.
+ *
+ * <p>The contract with pelton-bench is that of every side. The side compares every message's number and size, and
+ * every byte
+ * of the warm-up's first and of a stream's last.
+ */
+public final class AeronSide {
+    private static final int WARM_UP = 16;
+    private static final int TERM_BYTES = 16 << 20;
+    private static final int COMPILED = 200_000;
+    private static final int FRAGMENTS = 256;
+    private static final int MTU = 65_504;
+    /** Of a message that is one fragment. */
+    private static final int CLAIM_MAX = MTU - 32;
+    private static final double[] QUANTILES = {
+        0.0, 0.1, 0.25, 0.5, 0.625, 0.75, 0.82, 0.9, 0.94, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998,
+        0.9999, 0.99995, 0.99999
+    };
+
+    private final String job;
+    private final int sizeMin;
+    private final int sizeMax;
+    private final long delayNs;
+    private final long rate;
+    private final byte[] pattern;
+    private ExclusivePublication out;
+    private Subscription in;
+    private final BufferClaim claim = new BufferClaim();
+    private final UnsafeBuffer copy;
+    private final UnsafeBuffer offered;
+
+        // The handler's next number, and the bytes it has received.
+    private long number;
+    private long whole;
+    private long bytes;
+    private int seed;
+    private final FragmentHandler check;
+
+    public static void main(String[] arguments) throws Exception {
+        System.setProperty("agrona.disable.bounds.checks", "true");
+        System.setProperty("aeron.disable.bounds.checks", "true");
+        try {
+            new AeronSide(arguments[1]).run();
+        } catch (Throwable error) {
+            System.err.println(error);
+            System.exit(1);
+        }
+        System.exit(0);
+    }
+
+    private AeronSide(String job) {
+        this.job = job;
+        sizeMin = (int) number("\"min\"");
+        sizeMax = (int) number("\"max\"");
+        delayNs = number("\"delay_us\"") * 1000;
+        rate = job.contains("\"rate\":null") ? 0 : number("\"rate\"");
+        pattern = new byte[sizeMax];
+        for (int at = 0; at < sizeMax; at++) {
+            pattern[at] = (byte) (at * 31 + (at >> 8) + 7);
+        }
+        copy = new UnsafeBuffer(new byte[Math.max(sizeMax, 8)]);
+        offered = new UnsafeBuffer(pattern.clone());
+        check = sizeMax > CLAIM_MAX ? new FragmentAssembler(this::check) : this::check;
+    }
+
+    private long number(String name) {
+        return Long.parseLong(find(name + ":(-?[0-9]+)"));
+    }
+
+    private String find(String text) {
+        Matcher matcher = Pattern.compile(text).matcher(job);
+        if (!matcher.find()) {
+            throw new IllegalArgumentException("the job has no " + text);
+        }
+        return matcher.group(1);
+    }
+
+    private void run() throws Exception {
+        String role = find("\"role\":\"([a-z-]+)\"");
+        String wait = find("\"wait\":\"([a-z-]+)\"");
+        if (!wait.equals("spin")) {
+            throw new IllegalArgumentException("its endpoints busy-poll and never sleep: write spin");
+        }
+        int most = Math.min(termBytes() / 8, 16 << 20);
+        if (sizeMin < 8 || sizeMax > most) {
+            throw new IllegalArgumentException("it is measured with messages of 8 bytes at least, and has at most "
+                + most + " with terms of " + termBytes());
+        }
+        boolean listens = role.equals("receiver") || role.equals("answerer");
+        boolean roundTrip = role.equals("asker") || role.equals("answerer");
+        String directory = Path.of(find("\"directory\":\"([^\"]+)\""), "aeron").toString();
+        MediaDriver driver = null;
+        if (listens) {
+            driver = MediaDriver.launchEmbedded(new MediaDriver.Context()
+                .aeronDirectoryName(directory)
+                .threadingMode(ThreadingMode.SHARED)
+                .sharedIdleStrategy(new BackoffIdleStrategy())
+                .ipcMtuLength(MTU)
+                .ipcTermBufferLength(termBytes())
+                .termBufferSparseFile(false)
+                .dirDeleteOnStart(false)
+                .dirDeleteOnShutdown(false));
+        }
+        waitFor(Path.of(directory, "cnc.dat"));
+        try (Aeron aeron = Aeron.connect(new Aeron.Context().aeronDirectoryName(directory).preTouchMappedMemory(true))) {
+            int own = listens ? 1001 : 1002;
+            if (roundTrip || !listens) {
+                out = aeron.addExclusivePublication("aeron:ipc", own);
+            }
+            if (roundTrip || listens) {
+                in = aeron.addSubscription("aeron:ipc", listens ? 1002 : 1001);
+            }
+            while ((out != null && !out.isConnected()) || (in != null && in.imageCount() == 0)) {
+                Thread.onSpinWait();
+            }
+            long compiled = Math.min(COMPILED, (2L << 30) / sizeMax);
+            once(role, roundTrip ? compiled / 10 : compiled, WARM_UP, null);
+            passes(role, listens);
+        }
+        if (driver != null) {
+            driver.close();
+        }
+    }
+
+        /** The default is the best size. */
+    private int termBytes() {
+        long capacity = number("\"capacity\"");
+        return capacity == 64 << 20 ? TERM_BYTES : (int) Math.min(capacity, 1 << 30);
+    }
+
+    private static void waitFor(Path place) throws Exception {
+        long until = System.nanoTime() + 20_000_000_000L;
+        while (!Files.exists(place)) {
+            if (System.nanoTime() > until) {
+                throw new IllegalStateException("the driver did not start");
+            }
+            Thread.sleep(1);
+        }
+    }
+
+    private void passes(String role, boolean listens) throws Exception {
+        BufferedReader orders = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.US_ASCII));
+        List<long[]> passes = new ArrayList<>();
+        Matcher matcher = Pattern.compile("\"count\":([0-9]+),\"time_each\":(true|false)").matcher(job);
+        while (matcher.find()) {
+            passes.add(new long[] {Long.parseLong(matcher.group(1)), matcher.group(2).equals("true") ? 1 : 0});
+        }
+        for (long[] pass : passes) {
+            say("\"ready\"");
+            if (!"go".equals(orders.readLine())) {
+                throw new IllegalStateException("the order was not to go");
+            }
+            if (listens) {
+                say("\"started\"");
+            }
+            boolean times = pass[1] == 1 && role.equals("asker");
+            long[] took = times ? new long[(int) pass[0]] : null;
+            double[] before = usage();
+            long start = now();
+            once(role, pass[0], 0, took);
+            long end = now();
+            double[] after = usage();
+            say(String.format(java.util.Locale.ROOT,
+                "{\"start_ns\":%d,\"end_ns\":%d,\"bytes\":%d,\"usage\":{\"cpu_seconds\":%.6f,"
+                    + "\"voluntary_switches\":%d,\"involuntary_switches\":%d},\"percentiles\":%s}",
+                start, end, bytes, after[0] - before[0], (long) (after[1] - before[1]),
+                (long) (after[2] - before[2]), took == null ? "null" : percentiles(took)));
+        }
+        if (orders.readLine() != null) {
+            throw new IllegalStateException("there was an order after the last one");
+        }
+    }
+
+    private static void say(String line) {
+        System.out.println(line);
+        System.out.flush();
+    }
+
+        /** CLOCK_MONOTONIC, which all systems' sides read: on Linux nanoTime is that clock. */
+    private static long now() {
+        return System.nanoTime();
+    }
+
+    private static double[] usage() throws Exception {
+        double[] used = {0, 0, 0};
+        var system = (com.sun.management.OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
+        used[0] = system.getProcessCpuTime() * 1e-9;
+        try (DirectoryStream<Path> tasks = Files.newDirectoryStream(Path.of("/proc/self/task"))) {
+            for (Path task : tasks) {
+                for (String line : Files.readAllLines(task.resolve("status"))) {
+                    if (line.startsWith("voluntary_ctxt_switches:")) {
+                        used[1] += Long.parseLong(line.substring(24).trim());
+                    } else if (line.startsWith("nonvoluntary_ctxt_switches:")) {
+                        used[2] += Long.parseLong(line.substring(27).trim());
+                    }
+                }
+            }
+        }
+        return used;
+    }
+
+        /** One pass, with all bytes checked of the messages up to `wholeBelow` and of the last. */
+    private void once(String role, long count, long wholeBelow, long[] took) {
+        number = 0;
+        whole = wholeBelow;
+        bytes = 0;
+        seed = 1;
+        switch (role) {
+            case "sender" -> {
+                for (long n = 0; n < count; n++) {
+                    send(n, nextSize());
+                }
+            }
+            case "receiver" -> {
+                last = count - 1;
+                while (number < count) {
+                    if (in.poll(check, (int) Math.min(FRAGMENTS, count - number)) == 0) {
+                        Thread.onSpinWait();
+                    }
+                }
+            }
+            case "asker" -> {
+                last = -1;
+                long begin = now() + 200_000;
+                int sizes = 1;
+                for (long n = 0; n < count; n++) {
+                                        // A clock read costs time: only where each round is timed.
+                    long start = took == null ? 0 : now();
+                    if (rate > 0 && took != null) {
+                        start = begin + n * 1_000_000_000L / rate;
+                        while (now() < start) {
+                            Thread.onSpinWait();
+                        }
+                    }
+                    busy(rate > 0 ? 0 : delayNs);
+                    sizes = seedAfter(sizes);
+                    send(n, sizeOf(sizes));
+                    while (number == n) {
+                        if (in.poll(check, 1) == 0) {
+                            Thread.onSpinWait();
+                        }
+                    }
+                    if (took != null) {
+                        took[(int) n] = Math.max(now() - start - (rate > 0 ? 0 : 2 * delayNs), 0);
+                    }
+                }
+            }
+            default -> {
+                last = -1;
+                while (number < count) {
+                    long before = number;
+                    if (in.poll(check, 1) == 0) {
+                        Thread.onSpinWait();
+                    }
+                    if (number > before) {
+                        busy(delayNs);
+                        sendCopy();
+                    }
+                }
+            }
+        }
+    }
+
+    private long last;
+    private int lastSize;
+
+    private void check(org.agrona.DirectBuffer buffer, int offset, int length, io.aeron.logbuffer.Header header) {
+        int size = nextReceivedSize();
+        // Copied out, as by all systems here.
+        buffer.getBytes(offset, copy, 0, length);
+        if (length != size || copy.getLong(0, ByteOrder.LITTLE_ENDIAN) != number) {
+            throw new IllegalStateException("message " + number + " was lost, doubled or out of order");
+        }
+        if (number < whole || number == last) {
+            for (int at = 8; at < length; at++) {
+                if (copy.getByte(at) != pattern[at]) {
+                    throw new IllegalStateException("message " + number + " has other bytes than were sent");
+                }
+            }
+        }
+        lastSize = length;
+        bytes += length;
+        number++;
+    }
+
+    private int seedAfter(int value) {
+        return value * 1664525 + 1013904223;
+    }
+
+    private int sizeOf(int value) {
+        return sizeMin == sizeMax ? sizeMax : sizeMin + (value >>> 8) % (sizeMax - sizeMin + 1);
+    }
+
+    private int nextSize() {
+        seed = seedAfter(seed);
+        int size = sizeOf(seed);
+        bytes += size;
+        return size;
+    }
+
+    private int nextReceivedSize() {
+        seed = seedAfter(seed);
+        return sizeOf(seed);
+    }
+
+    private void send(long n, int size) {
+        if (size > CLAIM_MAX) {
+            offered.putLong(0, n, ByteOrder.LITTLE_ENDIAN);
+            offer(offered, size);
+            return;
+        }
+        while (true) {
+            long position = out.tryClaim(size, claim);
+            if (position > 0) {
+                var buffer = claim.buffer();
+                buffer.putBytes(claim.offset(), pattern, 0, size);
+                buffer.putLong(claim.offset(), n, ByteOrder.LITTLE_ENDIAN);
+                claim.commit();
+                return;
+            }
+            waitOrFail(position);
+        }
+    }
+
+    private void offer(UnsafeBuffer message, int size) {
+        long position;
+        while ((position = out.offer(message, 0, size)) <= 0) {
+            waitOrFail(position);
+        }
+    }
+
+    private void sendCopy() {
+        if (lastSize > CLAIM_MAX) {
+            offer(copy, lastSize);
+            return;
+        }
+        while (true) {
+            long position = out.tryClaim(lastSize, claim);
+            if (position > 0) {
+                claim.buffer().putBytes(claim.offset(), copy, 0, lastSize);
+                claim.commit();
+                return;
+            }
+            waitOrFail(position);
+        }
+    }
+
+    private static void waitOrFail(long position) {
+        if (position == Publication.CLOSED || position == Publication.NOT_CONNECTED
+            || position == Publication.MAX_POSITION_EXCEEDED) {
+            throw new IllegalStateException("the publication ended: " + position);
+        }
+        Thread.onSpinWait();
+    }
+
+    private static void busy(long ns) {
+        if (ns == 0) {
+            return;
+        }
+        long end = now() + ns;
+        while (now() < end) {
+            Thread.onSpinWait();
+        }
+    }
+
+    private static String percentiles(long[] took) {
+        Arrays.sort(took);
+        StringBuilder ladder = new StringBuilder("[");
+        for (double quantile : QUANTILES) {
+            if ((1 - quantile) * took.length >= 1) {
+                ladder.append('[').append(quantile).append(',').append(at(took, quantile)).append("],");
+            }
+        }
+        ladder.append("[1.0,").append(took[took.length - 1]).append("]]");
+        return String.format(java.util.Locale.ROOT,
+            "{\"mean_ns\":%.1f,\"p50_ns\":%s,\"p90_ns\":%s,\"p99_ns\":%s,\"p999_ns\":%s,\"p9999_ns\":%s,\"ladder\":%s}",
+            Arrays.stream(took).average().orElse(0), named(took, 0.5), named(took, 0.9), named(took, 0.99),
+            named(took, 0.999), named(took, 0.9999), ladder);
+    }
+
+        /** Null unless ten values are above it. */
+    private static String named(long[] took, double quantile) {
+        return (1 - quantile) * took.length > 9.5 ? Long.toString(at(took, quantile)) : "null";
+    }
+
+    private static long at(long[] took, double quantile) {
+        return took[(int) Math.min((long) (quantile * took.length), took.length - 1)];
+    }
+}
