@@ -8,7 +8,7 @@
 //! - `cursor + 8 <= capacity`: a record is accepted only if the header after it lies inside the data;
 //! - the head moves in order, whatever order records are released in.
 
-use crate::edges::{CLOSE, PUBLISH, RELEASE, step};
+use crate::edges::{CLOSE, PUBLISH, RELEASE, failpoint};
 use crate::layout::{
     ConsumerPage, MARK, MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, Position, ProducerPage, State, record_bytes,
     seq_after,
@@ -137,7 +137,7 @@ impl Consumer {
             generation: unsafe { memory.producer.as_ref() }.generation() as u32 & 0x0fff_ffff,
         };
         page.state.store(State::Open as u32, CLOSE.store());
-        step("consumer attaches: state");
+        failpoint("consumer attaches: state");
         Ok(consumer)
     }
 
@@ -425,9 +425,9 @@ impl Consumer {
 
     #[inline(always)]
     fn move_head(&mut self, end: Position) -> Wake {
-        step("release: before");
+        failpoint("release: before");
         self.page().head.store(end.pack(), RELEASE.store()); // [release]
-        step("release: after");
+        failpoint("release: after");
         match self.waker.attention() {
             Attention::None => Wake::None,
             attention => self.attend(attention),
@@ -448,7 +448,7 @@ impl Consumer {
         self.waker.rang(epoch, self.seq);
         let page = self.page();
         page.wakes_sent.store(page.wakes_sent.load(Relaxed).wrapping_add(1), Relaxed);
-        step("consumer finds a sleeper: counted");
+        failpoint("consumer finds a sleeper: counted");
         Wake::Ring
     }
 
@@ -457,23 +457,23 @@ impl Consumer {
         let page = self.page();
         // Relaxed: for people.
         page.messages.store(self.messages, Relaxed);
-        step("consumer shows: messages");
+        failpoint("consumer shows: messages");
         page.bytes.store(self.bytes, Relaxed);
-        step("consumer shows: bytes");
+        failpoint("consumer shows: bytes");
     }
 
     /// Counts a receive that found nothing and is going to wait.
     pub fn count_wait(&self) {
         let page = self.page();
         page.waits.store(page.waits.load(Relaxed).wrapping_add(1), Relaxed);
-        step("consumer waits: counted");
+        failpoint("consumer waits: counted");
     }
 
     /// Counts a sleep.
     pub fn count_sleep(&self) {
         let page = self.page();
         page.sleeps.store(page.sleeps.load(Relaxed).wrapping_add(1), Relaxed);
-        step("consumer sleeps: counted");
+        failpoint("consumer sleeps: counted");
     }
 
     /// Whether the producer fences, so that a sleeper need not have its barrier reach it: see [`crate::Sleeper::arm`].
@@ -544,9 +544,9 @@ impl Consumer {
     /// Says for good that nothing more will be read. The sender is to be rung afterwards.
     pub fn close(&mut self) {
         self.show_counters();
-        step("consumer closes: before");
+        failpoint("consumer closes: before");
         self.page().state.store(State::Closed as u32, CLOSE.store()); // [close]
-        step("consumer closes: state");
+        failpoint("consumer closes: state");
     }
 }
 
@@ -628,13 +628,13 @@ pub fn walk(data: &Data, message_bytes_max: u64, start: Position) -> Result<(Pos
 /// [`survey`] of this data whose start was a place in it.
 pub unsafe fn cut(data: &Data, page: &ProducerPage, found: &Survey) {
     // Relaxed: nobody else is there.
-    step("cut: before");
+    failpoint("cut: before");
     data.header(found.end.offset).store(0, Relaxed);
-    step("cut: header");
+    failpoint("cut: header");
     page.tail.store(found.end.pack(), Relaxed);
-    step("cut: tail");
+    failpoint("cut: tail");
     page.floor.store(found.floor, Relaxed);
-    step("cut: floor");
+    failpoint("cut: floor");
 }
 
 /// What the marks before a message say besides its descriptors: where they lead, and which generation is the first.

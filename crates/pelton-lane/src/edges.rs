@@ -127,6 +127,6 @@ pub(crate) fn full_fence(name: &'static str) {
 #[cfg(any(not(feature = "failpoints"), loom))]
 #[doc(hidden)]
 #[inline(always)]
-pub fn step(_name: &'static str) {}
+pub fn failpoint(_name: &'static str) {}
 #[cfg(all(feature = "failpoints", not(loom)))]
-pub use crate::failpoints::step;
+pub use crate::failpoints::failpoint;

@@ -1,4 +1,4 @@
-//! The hook of the steps (see `edges::step`), for tests that end a process at each of them.
+//! The hook of the steps (see `edges::failpoint`), for tests that end a process at each of them.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -13,7 +13,7 @@ pub fn set(hook: fn(&'static str)) {
 
 /// A step.
 #[inline(never)]
-pub fn step(name: &'static str) {
+pub fn failpoint(name: &'static str) {
     let hook = HOOK.load(Ordering::Acquire);
     if !hook.is_null() {
         // SAFETY: only `set` stores anything but null, and that a function of this type.

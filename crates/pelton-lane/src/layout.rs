@@ -11,7 +11,7 @@
 //! ```
 //! `seq` is never 0: a cleared header is no record.
 
-use crate::edges::{AtomicU32, AtomicU64, step};
+use crate::edges::{AtomicU32, AtomicU64, failpoint};
 
 /// The version of everything that two processes must agree on. They refuse each other when it differs.
 pub const WIRE_VERSION: u32 = 2;
@@ -374,14 +374,14 @@ impl ProducerPage {
     /// Begins another producer's time in a page that its predecessor used, before it attaches. Only for who holds the role.
     pub fn begin(&self, pid: u32) {
         let relaxed = core::sync::atomic::Ordering::Relaxed;
-        step("producer begins: before");
+        failpoint("producer begins: before");
         self.pid.store(pid, relaxed);
-        step("producer begins: pid");
+        failpoint("producer begins: pid");
         self.state.store(State::Open as u32, relaxed);
-        step("producer begins: state");
+        failpoint("producer begins: state");
         // Last: who sees the new generation sees that it is open. [close]
         self.generation.store(self.generation.load(relaxed).wrapping_add(1), crate::edges::CLOSE.store());
-        step("producer begins: generation");
+        failpoint("producer begins: generation");
     }
 
     /// 1 for the lane's first producer, one more for each successor.
@@ -402,7 +402,7 @@ impl ProducerPage {
     /// Says that everything before `position` is on disk. Only for who holds the role.
     pub fn note_synced(&self, position: Position) {
         self.synced.store(position.pack(), core::sync::atomic::Ordering::Relaxed);
-        step("synced");
+        failpoint("synced");
     }
 
     /// Whether the producer has closed.
@@ -447,14 +447,14 @@ impl ConsumerPage {
     /// As [`ProducerPage::begin`], of another consumer.
     pub fn begin(&self, pid: u32) {
         let relaxed = core::sync::atomic::Ordering::Relaxed;
-        step("consumer begins: before");
+        failpoint("consumer begins: before");
         self.pid.store(pid, relaxed);
-        step("consumer begins: pid");
+        failpoint("consumer begins: pid");
         self.state.store(State::Open as u32, relaxed);
-        step("consumer begins: state");
+        failpoint("consumer begins: state");
         // Last, as there. [close]
         self.generation.store(self.generation.load(relaxed).wrapping_add(1), crate::edges::CLOSE.store());
-        step("consumer begins: generation");
+        failpoint("consumer begins: generation");
     }
 
     /// 1 for the first consumer that uses this page, one more for each successor.

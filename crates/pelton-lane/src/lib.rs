@@ -28,10 +28,10 @@ mod producer;
 mod sleep;
 
 pub use consumer::{Consumer, Cursor, Record, Run, Survey, Ticket, cut, survey, walk};
+#[doc(hidden)]
+pub use edges::failpoint;
 #[cfg(loom)]
 pub use edges::model_membarrier;
-#[doc(hidden)]
-pub use edges::step;
 /// For the crate `pelton`, whose edges are modelled with this one's.
 #[doc(hidden)]
 pub mod sync {

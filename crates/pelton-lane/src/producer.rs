@@ -17,7 +17,7 @@
 //! - bytes of the data are never read while the lane runs: a hostile consumer that scribbles there deceives itself.
 
 use crate::consumer::Consumer;
-use crate::edges::{CLOSE, PUBLISH, step};
+use crate::edges::{CLOSE, PUBLISH, failpoint};
 use crate::layout::{
     MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, Position, ProducerPage, State, WINDOW, header, mark, record_bytes,
     seq_after,
@@ -169,11 +169,11 @@ impl Producer {
             sleeper: Sleeper::new(unsafe { field(memory.producer, |p| &raw mut (*p).sleep) }, can_barrier),
         };
         page.floor.store(producer.floor, Relaxed);
-        step("producer attaches: floor");
+        failpoint("producer attaches: floor");
         page.tail.store(tail.pack(), Relaxed);
-        step("producer attaches: tail");
+        failpoint("producer attaches: tail");
         page.state.store(State::Open as u32, CLOSE.store());
-        step("producer attaches: state");
+        failpoint("producer attaches: state");
         Ok(producer)
     }
 
@@ -444,7 +444,7 @@ impl Producer {
         let page = self.page();
         if depth > page.depth_max.load(Relaxed) {
             page.depth_max.store(depth, Relaxed);
-            step("look: depth_max");
+            failpoint("look: depth_max");
         }
         Ok(())
     }
@@ -459,9 +459,9 @@ impl Producer {
     #[inline(always)]
     pub fn copy_in_behind(&mut self, skip: u64, space: Space, payload: &[u8]) {
         assert!(skip + payload.len() as u64 <= space.bytes && space.offset + space.bytes <= self.capacity);
-        step("copy: before");
+        failpoint("copy: before");
         self.data().copy_in(space.offset + skip, payload);
-        step("copy: after");
+        failpoint("copy: after");
     }
 
     /// Where the reserved room's bytes are, for writing in place until commit.
@@ -487,9 +487,9 @@ impl Producer {
         let word = header(self.seq, bytes as u32);
         if at == self.tail {
             self.clear(end);
-            step("publish: before");
+            failpoint("publish: before");
             self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
-            step("publish: after");
+            failpoint("publish: after");
         } else {
             self.publish_marked(at, end, word);
         }
@@ -516,9 +516,9 @@ impl Producer {
             return;
         }
         // Relaxed: the release store that publishes the record comes after it. [publish]
-        step("clear: before");
+        failpoint("clear: before");
         self.data().header(end).store(0, Relaxed);
-        step("clear: after");
+        failpoint("clear: after");
     }
 
     /// Writes a record, up to `end`, with what comes before it: first the record, then its marks, then the one store that makes
@@ -531,29 +531,29 @@ impl Producer {
         // As for the end of a record: only a space of the reservation under way stands where that has planned it.
         assert!(at == self.at && start == jump.unwrap_or(self.tail));
         self.clear(end);
-        step("marked: before");
+        failpoint("marked: before");
         self.data().header(at).store(word, Relaxed);
-        step("marked: record");
+        failpoint("marked: record");
         for i in (0..self.mark_count).rev() {
             let offset = start + 8 * i as u64;
             let order = if offset == self.tail { PUBLISH.store() } else { Relaxed };
             self.data().header(offset).store(header(self.seq, self.marks[i]), order); // [publish]
-            step("marked: mark");
+            failpoint("marked: mark");
         }
         if let Some(target) = jump {
             if target > self.tail {
                 // Before the jump: a successor must not take the front for free.
                 self.floor = target;
                 self.page().floor.store(target, Relaxed);
-                step("jump: floor");
+                failpoint("jump: floor");
             }
             let low = mark(MARK_JUMP, (target / 64) as u32);
             self.data().header(self.tail).store(header(self.seq, low), PUBLISH.store()); // [publish]
-            step("jump: published");
+            failpoint("jump: published");
             if target < self.tail {
                 self.floor = 0;
                 self.page().floor.store(0, Relaxed);
-                step("wrap: floor");
+                failpoint("wrap: floor");
                 self.lap_end = self.tail;
             }
         }
@@ -570,11 +570,11 @@ impl Producer {
         // here; the others are for people, and begin at what a page that was taken over says, any number. They are kept nowhere
         // else: each store of a message takes a place among those that wait for the other side's lines.
         page.tail.store(Position { offset: end, seq: self.seq }.pack(), Relaxed);
-        step("advance: tail");
+        failpoint("advance: tail");
         page.messages.store(page.messages.load(Relaxed).wrapping_add(messages.into()), Relaxed);
-        step("advance: messages");
+        failpoint("advance: messages");
         page.bytes.store(page.bytes.load(Relaxed).wrapping_add(bytes), Relaxed);
-        step("advance: bytes");
+        failpoint("advance: bytes");
         match self.waker.attention() {
             Attention::None => Wake::None,
             attention => self.attend(attention),
@@ -589,7 +589,7 @@ impl Producer {
                 self.waker.rang(epoch, self.seq);
                 let page = self.page();
                 page.wakes_sent.store(page.wakes_sent.load(Relaxed).wrapping_add(1), Relaxed);
-                step("producer finds a sleeper: counted");
+                failpoint("producer finds a sleeper: counted");
                 Wake::Ring
             }
             Attention::Closed if self.alone => Wake::None,
@@ -664,7 +664,7 @@ impl Producer {
         } else {
             // Relaxed: not reachable before the batch's first header is published. [publish]
             self.data().header(offset).store(header(batch.next_seq, bytes as u32), Relaxed);
-            step("batch: header");
+            failpoint("batch: header");
         }
         batch.next_seq = seq_after(batch.next_seq);
         self.prefetch_ahead(batch.end, bytes);
@@ -684,9 +684,9 @@ impl Producer {
         let word = header(self.seq, batch.first);
         if self.at == self.tail {
             self.clear(batch.end);
-            step("publish a batch: before");
+            failpoint("publish a batch: before");
             self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
-            step("publish a batch: after");
+            failpoint("publish a batch: after");
         } else {
             self.publish_marked(self.at, batch.end, word);
         }
@@ -710,9 +710,9 @@ impl Producer {
         if target < self.head.seq {
             target = seq_after(target); // the numbering skips 0
         }
-        step("room_seq: before");
+        failpoint("room_seq: before");
         self.page().room_seq.store(target.into(), Relaxed); // ordered by the barrier below [sleep]
-        step("room_seq: after");
+        failpoint("room_seq: after");
         // SAFETY: `attach`'s caller promises the mapping.
         let consumer = unsafe { self.memory.consumer.as_ref() };
         self.sleeper.arm(|| {
@@ -731,7 +731,7 @@ impl Producer {
         } else {
             let page = self.page();
             page.sleeps.store(page.sleeps.load(Relaxed).wrapping_add(1), Relaxed);
-            step("producer arms: counted");
+            failpoint("producer arms: counted");
         }
         looked.map(|()| !there)
     }
@@ -740,7 +740,7 @@ impl Producer {
     pub fn count_wait(&self) {
         let page = self.page();
         page.waits.store(page.waits.load(Relaxed).wrapping_add(1), Relaxed);
-        step("producer waits: counted");
+        failpoint("producer waits: counted");
     }
 
     /// Whether a message of `bytes` would find room now, even with marks before it. Saying no to one that fits only
@@ -847,9 +847,9 @@ impl Producer {
 
     /// Says for good that no more will come. The receiver is to be rung afterwards.
     pub fn close(&mut self) {
-        step("producer closes: before");
+        failpoint("producer closes: before");
         self.page().state.store(State::Closed as u32, CLOSE.store()); // [close]
-        step("producer closes: state");
+        failpoint("producer closes: state");
         self.sleeper.close();
     }
 }

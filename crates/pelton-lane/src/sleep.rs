@@ -13,7 +13,7 @@
 //! A waker that rings for nearly each message says so in its word `fenced` and fences, which spares the sleeper a
 //! `membarrier` each time; one that no longer rings takes it back, and looks at the sleep word once more.
 
-use crate::edges::{AtomicU32, AtomicU64, CLOSE, FENCED, full_fence, light_barrier, step};
+use crate::edges::{AtomicU32, AtomicU64, CLOSE, FENCED, failpoint, full_fence, light_barrier};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -43,9 +43,9 @@ impl Sleeper {
         // A successor starts a new epoch, so that a ring already sent does not stand for one still due. What its predecessor
         // asked wakers for stays asked: they have said that they fence, and must go on to.
         let unbarriered = if can_barrier { old & UNBARRIERED } else { UNBARRIERED };
-        step("sleep word: before");
+        failpoint("sleep word: before");
         sleeper.set((old & !FLAGS).wrapping_add(EPOCH) | unbarriered);
-        step("sleep word: taken over");
+        failpoint("sleep word: taken over");
         sleeper
     }
 
@@ -61,22 +61,22 @@ impl Sleeper {
     /// before it, nothing, if each waker says that it fences ([`crate::Consumer::is_producer_fencing`]).
     pub fn arm(&mut self, barrier: impl FnOnce()) {
         let flags = self.value & (UNBARRIERED | CLOSED);
-        step("arm: before");
+        failpoint("arm: before");
         self.set((self.value & !FLAGS).wrapping_add(EPOCH) | flags | ARMED);
-        step("arm: armed");
+        failpoint("arm: armed");
         // Before `barrier` asks which wakers fence: one that is about to stop is seen to have, or sees this.
         full_fence("own"); // [sleep]
         barrier(); // [sleep]
-        step("arm: barrier");
+        failpoint("arm: barrier");
     }
 
     /// Says that nobody sleeps any more: wakers need not ring.
     #[inline]
     pub fn disarm(&mut self) {
         if self.is_armed() {
-            step("disarm: before");
+            failpoint("disarm: before");
             self.set(self.value & !ARMED);
-            step("disarm: after");
+            failpoint("disarm: after");
         }
     }
 
@@ -100,11 +100,11 @@ impl Sleeper {
 
     /// Says for good that this side is gone, so that wakers notice at their next publication.
     pub fn close(&mut self) {
-        step("sleep word: before closing");
+        failpoint("sleep word: before closing");
         self.value = self.value & !ARMED | CLOSED;
         // SAFETY: as in `new`.
         unsafe { self.word.as_ref() }.store(self.value, CLOSE.store()); // [close]
-        step("sleep word: closed");
+        failpoint("sleep word: closed");
     }
 }
 
@@ -178,7 +178,7 @@ impl Waker {
     fn say(&self, fences: bool) {
         // SAFETY: as in `new`.
         unsafe { self.fenced.as_ref() }.store(fences as u32, FENCED.store()); // [fenced]
-        step("fenced");
+        failpoint("fenced");
     }
 
     /// Each publication, or release, is followed by a full fence from now on.

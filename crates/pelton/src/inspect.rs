@@ -5,7 +5,7 @@ use crate::directory::{Access, Directory, SenderRole};
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::os::{self, Segment};
-use pelton_lane::{ConsumerPage, Data, Position, ProducerPage, Survey, cut, step, survey};
+use pelton_lane::{ConsumerPage, Data, Position, ProducerPage, Survey, cut, failpoint, survey};
 use std::path::{Path, PathBuf};
 
 /// What can be seen of a path channel without taking part in it; see [`info`].
@@ -211,7 +211,7 @@ pub fn recover(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<Recove
         // SAFETY: all roles are claimed, so nobody else has the lane; the segments are mapped writable.
         unsafe { cut(&data_of(lane), producer_page(&lane.page), &found) };
         lane.data.sync().map_err(Error::system("syncing a lane"))?;
-        step("recovery: a lane's data");
+        failpoint("recovery: a lane's data");
         // What is kept is on the disk now, and no more than that is vouched for. The page is synced with the recovery's note.
         producer_page(&lane.page).note_synced(found.end);
         done.push(report);

@@ -9,7 +9,7 @@ use crate::memory::Part;
 use crate::os::{self, Foreign, Segment};
 use crate::sender::End;
 use crate::wait::Spin;
-use pelton_lane::{Consumer, LaneError, Record, Sleeper, step};
+use pelton_lane::{Consumer, LaneError, Record, Sleeper, failpoint};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -286,7 +286,7 @@ impl Lane {
         if !self.consumer.stirs() {
             self.end = None;
         }
-        step("receiver meets: looked");
+        failpoint("receiver meets: looked");
         // Also by one that could not look now.
         self.link.ring_peer();
         looked

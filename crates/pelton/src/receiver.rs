@@ -23,7 +23,7 @@ use crate::{Counters, os};
 use crossbeam_queue::SegQueue;
 use distance::Distance;
 use message::Returned;
-use pelton_lane::{LaneError, Record, Sleeper, Wake, step};
+use pelton_lane::{LaneError, Record, Sleeper, Wake, failpoint};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -666,9 +666,9 @@ impl Receiver {
             return Err(self.not_usable());
         }
         self.bells.drain()?;
-        step("receiver arms: drained");
+        failpoint("receiver arms: drained");
         self.find_senders()?;
-        step("receiver arms: looked");
+        failpoint("receiver arms: looked");
         let armed = Side::arm(self)?;
         if armed && self.ends_now()?.is_some() {
             Side::disarm(self);
@@ -678,7 +678,7 @@ impl Receiver {
             // Readable exactly while a message waits, also for who goes back to the loop regardless; and as long as the
             // sender is not known to fence, lest its ring be missed.
             self.bells.nudge().ring();
-            step("receiver arms: nudged");
+            failpoint("receiver arms: nudged");
         }
         Ok(armed)
     }
@@ -751,9 +751,9 @@ impl Receiver {
                 return Err(self.not_usable());
             }
             self.bells.drain()?;
-            step("receiver waits for its peer: drained");
+            failpoint("receiver waits for its peer: drained");
             self.find_senders()?;
-            step("receiver waits for its peer: looked");
+            failpoint("receiver waits for its peer: looked");
             if self.lanes.iter().any(Lane::is_sender_here) {
                 return Ok(true);
             }
@@ -842,7 +842,7 @@ impl Drop for Receiver {
         // The words first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
         for lane in self.lanes.iter() {
             lane.hang_up();
-            step("receiver closes: hung up");
+            failpoint("receiver closes: hung up");
         }
     }
 }
@@ -913,13 +913,13 @@ impl Side for Receiver {
 
     fn rung(&mut self, alone: bool) -> Result<bool> {
         self.bells.drain()?;
-        step("receiver rung: drained");
+        failpoint("receiver rung: drained");
         // Who comes or goes says so itself, and goes on saying so.
         if alone && self.gate.as_ref().is_some_and(|gate| !gate.stirs()) {
             return Ok(false);
         }
         self.find_senders()?;
-        step("receiver rung: looked");
+        failpoint("receiver rung: looked");
         // A sender may have come, sent everything, and gone since the last time.
         if self.found_end().is_some() { Side::end(self) } else { Ok(false) }
     }

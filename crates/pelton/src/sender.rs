@@ -19,7 +19,7 @@ use crate::os::{Owner, Ready, Segment};
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
 use pelton_lane::{
-    CAPACITY_MIN, Consumer, LaneError, Memory, Position, Producer, Space, WINDOW, Wake, record_bytes, step, walk,
+    CAPACITY_MIN, Consumer, LaneError, Memory, Position, Producer, Space, WINDOW, Wake, failpoint, record_bytes, walk,
 };
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -106,7 +106,7 @@ impl SenderParts {
         for to in [bytes.next_multiple_of(STEP).min(most), bytes.next_multiple_of(os::PIECE).min(most)] {
             match data.allocate(from, to) {
                 Ok(()) => {
-                    step("lane: allocated");
+                    failpoint("lane: allocated");
                     self.lane.set_backed(to);
                     return Ok(());
                 }
@@ -691,7 +691,7 @@ impl Sender {
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.message_bytes_max() });
         }
         self.parts.bells.drain()?;
-        step("sender arms: drained");
+        failpoint("sender arms: drained");
         let armed = Room { sender: self, want: Want::Message(bytes as u64, 0) }.arm()?;
         if self.is_peer_gone()? {
             self.note_end();
@@ -701,7 +701,7 @@ impl Sender {
             // Readable exactly while there is room, also for who goes back to the loop regardless; and as long as the
             // receiver is not known to fence, lest its ring be missed.
             self.parts.bells.nudge().ring();
-            step("sender arms: nudged");
+            failpoint("sender arms: nudged");
         }
         Ok(armed)
     }
@@ -783,7 +783,7 @@ impl Sender {
     /// news.
     pub(crate) fn meet(&mut self) -> Result<()> {
         self.find_peer()?;
-        step("sender meets: looked");
+        failpoint("sender meets: looked");
         self.parts.link.ring_peer();
         Ok(())
     }
@@ -798,10 +798,10 @@ impl Sender {
                 return Err(self.not_usable());
             }
             self.parts.bells.drain()?;
-            step("sender waits for its peer: drained");
+            failpoint("sender waits for its peer: drained");
             // One that has passed may have a successor here already.
             self.find_next_peer()?;
-            step("sender waits for its peer: looked");
+            failpoint("sender waits for its peer: looked");
             if self.parts.link.peer().is_some() {
                 return Ok(true);
             }
@@ -834,7 +834,7 @@ impl Sender {
             place.sync_directory()?;
         }
         memory.data.sync().map_err(Error::system("syncing the lane"))?;
-        step("sync: data");
+        failpoint("sync: data");
         lane.producer_page().note_synced(tail);
         memory.page.sync().map_err(Error::system("syncing the lane's page"))?;
         memory.consumer.sync().map_err(Error::system("syncing the receiver's page"))
@@ -896,7 +896,7 @@ impl Drop for Sender {
         // The word first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
         self.parts.link.ring_peer();
         self.parts.link.shutdown();
-        step("sender closes: hung up");
+        failpoint("sender closes: hung up");
     }
 }
 
@@ -984,7 +984,7 @@ impl Side for Room<'_> {
 
     fn rung(&mut self, _alone: bool) -> Result<bool> {
         self.sender.parts.bells.drain()?;
-        step("sender rung: drained");
+        failpoint("sender rung: drained");
         // A receiver may have come and gone since the last time. What could not be looked at is to be looked at again.
         let passed = self.sender.find_peer().inspect_err(|_| self.sender.parts.bells.nudge().ring())?;
         if passed { self.end() } else { Ok(false) }

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::os::{self, Ready};
-use pelton_lane::step;
+use pelton_lane::failpoint;
 use std::time::{Duration, Instant};
 
 /// How an operation that has to wait does so. For the third way, the caller's own loop, use the `try_` methods and `arm`.
@@ -192,14 +192,14 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
         if !side.arm()? {
             return Ok(true);
         }
-        step("wait: armed");
+        failpoint("wait: armed");
         let nap = side.must_nap().then(|| Instant::now() + Duration::from_millis(1));
         let until = match (deadline, nap) {
             (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
             (deadline, nap) => deadline.or(nap),
         };
         let ready = side.sleep(until);
-        step("wait: woken");
+        failpoint("wait: woken");
         side.disarm();
         let ready = ready?;
         if matches!(ready, Ready::Rung | Ready::RungAlone) && side.rung(ready == Ready::RungAlone)? {
