@@ -45,7 +45,7 @@ pub use layout::{
 #[cfg(loom)]
 pub use memory::Slot;
 pub use memory::{Data, Memory};
-pub use producer::{Batch, Producer, Space};
+pub use producer::{Batch, Producer, ReservedSpace};
 pub use sleep::{Sleeper, Wake, Waker};
 
 /// What a lane refuses.

@@ -50,7 +50,7 @@ const SHARES_LINES: u64 = 128;
 
 /// Room that has been reserved: where its payload goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Space {
+pub struct ReservedSpace {
     /// Bytes from the start of the data.
     pub(crate) offset: u64,
     /// Bytes that may be written there.
@@ -299,7 +299,7 @@ impl Producer {
     /// # Errors
     /// [`LaneError::TooLarge`]; [`LaneError::Closed`] when the consumer has closed; [`LaneError::Corrupt`].
     #[inline]
-    pub fn try_reserve(&mut self, bytes: u64) -> Result<Option<Space>, LaneError> {
+    pub fn try_reserve(&mut self, bytes: u64) -> Result<Option<ReservedSpace>, LaneError> {
         match self.reserve_at_tail(bytes) {
             Some(space) => Ok(Some(space)),
             None => self.reserve_slowly(bytes, 0),
@@ -309,10 +309,10 @@ impl Producer {
     /// The common case of [`Producer::try_reserve`]: room is known to be at the tail. `None`: ask `try_reserve`. Apart so
     /// that a caller can keep it in registers, and everything else out of the way.
     #[inline(always)]
-    pub fn reserve_at_tail(&mut self, bytes: u64) -> Option<Space> {
+    pub fn reserve_at_tail(&mut self, bytes: u64) -> Option<ReservedSpace> {
         // `bytes` is bounded before it is added to anything.
         if bytes <= self.bytes_max && self.tail + record_bytes(bytes) + 8 <= self.limit {
-            Some(Space { offset: self.tail + 8, bytes })
+            Some(ReservedSpace { offset: self.tail + 8, bytes })
         } else {
             None
         }
@@ -323,20 +323,24 @@ impl Producer {
     /// # Errors
     /// As [`Producer::try_reserve`].
     #[cold]
-    pub fn try_reserve_with_descriptors(&mut self, bytes: u64, descriptors: u32) -> Result<Option<Space>, LaneError> {
+    pub fn try_reserve_with_descriptors(
+        &mut self,
+        bytes: u64,
+        descriptors: u32,
+    ) -> Result<Option<ReservedSpace>, LaneError> {
         self.reserve_slowly(bytes, descriptors)
     }
 
     #[cold]
     #[inline(never)]
-    fn reserve_slowly(&mut self, bytes: u64, descriptors: u32) -> Result<Option<Space>, LaneError> {
+    fn reserve_slowly(&mut self, bytes: u64, descriptors: u32) -> Result<Option<ReservedSpace>, LaneError> {
         if bytes > self.bytes_max {
             return Err(LaneError::TooLarge { bytes, bytes_max: self.bytes_max });
         }
         if !self.make_room(record_bytes(bytes), descriptors)? {
             return Ok(None);
         }
-        Ok(Some(Space { offset: self.at + 8, bytes }))
+        Ok(Some(ReservedSpace { offset: self.at + 8, bytes }))
     }
 
     /// Sets `at`, and what comes before it, for records of `records` bytes; false when there is no room.
@@ -451,13 +455,13 @@ impl Producer {
 
     /// Copies `payload` into the reserved room. Shorter than reserved is fine.
     #[inline(always)]
-    pub fn copy_in(&mut self, space: Space, payload: &[u8]) {
+    pub fn copy_in(&mut self, space: ReservedSpace, payload: &[u8]) {
         self.copy_in_behind(0, space, payload);
     }
 
     /// As [`Producer::copy_in`], behind the first `skip` bytes of the room.
     #[inline(always)]
-    pub fn copy_in_behind(&mut self, skip: u64, space: Space, payload: &[u8]) {
+    pub fn copy_in_behind(&mut self, skip: u64, space: ReservedSpace, payload: &[u8]) {
         assert!(skip + payload.len() as u64 <= space.bytes && space.offset + space.bytes <= self.capacity);
         failpoint("copy: before");
         self.data().copy_in(space.offset + skip, payload);
@@ -467,7 +471,7 @@ impl Producer {
     /// Where the reserved room's bytes are, for writing in place until commit.
     #[cfg(not(loom))]
     #[inline(always)]
-    pub fn payload(&self, space: Space) -> NonNull<u8> {
+    pub fn payload(&self, space: ReservedSpace) -> NonNull<u8> {
         assert!(space.offset + space.bytes <= self.capacity);
         self.data().payload(space.offset, space.bytes)
     }
@@ -478,7 +482,7 @@ impl Producer {
     /// # Panics
     /// When `bytes` is more than was reserved, or the room is not this lane's.
     #[inline(always)]
-    pub fn commit(&mut self, space: Space, bytes: u64) -> Wake {
+    pub fn commit(&mut self, space: ReservedSpace, bytes: u64) -> Wake {
         assert!(bytes <= space.bytes);
         let at = space.offset - 8;
         let end = at + record_bytes(bytes);
@@ -650,7 +654,7 @@ impl Producer {
     /// # Panics
     /// When the batch is of a longer lane.
     #[inline(always)]
-    pub fn batch_message(&self, batch: &mut Batch, bytes: u64) -> Option<Space> {
+    pub fn batch_message(&self, batch: &mut Batch, bytes: u64) -> Option<ReservedSpace> {
         assert!(batch.limit + 8 <= self.capacity);
         let offset = batch.end;
         // `bytes` is bounded before it is added to anything.
@@ -668,7 +672,7 @@ impl Producer {
         }
         batch.next_seq = seq_after(batch.next_seq);
         self.prefetch_ahead(batch.end, bytes);
-        Some(Space { offset: offset + 8, bytes })
+        Some(ReservedSpace { offset: offset + 8, bytes })
     }
 
     /// Publishes the batch's messages, all of them by one store. Answers whether to ring the receiver.

@@ -19,7 +19,8 @@ use crate::os::{Owner, Ready, Segment};
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
 use pelton_lane::{
-    CAPACITY_MIN, Consumer, LaneError, Memory, Position, Producer, Space, WINDOW, Wake, failpoint, record_bytes, walk,
+    CAPACITY_MIN, Consumer, LaneError, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint,
+    record_bytes, walk,
 };
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -274,7 +275,7 @@ impl Sender {
     }
 
     /// Room for a message of `bytes`, waiting for it as long as `patience` says.
-    fn find_space(&mut self, bytes: usize, patience: Patience) -> Result<Option<Space>> {
+    fn find_space(&mut self, bytes: usize, patience: Patience) -> Result<Option<ReservedSpace>> {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
@@ -304,13 +305,13 @@ impl Sender {
     }
 
     #[inline(always)]
-    fn fill(&mut self, space: Space, payload: &[u8]) {
+    fn fill(&mut self, space: ReservedSpace, payload: &[u8]) {
         self.parts.lane.copy_in(space, payload);
         self.publish(space, payload.len());
     }
 
     #[inline(always)]
-    fn publish(&mut self, space: Space, bytes: usize) {
+    fn publish(&mut self, space: ReservedSpace, bytes: usize) {
         match self.parts.lane.commit(space, bytes as u64) {
             Wake::None if !self.parts.lane.tail().seq.is_multiple_of(LOOK_AFTER) => {}
             wake => self.after_publishing(wake),

@@ -106,7 +106,7 @@ struct Lane<'a> {
     memory: Memory,
     barrier: [bool; 2],
     held: HashMap<String, Ticket>,
-    space: Option<Space>,
+    space: Option<ReservedSpace>,
 }
 
 fn run(steps: &Value) {
@@ -214,7 +214,7 @@ impl Lane<'_> {
     }
 
     /// What a reservation answered, in the vectors' words; what is corrupt must be what the step says.
-    fn answer(&self, reserved: &Result<Option<Space>, LaneError>, step: &Value, context: &str) -> &'static str {
+    fn answer(&self, reserved: &Result<Option<ReservedSpace>, LaneError>, step: &Value, context: &str) -> &'static str {
         match reserved {
             Ok(Some(_)) => "sent",
             Ok(None) => "full",
@@ -227,7 +227,7 @@ impl Lane<'_> {
         }
     }
 
-    fn commit(&mut self, space: Space, bytes: u64) -> Wake {
+    fn commit(&mut self, space: ReservedSpace, bytes: u64) -> Wake {
         let message = payload(self.producer.tail().seq.into(), bytes as usize);
         self.producer.copy_in(space, &message);
         self.producer.commit(space, bytes)

@@ -2,12 +2,12 @@
 //! nothing else. No part of the documented interface.
 
 use super::{Reservation, Sender};
-use pelton_lane::Space;
+use pelton_lane::ReservedSpace;
 
 /// A reservation without its borrow of the sender: see [`Reservation::into_raw`].
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct RawReservation(Space);
+pub struct RawReservation(ReservedSpace);
 
 impl Sender {
     /// Reserves in the common case: the handle is in use and there is room at the tail. For bindings.
