@@ -72,7 +72,7 @@ pub struct Cursor(Position);
 
 /// Records that were taken as the bytes they are: whole ones, each behind the other, with nothing between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct Chunk {
     offset: u64,
     /// Bytes of the records: of each a header of 8, the payload, and what fills that up to a multiple of 8.
     pub bytes: u64,
@@ -82,9 +82,9 @@ pub struct Run {
     pub messages: u32,
 }
 
-impl Run {
+impl Chunk {
     /// Makes it one with `next`, of the same lane, if that stands right behind it.
-    pub fn join(&mut self, next: &Run) -> bool {
+    pub fn join(&mut self, next: &Chunk) -> bool {
         // The numbering skips 0.
         let (seq, wrapped) = self.first_seq.overflowing_add(self.messages);
         let follows = self.offset + self.bytes == next.offset && seq + u32::from(wrapped) == next.first_seq;
@@ -301,7 +301,7 @@ impl Consumer {
 
     /// Takes the record that [`Consumer::peek`] answered last, and those behind it without marks, until they are at least
     /// `bytes_wanted` long or nothing more is there. They stay where they are until [`Consumer::release_taken`].
-    pub fn take_run(&mut self, first: &Record, bytes_wanted: u64) -> Run {
+    pub fn take_chunk(&mut self, first: &Record, bytes_wanted: u64) -> Chunk {
         let messages = self.messages;
         self.take(first);
         while self.cursor - first.offset < bytes_wanted
@@ -309,29 +309,29 @@ impl Consumer {
         {
             self.take(&next);
         }
-        self.run_from(first, self.messages.wrapping_sub(messages))
+        self.chunk_from(first, self.messages.wrapping_sub(messages))
     }
 
-    /// As [`Consumer::take_run`], for who knows where it ends: the lane's producer itself, at whose tail that is, and which has
+    /// As [`Consumer::take_chunk`], for who knows where it ends: the lane's producer itself, at whose tail that is, and which has
     /// put no marks behind `first`, as one does that is rewound whenever its window is full. Nothing is looked at.
     ///
     /// # Panics
     /// When `end` is not behind `first`.
-    pub fn take_run_to(&mut self, first: &Record, end: Position) -> Run {
+    pub fn take_chunk_to(&mut self, first: &Record, end: Position) -> Chunk {
         assert!(first.offset < end.offset && end.offset + 8 <= self.capacity);
         let messages = end.since(Position { offset: first.offset, seq: first.seq });
         (self.cursor, self.seq) = (end.offset, end.seq);
         self.messages = self.messages.wrapping_add(messages);
         // Relaxed: for people, and of who asks.
         self.bytes = self.producer_page().bytes.load(Relaxed);
-        self.run_from(first, messages)
+        self.chunk_from(first, messages)
     }
 
     /// What was taken from `first` on.
-    fn run_from(&self, first: &Record, messages: u64) -> Run {
+    fn chunk_from(&self, first: &Record, messages: u64) -> Chunk {
         let bytes = self.cursor - first.offset;
         debug_assert!(messages >= 1 && messages * 8 <= bytes);
-        Run { offset: first.offset, bytes, first_seq: first.seq, messages: messages as u32 }
+        Chunk { offset: first.offset, bytes, first_seq: first.seq, messages: messages as u32 }
     }
 
     /// The bytes of a run that is not released yet.
@@ -339,7 +339,7 @@ impl Consumer {
     /// # Panics
     /// When the run is of a longer lane.
     #[cfg(not(loom))]
-    pub fn bytes_of(&self, run: &Run) -> NonNull<[u8]> {
+    pub fn chunk_bytes(&self, run: &Chunk) -> NonNull<[u8]> {
         assert!(run.offset + run.bytes <= self.capacity);
         NonNull::slice_from_raw_parts(self.data().payload(run.offset, run.bytes), run.bytes as usize)
     }

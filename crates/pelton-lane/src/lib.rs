@@ -27,7 +27,7 @@ mod memory;
 mod producer;
 mod sleep;
 
-pub use consumer::{Consumer, Cursor, Record, Run, Survey, Ticket, cut, survey, walk};
+pub use consumer::{Chunk, Consumer, Cursor, Record, Survey, Ticket, cut, survey, walk};
 #[doc(hidden)]
 pub use edges::failpoint;
 #[cfg(loom)]

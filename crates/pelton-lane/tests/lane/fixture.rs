@@ -6,12 +6,12 @@ use std::ptr::NonNull;
 /// The pages and the data, freed with it. A lane attached to it must not outlive it.
 pub struct Pages {
     pub memory: Memory,
-    words: *mut [Chunk],
+    words: *mut [CacheLine],
 }
 
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-struct Chunk([u64; 8]);
+struct CacheLine([u64; 8]);
 
 // SAFETY: plain memory; the tests hand each side to one thread.
 unsafe impl Send for Pages {}
@@ -25,7 +25,7 @@ impl Pages {
 
     pub fn with_limit(capacity: u64, bytes_max: u64, start: Position) -> Pages {
         assert!(capacity_is_valid(capacity));
-        let words = Box::into_raw(vec![Chunk([0; 8]); capacity as usize / 64].into_boxed_slice());
+        let words = Box::into_raw(vec![CacheLine([0; 8]); capacity as usize / 64].into_boxed_slice());
         let memory = Memory {
             producer: NonNull::from(Box::leak(Box::new(ProducerPage::new(capacity, bytes_max, 1, 1)))),
             consumer: NonNull::from(Box::leak(Box::new(ConsumerPage::new(start, 1, 2)))),

@@ -2,11 +2,11 @@
 //! too, and all but `hostile.rs` and `two_threads.rs` have to notice what cargo-mutants changes.
 #![cfg(not(loom))]
 
+mod chunks;
 mod fixture;
 mod hostile;
 mod one_thread;
 mod pages;
 mod producer;
-mod runs;
 mod two_threads;
 mod vectors;

@@ -4,9 +4,9 @@ use crate::fixture::*;
 use pelton_lane::*;
 
 /// The messages of a run, by its bytes alone.
-fn messages_of(consumer: &Consumer, run: &Run) -> Vec<(u32, Vec<u8>)> {
+fn messages_of(consumer: &Consumer, run: &Chunk) -> Vec<(u32, Vec<u8>)> {
     // SAFETY: in the pages, and nobody writes meanwhile.
-    let mut bytes = unsafe { consumer.bytes_of(run).as_ref() };
+    let mut bytes = unsafe { consumer.chunk_bytes(run).as_ref() };
     assert_eq!(bytes.len() as u64, run.bytes);
     let mut messages = Vec::new();
     while let Some((header, rest)) = bytes.split_first_chunk::<8>() {
@@ -19,9 +19,9 @@ fn messages_of(consumer: &Consumer, run: &Run) -> Vec<(u32, Vec<u8>)> {
     messages
 }
 
-fn take(consumer: &mut Consumer, bytes: u64) -> Run {
+fn take(consumer: &mut Consumer, bytes: u64) -> Chunk {
     let first = consumer.peek().unwrap().expect("a message is there");
-    consumer.take_run(&first, bytes)
+    consumer.take_chunk(&first, bytes)
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_run_ends_before_a_mark_and_begins_behind_one() {
     let first = consumer.peek().unwrap().expect("the one with descriptors");
     assert_eq!(first.descriptors, 2);
     let mut before = run;
-    let run = consumer.take_run(&first, u64::MAX);
+    let run = consumer.take_chunk(&first, u64::MAX);
     assert_eq!(messages_of(&consumer, &run), [(2, payload(1, 3)), (3, payload(2, 9))]);
     assert!(!before.join(&run), "the mark lies between");
 }
@@ -148,7 +148,7 @@ fn who_is_both_sides_goes_on_at_the_front_when_all_is_taken_and_has_the_whole_wi
             }
             if next < number {
                 let first = consumer.peek().unwrap().expect("a message is there");
-                let run = consumer.take_run_to(&first, producer.tail());
+                let run = consumer.take_chunk_to(&first, producer.tail());
                 let found = messages_of(&consumer, &run);
                 let wanted = (next..number).map(|number| payload(number, size(number)));
                 assert!(found.iter().map(|(_, message)| message.clone()).eq(wanted));
@@ -180,7 +180,7 @@ fn nothing_is_rewound_while_something_is_there() {
     producer.rewind(&mut consumer);
     assert_eq!(producer.tail(), tail, "one is not taken");
     let first = consumer.peek().unwrap().unwrap();
-    let run = consumer.take_run(&first, 1);
+    let run = consumer.take_chunk(&first, 1);
     producer.rewind(&mut consumer);
     assert_eq!(producer.tail(), tail, "one is not released");
     assert_eq!(messages_of(&consumer, &run), [(1, payload(0, 9))]);
@@ -194,7 +194,7 @@ fn nothing_is_rewound_while_something_is_there() {
     assert!(!consumer.has_taken(), "held is not taken");
     assert!(send(&mut producer, &payload(2, 20)));
     let first = consumer.peek().unwrap().unwrap();
-    let _ = consumer.take_run(&first, 1);
+    let _ = consumer.take_chunk(&first, 1);
     assert!(consumer.has_taken(), "also behind one that is held");
     let _ = consumer.release_taken();
     assert!(!consumer.has_taken());
