@@ -241,7 +241,7 @@ impl Consumer {
 
     /// Whether something stands at the cursor: a hint for who spins, to be followed by [`Consumer::peek`].
     #[inline(always)]
-    pub fn stirs(&self) -> bool {
+    pub fn may_be_ready(&self) -> bool {
         // Relaxed: `peek` loads it again.
         self.data().header(self.cursor).load(Relaxed) != 0
     }

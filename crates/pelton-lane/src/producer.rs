@@ -785,7 +785,7 @@ impl Producer {
 
     /// Whether the head has moved since it was last looked at: a hint for who spins.
     #[inline(always)]
-    pub fn stirs(&self) -> bool {
+    pub fn may_be_ready(&self) -> bool {
         // Relaxed: what follows loads it again.
         self.consumer_page().head.load(Relaxed) != self.head.pack()
     }

@@ -101,8 +101,8 @@ impl Lanes {
     }
 
     /// Whether a message waits, as far as can be seen without taking it.
-    pub(crate) fn stirs(&self) -> bool {
-        self.iter().any(|lane| lane.consumer.stirs())
+    pub(crate) fn may_be_ready(&self) -> bool {
+        self.iter().any(|lane| lane.consumer.may_be_ready())
     }
 
     /// What comes next: of the lane whose turn it is, or of the next one that has anything.
@@ -126,7 +126,7 @@ impl Lanes {
             self.idle.push(empty);
             return true;
         }
-        match self.idle.iter().position(|lane| lane.stirs(self.leave)) {
+        match self.idle.iter().position(|lane| lane.may_be_ready(self.leave)) {
             Some(index) => {
                 std::mem::swap(&mut self.current, &mut self.idle[index]);
                 true
@@ -151,7 +151,7 @@ impl Lanes {
             if self.next_idle >= self.idle.len() {
                 self.next_idle = 0;
             }
-            match self.idle[self.next_idle].stirs(self.leave) {
+            match self.idle[self.next_idle].may_be_ready(self.leave) {
                 true => self.busy.push_back(self.idle.swap_remove(self.next_idle)),
                 false => self.next_idle += 1,
             }
@@ -229,9 +229,9 @@ impl Lane {
     }
 
     /// Whether [`Lane::peek`] may find something.
-    fn stirs(&self, leaves: bool) -> bool {
+    fn may_be_ready(&self, leaves: bool) -> bool {
         let goes = self.end.is_some() && !self.consumer.has_taken();
-        (self.consumer.stirs() && !self.is_stalled()) || (leaves && (goes || !self.is_announced))
+        (self.consumer.may_be_ready() && !self.is_stalled()) || (leaves && (goes || !self.is_announced))
     }
 
     /// Whether nothing is to be taken now: of a client that does not read its replies, or a service that drains.
@@ -283,7 +283,7 @@ impl Lane {
     /// is no news.
     pub(crate) fn meet(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
         let looked = self.find_sender(bells, spin);
-        if !self.consumer.stirs() {
+        if !self.consumer.may_be_ready() {
             self.end = None;
         }
         failpoint("receiver meets: looked");

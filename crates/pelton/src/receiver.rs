@@ -293,7 +293,7 @@ impl Receiver {
         }
         for _ in 0..self.spin.first_looks() {
             os::relax();
-            if self.lanes.current.consumer.stirs() {
+            if self.lanes.current.consumer.may_be_ready() {
                 return true;
             }
         }
@@ -412,7 +412,7 @@ impl Receiver {
         // Now and then, for who asks again and again without waiting, whether the senders are alive.
         self.empties = self.empties.wrapping_add(1);
         if let Some(gate) = &self.gate {
-            let due = gate.stirs() || (self.empties.is_multiple_of(16) && self.lanes.current.link.is_look_due());
+            let due = gate.may_be_ready() || (self.empties.is_multiple_of(16) && self.lanes.current.link.is_look_due());
             return if due { self.peek_at_the_gate() } else { self.nothing_or_end() };
         }
         let closed =
@@ -739,7 +739,7 @@ impl Receiver {
 
     /// Whether a message waits, as far as can be seen without taking it.
     pub(crate) fn has_messages(&self) -> bool {
-        self.lanes.stirs()
+        self.lanes.may_be_ready()
     }
 
     /// Until a path channel has a sender; false at the deadline.
@@ -866,7 +866,7 @@ impl Side for Receiver {
         Ok(self.peek()?.is_some())
     }
 
-    fn stirs(&self) -> bool {
+    fn may_be_ready(&self) -> bool {
         self.has_messages()
     }
 
@@ -915,7 +915,7 @@ impl Side for Receiver {
         self.bells.drain()?;
         failpoint("receiver rung: drained");
         // Who comes or goes says so itself, and goes on saying so.
-        if alone && self.gate.as_ref().is_some_and(|gate| !gate.stirs()) {
+        if alone && self.gate.as_ref().is_some_and(|gate| !gate.may_be_ready()) {
             return Ok(false);
         }
         self.find_senders()?;

@@ -943,8 +943,8 @@ impl Side for Room<'_> {
         })
     }
 
-    fn stirs(&self) -> bool {
-        self.sender.parts.lane.stirs()
+    fn may_be_ready(&self) -> bool {
+        self.sender.parts.lane.may_be_ready()
     }
 
     fn arm(&mut self) -> Result<bool> {

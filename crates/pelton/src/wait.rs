@@ -41,7 +41,7 @@ pub(crate) trait Side {
     /// Whether it is there. An error, the end of the channel too, ends the wait.
     fn look(&mut self) -> Result<bool>;
     /// Whether it may be there: a hint, by one load.
-    fn stirs(&self) -> bool;
+    fn may_be_ready(&self) -> bool;
     /// Announces a sleep. False: it is there after all, and the announcement is taken back.
     fn arm(&mut self) -> Result<bool>;
     /// Takes the announcement back.
@@ -219,7 +219,7 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
 fn look_often(side: &mut impl Side) -> Result<bool> {
     for _ in 0..LOADS_PER_CLOCK {
         os::relax();
-        if side.stirs() {
+        if side.may_be_ready() {
             break;
         }
     }

@@ -807,10 +807,10 @@ fn what_a_consumer_tells_of_itself() {
     let pages = Pages::with_limit(4096, 100, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     assert_eq!((consumer.capacity(), consumer.message_bytes_max(), consumer.taken()), (4096, 100, 0));
-    assert!(!consumer.stirs());
+    assert!(!consumer.may_be_ready());
     for message in [&b"one"[..], b"two, longer"] {
         assert!(send(&mut producer, message));
-        assert!(consumer.stirs());
+        assert!(consumer.may_be_ready());
         let record = consumer.peek().unwrap().unwrap();
         let mut copy = vec![0; message.len()];
         // SAFETY: the copy is as long as the message.

@@ -19,7 +19,7 @@ fn what_a_producer_tells_of_itself() {
     let pages = Pages::with_limit(4096, 100, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     assert_eq!((producer.capacity(), producer.message_bytes_max(), producer.backed()), (4096, 100, 4096));
-    assert!(!producer.stirs());
+    assert!(!producer.may_be_ready());
     for message in [&b"one"[..], b"two, longer", b""] {
         assert!(send(&mut producer, message));
     }
@@ -33,9 +33,9 @@ fn what_a_producer_tells_of_itself() {
     assert_eq!((producer.unreleased(), producer.look_at_head()), (5, Ok(5)));
     assert_eq!(producer.producer_page().depth_max(), 5);
     release_one(&mut consumer);
-    assert!(producer.stirs());
+    assert!(producer.may_be_ready());
     assert_eq!((producer.unreleased(), producer.look_at_head()), (5, Ok(4)));
-    assert!(!producer.stirs());
+    assert!(!producer.may_be_ready());
     assert_eq!(producer.head(), consumer.head());
     assert_eq!(producer.producer_page().depth_max(), 5, "the most, not the last");
     for count in 1..=3 {

@@ -508,7 +508,7 @@ impl Side for Service {
         Ok(self.found.is_some())
     }
 
-    fn stirs(&self) -> bool {
+    fn may_be_ready(&self) -> bool {
         self.requests.has_messages() || self.desk.stirred.is_set()
     }
 

@@ -128,7 +128,7 @@ impl Receiver {
     /// As [`Receiver::take_run`], all there is of a sender's lane, by that sender: one that has everything flushed before it goes
     /// back to the front.
     pub(crate) fn take_run_of(&mut self, sender: &Sender) -> Result<Option<Taken>> {
-        if self.gate.as_ref().is_some_and(|gate| gate.stirs()) {
+        if self.gate.as_ref().is_some_and(|gate| gate.may_be_ready()) {
             self.find_lanes()?;
         }
         let Some(lane) = self.lanes.find(sender.lane()) else { return Ok(None) };

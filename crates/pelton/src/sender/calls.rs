@@ -124,8 +124,8 @@ impl Sender {
     }
 
     /// Whether there may be room by now.
-    pub(crate) fn stirs(&self) -> bool {
-        self.parts.lane.stirs()
+    pub(crate) fn may_be_ready(&self) -> bool {
+        self.parts.lane.may_be_ready()
     }
 
     /// Whether the receiver has closed on purpose.

@@ -65,9 +65,10 @@ impl Side for Awaiting<'_> {
         Ok(self.client.found.is_some())
     }
 
-    fn stirs(&self) -> bool {
-        let stirs =
-            |link: &Link| link.replies.has_messages() || (self.room(link).is_some() && link.outbox.sender.stirs());
+    fn may_be_ready(&self) -> bool {
+        let stirs = |link: &Link| {
+            link.replies.has_messages() || (self.room(link).is_some() && link.outbox.sender.may_be_ready())
+        };
         self.client.links.iter().any(stirs)
     }
 
