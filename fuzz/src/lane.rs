@@ -207,7 +207,7 @@ impl Sides<'_> {
             }
             4 => {
                 self.sleeper.arm(|| ());
-                let _ = (consumer.may_be_ready(), consumer.must_nap(&self.sleeper), consumer.producer_closed());
+                let _ = (consumer.may_be_ready(), consumer.needs_timed_wait(&self.sleeper), consumer.producer_closed());
                 self.sleeper.disarm();
             }
             _ => {

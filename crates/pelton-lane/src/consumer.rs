@@ -482,7 +482,7 @@ impl Consumer {
     }
 
     /// Whether a sleep may last only a millisecond, because the producer is not yet known to fence.
-    pub fn must_nap(&self, sleeper: &crate::Sleeper) -> bool {
+    pub fn needs_timed_wait(&self, sleeper: &crate::Sleeper) -> bool {
         sleeper.needs_fenced_wakers() && !self.is_producer_fencing()
     }
 

@@ -767,7 +767,7 @@ impl Producer {
     }
 
     /// Whether a sleep may last only a millisecond, because the consumer is not yet known to fence.
-    pub fn must_nap(&self) -> bool {
+    pub fn needs_timed_wait(&self) -> bool {
         // SAFETY: `attach`'s caller promises the mapping.
         self.sleeper.needs_fenced_wakers() && !unsafe { self.memory.consumer.as_ref() }.is_fenced()
     }

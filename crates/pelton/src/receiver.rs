@@ -674,7 +674,7 @@ impl Receiver {
             Side::disarm(self);
             return if self.look()? { Ok(false) } else { Side::end(self).map(|there| !there) };
         }
-        if !armed || Side::must_nap(self) {
+        if !armed || Side::needs_timed_wait(self) {
             // Readable exactly while a message waits, also for who goes back to the loop regardless; and as long as the
             // sender is not known to fence, lest its ring be missed.
             self.bells.nudge().ring();
@@ -903,8 +903,8 @@ impl Side for Receiver {
         Err(self.not_usable())
     }
 
-    fn must_nap(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.must_nap(&self.sleeper))
+    fn needs_timed_wait(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.needs_timed_wait(&self.sleeper))
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {

@@ -698,7 +698,7 @@ impl Sender {
             self.note_end();
             return Err(self.not_usable());
         }
-        if !armed || self.parts.lane.must_nap() {
+        if !armed || self.parts.lane.needs_timed_wait() {
             // Readable exactly while there is room, also for who goes back to the loop regardless; and as long as the
             // receiver is not known to fence, lest its ring be missed.
             self.parts.bells.nudge().ring();
@@ -975,8 +975,8 @@ impl Side for Room<'_> {
         if self.want == Want::Empty && unreleased == 0 { Ok(true) } else { Err(self.sender.not_usable()) }
     }
 
-    fn must_nap(&self) -> bool {
-        self.sender.parts.lane.must_nap()
+    fn needs_timed_wait(&self) -> bool {
+        self.sender.parts.lane.needs_timed_wait()
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {

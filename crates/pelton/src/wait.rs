@@ -50,7 +50,7 @@ pub(crate) trait Side {
     /// false to go on waiting.
     fn end(&mut self) -> Result<bool>;
     /// Whether a sleep may last only a millisecond.
-    fn must_nap(&self) -> bool;
+    fn needs_timed_wait(&self) -> bool;
     /// Sleeps until a peer rings or goes, or the deadline.
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready>;
     /// A peer has rung, for whatever reason: answers as [`Side::end`] does. `alone`: of all that is watched, only the bell had anything
@@ -193,7 +193,7 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
             return Ok(true);
         }
         failpoint("wait: armed");
-        let nap = side.must_nap().then(|| Instant::now() + Duration::from_millis(1));
+        let nap = side.needs_timed_wait().then(|| Instant::now() + Duration::from_millis(1));
         let until = match (deadline, nap) {
             (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
             (deadline, nap) => deadline.or(nap),

@@ -643,14 +643,14 @@ fn a_waker_says_that_it_fences_once_it_is_asked_to_and_not_before() {
     let (mut producer, consumer) = pages.attach();
     sleeper.arm(|| {});
     assert!(send(&mut producer, b"x"));
-    assert!(!producer.producer_page().is_fenced() && !consumer.must_nap(&sleeper));
+    assert!(!producer.producer_page().is_fenced() && !consumer.needs_timed_wait(&sleeper));
     sleeper.disarm();
     // Twice is as once.
     sleeper.lose_barrier();
     sleeper.lose_barrier();
-    assert!(sleeper.needs_fenced_wakers() && consumer.must_nap(&sleeper));
+    assert!(sleeper.needs_fenced_wakers() && consumer.needs_timed_wait(&sleeper));
     assert!(send(&mut producer, b"x"));
-    assert!(producer.producer_page().is_fenced() && !consumer.must_nap(&sleeper));
+    assert!(producer.producer_page().is_fenced() && !consumer.needs_timed_wait(&sleeper));
     // Who takes the word over asks on, membarrier or not.
     assert!(sleeper_of(&pages, true).needs_fenced_wakers());
     assert!(!producer.has_consumer_closed(), "asking is not closing");

@@ -244,11 +244,11 @@ fn a_producer_naps_until_the_consumer_says_that_it_fences() {
     let (mut producer, mut consumer) = pages.attach();
     assert!(send(&mut producer, b"x") && send(&mut producer, b"y"));
     release_one(&mut consumer);
-    assert!(!producer.must_nap() && !consumer.consumer_page().is_fenced(), "nobody has asked");
+    assert!(!producer.needs_timed_wait() && !consumer.consumer_page().is_fenced(), "nobody has asked");
     producer.lose_barrier();
-    assert!(producer.must_nap());
+    assert!(producer.needs_timed_wait());
     release_one(&mut consumer);
-    assert!(consumer.consumer_page().is_fenced() && !producer.must_nap());
+    assert!(consumer.consumer_page().is_fenced() && !producer.needs_timed_wait());
 }
 
 #[test]

@@ -181,8 +181,8 @@ impl Lane<'_> {
             "lose barrier" => self.producer.lose_barrier(),
             "nap" => {
                 let nap = match text(&step["side"]) {
-                    "receiver" => self.consumer.must_nap(&self.sleeper),
-                    _ => self.producer.must_nap(),
+                    "receiver" => self.consumer.needs_timed_wait(&self.sleeper),
+                    _ => self.producer.needs_timed_wait(),
                 };
                 assert_eq!(Some(nap), step["is"].as_bool(), "{context}");
             }

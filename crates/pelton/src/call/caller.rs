@@ -575,8 +575,8 @@ impl Caller {
         }
     }
 
-    pub(super) fn must_nap(&self) -> bool {
-        self.is_awaited() && self.try_lock().is_ok_and(|out| out.is_none_or(|out| out.outbox.sender.must_nap()))
+    pub(super) fn needs_timed_wait(&self) -> bool {
+        self.is_awaited() && self.try_lock().is_ok_and(|out| out.is_none_or(|out| out.outbox.sender.needs_timed_wait()))
     }
 }
 

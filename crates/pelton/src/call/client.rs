@@ -719,7 +719,7 @@ impl Client {
             armed = false;
         }
         armed &= self.found.is_none() && self.aside.is_empty();
-        if !armed || (Awaiting { wanted: self.wanted, client: self, want: Want::Any }).must_nap() {
+        if !armed || (Awaiting { wanted: self.wanted, client: self, want: Want::Any }).needs_timed_wait() {
             self.bells.nudge().ring();
         }
         Ok(armed)

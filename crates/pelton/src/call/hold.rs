@@ -207,7 +207,7 @@ impl<'a> Hold<'a> {
             return Ok(out);
         }
         (out.is_polled, out.is_awaited) = (true, true);
-        let nap = out.outbox.sender.must_nap().then(|| Instant::now() + Duration::from_millis(1));
+        let nap = out.outbox.sender.needs_timed_wait().then(|| Instant::now() + Duration::from_millis(1));
         drop(out);
         let until = deadline.into_iter().chain(nap).min();
         let ready = ears.wait(until);

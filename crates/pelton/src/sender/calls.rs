@@ -119,8 +119,8 @@ impl Sender {
     }
 
     /// Whether a wait for room may last only a millisecond.
-    pub(crate) fn must_nap(&self) -> bool {
-        self.parts.lane.must_nap()
+    pub(crate) fn needs_timed_wait(&self) -> bool {
+        self.parts.lane.needs_timed_wait()
     }
 
     /// Whether there may be room by now.
