@@ -145,7 +145,7 @@ impl Sides<'_> {
                 producer.disarm();
             }
             _ => {
-                producer.look_at_head()?;
+                producer.refresh_head()?;
                 for (offset, bytes) in producer.idle() {
                     assert!(offset + bytes <= producer.capacity(), "what is idle lies in the data");
                 }

@@ -777,7 +777,7 @@ impl Producer {
         self.sleeper.lose_barrier();
     }
 
-    /// Messages committed and not released, as the head was last looked at; [`Producer::look_at_head`] looks.
+    /// Messages committed and not released, as the head was last looked at; [`Producer::refresh_head`] looks.
     #[inline]
     pub fn unreleased(&self) -> u64 {
         self.tail().since(self.head)
@@ -794,7 +794,7 @@ impl Producer {
     ///
     /// # Errors
     /// [`LaneError::Corrupt`].
-    pub fn look_at_head(&mut self) -> Result<u64, LaneError> {
+    pub fn refresh_head(&mut self) -> Result<u64, LaneError> {
         self.load_head()?;
         Ok(self.unreleased())
     }

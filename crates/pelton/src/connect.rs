@@ -499,7 +499,7 @@ impl Origin {
 
     pub(crate) fn resume_sender(&self, parts: &mut SenderParts, deadline: Option<Instant>) -> Result<bool> {
         // If the lane itself is broken, no successor is to blame.
-        parts.lane.look_at_head()?;
+        parts.lane.refresh_head()?;
         self.resume(deadline, |shake, listens| in_call(surviving_sender(shake, parts, listens)))
     }
 

@@ -781,7 +781,7 @@ pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, list
     let can_barrier = membarrier::register();
     let peer = shake.greet(Role::Sender, true, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
     let lane = &mut parts.lane;
-    lane.look_at_head()?;
+    lane.refresh_head()?;
     let (tail, head, limit) = (lane.tail(), lane.head(), lane.message_bytes_max());
     if lane.capacity() > peer.capacity || limit > peer.message_bytes_max {
         return Err(shake.refuse(format!(

@@ -643,7 +643,7 @@ impl Sender {
         }
         let lane = &mut self.parts.lane;
         // A lie there is told by the next send; here the last known figure is the best there is.
-        let _ = lane.look_at_head();
+        let _ = lane.refresh_head();
         let head = lane.head().seq;
         while self.descriptors.front().is_some_and(|(seq, _)| (seq.wrapping_sub(head) as i32) < 0) {
             self.descriptors.pop_front();
@@ -939,7 +939,7 @@ impl Side for Room<'_> {
         self.sender.with_memory(|lane| match want {
             Want::Message(bytes, 0) => lane.try_reserve(bytes).map(|space| space.is_some()),
             Want::Message(bytes, count) => lane.try_reserve_with_descriptors(bytes, count).map(|space| space.is_some()),
-            Want::Empty => lane.look_at_head().map(|unreleased| unreleased == 0),
+            Want::Empty => lane.refresh_head().map(|unreleased| unreleased == 0),
         })
     }
 

@@ -39,14 +39,14 @@ fn a_run_is_what_stands_together_and_is_released_whole() {
     let next = take(&mut consumer, u64::MAX);
     assert_eq!((next.first_seq, next.messages), (4, 3));
     assert_eq!(consumer.peek(), Ok(None));
-    assert_eq!(producer.look_at_head(), Ok(6), "taken is not released");
+    assert_eq!(producer.refresh_head(), Ok(6), "taken is not released");
     assert!(!run.clone().join(&run.clone()), "what does not follow is no part of it");
     assert!(run.join(&next));
     let wanted: Vec<_> = (0..6).map(|number| (number as u32 + 1, payload(number, number as usize * 5))).collect();
     assert_eq!(messages_of(&consumer, &run), wanted);
     let _ = consumer.release_taken();
     assert!(!consumer.has_taken());
-    assert_eq!(producer.look_at_head(), Ok(0));
+    assert_eq!(producer.refresh_head(), Ok(0));
     assert_eq!(consumer.taken(), 6);
 }
 
@@ -157,7 +157,7 @@ fn who_is_both_sides_goes_on_at_the_front_when_all_is_taken_and_has_the_whole_wi
                 let _ = consumer.release_taken();
                 assert_eq!(consumer.taken(), number);
             }
-            assert_eq!(producer.look_at_head(), Ok(0));
+            assert_eq!(producer.refresh_head(), Ok(0));
             producer.rewind(&mut consumer);
             assert_eq!(
                 (producer.tail(), consumer.head()),

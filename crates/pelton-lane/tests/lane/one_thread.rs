@@ -161,7 +161,7 @@ fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
         assert_eq!(Some(message), waiting.pop_front());
     }
     assert!(waiting.is_empty());
-    assert_eq!(producer.look_at_head().unwrap(), 0, "everything released, everything accounted for");
+    assert_eq!(producer.refresh_head().unwrap(), 0, "everything released, everything accounted for");
     let max = producer.message_bytes_max() as usize;
     assert!(send(&mut producer, &payload(1, max)), "a drained lane takes its largest message");
 }
@@ -253,7 +253,7 @@ fn a_reader_that_stops_after_an_early_wrap_leaves_the_whole_lane_to_the_producer
             receive(&mut consumer);
         }
     }
-    let mut sent = producer.look_at_head().unwrap();
+    let mut sent = producer.refresh_head().unwrap();
     while send(&mut producer, &message) {
         sent += 1;
     }
@@ -315,9 +315,9 @@ fn space_comes_back_in_order_whatever_order_messages_are_released_in() {
     assert_eq!(consumer.held(), 3);
     let _ = consumer.release_held(tickets[2]);
     let _ = consumer.release_held(tickets[1]);
-    assert_eq!(producer.look_at_head().unwrap(), 3, "the oldest is held, so nothing came back");
+    assert_eq!(producer.refresh_head().unwrap(), 3, "the oldest is held, so nothing came back");
     let _ = consumer.release_held(tickets[0]);
-    assert_eq!(producer.look_at_head().unwrap(), 0);
+    assert_eq!(producer.refresh_head().unwrap(), 0);
 }
 
 #[test]

@@ -30,11 +30,11 @@ fn what_a_producer_tells_of_itself() {
     let _ = producer.commit_batch(batch);
     let page = producer.producer_page();
     assert_eq!((page.messages(), page.bytes(), page.depth_max()), (5, 3 + 11 + 7 + 20, 0));
-    assert_eq!((producer.unreleased(), producer.look_at_head()), (5, Ok(5)));
+    assert_eq!((producer.unreleased(), producer.refresh_head()), (5, Ok(5)));
     assert_eq!(producer.producer_page().depth_max(), 5);
     release_one(&mut consumer);
     assert!(producer.may_be_ready());
-    assert_eq!((producer.unreleased(), producer.look_at_head()), (5, Ok(4)));
+    assert_eq!((producer.unreleased(), producer.refresh_head()), (5, Ok(4)));
     assert!(!producer.may_be_ready());
     assert_eq!(producer.head(), consumer.head());
     assert_eq!(producer.producer_page().depth_max(), 5, "the most, not the last");
@@ -85,7 +85,7 @@ fn a_space_is_committed_once() {
         assert!(again.is_err(), "with {descriptors} descriptors");
         release_one(&mut consumer);
         release_one(&mut consumer);
-        assert_eq!(producer.look_at_head(), Ok(0));
+        assert_eq!(producer.refresh_head(), Ok(0));
     }
 }
 
@@ -154,7 +154,7 @@ fn what_is_idle_is_all_but_the_records_and_the_header_behind_them() {
     assert_eq!(producer.idle(), [(0, 0), (3208, 888)]);
     release_one(&mut consumer);
     release_one(&mut consumer);
-    producer.look_at_head().unwrap();
+    producer.refresh_head().unwrap();
     assert_eq!(producer.idle(), [(0, 1600), (3208, 888)]);
     // To the front, where it fits; the jump there stands at 3200.
     assert!(send(&mut producer, &[1; 992]));
@@ -166,7 +166,7 @@ fn what_is_idle_is_all_but_the_records_and_the_header_behind_them() {
     assert_eq!(producer.producer_page().tail_and_floor(), (producer.tail(), 3264));
     assert_eq!(producer.idle(), [(0, 0), (3984, 112)], "the front is not free before the head has come past the floor");
     while receive(&mut consumer).is_some() {}
-    producer.look_at_head().unwrap();
+    producer.refresh_head().unwrap();
     assert_eq!(producer.idle(), [(0, 3976), (3984, 112)]);
 }
 
@@ -213,7 +213,7 @@ fn who_goes_on_without_a_consumer_is_told_only_of_the_next_ones_close() {
         sent += 1;
         assert!(sent < 100, "as long as there is room");
     }
-    assert_eq!(producer.look_at_head(), Ok(sent));
+    assert_eq!(producer.refresh_head(), Ok(sent));
     assert!(sent > 30, "as long as there is room");
     // The successor gets all of it; its close is told.
     let (mut page, mut receiver) = (ConsumerPage::new(consumer.head(), 2, 3), ReceiverPage::new());
@@ -340,7 +340,7 @@ fn a_successor_of_the_consumer_begins_where_the_producer_saw_the_dead_one() {
     let (mut producer, mut consumer) = pages.attach();
     assert!(send(&mut producer, b"released") && send(&mut producer, b"not released"));
     release_one(&mut consumer);
-    assert_eq!(producer.look_at_head(), Ok(1));
+    assert_eq!(producer.refresh_head(), Ok(1));
     sleeper.close();
     assert!(send(&mut producer, b"on its way"));
     assert_eq!(producer.try_reserve(1), Err(LaneError::Closed));
@@ -420,7 +420,7 @@ fn a_large_window_takes_the_slow_path_each_256_kib_and_knows_the_backlog() {
         if sent > 10 * 1008 {
             let token = consumer.peek().unwrap().unwrap();
             let _ = consumer.release(&token);
-            producer.look_at_head().unwrap();
+            producer.refresh_head().unwrap();
             assert!((10 * 1008..12 * 1008).contains(&producer.backlog_bytes()), "{}", producer.backlog_bytes());
         }
     }

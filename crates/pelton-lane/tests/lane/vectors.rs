@@ -309,7 +309,7 @@ impl Lane<'_> {
 
     /// The consumer dies, and another goes on as after the hand-shake with the surviving producer.
     fn replace_consumer(&mut self, wanted: u64, context: &str) {
-        self.producer.look_at_head().unwrap();
+        self.producer.refresh_head().unwrap();
         let head = self.producer.head();
         assert_eq!(head.pack(), wanted, "{context}");
         self.memory.consumer = NonNull::from(Box::leak(Box::new(ConsumerPage::new(head, 1, 2))));

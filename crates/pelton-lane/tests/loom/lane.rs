@@ -383,7 +383,7 @@ fn fence_own_stop_a_producer_that_relies_on_fences_by_choice_is_rung() {
         let sender = thread::spawn({
             let bell = bell.clone();
             move || {
-                while producer.look_at_head().unwrap() != 0 {
+                while producer.refresh_head().unwrap() != 0 {
                     let mut relies = true;
                     if producer.arm(None, || relies = false).unwrap() {
                         if relies { bell.wait() } else { thread::yield_now() }
@@ -509,7 +509,7 @@ fn close_what_was_released_is_seen_by_who_finds_the_word_alone() {
             sleeper.close();
         });
         if producer.has_consumer_closed() {
-            assert_eq!(producer.look_at_head().unwrap(), 0, "what was released before the close counts as unreleased");
+            assert_eq!(producer.refresh_head().unwrap(), 0, "what was released before the close counts as unreleased");
         }
         closing.join().unwrap();
     });
