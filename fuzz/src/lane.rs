@@ -149,7 +149,7 @@ impl Sides<'_> {
                 for (offset, bytes) in producer.idle() {
                     assert!(offset + bytes <= producer.capacity(), "what is idle lies in the data");
                 }
-                producer.go_on();
+                producer.continue_without_consumer();
             }
         }
         Ok(())
@@ -207,7 +207,7 @@ impl Sides<'_> {
             }
             4 => {
                 self.sleeper.arm(|| ());
-                let _ = (consumer.may_be_ready(), consumer.needs_timed_wait(&self.sleeper), consumer.producer_closed());
+                let _ = (consumer.may_be_ready(), consumer.needs_timed_wait(&self.sleeper), consumer.has_producer_closed());
                 self.sleeper.disarm();
             }
             _ => {

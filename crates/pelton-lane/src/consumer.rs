@@ -345,7 +345,7 @@ impl Consumer {
     }
 
     /// Whether the producer has announced that it sleeps until there is more room. It may just be about to.
-    pub fn producer_waits(&mut self) -> bool {
+    pub fn is_producer_waiting(&mut self) -> bool {
         matches!(self.waker.attention(), Attention::Sleeps(_))
     }
 
@@ -489,7 +489,7 @@ impl Consumer {
     /// Whether the producer has closed. Look at [`Consumer::peek`] once more after this says yes: what it committed
     /// before closing is visible then.
     #[inline]
-    pub fn producer_closed(&self) -> bool {
+    pub fn has_producer_closed(&self) -> bool {
         self.producer_page().is_closed()
     }
 

@@ -85,7 +85,7 @@ pub struct Producer {
     generation_due: Option<u32>,
     consumer_gone: bool,
     /// The caller knows that the consumer has closed, and goes on without.
-    alone: bool,
+    without_consumer: bool,
     /// Bytes of the data, from its start, that are known to have memory, or disk, behind them.
     backed: u64,
     sleeper: Sleeper,
@@ -163,7 +163,7 @@ impl Producer {
             lap_end: capacity,
             generation_due: if generation > 1 { Some(generation as u32) } else { None },
             consumer_gone: false,
-            alone: false,
+            without_consumer: false,
             backed: capacity,
             // SAFETY: as above.
             sleeper: Sleeper::new(unsafe { field(memory.producer, |p| &raw mut (*p).sleep) }, can_barrier),
@@ -270,9 +270,9 @@ impl Producer {
 
     /// Goes on whether or not the consumer has closed, for its successor: there is room as long as the lane has some. Only a
     /// close after this is [`LaneError::Closed`].
-    pub fn go_on(&mut self) {
+    pub fn continue_without_consumer(&mut self) {
         self.consumer_gone = false;
-        self.alone = self.has_consumer_closed();
+        self.without_consumer = self.has_consumer_closed();
         self.limit = 0;
     }
 
@@ -422,10 +422,10 @@ impl Producer {
 
     /// Looks at the consumer: whether it has closed, and how far it has released.
     fn look(&mut self) -> Result<(), LaneError> {
-        if self.consumer_closed() {
+        if self.has_unacknowledged_close() {
             return Err(LaneError::Closed);
         }
-        self.alone = self.alone && self.has_consumer_closed();
+        self.without_consumer = self.without_consumer && self.has_consumer_closed();
         self.load_head()
     }
 
@@ -596,7 +596,7 @@ impl Producer {
                 failpoint("producer finds a sleeper: counted");
                 Wake::Ring
             }
-            Attention::Closed if self.alone => Wake::None,
+            Attention::Closed if self.without_consumer => Wake::None,
             // The next reservation says so.
             Attention::Closed => {
                 self.limit = 0;
@@ -800,8 +800,8 @@ impl Producer {
     }
 
     /// Whether the consumer has closed, and the caller does not know yet.
-    pub fn consumer_closed(&self) -> bool {
-        !self.alone && self.consumer_page().is_closed()
+    pub fn has_unacknowledged_close(&self) -> bool {
+        !self.without_consumer && self.consumer_page().is_closed()
     }
 
     /// The place of the next record.

@@ -299,7 +299,7 @@ impl Lane {
             match self.link.find_peer(bells, || (page.generation(), page.pid()))? {
                 Found::Nothing => return Ok(()),
                 // Its life outlives it for a moment, in a child on its way to exec for instance.
-                Found::Peer if self.consumer.producer_closed() => self.note_end(bells),
+                Found::Peer if self.consumer.has_producer_closed() => self.note_end(bells),
                 Found::Peer => {
                     self.end = None;
                     spin.meet(self.link.peer());
@@ -316,7 +316,7 @@ impl Lane {
 
     /// Looks whether the sender has gone. True: it just has.
     pub(crate) fn look_for_end(&mut self, bells: &Bells) -> Result<bool> {
-        let gone = self.is_sender_here() && (self.consumer.producer_closed() || self.link.is_peer_gone()?);
+        let gone = self.is_sender_here() && (self.consumer.has_producer_closed() || self.link.is_peer_gone()?);
         if gone {
             self.note_end(bells);
         }
@@ -324,7 +324,7 @@ impl Lane {
     }
 
     pub(crate) fn note_end(&mut self, bells: &Bells) {
-        self.end = Some(if self.consumer.producer_closed() { End::Closed } else { End::PeerDied });
+        self.end = Some(if self.consumer.has_producer_closed() { End::Closed } else { End::PeerDied });
         self.link.lose_peer(bells);
     }
 }

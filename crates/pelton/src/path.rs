@@ -70,7 +70,7 @@ pub(crate) fn sender(path: &Path, options: &Options, make: Make) -> Result<Sende
     let mut lane = memory.take_over(directory.message_bytes_max(), can_barrier)?;
     failpoint("sender: taken over");
     // Whoever received last may have closed; and nothing is known of what has memory behind it.
-    lane.go_on();
+    lane.continue_without_consumer();
     lane.set_backed(0);
     let mut sender = Sender::new(SenderParts { lane, bells, link, memory }, options, Origin::Path(place))?;
     sender.meet()?;

@@ -415,8 +415,9 @@ impl Receiver {
             let due = gate.may_be_ready() || (self.empties.is_multiple_of(16) && self.lanes.current.link.is_look_due());
             return if due { self.peek_at_the_gate() } else { self.nothing_or_end() };
         }
-        let closed =
-            self.lanes.is_one() && self.lanes.current.is_sender_here() && self.lanes.current.consumer.producer_closed();
+        let closed = self.lanes.is_one()
+            && self.lanes.current.is_sender_here()
+            && self.lanes.current.consumer.has_producer_closed();
         // An end noted while messages were still there is to be told now.
         let due = self.empties.is_multiple_of(16) && self.lanes.current.link.is_look_overdue();
         let perhaps = closed || self.found_end().is_some() || (due && self.is_peer_known_gone()?);
@@ -474,7 +475,7 @@ impl Receiver {
             return Ok(self.found_end());
         }
         let one = self.lanes.is_one();
-        if one || self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.producer_closed()) {
+        if one || self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.has_producer_closed()) {
             return self.look_for_ends();
         }
         match self.bells.is_any_gone()? {

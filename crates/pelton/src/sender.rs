@@ -357,7 +357,7 @@ impl Sender {
         }
         if found == Found::Peer {
             // Its close, from now on, is news.
-            lane.go_on();
+            lane.continue_without_consumer();
             self.spin.meet(link.peer());
         }
         Ok(found == Found::Passed)
@@ -394,7 +394,7 @@ impl Sender {
     /// The end of a path channel's receiver has been told: the lane is there for the next one, who may have come already.
     fn go_on_alone(&mut self) {
         self.parts.link.lose_peer(&self.parts.bells);
-        self.parts.lane.go_on();
+        self.parts.lane.continue_without_consumer();
         self.end = None;
         self.owner.reinstate();
         if self.find_next_peer().is_err() {
@@ -932,7 +932,7 @@ enum Want {
 
 impl Side for Room<'_> {
     fn look(&mut self) -> Result<bool> {
-        if self.sender.parts.lane.consumer_closed() {
+        if self.sender.parts.lane.has_unacknowledged_close() {
             return self.end();
         }
         let want = self.want;

@@ -102,11 +102,11 @@ fn a_producer_that_waits_for_room_is_seen() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     while send(&mut producer, &payload(0, 100)) {}
-    assert!(!consumer.producer_waits());
+    assert!(!consumer.is_producer_waiting());
     assert!(producer.arm(Some(100), || ()).unwrap(), "there is no room");
-    assert!(consumer.producer_waits());
+    assert!(consumer.is_producer_waiting());
     producer.disarm();
-    assert!(!consumer.producer_waits());
+    assert!(!consumer.is_producer_waiting());
 }
 
 #[test]

@@ -99,7 +99,7 @@ impl Lane {
         for (ticket, _) in self.held.drain(..) {
             let _ = self.consumer.release_held(ticket);
         }
-        let _ = (self.consumer.producer_closed(), self.consumer.generation(), self.consumer.taken());
+        let _ = (self.consumer.has_producer_closed(), self.consumer.generation(), self.consumer.taken());
         Ok(found)
     }
 

@@ -395,7 +395,7 @@ fn a_new_generation_is_marked_at_its_first_message_even_the_largest() {
         let record = consumer.peek().unwrap().unwrap();
         assert_eq!((record.bytes, record.descriptors, consumer.generation()), (max, 1, 2));
         successor.close();
-        assert!(consumer.producer_closed(), "by the successor's page");
+        assert!(consumer.has_producer_closed(), "by the successor's page");
     }
 }
 
@@ -560,9 +560,9 @@ fn closing_is_seen_by_the_other_side() {
     // SAFETY: the page lives as long as `pages`; this is its only writer.
     let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
     assert!(send(&mut producer, b"last"));
-    assert!(!consumer.producer_closed());
+    assert!(!consumer.has_producer_closed());
     producer.close();
-    assert!(consumer.producer_closed());
+    assert!(consumer.has_producer_closed());
     assert_eq!(receive(&mut consumer).unwrap(), b"last");
     sleeper.close();
     consumer.close();

@@ -177,15 +177,15 @@ fn either_word_of_a_receiver_that_closes_is_believed() {
     let mut sleeper = sleeper_of(&pages);
     let (mut producer, _consumer) = pages.attach();
     sleeper.close();
-    assert!(producer.has_consumer_closed() && !producer.consumer_closed());
+    assert!(producer.has_consumer_closed() && !producer.has_unacknowledged_close());
     assert!(send(&mut producer, b"on its way"));
     assert_eq!(producer.try_reserve(1), Err(LaneError::Closed));
 
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
-    assert!(!producer.has_consumer_closed() && !producer.consumer_closed());
+    assert!(!producer.has_consumer_closed() && !producer.has_unacknowledged_close());
     consumer.close();
-    assert!(producer.has_consumer_closed() && producer.consumer_closed());
+    assert!(producer.has_consumer_closed() && producer.has_unacknowledged_close());
     // By its page alone it is told when the producer looks, which it does when there is no more room.
     let refused = loop {
         match producer.try_reserve(100) {
@@ -206,8 +206,8 @@ fn who_goes_on_without_a_consumer_is_told_only_of_the_next_ones_close() {
     sleeper.close();
     assert!(send(&mut producer, b"not looked yet"));
     assert_eq!(producer.try_reserve(1), Err(LaneError::Closed));
-    producer.go_on();
-    assert!(producer.has_consumer_closed() && !producer.consumer_closed(), "known already");
+    producer.continue_without_consumer();
+    assert!(producer.has_consumer_closed() && !producer.has_unacknowledged_close(), "known already");
     let mut sent = 2;
     while send(&mut producer, &[1; 100]) {
         sent += 1;
@@ -233,7 +233,7 @@ fn who_goes_on_without_a_consumer_is_told_only_of_the_next_ones_close() {
     assert!(send(&mut producer, &[1; 2016]), "a look at a consumer that is open");
     successor.close();
     sleeper.close();
-    assert!(producer.consumer_closed());
+    assert!(producer.has_unacknowledged_close());
     assert!(send(&mut producer, b""));
     assert_eq!(producer.try_reserve(1), Err(LaneError::Closed));
 }

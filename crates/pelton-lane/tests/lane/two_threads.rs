@@ -30,7 +30,7 @@ fn messages_pass_between_two_threads_whole_and_in_order() {
             };
             assert_eq!(message, payload(number, size(number)));
         }
-        while !consumer.producer_closed() {
+        while !consumer.has_producer_closed() {
             thread::yield_now();
         }
         assert_eq!(receive(&mut consumer), None);

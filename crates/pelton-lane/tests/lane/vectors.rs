@@ -267,7 +267,7 @@ impl Lane<'_> {
             "empty" => assert_eq!(self.consumer.peek(), Ok(None), "{context}"),
             "closed" => {
                 assert_eq!(self.consumer.peek(), Ok(None), "{context}");
-                assert!(self.consumer.producer_closed(), "{context}");
+                assert!(self.consumer.has_producer_closed(), "{context}");
                 assert_eq!(self.consumer.peek(), Ok(None), "{context}");
             }
             other => panic!("{context}: {other}"),

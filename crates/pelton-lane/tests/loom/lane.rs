@@ -436,7 +436,7 @@ fn close_the_last_message_is_seen_before_the_end() {
         });
         let mut received = false;
         loop {
-            let closed = consumer.producer_closed();
+            let closed = consumer.has_producer_closed();
             received |= receive(&mut consumer, &[1; 8]).is_some();
             if closed {
                 break;
@@ -464,9 +464,9 @@ fn close_a_receiver_about_to_sleep_learns_that_the_producer_closed() {
                 bell.ring();
             }
         });
-        while !consumer.producer_closed() {
+        while !consumer.has_producer_closed() {
             sleeper.arm(heavy);
-            if consumer.peek().unwrap().is_none() && !consumer.producer_closed() {
+            if consumer.peek().unwrap().is_none() && !consumer.has_producer_closed() {
                 bell.wait();
             }
             sleeper.disarm();

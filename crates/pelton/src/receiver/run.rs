@@ -167,7 +167,7 @@ impl Receiver {
 
     /// Whether a sender waits for room that is taken, as far as it has said so.
     pub(crate) fn is_room_wanted(&mut self) -> bool {
-        self.lanes.iter_mut().any(|lane| lane.consumer.has_taken() && lane.consumer.producer_waits())
+        self.lanes.iter_mut().any(|lane| lane.consumer.has_taken() && lane.consumer.is_producer_waiting())
     }
 
     /// The end of the channel, if that has come and nothing is there.
