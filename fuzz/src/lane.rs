@@ -2,7 +2,7 @@
 
 use crate::fixture::{Pages, bytes};
 use crate::program::{Over, Program};
-use pelton_lane::{Consumer, LaneError, Memory, Position, Producer, Record, Sleeper, Ticket, survey, walk};
+use pelton_lane::{Consumer, LaneError, Memory, Position, Producer, Record, Sleeper, Ticket, scan, find_end};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Both sides work by the program's first half, and its second half is stored into whatever the other side of each may write:
@@ -113,7 +113,7 @@ impl Sides<'_> {
             // SAFETY: the pages outlive both, and the one before is gone.
             let (page, consumer) = unsafe { (memory.producer.as_ref(), memory.consumer.as_ref()) };
             let (stored, floor) = page.tail_and_floor();
-            let (tail, _) = walk(&memory.data, page.message_bytes_max, stored)?;
+            let (tail, _) = find_end(&memory.data, page.message_bytes_max, stored)?;
             page.begin(1);
             // SAFETY: as above.
             self.producer = Some(unsafe { Producer::attach(memory, tail, consumer.head(), floor, true)? });
@@ -213,7 +213,7 @@ impl Sides<'_> {
             _ => {
                 consumer.end_of_committed()?;
                 let found =
-                    survey(&memory.data, consumer.message_bytes_max(), consumer.head(), consumer.capacity() / 8);
+                    scan(&memory.data, consumer.message_bytes_max(), consumer.head(), consumer.capacity() / 8);
                 assert!(found.problem.is_some() || found.end.offset + 8 <= consumer.capacity());
             }
         }

@@ -499,7 +499,7 @@ impl Consumer {
     /// # Errors
     /// [`LaneError::Corrupt`].
     pub fn end_of_committed(&self) -> Result<(Position, u64), LaneError> {
-        walk(self.data(), self.bytes_max, Position { offset: self.cursor, seq: self.seq })
+        find_end(self.data(), self.bytes_max, Position { offset: self.cursor, seq: self.seq })
     }
 
     /// Up to where everything is released.
@@ -566,7 +566,7 @@ const MARK_RANKS: [u32; 8] = [1, 3, 2, 0, 4, 5, 6, 7];
 
 /// What lies in a lane from some place on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Survey {
+pub struct Scan {
     /// Behind the last record that is whole, where the next one goes.
     pub end: Position,
     /// Messages before it.
@@ -579,11 +579,11 @@ pub struct Survey {
 
 /// Walks over at most `most` messages from `start` on, where a record stands or will. What is found is checked as a consumer
 /// does.
-pub fn survey(data: &Data, message_bytes_max: u64, start: Position, most: u64) -> Survey {
-    let mut found = Survey { end: start, messages: 0, floor: 0, problem: None };
+pub fn scan(data: &Data, message_bytes_max: u64, start: Position, most: u64) -> Scan {
+    let mut found = Scan { end: start, messages: 0, floor: 0, problem: None };
     // Also when nothing is to be counted: who asks may write at the end.
     if let Err(problem) = check_position("start of a walk", start, data.capacity()) {
-        return Survey { problem: Some(problem), ..found };
+        return Scan { problem: Some(problem), ..found };
     }
     while found.messages < most {
         let (record, jump) = match record_at(data, message_bytes_max, found.end) {
@@ -609,9 +609,9 @@ pub fn survey(data: &Data, message_bytes_max: u64, start: Position, most: u64) -
 ///
 /// # Errors
 /// [`LaneError::Corrupt`].
-pub fn walk(data: &Data, message_bytes_max: u64, start: Position) -> Result<(Position, u64), LaneError> {
+pub fn find_end(data: &Data, message_bytes_max: u64, start: Position) -> Result<(Position, u64), LaneError> {
     let most = data.capacity() / 8;
-    let found = survey(data, message_bytes_max, start, most + 1);
+    let found = scan(data, message_bytes_max, start, most + 1);
     match found.problem {
         Some(problem) => Err(problem),
         None if found.messages > most => {
@@ -625,8 +625,8 @@ pub fn walk(data: &Data, message_bytes_max: u64, start: Position) -> Result<(Pos
 ///
 /// # Safety
 /// The data is mapped writable, the page is its producer's, no producer or consumer of the lane lives, and `found` is of a
-/// [`survey`] of this data whose start was a place in it.
-pub unsafe fn cut(data: &Data, page: &ProducerPage, found: &Survey) {
+/// [`scan`] of this data whose start was a place in it.
+pub unsafe fn truncate(data: &Data, page: &ProducerPage, found: &Scan) {
     // Relaxed: nobody else is there.
     failpoint("cut: before");
     data.header(found.end.offset).store(0, Relaxed);

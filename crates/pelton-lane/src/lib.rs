@@ -27,7 +27,7 @@ mod memory;
 mod producer;
 mod sleep;
 
-pub use consumer::{Chunk, Consumer, Cursor, Record, Survey, Ticket, cut, survey, walk};
+pub use consumer::{Chunk, Consumer, Cursor, Record, Scan, Ticket, find_end, scan, truncate};
 #[doc(hidden)]
 pub use edges::failpoint;
 #[cfg(loom)]

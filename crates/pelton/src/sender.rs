@@ -19,8 +19,8 @@ use crate::os::{Owner, Ready, Segment};
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
 use pelton_lane::{
-    CAPACITY_MIN, Consumer, LaneError, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint,
-    record_bytes, walk,
+    CAPACITY_MIN, Consumer, LaneError, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint, find_end,
+    record_bytes,
 };
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -152,7 +152,7 @@ impl SenderMemory {
         // SAFETY: the pages are mapped, and as long as they say.
         let (page, consumer) = unsafe { (memory.producer.as_ref(), memory.consumer.as_ref()) };
         let (stored, floor) = page.tail_and_floor();
-        let (tail, _) = walk(&memory.data, message_bytes_max, stored)?;
+        let (tail, _) = find_end(&memory.data, message_bytes_max, stored)?;
         page.begin(std::process::id());
         self.attach(tail, consumer.head(), floor, can_barrier)
     }

@@ -130,10 +130,10 @@ impl Lane {
         let limit = message_bytes_limit(CAPACITY);
         // SAFETY: the pages outlive this, and the two before do nothing any more.
         let (producer, consumer) = unsafe { (memory.producer.as_ref(), memory.consumer.as_ref()) };
-        let found = survey(&memory.data, limit, consumer.head(), CAPACITY / 8 + 1);
+        let found = scan(&memory.data, limit, consumer.head(), CAPACITY / 8 + 1);
         assert!(found.problem.is_some() || found.end.offset + 8 <= CAPACITY);
         let (stored, floor) = producer.tail_and_floor();
-        let (tail, _) = walk(&memory.data, limit, stored)?;
+        let (tail, _) = find_end(&memory.data, limit, stored)?;
         producer.begin(3);
         // SAFETY: as above.
         let mut successor = unsafe { Producer::attach(memory, tail, consumer.head(), floor, true)? };

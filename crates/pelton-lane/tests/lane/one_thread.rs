@@ -148,7 +148,7 @@ fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
         assert_eq!(consumer.end_of_committed().unwrap(), (producer.tail(), committed - taken));
         // What a recovery, which has the data and the head alone, finds of the end and of the floor that still counts.
         let (head, (_, floor)) = (consumer.head(), producer.producer_page().tail_and_floor());
-        let found = survey(&pages.memory.data, producer.message_bytes_max(), head, u64::MAX);
+        let found = scan(&pages.memory.data, producer.message_bytes_max(), head, u64::MAX);
         assert_eq!((found.end, found.problem), (producer.tail(), None));
         if head.offset < floor && floor <= found.end.offset {
             assert_eq!(found.floor, floor, "the front is not free before the head has come past it");
@@ -833,13 +833,13 @@ fn a_survey_counts_no_more_than_it_is_asked_to_and_tells_a_start_outside() {
     for _ in 0..3 {
         assert!(send(&mut producer, b"x"));
     }
-    let survey = |start, most| survey(&pages.memory.data, message_bytes_limit(4096), start, most);
+    let scan = |start, most| scan(&pages.memory.data, message_bytes_limit(4096), start, most);
     for most in 0..=3 {
-        assert_eq!(survey(Position::START, most).messages, most);
+        assert_eq!(scan(Position::START, most).messages, most);
     }
-    assert_eq!(survey(Position::START, 4).messages, 3);
+    assert_eq!(scan(Position::START, 4).messages, 3);
     for most in 0..2 {
-        let outside = survey(Position { offset: 4096, seq: 1 }, most);
+        let outside = scan(Position { offset: 4096, seq: 1 }, most);
         assert!(matches!(outside.problem, Some(LaneError::Corrupt { what: "start of a walk", found: 4096, .. })));
     }
 }

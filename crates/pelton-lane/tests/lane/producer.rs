@@ -372,13 +372,13 @@ fn what_is_cut_off_was_never_committed() {
     drop((producer, consumer));
     let limit = message_bytes_limit(4096);
     for (most, end, floor) in [(4, 3264 + 608, 3264), (3, 1000, 0)] {
-        let found = survey(&pages.memory.data, limit, head, most);
+        let found = scan(&pages.memory.data, limit, head, most);
         assert_eq!((found.end.offset, found.messages, found.floor, found.problem), (end, most, floor, None));
         // SAFETY: nobody uses the lane.
-        unsafe { cut(&pages.memory.data, pages.memory.producer.as_ref(), &found) };
+        unsafe { truncate(&pages.memory.data, pages.memory.producer.as_ref(), &found) };
         // SAFETY: as above.
         assert_eq!(unsafe { pages.memory.producer.as_ref() }.tail_and_floor(), (found.end, floor));
-        let all = survey(&pages.memory.data, limit, head, u64::MAX);
+        let all = scan(&pages.memory.data, limit, head, u64::MAX);
         assert_eq!((all.end, all.messages, all.problem), (found.end, most, None));
     }
 }
