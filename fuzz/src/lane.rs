@@ -114,7 +114,7 @@ impl Sides<'_> {
             let (page, consumer) = unsafe { (memory.producer.as_ref(), memory.consumer.as_ref()) };
             let (stored, floor) = page.tail_and_floor();
             let (tail, _) = find_end(&memory.data, page.message_bytes_max, stored)?;
-            page.begin(1);
+            page.start_generation(1);
             // SAFETY: as above.
             self.producer = Some(unsafe { Producer::attach(memory, tail, consumer.head(), floor, true)? });
             return Ok(());
@@ -164,7 +164,7 @@ impl Sides<'_> {
             // SAFETY: as above. The limit is what was agreed upon, whatever the page says by now.
             let consumer =
                 unsafe { Consumer::attach(memory, pelton_lane::message_bytes_limit(memory.data.capacity()), true)? };
-            page.begin(1);
+            page.start_generation(1);
             self.consumer = Some(consumer);
             return Ok(());
         };

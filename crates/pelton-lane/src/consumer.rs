@@ -60,7 +60,7 @@ pub struct Record {
 
 impl Record {
     /// A record of nothing that was sent, for who tells other things by the same way: its seq is 0, which no message has.
-    pub const fn of_no_message(descriptors: u32) -> Record {
+    pub const fn placeholder(descriptors: u32) -> Record {
         Record { offset: 0, bytes: 0, seq: 0, descriptors }
     }
 }
@@ -231,7 +231,7 @@ impl Consumer {
     #[inline(never)]
     fn peek_slowly(&mut self) -> Result<Option<Record>, LaneError> {
         // Here for others to see: once a lap, and whenever the lane is found empty.
-        self.show_counters();
+        self.store_counters();
         let found = record_at(self.data(), self.bytes_max, Position { offset: self.cursor, seq: self.seq })?;
         Ok(found.map(|(record, marks)| {
             self.generation = marks.generation.unwrap_or(self.generation);
@@ -261,7 +261,7 @@ impl Consumer {
     #[inline(always)]
     pub unsafe fn copy_out(&self, record: &Record, target: *mut u8) {
         // SAFETY: the caller's promise.
-        unsafe { self.copy_out_behind(0, record, target) };
+        unsafe { self.copy_out_from(0, record, target) };
     }
 
     /// As [`Consumer::copy_out`], but for the first `skip` bytes.
@@ -273,7 +273,7 @@ impl Consumer {
     /// As for [`Consumer::copy_out`], of as many bytes less.
     #[cfg(not(loom))]
     #[inline(always)]
-    pub unsafe fn copy_out_behind(&self, skip: u64, record: &Record, target: *mut u8) {
+    pub unsafe fn copy_out_from(&self, skip: u64, record: &Record, target: *mut u8) {
         assert!(skip <= record.bytes);
         // SAFETY: the caller's promise.
         unsafe { self.data().copy_out(record.offset + 8 + skip, record.bytes - skip, target) };
@@ -453,7 +453,7 @@ impl Consumer {
     }
 
     /// Writes the counters of messages and bytes to the page. On the way of a message two stores would be felt.
-    pub fn show_counters(&self) {
+    pub fn store_counters(&self) {
         let page = self.page();
         // Relaxed: for people.
         page.messages.store(self.messages, Relaxed);
@@ -543,7 +543,7 @@ impl Consumer {
 
     /// Says for good that nothing more will be read. The sender is to be rung afterwards.
     pub fn close(&mut self) {
-        self.show_counters();
+        self.store_counters();
         failpoint("consumer closes: before");
         self.page().state.store(State::Closed as u32, CLOSE.store()); // [close]
         failpoint("consumer closes: state");

@@ -372,7 +372,7 @@ impl ProducerPage {
     }
 
     /// Begins another producer's time in a page that its predecessor used, before it attaches. Only for who holds the role.
-    pub fn begin(&self, pid: u32) {
+    pub fn start_generation(&self, pid: u32) {
         let relaxed = core::sync::atomic::Ordering::Relaxed;
         failpoint("producer begins: before");
         self.pid.store(pid, relaxed);
@@ -394,13 +394,13 @@ impl ProducerPage {
         self.pid.load(core::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Up to where everything was on disk, by the last [`ProducerPage::note_synced`]; unchecked.
+    /// Up to where everything was on disk, by the last [`ProducerPage::set_synced`]; unchecked.
     pub fn synced(&self) -> Position {
         Position::unpack(self.synced.load(core::sync::atomic::Ordering::Relaxed))
     }
 
     /// Says that everything before `position` is on disk. Only for who holds the role.
-    pub fn note_synced(&self, position: Position) {
+    pub fn set_synced(&self, position: Position) {
         self.synced.store(position.pack(), core::sync::atomic::Ordering::Relaxed);
         failpoint("synced");
     }
@@ -444,8 +444,8 @@ impl ConsumerPage {
         }
     }
 
-    /// As [`ProducerPage::begin`], of another consumer.
-    pub fn begin(&self, pid: u32) {
+    /// As [`ProducerPage::start_generation`], of another consumer.
+    pub fn start_generation(&self, pid: u32) {
         let relaxed = core::sync::atomic::Ordering::Relaxed;
         failpoint("consumer begins: before");
         self.pid.store(pid, relaxed);

@@ -456,12 +456,12 @@ impl Producer {
     /// Copies `payload` into the reserved room. Shorter than reserved is fine.
     #[inline(always)]
     pub fn copy_in(&mut self, space: ReservedSpace, payload: &[u8]) {
-        self.copy_in_behind(0, space, payload);
+        self.copy_in_at(0, space, payload);
     }
 
     /// As [`Producer::copy_in`], behind the first `skip` bytes of the room.
     #[inline(always)]
-    pub fn copy_in_behind(&mut self, skip: u64, space: ReservedSpace, payload: &[u8]) {
+    pub fn copy_in_at(&mut self, skip: u64, space: ReservedSpace, payload: &[u8]) {
         assert!(skip + payload.len() as u64 <= space.bytes && space.offset + space.bytes <= self.capacity);
         failpoint("copy: before");
         self.data().copy_in(space.offset + skip, payload);
@@ -772,9 +772,9 @@ impl Producer {
         self.sleeper.needs_fenced_wakers() && !unsafe { self.memory.consumer.as_ref() }.is_fenced()
     }
 
-    /// Asks the consumer to fence from now on, because `membarrier` has been refused: see [`Sleeper::lose_barrier`].
-    pub fn lose_barrier(&mut self) {
-        self.sleeper.lose_barrier();
+    /// Asks the consumer to fence from now on, because `membarrier` has been refused: see [`Sleeper::request_fencing`].
+    pub fn request_fencing(&mut self) {
+        self.sleeper.request_fencing();
     }
 
     /// Messages committed and not released, as the head was last looked at; [`Producer::refresh_head`] looks.

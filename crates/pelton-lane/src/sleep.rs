@@ -94,7 +94,7 @@ impl Sleeper {
 
     /// Asks wakers to fence from now on: `membarrier` has been refused after all. Sleep no longer than a millisecond
     /// until they say that they do.
-    pub fn lose_barrier(&mut self) {
+    pub fn request_fencing(&mut self) {
         self.set(self.value | UNBARRIERED);
     }
 

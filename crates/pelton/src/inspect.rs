@@ -213,7 +213,7 @@ pub fn recover(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<Recove
         lane.data.sync().map_err(Error::system("syncing a lane"))?;
         failpoint("recovery: a lane's data");
         // What is kept is on the disk now, and no more than that is vouched for. The page is synced with the recovery's note.
-        producer_page(&lane.page).note_synced(found.end);
+        producer_page(&lane.page).set_synced(found.end);
         done.push(report);
     }
     channel.directory.note_recovered(&channel.lanes)?;

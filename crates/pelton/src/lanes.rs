@@ -265,7 +265,7 @@ impl Lane {
 
     /// Adds its figures, which are also shown to others now.
     pub(crate) fn add_to(&self, sum: &mut Counters) {
-        self.consumer.show_counters();
+        self.consumer.store_counters();
         let page = self.consumer.consumer_page();
         // On a path other processes have written them, whatever they are.
         sum.messages = sum.messages.wrapping_add(page.messages());
@@ -360,7 +360,7 @@ impl LaneMemory {
             _ => consumer.taken().wrapping_add(consumer.end_of_committed()?.1),
         };
         // Last: who failed to attach has seen nothing.
-        page.begin(std::process::id());
+        page.start_generation(std::process::id());
         Ok((consumer, redelivered))
     }
 

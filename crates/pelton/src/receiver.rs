@@ -877,7 +877,7 @@ impl Side for Receiver {
         let do_fence = || self.lanes.iter().all(|lane| !lane.is_sender_here() || lane.consumer.is_producer_fencing());
         self.sleeper.arm(|| everywhere = do_fence() || os::membarrier::barrier());
         if !everywhere {
-            self.sleeper.lose_barrier();
+            self.sleeper.request_fencing();
         }
         let there = self.look();
         if !matches!(there, Ok(false)) {

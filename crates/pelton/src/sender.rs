@@ -153,7 +153,7 @@ impl SenderMemory {
         let (page, consumer) = unsafe { (memory.producer.as_ref(), memory.consumer.as_ref()) };
         let (stored, floor) = page.tail_and_floor();
         let (tail, _) = find_end(&memory.data, message_bytes_max, stored)?;
-        page.begin(std::process::id());
+        page.start_generation(std::process::id());
         self.attach(tail, consumer.head(), floor, can_barrier)
     }
 
@@ -836,7 +836,7 @@ impl Sender {
         }
         memory.data.sync().map_err(Error::system("syncing the lane"))?;
         failpoint("sync: data");
-        lane.producer_page().note_synced(tail);
+        lane.producer_page().set_synced(tail);
         memory.page.sync().map_err(Error::system("syncing the lane's page"))?;
         memory.consumer.sync().map_err(Error::system("syncing the receiver's page"))
     }
@@ -956,7 +956,7 @@ impl Side for Room<'_> {
         };
         let armed = lane.arm(bytes, || everywhere = os::membarrier::barrier());
         if !everywhere {
-            lane.lose_barrier();
+            lane.request_fencing();
         }
         match armed {
             // Closed, but perhaps not before everything was released.

@@ -166,7 +166,7 @@ fn who_is_both_sides_goes_on_at_the_front_when_all_is_taken_and_has_the_whole_wi
             assert_eq!(consumer.peek(), Ok(None), "nothing of the lap before");
         }
         let page = producer.producer_page();
-        consumer.show_counters();
+        consumer.store_counters();
         assert_eq!(page.messages(), number);
     }
 }

@@ -134,7 +134,7 @@ impl Lane {
         assert!(found.problem.is_some() || found.end.offset + 8 <= CAPACITY);
         let (stored, floor) = producer.tail_and_floor();
         let (tail, _) = find_end(&memory.data, limit, stored)?;
-        producer.begin(3);
+        producer.start_generation(3);
         // SAFETY: as above.
         let mut successor = unsafe { Producer::attach(memory, tail, consumer.head(), floor, true)? };
         if let Some(space) = successor.try_reserve(limit)? {
@@ -142,7 +142,7 @@ impl Lane {
         }
         // SAFETY: as above.
         let mut successor = unsafe { Consumer::attach(memory, limit, true)? };
-        consumer.begin(4);
+        consumer.start_generation(4);
         while let Some(record) = successor.peek()? {
             let _ = successor.release(&record);
         }

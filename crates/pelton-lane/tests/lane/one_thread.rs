@@ -646,8 +646,8 @@ fn a_waker_says_that_it_fences_once_it_is_asked_to_and_not_before() {
     assert!(!producer.producer_page().is_fenced() && !consumer.needs_timed_wait(&sleeper));
     sleeper.disarm();
     // Twice is as once.
-    sleeper.lose_barrier();
-    sleeper.lose_barrier();
+    sleeper.request_fencing();
+    sleeper.request_fencing();
     assert!(sleeper.needs_fenced_wakers() && consumer.needs_timed_wait(&sleeper));
     assert!(send(&mut producer, b"x"));
     assert!(producer.producer_page().is_fenced() && !consumer.needs_timed_wait(&sleeper));

@@ -65,16 +65,16 @@ fn a_page_tells_who_has_begun_and_what_is_on_disk() {
         first.close();
         second.close();
         assert!(producer.is_closed() && consumer.is_closed());
-        producer.begin(pid);
+        producer.start_generation(pid);
         assert!(!producer.is_closed() && consumer.is_closed(), "each begins for itself");
-        consumer.begin(pid + 10);
+        consumer.start_generation(pid + 10);
         assert!(!consumer.is_closed());
         assert_eq!((producer.generation(), producer.pid()), (successors, pid));
         assert_eq!((consumer.generation(), consumer.pid()), (successors, pid + 10));
     }
     assert_eq!(producer.synced(), Position::START);
     let place = Position { offset: 128, seq: 11 };
-    producer.note_synced(place);
+    producer.set_synced(place);
     assert_eq!(producer.synced(), place);
 }
 

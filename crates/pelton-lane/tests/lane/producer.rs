@@ -245,7 +245,7 @@ fn a_producer_naps_until_the_consumer_says_that_it_fences() {
     assert!(send(&mut producer, b"x") && send(&mut producer, b"y"));
     release_one(&mut consumer);
     assert!(!producer.needs_timed_wait() && !consumer.consumer_page().is_fenced(), "nobody has asked");
-    producer.lose_barrier();
+    producer.request_fencing();
     assert!(producer.needs_timed_wait());
     release_one(&mut consumer);
     assert!(consumer.consumer_page().is_fenced() && !producer.needs_timed_wait());

@@ -177,8 +177,8 @@ impl Lane<'_> {
                 let sleep = self.producer.arm(bytes, || ()).unwrap();
                 assert_eq!(if sleep { "sleep" } else { "awake" }, wanted, "{context}");
             }
-            "lose barrier" if step["side"] == "receiver" => self.sleeper.lose_barrier(),
-            "lose barrier" => self.producer.lose_barrier(),
+            "lose barrier" if step["side"] == "receiver" => self.sleeper.request_fencing(),
+            "lose barrier" => self.producer.request_fencing(),
             "nap" => {
                 let nap = match text(&step["side"]) {
                     "receiver" => self.consumer.needs_timed_wait(&self.sleeper),

@@ -490,7 +490,7 @@ fn close_a_successor_is_not_taken_for_its_predecessor_that_closed() {
             }
         });
         // SAFETY: as above; this is the page's only writer.
-        unsafe { pages.memory.producer.as_ref() }.begin(3);
+        unsafe { pages.memory.producer.as_ref() }.start_generation(3);
         looking.join().unwrap();
     });
 }

@@ -31,7 +31,7 @@ impl Sender {
 
     #[inline(always)]
     fn write_there(&mut self, space: ReservedSpace, header: [u64; 3], payload: &[u8]) {
-        self.parts.lane.copy_in_behind(HEADER_BYTES as u64, space, payload);
+        self.parts.lane.copy_in_at(HEADER_BYTES as u64, space, payload);
         self.write_header(space, header);
         self.publish_message(space, payload.len() + HEADER_BYTES);
     }
