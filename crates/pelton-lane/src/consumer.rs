@@ -169,16 +169,16 @@ impl Consumer {
     /// [`LaneError::Corrupt`].
     #[inline]
     pub fn peek(&mut self) -> Result<Option<Record>, LaneError> {
-        match self.peek_at_cursor() {
+        match self.peek_fast() {
             Some(record) => Ok(Some(record)),
-            None => self.peek_slowly(),
+            None => self.peek_slow(),
         }
     }
 
     /// The common case of [`Consumer::peek`]: a message without marks stands at the cursor. `None`: ask `peek`. Apart so
     /// that a caller can keep it in registers, and everything else out of the way.
     #[inline(always)]
-    pub fn peek_at_cursor(&self) -> Option<Record> {
+    pub fn peek_fast(&self) -> Option<Record> {
         self.peek_at(self.cursor().0)
     }
 
@@ -200,7 +200,7 @@ impl Consumer {
         Cursor(Position { offset: self.cursor, seq: self.seq })
     }
 
-    /// As [`Consumer::peek_at_cursor`], at a cursor of this consumer's, which then goes behind what was found. The consumer stays where it is.
+    /// As [`Consumer::peek_fast`], at a cursor of this consumer's, which then goes behind what was found. The consumer stays where it is.
     ///
     /// # Panics
     /// When the cursor is of a longer lane.
@@ -229,7 +229,7 @@ impl Consumer {
 
     #[cold]
     #[inline(never)]
-    fn peek_slowly(&mut self) -> Result<Option<Record>, LaneError> {
+    fn peek_slow(&mut self) -> Result<Option<Record>, LaneError> {
         // Here for others to see: once a lap, and whenever the lane is found empty.
         self.store_counters();
         let found = record_at(self.data(), self.bytes_max, Position { offset: self.cursor, seq: self.seq })?;
@@ -305,7 +305,7 @@ impl Consumer {
         let messages = self.messages;
         self.take(first);
         while self.cursor - first.offset < bytes_wanted
-            && let Some(next) = self.peek_at_cursor()
+            && let Some(next) = self.peek_fast()
         {
             self.take(&next);
         }

@@ -300,16 +300,16 @@ impl Producer {
     /// [`LaneError::TooLarge`]; [`LaneError::Closed`] when the consumer has closed; [`LaneError::Corrupt`].
     #[inline]
     pub fn try_reserve(&mut self, bytes: u64) -> Result<Option<ReservedSpace>, LaneError> {
-        match self.reserve_at_tail(bytes) {
+        match self.reserve_fast(bytes) {
             Some(space) => Ok(Some(space)),
-            None => self.reserve_slowly(bytes, 0),
+            None => self.reserve_slow(bytes, 0),
         }
     }
 
     /// The common case of [`Producer::try_reserve`]: room is known to be at the tail. `None`: ask `try_reserve`. Apart so
     /// that a caller can keep it in registers, and everything else out of the way.
     #[inline(always)]
-    pub fn reserve_at_tail(&mut self, bytes: u64) -> Option<ReservedSpace> {
+    pub fn reserve_fast(&mut self, bytes: u64) -> Option<ReservedSpace> {
         // `bytes` is bounded before it is added to anything.
         if bytes <= self.bytes_max && self.tail + record_bytes(bytes) + 8 <= self.limit {
             Some(ReservedSpace { offset: self.tail + 8, bytes })
@@ -328,12 +328,12 @@ impl Producer {
         bytes: u64,
         descriptors: u32,
     ) -> Result<Option<ReservedSpace>, LaneError> {
-        self.reserve_slowly(bytes, descriptors)
+        self.reserve_slow(bytes, descriptors)
     }
 
     #[cold]
     #[inline(never)]
-    fn reserve_slowly(&mut self, bytes: u64, descriptors: u32) -> Result<Option<ReservedSpace>, LaneError> {
+    fn reserve_slow(&mut self, bytes: u64, descriptors: u32) -> Result<Option<ReservedSpace>, LaneError> {
         if bytes > self.bytes_max {
             return Err(LaneError::TooLarge { bytes, bytes_max: self.bytes_max });
         }
@@ -615,15 +615,15 @@ impl Producer {
     /// As [`Producer::try_reserve`]; the limit is `record_bytes(message_bytes_max)`.
     #[inline]
     pub fn try_begin_batch(&mut self, records: u64) -> Result<Option<Batch>, LaneError> {
-        match self.begin_batch_at_tail(records) {
+        match self.begin_batch_fast(records) {
             Some(batch) => Ok(Some(batch)),
-            None => self.begin_batch_slowly(records),
+            None => self.begin_batch_slow(records),
         }
     }
 
-    /// The common case of [`Producer::try_begin_batch`], as [`Producer::reserve_at_tail`] is of a message's.
+    /// The common case of [`Producer::try_begin_batch`], as [`Producer::reserve_fast`] is of a message's.
     #[inline(always)]
-    pub fn begin_batch_at_tail(&mut self, records: u64) -> Option<Batch> {
+    pub fn begin_batch_fast(&mut self, records: u64) -> Option<Batch> {
         // `records` is bounded before it is added to anything.
         if records <= record_bytes(self.bytes_max) && self.tail + records + 8 <= self.limit {
             self.at = self.tail;
@@ -635,7 +635,7 @@ impl Producer {
 
     #[cold]
     #[inline(never)]
-    fn begin_batch_slowly(&mut self, records: u64) -> Result<Option<Batch>, LaneError> {
+    fn begin_batch_slow(&mut self, records: u64) -> Result<Option<Batch>, LaneError> {
         let records_max = record_bytes(self.bytes_max);
         if records > records_max {
             return Err(LaneError::TooLarge { bytes: records, bytes_max: records_max });

@@ -271,7 +271,7 @@ impl Receiver {
         if !self.owner.is_current() || self.detours != 0 || self.sleeper.is_armed() {
             return None;
         }
-        self.lanes.current.consumer.peek_at_cursor()
+        self.lanes.current.consumer.peek_fast()
     }
 
     /// The message that was not there at once, if it is on its way. Not where another than the common way is to be gone: there

@@ -251,7 +251,7 @@ impl Sender {
         if !self.owner.is_current() {
             return false;
         }
-        match self.parts.lane.reserve_at_tail(payload.len() as u64) {
+        match self.parts.lane.reserve_fast(payload.len() as u64) {
             Some(space) => {
                 self.fill(space, payload);
                 true
@@ -520,7 +520,7 @@ impl Sender {
         // asked. For messages of one size a sum as simple as this is no loop.
         let records = lens.into_iter().map(|len| record_bytes((len as u64).min(1 << 31))).fold(0, u64::wrapping_add);
         if self.owner.is_current()
-            && let Some(batch) = self.parts.lane.begin_batch_at_tail(records)
+            && let Some(batch) = self.parts.lane.begin_batch_fast(records)
         {
             return Ok(Some(SentBatch { sender: self, batch }));
         }

@@ -107,7 +107,7 @@ fn nothing_is_reserved_where_there_is_no_memory_yet() {
     for number in 0..5 {
         assert!(send(&mut producer, &payload(number, 8)));
     }
-    assert_eq!(producer.reserve_at_tail(0), None);
+    assert_eq!(producer.reserve_fast(0), None);
     assert_eq!(producer.try_reserve(0), Err(LaneError::Unbacked { bytes: 136 + 8 + 8 }));
     // A sleeper for room need not sleep: it can be had.
     assert!(!producer.arm(Some(0), || ()).unwrap());
@@ -408,7 +408,7 @@ fn a_large_window_takes_the_slow_path_each_256_kib_and_knows_the_backlog() {
     assert_eq!(producer.window(), 2 << 20);
     let (message, mut slow, mut sent) = ([5; 1000], Vec::new(), 0u64);
     while sent < 8 << 20 {
-        if producer.reserve_at_tail(1000).is_none() {
+        if producer.reserve_fast(1000).is_none() {
             slow.push(sent);
         }
         let space = producer.try_reserve(1000).unwrap().unwrap();

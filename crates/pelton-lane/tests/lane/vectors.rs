@@ -246,7 +246,7 @@ impl Lane<'_> {
             for bytes in list(&step["bytes"]) {
                 let space = self.producer.batch_message(&mut batch, number(bytes)).expect("room");
                 self.producer.copy_in(space, &payload(seq.into(), number(bytes) as usize));
-                assert_eq!(self.consumer.peek_at_cursor().filter(|record| record.seq == seq), None, "{context}");
+                assert_eq!(self.consumer.peek_fast().filter(|record| record.seq == seq), None, "{context}");
                 seq = seq.checked_add(1).unwrap_or(1);
             }
             batch

@@ -51,7 +51,7 @@ impl Sender {
         if !self.owner.is_current() {
             return None;
         }
-        self.parts.lane.reserve_at_tail(bytes.saturating_add(HEADER_BYTES) as u64)
+        self.parts.lane.reserve_fast(bytes.saturating_add(HEADER_BYTES) as u64)
     }
 
     /// What is to be written behind the header.

@@ -17,7 +17,7 @@ impl Sender {
         if !self.owner.is_current() {
             return None;
         }
-        let space = self.parts.lane.reserve_at_tail(bytes as u64)?;
+        let space = self.parts.lane.reserve_fast(bytes as u64)?;
         Some(Reservation { sender: self, space })
     }
 
