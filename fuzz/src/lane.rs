@@ -2,7 +2,7 @@
 
 use crate::fixture::{Pages, bytes};
 use crate::program::{Over, Program};
-use pelton_lane::{Consumer, LaneError, Memory, Position, Producer, Record, Sleeper, Ticket, scan, find_end};
+use pelton_lane::{Consumer, LaneError, Memory, Position, Producer, Record, Sleeper, Ticket, find_end, scan};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Both sides work by the program's first half, and its second half is stored into whatever the other side of each may write:
@@ -207,13 +207,13 @@ impl Sides<'_> {
             }
             4 => {
                 self.sleeper.arm(|| ());
-                let _ = (consumer.may_be_ready(), consumer.needs_timed_wait(&self.sleeper), consumer.has_producer_closed());
+                let _ =
+                    (consumer.may_be_ready(), consumer.needs_timed_wait(&self.sleeper), consumer.has_producer_closed());
                 self.sleeper.disarm();
             }
             _ => {
                 consumer.end_of_committed()?;
-                let found =
-                    scan(&memory.data, consumer.message_bytes_max(), consumer.head(), consumer.capacity() / 8);
+                let found = scan(&memory.data, consumer.message_bytes_max(), consumer.head(), consumer.capacity() / 8);
                 assert!(found.problem.is_some() || found.end.offset + 8 <= consumer.capacity());
             }
         }

@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// A directory of a test's own, removed at its end, also when it fails.
-pub struct Place {
+pub struct TestDir {
     root: tempfile::TempDir,
     _watchdog: Option<Watchdog>,
 }
 
-impl Place {
+impl TestDir {
     /// With a [`Watchdog`] that names the test's claim.
-    pub fn new(claim: &'static str) -> Place {
-        Place { _watchdog: Some(Watchdog::new(claim)), ..Place::unwatched() }
+    pub fn new(claim: &'static str) -> TestDir {
+        TestDir { _watchdog: Some(Watchdog::new(claim)), ..TestDir::unwatched() }
     }
 
     /// For a test whose children detect a hang themselves.
-    pub fn unwatched() -> Place {
+    pub fn unwatched() -> TestDir {
         // A Unix socket's path is short, so the directory stands in /tmp.
-        Place { root: tempfile::Builder::new().prefix("pt").tempdir_in("/tmp").unwrap(), _watchdog: None }
+        TestDir { root: tempfile::Builder::new().prefix("pt").tempdir_in("/tmp").unwrap(), _watchdog: None }
     }
 
     /// The directory.
@@ -46,7 +46,7 @@ impl Place {
     }
 
     /// What is in the directory.
-    pub fn left(&self) -> Vec<PathBuf> {
+    pub fn entries(&self) -> Vec<PathBuf> {
         std::fs::read_dir(self.path()).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 }
