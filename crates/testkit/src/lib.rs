@@ -1,10 +1,10 @@
-//! What the tests of several crates share. It depends on no crate of pelton, so each of them may use it.
+//! Test support for several crates. It depends on no crate of pelton, so each of them may use it.
 //!
 //! - [`child`]: the test binary again, as a child process with a role;
 //! - [`process`]: any program as a child process, and its output;
 //! - [`mod@deadline`]: waits that end in a failure instead of a hang;
 //! - [`test_dir`]: temporary directories, mounts, and new entries of a directory;
-//! - [`kernel`]: what the kernel says of a process or a thread, and its processors;
+//! - [`kernel`]: the kernel's view of a process or a thread, and its processors;
 //! - [`seccomp`]: system calls that fail;
 //! - [`random`]: the one random generator of the tests.
 

@@ -14,14 +14,14 @@ pub struct TestDir {
 }
 
 impl TestDir {
-    /// With a [`Watchdog`] that names the test's claim.
+    /// Creates it, with a [`Watchdog`] that names the test's claim.
     pub fn new(claim: &'static str) -> TestDir {
         TestDir { _watchdog: Some(Watchdog::new(claim)), ..TestDir::unwatched() }
     }
 
     /// For a test whose children detect a hang themselves.
     pub fn unwatched() -> TestDir {
-        // A Unix socket's path is short, so the directory stands in /tmp.
+        // A Unix socket's path must be short, so the directory is in /tmp.
         TestDir { root: tempfile::Builder::new().prefix("pt").tempdir_in("/tmp").unwrap(), _watchdog: None }
     }
 
@@ -45,7 +45,7 @@ impl TestDir {
         format!("path:{}", self.path().join("c").display())
     }
 
-    /// What is in the directory.
+    /// The entries of the directory.
     pub fn entries(&self) -> Vec<PathBuf> {
         std::fs::read_dir(self.path()).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
@@ -55,7 +55,7 @@ impl TestDir {
 pub struct Mounted(pub PathBuf);
 
 impl Mounted {
-    /// Mounts a tmpfs at a path, which is created. `None`, and a line that says so, where that is not allowed.
+    /// Mounts a tmpfs at a path, which is created. Without permission, prints a line and returns `None`.
     pub fn tmpfs(point: &Path, options: &str) -> Option<Mounted> {
         Mounted::by(point, &["-t", "tmpfs", "-o", options, "tmpfs"])
     }
@@ -92,7 +92,7 @@ impl Drop for Mounted {
 pub struct NewEntry(OwnedFd);
 
 impl NewEntry {
-    /// From now on.
+    /// Watches from now on.
     pub fn watch(directory: &Path) -> NewEntry {
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
         let events = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;

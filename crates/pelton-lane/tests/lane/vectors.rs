@@ -180,11 +180,11 @@ impl Lane<'_> {
             "lose barrier" if step["side"] == "receiver" => self.sleeper.request_fencing(),
             "lose barrier" => self.producer.request_fencing(),
             "nap" => {
-                let nap = match text(&step["side"]) {
+                let needs_timed_wait = match text(&step["side"]) {
                     "receiver" => self.consumer.needs_timed_wait(&self.sleeper),
                     _ => self.producer.needs_timed_wait(),
                 };
-                assert_eq!(Some(nap), step["is"].as_bool(), "{context}");
+                assert_eq!(Some(needs_timed_wait), step["is"].as_bool(), "{context}");
             }
             "close producer" => self.producer.close(),
             "close consumer" => {
