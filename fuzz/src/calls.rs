@@ -3,7 +3,7 @@
 use crate::program::Program;
 use crate::raw::*;
 use pelton::{Client, Error, Options, Responder, Service};
-use pelton_testkit::{Place, deadline, descriptors, eventually_is};
+use pelton_testkit::{TestDir, deadline, descriptors, eventually_is};
 use rustix::net::{RecvFlags, Shutdown, SocketAddrUnix, bind, listen, shutdown};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ const SERVICE: u32 = 4;
 pub fn calls(program: &[u8]) {
     let before = descriptors();
     let mut program = Program(program);
-    let place = Place::unwatched();
+    let place = TestDir::unwatched();
     match program.byte() % 2 {
         0 => to_a_service(&place, program),
         _ => to_a_client(&place, program),
@@ -173,7 +173,7 @@ fn options() -> Options {
     Options::new().capacity(CAPACITY).call_bytes_max(BYTES_MAX)
 }
 
-fn to_a_service(place: &Place, mut program: Program) {
+fn to_a_service(place: &TestDir, mut program: Program) {
     let mut service = options().listen_service(&place.name()).unwrap();
     let (socket, name) = (place.socket(), place.name());
     let connecting = std::thread::spawn(move || (RawLink::client(&socket), options().connect_client(&name).unwrap()));
@@ -242,7 +242,7 @@ fn serve(service: &mut Service, kept: &mut Vec<Responder>, program: &mut Program
     }
 }
 
-fn to_a_client(place: &Place, mut program: Program) {
+fn to_a_client(place: &TestDir, mut program: Program) {
     let listening = seqpacket();
     bind(&listening, &SocketAddrUnix::new(place.socket()).unwrap()).unwrap();
     listen(&listening, 4).unwrap();

@@ -3,7 +3,7 @@
 use crate::program::Program;
 use crate::raw::{Shown, use_receiver, use_sender};
 use pelton::{Error, Options, inspect};
-use pelton_testkit::{Place, descriptors};
+use pelton_testkit::{TestDir, descriptors};
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 pub fn directory(program: &[u8]) {
     let before = descriptors();
     let mut program = Program(program);
-    let place = Place::unwatched();
+    let place = TestDir::unwatched();
     let path = place.path().join("c");
     let options = Options::new().capacity(65536).lanes(program.of(&[1, 2, 3]));
     {

@@ -3,7 +3,7 @@
 use crate::program::Program;
 use crate::raw::*;
 use pelton::{Listener, Options};
-use pelton_testkit::{Place, deadline, descriptors, eventually_is};
+use pelton_testkit::{TestDir, deadline, descriptors, eventually_is};
 use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
@@ -14,7 +14,7 @@ pub fn handshake(program: &[u8]) {
     let before = descriptors();
     let mut program = Program(program);
     let (receives, survives) = (program.byte() % 2 == 0, program.byte() % 2 == 1);
-    let place = Place::unwatched();
+    let place = TestDir::unwatched();
     let listener = Options::new().capacity(CAPACITY).listen(&place.name()).unwrap();
     match receives {
         true => serve_receiver(listener, survives, &place, program),
@@ -24,7 +24,7 @@ pub fn handshake(program: &[u8]) {
     eventually_is(before, "descriptors", descriptors);
 }
 
-fn serve_receiver(listener: Listener, survives: bool, place: &Place, program: Program) {
+fn serve_receiver(listener: Listener, survives: bool, place: &TestDir, program: Program) {
     std::thread::scope(|scope| {
         let survivor = survives.then(|| {
             let good = scope.spawn(|| {
@@ -60,7 +60,7 @@ fn serve_receiver(listener: Listener, survives: bool, place: &Place, program: Pr
     });
 }
 
-fn serve_sender(listener: Listener, survives: bool, place: &Place, program: Program) {
+fn serve_sender(listener: Listener, survives: bool, place: &TestDir, program: Program) {
     std::thread::scope(|scope| {
         let survivor = survives.then(|| {
             let good = scope.spawn(|| drop(RawPeer::receiver(&place.socket())));

@@ -2,7 +2,7 @@
 
 use crate::fixture::{Pages, bytes};
 use crate::program::{Over, Program};
-use pelton_lane::{Consumer, LaneError, Memory, Position, Producer, Record, Sleeper, Ticket, survey, walk};
+use pelton_lane::{Consumer, LaneError, Memory, Position, Producer, Record, Sleeper, Ticket, find_end, scan};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Both sides act by the program's first half. Its second half is stored into the words that the other side of each
@@ -114,8 +114,8 @@ impl Sides<'_> {
             // SAFETY: the pages outlive both, and the previous producer is gone.
             let (page, consumer) = unsafe { (memory.producer.as_ref(), memory.consumer.as_ref()) };
             let (stored, floor) = page.tail_and_floor();
-            let (tail, _) = walk(&memory.data, page.message_bytes_max, stored)?;
-            page.begin(1);
+            let (tail, _) = find_end(&memory.data, page.message_bytes_max, stored)?;
+            page.start_generation(1);
             // SAFETY: the pages outlive both, and the previous producer is gone.
             self.producer = Some(unsafe { Producer::attach(memory, tail, consumer.head(), floor, true)? });
             return Ok(());
@@ -146,11 +146,11 @@ impl Sides<'_> {
                 producer.disarm();
             }
             _ => {
-                producer.look_at_head()?;
+                producer.refresh_head()?;
                 for (offset, bytes) in producer.idle() {
                     assert!(offset + bytes <= producer.capacity(), "idle space lies in the data");
                 }
-                producer.go_on();
+                producer.continue_without_consumer();
             }
         }
         Ok(())
@@ -166,7 +166,7 @@ impl Sides<'_> {
             // the page says now.
             let consumer =
                 unsafe { Consumer::attach(memory, pelton_lane::message_bytes_limit(memory.data.capacity()), true)? };
-            page.begin(1);
+            page.start_generation(1);
             self.consumer = Some(consumer);
             return Ok(());
         };
@@ -209,13 +209,13 @@ impl Sides<'_> {
             }
             4 => {
                 self.sleeper.arm(|| ());
-                let _ = (consumer.stirs(), consumer.must_nap(&self.sleeper), consumer.producer_closed());
+                let _ =
+                    (consumer.may_be_ready(), consumer.needs_timed_wait(&self.sleeper), consumer.has_producer_closed());
                 self.sleeper.disarm();
             }
             _ => {
                 consumer.end_of_committed()?;
-                let found =
-                    survey(&memory.data, consumer.message_bytes_max(), consumer.head(), consumer.capacity() / 8);
+                let found = scan(&memory.data, consumer.message_bytes_max(), consumer.head(), consumer.capacity() / 8);
                 assert!(found.problem.is_some() || found.end.offset + 8 <= consumer.capacity());
             }
         }

@@ -3,7 +3,7 @@
 use crate::program::{Over, Program};
 use crate::raw::{CAPACITY, DESCRIPTORS, RawPeer, good_bell, packet, raw_try_send, use_receiver, use_sender};
 use pelton::{Error, Options};
-use pelton_testkit::{Place, deadline, descriptors, eventually_is};
+use pelton_testkit::{TestDir, deadline, descriptors, eventually_is};
 use rustix::net::{Shutdown, shutdown};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ pub fn connected(program: &[u8]) {
     let before = descriptors();
     let mut program = Program(program);
     let (receives, turns) = (program.byte() % 2 == 0, 1 + program.below(4));
-    let place = Place::unwatched();
+    let place = TestDir::unwatched();
     let is_over = AtomicBool::new(false);
     let misbehave = |peer: RawPeer| {
         rustix::io::ioctl_fionbio(&peer.socket, true).unwrap();

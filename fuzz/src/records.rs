@@ -2,7 +2,7 @@
 
 use crate::program::Program;
 use pelton::{Error, LaneId, RecordFile, RecordFileOptions, RecordReader, Run, Sink};
-use pelton_testkit::{Place, descriptors};
+use pelton_testkit::{TestDir, descriptors};
 use std::path::Path;
 
 const HEADER: usize = 64;
@@ -12,7 +12,7 @@ const HEADER: usize = 64;
 pub fn records(program: &[u8]) {
     let before = descriptors();
     let mut program = Program(program);
-    let place = Place::unwatched();
+    let place = TestDir::unwatched();
     let (path, next_file) = (place.path().join("log"), place.path().join("log.pelton-next"));
     let mut bytes = match program.byte() % 8 {
         0 => program.bytes(300).to_vec(),

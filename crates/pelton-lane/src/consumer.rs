@@ -1,22 +1,21 @@
-//! The consumer's side: which record is next, and when its space goes back.
+//! The consumer's side: which record is next, and when the producer gets its space back.
 //!
-//! The cursor is where the next record is looked for; the head is up to where everything is released. What lies between
-//! is taken and not yet released: at most one record while its reader looks at it, plus those that are held.
+//! The consumer expects the next record at the cursor, and has released everything before the head. It has taken the
+//! records between the two and not released them: the current one, or the current batch, and the held ones.
 //!
 //! Invariants:
-//! - a header is loaded once per look and judged by that copy alone;
-//! - `cursor + 8 <= capacity`: a record is accepted only if the header after it lies inside the data;
-//! - the head moves in order, whatever order records are released in.
+//! - each peek loads a header once and checks that copy alone;
+//! - `cursor + 8 <= capacity`: the consumer accepts a record only if the header after it lies inside the data;
+//! - the head moves in order, whatever the order of release.
 
-use crate::edges::{CLOSE, PUBLISH, RELEASE, step};
+use crate::edges::{CLOSE, PUBLISH, RELEASE, failpoint};
+use crate::error::LaneError;
 use crate::layout::{
     ConsumerPage, MARK, MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, Position, ProducerPage, State, record_bytes,
     seq_after,
 };
-use crate::memory::{Data, Memory};
-use crate::producer::{check_position, field};
-use crate::sleep::{Attention, Wake, Waker};
-use crate::{LaneError, layout};
+use crate::memory::{Data, Memory, field};
+use crate::sleep::{PeerState, Sleeper, Wake, Waker};
 use alloc::collections::VecDeque;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
@@ -25,7 +24,7 @@ use core::sync::atomic::Ordering::Relaxed;
 #[derive(Debug)]
 pub struct Consumer {
     memory: Memory,
-    /// Where the next record is, and its number.
+    /// The offset of the next record, and its number.
     cursor: u64,
     seq: u32,
     capacity: u64,
@@ -33,9 +32,9 @@ pub struct Consumer {
     messages: u64,
     bytes: u64,
     waker: Waker,
-    /// Records taken and not all released, oldest first; empty unless somebody holds one.
+    /// Records taken and not all released, oldest first; empty unless the caller holds one.
     held: VecDeque<Held>,
-    /// The ticket of `held`'s first.
+    /// The ticket of the first record in `held`.
     first_ticket: u64,
     generation: u32,
 }
@@ -46,7 +45,7 @@ struct Held {
     released: bool,
 }
 
-/// A record at the consumer's cursor: what its header said when it was looked at.
+/// A record at the consumer's cursor: a checked copy of its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     pub(crate) offset: u64,
@@ -54,38 +53,39 @@ pub struct Record {
     pub bytes: u64,
     /// The message's number.
     pub seq: u32,
-    /// Descriptors that travel with the message, over the socket.
+    /// Descriptors that accompany the message, over the socket.
     pub descriptors: u32,
 }
 
 impl Record {
-    /// A record of nothing that was sent, for who tells other things by the same way: its seq is 0, which no message has.
-    pub const fn of_no_message(descriptors: u32) -> Record {
+    /// A record without a message, for a caller that reports other events as records. Its seq is 0, which no message
+    /// has.
+    pub const fn placeholder(descriptors: u32) -> Record {
         Record { offset: 0, bytes: 0, seq: 0, descriptors }
     }
 }
 
-/// How far a reader of several messages has come, behind those that it has taken. In its hands, and not in the consumer, so that what changes
-/// with each message stays in registers, until [`Consumer::take_to`].
+/// The position of a caller that takes several messages. The caller holds it, not the consumer, so the values that
+/// change with each message stay in registers until [`Consumer::take_to`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor(Position);
 
-/// Records that were taken as the bytes they are: whole ones, each behind the other, with nothing between them.
+/// Consecutive whole records as bytes, without marks or gaps between them. The consumer has taken them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct Chunk {
     offset: u64,
-    /// Bytes of the records: of each a header of 8, the payload, and what fills that up to a multiple of 8.
+    /// Bytes of the records: each has a header of 8 bytes and a payload padded to a multiple of 8.
     pub bytes: u64,
     /// The first message's number.
     pub first_seq: u32,
-    /// How many there are, at least one.
+    /// The number of messages, at least one.
     pub messages: u32,
 }
 
-impl Run {
-    /// Makes it one with `next`, of the same lane, if that stands right behind it.
-    pub fn join(&mut self, next: &Run) -> bool {
-        // The numbering skips 0.
+impl Chunk {
+    /// Appends `next`, of the same lane, if it follows directly. Returns whether it did.
+    pub fn join(&mut self, next: &Chunk) -> bool {
+        // The numbers skip 0.
         let (seq, wrapped) = self.first_seq.overflowing_add(self.messages);
         let follows = self.offset + self.bytes == next.offset && seq + u32::from(wrapped) == next.first_seq;
         if follows {
@@ -96,65 +96,66 @@ impl Run {
     }
 }
 
-/// What a held record is released by.
+/// Identifies a held record for its release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(u64);
 
-// SAFETY: the pointers in `memory` are to shared memory that outlives this (see `Data::new`), and a consumer is one
-// owner wherever it is.
+// SAFETY: the pointers in `memory` are to shared memory that outlives this (the caller of `attach` guarantees it). They
+// are not tied to a thread, and this is the lane's only consumer.
 unsafe impl Send for Consumer {}
 
 impl Consumer {
-    /// The consumer of a lane whose oldest unreleased record is, or will be, at the head in its own page.
-    /// `can_barrier` as for [`crate::Sleeper`].
+    /// The consumer of a lane whose first unreleased record is, or will be, at the head in its own page. `can_barrier`
+    /// as for
+    /// [`Sleeper::of_receiver`].
     ///
     /// # Errors
-    /// [`LaneError::Corrupt`] when that position lies outside the data.
+    /// [`LaneError::Corrupt`] if that position lies outside the data.
     ///
     /// # Safety
-    /// `memory` stays mapped, the consumer's page writable, as long as this lives; nobody else is this lane's consumer;
+    /// `memory` stays mapped, the consumer's page writable, as long as this lives. The lane has no other consumer.
     /// `message_bytes_max` is at most [`crate::message_bytes_limit`] of the capacity.
     pub unsafe fn attach(memory: Memory, message_bytes_max: u64, can_barrier: bool) -> Result<Consumer, LaneError> {
-        // SAFETY: the caller promises the mapping.
+        // SAFETY: the caller guarantees that the page is mapped.
         let page = unsafe { memory.consumer.as_ref() };
         let head = page.head();
-        check_position("head", head, memory.data.capacity())?;
+        head.check("head", memory.data.capacity())?;
         let consumer = Consumer {
             memory,
             cursor: head.offset,
             seq: head.seq,
             capacity: memory.data.capacity(),
             bytes_max: message_bytes_max,
-            // A successor counts on in the page that it takes over.
+            // A successor continues the counts of the page that it takes over.
             messages: page.messages.load(Relaxed),
             bytes: page.bytes.load(Relaxed),
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees that the pages are mapped.
             waker: unsafe { waker_of(&memory, can_barrier) },
             held: VecDeque::new(),
             first_ticket: 0,
-            // Until a mark says otherwise.
-            // SAFETY: as above.
+            // Until a mark changes it.
+            // SAFETY: the caller guarantees that the page is mapped.
             generation: unsafe { memory.producer.as_ref() }.generation() as u32 & 0x0fff_ffff,
         };
         page.state.store(State::Open as u32, CLOSE.store());
-        step("consumer attaches: state");
+        failpoint("consumer attaches: state");
         Ok(consumer)
     }
 
-    /// Goes on with another producer after the first died. What the dead one committed must have been taken over by the
-    /// successor, whose tail is [`Consumer::end_of_committed`].
+    /// Continues with a successor of the producer, whose tail must be [`Consumer::end_of_committed`]: it takes over the
+    /// records that its predecessor committed.
     ///
     /// # Safety
-    /// As for [`Consumer::attach`], for the new page; the old one may be unmapped afterwards.
+    /// As for [`Consumer::attach`], for the new page. The caller may unmap the old one afterwards.
     pub unsafe fn attach_producer(&mut self, producer: NonNull<ProducerPage>, can_barrier: bool) {
         self.memory.producer = producer;
-        // SAFETY: the caller promises the mapping.
+        // SAFETY: the caller guarantees that the pages are mapped.
         self.waker = unsafe { waker_of(&self.memory, can_barrier) };
     }
 
     #[inline(always)]
     fn page(&self) -> &ConsumerPage {
-        // SAFETY: `attach`'s caller promises the mapping.
+        // SAFETY: `attach`'s caller guarantees that the page is mapped.
         unsafe { self.memory.consumer.as_ref() }
     }
 
@@ -163,47 +164,49 @@ impl Consumer {
         &self.memory.data
     }
 
-    /// The next message, if it is there; never waits. Looking again before it is released or held finds the same.
+    /// The next message, or `None`; never waits. Returns the same message until the caller takes, releases or holds it.
     ///
     /// # Errors
     /// [`LaneError::Corrupt`].
     #[inline]
     pub fn peek(&mut self) -> Result<Option<Record>, LaneError> {
-        match self.peek_at_cursor() {
+        match self.peek_fast() {
             Some(record) => Ok(Some(record)),
-            None => self.peek_slowly(),
+            None => self.peek_slow(),
         }
     }
 
-    /// The common case of [`Consumer::peek`]: a message without marks stands at the cursor. `None`: ask `peek`. Apart so
-    /// that a caller can keep it in registers, and everything else out of the way.
+    /// The fast path of [`Consumer::peek`]: a message without marks is at the cursor. `None`: call `peek`. It is
+    /// separate so that a caller can inline it and keep its values in registers.
     #[inline(always)]
-    pub fn peek_at_cursor(&self) -> Option<Record> {
+    pub fn peek_fast(&self) -> Option<Record> {
         self.peek_at(self.cursor().0)
     }
 
-    /// `place` lies inside the data, as what this has found before does.
+    /// The caller has checked that `position` lies inside the data.
     #[inline(always)]
-    fn peek_at(&self, place: Position) -> Option<Record> {
-        let Position { offset, seq } = place;
+    fn peek_at(&self, position: Position) -> Option<Record> {
+        let Position { offset, seq } = position;
         let word = self.data().header(offset).load(PUBLISH.load()); // [publish]
         let bytes = word & 0xffff_ffff;
-        // One comparison each: a mark is larger than any limit; the header after the record lies inside the data.
+        // One comparison for the length and the mark flag: a mark exceeds every limit.
         let found =
             (word >> 32) as u32 == seq && bytes <= self.bytes_max && offset + record_bytes(bytes) + 8 <= self.capacity;
         found.then_some(Record { offset, bytes, seq, descriptors: 0 })
     }
 
-    /// Where the next message is, for who takes several: [`Consumer::take_at`], and then [`Consumer::take_to`].
+    /// A cursor at the next message, for a caller that takes several: [`Consumer::take_at`], and then
+    /// [`Consumer::take_to`].
     #[inline(always)]
     pub fn cursor(&self) -> Cursor {
         Cursor(Position { offset: self.cursor, seq: self.seq })
     }
 
-    /// As [`Consumer::peek_at_cursor`], at a cursor of this consumer's, which then goes behind what was found. The consumer stays where it is.
+    /// As [`Consumer::peek_fast`], at a cursor of this consumer. It moves the cursor past the message, but not the
+    /// consumer.
     ///
     /// # Panics
-    /// When the cursor is of a longer lane.
+    /// If the cursor is of a larger lane.
     #[inline(always)]
     pub fn take_at(&self, cursor: &mut Cursor) -> Option<Record> {
         assert!(cursor.0.offset + 8 <= self.capacity);
@@ -212,26 +215,26 @@ impl Consumer {
         Some(record)
     }
 
-    /// Moves the consumer to a cursor that it has answered since it moved last, and that has come behind messages with so many `bytes` of
-    /// payload. Nothing is released yet: that does [`Consumer::release_taken`].
+    /// Moves the consumer to a cursor that it has returned since its last move. `bytes` is the payload of the messages
+    /// that the cursor has passed. [`Consumer::release_taken`] releases them.
     ///
     /// # Panics
-    /// When the cursor is of a longer lane.
+    /// If the cursor is of a larger lane.
     #[inline(always)]
     pub fn take_to(&mut self, cursor: Cursor, bytes: u64) {
         assert!(cursor.0.offset + 8 <= self.capacity);
         let messages = cursor.0.since(self.cursor().0);
         (self.cursor, self.seq) = (cursor.0.offset, cursor.0.seq);
-        // The first may be what a page that was taken over says: any number.
+        // Wrapping, as the counts continue from a predecessor's page, which may contain any number.
         self.messages = self.messages.wrapping_add(messages);
         self.bytes = self.bytes.wrapping_add(bytes);
     }
 
     #[cold]
     #[inline(never)]
-    fn peek_slowly(&mut self) -> Result<Option<Record>, LaneError> {
-        // Here for others to see: once a lap, and whenever the lane is found empty.
-        self.show_counters();
+    fn peek_slow(&mut self) -> Result<Option<Record>, LaneError> {
+        // The slow path runs once per lap, and whenever the lane is empty.
+        self.store_counters();
         let found = record_at(self.data(), self.bytes_max, Position { offset: self.cursor, seq: self.seq })?;
         Ok(found.map(|(record, marks)| {
             self.generation = marks.generation.unwrap_or(self.generation);
@@ -239,14 +242,14 @@ impl Consumer {
         }))
     }
 
-    /// Whether something stands at the cursor: a hint for who spins, to be followed by [`Consumer::peek`].
+    /// Whether a header is at the cursor: a cheap hint for a spinning caller, which then calls [`Consumer::peek`].
     #[inline(always)]
-    pub fn stirs(&self) -> bool {
+    pub fn may_be_ready(&self) -> bool {
         // Relaxed: `peek` loads it again.
         self.data().header(self.cursor).load(Relaxed) != 0
     }
 
-    /// Where the payload is. It stays there until the record is released.
+    /// The address of the payload, valid until the record is released.
     #[cfg(not(loom))]
     #[inline(always)]
     pub fn payload(&self, record: &Record) -> NonNull<u8> {
@@ -256,106 +259,108 @@ impl Consumer {
     /// Copies the payload of a record to `target`.
     ///
     /// # Safety
-    /// `record.bytes` may be written at `target`, which is not in a lane.
+    /// `target` has space for `record.bytes`, and is not in a lane.
     #[cfg(not(loom))]
     #[inline(always)]
     pub unsafe fn copy_out(&self, record: &Record, target: *mut u8) {
-        // SAFETY: the caller's promise.
-        unsafe { self.copy_out_behind(0, record, target) };
+        // SAFETY: the caller guarantees the target, for all bytes of the record.
+        unsafe { self.copy_out_from(0, record, target) };
     }
 
-    /// As [`Consumer::copy_out`], but for the first `skip` bytes.
+    /// As [`Consumer::copy_out`], without the first `skip` bytes.
     ///
     /// # Panics
-    /// When the payload is shorter.
+    /// If the payload is shorter than `skip`.
     ///
     /// # Safety
-    /// As for [`Consumer::copy_out`], of as many bytes less.
+    /// `target` has space for `record.bytes - skip`, and is not in a lane.
     #[cfg(not(loom))]
     #[inline(always)]
-    pub unsafe fn copy_out_behind(&self, skip: u64, record: &Record, target: *mut u8) {
+    pub unsafe fn copy_out_from(&self, skip: u64, record: &Record, target: *mut u8) {
         assert!(skip <= record.bytes);
-        // SAFETY: the caller's promise.
+        // SAFETY: `peek` has checked the record's bounds; the caller guarantees the target.
         unsafe { self.data().copy_out(record.offset + 8 + skip, record.bytes - skip, target) };
     }
 
-    /// Copies the payload of a record out, under loom.
+    /// Copies the payload of a record to `target`, under loom.
     #[cfg(loom)]
     pub fn copy_out(&self, record: &Record, target: &mut [u8]) {
-        self.data().copy_out_slots(record.offset + 8, target);
+        self.data().copy_out_words(record.offset + 8, target);
     }
 
-    /// Moves the cursor behind the record that [`Consumer::peek`] answered last, without releasing it yet: for a batch,
-    /// which [`Consumer::release_taken`] releases whole.
+    /// Moves the cursor past the record that [`Consumer::peek`] last returned, without a release.
+    /// [`Consumer::release_taken`] releases everything taken.
     #[inline(always)]
     pub fn take(&mut self, record: &Record) {
         debug_assert_eq!(record.seq, self.seq, "a record is taken once, in order");
         self.cursor = record.offset + record_bytes(record.bytes);
-        // Only a record of another lane could say otherwise.
+        // Fails only for a record of another lane.
         assert!(self.cursor + 8 <= self.capacity);
         self.seq = seq_after(self.seq);
-        // The first may be what a page that was taken over says: any number.
+        // Wrapping, as the counts continue from a predecessor's page, which may contain any number.
         self.messages = self.messages.wrapping_add(1);
         self.bytes = self.bytes.wrapping_add(record.bytes);
     }
 
-    /// Takes the record that [`Consumer::peek`] answered last, and those behind it without marks, until they are at least
-    /// `bytes_wanted` long or nothing more is there. They stay where they are until [`Consumer::release_taken`].
-    pub fn take_run(&mut self, first: &Record, bytes_wanted: u64) -> Run {
+    /// Takes the record that [`Consumer::peek`] last returned, and the following records without marks, until they have
+    /// `bytes_wanted` or the lane is empty. The records are valid until [`Consumer::release_taken`].
+    pub fn take_chunk(&mut self, first: &Record, bytes_wanted: u64) -> Chunk {
         let messages = self.messages;
         self.take(first);
         while self.cursor - first.offset < bytes_wanted
-            && let Some(next) = self.peek_at_cursor()
+            && let Some(next) = self.peek_fast()
         {
             self.take(&next);
         }
-        self.run_from(first, self.messages.wrapping_sub(messages))
+        self.chunk_from(first, self.messages.wrapping_sub(messages))
     }
 
-    /// As [`Consumer::take_run`], for who knows where it ends: the lane's producer itself, at whose tail that is, and which has
-    /// put no marks behind `first`, as one does that is rewound whenever its window is full. Nothing is looked at.
+    /// As [`Consumer::take_chunk`], for a caller that owns both sides of the lane. `end` is the producer's tail. The
+    /// producer has put no marks after `first`, because the caller rewinds the lane whenever the window is full. Loads
+    /// no header.
     ///
     /// # Panics
-    /// When `end` is not behind `first`.
-    pub fn take_run_to(&mut self, first: &Record, end: Position) -> Run {
+    /// If `end` is not after `first`.
+    pub fn take_chunk_to(&mut self, first: &Record, end: Position) -> Chunk {
         assert!(first.offset < end.offset && end.offset + 8 <= self.capacity);
         let messages = end.since(Position { offset: first.offset, seq: first.seq });
         (self.cursor, self.seq) = (end.offset, end.seq);
         self.messages = self.messages.wrapping_add(messages);
-        // Relaxed: for people, and of who asks.
+        // Relaxed: a statistic, and the caller owns both sides.
         self.bytes = self.producer_page().bytes.load(Relaxed);
-        self.run_from(first, messages)
+        self.chunk_from(first, messages)
     }
 
-    /// What was taken from `first` on.
-    fn run_from(&self, first: &Record, messages: u64) -> Run {
+    /// The records taken from `first` on.
+    fn chunk_from(&self, first: &Record, messages: u64) -> Chunk {
         let bytes = self.cursor - first.offset;
         debug_assert!(messages >= 1 && messages * 8 <= bytes);
-        Run { offset: first.offset, bytes, first_seq: first.seq, messages: messages as u32 }
+        Chunk { offset: first.offset, bytes, first_seq: first.seq, messages: messages as u32 }
     }
 
-    /// The bytes of a run that is not released yet.
+    /// The bytes of a chunk, valid until the chunk is released.
     ///
     /// # Panics
-    /// When the run is of a longer lane.
+    /// If the chunk is of a larger lane.
     #[cfg(not(loom))]
-    pub fn bytes_of(&self, run: &Run) -> NonNull<[u8]> {
-        assert!(run.offset + run.bytes <= self.capacity);
-        NonNull::slice_from_raw_parts(self.data().payload(run.offset, run.bytes), run.bytes as usize)
+    pub fn chunk_bytes(&self, chunk: &Chunk) -> NonNull<[u8]> {
+        assert!(chunk.offset + chunk.bytes <= self.capacity);
+        NonNull::slice_from_raw_parts(self.data().payload(chunk.offset, chunk.bytes), chunk.bytes as usize)
     }
 
-    /// Whether the producer has announced that it sleeps until there is more room. It may just be about to.
-    pub fn producer_waits(&mut self) -> bool {
-        matches!(self.waker.attention(), Attention::Sleeps(_))
+    /// Whether the producer has announced a sleep until the lane has more space. It may not sleep yet.
+    pub fn is_producer_waiting(&mut self) -> bool {
+        matches!(self.waker.peer_state(), PeerState::Asleep(_))
     }
 
-    /// Whether something is taken and neither released nor held.
+    /// Whether the consumer has taken a record that is neither released nor held.
     pub fn has_taken(&self) -> bool {
         let released = self.held.back().map_or(self.head(), |newest| newest.end);
         released != Position { offset: self.cursor, seq: self.seq }
     }
 
-    /// The consumer's part of [`crate::Producer::rewind`]. False: not everything before `tail` is taken and released.
+    /// The consumer's part of [`crate::Producer::rewind`]. Returns false if it has not released everything before
+    /// `tail`.
     pub(crate) fn rewind(&mut self, tail: Position) -> bool {
         let is_empty =
             self.held.is_empty() && self.head() == tail && (self.cursor, self.seq) == (tail.offset, tail.seq);
@@ -366,33 +371,33 @@ impl Consumer {
         is_empty
     }
 
-    /// Gives back the space of everything taken and not held. Answers whether to ring the sender.
+    /// Releases everything taken and not held. Returns whether to ring the sender.
     #[inline(always)]
     pub fn release_taken(&mut self) -> Wake {
         let end = Position { offset: self.cursor, seq: self.seq };
-        if self.held.is_empty() { self.move_head(end) } else { self.release_behind_held(end) }
+        if self.held.is_empty() { self.move_head(end) } else { self.release_after_held(end) }
     }
 
-    /// Apart, so that what is rare costs the usual release no registers.
+    /// Separate, so that this rare case costs the fast path no registers.
     #[cold]
     #[inline(never)]
-    fn release_behind_held(&mut self, end: Position) -> Wake {
-        // Otherwise nothing was taken since.
+    fn release_after_held(&mut self, end: Position) -> Wake {
+        // Equal: the consumer has taken nothing since.
         if self.held.back().is_none_or(|newest| newest.end != end) {
             self.held.push_back(Held { end, released: true });
         }
         Wake::None
     }
 
-    /// Takes and releases the record that [`Consumer::peek`] answered last. Answers whether to ring the sender.
+    /// Takes and releases the record that [`Consumer::peek`] last returned. Returns whether to ring the sender.
     #[inline(always)]
     pub fn release(&mut self, record: &Record) -> Wake {
         self.take(record);
         self.release_taken()
     }
 
-    /// Takes the record that [`Consumer::peek`] answered last and keeps its space until its ticket is given back, in any
-    /// order.
+    /// Takes the record that [`Consumer::peek`] last returned, and holds it until [`Consumer::release_held`]. Held
+    /// records may be released in any order.
     pub fn hold(&mut self, record: &Record) -> Ticket {
         self.take(record);
         let ticket = Ticket(self.first_ticket + self.held.len() as u64);
@@ -400,14 +405,15 @@ impl Consumer {
         ticket
     }
 
-    /// Releases a held record. The space comes back in order: with the oldest held one. Answers whether to ring the sender.
+    /// Releases a held record. The producer gets space back in order, once the oldest held record is released. Returns
+    /// whether to ring the sender.
     ///
     /// # Panics
-    /// When the ticket has been given back before.
+    /// If the ticket's record is already released.
     pub fn release_held(&mut self, ticket: Ticket) -> Wake {
-        let place = ticket.0.checked_sub(self.first_ticket).expect("a ticket is given back once");
-        let held = self.held.get_mut(place as usize).expect("a ticket is of this consumer");
-        assert!(!held.released, "a ticket is given back once");
+        let index = ticket.0.checked_sub(self.first_ticket).expect("the ticket's record is already released");
+        let held = self.held.get_mut(index as usize).expect("the ticket is not of this consumer");
+        assert!(!held.released, "the ticket's record is already released");
         held.released = true;
         let mut end = None;
         while let Some(oldest) = self.held.front().copied().filter(|oldest| oldest.released) {
@@ -418,103 +424,106 @@ impl Consumer {
         end.map_or(Wake::None, |end| self.move_head(end))
     }
 
-    /// Records held.
+    /// The number of held records.
     pub fn held(&self) -> usize {
         self.held.iter().filter(|held| !held.released).count()
     }
 
     #[inline(always)]
     fn move_head(&mut self, end: Position) -> Wake {
-        step("release: before");
+        failpoint("release: before");
         self.page().head.store(end.pack(), RELEASE.store()); // [release]
-        step("release: after");
-        match self.waker.attention() {
-            Attention::None => Wake::None,
-            attention => self.attend(attention),
+        failpoint("release: after");
+        match self.waker.peer_state() {
+            PeerState::Awake => Wake::None,
+            state => self.handle_peer_state(state),
         }
     }
 
-    /// Rings a producer that waits for room once the head's seq has reached what it asked for. That the lane is empty is
-    /// the same rule: it never asks for more than its tail.
+    /// Rings a producer that waits for space once the head's seq has reached its `room_seq`. An empty lane always
+    /// satisfies the rule, as `room_seq` is at most the tail's seq.
     #[cold]
     #[inline(never)]
-    fn attend(&mut self, attention: Attention) -> Wake {
-        let Attention::Sleeps(epoch) = attention else { return Wake::None };
-        // Relaxed: if this look is stale, so the producer has not yet looked again, and will see this release. [sleep]
+    fn handle_peer_state(&mut self, state: PeerState) -> Wake {
+        let PeerState::Asleep(epoch) = state else { return Wake::None };
+        // Relaxed: if the load is stale, the producer has not polled since it armed, and its poll finds this release.
+        // [sleep]
         let target = self.producer_page().room_seq.load(Relaxed) as u32;
         if (self.head().seq.wrapping_sub(target) as i32) < 0 {
             return Wake::None;
         }
-        self.waker.rang(epoch, self.seq);
+        self.waker.count_ring(epoch, self.seq);
         let page = self.page();
         page.wakes_sent.store(page.wakes_sent.load(Relaxed).wrapping_add(1), Relaxed);
-        step("consumer finds a sleeper: counted");
+        failpoint("consumer finds a sleeper: counted");
         Wake::Ring
     }
 
-    /// Writes the counters of messages and bytes to the page. On the way of a message two stores would be felt.
-    pub fn show_counters(&self) {
+    /// Stores the counts of messages and bytes in the page. On the fast path, two stores per message would cost
+    /// throughput.
+    pub fn store_counters(&self) {
         let page = self.page();
-        // Relaxed: for people.
+        // Relaxed: statistics.
         page.messages.store(self.messages, Relaxed);
-        step("consumer shows: messages");
+        failpoint("consumer counters: messages");
         page.bytes.store(self.bytes, Relaxed);
-        step("consumer shows: bytes");
+        failpoint("consumer counters: bytes");
     }
 
-    /// Counts a receive that found nothing and is going to wait.
+    /// Counts a receive that found no message and will wait.
     pub fn count_wait(&self) {
         let page = self.page();
         page.waits.store(page.waits.load(Relaxed).wrapping_add(1), Relaxed);
-        step("consumer waits: counted");
+        failpoint("consumer waits: counted");
     }
 
     /// Counts a sleep.
     pub fn count_sleep(&self) {
         let page = self.page();
         page.sleeps.store(page.sleeps.load(Relaxed).wrapping_add(1), Relaxed);
-        step("consumer sleeps: counted");
+        failpoint("consumer sleeps: counted");
     }
 
-    /// Whether the producer fences, so that a sleeper need not have its barrier reach it: see [`crate::Sleeper::arm`].
+    /// Whether the producer fences, so a sleeper needs no barrier that reaches it: see [`Sleeper::arm`].
     pub fn is_producer_fencing(&self) -> bool {
         self.producer_page().is_fenced()
     }
 
-    /// Whether a sleep may last only a millisecond, because the producer is not yet known to fence.
-    pub fn must_nap(&self, sleeper: &crate::Sleeper) -> bool {
+    /// Whether a sleep needs a time-out of a millisecond, because the producer does not fence yet and may miss the
+    /// sleep.
+    pub fn needs_timed_wait(&self, sleeper: &Sleeper) -> bool {
         sleeper.needs_fenced_wakers() && !self.is_producer_fencing()
     }
 
-    /// Whether the producer has closed. Look at [`Consumer::peek`] once more after this says yes: what it committed
-    /// before closing is visible then.
+    /// Whether the producer has closed. If true, call [`Consumer::peek`] once more: everything committed before the
+    /// close is visible then.
     #[inline]
-    pub fn producer_closed(&self) -> bool {
+    pub fn has_producer_closed(&self) -> bool {
         self.producer_page().is_closed()
     }
 
-    /// Walks over everything committed from the cursor on: the place where a dead producer's successor goes on, and how
-    /// many messages lie before it.
+    /// Scans everything committed from the cursor on. Returns the position where a dead producer's successor continues,
+    /// and the number of messages before it.
     ///
     /// # Errors
     /// [`LaneError::Corrupt`].
     pub fn end_of_committed(&self) -> Result<(Position, u64), LaneError> {
-        walk(self.data(), self.bytes_max, Position { offset: self.cursor, seq: self.seq })
+        find_end(self.data(), self.bytes_max, Position { offset: self.cursor, seq: self.seq })
     }
 
-    /// Up to where everything is released.
+    /// The head: everything before it is released.
     pub fn head(&self) -> Position {
-        // Relaxed: nobody else writes it.
+        // Relaxed: only this consumer writes it.
         Position::unpack(self.page().head.load(Relaxed))
     }
 
-    /// Messages taken by this consumer and its predecessors in its page.
+    /// Messages taken by this consumer and its predecessors that used its page.
     pub fn taken(&self) -> u64 {
         self.messages
     }
 
-    /// The generation of the producer whose message was looked at last, modulo 2^28; before the first, of the producer that
-    /// this consumer was attached to.
+    /// The generation, modulo 2^28, of the producer whose message the consumer peeked last. Before the first message,
+    /// the generation of the producer that this consumer attached to.
     pub fn generation(&self) -> u32 {
         self.generation
     }
@@ -537,55 +546,46 @@ impl Consumer {
 
     /// The producer's page.
     pub fn producer_page(&self) -> &ProducerPage {
-        // SAFETY: `attach`'s caller promises the mapping.
+        // SAFETY: `attach`'s caller guarantees that the page is mapped.
         unsafe { self.memory.producer.as_ref() }
     }
 
-    /// Says for good that nothing more will be read. The sender is to be rung afterwards.
+    /// Closes the consumer for good. The caller must ring the sender afterwards.
     pub fn close(&mut self) {
-        self.show_counters();
-        step("consumer closes: before");
+        self.store_counters();
+        failpoint("consumer closes: before");
         self.page().state.store(State::Closed as u32, CLOSE.store()); // [close]
-        step("consumer closes: state");
+        failpoint("consumer closes: state");
     }
 }
 
-impl crate::Sleeper {
-    /// The sleeper of a receiver, which all its lanes' producers ring. `can_barrier` as in the type's own words.
-    ///
-    /// # Safety
-    /// The page stays mapped writable as long as this lives; nobody else writes it.
-    pub unsafe fn of_receiver(receiver: NonNull<layout::ReceiverPage>, can_barrier: bool) -> crate::Sleeper {
-        // SAFETY: the caller's promise.
-        crate::Sleeper::new(unsafe { field(receiver, |p| &raw mut (*p).sleep) }, can_barrier)
-    }
-}
-
-/// Rank of each kind of mark before one message: jump, generation, descriptors, and then those that a reader may skip. 0: corrupt.
+/// The rank of each kind of mark before one message: jump, generation, descriptors, then the kinds that a consumer may
+/// skip. 0: corrupt.
 const MARK_RANKS: [u32; 8] = [1, 3, 2, 0, 4, 5, 6, 7];
 
-/// What lies in a lane from some place on.
+/// The result of a scan of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Survey {
-    /// Behind the last record that is whole, where the next one goes.
+pub struct Scan {
+    /// The position after the last whole record, where the next record goes.
     pub end: Position,
     /// Messages before it.
     pub messages: u64,
-    /// The floor that a producer whose tail is there needs: where the last jump forward leads, 0 after one to the front.
+    /// The floor for a producer whose tail is at `end`: the target of the last jump forward, 0 after a jump to the
+    /// front.
     pub floor: u64,
-    /// Why no more are counted, if not because nothing is published there.
+    /// The rule that the next header breaks, if the scan stopped for that reason.
     pub problem: Option<LaneError>,
 }
 
-/// Walks over at most `most` messages from `start` on, where a record stands or will. What is found is checked as a consumer
+/// Scans at most `messages_max` messages from `start`, the position of a record. It checks each record as a consumer
 /// does.
-pub fn survey(data: &Data, message_bytes_max: u64, start: Position, most: u64) -> Survey {
-    let mut found = Survey { end: start, messages: 0, floor: 0, problem: None };
-    // Also when nothing is to be counted: who asks may write at the end.
-    if let Err(problem) = check_position("start of a walk", start, data.capacity()) {
-        return Survey { problem: Some(problem), ..found };
+pub fn scan(data: &Data, message_bytes_max: u64, start: Position, messages_max: u64) -> Scan {
+    let mut found = Scan { end: start, messages: 0, floor: 0, problem: None };
+    // Also for `messages_max` 0: the caller may write at the end.
+    if let Err(problem) = start.check("start of a walk", data.capacity()) {
+        return Scan { problem: Some(problem), ..found };
     }
-    while found.messages < most {
+    while found.messages < messages_max {
         let (record, jump) = match record_at(data, message_bytes_max, found.end) {
             Ok(Some((record, marks))) => (record, marks.jump),
             Ok(None) => break,
@@ -605,58 +605,58 @@ pub fn survey(data: &Data, message_bytes_max: u64, start: Position, most: u64) -
     found
 }
 
-/// Walks over everything committed from `start` on: the place behind it, and how many messages lie between.
+/// Scans everything committed from `start` on. Returns the position after it and the number of messages.
 ///
 /// # Errors
 /// [`LaneError::Corrupt`].
-pub fn walk(data: &Data, message_bytes_max: u64, start: Position) -> Result<(Position, u64), LaneError> {
-    let most = data.capacity() / 8;
-    let found = survey(data, message_bytes_max, start, most + 1);
+pub fn find_end(data: &Data, message_bytes_max: u64, start: Position) -> Result<(Position, u64), LaneError> {
+    let messages_max = data.capacity() / 8;
+    let found = scan(data, message_bytes_max, start, messages_max + 1);
     match found.problem {
         Some(problem) => Err(problem),
-        None if found.messages > most => {
-            Err(LaneError::Corrupt { what: "records in the lane", found: found.messages, wanted: most })
+        None if found.messages > messages_max => {
+            Err(LaneError::Corrupt { what: "records in the lane", found: found.messages, wanted: messages_max })
         }
         None => Ok((found.end, found.messages)),
     }
 }
 
-/// Makes what lies behind `found` as if it had never been committed.
+/// Discards everything after `found.end`, as if it had never been committed.
 ///
 /// # Safety
-/// The data is mapped writable, the page is its producer's, no producer or consumer of the lane lives, and `found` is of a
-/// [`survey`] of this data whose start was a place in it.
-pub unsafe fn cut(data: &Data, page: &ProducerPage, found: &Survey) {
-    // Relaxed: nobody else is there.
-    step("cut: before");
+/// The data is mapped writable, and the page is its producer's. No producer or consumer of the lane lives. `found` is
+/// the result of a [`scan`] of this data that began inside it.
+pub unsafe fn truncate(data: &Data, page: &ProducerPage, found: &Scan) {
+    // Relaxed: no other process uses the lane.
+    failpoint("cut: before");
     data.header(found.end.offset).store(0, Relaxed);
-    step("cut: header");
+    failpoint("cut: header");
     page.tail.store(found.end.pack(), Relaxed);
-    step("cut: tail");
+    failpoint("cut: tail");
     page.floor.store(found.floor, Relaxed);
-    step("cut: floor");
+    failpoint("cut: floor");
 }
 
-/// What the marks before a message say besides its descriptors: where they lead, and which generation is the first.
+/// The jump and the generation in the marks before a message.
 #[derive(Clone, Copy, Default)]
 struct Marks {
     jump: Option<u64>,
     generation: Option<u32>,
 }
 
-/// The message at `place`, following the marks before it, and what they say; checked against the bounds
-/// as for any reader of somebody else's bytes. `None`: nothing is published there.
-fn record_at(data: &Data, bytes_max: u64, place: Position) -> Result<Option<(Record, Marks)>, LaneError> {
-    let (mut offset, mut descriptors, mut marks, mut rank_seen) = (place.offset, 0, Marks::default(), 0u32);
+/// The message at `position`, after its marks, with their contents. Checks every word, as the producer may be hostile.
+/// `None`: no message is published there.
+fn record_at(data: &Data, bytes_max: u64, position: Position) -> Result<Option<(Record, Marks)>, LaneError> {
+    let (mut offset, mut descriptors, mut marks, mut rank_seen) = (position.offset, 0, Marks::default(), 0u32);
     loop {
-        // What a mark leads to was written before the mark, or one before it, was published.
+        // One edge for all headers: the producer wrote the record and its marks before it published the first mark.
         let word = data.header(offset).load(PUBLISH.load()); // [publish]
         if word == 0 && rank_seen == 0 {
             return Ok(None);
         }
         let (seq, low) = ((word >> 32) as u32, word as u32);
-        if seq != place.seq {
-            return Err(LaneError::Corrupt { what: "seq of a record", found: seq.into(), wanted: place.seq.into() });
+        if seq != position.seq {
+            return Err(LaneError::Corrupt { what: "seq of a record", found: seq.into(), wanted: position.seq.into() });
         }
         if low & MARK == 0 {
             let bytes = u64::from(low);
@@ -670,7 +670,7 @@ fn record_at(data: &Data, bytes_max: u64, place: Position) -> Result<Option<(Rec
             return Ok(Some((Record { offset, bytes, seq, descriptors }, marks)));
         }
         let (kind, value) = (low >> 28 & 7, low & 0x0fff_ffff);
-        // Ranks rise: a hostile producer cannot lead round in circles.
+        // Ranks rise, so a hostile producer cannot cause an endless loop.
         let rank = MARK_RANKS[kind as usize];
         if rank <= rank_seen {
             return Err(LaneError::Corrupt { what: "mark", found: low.into(), wanted: MARK.into() });
@@ -684,7 +684,7 @@ fn record_at(data: &Data, bytes_max: u64, place: Position) -> Result<Option<(Rec
             }
             MARK_DESCRIPTORS => descriptors = value,
             MARK_GENERATION => marks.generation = Some(value),
-            // Information of a later version.
+            // A mark of a later version, which this one may skip.
             _ => {}
         }
         if offset + 16 > data.capacity() {
@@ -696,7 +696,7 @@ fn record_at(data: &Data, bytes_max: u64, place: Position) -> Result<Option<(Rec
 /// # Safety
 /// All pages of `memory` are mapped.
 unsafe fn waker_of(memory: &Memory, can_barrier: bool) -> Waker {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the pages are mapped; both words are fields of them.
     unsafe {
         Waker::new(
             field(memory.producer, |p| &raw mut (*p).sleep),

@@ -1,20 +1,21 @@
 //! The synchronisation edges, each with its name, and the two halves of the asymmetric barrier.
 //!
 //! [publish]  producer: store header at its tail  ->  consumer: load header at its cursor
-//!            the record's bytes, a jump's target and the cleared header behind the record are visible
+//!            the record's bytes, a jump's target and the cleared header after the record are visible
 //! [release]  consumer: store head                ->  producer: load head
-//!            the consumer is done reading; the space may be overwritten
+//!            the consumer has finished reading; the producer may overwrite the space
 //! [close]    either: store state                 ->  other: load state
 //!            everything committed (producer) or released (consumer) before closing is visible
-//! [sleep]    sleeper: store sleep word, barrier, look again  <->  waker: store header or head, barrier, load sleep word
-//!            store buffering: at least one of them sees the other's store, so either the sleeper sees the message or
-//!            the waker sees the sleeper. The same holds for what the sleeper stored before its word (room_seq). The waker's
-//!            barrier is a compiler fence while the sleeper's is a `membarrier`. Likewise, of a waker that stops fencing and a
-//!            sleeper that may rely on it: store fenced = 0, fence, load sleep word  <->  store sleep word, fence, load fenced
-//! [fenced]   waker: store fenced = 1              ->  sleeper: load fenced, behind its fence
-//!            what was published (or released) before, without a fence, is visible to a sleeper that leaves its barrier out
+//! [sleep]    sleeper: store sleep word, barrier, poll  <->  waker: store header or head, barrier, load sleep word
+//!            store buffering: at least one of them observes the other's store. So the sleeper finds the message, or
+//!            the waker finds the sleeper. The same holds for `room_seq`, which the sleeper stores before its word. The
+//!            waker's barrier is a compiler fence while the sleeper's is a `membarrier`.
+//!            A waker that stops fencing and a sleeper that may rely on its fences have the same edge:
+//!            waker: store fenced = 0, fence, load sleep word  <->  sleeper: store sleep word, fence, load fenced
+//! [fenced]   waker: store fenced = 1              ->  sleeper: load fenced, after its fence
+//!            everything published (or released) earlier without a fence is visible to a sleeper that omits its barrier
 //!
-//! Under loom an edge can be weakened by name (`PELTON_WEAKEN=publish`), to show that a test fails without it.
+//! Under loom, `PELTON_WEAKEN=publish` weakens the edge of that name: a model must fail without it.
 
 use core::sync::atomic::Ordering;
 
@@ -23,7 +24,8 @@ pub use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-/// A named pair of a releasing store and an acquiring load. Public for those of the crate `pelton`, whose models are with this one's.
+/// A named pair of a releasing store and an acquiring load. Public for the crate `pelton`: the loom models here include
+/// its edges.
 #[derive(Debug)]
 pub struct Edge {
     #[cfg(loom)]
@@ -37,16 +39,16 @@ pub(crate) const FENCED: Edge = Edge::named("fenced");
 
 #[cfg(not(loom))]
 impl Edge {
-    /// Of that name.
+    /// The edge of this name.
     pub const fn named(_name: &'static str) -> Edge {
         Edge {}
     }
-    /// Of its store.
+    /// The ordering of its store.
     #[inline(always)]
     pub const fn store(&self) -> Ordering {
         Ordering::Release
     }
-    /// Of its load.
+    /// The ordering of its load.
     #[inline(always)]
     pub const fn load(&self) -> Ordering {
         Ordering::Acquire
@@ -55,36 +57,36 @@ impl Edge {
 
 #[cfg(loom)]
 impl Edge {
-    /// Of that name.
+    /// The edge of this name.
     pub const fn named(name: &'static str) -> Edge {
         Edge { name }
     }
-    /// Of its store.
+    /// The ordering of its store.
     pub fn store(&self) -> Ordering {
         if weakened(self.name) { Ordering::Relaxed } else { Ordering::Release }
     }
-    /// Of its load.
+    /// The ordering of its load.
     pub fn load(&self) -> Ordering {
         if weakened(self.name) { Ordering::Relaxed } else { Ordering::Acquire }
     }
 }
 
-/// Whether a loom run asked for this edge, or this rule, to be left out.
+/// Whether this loom run leaves out the edge, or the rule, of this name.
 #[cfg(loom)]
 pub(crate) fn weakened(name: &str) -> bool {
     static WEAKENED: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     WEAKENED.get_or_init(|| std::env::var("PELTON_WEAKEN").unwrap_or_default()) == name
 }
 
-/// [sleep] The waker's half while the sleeper calls `membarrier`: the compiler must not move the load of the sleep word
-/// above the store before it; the processor may, and the sleeper's `membarrier` makes up for it.
+/// [sleep] The waker's half while the sleeper calls `membarrier`. The compiler must not move the load of the sleep word
+/// above the store before it. The processor may, as the sleeper's `membarrier` orders both.
 #[inline(always)]
 pub(crate) fn light_barrier() {
     #[cfg(not(loom))]
     core::sync::atomic::compiler_fence(Ordering::SeqCst);
-    // Loom has no membarrier: a light and a heavy barrier together order like two full fences (C++ P1202), so that is
-    // what stands in for both, in the models where a membarrier reaches the waker; in the others nothing, lest a fence hide
-    // a missing edge, or a missing fence. Without the heavy one the light one is nothing, whatever else the sleeper does.
+    // Loom has no membarrier. A light and a heavy barrier together order like two full fences (C++ P1202), so a full
+    // fence replaces the light one in models whose membarrier reaches the waker. Other models have nothing here: a
+    // fence would hide a missing edge, or a missing fence. Without the heavy barrier the light one has no effect.
     #[cfg(loom)]
     if MEMBARRIER.get() && !weakened("light") && !weakened("heavy") {
         loom::sync::atomic::fence(Ordering::SeqCst);
@@ -93,26 +95,26 @@ pub(crate) fn light_barrier() {
 
 #[cfg(loom)]
 std::thread_local! {
-    /// Loom runs a model's threads on one thread of the system.
+    /// Loom runs all threads of a model on one system thread.
     static MEMBARRIER: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Whether the model that runs on this thread has somebody sleep with a membarrier that reaches the waker.
+/// Sets whether the model on this thread has a sleeper whose membarrier reaches the waker.
 #[cfg(loom)]
 pub fn model_membarrier(yes: bool) {
     MEMBARRIER.set(yes);
 }
 
-/// [sleep] A full fence; loom knows it by its `name`:
+/// [sleep] A full fence. Loom weakens it by its `name`:
 ///
-/// - `fence`: the waker's half while it cannot rely on the sleeper's `membarrier`, or lets the sleeper rely on its fences. SeqCst:
-///   the store of the header (or head) must not pass the load of the sleep word; if it did, the sleeper would sleep for ever on a
-///   message that is there.
-/// - `own`: the sleeper's, which is its half against wakers that fence. SeqCst: the store of its word must not pass the load of
-///   `fenced`, nor the look that follows.
+/// - `fence`: the waker's half while it cannot rely on the sleeper's `membarrier`, or while the sleeper relies on the
+///   waker's fences. SeqCst: the store of the header (or head) must not pass the load of the sleep word. Otherwise the
+///   sleeper could sleep for ever while a message is ready.
+/// - `own`: the sleeper's half against wakers that fence. SeqCst: the store of its word must not pass the load of
+///   `fenced`, nor the following poll.
 /// - `stop`: of a waker that stops fencing. SeqCst: the store of `fenced` must not pass the load of the sleep word.
 #[inline]
-#[cfg_attr(not(loom), allow(unused_variables, reason = "the name is for loom"))]
+#[cfg_attr(not(loom), allow(unused_variables, reason = "only loom uses the name"))]
 pub(crate) fn full_fence(name: &'static str) {
     #[cfg(not(loom))]
     core::sync::atomic::fence(Ordering::SeqCst);
@@ -122,11 +124,11 @@ pub(crate) fn full_fence(name: &'static str) {
     }
 }
 
-/// A place between two things that another process can see, the last store before it and the next one: a test may end the
-/// process there. Nothing at all without the feature `failpoints`, and under loom.
+/// A failpoint: a point between two changes that another process can see. A test may end the process there. Without the
+/// feature `failpoints`, and under loom, it is empty.
 #[cfg(any(not(feature = "failpoints"), loom))]
 #[doc(hidden)]
 #[inline(always)]
-pub fn step(_name: &'static str) {}
+pub fn failpoint(_name: &'static str) {}
 #[cfg(all(feature = "failpoints", not(loom)))]
-pub use crate::failpoints::step;
+pub use crate::failpoints::failpoint;

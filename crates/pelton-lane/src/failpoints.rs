@@ -1,22 +1,22 @@
-//! The hook of the steps (see `edges::step`), for tests that end a process at each of them.
+//! The hook of the failpoints (see `edges::failpoint`), for tests that end a process at each of them.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// What is called at each step, a `fn(&'static str)`.
+/// The hook that each failpoint calls, a `fn(&'static str)`.
 static HOOK: AtomicPtr<()> = AtomicPtr::new(null_mut());
 
-/// Has `hook` called at each step of this process, with the step's name, on the thread that takes it.
+/// Sets the `hook` of this process. Each failpoint calls it with its name, on the thread that reaches the failpoint.
 pub fn set(hook: fn(&'static str)) {
     HOOK.store(hook as *mut (), Ordering::Release);
 }
 
-/// A step.
+/// Calls the hook, if there is one.
 #[inline(never)]
-pub fn step(name: &'static str) {
+pub fn failpoint(name: &'static str) {
     let hook = HOOK.load(Ordering::Acquire);
     if !hook.is_null() {
-        // SAFETY: only `set` stores anything but null, and that a function of this type.
+        // SAFETY: only `set` stores a value other than null, and its type is this function's.
         unsafe { core::mem::transmute::<*mut (), fn(&'static str)>(hook)(name) };
     }
 }

@@ -1,4 +1,4 @@
-//! The shared pages and the record, byte for byte as `spec/layout.md` has them. Each page has one writer.
+//! The shared pages and the record, byte for byte as `spec/layout.md` defines them. Each page has one writer.
 //!
 //! A record is one word `[seq: u32 | low: u32]` and its payload, 8-byte aligned, contiguous:
 //!
@@ -6,31 +6,33 @@
 //!  63            32 31 30    28 27                      0
 //! +----------------+--+-------------------------------- +
 //! |      seq       |0 |            length               |  a message of `length` bytes follows
-//! |      seq       |1 |  kind   |        value          |  a mark: it belongs to the message after it, has its seq
+//! |      seq       |1 |  kind   |        value          |  a mark: it belongs to the next message and has its seq
 //! +----------------+--+---------+-----------------------+
 //! ```
-//! `seq` is never 0: a cleared header is no record.
+//! `seq` is never 0, so a cleared header is not a record.
 
-use crate::edges::{AtomicU32, AtomicU64, step};
+use crate::edges::{AtomicU32, AtomicU64, failpoint};
+use crate::error::LaneError;
 
-/// The version of everything that two processes must agree on. They refuse each other when it differs.
+/// The version of everything that two processes must agree on. Processes whose versions differ refuse each other.
 pub const WIRE_VERSION: u32 = 2;
 
-/// Bytes of a control segment (a page's file or memfd): a multiple of any page size in use, so that offsets hold there too.
+/// Bytes of a control segment (a page's file or memfd): a multiple of every page size in use, so offsets are the same
+/// on each machine.
 pub const SEGMENT_BYTES: u64 = 65536;
 
 /// The smallest capacity of a lane's data, in bytes.
 #[cfg(not(loom))]
 pub const CAPACITY_MIN: u64 = 4096;
-/// The smallest capacity under loom, where every word is a state to explore.
+/// The smallest capacity under loom, which explores the states of every word.
 #[cfg(loom)]
 pub const CAPACITY_MIN: u64 = 64;
 
 /// The largest capacity: a jump names its target in units of 64 bytes in 28 bits.
 pub const CAPACITY_MAX: u64 = 1 << 34;
 
-/// A lane whose reader keeps up is wrapped once it has grown by this much, so that its hot part stays in the L2 cache.
-/// Measured with `./run bench stream`; see docs/decisions/0003-window.md.
+/// While the consumer keeps up, the producer wraps after this many bytes, so that the active part of the lane stays in
+/// the L2 cache. Measured with `./run bench stream`; see docs/decisions/0003-window.md.
 pub const WINDOW: u64 = 256 * 1024;
 
 /// First word of the producer's segment: "pelton-P" in memory order.
@@ -44,7 +46,7 @@ pub const MAGIC_CHANNEL: u64 = u64::from_le_bytes(*b"pelton-D");
 /// The most lanes of one channel.
 pub const LANES_MAX: u32 = 1024;
 
-/// The layout in one line; its hash is in every segment, so that two builds that differ refuse each other.
+/// The layout in one line. Each segment contains its hash, so two builds with different layouts refuse each other.
 pub const LAYOUT_TEXT: &str = "record=seq:u32<<32|low:u32,align 8;mark=1<<31|kind:3|value:28,jump=0,descriptors=1,generation=2,unit=64;\
 position=seq:u32<<32|offset/8:u32;sleep=epoch<<3|closed:4|unbarriered:2|armed:1;\
 preamble:magic@0:u64,wire_version@8:u32,segment_bytes@12:u32,layout_signature@16:u64;\
@@ -58,7 +60,7 @@ channel:capacity@64:u64,message_bytes_max@72:u64,lanes_max@80:u32,mode@84:u32,bo
 /// FNV-1a 64 of [`LAYOUT_TEXT`].
 pub const LAYOUT_SIGNATURE: u64 = fnv1a(LAYOUT_TEXT.as_bytes());
 
-/// FNV-1a, 64 bits: of the layout's text, and of a channel page's first bytes.
+/// FNV-1a, 64 bits. The layout signature and the checksum of a channel page use it.
 pub const fn fnv1a(text: &[u8]) -> u64 {
     let mut hash = 0xcbf29ce484222325u64;
     let mut i = 0;
@@ -69,22 +71,23 @@ pub const fn fnv1a(text: &[u8]) -> u64 {
     hash
 }
 
-/// How each segment begins: what it is, and whether this library speaks it. Written before the segment is shared.
+/// The start of each segment: its kind, and the version and layout that its creator uses. Written before the segment is
+/// shared.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preamble {
-    /// Which segment this is.
+    /// The kind of segment.
     pub magic: u64,
-    /// [`WIRE_VERSION`] of who made it.
+    /// [`WIRE_VERSION`] of its creator.
     pub wire_version: u32,
     /// [`SEGMENT_BYTES`].
     pub segment_bytes: u32,
-    /// [`LAYOUT_SIGNATURE`] of who made it.
+    /// [`LAYOUT_SIGNATURE`] of its creator.
     pub layout_signature: u64,
 }
 
 impl Preamble {
-    /// The preamble of a segment that this library makes.
+    /// The preamble of a segment that this library creates.
     pub const fn new(magic: u64) -> Preamble {
         Preamble {
             magic,
@@ -95,29 +98,29 @@ impl Preamble {
     }
 }
 
-/// The producer's segment. Its one writer is the producer; the consumer maps it read-only.
+/// The producer's segment. Only the producer writes it; the consumer maps it read-only.
 ///
 /// | offset | type | field | meaning |
 /// |---|---|---|---|
-/// | 0 | 24 bytes | preamble | written once, before sharing, as are the next four |
+/// | 0 | 24 bytes | preamble | written once, before sharing, as are the next four fields |
 /// | 64 | u64 | capacity | bytes of data |
 /// | 72 | u64 | message_bytes_max | the largest message |
 /// | 80 | u32 | cursors | consumers; 1 in this version |
-/// | 96 | 16 bytes | boot_id | of the boot that it was made in (path lanes); zero otherwise |
-/// | 128 | position | tail | after the last committed record; may be behind by what one commit wrote |
-/// | 136 | u64 | floor | while the tail is past it, the front is not free before the head is past it too |
+/// | 96 | 16 bytes | boot_id | of the boot that created it (path lanes); zero otherwise |
+/// | 128 | position | tail | after the last committed record; may lag by one commit |
+/// | 136 | u64 | floor | while the tail is past it, the front is not free until the head is past it too |
 /// | 144 | u64 | generation | 1 for the first producer, one more for each successor |
-/// | 152.. | u64 | messages, bytes, waits, sleeps, wakes_sent, depth_max | counters, for people |
-/// | 200 | position | synced | everything before it was on disk when it was stored (path lanes) |
-/// | 256 | sleep word | sleep | of the producer that waits for room |
-/// | 264 | u64 | room_seq | while it sleeps: ring when the head's seq reaches this |
+/// | 152.. | u64 | messages, bytes, waits, sleeps, wakes_sent, depth_max | statistics, never acted upon |
+/// | 200 | position | synced | everything before it is on disk (path lanes) |
+/// | 256 | sleep word | sleep | of the producer that waits for free space |
+/// | 264 | u64 | room_seq | while the producer sleeps: ring it when the head's seq reaches this |
 /// | 384 | u32 | state | [`State`] |
-/// | 388 | u32 | pid | for messages to people only |
-/// | 392 | u32 | fenced | 1: this side puts a full fence between publishing and looking whether the other sleeps |
+/// | 388 | u32 | pid | for diagnostics only |
+/// | 392 | u32 | fenced | 1: a full fence lies between each publication and the load of the peer's sleep word |
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ProducerPage {
-    /// What this segment is.
+    /// The kind and version of this segment.
     pub preamble: Preamble,
     _zero0: [u8; 40],
     /// Bytes of data.
@@ -127,7 +130,7 @@ pub struct ProducerPage {
     /// Consumers of this lane.
     pub cursors: u32,
     _zero1: [u8; 12],
-    /// The boot that it was made in.
+    /// The boot that created it.
     pub boot_id: [u8; 16],
     _zero2: [u8; 16],
     pub(crate) tail: AtomicU64,
@@ -150,21 +153,21 @@ pub struct ProducerPage {
     _zero5: [u8; 116],
 }
 
-/// The consumer's segment. Its one writer is the consumer; the producer maps it read-only.
+/// The consumer's segment. Only the consumer writes it; the producer maps it read-only.
 ///
 /// | offset | type | field | meaning |
 /// |---|---|---|---|
 /// | 0 | 24 bytes | preamble | written once, before sharing |
 /// | 128 | position | head | everything before it is released |
-/// | 136.. | u64 | messages, bytes, waits, sleeps, wakes_sent | counters, for people |
+/// | 136.. | u64 | messages, bytes, waits, sleeps, wakes_sent | statistics, never acted upon |
 /// | 176 | u64 | generation | 1 for the first consumer that uses this page, one more for each successor |
 /// | 256 | u32 | state | [`State`] |
-/// | 260 | u32 | pid | for messages to people only |
-/// | 264 | u32 | fenced | 1: this side puts a full fence between releasing and looking whether the other sleeps |
+/// | 260 | u32 | pid | for diagnostics only |
+/// | 264 | u32 | fenced | 1: a full fence lies between each release and the load of the peer's sleep word |
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ConsumerPage {
-    /// What this segment is.
+    /// The kind and version of this segment.
     pub preamble: Preamble,
     _zero0: [u8; 104],
     pub(crate) head: AtomicU64,
@@ -181,7 +184,7 @@ pub struct ConsumerPage {
     _zero2: [u8; 116],
 }
 
-/// The receiver's segment: one for all lanes that one receiver serves. Its one writer is the receiver.
+/// The receiver's segment: one for all lanes that one receiver serves. Only the receiver writes it.
 ///
 /// | offset | type | field | meaning |
 /// |---|---|---|---|
@@ -190,15 +193,15 @@ pub struct ConsumerPage {
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ReceiverPage {
-    /// What this segment is.
+    /// The kind and version of this segment.
     pub preamble: Preamble,
     _zero0: [u8; 104],
     pub(crate) sleep: AtomicU64,
     _zero1: [u8; 120],
 }
 
-/// The segment of a path channel itself, the file `channel` of its directory. Written when the channel is made, and `lanes` by
-/// who adds one, under a lock.
+/// The segment of a path channel, the file `channel` of its directory. Its creator writes it. The process that adds a
+/// lane writes `lanes`, under a lock.
 ///
 /// | offset | type | field | meaning |
 /// |---|---|---|---|
@@ -207,15 +210,15 @@ pub struct ReceiverPage {
 /// | 72 | u64 | message_bytes_max | the largest message |
 /// | 80 | u32 | lanes_max | the most lanes |
 /// | 84 | u32 | mode | permission bits of the directory |
-/// | 96 | 16 bytes | boot_id | of the boot that it was made, or recovered, in |
+/// | 96 | 16 bytes | boot_id | of the boot that created or recovered it |
 /// | 112 | u64 | checksum | FNV-1a of the bytes before it |
-/// | 128 | u32 | lanes | that exist |
-/// | 136 | u64 | features_required | bits of the features that every opener must know |
-/// | 144 | u64 | features_optional | bits of those that an opener may ignore |
+/// | 128 | u32 | lanes | number of existing lanes |
+/// | 136 | u64 | features_required | bits of the features that each opener must know |
+/// | 144 | u64 | features_optional | bits of the features that an opener may ignore |
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct ChannelPage {
-    /// What this segment is.
+    /// The kind and version of this segment.
     pub preamble: Preamble,
     _zero0: [u8; 40],
     /// Bytes of data of each lane.
@@ -227,32 +230,32 @@ pub struct ChannelPage {
     /// Permission bits of the directory.
     pub mode: u32,
     _zero1: [u8; 8],
-    /// The boot that it was made, or recovered, in.
+    /// The boot that created or recovered it.
     pub boot_id: [u8; 16],
     /// FNV-1a of the bytes before it.
     pub checksum: u64,
     _zero2: [u8; 8],
-    /// Lanes that exist.
+    /// Number of existing lanes.
     pub lanes: AtomicU32,
     _zero3: [u8; 4],
-    /// Bits of the features that every opener must know.
+    /// Bits of the features that each opener must know.
     pub features_required: u64,
-    /// Bits of those that an opener may ignore.
+    /// Bits of the features that an opener may ignore.
     pub features_optional: u64,
     _zero4: [u8; 104],
 }
 
 impl ChannelPage {
-    /// Bytes that the checksum covers.
+    /// The number of bytes that the checksum covers.
     pub const CHECKED_BYTES: usize = 112;
 }
 
-/// Counters that `pelton` reads of either side, its own or the peer's: figures for people, never acted upon.
+/// Statistics of either side, for `pelton` to report. No code acts on them.
 macro_rules! counter {
     ($page:ident: $($(#[$doc:meta])* $name:ident),* $(,)?) => {
         impl $page {
             $($(#[$doc])* pub fn $name(&self) -> u64 {
-                // Relaxed: a figure for people; nothing is read through it.
+                // Relaxed: a statistic; it orders no other access.
                 self.$name.load(core::sync::atomic::Ordering::Relaxed)
             })*
         }
@@ -263,13 +266,13 @@ counter!(ProducerPage:
     messages,
     /// Payload bytes committed by this producer.
     bytes,
-    /// Times that a send found no room and waited.
+    /// Sends that found no free space and waited.
     waits,
-    /// Times that the producer went to sleep.
+    /// Sleeps of the producer.
     sleeps,
-    /// Times that the producer rang the receiver.
+    /// Rings of the producer for the receiver.
     wakes_sent,
-    /// The most messages in the lane that the producer noticed when it looked at the head.
+    /// The largest number of unreleased messages that the producer found when it loaded the head.
     depth_max,
 );
 counter!(ConsumerPage:
@@ -277,11 +280,11 @@ counter!(ConsumerPage:
     messages,
     /// Payload bytes released by this consumer.
     bytes,
-    /// Times that a receive found nothing and waited.
+    /// Receives that found no message and waited.
     waits,
-    /// Times that the receiver went to sleep on this lane.
+    /// Sleeps of the receiver on this lane.
     sleeps,
-    /// Times that the consumer rang the producer.
+    /// Rings of the consumer for the producer.
     wakes_sent,
 );
 
@@ -338,8 +341,8 @@ const _: () = {
 };
 
 impl ProducerPage {
-    /// A page as a producer makes it before sharing it. `capacity` and `message_bytes_max` must have passed
-    /// [`capacity_is_valid`] and [`message_bytes_limit`].
+    /// A new page, not yet shared. The caller has checked `capacity` by [`capacity_is_valid`], and `message_bytes_max`
+    /// is at most [`message_bytes_limit`].
     pub fn new(capacity: u64, message_bytes_max: u64, generation: u64, pid: u32) -> ProducerPage {
         ProducerPage {
             preamble: Preamble::new(MAGIC_PRODUCER),
@@ -371,17 +374,18 @@ impl ProducerPage {
         }
     }
 
-    /// Begins another producer's time in a page that its predecessor used, before it attaches. Only for who holds the role.
-    pub fn begin(&self, pid: u32) {
+    /// Starts a successor's generation in a page that its predecessor used, before the successor attaches. The caller
+    /// must hold the role.
+    pub fn start_generation(&self, pid: u32) {
         let relaxed = core::sync::atomic::Ordering::Relaxed;
-        step("producer begins: before");
+        failpoint("producer begins: before");
         self.pid.store(pid, relaxed);
-        step("producer begins: pid");
+        failpoint("producer begins: pid");
         self.state.store(State::Open as u32, relaxed);
-        step("producer begins: state");
-        // Last: who sees the new generation sees that it is open. [close]
+        failpoint("producer begins: state");
+        // Last: a process that loads the new generation also sees the open state. [close]
         self.generation.store(self.generation.load(relaxed).wrapping_add(1), crate::edges::CLOSE.store());
-        step("producer begins: generation");
+        failpoint("producer begins: generation");
     }
 
     /// 1 for the lane's first producer, one more for each successor.
@@ -389,20 +393,20 @@ impl ProducerPage {
         self.generation.load(crate::edges::CLOSE.load()) // [close]
     }
 
-    /// Its process, for messages to people only.
+    /// Its process, for diagnostics only.
     pub fn pid(&self) -> u32 {
         self.pid.load(core::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Up to where everything was on disk, by the last [`ProducerPage::note_synced`]; unchecked.
+    /// The position of the last [`ProducerPage::set_synced`], unchecked: everything before it is on disk.
     pub fn synced(&self) -> Position {
         Position::unpack(self.synced.load(core::sync::atomic::Ordering::Relaxed))
     }
 
-    /// Says that everything before `position` is on disk. Only for who holds the role.
-    pub fn note_synced(&self, position: Position) {
+    /// Stores that everything before `position` is on disk. The caller must hold the role.
+    pub fn set_synced(&self, position: Position) {
         self.synced.store(position.pack(), core::sync::atomic::Ordering::Relaxed);
-        step("synced");
+        failpoint("synced");
     }
 
     /// Whether the producer has closed.
@@ -410,21 +414,22 @@ impl ProducerPage {
         self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32 // [close]
     }
 
-    /// Whether the producer fences each publication from now on, until a look that sees who relied on it.
+    /// Whether the producer fences each publication. Before it stops, it checks for a sleeper that relied on its
+    /// fences.
     pub fn is_fenced(&self) -> bool {
         self.fenced.load(crate::edges::FENCED.load()) == 1 // [fenced]
     }
 
-    /// The stored tail and floor, for whoever takes over or looks on; unchecked.
+    /// The stored tail and floor, unchecked: for a successor, and for inspection.
     pub fn tail_and_floor(&self) -> (Position, u64) {
-        // Relaxed: who takes over has learnt of the death by system calls, who looks on needs no order.
+        // Relaxed: a successor detected the death by system calls, which order this load. Inspection needs no order.
         let relaxed = core::sync::atomic::Ordering::Relaxed;
         (Position::unpack(self.tail.load(relaxed)), self.floor.load(relaxed))
     }
 }
 
 impl ConsumerPage {
-    /// A page as a consumer makes it before sharing it.
+    /// A new page, not yet shared.
     pub fn new(head: Position, generation: u64, pid: u32) -> ConsumerPage {
         ConsumerPage {
             preamble: Preamble::new(MAGIC_CONSUMER),
@@ -444,17 +449,17 @@ impl ConsumerPage {
         }
     }
 
-    /// As [`ProducerPage::begin`], of another consumer.
-    pub fn begin(&self, pid: u32) {
+    /// As [`ProducerPage::start_generation`], for a consumer.
+    pub fn start_generation(&self, pid: u32) {
         let relaxed = core::sync::atomic::Ordering::Relaxed;
-        step("consumer begins: before");
+        failpoint("consumer begins: before");
         self.pid.store(pid, relaxed);
-        step("consumer begins: pid");
+        failpoint("consumer begins: pid");
         self.state.store(State::Open as u32, relaxed);
-        step("consumer begins: state");
-        // Last, as there. [close]
+        failpoint("consumer begins: state");
+        // Last: a process that loads the new generation also sees the open state. [close]
         self.generation.store(self.generation.load(relaxed).wrapping_add(1), crate::edges::CLOSE.store());
-        step("consumer begins: generation");
+        failpoint("consumer begins: generation");
     }
 
     /// 1 for the first consumer that uses this page, one more for each successor.
@@ -462,7 +467,7 @@ impl ConsumerPage {
         self.generation.load(crate::edges::CLOSE.load()) // [close]
     }
 
-    /// Its process, for messages to people only.
+    /// Its process, for diagnostics only.
     pub fn pid(&self) -> u32 {
         self.pid.load(core::sync::atomic::Ordering::Relaxed)
     }
@@ -472,19 +477,19 @@ impl ConsumerPage {
         self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32 // [close]
     }
 
-    /// Whether the consumer fences each release from now on, until a look that sees who relied on it.
+    /// Whether the consumer fences each release. Before it stops, it checks for a sleeper that relied on its fences.
     pub fn is_fenced(&self) -> bool {
         self.fenced.load(crate::edges::FENCED.load()) == 1 // [fenced]
     }
 
-    /// The head, for whoever takes over or looks on; unchecked.
+    /// The head, unchecked.
     pub fn head(&self) -> Position {
         Position::unpack(self.head.load(crate::edges::RELEASE.load()))
     }
 }
 
 impl ReceiverPage {
-    /// A page as a receiver makes it before sharing it.
+    /// A new page, not yet shared.
     pub fn new() -> ReceiverPage {
         ReceiverPage {
             preamble: Preamble::new(MAGIC_RECEIVER),
@@ -501,47 +506,58 @@ impl Default for ReceiverPage {
     }
 }
 
-/// Whether a side is there. An absent or dead side is known by its socket or lock, not by this word.
+/// Whether a side has closed. A peer detects an absent or dead side by its socket or lock, not by this word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum State {
     /// In use.
     Open = 1,
-    /// Closed on purpose: nothing more will come (producer) or be read (consumer).
+    /// Closed on purpose: the producer sends, or the consumer receives, no further message.
     Closed = 2,
 }
 
-/// A place in the lane and the number of the record there: what tail and head hold, in one word so that no crash can
-/// part the two. `[seq: u32 | offset / 8: u32]`
+/// An offset in the lane and the number of the record there: the content of tail and head. They share one word, so a
+/// crash cannot separate them. `[seq: u32 | offset / 8: u32]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// Bytes from the start of the data; a multiple of 8.
     pub offset: u64,
-    /// The number of the record that is, or will be, there.
+    /// The number of the record at this offset, which may still be missing.
     pub seq: u32,
 }
 
 impl Position {
-    /// Where a fresh lane begins.
+    /// The start of a new lane.
     pub const START: Position = Position { offset: 0, seq: 1 };
 
-    /// The word.
+    /// The position as a word.
     #[inline(always)]
     pub const fn pack(self) -> u64 {
         (self.seq as u64) << 32 | self.offset >> 3
     }
 
-    /// The place that a word names.
+    /// The position that a word contains.
     #[inline(always)]
     pub const fn unpack(word: u64) -> Position {
         Position { offset: (word & 0xffff_ffff) << 3, seq: (word >> 32) as u32 }
     }
 
-    /// How many records lie between `earlier` and this place.
+    /// Checks that the position lies inside data of this `capacity` and has a number. `what` names it in the error.
+    pub(crate) fn check(self, what: &'static str, capacity: u64) -> Result<(), LaneError> {
+        if self.offset + 8 > capacity {
+            return Err(LaneError::Corrupt { what, found: self.offset, wanted: capacity - 8 });
+        }
+        if self.seq == 0 {
+            return Err(LaneError::Corrupt { what, found: self.pack(), wanted: 1 << 32 });
+        }
+        Ok(())
+    }
+
+    /// The number of records between `earlier` and this position.
     #[inline]
     pub const fn since(self, earlier: Position) -> u64 {
         let steps = self.seq.wrapping_sub(earlier.seq);
-        // The numbering skips 0, so a distance that crosses it counts one too many.
+        // The numbers skip 0, so a distance across it counts one too many.
         (if self.seq < earlier.seq { steps.wrapping_sub(1) } else { steps }) as u64
     }
 }
@@ -559,25 +575,25 @@ pub const fn record_bytes(bytes: u64) -> u64 {
     (bytes + 15) & !7
 }
 
-/// The largest message that a lane of this capacity can always take once it is drained: half of it less 32 bytes, and
-/// below 2 GiB because the length has 31 bits.
+/// The largest message that an empty lane of this capacity always takes: half of the capacity less 32 bytes, and below
+/// 2 GiB because the length has 31 bits.
 pub const fn message_bytes_limit(capacity: u64) -> u64 {
     let half = (capacity / 2).saturating_sub(32);
     if half > 0x7fff_fff0 { 0x7fff_fff0 } else { half }
 }
 
-/// Whether a lane can have this capacity: a multiple of 64 between the bounds.
+/// Whether this capacity is valid: a multiple of 64 between the bounds.
 pub const fn capacity_is_valid(capacity: u64) -> bool {
     capacity >= CAPACITY_MIN && capacity <= CAPACITY_MAX && capacity.is_multiple_of(64)
 }
 
-/// The first bit of `low` says mark, three say which, the rest its value.
+/// The flag of a mark in `low`; three bits of kind and 28 of value follow.
 pub(crate) const MARK: u32 = 1 << 31;
 /// The record continues at `value * 64`.
 pub(crate) const MARK_JUMP: u32 = 0;
 /// `value` descriptors travel with the message, over the socket.
 pub(crate) const MARK_DESCRIPTORS: u32 = 1;
-/// The message is the first of a new producer's; `value` is its generation modulo 2^28.
+/// The message is the first of a new producer; `value` is its generation modulo 2^28.
 pub(crate) const MARK_GENERATION: u32 = 2;
 
 /// The low half of a mark's header.

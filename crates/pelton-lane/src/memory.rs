@@ -1,10 +1,10 @@
-//! The memory of a lane as both sides see it: three pages and the data. The only file that turns offsets into addresses.
+//! The memory of a lane as both sides see it: three pages and the data. Only this file turns offsets into addresses.
 
 use crate::edges::AtomicU64;
 use crate::layout::{ConsumerPage, ProducerPage, ReceiverPage};
 use core::ptr::NonNull;
 
-/// The pages and the data of one lane, mapped by somebody else.
+/// The pages and the data of one lane. The caller maps them.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     /// The producer's page.
@@ -23,30 +23,30 @@ pub struct Data {
     #[cfg(not(loom))]
     base: NonNull<u8>,
     #[cfg(loom)]
-    base: NonNull<Slot>,
+    base: NonNull<LoomWord>,
     capacity: u64,
 }
 
-/// Eight bytes under loom: the same place seen as a header and as payload.
+/// Eight bytes under loom: one location, accessed as a header or as payload.
 #[cfg(loom)]
 #[derive(Debug)]
-pub struct Slot {
+pub struct LoomWord {
     header: AtomicU64,
     payload: loom::cell::UnsafeCell<[u8; 8]>,
 }
 
 #[cfg(loom)]
-impl Slot {
-    /// A cleared slot.
-    pub fn new() -> Slot {
-        Slot { header: AtomicU64::new(0), payload: loom::cell::UnsafeCell::new([0; 8]) }
+impl LoomWord {
+    /// A cleared word.
+    pub fn new() -> LoomWord {
+        LoomWord { header: AtomicU64::new(0), payload: loom::cell::UnsafeCell::new([0; 8]) }
     }
 }
 
 #[cfg(loom)]
-impl Default for Slot {
-    fn default() -> Slot {
-        Slot::new()
+impl Default for LoomWord {
+    fn default() -> LoomWord {
+        LoomWord::new()
     }
 }
 
@@ -55,36 +55,37 @@ impl Data {
     /// The data at `base`.
     ///
     /// # Safety
-    /// `capacity` bytes from `base`, which is aligned to 64, stay mapped readable (and writable for a producer) as long
-    /// as any `Producer` or `Consumer` made from this lives.
+    /// `base` is aligned to 64. The `capacity` bytes from there stay mapped readable (and writable for a producer) as
+    /// long as any `Producer` or `Consumer` that uses them lives.
     pub const unsafe fn new(base: NonNull<u8>, capacity: u64) -> Data {
         Data { base, capacity }
     }
 
-    /// The header word at `offset`, which the caller has checked to lie at a multiple of 8 with 8 bytes before the end.
+    /// The header word at `offset`. The caller has checked that it is a multiple of 8 with 8 bytes before the end.
     #[inline(always)]
     pub(crate) fn header(&self, offset: u64) -> &AtomicU64 {
         debug_assert!(offset + 8 <= self.capacity && offset.is_multiple_of(8));
-        // SAFETY: `new` promises the mapping; every caller keeps `offset + 8 <= capacity` and the alignment.
+        // SAFETY: `new`'s caller guarantees the mapping; each caller of this checks `offset + 8 <= capacity` and the
+        // alignment.
         unsafe { self.base.cast::<AtomicU64>().byte_add(offset as usize).as_ref() }
     }
 
-    /// The payload at `offset`; `bytes` must fit before the end, which the caller has checked.
+    /// The payload at `offset`. The caller has checked that `bytes` fit before the end.
     #[inline(always)]
     pub(crate) fn payload(&self, offset: u64, bytes: u64) -> NonNull<u8> {
         debug_assert!(offset + bytes <= self.capacity);
-        // SAFETY: as for `header`.
+        // SAFETY: `new`'s caller guarantees the mapping; each caller of this checks `offset + bytes <= capacity`.
         unsafe { self.base.byte_add(offset as usize) }
     }
 
-    /// Asks for cache lines, counted from the start of the data, to be made this processor's own, ahead of writing them. A hint:
-    /// no bounds need hold, nothing is read or written.
+    /// Prefetches cache lines for writing; `lines` counts from the start of the data. A hint, without bounds: it
+    /// neither reads nor writes memory.
     #[inline(always)]
     pub(crate) fn prefetch_to_write(&self, lines: core::ops::Range<u64>) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         for line in lines {
             let at = self.base.as_ptr().wrapping_add((64 * line) as usize);
-            // SAFETY: a prefetch of any address is harmless; processors without PREFETCHW take it for a NOP.
+            // SAFETY: the processor ignores a prefetch of an invalid address, and one without PREFETCHW executes a NOP.
             unsafe { core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
@@ -95,50 +96,51 @@ impl Data {
     #[inline(always)]
     pub(crate) fn copy_in(&self, offset: u64, source: &[u8]) {
         let to = self.payload(offset, source.len() as u64);
-        // SAFETY: `payload` checked the bounds; the place is reserved, so nobody who obeys the rules reads it meanwhile,
-        // and `source` is ordinary memory of ours that cannot overlap a lane's writable mapping through a shared slice.
+        // SAFETY: the caller has checked the bounds. The space is reserved, so a consumer that obeys the rules does not
+        // read it. `source` is a shared slice, so it does not overlap the writable mapping.
         unsafe { copy(source.as_ptr(), to.as_ptr(), source.len()) };
     }
 
     /// Copies `bytes` out of the lane to `target`.
     ///
     /// # Safety
-    /// `bytes` may be written at `target`, which is not in a lane.
+    /// `target` has space for `bytes`, and is not in a lane.
     #[inline(always)]
     pub(crate) unsafe fn copy_out(&self, offset: u64, bytes: u64, target: *mut u8) {
-        // SAFETY: `payload` says that the source is in bounds, the caller that the target is.
+        // SAFETY: the caller has checked the source's bounds, and guarantees the target.
         unsafe { copy(self.payload(offset, bytes).as_ptr(), target, bytes as usize) };
     }
 }
 
-/// Copies without overlap. A call costs as much as a short copy: those are two loads and two stores that meet in the middle.
+/// Copies without overlap. A call to `memcpy` costs as much as a short copy. So a short copy is two loads and two
+/// stores that overlap in the middle.
 ///
 /// # Safety
 /// As for `copy_nonoverlapping`.
 #[cfg(not(loom))]
 #[inline(always)]
 unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    /// Two possibly overlapping halves of what is between one and two `T`s long.
+    /// Copies `bytes` as two halves of type `T`, which may overlap.
     ///
     /// # Safety
     /// As for `copy`; `bytes` is at least the size of `T` and at most twice that.
     #[inline(always)]
     unsafe fn halves<T: Copy>(from: *const u8, to: *mut u8, bytes: usize) {
         let second = bytes - size_of::<T>();
-        // SAFETY: the caller's promise; both halves lie within `bytes`.
+        // SAFETY: the caller guarantees both buffers and the size; both halves lie within `bytes`.
         unsafe {
             let (low, high) = (from.cast::<T>().read_unaligned(), from.add(second).cast::<T>().read_unaligned());
             to.cast::<T>().write_unaligned(low);
             to.add(second).cast::<T>().write_unaligned(high);
         }
     }
-    // SAFETY: the caller's promise, and the sizes in each arm.
+    // SAFETY: the caller guarantees both buffers; each arm matches only sizes that `halves` accepts.
     unsafe {
         match bytes {
-            // One store, where halves would be two of the same: each takes a place among those that wait for their lines.
+            // One store: two halves would be two equal stores, and each occupies a slot of the store buffer.
             16 => to.cast::<u128>().write_unaligned(from.cast::<u128>().read_unaligned()),
             17..=32 => halves::<u128>(from, to, bytes),
-            // Not as pairs of u128, which are moved by way of the stack.
+            // Not as pairs of u128: the compiler moves those through the stack.
             33..=64 => {
                 halves::<u128>(from, to, 32);
                 halves::<u128>(from.add(bytes - 32), to.add(bytes - 32), 32);
@@ -151,41 +153,41 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
 
 #[cfg(loom)]
 impl Data {
-    /// The slots of a loom model.
+    /// The words of a loom model.
     ///
     /// # Safety
-    /// `capacity / 8` slots from `base` live as long as any `Producer` or `Consumer` made from this.
-    pub const unsafe fn new(base: NonNull<Slot>, capacity: u64) -> Data {
+    /// `capacity / 8` words from `base` live as long as any `Producer` or `Consumer` that uses them.
+    pub const unsafe fn new(base: NonNull<LoomWord>, capacity: u64) -> Data {
         Data { base, capacity }
     }
 
-    fn slot(&self, offset: u64) -> &Slot {
+    fn word(&self, offset: u64) -> &LoomWord {
         assert!(offset + 8 <= self.capacity && offset % 8 == 0);
-        // SAFETY: `new` promises the slots; the bounds were just checked.
+        // SAFETY: `new`'s caller guarantees the words; the assertion checks the bounds.
         unsafe { self.base.add((offset / 8) as usize).as_ref() }
     }
 
     pub(crate) fn header(&self, offset: u64) -> &AtomicU64 {
-        &self.slot(offset).header
+        &self.word(offset).header
     }
 
     pub(crate) fn prefetch_to_write(&self, _lines: core::ops::Range<u64>) {}
 
-    /// Copies `source` into the slots, so that loom sees a race with a reader.
+    /// Copies `source` into the words, so loom detects a race with a reader.
     pub(crate) fn copy_in(&self, offset: u64, source: &[u8]) {
         for (i, chunk) in source.chunks(8).enumerate() {
-            // SAFETY: loom checks that nobody else is in the cell.
-            self.slot(offset + 8 * i as u64)
+            // SAFETY: loom checks that no other thread accesses the cell.
+            self.word(offset + 8 * i as u64)
                 .payload
                 .with_mut(|p| unsafe { (&mut *p)[..chunk.len()].copy_from_slice(chunk) });
         }
     }
 
-    /// Copies out of the slots, so that loom sees a race with the writer.
-    pub(crate) fn copy_out_slots(&self, offset: u64, target: &mut [u8]) {
+    /// Copies out of the words, so loom detects a race with the writer.
+    pub(crate) fn copy_out_words(&self, offset: u64, target: &mut [u8]) {
         for (i, chunk) in target.chunks_mut(8).enumerate() {
-            // SAFETY: loom checks that nobody writes the cell.
-            self.slot(offset + 8 * i as u64).payload.with(|p| unsafe { chunk.copy_from_slice(&(&*p)[..chunk.len()]) });
+            // SAFETY: loom checks that no other thread writes the cell.
+            self.word(offset + 8 * i as u64).payload.with(|p| unsafe { chunk.copy_from_slice(&(&*p)[..chunk.len()]) });
         }
     }
 }
@@ -196,4 +198,13 @@ impl Data {
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
+}
+
+/// The address of a field of a shared page.
+///
+/// # Safety
+/// `page` is mapped, and `pick` returns an address inside it.
+pub(crate) unsafe fn field<P, F>(page: NonNull<P>, pick: impl FnOnce(*mut P) -> *mut F) -> NonNull<F> {
+    // SAFETY: the caller guarantees that `pick` returns an address inside the page, which is not null.
+    unsafe { NonNull::new_unchecked(pick(page.as_ptr())) }
 }

@@ -1,59 +1,61 @@
 //! The producer's side: where the next record goes, and how it becomes visible.
 //!
-//! The free room is what is neither unreleased nor needed for the cleared header after the last record. Seen from the
-//! producer's tail `t`, with the head `h` as last looked at:
+//! The free space holds no unreleased record and no cleared header after the last record. With the producer's tail `t`,
+//! the head `h` as last loaded, the capacity `C` and the end `E` of the last lap:
 //!
 //! ```text
-//! t >= h   0......h=========t........C    room behind t up to C, or, wrapped, from 0 up to h
-//! t <  h   0===t......h========E.....C    room from t up to h; when that is used up, a jump behind E, where the lap ended
-//! jumped   0====-.....h========E.===t.C   room behind t only, until h has come past the floor (the jump's target)
+//! t >= h   0......h=========t........C    free: from t to C, or, after a wrap, from 0 to h
+//! t <  h   0===t......h========E.....C    free: from t to h; once that is used up, after E, by a jump
+//! jumped   0====-.....h========E.===t.C   free: after t only, until h has passed the floor (the jump's target)
 //! ```
-//! The last line is why wrapping early is safe for a reader that stops right after: what lies behind E is not lost to it.
+//! The last line makes an early wrap safe if the consumer stops right afterwards: the producer still uses the space
+//! after E.
 //!
 //! Invariants:
-//! - a record ends, and the cleared header after it fits, at or before `limit` (fast path) or as `place` decides;
-//! - the header at the tail is cleared, so that no reader takes old bytes for a record;
-//! - marks and the records of a batch are written before the one release store at the tail that publishes them all;
-//! - bytes of the data are never read while the lane runs: a hostile consumer that scribbles there deceives itself.
+//! - a record and the cleared header after it end at or before `limit` (fast path), or where `find_space` allows;
+//! - the header at the tail is cleared, so that no consumer mistakes old bytes for a record;
+//! - the producer writes marks and the records of a batch before the one release store at the tail that publishes them;
+//! - the producer never reads the data, so a hostile consumer that overwrites it harms only itself.
 
 use crate::consumer::Consumer;
-use crate::edges::{CLOSE, PUBLISH, step};
+use crate::edges::{CLOSE, PUBLISH, failpoint};
+use crate::error::LaneError;
 use crate::layout::{
-    MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, Position, ProducerPage, State, WINDOW, header, mark, record_bytes,
-    seq_after,
+    ConsumerPage, MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, Position, ProducerPage, ReceiverPage, State, WINDOW,
+    header, mark, record_bytes, seq_after,
 };
-use crate::memory::{Data, Memory};
-use crate::sleep::{Attention, Sleeper, Wake, Waker};
-use crate::{LaneError, layout};
+use crate::memory::{Data, Memory, field};
+use crate::sleep::{PeerState, Sleeper, Wake, Waker};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// While the reader is behind and the lane stretches, the head is looked at once per this many bytes, not per record:
-/// the line that holds it is the consumer's, and fetching it costs as much as a message.
-const LOOK_AGAIN: u64 = 16 * 1024;
+/// Past the window, the producer polls the head once per this many bytes, not per record. The consumer owns the head's
+/// cache line, and its transfer costs as much as a message.
+const HEAD_POLL_BYTES: u64 = 16 * 1024;
 
-/// Within the window, the fast path reserves at most this many bytes before it takes the slow path again. The owner of the producer measures
-/// the throughput there.
+/// Within the window, the fast path reserves at most this many bytes before it takes the slow path again. The
+/// producer's owner measures the throughput on the slow path.
 const FAST_PATH_BYTES_MAX: u64 = WINDOW;
 
-/// How far ahead of the tail the producer asks for cache lines, in bytes. They were the consumer's a lap ago; fetching them
-/// back one by one, as the stores get there, is what a message costs most. A multiple of 64. Measured with
-/// `./run bench stream --size 256`, and 16: docs/decisions/0005-prefetch.md, 0029-small-messages.md.
+/// How far ahead of the tail the producer prefetches cache lines, in bytes. The consumer owned them one lap ago.
+/// Without a prefetch their transfer, one by one at each store, is the largest cost of a message. A multiple of 64.
+/// Measured with `./run bench stream --size 256`, and 16: docs/decisions/0005-prefetch.md, 0029-small-messages.md.
 const PREFETCH_AHEAD: u64 = 1024;
 
-/// Larger messages gain nothing by it: they are copied by instructions that fetch ahead themselves.
-const PREFETCHED_MAX: u64 = 4096;
+/// Larger messages gain nothing by the prefetch: the instructions that copy them prefetch by themselves.
+const PREFETCH_BYTES_MAX: u64 = 4096;
 
-/// Smaller ones share lines, and ask for each once: at 16 bytes, to ask for every message's was slower than not to ask. What is larger is
-/// faster by asking for the line between two records twice, by 3 to 10 % (docs/decisions/0028-call-stores.md).
-const SHARES_LINES: u64 = 128;
+/// Smaller messages share cache lines, and the producer prefetches each line once. At 16 bytes, a prefetch per message
+/// was slower than none. Larger messages are 3 to 10 % faster if it prefetches the line between two records twice
+/// (docs/decisions/0028-call-stores.md).
+const SHARED_LINE_BYTES: u64 = 128;
 
-/// Room that has been reserved: where its payload goes.
+/// Reserved space for the payload of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Space {
+pub struct ReservedSpace {
     /// Bytes from the start of the data.
     pub(crate) offset: u64,
-    /// Bytes that may be written there.
+    /// Its length.
     pub bytes: u64,
 }
 
@@ -61,67 +63,67 @@ pub struct Space {
 #[derive(Debug)]
 pub struct Producer {
     memory: Memory,
-    /// The place of the next record, and its number.
+    /// The offset of the next record, and its number.
     tail: u64,
     seq: u32,
-    /// Up to here records may be placed at the tail without looking again.
+    /// Records may be placed at the tail up to here without another poll of the head.
     limit: u64,
-    /// Where the header goes of a record that was not reserved at the tail, or of a batch's first.
-    at: u64,
+    /// The header's offset of a record that the slow path reserved, or of a batch's first record.
+    header_at: u64,
     capacity: u64,
     bytes_max: u64,
     window: u64,
     waker: Waker,
 
-    /// Of the reservation under way: what comes between the tail and its header.
+    /// The jump and the marks between the tail and the header of the current reservation.
     jump: Option<u64>,
     marks: [u32; 2],
     mark_count: usize,
 
     head: Position,
     floor: u64,
-    /// Where the lap before this one ended, while the tail is behind the head.
+    /// Where the previous lap ended, while the tail is before the head.
     lap_end: u64,
     generation_due: Option<u32>,
     consumer_gone: bool,
-    /// The caller knows that the consumer has closed, and goes on without.
-    alone: bool,
-    /// Bytes of the data, from its start, that are known to have memory, or disk, behind them.
+    /// The caller knows that the consumer has closed, and continues without one.
+    without_consumer: bool,
+    /// Bytes of the data, from its start, that have memory or disk behind them.
     backed: u64,
     sleeper: Sleeper,
 }
 
-/// A batch under way: nothing of it is seen before [`Producer::commit_batch`]. In the hands of who fills it, and not in the producer, so that what
-/// changes with each message stays in registers.
+/// An open batch: no part of it is visible before [`Producer::commit_batch`]. The caller holds it, not the producer, so
+/// the values that change with each message stay in registers.
 #[derive(Debug)]
 pub struct Batch {
-    /// Where its first record goes, and the end of those it has.
+    /// The offset of its first record, and the end of its last.
     start: u64,
     end: u64,
-    /// Up to where it has room.
+    /// The end of its reserved space.
     limit: u64,
     seq: u32,
     next_seq: u32,
-    /// Bytes of its first message, whose header is the last to be written.
+    /// Bytes of its first message, whose header the producer writes last.
     first: u32,
     bytes: u64,
 }
 
-// SAFETY: the pointers in `memory` are to shared memory that outlives this (see `Data::new`), and a producer is one
-// owner wherever it is.
+// SAFETY: the pointers in `memory` are to shared memory that outlives this (the caller of `attach` guarantees it). They
+// are not tied to a thread, and this is the lane's only producer.
 unsafe impl Send for Producer {}
 
 impl Producer {
-    /// The producer of a lane whose records begin, or go on, at `tail`, with everything before `head` released.
-    /// `floor` is 0 for a fresh lane, else the dead producer's. `can_barrier` as for [`Sleeper`].
-    /// A `generation` above 1 is marked at its first message.
+    /// The producer of a lane whose next record goes to `tail`, with everything before `head` released. `floor` is 0
+    /// for a new lane, otherwise the predecessor's. `can_barrier` as for [`Sleeper::of_receiver`]. If the page's
+    /// generation is above 1, the first message has a mark with it.
     ///
     /// # Errors
-    /// [`LaneError::Corrupt`] when a position lies outside the data or `tail` before `head`.
+    /// [`LaneError::Corrupt`] if a position lies outside the data, or `tail` before `head`.
     ///
     /// # Safety
-    /// `memory` stays mapped, the producer's page and the data writable, as long as this lives; nobody else is this
-    /// lane's producer; the page's capacity and limit are valid and equal to `memory`'s.
+    /// `memory` stays mapped, the producer's page and the data writable, as long as this lives. The lane has no other
+    /// producer. The page's capacity and limit are valid and equal to `memory`'s.
     pub unsafe fn attach(
         memory: Memory,
         tail: Position,
@@ -130,10 +132,10 @@ impl Producer {
         can_barrier: bool,
     ) -> Result<Producer, LaneError> {
         let capacity = memory.data.capacity();
-        // SAFETY: the caller promises the mapping and that nobody else writes it.
+        // SAFETY: the caller guarantees that the page is mapped, and that nothing else writes it.
         let page = unsafe { memory.producer.as_ref() };
         for (what, position) in [("tail", tail), ("head", head)] {
-            check_position(what, position, capacity)?;
+            position.check(what, capacity)?;
         }
         if tail.since(head) > capacity / 8 {
             return Err(LaneError::Corrupt {
@@ -148,50 +150,50 @@ impl Producer {
             tail: tail.offset,
             seq: tail.seq,
             limit: 0,
-            at: tail.offset,
+            header_at: tail.offset,
             capacity,
             bytes_max: page.message_bytes_max,
             window: WINDOW.min(capacity),
-            // SAFETY: the caller promises the mappings.
+            // SAFETY: the caller guarantees that the pages are mapped.
             waker: unsafe { waker_of(&memory, can_barrier) },
             jump: None,
             marks: [0; 2],
             mark_count: 0,
             head,
-            // A floor is meant for a tail past it; a crash between the two stores leaves one that is not.
+            // A floor is valid for a tail past it. A crash between the two stores leaves a floor past the tail.
             floor: if floor <= tail.offset { floor } else { 0 },
             lap_end: capacity,
             generation_due: if generation > 1 { Some(generation as u32) } else { None },
             consumer_gone: false,
-            alone: false,
+            without_consumer: false,
             backed: capacity,
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees that the page is mapped; `sleep` is a field of it.
             sleeper: Sleeper::new(unsafe { field(memory.producer, |p| &raw mut (*p).sleep) }, can_barrier),
         };
         page.floor.store(producer.floor, Relaxed);
-        step("producer attaches: floor");
+        failpoint("producer attaches: floor");
         page.tail.store(tail.pack(), Relaxed);
-        step("producer attaches: tail");
+        failpoint("producer attaches: tail");
         page.state.store(State::Open as u32, CLOSE.store());
-        step("producer attaches: state");
+        failpoint("producer attaches: state");
         Ok(producer)
     }
 
-    /// Goes on with another consumer after the first died. `consumer` and `receiver` are the successor's pages, whose
-    /// head must be where the dead one's was. Answers how many messages are delivered again.
+    /// Continues with a successor of the consumer. `consumer` and `receiver` are the successor's pages; its head must
+    /// equal the dead consumer's. Returns how many messages the lane delivers again.
     ///
     /// # Errors
-    /// [`LaneError::Corrupt`] when the successor's head is somewhere else.
+    /// [`LaneError::Corrupt`] if the successor's head differs.
     ///
     /// # Safety
-    /// As for [`Producer::attach`], for the new pages; the old ones may be unmapped afterwards.
+    /// As for [`Producer::attach`], for the new pages. The caller may unmap the old ones afterwards.
     pub unsafe fn attach_consumer(
         &mut self,
-        consumer: NonNull<layout::ConsumerPage>,
-        receiver: NonNull<layout::ReceiverPage>,
+        consumer: NonNull<ConsumerPage>,
+        receiver: NonNull<ReceiverPage>,
         can_barrier: bool,
     ) -> Result<u64, LaneError> {
-        // SAFETY: the caller promises the mapping.
+        // SAFETY: the caller guarantees that the page is mapped.
         let head = unsafe { consumer.as_ref() }.head();
         if head != self.head {
             return Err(LaneError::Corrupt {
@@ -204,13 +206,13 @@ impl Producer {
         self.memory.receiver = receiver;
         self.consumer_gone = false;
         self.limit = 0;
-        // SAFETY: the caller promises the mappings.
+        // SAFETY: the caller guarantees that the pages are mapped.
         self.waker = unsafe { waker_of(&self.memory, can_barrier) };
         Ok(self.unreleased())
     }
 
-    /// How much of the lane a reader that keeps up leaves in use, in bytes: [`WINDOW`] at first, or the capacity if that is
-    /// less. The producer's own choice, which no other party needs to know.
+    /// Sets the window: how many bytes of the lane the producer uses while the consumer keeps up. Initially [`WINDOW`],
+    /// at most the capacity. Only this producer uses it.
     pub fn set_window(&mut self, bytes: u64) {
         self.window = bytes.min(self.capacity);
         self.limit = 0;
@@ -228,25 +230,26 @@ impl Producer {
         (self.tail + wrapped).saturating_sub(self.head.offset)
     }
 
-    /// Committed bytes including headers, modulo 2^64. The count continues from the value in the page, which may be any number.
+    /// Committed bytes including headers, modulo 2^64. The count continues from the page's value, which may be any
+    /// number.
     pub fn sent_bytes(&self) -> u64 {
         let page = self.page();
         // Relaxed: only this producer stores them.
         page.bytes.load(Relaxed).wrapping_add(page.messages.load(Relaxed).wrapping_mul(8))
     }
 
-    /// Whether a message of `bytes`, at the tail, would end behind the window.
+    /// Whether a message of `bytes` at the tail would end after the window.
     pub fn is_past_window(&self, bytes: u64) -> bool {
         self.tail + record_bytes(bytes.min(self.bytes_max)) + 8 > self.window
     }
 
-    /// Has both sides of an empty lane go on at its front, without a mark: for who is both, as nobody else looks at the data.
-    /// Does nothing when something is there.
+    /// Moves both sides of an empty lane to its front, without a mark. It is for the owner of both sides: no other
+    /// process reads the data. Does nothing if the lane is not empty.
     pub fn rewind(&mut self, consumer: &mut Consumer) {
         if !consumer.rewind(self.tail()) {
             return;
         }
-        // Relaxed, all of it: whoever is the consumer later has that from who is both now.
+        // Relaxed, all of it: the owner of both sides hands them to a later consumer, which orders these stores.
         self.data().header(0).store(0, Relaxed);
         self.tail = 0;
         self.head = self.tail();
@@ -256,35 +259,35 @@ impl Producer {
         page.tail.store(self.tail().pack(), Relaxed);
     }
 
-    /// Says how many bytes of the data, from its start, have memory or disk behind them; all of it at first. A reservation
-    /// that needs more answers [`LaneError::Unbacked`].
+    /// Sets how many bytes of the data, from its start, have memory or disk behind them; initially all. A reservation
+    /// that needs more fails with [`LaneError::Unbacked`].
     pub fn set_backed(&mut self, bytes: u64) {
         self.backed = bytes.min(self.capacity);
         self.limit = 0;
     }
 
-    /// What [`Producer::set_backed`] said.
+    /// The bytes with memory or disk behind them: see [`Producer::set_backed`].
     pub fn backed(&self) -> u64 {
         self.backed
     }
 
-    /// Goes on whether or not the consumer has closed, for its successor: there is room as long as the lane has some. Only a
-    /// close after this is [`LaneError::Closed`].
-    pub fn go_on(&mut self) {
+    /// Acknowledges that the consumer may have closed, and continues to send for its successor while the lane has
+    /// space. Only a later close is [`LaneError::Closed`].
+    pub fn continue_without_consumer(&mut self) {
         self.consumer_gone = false;
-        self.alone = self.has_consumer_closed();
+        self.without_consumer = self.has_consumer_closed();
         self.limit = 0;
     }
 
-    /// Whether the consumer has closed, told or not.
+    /// Whether the consumer has closed, acknowledged or not.
     pub fn has_consumer_closed(&self) -> bool {
-        // A lane made after the receiver closed has nothing but the receiver's word for it.
+        // If the lane was created after the receiver had closed, only the receiver's sleep word shows the close.
         self.consumer_page().is_closed() || self.waker.is_closed()
     }
 
     #[inline(always)]
     fn page(&self) -> &ProducerPage {
-        // SAFETY: `attach`'s caller promises the mapping.
+        // SAFETY: `attach`'s caller guarantees that the page is mapped.
         unsafe { self.memory.producer.as_ref() }
     }
 
@@ -293,54 +296,60 @@ impl Producer {
         &self.memory.data
     }
 
-    /// Reserves room for one message of `bytes`, never waiting. `None`: the lane is full. A reservation not committed is
-    /// as if it had never been; the next one replaces it.
+    /// Reserves space for one message of `bytes`; never waits. `None`: the lane is full. The next reservation replaces
+    /// one that was not committed.
     ///
     /// # Errors
-    /// [`LaneError::TooLarge`]; [`LaneError::Closed`] when the consumer has closed; [`LaneError::Corrupt`].
+    /// [`LaneError::TooLarge`]; [`LaneError::Closed`] if the consumer has closed; [`LaneError::Corrupt`];
+    /// [`LaneError::Unbacked`].
     #[inline]
-    pub fn try_reserve(&mut self, bytes: u64) -> Result<Option<Space>, LaneError> {
-        match self.reserve_at_tail(bytes) {
+    pub fn try_reserve(&mut self, bytes: u64) -> Result<Option<ReservedSpace>, LaneError> {
+        match self.reserve_fast(bytes) {
             Some(space) => Ok(Some(space)),
-            None => self.reserve_slowly(bytes, 0),
+            None => self.reserve_slow(bytes, 0),
         }
     }
 
-    /// The common case of [`Producer::try_reserve`]: room is known to be at the tail. `None`: ask `try_reserve`. Apart so
-    /// that a caller can keep it in registers, and everything else out of the way.
+    /// The fast path of [`Producer::try_reserve`]: the space is at the tail, below the limit. `None`: call
+    /// `try_reserve`. It is separate so that a caller can inline it and keep its values in registers.
     #[inline(always)]
-    pub fn reserve_at_tail(&mut self, bytes: u64) -> Option<Space> {
-        // `bytes` is bounded before it is added to anything.
+    pub fn reserve_fast(&mut self, bytes: u64) -> Option<ReservedSpace> {
+        // Checks `bytes` before any addition, so no sum overflows.
         if bytes <= self.bytes_max && self.tail + record_bytes(bytes) + 8 <= self.limit {
-            Some(Space { offset: self.tail + 8, bytes })
+            Some(ReservedSpace { offset: self.tail + 8, bytes })
         } else {
             None
         }
     }
 
-    /// As [`Producer::try_reserve`], with a mark before the message that `descriptors` travel with it; none if 0.
+    /// As [`Producer::try_reserve`], for a message that `descriptors` accompany: a mark before it contains their
+    /// number. 0: no mark.
     ///
     /// # Errors
     /// As [`Producer::try_reserve`].
     #[cold]
-    pub fn try_reserve_with_descriptors(&mut self, bytes: u64, descriptors: u32) -> Result<Option<Space>, LaneError> {
-        self.reserve_slowly(bytes, descriptors)
+    pub fn try_reserve_with_descriptors(
+        &mut self,
+        bytes: u64,
+        descriptors: u32,
+    ) -> Result<Option<ReservedSpace>, LaneError> {
+        self.reserve_slow(bytes, descriptors)
     }
 
     #[cold]
     #[inline(never)]
-    fn reserve_slowly(&mut self, bytes: u64, descriptors: u32) -> Result<Option<Space>, LaneError> {
+    fn reserve_slow(&mut self, bytes: u64, descriptors: u32) -> Result<Option<ReservedSpace>, LaneError> {
         if bytes > self.bytes_max {
             return Err(LaneError::TooLarge { bytes, bytes_max: self.bytes_max });
         }
-        if !self.make_room(record_bytes(bytes), descriptors)? {
+        if !self.plan_reservation(record_bytes(bytes), descriptors)? {
             return Ok(None);
         }
-        Ok(Some(Space { offset: self.at + 8, bytes }))
+        Ok(Some(ReservedSpace { offset: self.header_at + 8, bytes }))
     }
 
-    /// Sets `at`, and what comes before it, for records of `records` bytes; false when there is no room.
-    fn make_room(&mut self, records: u64, descriptors: u32) -> Result<bool, LaneError> {
+    /// Plans records of `records` bytes: sets `header_at`, the marks and the jump. Returns false if the lane is full.
+    fn plan_reservation(&mut self, records: u64, descriptors: u32) -> Result<bool, LaneError> {
         if self.consumer_gone {
             return Err(LaneError::Closed);
         }
@@ -353,75 +362,76 @@ impl Producer {
             self.marks[self.mark_count] = mark(MARK_DESCRIPTORS, descriptors);
             self.mark_count += 1;
         }
-        // The cleared header after the last record, which is also where the next jump goes.
+        // Plus the cleared header after the last record. The next jump goes there too.
         let need = 8 * self.mark_count as u64 + records + 8;
-        let Some(start) = self.place(need)? else { return Ok(false) };
-        // Awake: the consumer need not look further.
+        let Some(start) = self.find_space(need)? else { return Ok(false) };
+        // The producer is awake, so the consumer need not ring.
         self.sleeper.disarm();
         self.jump = (start != self.tail).then_some(start);
-        self.at = start + 8 * self.mark_count as u64;
+        self.header_at = start + 8 * self.mark_count as u64;
         Ok(true)
     }
 
-    /// Finds `need` contiguous bytes, and sets `limit` for the records after them.
-    fn place(&mut self, need: u64) -> Result<Option<u64>, LaneError> {
+    /// Returns the offset of `need` contiguous bytes, and sets `limit` for the records after them. `None`: the lane is
+    /// full.
+    fn find_space(&mut self, need: u64) -> Result<Option<u64>, LaneError> {
         let window = self.window;
-        let mut looked = false;
+        let mut polled = false;
         loop {
             let (tail, head) = (self.tail, self.head.offset);
             let past_window = tail + need > window;
             let end = if tail >= head { self.capacity } else { head };
             let fits = tail + need <= end;
-            // Wrapped records must end before the head, and the head be on the lap that the tail is on.
+            // Wrapped records must end before the head, and the head must be on the tail's lap.
             let front = tail >= head && need <= head && head >= self.floor;
             if front && (past_window || !fits) {
                 self.limit = 0;
-                return self.backed_for(0, need);
+                return self.check_backed(0, need);
             }
             if fits && !past_window {
-                self.limit = self.allow(end.min(window).min(tail + need + FAST_PATH_BYTES_MAX));
-                return self.backed_for(tail, need);
+                self.limit = self.fast_limit(end.min(window).min(tail + need + FAST_PATH_BYTES_MAX));
+                return self.check_backed(tail, need);
             }
-            // What follows stretches the lane, or finds it full: not before having looked.
-            if looked {
+            // The rest goes past the window, or finds the lane full. So it needs the current head.
+            if polled {
                 if fits {
-                    self.limit = self.allow(end.min(tail + need + LOOK_AGAIN));
-                    return self.backed_for(tail, need);
+                    self.limit = self.fast_limit(end.min(tail + need + HEAD_POLL_BYTES));
+                    return self.check_backed(tail, need);
                 }
-                // Units of 64 bytes is what a jump can name; the place at the lap's end holds the jump to the front.
-                let behind = (self.lap_end + 8).next_multiple_of(64);
-                if tail < head && behind + need <= self.capacity {
+                // A jump's target is a multiple of 64. The word at the lap's end holds the jump to the front.
+                let after = (self.lap_end + 8).next_multiple_of(64);
+                if tail < head && after + need <= self.capacity {
                     self.limit = 0;
-                    return self.backed_for(behind, need);
+                    return self.check_backed(after, need);
                 }
                 return Ok(None);
             }
-            self.look()?;
-            looked = true;
+            self.poll_consumer()?;
+            polled = true;
         }
     }
 
-    /// The place, if there is memory behind it.
-    fn backed_for(&mut self, place: u64, need: u64) -> Result<Option<u64>, LaneError> {
-        if place + need > self.backed {
+    /// Returns `offset` if `need` bytes there have memory behind them.
+    fn check_backed(&mut self, offset: u64, need: u64) -> Result<Option<u64>, LaneError> {
+        if offset + need > self.backed {
             self.limit = 0;
-            return Err(LaneError::Unbacked { bytes: place + need });
+            return Err(LaneError::Unbacked { bytes: offset + need });
         }
         self.limit = self.limit.min(self.backed);
-        Ok(Some(place))
+        Ok(Some(offset))
     }
 
-    /// Up to where messages may be placed without asking again: nowhere while the next one needs its generation's mark.
-    fn allow(&self, limit: u64) -> u64 {
+    /// The limit of the fast path: 0 while the next message needs the generation's mark.
+    fn fast_limit(&self, limit: u64) -> u64 {
         if self.generation_due.is_some() { 0 } else { limit }
     }
 
-    /// Looks at the consumer: whether it has closed, and how far it has released.
-    fn look(&mut self) -> Result<(), LaneError> {
-        if self.consumer_closed() {
+    /// Polls the consumer: fails if it has closed, and loads its head.
+    fn poll_consumer(&mut self) -> Result<(), LaneError> {
+        if self.has_unacknowledged_close() {
             return Err(LaneError::Closed);
         }
-        self.alone = self.alone && self.has_consumer_closed();
+        self.without_consumer = self.without_consumer && self.has_consumer_closed();
         self.load_head()
     }
 
@@ -429,7 +439,7 @@ impl Producer {
     fn load_head(&mut self) -> Result<(), LaneError> {
         let head = self.consumer_page().head(); // [release]
         if head != self.head {
-            check_position("head", head, self.capacity)?;
+            head.check("head", self.capacity)?;
             let tail = self.tail();
             if head.since(self.head) > tail.since(self.head) {
                 return Err(LaneError::Corrupt {
@@ -444,185 +454,186 @@ impl Producer {
         let page = self.page();
         if depth > page.depth_max.load(Relaxed) {
             page.depth_max.store(depth, Relaxed);
-            step("look: depth_max");
+            failpoint("head loaded: depth_max");
         }
         Ok(())
     }
 
-    /// Copies `payload` into the reserved room. Shorter than reserved is fine.
+    /// Copies `payload` into the reserved space. It may be shorter than the space.
     #[inline(always)]
-    pub fn copy_in(&mut self, space: Space, payload: &[u8]) {
-        self.copy_in_behind(0, space, payload);
+    pub fn copy_in(&mut self, space: ReservedSpace, payload: &[u8]) {
+        self.copy_in_at(0, space, payload);
     }
 
-    /// As [`Producer::copy_in`], behind the first `skip` bytes of the room.
+    /// As [`Producer::copy_in`], after the first `skip` bytes of the space.
     #[inline(always)]
-    pub fn copy_in_behind(&mut self, skip: u64, space: Space, payload: &[u8]) {
+    pub fn copy_in_at(&mut self, skip: u64, space: ReservedSpace, payload: &[u8]) {
         assert!(skip + payload.len() as u64 <= space.bytes && space.offset + space.bytes <= self.capacity);
-        step("copy: before");
+        failpoint("copy: before");
         self.data().copy_in(space.offset + skip, payload);
-        step("copy: after");
+        failpoint("copy: after");
     }
 
-    /// Where the reserved room's bytes are, for writing in place until commit.
+    /// The address of the reserved space, for writing in place until commit.
     #[cfg(not(loom))]
     #[inline(always)]
-    pub fn payload(&self, space: Space) -> NonNull<u8> {
+    pub fn payload(&self, space: ReservedSpace) -> NonNull<u8> {
         assert!(space.offset + space.bytes <= self.capacity);
         self.data().payload(space.offset, space.bytes)
     }
 
-    /// Publishes the reserved message, with the first `bytes` of its room as its payload. Answers whether to
-    /// ring the receiver.
+    /// Publishes the reserved message with the first `bytes` of its space as its payload. Returns whether to ring the
+    /// receiver.
     ///
     /// # Panics
-    /// When `bytes` is more than was reserved, or the room is not this lane's.
+    /// If `bytes` exceeds the reservation, or the space is not this lane's.
     #[inline(always)]
-    pub fn commit(&mut self, space: Space, bytes: u64) -> Wake {
+    pub fn commit(&mut self, space: ReservedSpace, bytes: u64) -> Wake {
         assert!(bytes <= space.bytes);
         let at = space.offset - 8;
         let end = at + record_bytes(bytes);
-        // Only a space of another lane, or of an earlier reservation, could say otherwise.
+        // Fails only for the space of another lane, or of an earlier reservation.
         assert!(end + 8 <= self.capacity);
         let word = header(self.seq, bytes as u32);
         if at == self.tail {
             self.clear(end);
-            step("publish: before");
+            failpoint("publish: before");
             self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
-            step("publish: after");
+            failpoint("publish: after");
         } else {
             self.publish_marked(at, end, word);
         }
-        // After publishing: the receiver may be waiting for just this message.
+        // After publishing, as the receiver may be waiting for this message.
         self.prefetch_ahead(end, bytes);
         self.advance(end, seq_after(self.seq), 1, bytes)
     }
 
-    /// Behind a record that ends there: asks for the lines that one like it will need.
+    /// After a record that ends at `end`: prefetches the cache lines for the next one of that size.
     #[inline(always)]
     fn prefetch_ahead(&self, end: u64, bytes: u64) {
-        if bytes <= PREFETCHED_MAX {
+        if bytes <= PREFETCH_BYTES_MAX {
             let from = end + PREFETCH_AHEAD;
             let to = from + record_bytes(bytes);
-            self.data().prefetch_to_write(from / 64 + u64::from(bytes < SHARES_LINES)..to / 64 + 1);
+            self.data().prefetch_to_write(from / 64 + u64::from(bytes < SHARED_LINE_BYTES)..to / 64 + 1);
         }
     }
 
-    /// The header after the last record, before the record is published.
+    /// Clears the header after the last record, before the record is published.
     #[inline(always)]
     fn clear(&self, end: u64) {
         #[cfg(loom)]
         if crate::edges::weakened("clear") {
             return;
         }
-        // Relaxed: the release store that publishes the record comes after it. [publish]
-        step("clear: before");
+        // Relaxed: the later release store, which publishes the record, orders it. [publish]
+        failpoint("clear: before");
         self.data().header(end).store(0, Relaxed);
-        step("clear: after");
+        failpoint("clear: after");
     }
 
-    /// Writes a record, up to `end`, with what comes before it: first the record, then its marks, then the one store that makes
-    /// all of it visible, at the tail.
+    /// Publishes a record that ends at `end`, with the marks and the jump before it. It writes the record first, then
+    /// its marks. The last store, at the tail, makes all of it visible.
     #[cold]
     #[inline(never)]
     fn publish_marked(&mut self, at: u64, end: u64, word: u64) {
-        let start = self.at - 8 * self.mark_count as u64;
+        let start = self.header_at - 8 * self.mark_count as u64;
         let jump = self.jump.take();
-        // As for the end of a record: only a space of the reservation under way stands where that has planned it.
-        assert!(at == self.at && start == jump.unwrap_or(self.tail));
+        // Fails only for a space that is not of the current reservation.
+        assert!(at == self.header_at && start == jump.unwrap_or(self.tail));
         self.clear(end);
-        step("marked: before");
+        failpoint("marked: before");
         self.data().header(at).store(word, Relaxed);
-        step("marked: record");
+        failpoint("marked: record");
         for i in (0..self.mark_count).rev() {
             let offset = start + 8 * i as u64;
             let order = if offset == self.tail { PUBLISH.store() } else { Relaxed };
             self.data().header(offset).store(header(self.seq, self.marks[i]), order); // [publish]
-            step("marked: mark");
+            failpoint("marked: mark");
         }
         if let Some(target) = jump {
             if target > self.tail {
-                // Before the jump: a successor must not take the front for free.
+                // Before the jump: a successor must not consider the front free.
                 self.floor = target;
                 self.page().floor.store(target, Relaxed);
-                step("jump: floor");
+                failpoint("jump: floor");
             }
             let low = mark(MARK_JUMP, (target / 64) as u32);
             self.data().header(self.tail).store(header(self.seq, low), PUBLISH.store()); // [publish]
-            step("jump: published");
+            failpoint("jump: published");
             if target < self.tail {
                 self.floor = 0;
                 self.page().floor.store(0, Relaxed);
-                step("wrap: floor");
+                failpoint("wrap: floor");
                 self.lap_end = self.tail;
             }
         }
         self.generation_due = None;
     }
 
-    /// Moves the tail behind what was just published, and asks whether to ring.
+    /// Moves the tail past the published records. Returns whether to ring.
     #[inline(always)]
     fn advance(&mut self, end: u64, next_seq: u32, messages: u32, bytes: u64) -> Wake {
         self.seq = next_seq;
         self.tail = end;
         let page = self.page();
-        // Relaxed, all three: the tail is for a successor, who learns of the death by a system call and walks on from
-        // here; the others are for people, and begin at what a page that was taken over says, any number. They are kept nowhere
-        // else: each store of a message takes a place among those that wait for the other side's lines.
+        // Relaxed, all three. The tail is for a successor: it detects the death by a system call and scans from here.
+        // The others are statistics, and continue from the predecessor's values, which may be any number. The page
+        // holds the only copy, as each store of a message occupies a slot of the store buffer until its cache line
+        // arrives.
         page.tail.store(Position { offset: end, seq: self.seq }.pack(), Relaxed);
-        step("advance: tail");
+        failpoint("advance: tail");
         page.messages.store(page.messages.load(Relaxed).wrapping_add(messages.into()), Relaxed);
-        step("advance: messages");
+        failpoint("advance: messages");
         page.bytes.store(page.bytes.load(Relaxed).wrapping_add(bytes), Relaxed);
-        step("advance: bytes");
-        match self.waker.attention() {
-            Attention::None => Wake::None,
-            attention => self.attend(attention),
+        failpoint("advance: bytes");
+        match self.waker.peer_state() {
+            PeerState::Awake => Wake::None,
+            state => self.handle_peer_state(state),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn attend(&mut self, attention: Attention) -> Wake {
-        match attention {
-            Attention::Sleeps(epoch) => {
-                self.waker.rang(epoch, self.seq);
+    fn handle_peer_state(&mut self, state: PeerState) -> Wake {
+        match state {
+            PeerState::Asleep(epoch) => {
+                self.waker.count_ring(epoch, self.seq);
                 let page = self.page();
                 page.wakes_sent.store(page.wakes_sent.load(Relaxed).wrapping_add(1), Relaxed);
-                step("producer finds a sleeper: counted");
+                failpoint("producer finds a sleeper: counted");
                 Wake::Ring
             }
-            Attention::Closed if self.alone => Wake::None,
-            // The next reservation says so.
-            Attention::Closed => {
+            PeerState::Closed if self.without_consumer => Wake::None,
+            // The next reservation fails with `Closed`.
+            PeerState::Closed => {
                 self.limit = 0;
                 self.consumer_gone = true;
                 Wake::None
             }
-            Attention::Rung => Wake::Rung,
-            Attention::None => Wake::None,
+            PeerState::Rung => Wake::Rung,
+            PeerState::Awake => Wake::None,
         }
     }
 
-    /// Begins a batch of messages whose records take up to `records` bytes ([`record_bytes`] of each, added up), never
-    /// waiting; `None` when there is no room. A batch not committed is as if it had never been.
+    /// Begins a batch whose records take up to `records` bytes (the sum of [`record_bytes`]); never waits. `None`: the
+    /// lane is full. Dropping the batch aborts it.
     ///
     /// # Errors
     /// As [`Producer::try_reserve`]; the limit is `record_bytes(message_bytes_max)`.
     #[inline]
     pub fn try_begin_batch(&mut self, records: u64) -> Result<Option<Batch>, LaneError> {
-        match self.begin_batch_at_tail(records) {
+        match self.begin_batch_fast(records) {
             Some(batch) => Ok(Some(batch)),
-            None => self.begin_batch_slowly(records),
+            None => self.begin_batch_slow(records),
         }
     }
 
-    /// The common case of [`Producer::try_begin_batch`], as [`Producer::reserve_at_tail`] is of a message's.
+    /// The fast path of [`Producer::try_begin_batch`], as [`Producer::reserve_fast`] for one message.
     #[inline(always)]
-    pub fn begin_batch_at_tail(&mut self, records: u64) -> Option<Batch> {
-        // `records` is bounded before it is added to anything.
+    pub fn begin_batch_fast(&mut self, records: u64) -> Option<Batch> {
+        // Checks `records` before any addition, so no sum overflows.
         if records <= record_bytes(self.bytes_max) && self.tail + records + 8 <= self.limit {
-            self.at = self.tail;
+            self.header_at = self.tail;
             Some(self.begin_batch(records))
         } else {
             None
@@ -631,29 +642,29 @@ impl Producer {
 
     #[cold]
     #[inline(never)]
-    fn begin_batch_slowly(&mut self, records: u64) -> Result<Option<Batch>, LaneError> {
+    fn begin_batch_slow(&mut self, records: u64) -> Result<Option<Batch>, LaneError> {
         let records_max = record_bytes(self.bytes_max);
         if records > records_max {
             return Err(LaneError::TooLarge { bytes: records, bytes_max: records_max });
         }
-        Ok(self.make_room(records, 0)?.then(|| self.begin_batch(records)))
+        Ok(self.plan_reservation(records, 0)?.then(|| self.begin_batch(records)))
     }
 
     #[inline(always)]
     fn begin_batch(&self, records: u64) -> Batch {
-        let (start, seq) = (self.at, self.seq);
+        let (start, seq) = (self.header_at, self.seq);
         Batch { start, end: start, limit: start + records, seq, next_seq: seq, first: 0, bytes: 0 }
     }
 
-    /// Room for the batch's next message; `None` when the batch's room is used up.
+    /// The space of the batch's next message; `None` if the rest of the batch is too small.
     ///
     /// # Panics
-    /// When the batch is of a longer lane.
+    /// If the batch is of a larger lane.
     #[inline(always)]
-    pub fn batch_message(&self, batch: &mut Batch, bytes: u64) -> Option<Space> {
+    pub fn batch_message(&self, batch: &mut Batch, bytes: u64) -> Option<ReservedSpace> {
         assert!(batch.limit + 8 <= self.capacity);
         let offset = batch.end;
-        // `bytes` is bounded before it is added to anything.
+        // Checks `bytes` before any addition, so no sum overflows.
         if bytes > self.bytes_max || offset + record_bytes(bytes) > batch.limit {
             return None;
         }
@@ -662,97 +673,97 @@ impl Producer {
         if offset == batch.start {
             batch.first = bytes as u32;
         } else {
-            // Relaxed: not reachable before the batch's first header is published. [publish]
+            // Relaxed: the store of the batch's first header publishes it. [publish]
             self.data().header(offset).store(header(batch.next_seq, bytes as u32), Relaxed);
-            step("batch: header");
+            failpoint("batch: header");
         }
         batch.next_seq = seq_after(batch.next_seq);
         self.prefetch_ahead(batch.end, bytes);
-        Some(Space { offset: offset + 8, bytes })
+        Some(ReservedSpace { offset: offset + 8, bytes })
     }
 
-    /// Publishes the batch's messages, all of them by one store. Answers whether to ring the receiver.
+    /// Publishes all messages of the batch by one store. Returns whether to ring the receiver.
     ///
     /// # Panics
-    /// When something has been committed since it was begun, or room reserved elsewhere.
+    /// If the producer has made another commit or reservation since the batch began.
     #[inline]
     pub fn commit_batch(&mut self, batch: Batch) -> Wake {
         if batch.end == batch.start {
             return Wake::None;
         }
-        assert!((batch.start, batch.seq) == (self.at, self.seq) && batch.end + 8 <= self.capacity);
+        assert!((batch.start, batch.seq) == (self.header_at, self.seq) && batch.end + 8 <= self.capacity);
         let word = header(self.seq, batch.first);
-        if self.at == self.tail {
+        if self.header_at == self.tail {
             self.clear(batch.end);
-            step("publish a batch: before");
+            failpoint("publish a batch: before");
             self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
-            step("publish a batch: after");
+            failpoint("publish a batch: after");
         } else {
-            self.publish_marked(self.at, batch.end, word);
+            self.publish_marked(self.header_at, batch.end, word);
         }
         let messages = Position { offset: batch.end, seq: batch.next_seq }.since(self.tail());
         self.advance(batch.end, batch.next_seq, messages as u32, batch.bytes)
     }
 
-    /// Announces that the producer is about to sleep until there is room for a message of `bytes`, or, for `None`, until
-    /// the lane is empty. True: it still is not so, sleep. False: it is, do not. `barrier` as for [`Sleeper::arm`]; it is not run
-    /// while the consumer fences.
+    /// Announces a sleep until the lane has space for a message of `bytes`, or, for `None`, until it is empty. Returns
+    /// whether to sleep; false: the condition already holds. `barrier` as for [`Sleeper::arm`]; it does not run while
+    /// the consumer fences.
     ///
     /// # Errors
-    /// [`LaneError::Closed`] and [`LaneError::Corrupt`]: do not sleep either.
+    /// [`LaneError::Closed`] and [`LaneError::Corrupt`]: do not sleep.
     pub fn arm(&mut self, bytes: Option<u64>, barrier: impl FnOnce()) -> Result<bool, LaneError> {
-        self.look()?;
-        // A good part: half of the messages that wait. Woken at the first one, the producer would be woken for each; at
-        // the last one, it would start late. That the lane is empty is the same rule, met at the latest.
+        self.poll_consumer()?;
+        // The ring comes after half of the unreleased messages. Earlier, the consumer would ring for each message;
+        // later, the producer would start late. An empty lane always satisfies the rule.
         let depth = self.unreleased();
         let wanted = if bytes.is_some() { depth.div_ceil(2) } else { depth };
         let mut target = self.head.seq.wrapping_add(wanted as u32);
         if target < self.head.seq {
-            target = seq_after(target); // the numbering skips 0
+            target = seq_after(target); // the numbers skip 0
         }
-        step("room_seq: before");
-        self.page().room_seq.store(target.into(), Relaxed); // ordered by the barrier below [sleep]
-        step("room_seq: after");
-        // SAFETY: `attach`'s caller promises the mapping.
+        failpoint("room_seq: before");
+        self.page().room_seq.store(target.into(), Relaxed); // the barrier below orders it [sleep]
+        failpoint("room_seq: after");
+        // SAFETY: `attach`'s caller guarantees that the page is mapped.
         let consumer = unsafe { self.memory.consumer.as_ref() };
         self.sleeper.arm(|| {
             if !consumer.is_fenced() {
                 barrier();
             }
         });
-        let looked = self.look();
-        let there = looked.is_err()
+        let polled = self.poll_consumer();
+        let ready = polled.is_err()
             || match bytes {
-                Some(bytes) => self.has_room(bytes),
+                Some(bytes) => self.has_space(bytes),
                 None => self.unreleased() == 0,
             };
-        if there {
+        if ready {
             self.sleeper.disarm();
         } else {
             let page = self.page();
             page.sleeps.store(page.sleeps.load(Relaxed).wrapping_add(1), Relaxed);
-            step("producer arms: counted");
+            failpoint("producer arms: counted");
         }
-        looked.map(|()| !there)
+        polled.map(|()| !ready)
     }
 
-    /// Counts a send that found no room and is going to wait.
+    /// Counts a send that found no free space and will wait.
     pub fn count_wait(&self) {
         let page = self.page();
         page.waits.store(page.waits.load(Relaxed).wrapping_add(1), Relaxed);
-        step("producer waits: counted");
+        failpoint("producer waits: counted");
     }
 
-    /// Whether a message of `bytes` would find room now, even with marks before it. Saying no to one that fits only
-    /// without is sound: an empty lane has room for both, and until it is empty there are releases to ring at.
-    fn has_room(&mut self, bytes: u64) -> bool {
+    /// Whether the lane has space for a message of `bytes` and its marks. False is sound for a message that fits only
+    /// without marks: an empty lane has space for both, and until then the consumer rings at a release.
+    fn has_space(&mut self, bytes: u64) -> bool {
         let marks = 16;
-        let place = self.place(marks + record_bytes(bytes.min(self.bytes_max)) + 8);
-        // Whether it can be had is for the reservation to find.
-        matches!(place, Ok(Some(_)) | Err(LaneError::Unbacked { .. }))
+        let found = self.find_space(marks + record_bytes(bytes.min(self.bytes_max)) + 8);
+        // The reservation reports `Unbacked`.
+        matches!(found, Ok(Some(_)) | Err(LaneError::Unbacked { .. }))
     }
 
-    /// Says that the producer is awake again.
+    /// Ends the announced sleep.
     pub fn disarm(&mut self) {
         self.sleeper.disarm();
     }
@@ -762,64 +773,65 @@ impl Producer {
         self.sleeper.is_armed()
     }
 
-    /// Whether a sleep may last only a millisecond, because the consumer is not yet known to fence.
-    pub fn must_nap(&self) -> bool {
-        // SAFETY: `attach`'s caller promises the mapping.
+    /// Whether a sleep needs a time-out of a millisecond, because the consumer does not fence yet and may miss the
+    /// sleep.
+    pub fn needs_timed_wait(&self) -> bool {
+        // SAFETY: `attach`'s caller guarantees that the page is mapped.
         self.sleeper.needs_fenced_wakers() && !unsafe { self.memory.consumer.as_ref() }.is_fenced()
     }
 
-    /// Asks the consumer to fence from now on, because `membarrier` has been refused: see [`Sleeper::lose_barrier`].
-    pub fn lose_barrier(&mut self) {
-        self.sleeper.lose_barrier();
+    /// Requires the consumer to fence, because the kernel has refused `membarrier`: see [`Sleeper::request_fencing`].
+    pub fn request_fencing(&mut self) {
+        self.sleeper.request_fencing();
     }
 
-    /// Messages committed and not released, as the head was last looked at; [`Producer::look_at_head`] looks.
+    /// Messages committed and not released, by the head as last loaded. [`Producer::refresh_head`] loads it.
     #[inline]
     pub fn unreleased(&self) -> u64 {
         self.tail().since(self.head)
     }
 
-    /// Whether the head has moved since it was last looked at: a hint for who spins.
+    /// Whether the head has moved since the last load: a cheap hint for a spinning caller.
     #[inline(always)]
-    pub fn stirs(&self) -> bool {
-        // Relaxed: what follows loads it again.
+    pub fn may_be_ready(&self) -> bool {
+        // Relaxed: the caller's next operation loads it again.
         self.consumer_page().head.load(Relaxed) != self.head.pack()
     }
 
-    /// Looks at the head, even if the consumer has closed, and answers how many messages are not released.
+    /// Loads the head, even if the consumer has closed. Returns the number of unreleased messages.
     ///
     /// # Errors
     /// [`LaneError::Corrupt`].
-    pub fn look_at_head(&mut self) -> Result<u64, LaneError> {
+    pub fn refresh_head(&mut self) -> Result<u64, LaneError> {
         self.load_head()?;
         Ok(self.unreleased())
     }
 
-    /// Whether the consumer has closed, and the caller does not know yet.
-    pub fn consumer_closed(&self) -> bool {
-        !self.alone && self.consumer_page().is_closed()
+    /// Whether the consumer has closed, and [`Producer::continue_without_consumer`] has not acknowledged it.
+    pub fn has_unacknowledged_close(&self) -> bool {
+        !self.without_consumer && self.consumer_page().is_closed()
     }
 
-    /// The place of the next record.
+    /// The position of the next record.
     pub fn tail(&self) -> Position {
         Position { offset: self.tail, seq: self.seq }
     }
 
-    /// Where the consumer had released to when last looked.
+    /// The consumer's head as last loaded.
     pub fn head(&self) -> Position {
         self.head
     }
 
-    /// The part of the data that holds no record and will not be written before the tail comes there again: what can be
-    /// given back to the system. Two ranges of `(offset, bytes)`, either may be empty.
+    /// The ranges of the data without a record, which the producer does not write before the tail arrives there. The
+    /// caller can return their memory to the system. Two ranges of `(offset, bytes)`; either may be empty.
     pub fn idle(&self) -> [(u64, u64); 2] {
         let (tail, head) = (self.tail + 8, self.head.offset);
         if self.tail >= head {
             let front = if head >= self.floor { head } else { 0 };
             [(0, front), (tail, self.capacity - tail)]
         } else {
-            let behind = (self.lap_end + 8).min(self.capacity);
-            [(tail, head.saturating_sub(tail)), (behind, self.capacity - behind)]
+            let after = (self.lap_end + 8).min(self.capacity);
+            [(tail, head.saturating_sub(tail)), (after, self.capacity - after)]
         }
     }
 
@@ -835,8 +847,8 @@ impl Producer {
     }
 
     /// The consumer's page.
-    pub fn consumer_page(&self) -> &layout::ConsumerPage {
-        // SAFETY: `attach`'s caller promises the mapping.
+    pub fn consumer_page(&self) -> &ConsumerPage {
+        // SAFETY: `attach`'s caller guarantees that the page is mapped.
         unsafe { self.memory.consumer.as_ref() }
     }
 
@@ -845,38 +857,19 @@ impl Producer {
         self.page()
     }
 
-    /// Says for good that no more will come. The receiver is to be rung afterwards.
+    /// Closes the producer for good. The caller must ring the receiver afterwards.
     pub fn close(&mut self) {
-        step("producer closes: before");
+        failpoint("producer closes: before");
         self.page().state.store(State::Closed as u32, CLOSE.store()); // [close]
-        step("producer closes: state");
+        failpoint("producer closes: state");
         self.sleeper.close();
     }
-}
-
-pub(crate) fn check_position(what: &'static str, position: Position, capacity: u64) -> Result<(), LaneError> {
-    if position.offset + 8 > capacity {
-        return Err(LaneError::Corrupt { what, found: position.offset, wanted: capacity - 8 });
-    }
-    if position.seq == 0 {
-        return Err(LaneError::Corrupt { what, found: position.pack(), wanted: 1 << 32 });
-    }
-    Ok(())
-}
-
-/// The address of a field of a shared page.
-///
-/// # Safety
-/// `page` is mapped, and `pick` answers an address inside it.
-pub(crate) unsafe fn field<P, F>(page: NonNull<P>, pick: impl FnOnce(*mut P) -> *mut F) -> NonNull<F> {
-    // SAFETY: the caller's promise; an address inside a page is not null.
-    unsafe { NonNull::new_unchecked(pick(page.as_ptr())) }
 }
 
 /// # Safety
 /// All pages of `memory` are mapped.
 unsafe fn waker_of(memory: &Memory, can_barrier: bool) -> Waker {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the pages are mapped; both words are fields of them.
     unsafe {
         Waker::new(
             field(memory.receiver, |p| &raw mut (*p).sleep),

@@ -1,19 +1,21 @@
-//! Going to sleep and being woken, without a lost wake-up and without a fence on the way of a message.
+//! Going to sleep and being woken: no wake-up is lost, and the fast path of a message needs no fence.
 //!
-//! A sleep word is `epoch << 3 | closed: 4 | unbarriered: 2 | armed: 1`; its one writer is the sleeper.
+//! A sleep word is `epoch << 3 | closed: 4 | unbarriered: 2 | armed: 1`. Only the sleeper writes it.
 //!
 //! | sleeper | waker |
 //! |---|---|
-//! | drain the descriptor | store header (or head) |
-//! | `arm`: store the word with the next epoch, armed | barrier: light, or full when either side says so |
-//! | full fence; `membarrier`, unless every waker says that it fences | load the word |
-//! | look again; `disarm` if there is something | armed, and this epoch not rung yet: ring the descriptor, once |
+//! | drain the doorbell | store header (or head) |
+//! | `arm`: store the word with the next epoch, armed | barrier: light, or full if either side requires it |
+//! | full fence; `membarrier`, unless every waker fences | load the word |
+//! | poll once more; `disarm` if something is ready | armed, and this epoch not rung yet: ring the doorbell once |
 //! | sleep; on waking `disarm` | |
 //!
-//! A waker that rings for nearly each message says so in its word `fenced` and fences, which spares the sleeper a
-//! `membarrier` each time; one that no longer rings takes it back, and looks at the sleep word once more.
+//! A waker that rings for nearly each message sets its word `fenced` and fences, so the sleeper saves a `membarrier`
+//! per sleep. When its rings become rare, the waker clears `fenced` and loads the sleep word once more.
 
-use crate::edges::{AtomicU32, AtomicU64, CLOSE, FENCED, full_fence, light_barrier, step};
+use crate::edges::{AtomicU32, AtomicU64, CLOSE, FENCED, failpoint, full_fence, light_barrier};
+use crate::layout::ReceiverPage;
+use crate::memory::field;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -23,241 +25,271 @@ const CLOSED: u64 = 4;
 const FLAGS: u64 = ARMED | UNBARRIERED | CLOSED;
 const EPOCH: u64 = 8;
 
-/// The side that may sleep: the one writer of a sleep word.
+/// The side that may sleep. Nothing else writes its sleep word.
 #[derive(Debug)]
 pub struct Sleeper {
     word: NonNull<AtomicU64>,
     value: u64,
 }
 
-// SAFETY: the pointer is to shared memory that outlives it (see `Data::new`), and this is its only writer.
+// SAFETY: the pointer is to shared memory that outlives this (the caller of `attach` or `of_receiver` guarantees it).
+// It is not tied to a thread, and no other sleeper writes the word.
 unsafe impl Send for Sleeper {}
 
 impl Sleeper {
-    /// Takes over the word. `can_barrier`: this process is registered for `membarrier`'s global expedited command and
-    /// may call it, so that [`Sleeper::arm`]'s `barrier` can be that; otherwise wakers are asked to fence.
+    /// The sleeper of a receiver: the producers of all its lanes ring it. `can_barrier`: this process is registered for
+    /// the global expedited `membarrier` and may call it, so [`Sleeper::arm`]'s `barrier` can use it. Without it, the
+    /// sleeper requires its wakers to fence.
+    ///
+    /// # Safety
+    /// The page stays mapped writable as long as this lives, and nothing else writes it.
+    pub unsafe fn of_receiver(receiver: NonNull<ReceiverPage>, can_barrier: bool) -> Sleeper {
+        // SAFETY: the caller guarantees that the page is mapped; `sleep` is a field of it.
+        Sleeper::new(unsafe { field(receiver, |p| &raw mut (*p).sleep) }, can_barrier)
+    }
+
+    /// Takes over a word that stays mapped writable as long as this lives.
     pub(crate) fn new(word: NonNull<AtomicU64>, can_barrier: bool) -> Sleeper {
-        // SAFETY: the caller's memory lives as long as this (see `Data::new`).
-        let old = unsafe { word.as_ref() }.load(Relaxed);
         let mut sleeper = Sleeper { word, value: 0 };
-        // A successor starts a new epoch, so that a ring already sent does not stand for one still due. What its predecessor
-        // asked wakers for stays asked: they have said that they fence, and must go on to.
+        let old = sleeper.word().load(Relaxed);
+        // A new epoch: a ring that was sent to the predecessor must not count as one that this sleeper is still due.
+        // The predecessor's request to fence stays: a waker that has acknowledged it must continue to fence.
         let unbarriered = if can_barrier { old & UNBARRIERED } else { UNBARRIERED };
-        step("sleep word: before");
+        failpoint("sleep word: before");
         sleeper.set((old & !FLAGS).wrapping_add(EPOCH) | unbarriered);
-        step("sleep word: taken over");
+        failpoint("sleep word: taken over");
         sleeper
+    }
+
+    #[inline(always)]
+    fn word(&self) -> &AtomicU64 {
+        // SAFETY: the caller of `attach` or `of_receiver` keeps the page mapped as long as this lives.
+        unsafe { self.word.as_ref() }
     }
 
     fn set(&mut self, value: u64) {
         self.value = value;
-        // Relaxed: the order between this store and looking again is the barrier's business. [sleep]
-        // SAFETY: as in `new`.
-        unsafe { self.word.as_ref() }.store(value, Relaxed);
+        // Relaxed: `arm`'s barrier orders this store before the next poll. [sleep]
+        self.word().store(value, Relaxed);
     }
 
-    /// Announces a sleep and runs `barrier`. The caller then looks again at what it waits for, and sleeps only if it
-    /// still is not there. `barrier` is `membarrier(GLOBAL_EXPEDITED)`, as said at attach; or, behind the full fence that comes
-    /// before it, nothing, if each waker says that it fences ([`crate::Consumer::is_producer_fencing`]).
+    /// Announces a sleep and runs `barrier`. The caller then polls once more, and sleeps only if nothing is ready.
+    /// `barrier` calls `membarrier(GLOBAL_EXPEDITED)`. It may do nothing if every waker fences
+    /// ([`crate::Consumer::is_producer_fencing`]), as a full fence comes before it.
     pub fn arm(&mut self, barrier: impl FnOnce()) {
         let flags = self.value & (UNBARRIERED | CLOSED);
-        step("arm: before");
+        failpoint("arm: before");
         self.set((self.value & !FLAGS).wrapping_add(EPOCH) | flags | ARMED);
-        step("arm: armed");
-        // Before `barrier` asks which wakers fence: one that is about to stop is seen to have, or sees this.
+        failpoint("arm: armed");
+        // Before `barrier` checks which wakers fence. A waker that is about to stop fencing either has stopped visibly,
+        // or loads this word afterwards.
         full_fence("own"); // [sleep]
         barrier(); // [sleep]
-        step("arm: barrier");
+        failpoint("arm: barrier");
     }
 
-    /// Says that nobody sleeps any more: wakers need not ring.
+    /// Ends the sleep: wakers need not ring.
     #[inline]
     pub fn disarm(&mut self) {
         if self.is_armed() {
-            step("disarm: before");
+            failpoint("disarm: before");
             self.set(self.value & !ARMED);
-            step("disarm: after");
+            failpoint("disarm: after");
         }
     }
 
-    /// Whether wakers have been asked to ring.
+    /// Whether wakers must ring.
     #[inline]
     pub fn is_armed(&self) -> bool {
         self.value & ARMED != 0
     }
 
-    /// Whether wakers must fence because this side has no `membarrier`. Until a waker's page says that it does, a sleep
-    /// must not last longer than a millisecond.
+    /// Whether wakers must fence because this side has no `membarrier`. Until a waker sets `fenced` in its page, a
+    /// sleep must not last longer than a millisecond.
     pub fn needs_fenced_wakers(&self) -> bool {
         self.value & UNBARRIERED != 0
     }
 
-    /// Asks wakers to fence from now on: `membarrier` has been refused after all. Sleep no longer than a millisecond
-    /// until they say that they do.
-    pub fn lose_barrier(&mut self) {
+    /// Requires wakers to fence from now on, because the kernel has refused `membarrier`. Until they set `fenced`,
+    /// sleep no longer than a millisecond.
+    pub fn request_fencing(&mut self) {
         self.set(self.value | UNBARRIERED);
     }
 
-    /// Says for good that this side is gone, so that wakers notice at their next publication.
+    /// Closes this side for good. Each waker detects it at its next publication.
     pub fn close(&mut self) {
-        step("sleep word: before closing");
+        failpoint("sleep word: before closing");
         self.value = self.value & !ARMED | CLOSED;
-        // SAFETY: as in `new`.
-        unsafe { self.word.as_ref() }.store(self.value, CLOSE.store()); // [close]
-        step("sleep word: closed");
+        self.word().store(self.value, CLOSE.store()); // [close]
+        failpoint("sleep word: closed");
     }
 }
 
-/// The side that rings: the view of the other's sleep word.
+/// The side that rings: its view of the peer's sleep word.
 #[derive(Debug)]
 pub struct Waker {
     word: NonNull<AtomicU64>,
     fenced: NonNull<AtomicU32>,
-    /// Bits that count as set in whatever the word says; UNBARRIERED while this side fences, which is what `fenced` says too.
-    always: u64,
+    /// Flags that count as set, whatever the word contains: UNBARRIERED while this side fences, which `fenced`
+    /// announces.
+    forced_flags: u64,
     registered: bool,
-    rung: u64,
-    /// The number of the message that was rung for last.
-    rung_at: u32,
-    /// Rings of late, each near the one before.
-    rings: u32,
-    /// Looks since the last ring, while this side fences of its own choice.
-    quiet: u32,
+    /// The epoch of the last ring.
+    rung_epoch: u64,
+    /// The seq after the message that caused the last ring.
+    rung_seq: u32,
+    /// Consecutive rings, each close to the one before.
+    near_rings: u32,
+    /// Checks of the word since the last ring, while this side fences by its own choice.
+    checks_since_ring: u32,
 }
 
-/// Rings for messages of numbers no further apart count as near. A membarrier costs the sleeper 2 to 20 µs, and disturbs this
-/// side (docs/decisions/0009-fencing-by-choice.md); the fences of so many messages less than one.
-const NEAR: u32 = 16;
-/// So many near rings one after the other make a waker fence. A guess: enough that a wake now and then is none of them.
+/// Two rings are close if their messages are at most this many apart. A membarrier costs the sleeper 2 to 20 µs, and
+/// interrupts this side (docs/decisions/0009-fencing-by-choice.md); the fences of so many messages cost less than one
+/// µs.
+const NEAR_MESSAGES: u32 = 16;
+/// This many consecutive close rings make a waker fence. A guess: high enough that an occasional wake-up does not
+/// count.
 const RINGS_TO_FENCE: u32 = if cfg!(loom) { 1 } else { 8 };
-/// So many looks without a ring make it stop. More than NEAR, lest it stop between two near rings; a stream that has begun is
-/// fenced no longer than that.
-const LOOKS_TO_STOP: u32 = if cfg!(loom) { 1 } else { 64 };
+/// This many checks without a ring make a waker stop fencing. More than NEAR_MESSAGES, or it could stop between two
+/// close rings. A stream pays at most this many fences.
+const CHECKS_TO_STOP: u32 = if cfg!(loom) { 1 } else { 64 };
 
-// SAFETY: as for `Sleeper`; the word is only read, and `fenced` has this as its only writer.
+// SAFETY: both pointers are to shared memory that outlives this (the caller of `attach` guarantees it). They are not
+// tied to a thread; the waker only reads `word`, and nothing else writes `fenced`.
 unsafe impl Send for Waker {}
 
-/// What is to be done about the other side after publishing or releasing.
-#[must_use = "a sleeping side is to be rung"]
+/// What the caller must do for the peer after it has published or released.
+#[must_use = "a sleeping peer must be rung"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// Nothing: it is awake.
+    /// Nothing: the peer is awake.
     None,
-    /// It sleeps: ring it, once, now.
+    /// Ring the peer's doorbell now, once: the peer sleeps.
     Ring,
-    /// It sleeps and has been rung, and has not said yet that it is awake: on its way, or dead.
+    /// Nothing: the peer was rung, and has not disarmed yet. It is waking up, or dead.
     Rung,
 }
 
-/// What a waker found in a sleep word that wants attention.
-pub(crate) enum Attention {
-    /// Nobody sleeps.
-    None,
-    /// Somebody sleeps in this epoch and has not been rung.
-    Sleeps(u64),
-    /// Somebody sleeps and has been rung.
+/// What the sleep word shows of the peer.
+pub(crate) enum PeerState {
+    /// It is awake.
+    Awake,
+    /// It sleeps in this epoch, and this side has not rung it.
+    Asleep(u64),
+    /// It sleeps, and this side has rung it.
     Rung,
-    /// The other side has closed.
+    /// It has closed.
     Closed,
 }
 
 impl Waker {
-    /// The view of `word`. `fenced` is this side's own word that acknowledges fencing. `registered`: this process is
-    /// registered for `membarrier`, so that the other's barrier reaches it.
+    /// The view of `word`. `fenced` is this side's own word that announces fencing; both stay mapped as long as this
+    /// lives. `registered`: this process is registered for `membarrier`, so the peer's barrier reaches it.
     pub(crate) fn new(word: NonNull<AtomicU64>, fenced: NonNull<AtomicU32>, registered: bool) -> Waker {
-        // SAFETY: the caller's memory lives as long as this (see `Data::new`).
-        let (peer, said) = unsafe { (word.as_ref().load(Relaxed), fenced.as_ref().load(Relaxed)) };
-        // What a predecessor said, or this side to another peer, may be relied on already.
-        let fences = !registered || peer & UNBARRIERED != 0 || said == 1;
-        let always = if fences { UNBARRIERED } else { 0 };
-        let waker = Waker { word, fenced, always, registered, rung: 0, rung_at: 0, rings: 0, quiet: 0 };
-        waker.say(fences);
+        // SAFETY: the caller of `attach` keeps both pages mapped as long as this lives.
+        let (peer, fenced_before) = unsafe { (word.as_ref().load(Relaxed), fenced.as_ref().load(Relaxed)) };
+        // A sleeper may already rely on a `fenced` that a predecessor has set, or this side for an earlier peer.
+        let fences = !registered || peer & UNBARRIERED != 0 || fenced_before == 1;
+        let forced_flags = if fences { UNBARRIERED } else { 0 };
+        let waker = Waker {
+            word,
+            fenced,
+            forced_flags,
+            registered,
+            rung_epoch: 0,
+            rung_seq: 0,
+            near_rings: 0,
+            checks_since_ring: 0,
+        };
+        waker.announce_fencing(fences);
         waker
     }
 
-    fn say(&self, fences: bool) {
-        // SAFETY: as in `new`.
-        unsafe { self.fenced.as_ref() }.store(fences as u32, FENCED.store()); // [fenced]
-        step("fenced");
+    #[inline(always)]
+    fn word(&self) -> &AtomicU64 {
+        // SAFETY: the caller of `attach` keeps the page mapped as long as this lives.
+        unsafe { self.word.as_ref() }
     }
 
-    /// Each publication, or release, is followed by a full fence from now on.
+    fn announce_fencing(&self, fences: bool) {
+        // SAFETY: the caller of `attach` keeps the page mapped as long as this lives.
+        unsafe { self.fenced.as_ref() }.store(fences as u32, FENCED.store()); // [fenced]
+        failpoint("fenced");
+    }
+
+    /// From now on, a full fence follows each publication or release.
     fn begin_fencing(&mut self) {
-        if self.always == 0 {
-            (self.always, self.quiet) = (UNBARRIERED, 0);
-            self.say(true);
+        if self.forced_flags == 0 {
+            (self.forced_flags, self.checks_since_ring) = (UNBARRIERED, 0);
+            self.announce_fencing(true);
         }
     }
 
-    /// Takes that back. Answers the word as it is then: who announced a sleep relying on it is in there, or will see that it
-    /// cannot.
+    /// Stops fencing. Returns the sleep word as it is afterwards: a sleeper that relied on the fences has armed in it,
+    /// and a later one will see that it cannot rely on them.
     fn stop_fencing(&mut self) -> u64 {
-        self.say(false);
+        self.announce_fencing(false);
         full_fence("stop"); // [sleep]
-        self.always = 0;
-        self.rings = 0;
+        self.forced_flags = 0;
+        self.near_rings = 0;
         // Relaxed: the fence orders it.
-        // SAFETY: as in `new`.
-        let word = unsafe { self.word.as_ref() }.load(Relaxed);
+        let word = self.word().load(Relaxed);
         if word & UNBARRIERED != 0 {
             self.begin_fencing();
         }
         word
     }
 
-    /// After a store that the other side may be waiting for: whether something wants attention. The common answer, that
-    /// the other side is awake, costs one load and one branch.
+    /// After a store that the peer may be waiting for: whether the peer sleeps or has closed. If the peer is awake, the
+    /// usual case, this costs one load and one branch.
     #[inline(always)]
-    pub(crate) fn attention(&mut self) -> Attention {
+    pub(crate) fn peer_state(&mut self) -> PeerState {
         light_barrier(); // [sleep]
         // Relaxed: the barrier orders it.
-        // SAFETY: as in `new`.
-        let word = unsafe { self.word.as_ref() }.load(Relaxed);
-        if (word | self.always) & FLAGS == 0 { Attention::None } else { self.look(word) }
+        let word = self.word().load(Relaxed);
+        if (word | self.forced_flags) & FLAGS == 0 { PeerState::Awake } else { self.peer_state_slow(word) }
     }
 
     #[cold]
     #[inline(never)]
-    fn look(&mut self, mut word: u64) -> Attention {
-        if (word | self.always) & UNBARRIERED != 0 {
+    fn peer_state_slow(&mut self, mut word: u64) -> PeerState {
+        if (word | self.forced_flags) & UNBARRIERED != 0 {
             full_fence("fence"); // [sleep]
             self.begin_fencing();
-            // Relaxed: as above; now behind the fence.
-            // SAFETY: as in `new`.
-            word = unsafe { self.word.as_ref() }.load(Relaxed);
+            // Relaxed: the fence orders it.
+            word = self.word().load(Relaxed);
             if self.registered && word & UNBARRIERED == 0 {
-                self.quiet += 1;
-                if self.quiet > LOOKS_TO_STOP {
+                self.checks_since_ring += 1;
+                if self.checks_since_ring > CHECKS_TO_STOP {
                     word = self.stop_fencing();
                 }
             }
         }
         if word & CLOSED != 0 && self.is_closed() {
-            Attention::Closed
+            PeerState::Closed
         } else if word & ARMED == 0 {
-            Attention::None
-        } else if word & !FLAGS == self.rung {
-            Attention::Rung
+            PeerState::Awake
+        } else if word & !FLAGS == self.rung_epoch {
+            PeerState::Rung
         } else {
-            Attention::Sleeps(word & !FLAGS)
+            PeerState::Asleep(word & !FLAGS)
         }
     }
 
-    /// Whether the other side's word says that it is gone.
+    /// Whether the peer's sleep word has the closed flag.
     pub(crate) fn is_closed(&self) -> bool {
-        // SAFETY: as in `new`.
-        unsafe { self.word.as_ref() }.load(CLOSE.load()) & CLOSED != 0 // [close]
+        self.word().load(CLOSE.load()) & CLOSED != 0 // [close]
     }
 
-    /// Notes that this epoch has been rung: once is enough. `seq` is the number of the message behind the one that it was
-    /// rung for.
-    pub(crate) fn rang(&mut self, epoch: u64, seq: u32) {
-        self.rung = epoch;
-        self.rings = if seq.wrapping_sub(self.rung_at) <= NEAR { self.rings + 1 } else { 0 };
-        (self.rung_at, self.quiet) = (seq, 0);
-        if self.rings >= RINGS_TO_FENCE {
+    /// Counts the ring of this epoch, which needs no second one. `seq` is the number after the message that caused it.
+    pub(crate) fn count_ring(&mut self, epoch: u64, seq: u32) {
+        self.rung_epoch = epoch;
+        self.near_rings = if seq.wrapping_sub(self.rung_seq) <= NEAR_MESSAGES { self.near_rings + 1 } else { 0 };
+        (self.rung_seq, self.checks_since_ring) = (seq, 0);
+        if self.near_rings >= RINGS_TO_FENCE {
             self.begin_fencing();
-            self.rings = 0;
+            self.near_rings = 0;
         }
     }
 }

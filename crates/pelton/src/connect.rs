@@ -17,7 +17,7 @@ use crate::os::{Descriptor, Timer, locked, membarrier};
 use crate::path::Place;
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
-use pelton_lane::{Position, step};
+use pelton_lane::{Position, failpoint};
 use rustix::event::epoll::{self, EventFlags};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -208,7 +208,7 @@ impl Listener {
             }
             let accepted = accept_at(bound.socket()).map_err(Error::system("accepting a connection"))?;
             let Some(socket) = accepted else { continue };
-            step("connect: accepted");
+            failpoint("connect: accepted");
             match Shake::new(socket, Pace::Polled, &self.inner.options) {
                 Ok(shake) => connected.push_back((shake, Instant::now() + GREETING)),
                 // As above.
@@ -367,7 +367,7 @@ impl Entrance {
                 continue;
             }
             self.listen_again(bells)?;
-            step("connect: accepted");
+            failpoint("connect: accepted");
             let Ok(shake) = Shake::new(socket, Pace::Polled, &self.listener.inner.options) else { continue };
             let mut admitted = admit();
             if admitted.is_err() && before > 0 {
@@ -502,7 +502,7 @@ impl Origin {
 
     pub(crate) fn resume_sender(&self, parts: &mut SenderParts, deadline: Option<Instant>) -> Result<bool> {
         // If the lane itself is broken, no successor is to blame.
-        parts.lane.look_at_head()?;
+        parts.lane.refresh_head()?;
         self.resume(deadline, |shake, listens| in_call(surviving_sender(shake, parts, listens)))
     }
 
@@ -556,7 +556,7 @@ fn reach<T>(name: &Name, options: &Options, reach: Reach, mut shake: impl FnMut(
             Reach::Until(deadline) => deadline.is_some_and(|deadline| Instant::now() >= deadline),
         };
         if let Some(socket) = name.connect()? {
-            step("connect: connected");
+            failpoint("connect: connected");
             let patience = match reach {
                 Reach::Now => Instant::now() + options.handshake,
                 Reach::Until(deadline) => deadline.unwrap_or_else(|| Instant::now() + PATIENCE),

@@ -24,7 +24,7 @@ use files::{
 };
 use making::{Parent, make};
 use pages::{DAMAGED, Header, LANES_AT, RECOVERED_BYTES, array_at, boot_id, check_preamble, u32_at, u64_at};
-use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Preamble, ProducerPage, SEGMENT_BYTES, step};
+use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Preamble, ProducerPage, SEGMENT_BYTES, failpoint};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::mem::offset_of;
@@ -287,7 +287,7 @@ impl Directory {
             let role = self.sender(number, lock)?;
             write_at(growth.as_fd(), &(number + 1).to_le_bytes(), LANES_AT as u64)
                 .map_err(|errno| self.place.failed("counting lanes in", CHANNEL, 4, errno))?;
-            step("growth: counted");
+            failpoint("growth: counted");
             Ok(role)
         };
         add().inspect_err(|_| {
@@ -350,12 +350,12 @@ impl Directory {
         let failed = |errno| self.failed("noting the recovery in", CHANNEL, errno);
         for lane in lanes {
             write_at(lane.page.as_fd(), &header.boot_id, offset_of!(ProducerPage, boot_id) as u64).map_err(failed)?;
-            step("recovery: noted in a page");
+            failpoint("recovery: noted in a page");
             lane.page.sync().map_err(Error::system("syncing a producer's page"))?;
         }
         let growth = self.lock_growth()?;
         write_at(growth.as_fd(), &header.encode()[..RECOVERED_BYTES], 0).map_err(failed)?;
-        step("recovery: noted in channel");
+        failpoint("recovery: noted in channel");
         rustix::fs::fdatasync(growth.as_fd()).map_err(failed)
     }
 
@@ -446,11 +446,11 @@ impl Directory {
                 done => break done.map(|()| aside).map_err(|errno| self.failed("renaming", "", errno))?,
             }
         };
-        step("removal: renamed");
+        failpoint("removal: renamed");
         let cleared = remove_known(self.place.fd.as_fd(), names);
         cleared.map_err(|errno| self.failed("removing the files of", "", errno))?;
         let removed = rustix::fs::unlinkat(&parent.fd, &aside, AtFlags::REMOVEDIR);
-        step("removal: directory removed");
+        failpoint("removal: directory removed");
         match removed {
             // A creator that swept has just done it.
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -487,7 +487,7 @@ impl Directory {
     fn try_role(&self, name: &str) -> Result<Option<Lock>> {
         let fd = self.place.open_alone(name, FileType::RegularFile, OFlags::RDWR)?;
         let taken = lock::try_lock(fd).map_err(|error| self.cannot_lock(name, error))?;
-        step("role: locked, or not");
+        failpoint("role: locked, or not");
         taken.map(|lock| self.still_there(lock, name)).transpose()
     }
 
@@ -495,7 +495,7 @@ impl Directory {
     fn lock_growth(&self) -> Result<Lock> {
         let fd = self.place.open_alone(CHANNEL, FileType::RegularFile, OFlags::RDWR)?;
         let lock = lock::lock(fd).map_err(|error| self.cannot_lock(CHANNEL, error))?;
-        step("growth: locked");
+        failpoint("growth: locked");
         self.still_there(lock, CHANNEL)
     }
 
@@ -559,7 +559,7 @@ impl Directory {
     /// Shows that this process is alive, as long as the descriptor is kept. Only for who has the role's lock.
     fn hold(&self, name: &str) -> Result<Descriptor> {
         let life = self.place.open_alone(name, FileType::Fifo, OFlags::RDONLY);
-        step("life: held");
+        failpoint("life: held");
         life
     }
 

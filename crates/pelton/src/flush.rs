@@ -12,7 +12,7 @@ use crate::os::{self, Bell, Owner, Ready, locked, poll_until};
 use crate::receiver::{Receiver, Taken};
 use crate::sender::{Reservation, Sender, Sent};
 use crate::wait::Patience;
-use pelton_lane::{SEGMENT_BYTES, seq_after, step};
+use pelton_lane::{SEGMENT_BYTES, failpoint, seq_after};
 use std::cell::RefCell;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -468,7 +468,7 @@ impl Flush {
         if !self.taken.iter_mut().rev().take(RUNS_LOOKED_AT).any(|before| before.join(&taken)) {
             self.taken.push(taken);
         }
-        step("flush: taken");
+        failpoint("flush: taken");
     }
 
     /// Hands what is taken to the sink, and releases it.
@@ -488,16 +488,16 @@ impl Flush {
             messages: taken.run.messages,
             bytes: self.receiver.bytes_of(taken),
         }));
-        step("flush: before the sink");
+        failpoint("flush: before the sink");
         // Also of one that panics.
         self.is_refused = true;
         let written = self.sink.write(&runs);
         self.runs = emptied(runs);
         self.is_refused = written.is_err();
         written.map_err(of_sink)?;
-        step("flush: written");
+        failpoint("flush: written");
         self.receiver.release_runs();
-        step("flush: released");
+        failpoint("flush: released");
         self.taken.clear();
         (self.taken_bytes, self.since) = (0, None);
         Ok(())

@@ -131,7 +131,7 @@ impl Gate {
     }
 
     /// Whether there is something to attend to of which who asks without waiting does not hear: a thread has come or gone.
-    pub(crate) fn stirs(&self) -> bool {
+    pub(crate) fn may_be_ready(&self) -> bool {
         self.hall.stirred.load(Ordering::Relaxed)
     }
 

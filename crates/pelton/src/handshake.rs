@@ -18,8 +18,8 @@ use crate::receiver::ReceiverParts;
 use crate::sender::{SenderMemory, SenderParts};
 use pelton_lane::{
     CAPACITY_MIN, Consumer, ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position,
-    Preamble, Producer, ProducerPage, ReceiverPage, SEGMENT_BYTES, Sleeper, WIRE_VERSION, capacity_is_valid,
-    message_bytes_limit, step,
+    Preamble, Producer, ProducerPage, ReceiverPage, SEGMENT_BYTES, Sleeper, WIRE_VERSION, capacity_is_valid, failpoint,
+    message_bytes_limit,
 };
 use rustix::io::Errno;
 use std::future::poll_fn;
@@ -317,7 +317,7 @@ impl Shake {
 
     fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let sent = self.socket.try_send(bytes, fds);
-        step("hand-shake: packet sent");
+        failpoint("hand-shake: packet sent");
         let sent = match sent {
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
                 return Err(self.last_words());
@@ -406,7 +406,7 @@ impl Shake {
                 let what = "taking the peer's descriptors: raise this process's RLIMIT_NOFILE";
                 return Err(self.refused_for(Error::system(what)(Errno::MFILE.into())));
             }
-            step("hand-shake: packet received");
+            failpoint("hand-shake: packet received");
             let fds = fds
                 .try_into()
                 .map_err(|_| self.refuse(format!("{found} descriptors came with packet {kind}, wanted {N}")))?;
@@ -718,7 +718,7 @@ impl ConsumerSide {
         let [page, data, consumer, receiver] = [page, data, self.consumer, self.receiver].map(Arc::new);
         let memory = SenderMemory { page, data, consumer, receiver };
         let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| shake.refused_for(error))?;
-        step("hand-shake: lane attached");
+        failpoint("hand-shake: lane attached");
         Ok((lane, memory, self.bell))
     }
 }
@@ -782,7 +782,7 @@ pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, list
     let can_barrier = membarrier::register();
     let peer = shake.greet(Role::Sender, true, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
     let lane = &mut parts.lane;
-    lane.look_at_head()?;
+    lane.refresh_head()?;
     let (tail, head, limit) = (lane.tail(), lane.head(), lane.message_bytes_max());
     if lane.capacity() > peer.capacity || limit > peer.message_bytes_max {
         return Err(shake.refuse(format!(
@@ -801,7 +801,7 @@ pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, list
     memory
         .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
         .map_err(|error| shake.refused_for(error))?;
-    step("hand-shake: consumer attached");
+    failpoint("hand-shake: consumer attached");
     let process = shake.watch(&parts.bells, 0)?;
     if let Err(error) = shake.ready(true).await {
         // As if this one had never been: nobody looks at its page any more, whatever it writes there.
@@ -809,7 +809,7 @@ pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, list
         return Err(error);
     }
     shake.reconnect(&mut parts.link, &parts.bells, process, peer.bell, bell);
-    step("hand-shake: survivor goes on");
+    failpoint("hand-shake: survivor goes on");
     Ok(())
 }
 
@@ -1009,11 +1009,11 @@ pub(crate) async fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells:
     // Only now is the successor's page complete: had it died before, the dead one's would still be needed.
     shake.ready(true).await?;
     memory.attach_producer(lane, Arc::new(page), can_barrier);
-    step("hand-shake: producer attached");
+    failpoint("hand-shake: producer attached");
     // What came for messages that the dead sender committed is here; the rest was for messages that never were.
     survivor.link.forget_descriptors_from(tail.seq);
     shake.reconnect(&mut survivor.link, bells, process, peer_bell, bell);
-    step("hand-shake: survivor goes on");
+    failpoint("hand-shake: survivor goes on");
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use crate::directory::{Access, Directory, SenderRole};
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::os::{self, Segment};
-use pelton_lane::{ConsumerPage, Data, Position, ProducerPage, Survey, cut, step, survey};
+use pelton_lane::{ConsumerPage, Data, Position, ProducerPage, Scan, failpoint, scan, truncate};
 use std::path::{Path, PathBuf};
 
 /// What can be seen of a path channel without taking part in it; see [`info`].
@@ -209,11 +209,11 @@ pub fn recover(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<Recove
         let allocated = lane.data.allocate(from, to);
         allocated.map_err(|error| channel.directory.cannot_allocate(lane.number, to - from, error))?;
         // SAFETY: all roles are claimed, so nobody else has the lane; the segments are mapped writable.
-        unsafe { cut(&data_of(lane), producer_page(&lane.page), &found) };
+        unsafe { truncate(&data_of(lane), producer_page(&lane.page), &found) };
         lane.data.sync().map_err(Error::system("syncing a lane"))?;
-        step("recovery: a lane's data");
+        failpoint("recovery: a lane's data");
         // What is kept is on the disk now, and no more than that is vouched for. The page is synced with the recovery's note.
-        producer_page(&lane.page).note_synced(found.end);
+        producer_page(&lane.page).set_synced(found.end);
         done.push(report);
     }
     channel.directory.note_recovered(&channel.lanes)?;
@@ -243,7 +243,7 @@ impl Claimed {
     }
 
     /// What is whole in a lane, and what to say of it.
-    fn examine(&self, role: &SenderRole, keep_unsynced: bool) -> Result<(Survey, RecoveredLane)> {
+    fn examine(&self, role: &SenderRole, keep_unsynced: bool) -> Result<(Scan, RecoveredLane)> {
         let page = producer_page(&role.page);
         let (head, (tail, _)) = (consumer_page(&role.consumer).head(), page.tail_and_floor());
         let synced = page.synced();
@@ -255,7 +255,7 @@ impl Claimed {
             false if is_behind(head, synced) => synced.since(head).min(all),
             false => 0,
         };
-        let found = survey(&data_of(role), self.directory.message_bytes_max(), head, most);
+        let found = scan(&data_of(role), self.directory.message_bytes_max(), head, most);
         let mut problem = found.problem.map(|problem| problem.to_string());
         if problem.is_none() && !vouched && is_behind(found.end, tail) {
             problem = Some("what was not synced before the reboot is not known to be whole".to_owned());

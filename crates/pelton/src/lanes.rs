@@ -9,7 +9,7 @@ use crate::memory::Part;
 use crate::os::{self, Foreign, Segment};
 use crate::sender::End;
 use crate::wait::Spin;
-use pelton_lane::{Consumer, LaneError, Record, Sleeper, step};
+use pelton_lane::{Consumer, LaneError, Record, Sleeper, failpoint};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -101,8 +101,8 @@ impl Lanes {
     }
 
     /// Whether a message waits, as far as can be seen without taking it.
-    pub(crate) fn stirs(&self) -> bool {
-        self.iter().any(|lane| lane.consumer.stirs())
+    pub(crate) fn may_be_ready(&self) -> bool {
+        self.iter().any(|lane| lane.consumer.may_be_ready())
     }
 
     /// What comes next: of the lane whose turn it is, or of the next one that has anything.
@@ -126,7 +126,7 @@ impl Lanes {
             self.idle.push(empty);
             return true;
         }
-        match self.idle.iter().position(|lane| lane.stirs(self.leave)) {
+        match self.idle.iter().position(|lane| lane.may_be_ready(self.leave)) {
             Some(index) => {
                 std::mem::swap(&mut self.current, &mut self.idle[index]);
                 true
@@ -151,7 +151,7 @@ impl Lanes {
             if self.next_idle >= self.idle.len() {
                 self.next_idle = 0;
             }
-            match self.idle[self.next_idle].stirs(self.leave) {
+            match self.idle[self.next_idle].may_be_ready(self.leave) {
                 true => self.busy.push_back(self.idle.swap_remove(self.next_idle)),
                 false => self.next_idle += 1,
             }
@@ -229,9 +229,9 @@ impl Lane {
     }
 
     /// Whether [`Lane::peek`] may find something.
-    fn stirs(&self, leaves: bool) -> bool {
+    fn may_be_ready(&self, leaves: bool) -> bool {
         let goes = self.end.is_some() && !self.consumer.has_taken();
-        (self.consumer.stirs() && !self.is_stalled()) || (leaves && (goes || !self.is_announced))
+        (self.consumer.may_be_ready() && !self.is_stalled()) || (leaves && (goes || !self.is_announced))
     }
 
     /// Whether nothing is to be taken now: of a client that does not read its replies, or a service that drains.
@@ -265,7 +265,7 @@ impl Lane {
 
     /// Adds its figures, which are also shown to others now.
     pub(crate) fn add_to(&self, sum: &mut Counters) {
-        self.consumer.show_counters();
+        self.consumer.store_counters();
         let page = self.consumer.consumer_page();
         // On a path other processes have written them, whatever they are.
         sum.messages = sum.messages.wrapping_add(page.messages());
@@ -283,10 +283,10 @@ impl Lane {
     /// is no news.
     pub(crate) fn meet(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
         let looked = self.find_sender(bells, spin);
-        if !self.consumer.stirs() {
+        if !self.consumer.may_be_ready() {
             self.end = None;
         }
-        step("receiver meets: looked");
+        failpoint("receiver meets: looked");
         // Also by one that could not look now.
         self.link.ring_peer();
         looked
@@ -299,7 +299,7 @@ impl Lane {
             match self.link.find_peer(bells, || (page.generation(), page.pid()))? {
                 Found::Nothing => return Ok(()),
                 // Its life outlives it for a moment, in a child on its way to exec for instance.
-                Found::Peer if self.consumer.producer_closed() => self.note_end(bells),
+                Found::Peer if self.consumer.has_producer_closed() => self.note_end(bells),
                 Found::Peer => {
                     self.end = None;
                     spin.meet(self.link.peer());
@@ -316,7 +316,7 @@ impl Lane {
 
     /// Looks whether the sender has gone. True: it just has.
     pub(crate) fn look_for_end(&mut self, bells: &Bells) -> Result<bool> {
-        let gone = self.is_sender_here() && (self.consumer.producer_closed() || self.link.is_peer_gone()?);
+        let gone = self.is_sender_here() && (self.consumer.has_producer_closed() || self.link.is_peer_gone()?);
         if gone {
             self.note_end(bells);
         }
@@ -324,7 +324,7 @@ impl Lane {
     }
 
     pub(crate) fn note_end(&mut self, bells: &Bells) {
-        self.end = Some(if self.consumer.producer_closed() { End::Closed } else { End::PeerDied });
+        self.end = Some(if self.consumer.has_producer_closed() { End::Closed } else { End::PeerDied });
         self.link.lose_peer(bells);
     }
 }
@@ -360,7 +360,7 @@ impl LaneMemory {
             _ => consumer.taken().wrapping_add(consumer.end_of_committed()?.1),
         };
         // Last: who failed to attach has seen nothing.
-        page.begin(std::process::id());
+        page.start_generation(std::process::id());
         Ok((consumer, redelivered))
     }
 

@@ -7,7 +7,7 @@ use crate::gather::{Hall, this_process};
 pub(crate) use crate::os::Event;
 use crate::os::socket::{DESCRIPTORS_MAX, Socket, wait_for};
 use crate::os::{Bell, Descriptor, Foreign, Nudge, Pollable, Ready, locked, own_uid, poll_until};
-use pelton_lane::step;
+use pelton_lane::failpoint;
 use rustix::event::epoll::EventFlags;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -275,9 +275,9 @@ impl Link {
     #[cold]
     #[inline(never)]
     pub(crate) fn ring_peer(&self) {
-        step("ring: before");
+        failpoint("ring: before");
         self.peer_bell.ring();
-        step("ring: after");
+        failpoint("ring: after");
     }
 
     /// What tells the peer's end.

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::os::socket::{Socket, accept_at, listen_at};
 use crate::os::{Descriptor, own_uid};
-use pelton_lane::step;
+use pelton_lane::failpoint;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -185,7 +185,7 @@ impl Name {
                 let _lock = lock(parent).map_err(|e| self.failed("opening", parent, e))?;
                 self.clear(path)?;
                 let socket = listen_at(path).map_err(|e| self.failed("listening at", path, e))?;
-                step("name: listening");
+                failpoint("name: listening");
                 Bound::new(socket, path.clone(), Vec::new()).map_err(|e| self.failed("looking at", path, e))
             }
             Place::Directory { base, directory } => loop {
@@ -250,7 +250,7 @@ impl Name {
         match Socket::connect(path) {
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
                 let removed = std::fs::remove_file(path);
-                step("name: stale socket removed");
+                failpoint("name: stale socket removed");
                 match removed {
                     Err(error) if error.kind() != ErrorKind::NotFound => {
                         Err(self.failed("removing the stale socket", path, error))

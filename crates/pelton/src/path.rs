@@ -11,7 +11,7 @@ use crate::os::lock::Lock;
 use crate::os::{Descriptor, Segment, membarrier, own_uid};
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
-use pelton_lane::step;
+use pelton_lane::failpoint;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -60,7 +60,7 @@ pub(crate) fn sender(path: &Path, options: &Options, make: Make) -> Result<Sende
     let can_barrier = membarrier::register();
     let SenderRole { number: _, lock, page, data, consumer, receiver, bell, receiver_bell, life } =
         directory.claim_sender()?;
-    step("sender: claimed");
+    failpoint("sender: claimed");
     let place =
         Arc::new(Place { directory: directory.clone(), is_synced: AtomicBool::new(false), _life: life, _lock: lock });
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
@@ -68,13 +68,13 @@ pub(crate) fn sender(path: &Path, options: &Options, make: Make) -> Result<Sende
     let bells = Bells::with(bell).map_err(Error::system("making an eventfd and an epoll"))?;
     let link = Link::through_directory(directory.clone(), Whom::Receiver, receiver_bell);
     let mut lane = memory.take_over(directory.message_bytes_max(), can_barrier)?;
-    step("sender: taken over");
+    failpoint("sender: taken over");
     // Whoever received last may have closed; and nothing is known of what has memory behind it.
-    lane.go_on();
+    lane.continue_without_consumer();
     lane.set_backed(0);
     let mut sender = Sender::new(SenderParts { lane, bells, link, memory }, options, Origin::Path(place))?;
     sender.meet()?;
-    step("sender: met");
+    failpoint("sender: met");
     if let Some(deadline) = options.connect_deadline
         && !sender.wait_for_peer(Some(deadline))?
     {
@@ -102,18 +102,18 @@ pub(crate) fn receiver(path: &Path, options: &Options, make: Make) -> Result<Rec
     check_size(&directory, options)?;
     let can_barrier = membarrier::register();
     let role = directory.claim_receiver()?;
-    step("receiver: claimed");
+    failpoint("receiver: claimed");
     let place = Arc::new(Place { directory, is_synced: AtomicBool::new(false), _life: role.life, _lock: role.lock });
     let bells = Bells::with(role.bell).map_err(Error::system("making an eventfd and an epoll"))?;
     let page = Arc::new(role.page);
     // Before any lane says that it is open: a predecessor that closed said so here as well.
     let sleeper = receiver_sleeper(&page, can_barrier);
     let lane = place.open_lane(0, page)?;
-    step("receiver: taken over");
+    failpoint("receiver: taken over");
     let parts = ReceiverParts { lane, sleeper, bells };
     let mut receiver = Receiver::new(parts, options, Origin::Path(place))?;
     receiver.meet()?;
-    step("receiver: met");
+    failpoint("receiver: met");
     // Messages that wait are as good as who sent them.
     if let Some(deadline) = options.connect_deadline
         && !receiver.has_messages()

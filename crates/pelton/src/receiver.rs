@@ -23,7 +23,7 @@ use crate::{Counters, os};
 use crossbeam_queue::SegQueue;
 use distance::Distance;
 use message::Returned;
-use pelton_lane::{LaneError, Record, Sleeper, Wake, step};
+use pelton_lane::{LaneError, Record, Sleeper, Wake, failpoint};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -271,7 +271,7 @@ impl Receiver {
         if !self.owner.is_current() || self.detours != 0 || self.sleeper.is_armed() {
             return None;
         }
-        self.lanes.current.consumer.peek_at_cursor()
+        self.lanes.current.consumer.peek_fast()
     }
 
     /// The message that was not there at once, if it is on its way. Not where another than the common way is to be gone: there
@@ -293,7 +293,7 @@ impl Receiver {
         }
         for _ in 0..self.spin.first_looks() {
             os::relax();
-            if self.lanes.current.consumer.stirs() {
+            if self.lanes.current.consumer.may_be_ready() {
                 return true;
             }
         }
@@ -412,11 +412,12 @@ impl Receiver {
         // Now and then, for who asks again and again without waiting, whether the senders are alive.
         self.empties = self.empties.wrapping_add(1);
         if let Some(gate) = &self.gate {
-            let due = gate.stirs() || (self.empties.is_multiple_of(16) && self.lanes.current.link.is_look_due());
+            let due = gate.may_be_ready() || (self.empties.is_multiple_of(16) && self.lanes.current.link.is_look_due());
             return if due { self.peek_at_the_gate() } else { self.nothing_or_end() };
         }
-        let closed =
-            self.lanes.is_one() && self.lanes.current.is_sender_here() && self.lanes.current.consumer.producer_closed();
+        let closed = self.lanes.is_one()
+            && self.lanes.current.is_sender_here()
+            && self.lanes.current.consumer.has_producer_closed();
         // An end noted while messages were still there is to be told now.
         let due = self.empties.is_multiple_of(16) && self.lanes.current.link.is_look_overdue();
         let perhaps = closed || self.found_end().is_some() || (due && self.is_peer_known_gone()?);
@@ -474,7 +475,7 @@ impl Receiver {
             return Ok(self.found_end());
         }
         let one = self.lanes.is_one();
-        if one || self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.producer_closed()) {
+        if one || self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.has_producer_closed()) {
             return self.look_for_ends();
         }
         match self.bells.is_any_gone()? {
@@ -666,19 +667,19 @@ impl Receiver {
             return Err(self.not_usable());
         }
         self.bells.drain()?;
-        step("receiver arms: drained");
+        failpoint("receiver arms: drained");
         self.find_senders()?;
-        step("receiver arms: looked");
+        failpoint("receiver arms: looked");
         let armed = Side::arm(self)?;
         if armed && self.ends_now()?.is_some() {
             Side::disarm(self);
             return if self.look()? { Ok(false) } else { Side::end(self).map(|there| !there) };
         }
-        if !armed || Side::must_nap(self) {
+        if !armed || Side::needs_timed_wait(self) {
             // Readable exactly while a message waits, also for who goes back to the loop regardless; and as long as the
             // sender is not known to fence, lest its ring be missed.
             self.bells.nudge().ring();
-            step("receiver arms: nudged");
+            failpoint("receiver arms: nudged");
         }
         Ok(armed)
     }
@@ -739,7 +740,7 @@ impl Receiver {
 
     /// Whether a message waits, as far as can be seen without taking it.
     pub(crate) fn has_messages(&self) -> bool {
-        self.lanes.stirs()
+        self.lanes.may_be_ready()
     }
 
     /// Until a path channel has a sender; false at the deadline.
@@ -751,9 +752,9 @@ impl Receiver {
                 return Err(self.not_usable());
             }
             self.bells.drain()?;
-            step("receiver waits for its peer: drained");
+            failpoint("receiver waits for its peer: drained");
             self.find_senders()?;
-            step("receiver waits for its peer: looked");
+            failpoint("receiver waits for its peer: looked");
             if self.lanes.iter().any(Lane::is_sender_here) {
                 return Ok(true);
             }
@@ -842,7 +843,7 @@ impl Drop for Receiver {
         // The words first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
         for lane in self.lanes.iter() {
             lane.hang_up();
-            step("receiver closes: hung up");
+            failpoint("receiver closes: hung up");
         }
     }
 }
@@ -866,7 +867,7 @@ impl Side for Receiver {
         Ok(self.peek()?.is_some())
     }
 
-    fn stirs(&self) -> bool {
+    fn may_be_ready(&self) -> bool {
         self.has_messages()
     }
 
@@ -876,7 +877,7 @@ impl Side for Receiver {
         let do_fence = || self.lanes.iter().all(|lane| !lane.is_sender_here() || lane.consumer.is_producer_fencing());
         self.sleeper.arm(|| everywhere = do_fence() || os::membarrier::barrier());
         if !everywhere {
-            self.sleeper.lose_barrier();
+            self.sleeper.request_fencing();
         }
         let there = self.look();
         if !matches!(there, Ok(false)) {
@@ -903,8 +904,8 @@ impl Side for Receiver {
         Err(self.not_usable())
     }
 
-    fn must_nap(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.must_nap(&self.sleeper))
+    fn needs_timed_wait(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.is_sender_here() && lane.consumer.needs_timed_wait(&self.sleeper))
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
@@ -913,13 +914,13 @@ impl Side for Receiver {
 
     fn rung(&mut self, alone: bool) -> Result<bool> {
         self.bells.drain()?;
-        step("receiver rung: drained");
+        failpoint("receiver rung: drained");
         // Who comes or goes says so itself, and goes on saying so.
-        if alone && self.gate.as_ref().is_some_and(|gate| !gate.stirs()) {
+        if alone && self.gate.as_ref().is_some_and(|gate| !gate.may_be_ready()) {
             return Ok(false);
         }
         self.find_senders()?;
-        step("receiver rung: looked");
+        failpoint("receiver rung: looked");
         // A sender may have come, sent everything, and gone since the last time.
         if self.found_end().is_some() { Side::end(self) } else { Ok(false) }
     }

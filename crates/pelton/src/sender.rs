@@ -19,7 +19,8 @@ use crate::os::{Owner, Ready, Segment};
 use crate::wait::{self, Patience, Side, Spin};
 use crate::{Counters, os};
 use pelton_lane::{
-    CAPACITY_MIN, Consumer, LaneError, Memory, Position, Producer, Space, WINDOW, Wake, record_bytes, step, walk,
+    CAPACITY_MIN, Consumer, LaneError, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint, find_end,
+    record_bytes,
 };
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -106,7 +107,7 @@ impl SenderParts {
         for to in [bytes.next_multiple_of(STEP).min(most), bytes.next_multiple_of(os::PIECE).min(most)] {
             match data.allocate(from, to) {
                 Ok(()) => {
-                    step("lane: allocated");
+                    failpoint("lane: allocated");
                     self.lane.set_backed(to);
                     return Ok(());
                 }
@@ -151,8 +152,8 @@ impl SenderMemory {
         // SAFETY: the pages are mapped, and as long as they say.
         let (page, consumer) = unsafe { (memory.producer.as_ref(), memory.consumer.as_ref()) };
         let (stored, floor) = page.tail_and_floor();
-        let (tail, _) = walk(&memory.data, message_bytes_max, stored)?;
-        page.begin(std::process::id());
+        let (tail, _) = find_end(&memory.data, message_bytes_max, stored)?;
+        page.start_generation(std::process::id());
         self.attach(tail, consumer.head(), floor, can_barrier)
     }
 
@@ -250,7 +251,7 @@ impl Sender {
         if !self.owner.is_current() {
             return false;
         }
-        match self.parts.lane.reserve_at_tail(payload.len() as u64) {
+        match self.parts.lane.reserve_fast(payload.len() as u64) {
             Some(space) => {
                 self.fill(space, payload);
                 true
@@ -274,7 +275,7 @@ impl Sender {
     }
 
     /// Room for a message of `bytes`, waiting for it as long as `patience` says.
-    fn find_space(&mut self, bytes: usize, patience: Patience) -> Result<Option<Space>> {
+    fn find_space(&mut self, bytes: usize, patience: Patience) -> Result<Option<ReservedSpace>> {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
@@ -304,13 +305,13 @@ impl Sender {
     }
 
     #[inline(always)]
-    fn fill(&mut self, space: Space, payload: &[u8]) {
+    fn fill(&mut self, space: ReservedSpace, payload: &[u8]) {
         self.parts.lane.copy_in(space, payload);
         self.publish(space, payload.len());
     }
 
     #[inline(always)]
-    fn publish(&mut self, space: Space, bytes: usize) {
+    fn publish(&mut self, space: ReservedSpace, bytes: usize) {
         match self.parts.lane.commit(space, bytes as u64) {
             Wake::None if !self.parts.lane.tail().seq.is_multiple_of(LOOK_AFTER) => {}
             wake => self.after_publishing(wake),
@@ -356,7 +357,7 @@ impl Sender {
         }
         if found == Found::Peer {
             // Its close, from now on, is news.
-            lane.go_on();
+            lane.continue_without_consumer();
             self.spin.meet(link.peer());
         }
         Ok(found == Found::Passed)
@@ -393,7 +394,7 @@ impl Sender {
     /// The end of a path channel's receiver has been told: the lane is there for the next one, who may have come already.
     fn go_on_alone(&mut self) {
         self.parts.link.lose_peer(&self.parts.bells);
-        self.parts.lane.go_on();
+        self.parts.lane.continue_without_consumer();
         self.end = None;
         self.owner.reinstate();
         if self.find_next_peer().is_err() {
@@ -519,7 +520,7 @@ impl Sender {
         // asked. For messages of one size a sum as simple as this is no loop.
         let records = lens.into_iter().map(|len| record_bytes((len as u64).min(1 << 31))).fold(0, u64::wrapping_add);
         if self.owner.is_current()
-            && let Some(batch) = self.parts.lane.begin_batch_at_tail(records)
+            && let Some(batch) = self.parts.lane.begin_batch_fast(records)
         {
             return Ok(Some(SentBatch { sender: self, batch }));
         }
@@ -642,7 +643,7 @@ impl Sender {
         }
         let lane = &mut self.parts.lane;
         // A lie there is told by the next send; here the last known figure is the best there is.
-        let _ = lane.look_at_head();
+        let _ = lane.refresh_head();
         let head = lane.head().seq;
         while self.descriptors.front().is_some_and(|(seq, _)| (seq.wrapping_sub(head) as i32) < 0) {
             self.descriptors.pop_front();
@@ -691,17 +692,17 @@ impl Sender {
             return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: self.message_bytes_max() });
         }
         self.parts.bells.drain()?;
-        step("sender arms: drained");
+        failpoint("sender arms: drained");
         let armed = Room { sender: self, want: Want::Message(bytes as u64, 0) }.arm()?;
         if self.is_peer_gone()? {
             self.note_end();
             return Err(self.not_usable());
         }
-        if !armed || self.parts.lane.must_nap() {
+        if !armed || self.parts.lane.needs_timed_wait() {
             // Readable exactly while there is room, also for who goes back to the loop regardless; and as long as the
             // receiver is not known to fence, lest its ring be missed.
             self.parts.bells.nudge().ring();
-            step("sender arms: nudged");
+            failpoint("sender arms: nudged");
         }
         Ok(armed)
     }
@@ -783,7 +784,7 @@ impl Sender {
     /// news.
     pub(crate) fn meet(&mut self) -> Result<()> {
         self.find_peer()?;
-        step("sender meets: looked");
+        failpoint("sender meets: looked");
         self.parts.link.ring_peer();
         Ok(())
     }
@@ -798,10 +799,10 @@ impl Sender {
                 return Err(self.not_usable());
             }
             self.parts.bells.drain()?;
-            step("sender waits for its peer: drained");
+            failpoint("sender waits for its peer: drained");
             // One that has passed may have a successor here already.
             self.find_next_peer()?;
-            step("sender waits for its peer: looked");
+            failpoint("sender waits for its peer: looked");
             if self.parts.link.peer().is_some() {
                 return Ok(true);
             }
@@ -834,8 +835,8 @@ impl Sender {
             place.sync_directory()?;
         }
         memory.data.sync().map_err(Error::system("syncing the lane"))?;
-        step("sync: data");
-        lane.producer_page().note_synced(tail);
+        failpoint("sync: data");
+        lane.producer_page().set_synced(tail);
         memory.page.sync().map_err(Error::system("syncing the lane's page"))?;
         memory.consumer.sync().map_err(Error::system("syncing the receiver's page"))
     }
@@ -896,7 +897,7 @@ impl Drop for Sender {
         // The word first, the ring next, the hang-up last: whoever hears one of the later finds the earlier.
         self.parts.link.ring_peer();
         self.parts.link.shutdown();
-        step("sender closes: hung up");
+        failpoint("sender closes: hung up");
     }
 }
 
@@ -931,19 +932,19 @@ enum Want {
 
 impl Side for Room<'_> {
     fn look(&mut self) -> Result<bool> {
-        if self.sender.parts.lane.consumer_closed() {
+        if self.sender.parts.lane.has_unacknowledged_close() {
             return self.end();
         }
         let want = self.want;
         self.sender.with_memory(|lane| match want {
             Want::Message(bytes, 0) => lane.try_reserve(bytes).map(|space| space.is_some()),
             Want::Message(bytes, count) => lane.try_reserve_with_descriptors(bytes, count).map(|space| space.is_some()),
-            Want::Empty => lane.look_at_head().map(|unreleased| unreleased == 0),
+            Want::Empty => lane.refresh_head().map(|unreleased| unreleased == 0),
         })
     }
 
-    fn stirs(&self) -> bool {
-        self.sender.parts.lane.stirs()
+    fn may_be_ready(&self) -> bool {
+        self.sender.parts.lane.may_be_ready()
     }
 
     fn arm(&mut self) -> Result<bool> {
@@ -955,7 +956,7 @@ impl Side for Room<'_> {
         };
         let armed = lane.arm(bytes, || everywhere = os::membarrier::barrier());
         if !everywhere {
-            lane.lose_barrier();
+            lane.request_fencing();
         }
         match armed {
             // Closed, but perhaps not before everything was released.
@@ -974,8 +975,8 @@ impl Side for Room<'_> {
         if self.want == Want::Empty && unreleased == 0 { Ok(true) } else { Err(self.sender.not_usable()) }
     }
 
-    fn must_nap(&self) -> bool {
-        self.sender.parts.lane.must_nap()
+    fn needs_timed_wait(&self) -> bool {
+        self.sender.parts.lane.needs_timed_wait()
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
@@ -984,7 +985,7 @@ impl Side for Room<'_> {
 
     fn rung(&mut self, _alone: bool) -> Result<bool> {
         self.sender.parts.bells.drain()?;
-        step("sender rung: drained");
+        failpoint("sender rung: drained");
         // A receiver may have come and gone since the last time. What could not be looked at is to be looked at again.
         let passed = self.sender.find_peer().inspect_err(|_| self.sender.parts.bells.nudge().ring())?;
         if passed { self.end() } else { Ok(false) }

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::os::{self, Ready};
-use pelton_lane::step;
+use pelton_lane::failpoint;
 use std::time::{Duration, Instant};
 
 /// How an operation that has to wait does so. For the third way, the caller's own loop, use the `try_` methods and `arm`.
@@ -41,7 +41,7 @@ pub(crate) trait Side {
     /// Whether it is there. An error, the end of the channel too, ends the wait.
     fn look(&mut self) -> Result<bool>;
     /// Whether it may be there: a hint, by one load.
-    fn stirs(&self) -> bool;
+    fn may_be_ready(&self) -> bool;
     /// Announces a sleep. False: it is there after all, and the announcement is taken back.
     fn arm(&mut self) -> Result<bool>;
     /// Takes the announcement back.
@@ -50,7 +50,7 @@ pub(crate) trait Side {
     /// false to go on waiting.
     fn end(&mut self) -> Result<bool>;
     /// Whether a sleep may last only a millisecond.
-    fn must_nap(&self) -> bool;
+    fn needs_timed_wait(&self) -> bool;
     /// Sleeps until a peer rings or goes, or the deadline.
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready>;
     /// A peer has rung, for whatever reason: answers as [`Side::end`] does. `alone`: of all that is watched, only the bell had anything
@@ -192,14 +192,14 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
         if !side.arm()? {
             return Ok(true);
         }
-        step("wait: armed");
-        let nap = side.must_nap().then(|| Instant::now() + Duration::from_millis(1));
+        failpoint("wait: armed");
+        let nap = side.needs_timed_wait().then(|| Instant::now() + Duration::from_millis(1));
         let until = match (deadline, nap) {
             (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
             (deadline, nap) => deadline.or(nap),
         };
         let ready = side.sleep(until);
-        step("wait: woken");
+        failpoint("wait: woken");
         side.disarm();
         let ready = ready?;
         if matches!(ready, Ready::Rung | Ready::RungAlone) && side.rung(ready == Ready::RungAlone)? {
@@ -219,7 +219,7 @@ pub(crate) fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bo
 fn look_often(side: &mut impl Side) -> Result<bool> {
     for _ in 0..LOADS_PER_CLOCK {
         os::relax();
-        if side.stirs() {
+        if side.may_be_ready() {
             break;
         }
     }

@@ -9,7 +9,7 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use support::{Place, deadline, this_thread, wait_until_thread_polls};
+use support::{TestDir, deadline, this_thread, wait_until_thread_polls};
 
 fn main() {
     type Case<F> = (&'static str, F);
@@ -113,7 +113,7 @@ struct Ends {
     listener: Listener,
 }
 
-fn ends(place: &Place) -> Ends {
+fn ends(place: &TestDir) -> Ends {
     let listener = Listener::bind(&place.name()).unwrap();
     std::thread::scope(|scope| {
         let name = place.name();
@@ -137,7 +137,7 @@ fn goes_on(ends: &mut Ends) {
 }
 
 fn inherited_handles_answer_forked(how: How) {
-    let place = Place::new("inherited_handles_answer_forked");
+    let place = TestDir::new("inherited_handles_answer_forked");
     let mut made = ends(&place);
     made.sender.send(b"before").unwrap();
     let mut inherited = Some(made);
@@ -185,11 +185,11 @@ fn inherited_handles_answer_forked(how: How) {
     sender.close().unwrap();
     assert!(receiver.receive().unwrap_err().is_closed());
     drop((receiver, listener));
-    assert_eq!(place.left(), Vec::<PathBuf>::new());
+    assert_eq!(place.entries(), Vec::<PathBuf>::new());
 }
 
 /// Both ends of a channel of each kind.
-fn every_kind(place: &Place) -> [(&'static str, Sender, Receiver); 3] {
+fn every_kind(place: &TestDir) -> [(&'static str, Sender, Receiver); 3] {
     let Ends { sender, receiver, listener: _ } = ends(place);
     let path = place.path().join("channel");
     let by_path = Options::new().capacity(65536).create_sender(&path).unwrap();
@@ -202,7 +202,7 @@ fn every_kind(place: &Place) -> [(&'static str, Sender, Receiver); 3] {
 }
 
 fn handles_of_every_kind(how: How) {
-    let place = Place::new("handles_of_every_kind");
+    let place = TestDir::new("handles_of_every_kind");
     for (kind, sender, receiver) in every_kind(&place) {
         let mut inherited = Some((sender, receiver));
         inherited.as_mut().unwrap().0.send(b"before").unwrap();
@@ -233,7 +233,7 @@ fn handles_of_every_kind(how: How) {
 
 /// Forked without and with what it then executes.
 fn beside_a_waiting_sender(how: How) {
-    let place = Place::new("beside_a_waiting_sender");
+    let place = TestDir::new("beside_a_waiting_sender");
     for (kind, mut sender, mut receiver) in every_kind(&place) {
         let mut sent = 0u64;
         while sender.try_send(&[7; 10_000]).unwrap() == Sent::Sent {
@@ -270,7 +270,7 @@ fn beside_a_waiting_sender(how: How) {
 }
 
 fn inherited_parts_do_nothing(how: How) {
-    let place = Place::new("inherited_parts_do_nothing");
+    let place = TestDir::new("inherited_parts_do_nothing");
     for (_, sender, receiver) in every_kind(&place) {
         parts_do_nothing(how, sender, receiver);
     }
@@ -304,7 +304,7 @@ fn parts_do_nothing(how: How, mut sender: Sender, mut receiver: Receiver) {
 }
 
 fn a_child_makes_channels_of_its_own(how: How) {
-    let place = Place::new("a_child_makes_channels_of_its_own");
+    let place = TestDir::new("a_child_makes_channels_of_its_own");
     let mut inherited = Some(ends(&place));
     Forked::new(how, || {
         let own = tempfile::tempdir().unwrap();
@@ -349,7 +349,7 @@ fn asked(name: &str) -> (pelton::Service, pelton::Client, pelton::Responder) {
 }
 
 fn a_child_answers_calls_of_its_own(how: How) {
-    let place = Place::new("a_child_answers_calls_of_its_own");
+    let place = TestDir::new("a_child_answers_calls_of_its_own");
     let (_service, mut client, mut responder) = asked(&place.name());
     let room = responder.try_reserve(3).unwrap().expect("the lane is empty");
     Forked::new(how, || {
@@ -367,7 +367,7 @@ fn a_child_answers_calls_of_its_own(how: How) {
 
 /// A thread waits for room meanwhile, whom whoever finds some tells by a bell, which is closed in a child.
 fn room_dropped_by_a_child_writes_nowhere() {
-    let place = Place::new("room_dropped_by_a_child_writes_nowhere");
+    let place = TestDir::new("room_dropped_by_a_child_writes_nowhere");
     let name = place.name();
     let mut service = Options::new().capacity(65536).listen_service(&name).unwrap();
     let asking = std::thread::spawn(move || {
@@ -411,7 +411,7 @@ fn room_dropped_by_a_child_writes_nowhere() {
 }
 
 fn dropping_closes_nothing(how: How) {
-    let place = Place::new("dropping_closes_nothing");
+    let place = TestDir::new("dropping_closes_nothing");
     let mut inherited = Some(ends(&place));
     Forked::new(how, || {
         // They take the numbers that the inherited descriptors had, if these were closed.
@@ -439,7 +439,7 @@ fn open_now() -> BTreeMap<i32, PathBuf> {
 
 fn inherited_descriptors_are_closed() {
     let before = open_now();
-    let place = Place::new("inherited_descriptors_are_closed");
+    let place = TestDir::new("inherited_descriptors_are_closed");
     let mut made = ends(&place);
     let (mut sender, receiver) = Options::new().threads().unwrap();
     sender.send(b"x").unwrap();
@@ -456,7 +456,7 @@ fn exec_leaves_no_descriptor() {
         String::from_utf8(output.stdout).unwrap()
     };
     let before = list();
-    let place = Place::new("exec_leaves_no_descriptor");
+    let place = TestDir::new("exec_leaves_no_descriptor");
     let made = ends(&place);
     let (sender, receiver) = Options::new().threads().unwrap();
     assert_eq!(list(), before);
@@ -472,7 +472,7 @@ fn exec_leaves_no_descriptor() {
 }
 
 fn a_listener_does_not_stay_alive_in_a_child() {
-    let place = Place::new("a_listener_does_not_stay_alive_in_a_child");
+    let place = TestDir::new("a_listener_does_not_stay_alive_in_a_child");
     let (reading, writing) = std::io::pipe().unwrap();
     let (mut ready, lives) = std::io::pipe().unwrap();
     Forked::new(How::Fork, || {
@@ -495,7 +495,7 @@ fn a_listener_does_not_stay_alive_in_a_child() {
 }
 
 fn a_death_is_told_though_a_child_lives_on(how: How) {
-    let place = Place::new("a_death_is_told_though_a_child_lives_on");
+    let place = TestDir::new("a_death_is_told_though_a_child_lives_on");
     let listener = Listener::bind(&place.name()).unwrap();
     let (reading, writing) = std::io::pipe().unwrap();
     let name = place.name();
@@ -651,7 +651,7 @@ fn an_inherited_flush_writes_nothing() {
 
 fn an_inherited_engine(how: How) {
     use pelton::file::{EngineOptions, File, Open, Operation};
-    let place = Place::new("an inherited engine for files answers forked");
+    let place = TestDir::new("an inherited engine for files answers forked");
     let path = place.path().join("a");
     for options in [EngineOptions::new(), EngineOptions::new().without_io_uring()] {
         let mut engine = options.open().unwrap();

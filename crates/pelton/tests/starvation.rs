@@ -78,7 +78,7 @@ fn name_of(role: &Role) -> String {
     format!("unix:{}", Path::new(role.get("at")).join("s").display())
 }
 
-fn role_at(role: &str, place: &Place) -> Role {
+fn role_at(role: &str, place: &TestDir) -> Role {
     Role::new(child, role).with("at", place.path().display())
 }
 
@@ -144,7 +144,7 @@ fn stream(role: &Role) {
 fn on_one_processor_streams_that_fill_and_empty_the_lane_get_through_however_they_wait() {
     for by_path in [false, true] {
         for how in [How::Block, How::Spin, How::Epoll, How::Try] {
-            let place = Place::new("on one processor streams that fill and empty the lane get through");
+            let place = TestDir::new("on one processor streams that fill and empty the lane get through");
             let name = if by_path { place.path_name() } else { place.name() };
             let role =
                 Role::new(child, "stream").with("name", name).with("capacity", SMALL).with("how", format!("{how:?}"));
@@ -191,7 +191,7 @@ fn round_trips(role: &Role) {
 fn on_one_processor_round_trips_come_back_however_they_wait() {
     for by_path in [false, true] {
         for how in [How::Block, How::Epoll] {
-            let place = Place::new("on one processor round trips come back however they wait");
+            let place = TestDir::new("on one processor round trips come back however they wait");
             let name = if by_path { place.path_name() } else { place.name() };
             let role = Role::new(child, "round trips").with("name", name).with("how", format!("{how:?}"));
             let role = role.with("count", rounds(1000)).with("listen", "yes");
@@ -250,7 +250,7 @@ fn contained(_: &Role) {
 
 #[test]
 fn in_a_container_with_64_mib_and_a_root_that_cannot_be_written_channels_work() {
-    let place = Place::new("in a container with 64 MiB and a root that cannot be written channels work");
+    let place = TestDir::new("in a container with 64 MiB and a root that cannot be written channels work");
     let with_user = ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child"];
     let unshares = |arguments: &[&str]| {
         let done = Command::new("unshare").args(arguments).arg("true").stderr(std::process::Stdio::null()).status();
@@ -320,7 +320,7 @@ fn cycles(role: &Role) {
 #[test]
 fn channels_opened_and_closed_again_and_again_leave_no_descriptor_and_no_mapping() {
     for (how, count) in [("threads", 3000), ("connect", 2000), ("path", 2000)] {
-        let place = Place::unwatched();
+        let place = TestDir::unwatched();
         let role = role_at("cycles", &place).with("how", how).with("count", rounds(count));
         let child = Child::start(role);
         while child.line() == "goes on" {}
@@ -333,7 +333,7 @@ fn channels_opened_and_closed_again_and_again_leave_no_descriptor_and_no_mapping
 /// As above, when the other end is killed each time.
 #[test]
 fn peers_killed_again_and_again_leave_no_descriptor_and_no_mapping() {
-    let place = Place::unwatched();
+    let place = TestDir::unwatched();
     let listener = small().listen(&place_name(&place)).unwrap();
     let ours = || {
         let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();

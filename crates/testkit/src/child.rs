@@ -31,7 +31,7 @@ use std::time::Duration;
 
 const ROLE: &str = "PELTON_CHILD";
 
-/// What a child is to do: words by name.
+/// The task of a child: words by name.
 #[derive(Clone, Debug, Default)]
 pub struct Role {
     /// The role function's path, as the test framework calls it.
@@ -45,7 +45,7 @@ impl Role {
         Role { test: path_of(&child), ..Role::default() }.with("role", name)
     }
 
-    /// And this word.
+    /// Adds a word.
     pub fn with(mut self, key: &str, value: impl ToString) -> Role {
         self.words.insert(key.to_owned(), value.to_string());
         self
@@ -54,7 +54,7 @@ impl Role {
     /// The role of this process, if it is a child.
     pub fn of_this_process() -> Option<Role> {
         let text = std::env::var(ROLE).ok()?;
-        // SAFETY: neither call takes a pointer. A child does not outlive the thread that made it, nor a hang.
+        // SAFETY: neither call takes a pointer. They end the child with its parent's thread, and if it hangs.
         unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             libc::alarm(2 * DEADLINE.as_secs() as u32);
@@ -74,12 +74,12 @@ impl Role {
         self.words.get(key).map(|text| text.parse().unwrap())
     }
 
-    /// All its words.
+    /// All words as text.
     pub fn text(&self) -> String {
         self.words.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join("\t")
     }
 
-    /// This test binary, which takes the role once it runs.
+    /// The command of this test binary with the role.
     fn command(&self) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", self.test, "--nocapture", "--test-threads=1"]).env(ROLE, self.text());
@@ -129,7 +129,7 @@ impl Child {
         Child { process: Process::start(command), role: role.text() }
     }
 
-    /// Has another program start it: the words of `wrapper`, behind which come this binary and its arguments.
+    /// Starts it by another program: the words of `wrapper`, then this binary and its arguments.
     pub fn start_by(role: Role, wrapper: &[&str]) -> Child {
         Child::start_as(role, |command| {
             let mut wrapped = Command::new(wrapper[0]);
@@ -140,7 +140,7 @@ impl Child {
         })
     }
 
-    /// Its number.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
@@ -167,7 +167,7 @@ impl Child {
             if let Some(reported) = line.strip_prefix('>') {
                 return Some(reported.to_owned());
             }
-            // Else a child that does nothing would be one that succeeds.
+            // Without this check, a child that runs no test would count as a success.
             assert!(line != "running 0 tests", "the role {} names no function with #[test]", self.role);
         }
     }
@@ -196,13 +196,13 @@ impl Child {
     /// Waits for its end, with its input left open.
     #[track_caller]
     pub fn wait(mut self) -> ExitStatus {
-        // The end of its output comes first. A child that hangs is ended by its own alarm, after less time than this; one that
-        // only works may take longer than a deadline on a loaded machine.
+        // The end of its output comes first. A child that hangs is ended by its own alarm, after less time than this;
+        // one that only works may take longer than a deadline on a loaded machine.
         while self.line_or_end(3 * DEADLINE).is_some() {}
         self.process.status()
     }
 
-    /// Waits for its end, which must be a good one.
+    /// Waits for its end, and fails unless it succeeded.
     #[track_caller]
     pub fn wait_for_success(self) {
         let role = self.role.clone();
@@ -216,7 +216,7 @@ impl Child {
         self.process.finish()
     }
 
-    /// Waits until the kernel says that it is in this state: 'T' stopped, 'S' asleep, 'Z' ended.
+    /// Waits until the kernel reports this state: 'T' stopped, 'S' asleep, 'Z' ended.
     #[track_caller]
     pub fn wait_for_state(&self, state: char) {
         self.process.wait_for_state(state);

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Far above what anything takes on a loaded machine; only a hang reaches it.
+/// Far longer than any operation takes on a loaded machine; only a hang reaches it.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// [`DEADLINE`] from now.
@@ -15,11 +15,13 @@ pub fn deadline() -> Instant {
     Instant::now() + DEADLINE
 }
 
-/// Polls a condition that the kernel does not notify, until it holds; panics with what was `expected` after [`DEADLINE`].
+/// Polls a condition that the kernel does not notify, until it holds; panics with what was `expected` after
+/// [`DEADLINE`].
 #[track_caller]
 pub fn eventually(expected: &str, mut condition: impl FnMut() -> bool) {
     let until = deadline();
-    // Short conditions hold at once or after a few polls; a long one must not take the processor from what it waits for.
+    // Short conditions hold at once or after a few polls; a long one must not take the processor from what it waits
+    // for.
     let mut polls = 0u32;
     while !condition() {
         assert!(Instant::now() < until, "not within {DEADLINE:?}: {expected}");
@@ -40,7 +42,8 @@ pub fn eventually_is<T: PartialEq + std::fmt::Debug>(wanted: T, what: &str, mut 
     }
 }
 
-/// Aborts the process, with a test's claim, when the test still runs after twice the [`DEADLINE`]: for calls that have no deadline.
+/// Aborts the process, with a test's claim, when the test still runs after twice the [`DEADLINE`]: for calls that have
+/// no deadline.
 pub struct Watchdog {
     alive: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -74,7 +77,8 @@ pub fn readable(fd: impl AsFd) {
     wait_for_readable(&[fd.as_fd()], "the descriptor becomes readable");
 }
 
-/// Waits until one of the descriptors is readable, and returns of each whether it is. Panics with what was `expected` after [`DEADLINE`].
+/// Waits until one of the descriptors is readable, and returns of each whether it is. Panics with what was `expected`
+/// after [`DEADLINE`].
 #[track_caller]
 pub fn wait_for_readable(fds: &[BorrowedFd<'_>], expected: &str) -> Vec<bool> {
     let found = poll_until(fds, deadline());

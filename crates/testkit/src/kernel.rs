@@ -1,4 +1,4 @@
-//! What the kernel says of a process or a thread, and on which processor a thread runs.
+//! The kernel's view of a process or a thread, and the processor of a thread.
 
 use crate::deadline::eventually;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -24,7 +24,7 @@ pub fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// Those threads of this process whose name begins so.
+/// The threads of this process whose name has this prefix.
 pub fn threads_named(prefix: &str) -> Vec<i32> {
     tasks(std::process::id())
         .filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with(prefix)))
@@ -32,7 +32,7 @@ pub fn threads_named(prefix: &str) -> Vec<i32> {
         .collect()
 }
 
-/// The calling thread's number.
+/// The calling thread's id.
 pub fn this_thread() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
@@ -45,11 +45,12 @@ pub fn is_root() -> bool {
 /// The mode bits that this process takes from new files. Read, not changed: a process has one for all its threads.
 pub fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let mask = status.lines().find_map(|line| line.strip_prefix("Umask:")).expect("the kernel shows the umask");
+    let mask = status.lines().find_map(|line| line.strip_prefix("Umask:")).expect("the kernel reports the umask");
     u32::from_str_radix(mask.trim(), 8).unwrap()
 }
 
-/// A process's state: 'R' runs, 'S' sleeps, 'T' is stopped, 'Z' has ended and was not waited for. `None` if there is no such process.
+/// A process's state: 'R' runs, 'S' sleeps, 'T' is stopped, 'Z' has ended and was not waited for. `None` if there is no
+/// such process.
 pub fn state_of(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(") ").next()?.chars().next()
@@ -98,8 +99,8 @@ fn is_polling(call: Option<libc::c_long>) -> bool {
     call.is_some_and(|call| polls.contains(&call))
 }
 
-/// Has the calling thread, and those that it starts, run on one processor: of those that it may use the one of this number, modulo their
-/// count. Returns the processors that it could use before, for `sched_setaffinity`.
+/// Has the calling thread, and those that it starts, run on one processor: of those that it may use the one of this
+/// number, modulo their count. Returns the processors that it could use before, for `sched_setaffinity`.
 pub fn pin(number: usize) -> CpuSet {
     let allowed = sched_getaffinity(None).unwrap();
     let all: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();

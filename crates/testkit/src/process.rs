@@ -10,7 +10,8 @@ use std::process::{ChildStdin, ChildStdout, Command, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// A running program, killed when dropped. Threads read those of its outputs that are pipes, unless they are taken away.
+/// A running program, killed when dropped. Threads read those of its outputs that are pipes, unless they are taken
+/// away.
 pub struct Process {
     child: std::process::Child,
     pidfd: OnceCell<OwnedFd>,
@@ -27,19 +28,19 @@ impl Process {
         process
     }
 
-    /// Starts it, and leaves reading standard output to the caller, who takes it by [`Process::take_stdout`].
+    /// Starts it, and does not read standard output: the caller takes it by [`Process::take_stdout`].
     pub fn start_unread(mut command: Command) -> Process {
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let (stdin, stderr) = (child.stdin.take(), child.stderr.take().map(Output::read));
         Process { child, pidfd: OnceCell::new(), stdin, stdout: None, stderr }
     }
 
-    /// Standard output, which nobody reads yet.
+    /// Standard output, which no thread reads yet.
     pub fn take_stdout(&mut self) -> ChildStdout {
         self.child.stdout.take().unwrap()
     }
 
-    /// Its number.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -84,7 +85,7 @@ impl Process {
         kernel::process_polls(self.pid())
     }
 
-    /// Waits until the kernel says that it is in this state: 'T' stopped, 'S' asleep, 'Z' ended. The kernel does not notify that.
+    /// Waits until the kernel reports this state: 'T' stopped, 'S' asleep, 'Z' ended. The kernel does not notify that.
     #[track_caller]
     pub fn wait_for_state(&self, state: char) {
         eventually(&format!("the process is in state {state}"), || kernel::state_of(self.pid()) == Some(state));
@@ -117,7 +118,7 @@ impl Process {
         Ended { status: self.status(), stdout, stderr: String::from_utf8(stderr).unwrap() }
     }
 
-    /// How it ended, which it has done or is about to do.
+    /// Its exit status; waits for its end.
     pub(crate) fn status(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
@@ -130,7 +131,7 @@ impl Drop for Process {
     }
 }
 
-/// What a thread reads from a pipe.
+/// The output that a thread reads from a pipe.
 struct Output {
     chunks: Receiver<Vec<u8>>,
     /// Read, and not taken yet.
@@ -162,7 +163,7 @@ impl Output {
         true
     }
 
-    /// `None` at the end, where what is left is no line.
+    /// `None` at the end, also if an incomplete line is left.
     #[track_caller]
     fn line(&self, timeout: Duration) -> Option<String> {
         // A long line is searched once, not with each chunk of it.
@@ -194,7 +195,7 @@ impl Output {
 pub struct Ended {
     /// By a code or a signal.
     pub status: ExitStatus,
-    /// What of its standard output was not taken before.
+    /// The rest of its standard output.
     pub stdout: Vec<u8>,
     /// Its standard error.
     pub stderr: String,

@@ -1,12 +1,12 @@
 //! The one random generator of the tests.
 
-/// A small generator (xorshift), good enough for sizes and delays, and the same on every machine for a seed. A test prints
-/// its seed when it fails.
+/// A small generator (xorshift), good enough for sizes and delays, and the same on every machine for a seed. A test
+/// prints its seed when it fails.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The generator of this seed; any number is good.
+    /// The generator of this seed, which may be any number.
     pub const fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
@@ -24,11 +24,11 @@ impl Random {
         self.word() % bound
     }
 
-    /// So many random bytes.
+    /// `count` random bytes.
     pub fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
-        for piece in bytes.chunks_mut(8) {
-            piece.copy_from_slice(&self.word().to_le_bytes()[..piece.len()]);
+        for chunk in bytes.chunks_mut(8) {
+            chunk.copy_from_slice(&self.word().to_le_bytes()[..chunk.len()]);
         }
         bytes
     }

@@ -1,12 +1,12 @@
-//! System calls that fail, as in a sandbox: a seccomp filter for the calling thread and those that it makes from then on. There is no way
-//! back, so it belongs in a thread or a process that ends.
+//! System calls that fail, as in a sandbox: a seccomp filter for the calling thread and those that it starts later. The
+//! filter is permanent, so use it in a thread or a process that ends.
 
-/// Has this system call fail with `errno`.
+/// Makes this system call fail with `errno`.
 pub fn refuse(call: libc::c_long, errno: i32) {
     filter(vec![load(0), jump(libc::BPF_JEQ, 0, 1, call as u32), fail(errno), allow()]);
 }
 
-/// Has this system call fail with `errno` where argument `argument`, counted from 0, is `value`.
+/// Makes this system call fail with `errno` where argument `argument`, counted from 0, is `value`.
 pub fn refuse_where(call: libc::c_long, argument: u32, value: u32, errno: i32) {
     refuse_by(libc::BPF_JEQ, call, argument, value, errno);
 }
@@ -44,7 +44,7 @@ fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
 
 fn filter(mut program: Vec<libc::sock_filter>) {
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the program lives across the calls, which copy it.
+    // SAFETY: `program` outlives the calls, and the kernel copies it.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter), 0);

@@ -39,11 +39,11 @@ struct Keys {
 }
 
 impl Keys {
-        /// Returns the claims of a valid token, or the reason why it is invalid.
+    /// Returns the claims of a valid token, or the reason why it is invalid.
     fn verify(&self, token: &[u8]) -> Result<Vec<u8>, (u32, String)> {
         let malformed = |why: &dyn std::fmt::Display| (MALFORMED, why.to_string());
         let header = decode_header(token).map_err(|error| malformed(&error))?;
-                // The token may choose the key; the key determines the algorithm.
+        // The token may choose the key; the key determines the algorithm.
         let key = match header.alg {
             Algorithm::HS256 => &self.shared,
             Algorithm::ES256 => &self.public,
@@ -64,7 +64,7 @@ impl Keys {
     }
 
     fn answer(&self, request: Request<'_>) {
-                // A client that has gone needs no reply.
+        // A client that has gone needs no reply.
         let _ = match self.verify(&request) {
             Ok(claims) => request.reply(&claims),
             Err((code, why)) => request.fail(code, why.as_bytes()),

@@ -3,19 +3,19 @@
 use pelton_lane::*;
 use std::ptr::NonNull;
 
-/// The pages and the data, freed with it. A lane attached to it must not outlive it.
+/// Owns the pages and the data. A lane attached to them must not outlive it.
 pub struct Pages {
     pub memory: Memory,
-    words: *mut [Chunk],
+    words: *mut [CacheLine],
 }
 
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-struct Chunk([u64; 8]);
+struct CacheLine([u64; 8]);
 
-// SAFETY: plain memory; the tests hand each side to one thread.
+// SAFETY: plain memory; the tests give each side to one thread.
 unsafe impl Send for Pages {}
-// SAFETY: as above.
+// SAFETY: plain memory; the tests give each side to one thread.
 unsafe impl Sync for Pages {}
 
 impl Pages {
@@ -25,12 +25,12 @@ impl Pages {
 
     pub fn with_limit(capacity: u64, bytes_max: u64, start: Position) -> Pages {
         assert!(capacity_is_valid(capacity));
-        let words = Box::into_raw(vec![Chunk([0; 8]); capacity as usize / 64].into_boxed_slice());
+        let words = Box::into_raw(vec![CacheLine([0; 8]); capacity as usize / 64].into_boxed_slice());
         let memory = Memory {
             producer: NonNull::from(Box::leak(Box::new(ProducerPage::new(capacity, bytes_max, 1, 1)))),
             consumer: NonNull::from(Box::leak(Box::new(ConsumerPage::new(start, 1, 2)))),
             receiver: NonNull::from(Box::leak(Box::new(ReceiverPage::new()))),
-            // SAFETY: `capacity` bytes, aligned to 64, until the drop below.
+            // SAFETY: the box has `capacity` bytes, aligned to 64; the drop below frees it.
             data: unsafe { Data::new(NonNull::new(words.cast()).unwrap(), capacity) },
         };
         Pages { memory, words }
@@ -41,7 +41,7 @@ impl Pages {
     }
 
     pub fn attach_with(&self, producer_barrier: bool, consumer_barrier: bool) -> (Producer, Consumer) {
-        // SAFETY: the memory lives as long as `self`; the tests attach each side once at a time.
+        // SAFETY: the memory lives as long as `self`; the tests have at most one of each side at a time.
         unsafe {
             let start = self.memory.consumer.as_ref().head();
             let max = self.memory.producer.as_ref().message_bytes_max;
@@ -50,9 +50,9 @@ impl Pages {
         }
     }
 
-    /// A word of the data, for tests that play the hostile peer.
+    /// A word of the data, for tests that act as a hostile peer.
     pub fn word(&self, offset: u64) -> &std::cell::Cell<u64> {
-        // SAFETY: in bounds by the slice's own check; one thread in these tests.
+        // SAFETY: the slice checks the bounds; these tests have one thread.
         unsafe {
             let chunk = &raw mut (*self.words)[offset as usize / 64];
             &*(&raw mut (*chunk).0[offset as usize % 64 / 8]).cast()
@@ -62,7 +62,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: made by Box above, freed once.
+        // SAFETY: `with_limit` made each pointer from a box; only this frees them, once.
         unsafe {
             drop(Box::from_raw(self.memory.producer.as_ptr()));
             drop(Box::from_raw(self.memory.consumer.as_ptr()));
@@ -84,7 +84,7 @@ pub fn send(producer: &mut Producer, payload: &[u8]) -> bool {
 }
 
 pub fn bytes<'a>(consumer: &Consumer, record: &Record) -> &'a [u8] {
-    // SAFETY: the record is not released while the slice is used.
+    // SAFETY: the tests do not use the slice after the record's release.
     unsafe { std::slice::from_raw_parts(consumer.payload(record).as_ptr(), record.bytes as usize) }
 }
 
@@ -95,7 +95,7 @@ pub fn receive(consumer: &mut Consumer) -> Option<Vec<u8>> {
     Some(payload)
 }
 
-/// A payload that tells its number and its length, different in every byte.
+/// A payload that depends on its number, its length and each byte's index.
 pub fn payload(number: u64, len: usize) -> Vec<u8> {
     (0..len).map(|i| (number.wrapping_mul(0x9e3779b97f4a7c15) >> 32) as u8 ^ i as u8 ^ len as u8).collect()
 }

@@ -1,12 +1,13 @@
-//! The lane, over memory on the heap, with the production atomics; for loom see `tests/loom`. `two_threads.rs` and `one_thread.rs` run under Miri
-//! too, and all but `hostile.rs` and `two_threads.rs` have to notice what cargo-mutants changes.
+//! The lane, over memory on the heap, with the production atomics; for loom see `tests/loom`. `two_threads.rs` and
+//! `one_thread.rs` also run under Miri. All but `hostile.rs` and `two_threads.rs` must fail with each change by
+//! cargo-mutants.
 #![cfg(not(loom))]
 
+mod chunks;
 mod fixture;
 mod hostile;
 mod one_thread;
 mod pages;
 mod producer;
-mod runs;
 mod two_threads;
 mod vectors;

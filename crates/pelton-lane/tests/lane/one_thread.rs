@@ -1,4 +1,4 @@
-//! The lane under one thread: against a model, at every offset, at the ends of its numbers, and lied to.
+//! The lane in one thread: against a model, at every offset, at the ends of its numbers, and with false values.
 
 use crate::fixture::*;
 use pelton_lane::*;
@@ -34,7 +34,7 @@ fn step(max: usize) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Runs the steps on a lane and on a queue, and compares whatever comes out.
+/// Runs the steps on a lane and on a queue, and compares the results.
 fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
     let pages = Pages::new(capacity, Position { offset: 0, seq: first_seq });
     let (mut producer, mut consumer) = pages.attach();
@@ -84,7 +84,11 @@ fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
                         waiting.push_back(message);
                         committed += 1;
                     }
-                    assert_eq!(producer.batch_message(&mut batch, 0), None, "a batch gives no more than it reserved");
+                    assert_eq!(
+                        producer.batch_message(&mut batch, 0),
+                        None,
+                        "a batch has no more space than it reserved"
+                    );
                     let _ = producer.commit_batch(batch);
                 }
             }
@@ -103,7 +107,7 @@ fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
                 for _ in 0..most {
                     let record = match consumer.take_at(&mut cursor) {
                         Some(record) => record,
-                        // Perhaps it has marks.
+                        // The message may have marks.
                         None => {
                             consumer.take_to(cursor, std::mem::take(&mut sum));
                             let Some(record) = consumer.peek().unwrap() else { break };
@@ -143,15 +147,15 @@ fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
             }
         }
         for (_, record, message) in &held {
-            assert_eq!(bytes(&consumer, record), *message, "nobody writes over a held message");
+            assert_eq!(bytes(&consumer, record), *message, "a held message is not overwritten");
         }
         assert_eq!(consumer.end_of_committed().unwrap(), (producer.tail(), committed - taken));
-        // What a recovery, which has the data and the head alone, finds of the end and of the floor that still counts.
+        // A recovery, which has only the data and the head, finds the same end, and the same floor if it still applies.
         let (head, (_, floor)) = (consumer.head(), producer.producer_page().tail_and_floor());
-        let found = survey(&pages.memory.data, producer.message_bytes_max(), head, u64::MAX);
+        let found = scan(&pages.memory.data, producer.message_bytes_max(), head, u64::MAX);
         assert_eq!((found.end, found.problem), (producer.tail(), None));
         if head.offset < floor && floor <= found.end.offset {
-            assert_eq!(found.floor, floor, "the front is not free before the head has come past it");
+            assert_eq!(found.floor, floor, "the front is not free before the head has passed it");
         }
     }
     for (ticket, ..) in held.drain(..) {
@@ -161,7 +165,7 @@ fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
         assert_eq!(Some(message), waiting.pop_front());
     }
     assert!(waiting.is_empty());
-    assert_eq!(producer.look_at_head().unwrap(), 0, "everything released, everything accounted for");
+    assert_eq!(producer.refresh_head().unwrap(), 0, "everything is released");
     let max = producer.message_bytes_max() as usize;
     assert!(send(&mut producer, &payload(1, max)), "a drained lane takes its largest message");
 }
@@ -170,7 +174,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_sent_is_what_is_received(
+    fn every_message_arrives_whole_once_and_in_order(
         capacity in prop_oneof![Just(4096u64), Just(4160), Just(8192), Just(1 << 16)],
         window in prop_oneof![Just(256u64), Just(1024), Just(1 << 20)],
         first_seq in prop_oneof![Just(1u32), Just(u32::MAX - 3), any::<u32>().prop_map(|seq| seq.max(1))],
@@ -195,7 +199,7 @@ fn every_size_passes_at_every_offset_of_a_draining_lane() {
     assert_eq!(max, 4096 / 2 - 32);
     let mut offsets = std::collections::HashSet::new();
     for size in 0..=max {
-        // Fillers of 0 to 7 words walk the lane's position through every offset while the sizes go by.
+        // Fillers move the tail, so that the sizes meet every offset.
         for filler in [0, 8, 24, 56, 248] {
             assert!(send(&mut producer, &payload(1, filler)), "filler of {filler} bytes into a drained lane");
             assert_eq!(receive(&mut consumer), Some(payload(1, filler)));
@@ -205,7 +209,7 @@ fn every_size_passes_at_every_offset_of_a_draining_lane() {
             offsets.insert(producer.tail().offset);
         }
     }
-    assert!(offsets.len() > 500, "all but the very end of 512 places: {}", offsets.len());
+    assert!(offsets.len() > 500, "nearly all of the 512 offsets: {}", offsets.len());
 }
 
 #[test]
@@ -219,7 +223,7 @@ fn a_message_above_the_limit_is_refused_with_both_sizes() {
 }
 
 #[test]
-fn numbers_go_round_and_skip_zero() {
+fn sequence_numbers_wrap_and_skip_zero() {
     let pages = Pages::new(4096, Position { offset: 0, seq: u32::MAX - 2 });
     let (mut producer, mut consumer) = pages.attach();
     let mut seqs = Vec::new();
@@ -235,30 +239,30 @@ fn numbers_go_round_and_skip_zero() {
 }
 
 #[test]
-fn a_reader_that_stops_after_an_early_wrap_leaves_the_whole_lane_to_the_producer() {
+fn a_consumer_that_stops_after_an_early_wrap_leaves_the_lane_to_the_producer() {
     let capacity = 8 << 20;
     let pages = Pages::new(capacity, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     let message = payload(3, 1000);
-    // The reader keeps up for a while: the lane stays within its window.
+    // While the consumer keeps up, the lane stays within its window.
     for _ in 0..1000 {
         assert!(send(&mut producer, &message));
         assert!(receive(&mut consumer).is_some());
         assert!(producer.tail().offset <= WINDOW + 1016);
     }
-    // It stops just after the lane wrapped.
+    // The consumer stops just after the producer has wrapped.
     while producer.tail().offset > 4096 {
         assert!(send(&mut producer, &message));
         if producer.tail().offset > 4096 {
             receive(&mut consumer);
         }
     }
-    let mut sent = producer.look_at_head().unwrap();
+    let mut sent = producer.refresh_head().unwrap();
     while send(&mut producer, &message) {
         sent += 1;
     }
     assert!(sent * 1008 > capacity * 95 / 100, "{sent} messages of 1008 bytes in {capacity}");
-    // And everything comes out in order, the jumped lap too; then the lane shrinks back.
+    // Everything arrives in order, also across the jump. Then the producer returns to its window.
     let mut received = 0;
     while receive(&mut consumer).inspect(|m| assert_eq!(*m, message)).is_some() {
         received += 1;
@@ -268,7 +272,7 @@ fn a_reader_that_stops_after_an_early_wrap_leaves_the_whole_lane_to_the_producer
         assert!(send(&mut producer, &message));
         assert!(receive(&mut consumer).is_some());
     }
-    assert!(producer.tail().offset <= WINDOW + 1016, "the window shrinks back");
+    assert!(producer.tail().offset <= WINDOW + 1016, "the producer returns to its window");
 }
 
 #[test]
@@ -300,7 +304,7 @@ fn a_batch_is_seen_whole_or_not_at_all() {
 }
 
 #[test]
-fn space_comes_back_in_order_whatever_order_messages_are_released_in() {
+fn space_is_reclaimed_in_order_whatever_the_order_of_release() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     for _ in 0..3 {
@@ -315,14 +319,14 @@ fn space_comes_back_in_order_whatever_order_messages_are_released_in() {
     assert_eq!(consumer.held(), 3);
     let _ = consumer.release_held(tickets[2]);
     let _ = consumer.release_held(tickets[1]);
-    assert_eq!(producer.look_at_head().unwrap(), 3, "the oldest is held, so nothing came back");
+    assert_eq!(producer.refresh_head().unwrap(), 3, "the oldest record is held, so no space is free");
     let _ = consumer.release_held(tickets[0]);
-    assert_eq!(producer.look_at_head().unwrap(), 0);
+    assert_eq!(producer.refresh_head().unwrap(), 0);
 }
 
 #[test]
-#[should_panic(expected = "given back once")]
-fn a_ticket_given_back_twice_is_caught() {
+#[should_panic(expected = "already released")]
+fn a_ticket_released_twice_panics() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     assert!(send(&mut producer, b"a") && send(&mut producer, b"b"));
@@ -341,7 +345,7 @@ fn marks_travel_with_their_message() {
     for _ in 0..100 {
         let space = producer.try_reserve_with_descriptors(3, 4).unwrap().unwrap();
         producer.copy_in(space, b"fds");
-        assert_eq!(consumer.peek().unwrap(), None, "nothing of it is seen before it is committed");
+        assert_eq!(consumer.peek().unwrap(), None, "no part of it is visible before the commit");
         let _ = producer.commit(space, 3);
         let record = consumer.peek().unwrap().unwrap();
         assert_eq!((record.descriptors, bytes(&consumer, &record)), (4, &b"fds"[..]));
@@ -353,17 +357,17 @@ fn marks_travel_with_their_message() {
 }
 
 #[test]
-fn a_successor_goes_on_where_the_dead_producer_committed_last() {
+fn a_successor_continues_after_the_last_commit_of_a_dead_producer() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     for number in 0..300 {
         assert!(send(&mut producer, &payload(number, 40)));
         let space = producer.try_reserve(100).unwrap().unwrap();
-        producer.copy_in(space, &[9; 100]); // died while writing
+        producer.copy_in(space, &[9; 100]); // dies while writing
         let (tail, messages) = consumer.end_of_committed().unwrap();
         assert_eq!((tail, messages), (producer.tail(), 1));
         let floor = consumer.producer_page().tail_and_floor().1;
-        // SAFETY: the predecessor is not used any more.
+        // SAFETY: the pages live as long as the test, and it uses the predecessor no more.
         let mut successor = unsafe { Producer::attach(pages.memory, tail, consumer.head(), floor, true).unwrap() };
         assert_eq!(successor.unreleased(), 1);
         assert!(send(&mut successor, &payload(number, 41)));
@@ -384,23 +388,24 @@ fn a_new_generation_is_marked_at_its_first_message_even_the_largest() {
         let (tail, _) = consumer.end_of_committed().unwrap();
         let mut page = ProducerPage::new(4096, message_bytes_limit(4096), 2, 1);
         let memory = Memory { producer: std::ptr::NonNull::from(&mut page), ..pages.memory };
-        // SAFETY: the page outlives both sides, which are dropped before it at the end of this round.
+        // SAFETY: both sides are dropped before the page, at the end of this round.
         let mut successor = unsafe { Producer::attach(memory, tail, consumer.head(), 0, true).unwrap() };
-        assert_eq!(successor.producer_page().tail_and_floor(), (tail, 0), "for the next successor");
-        // SAFETY: as above.
+        assert_eq!(successor.producer_page().tail_and_floor(), (tail, 0), "the page has both for the next successor");
+        // SAFETY: both sides are dropped before the page, at the end of this round.
         unsafe { consumer.attach_producer(memory.producer, true) };
         let max = successor.message_bytes_max();
-        let space = successor.try_reserve_with_descriptors(max, 1).unwrap().expect("fits with both marks");
+        let space =
+            successor.try_reserve_with_descriptors(max, 1).unwrap().expect("the largest message fits with both marks");
         let _ = successor.commit(space, max);
         let record = consumer.peek().unwrap().unwrap();
         assert_eq!((record.bytes, record.descriptors, consumer.generation()), (max, 1, 2));
         successor.close();
-        assert!(consumer.producer_closed(), "by the successor's page");
+        assert!(consumer.has_producer_closed(), "the successor's page shows it");
     }
 }
 
 #[test]
-fn a_flipped_bit_in_any_header_is_a_message_or_corrupt_never_worse() {
+fn a_flipped_bit_in_any_header_yields_a_message_or_corrupt() {
     for messages in [1, 3] {
         for bit in 0..64 {
             for at in 0..messages {
@@ -428,7 +433,7 @@ fn a_flipped_bit_in_any_header_is_a_message_or_corrupt_never_worse() {
 }
 
 #[test]
-fn marks_that_lead_astray_are_corrupt() {
+fn marks_that_break_the_rules_are_corrupt() {
     let mark = |kind: u64, value: u64| 1 << 32 | 1 << 31 | kind << 28 | value;
     for (words, what) in [
         (vec![(0, mark(0, 0))], "mark"),                      // a jump to itself
@@ -436,10 +441,10 @@ fn marks_that_lead_astray_are_corrupt() {
         (vec![(0, mark(0, 64))], "place after a mark"),       // past the end
         (vec![(0, mark(0, 0x0fff_ffff))], "place after a mark"),
         (vec![(0, mark(3, 0))], "mark"),                  // unknown
-        (vec![(0, mark(7, 1)), (8, mark(4, 1))], "mark"), // that may be skipped, out of order
+        (vec![(0, mark(7, 1)), (8, mark(4, 1))], "mark"), // kinds to skip, out of order
         (vec![(0, mark(4, 1)), (8, mark(1, 1))], "mark"),
         (vec![(0, mark(1, 1)), (8, mark(2, 1))], "mark"), // out of order
-        (vec![(0, mark(2, 1))], "seq of a record"),       // nothing behind it
+        (vec![(0, mark(2, 1))], "seq of a record"),       // no record after it
         (vec![(0, mark(0, 1)), (64, 1 << 32 | 2017)], "length of a record"),
         (vec![(0, mark(0, 33)), (33 * 64, 1 << 32 | 2016)], "end of a record"),
         (vec![(0, 2 << 32 | 1)], "seq of a record"),
@@ -467,7 +472,7 @@ fn marks_that_lead_astray_are_corrupt() {
 }
 
 #[test]
-fn the_last_place_of_the_data_takes_an_empty_message_behind_a_mark() {
+fn the_last_word_of_the_data_takes_an_empty_message_after_a_mark() {
     let pages = Pages::new(4096, Position { offset: 4072, seq: 1 });
     let (_producer, mut consumer) = pages.attach();
     pages.word(4072).set(1 << 32 | 1 << 31 | 1 << 28 | 3);
@@ -478,7 +483,7 @@ fn the_last_place_of_the_data_takes_an_empty_message_behind_a_mark() {
 }
 
 #[test]
-fn a_head_that_lies_is_corrupt_or_only_the_liars_loss() {
+fn a_false_head_is_corrupt_or_harms_only_its_writer() {
     for offset in [0u64, 8, 2048, 4088, 4096, 1 << 20, (u32::MAX as u64) << 3] {
         for seq in [0u32, 1, 2, 3, 4, 5, 6, 1000, u32::MAX] {
             let pages = Pages::new(4096, Position::START);
@@ -487,7 +492,7 @@ fn a_head_that_lies_is_corrupt_or_only_the_liars_loss() {
                 assert!(send(&mut producer, &[5; 900]));
             }
             drop(consumer);
-            // SAFETY: one thread; the page is plain memory here, at the offset that the layout gives the head.
+            // SAFETY: the test has one thread, and the layout has the head at this offset of the page.
             unsafe { *pages.memory.consumer.as_ptr().cast::<u64>().byte_add(128) = Position { offset, seq }.pack() };
             let plausible = offset + 8 <= 4096 && (1..=5).contains(&seq);
             match producer.try_reserve(2000) {
@@ -508,7 +513,7 @@ fn a_head_that_lies_is_corrupt_or_only_the_liars_loss() {
 fn the_sleeping_side_is_rung_once_per_sleep() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
-    // SAFETY: the page lives as long as `pages`; this is its only writer.
+    // SAFETY: the page lives as long as `pages`, and nothing else writes it.
     let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
     let mut rings = 0;
     for round in 0..3 {
@@ -522,12 +527,12 @@ fn the_sleeping_side_is_rung_once_per_sleep() {
         while receive(&mut consumer).is_some() {}
     }
     let space = producer.try_reserve(1).unwrap().unwrap();
-    assert_eq!(producer.commit(space, 1), Wake::None, "nobody sleeps");
+    assert_eq!(producer.commit(space, 1), Wake::None, "the receiver is awake");
     assert_eq!(producer.producer_page().wakes_sent(), 3);
 }
 
 #[test]
-fn a_producer_that_waits_for_room_is_rung_when_half_is_free_or_all() {
+fn a_producer_that_waits_for_space_is_rung_when_half_or_all_is_free() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     let mut sent = 0;
@@ -544,7 +549,7 @@ fn a_producer_that_waits_for_room_is_rung_when_half_is_free_or_all() {
         }
     }
     assert_eq!(released, (sent + 1) / 2);
-    assert!(!producer.arm(Some(100), || ()).unwrap(), "there is room: do not sleep");
+    assert!(!producer.arm(Some(100), || ()).unwrap(), "the lane has space: do not sleep");
     assert!(producer.arm(None, || ()).unwrap(), "not empty yet: sleep until it is");
     while let Some(record) = consumer.peek().unwrap() {
         released += 1;
@@ -554,30 +559,30 @@ fn a_producer_that_waits_for_room_is_rung_when_half_is_free_or_all() {
 }
 
 #[test]
-fn closing_is_seen_by_the_other_side() {
+fn closing_is_visible_to_the_peer() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
-    // SAFETY: the page lives as long as `pages`; this is its only writer.
+    // SAFETY: the page lives as long as `pages`, and nothing else writes it.
     let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
     assert!(send(&mut producer, b"last"));
-    assert!(!consumer.producer_closed());
+    assert!(!consumer.has_producer_closed());
     producer.close();
-    assert!(consumer.producer_closed());
+    assert!(consumer.has_producer_closed());
     assert_eq!(receive(&mut consumer).unwrap(), b"last");
     sleeper.close();
     consumer.close();
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
-    // SAFETY: as above.
+    // SAFETY: the page lives as long as `pages`, and nothing else writes it.
     let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
     consumer.close();
     sleeper.close();
-    assert!(send(&mut producer, b"on its way"));
-    assert_eq!(producer.try_reserve(1), Err(LaneError::Closed), "the next one says so");
+    assert!(send(&mut producer, b"in flight"));
+    assert_eq!(producer.try_reserve(1), Err(LaneError::Closed), "the next reservation fails");
 }
 
 #[test]
-fn what_is_idle_holds_no_record() {
+fn idle_ranges_hold_no_record() {
     let pages = Pages::new(1 << 20, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     let mut queue = VecDeque::new();
@@ -609,20 +614,20 @@ fn what_is_idle_holds_no_record() {
 #[test]
 fn the_layout_signature_is_the_one_in_the_spec() {
     let spec = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../spec/layout.md")).unwrap();
-    // Not anywhere: the same line has the hash of nothing, too.
+    // The whole phrase, as the same line also contains the hash of an empty text.
     let signature = format!("Layout signature: **`{LAYOUT_SIGNATURE:#018x}`**");
-    assert!(spec.contains(&signature), "spec/layout.md has not {signature}");
-    assert!(spec.contains(LAYOUT_TEXT), "spec/layout.md has not the text that the signature is of:\n{LAYOUT_TEXT}");
+    assert!(spec.contains(&signature), "spec/layout.md lacks {signature}");
+    assert!(spec.contains(LAYOUT_TEXT), "spec/layout.md lacks the text of the signature:\n{LAYOUT_TEXT}");
 }
 
 /// The sleeper of the pages' receiver.
 fn sleeper_of(pages: &Pages, can_barrier: bool) -> Sleeper {
-    // SAFETY: the pages live as long as the test; this is the page's only writer.
+    // SAFETY: the pages live as long as the test, and nothing else writes this one.
     unsafe { Sleeper::of_receiver(pages.memory.receiver, can_barrier) }
 }
 
 #[test]
-fn a_side_is_armed_from_announcing_a_sleep_to_taking_it_back() {
+fn a_side_is_armed_between_arm_and_disarm() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, _consumer) = pages.attach();
     let mut sleeper = sleeper_of(&pages, true);
@@ -637,32 +642,32 @@ fn a_side_is_armed_from_announcing_a_sleep_to_taking_it_back() {
 }
 
 #[test]
-fn a_waker_says_that_it_fences_once_it_is_asked_to_and_not_before() {
+fn a_waker_announces_fencing_only_after_a_request() {
     let pages = Pages::new(4096, Position::START);
     let mut sleeper = sleeper_of(&pages, true);
     let (mut producer, consumer) = pages.attach();
     sleeper.arm(|| {});
     assert!(send(&mut producer, b"x"));
-    assert!(!producer.producer_page().is_fenced() && !consumer.must_nap(&sleeper));
+    assert!(!producer.producer_page().is_fenced() && !consumer.needs_timed_wait(&sleeper));
     sleeper.disarm();
-    // Twice is as once.
-    sleeper.lose_barrier();
-    sleeper.lose_barrier();
-    assert!(sleeper.needs_fenced_wakers() && consumer.must_nap(&sleeper));
+    // A second request changes nothing.
+    sleeper.request_fencing();
+    sleeper.request_fencing();
+    assert!(sleeper.needs_fenced_wakers() && consumer.needs_timed_wait(&sleeper));
     assert!(send(&mut producer, b"x"));
-    assert!(producer.producer_page().is_fenced() && !consumer.must_nap(&sleeper));
-    // Who takes the word over asks on, membarrier or not.
+    assert!(producer.producer_page().is_fenced() && !consumer.needs_timed_wait(&sleeper));
+    // A successor keeps the request, with membarrier or without.
     assert!(sleeper_of(&pages, true).needs_fenced_wakers());
-    assert!(!producer.has_consumer_closed(), "asking is not closing");
+    assert!(!producer.has_consumer_closed(), "a request does not close");
 }
 
-/// Sends a message; answers whether somebody is to be rung.
+/// Sends a message. Returns whether to ring the receiver.
 fn rings(producer: &mut Producer) -> bool {
-    let space = producer.try_reserve(1).unwrap().expect("there is room");
+    let space = producer.try_reserve(1).unwrap().expect("the lane has space");
     producer.commit(space, 1) == Wake::Ring
 }
 
-/// Has the receiver announce a sleep, and the producer send; answers whether it rang, and whether the sleeper called for its
+/// The receiver announces a sleep, and the producer sends. Returns whether it rang, and whether the sleeper needed its
 /// barrier.
 fn wake(sleeper: &mut Sleeper, producer: &mut Producer, consumer: &mut Consumer) -> (bool, bool) {
     let mut barrier = false;
@@ -684,10 +689,10 @@ fn a_waker_that_rings_for_nearly_each_message_fences_until_it_no_longer_does() {
             && barrier
         {
             with_barrier += 1;
-            assert!(with_barrier < 20, "it never begins to fence");
+            assert!(with_barrier < 20, "the producer never begins to fence");
         }
-        assert!(with_barrier > 2, "one wake or two are no habit");
-        // Some messages for which nobody is rung, between two rings, change nothing.
+        assert!(with_barrier > 2, "one or two wake-ups are not enough");
+        // A few messages without a ring, between two rings, change nothing.
         for _ in 0..10 {
             for _ in 0..15 {
                 assert!(!rings(&mut producer));
@@ -695,15 +700,15 @@ fn a_waker_that_rings_for_nearly_each_message_fences_until_it_no_longer_does() {
             }
             assert_eq!(wake(&mut sleeper, &mut producer, &mut consumer), (true, false));
         }
-        // A stream: it stops, soon, and for good.
+        // In a stream the producer soon stops for good.
         let mut fenced = 0;
         for _ in 0..1000 {
             assert!(!rings(&mut producer));
             receive(&mut consumer).unwrap();
             fenced += u32::from(consumer.is_producer_fencing());
         }
-        assert!((16..=100).contains(&fenced), "it fenced {fenced} messages of a stream");
-        // Rings far apart are no reason.
+        assert!((16..=100).contains(&fenced), "{fenced} fenced messages of a stream");
+        // Rare rings do not make it fence.
         for _ in 0..50 {
             for _ in 0..50 {
                 assert!(!rings(&mut producer));
@@ -715,9 +720,9 @@ fn a_waker_that_rings_for_nearly_each_message_fences_until_it_no_longer_does() {
 }
 
 #[test]
-fn who_sleeps_when_its_waker_stops_fencing_is_rung() {
+fn a_receiver_asleep_when_its_waker_stops_fencing_is_rung() {
     let mut stopped = 0;
-    // One of these messages is that at which it stops.
+    // At exactly one of these counts the producer stops fencing.
     for quiet in 0..100 {
         let pages = Pages::new(4096, Position::START);
         let (mut producer, mut consumer) = pages.attach();
@@ -735,7 +740,7 @@ fn who_sleeps_when_its_waker_stops_fencing_is_rung() {
 }
 
 #[test]
-fn a_producer_that_waits_for_room_leaves_its_barrier_out_while_the_consumer_fences() {
+fn a_producer_that_waits_for_space_omits_its_barrier_while_the_consumer_fences() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     let mut with_barrier = 0;
@@ -753,15 +758,15 @@ fn a_producer_that_waits_for_room_leaves_its_barrier_out_while_the_consumer_fenc
 }
 
 #[test]
-fn a_successor_fences_on_where_its_predecessor_said_so_and_stops_by_itself() {
+fn a_successor_inherits_fencing_and_stops_it_by_itself() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     let mut sleeper = sleeper_of(&pages, true);
     while wake(&mut sleeper, &mut producer, &mut consumer).1 {}
     let (tail, head) = (producer.tail(), consumer.head());
-    // SAFETY: the pages live as long as the test; the one before is gone.
+    // SAFETY: the pages live as long as the test, and it uses the predecessor no more.
     let mut producer = unsafe { Producer::attach(pages.memory, tail, head, 0, true) }.unwrap();
-    assert!(consumer.is_producer_fencing(), "somebody may sleep who relies on it");
+    assert!(consumer.is_producer_fencing(), "a sleeper may rely on it");
     assert_eq!(wake(&mut sleeper, &mut producer, &mut consumer), (true, false));
     for _ in 0..100 {
         assert!(!rings(&mut producer));
@@ -771,14 +776,14 @@ fn a_successor_fences_on_where_its_predecessor_said_so_and_stops_by_itself() {
 }
 
 #[test]
-fn who_cannot_be_reached_by_a_membarrier_or_is_asked_to_fence_never_stops() {
+fn a_waker_without_membarrier_or_with_a_request_never_stops_fencing() {
     for registered in [true, false] {
         let pages = Pages::new(4096, Position::START);
         let mut sleeper = sleeper_of(&pages, registered);
-        // SAFETY: as above.
+        // SAFETY: the pages live as long as the test, and the lane has one producer.
         let mut producer =
             unsafe { Producer::attach(pages.memory, Position::START, Position::START, 0, !registered) }.unwrap();
-        // SAFETY: as above.
+        // SAFETY: the pages live as long as the test, and the lane has one consumer.
         let mut consumer = unsafe { Consumer::attach(pages.memory, 4096, true) }.unwrap();
         for _ in 0..200 {
             assert!(!rings(&mut producer));
@@ -790,7 +795,7 @@ fn who_cannot_be_reached_by_a_membarrier_or_is_asked_to_fence_never_stops() {
 }
 
 #[test]
-fn a_receivers_word_says_that_it_closed_and_only_then() {
+fn only_closing_sets_the_closed_flag_of_a_sleep_word() {
     let pages = Pages::new(4096, Position::START);
     let mut sleeper = sleeper_of(&pages, true);
     let (mut producer, _consumer) = pages.attach();
@@ -803,14 +808,14 @@ fn a_receivers_word_says_that_it_closed_and_only_then() {
 }
 
 #[test]
-fn what_a_consumer_tells_of_itself() {
+fn a_consumer_reports_its_limits_and_counters() {
     let pages = Pages::with_limit(4096, 100, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     assert_eq!((consumer.capacity(), consumer.message_bytes_max(), consumer.taken()), (4096, 100, 0));
-    assert!(!consumer.stirs());
+    assert!(!consumer.may_be_ready());
     for message in [&b"one"[..], b"two, longer"] {
         assert!(send(&mut producer, message));
-        assert!(consumer.stirs());
+        assert!(consumer.may_be_ready());
         let record = consumer.peek().unwrap().unwrap();
         let mut copy = vec![0; message.len()];
         // SAFETY: the copy is as long as the message.
@@ -827,19 +832,19 @@ fn what_a_consumer_tells_of_itself() {
 }
 
 #[test]
-fn a_survey_counts_no_more_than_it_is_asked_to_and_tells_a_start_outside() {
+fn a_scan_stops_at_its_maximum_and_refuses_a_start_outside_the_data() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, _consumer) = pages.attach();
     for _ in 0..3 {
         assert!(send(&mut producer, b"x"));
     }
-    let survey = |start, most| survey(&pages.memory.data, message_bytes_limit(4096), start, most);
-    for most in 0..=3 {
-        assert_eq!(survey(Position::START, most).messages, most);
+    let scan = |start, messages_max| scan(&pages.memory.data, message_bytes_limit(4096), start, messages_max);
+    for messages_max in 0..=3 {
+        assert_eq!(scan(Position::START, messages_max).messages, messages_max);
     }
-    assert_eq!(survey(Position::START, 4).messages, 3);
-    for most in 0..2 {
-        let outside = survey(Position { offset: 4096, seq: 1 }, most);
+    assert_eq!(scan(Position::START, 4).messages, 3);
+    for messages_max in 0..2 {
+        let outside = scan(Position { offset: 4096, seq: 1 }, messages_max);
         assert!(matches!(outside.problem, Some(LaneError::Corrupt { what: "start of a walk", found: 4096, .. })));
     }
 }

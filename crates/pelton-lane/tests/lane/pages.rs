@@ -1,11 +1,11 @@
-//! What each page and each number tells, by itself. What two sides do with them is in the other files.
+//! Each page and each number by itself. The other files test what two sides do with them.
 
 use crate::fixture::*;
 use pelton_lane::*;
 
 #[test]
 fn the_hash_is_fnv_1a() {
-    // From the hash's own description.
+    // The test vectors of the hash's definition.
     for (text, hash) in [("", 0xcbf29ce484222325), ("a", 0xaf63dc4c8601ec8c), ("foobar", 0x85944171f73967e8u64)] {
         assert_eq!(fnv1a(text.as_bytes()), hash, "{text:?}");
     }
@@ -53,7 +53,7 @@ fn a_position_is_one_word() {
 }
 
 #[test]
-fn a_page_tells_who_has_begun_and_what_is_on_disk() {
+fn a_page_reports_its_generation_process_and_synced_position() {
     let pages = Pages::new(4096, Position { offset: 64, seq: 9 });
     // SAFETY: the pages live as long as the test.
     let (producer, consumer) = unsafe { (pages.memory.producer.as_ref(), pages.memory.consumer.as_ref()) };
@@ -65,17 +65,17 @@ fn a_page_tells_who_has_begun_and_what_is_on_disk() {
         first.close();
         second.close();
         assert!(producer.is_closed() && consumer.is_closed());
-        producer.begin(pid);
-        assert!(!producer.is_closed() && consumer.is_closed(), "each begins for itself");
-        consumer.begin(pid + 10);
+        producer.start_generation(pid);
+        assert!(!producer.is_closed() && consumer.is_closed(), "each side starts its own generation");
+        consumer.start_generation(pid + 10);
         assert!(!consumer.is_closed());
         assert_eq!((producer.generation(), producer.pid()), (successors, pid));
         assert_eq!((consumer.generation(), consumer.pid()), (successors, pid + 10));
     }
     assert_eq!(producer.synced(), Position::START);
-    let place = Position { offset: 128, seq: 11 };
-    producer.note_synced(place);
-    assert_eq!(producer.synced(), place);
+    let position = Position { offset: 128, seq: 11 };
+    producer.set_synced(position);
+    assert_eq!(producer.synced(), position);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_generation_has_28_bits_in_a_mark() {
     let generation = (3 << 28) + 5;
     let mut page = ProducerPage::new(4096, message_bytes_limit(4096), generation, 1);
     let memory = Memory { producer: std::ptr::NonNull::from(&mut page), ..pages.memory };
-    // SAFETY: the page outlives both sides, which end before it.
+    // SAFETY: both sides are dropped before the page.
     let (mut producer, mut consumer) = unsafe {
         let producer = Producer::attach(memory, Position::START, Position::START, 0, true).unwrap();
         (producer, Consumer::attach(memory, message_bytes_limit(4096), true).unwrap())

@@ -1,4 +1,4 @@
-//! What a producer tells of itself, where its placement has its edges, and how it learns of the other side.
+//! What a producer reports, the limits of its placement of records, and how it detects the peer's state.
 
 use crate::fixture::*;
 use pelton_lane::*;
@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The sleeper of the pages' receiver.
 fn sleeper_of(pages: &Pages) -> Sleeper {
-    // SAFETY: the pages live as long as the test; this is the page's only writer.
+    // SAFETY: the pages live as long as the test, and nothing else writes this one.
     unsafe { Sleeper::of_receiver(pages.memory.receiver, true) }
 }
 
@@ -15,11 +15,11 @@ fn release_one(consumer: &mut Consumer) {
 }
 
 #[test]
-fn what_a_producer_tells_of_itself() {
+fn a_producer_reports_its_limits_and_counters() {
     let pages = Pages::with_limit(4096, 100, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     assert_eq!((producer.capacity(), producer.message_bytes_max(), producer.backed()), (4096, 100, 4096));
-    assert!(!producer.stirs());
+    assert!(!producer.may_be_ready());
     for message in [&b"one"[..], b"two, longer", b""] {
         assert!(send(&mut producer, message));
     }
@@ -30,14 +30,14 @@ fn what_a_producer_tells_of_itself() {
     let _ = producer.commit_batch(batch);
     let page = producer.producer_page();
     assert_eq!((page.messages(), page.bytes(), page.depth_max()), (5, 3 + 11 + 7 + 20, 0));
-    assert_eq!((producer.unreleased(), producer.look_at_head()), (5, Ok(5)));
+    assert_eq!((producer.unreleased(), producer.refresh_head()), (5, Ok(5)));
     assert_eq!(producer.producer_page().depth_max(), 5);
     release_one(&mut consumer);
-    assert!(producer.stirs());
-    assert_eq!((producer.unreleased(), producer.look_at_head()), (5, Ok(4)));
-    assert!(!producer.stirs());
+    assert!(producer.may_be_ready());
+    assert_eq!((producer.unreleased(), producer.refresh_head()), (5, Ok(4)));
+    assert!(!producer.may_be_ready());
     assert_eq!(producer.head(), consumer.head());
-    assert_eq!(producer.producer_page().depth_max(), 5, "the most, not the last");
+    assert_eq!(producer.producer_page().depth_max(), 5, "the maximum, not the last value");
     for count in 1..=3 {
         producer.count_wait();
         assert!(producer.arm(None, || ()).unwrap());
@@ -54,11 +54,11 @@ fn a_batch_takes_no_message_above_the_limit_though_its_record_would_fit() {
     let too_large = producer.try_begin_batch(113).map(|_| ());
     assert_eq!(too_large, Err(LaneError::TooLarge { bytes: 113, bytes_max: 112 }));
     let mut batch = producer.try_begin_batch(112).unwrap().unwrap();
-    // 101 bytes make a record as long as that of 100.
+    // The records of 100 and 101 bytes have the same length.
     assert_eq!(record_bytes(101), 112);
     assert_eq!(producer.batch_message(&mut batch, 101), None);
     assert_eq!(producer.batch_message(&mut batch, u64::MAX), None);
-    let space = producer.batch_message(&mut batch, 100).expect("it fits");
+    let space = producer.batch_message(&mut batch, 100).expect("the message fits");
     producer.copy_in(space, &payload(1, 100));
     assert_eq!(producer.batch_message(&mut batch, 0), None);
     let _ = producer.commit_batch(batch);
@@ -66,7 +66,7 @@ fn a_batch_takes_no_message_above_the_limit_though_its_record_would_fit() {
 }
 
 #[test]
-fn a_space_is_committed_once() {
+fn a_reservation_is_committed_once() {
     for descriptors in [0, 1] {
         let pages = Pages::new(4096, Position::START);
         let (mut producer, mut consumer) = pages.attach();
@@ -79,22 +79,22 @@ fn a_space_is_committed_once() {
         let again = catch_unwind(AssertUnwindSafe(|| producer.commit(space, 8)));
         assert!(again.is_err(), "with {descriptors} descriptors");
         assert_eq!((producer.unreleased(), producer.producer_page().messages()), (1, 1));
-        // Nor when its end is where the next one begins.
+        // Also if the next record begins at its end.
         assert!(send(&mut producer, b"another"));
         let again = catch_unwind(AssertUnwindSafe(|| producer.commit(space, 8)));
         assert!(again.is_err(), "with {descriptors} descriptors");
         release_one(&mut consumer);
         release_one(&mut consumer);
-        assert_eq!(producer.look_at_head(), Ok(0));
+        assert_eq!(producer.refresh_head(), Ok(0));
     }
 }
 
 #[test]
-fn nothing_is_reserved_where_there_is_no_memory_yet() {
+fn nothing_is_reserved_past_the_backed_bytes() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     producer.set_backed(1 << 40);
-    assert_eq!(producer.backed(), 4096, "no more than there is");
+    assert_eq!(producer.backed(), 4096, "at most the capacity");
     // A record of 56 bytes and the cleared header after it.
     producer.set_backed(56);
     assert_eq!(producer.backed(), 56);
@@ -102,14 +102,14 @@ fn nothing_is_reserved_where_there_is_no_memory_yet() {
     producer.set_backed(64);
     assert!(send(&mut producer, &payload(1, 48)));
     assert_eq!(producer.try_reserve(0), Err(LaneError::Unbacked { bytes: 72 }));
-    // What may be placed without asking ends there too, by a word.
+    // The fast path ends there too, one word earlier.
     producer.set_backed(56 + 5 * 16 + 8);
     for number in 0..5 {
         assert!(send(&mut producer, &payload(number, 8)));
     }
-    assert_eq!(producer.reserve_at_tail(0), None);
+    assert_eq!(producer.reserve_fast(0), None);
     assert_eq!(producer.try_reserve(0), Err(LaneError::Unbacked { bytes: 136 + 8 + 8 }));
-    // A sleeper for room need not sleep: it can be had.
+    // The producer need not sleep, as the caller can allocate the memory.
     assert!(!producer.arm(Some(0), || ()).unwrap());
     assert_eq!(receive(&mut consumer), Some(payload(1, 48)));
     for number in 0..5 {
@@ -118,33 +118,33 @@ fn nothing_is_reserved_where_there_is_no_memory_yet() {
 }
 
 #[test]
-fn a_lane_that_stretches_looks_at_the_head_once_per_16_kib() {
+fn a_producer_past_its_window_polls_the_head_once_per_16_kib() {
     let pages = Pages::new(1 << 20, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     producer.set_window(4096);
-    // The reader is behind: of what it releases from here on, message by message, the front never has room for a large one.
+    // The consumer falls behind. It then releases so little at a time that a large message never fits at the front.
     for _ in 0..100 {
         assert!(send(&mut producer, b""));
     }
-    let mut looks = Vec::new();
-    while looks.len() < 4 {
+    let mut polls = Vec::new();
+    while polls.len() < 4 {
         let before = producer.head();
         release_one(&mut consumer);
         let tail = producer.tail().offset;
         assert!(send(&mut producer, &[1; 1016]));
         if producer.head() != before {
-            looks.push(tail);
+            polls.push(tail);
         }
     }
-    // Within the window it does not look. Beyond, a look is good for its own record and 16 KiB of others.
-    assert!((4096 - 1032..=4096).contains(&looks[0]), "{looks:?}");
-    for pair in looks.windows(2) {
-        assert_eq!(pair[1] - pair[0], 17 * 1024, "{looks:?}");
+    // Within the window the producer does not poll. Past it, one poll suffices for its own record and 16 KiB of others.
+    assert!((4096 - 1032..=4096).contains(&polls[0]), "{polls:?}");
+    for pair in polls.windows(2) {
+        assert_eq!(pair[1] - pair[0], 17 * 1024, "{polls:?}");
     }
 }
 
 #[test]
-fn what_is_idle_is_all_but_the_records_and_the_header_behind_them() {
+fn idle_ranges_cover_all_but_the_records_and_the_cleared_header() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     assert_eq!(producer.idle(), [(0, 0), (8, 4088)]);
@@ -154,39 +154,39 @@ fn what_is_idle_is_all_but_the_records_and_the_header_behind_them() {
     assert_eq!(producer.idle(), [(0, 0), (3208, 888)]);
     release_one(&mut consumer);
     release_one(&mut consumer);
-    producer.look_at_head().unwrap();
+    producer.refresh_head().unwrap();
     assert_eq!(producer.idle(), [(0, 1600), (3208, 888)]);
-    // To the front, where it fits; the jump there stands at 3200.
+    // The next record goes to the front, where it fits; the jump to it is at 3200.
     assert!(send(&mut producer, &[1; 992]));
     assert_eq!(producer.tail().offset, 1000);
     assert_eq!(producer.idle(), [(1008, 592), (3208, 888)]);
-    // Behind the lap's end, in a unit that a jump can name: 3208 is 50 units and 8 bytes.
+    // The next one goes after the lap's end, at a multiple of 64: 3208 is 50 units and 8 bytes.
     assert!(send(&mut producer, &[1; 704]));
     assert_eq!(producer.tail().offset, 3264 + 712);
     assert_eq!(producer.producer_page().tail_and_floor(), (producer.tail(), 3264));
-    assert_eq!(producer.idle(), [(0, 0), (3984, 112)], "the front is not free before the head has come past the floor");
+    assert_eq!(producer.idle(), [(0, 0), (3984, 112)], "the front is not free before the head has passed the floor");
     while receive(&mut consumer).is_some() {}
-    producer.look_at_head().unwrap();
+    producer.refresh_head().unwrap();
     assert_eq!(producer.idle(), [(0, 3976), (3984, 112)]);
 }
 
 #[test]
-fn either_word_of_a_receiver_that_closes_is_believed() {
-    // A lane that was made after the receiver closed has only the receiver's word for it.
+fn either_word_of_a_closing_receiver_closes_the_lane() {
+    // Only the sleep word shows the close if the lane was created after it.
     let pages = Pages::new(4096, Position::START);
     let mut sleeper = sleeper_of(&pages);
     let (mut producer, _consumer) = pages.attach();
     sleeper.close();
-    assert!(producer.has_consumer_closed() && !producer.consumer_closed());
-    assert!(send(&mut producer, b"on its way"));
+    assert!(producer.has_consumer_closed() && !producer.has_unacknowledged_close());
+    assert!(send(&mut producer, b"in flight"));
     assert_eq!(producer.try_reserve(1), Err(LaneError::Closed));
 
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
-    assert!(!producer.has_consumer_closed() && !producer.consumer_closed());
+    assert!(!producer.has_consumer_closed() && !producer.has_unacknowledged_close());
     consumer.close();
-    assert!(producer.has_consumer_closed() && producer.consumer_closed());
-    // By its page alone it is told when the producer looks, which it does when there is no more room.
+    assert!(producer.has_consumer_closed() && producer.has_unacknowledged_close());
+    // If only the page shows the close, the producer detects it at its next poll: when the lane is full.
     let refused = loop {
         match producer.try_reserve(100) {
             Ok(Some(space)) if producer.unreleased() < 100 => assert_eq!(producer.commit(space, 100), Wake::None),
@@ -197,28 +197,28 @@ fn either_word_of_a_receiver_that_closes_is_believed() {
 }
 
 #[test]
-fn who_goes_on_without_a_consumer_is_told_only_of_the_next_ones_close() {
+fn a_producer_without_consumer_reports_only_a_later_close() {
     let pages = Pages::new(4096, Position::START);
     let mut sleeper = sleeper_of(&pages);
     let (mut producer, mut consumer) = pages.attach();
     assert!(send(&mut producer, b"before"));
     consumer.close();
     sleeper.close();
-    assert!(send(&mut producer, b"not looked yet"));
+    assert!(send(&mut producer, b"not polled yet"));
     assert_eq!(producer.try_reserve(1), Err(LaneError::Closed));
-    producer.go_on();
-    assert!(producer.has_consumer_closed() && !producer.consumer_closed(), "known already");
+    producer.continue_without_consumer();
+    assert!(producer.has_consumer_closed() && !producer.has_unacknowledged_close(), "the close is acknowledged");
     let mut sent = 2;
     while send(&mut producer, &[1; 100]) {
         sent += 1;
-        assert!(sent < 100, "as long as there is room");
+        assert!(sent < 100, "until the lane is full");
     }
-    assert_eq!(producer.look_at_head(), Ok(sent));
-    assert!(sent > 30, "as long as there is room");
-    // The successor gets all of it; its close is told.
+    assert_eq!(producer.refresh_head(), Ok(sent));
+    assert!(sent > 30, "until the lane is full");
+    // The successor receives all of it. The producer reports the successor's close.
     let (mut page, mut receiver) = (ConsumerPage::new(consumer.head(), 2, 3), ReceiverPage::new());
     let (page, receiver) = (std::ptr::NonNull::from(&mut page), std::ptr::NonNull::from(&mut receiver));
-    // SAFETY: the pages outlive both sides, which end before them.
+    // SAFETY: both sides are dropped before the pages.
     let (again, mut successor, mut sleeper) = unsafe {
         let memory = Memory { consumer: page, receiver, ..pages.memory };
         let again = producer.attach_consumer(page, receiver, true).unwrap();
@@ -230,29 +230,29 @@ fn who_goes_on_without_a_consumer_is_told_only_of_the_next_ones_close() {
     for _ in 0..sent {
         release_one(&mut successor);
     }
-    assert!(send(&mut producer, &[1; 2016]), "a look at a consumer that is open");
+    assert!(send(&mut producer, &[1; 2016]), "a poll of an open consumer");
     successor.close();
     sleeper.close();
-    assert!(producer.consumer_closed());
+    assert!(producer.has_unacknowledged_close());
     assert!(send(&mut producer, b""));
     assert_eq!(producer.try_reserve(1), Err(LaneError::Closed));
 }
 
 #[test]
-fn a_producer_naps_until_the_consumer_says_that_it_fences() {
+fn a_producer_needs_timed_waits_until_the_consumer_fences() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     assert!(send(&mut producer, b"x") && send(&mut producer, b"y"));
     release_one(&mut consumer);
-    assert!(!producer.must_nap() && !consumer.consumer_page().is_fenced(), "nobody has asked");
-    producer.lose_barrier();
-    assert!(producer.must_nap());
+    assert!(!producer.needs_timed_wait() && !consumer.consumer_page().is_fenced(), "no request yet");
+    producer.request_fencing();
+    assert!(producer.needs_timed_wait());
     release_one(&mut consumer);
-    assert!(consumer.consumer_page().is_fenced() && !producer.must_nap());
+    assert!(consumer.consumer_page().is_fenced() && !producer.needs_timed_wait());
 }
 
 #[test]
-fn a_sleeper_for_room_counts_the_room_of_two_marks() {
+fn a_wait_for_space_includes_two_marks() {
     // 4096 less three records of 1008 bytes leaves 1072, for a record, two marks and the cleared header.
     for (bytes, sleeps) in [(1040, false), (1041, true)] {
         let pages = Pages::new(4096, Position::START);
@@ -265,21 +265,21 @@ fn a_sleeper_for_room_counts_the_room_of_two_marks() {
         producer.disarm();
         assert!(!producer.is_armed());
     }
-    // What is too large for the lane is asked for as the largest, which an empty lane has.
+    // A size above the limit counts as the limit, which fits an empty lane.
     let pages = Pages::new(4096, Position::START);
     let (mut producer, _consumer) = pages.attach();
     assert_eq!(producer.arm(Some(u64::MAX), || ()), Ok(false));
 }
 
 #[test]
-fn a_position_outside_is_corrupt_and_so_is_one_without_a_number() {
+fn a_position_outside_the_data_or_without_a_number_is_corrupt() {
     for (position, wanted) in [
         (Position { offset: 4088, seq: 7 }, None),
         (Position { offset: 4096, seq: 7 }, Some((4096, 4088))),
         (Position { offset: 64, seq: 0 }, Some((8, 1 << 32))),
     ] {
         let pages = Pages::new(4096, position);
-        // SAFETY: the memory lives as long as `pages`; no other side is attached.
+        // SAFETY: the memory lives as long as `pages`, and the lane has no other side.
         let (consumer, producer) = unsafe {
             let consumer = Consumer::attach(pages.memory, 2016, true).map(|_| ());
             (consumer, Producer::attach(pages.memory, position, position, 0, true).map(|_| ()))
@@ -294,7 +294,7 @@ fn a_position_outside_is_corrupt_and_so_is_one_without_a_number() {
 }
 
 #[test]
-fn who_takes_a_page_over_goes_on_in_it() {
+fn a_successor_continues_the_counters_of_its_page() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     for bytes in [100, 20, 3] {
@@ -304,13 +304,16 @@ fn who_takes_a_page_over_goes_on_in_it() {
     let (tail, head) = (producer.tail(), consumer.head());
     producer.close();
     consumer.close();
-    // SAFETY: the pages outlive these, and those before do nothing any more.
+    // SAFETY: the pages outlive the successors, and the test uses their predecessors no more.
     let attach = |tail, head, floor| unsafe { Producer::attach(pages.memory, tail, head, floor, true) };
     let far = Position { seq: tail.seq + 512, ..tail };
     let too_many = LaneError::Corrupt { what: "records between head and tail", found: 512 + 2, wanted: 512 };
     assert_eq!(attach(far, head, 0).map(|_| ()), Err(too_many));
-    assert!(attach(Position { seq: head.seq + 512, ..tail }, head, 0).is_ok(), "as many as the smallest records");
-    // SAFETY: as above.
+    assert!(
+        attach(Position { seq: head.seq + 512, ..tail }, head, 0).is_ok(),
+        "as many as fit of the smallest records"
+    );
+    // SAFETY: the pages outlive the successors, and the test uses their predecessors no more.
     let (mut producer, mut consumer) = unsafe {
         let consumer = Consumer::attach(pages.memory, 2016, true).unwrap();
         (attach(tail, head, tail.offset).unwrap(), consumer)
@@ -328,21 +331,21 @@ fn who_takes_a_page_over_goes_on_in_it() {
     assert_eq!((producer.producer_page().messages(), producer.producer_page().bytes()), (4, 127));
     let page = consumer.consumer_page();
     assert_eq!((consumer.taken(), page.messages(), page.bytes()), (4, 4, 127));
-    // A floor that a crash left without its jump.
+    // As after a crash between the floor and its jump.
     let tail = producer.tail();
     assert_eq!(attach(tail, tail, tail.offset + 64).unwrap().producer_page().tail_and_floor(), (tail, 0));
 }
 
 #[test]
-fn a_successor_of_the_consumer_begins_where_the_producer_saw_the_dead_one() {
+fn a_successor_must_begin_at_the_head_that_the_producer_loaded() {
     let pages = Pages::new(4096, Position::START);
     let mut sleeper = sleeper_of(&pages);
     let (mut producer, mut consumer) = pages.attach();
     assert!(send(&mut producer, b"released") && send(&mut producer, b"not released"));
     release_one(&mut consumer);
-    assert_eq!(producer.look_at_head(), Ok(1));
+    assert_eq!(producer.refresh_head(), Ok(1));
     sleeper.close();
-    assert!(send(&mut producer, b"on its way"));
+    assert!(send(&mut producer, b"in flight"));
     assert_eq!(producer.try_reserve(1), Err(LaneError::Closed));
     let head = producer.head();
     let elsewhere = Position { seq: head.seq + 1, ..head };
@@ -351,14 +354,14 @@ fn a_successor_of_the_consumer_begins_where_the_producer_saw_the_dead_one() {
     let receiver = std::ptr::NonNull::from(&mut receiver);
     for (position, wanted) in [(elsewhere, Err(corrupt)), (head, Ok(2))] {
         let page = std::ptr::NonNull::from(Box::leak(Box::new(ConsumerPage::new(position, 2, 3))));
-        // SAFETY: this page is never freed, the receiver's lives as long as the test.
+        // SAFETY: this page is never freed, and the receiver's lives as long as the test.
         assert_eq!(unsafe { producer.attach_consumer(page, receiver, true) }, wanted);
     }
-    assert!(send(&mut producer, b"to the successor"), "who closed has gone");
+    assert!(send(&mut producer, b"to the successor"), "the predecessor's close does not count");
 }
 
 #[test]
-fn what_is_cut_off_was_never_committed() {
+fn truncated_records_were_never_committed() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     for _ in 0..4 {
@@ -366,20 +369,20 @@ fn what_is_cut_off_was_never_committed() {
     }
     release_one(&mut consumer);
     release_one(&mut consumer);
-    // To the front, then behind the lap's end at 3264: a floor.
+    // The first goes to the front, the next after the lap's end at 3264: a floor.
     assert!(send(&mut producer, &[2; 992]) && send(&mut producer, &[3; 600]) && send(&mut producer, b"last"));
     let head = consumer.head();
     drop((producer, consumer));
     let limit = message_bytes_limit(4096);
-    for (most, end, floor) in [(4, 3264 + 608, 3264), (3, 1000, 0)] {
-        let found = survey(&pages.memory.data, limit, head, most);
-        assert_eq!((found.end.offset, found.messages, found.floor, found.problem), (end, most, floor, None));
-        // SAFETY: nobody uses the lane.
-        unsafe { cut(&pages.memory.data, pages.memory.producer.as_ref(), &found) };
-        // SAFETY: as above.
+    for (messages_max, end, floor) in [(4, 3264 + 608, 3264), (3, 1000, 0)] {
+        let found = scan(&pages.memory.data, limit, head, messages_max);
+        assert_eq!((found.end.offset, found.messages, found.floor, found.problem), (end, messages_max, floor, None));
+        // SAFETY: the pages are mapped, and no side of the lane lives.
+        unsafe { truncate(&pages.memory.data, pages.memory.producer.as_ref(), &found) };
+        // SAFETY: the page lives as long as `pages`.
         assert_eq!(unsafe { pages.memory.producer.as_ref() }.tail_and_floor(), (found.end, floor));
-        let all = survey(&pages.memory.data, limit, head, u64::MAX);
-        assert_eq!((all.end, all.messages, all.problem), (found.end, most, None));
+        let all = scan(&pages.memory.data, limit, head, u64::MAX);
+        assert_eq!((all.end, all.messages, all.problem), (found.end, messages_max, None));
     }
 }
 
@@ -395,20 +398,23 @@ fn every_short_size_is_copied_out_to_the_byte() {
         // SAFETY: the copy is longer than the message.
         unsafe { consumer.copy_out(&record, copy.as_mut_ptr().add(32)) };
         assert_eq!(copy[32..][..bytes as usize], message);
-        assert!(copy[..32].iter().chain(&copy[32 + bytes as usize..]).all(|byte| *byte == 0xa5), "nothing beside it");
+        assert!(
+            copy[..32].iter().chain(&copy[32 + bytes as usize..]).all(|byte| *byte == 0xa5),
+            "nothing outside the copy"
+        );
         let _ = consumer.release(&record);
     }
 }
 
 #[test]
-fn a_large_window_takes_the_slow_path_each_256_kib_and_knows_the_backlog() {
+fn a_large_window_takes_the_slow_path_each_256_kib_and_reports_the_backlog() {
     let pages = Pages::new(4 << 20, Position::START);
     let (mut producer, mut consumer) = pages.attach();
     producer.set_window(2 << 20);
     assert_eq!(producer.window(), 2 << 20);
     let (message, mut slow, mut sent) = ([5; 1000], Vec::new(), 0u64);
     while sent < 8 << 20 {
-        if producer.reserve_at_tail(1000).is_none() {
+        if producer.reserve_fast(1000).is_none() {
             slow.push(sent);
         }
         let space = producer.try_reserve(1000).unwrap().unwrap();
@@ -416,11 +422,11 @@ fn a_large_window_takes_the_slow_path_each_256_kib_and_knows_the_backlog() {
         let _ = producer.commit(space, 1000);
         sent += 1008;
         assert_eq!(producer.sent_bytes(), sent);
-        // The reader is ten messages behind.
+        // The consumer stays ten messages behind.
         if sent > 10 * 1008 {
             let token = consumer.peek().unwrap().unwrap();
             let _ = consumer.release(&token);
-            producer.look_at_head().unwrap();
+            producer.refresh_head().unwrap();
             assert!((10 * 1008..12 * 1008).contains(&producer.backlog_bytes()), "{}", producer.backlog_bytes());
         }
     }

@@ -1,11 +1,12 @@
-//! Two threads over one lane, for tools that watch memory: Miri, with each seed another interleaving and other values that a
-//! load may return, and the sanitizers. (`tests/loom` looks at every interleaving, of less.)
+//! Two threads over one lane, for the sanitizers and Miri. Each of Miri's seeds has another interleaving, and other
+//! values that a load may return. (`tests/loom` explores every interleaving of smaller models.)
 
 use crate::fixture::*;
 use pelton_lane::*;
 use std::thread;
 
-/// Round a small lane several times: the payload is read where the other thread has written it, and its space written again.
+/// Several laps of a small lane: one thread reads each payload that the other has written, then the other reuses its
+/// space.
 #[test]
 fn messages_pass_between_two_threads_whole_and_in_order() {
     let pages = Pages::new(4096, Position { offset: 0, seq: u32::MAX - 5 });
@@ -30,22 +31,22 @@ fn messages_pass_between_two_threads_whole_and_in_order() {
             };
             assert_eq!(message, payload(number, size(number)));
         }
-        while !consumer.producer_closed() {
+        while !consumer.has_producer_closed() {
             thread::yield_now();
         }
         assert_eq!(receive(&mut consumer), None);
     });
 }
 
-/// One that sleeps, with full fences on both sides (no membarrier among threads of a tool), is woken each time.
+/// With full fences on both sides, as these tools have no membarrier, the waker rings each sleep.
 #[test]
 fn a_sleeper_that_fences_is_rung() {
     let pages = Pages::new(4096, Position::START);
-    // SAFETY: the pages live as long as the test; this is the page's only writer.
+    // SAFETY: the pages live as long as the test, and nothing else writes this page.
     let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, false) };
     let (mut producer, mut consumer) = pages.attach_with(false, false);
     let count = if cfg!(miri) { 20 } else { 5_000 };
-    let (ring, bell) = std::sync::mpsc::channel();
+    let (ring, doorbell) = std::sync::mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || {
             for number in 0..count {
@@ -68,8 +69,8 @@ fn a_sleeper_that_fences_is_rung() {
                 }
                 sleeper.arm(|| std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst));
                 if consumer.peek().unwrap().is_none() {
-                    // A wake-up that is lost is a deadlock here.
-                    bell.recv().unwrap();
+                    // Without a ring this is a deadlock.
+                    doorbell.recv().unwrap();
                 }
                 sleeper.disarm();
             };

@@ -1,4 +1,4 @@
-//! Replays `spec/vectors/images.json` and `steps.json`, which any implementation does. Their README says what they mean.
+//! Replays `spec/vectors/images.json` and `steps.json`, as every implementation does. Their README defines them.
 
 use crate::fixture::*;
 use pelton_lane::*;
@@ -97,7 +97,7 @@ fn every_list_of_steps_has_the_results_that_the_vectors_say() {
     }
 }
 
-/// A lane that steps are done with.
+/// The lane that a list of steps operates on.
 struct Lane<'a> {
     pages: &'a Pages,
     producer: Producer,
@@ -106,7 +106,7 @@ struct Lane<'a> {
     memory: Memory,
     barrier: [bool; 2],
     held: HashMap<String, Ticket>,
-    space: Option<Space>,
+    space: Option<ReservedSpace>,
 }
 
 fn run(steps: &Value) {
@@ -116,7 +116,7 @@ fn run(steps: &Value) {
     let pages = Pages::new(number(&steps["capacity"]), Position::unpack(number(&steps["start"])));
     let barrier = ["producer", "receiver"].map(|side| steps["can_barrier"][side].as_bool().unwrap_or(true));
     let (producer, consumer) = pages.attach_with(barrier[0], barrier[1]);
-    // SAFETY: the page lives as long as `pages`; this is its only writer.
+    // SAFETY: the page lives as long as `pages`, and nothing else writes it.
     let sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, barrier[1]) };
     let memory = pages.memory;
     let mut lane =
@@ -127,7 +127,7 @@ fn run(steps: &Value) {
             lane.step(step, i, &context);
         }
     }
-    // The successors' pages are forgotten, as a test may: `pages` frees the first ones.
+    // A test may leak the successors' pages. `pages` frees the first ones.
 }
 
 impl Lane<'_> {
@@ -140,7 +140,7 @@ impl Lane<'_> {
                 let bytes = bytes.unwrap();
                 let descriptors = step["descriptors"].as_u64().unwrap_or(0) as u32;
                 let reserved = self.producer.try_reserve_with_descriptors(bytes, descriptors);
-                let found = self.answer(&reserved, step, context);
+                let found = self.result_of(&reserved, step, context);
                 if let Ok(Some(space)) = reserved {
                     assert!(wanted.starts_with("sent"), "{context}");
                     ring = Some(self.commit(space, bytes));
@@ -150,7 +150,7 @@ impl Lane<'_> {
             }
             "reserve" => {
                 let reserved = self.producer.try_reserve(bytes.unwrap());
-                let found = self.answer(&reserved, step, context);
+                let found = self.result_of(&reserved, step, context);
                 assert_eq!(found.replace("sent", "reserved"), wanted, "{context}");
                 self.space = reserved.unwrap();
             }
@@ -177,14 +177,14 @@ impl Lane<'_> {
                 let sleep = self.producer.arm(bytes, || ()).unwrap();
                 assert_eq!(if sleep { "sleep" } else { "awake" }, wanted, "{context}");
             }
-            "lose barrier" if step["side"] == "receiver" => self.sleeper.lose_barrier(),
-            "lose barrier" => self.producer.lose_barrier(),
+            "lose barrier" if step["side"] == "receiver" => self.sleeper.request_fencing(),
+            "lose barrier" => self.producer.request_fencing(),
             "nap" => {
-                let nap = match text(&step["side"]) {
-                    "receiver" => self.consumer.must_nap(&self.sleeper),
-                    _ => self.producer.must_nap(),
+                let needs_timed_wait = match text(&step["side"]) {
+                    "receiver" => self.consumer.needs_timed_wait(&self.sleeper),
+                    _ => self.producer.needs_timed_wait(),
                 };
-                assert_eq!(Some(nap), step["is"].as_bool(), "{context}");
+                assert_eq!(Some(needs_timed_wait), step["is"].as_bool(), "{context}");
             }
             "close producer" => self.producer.close(),
             "close consumer" => {
@@ -201,9 +201,9 @@ impl Lane<'_> {
             }
             "poke" => {
                 for word in list(&step["words"]) {
-                    let place = self.place(text(&step["of"]), number(&word[0]));
-                    // SAFETY: `place` is an aligned word of the memory of this one-threaded test.
-                    unsafe { place.write_volatile(number(&word[1])) };
+                    let address = self.address(text(&step["of"]), number(&word[0]));
+                    // SAFETY: `address` is an aligned word in the memory of this test, which has one thread.
+                    unsafe { address.write_volatile(number(&word[1])) };
                 }
             }
             other => panic!("{context}: no step {other:?}"),
@@ -213,8 +213,13 @@ impl Lane<'_> {
         }
     }
 
-    /// What a reservation answered, in the vectors' words; what is corrupt must be what the step says.
-    fn answer(&self, reserved: &Result<Option<Space>, LaneError>, step: &Value, context: &str) -> &'static str {
+    /// The result of a reservation in the vectors' words. If it is *corrupt*, the step must name the same word.
+    fn result_of(
+        &self,
+        reserved: &Result<Option<ReservedSpace>, LaneError>,
+        step: &Value,
+        context: &str,
+    ) -> &'static str {
         match reserved {
             Ok(Some(_)) => "sent",
             Ok(None) => "full",
@@ -227,7 +232,7 @@ impl Lane<'_> {
         }
     }
 
-    fn commit(&mut self, space: Space, bytes: u64) -> Wake {
+    fn commit(&mut self, space: ReservedSpace, bytes: u64) -> Wake {
         let message = payload(self.producer.tail().seq.into(), bytes as usize);
         self.producer.copy_in(space, &message);
         self.producer.commit(space, bytes)
@@ -246,7 +251,7 @@ impl Lane<'_> {
             for bytes in list(&step["bytes"]) {
                 let space = self.producer.batch_message(&mut batch, number(bytes)).expect("room");
                 self.producer.copy_in(space, &payload(seq.into(), number(bytes) as usize));
-                assert_eq!(self.consumer.peek_at_cursor().filter(|record| record.seq == seq), None, "{context}");
+                assert_eq!(self.consumer.peek_fast().filter(|record| record.seq == seq), None, "{context}");
                 seq = seq.checked_add(1).unwrap_or(1);
             }
             batch
@@ -267,7 +272,7 @@ impl Lane<'_> {
             "empty" => assert_eq!(self.consumer.peek(), Ok(None), "{context}"),
             "closed" => {
                 assert_eq!(self.consumer.peek(), Ok(None), "{context}");
-                assert!(self.consumer.producer_closed(), "{context}");
+                assert!(self.consumer.has_producer_closed(), "{context}");
                 assert_eq!(self.consumer.peek(), Ok(None), "{context}");
             }
             other => panic!("{context}: {other}"),
@@ -275,7 +280,7 @@ impl Lane<'_> {
         None
     }
 
-    /// The next message, which must be the one that the step describes, `i` further.
+    /// The next message. It must match the step's description, with the number `i` higher.
     fn expect_record(&mut self, step: &Value, i: u64, context: &str) -> Record {
         let record = self.consumer.peek().unwrap().unwrap_or_else(|| panic!("{context}: empty"));
         let first = number(&step["seq"]) as u32;
@@ -291,7 +296,7 @@ impl Lane<'_> {
         record
     }
 
-    /// The producer dies, and another goes on as after the hand-shake with the surviving consumer.
+    /// Replaces the producer as after its death, and after the successor's handshake with the consumer.
     fn replace_producer(&mut self, wanted: u64, context: &str) {
         let (tail, _) = self.consumer.end_of_committed().unwrap();
         assert_eq!(tail.pack(), wanted, "{context}");
@@ -299,7 +304,7 @@ impl Lane<'_> {
         let (floor, generation) = (dead.tail_and_floor().1, dead.generation() + 1);
         let page = ProducerPage::new(self.producer.capacity(), self.producer.message_bytes_max(), generation, 1);
         self.memory.producer = NonNull::from(Box::leak(Box::new(page)));
-        // SAFETY: the new page is never freed, and the dead producer is dropped here.
+        // SAFETY: the new page is never freed, and this drops the dead producer.
         unsafe {
             let head = self.consumer.head();
             self.producer = Producer::attach(self.memory, tail, head, floor, self.barrier[0]).unwrap();
@@ -307,15 +312,15 @@ impl Lane<'_> {
         }
     }
 
-    /// The consumer dies, and another goes on as after the hand-shake with the surviving producer.
+    /// Replaces the consumer as after its death, and after the successor's handshake with the producer.
     fn replace_consumer(&mut self, wanted: u64, context: &str) {
-        self.producer.look_at_head().unwrap();
+        self.producer.refresh_head().unwrap();
         let head = self.producer.head();
         assert_eq!(head.pack(), wanted, "{context}");
         self.memory.consumer = NonNull::from(Box::leak(Box::new(ConsumerPage::new(head, 1, 2))));
         self.memory.receiver = NonNull::from(Box::leak(Box::new(ReceiverPage::new())));
         let limit = self.producer.message_bytes_max();
-        // SAFETY: as above, for the new pages and the dead consumer.
+        // SAFETY: the new pages are never freed, and this drops the dead consumer.
         unsafe {
             self.consumer = Consumer::attach(self.memory, limit, self.barrier[1]).unwrap();
             self.sleeper = Sleeper::of_receiver(self.memory.receiver, self.barrier[1]);
@@ -323,8 +328,8 @@ impl Lane<'_> {
         }
     }
 
-    /// A word of the segment `of`.
-    fn place(&self, of: &str, offset: u64) -> *mut u64 {
+    /// The address of a word of the segment `of`.
+    fn address(&self, of: &str, offset: u64) -> *mut u64 {
         let (base, bytes): (*mut u8, u64) = match of {
             "producer" => (self.memory.producer.as_ptr().cast(), size_of::<ProducerPage>() as u64),
             "consumer" => (self.memory.consumer.as_ptr().cast(), size_of::<ConsumerPage>() as u64),
@@ -332,14 +337,14 @@ impl Lane<'_> {
             _ => return self.pages.word(offset).as_ptr(),
         };
         assert!(offset + 8 <= bytes, "{of} has no word at {offset}");
-        // SAFETY: inside the segment by the check above.
+        // SAFETY: the assertion checks that the word is inside the segment.
         unsafe { base.add(offset as usize).cast() }
     }
 
     /// The bytes of a word: 8, or 4 where the vectors write 8 digits.
     fn word(&self, of: &str, offset: u64, written: usize) -> u64 {
-        let place = self.place(of, offset);
-        // SAFETY: as for `place`; one thread.
-        unsafe { if written == 10 { place.cast::<u32>().read_volatile().into() } else { place.read_volatile() } }
+        let address = self.address(of, offset);
+        // SAFETY: `address` checks that the word is inside the segment; the test has one thread.
+        unsafe { if written == 10 { address.cast::<u32>().read_volatile().into() } else { address.read_volatile() } }
     }
 }

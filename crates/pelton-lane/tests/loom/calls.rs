@@ -1,7 +1,8 @@
-//! Calls under loom: what threads that answer and the service's loop tell each other without a lock, in every order. `./run loom`
-//! runs these models, and each again with an edge left out (`PELTON_WEAKEN`), when one must fail.
+//! Calls under loom: the words that a service's threads and its loop share without a lock, in every interleaving.
+//! `./run loom` runs these models, then again with each edge left out (`PELTON_WEAKEN`), when a model must fail.
 //!
-//! Here and not beside the crate `pelton`, which has what loom knows nothing of: its `call/edges.rs` is taken as it is.
+//! The models include `call/edges.rs` of the crate `pelton`. They are here because loom cannot run the rest of that
+//! crate.
 
 #[path = "../../../pelton/src/call/edges.rs"]
 mod edges;
@@ -13,10 +14,10 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use pelton_lane::sync::Edge;
 
-/// Of the lanes, `pelton-lane/src/edges.rs`.
+/// The lane's edge, as in `pelton-lane/src/edges.rs`.
 const PUBLISH: Edge = Edge::named("publish");
 
-/// A client, as far as this goes: its lane is a number of answers, of which loom sees whoever has it while another has.
+/// A client, as a model: its lane is a count of replies. Loom detects two threads that access the lane at once.
 struct Client {
     away: Away,
     lock: Mutex<()>,
@@ -24,8 +25,9 @@ struct Client {
     frees: UnsafeCell<u32>,
 }
 
-// What the models are to show.
+// SAFETY: loom checks each access to the cells; the models show that no two accesses race.
 unsafe impl Sync for Client {}
+// SAFETY: loom checks each access to the cells.
 unsafe impl Send for Client {}
 
 impl Client {
@@ -34,51 +36,51 @@ impl Client {
         Arc::new(Client { away, lock, lane: UnsafeCell::new(0), frees: UnsafeCell::new(0) })
     }
 
-    fn answer(&self) {
+    fn reply(&self) {
         self.lane.with_mut(|lane| unsafe { *lane += 1 });
     }
 
-    /// As who has taken a responder away.
-    fn answer_and_come_back(&self) {
+    /// As a thread that has a detached responder.
+    fn reply_and_return(&self) {
         let lock = self.lock.lock().unwrap();
-        self.answer();
+        self.reply();
         drop(lock);
         if self.away.come_back() {
             self.free();
         }
     }
 
-    /// As the loop, with a client that it has lent.
-    fn answer_in_the_loop(&self) {
+    /// As the loop, with a client that has detached references.
+    fn reply_in_the_loop(&self) {
         if self.away.is_nobody() {
-            self.answer();
+            self.reply();
         } else {
             let _lock = self.lock.lock().unwrap();
-            self.answer();
+            self.reply();
         }
     }
 
-    /// The memory of the lane goes.
+    /// Frees the lane's memory.
     fn free(&self) {
         self.lane.with_mut(|_| ());
         self.frees.with_mut(|frees| unsafe { *frees += 1 });
     }
 }
 
-/// The loop leaves the lock out while nobody is away, and has all that those did who have come back.
+/// The loop omits the lock while no reference is detached, and then sees every reply of the returned ones.
 #[test]
-fn home_the_loop_answers_without_the_lock_only_alone() {
+fn home_the_loop_replies_without_the_lock_only_if_nothing_is_detached() {
     loom::model(|| {
         let client = Client::new();
         client.away.go();
         let other = client.clone();
-        let other = thread::spawn(move || other.answer_and_come_back());
-        client.answer_in_the_loop();
-        // A second request of the same client is taken away while the first may be.
+        let other = thread::spawn(move || other.reply_and_return());
+        client.reply_in_the_loop();
+        // A second request of the same client is detached, perhaps before the first returns.
         client.away.go();
         let third = client.clone();
-        let third = thread::spawn(move || third.answer_and_come_back());
-        client.answer_in_the_loop();
+        let third = thread::spawn(move || third.reply_and_return());
+        client.reply_in_the_loop();
         other.join().unwrap();
         third.join().unwrap();
         assert!(client.away.is_nobody());
@@ -86,19 +88,19 @@ fn home_the_loop_answers_without_the_lock_only_alone() {
     });
 }
 
-/// Whoever is the last to let go of a client frees it, once, with all others done.
+/// The last reference to a client frees it, once, after all others have finished.
 #[test]
-fn home_the_last_to_let_go_frees_the_client() {
+fn home_the_last_reference_frees_the_client() {
     loom::model(|| {
         let client = Client::new();
         let others: Vec<_> = (0..2)
             .map(|_| {
                 client.away.go();
                 let other = client.clone();
-                thread::spawn(move || other.answer_and_come_back())
+                thread::spawn(move || other.reply_and_return())
             })
             .collect();
-        client.answer_in_the_loop();
+        client.reply_in_the_loop();
         if client.away.leave() {
             client.free();
         }
@@ -107,54 +109,55 @@ fn home_the_last_to_let_go_frees_the_client() {
     });
 }
 
-/// Each of those who stir has said before why. Once nothing is stirred any more, the loop has seen all of it.
+/// A thread stores its reason before it notifies. Once no notification is pending, the loop has seen every reason.
 #[test]
 fn stir_the_loop_sees_why_it_is_notified() {
     loom::model(|| {
-        let desk = Arc::new((Stirred::new(), [AtomicU32::new(0), AtomicU32::new(0)]));
-        let tell = |which: usize| {
-            let desk = desk.clone();
+        let shared = Arc::new((Stirred::new(), [AtomicU32::new(0), AtomicU32::new(0)]));
+        let notify = |which: usize| {
+            let shared = shared.clone();
             thread::spawn(move || {
-                desk.1[which].store(1, Relaxed);
-                desk.0.set();
+                shared.1[which].store(1, Relaxed);
+                shared.0.set();
             })
         };
-        let others = [tell(0), tell(1)];
+        let others = [notify(0), notify(1)];
         let mut seen = [0, 0];
         for _ in 0..2 {
-            if desk.0.take() {
-                seen = [0, 1].map(|which| desk.1[which].load(Relaxed));
+            if shared.0.take() {
+                seen = [0, 1].map(|which| shared.1[which].load(Relaxed));
             }
         }
         others.into_iter().for_each(|other| other.join().unwrap());
-        assert!(desk.0.is_set() || seen == [1, 1], "{seen:?} was seen, and nothing is stirred any more");
+        assert!(shared.0.is_set() || seen == [1, 1], "the loop saw {seen:?}, and no notification is pending");
     });
 }
 
-/// A call's place is emptied by who answers, on whatever thread, before the answer is published; its next request is published by who has
-/// read the answer. So the loop, which takes that one, finds the place empty, though nothing but the two lanes says so.
+/// The replying thread empties a call's slot before it publishes the reply. The client publishes the next request after
+/// it has read the reply. So the loop, which receives that request, finds the slot empty: the two lanes alone order
+/// this.
 #[test]
 fn publish_a_slot_is_empty_when_its_next_request_comes() {
     loom::model(|| {
-        // The place, the lane of replies, the lane of requests.
+        // The slot, the lane of replies, the lane of requests.
         let link = Arc::new((AtomicU32::new(1), AtomicBool::new(false), AtomicBool::new(false)));
-        let answering = link.clone();
-        let answering = thread::spawn(move || {
-            answering.0.store(0, Relaxed);
-            answering.1.store(true, PUBLISH.store()); // [publish]
+        let service = link.clone();
+        let service = thread::spawn(move || {
+            service.0.store(0, Relaxed);
+            service.1.store(true, PUBLISH.store()); // [publish]
         });
-        let asking = link.clone();
-        let asking = thread::spawn(move || {
+        let client = link.clone();
+        let client = thread::spawn(move || {
             // [publish]
-            if asking.1.load(PUBLISH.load()) {
-                asking.2.store(true, PUBLISH.store()); // [publish]
+            if client.1.load(PUBLISH.load()) {
+                client.2.store(true, PUBLISH.store()); // [publish]
             }
         });
         // [publish]
         if link.2.load(PUBLISH.load()) {
-            assert_eq!(link.0.load(Relaxed), 0, "a request comes to a place that is taken");
+            assert_eq!(link.0.load(Relaxed), 0, "a request arrives at an occupied slot");
         }
-        answering.join().unwrap();
-        asking.join().unwrap();
+        service.join().unwrap();
+        client.join().unwrap();
     });
 }

@@ -1,9 +1,9 @@
-//! The lane under loom: every interleaving, and every value that the memory model lets a load return.
+//! The lane under loom: every interleaving, and every value that a load may return by the memory model.
 //!
 //!     RUSTFLAGS='--cfg loom' cargo test --release -p pelton-lane --test loom
 //!
-//! With PELTON_WEAKEN=NAME an edge or rule is left out (see src/edges.rs), and the model named after it must fail;
-//! `./run test` does that for each.
+//! PELTON_WEAKEN=NAME leaves out an edge or a rule (see src/edges.rs), and a model whose name begins with NAME must
+//! fail. `./run loom` does that for each name.
 
 use loom::sync::atomic::{Ordering::SeqCst, fence};
 use loom::sync::{Arc, Condvar, Mutex};
@@ -11,20 +11,20 @@ use loom::thread;
 use pelton_lane::*;
 use std::ptr::NonNull;
 
-/// The pages and slots of one model run, freed at its end.
+/// The pages and words of one run of a model, freed at its end.
 struct Pages {
     memory: Memory,
-    slots: *mut [Slot],
+    words: *mut [LoomWord],
 }
 
-// SAFETY: loom's atomics and cells, which it watches itself.
+// SAFETY: loom checks each access to its atomics and cells.
 unsafe impl Send for Pages {}
-// SAFETY: as above.
+// SAFETY: loom checks each access to its atomics and cells.
 unsafe impl Sync for Pages {}
 
 impl Pages {
     fn new(capacity: u64, start: Position) -> Arc<Pages> {
-        let slots = Box::into_raw((0..capacity / 8).map(|_| Slot::new()).collect::<Vec<_>>().into_boxed_slice());
+        let words = Box::into_raw((0..capacity / 8).map(|_| LoomWord::new()).collect::<Vec<_>>().into_boxed_slice());
         let memory = Memory {
             producer: NonNull::from(Box::leak(Box::new(ProducerPage::new(
                 capacity,
@@ -34,14 +34,14 @@ impl Pages {
             )))),
             consumer: NonNull::from(Box::leak(Box::new(ConsumerPage::new(start, 1, 2)))),
             receiver: NonNull::from(Box::leak(Box::new(ReceiverPage::new()))),
-            // SAFETY: freed in the drop below.
-            data: unsafe { Data::new(NonNull::new(slots.cast()).unwrap(), capacity) },
+            // SAFETY: the words live until the drop below.
+            data: unsafe { Data::new(NonNull::new(words.cast()).unwrap(), capacity) },
         };
-        Arc::new(Pages { memory, slots })
+        Arc::new(Pages { memory, words })
     }
 
     fn producer(&self, can_barrier: bool) -> Producer {
-        // SAFETY: the test keeps the pages as long as the sides; one producer.
+        // SAFETY: the pages outlive the sides, and the lane has one producer.
         unsafe {
             let start = self.memory.consumer.as_ref().head();
             Producer::attach(self.memory, start, start, 0, can_barrier).unwrap()
@@ -49,35 +49,35 @@ impl Pages {
     }
 
     fn consumer(&self, can_barrier: bool) -> Consumer {
-        // SAFETY: as above; one consumer.
+        // SAFETY: the pages outlive the sides, and the lane has one consumer.
         unsafe { Consumer::attach(self.memory, message_bytes_limit(self.memory.data.capacity()), can_barrier).unwrap() }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: made by Box in `new`, freed once.
+        // SAFETY: `new` made each pointer from a box; only this frees them, once.
         unsafe {
             drop(Box::from_raw(self.memory.producer.as_ptr()));
             drop(Box::from_raw(self.memory.consumer.as_ptr()));
             drop(Box::from_raw(self.memory.receiver.as_ptr()));
-            drop(Box::from_raw(self.slots));
+            drop(Box::from_raw(self.words));
         }
     }
 }
 
-/// What an eventfd is to the two sides: a ring that is remembered until it is drained.
-struct Bell(Mutex<bool>, Condvar);
+/// A doorbell, as an eventfd is: it stores a ring until the sleeper drains it.
+struct Doorbell(Mutex<bool>, Condvar);
 
-impl Bell {
-    fn new() -> Arc<Bell> {
-        Arc::new(Bell(Mutex::new(false), Condvar::new()))
+impl Doorbell {
+    fn new() -> Arc<Doorbell> {
+        Arc::new(Doorbell(Mutex::new(false), Condvar::new()))
     }
     fn ring(&self) {
         *self.0.lock().unwrap() = true;
         self.1.notify_one();
     }
-    /// Sleeps until rung; a ring that nobody sends is a deadlock, which loom reports.
+    /// Sleeps until rung. Loom reports a missing ring as a deadlock.
     fn wait(&self) {
         let mut rung = self.0.lock().unwrap();
         while !*rung {
@@ -87,7 +87,7 @@ impl Bell {
     }
 }
 
-/// The sleeper's half of the barrier: `membarrier`, or a full fence where there is none. To loom both are a fence.
+/// The sleeper's half of the barrier: `membarrier`, or a full fence without it. Under loom both are a fence.
 fn heavy() {
     if std::env::var("PELTON_WEAKEN").as_deref() != Ok("heavy") {
         fence(SeqCst);
@@ -113,7 +113,7 @@ fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     check(preemptions, f);
 }
 
-/// A model in which somebody sleeps: by membarrier if both sides have it, else the waker's own fence has to do.
+/// A model with a sleeper. It uses `membarrier` if both sides have it; otherwise only the waker's own fence orders.
 fn sleep_model(preemptions: usize, membarrier: bool, f: impl Fn() + Sync + Send + 'static) {
     model_membarrier(membarrier);
     check(preemptions, f);
@@ -125,7 +125,7 @@ fn check(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-/// [publish]: a message that is seen is seen whole, and nothing is taken for one that is not.
+/// [publish]: a visible message is complete, and the consumer mistakes nothing else for a message.
 #[test]
 fn publish_a_message_is_seen_whole() {
     model(4, || {
@@ -146,13 +146,13 @@ fn publish_a_message_is_seen_whole() {
     });
 }
 
-/// [publish]: the header after the last record is cleared, so that what a lap before left there is no record.
+/// [publish]: the header after the last record is cleared, so the bytes of an earlier lap are not a record.
 #[test]
 fn clear_old_bytes_are_never_taken_for_a_record() {
     model(3, || {
         let pages = Pages::new(128, Position::START);
         let (mut producer, mut consumer) = (pages.producer(true), pages.consumer(true));
-        // A first lap of records whose headers stand where the second lap's end will be.
+        // The first lap has its headers where the second lap will end.
         for n in 1..=5u8 {
             assert_eq!(try_send(&mut producer, &[n; 16]), Some(false));
             assert!(receive(&mut consumer, &[n; 16]).is_some());
@@ -168,7 +168,7 @@ fn clear_old_bytes_are_never_taken_for_a_record() {
     });
 }
 
-/// [release]: the producer writes over a record only after its reader is done; across the early wrap too.
+/// [release]: the producer overwrites a record only after the consumer has finished reading, also across an early wrap.
 #[test]
 fn release_space_is_not_written_over_while_it_is_read() {
     model(3, || {
@@ -190,7 +190,7 @@ fn release_space_is_not_written_over_while_it_is_read() {
     });
 }
 
-/// [publish]: the messages of a batch, and a wrap's jump together with the record that it leads to, appear at once.
+/// [publish]: the messages of a batch become visible together, and so do a wrap's jump and the record at its target.
 #[test]
 fn publish_a_batch_across_the_wrap_is_seen_whole() {
     model(3, || {
@@ -207,25 +207,25 @@ fn publish_a_batch_across_the_wrap_is_seen_whole() {
         while receive(&mut consumer, &[1; 24]).is_none() {
             thread::yield_now();
         }
-        assert!(receive(&mut consumer, &[2; 24]).is_some(), "the second comes with the first");
+        assert!(receive(&mut consumer, &[2; 24]).is_some(), "the second is visible with the first");
         sender.join().unwrap();
     });
 }
 
-/// [sleep], receiver: whoever sleeps is rung for what was published, whichever side fences.
+/// [sleep], receiver: the producer rings a sleeping receiver after it publishes, whichever side fences.
 fn sleeping_receiver(producer_barrier: bool, consumer_barrier: bool, messages: u8) {
     sleep_model(3, producer_barrier && consumer_barrier, move || {
         let pages = Pages::new(128, Position::START);
         let (mut producer, mut consumer) = (pages.producer(producer_barrier), pages.consumer(consumer_barrier));
-        // SAFETY: the pages live to the end of the model; this is the page's only writer.
+        // SAFETY: the pages live to the end of the model, and nothing else writes this one.
         let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, consumer_barrier) };
-        let bell = Bell::new();
+        let doorbell = Doorbell::new();
         let sender = thread::spawn({
-            let bell = bell.clone();
+            let doorbell = doorbell.clone();
             move || {
                 for n in 1..=messages {
                     if try_send(&mut producer, &[n; 4]).unwrap() {
-                        bell.ring();
+                        doorbell.ring();
                     }
                 }
             }
@@ -234,7 +234,7 @@ fn sleeping_receiver(producer_barrier: bool, consumer_barrier: bool, messages: u
             while receive(&mut consumer, &[n; 4]).is_none() {
                 sleeper.arm(heavy);
                 if consumer.peek().unwrap().is_none() {
-                    bell.wait();
+                    doorbell.wait();
                 }
                 sleeper.disarm();
             }
@@ -249,7 +249,7 @@ fn light_heavy_a_sleeping_receiver_is_rung_with_membarrier() {
 }
 
 #[test]
-fn fence_a_sleeping_receiver_is_rung_when_the_sender_cannot_be_reached() {
+fn fence_a_sleeping_receiver_is_rung_when_no_membarrier_reaches_the_sender() {
     sleeping_receiver(false, true, 2);
 }
 
@@ -263,22 +263,23 @@ fn fence_a_sleeping_receiver_is_rung_when_neither_side_has_membarrier() {
     sleeping_receiver(false, false, 2);
 }
 
-/// [sleep], producer: one that waits for room is rung when a good part is free, or all of it.
+/// [sleep], producer: the consumer rings a producer that waits for space once half of the messages, or all, are
+/// released.
 fn sleeping_producer(producer_barrier: bool, consumer_barrier: bool) {
-    // The numbers begin far from 0, which is what a stale look at room_seq would find: it must do no harm.
+    // The numbers begin far from 0, the value that a stale load of room_seq returns. It must do no harm.
     sleep_model(2, producer_barrier && consumer_barrier, move || {
         let pages = Pages::new(128, Position { offset: 0, seq: 0x9000_0000 });
         let (mut producer, mut consumer) = (pages.producer(producer_barrier), pages.consumer(consumer_barrier));
-        let bell = Bell::new();
+        let doorbell = Doorbell::new();
         for n in 1..=3u8 {
             assert_eq!(try_send(&mut producer, &[n; 32]), Some(false));
         }
         let sender = thread::spawn({
-            let bell = bell.clone();
+            let doorbell = doorbell.clone();
             move || {
                 while try_send(&mut producer, &[4; 32]).is_none() {
                     if producer.arm(Some(32), heavy).unwrap() {
-                        bell.wait();
+                        doorbell.wait();
                     }
                     producer.disarm();
                 }
@@ -286,7 +287,7 @@ fn sleeping_producer(producer_barrier: bool, consumer_barrier: bool) {
         });
         for n in 1..=3u8 {
             if receive(&mut consumer, &[n; 32]).unwrap() {
-                bell.ring();
+                doorbell.ring();
             }
         }
         sender.join().unwrap();
@@ -295,30 +296,30 @@ fn sleeping_producer(producer_barrier: bool, consumer_barrier: bool) {
 }
 
 #[test]
-fn light_heavy_a_producer_that_waits_for_room_is_rung_with_membarrier() {
+fn light_heavy_a_producer_that_waits_for_space_is_rung_with_membarrier() {
     sleeping_producer(true, true);
 }
 
 #[test]
-fn fence_a_producer_that_waits_for_room_is_rung_when_the_receiver_cannot_be_reached() {
+fn fence_a_waiting_producer_is_rung_when_no_membarrier_reaches_the_receiver() {
     sleeping_producer(true, false);
 }
 
 #[test]
-fn fence_a_producer_without_membarrier_that_waits_for_room_is_rung() {
+fn fence_a_waiting_producer_without_membarrier_is_rung() {
     sleeping_producer(false, true);
 }
 
 #[test]
-fn fence_a_producer_that_waits_for_room_is_rung_when_neither_side_has_membarrier() {
+fn fence_a_waiting_producer_is_rung_when_neither_side_has_membarrier() {
     sleeping_producer(false, false);
 }
 
-/// [sleep], by choice: a sleeper that relies on the sender's fences is rung, also by one that has just stopped. No membarrier
-/// is run in these models, and the light barrier is none: who cannot rely on fences does not sleep.
+/// [sleep], by choice: the sender rings a sleeper that relies on its fences, also if it has just stopped fencing. These
+/// models have no membarrier and an empty light barrier: a receiver that cannot rely on fences does not sleep.
 #[test]
 fn fence_own_stop_a_receiver_that_relies_on_fences_by_choice_is_rung() {
-    // By the message at which the sender stops, which nothing follows, and by the one after it.
+    // The last message is the one at which the sender stops fencing, or the one after it.
     relying_receiver(3);
     relying_receiver(4);
 }
@@ -327,9 +328,9 @@ fn relying_receiver(last: u8) {
     sleep_model(3, false, move || {
         let pages = Pages::new(128, Position::START);
         let (mut producer, mut consumer) = (pages.producer(true), pages.consumer(true));
-        // SAFETY: the pages live to the end of the model; this is the page's only writer.
+        // SAFETY: the pages live to the end of the model, and nothing else writes this one.
         let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
-        // A ring, after which it fences, and a message that nobody waits for, so that it stops at the next such.
+        // After this ring the sender fences. After this message without a ring, it stops at the next such message.
         sleeper.arm(|| ());
         assert_eq!(try_send(&mut producer, &[1; 4]), Some(true));
         sleeper.disarm();
@@ -337,13 +338,13 @@ fn relying_receiver(last: u8) {
         assert_eq!(try_send(&mut producer, &[2; 4]), Some(false));
         assert!(receive(&mut consumer, &[2; 4]).is_some());
         assert!(consumer.is_producer_fencing());
-        let bell = Bell::new();
+        let doorbell = Doorbell::new();
         let sender = thread::spawn({
-            let bell = bell.clone();
+            let doorbell = doorbell.clone();
             move || {
                 for n in 3..=last {
                     if try_send(&mut producer, &[n; 4]).unwrap() {
-                        bell.ring();
+                        doorbell.ring();
                     }
                 }
             }
@@ -353,7 +354,7 @@ fn relying_receiver(last: u8) {
                 let mut relies = false;
                 sleeper.arm(|| relies = consumer.is_producer_fencing());
                 if consumer.peek().unwrap().is_none() {
-                    if relies { bell.wait() } else { thread::yield_now() }
+                    if relies { doorbell.wait() } else { thread::yield_now() }
                 }
                 sleeper.disarm();
             }
@@ -362,31 +363,31 @@ fn relying_receiver(last: u8) {
     });
 }
 
-/// [sleep], by choice, the other way round: a producer that waits for room, and a consumer that stops fencing meanwhile.
+/// [sleep], by choice, the other way round: the consumer stops fencing while the producer waits for space.
 #[test]
 fn fence_own_stop_a_producer_that_relies_on_fences_by_choice_is_rung() {
     sleep_model(3, false, || {
         let pages = Pages::new(128, Position::START);
         let (mut producer, mut consumer) = (pages.producer(true), pages.consumer(true));
         assert_eq!(try_send(&mut producer, &[1; 32]), Some(false));
-        // A ring, after which it fences, and a release that nobody waits for, so that it stops at the next such.
+        // After this ring the consumer fences. After this release without a ring, it stops at the next such release.
         assert!(producer.arm(None, || ()).unwrap());
         assert_eq!(receive(&mut consumer, &[1; 32]), Some(true));
         producer.disarm();
         assert_eq!(try_send(&mut producer, &[2; 32]), Some(false));
         assert_eq!(receive(&mut consumer, &[2; 32]), Some(false));
         assert!(consumer.consumer_page().is_fenced());
-        let bell = Bell::new();
+        let doorbell = Doorbell::new();
         for n in 3..=4u8 {
             assert_eq!(try_send(&mut producer, &[n; 32]), Some(false));
         }
         let sender = thread::spawn({
-            let bell = bell.clone();
+            let doorbell = doorbell.clone();
             move || {
-                while producer.look_at_head().unwrap() != 0 {
+                while producer.refresh_head().unwrap() != 0 {
                     let mut relies = true;
                     if producer.arm(None, || relies = false).unwrap() {
-                        if relies { bell.wait() } else { thread::yield_now() }
+                        if relies { doorbell.wait() } else { thread::yield_now() }
                     }
                     producer.disarm();
                 }
@@ -394,37 +395,37 @@ fn fence_own_stop_a_producer_that_relies_on_fences_by_choice_is_rung() {
         });
         for n in 3..=4u8 {
             if receive(&mut consumer, &[n; 32]).unwrap() {
-                bell.ring();
+                doorbell.ring();
             }
         }
         sender.join().unwrap();
     });
 }
 
-/// [fenced]: what was published before the sender began to fence is seen by a sleeper that relies on that.
+/// [fenced]: messages published before the sender began to fence are visible to a sleeper that relies on its fences.
 #[test]
-fn fenced_what_was_published_without_a_fence_is_seen_by_who_relies_on_fences() {
+fn fenced_an_unfenced_message_is_visible_to_a_sleeper_that_relies_on_fences() {
     sleep_model(4, false, || {
         let pages = Pages::new(128, Position::START);
         let (mut producer, mut consumer) = (pages.producer(true), pages.consumer(true));
-        // SAFETY: the pages live to the end of the model; this is the page's only writer.
+        // SAFETY: the pages live to the end of the model, and nothing else writes this one.
         let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
         sleeper.arm(|| ());
         let sender = thread::spawn(move || {
             try_send(&mut producer, &[1; 4]).unwrap();
         });
-        // It has not slept, and announces its next sleep before it is rung for the first.
+        // The receiver does not sleep. It announces its next sleep before the sender rings for the first.
         sleeper.disarm();
         let mut relies = false;
         sleeper.arm(|| relies = consumer.is_producer_fencing());
         if relies {
-            assert!(receive(&mut consumer, &[1; 4]).is_some(), "the sender fences, and its message is not there");
+            assert!(receive(&mut consumer, &[1; 4]).is_some(), "the sender fences, but its message is not visible");
         }
         sender.join().unwrap();
     });
 }
 
-/// [close]: what was committed before closing is there once closing is seen.
+/// [close]: once the close is visible, so is everything committed before it.
 #[test]
 fn close_the_last_message_is_seen_before_the_end() {
     model(4, || {
@@ -436,38 +437,38 @@ fn close_the_last_message_is_seen_before_the_end() {
         });
         let mut received = false;
         loop {
-            let closed = consumer.producer_closed();
+            let closed = consumer.has_producer_closed();
             received |= receive(&mut consumer, &[1; 8]).is_some();
             if closed {
                 break;
             }
             thread::yield_now();
         }
-        assert!(received, "closed, and the message is not there");
+        assert!(received, "the lane is closed, but its last message is not visible");
         sender.join().unwrap();
     });
 }
 
-/// [sleep]: closing wakes a receiver that is about to sleep, since closing always rings an armed side.
+/// [sleep]: closing always rings, so it wakes a receiver that is about to sleep.
 #[test]
-fn close_a_receiver_about_to_sleep_learns_that_the_producer_closed() {
+fn close_a_receiver_about_to_sleep_detects_that_the_producer_closed() {
     model(4, || {
         let pages = Pages::new(128, Position::START);
         let (mut producer, mut consumer) = (pages.producer(true), pages.consumer(true));
-        // SAFETY: the pages live to the end of the model; this is the page's only writer.
+        // SAFETY: the pages live to the end of the model, and nothing else writes this one.
         let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
-        let bell = Bell::new();
+        let doorbell = Doorbell::new();
         let sender = thread::spawn({
-            let bell = bell.clone();
+            let doorbell = doorbell.clone();
             move || {
                 producer.close();
-                bell.ring();
+                doorbell.ring();
             }
         });
-        while !consumer.producer_closed() {
+        while !consumer.has_producer_closed() {
             sleeper.arm(heavy);
-            if consumer.peek().unwrap().is_none() && !consumer.producer_closed() {
-                bell.wait();
+            if consumer.peek().unwrap().is_none() && !consumer.has_producer_closed() {
+                doorbell.wait();
             }
             sleeper.disarm();
         }
@@ -479,28 +480,28 @@ fn close_a_receiver_about_to_sleep_learns_that_the_producer_closed() {
 fn close_a_successor_is_not_taken_for_its_predecessor_that_closed() {
     model(4, || {
         let pages = Pages::new(64, Position::START);
-        // The one before closed; its successor begins in the same page while the other side looks.
+        // The predecessor has closed. Its successor starts in the same page while the peer reads it.
         pages.producer(true).close();
         let other = pages.clone();
-        let looking = loom::thread::spawn(move || {
-            // SAFETY: the pages live to the end of the model.
+        let reader = loom::thread::spawn(move || {
+            // SAFETY: `other` keeps the pages alive.
             let page = unsafe { other.memory.producer.as_ref() };
             if page.generation() == 2 {
-                assert!(!page.is_closed(), "a new generation was seen with its predecessor's state");
+                assert!(!page.is_closed(), "the new generation is visible with its predecessor's state");
             }
         });
-        // SAFETY: as above; this is the page's only writer.
-        unsafe { pages.memory.producer.as_ref() }.begin(3);
-        looking.join().unwrap();
+        // SAFETY: the pages live to the end of the model, and nothing else writes this one.
+        unsafe { pages.memory.producer.as_ref() }.start_generation(3);
+        reader.join().unwrap();
     });
 }
 
 #[test]
-fn close_what_was_released_is_seen_by_who_finds_the_word_alone() {
+fn close_a_closed_sleep_word_makes_the_last_releases_visible() {
     model(4, || {
         let pages = Pages::new(128, Position::START);
         let mut producer = pages.producer(true);
-        // SAFETY: the pages live to the end of the model; this is the page's only writer.
+        // SAFETY: the pages live to the end of the model, and nothing else writes this one.
         let mut sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
         let mut consumer = pages.consumer(true);
         try_send(&mut producer, b"x").unwrap();
@@ -509,7 +510,7 @@ fn close_what_was_released_is_seen_by_who_finds_the_word_alone() {
             sleeper.close();
         });
         if producer.has_consumer_closed() {
-            assert_eq!(producer.look_at_head().unwrap(), 0, "what was released before the close counts as unreleased");
+            assert_eq!(producer.refresh_head().unwrap(), 0, "the close is visible, but the releases before it are not");
         }
         closing.join().unwrap();
     });

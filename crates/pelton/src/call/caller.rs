@@ -13,7 +13,7 @@ use crate::link::{Bells, Peer, SharedLife};
 use crate::memory::Share;
 use crate::os::{Bell, Owner, locked, wait_on};
 use crate::sender::{Sender, SenderParts};
-use pelton_lane::Space;
+use pelton_lane::ReservedSpace;
 use std::cell::{Cell, UnsafeCell};
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -100,7 +100,7 @@ impl<'a> Guard<'a> {
 
     /// Leaves this to who has that room reserved from now on, until [`Out::take_lock`].
     #[inline(always)]
-    pub(super) fn keep_for(self, space: Space) {
+    pub(super) fn keep_for(self, space: ReservedSpace) {
         let Guard { out, lock } = self;
         out.space = Some(space);
         // SAFETY: only the time is another. The mutex is the client's, and so is this, and nothing is done to it when the client goes.
@@ -142,7 +142,7 @@ pub(super) struct Out {
     /// Room was waited for when the lock was last given back: whoever finds some ends that, and is to say so.
     pub(super) is_awaited: bool,
     /// The room that is reserved for a reply. Here, so that what is given out is one pointer, as a request is.
-    space: Option<Space>,
+    space: Option<ReservedSpace>,
     lock: RoomLock,
 }
 
@@ -160,7 +160,7 @@ impl Out {
 
     /// The room that is reserved.
     #[inline(always)]
-    pub(super) fn space(&self) -> Space {
+    pub(super) fn space(&self) -> ReservedSpace {
         self.space.expect("it is reserved")
     }
 
@@ -577,8 +577,8 @@ impl Caller {
         }
     }
 
-    pub(super) fn must_nap(&self) -> bool {
-        self.is_awaited() && self.try_lock().is_ok_and(|out| out.is_none_or(|out| out.outbox.sender.must_nap()))
+    pub(super) fn needs_timed_wait(&self) -> bool {
+        self.is_awaited() && self.try_lock().is_ok_and(|out| out.is_none_or(|out| out.outbox.sender.needs_timed_wait()))
     }
 }
 

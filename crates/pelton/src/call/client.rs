@@ -12,7 +12,7 @@ use crate::name::Name;
 use crate::options::Options;
 use crate::os::Owner;
 use crate::wait::{self, Patience, Side, Spin};
-use pelton_lane::{Record, Space};
+use pelton_lane::{Record, ReservedSpace};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
@@ -719,7 +719,7 @@ impl Client {
             armed = false;
         }
         armed &= self.found.is_none() && self.aside.is_empty();
-        if !armed || (Awaiting { wanted: self.wanted, client: self, want: Want::Any }).must_nap() {
+        if !armed || (Awaiting { wanted: self.wanted, client: self, want: Want::Any }).needs_timed_wait() {
             self.bells.nudge().ring();
         }
         Ok(armed)
@@ -833,7 +833,7 @@ pub struct RequestRoom<'a> {
     call: CallId,
     /// By which of its links.
     at: usize,
-    space: Space,
+    space: ReservedSpace,
 }
 
 impl RequestRoom<'_> {
@@ -867,7 +867,7 @@ impl RequestRoom<'_> {
 
 impl Client {
     #[inline(always)]
-    fn publish(&mut self, call: CallId, at: usize, space: Space, bytes: usize) -> Result<()> {
+    fn publish(&mut self, call: CallId, at: usize, space: ReservedSpace, bytes: usize) -> Result<()> {
         self.links[at].outbox.sender.publish_room(space, Header::new(Kind::Request, call.0).words(), bytes)?;
         self.begin(call, at);
         Ok(())

@@ -207,7 +207,7 @@ impl<'a> Hold<'a> {
             return Ok(out);
         }
         (out.is_polled, out.is_awaited) = (true, true);
-        let must_nap = out.outbox.sender.must_nap() || waiting.ears.is_none();
+        let must_nap = out.outbox.sender.needs_timed_wait() || waiting.ears.is_none();
         let nap = must_nap.then(|| Instant::now() + Duration::from_millis(1));
         drop(out);
         let until = deadline.into_iter().chain(nap).min();

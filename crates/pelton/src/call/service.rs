@@ -229,7 +229,7 @@ impl Service {
         let mut armed = self.requests.arm()?;
         armed = self.clogged.iter().fold(armed, |armed, caller| armed & caller.arm());
         armed &= !self.desk.stirred.is_set();
-        if !armed || self.clogged.iter().any(|caller| caller.must_nap()) {
+        if !armed || self.clogged.iter().any(|caller| caller.needs_timed_wait()) {
             self.desk.nudge.ring();
         }
         Ok(armed)
@@ -508,7 +508,7 @@ impl Side for Service {
         Ok(self.found.is_some())
     }
 
-    fn stirs(&self) -> bool {
+    fn may_be_ready(&self) -> bool {
         self.requests.has_messages() || self.desk.stirred.is_set()
     }
 
@@ -533,8 +533,8 @@ impl Side for Service {
         Side::end(&mut self.requests)
     }
 
-    fn must_nap(&self) -> bool {
-        Side::must_nap(&self.requests) || self.clogged.iter().any(|caller| caller.must_nap())
+    fn needs_timed_wait(&self) -> bool {
+        Side::needs_timed_wait(&self.requests) || self.clogged.iter().any(|caller| caller.needs_timed_wait())
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {

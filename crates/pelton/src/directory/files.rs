@@ -6,7 +6,7 @@ use crate::error::{Error, Result, failure};
 use crate::os::{
     Descriptor, Segment, allocate, anybodys_in_words, can_allocate, check_file_size, is_anybodys, own_uid, write_at,
 };
-use pelton_lane::{ConsumerPage, LANES_MAX, Position, ProducerPage, ReceiverPage, SEGMENT_BYTES, WINDOW, step};
+use pelton_lane::{ConsumerPage, LANES_MAX, Position, ProducerPage, ReceiverPage, SEGMENT_BYTES, WINDOW, failpoint};
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::ffi::{CStr, OsStr, OsString};
@@ -318,7 +318,7 @@ impl Place {
         }
         let errno = |error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
         allocate(&data, 0, first).map_err(|error| self.failed("allocating", &name, first, errno(error)))?;
-        step("make a lane: allocated");
+        failpoint("make a lane: allocated");
         self.make_fifo(&of_lane(number, BELL))?;
         self.make_fifo(&of_lane(number, LIFE))
     }
@@ -327,20 +327,20 @@ impl Place {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let make = || {
             let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o600))?;
-            step("make a file: made");
+            failpoint("make a file: made");
             // So that a group that the directory lets in gets at the files of all its members. Not allowed is no harm:
             // then the files say whom they let in.
             if rustix::fs::fstat(&fd)?.st_gid != self.gid {
                 let _ = rustix::fs::fchown(&fd, None, Some(Gid::from_raw(self.gid)));
             }
             rustix::fs::fchmod(&fd, Mode::from_raw_mode(self.bits))?;
-            step("make a file: permissions");
+            failpoint("make a file: permissions");
             check_file_size(bytes)?;
             rustix::fs::ftruncate(&fd, bytes)?;
-            step("make a file: size");
+            failpoint("make a file: size");
             // Written, not mapped: then the page has its place on the disk, and no store to it can fail.
             write_at(fd.as_fd(), contents, 0)?;
-            step("make a file: written");
+            failpoint("make a file: written");
             Ok(fd)
         };
         make().map_err(|errno| self.failed("making", name, contents.len() as u64, errno))
@@ -349,14 +349,14 @@ impl Place {
     fn make_fifo(&self, name: &str) -> Result<()> {
         let make = || {
             rustix::fs::mkfifoat(&self.fd, name, Mode::from_raw_mode(0o600))?;
-            step("make a FIFO: made");
+            failpoint("make a FIFO: made");
             let found = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
             if found.st_gid != self.gid {
                 let gid = Some(Gid::from_raw(self.gid));
                 let _ = rustix::fs::chownat(&self.fd, name, None, gid, AtFlags::SYMLINK_NOFOLLOW);
             }
             rustix::fs::chmodat(&self.fd, name, Mode::from_raw_mode(self.bits), AtFlags::empty())?;
-            step("make a FIFO: permissions");
+            failpoint("make a FIFO: permissions");
             Ok(())
         };
         make().map_err(|errno| self.failed("making", name, 0, errno))
@@ -366,7 +366,7 @@ impl Place {
     pub(super) fn remove_lane(&self, number: u32) -> Result<()> {
         for name in OF_A_LANE.map(|kind| of_lane(number, kind)) {
             let removed = rustix::fs::unlinkat(&self.fd, &name, AtFlags::empty());
-            step("growth: a leftover removed, or none");
+            failpoint("growth: a leftover removed, or none");
             match removed {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(self.failed("removing the leftover", &name, 0, errno)),
@@ -387,7 +387,7 @@ pub(super) fn remove_known(directory: BorrowedFd<'_>, names: Vec<OsString>) -> s
     known.sort_by_key(|name| name == CHANNEL);
     for name in known {
         let removed = rustix::fs::unlinkat(directory, &name, AtFlags::empty());
-        step("clear: a file removed");
+        failpoint("clear: a file removed");
         match removed {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(errno),

@@ -6,7 +6,7 @@ use super::pages::Header;
 use crate::error::{Error, Result, failure};
 use crate::os::lock::{self, Lock};
 use crate::os::{Descriptor, own_uid, write_at};
-use pelton_lane::{SEGMENT_BYTES, step};
+use pelton_lane::{SEGMENT_BYTES, failpoint};
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
@@ -33,14 +33,14 @@ pub(super) fn make(parent: &Parent, path: &Path, access: &Access, header: &Heade
             made => break made.map(|()| aside).map_err(system("making"))?,
         }
     };
-    step("creation: directory made");
+    failpoint("creation: directory made");
     let made = make_aside(parent, &aside, path, access, header);
     match made {
         Ok(Some((place, _lock))) => {
             let flags = RenameFlags::NOREPLACE;
             let placed = rustix::fs::renameat_with(&parent.fd, &aside, &parent.fd, &parent.name, flags);
             if placed.is_ok() {
-                step("creation: renamed");
+                failpoint("creation: renamed");
                 return Ok(());
             }
             let _ = clear(place.fd.as_fd());
@@ -82,7 +82,7 @@ fn make_aside(
         Err(Errno::NOENT) => return Ok(None),
         changed => changed.map_err(failed)?,
     }
-    step("creation: directory its own");
+    failpoint("creation: directory its own");
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Some(fd) = swept(rustix::fs::openat(&parent.fd, aside, flags, Mode::empty()))? else { return Ok(None) };
     let found = rustix::fs::fstat(&fd).map_err(failed)?;
@@ -94,7 +94,7 @@ fn make_aside(
             made => lock::try_lock(descriptor(made?)?)
                 .map_err(Error::system(format!("locking {}", path.join(CHANNEL).display())))?,
         };
-        step("creation: locked, or not");
+        failpoint("creation: locked, or not");
         let Some(lock) = lock else { return Ok(None) };
         if rustix::fs::fstat(&lock).map_err(failed)?.st_nlink == 0 {
             return Ok(None);
@@ -102,10 +102,10 @@ fn make_aside(
         let contents = header.encode();
         write_at(lock.as_fd(), &contents, 0)
             .map_err(|errno| place.failed("writing", CHANNEL, contents.len() as u64, errno))?;
-        step("creation: channel written");
+        failpoint("creation: channel written");
         place.make_receiver_and_first_lane(header)?;
         rustix::fs::fchmod(&place.fd, Mode::from_raw_mode(header.mode)).map_err(failed)?;
-        step("creation: mode");
+        failpoint("creation: mode");
         Ok(Some(lock))
     };
     match make() {
@@ -187,7 +187,7 @@ impl Parent {
             Ok(fd) => match lock::try_lock(Descriptor::new(fd)?)? {
                 None => return Ok(()),
                 Some(lock) => {
-                    step("sweep: locked");
+                    failpoint("sweep: locked");
                     // It may have been put into place before it was locked here; then it is the channel.
                     let now = statat(&self.fd, aside, AtFlags::SYMLINK_NOFOLLOW)?;
                     if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino) {
@@ -199,7 +199,7 @@ impl Parent {
             },
         };
         let removed = unlinkat(&self.fd, aside, AtFlags::REMOVEDIR);
-        step("sweep: directory removed, or not");
+        failpoint("sweep: directory removed, or not");
         Ok(removed?)
     }
 }

@@ -260,13 +260,13 @@ fn each_role_is_had_once() {
     assert!(matches!(&error, Error::RoleTaken { role, pid: 0, .. } if role == "receiver"), "{error:?}");
     assert!(error.to_string().contains("whose number is not known"), "{error}");
     // SAFETY: writable mappings of pages that this test has for itself.
-    unsafe { lane.consumer.base().cast::<ConsumerPage>().as_ref().begin(4711) };
+    unsafe { lane.consumer.base().cast::<ConsumerPage>().as_ref().start_generation(4711) };
     let error = other.claim_receiver().unwrap_err().to_string();
     let says = format!("{} has a receiver already, process 4711: stop that process, or wait", path.display());
     assert!(error.contains(&says), "{error}");
     let sender = directory.claim_sender().unwrap();
     // SAFETY: as above.
-    unsafe { sender.page.base().cast::<ProducerPage>().as_ref().begin(4712) };
+    unsafe { sender.page.base().cast::<ProducerPage>().as_ref().start_generation(4712) };
     let error = other.claim_sender().unwrap_err();
     assert!(matches!(&error, Error::RoleTaken { role, pid: 4712, .. } if role == "sender"), "{error:?}");
     assert!(other.is_receiver_held().unwrap() && other.is_sender_held(0).unwrap());
@@ -290,7 +290,7 @@ fn lanes_are_added_up_to_the_limit_and_free_ones_used_first() {
     assert_eq!(directory.lanes().unwrap(), 3);
     for (sender, pid) in senders.iter().zip([101, 102, 103]) {
         // SAFETY: a writable mapping of a page that this test has for itself.
-        unsafe { sender.page.base().cast::<ProducerPage>().as_ref().begin(pid) };
+        unsafe { sender.page.base().cast::<ProducerPage>().as_ref().start_generation(pid) };
     }
     let error = open(&path).unwrap().unwrap().claim_sender().unwrap_err();
     assert!(matches!(error, Error::RoleTaken { pid: 101, .. }), "{error:?}");

@@ -9,7 +9,7 @@ use super::pool::{Cancel, Pool};
 use super::{File, INLINE_BYTES_OF_A_TURN, Opened, Root, perform};
 use crate::error::{Error, Result};
 use crate::os::{Buffer, Nudge, Owner, Pollable, Ring, poll_until};
-use pelton_lane::step;
+use pelton_lane::failpoint;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -953,7 +953,7 @@ impl Engine {
                 self.start_ring(Ring::wait).map_err(failed())?;
                 continue;
             }
-            step("engine waits: looked");
+            failpoint("engine waits: looked");
             self.pool.bell().drain();
             self.reap_and_start(&is_there)?;
             if is_there(self) {

@@ -7,7 +7,7 @@
 use super::perform::{open_file, perform};
 use super::{Opened, Output, Root, Work};
 use crate::os::{Bell, Owner, block_signals, locked, wait_on};
-use pelton_lane::step;
+use pelton_lane::failpoint;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use std::collections::VecDeque;
@@ -288,7 +288,7 @@ impl Shared {
         if first {
             self.bell.ring();
         }
-        step("engine's thread: ended one");
+        failpoint("engine's thread: ended one");
     }
 }
 

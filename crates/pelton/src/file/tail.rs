@@ -4,7 +4,7 @@ use super::File;
 use super::faults::Fault;
 use crate::error::{Error, Result};
 use crate::flush::{Run, Sink};
-use pelton_lane::step;
+use pelton_lane::failpoint;
 use rustix::fs::{FileType, Stat, fdatasync, fstat, ftruncate};
 use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
 use std::io::IoSlice;
@@ -115,7 +115,7 @@ impl Sink for Tail {
             // The kernel writes at the end that it finds: a truncation from here on leaves no zeros before the bytes either.
             flags = ReadWriteFlags::APPEND;
         }
-        step("tail: checked");
+        failpoint("tail: checked");
         if let Err((done, errno)) = self.write_all(flags) {
             // If this fails too, the next write does it first.
             let _ = self.cut(done as u64);

@@ -25,7 +25,7 @@ use crate::os::lock::Lock;
 use crate::os::{Owner, Syncer, check_file_size, own_uid, sync};
 use format::{CHUNK_BYTES_MAX, ChunkHeader, Chunks, FileHeader, HEADER, KIND_LAST, KIND_RUN, read_at};
 use lanes::Lanes;
-use pelton_lane::step;
+use pelton_lane::failpoint;
 use place::{
     Before, Identity, There, absolute, aside, create_aside, find, highest_number, nothing_at, numbered, open_or_begin,
     rename, sync_directory,
@@ -268,7 +268,7 @@ impl RecordFile {
                 &self.path,
                 0,
             ))?;
-            step("record file: cut");
+            failpoint("record file: cut");
         }
         self.is_torn = false;
         Ok(())
@@ -286,18 +286,18 @@ impl RecordFile {
         let header = FileHeader::new(number + 1);
         let end = begin_file(&next, &aside, &header, &self.lanes.bytes())?;
         let identity = Identity::of(&rustix::fs::fstat(&next).map_err(failed("reading", &aside, 0))?);
-        step("record file: made aside");
+        failpoint("record file: made aside");
         if self.options.syncs() {
             sync(&next).map_err(failed("syncing", &aside, 0))?;
         }
         rename(&self.path, &rotated).map_err(failed("renaming", &self.path, 0))?;
-        step("record file: renamed away");
+        failpoint("record file: renamed away");
         if let Err(error) = rename(&aside, &self.path) {
             // As it was. If that cannot be done either, each further write says so; everything written is in the renamed file.
             let _ = rename(&rotated, &self.path);
             return Err(failed("renaming", &aside, 0)(error));
         }
-        step("record file: renamed into place");
+        failpoint("record file: renamed into place");
         (self.file, self.identity, self.header, self.end, self.begin) = (next, identity, header, end, end);
         (self.is_torn, self.synced, self.unsynced_since) = (false, 0, None);
         if self.options.syncs() {
@@ -339,7 +339,7 @@ impl RecordFile {
             self.header = FileHeader::new(number);
             self.end = begin_file(&self.file, &self.path, &self.header, &lanes)?;
             self.begin = self.end;
-            step("record file: begun again");
+            failpoint("record file: begun again");
         } else {
             let problem = "another program has overwritten it while it was open: move it away".to_owned();
             return Err(Error::NotARecordFile { path: self.path.display().to_string(), problem });
@@ -441,7 +441,7 @@ impl RecordFile {
         }
         for _ in 0..TRIES {
             if self.try_write_runs(runs, bytes)? {
-                step("record file: written");
+                failpoint("record file: written");
                 self.is_torn = false;
                 self.end += bytes;
                 for run in runs {
@@ -464,7 +464,7 @@ impl RecordFile {
         if self.end > self.begin && self.options.rotate_bytes.is_some_and(|most| self.end + bytes > most) {
             self.rotate()?;
         }
-        step("record file: checked");
+        failpoint("record file: checked");
         self.is_torn = true;
         let mut done = check_file_size(self.end + bytes).and_then(|()| self.write_chunks(runs));
         let found = self.stat()?;
@@ -628,7 +628,7 @@ fn append_all(file: BorrowedFd<'_>, mut pieces: &mut [IoSlice<'_>]) -> rustix::i
             0 => return Err(Errno::IO),
             written => {
                 IoSlice::advance_slices(&mut pieces, written);
-                step("record file: a part written");
+                failpoint("record file: a part written");
             }
         }
     }

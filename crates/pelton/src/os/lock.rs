@@ -24,7 +24,7 @@ impl Drop for Lock {
         // child's copy is the same lock, and not its to give back.
         if self.0.is_own() {
             let _ = request(self.0.as_fd(), libc::F_OFD_SETLK, libc::F_UNLCK);
-            pelton_lane::step("lock: given back");
+            pelton_lane::failpoint("lock: given back");
         }
     }
 }

@@ -5,7 +5,7 @@ use super::Owner;
 use super::fork;
 use crate::file::{Fault, File, Output, Pieces, Place, Root, STATX, Stat, Transfer, Work, rest_of};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
-use pelton_lane::step;
+use pelton_lane::failpoint;
 use rustix::fs::{AtFlags, CWD, Statx};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -222,7 +222,7 @@ impl Ring {
             return Ok(());
         }
         loop {
-            step("ring: enters");
+            failpoint("ring: enters");
             let before = self.ring.submission().len();
             let entered = self.ring.submit_and_wait(wanted);
             let left = self.ring.submission().len();

@@ -1,7 +1,7 @@
 //! Shared memory: a memfd, mapped and sealed, or the peer's, checked and mapped; or a file, mapped as it is.
 
 use super::{Descriptor, Foreign};
-use pelton_lane::step;
+use pelton_lane::failpoint;
 use rustix::fs::{
     MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, seek,
 };
@@ -61,15 +61,15 @@ impl Segment {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Hardened systems insist on the last flag; before Linux 6.3 it is unknown.
         let fd = memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| memfd_create(name, flags))?;
-        step("segment: made");
+        failpoint("segment: made");
         check_file_size(bytes)?;
         ftruncate(&fd, bytes)?;
-        step("segment: size");
+        failpoint("segment: size");
         let segment = Segment::map(fd, bytes, true)?;
         write(segment.base);
-        step("segment: written");
+        failpoint("segment: written");
         fcntl_add_seals(&segment, kind.seals())?;
-        step("segment: sealed");
+        failpoint("segment: sealed");
         Ok(segment)
     }
 

@@ -48,7 +48,7 @@ pub(crate) fn listen_at(path: &Path) -> std::io::Result<Descriptor> {
     let address = SocketAddrUnix::new(path)?;
     let fd = new()?;
     bind(&fd, &address)?;
-    pelton_lane::step("name: bound");
+    pelton_lane::failpoint("name: bound");
     let listening = listen(&fd, 128).map_err(std::io::Error::from).and_then(|()| Descriptor::new(fd));
     listening.inspect_err(|_| {
         let _ = std::fs::remove_file(path);

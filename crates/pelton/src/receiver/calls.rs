@@ -63,7 +63,7 @@ impl Receiver {
         // writes meanwhile changes bytes, which any value is good for.
         unsafe {
             let target = buffer.as_mut_ptr().add(buffer.len());
-            self.lanes.current.consumer.copy_out_behind(skip as u64, record, target);
+            self.lanes.current.consumer.copy_out_from(skip as u64, record, target);
             buffer.set_len(buffer.len() + bytes);
         }
     }

@@ -44,7 +44,7 @@ impl Kind {
     /// A record that tells it.
     pub(super) fn record(self) -> Record {
         let place = Kind::TOLD.iter().position(|kind| *kind == self).expect("a message has a record of its own");
-        Record::of_no_message(Kind::MARK + place as u32)
+        Record::placeholder(Kind::MARK + place as u32)
     }
 
     /// What a record tells, if it is of no message.

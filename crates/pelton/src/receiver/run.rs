@@ -7,7 +7,7 @@ use crate::lanes::Lane;
 use crate::link::Peer;
 use crate::sender::Sender;
 use crate::wait::Patience;
-use pelton_lane::{Record, Run, Wake};
+use pelton_lane::{Chunk, Record, Wake};
 use std::ptr::NonNull;
 
 /// A run that has been taken: of which lane, and whose messages.
@@ -16,7 +16,7 @@ pub(crate) struct Taken {
     pub(crate) lane: u32,
     pub(crate) id: LaneId,
     pub(crate) peer: Option<Peer>,
-    pub(crate) run: Run,
+    pub(crate) run: Chunk,
     /// In the lane's data.
     start: NonNull<u8>,
     /// So much of the lane makes its sender want room before long.
@@ -27,8 +27,8 @@ pub(crate) struct Taken {
 unsafe impl Send for Taken {}
 
 impl Taken {
-    fn new(lane: &Lane, run: Run) -> Taken {
-        let (start, plenty) = (lane.consumer.bytes_of(&run).cast(), lane.consumer.capacity() / 4);
+    fn new(lane: &Lane, run: Chunk) -> Taken {
+        let (start, plenty) = (lane.consumer.chunk_bytes(&run).cast(), lane.consumer.capacity() / 4);
         Taken { lane: lane.number, id: lane.id, peer: lane.link.peer(), run, start, plenty }
     }
 
@@ -84,7 +84,7 @@ impl Receiver {
             let _ = self.receive_descriptors(record.seq, record.descriptors);
         }
         let lane = &mut *self.lanes.current;
-        let run = lane.consumer.take_run(&record, bytes);
+        let run = lane.consumer.take_chunk(&record, bytes);
         Some(Taken::new(lane, run))
     }
 
@@ -128,12 +128,12 @@ impl Receiver {
     /// As [`Receiver::take_run`], all there is of a sender's lane, by that sender: one that has everything flushed before it goes
     /// back to the front.
     pub(crate) fn take_run_of(&mut self, sender: &Sender) -> Result<Option<Taken>> {
-        if self.gate.as_ref().is_some_and(|gate| gate.stirs()) {
+        if self.gate.as_ref().is_some_and(|gate| gate.may_be_ready()) {
             self.find_lanes()?;
         }
         let Some(lane) = self.lanes.find(sender.lane()) else { return Ok(None) };
         let Some(first) = lane.consumer.peek()? else { return Ok(None) };
-        let run = lane.consumer.take_run_to(&first, sender.tail());
+        let run = lane.consumer.take_chunk_to(&first, sender.tail());
         Ok(Some(Taken::new(lane, run)))
     }
 
@@ -167,7 +167,7 @@ impl Receiver {
 
     /// Whether a sender waits for room that is taken, as far as it has said so.
     pub(crate) fn is_room_wanted(&mut self) -> bool {
-        self.lanes.iter_mut().any(|lane| lane.consumer.has_taken() && lane.consumer.producer_waits())
+        self.lanes.iter_mut().any(|lane| lane.consumer.has_taken() && lane.consumer.is_producer_waiting())
     }
 
     /// The end of the channel, if that has come and nothing is there.

@@ -4,7 +4,7 @@ use super::{LOOK_AFTER, Room, Sender, Want};
 use crate::error::{Error, Result};
 use crate::link::SharedLife;
 use crate::wait::{Patience, Side};
-use pelton_lane::{Space, Wake};
+use pelton_lane::{ReservedSpace, Wake};
 
 /// Bytes of a header, which is three words.
 const HEADER_BYTES: usize = size_of::<[u64; 3]>();
@@ -30,15 +30,15 @@ impl Sender {
     }
 
     #[inline(always)]
-    fn write_there(&mut self, space: Space, header: [u64; 3], payload: &[u8]) {
-        self.parts.lane.copy_in_behind(HEADER_BYTES as u64, space, payload);
+    fn write_there(&mut self, space: ReservedSpace, header: [u64; 3], payload: &[u8]) {
+        self.parts.lane.copy_in_at(HEADER_BYTES as u64, space, payload);
         self.write_header(space, header);
         self.publish_message(space, payload.len() + HEADER_BYTES);
     }
 
     /// Room for a header and `bytes` to be written in place, if there is now.
     #[inline(always)]
-    pub(crate) fn try_room(&mut self, bytes: usize) -> Result<Option<Space>> {
+    pub(crate) fn try_room(&mut self, bytes: usize) -> Result<Option<ReservedSpace>> {
         match self.room_at_once(bytes) {
             Some(space) => Ok(Some(space)),
             None => self.find_space(bytes.saturating_add(HEADER_BYTES), Patience::None),
@@ -47,16 +47,16 @@ impl Sender {
 
     /// The common case of [`Sender::try_room`]. `None`: ask that.
     #[inline(always)]
-    pub(crate) fn room_at_once(&mut self, bytes: usize) -> Option<Space> {
+    pub(crate) fn room_at_once(&mut self, bytes: usize) -> Option<ReservedSpace> {
         if !self.owner.is_current() {
             return None;
         }
-        self.parts.lane.reserve_at_tail(bytes.saturating_add(HEADER_BYTES) as u64)
+        self.parts.lane.reserve_fast(bytes.saturating_add(HEADER_BYTES) as u64)
     }
 
     /// What is to be written behind the header.
     #[inline(always)]
-    pub(crate) fn room(&mut self, space: Space) -> &mut [u8] {
+    pub(crate) fn room(&mut self, space: ReservedSpace) -> &mut [u8] {
         let target = self.parts.lane.payload(space).as_ptr();
         // SAFETY: so many bytes are reserved there, for this sender, none fewer than a header's; shared memory is initialised, and the
         // borrow keeps it from being published meanwhile.
@@ -65,7 +65,7 @@ impl Sender {
 
     /// The same, to look at.
     #[inline(always)]
-    pub(crate) fn room_read(&self, space: Space) -> &[u8] {
+    pub(crate) fn room_read(&self, space: ReservedSpace) -> &[u8] {
         let target = self.parts.lane.payload(space).as_ptr();
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts(target.add(HEADER_BYTES), space.bytes as usize - HEADER_BYTES) }
@@ -73,7 +73,7 @@ impl Sender {
 
     /// Publishes room with the first `bytes` of what was written there.
     #[inline(always)]
-    pub(crate) fn publish_room(&mut self, space: Space, header: [u64; 3], bytes: usize) -> Result<()> {
+    pub(crate) fn publish_room(&mut self, space: ReservedSpace, header: [u64; 3], bytes: usize) -> Result<()> {
         if self.owner.is_forked() {
             return Err(Error::Forked);
         }
@@ -89,7 +89,7 @@ impl Sender {
     /// As [`Sender::publish`], but does not look whether the receiver is alive because it sleeps: that of a call is told by the other
     /// lane, and who is rung in vain is looked at with the next message.
     #[inline(always)]
-    fn publish_message(&mut self, space: Space, bytes: usize) {
+    fn publish_message(&mut self, space: ReservedSpace, bytes: usize) {
         match self.parts.lane.commit(space, bytes as u64) {
             Wake::None if !self.parts.lane.tail().seq.is_multiple_of(LOOK_AFTER) => {}
             Wake::Ring => self.parts.link.ring_peer(),
@@ -98,7 +98,7 @@ impl Sender {
     }
 
     #[inline(always)]
-    fn write_header(&mut self, space: Space, header: [u64; 3]) {
+    fn write_header(&mut self, space: ReservedSpace, header: [u64; 3]) {
         let target = self.parts.lane.payload(space).cast::<u64>();
         // SAFETY: at least so many bytes are reserved there; a payload begins at a multiple of 8.
         header.into_iter().enumerate().for_each(|(place, word)| unsafe { target.add(place).write(word) });
@@ -119,13 +119,13 @@ impl Sender {
     }
 
     /// Whether a wait for room may last only a millisecond.
-    pub(crate) fn must_nap(&self) -> bool {
-        self.parts.lane.must_nap()
+    pub(crate) fn needs_timed_wait(&self) -> bool {
+        self.parts.lane.needs_timed_wait()
     }
 
     /// Whether there may be room by now.
-    pub(crate) fn stirs(&self) -> bool {
-        self.parts.lane.stirs()
+    pub(crate) fn may_be_ready(&self) -> bool {
+        self.parts.lane.may_be_ready()
     }
 
     /// Whether the receiver has closed on purpose.

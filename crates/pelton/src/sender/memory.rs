@@ -22,7 +22,7 @@ impl Sender {
     pub(super) fn sample_window(&mut self, sent: u64) {
         let lane = &mut self.parts.lane;
         // An invalid head is reported by the reservation that follows.
-        let receiver = match lane.look_at_head() {
+        let receiver = match lane.refresh_head() {
             Ok(1..) if lane.backlog_bytes() > lane.window() => Keeps::Behind,
             Ok(1..) => Keeps::Up,
             _ => Keeps::Waiting,

@@ -2,12 +2,12 @@
 //! nothing else. No part of the documented interface.
 
 use super::{Reservation, Sender};
-use pelton_lane::Space;
+use pelton_lane::ReservedSpace;
 
 /// A reservation without its borrow of the sender: see [`Reservation::into_raw`].
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct RawReservation(Space);
+pub struct RawReservation(ReservedSpace);
 
 impl Sender {
     /// Reserves in the common case: the handle is in use and there is room at the tail. For bindings.
@@ -17,7 +17,7 @@ impl Sender {
         if !self.owner.is_current() {
             return None;
         }
-        let space = self.parts.lane.reserve_at_tail(bytes as u64)?;
+        let space = self.parts.lane.reserve_fast(bytes as u64)?;
         Some(Reservation { sender: self, space })
     }
 

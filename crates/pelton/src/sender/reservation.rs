@@ -2,14 +2,14 @@
 
 use super::Sender;
 use crate::error::{Error, Result};
-use pelton_lane::{Batch, Space};
+use pelton_lane::{Batch, ReservedSpace};
 use std::ops::{Deref, DerefMut};
 
 /// Room in the lane for one message, to be written in place. Dropping it aborts: nothing is seen of it.
 #[derive(Debug)]
 pub struct Reservation<'a> {
     pub(super) sender: &'a mut Sender,
-    pub(super) space: Space,
+    pub(super) space: ReservedSpace,
 }
 
 impl Reservation<'_> {
@@ -76,7 +76,7 @@ impl SentBatch<'_> {
     }
 
     #[inline(always)]
-    fn next(&mut self, bytes: usize) -> Option<Space> {
+    fn next(&mut self, bytes: usize) -> Option<ReservedSpace> {
         match self.sender.owner.is_forked() {
             true => None,
             false => self.sender.parts.lane.batch_message(&mut self.batch, bytes as u64),

@@ -76,7 +76,7 @@ impl Drop for Serving {
 }
 
 /// A service, and a client of it that has asked so many times.
-fn asked(place: &Place, calls: usize) -> (pelton::Service, pelton::Client, Vec<Responder>, Vec<pelton::CallId>) {
+fn asked(place: &TestDir, calls: usize) -> (pelton::Service, pelton::Client, Vec<Responder>, Vec<pelton::CallId>) {
     let name = place.name();
     let mut service = tiny().listen_service(&name).unwrap();
     let asking = std::thread::spawn(move || {
@@ -159,7 +159,7 @@ fn child() {
 
 #[test]
 fn replies_of_every_size_come_back_from_another_process_through_lanes_that_they_do_not_fit_into() {
-    let place = Place::new("echo of every size");
+    let place = TestDir::new("echo of every size");
     for threads in [1, 3] {
         for capacity in [TINY, 1 << 22] {
             let service = Child::start(
@@ -185,7 +185,7 @@ fn replies_of_every_size_come_back_from_another_process_through_lanes_that_they_
 
 #[test]
 fn a_thousand_calls_in_flight_are_answered_in_any_order() {
-    let place = Place::new("a thousand in flight");
+    let place = TestDir::new("a thousand in flight");
     let mut service = tiny().listen_service(&place.name()).unwrap();
     let mut client = {
         let name = place.name();
@@ -235,7 +235,7 @@ fn a_thousand_calls_in_flight_are_answered_in_any_order() {
 
 #[test]
 fn full_lanes_never_wait_for_each_other() {
-    let place = Place::new("deadlock");
+    let place = TestDir::new("deadlock");
     for threads in [1, 3] {
         let _serving = Serving::start(&tiny(), &place.name(), threads, |request| {
             // More than the lane holds, for less than a fifth of it.
@@ -260,7 +260,7 @@ fn full_lanes_never_wait_for_each_other() {
 
 #[test]
 fn who_awaits_one_call_finds_the_answers_to_others_later() {
-    let place = Place::new("one of many");
+    let place = TestDir::new("one of many");
     let _serving = Serving::start(&tiny(), &place.name(), 2, echo);
     let mut client = tiny().connect_client(&place.name()).unwrap();
     let calls: Vec<CallId> = (0..200).map(|number| client.submit(&numbered(number, 900)).unwrap()).collect();
@@ -278,7 +278,7 @@ fn who_awaits_one_call_finds_the_answers_to_others_later() {
 
 #[test]
 fn failures_are_values_and_a_call_let_go_of_is_abandoned() {
-    let place = Place::new("failures");
+    let place = TestDir::new("failures");
     let serving = Serving::start(&tiny(), &place.name(), 2, |request| match &*request {
         b"fail" => request.fail(42, b"why").unwrap(),
         b"forget" => {}
@@ -314,7 +314,7 @@ fn failures_are_values_and_a_call_let_go_of_is_abandoned() {
 
 #[test]
 fn what_is_too_large_is_refused_with_both_numbers() {
-    let place = Place::new("too large");
+    let place = TestDir::new("too large");
     let _serving = Serving::start(&tiny().call_bytes_max(100_000), &place.name(), 1, echo);
     let mut client = tiny().connect_client(&place.name()).unwrap();
     assert_eq!(client.request_bytes_max(), 100_000);
@@ -331,7 +331,7 @@ fn what_is_too_large_is_refused_with_both_numbers() {
 
 #[test]
 fn notifications_come_in_order_and_are_not_answered() {
-    let place = Place::new("notifications");
+    let place = TestDir::new("notifications");
     let mut service = tiny().listen_service(&place.name()).unwrap();
     let name = place.name();
     let sizes = Sizes::Random(11, 100_000);
@@ -354,7 +354,7 @@ fn notifications_come_in_order_and_are_not_answered() {
 
 #[test]
 fn only_a_client_and_a_service_make_a_link() {
-    let place = Place::new("other roles");
+    let place = TestDir::new("other roles");
     let mut service = Service::listen(&place.name()).unwrap();
     let refused =
         |error: Error| assert!(matches!(&error, Error::Refused(why) if why.contains("that one wants")), "{error}");
@@ -383,7 +383,7 @@ fn only_a_client_and_a_service_make_a_link() {
 
 #[test]
 fn a_client_costs_a_service_few_descriptors() {
-    let place = Place::new("many clients");
+    let place = TestDir::new("many clients");
     let service = Child::start(Role::new(child, "echo").with("name", place.name()));
     service.expect("listening");
     let descriptors = || kernel::descriptors_of(service.pid());
@@ -405,7 +405,7 @@ fn a_client_costs_a_service_few_descriptors() {
 
 #[test]
 fn processes_call_one_service_side_by_side() {
-    let place = Place::new("side by side");
+    let place = TestDir::new("side by side");
     let _serving = Serving::start(&tiny(), &place.name(), 3, echo);
     let callers: Vec<Child> = (0..4)
         .map(|_| {
@@ -419,7 +419,7 @@ fn processes_call_one_service_side_by_side() {
 
 #[test]
 fn a_pool_ends_when_it_is_stopped_and_its_handlers_are_done() {
-    let place = Place::new("stopped");
+    let place = TestDir::new("stopped");
     let mut service = tiny().listen_service(&place.name()).unwrap();
     let stopper = service.stopper();
     let done = Mutex::new(0);
@@ -442,7 +442,7 @@ fn a_pool_ends_when_it_is_stopped_and_its_handlers_are_done() {
 
 #[test]
 fn a_call_is_answered_once() {
-    let place = Place::new("a call is answered once");
+    let place = TestDir::new("a call is answered once");
     let name = place.name();
     let mut service = tiny().announce(true).listen_service(&name).unwrap();
     let asking = std::thread::spawn(move || {
@@ -460,7 +460,7 @@ fn a_call_is_answered_once() {
 
 #[test]
 fn a_pool_whose_threads_cannot_all_be_started_takes_nothing_and_says_so() {
-    let place = Place::new("threads that cannot be started");
+    let place = TestDir::new("threads that cannot be started");
     let pool = Child::start(Role::new(child, "cramped").with("name", place.name()));
     pool.expect("no thread");
     pool.wait_for_success();
@@ -468,7 +468,7 @@ fn a_pool_whose_threads_cannot_all_be_started_takes_nothing_and_says_so() {
 
 #[test]
 fn too_large_a_call_is_not_said_to_need_more_capacity_alone() {
-    let place = Place::new("words about size");
+    let place = TestDir::new("words about size");
     let (_service, mut client, _responders, _) = asked(&place, 1);
     let error = client.submit(&vec![0; (64 << 20) + 1]).unwrap_err();
     assert!(error.to_string().contains("call_bytes_max"), "{error}");
@@ -476,7 +476,7 @@ fn too_large_a_call_is_not_said_to_need_more_capacity_alone() {
 
 #[test]
 fn a_client_says_how_often_it_has_rung_a_service_that_slept() {
-    let place = Place::new("rings");
+    let place = TestDir::new("rings");
     let (mut service, mut client, _responders, _) = asked(&place, 1);
     for rung in 1..4 {
         let before = client.wakes_sent();

@@ -131,7 +131,7 @@ fn a_deadline_ends_a_flush_though_there_is_always_more() {
 
 #[test]
 fn many_threads_and_processes_come_and_go_and_die() {
-    let place = Place::new("a flush of many senders ends");
+    let place = TestDir::new("a flush of many senders ends");
     let receiver = Options::new().gather_at(&place.name()).unwrap();
     let senders = receiver.senders().unwrap();
     let seen = Seen::default();
@@ -189,7 +189,7 @@ fn a_senders_last_messages_are_flushed_though_it_has_left() {
 
 #[test]
 fn what_is_little_is_flushed_after_the_interval() {
-    let place = Place::new("little is flushed in time");
+    let place = TestDir::new("little is flushed in time");
     let receiver = Options::new().gather_at(&place.name()).unwrap();
     let seen = Seen::default();
     let stop = AtomicBool::new(false);
@@ -283,7 +283,7 @@ fn send_to_the_next(sender: &mut Sender, message: &[u8]) {
 
 #[test]
 fn what_was_written_and_not_released_is_not_written_again() {
-    let place = Place::new("a path channel's flush goes on after a death");
+    let place = TestDir::new("a path channel's flush goes on after a death");
     let path = place.path().join("c");
     let mut sender = Options::new().capacity(1 << 20).create_sender(&path).unwrap();
     let sink = Kept::default();
@@ -327,7 +327,7 @@ fn what_was_written_and_not_released_is_not_written_again() {
 
 #[test]
 fn messages_are_forwarded_to_another_channel_once_though_it_ends_meanwhile() {
-    let place = Place::new("forwarding goes on with a successor");
+    let place = TestDir::new("forwarding goes on with a successor");
     let (mut sender, receiver) = Options::new().capacity(1 << 20).threads().unwrap();
     let path = place.path().join("c");
     let onward = Options::new().capacity(1 << 16).create_sender(&path).unwrap();
@@ -573,7 +573,7 @@ fn descriptors_of_messages_that_are_flushed_are_closed() {
 
 #[test]
 fn a_connected_sender_that_dies_is_told_after_its_messages_are_flushed() {
-    let place = Place::new("a death is told");
+    let place = TestDir::new("a death is told");
     let listener = Options::new().listen(&place.name()).unwrap();
     let role = Role::new(child, "sender").with("name", place.name()).with("who", 0).with("count", 1000);
     let child = Child::start(role);
@@ -608,7 +608,7 @@ fn sender_of_the_flushed_is_told_of_the_end_of_the_flush() {
 
 #[test]
 fn senders_have_more_when_the_sink_refused_and_each_message_is_forwarded_once() {
-    let place = Place::new("forwarding goes on");
+    let place = TestDir::new("forwarding goes on");
     let path = place.path().join("c");
     let (senders, receiver) = Options::new().capacity(1 << 20).gather().unwrap();
     let mut sending = [senders.sender().unwrap(), senders.sender().unwrap()];
@@ -881,7 +881,7 @@ fn a_sink_that_drops_the_last_handle_is_dropped_with_it_once_everything_is_flush
 
 #[test]
 fn a_sender_that_says_with_every_message_that_it_waits_for_room_does_not_make_each_a_write() {
-    let place = Place::new("a flush by turns ends");
+    let place = TestDir::new("a flush by turns ends");
     let listener = Options::new().listen(&place.name()).unwrap();
     let socket = place.socket();
     let connecting = std::thread::spawn(move || raw::RawPeer::sender(&socket));

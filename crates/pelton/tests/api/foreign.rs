@@ -128,7 +128,7 @@ fn send_with_message(peer: &RawPeer, fd: OwnedFd, count: usize) {
 }
 
 /// Another sender comes and is served while `hostile` has its way, which `receiver`'s thread must not notice.
-fn serves_others(what: &str, receiver: &mut Receiver, place: &Place) {
+fn serves_others(what: &str, receiver: &mut Receiver, place: &TestDir) {
     let name = place.name();
     let other = std::thread::spawn(move || {
         let mut sender = Options::new().connect_deadline(deadline()).connect_sender(&name).unwrap();
@@ -195,7 +195,7 @@ fn shut_bells_down() -> usize {
 
 #[test]
 fn a_client_that_shuts_its_doorbell_down_while_a_part_waits_for_room_is_lost() {
-    let place = Place::new("a_client_that_shuts_its_doorbell_down_while_a_part_waits");
+    let place = TestDir::new("a_client_that_shuts_its_doorbell_down_while_a_part_waits");
     if !is_root() {
         eprintln!("SKIPPED: needs root to become another user");
         return;
@@ -253,7 +253,7 @@ fn is_lost_by_its_doorbell(place: &Place, waits: bool) {
 
 #[test]
 fn a_bell_in_the_hands_of_another_user_disturbs_nobody() {
-    let place = Place::new("a_bell_in_the_hands_of_another_user_disturbs_nobody");
+    let place = TestDir::new("a_bell_in_the_hands_of_another_user_disturbs_nobody");
     if !is_root() {
         eprintln!("SKIPPED: needs root to become another user");
         return;
@@ -293,7 +293,7 @@ fn descriptors_whose_close_waits_keep_nobody_but_who_sent_them() {
 }
 
 fn linger() {
-    let place = Place::new("descriptors whose close waits");
+    let place = TestDir::new("descriptors whose close waits");
     let _watchdog = Watchdog::new("descriptors whose close waits keep the receiver waiting");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
     serves_others("at first", &mut receiver, &place);
@@ -464,7 +464,7 @@ fn file_of_a_silent_server(at: &Path) -> OwnedFd {
 }
 
 fn meet_a_silent_file_server() {
-    let place = Place::new("a file whose server is silent");
+    let place = TestDir::new("a file whose server is silent");
     let at = place.path().join("mount");
     std::fs::create_dir(&at).unwrap();
     let file = file_of_a_silent_server(&at);
@@ -525,7 +525,7 @@ fn alone_in_its_namespace(role: &Role) {
 
 #[test]
 fn a_user_whom_this_namespace_does_not_map_is_nobody_and_not_the_one_who_has_that_number() {
-    let place = Place::new("a user whom this namespace does not map");
+    let place = TestDir::new("a user whom this namespace does not map");
     let public = |path: &Path| {
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     };
@@ -545,7 +545,7 @@ fn a_user_whom_this_namespace_does_not_map_is_nobody_and_not_the_one_who_has_tha
 
 #[test]
 fn who_has_connected_before_another_who_was_faster_is_served_by_the_next_call() {
-    let place = Place::new("one has connected before another who was faster");
+    let place = TestDir::new("one has connected before another who was faster");
     let listener = Options::new().listen(&place.name()).unwrap();
     let slow = raw_connect(&place.socket());
     let name = place.name();
@@ -567,7 +567,7 @@ fn who_has_connected_before_another_who_was_faster_is_served_by_the_next_call() 
 
 #[test]
 fn silent_connections_of_a_user_who_is_refused_keep_nobody_waiting() {
-    let place = Place::new("silent connections of a user who is refused");
+    let place = TestDir::new("silent connections of a user who is refused");
     let public = |path: &Path| {
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     };

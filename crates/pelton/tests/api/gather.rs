@@ -281,7 +281,7 @@ fn crowded_host(role: &Role) {
 
 #[test]
 fn a_thousand_processes_send_to_one_and_one_more_is_refused() {
-    let place = Place::new("a thousand processes send to one");
+    let place = TestDir::new("a thousand processes send to one");
     // The receiver needs three descriptors for each, and some for itself.
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
     let wanted = (most.saturating_sub(100) / 3).min(1024);
@@ -299,7 +299,7 @@ fn a_thousand_processes_send_to_one_and_one_more_is_refused() {
     host.wait_for_success();
 }
 
-fn sending(place: &Place, who: u32, count: u32) -> Role {
+fn sending(place: &TestDir, who: u32, count: u32) -> Role {
     Role::new(child, "sender").with("name", place.name()).with("who", who).with("count", count)
 }
 
@@ -395,7 +395,7 @@ fn take_in_and_part(receiver: &mut Receiver, round: u32) {
 
 #[test]
 fn processes_come_and_go() {
-    let place = Place::new("processes come and go");
+    let place = TestDir::new("processes come and go");
     let host = Child::start(Role::new(child, "host").with("name", place.name()));
     for round in 0..3 {
         host.expect(&format!("round {round}"));
@@ -407,7 +407,7 @@ fn processes_come_and_go() {
 
 #[test]
 fn the_death_of_one_is_told_after_its_last_message_and_touches_no_other() {
-    let place = Place::new("the death of one touches no other");
+    let place = TestDir::new("the death of one touches no other");
     let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
     let dies = Child::start(sending(&place, 1, 1000).with("then", "wait"));
     let mut lives = Child::start(sending(&place, 2, 1000).with("then", "wait"));
@@ -440,7 +440,7 @@ fn the_death_of_one_is_told_after_its_last_message_and_touches_no_other() {
 
 #[test]
 fn a_sender_that_breaks_the_rules_touches_no_other() {
-    let place = Place::new("a liar touches no other");
+    let place = TestDir::new("a liar touches no other");
     let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
     let senders = receiver.senders().unwrap();
     let mut honest = senders.sender().unwrap();
@@ -470,7 +470,7 @@ fn a_sender_that_breaks_the_rules_touches_no_other() {
 
 #[test]
 fn a_batch_ends_where_its_sender_breaks_the_rules() {
-    let place = Place::new("a batch ends at a lie");
+    let place = TestDir::new("a batch ends at a lie");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
     let mut liar = Child::start(Role::new(child, "liar").with("name", place.name()));
     assert_eq!(read(receiver.receive_batch().unwrap().next().unwrap().unwrap()), (9, 0));
@@ -492,7 +492,7 @@ fn a_sender_of_another_user_wakes_the_receiver_by_a_bell_of_its_own() {
     if !is_root() {
         return eprintln!("skipped: needs root, to be another user");
     }
-    let place = Place::new("another user's bell");
+    let place = TestDir::new("another user's bell");
     all_may(place.path());
     let mut receiver = Options::new().allow_uids(&[65_534]).gather_at(&place.name()).unwrap();
     all_may(&place.socket());
@@ -518,7 +518,7 @@ fn a_sender_of_another_user_wakes_the_receiver_by_a_bell_of_its_own() {
 
 #[test]
 fn a_flooding_sender_keeps_nobody_waiting_for_more_than_some_turns() {
-    let place = Place::new("a flooding sender starves nobody");
+    let place = TestDir::new("a flooding sender starves nobody");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
     let flooder = Child::start(Role::new(child, "flooder").with("name", place.name()));
     let senders = receiver.senders().unwrap();
@@ -545,7 +545,7 @@ fn a_flooding_sender_keeps_nobody_waiting_for_more_than_some_turns() {
 
 #[test]
 fn one_who_connects_and_says_nothing_keeps_nobody_waiting() {
-    let place = Place::new("a silent one keeps nobody waiting");
+    let place = TestDir::new("a silent one keeps nobody waiting");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
     let silent: Vec<_> = (0..100).map(|_| seqpacket(&place)).collect();
     let child = Child::start(sending(&place, 7, 100));
@@ -558,7 +558,7 @@ fn one_who_connects_and_says_nothing_keeps_nobody_waiting() {
 }
 
 /// A connection that never says a word.
-fn seqpacket(place: &Place) -> std::os::fd::OwnedFd {
+fn seqpacket(place: &TestDir) -> std::os::fd::OwnedFd {
     use rustix::net::*;
     let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     connect(&fd, &SocketAddrUnix::new(place.socket()).unwrap()).unwrap();
@@ -567,7 +567,7 @@ fn seqpacket(place: &Place) -> std::os::fd::OwnedFd {
 
 #[test]
 fn a_receiver_asleep_is_woken_by_whoever_comes_and_whoever_sends() {
-    let place = Place::new("a sleeping receiver is woken");
+    let place = TestDir::new("a sleeping receiver is woken");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
     let senders = receiver.senders().unwrap();
     let (thread, has_thread) = std::sync::mpsc::channel();
@@ -593,7 +593,7 @@ fn a_receiver_asleep_is_woken_by_whoever_comes_and_whoever_sends() {
 
 #[test]
 fn one_descriptor_tells_of_all() {
-    let place = Place::new("one descriptor tells of all");
+    let place = TestDir::new("one descriptor tells of all");
     let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
     use std::os::fd::AsFd as _;
     assert!(receiver.arm().unwrap());
@@ -622,7 +622,7 @@ fn one_descriptor_tells_of_all() {
 
 #[test]
 fn more_than_it_takes_are_refused_with_words() {
-    let place = Place::new("more than it takes are refused");
+    let place = TestDir::new("more than it takes are refused");
     let mut receiver = Options::new().lanes(2).gather_at(&place.name()).unwrap();
     let senders = receiver.senders().unwrap();
     let first = senders.sender().unwrap();
@@ -682,7 +682,7 @@ fn copies_and_batches_pass_over_what_is_told() {
 
 #[test]
 fn a_stopped_sender_has_not_gone() {
-    let place = Place::new("a stopped sender has not gone");
+    let place = TestDir::new("a stopped sender has not gone");
     let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
     let mut child = Child::start(sending(&place, 0, 100).with("then", "wait"));
     assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nobody came").kind(), Kind::Joined);
@@ -701,7 +701,7 @@ fn a_stopped_sender_has_not_gone() {
 
 #[test]
 fn a_sender_that_survives_its_receiver_goes_on_with_the_next() {
-    let place = Place::new("a sender survives its receiver");
+    let place = TestDir::new("a sender survives its receiver");
     let receiver =
         |count: u32| Child::start(Role::new(child, "receiver").with("name", place.name()).with("count", count));
     let first = receiver(50);
@@ -763,7 +763,7 @@ fn a_thread_sends_again_after_all_handles_were_gone() {
 #[test]
 fn a_loop_that_hears_edges_alone_is_told_of_all_who_wait_to_come_in() {
     use rustix::event::{Timespec, epoll};
-    let place = Place::new("a loop that hears edges");
+    let place = TestDir::new("a loop that hears edges");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
     let edges = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     epoll::add(&edges, &receiver, epoll::EventData::new_u64(0), epoll::EventFlags::IN | epoll::EventFlags::ET).unwrap();
@@ -787,7 +787,7 @@ fn a_loop_that_hears_edges_alone_is_told_of_all_who_wait_to_come_in() {
 #[test]
 fn without_descriptors_who_comes_is_refused_who_is_here_goes_on_and_nobody_is_forgotten() {
     for (how, here_before) in [("block", false), ("loop", false), ("block", true), ("loop", true)] {
-        let place = Place::new("descriptors run out and come back");
+        let place = TestDir::new("descriptors run out and come back");
         let host = Role::new(child, "crowded").with("name", place.name()).with("how", how);
         let mut host = Child::start(if here_before { host.with("before", 1) } else { host });
         host.expect("listening");
@@ -833,7 +833,7 @@ fn a_thread_that_is_ending_is_told_that_it_has_no_sender_of_its_own_any_more() {
 
 #[test]
 fn who_says_nothing_takes_nobodys_place() {
-    let place = Place::new("who says nothing takes no place");
+    let place = TestDir::new("who says nothing takes no place");
     let mut receiver = Options::new().lanes(2).gather_at(&place.name()).unwrap();
     let _lane = receiver.senders().unwrap().sender().unwrap();
     let silent = seqpacket(&place);
@@ -861,7 +861,7 @@ fn the_descriptor_tells_of_another_users_messages_until_all_are_received() {
     if !is_root() {
         return eprintln!("skipped: needs root, to be another user");
     }
-    let place = Place::new("another user's messages");
+    let place = TestDir::new("another user's messages");
     all_may(place.path());
     let mut receiver = Options::new().announce(true).allow_uids(&[65_534]).gather_at(&place.name()).unwrap();
     all_may(&place.socket());
@@ -884,7 +884,7 @@ fn the_descriptor_tells_of_another_users_messages_until_all_are_received() {
 #[test]
 fn the_descriptor_tells_of_what_a_survivor_brings_until_all_is_received() {
     use std::os::fd::AsFd as _;
-    let place = Place::new("the descriptor tells of what a survivor brings");
+    let place = TestDir::new("the descriptor tells of what a survivor brings");
     let first = Child::start(Role::new(child, "receiver").with("name", place.name()).with("count", 1));
     first.expect("listening");
     let mut sender = Sender::connect(&place.name()).unwrap();
@@ -961,7 +961,7 @@ fn a_turn_ends_in_a_bindings_batch() {
 
 #[test]
 fn descriptors_that_do_not_come_are_not_waited_for_and_are_against_the_rules() {
-    let place = Place::new("descriptors that do not come");
+    let place = TestDir::new("descriptors that do not come");
     let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
     let mut child = Child::start(Role::new(child, "boaster").with("name", place.name()).with("count", 150));
     for round in 0..150 {

@@ -79,7 +79,7 @@ fn child() {
 
 #[test]
 fn a_socket_left_by_a_killed_listener_is_recognised_and_replaced() {
-    let place = Place::new("a_socket_left_by_a_killed_listener_is_recognised_and_replaced");
+    let place = TestDir::new("a_socket_left_by_a_killed_listener_is_recognised_and_replaced");
     let child = Child::start(Role::new(child, "listen").with("name", place.name()));
     child.expect("listening");
     child.kill();
@@ -88,12 +88,12 @@ fn a_socket_left_by_a_killed_listener_is_recognised_and_replaced() {
     let listener = Listener::bind(&place.name()).unwrap();
     assert!(!is_readable(listener.as_fd()), "nobody has come");
     drop(listener);
-    assert_eq!(place.left(), Vec::<PathBuf>::new());
+    assert_eq!(place.entries(), Vec::<PathBuf>::new());
 }
 
 #[test]
 fn a_live_listener_is_refused_with_its_pid() {
-    let place = Place::new("a_live_listener_is_refused_with_its_pid");
+    let place = TestDir::new("a_live_listener_is_refused_with_its_pid");
     let child = Child::start(Role::new(child, "listen").with("name", place.name()));
     child.expect("listening");
     match Listener::bind(&place.name()) {
@@ -104,7 +104,7 @@ fn a_live_listener_is_refused_with_its_pid() {
 
 #[test]
 fn sockets_of_dead_listeners_under_a_short_name_are_removed_by_the_next() {
-    let place = Place::new("sockets_of_dead_listeners_under_a_short_name_are_removed_by_the_next");
+    let place = TestDir::new("sockets_of_dead_listeners_under_a_short_name_are_removed_by_the_next");
     let start = || {
         let role = Role::new(child, "listen").with("name", "short");
         let child = Child::start_as(role, |command| {
@@ -120,12 +120,12 @@ fn sockets_of_dead_listeners_under_a_short_name_are_removed_by_the_next() {
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "the first one's is gone");
     second.write_line("end");
     second.wait_for_success();
-    assert_eq!(place.left(), Vec::<PathBuf>::new());
+    assert_eq!(place.entries(), Vec::<PathBuf>::new());
 }
 
 #[test]
 fn a_file_under_the_name_is_refused_and_left_alone() {
-    let place = Place::new("a_file_under_the_name_is_refused_and_left_alone");
+    let place = TestDir::new("a_file_under_the_name_is_refused_and_left_alone");
     std::fs::write(place.socket(), b"precious").unwrap();
     let error = Listener::bind(&place.name()).unwrap_err();
     assert!(matches!(error, Error::Name { .. }) && error.to_string().contains("not a socket"), "{error}");
@@ -135,7 +135,7 @@ fn a_file_under_the_name_is_refused_and_left_alone() {
 
 /// A short name in a runtime directory of the test's own. Only children have the environment changed.
 #[track_caller]
-fn refused_under_a_short_name(place: &Place, says: &str) {
+fn refused_under_a_short_name(place: &TestDir, says: &str) {
     let child = Child::start_as(Role::new(child, "listen").with("name", "short"), |command| {
         command.env("XDG_RUNTIME_DIR", place.path()).stderr(std::process::Stdio::piped());
     });
@@ -146,7 +146,7 @@ fn refused_under_a_short_name(place: &Place, says: &str) {
 
 #[test]
 fn a_runtime_directory_that_others_can_enter_is_refused() {
-    let place = Place::new("a_runtime_directory_that_others_can_enter_is_refused");
+    let place = TestDir::new("a_runtime_directory_that_others_can_enter_is_refused");
     let base = place.path().join("pelton");
     std::fs::DirBuilder::new().mode(0o700).create(&base).unwrap();
     std::fs::set_permissions(&base, std::fs::Permissions::from_mode(0o750)).unwrap();
@@ -159,7 +159,7 @@ fn a_runtime_directory_that_others_can_enter_is_refused() {
 
 #[test]
 fn a_link_in_place_of_a_directory_is_refused() {
-    let place = Place::new("a_link_in_place_of_a_directory_is_refused");
+    let place = TestDir::new("a_link_in_place_of_a_directory_is_refused");
     let elsewhere = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(elsewhere.path(), place.path().join("pelton")).unwrap();
     refused_under_a_short_name(&place, "something else");
@@ -172,7 +172,7 @@ fn a_link_in_place_of_a_directory_is_refused() {
 
 #[test]
 fn a_dropped_listener_removes_only_its_own_socket() {
-    let place = Place::new("a_dropped_listener_removes_only_its_own_socket");
+    let place = TestDir::new("a_dropped_listener_removes_only_its_own_socket");
     let listener = Listener::bind(&place.name()).unwrap();
     std::fs::remove_file(place.socket()).unwrap();
     let second = Listener::bind(&place.name()).unwrap();
@@ -184,7 +184,7 @@ fn a_dropped_listener_removes_only_its_own_socket() {
 
 #[test]
 fn a_path_too_long_for_a_socket_is_refused_with_the_limit() {
-    let place = Place::new("a_path_too_long_for_a_socket_is_refused_with_the_limit");
+    let place = TestDir::new("a_path_too_long_for_a_socket_is_refused_with_the_limit");
     let name = format!("unix:{}/{}", place.path().display(), "x".repeat(120));
     for error in [Listener::bind(&name).unwrap_err(), Sender::connect(&name).unwrap_err()] {
         assert!(error.to_string().contains("at most 107"), "{error}");
@@ -195,7 +195,7 @@ fn a_path_too_long_for_a_socket_is_refused_with_the_limit() {
 
 #[test]
 fn two_senders_refuse_each_other_and_the_one_that_connects_is_told_why() {
-    let place = Place::new("two_senders_refuse_each_other_and_the_one_that_connects_is_told_why");
+    let place = TestDir::new("two_senders_refuse_each_other_and_the_one_that_connects_is_told_why");
     let listener = Listener::bind(&place.name()).unwrap();
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept_sender_until(deadline()));
@@ -212,7 +212,7 @@ fn two_senders_refuse_each_other_and_the_one_that_connects_is_told_why() {
 }
 
 /// A listener that another user may reach, as far as the file system goes.
-fn open_to_all(place: &Place, options: &Options) -> Listener {
+fn open_to_all(place: &TestDir, options: &Options) -> Listener {
     let listener = options.listen(&place.name()).unwrap();
     std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     std::fs::set_permissions(place.socket(), std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -225,7 +225,7 @@ fn another_user_is_refused_unless_both_sides_allow_it() {
         eprintln!("SKIPPED: needs root to become another user");
         return;
     }
-    let place = Place::new("another_user_is_refused_unless_both_sides_allow_it");
+    let place = TestDir::new("another_user_is_refused_unless_both_sides_allow_it");
     for end in ["connect-sender", "connect-receiver"] {
         let stranger = |allow: bool| {
             let role = Role::new(child, end).with("name", place.name()).with("uid", 65534);
@@ -255,7 +255,7 @@ fn another_user_is_refused_unless_both_sides_allow_it() {
 }
 
 /// What a child reports that connects to the listener. The listener takes nobody until this process connects after it.
-fn report_of_one_that_is_refused(place: &Place, listener: &Listener, end: &str, child: &Child) -> String {
+fn report_of_one_that_is_refused(place: &TestDir, listener: &Listener, end: &str, child: &Child) -> String {
     let options = Options::new().connect_deadline(deadline());
     let (accepted, report) = std::thread::scope(|scope| match end {
         "connect-sender" => {
@@ -281,7 +281,7 @@ fn report_of_one_that_is_refused(place: &Place, listener: &Listener, end: &str, 
 /// it was refused with, if any.
 #[track_caller]
 fn survives(what: &str, hostile: impl FnOnce(OwnedFd) -> String) -> String {
-    let place = Place::new("a listener survives a hostile peer");
+    let place = TestDir::new("a listener survives a hostile peer");
     let listener = Listener::bind(&place.name()).unwrap();
     let socket = raw_connect(&place.socket());
     std::thread::scope(|scope| {
@@ -461,7 +461,7 @@ fn a_peer_that_hangs_up_when_greeted_does_not_end_the_listeners_wait() {
 
 /// What connecting to a hostile listener gives.
 fn connecting(hostile: impl FnOnce(OwnedFd) + Send) -> Error {
-    let place = Place::new("connecting to a hostile listener");
+    let place = TestDir::new("connecting to a hostile listener");
     let listener = seqpacket();
     bind(&listener, &SocketAddrUnix::new(place.socket()).unwrap()).unwrap();
     listen(&listener, 4).unwrap();
@@ -533,7 +533,7 @@ fn segments_of(pid: u32) -> Vec<(String, PathBuf)> {
 
 #[test]
 fn nobody_can_write_anothers_control_pages_or_resize_anything() {
-    let place = Place::new("nobody_can_write_anothers_control_pages_or_resize_anything");
+    let place = TestDir::new("nobody_can_write_anothers_control_pages_or_resize_anything");
     let listener = Options::new().capacity(65536).listen(&place.name()).unwrap();
     let child = Child::start(Role::new(child, "send-one").with("name", place.name()));
     let _receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
@@ -574,7 +574,7 @@ fn nobody_can_write_anothers_control_pages_or_resize_anything() {
 
 /// A receiver whose sender died and left a lane that wraps at its window and goes on behind: 50 messages of 4000 bytes are
 /// received, the number of all that it sent comes with it.
-fn stretched(place: &Place) -> (Listener, Receiver, u64) {
+fn stretched(place: &TestDir) -> (Listener, Receiver, u64) {
     let listener = Listener::bind(&place.name()).unwrap();
     let child = Child::start(Role::new(child, "stretch").with("name", place.name()).with("capacity", 1 << 20));
     let mut receiver = listener.accept_receiver_until(deadline()).unwrap().unwrap();
@@ -586,7 +586,7 @@ fn stretched(place: &Place) -> (Listener, Receiver, u64) {
 }
 
 /// A successor comes, and all arrives: what was left, and what it sends.
-fn goes_on_with_a_successor(place: &Place, mut receiver: Receiver, count: u64) {
+fn goes_on_with_a_successor(place: &TestDir, mut receiver: Receiver, count: u64) {
     let successor = Child::start(Role::new(child, "send-from").with("name", place.name()).with("from", count));
     assert!(receiver.resume_until(deadline()).unwrap());
     // It waits for room now, or has written where it must not.
@@ -597,7 +597,7 @@ fn goes_on_with_a_successor(place: &Place, mut receiver: Receiver, count: u64) {
 
 #[test]
 fn a_lane_that_its_sender_stretched_is_taken_over_whole() {
-    let place = Place::new("a_lane_that_its_sender_stretched_is_taken_over_whole");
+    let place = TestDir::new("a_lane_that_its_sender_stretched_is_taken_over_whole");
     let (_listener, receiver, count) = stretched(&place);
     goes_on_with_a_successor(&place, receiver, count);
 }
@@ -647,7 +647,7 @@ fn a_connector_of_another_user_is_told_so_by_the_listener_that_does_not_take_it(
         eprintln!("SKIPPED: needs root to become another user");
         return;
     }
-    let place = Place::new("a_connector_of_another_user_is_told_so_by_the_listener_that_does_not_take_it");
+    let place = TestDir::new("a_connector_of_another_user_is_told_so_by_the_listener_that_does_not_take_it");
     let listener = open_to_all(&place, &Options::new());
     for end in ["connect-sender", "connect-receiver"] {
         let child = Child::start(Role::new(child, end).with("name", place.name()).with("uid", 65534).with("allow", 0));
@@ -661,7 +661,7 @@ fn a_connector_of_another_user_is_told_so_by_the_listener_that_does_not_take_it(
 /// A successor that dies in the hand-shake must not take with it what the lane's layout is.
 #[test]
 fn a_successor_that_dies_in_the_hand_shake_loses_nothing_of_the_lane() {
-    let place = Place::new("asuccessor_that_dies_in_the_hand_shake_loses_nothing_of_the_lane");
+    let place = TestDir::new("asuccessor_that_dies_in_the_hand_shake_loses_nothing_of_the_lane");
     let (_listener, receiver, count) = stretched(&place);
     // One that dies when it has shown its page and not taken over yet.
     let socket = raw_connect(&place.socket());
@@ -688,7 +688,7 @@ fn a_successor_that_dies_in_the_hand_shake_loses_nothing_of_the_lane() {
 
 #[test]
 fn a_peer_in_another_pid_namespace_is_served_and_its_death_told() {
-    let place = Place::new("a_peer_in_another_pid_namespace_is_served_and_its_death_told");
+    let place = TestDir::new("a_peer_in_another_pid_namespace_is_served_and_its_death_told");
     if !is_root() {
         eprintln!("SKIPPED: needs root to make a pid namespace");
         return;

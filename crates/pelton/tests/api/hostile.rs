@@ -95,7 +95,7 @@ fn kill_self(signal: Signal) {
 }
 
 /// A receiver that listened, and a sender by hand.
-fn with_raw_sender(place: &Place) -> (Receiver, RawPeer) {
+fn with_raw_sender(place: &TestDir) -> (Receiver, RawPeer) {
     let listener = Listener::bind(&place.name()).unwrap();
     std::thread::scope(|scope| {
         let peer = scope.spawn(|| RawPeer::sender(&place.socket()));
@@ -104,7 +104,7 @@ fn with_raw_sender(place: &Place) -> (Receiver, RawPeer) {
 }
 
 /// A sender that listened, and a receiver by hand.
-fn with_raw_receiver(place: &Place) -> (Sender, RawPeer) {
+fn with_raw_receiver(place: &TestDir) -> (Sender, RawPeer) {
     let listener = Options::new().capacity(CAPACITY).listen(&place.name()).unwrap();
     std::thread::scope(|scope| {
         let peer = scope.spawn(|| RawPeer::receiver(&place.socket()));
@@ -165,7 +165,7 @@ const STATES: [State; 4] = [
 
 #[test]
 fn any_word_of_a_senders_in_any_state_of_the_lane_is_taken_or_corrupt() {
-    let place = Place::new("any_word_of_a_senders_in_any_state_of_the_lane_is_taken_or_corrupt");
+    let place = TestDir::new("any_word_of_a_senders_in_any_state_of_the_lane_is_taken_or_corrupt");
     // All fields of its page, and some bytes between them.
     let fields = [0, 64, 72, 80, 128, 136, 144, 152, 200, 256, 264, STATE_OF_PRODUCER, 392];
     for (state, prepare, headers) in STATES {
@@ -190,7 +190,7 @@ fn any_word_of_a_senders_in_any_state_of_the_lane_is_taken_or_corrupt() {
 
 #[test]
 fn any_word_of_a_receivers_in_any_state_of_the_lane_is_taken_or_corrupt() {
-    let place = Place::new("any_word_of_a_receivers_in_any_state_of_the_lane_is_taken_or_corrupt");
+    let place = TestDir::new("any_word_of_a_receivers_in_any_state_of_the_lane_is_taken_or_corrupt");
     // Of its own page the head and those around it, of the page of all its lanes the sleep word.
     let fields = [(0, 0), (0, HEAD), (0, 136), (0, 176), (0, 256), (0, 264), (1, 0), (1, SLEEP_OF_RECEIVER), (2, 0)];
     // Messages sent before, and how many of them are released.
@@ -224,7 +224,7 @@ fn a_bell_of_any_kind_is_refused_or_harmless_and_nothing_of_it_is_kept() {
 fn meet_bells() {
     use rustix::event::{EventfdFlags, epoll, eventfd};
     use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
-    let place = Place::new("a_bell_of_any_kind_is_refused_or_harmless_and_nothing_of_it_is_kept");
+    let place = TestDir::new("a_bell_of_any_kind_is_refused_or_harmless_and_nothing_of_it_is_kept");
     let directory = || OwnedFd::from(std::fs::File::open("/tmp").unwrap());
     let fifo = || {
         let path = place.path().join("fifo");
@@ -286,7 +286,7 @@ fn a_bell_that_its_owner_has_filled_and_lets_block_blocks_nobody() {
 }
 
 fn ring_a_full_bell() {
-    let place = Place::new("a_bell_that_its_owner_has_filled_and_lets_block_blocks_nobody");
+    let place = TestDir::new("a_bell_that_its_owner_has_filled_and_lets_block_blocks_nobody");
     let _watchdog = Watchdog::new("the receiver waits in a ring");
     let mut receiver = Options::new().gather_at(&place.name()).unwrap();
     std::thread::scope(|scope| {
@@ -323,7 +323,7 @@ fn thousands_of_descriptors_end_a_hand_shake_or_wait_unseen_and_none_is_kept() {
 }
 
 fn meet_thousands() {
-    let place = Place::new("thousands_of_descriptors_end_a_hand_shake_or_wait_unseen_and_none_is_kept");
+    let place = TestDir::new("thousands_of_descriptors_end_a_hand_shake_or_wait_unseen_and_none_is_kept");
     drop(with_raw_sender(&place));
     let before = descriptors();
     let bell = good_bell();
@@ -364,7 +364,7 @@ fn flood(socket: &OwnedFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) ->
 
 #[test]
 fn descriptors_that_never_come_are_not_waited_for_message_by_message() {
-    let place = Place::new("descriptors_that_never_come_are_not_waited_for_message_by_message");
+    let place = TestDir::new("descriptors_that_never_come_are_not_waited_for_message_by_message");
     let (mut receiver, peer) = with_raw_sender(&place);
     // Were each waited for, the test would take an hour.
     for i in 0..3000 {
@@ -384,7 +384,7 @@ fn descriptors_that_never_come_are_not_waited_for_message_by_message() {
 
 #[test]
 fn descriptors_of_old_messages_without_end_are_corrupt() {
-    let place = Place::new("descriptors_of_old_messages_without_end_are_corrupt");
+    let place = TestDir::new("descriptors_of_old_messages_without_end_are_corrupt");
     let (mut receiver, peer) = with_raw_sender(&place);
     peer.put(0, 1, WITH_A_DESCRIPTOR);
     peer.put(8, 1, 0);
@@ -406,7 +406,7 @@ fn descriptors_of_old_messages_without_end_are_corrupt() {
 
 #[test]
 fn a_deadline_holds_when_too_many_descriptors_are_on_their_way() {
-    let place = Place::new("a_deadline_holds_when_too_many_descriptors_are_on_their_way");
+    let place = TestDir::new("a_deadline_holds_when_too_many_descriptors_are_on_their_way");
     if !is_root() {
         eprintln!("SKIPPED: needs root to become a user of no others");
         return;
@@ -423,7 +423,7 @@ fn a_deadline_holds_when_too_many_descriptors_are_on_their_way() {
 
 #[test]
 fn a_dead_receivers_socket_in_other_hands_does_not_keep_who_sends_descriptors() {
-    let place = Place::new("a_dead_receivers_socket_in_other_hands_does_not_keep_who_sends_descriptors");
+    let place = TestDir::new("a_dead_receivers_socket_in_other_hands_does_not_keep_who_sends_descriptors");
     let listener = Options::new().capacity(CAPACITY).listen(&place.name()).unwrap();
     let heir_path = place.path().join("heir");
     let heir = seqpacket();
@@ -448,7 +448,7 @@ fn a_dead_receivers_socket_in_other_hands_does_not_keep_who_sends_descriptors() 
 
 #[test]
 fn a_segment_too_large_for_this_process_is_the_peers_fault() {
-    let place = Place::new("a_segment_too_large_for_this_process_is_the_peers_fault");
+    let place = TestDir::new("a_segment_too_large_for_this_process_is_the_peers_fault");
     let child = Child::start(Role::new(child, "listen-with-little-memory").with("name", place.name()));
     child.expect("listening");
     let bytes: u64 = 16 << 30;
@@ -471,7 +471,7 @@ fn a_segment_too_large_for_this_process_is_the_peers_fault() {
 #[test]
 fn a_bell_that_never_stops_keeps_nobody_from_working_and_when_it_stops_from_sleeping() {
     for how in [How::Block, How::Epoll, How::Poll] {
-        let place = Place::new("a_bell_that_never_stops_keeps_nobody_from_working_and_when_it_stops_from_sleeping");
+        let place = TestDir::new("a_bell_that_never_stops_keeps_nobody_from_working_and_when_it_stops_from_sleeping");
         let (mut receiver, peer) = with_raw_sender(&place);
         rustix::io::ioctl_fionbio(&peer.bell, true).unwrap();
         let most = (u64::MAX - 1).to_ne_bytes();
@@ -518,7 +518,7 @@ fn a_bell_that_never_stops_keeps_nobody_from_working_and_when_it_stops_from_slee
 
 #[test]
 fn one_that_floods_the_bell_of_a_path_channel_keeps_no_other_sender_waiting() {
-    let place = Place::new("one_that_floods_the_bell_of_a_path_channel_keeps_no_other_sender_waiting");
+    let place = TestDir::new("one_that_floods_the_bell_of_a_path_channel_keeps_no_other_sender_waiting");
     let directory = place.path().join("c");
     let mut receiver = Options::new().capacity(CAPACITY).lanes(3).create_receiver(&directory).unwrap();
     let bell = std::fs::File::options().read(true).write(true).open(directory.join("receiver.bell")).unwrap();
@@ -550,7 +550,7 @@ fn one_that_floods_the_bell_of_a_path_channel_keeps_no_other_sender_waiting() {
 
 #[test]
 fn a_generation_that_never_stands_still_keeps_nobody_looking() {
-    let place = Place::new("a_generation_that_never_stands_still_keeps_nobody_looking");
+    let place = TestDir::new("a_generation_that_never_stands_still_keeps_nobody_looking");
     let directory = place.path().join("c");
     let options = Options::new().capacity(CAPACITY);
     let page_of = |name: &str| {
@@ -592,7 +592,7 @@ fn a_generation_that_never_stands_still_keeps_nobody_looking() {
 
 #[test]
 fn any_word_of_a_path_channels_pages_is_used_or_refused_by_whoever_takes_over() {
-    let place = Place::new("any_word_of_a_path_channels_pages_is_used_or_refused_by_whoever_takes_over");
+    let place = TestDir::new("any_word_of_a_path_channels_pages_is_used_or_refused_by_whoever_takes_over");
     let directory = place.path().join("c");
     let options = Options::new().capacity(CAPACITY);
     // All fields of the pages that successors go on in.
@@ -633,7 +633,7 @@ fn any_word_of_a_path_channels_pages_is_used_or_refused_by_whoever_takes_over() 
 
 #[test]
 fn words_of_sleep_that_never_stand_still_cost_rings_and_no_more() {
-    let place = Place::new("words_of_sleep_that_never_stand_still_cost_rings_and_no_more");
+    let place = TestDir::new("words_of_sleep_that_never_stand_still_cost_rings_and_no_more");
     let (mut sender, peer) = with_raw_receiver(&place);
     // Asleep in another epoch each time, or closed for a moment, or asking for fences; and it takes everything at once.
     let epoch = std::sync::atomic::AtomicU64::new(8);
@@ -670,7 +670,7 @@ fn words_of_sleep_that_never_stand_still_cost_rings_and_no_more() {
 #[test]
 fn a_socket_half_closed_is_the_peers_end() {
     for how in [Shutdown::Read, Shutdown::Write, Shutdown::Both] {
-        let place = Place::new("a_socket_half_closed_is_the_peers_end");
+        let place = TestDir::new("a_socket_half_closed_is_the_peers_end");
         let (mut receiver, peer) = with_raw_sender(&place);
         peer.put(0, 1, 0);
         shutdown(&peer.socket, how).unwrap();
@@ -688,7 +688,7 @@ fn a_socket_half_closed_is_the_peers_end() {
 
 #[test]
 fn one_stopped_in_the_middle_of_its_hand_shake_does_not_keep_the_next_from_being_accepted() {
-    let place = Place::new("one_stopped_in_the_middle_of_its_hand_shake_does_not_keep_the_next_from_being_accepted");
+    let place = TestDir::new("one_stopped_in_the_middle_of_its_hand_shake_does_not_keep_the_next_from_being_accepted");
     let listener = Listener::bind(&place.name()).unwrap();
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept_receiver_until(deadline()));
@@ -712,7 +712,7 @@ fn a_successor_that_goes_before_it_is_ready_leaves_nothing_whatever_it_wrote() {
 }
 
 fn a_successor_writes_and_goes(lie: u64) {
-    let place = Place::new("a_successor_that_goes_before_it_is_ready_leaves_nothing_whatever_it_wrote");
+    let place = TestDir::new("a_successor_that_goes_before_it_is_ready_leaves_nothing_whatever_it_wrote");
     let (mut sender, peer) = with_raw_receiver(&place);
     for number in 0..10 {
         sender.send(&[number; 100]).unwrap();

@@ -28,7 +28,7 @@ fn child() {
 }
 
 /// A sender that connects with these options to a receiver that listens with those.
-fn connected(place: &Place, sender: &Options, receiver: &Options) -> (pelton::Result<Sender>, Option<Receiver>) {
+fn connected(place: &TestDir, sender: &Options, receiver: &Options) -> (pelton::Result<Sender>, Option<Receiver>) {
     let listener = receiver.listen(&place.name()).unwrap();
     // One that is hung up on tries again.
     let sender = sender.clone().connect_deadline(deadline());
@@ -44,7 +44,7 @@ fn connected(place: &Place, sender: &Options, receiver: &Options) -> (pelton::Re
 
 #[test]
 fn a_lane_is_as_large_as_both_sides_allow() {
-    let place = Place::new("a_lane_is_as_large_as_both_sides_allow");
+    let place = TestDir::new("a_lane_is_as_large_as_both_sides_allow");
     const KIB: u64 = 1024;
     let of = |capacity: u64, message: u64| {
         let options = if capacity == 0 { Options::new() } else { Options::new().capacity(capacity) };
@@ -71,7 +71,7 @@ fn a_lane_is_as_large_as_both_sides_allow() {
 
 #[test]
 fn a_limit_that_was_asked_for_and_that_the_peer_does_not_take_is_an_error_with_both_figures() {
-    let place = Place::new("a_limit_that_was_asked_for_and_that_the_peer_does_not_take");
+    let place = TestDir::new("a_limit_that_was_asked_for_and_that_the_peer_does_not_take");
     for receiver in [Options::new().message_bytes_max(1000), Options::new().capacity(1 << 16).message_bytes_max(1000)] {
         let (sender, accepted) = connected(&place, &Options::new().message_bytes_max(5000), &receiver);
         let error = sender.unwrap_err();
@@ -83,7 +83,7 @@ fn a_limit_that_was_asked_for_and_that_the_peer_does_not_take_is_an_error_with_b
 
 #[test]
 fn a_lane_larger_than_was_said_is_refused_before_it_is_mapped() {
-    let place = Place::new("a_lane_larger_than_was_said_is_refused_before_it_is_mapped");
+    let place = TestDir::new("a_lane_larger_than_was_said_is_refused_before_it_is_mapped");
     let listener = Options::new().capacity(1 << 16).message_bytes_max(100).listen(&place.name()).unwrap();
     let producer = |capacity: u64, limit: u64| {
         let mut packet = producer_packet();
@@ -116,7 +116,7 @@ fn a_lane_larger_than_was_said_is_refused_before_it_is_mapped() {
 
 #[test]
 fn a_surviving_senders_lane_is_refused_if_the_successor_does_not_take_it() {
-    let place = Place::new("a_surviving_senders_lane_is_refused_if_the_successor_does_not_take_it");
+    let place = TestDir::new("a_surviving_senders_lane_is_refused_if_the_successor_does_not_take_it");
     let listener = Listener::bind(&place.name()).unwrap();
     let child = Child::start(Role::new(child, "receiver").with("name", place.name()));
     let mut sender = listener.accept_sender_until(deadline()).unwrap().unwrap();
@@ -148,7 +148,7 @@ fn attend_while<T: Send>(receiver: &mut Receiver, other: impl FnOnce() -> T + Se
 
 #[test]
 fn another_user_is_offered_less() {
-    let place = Place::new("another_user_is_offered_less");
+    let place = TestDir::new("another_user_is_offered_less");
     if !is_root() {
         eprintln!("SKIPPED: needs root to become another user");
         return;
@@ -172,7 +172,7 @@ fn another_user_is_offered_less() {
 
 #[test]
 fn a_budget_is_shared_out_and_comes_back_with_those_who_go() {
-    let place = Place::new("a_budget_is_shared_out_and_comes_back_with_those_who_go");
+    let place = TestDir::new("a_budget_is_shared_out_and_comes_back_with_those_who_go");
     const MEMORY: u64 = 4 << 20;
     let mut receiver = Options::new().memory(MEMORY).gather_at(&place.name()).unwrap();
     let name = place.name();
@@ -215,7 +215,7 @@ impl Drop for Stops {
 
 #[test]
 fn a_memory_in_which_nobody_finds_room_is_an_error_at_once() {
-    let place = Place::new("a_memory_in_which_nobody_finds_room_is_an_error_at_once");
+    let place = TestDir::new("a_memory_in_which_nobody_finds_room_is_an_error_at_once");
     let error = Options::new().memory((1 << 20) - 1).gather_at(&place.name()).unwrap_err();
     assert!(matches!(error, Error::Option { option: "memory", found: 1_048_575, .. }), "{error}");
     let error = Options::new().memory((2 << 20) - 1).listen_service(&place.name()).unwrap_err();
@@ -223,7 +223,11 @@ fn a_memory_in_which_nobody_finds_room_is_an_error_at_once() {
 }
 
 /// A service on a thread of its own that answers with as many bytes as the request says, or fails as the library does.
-fn serving<T: Send>(options: &Options, place: &Place, test: impl FnOnce(&mut Client) -> T + Send) -> (T, Vec<String>) {
+fn serving<T: Send>(
+    options: &Options,
+    place: &TestDir,
+    test: impl FnOnce(&mut Client) -> T + Send,
+) -> (T, Vec<String>) {
     let mut service: Service = options.listen_service(&place.name()).unwrap();
     let stopper = service.stopper();
     std::thread::scope(|scope| {
@@ -250,7 +254,7 @@ fn serving<T: Send>(options: &Options, place: &Place, test: impl FnOnce(&mut Cli
 
 #[test]
 fn replies_that_a_client_does_not_read_are_kept_up_to_the_limit_and_fail_beyond() {
-    let place = Place::new("replies_that_a_client_does_not_read_are_kept_up_to_the_limit");
+    let place = TestDir::new("replies_that_a_client_does_not_read_are_kept_up_to_the_limit");
     let options = Options::new().capacity(1 << 16).memory(10 << 20);
     let (outcomes, errors) = serving(&options, &place, |client| {
         // Each of a mebibyte; none is read before all are asked for.
@@ -296,7 +300,7 @@ fn serve_while<T: Send>(
 
 #[test]
 fn a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself() {
-    let place = Place::new("a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself");
+    let place = TestDir::new("a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself");
     const MIB: usize = 1 << 20;
     const MEMORY: usize = 64 * MIB;
     const CALLS: usize = 70;
@@ -360,7 +364,7 @@ fn a_client_that_does_not_read_leaves_as_much_to_others_as_it_has_itself() {
 
 #[test]
 fn requests_in_pieces_that_do_not_fit_fail_and_the_link_goes_on() {
-    let place = Place::new("requests_in_pieces_that_do_not_fit_fail_and_the_link_goes_on");
+    let place = TestDir::new("requests_in_pieces_that_do_not_fit_fail_and_the_link_goes_on");
     let options = Options::new().capacity(1 << 16).memory(3 << 20).call_bytes_max(64 << 20);
     let ((), errors) = serving(&options, &place, |client| {
         for _ in 0..3 {
@@ -377,7 +381,7 @@ fn requests_in_pieces_that_do_not_fit_fail_and_the_link_goes_on() {
 
 #[test]
 fn a_path_channel_larger_than_the_receiver_takes_is_refused_and_left_alone() {
-    let place = Place::new("a_path_channel_larger_than_the_receiver_takes_is_refused");
+    let place = TestDir::new("a_path_channel_larger_than_the_receiver_takes_is_refused");
     let path = place.path().join("channel");
     let mut sender = Options::new().capacity(1 << 20).lanes(4).create_sender(&path).unwrap();
     sender.send(b"kept").unwrap();

@@ -151,12 +151,12 @@ fn child() {
 }
 
 struct Here {
-    place: Place,
+    place: TestDir,
 }
 
 impl Here {
     fn new(claim: &'static str) -> Here {
-        Here { place: Place::new(claim) }
+        Here { place: TestDir::new(claim) }
     }
 
     fn path(&self) -> PathBuf {
@@ -593,7 +593,7 @@ fn a_thousand_times_opened_and_closed_nothing_is_left_but_the_channel() {
         drop((sender, receiver));
     }
     assert_eq!(ours(), (0, 0));
-    assert_eq!(here.place.left(), [here.path()]);
+    assert_eq!(here.place.entries(), [here.path()]);
 }
 
 /// Rewrites words of a file behind everybody's back.
@@ -710,7 +710,7 @@ fn removing_is_refused_while_somebody_has_a_role() {
     assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::RoleTaken { .. })));
     drop(receiver);
     pelton::inspect::remove(here.path()).unwrap();
-    assert_eq!(here.place.left(), Vec::<PathBuf>::new());
+    assert_eq!(here.place.entries(), Vec::<PathBuf>::new());
     assert!(matches!(pelton::inspect::remove(here.path()), Err(Error::NoChannel { .. })));
 }
 

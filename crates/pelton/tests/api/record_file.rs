@@ -41,9 +41,9 @@ fn bytes_of(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().len()
 }
 
-fn names(place: &Place) -> Vec<String> {
+fn names(place: &TestDir) -> Vec<String> {
     let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
-    let mut names: Vec<String> = place.left().into_iter().map(name).collect();
+    let mut names: Vec<String> = place.entries().into_iter().map(name).collect();
     names.sort();
     names
 }
@@ -462,7 +462,7 @@ fn limited(path: &Path) {
 
 #[test]
 fn a_full_disk_takes_nothing_of_a_write_and_all_of_it_when_there_is_room() {
-    let place = Place::unwatched();
+    let place = TestDir::unwatched();
     let Some(small) = Mounted::tmpfs(&place.path().join("small"), "size=256k") else { return };
     let path = small.0.join("log");
     let mut file = RecordFileOptions::new().rotate_bytes(100_000).open(&path).unwrap();

@@ -14,9 +14,9 @@ fn expect(path: &Path, wanted: &[(u64, u32, u32)]) {
     assert_eq!(found, wanted);
 }
 
-fn names(place: &Place) -> Vec<String> {
+fn names(place: &TestDir) -> Vec<String> {
     let name = |path: std::path::PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
-    let mut names: Vec<String> = place.left().into_iter().map(name).collect();
+    let mut names: Vec<String> = place.entries().into_iter().map(name).collect();
     names.sort();
     names
 }
@@ -97,7 +97,7 @@ fn where_a_rotation_was_killed_between_its_renames_the_last_numbers_are_those_of
 }
 
 /// A file with something in it, what is done to it by another program, and what is written after that.
-fn disturbed(disturb: impl Fn(&Path), change: Option<FileChange>, after: impl Fn(&Place, &Path)) {
+fn disturbed(disturb: impl Fn(&Path), change: Option<FileChange>, after: impl Fn(&TestDir, &Path)) {
     for options in
         [RecordFileOptions::new(), RecordFileOptions::new().sync_bytes(0), RecordFileOptions::new().sync_bytes(1)]
     {

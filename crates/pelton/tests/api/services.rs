@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 /// A short name of a test's own, and where its services write what they do; both removed at the end.
 struct Name {
     name: String,
-    place: Place,
+    place: TestDir,
 }
 
 impl Name {
     fn new(claim: &'static str) -> Name {
-        Name::at(Place::new(claim))
+        Name::at(TestDir::new(claim))
     }
 
-    fn at(place: Place) -> Name {
+    fn at(place: TestDir) -> Name {
         static NAMES: AtomicU32 = AtomicU32::new(0);
         let number = NAMES.fetch_add(1, Ordering::Relaxed);
         Name { name: format!("test-services-{}-{number}", std::process::id()), place }
@@ -48,7 +48,7 @@ impl Name {
     /// How often each call was carried out.
     fn carried_out(&self) -> BTreeMap<u64, u32> {
         let mut times = BTreeMap::new();
-        for journal in self.place.left() {
+        for journal in self.place.entries() {
             let bytes = std::fs::read(&journal).unwrap();
             for entry in bytes.chunks_exact(8) {
                 *times.entry(u64::from_le_bytes(entry.try_into().unwrap())).or_insert(0) += 1;
@@ -293,7 +293,7 @@ fn costs(pid: u32) -> (usize, u64) {
 fn a_soak_costs_no_descriptors_and_no_memory() {
     let seconds = std::env::var("PELTON_SECONDS").map_or(4, |seconds| seconds.parse().unwrap());
     // A soak of a day is no hang: each wait in it has a deadline of its own.
-    let name = Name::at(Place::unwatched());
+    let name = Name::at(TestDir::unwatched());
     // More threads than streams in a round: with all of them in a stream, none is left to read that it was cancelled.
     let without_journals = |role: Role| role.with("journals", "").with("threads", 13).with("soaks", "yes");
     let stays = name.serve(without_journals);
@@ -441,7 +441,7 @@ fn what_a_stopped_service_had_not_answered_is_lost_and_asked_elsewhere_only_if_i
 
 #[test]
 fn a_service_that_drains_answers_what_it_has_and_gives_back_the_rest() {
-    let place = Place::new("drain");
+    let place = TestDir::new("drain");
     let mut service = Service::listen(&place.name()).unwrap();
     let stopper = service.stopper();
     let name = place.name();

@@ -163,7 +163,7 @@ fn take_pipes(receiver: &mut Receiver, from: u64, count: u64) -> Option<Error> {
     None
 }
 
-fn piping(place: &Place, count: u64) -> Role {
+fn piping(place: &TestDir, count: u64) -> Role {
     Role::new(child, "pipes").with("name", place.name()).with("count", count)
 }
 
@@ -188,16 +188,16 @@ fn send_until_told(role: &Role, sender: &mut Sender, how: How) {
     }
 }
 
-fn sending(place: &Place, count: u64, sizes: Sizes) -> Role {
+fn sending(place: &TestDir, count: u64, sizes: Sizes) -> Role {
     Role::new(child, "send").with("name", place.name()).with("count", count).with("sizes", sizes)
 }
 
-fn receiving(place: &Place, sizes: Sizes) -> Role {
+fn receiving(place: &TestDir, sizes: Sizes) -> Role {
     Role::new(child, "receive").with("name", place.name()).with("sizes", sizes)
 }
 
 /// `count` messages from a child to a child.
-fn exchange(place: &Place, count: u64, sizes: Sizes, capacity: u64, ways: (How, How), sender_listens: bool) {
+fn exchange(place: &TestDir, count: u64, sizes: Sizes, capacity: u64, ways: (How, How), sender_listens: bool) {
     let sender = sending(place, count, sizes).with("capacity", capacity).with("end", "close");
     let sender = sender.with("how", format!("{:?}", ways.0));
     let receiver = receiving(place, sizes).with("how", format!("{:?}", ways.1));
@@ -220,7 +220,7 @@ fn exchange(place: &Place, count: u64, sizes: Sizes, capacity: u64, ways: (How, 
 
 #[test]
 fn every_size_up_to_the_limit_arrives_whole() {
-    let place = Place::new("every_size_up_to_the_limit_arrives_whole");
+    let place = TestDir::new("every_size_up_to_the_limit_arrives_whole");
     // 64 KiB is the smallest capacity there is: the limit is 32736.
     exchange(&place, 32737, Sizes::Every(32737), 65536, (How::Block, How::Block), false);
 }
@@ -228,21 +228,21 @@ fn every_size_up_to_the_limit_arrives_whole() {
 #[test]
 fn random_sizes_arrive_whole_whoever_listens() {
     for listens in [false, true] {
-        let place = Place::new("random_sizes_arrive_whole_whoever_listens");
+        let place = TestDir::new("random_sizes_arrive_whole_whoever_listens");
         exchange(&place, 5_000, Sizes::Random(7, 32737), 1 << 20, (How::Block, How::Block), listens);
     }
 }
 
 #[test]
 fn both_sides_spinning_lose_nothing() {
-    let place = Place::new("both_sides_spinning_lose_nothing");
+    let place = TestDir::new("both_sides_spinning_lose_nothing");
     exchange(&place, 20_000, Sizes::Random(1, 3000), 65536, (How::Spin, How::Spin), false);
 }
 
 #[test]
 fn both_sides_in_event_loops_lose_nothing() {
     for ways in [(How::Epoll, How::Epoll), (How::Poll, How::Poll)] {
-        let place = Place::new("both_sides_in_event_loops_lose_nothing");
+        let place = TestDir::new("both_sides_in_event_loops_lose_nothing");
         exchange(&place, 10_000, Sizes::Random(2, 8000), 65536, ways, true);
     }
 }
@@ -250,7 +250,7 @@ fn both_sides_in_event_loops_lose_nothing() {
 #[test]
 fn a_tiny_lane_makes_both_sides_sleep_and_loses_nothing() {
     for ways in [(How::Block, How::Block), (How::Epoll, How::Epoll)] {
-        let place = Place::new("a_tiny_lane_makes_both_sides_sleep_and_loses_nothing");
+        let place = TestDir::new("a_tiny_lane_makes_both_sides_sleep_and_loses_nothing");
         exchange(&place, 5_000, Sizes::Random(3, 32737), 65536, ways, false);
     }
 }
@@ -258,14 +258,14 @@ fn a_tiny_lane_makes_both_sides_sleep_and_loses_nothing() {
 #[test]
 fn the_two_sides_may_wait_differently() {
     for ways in [(How::Block, How::Epoll), (How::Epoll, How::Block), (How::Spin, How::Block), (How::Try, How::Poll)] {
-        let place = Place::new("the_two_sides_may_wait_differently");
+        let place = TestDir::new("the_two_sides_may_wait_differently");
         exchange(&place, 3_000, Sizes::Random(4, 20_000), 65536, ways, false);
     }
 }
 
 #[test]
 fn a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing() {
-    let place = Place::new("a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing");
+    let place = TestDir::new("a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing");
     let here = |command: &mut std::process::Command| {
         command.env("XDG_RUNTIME_DIR", place.path());
     };
@@ -283,20 +283,20 @@ fn a_short_name_is_found_in_the_runtime_directory_and_leaves_nothing() {
     let mut receiver = receiver;
     receiver.write_line("end");
     receiver.wait_for_success();
-    assert_eq!(place.left(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(place.entries(), Vec::<std::path::PathBuf>::new());
 }
 
 // Deaths.
 
 /// A receiver that listens here, and a child of the role that connects.
-fn receiver_of(place: &Place, role: Role) -> (Receiver, Child) {
+fn receiver_of(place: &TestDir, role: Role) -> (Receiver, Child) {
     let how = How::parse(role.get("receiver-how"));
     let listener = Options::new().wait(how.wait()).listen(&place.name()).unwrap();
     let child = Child::start(role);
     (listener.accept_receiver_until(deadline()).unwrap().expect("nobody came"), child)
 }
 
-fn sender_of(place: &Place, capacity: u64, how: How, role: Role) -> (Sender, Child) {
+fn sender_of(place: &TestDir, capacity: u64, how: How, role: Role) -> (Sender, Child) {
     let listener = Options::new().capacity(capacity).wait(how.wait()).listen(&place.name()).unwrap();
     let child = Child::start(role);
     (listener.accept_sender_until(deadline()).unwrap().expect("nobody came"), child)
@@ -305,7 +305,7 @@ fn sender_of(place: &Place, capacity: u64, how: How, role: Role) -> (Sender, Chi
 #[test]
 fn all_that_a_killed_sender_committed_arrives_and_then_its_death() {
     for how in [How::Block, How::Spin, How::Poll, How::Epoll, How::Try] {
-        let place = Place::new("all_that_a_killed_sender_committed_arrives_and_then_its_death");
+        let place = TestDir::new("all_that_a_killed_sender_committed_arrives_and_then_its_death");
         let sizes = Sizes::Random(9, 1000);
         let role = sending(&place, 500, sizes).with("receiver-how", format!("{how:?}"));
         let (mut receiver, child) = receiver_of(&place, role);
@@ -320,7 +320,7 @@ fn all_that_a_killed_sender_committed_arrives_and_then_its_death() {
 #[test]
 fn a_receiver_asleep_hears_of_the_senders_death() {
     for how in [How::Block, How::Poll, How::Epoll] {
-        let place = Place::new("a_receiver_asleep_hears_of_the_senders_death");
+        let place = TestDir::new("a_receiver_asleep_hears_of_the_senders_death");
         let listening = sending(&place, 3, Sizes::Fixed(8)).with("listen", "yes");
         let sender = Child::start(listening);
         sender.expect("listening");
@@ -334,14 +334,14 @@ fn a_receiver_asleep_hears_of_the_senders_death() {
 }
 
 /// A child that receives ten of what is sent and then waits to be killed.
-fn tenth(place: &Place) -> Role {
+fn tenth(place: &TestDir) -> Role {
     receiving(place, Sizes::Fixed(1000)).with("count", 10)
 }
 
 #[test]
 fn a_sender_is_told_the_exact_number_that_a_killed_receiver_left() {
     for how in [How::Block, How::Spin, How::Poll, How::Epoll] {
-        let place = Place::new("a_sender_is_told_the_exact_number_that_a_killed_receiver_left");
+        let place = TestDir::new("a_sender_is_told_the_exact_number_that_a_killed_receiver_left");
         let (mut sender, child) = sender_of(&place, 1 << 20, how, tenth(&place));
         send_all(&mut sender, 0..100, Sizes::Fixed(1000), how).unwrap();
         child.expect("connected");
@@ -363,7 +363,7 @@ fn a_sender_is_told_the_exact_number_that_a_killed_receiver_left() {
 #[test]
 fn a_sender_that_waits_for_room_hears_of_the_receivers_death() {
     for how in [How::Block, How::Poll, How::Epoll] {
-        let place = Place::new("a_sender_that_waits_for_room_hears_of_the_receivers_death");
+        let place = TestDir::new("a_sender_that_waits_for_room_hears_of_the_receivers_death");
         let role = sending(&place, 1_000_000, Sizes::Fixed(1000)).with("capacity", 65536);
         let sender = Child::start(role.with("listen", "yes").with("how", format!("{how:?}")));
         sender.expect("listening");
@@ -382,7 +382,7 @@ fn a_sender_that_waits_for_room_hears_of_the_receivers_death() {
 #[test]
 fn close_is_closed_after_the_last_message_and_exit_is_a_death() {
     for (end, says) in [("close", "Closed 0"), ("exit", "PeerDied 0")] {
-        let place = Place::new("close_is_closed_after_the_last_message_and_exit_is_a_death");
+        let place = TestDir::new("close_is_closed_after_the_last_message_and_exit_is_a_death");
         let (mut receiver, child) = receiver_of(&place, sending(&place, 50, Sizes::Fixed(9)).with("end", end));
         child.wait_for_success();
         let (number, error) = receive_all(&mut receiver, 0, 1000, Sizes::Fixed(9), How::Block);
@@ -392,7 +392,7 @@ fn close_is_closed_after_the_last_message_and_exit_is_a_death() {
 
 #[test]
 fn a_stopped_sender_is_not_a_dead_one() {
-    let place = Place::new("a_stopped_sender_is_not_a_dead_one");
+    let place = TestDir::new("a_stopped_sender_is_not_a_dead_one");
     let sizes = Sizes::Random(11, 2000);
     let (mut receiver, child) =
         receiver_of(&place, sending(&place, 20_000, sizes).with("capacity", 65536).with("end", "close"));
@@ -416,7 +416,7 @@ fn a_stopped_sender_is_not_a_dead_one() {
 
 #[test]
 fn a_stopped_receiver_is_not_a_dead_one() {
-    let place = Place::new("a_stopped_receiver_is_not_a_dead_one");
+    let place = TestDir::new("a_stopped_receiver_is_not_a_dead_one");
     let sizes = Sizes::Random(12, 2000);
     let (mut sender, mut child) = sender_of(&place, 65536, How::Block, receiving(&place, sizes));
     child.expect("connected");
@@ -448,7 +448,7 @@ fn a_stopped_receiver_is_not_a_dead_one() {
 
 #[test]
 fn a_surviving_receiver_goes_on_with_a_successor_that_connects() {
-    let place = Place::new("a_surviving_receiver_goes_on_with_a_successor_that_connects");
+    let place = TestDir::new("a_surviving_receiver_goes_on_with_a_successor_that_connects");
     let sizes = Sizes::Random(13, 3000);
     let (mut receiver, child) = receiver_of(&place, sending(&place, 300, sizes));
     child.expect("sent 300");
@@ -467,7 +467,7 @@ fn a_surviving_receiver_goes_on_with_a_successor_that_connects() {
 
 #[test]
 fn a_surviving_receiver_that_had_connected_finds_the_successor_under_the_name() {
-    let place = Place::new("a_surviving_receiver_that_had_connected_finds_the_successor_under_the_name");
+    let place = TestDir::new("a_surviving_receiver_that_had_connected_finds_the_successor_under_the_name");
     let sizes = Sizes::Random(14, 3000);
     let first = Child::start(sending(&place, 300, sizes).with("listen", "yes"));
     first.expect("listening");
@@ -488,7 +488,7 @@ fn a_surviving_receiver_that_had_connected_finds_the_successor_under_the_name() 
 
 #[test]
 fn a_surviving_sender_delivers_again_all_that_was_not_released_and_says_so() {
-    let place = Place::new("a_surviving_sender_delivers_again_all_that_was_not_released_and_says_so");
+    let place = TestDir::new("a_surviving_sender_delivers_again_all_that_was_not_released_and_says_so");
     let sizes = Sizes::Fixed(100);
     let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, receiving(&place, sizes).with("count", 30));
     child.expect("connected");
@@ -508,7 +508,7 @@ fn a_surviving_sender_delivers_again_all_that_was_not_released_and_says_so() {
 
 #[test]
 fn a_surviving_sender_that_had_connected_finds_the_successor_under_the_name() {
-    let place = Place::new("a_surviving_sender_that_had_connected_finds_the_successor_under_the_name");
+    let place = TestDir::new("a_surviving_sender_that_had_connected_finds_the_successor_under_the_name");
     let sizes = Sizes::Fixed(100);
     let role =
         |role: &str| Role::new(child, role).with("name", place.name()).with("sizes", sizes).with("listen", "yes");
@@ -531,7 +531,7 @@ fn a_surviving_sender_that_had_connected_finds_the_successor_under_the_name() {
 
 /// Twenty receivers, one after another, killed while messages flow; the sender survives them all.
 fn chain_of_receivers(claim: &'static str, how: How, sender_listens: bool) {
-    let place = Place::new(claim);
+    let place = TestDir::new(claim);
     let sizes = Sizes::Fixed(600);
     let count = 40_000;
     let role = Role::new(child, "send-surviving").with("name", place.name()).with("count", count).with("sizes", sizes);
@@ -598,7 +598,7 @@ fn twenty_receivers_die_under_load_and_nothing_is_lost_by_a_sender_that_connects
 
 /// Twenty senders, one after another, killed in mid-stream; each goes on with the number after the last that arrived.
 fn chain_of_senders(claim: &'static str, how: How, receiver_listens: bool) {
-    let place = Place::new(claim);
+    let place = TestDir::new(claim);
     let sizes = Sizes::Random(99, 2000);
     let role = |from: u64| {
         let role = sending(&place, 1 << 40, sizes).with("from", from).with("capacity", 1 << 17);
@@ -652,7 +652,7 @@ fn twenty_senders_die_under_load_and_nothing_committed_is_lost_by_a_receiver_tha
 
 #[test]
 fn descriptors_come_with_their_messages_in_order() {
-    let place = Place::new("descriptors_come_with_their_messages_in_order");
+    let place = TestDir::new("descriptors_come_with_their_messages_in_order");
     let (mut receiver, child) = receiver_of(&place, piping(&place, 500).with("end", "close"));
     assert!(take_pipes(&mut receiver, 0, 500).is_none());
     child.expect("sent");
@@ -660,7 +660,7 @@ fn descriptors_come_with_their_messages_in_order() {
 
 #[test]
 fn sixty_four_descriptors_go_with_a_message_and_not_one_more() {
-    let place = Place::new("sixty_four_descriptors_go_with_a_message_and_not_one_more");
+    let place = TestDir::new("sixty_four_descriptors_go_with_a_message_and_not_one_more");
     let role = Role::new(child, "receive-64").with("name", place.name());
     let (mut sender, child) = sender_of(&place, 65536, How::Block, role);
     let pipe = rustix::pipe::pipe().unwrap().0;
@@ -677,7 +677,7 @@ fn sixty_four_descriptors_go_with_a_message_and_not_one_more() {
 
 #[test]
 fn descriptors_that_nobody_takes_are_closed() {
-    let place = Place::new("descriptors_that_nobody_takes_are_closed");
+    let place = TestDir::new("descriptors_that_nobody_takes_are_closed");
     let role = Role::new(child, "receive-counting").with("name", place.name());
     let (mut sender, child) = sender_of(&place, 65536, How::Block, role);
     child.expect("connected");
@@ -693,7 +693,7 @@ fn descriptors_that_nobody_takes_are_closed() {
 
 #[test]
 fn descriptors_of_a_killed_sender_arrive_with_what_it_committed() {
-    let place = Place::new("descriptors_of_a_killed_sender_arrive_with_what_it_committed");
+    let place = TestDir::new("descriptors_of_a_killed_sender_arrive_with_what_it_committed");
     let (mut receiver, child) = receiver_of(&place, piping(&place, 20));
     child.expect("sent");
     child.kill();
@@ -711,7 +711,7 @@ fn descriptors_of_a_killed_sender_arrive_with_what_it_committed() {
 
 #[test]
 fn a_sender_that_only_tries_learns_of_the_receivers_death_even_when_the_lane_is_full() {
-    let place = Place::new("a_sender_that_only_tries_learns_of_the_receivers_death_even_when_the_lane_is_full");
+    let place = TestDir::new("a_sender_that_only_tries_learns_of_the_receivers_death_even_when_the_lane_is_full");
     let (mut sender, child) = sender_of(&place, 65536, How::Block, tenth(&place));
     child.expect("connected");
     send_all(&mut sender, 0..10, Sizes::Fixed(1000), How::Block).unwrap();
@@ -731,7 +731,7 @@ fn a_sender_that_only_tries_learns_of_the_receivers_death_even_when_the_lane_is_
 
 #[test]
 fn a_successor_that_arms_first_still_marks_its_first_message() {
-    let place = Place::new("a_successor_that_arms_first_still_marks_its_first_message");
+    let place = TestDir::new("a_successor_that_arms_first_still_marks_its_first_message");
     let sizes = Sizes::Fixed(8);
     let (mut receiver, child) = receiver_of(&place, sending(&place, 1, sizes));
     child.expect("sent 1");
@@ -761,7 +761,7 @@ fn last_on_one_processor<T>(first: impl FnOnce() -> T, second: impl FnOnce()) ->
 
 /// `count` messages with a descriptor each, of which the first receiver takes `taken` before it is killed.
 fn descriptors_again(claim: &'static str, count: u64, taken: u64) {
-    let place = Place::new(claim);
+    let place = TestDir::new(claim);
     let role = |count: u64| Role::new(child, "take-pipes").with("name", place.name()).with("count", count);
     let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, role(taken));
     let send = |sender: &mut Sender, number: u64| {
@@ -804,7 +804,7 @@ fn many_descriptors_not_released_are_sent_again_to_a_successor() {
 fn sending_descriptors_to_a_dead_receiver_tells_its_death() {
     // The system resets the socket, rather than only closing it, when there is something in it that was not read.
     for unread in [0, 1] {
-        let place = Place::new("sending_descriptors_to_a_dead_receiver_tells_its_death");
+        let place = TestDir::new("sending_descriptors_to_a_dead_receiver_tells_its_death");
         let role = Role::new(child, "take-pipes").with("name", place.name()).with("count", 0);
         let (mut sender, child) = sender_of(&place, 1 << 20, How::Block, role);
         let pipe = rustix::pipe::pipe().unwrap().0;
@@ -821,7 +821,7 @@ fn sending_descriptors_to_a_dead_receiver_tells_its_death() {
 #[test]
 fn a_successor_that_dies_before_it_was_sent_the_descriptors_again_is_told_as_dead_by_the_next_call() {
     let place =
-        Place::new("a_successor_that_dies_before_it_was_sent_the_descriptors_again_is_told_as_dead_by_the_next_call");
+        TestDir::new("a_successor_that_dies_before_it_was_sent_the_descriptors_again_is_told_as_dead_by_the_next_call");
     // More than a socket takes at a time, so that sending them again waits.
     let count = 400;
     let holding = Role::new(child, "hold-pipes").with("name", place.name()).with("count", count);

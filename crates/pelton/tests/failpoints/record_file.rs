@@ -76,7 +76,7 @@ fn a_writer_killed_at_any_step_leaves_everything_once() {
                 Child::start(role.clone().with("step", step)).wait();
             }
             go_on(&path, sync == 1);
-            let mut files: Vec<PathBuf> = place.left();
+            let mut files: Vec<PathBuf> = place.entries();
             files.sort();
             files.rotate_left(1);
             let mut seen: BTreeMap<u64, u32> = BTreeMap::new();

@@ -2,7 +2,7 @@
 //! Nor where a sender fences of its own choice, and its receiver does without membarrier.
 
 use crate::sides::{Race, refuse_membarrier};
-use crate::support::{Child, Place, Role, deadline, read_line_from_parent, receiver, report, sender};
+use crate::support::{Child, Role, TestDir, deadline, read_line_from_parent, receiver, report, sender};
 use pelton::Sent;
 use rustix::process::Signal;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,7 +33,7 @@ fn child() {
 struct Word(&'static AtomicU64);
 
 impl Word {
-    fn of(place: &Place, file: &str, offset: usize) -> Word {
+    fn of(place: &TestDir, file: &str, offset: usize) -> Word {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let file = std::fs::File::open(place.path().join("c").join(file)).unwrap();
         // SAFETY: a new mapping, never unmapped, of a file that is longer; the offset is a multiple of 8.
@@ -56,7 +56,7 @@ const UNBARRIERED: u64 = 2;
 #[test]
 fn a_receiver_calls_no_membarrier_while_its_sender_rings_for_each_message_and_does_again_when_it_stops() {
     let claim = "a_receiver_calls_no_membarrier_while_its_sender_rings_for_each_message_and_does_again_when_it_stops";
-    let place = Place::new(claim);
+    let place = TestDir::new(claim);
     let role = Role::new(child, "receive").with("name", place.path_name()).with("count", 500);
     let child = Child::start(role.clone());
     let mut sender = sender(&role);

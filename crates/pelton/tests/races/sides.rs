@@ -469,7 +469,7 @@ impl Race {
         // One pair at a time: two sides that wait for a processor do not race.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let place = Place::unwatched();
+        let place = TestDir::unwatched();
         let seed: u64 = std::env::var("PELTON_SEED").map_or(std::process::id().into(), |text| text.parse().unwrap());
         let role = Role::new(child, "race")
             .with("name", if self.path { place.path_name() } else { place.name() })

@@ -163,7 +163,7 @@ pub fn few_descriptors(role: &Role) {
 
 fn with_few_descriptors(claim: &'static str, how: &str, others: &str) {
     for end in ["sender", "receiver"] {
-        let place = Place::new(claim);
+        let place = TestDir::new(claim);
         let other = if end == "sender" { "receiver" } else { "sender" };
         let peer = || {
             let role = role_at("one message", &place).with("how", others).with("end", other);
@@ -195,7 +195,7 @@ fn with_few_descriptors(claim: &'static str, how: &str, others: &str) {
 
 #[test]
 fn a_channel_between_threads_wants_descriptors_and_says_so() {
-    let place = Place::new("a channel between threads wants descriptors and says so");
+    let place = TestDir::new("a channel between threads wants descriptors and says so");
     alone(role_at("few descriptors", &place).with("how", "threads"));
 }
 
@@ -216,7 +216,7 @@ fn who_opens_a_path_without_descriptors_is_told_so_at_each_number_of_them() {
 
 #[test]
 fn making_looking_recovering_and_removing_want_descriptors_and_leave_no_part() {
-    let place = Place::new("making, looking, recovering and removing want descriptors and leave no part");
+    let place = TestDir::new("making, looking, recovering and removing want descriptors and leave no part");
     alone(role_at("few descriptors", &place).with("how", "create"));
 }
 
@@ -260,13 +260,13 @@ pub fn few_descriptors_for_parts(role: &Role) {
 
 #[test]
 fn a_part_of_a_reply_waits_for_room_without_descriptors() {
-    let place = Place::new("a part of a reply waits for room without descriptors");
+    let place = TestDir::new("a part of a reply waits for room without descriptors");
     alone(role_at("few descriptors for parts", &place));
 }
 
 #[test]
 fn a_listener_wants_descriptors_and_leaves_nothing() {
-    let place = Place::new("a listener wants descriptors and leaves nothing");
+    let place = TestDir::new("a listener wants descriptors and leaves nothing");
     alone(role_at("few descriptors", &place).with("how", "bind"));
 }
 
@@ -394,7 +394,7 @@ pub fn drop_some(message: Option<pelton::Message<'_>>) -> bool {
 
 #[test]
 fn descriptors_for_which_a_receiver_has_no_room_are_told_to_be_lost_and_the_next_come() {
-    let place = Place::new("descriptors for which a receiver has no room are told to be lost, and the next come");
+    let place = TestDir::new("descriptors for which a receiver has no room are told to be lost, and the next come");
     let child = Child::start(role_at("few descriptors come", &place).with("how", "received"));
     let mut sender = small().connect_sender(&place_name(&place)).unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
@@ -405,13 +405,13 @@ fn descriptors_for_which_a_receiver_has_no_room_are_told_to_be_lost_and_the_next
     child.wait_for_success();
 }
 
-pub fn place_name(place: &Place) -> String {
+pub fn place_name(place: &TestDir) -> String {
     name_of(&role_at("", place))
 }
 
 #[test]
 fn a_survivor_that_cannot_take_in_all_descriptors_says_which_are_lost() {
-    let place = Place::new("a survivor that cannot take in all descriptors says which are lost");
+    let place = TestDir::new("a survivor that cannot take in all descriptors says which are lost");
     let mut child = Child::start(role_at("few descriptors come", &place).with("how", "taken in"));
     let mut sender = small().connect_sender(&place_name(&place)).unwrap();
     child.expect("have");
@@ -432,7 +432,7 @@ fn a_survivor_that_cannot_take_in_all_descriptors_says_which_are_lost() {
 
 #[test]
 fn a_receiver_without_descriptors_for_a_new_lane_says_so_and_loses_nothing() {
-    let place = Place::new("a receiver without descriptors for a new lane says so, and loses nothing");
+    let place = TestDir::new("a receiver without descriptors for a new lane says so, and loses nothing");
     let role = role_at("few descriptors come", &place).with("how", "lane");
     let mut child = Child::start(role.clone());
     child.expect("have");
@@ -464,7 +464,7 @@ fn a_receiver_without_descriptors_for_a_new_lane_says_so_and_loses_nothing() {
 #[test]
 fn a_survivor_without_descriptors_is_told_so_and_keeps_its_lane() {
     for end in ["sender", "receiver"] {
-        let place = Place::new("a survivor without descriptors is told so, and keeps its lane");
+        let place = TestDir::new("a survivor without descriptors is told so, and keeps its lane");
         let child = Child::start(role_at("few descriptors come", &place).with("how", "survivor").with("end", end));
         let other = if end == "sender" { "receiver" } else { "sender" };
         let peer = || Child::start(role_at("one message", &place).with("how", "connect").with("end", other));

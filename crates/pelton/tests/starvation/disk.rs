@@ -50,12 +50,12 @@ pub fn small_files(role: &Role) {
 
 #[test]
 fn a_limit_of_file_sizes_is_an_error_and_no_signal() {
-    let place = Place::new("a limit of file sizes is an error and no signal");
+    let place = TestDir::new("a limit of file sizes is an error and no signal");
     alone(role_at("small files", &place));
 }
 
 /// Eight MiB, of ext4.
-fn disk(place: &Place) -> Option<Mounted> {
+fn disk(place: &TestDir) -> Option<Mounted> {
     let (point, image) = (place.path().join("mounted"), place.path().join("image"));
     std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
     let made = Command::new("mkfs.ext4").args(["-q", "-O", "^has_journal", "-m", "0"]).arg(&image).status();
@@ -111,7 +111,7 @@ pub fn receive_what_is_there(receiver: &mut Receiver, next: &mut u64) {
 
 #[test]
 fn on_a_file_system_of_64_kib_nothing_can_be_made_and_nothing_is_left() {
-    let place = Place::new("on a file system of 64 KiB nothing can be made and nothing is left");
+    let place = TestDir::new("on a file system of 64 KiB nothing can be made and nothing is left");
     let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=64k") else { return };
     let path = mounted.0.join("channel");
     for capacity in [4096, SMALL, 64 << 20] {
@@ -131,7 +131,7 @@ fn on_a_file_system_of_64_kib_nothing_can_be_made_and_nothing_is_left() {
 /// At each size of the file system, page by page, through creation, growth of the lane, and a lane more.
 #[test]
 fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
-    let place = Place::new("at each size of a file system no space is an error, and nothing is lost");
+    let place = TestDir::new("at each size of a file system no space is an error, and nothing is lost");
     let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=4k") else { return };
     let path = mounted.0.join("channel");
     let options = || Options::new().capacity(1 << 20).lanes(2);
@@ -175,7 +175,7 @@ fn at_each_size_of_a_file_system_no_space_is_an_error_and_nothing_is_lost() {
 
 #[test]
 fn recovery_on_a_full_disk_is_an_error_and_works_with_more() {
-    let place = Place::new("recovery on a full disk is an error, and works with more");
+    let place = TestDir::new("recovery on a full disk is an error, and works with more");
     let Some(mounted) = disk(&place) else { return };
     let path = mounted.0.join("channel");
     let mut sender = small_path().create_sender(&path).unwrap();
@@ -199,7 +199,7 @@ fn recovery_on_a_full_disk_is_an_error_and_works_with_more() {
 
 #[test]
 fn a_full_disk_is_an_error_at_creation_growth_and_sync_and_loses_nothing() {
-    let place = Place::new("a full disk is an error at creation, growth and sync, and loses nothing");
+    let place = TestDir::new("a full disk is an error at creation, growth and sync, and loses nothing");
     let Some(mounted) = disk(&place) else { return };
     let path = mounted.0.join("channel");
     let options = || Options::new().capacity(64 << 20).lanes(2);
@@ -266,6 +266,6 @@ pub fn over_quota(role: &Role) {
 
 #[test]
 fn a_users_quota_is_an_error_of_the_sender_and_nothing_is_damaged() {
-    let place = Place::new("a user's quota is an error of the sender, and nothing is damaged");
+    let place = TestDir::new("a user's quota is an error of the sender, and nothing is damaged");
     alone(role_at("quota", &place));
 }

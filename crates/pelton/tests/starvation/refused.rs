@@ -204,7 +204,7 @@ pub fn refused_calls(role: &Role) {
 fn each_call_that_the_system_refuses_is_done_without_or_an_error() {
     for refused in REFUSED {
         for errno in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
-            let place = Place::new("each call that the system refuses is done without, or an error");
+            let place = TestDir::new("each call that the system refuses is done without, or an error");
             let role = role_at("refused", &place).with("call", refused.name).with("errno", errno);
             let child = Child::start(role);
             loop {

@@ -78,7 +78,7 @@ pub fn full_bells(role: &Role) {
 #[test]
 fn bells_that_cannot_count_further_neither_block_nor_lose_a_wake_up() {
     for how in ["threads", "path"] {
-        let place = Place::new("bells that cannot count further neither block nor lose a wake-up");
+        let place = TestDir::new("bells that cannot count further neither block nor lose a wake-up");
         alone(role_at("full bells", &place).with("how", how));
     }
 }
@@ -247,7 +247,7 @@ pub fn interrupted(role: &Role) {
 #[test]
 fn a_signal_each_millisecond_at_both_ends_ends_no_wait_and_loses_nothing() {
     for how in ["connect", "path"] {
-        let place = Place::new("a signal each millisecond at both ends ends no wait and loses nothing");
+        let place = TestDir::new("a signal each millisecond at both ends ends no wait and loses nothing");
         let role = |end: &str| role_at("interrupted", &place).with("how", how).with("end", end);
         let (mut sender, mut receiver);
         if how == "connect" {
@@ -283,7 +283,7 @@ fn a_signal_each_millisecond_at_both_ends_ends_no_wait_and_loses_nothing() {
 /// that, as those did that pelton began with: Linux 6.18 does not, and this shows nothing there.
 #[test]
 fn a_message_of_half_a_gigabyte_is_sent_under_signals() {
-    let place = Place::new("a message of half a gigabyte is sent under signals");
+    let place = TestDir::new("a message of half a gigabyte is sent under signals");
     let Some(mounted) = Mounted::tmpfs(&place.path().join("mounted"), "size=600m") else { return };
     let mut sender = Options::new().capacity(1 << 30).create_sender(mounted.0.join("channel")).unwrap();
     let storm = Storm::begin();
@@ -342,6 +342,6 @@ pub fn no_wall_clock(role: &Role) {
 /// spans of time, which the system measures by the monotonic clock; a deadline is an `Instant`, which is of the same.
 #[test]
 fn no_wait_asks_for_the_time_on_the_wall() {
-    let place = Place::new("no wait asks for the time on the wall");
+    let place = TestDir::new("no wait asks for the time on the wall");
     alone(role_at("no wall clock", &place));
 }

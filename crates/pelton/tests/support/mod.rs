@@ -6,7 +6,7 @@ pub mod records;
 
 use pelton::{Error, Options, Receiver, Sender, Sent, Wait};
 pub use pelton_testkit::{
-    Child, DEADLINE, Mounted, Place, Random, Role, Watchdog, deadline, descriptors, eventually, eventually_is,
+    Child, DEADLINE, Mounted, Random, Role, TestDir, Watchdog, deadline, descriptors, eventually, eventually_is,
     is_readable, is_root, kernel, mappings, read_line_from_parent, readable, readable_until, report, seccomp,
     this_thread, wait_until_thread_polls,
 };

@@ -67,8 +67,8 @@ pub fn read(path: &Path) -> (Vec<(u64, u32, u32)>, Option<Error>) {
     }
 }
 
-pub fn place() -> (Place, PathBuf) {
-    let place = Place::unwatched();
+pub fn place() -> (TestDir, PathBuf) {
+    let place = TestDir::unwatched();
     let path = place.path().join("log");
     (place, path)
 }

@@ -6,7 +6,7 @@ use crate::call::frame::{CALLS_MAX, Header, Kind, check_size};
 use crate::connect::{PATIENCE, RETRY};
 use crate::error::{Error, Result};
 use crate::wait::Patience;
-use pelton_lane::Space;
+use pelton_lane::ReservedSpace;
 use std::time::Instant;
 
 /// What came of looking for a link to write by.
@@ -311,7 +311,7 @@ impl Client {
         check_size(bytes, self.request_bytes_max())
     }
 
-    pub(super) fn room(&mut self, bytes: usize) -> Result<Option<(usize, Space)>> {
+    pub(super) fn room(&mut self, bytes: usize) -> Result<Option<(usize, ReservedSpace)>> {
         let best = match self.crowd.is_some() {
             true => match self.least_busy() {
                 Some(best) => best,

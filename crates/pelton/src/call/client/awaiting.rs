@@ -65,9 +65,10 @@ impl Side for Awaiting<'_> {
         Ok(self.client.found.is_some())
     }
 
-    fn stirs(&self) -> bool {
-        let stirs =
-            |link: &Link| link.replies.has_messages() || (self.room(link).is_some() && link.outbox.sender.stirs());
+    fn may_be_ready(&self) -> bool {
+        let stirs = |link: &Link| {
+            link.replies.has_messages() || (self.room(link).is_some() && link.outbox.sender.may_be_ready())
+        };
         self.client.links.iter().any(stirs)
     }
 
@@ -134,10 +135,12 @@ impl Side for Awaiting<'_> {
         Ok(false)
     }
 
-    fn must_nap(&self) -> bool {
-        let must_nap =
-            |link: &Link| Side::must_nap(&link.replies) || (self.room(link).is_some() && link.outbox.sender.must_nap());
-        self.client.links.iter().any(must_nap)
+    fn needs_timed_wait(&self) -> bool {
+        let needs_timed_wait = |link: &Link| {
+            Side::needs_timed_wait(&link.replies)
+                || (self.room(link).is_some() && link.outbox.sender.needs_timed_wait())
+        };
+        self.client.links.iter().any(needs_timed_wait)
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {

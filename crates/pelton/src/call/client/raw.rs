@@ -3,7 +3,7 @@
 
 use super::{CallId, Client, Completion, Outcome, RequestRoom};
 use crate::call::{Body, RawBody};
-use pelton_lane::Space;
+use pelton_lane::ReservedSpace;
 use std::ptr::NonNull;
 
 /// An answer without its borrow of the client: see [`Completion::into_raw`].
@@ -23,7 +23,7 @@ pub struct RawCompletion {
 pub struct RawRequestRoom {
     call: CallId,
     at: usize,
-    space: Space,
+    space: ReservedSpace,
 }
 
 impl CallId {

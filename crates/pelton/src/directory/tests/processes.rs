@@ -16,7 +16,7 @@ fn a_child() {
             let _roles = (directory.claim_receiver().unwrap(), directory.claim_sender().unwrap());
             let lane = directory.lane_for_receiver(0).unwrap();
             // SAFETY: a page that this process has the role for.
-            unsafe { lane.consumer.base().cast::<ConsumerPage>().as_ref().begin(std::process::id()) };
+            unsafe { lane.consumer.base().cast::<ConsumerPage>().as_ref().start_generation(std::process::id()) };
             report("held");
             read_line_from_parent();
         }

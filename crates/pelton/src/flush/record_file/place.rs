@@ -10,7 +10,7 @@ use super::{TRIES, begin_file, failed};
 use crate::error::{Error, Result};
 use crate::os::lock::{self, Lock};
 use crate::os::{Descriptor, own_uid, sync};
-use pelton_lane::step;
+use pelton_lane::failpoint;
 use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 use std::os::fd::AsFd as _;
@@ -174,7 +174,7 @@ pub(super) fn create_aside(aside: &Path, mode: Option<Mode>) -> Result<Lock> {
     for _ in 0..TRIES {
         match open(aside, OFlags::CREATE | OFlags::EXCL, MODE)? {
             Ok(file) => {
-                step("record file: aside created");
+                failpoint("record file: aside created");
                 if let Some(mode) = mode {
                     rustix::fs::fchmod(&file, mode).map_err(failed("setting the mode of", aside, 0))?;
                 }
@@ -283,13 +283,13 @@ pub(super) fn open_or_begin(path: &Path, syncs: bool, before: Option<&Before>) -
         }
         let created = create_aside(&aside, before.mode)?;
         begin_file(&created, &aside, &header, &before.lanes)?;
-        step("record file: first made aside");
+        failpoint("record file: first made aside");
         if syncs {
             sync(&created).map_err(failed("syncing", &aside, 0))?;
         }
         match rename(&aside, path) {
             Ok(()) if is_at(&created, path)? => {
-                step("record file: first renamed into place");
+                failpoint("record file: first renamed into place");
                 if syncs {
                     sync_directory(path)?;
                 }

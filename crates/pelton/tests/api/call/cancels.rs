@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_cancelled_call_is_told_to_the_service_and_its_late_reply_is_dropped() {
-    let place = Place::new("cancel");
+    let place = TestDir::new("cancel");
     let (told, telling) = mpsc::channel();
     let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
         if *request != *b"slow" {
@@ -38,7 +38,7 @@ fn a_cancelled_call_is_told_to_the_service_and_its_late_reply_is_dropped() {
 
 #[test]
 fn a_cancel_reaches_a_stream_though_all_threads_are_in_streams_and_requests_wait_before_it() {
-    let place = Place::new("all stream");
+    let place = TestDir::new("all stream");
     for threads in [1, 3] {
         let serving = Serving::start(&tiny(), &place.name(), threads, |request| {
             if *request != *b"stream" {
@@ -85,7 +85,7 @@ fn a_cancel_reaches_a_stream_though_all_threads_are_in_streams_and_requests_wait
 
 #[test]
 fn a_call_whose_deadline_passes_is_cancelled() {
-    let place = Place::new("deadline");
+    let place = TestDir::new("deadline");
     let (told, telling) = mpsc::channel();
     let _serving = Serving::start(&tiny(), &place.name(), 1, move |request| {
         told.send((request.deadline(), request.into_responder())).unwrap();
@@ -114,7 +114,7 @@ fn a_call_whose_deadline_passes_is_cancelled() {
 
 #[test]
 fn a_cancel_is_not_refused_because_parts_wait_and_a_refused_call_does_not_stay_in_flight() {
-    let place = Place::new("a cancel beside parts");
+    let place = TestDir::new("a cancel beside parts");
     let (service, mut client, mut responders, ids) = {
         let name = place.name();
         let mut service = tiny().listen_service(&name).unwrap();

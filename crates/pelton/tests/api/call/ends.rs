@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_service_that_dies_fails_its_pending_calls_at_once() {
-    let place = Place::new("dead service");
+    let place = TestDir::new("dead service");
     for how in ["wait", "loop", "full"] {
         let service =
             Child::start(Role::new(child, "mute").with("name", place.name()).with("count", 10).with("capacity", TINY));
@@ -65,7 +65,7 @@ fn a_service_that_dies_fails_its_pending_calls_at_once() {
 
 #[test]
 fn a_service_that_closes_says_so_after_what_it_answered() {
-    let place = Place::new("closed service");
+    let place = TestDir::new("closed service");
     let mut service = Service::listen(&place.name()).unwrap();
     let name = place.name();
     let asking = std::thread::spawn(move || {
@@ -86,7 +86,7 @@ fn a_service_that_closes_says_so_after_what_it_answered() {
 
 #[test]
 fn a_client_that_dies_leaves_the_others_untouched() {
-    let place = Place::new("dead clients");
+    let place = TestDir::new("dead clients");
     let service =
         Child::start(Role::new(child, "echo").with("name", place.name()).with("capacity", TINY).with("threads", 2));
     service.expect("listening");

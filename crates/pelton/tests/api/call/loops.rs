@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn both_sides_work_in_event_loops() {
-    let place = Place::new("event loops");
+    let place = TestDir::new("event loops");
     for how in [How::Poll, How::Epoll] {
         let mut service = tiny().listen_service(&place.name()).unwrap();
         let stopper = service.stopper();
@@ -65,7 +65,7 @@ fn both_sides_work_in_event_loops() {
 
 #[test]
 fn a_loop_that_only_notifies_hears_of_room() {
-    let place = Place::new("a notifying loop");
+    let place = TestDir::new("a notifying loop");
     let (mut service, mut client, _responders, _) = asked(&place, 1);
     let mut told = 0;
     for _ in 0..20 {
@@ -87,7 +87,7 @@ fn a_loop_that_only_notifies_hears_of_room() {
 
 #[test]
 fn a_loop_that_streams_hears_of_room_and_of_what_else_the_client_says() {
-    let place = Place::new("a streaming loop");
+    let place = TestDir::new("a streaming loop");
     let (mut service, mut client, mut responders, ids) = asked(&place, 1);
     let mut responder = responders.pop().unwrap();
     let (mut given, mut taken) = (0, 0);
@@ -143,7 +143,7 @@ fn a_loop_that_streams_hears_of_room_and_of_what_else_the_client_says() {
 
 #[test]
 fn a_loop_hears_of_the_end_after_the_last_answers() {
-    let place = Place::new("the end comes last");
+    let place = TestDir::new("the end comes last");
     let (service, mut client, mut responders, ids) = asked(&place, 2);
     // Something waits to be written.
     while client.try_submit(&[6; 20_000]).unwrap().is_some() {}
@@ -166,8 +166,8 @@ fn a_loop_hears_of_the_end_after_the_last_answers() {
 
 #[test]
 fn a_loop_waits_for_no_thread_that_writes_a_reply() {
-    let place = Place::new("the loop and reserved room");
-    let other = Place::new("another client");
+    let place = TestDir::new("the loop and reserved room");
+    let other = TestDir::new("another client");
     let (mut service, mut client, mut responders, ids) = asked(&place, 2);
     let (_second, _another, mut theirs, _) = asked(&other, 1);
     let (late, mut reserved) = (responders.pop().unwrap(), responders.pop().unwrap());

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn requests_and_replies_are_written_in_place() {
-    let place = Place::new("in place");
+    let place = TestDir::new("in place");
     let mut service = tiny().listen_service(&place.name()).unwrap();
     let name = place.name();
     let asking = std::thread::spawn(move || {
@@ -43,7 +43,7 @@ fn one_too_large(responder: &mut Responder) -> pelton::Result<()> {
 
 #[test]
 fn a_thread_with_room_for_one_reply_answers_other_calls_too() {
-    let place = Place::new("an answer beside reserved room arrives");
+    let place = TestDir::new("an answer beside reserved room arrives");
     let (_service, mut client, mut responders, ids) = asked(&place, 3);
     let (dropped, replied) = (responders.pop().unwrap(), responders.pop().unwrap());
     let mut reserved = responders.pop().unwrap();
@@ -58,8 +58,8 @@ fn a_thread_with_room_for_one_reply_answers_other_calls_too() {
 
 #[test]
 fn two_threads_with_room_for_two_clients_answer_each_others() {
-    let place = Place::new("two threads with room do not wait for each other");
-    let other = Place::new("the other client's");
+    let place = TestDir::new("two threads with room do not wait for each other");
+    let other = TestDir::new("the other client's");
     let (mut first, mut client, mut ours, ids) = asked(&place, 2);
     let (mut second, mut another, mut theirs, their_ids) = asked(&other, 2);
     let both = std::sync::Barrier::new(2);
@@ -88,7 +88,7 @@ fn two_threads_with_room_for_two_clients_answer_each_others() {
 
 #[test]
 fn who_has_room_for_one_reply_does_not_wait_for_room_for_another() {
-    let (place, other) = (Place::new("room for one reply"), Place::new("no room for another"));
+    let (place, other) = (TestDir::new("room for one reply"), TestDir::new("no room for another"));
     let (_first, _client, mut ours, _) = asked(&place, 1);
     let (_second, mut another, mut theirs, ids) = asked(&other, 1);
     let (mut reserved, mut streams) = (ours.pop().unwrap(), theirs.pop().unwrap());
@@ -105,7 +105,7 @@ fn who_has_room_for_one_reply_does_not_wait_for_room_for_another() {
 
 #[test]
 fn room_given_back_leaves_who_waits_for_room_to_be_woken() {
-    let place = Place::new("who waits for room is woken");
+    let place = TestDir::new("who waits for room is woken");
     let (_service, mut client, mut responders, _) = asked(&place, 2);
     let (mut other, mut streams) = (responders.pop().unwrap(), responders.pop().unwrap());
     let mut parts = 0;

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_client_that_does_not_read_stalls_itself_alone_and_finds_all_later() {
-    let place = Place::new("one does not read");
+    let place = TestDir::new("one does not read");
     let most = std::sync::Arc::new(AtomicUsize::new(0));
     let taken = most.clone();
     let _serving = Serving::start(&tiny(), &place.name(), 1, move |request| {
@@ -45,7 +45,7 @@ fn a_client_that_does_not_read_stalls_itself_alone_and_finds_all_later() {
 
 #[test]
 fn streams_come_in_order_to_slow_readers_while_others_are_served() {
-    let place = Place::new("streams");
+    let place = TestDir::new("streams");
     let ahead = std::sync::Arc::new(AtomicUsize::new(0));
     let (given, sizes) = (ahead.clone(), Sizes::Random(3, 50_000));
     let _serving = Serving::start(&tiny(), &place.name(), 3, move |request| {
@@ -97,7 +97,7 @@ fn streams_come_in_order_to_slow_readers_while_others_are_served() {
 
 #[test]
 fn parts_of_other_calls_are_kept_up_to_a_bound() {
-    let place = Place::new("bounded");
+    let place = TestDir::new("bounded");
     let stop = std::sync::Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
@@ -137,7 +137,7 @@ fn parts_of_other_calls_are_kept_up_to_a_bound() {
 
 #[test]
 fn a_client_that_does_not_read_a_stream_leaves_the_other_threads_to_others() {
-    let place = Place::new("a stalled stream and the pool");
+    let place = TestDir::new("a stalled stream and the pool");
     let (waits, is_waiting) = mpsc::channel();
     let waits = Mutex::new(waits);
     let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {
@@ -169,7 +169,7 @@ fn a_client_that_does_not_read_a_stream_leaves_the_other_threads_to_others() {
 
 #[test]
 fn who_only_asks_and_takes_no_answer_is_told_so_before_they_fill_the_memory() {
-    let place = Place::new("bounded answers");
+    let place = TestDir::new("bounded answers");
     for bytes in [0, 3000] {
         let _serving = Serving::start(&tiny(), &place.name(), 1, echo);
         let mut client = tiny().call_bytes_max(1 << 20).connect_client(&place.name()).unwrap();
@@ -193,7 +193,7 @@ fn who_only_asks_and_takes_no_answer_is_told_so_before_they_fill_the_memory() {
 
 #[test]
 fn parts_of_no_bytes_are_counted_too() {
-    let place = Place::new("empty parts");
+    let place = TestDir::new("empty parts");
     let stop = std::sync::Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     let _serving = Serving::start(&tiny(), &place.name(), 2, move |request| {

@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// A directory of a test's own, removed at its end, also when it fails.
-pub struct Place {
+pub struct TestDir {
     root: tempfile::TempDir,
     _watchdog: Option<Watchdog>,
 }
 
-impl Place {
-    /// With a [`Watchdog`] that names the test's claim.
-    pub fn new(claim: &'static str) -> Place {
-        Place { _watchdog: Some(Watchdog::new(claim)), ..Place::unwatched() }
+impl TestDir {
+    /// Creates it, with a [`Watchdog`] that names the test's claim.
+    pub fn new(claim: &'static str) -> TestDir {
+        TestDir { _watchdog: Some(Watchdog::new(claim)), ..TestDir::unwatched() }
     }
 
     /// For a test whose children detect a hang themselves.
-    pub fn unwatched() -> Place {
-        // A Unix socket's path is short, so the directory stands in /tmp.
-        Place { root: tempfile::Builder::new().prefix("pt").tempdir_in("/tmp").unwrap(), _watchdog: None }
+    pub fn unwatched() -> TestDir {
+        // A Unix socket's path must be short, so the directory is in /tmp.
+        TestDir { root: tempfile::Builder::new().prefix("pt").tempdir_in("/tmp").unwrap(), _watchdog: None }
     }
 
     /// The directory.
@@ -45,8 +45,8 @@ impl Place {
         format!("path:{}", self.path().join("c").display())
     }
 
-    /// What is in the directory.
-    pub fn left(&self) -> Vec<PathBuf> {
+    /// The entries of the directory.
+    pub fn entries(&self) -> Vec<PathBuf> {
         std::fs::read_dir(self.path()).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 }
@@ -55,7 +55,7 @@ impl Place {
 pub struct Mounted(pub PathBuf);
 
 impl Mounted {
-    /// Mounts a tmpfs at a path, which is created. `None`, and a line that says so, where that is not allowed.
+    /// Mounts a tmpfs at a path, which is created. Without permission, prints a line and returns `None`.
     pub fn tmpfs(point: &Path, options: &str) -> Option<Mounted> {
         Mounted::by(point, &["-t", "tmpfs", "-o", options, "tmpfs"])
     }
@@ -92,7 +92,7 @@ impl Drop for Mounted {
 pub struct NewEntry(OwnedFd);
 
 impl NewEntry {
-    /// From now on.
+    /// Watches from now on.
     pub fn watch(directory: &Path) -> NewEntry {
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
         let events = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
