@@ -207,7 +207,7 @@ fn a_client_that_shuts_its_doorbell_down_while_a_part_waits_for_room_is_lost() {
 }
 
 /// `waits`: a thread waits in `part`; else an event loop does, by `try_part` and `arm`.
-fn is_lost_by_its_doorbell(place: &Place, waits: bool) {
+fn is_lost_by_its_doorbell(place: &TestDir, waits: bool) {
     let options = Options::new().allow_uids(&[65_533]).capacity(1 << 16);
     let mut service = options.listen_service(&place.name()).unwrap();
     for path in [place.path().to_owned(), place.socket()] {
