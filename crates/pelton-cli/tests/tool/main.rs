@@ -8,5 +8,6 @@ mod demo;
 mod flush;
 mod path;
 mod place;
+mod refused;
 mod send_recv;
 mod torture;
