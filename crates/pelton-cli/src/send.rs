@@ -17,7 +17,7 @@ use pelton::{Sender, Sent};
 use rustix::event::PollFlags;
 use std::{
     io::{IsTerminal as _, Write as _},
-    os::fd::AsFd as _,
+    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
     time::{Duration, Instant},
 };
 
@@ -49,6 +49,7 @@ pub fn run(args: &SendArgs) -> Result<(), Failure> {
         .place(&[("--listen", args.listen)], &[("--lanes", args.channel.lanes.is_some()), ("--drain", args.drain)])?;
     let signals = Signals::install()?;
     let sender = appear(args, &place, &signals)?;
+    let stood = identity(&place);
     let started = Instant::now();
     let keeps = place.keeps();
     let mut sending = Sending { args, keeps, sender, signals: &signals, sent: Passed::default(), all_sent: false };
@@ -68,7 +69,7 @@ pub fn run(args: &SendArgs) -> Result<(), Failure> {
         let count = format!("{left} of {} messages were not released", sent.messages);
         Failure::Peer(format!("the receiver on `{}` {went}: {count}{rest}", args.channel.name))
     };
-    let (ended, result) = match done {
+    let (mut ended, mut result) = match done {
         Ok(()) => (Ended::Closed, Ok(())),
         // it took everything, then closed first: nothing is missing
         Err(Stop::Channel(pelton::Error::Closed { unreleased: 0 })) if all_sent => (Ended::Closed, Ok(())),
@@ -85,7 +86,12 @@ pub fn run(args: &SendArgs) -> Result<(), Failure> {
     };
     if keeps && result.is_ok() && unreleased > 0 {
         let name = &args.channel.name;
-        say(format!("{unreleased} messages wait in `{name}` for a receiver"));
+        if identity(&place) == stood {
+            say(format!("{unreleased} messages wait in `{name}` for a receiver"));
+        } else {
+            let text = format!("{unreleased} messages are lost: another program removed or replaced `{name}`");
+            (ended, result) = (Ended::Failed, Err(Failure::System(text)));
+        }
     }
     if args.channel.json {
         let report = args.channel.report("send", &sent, End { ended, result: &result, unreleased, seconds }, counters);
@@ -93,6 +99,12 @@ pub fn run(args: &SendArgs) -> Result<(), Failure> {
         let _ = std::io::stdout().write_all(report.as_bytes());
     }
     result
+}
+
+/// Which directory stands at the channel's path: the device and the inode. `None` without one.
+fn identity(place: &Place) -> Option<(u64, u64)> {
+    let Place::Directory(directory) = place else { return None };
+    std::fs::metadata(directory).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Connects, or listens, until the receiver is there; a channel in a directory needs none, unless --timeout asks for it.

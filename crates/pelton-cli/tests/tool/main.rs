@@ -8,6 +8,7 @@ mod demo;
 mod flush;
 mod path;
 mod place;
+mod refused;
 mod send_recv;
 mod terminal;
 mod torture;

@@ -1,7 +1,7 @@
 //! `pelton send` and `pelton recv` over a channel in a directory: either side first, alone, killed, refused, and several senders.
 
 use crate::place::{Place, json};
-use pelton_testkit::{NewEntry, Process};
+use pelton_testkit::{NewEntry, Process, eventually};
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -285,4 +285,17 @@ fn an_interrupt_ends_a_sender_that_has_no_receiver() {
         assert!(numbers(&received.stdout).into_iter().eq(0..left));
     }
     channel.remove();
+}
+
+#[test]
+fn messages_in_a_directory_that_was_removed_are_not_said_to_wait() {
+    let channel = Channel::new();
+    let directory = channel.parent.join("channel");
+    let mut sender = channel.start("send", &[]);
+    sender.write(b"1\n2\n");
+    let info = || channel.place.run(&["info", directory.to_str().unwrap()]);
+    eventually("both messages are in it", || String::from_utf8_lossy(&info().stdout).contains("2 messages wait"));
+    std::fs::remove_dir_all(&directory).unwrap();
+    sender.finish().assert(5, &["2 messages are lost", "removed or replaced"]);
+    channel.place.assert_nothing_left();
 }
