@@ -289,10 +289,10 @@ func TestAClientWhoseHandShakeEndsAsTheServiceDrainsIsToldSo(t *testing.T) {
 	for client == nil {
 		came := make(chan *Client, 1)
 		go func() { came <- must(ConnectClient(ctx, name, nil)) }()
-		// The hand-shake is to end while this has the lock.
+		// The handshake ends while this test holds the lock: its last step before that counts it as opening.
 		for {
 			gate.mutex.Lock()
-			if gate.present > 0 {
+			if gate.opening > 0 || len(gate.arrived) > 0 {
 				break
 			}
 			gate.mutex.Unlock()
