@@ -9,15 +9,15 @@ use crate::handshake::{
     surviving_receiver, surviving_sender,
 };
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
-use crate::link::{Bells, Link};
+use crate::link::{Doorbells, Link};
 use crate::name::{Bound, Name};
 use crate::options::Options;
-use crate::os::socket::{accept_at, first_readable};
-use crate::os::{Descriptor, Timer, locked, membarrier};
 use crate::path::Place;
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use pelton_lane::{Position, failpoint};
+use pelton_os::socket::{accept_at, first_readable};
+use pelton_os::{Descriptor, Timer, locked, membarrier};
 use rustix::event::epoll::{self, EventFlags};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -271,7 +271,7 @@ const TRY_AGAIN: Duration = Duration::from_millis(20);
 const DEAF_MAX: Duration = Duration::from_secs(1);
 
 impl Entrance {
-    pub(crate) fn new(listener: Listener, bells: &Bells) -> Result<Entrance> {
+    pub(crate) fn new(listener: Listener, bells: &Doorbells) -> Result<Entrance> {
         let timer = Timer::new().map_err(Error::system("making a timer"))?;
         let reserve = Some(spare().map_err(Error::system("keeping a descriptor in reserve"))?);
         bells.add_visits(listener.inner.bound.as_fd(), 0).map_err(Error::system("watching the listener"))?;
@@ -280,7 +280,7 @@ impl Entrance {
     }
 
     /// Nothing speaks against accepting connections: a lane has left, or it went well.
-    pub(crate) fn listen_again(&mut self, bells: &Bells) -> Result<()> {
+    pub(crate) fn listen_again(&mut self, bells: &Doorbells) -> Result<()> {
         if self.is_deaf.is_some() {
             bells
                 .heed_visits(self.listener.inner.bound.as_fd(), 0, true)
@@ -300,7 +300,7 @@ impl Entrance {
 
     /// A connection cannot be accepted, for want of descriptors or memory: those who are here are not to suffer for it, nor is whoever waits to
     /// be forgotten.
-    fn wait_for_room(&mut self, bells: &Bells) -> Result<()> {
+    fn wait_for_room(&mut self, bells: &Doorbells) -> Result<()> {
         let listener = [self.listener.inner.bound.as_fd()];
         let waiting =
             first_readable(&listener, Some(Instant::now())).map_err(Error::system("looking at the listener"))?;
@@ -320,7 +320,7 @@ impl Entrance {
     pub(crate) fn attend(
         &mut self,
         visit: u32,
-        bells: &Bells,
+        bells: &Doorbells,
         reception: &Reception,
         mut admit: impl FnMut() -> Result<u32>,
         mut done: impl FnMut(std::result::Result<Lane, u32>),
@@ -407,7 +407,7 @@ impl Entrance {
     }
 
     /// Listens no more; answers the numbers of those who were on the way.
-    pub(crate) fn leave(mut self, bells: &Bells, mut give_back: impl FnMut(u32)) {
+    pub(crate) fn leave(mut self, bells: &Doorbells, mut give_back: impl FnMut(u32)) {
         bells.forget(self.listener.inner.bound.as_fd());
         bells.forget(self.timer.as_fd());
         while !self.visitors.is_empty() {
@@ -425,7 +425,7 @@ impl Entrance {
         }
     }
 
-    fn welcome(&self, shake: Shake, lane: u32, bells: &Bells, reception: &Reception) -> Result<Visitor> {
+    fn welcome(&self, shake: Shake, lane: u32, bells: &Doorbells, reception: &Reception) -> Result<Visitor> {
         let bell = bells.bell_for(shake.peer()).map_err(shake.told("making a bell"))?;
         shake.add_to(bells, self.visit)?;
         let reception = Reception { bell, lane, ..reception.clone() };
@@ -437,7 +437,7 @@ impl Entrance {
     }
 
     /// Goes on with the hand-shake of the visitor at `place`.
-    fn go_on(&mut self, place: usize, bells: &Bells, done: &mut impl FnMut(std::result::Result<Lane, u32>)) {
+    fn go_on(&mut self, place: usize, bells: &Doorbells, done: &mut impl FnMut(std::result::Result<Lane, u32>)) {
         let visitor = &mut self.visitors[place];
         let Poll::Ready(shaken) = visitor.shaking.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
             return;
@@ -459,7 +459,7 @@ fn is_shortage(error: &std::io::Error) -> bool {
     lacks_descriptors(error) || matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOBUFS))
 }
 
-fn admitted(mut lane: Lane, bells: &Bells) -> Result<Lane> {
+fn admitted(mut lane: Lane, bells: &Doorbells) -> Result<Lane> {
     if let [Some(socket), _] = lane.link.life() {
         bells.end_visit(socket, lane.number).map_err(Error::system("watching the peer"))?;
     }
@@ -506,7 +506,12 @@ impl Origin {
         self.resume(deadline, |shake, listens| in_call(surviving_sender(shake, parts, listens)))
     }
 
-    pub(crate) fn resume_receiver(&self, lane: &mut Lane, bells: &Bells, deadline: Option<Instant>) -> Result<bool> {
+    pub(crate) fn resume_receiver(
+        &self,
+        lane: &mut Lane,
+        bells: &Doorbells,
+        deadline: Option<Instant>,
+    ) -> Result<bool> {
         // What the dead sender sent along is still in its socket.
         lane.link.take_in()?;
         // If the lane itself is broken, no successor is to blame.
@@ -529,7 +534,7 @@ pub(crate) fn connect_receiver(name: &str, options: &Options) -> Result<Receiver
 }
 
 /// A link to the service that listens at a name of one.
-pub(crate) fn connect_client(name: &Name, options: &Options, bells: &Bells) -> Result<LinkParts> {
+pub(crate) fn connect_client(name: &Name, options: &Options, bells: &Doorbells) -> Result<LinkParts> {
     reach(name, options, Reach::of(options), |shake| in_call(new_client(shake, options, bells)))
 }
 

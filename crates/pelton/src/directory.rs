@@ -16,8 +16,6 @@ mod making;
 mod pages;
 
 use crate::error::{Error, Result};
-use crate::os::lock::{self, Lock};
-use crate::os::{Bell, Descriptor, Segment, write_at};
 use files::{
     BELL, CHANNEL, CONSUMER, DATA, Known, LIFE, PRODUCER, Place, RECEIVER, RECEIVER_BELL, RECEIVER_LIFE, and_so_on,
     descriptor, known, of_lane, remove_known,
@@ -25,6 +23,8 @@ use files::{
 use making::{Parent, make};
 use pages::{DAMAGED, Header, LANES_AT, RECOVERED_BYTES, array_at, boot_id, check_preamble, u32_at, u64_at};
 use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Preamble, ProducerPage, SEGMENT_BYTES, failpoint};
+use pelton_os::lock::{self, Lock};
+use pelton_os::{Descriptor, Doorbell, Segment, write_at};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::mem::offset_of;
@@ -61,7 +61,7 @@ pub(crate) struct ReceiverRole {
     pub(crate) lock: Lock,
     /// Writable.
     pub(crate) page: Segment,
-    pub(crate) bell: Bell,
+    pub(crate) bell: Doorbell,
     pub(crate) life: Descriptor,
 }
 
@@ -77,8 +77,8 @@ pub(crate) struct SenderRole {
     pub(crate) consumer: Segment,
     pub(crate) receiver: Segment,
     /// Its own.
-    pub(crate) bell: Bell,
-    pub(crate) receiver_bell: Bell,
+    pub(crate) bell: Doorbell,
+    pub(crate) receiver_bell: Doorbell,
     pub(crate) life: Descriptor,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct LaneForReceiver {
     /// Writable.
     pub(crate) consumer: Segment,
     /// Of the sender.
-    pub(crate) bell: Bell,
+    pub(crate) bell: Doorbell,
 }
 
 /// A lane of which nothing can be written.
@@ -413,7 +413,7 @@ impl Directory {
             Known::Channel => false,
             // The first that is not counted may be there, of a sender that died adding it.
             Known::Lane(number) => number > lanes,
-            Known::Foreign => true,
+            Known::ReceivedFd => true,
         });
         let foreign: Vec<String> = foreign.map(|name| format!("{name:?}")).collect();
         if !foreign.is_empty() {
@@ -551,9 +551,9 @@ impl Directory {
         if matches!(read, Ok(Ok(4))) { u32::from_le_bytes(bytes) } else { 0 }
     }
 
-    fn bell(&self, name: &str) -> Result<Bell> {
+    fn bell(&self, name: &str) -> Result<Doorbell> {
         let fd = self.place.open_file(name, FileType::Fifo, OFlags::RDWR)?;
-        Bell::fifo(fd).map_err(Error::system("keeping a bell"))
+        Doorbell::fifo(fd).map_err(Error::system("keeping a bell"))
     }
 
     /// Shows that this process is alive, as long as the descriptor is kept. Only for who has the role's lock.

@@ -216,7 +216,7 @@ impl Error {
     }
 
     pub(crate) fn file(what: &'static str, path: String, errno: Errno) -> Error {
-        Error::File { what, path, errno: crate::os::errno_name(errno), source: errno.into() }
+        Error::File { what, path, errno: pelton_os::errno_name(errno), source: errno.into() }
     }
 
     pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {

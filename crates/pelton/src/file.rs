@@ -69,18 +69,19 @@ mod operation;
 mod perform;
 mod pool;
 mod pump;
+mod ring;
 mod tail;
 
-pub use crate::os::Buffer;
 pub use engine::{Completion, Engine, EngineOptions, Submitted};
 pub(crate) use faults::Fault;
 pub use operation::{Entry, Kind, Open, Operation, Output, Stat};
 pub(crate) use operation::{Pieces, Place, Transfer, Work};
+pub use pelton_os::Buffer;
 pub(crate) use perform::{STATX, rest_of};
 pub use tail::Tail;
 
-use crate::os::Descriptor;
 use crate::{Error, Result};
+use pelton_os::Descriptor;
 use rustix::fs::{FileType, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -6,13 +6,13 @@ pub(crate) mod record_file;
 use crate::Counters;
 use crate::error::{Error, Result};
 use crate::gather::{Senders, gather};
-use crate::link::Peer;
 use crate::options::Options;
-use crate::os::{self, Bell, Owner, Ready, locked, poll_until};
 use crate::receiver::{Receiver, Taken};
 use crate::sender::{Reservation, Sender, Sent};
 use crate::wait::Patience;
 use pelton_lane::{SEGMENT_BYTES, failpoint, seq_after};
+use pelton_os::Peer;
+use pelton_os::{self as os, Doorbell, Owner, Ready, locked, poll_until};
 use std::cell::RefCell;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -605,7 +605,7 @@ struct Shared {
     /// Until the end, which the thread that flushes at intervals may not have heard of yet.
     flush: Arc<Mutex<Option<Flush>>>,
     /// Rung at the end.
-    ends: Arc<Bell>,
+    ends: Arc<Doorbell>,
     owner: Owner,
 }
 
@@ -752,7 +752,7 @@ impl Appenders {
         let receiver = gather(&of_lanes, None)?;
         let senders = receiver.senders()?;
         let flush = Arc::new(Mutex::new(Some(Flush::new(options, receiver, sink)?)));
-        let ends = Arc::new(Bell::own().map_err(Error::system("making a bell"))?);
+        let ends = Arc::new(Doorbell::own().map_err(Error::system("making a bell"))?);
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
         let shared = Shared { flush, ends, owner };
         if let Some(interval) = options.flush_interval {

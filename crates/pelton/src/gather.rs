@@ -5,15 +5,16 @@ use crate::connect::{Entrance, Listener, Origin};
 use crate::error::{Error, Result};
 use crate::handshake::{Reception, make_consumer_page, make_data, make_producer_page, make_receiver_page};
 use crate::lanes::{Lane, LaneMemory, Lanes};
-use crate::link::{Bells, Event, Link, Peer};
+use crate::link::{Doorbells, Link};
 use crate::memory::Budget;
 use crate::options::Options;
-use crate::os::{Bell, Nudge, Owner, locked, membarrier, own_uid};
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{End, Sender, SenderMemory, SenderParts, Sent};
 use crate::wait::Spin;
 use crate::{Counters, lanes};
 use pelton_lane::{CAPACITY_MIN, Position};
+use pelton_os::{Doorbell, LocalWake, Owner, locked, membarrier, own_uid};
+use pelton_os::{Event, Peer};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
@@ -37,7 +38,7 @@ pub(crate) struct Hall {
     /// Whether there is anything for the receiver to see in the state.
     stirred: AtomicBool,
     reception: Reception,
-    nudge: Arc<Nudge>,
+    nudge: Arc<LocalWake>,
     options: Options,
     owner: Owner,
 }
@@ -66,7 +67,7 @@ impl Hall {
     }
 
     /// What the receiver's senders ring.
-    pub(crate) fn bell(&self) -> &Arc<Bell> {
+    pub(crate) fn bell(&self) -> &Arc<Doorbell> {
         &self.reception.bell
     }
 
@@ -141,7 +142,7 @@ impl Gate {
     }
 
     /// A lane has left, and everything it had was received.
-    pub(crate) fn part_with(&mut self, mut lane: Lane, bells: &Bells) -> Result<()> {
+    pub(crate) fn part_with(&mut self, mut lane: Lane, bells: &Doorbells) -> Result<()> {
         lane.add_to(&mut self.parted);
         // For a sender that is there all the same.
         lane.close();
@@ -153,7 +154,7 @@ impl Gate {
     }
 
     /// Takes in who has come, and notes who has gone. Does not wait.
-    pub(crate) fn attend(&mut self, lanes: &mut Lanes, bells: &Bells, spin: &mut Spin) -> Result<()> {
+    pub(crate) fn attend(&mut self, lanes: &mut Lanes, bells: &Doorbells, spin: &mut Spin) -> Result<()> {
         if self.hall.stirred.swap(false, Ordering::Acquire) {
             self.attend_threads(lanes, bells);
         }
@@ -185,7 +186,7 @@ impl Gate {
         Ok(())
     }
 
-    fn attend_threads(&mut self, lanes: &mut Lanes, bells: &Bells) {
+    fn attend_threads(&mut self, lanes: &mut Lanes, bells: &Doorbells) {
         let mut state = self.hall.state();
         let (arrived, gone) = (std::mem::take(&mut state.arrived), std::mem::take(&mut state.gone));
         drop(state);
@@ -199,7 +200,7 @@ impl Gate {
     }
 
     /// Nobody comes in any more: who is on the way is hung up on, and the name is free.
-    pub(crate) fn stop_listening(&mut self, bells: &Bells) {
+    pub(crate) fn stop_listening(&mut self, bells: &Doorbells) {
         if let Some(entrance) = self.entrance.take() {
             entrance.leave(bells, |number| self.hall.give_back_number(number));
         }
@@ -224,7 +225,7 @@ pub(crate) fn gather(options: &Options, listener: Option<Listener>) -> Result<Re
 pub(crate) fn gather_with(
     options: &Options,
     listener: Option<Listener>,
-    desk: impl FnOnce(&Bells, Option<Arc<Budget>>) -> Result<Option<Arc<Desk>>>,
+    desk: impl FnOnce(&Doorbells, Option<Arc<Budget>>) -> Result<Option<Arc<Desk>>>,
 ) -> Result<Receiver> {
     options.checked_sizes()?;
     options.checked_senders()?;
@@ -239,7 +240,7 @@ pub(crate) fn gather_with(
             consumer: Arc::new(make_consumer_page(Position::START)?.without_descriptor()),
             receiver,
         };
-        Ok((Bells::new()?, memory))
+        Ok((Doorbells::new()?, memory))
     };
     let (bells, memory) = make().map_err(Error::system("making a receiver"))?;
     let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
@@ -389,7 +390,7 @@ impl Senders {
                 make_consumer_page(Position::START)?.without_descriptor(),
             ]
             .map(Arc::new);
-            let bells = Bells::new()?;
+            let bells = Doorbells::new()?;
             let (to_sender, to_receiver) = Link::of_thread(bells.bell().clone(), hall, number);
             Ok((page, data, consumer, bells, to_sender, to_receiver))
         };

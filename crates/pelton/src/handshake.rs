@@ -7,19 +7,20 @@
 use crate::call::{Back, Caller, Desk};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
-use crate::link::{Bells, Link, Peer};
+use crate::link::{Doorbells, Link};
 use crate::memory::{Budget, GRANULE, LINK_BYTES_MIN, Limits, Part, SHARES, lane_within};
 use crate::options::Options;
-use crate::os::socket::{Socket, wait_for};
-use crate::os::{
-    Bell, Descriptor, Foreign, Kind, Segment, anybodys_in_words, is_anybodys, membarrier, overdue, own_uid,
-};
 use crate::receiver::ReceiverParts;
 use crate::sender::{SenderMemory, SenderParts};
 use pelton_lane::{
     CAPACITY_MIN, Consumer, ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position,
     Preamble, Producer, ProducerPage, ReceiverPage, SEGMENT_BYTES, Sleeper, WIRE_VERSION, capacity_is_valid, failpoint,
     message_bytes_limit,
+};
+use pelton_os::Peer;
+use pelton_os::socket::{Socket, wait_for};
+use pelton_os::{
+    Descriptor, Doorbell, Kind, ReceivedFd, Segment, ambiguous_uid_text, is_ambiguous_uid, membarrier, overdue, own_uid,
 };
 use rustix::io::Errno;
 use std::future::poll_fn;
@@ -291,8 +292,8 @@ impl Shake {
         let peer = peer.inspect_err(|error| turn_away(&socket, &error.to_string()))?;
         let own = own_uid();
         let shake = Shake { socket, peer, pace, takes: options.takes(peer.uid == own) };
-        if is_anybodys(peer.uid) {
-            return Err(shake.refuse(format!("who the peer is is not known: {}", anybodys_in_words(peer.uid))));
+        if is_ambiguous_uid(peer.uid) {
+            return Err(shake.refuse(format!("who the peer is is not known: {}", ambiguous_uid_text(peer.uid))));
         }
         if let Some(waiting) = overdue(peer.uid) {
             return Err(shake.refuse(format!(
@@ -339,7 +340,7 @@ impl Shake {
     }
 
     /// Has its packets told as those of that visit.
-    pub(crate) fn add_to(&self, bells: &Bells, visit: u32) -> Result<()> {
+    pub(crate) fn add_to(&self, bells: &Doorbells, visit: u32) -> Result<()> {
         bells.add_visitor(&self.socket, visit).map_err(self.told("watching a connection"))
     }
 
@@ -359,7 +360,7 @@ impl Shake {
     }
 
     /// The next packet, which must be of `kind`, with `fds` descriptors.
-    async fn receive<const N: usize>(&self, kind: u32) -> Result<(Packet, [Foreign; N])> {
+    async fn receive<const N: usize>(&self, kind: u32) -> Result<(Packet, [ReceivedFd; N])> {
         self.receive_with(kind, &mut [0; PACKET_BYTES]).await.map(|(packet, _, fds)| (packet, fds))
     }
 
@@ -368,7 +369,7 @@ impl Shake {
         &self,
         kind: u32,
         bytes: &'a mut [u8; PACKET_BYTES],
-    ) -> Result<(Packet, &'a [u8], [Foreign; N])> {
+    ) -> Result<(Packet, &'a [u8], [ReceivedFd; N])> {
         loop {
             let got = self.socket.try_receive(&mut bytes[..]).map_err(Error::system("hearing from the peer"))?;
             let Some((len, fds, truncated)) = got else {
@@ -502,7 +503,7 @@ impl Shake {
     }
 
     /// Maps a control segment of the peer's and checks its preamble.
-    fn open_control(&self, fd: Foreign, what: &str, magic: u64) -> Result<Segment> {
+    fn open_control(&self, fd: ReceivedFd, what: &str, magic: u64) -> Result<Segment> {
         let opened = Segment::open(fd, what, Kind::Control, SEGMENT_BYTES, false);
         let segment = opened.map_err(Error::system(format!("mapping the peer's {what} segment")));
         let segment = segment.map_err(|error| self.refused_for(error))?;
@@ -524,7 +525,7 @@ impl Shake {
         error
     }
 
-    fn open_data(&self, fd: Foreign, capacity: u64, writable: bool) -> Result<Segment> {
+    fn open_data(&self, fd: ReceivedFd, capacity: u64, writable: bool) -> Result<Segment> {
         if !capacity_is_valid(capacity) {
             return Err(self.refuse(format!("the lane has a capacity of {capacity} bytes, which cannot be")));
         }
@@ -560,8 +561,8 @@ impl Shake {
         Ok(())
     }
 
-    fn open_bell(&self, fd: Foreign) -> Result<Bell> {
-        Bell::from_peer(fd, self.peer.uid == own_uid())
+    fn open_bell(&self, fd: ReceivedFd) -> Result<Doorbell> {
+        Doorbell::from_peer(fd, self.peer.uid == own_uid())
             .map_err(Error::system("taking the peer's bell"))
             .map_err(|error| self.refused_for(error))
     }
@@ -572,7 +573,7 @@ impl Shake {
     }
 
     /// Maps the producer's segment and checks that it says what the packet said.
-    fn open_producer(&self, fd: Foreign, packet: &Packet) -> Result<Segment> {
+    fn open_producer(&self, fd: ReceivedFd, packet: &Packet) -> Result<Segment> {
         let segment = self.open_control(fd, "producer", MAGIC_PRODUCER)?;
         // SAFETY: 64 KiB are mapped; these two fields are plain words, written before the segment was shared.
         let (capacity, limit, cursors) = unsafe {
@@ -595,7 +596,7 @@ impl Shake {
 
     /// Watches the peer, of the lane of that number. Before READY, after which nothing may fail: what the peer then sends would be
     /// lost.
-    fn watch(&self, own: &Bells, lane: u32) -> Result<Option<Descriptor>> {
+    fn watch(&self, own: &Doorbells, lane: u32) -> Result<Option<Descriptor>> {
         own.watch(&self.socket, lane).map_err(self.told("watching the peer"))
     }
 
@@ -610,26 +611,26 @@ impl Shake {
     }
 
     /// The bell to give to the peer.
-    fn bell_of(&self, own: &Bells) -> Result<Arc<Bell>> {
+    fn bell_of(&self, own: &Doorbells) -> Result<Arc<Doorbell>> {
         own.bell_for(self.peer).map_err(self.told("making a bell"))
     }
 
-    fn into_link(self, process: Option<Descriptor>, peer_bell: Bell, own_bell: Arc<Bell>) -> Link {
+    fn into_link(self, process: Option<Descriptor>, peer_bell: Doorbell, own_bell: Arc<Doorbell>) -> Link {
         Link::over_socket(peer_bell, own_bell, self.socket, process, self.peer)
     }
 
     /// Of two lanes there and back, which have one socket between them.
-    fn into_links(self, process: Option<Descriptor>, peer_bells: [Bell; 2], own_bell: Arc<Bell>) -> [Link; 2] {
+    fn into_links(self, process: Option<Descriptor>, peer_bells: [Doorbell; 2], own_bell: Arc<Doorbell>) -> [Link; 2] {
         Link::two_over_socket(peer_bells, own_bell, self.socket, process, self.peer)
     }
 
     fn reconnect(
         self,
         link: &mut Link,
-        own: &Bells,
+        own: &Doorbells,
         process: Option<Descriptor>,
-        peer_bell: Bell,
-        own_bell: Arc<Bell>,
+        peer_bell: Doorbell,
+        own_bell: Arc<Doorbell>,
     ) {
         link.reconnect(own, peer_bell, own_bell, self.socket, process, self.peer);
     }
@@ -658,8 +659,8 @@ pub(crate) fn turn_away(socket: &Socket, why: &str) {
 }
 
 /// The bells of a new handle.
-pub(crate) fn own_bells() -> Result<Bells> {
-    Bells::new().map_err(Error::system("making eventfds and an epoll"))
+pub(crate) fn own_bells() -> Result<Doorbells> {
+    Doorbells::new().map_err(Error::system("making eventfds and an epoll"))
 }
 
 /// A producer's segments, fresh or taken over.
@@ -694,11 +695,11 @@ pub(crate) fn make_receiver_page() -> std::io::Result<Segment> {
 struct ConsumerSide {
     consumer: Segment,
     receiver: Segment,
-    bell: Bell,
+    bell: Doorbell,
 }
 
 impl ConsumerSide {
-    fn open(shake: &Shake, consumer: Foreign, receiver: Foreign, bell: Foreign) -> Result<ConsumerSide> {
+    fn open(shake: &Shake, consumer: ReceivedFd, receiver: ReceivedFd, bell: ReceivedFd) -> Result<ConsumerSide> {
         Ok(ConsumerSide {
             consumer: shake.open_control(consumer, "consumer", MAGIC_CONSUMER)?,
             receiver: shake.open_control(receiver, "receiver", MAGIC_RECEIVER)?,
@@ -714,7 +715,7 @@ impl ConsumerSide {
         data: Segment,
         (tail, head, floor): (Position, Position, u64),
         can_barrier: bool,
-    ) -> Result<(Producer, SenderMemory, Bell)> {
+    ) -> Result<(Producer, SenderMemory, Doorbell)> {
         let [page, data, consumer, receiver] = [page, data, self.consumer, self.receiver].map(Arc::new);
         let memory = SenderMemory { page, data, consumer, receiver };
         let lane = memory.attach(tail, head, floor, can_barrier).map_err(|error| shake.refused_for(error))?;
@@ -763,9 +764,9 @@ async fn offer_lane(
     shake: &Shake,
     options: &Options,
     within: Limits,
-    bell: &Bell,
+    bell: &Doorbell,
     can_barrier: bool,
-) -> Result<(Producer, SenderMemory, Bell)> {
+) -> Result<(Producer, SenderMemory, Doorbell)> {
     let (capacity, limit) = options.sizes_within(within).map_err(|error| shake.refused_for(error))?;
     let page = make_producer_page(capacity, limit, 1).map_err(shake.told("making the producer's segment"))?;
     let data = make_data(capacity).map_err(shake.told("making the lane's data"))?;
@@ -817,9 +818,9 @@ pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, list
 #[derive(Clone, Debug)]
 pub(crate) struct Reception {
     pub(crate) page: Arc<Segment>,
-    pub(crate) bells: Bells,
+    pub(crate) bells: Doorbells,
     /// What its sender rings.
-    pub(crate) bell: Arc<Bell>,
+    pub(crate) bell: Arc<Doorbell>,
     pub(crate) can_barrier: bool,
     /// The lane's number.
     pub(crate) lane: u32,
@@ -876,7 +877,7 @@ async fn take_lane(
     reception: &Reception,
     takes: Limits,
     least: u64,
-) -> Result<(Consumer, LaneMemory, u64, Bell)> {
+) -> Result<(Consumer, LaneMemory, u64, Doorbell)> {
     let (packet, [page_fd, bell_fd, data_fd]) = shake.receive::<3>(PRODUCER).await?;
     shake.check_size(&packet, takes)?;
     let data = shake.open_data(data_fd, packet.capacity, false)?;
@@ -916,7 +917,7 @@ pub(crate) fn receiver_of_one(shake: Shake, listens: bool) -> Result<ReceiverPar
     Ok(ReceiverParts { lane, sleeper, bells })
 }
 
-fn reception_of_one(shake: &Shake, bells: Bells) -> Result<(Reception, Sleeper)> {
+fn reception_of_one(shake: &Shake, bells: Doorbells) -> Result<(Reception, Sleeper)> {
     let can_barrier = membarrier::register();
     let page = Arc::new(make_receiver_page().map_err(shake.told("making the receiver's segment"))?);
     let sleeper = receiver_sleeper(&page, can_barrier);
@@ -935,7 +936,7 @@ pub(crate) struct LinkParts {
 
 /// The hand-shake of a client, who connects: it offers the lane of requests and takes that of replies. The client's one bell and
 /// one descriptor for the caller's loop serve both.
-pub(crate) async fn new_client(shake: Shake, options: &Options, bells: &Bells) -> Result<LinkParts> {
+pub(crate) async fn new_client(shake: Shake, options: &Options, bells: &Doorbells) -> Result<LinkParts> {
     let (reception, sleeper) = reception_of_one(&shake, bells.clone())?;
     let takes = of_calls(shake.takes);
     let says = || Ok(Limits { message_bytes: options.call_bytes_max, ..takes });
@@ -983,7 +984,12 @@ pub(crate) async fn new_caller(shake: Shake, reception: Reception, desk: Arc<Des
 }
 
 /// The hand-shake of a receiver whose sender died: it offers the lane, and says where the dead one's records end.
-pub(crate) async fn surviving_receiver(shake: Shake, survivor: &mut Lane, bells: &Bells, listens: bool) -> Result<()> {
+pub(crate) async fn surviving_receiver(
+    shake: Shake,
+    survivor: &mut Lane,
+    bells: &Doorbells,
+    listens: bool,
+) -> Result<()> {
     let can_barrier = membarrier::register();
     shake.greet(Role::Receiver, true, listens, || Ok(Limits::ALL)).await?;
     let lane = &mut survivor.consumer;

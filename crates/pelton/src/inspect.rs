@@ -4,8 +4,8 @@ use crate::Counters;
 use crate::directory::{Access, Directory, SenderRole};
 use crate::error::{Error, Result};
 use crate::name::Name;
-use crate::os::{self, Segment};
 use pelton_lane::{ConsumerPage, Data, Position, ProducerPage, Scan, failpoint, scan, truncate};
+use pelton_os::{self as os, Segment};
 use std::path::{Path, PathBuf};
 
 /// What can be seen of a path channel without taking part in it; see [`info`].

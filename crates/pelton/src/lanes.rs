@@ -4,12 +4,12 @@ use crate::Counters;
 use crate::call::Back;
 use crate::error::Result;
 use crate::flush::LaneId;
-use crate::link::{Bells, Found, Link, PASSED_MAX};
+use crate::link::{Doorbells, Found, Link, PASSED_MAX};
 use crate::memory::Part;
-use crate::os::{self, Foreign, Segment};
 use crate::sender::End;
 use crate::wait::Spin;
 use pelton_lane::{Consumer, LaneError, Record, Sleeper, failpoint};
+use pelton_os::{self as os, ReceivedFd, Segment};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -258,7 +258,7 @@ impl Lane {
     }
 
     /// The descriptors of the message at the cursor.
-    pub(crate) fn take_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<Foreign>> {
+    pub(crate) fn take_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<ReceivedFd>> {
         let may_be_late = self.is_redelivering();
         self.link.receive_descriptors(seq, count, may_be_late)
     }
@@ -281,7 +281,7 @@ impl Lane {
 
     /// Looks for the sender of a lane just opened, and tells it that the receiver has come. Who has gone before and left nothing
     /// is no news.
-    pub(crate) fn meet(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
+    pub(crate) fn meet(&mut self, bells: &Doorbells, spin: &mut Spin) -> Result<()> {
         let looked = self.find_sender(bells, spin);
         if !self.consumer.may_be_ready() {
             self.end = None;
@@ -293,7 +293,7 @@ impl Lane {
     }
 
     /// Looks for the sender of a path channel's lane that has none.
-    pub(crate) fn find_sender(&mut self, bells: &Bells, spin: &mut Spin) -> Result<()> {
+    pub(crate) fn find_sender(&mut self, bells: &Doorbells, spin: &mut Spin) -> Result<()> {
         for _ in 0..=PASSED_MAX {
             let page = self.consumer.producer_page();
             match self.link.find_peer(bells, || (page.generation(), page.pid()))? {
@@ -315,7 +315,7 @@ impl Lane {
     }
 
     /// Looks whether the sender has gone. True: it just has.
-    pub(crate) fn look_for_end(&mut self, bells: &Bells) -> Result<bool> {
+    pub(crate) fn look_for_end(&mut self, bells: &Doorbells) -> Result<bool> {
         let gone = self.is_sender_here() && (self.consumer.has_producer_closed() || self.link.is_peer_gone()?);
         if gone {
             self.note_end(bells);
@@ -323,7 +323,7 @@ impl Lane {
         Ok(gone)
     }
 
-    pub(crate) fn note_end(&mut self, bells: &Bells) {
+    pub(crate) fn note_end(&mut self, bells: &Doorbells) {
         self.end = Some(if self.consumer.has_producer_closed() { End::Closed } else { End::PeerDied });
         self.link.lose_peer(bells);
     }

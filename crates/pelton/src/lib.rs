@@ -146,7 +146,6 @@ mod link;
 mod memory;
 mod name;
 mod options;
-mod os;
 mod path;
 mod receiver;
 mod sender;
@@ -164,11 +163,11 @@ pub use error::{Error, Result};
 pub use flush::record_file::{Chunk, FileChange, Record, RecordFile, RecordFileOptions, RecordReader, Records};
 pub use flush::{Appender, Appenders, Flush, Forward, LaneId, Run, Sink};
 pub use gather::Senders;
-pub use link::Peer;
 pub use options::Options;
 #[cfg(feature = "failpoints")]
 #[doc(hidden)]
 pub use pelton_lane::failpoints;
+pub use pelton_os::Peer;
 #[doc(hidden)]
 pub use receiver::RawMessage;
 pub use receiver::{Batch, Held, Kind, Message, Receiver};

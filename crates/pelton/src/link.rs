@@ -4,10 +4,11 @@
 use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::gather::{Hall, this_process};
-pub(crate) use crate::os::Event;
-use crate::os::socket::{DESCRIPTORS_MAX, Socket, wait_for};
-use crate::os::{Bell, Descriptor, Foreign, Nudge, Pollable, Ready, locked, own_uid, poll_until};
 use pelton_lane::failpoint;
+use pelton_os::socket::{DESCRIPTORS_MAX, Socket, wait_for};
+use pelton_os::{
+    Descriptor, Doorbell, Event, LocalWake, Peer, Pollable, Ready, ReceivedFd, locked, own_uid, poll_until,
+};
 use rustix::event::epoll::EventFlags;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -15,20 +16,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Who is at the other end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// Its process when it connected; on a path channel, as it says.
-    pub pid: u32,
-    /// Its user, as the kernel vouches for; on a path channel, the owner of the directory.
-    pub uid: u32,
-}
-
 /// Descriptors on their way between threads, by the number of their message.
-type Local = Arc<Mutex<VecDeque<(u32, Vec<Foreign>)>>>;
+type Local = Arc<Mutex<VecDeque<(u32, Vec<ReceivedFd>)>>>;
 
 /// Descriptors that have come: of which message, and whether some were cut off.
-type Received = (u32, Vec<Foreign>, bool);
+type Received = (u32, Vec<ReceivedFd>, bool);
 
 /// How the peer is reached.
 #[derive(Debug)]
@@ -94,9 +86,9 @@ pub(crate) enum Whom {
 /// The connection to one peer.
 #[derive(Debug)]
 pub(crate) struct Link {
-    peer_bell: Arc<Bell>,
+    peer_bell: Arc<Doorbell>,
     /// What the peer rings, if it is not what all peers do: it is given up with this.
-    _own_bell: Option<Arc<Bell>>,
+    _own_bell: Option<Arc<Doorbell>>,
     way: Way,
     peer: Peer,
     looked: Instant,
@@ -119,15 +111,15 @@ pub(crate) const PASSED_MAX: u32 = 8;
 const PACKETS_MAX: usize = 1024;
 
 impl Link {
-    fn new(peer_bell: impl Into<Arc<Bell>>, way: Way, peer: Peer) -> Link {
+    fn new(peer_bell: impl Into<Arc<Doorbell>>, way: Way, peer: Peer) -> Link {
         let (peer_bell, received) = (peer_bell.into(), VecDeque::new());
         Link { peer_bell, _own_bell: None, way, peer, looked: Instant::now(), received, is_silent: false }
     }
 
-    /// A link over a socket that [`Bells::watch`] watches, with the process that it said.
+    /// A link over a socket that [`Doorbells::watch`] watches, with the process that it said.
     pub(crate) fn over_socket(
-        peer_bell: Bell,
-        own_bell: Arc<Bell>,
+        peer_bell: Doorbell,
+        own_bell: Arc<Doorbell>,
         socket: Socket,
         process: Option<Descriptor>,
         peer: Peer,
@@ -137,8 +129,8 @@ impl Link {
 
     /// The same of two lanes there and back: one socket carries the descriptors of both, and tells the peer's end to both.
     pub(crate) fn two_over_socket(
-        peer_bells: [Bell; 2],
-        own_bell: Arc<Bell>,
+        peer_bells: [Doorbell; 2],
+        own_bell: Arc<Doorbell>,
         socket: Socket,
         process: Option<Descriptor>,
         peer: Peer,
@@ -157,7 +149,7 @@ impl Link {
     }
 
     /// The two links of a lane that a thread makes to a receiver of many: to the thread, whose bell that is, and to the hall.
-    pub(crate) fn of_thread(bell: Arc<Bell>, hall: &Arc<Hall>, number: u32) -> (Link, Link) {
+    pub(crate) fn of_thread(bell: Arc<Doorbell>, hall: &Arc<Hall>, number: u32) -> (Link, Link) {
         let local = Local::default();
         let to_hall = Way::Hall { local: local.clone(), hall: hall.clone(), number };
         (Link::new(bell, Way::Threads(local), this_process()), Link::new(hall.bell().clone(), to_hall, this_process()))
@@ -172,21 +164,21 @@ impl Link {
     }
 
     /// To nobody, ever.
-    pub(crate) fn to_nobody(bell: Arc<Bell>) -> Link {
+    pub(crate) fn to_nobody(bell: Arc<Doorbell>) -> Link {
         Link::new(bell, Way::Nobody, Peer { pid: 0, uid: 0 })
     }
 
     /// Two links between threads, and the bells of their handles.
-    pub(crate) fn between_threads() -> std::io::Result<[(Bells, Link); 2]> {
+    pub(crate) fn between_threads() -> std::io::Result<[(Doorbells, Link); 2]> {
         let local = Local::default();
-        let (left, right) = (Bells::new()?, Bells::new()?);
-        let link = |peer: &Bells| Link::new(peer.bell.clone(), Way::Threads(local.clone()), this_process());
+        let (left, right) = (Doorbells::new()?, Doorbells::new()?);
+        let link = |peer: &Doorbells| Link::new(peer.bell.clone(), Way::Threads(local.clone()), this_process());
         let (to_right, to_left) = (link(&right), link(&left));
         Ok([(left, to_right), (right, to_left)])
     }
 
     /// A link to whoever has, or will have, that end of a path channel.
-    pub(crate) fn through_directory(directory: Arc<Directory>, whom: Whom, peer_bell: Bell) -> Link {
+    pub(crate) fn through_directory(directory: Arc<Directory>, whom: Whom, peer_bell: Doorbell) -> Link {
         Link::new(peer_bell, Way::Path { directory, whom, life: None, met: 0, gone: 0 }, Peer { pid: 0, uid: 0 })
     }
 
@@ -201,9 +193,9 @@ impl Link {
     /// Goes on with the peer's successor, as [`Link::over_socket`] would.
     pub(crate) fn reconnect(
         &mut self,
-        bells: &Bells,
-        peer_bell: Bell,
-        own_bell: Arc<Bell>,
+        bells: &Doorbells,
+        peer_bell: Doorbell,
+        own_bell: Arc<Doorbell>,
         socket: Socket,
         process: Option<Descriptor>,
         peer: Peer,
@@ -222,7 +214,7 @@ impl Link {
     /// Looks whether the peer of a path channel's end has come, and watches it from then on. `says` is what its page says of
     /// its generation and process. Life comes before generation: who sees a new one and finds nobody alive, knows that it
     /// has gone.
-    pub(crate) fn find_peer(&mut self, bells: &Bells, says: impl Fn() -> (u64, u32)) -> Result<Found> {
+    pub(crate) fn find_peer(&mut self, bells: &Doorbells, says: impl Fn() -> (u64, u32)) -> Result<Found> {
         let Way::Path { directory, whom, life, met, gone } = &mut self.way else { return Ok(Found::Nothing) };
         let (generation, _) = says();
         if life.is_some() && generation != *met {
@@ -253,7 +245,7 @@ impl Link {
     }
 
     /// The peer has gone: nothing more is heard of it. To a path channel's end another may come.
-    pub(crate) fn lose_peer(&mut self, bells: &Bells) {
+    pub(crate) fn lose_peer(&mut self, bells: &Doorbells) {
         bells.pollable.forget(self.life());
         if let Way::Path { life, met, gone, .. } = &mut self.way
             && life.take().is_some()
@@ -339,7 +331,7 @@ impl Link {
             Way::Threads(local) | Way::Hall { local, .. } => {
                 let owned = fds
                     .iter()
-                    .map(|fd| Foreign::of_thread(fd.try_clone_to_owned()?))
+                    .map(|fd| ReceivedFd::of_thread(fd.try_clone_to_owned()?))
                     .collect::<std::io::Result<Vec<_>>>();
                 let owned = owned.map_err(Error::system("duplicating descriptors"))?;
                 locked(local).push_back((seq, owned));
@@ -363,7 +355,7 @@ impl Link {
 
     /// The descriptors of message `seq`, which were sent before it was committed, or, if it `may_be_late`, are being sent
     /// again by a sender that survived: waits for these, a second at most, and not again once that was in vain.
-    pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32, may_be_late: bool) -> Result<Vec<Foreign>> {
+    pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32, may_be_late: bool) -> Result<Vec<ReceivedFd>> {
         let waits = may_be_late && !self.is_silent;
         let deadline = waits.then(|| Instant::now() + Duration::from_secs(1));
         let mut cut_off = false;
@@ -452,7 +444,7 @@ fn receive_packet(socket: &Socket) -> Result<Option<Option<Received>>> {
             "{found} descriptors came with a packet, wanted at most {DESCRIPTORS_MAX}"
         )));
     }
-    if let Some(waiting) = fds.first().and_then(Foreign::overdue) {
+    if let Some(waiting) = fds.first().and_then(ReceivedFd::overdue) {
         return Err(Error::Corrupt(format!(
             "descriptors came while {waiting} of that user's wait to be closed for long"
         )));
@@ -465,49 +457,49 @@ fn receive_packet(socket: &Socket) -> Result<Option<Option<Received>>> {
 
 /// What a handle has for itself, whoever its peers are.
 #[derive(Clone, Debug)]
-pub(crate) struct Bells {
+pub(crate) struct Doorbells {
     /// Rung by the peers.
-    bell: Arc<Bell>,
+    bell: Arc<Doorbell>,
     /// Rung by this process alone: no peer has a descriptor of it, and none can make ringing it wait.
-    nudge: Arc<Nudge>,
+    nudge: Arc<LocalWake>,
     pollable: Arc<Pollable>,
 }
 
-impl Bells {
-    pub(crate) fn new() -> std::io::Result<Bells> {
-        Bells::with(Bell::shared()?)
+impl Doorbells {
+    pub(crate) fn new() -> std::io::Result<Doorbells> {
+        Doorbells::with(Doorbell::shared()?)
     }
 
-    pub(crate) fn with(bell: Bell) -> std::io::Result<Bells> {
-        let nudge = Nudge::new()?;
+    pub(crate) fn with(bell: Doorbell) -> std::io::Result<Doorbells> {
+        let nudge = LocalWake::new()?;
         let pollable = Arc::new(Pollable::new(&bell, &nudge)?);
-        Ok(Bells { bell: Arc::new(bell), nudge: Arc::new(nudge), pollable })
+        Ok(Doorbells { bell: Arc::new(bell), nudge: Arc::new(nudge), pollable })
     }
 
     /// For one lane of many that a handle sends by: a bell of its own, which the handle's descriptor tells of once
-    /// [`Bells::add_bell`] has been asked to. The `mute` nudge is nobody's to hear.
-    pub(crate) fn of_one_lane(&self, mute: &Arc<Nudge>, peer: Peer) -> std::io::Result<Bells> {
-        let bell = if peer.uid == own_uid() { Bell::shared()? } else { Bell::pair(peer.uid)? };
-        Ok(Bells { bell: Arc::new(bell), nudge: mute.clone(), pollable: self.pollable.clone() })
+    /// [`Doorbells::add_bell`] has been asked to. The `mute` nudge is nobody's to hear.
+    pub(crate) fn of_one_lane(&self, mute: &Arc<LocalWake>, peer: Peer) -> std::io::Result<Doorbells> {
+        let bell = if peer.uid == own_uid() { Doorbell::shared()? } else { Doorbell::pair(peer.uid)? };
+        Ok(Doorbells { bell: Arc::new(bell), nudge: mute.clone(), pollable: self.pollable.clone() })
     }
 
     /// The bell of threads, and of peers of this process's user.
-    pub(crate) fn bell(&self) -> &Arc<Bell> {
+    pub(crate) fn bell(&self) -> &Arc<Doorbell> {
         &self.bell
     }
 
     /// The bell to give to that peer. Whoever is not this user has one alone, lest it rings for others, or silences them.
-    pub(crate) fn bell_for(&self, peer: Peer) -> std::io::Result<Arc<Bell>> {
+    pub(crate) fn bell_for(&self, peer: Peer) -> std::io::Result<Arc<Doorbell>> {
         if peer.uid == own_uid() {
             return Ok(self.bell.clone());
         }
-        let bell = Arc::new(Bell::pair(peer.uid)?);
+        let bell = Arc::new(Doorbell::pair(peer.uid)?);
         self.pollable.add_doorbell(&bell)?;
         Ok(bell)
     }
 
     /// Also hears a bell that only one peer is given, and that others wait for besides.
-    pub(crate) fn add_bell(&self, bell: &Bell) -> std::io::Result<()> {
+    pub(crate) fn add_bell(&self, bell: &Doorbell) -> std::io::Result<()> {
         self.pollable.add_bell(bell)
     }
 
@@ -547,13 +539,13 @@ impl Bells {
     }
 
     /// There is more than was heard now, which a caller's loop that hears edges alone would not be told again; or something was
-    /// heard that the loop is to be told of until [`Bells::drain`].
+    /// heard that the loop is to be told of until [`Doorbells::drain`].
     pub(crate) fn hear_again(&self) {
         self.nudge.ring();
     }
 
     /// The bell for this side's own reasons.
-    pub(crate) fn nudge(&self) -> &Arc<Nudge> {
+    pub(crate) fn nudge(&self) -> &Arc<LocalWake> {
         &self.nudge
     }
 
@@ -564,7 +556,7 @@ impl Bells {
         let of_process = process.as_ref().map(|process| (process.as_fd(), EventFlags::IN));
         self.pollable.watch([None, of_process], Event::Gone(lane))?;
         match self.pollable.watch_socket(socket, EventFlags::RDHUP, Event::Gone(lane)) {
-            // A visitor's, which [`Bells::end_visit`] sees to.
+            // A visitor's, which [`Doorbells::end_visit`] sees to.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(process),
             watched => watched.map(|()| process),
         }
@@ -592,7 +584,7 @@ impl Bells {
     }
 }
 
-impl AsFd for Bells {
+impl AsFd for Doorbells {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pollable.as_fd()
     }

@@ -1,9 +1,9 @@
 //! Names and the sockets behind them: a short name is a directory of sockets, `unix:PATH` is one socket.
 
 use crate::error::{Error, Result};
-use crate::os::socket::{Socket, accept_at, listen_at};
-use crate::os::{Descriptor, own_uid};
 use pelton_lane::failpoint;
+use pelton_os::socket::{Socket, accept_at, listen_at};
+use pelton_os::{Descriptor, own_uid};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -334,13 +334,13 @@ pub(crate) struct Bound {
     path: PathBuf,
     inode: (u64, u64),
     directories: Vec<PathBuf>,
-    owner: crate::os::Owner,
+    owner: pelton_os::Owner,
 }
 
 impl Bound {
     fn new(socket: Descriptor, path: PathBuf, directories: Vec<PathBuf>) -> std::io::Result<Bound> {
         let found = std::fs::symlink_metadata(&path)?;
-        let owner = crate::os::Owner::current()?;
+        let owner = pelton_os::Owner::current()?;
         Ok(Bound { socket, inode: (found.dev(), found.ino()), path, directories, owner })
     }
 

@@ -5,13 +5,13 @@ use crate::connect::Origin;
 use crate::directory::{Access, Directory, SenderRole};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
-use crate::link::{Bells, Link, Whom};
+use crate::link::{Doorbells, Link, Whom};
 use crate::options::Options;
-use crate::os::lock::Lock;
-use crate::os::{Descriptor, Segment, membarrier, own_uid};
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use pelton_lane::failpoint;
+use pelton_os::lock::Lock;
+use pelton_os::{Descriptor, Segment, membarrier, own_uid};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -65,7 +65,7 @@ pub(crate) fn sender(path: &Path, options: &Options, make: Make) -> Result<Sende
         Arc::new(Place { directory: directory.clone(), is_synced: AtomicBool::new(false), _life: life, _lock: lock });
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
     let memory = SenderMemory { page, data, consumer, receiver };
-    let bells = Bells::with(bell).map_err(Error::system("making an eventfd and an epoll"))?;
+    let bells = Doorbells::with(bell).map_err(Error::system("making an eventfd and an epoll"))?;
     let link = Link::through_directory(directory.clone(), Whom::Receiver, receiver_bell);
     let mut lane = memory.take_over(directory.message_bytes_max(), can_barrier)?;
     failpoint("sender: taken over");
@@ -104,7 +104,7 @@ pub(crate) fn receiver(path: &Path, options: &Options, make: Make) -> Result<Rec
     let role = directory.claim_receiver()?;
     failpoint("receiver: claimed");
     let place = Arc::new(Place { directory, is_synced: AtomicBool::new(false), _life: role.life, _lock: role.lock });
-    let bells = Bells::with(role.bell).map_err(Error::system("making an eventfd and an epoll"))?;
+    let bells = Doorbells::with(role.bell).map_err(Error::system("making an eventfd and an epoll"))?;
     let page = Arc::new(role.page);
     // Before any lane says that it is open: a predecessor that closed said so here as well.
     let sleeper = receiver_sleeper(&page, can_barrier);

@@ -10,20 +10,22 @@ pub use message::{Batch, Held, Kind, Message};
 pub use raw::RawMessage;
 pub(crate) use run::Taken;
 
+use crate::Counters;
 use crate::connect::Origin;
 use crate::error::{Error, Result};
 use crate::gather::{Gate, Senders};
 use crate::lanes::{Lane, Lanes, Next};
-use crate::link::{Bells, Peer};
+use crate::link::Doorbells;
 use crate::options::Options;
-use crate::os::{Foreign, Owner, Ready};
 use crate::sender::End;
 use crate::wait::{self, Patience, Side, Spin};
-use crate::{Counters, os};
 use crossbeam_queue::SegQueue;
 use distance::Distance;
 use message::Returned;
 use pelton_lane::{LaneError, Record, Sleeper, Wake, failpoint};
+use pelton_os as os;
+use pelton_os::Peer;
+use pelton_os::{Owner, Ready, ReceivedFd};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,7 +60,7 @@ pub struct Receiver {
     spin: Spin,
     distance: Distance,
     empties: u32,
-    bells: Bells,
+    bells: Doorbells,
     origin: Origin,
 }
 
@@ -73,7 +75,7 @@ const TURNS_PER_LOOK: u32 = 16;
 pub(crate) struct ReceiverParts {
     pub(crate) lane: Lane,
     pub(crate) sleeper: Sleeper,
-    pub(crate) bells: Bells,
+    pub(crate) bells: Doorbells,
 }
 
 /// Room for `bytes`, apart from the way of a message that has it. What was there is not wanted any more.
@@ -585,7 +587,7 @@ impl Receiver {
     }
 
     /// The descriptors of the current lane's next message, which is not released yet.
-    fn receive_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<Foreign>> {
+    fn receive_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<ReceivedFd>> {
         let lane = &mut *self.lanes.current;
         let received = lane.take_descriptors(seq, count);
         if self.gate.is_some() && matches!(received, Err(Error::Corrupt(_))) {

@@ -10,18 +10,20 @@ pub use raw::RawReservation;
 pub use reservation::{Reservation, SentBatch};
 pub(crate) use window::RESIDENT_MAX;
 
+use crate::Counters;
 use crate::connect::Origin;
 use crate::error::{Error, Result};
-use crate::link::{Bells, Found, Link, PASSED_MAX, Peer};
+use crate::link::{Doorbells, Found, Link, PASSED_MAX};
 use crate::options::Options;
-use crate::os::socket::DESCRIPTORS_MAX;
-use crate::os::{Owner, Ready, Segment};
 use crate::wait::{self, Patience, Side, Spin};
-use crate::{Counters, os};
 use pelton_lane::{
     CAPACITY_MIN, Consumer, LaneError, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint, find_end,
     record_bytes,
 };
+use pelton_os as os;
+use pelton_os::Peer;
+use pelton_os::socket::DESCRIPTORS_MAX;
+use pelton_os::{Owner, Ready, Segment};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -85,7 +87,7 @@ impl End {
 #[derive(Debug)]
 pub(crate) struct SenderParts {
     pub(crate) lane: Producer,
-    pub(crate) bells: Bells,
+    pub(crate) bells: Doorbells,
     pub(crate) link: Link,
     /// After the lane, which points into it.
     pub(crate) memory: SenderMemory,

@@ -1,8 +1,8 @@
 //! How a side waits: it spins briefly, then sleeps in poll on its bell and on what tells its peer's death.
 
 use crate::error::Result;
-use crate::os::{self, Ready};
 use pelton_lane::failpoint;
+use pelton_os::{self as os, Ready};
 use std::time::{Duration, Instant};
 
 /// How an operation that has to wait does so. For the third way, the caller's own loop, use the `try_` methods and `arm`.
@@ -95,14 +95,14 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
-    pub(crate) fn new(wait: Wait, peer: Option<crate::Peer>) -> Spin {
+    pub(crate) fn new(wait: Wait, peer: Option<pelton_os::Peer>) -> Spin {
         let mut spin = Spin { wait, one_processor: false, failed: 0, rest: 0, patience: 0 };
         spin.meet(peer);
         spin
     }
 
     /// Where the peer runs counts too, once there is one; without one there is nothing to spin for.
-    pub(crate) fn meet(&mut self, peer: Option<crate::Peer>) {
+    pub(crate) fn meet(&mut self, peer: Option<pelton_os::Peer>) {
         if let Some(peer) = peer {
             self.one_processor = !os::has_two_processors(peer.pid);
         }

@@ -9,11 +9,12 @@ use super::outbox::Outbox;
 use super::service::Desk;
 use crate::connect::Origin;
 use crate::error::{Error, Result};
-use crate::link::{Bells, Peer, SharedLife};
+use crate::link::{Doorbells, SharedLife};
 use crate::memory::Share;
-use crate::os::{Bell, Owner, locked, wait_on};
 use crate::sender::{Sender, SenderParts};
 use pelton_lane::ReservedSpace;
+use pelton_os::Peer;
+use pelton_os::{Doorbell, Owner, locked, wait_on};
 use std::cell::{Cell, UnsafeCell};
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -69,7 +70,7 @@ pub(crate) struct Caller {
     is_gone: AtomicBool,
     /// By slot, 0 or the call in it: its generation, and what is to be known of it.
     calls: Box<[AtomicU64; CALLS_MAX as usize]>,
-    pub(super) bells: Bells,
+    pub(super) bells: Doorbells,
     pub(super) life: Option<SharedLife>,
     pub(super) peer: Option<Peer>,
     /// The largest reply that the client takes.
@@ -207,7 +208,7 @@ impl Caller {
     }
 
     /// What the client rings when there is room.
-    pub(crate) fn bell(&self) -> &Bell {
+    pub(crate) fn bell(&self) -> &Doorbell {
         self.bells.bell()
     }
 

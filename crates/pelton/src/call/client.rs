@@ -7,12 +7,13 @@ use super::frame::{Clock, Header, Kind};
 use crate::connect;
 use crate::error::{Error, Result};
 use crate::handshake::own_bells;
-use crate::link::{Bells, Peer};
+use crate::link::Doorbells;
 use crate::name::Name;
 use crate::options::Options;
-use crate::os::Owner;
 use crate::wait::{self, Patience, Side, Spin};
 use pelton_lane::{Record, ReservedSpace};
+use pelton_os::Owner;
+use pelton_os::Peer;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
@@ -94,7 +95,7 @@ pub struct Client {
     /// Bytes of a message for which there was no room, for [`Client::arm`].
     wanted: Option<usize>,
     owner: Owner,
-    bells: Bells,
+    bells: Doorbells,
     spin: Spin,
     reply_bytes_max: u64,
     clock: Clock,

@@ -9,12 +9,13 @@ use super::outbox::Outbox;
 use crate::connect::{Origin, PATIENCE, RETRY};
 use crate::error::{Error, Result};
 use crate::handshake::{LinkParts, Pace, Shake, again, new_client};
-use crate::link::{Bells, Peer};
+use crate::link::Doorbells;
 use crate::name::Name;
 use crate::options::Options;
-use crate::os::Timer;
 use crate::receiver::Receiver;
 use crate::sender::Sender;
+use pelton_os::Peer;
+use pelton_os::Timer;
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -176,7 +177,7 @@ impl Crowd {
 
     /// A request was submitted. Now and then others are looked for.
     #[inline(always)]
-    pub(super) fn count(&mut self, links: &mut Vec<Link>, bells: &Bells) {
+    pub(super) fn count(&mut self, links: &mut Vec<Link>, bells: &Doorbells) {
         self.submissions = self.submissions.wrapping_add(1);
         let is_due = self.submissions.is_multiple_of(SUBMISSIONS);
         if is_due || (!self.arriving.is_empty() && self.submissions.is_multiple_of(SUBMISSIONS_ON_THE_WAY)) {
@@ -191,7 +192,7 @@ impl Crowd {
 
     /// Begins a hand-shake with whoever listens and is not known, with so many at most.
     #[cold]
-    pub(super) fn look(&mut self, links: &mut Vec<Link>, bells: &Bells, most: usize) -> Result<()> {
+    pub(super) fn look(&mut self, links: &mut Vec<Link>, bells: &Doorbells, most: usize) -> Result<()> {
         self.looked = Instant::now();
         self.silent.retain(|(_, until)| self.looked < *until);
         self.refusing.retain(|(_, until)| self.looked < *until);
@@ -224,7 +225,7 @@ impl Crowd {
     }
 
     /// Begins a hand-shake. False: nobody is there.
-    fn greet(&mut self, path: PathBuf, bells: &Bells) -> Result<bool> {
+    fn greet(&mut self, path: PathBuf, bells: &Doorbells) -> Result<bool> {
         let Some(socket) = self.name.connect_to(&path)? else { return Ok(false) };
         let shake = Shake::new(socket, Pace::Polled, &self.options)?;
         self.number += 1;
@@ -237,7 +238,7 @@ impl Crowd {
 
     /// Greets who has hung up once more, but not at once: one that hangs up on everybody is not to be asked without a pause. Until then it
     /// is one on the way.
-    fn greet_later(&mut self, path: PathBuf, bells: &Bells) -> Result<()> {
+    fn greet_later(&mut self, path: PathBuf, bells: &Doorbells) -> Result<()> {
         let timer = Timer::after(RETRY).map_err(Error::system("making a timer"))?;
         self.number += 1;
         let number = self.number;
@@ -266,7 +267,7 @@ impl Crowd {
     }
 
     /// Goes on with hand-shakes.
-    pub(super) fn attend(&mut self, links: &mut Vec<Link>, bells: &Bells) {
+    pub(super) fn attend(&mut self, links: &mut Vec<Link>, bells: &Doorbells) {
         let mut place = 0;
         while place < self.arriving.len() {
             let Arriving { shaking, began, .. } = &mut self.arriving[place];
@@ -310,7 +311,7 @@ impl Crowd {
         }
     }
 
-    fn admit(&self, parts: LinkParts, path: PathBuf, bells: &Bells) -> Result<Link> {
+    fn admit(&self, parts: LinkParts, path: PathBuf, bells: &Doorbells) -> Result<Link> {
         if let [Some(socket), _] = parts.replies.lane.link.life() {
             bells.end_visit(socket.as_fd(), 0).map_err(Error::system("watching the peer"))?;
         }

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::memory::Kept;
-use crate::os::monotonic_ns;
+use pelton_os::monotonic_ns;
 use std::time::{Duration, Instant};
 
 /// Calls that a client has in flight at most.

@@ -4,7 +4,7 @@ use super::responder::{Request, Responder};
 use super::service::{Desk, Service};
 use super::{Body, LOOKS};
 use crate::error::{Error, Result};
-use crate::os::locked;
+use pelton_os::locked;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;

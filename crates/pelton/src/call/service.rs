@@ -17,13 +17,13 @@ use super::{Body, Flag, LOOKS};
 use crate::connect::Listener;
 use crate::error::{Error, Result};
 use crate::gather;
-use crate::link::Bells;
+use crate::link::Doorbells;
 use crate::memory::Budget;
 use crate::options::Options;
-use crate::os::{Nudge, Owner, Ready, locked};
 use crate::receiver::Receiver;
 use crate::wait::{self, Patience, Side, Spin};
 use pelton_lane::Record;
+use pelton_os::{LocalWake, Owner, Ready, locked};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -82,8 +82,8 @@ pub(crate) struct Desk {
     /// For what is kept of all clients; each has a share.
     pub(super) kept: Arc<Budget>,
     /// Of the clients' lanes, whose own bells are heard otherwise.
-    pub(crate) mute: Arc<Nudge>,
-    nudge: Arc<Nudge>,
+    pub(crate) mute: Arc<LocalWake>,
+    nudge: Arc<LocalWake>,
     pub(super) clock: Clock,
     /// Clients that are so since the service last looked; none any more when it is gone.
     arrived: Mutex<Option<Vec<Arc<Caller>>>>,
@@ -105,8 +105,8 @@ impl Desk {
         self.stir();
     }
 
-    fn new(options: &Options, bells: &Bells, budget: Option<Arc<Budget>>) -> Result<Desk> {
-        let mute = Nudge::new().map_err(Error::system("making an eventfd"))?;
+    fn new(options: &Options, bells: &Doorbells, budget: Option<Arc<Budget>>) -> Result<Desk> {
+        let mute = LocalWake::new().map_err(Error::system("making an eventfd"))?;
         Ok(Desk {
             options: options.clone(),
             kept: budget.unwrap_or_else(|| Budget::new(KEPT_MAX.max(options.call_bytes_max.saturating_mul(4)))),
@@ -162,7 +162,7 @@ impl Service {
     pub(crate) fn with(name: &str, options: &Options) -> Result<Service> {
         options.check_memory(2)?;
         let listener = Listener::beside_others(name, options)?;
-        let make = |bells: &Bells, budget| Desk::new(options, bells, budget).map(|desk| Some(Arc::new(desk)));
+        let make = |bells: &Doorbells, budget| Desk::new(options, bells, budget).map(|desk| Some(Arc::new(desk)));
         let requests = gather::gather_with(options, Some(listener), make)?;
         let desk = requests.desk().expect("it was just made with one");
         let place = MaybeUninit::uninit();

@@ -3,10 +3,11 @@
 use super::Access;
 use super::pages::{DAMAGED, Header, bytes_of};
 use crate::error::{Error, Result, failure};
-use crate::os::{
-    Descriptor, Segment, allocate, anybodys_in_words, can_allocate, check_file_size, is_anybodys, own_uid, write_at,
-};
 use pelton_lane::{ConsumerPage, LANES_MAX, Position, ProducerPage, ReceiverPage, SEGMENT_BYTES, WINDOW, failpoint};
+use pelton_os::{
+    Descriptor, Segment, allocate, ambiguous_uid_text, can_allocate, check_file_size, is_ambiguous_uid, own_uid,
+    write_at,
+};
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::ffi::{CStr, OsStr, OsString};
@@ -58,8 +59,8 @@ impl Place {
             if kind != FileType::Directory {
                 return Err(format!("it is {}, wanted a directory: name a directory itself", in_words(kind)));
             }
-            if is_anybodys(found.st_uid) {
-                return Err(format!("its owner is not known: {}", anybodys_in_words(found.st_uid)));
+            if is_ambiguous_uid(found.st_uid) {
+                return Err(format!("its owner is not known: {}", ambiguous_uid_text(found.st_uid)));
             }
             if found.st_uid != own && !access.uids.contains(&found.st_uid) {
                 return Err(format!(
@@ -181,8 +182,8 @@ impl Place {
                 in_words(kind)
             )));
         }
-        if is_anybodys(found.st_uid) {
-            let problem = format!("the owner of its file {name} is not known: {}", anybodys_in_words(found.st_uid));
+        if is_ambiguous_uid(found.st_uid) {
+            let problem = format!("the owner of its file {name} is not known: {}", ambiguous_uid_text(found.st_uid));
             return Err(self.refuse(problem));
         }
         if !self.owners.contains(&found.st_uid) {
@@ -383,7 +384,7 @@ pub(super) fn clear(directory: BorrowedFd<'_>) -> std::result::Result<(), Errno>
 
 /// As [`clear`], of these names.
 pub(super) fn remove_known(directory: BorrowedFd<'_>, names: Vec<OsString>) -> std::result::Result<(), Errno> {
-    let mut known: Vec<OsString> = names.into_iter().filter(|name| !matches!(known(name), Known::Foreign)).collect();
+    let mut known: Vec<OsString> = names.into_iter().filter(|name| !matches!(known(name), Known::ReceivedFd)).collect();
     known.sort_by_key(|name| name == CHANNEL);
     for name in known {
         let removed = rustix::fs::unlinkat(directory, &name, AtFlags::empty());
@@ -400,18 +401,18 @@ pub(super) fn remove_known(directory: BorrowedFd<'_>, names: Vec<OsString>) -> s
 pub(super) enum Known {
     Channel,
     Lane(u32),
-    Foreign,
+    ReceivedFd,
 }
 
 pub(super) fn known(name: &OsStr) -> Known {
-    let Some(name) = name.to_str() else { return Known::Foreign };
+    let Some(name) = name.to_str() else { return Known::ReceivedFd };
     if [CHANNEL, RECEIVER, RECEIVER_BELL, RECEIVER_LIFE].contains(&name) {
         return Known::Channel;
     }
-    let Some((number, kind)) = name.split_once('.') else { return Known::Foreign };
+    let Some((number, kind)) = name.split_once('.') else { return Known::ReceivedFd };
     match number.parse::<u32>() {
         Ok(lane) if lane.to_string() == number && lane < LANES_MAX && OF_A_LANE.contains(&kind) => Known::Lane(lane),
-        _ => Known::Foreign,
+        _ => Known::ReceivedFd,
     }
 }
 

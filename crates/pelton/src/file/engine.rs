@@ -6,10 +6,11 @@
 
 use super::operation::{Operation, Output, Pieces, Transfer, Work};
 use super::pool::{Cancel, Pool};
+use super::ring::Ring;
 use super::{File, INLINE_BYTES_OF_A_TURN, Opened, Root, perform};
 use crate::error::{Error, Result};
-use crate::os::{Buffer, Nudge, Owner, Pollable, Ring, poll_until};
 use pelton_lane::failpoint;
+use pelton_os::{Buffer, LocalWake, Owner, Pollable, poll_until};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -97,7 +98,7 @@ impl EngineOptions {
         let made = || Error::system("making an engine for files");
         let root = self.root.as_deref().map(Root::open).transpose()?.map(Arc::new);
         let pool = Pool::new(self.threads, root.clone()).map_err(made())?;
-        let nudge = Nudge::new().map_err(made())?;
+        let nudge = LocalWake::new().map_err(made())?;
         let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
         Ok(Engine {
             owner: Owner::current().map_err(made())?,
@@ -145,7 +146,7 @@ pub struct Engine {
     pool: Pool,
     pollable: Pollable,
     /// Rung while `ready` has something, or something is to be begun, for who has armed.
-    nudge: Nudge,
+    nudge: LocalWake,
     /// Whether it was rung since the engine was armed: the loop comes back in any case.
     is_nudged: bool,
     is_ring_watched: bool,

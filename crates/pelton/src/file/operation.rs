@@ -3,9 +3,9 @@
 use super::pump::{Channel, Pump};
 use super::{File, Root};
 use crate::error::Error;
-use crate::os::Buffer;
 use crate::receiver::Receiver;
 use crate::sender::Sender;
+use pelton_os::Buffer;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Statx};
 use rustix::io::Errno;
 use std::ffi::OsString;

@@ -140,7 +140,7 @@ fn step_otherwise(transfer: &mut Transfer, flags: ReadWriteFlags, most: usize) -
 }
 
 /// What comes after the first `done` bytes, as much as one call takes.
-pub(crate) fn rest_of(buffers: &[crate::os::Buffer], mut done: usize) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn rest_of(buffers: &[pelton_os::Buffer], mut done: usize) -> impl Iterator<Item = &[u8]> {
     (buffers.iter())
         .filter_map(move |buffer| {
             let skip = done.min(buffer.len());

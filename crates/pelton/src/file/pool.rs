@@ -6,8 +6,8 @@
 
 use super::perform::{open_file, perform};
 use super::{Opened, Output, Root, Work};
-use crate::os::{Bell, Owner, block_signals, locked, wait_on};
 use pelton_lane::failpoint;
+use pelton_os::{Doorbell, Owner, block_signals, locked, wait_on};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use std::collections::VecDeque;
@@ -41,7 +41,7 @@ struct Shared {
     there_is_one: Condvar,
     ended: Mutex<VecDeque<Ended>>,
     /// Rung when something has ended after nothing had.
-    bell: Bell,
+    bell: Doorbell,
 }
 
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ impl Pool {
             jobs: Mutex::default(),
             there_is_one: Condvar::new(),
             ended: Mutex::default(),
-            bell: Bell::own()?,
+            bell: Doorbell::own()?,
         };
         let owner = Owner::current()?;
         Ok(Pool {
@@ -177,7 +177,7 @@ impl Pool {
         self.in_flight
     }
 
-    pub(super) fn bell(&self) -> &Bell {
+    pub(super) fn bell(&self) -> &Doorbell {
         &self.shared.bell
     }
 
@@ -324,7 +324,7 @@ pub(crate) struct Cancel(Option<Mutex<Given>>);
 struct Given {
     is_given_up: bool,
     /// Made by who waits for a stream, which may never have anything to say.
-    bell: Option<Arc<Bell>>,
+    bell: Option<Arc<Doorbell>>,
     /// The job itself, while no thread has a use for it.
     kept: Option<Kept>,
 }
@@ -389,7 +389,7 @@ impl Cancel {
             Some(mut job) => {
                 if job.bell.is_none() {
                     // Without a descriptor for it, it cannot be woken: the next bytes do.
-                    job.bell = Bell::own().ok().map(Arc::new);
+                    job.bell = Doorbell::own().ok().map(Arc::new);
                 }
                 job.bell.clone()
             }

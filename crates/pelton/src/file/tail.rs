@@ -69,7 +69,7 @@ impl Tail {
 
     /// Writes the bytes. Answers how many were written before it failed, too.
     fn write_all(&self, flags: ReadWriteFlags) -> std::result::Result<(), (usize, Errno)> {
-        crate::os::check_file_size(self.end + self.bytes.len() as u64).map_err(|errno| (0, errno))?;
+        pelton_os::check_file_size(self.end + self.bytes.len() as u64).map_err(|errno| (0, errno))?;
         let mut done = 0;
         while done < self.bytes.len() {
             let rest = match Fault::next() {

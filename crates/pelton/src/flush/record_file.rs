@@ -21,11 +21,11 @@ pub use reader::{Chunk, Record, RecordReader, Records};
 
 use crate::error::{Error, Result, failure};
 use crate::flush::{LaneId, Run, Sink};
-use crate::os::lock::Lock;
-use crate::os::{Owner, Syncer, check_file_size, own_uid, sync};
 use format::{CHUNK_BYTES_MAX, ChunkHeader, Chunks, FileHeader, HEADER, KIND_LAST, KIND_RUN, read_at};
 use lanes::Lanes;
 use pelton_lane::failpoint;
+use pelton_os::lock::Lock;
+use pelton_os::{Owner, Syncer, check_file_size, own_uid, sync};
 use place::{
     Before, Identity, There, absolute, aside, create_aside, find, highest_number, nothing_at, numbered, open_or_begin,
     rename, sync_directory,

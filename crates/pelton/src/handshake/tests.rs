@@ -3,7 +3,7 @@
 /// Replays `spec/vectors/packets.json`.
 mod vectors {
     use super::super::*;
-    use crate::os::socket::{accept_at, listen_at};
+    use pelton_os::socket::{accept_at, listen_at};
 
     use std::time::Duration;
 
@@ -98,7 +98,7 @@ mod vectors {
     fn assert_refused(vector: &Value) {
         let (shake, peer) = shake_with_peer();
         let options = Options::new();
-        let (bytes, bell) = (packet_bytes(vector), Bell::shared().unwrap());
+        let (bytes, bell) = (packet_bytes(vector), Doorbell::shared().unwrap());
         let send = |bytes: &[u8], fds: &[BorrowedFd<'_>]| assert!(peer.try_send(bytes, fds).unwrap());
         let hello = |role, holds: u32| Packet::hello(role, holds != 0, Limits::ALL).encode();
         let data_of = |packet: &Packet| if capacity_is_valid(packet.capacity) { packet.capacity } else { 64 };
@@ -134,8 +134,8 @@ mod vectors {
 /// What spec/protocol.md asks for when a peer does not do its part.
 mod peers {
     use super::super::*;
-    use crate::os::socket::{accept_at, listen_at};
     use crate::{Listener, Sender};
+    use pelton_os::socket::{accept_at, listen_at};
 
     use std::time::Duration;
 
@@ -180,7 +180,7 @@ mod peers {
         let impatient = Shake { pace: Pace::Until(Instant::now()), ..shake(socket) };
         let limit = message_bytes_limit(1 << 20);
         let page = make_producer_page(1 << 20, limit, 2).unwrap();
-        let bell = Bell::shared().unwrap();
+        let bell = Doorbell::shared().unwrap();
         let hello = Packet::hello(Role::Sender, false, Limits::ALL);
         let packet = lane_packet(PRODUCER, 1 << 20, limit, Position::START, Position::START);
         assert!(peer.try_send(&hello.encode(), &[]).unwrap());

@@ -5,7 +5,7 @@
 //! long. It may be faster by half and more when a receiver that has found nothing stays away for a while. Whether that is so cannot be
 //! seen from here, but it can be tried: a distance is kept only where more messages come by it than without.
 
-use crate::os;
+use pelton_os as os;
 
 /// A distance: pauses (some 10 to 40 ns each) before who has found nothing looks again, and how often nothing is found until it is
 /// known what that brings.

@@ -2,11 +2,11 @@
 
 use super::{Receiver, TURN};
 use crate::error::{Error, Result};
-use crate::link::Peer;
-use crate::os::{Foreign, Nudge, Owner, Segment};
 use crate::sender::End;
 use crossbeam_queue::SegQueue;
 use pelton_lane::{Cursor, Record, Ticket, Wake};
+use pelton_os::Peer;
+use pelton_os::{LocalWake, Owner, ReceivedFd, Segment};
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -108,7 +108,7 @@ impl Message<'_> {
             _ if self.receiver.owner.is_forked() => Err(Error::Forked),
             count => {
                 let fds = self.receiver.receive_descriptors(self.record.seq, count)?;
-                Ok(fds.into_iter().map(Foreign::into_owned).collect())
+                Ok(fds.into_iter().map(ReceivedFd::into_owned).collect())
             }
         }
     }
@@ -322,6 +322,6 @@ pub(super) struct Returned {
     /// Each with its lane's number. No lock: whoever drops a message never waits for the receiver.
     pub(super) tickets: SegQueue<(u32, Ticket)>,
     /// The receiver's own: it may sleep with a lane full of held messages.
-    pub(super) nudge: Arc<Nudge>,
+    pub(super) nudge: Arc<LocalWake>,
     pub(super) owner: Owner,
 }

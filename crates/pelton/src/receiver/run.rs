@@ -4,10 +4,10 @@ use super::{Kind, Receiver};
 use crate::error::Result;
 use crate::flush::LaneId;
 use crate::lanes::Lane;
-use crate::link::Peer;
 use crate::sender::Sender;
 use crate::wait::Patience;
 use pelton_lane::{Chunk, Record, Wake};
+use pelton_os::Peer;
 use std::ptr::NonNull;
 
 /// A run that has been taken: of which lane, and whose messages.

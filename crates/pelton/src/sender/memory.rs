@@ -4,7 +4,7 @@
 use super::window::Keeps;
 use super::{STEP, Sender};
 use crate::error::{Error, Result};
-use crate::os;
+use pelton_os as os;
 
 impl Sender {
     /// Adapts the window to the throughput. The slow path calls it, which runs at least once per 256 KiB sent, before it reserves room:

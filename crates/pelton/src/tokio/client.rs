@@ -2,9 +2,9 @@
 //! them does that for the others: it could be one that is polled no more, while it waits for one of them.
 
 use crate::call::{CallId, Client, Outcome};
-use crate::os::locked;
 use crate::{Error, Result};
 use ::tokio::io::unix::AsyncFd;
+use pelton_os::locked;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::poll_fn;
 use std::os::fd::{AsFd, OwnedFd};

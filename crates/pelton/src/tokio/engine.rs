@@ -5,8 +5,8 @@
 
 use crate::error::{Error, Result};
 use crate::file::{Completion, Engine, Operation, Submitted};
-use crate::os::locked;
 use ::tokio::io::unix::AsyncFd;
+use pelton_os::locked;
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::os::fd::{AsRawFd, RawFd};

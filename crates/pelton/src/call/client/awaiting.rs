@@ -3,8 +3,8 @@
 use super::{Client, Want, is_end};
 use crate::call::crowd::{Crowd, LOOK_AGAIN, Link};
 use crate::error::{Error, Result};
-use crate::os::Ready;
 use crate::wait::{Side, Spin};
+use pelton_os::Ready;
 use std::time::Instant;
 
 /// A client that waits, on both lanes of each link at once: replies are taken while it waits for room for a request, so that two

@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::flush::LaneId;
-use crate::link::Peer;
 use pelton_lane::{record_bytes, seq_after};
+use pelton_os::Peer;
 use rustix::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 

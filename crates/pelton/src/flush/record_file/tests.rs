@@ -1,7 +1,7 @@
 //! Replays `spec/vectors/record-file.json`.
 
 use super::*;
-use crate::link::Peer;
+use pelton_os::Peer;
 use serde_json::{Value, json};
 
 fn number(value: &Value) -> u64 {

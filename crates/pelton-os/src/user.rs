@@ -4,13 +4,13 @@ use rustix::process::geteuid;
 use std::sync::OnceLock;
 
 /// The uid of this process, as the kernel compares it.
-pub(crate) fn own_uid() -> u32 {
+pub fn own_uid() -> u32 {
     geteuid().as_raw()
 }
 
 /// Whether a uid that the kernel says may be anybody's: users whom this process's user namespace does not map all appear as one, the overflow
 /// uid (65534 by default), and so may a user who has that number. Only a namespace that maps all of them, as the first one does, has no such.
-pub(crate) fn is_anybodys(uid: u32) -> bool {
+pub fn is_ambiguous_uid(uid: u32) -> bool {
     static OVERFLOW_UID: OnceLock<u32> = OnceLock::new();
     let read = || std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?.trim().parse().ok();
     uid == *OVERFLOW_UID.get_or_init(|| read().unwrap_or(65534))
@@ -25,7 +25,7 @@ fn maps_all(map: &str) -> bool {
 }
 
 /// What to say of one.
-pub(crate) fn anybodys_in_words(uid: u32) -> String {
+pub fn ambiguous_uid_text(uid: u32) -> String {
     format!(
         "uid {uid} is that of every user whom this process's user namespace does not map (/proc/self/uid_map), so it is not known who that is: \
          map that user there, or run both sides in one namespace under another uid"
@@ -42,6 +42,6 @@ mod tests {
         for part in ["", "0 0 65536\n", "0 1000 1\n1 100000 65536\n", "1 1 4294967294\n", "0 0\n"] {
             assert!(!maps_all(part), "{part}");
         }
-        assert!(!is_anybodys(12345));
+        assert!(!is_ambiguous_uid(12345));
     }
 }

@@ -1,11 +1,10 @@
 //! Operations on files by io_uring. The ring owns each operation from when it is pushed until it is given back: its paths, its memory and its share
 //! of the file stay where they are while the kernel may use them, whatever becomes of the ring.
 
-use super::Owner;
-use super::fork;
 use crate::file::{Fault, File, Output, Pieces, Place, Root, STATX, Stat, Transfer, Work, rest_of};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use pelton_lane::failpoint;
+use pelton_os::fork::{self, Owner};
 use rustix::fs::{AtFlags, CWD, Statx};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -474,7 +473,7 @@ impl Drop for Ring {
         // Where no thread can be had, it is all kept for good.
         let left = ManuallyDrop::new(left);
         let _ = std::thread::Builder::new().name("pelton-file-end".to_owned()).spawn(move || {
-            super::block_signals();
+            pelton_os::block_signals();
             let mut left = ManuallyDrop::into_inner(left);
             while left.in_flight > 0 {
                 if left.ended().is_some() {
@@ -487,7 +486,7 @@ impl Drop for Ring {
                     // Nothing is asked of it any more, but it says what ends.
                     Ok(())
                         if !left.ring.submission().cq_overflow()
-                            && super::poll_until(&[left.as_fd()], [None, None], None).is_ok() => {}
+                            && pelton_os::poll_until(&[left.as_fd()], [None, None], None).is_ok() => {}
                     _ => return std::mem::forget(left),
                 }
             }

@@ -1,6 +1,7 @@
 //! Shared memory: a memfd, mapped and sealed, or the peer's, checked and mapped; or a file, mapped as it is.
 
-use super::{Descriptor, Foreign};
+use crate::descriptor::Descriptor;
+use crate::received_fd::ReceivedFd;
 use pelton_lane::failpoint;
 use rustix::fs::{
     MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, seek,
@@ -16,7 +17,7 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// What a segment is for, and so who may write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Pages that only who made them may ever write.
     Control,
     /// Records. A successor of the producer writes them too.
@@ -37,7 +38,7 @@ impl Kind {
 
 /// A mapped memfd, or file.
 #[derive(Debug)]
-pub(crate) struct Segment {
+pub struct Segment {
     base: NonNull<u8>,
     bytes: usize,
     fd: Option<Descriptor>,
@@ -52,12 +53,7 @@ unsafe impl Sync for Segment {}
 
 impl Segment {
     /// Makes a segment of zeros, `write`s to it, and seals it. Its memory is taken as it is touched.
-    pub(crate) fn create(
-        name: &str,
-        kind: Kind,
-        bytes: u64,
-        write: impl FnOnce(NonNull<u8>),
-    ) -> std::io::Result<Segment> {
+    pub fn create(name: &str, kind: Kind, bytes: u64, write: impl FnOnce(NonNull<u8>)) -> std::io::Result<Segment> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Hardened systems insist on the last flag; before Linux 6.3 it is unknown.
         let fd = memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| memfd_create(name, flags))?;
@@ -77,7 +73,7 @@ impl Segment {
     ///
     /// # Errors
     /// `InvalidData` with what was found and wanted; otherwise the system's error.
-    pub(crate) fn open(fd: Foreign, what: &str, kind: Kind, bytes: u64, writable: bool) -> std::io::Result<Segment> {
+    pub fn open(fd: ReceivedFd, what: &str, kind: Kind, bytes: u64, writable: bool) -> std::io::Result<Segment> {
         let refuse = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
         // Only a memfd has seals: anything else, a file, a pipe, a device, fails here. And first of all, since this asks no file system, as
         // `fstat` does: the server of one may not answer.
@@ -115,7 +111,7 @@ impl Segment {
     ///
     /// # Errors
     /// `InvalidData` with what was found and wanted; otherwise the system's error.
-    pub(crate) fn open_file(fd: OwnedFd, what: &str, bytes: u64, writable: bool) -> std::io::Result<Segment> {
+    pub fn open_file(fd: OwnedFd, what: &str, bytes: u64, writable: bool) -> std::io::Result<Segment> {
         let refuse = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
         let found = fstat(&fd)?;
         if found.st_mode & libc::S_IFMT != libc::S_IFREG {
@@ -144,36 +140,36 @@ impl Segment {
     }
 
     /// The mapping alone, which needs no descriptor for being read and written.
-    pub(crate) fn without_descriptor(mut self) -> Segment {
+    pub fn without_descriptor(mut self) -> Segment {
         self.forget_descriptor();
         self
     }
 
     /// Keeps the mapping alone.
-    pub(crate) fn forget_descriptor(&mut self) {
+    pub fn forget_descriptor(&mut self) {
         self.identity = self.identity();
         self.fd = None;
     }
 
     /// The first byte.
-    pub(crate) fn base(&self) -> NonNull<u8> {
+    pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
     /// Bytes mapped.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.bytes as u64
     }
 
     /// A word that another process may store. For words that the lane does not know of.
-    pub(crate) fn word(&self, offset: usize) -> &AtomicU32 {
+    pub fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4) && offset + 4 <= self.bytes);
         // SAFETY: inside the mapping, which lives as long as `self`, and aligned: a mapping begins at a page.
         unsafe { &*self.base.as_ptr().add(offset).cast() }
     }
 
     /// Two words that no other segment has: where it is, and when it was made. Zeros if the system does not say.
-    pub(crate) fn identity(&self) -> [u64; 2] {
+    pub fn identity(&self) -> [u64; 2] {
         use rustix::fs::{AtFlags, StatxFlags, statx};
         let Some(fd) = &self.fd else { return self.identity };
         let wanted = StatxFlags::INO | StatxFlags::BTIME;
@@ -189,23 +185,23 @@ impl Segment {
     }
 
     /// Puts memory, or blocks of the disk, behind a range of a file, so that writing there cannot fail for want of them.
-    pub(crate) fn allocate(&self, from: u64, to: u64) -> std::io::Result<()> {
+    pub fn allocate(&self, from: u64, to: u64) -> std::io::Result<()> {
         debug_assert!(to <= self.bytes(), "the file would grow");
         allocate(self, from, to)
     }
 
     /// Waits until everything that was written to the file before is on its disk.
-    pub(crate) fn sync(&self) -> std::io::Result<()> {
+    pub fn sync(&self) -> std::io::Result<()> {
         Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(self))?)
     }
 
     /// Bytes of memory, or disk, that it takes.
-    pub(crate) fn allocated_bytes(&self) -> std::io::Result<u64> {
+    pub fn allocated_bytes(&self) -> std::io::Result<u64> {
         Ok(fstat(self)?.st_blocks as u64 * 512)
     }
 
     /// Gives the pages that lie wholly in the range back to the system; they read as zeros afterwards.
-    pub(crate) fn punch(&self, offset: u64, bytes: u64) -> std::io::Result<()> {
+    pub fn punch(&self, offset: u64, bytes: u64) -> std::io::Result<()> {
         let page = rustix::param::page_size() as u64;
         let (from, to) = (offset.next_multiple_of(page), (offset + bytes) / page * page);
         if from < to {
@@ -230,7 +226,7 @@ impl Segment {
 }
 
 /// Whether this process may write a file up to `bytes`. Asked before, because the kernel would answer with a signal that ends it.
-pub(crate) fn check_file_size(bytes: u64) -> rustix::io::Result<()> {
+pub fn check_file_size(bytes: u64) -> rustix::io::Result<()> {
     use rustix::process::{Resource, getrlimit};
     match getrlimit(Resource::Fsize).current {
         Some(most) if most < bytes => Err(Errno::FBIG),
@@ -239,7 +235,7 @@ pub(crate) fn check_file_size(bytes: u64) -> rustix::io::Result<()> {
 }
 
 /// As [`Segment::allocate`], of a file that is not mapped.
-pub(crate) fn allocate(fd: impl AsFd, from: u64, to: u64) -> std::io::Result<()> {
+pub fn allocate(fd: impl AsFd, from: u64, to: u64) -> std::io::Result<()> {
     match fstatfs(&fd)?.f_type as i64 {
         TMPFS_MAGIC => allocate_memory(fd.as_fd(), from, to),
         _ => Ok(write_holes(fd.as_fd(), from, to)?),
@@ -263,7 +259,7 @@ fn allocate_memory(fd: BorrowedFd<'_>, mut from: u64, to: u64) -> std::io::Resul
 
 /// Files are allocated by whole pieces of so many bytes, where their size has as many: the kernel keeps their pages together by
 /// as many as it likes, about this, and a store to one of them wants a place on the disk for all.
-pub(crate) const PIECE: u64 = 64 << 10;
+pub const PIECE: u64 = 64 << 10;
 
 /// Writes zeros wherever nothing has been written. On a disk `fallocate` is not enough: the first store to each page of what it
 /// allocated makes a new entry in the file's map, for which a full disk may have no place, and then it is a SIGBUS (ext4).
@@ -287,12 +283,12 @@ fn write_holes(fd: BorrowedFd<'_>, mut from: u64, to: u64) -> rustix::io::Result
 }
 
 /// Whether [`allocate`] can find out what is to be allocated of this file, of which nothing has been written.
-pub(crate) fn can_allocate(fd: impl AsFd) -> bool {
+pub fn can_allocate(fd: impl AsFd) -> bool {
     seek(fd, SeekFrom::Hole(0)) == Ok(0)
 }
 
 /// Writes all of it. Not by a mapping: then what is written has its place.
-pub(crate) fn write_at(fd: BorrowedFd<'_>, mut bytes: &[u8], mut offset: u64) -> rustix::io::Result<()> {
+pub fn write_at(fd: BorrowedFd<'_>, mut bytes: &[u8], mut offset: u64) -> rustix::io::Result<()> {
     check_file_size(offset + bytes.len() as u64)?;
     while !bytes.is_empty() {
         let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(fd, bytes, offset))?;
@@ -312,6 +308,17 @@ impl Drop for Segment {
     fn drop(&mut self) {
         // SAFETY: mapped in `map`, unmapped once, here; the handles keep their segments as long as their lanes.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// The lane's view of four segments.
+pub fn lane_memory(page: &Segment, consumer: &Segment, receiver: &Segment, data: &Segment) -> pelton_lane::Memory {
+    pelton_lane::Memory {
+        producer: page.base().cast(),
+        consumer: consumer.base().cast(),
+        receiver: receiver.base().cast(),
+        // SAFETY: the segment's mapping is as long as its size, page-aligned, and kept by whoever keeps the lane.
+        data: unsafe { pelton_lane::Data::new(data.base(), data.bytes()) },
     }
 }
 

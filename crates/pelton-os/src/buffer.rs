@@ -15,7 +15,7 @@ pub struct Buffer(Memory);
 enum Memory {
     Vector(Vec<u8>),
     Aligned(Aligned),
-    Foreign(Foreign),
+    ReceivedFd(ReceivedFd),
 }
 
 impl Buffer {
@@ -52,7 +52,7 @@ impl Buffer {
         context: *mut c_void,
     ) -> Buffer {
         let base = NonNull::new(base).unwrap_or(NonNull::dangling());
-        Buffer(Memory::Foreign(Foreign { base, bytes, release, context }))
+        Buffer(Memory::ReceivedFd(ReceivedFd { base, bytes, release, context }))
     }
 
     /// The bytes as a vector: the one that it was made of, or a copy.
@@ -60,7 +60,7 @@ impl Buffer {
         match self.0 {
             Memory::Vector(bytes) => bytes,
             Memory::Aligned(bytes) => bytes.to_vec(),
-            Memory::Foreign(bytes) => bytes.to_vec(),
+            Memory::ReceivedFd(bytes) => bytes.to_vec(),
         }
     }
 }
@@ -78,7 +78,7 @@ impl Deref for Buffer {
         match &self.0 {
             Memory::Vector(bytes) => bytes,
             Memory::Aligned(bytes) => bytes,
-            Memory::Foreign(bytes) => bytes,
+            Memory::ReceivedFd(bytes) => bytes,
         }
     }
 }
@@ -88,7 +88,7 @@ impl DerefMut for Buffer {
         match &mut self.0 {
             Memory::Vector(bytes) => bytes,
             Memory::Aligned(bytes) => bytes,
-            Memory::Foreign(bytes) => bytes,
+            Memory::ReceivedFd(bytes) => bytes,
         }
     }
 }
@@ -173,7 +173,7 @@ impl Drop for Aligned {
 }
 
 /// Somebody else's memory.
-struct Foreign {
+struct ReceivedFd {
     base: NonNull<u8>,
     bytes: usize,
     release: Option<unsafe extern "C" fn(*mut c_void)>,
@@ -181,11 +181,11 @@ struct Foreign {
 }
 
 // SAFETY: who made it promises that nobody else uses the memory, and that any thread may release it.
-unsafe impl Send for Foreign {}
+unsafe impl Send for ReceivedFd {}
 // SAFETY: as above; shared, it is only read.
-unsafe impl Sync for Foreign {}
+unsafe impl Sync for ReceivedFd {}
 
-impl Deref for Foreign {
+impl Deref for ReceivedFd {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -194,14 +194,14 @@ impl Deref for Foreign {
     }
 }
 
-impl DerefMut for Foreign {
+impl DerefMut for ReceivedFd {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above; it is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.bytes) }
     }
 }
 
-impl Drop for Foreign {
+impl Drop for ReceivedFd {
     fn drop(&mut self) {
         if let Some(release) = self.release {
             // SAFETY: who made it promises that any thread may; this is the only time.

@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 
 /// The name of an errno, as in its manual pages; `errno` for one that file systems are not known to answer.
-pub(crate) fn errno_name(errno: Errno) -> &'static str {
+pub fn errno_name(errno: Errno) -> &'static str {
     match errno {
         Errno::PERM => "EPERM",
         Errno::NOENT => "ENOENT",

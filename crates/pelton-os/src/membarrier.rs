@@ -12,7 +12,7 @@ fn membarrier(command: libc::c_int) -> bool {
 
 /// Registers this process, once: from then on other processes' barriers reach its threads. False where the kernel or a
 /// seccomp filter refuses; both sides then fence.
-pub(crate) fn register() -> bool {
+pub fn register() -> bool {
     static PROCESS: AtomicU32 = AtomicU32::new(0);
     let process = std::process::id();
     // A forked child is another process, to be registered again.
@@ -27,7 +27,7 @@ pub(crate) fn register() -> bool {
 }
 
 /// The barrier itself: 0.2 to 2 µs. Where it is refused, a full fence of this thread alone, and false.
-pub(crate) fn barrier() -> bool {
+pub fn barrier() -> bool {
     let everywhere = membarrier(GLOBAL_EXPEDITED);
     if !everywhere {
         std::sync::atomic::fence(Ordering::SeqCst);

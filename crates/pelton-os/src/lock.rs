@@ -4,13 +4,13 @@
 //! some other descriptor of the file does not give it back. What keeps the description keeps the lock, so it must be one
 //! of the lock's own: a mapping keeps its description, and a forked child keeps the mapping.
 
-use super::Descriptor;
+use crate::descriptor::Descriptor;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 /// A lock that this process has.
 #[derive(Debug)]
-pub(crate) struct Lock(Descriptor);
+pub struct Lock(Descriptor);
 
 impl AsFd for Lock {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -30,7 +30,7 @@ impl Drop for Lock {
 }
 
 /// Takes the lock with a description opened for it, for writing. `None`: somebody has it.
-pub(crate) fn try_lock(lock: Descriptor) -> std::io::Result<Option<Lock>> {
+pub fn try_lock(lock: Descriptor) -> std::io::Result<Option<Lock>> {
     match request(lock.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK) {
         Ok(_) => Ok(Some(Lock(lock))),
         Err(error) if is_held(&error) => Ok(None),
@@ -44,7 +44,7 @@ fn is_held(error: &std::io::Error) -> bool {
 }
 
 /// As [`try_lock`], tried again each millisecond until `deadline`: the kernel has no lock with a deadline.
-pub(crate) fn lock_until(lock: Descriptor, deadline: Instant) -> std::io::Result<Option<Lock>> {
+pub fn lock_until(lock: Descriptor, deadline: Instant) -> std::io::Result<Option<Lock>> {
     loop {
         match request(lock.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK) {
             Ok(_) => return Ok(Some(Lock(lock))),
@@ -56,7 +56,7 @@ pub(crate) fn lock_until(lock: Descriptor, deadline: Instant) -> std::io::Result
 }
 
 /// As [`try_lock`], after waiting until nobody has it.
-pub(crate) fn lock(lock: Descriptor) -> std::io::Result<Lock> {
+pub fn lock(lock: Descriptor) -> std::io::Result<Lock> {
     loop {
         match request(lock.as_fd(), libc::F_OFD_SETLKW, libc::F_WRLCK) {
             Ok(_) => return Ok(Lock(lock)),
@@ -67,7 +67,7 @@ pub(crate) fn lock(lock: Descriptor) -> std::io::Result<Lock> {
 }
 
 /// Whether somebody has the lock, but for who holds this very description. Takes nothing; reading is enough.
-pub(crate) fn is_locked(fd: BorrowedFd<'_>) -> std::io::Result<bool> {
+pub fn is_locked(fd: BorrowedFd<'_>) -> std::io::Result<bool> {
     Ok(request(fd, libc::F_OFD_GETLK, libc::F_WRLCK)? != libc::F_UNLCK)
 }
 

@@ -1,8 +1,7 @@
 //! The Unix sockets that connect two sides: seqpacket, with descriptors and credentials.
 
-use super::foreign::{Foreign, close_elsewhere};
-use super::{Descriptor, Pollable};
-use crate::link::Peer;
+use crate::descriptor::Descriptor;
+use crate::received_fd::{ReceivedFd, close_elsewhere};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -18,16 +17,25 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 /// The most descriptors that go with one message.
-pub(crate) const DESCRIPTORS_MAX: usize = 64;
+pub const DESCRIPTORS_MAX: usize = 64;
 /// The most that the kernel lets a packet have (SCM_MAX_FD). What has no room when it is received is closed in the call, whatever it is.
 const KERNEL_DESCRIPTORS_MAX: usize = 253;
 
+/// The process at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its process ID when it connected; on a path channel, as the peer states it.
+    pub pid: u32,
+    /// Its user ID, from the kernel; on a path channel, the owner of the directory.
+    pub uid: u32,
+}
+
 /// One end of a connected socket.
 #[derive(Debug)]
-pub(crate) struct Socket {
+pub struct Socket {
     fd: ManuallyDrop<Descriptor>,
-    /// What watches it, which it leaves before it waits to be closed.
-    watcher: OnceLock<Weak<Pollable>>,
+    /// The epoll that polls it: the socket leaves it before its close, which may block, begins.
+    epoll: OnceLock<Weak<Descriptor>>,
     /// Of one that was made as a pair: who has the other end.
     other_uid: Option<u32>,
 }
@@ -44,7 +52,7 @@ fn new() -> std::io::Result<OwnedFd> {
 const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// A listening socket at `path`, which must not exist.
-pub(crate) fn listen_at(path: &Path) -> std::io::Result<Descriptor> {
+pub fn listen_at(path: &Path) -> std::io::Result<Descriptor> {
     let address = SocketAddrUnix::new(path)?;
     let fd = new()?;
     bind(&fd, &address)?;
@@ -56,7 +64,7 @@ pub(crate) fn listen_at(path: &Path) -> std::io::Result<Descriptor> {
 }
 
 /// The next connection; `None` when there is none yet.
-pub(crate) fn accept_at(listener: &Descriptor) -> std::io::Result<Option<Socket>> {
+pub fn accept_at(listener: &Descriptor) -> std::io::Result<Option<Socket>> {
     match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
         Ok(fd) => Ok(Some(Socket::of(fd)?)),
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
@@ -92,7 +100,7 @@ fn peer_of(fd: impl AsFd) -> std::io::Result<Peer> {
 }
 
 /// Whether somebody else's descriptor, which is known to be a socket, is of the kind of doorbells. Asks the socket alone.
-pub(super) fn is_unix_seqpacket(fd: impl AsFd) -> std::io::Result<bool> {
+pub(crate) fn is_unix_seqpacket(fd: impl AsFd) -> std::io::Result<bool> {
     let (mut domain, mut kind): (libc::c_int, libc::c_int) = (0, 0);
     option(&fd, libc::SO_DOMAIN, &mut domain)?;
     option(&fd, libc::SO_TYPE, &mut kind)?;
@@ -100,7 +108,7 @@ pub(super) fn is_unix_seqpacket(fd: impl AsFd) -> std::io::Result<bool> {
 }
 
 /// Whether the other end says that nothing more comes.
-pub(super) fn is_shut_down(socket: &Socket) -> bool {
+pub(crate) fn is_shut_down(socket: &Socket) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
     matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
 }
@@ -124,11 +132,11 @@ fn may_have_descriptors(fd: impl AsFd) -> bool {
 
 impl Socket {
     fn of(fd: OwnedFd) -> std::io::Result<Socket> {
-        Ok(Socket { fd: ManuallyDrop::new(Descriptor::new(fd)?), watcher: OnceLock::new(), other_uid: None })
+        Ok(Socket { fd: ManuallyDrop::new(Descriptor::new(fd)?), epoll: OnceLock::new(), other_uid: None })
     }
 
     /// Two that are connected: this side's, which takes no descriptors where the kernel can refuse them, and that user's.
-    pub(super) fn pair(other_uid: u32) -> std::io::Result<(Socket, OwnedFd)> {
+    pub(crate) fn pair(other_uid: u32) -> std::io::Result<(Socket, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (near, far) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         set_option(&near, SO_PASSRIGHTS, 0);
@@ -141,18 +149,18 @@ impl Socket {
         self.other_uid.map_or_else(|| self.peer().map(|peer| peer.uid), Ok)
     }
 
-    /// It is watched by that from now on, and by nothing else.
-    pub(super) fn note_watcher(&self, watcher: &Arc<Pollable>) {
-        let _ = self.watcher.set(Arc::downgrade(watcher));
+    /// Notes the only epoll that polls this socket.
+    pub(crate) fn set_epoll(&self, epoll: &Arc<Descriptor>) {
+        let _ = self.epoll.set(Arc::downgrade(epoll));
     }
 
     /// From now on the peer may send descriptors: it is known who that is.
-    pub(crate) fn take_descriptors(&self) {
+    pub fn take_descriptors(&self) {
         set_option(self, SO_PASSRIGHTS, 1);
     }
 
     /// Connects. `ConnectionRefused`: nobody listens there any more. `WouldBlock`: somebody does, and has no time.
-    pub(crate) fn connect(path: &Path) -> std::io::Result<Socket> {
+    pub fn connect(path: &Path) -> std::io::Result<Socket> {
         let address = SocketAddrUnix::new(path)?;
         let fd = new()?;
         connect(&fd, &address)?;
@@ -160,13 +168,13 @@ impl Socket {
     }
 
     /// Who made, or listens at, the other end.
-    pub(crate) fn peer(&self) -> std::io::Result<Peer> {
+    pub fn peer(&self) -> std::io::Result<Peer> {
         peer_of(self)
     }
 
     /// A descriptor that is readable once the peer's process has ended. `None` where the kernel or the pid namespace does
     /// not let us have one; the socket's own hang-up must do then.
-    pub(crate) fn peer_process(&self) -> std::io::Result<Option<Descriptor>> {
+    pub fn peer_process(&self) -> std::io::Result<Option<Descriptor>> {
         const SO_PEERPIDFD: libc::c_int = 77;
         let mut fd: libc::c_int = -1;
         if option(self, SO_PEERPIDFD, &mut fd).is_ok() && fd >= 0 {
@@ -184,7 +192,7 @@ impl Socket {
     }
 
     /// Sends one packet, with descriptors. False: the socket is full.
-    pub(crate) fn try_send(&self, packet: &[u8], fds: &[BorrowedFd<'_>]) -> std::io::Result<bool> {
+    pub fn try_send(&self, packet: &[u8], fds: &[BorrowedFd<'_>]) -> std::io::Result<bool> {
         assert!(fds.len() <= DESCRIPTORS_MAX);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -203,7 +211,7 @@ impl Socket {
 
     /// Receives one packet into `packet`: how many bytes, the descriptors, and whether some did not fit into this
     /// process. `None`: nothing there now. 0 bytes: the peer is gone.
-    pub(crate) fn try_receive(&self, packet: &mut [u8]) -> std::io::Result<Option<(usize, Vec<Foreign>, bool)>> {
+    pub fn try_receive(&self, packet: &mut [u8]) -> std::io::Result<Option<(usize, Vec<ReceivedFd>, bool)>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(KERNEL_DESCRIPTORS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut reset = false;
@@ -216,7 +224,7 @@ impl Socket {
                         if let RecvAncillaryMessage::ScmRights(rights) = message {
                             let uid = self.other_uid()?;
                             for fd in rights {
-                                fds.push(Foreign::of_peer(fd, uid)?);
+                                fds.push(ReceivedFd::of_peer(fd, uid)?);
                             }
                         }
                     }
@@ -234,19 +242,19 @@ impl Socket {
     }
 
     /// Tells the peer that this side is gone, whoever else has the socket.
-    pub(crate) fn shutdown(&self) {
+    pub fn shutdown(&self) {
         let _ = rustix::net::shutdown(self, rustix::net::Shutdown::Both);
     }
 }
 
 /// Waits until one of these is readable, or hung up: which. `None`: the deadline.
-pub(crate) fn first_readable(fds: &[BorrowedFd<'_>], deadline: Option<Instant>) -> std::io::Result<Option<usize>> {
+pub fn first_readable(fds: &[BorrowedFd<'_>], deadline: Option<Instant>) -> std::io::Result<Option<usize>> {
     let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     Ok(poll_by(&mut polled, deadline)?.then(|| polled.iter().position(|fd| !fd.revents().is_empty())).flatten())
 }
 
 /// Waits until a descriptor is readable (or writable, or hung up), or `process` ends. False: the deadline.
-pub(crate) fn wait_for(
+pub fn wait_for(
     fd: BorrowedFd<'_>,
     process: Option<BorrowedFd<'_>>,
     to_write: bool,
@@ -291,8 +299,8 @@ impl Drop for Socket {
             && let Ok(uid) = uid
             && let Some(fd) = socket.into_owned()
         {
-            if let Some(watcher) = self.watcher.get().and_then(Weak::upgrade) {
-                watcher.forget([Some(fd.as_fd()), None]);
+            if let Some(epoll) = self.epoll.get().and_then(Weak::upgrade) {
+                let _ = rustix::event::epoll::delete(&*epoll, &fd);
             }
             close_elsewhere(fd, uid);
         }

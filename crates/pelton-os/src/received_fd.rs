@@ -1,8 +1,9 @@
 //! Descriptors that a peer sent. Of a file that somebody else chose even the last close may wait as long as that one likes: at a socket that
 //! lingers, or a file server that does not answer. So what is not known to be harmless is closed by a thread that may wait.
 
-use super::fork::{self, Owner};
-use super::{block_signals, locked};
+use crate::fork::{self, Owner};
+use crate::mutex::locked;
+use crate::thread::block_signals;
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,44 +13,44 @@ use std::time::{Duration, Instant};
 
 /// A descriptor of which nothing is known but who sent it. Dropped, it is closed by another thread.
 #[derive(Debug)]
-pub(crate) struct Foreign {
+pub struct ReceivedFd {
     fd: ManuallyDrop<OwnedFd>,
     /// Nobody: it comes from this process.
     uid: Option<u32>,
     owner: Owner,
 }
 
-impl Foreign {
+impl ReceivedFd {
     /// One that a peer of that uid sent.
-    pub(crate) fn of_peer(fd: OwnedFd, uid: u32) -> std::io::Result<Foreign> {
-        Ok(Foreign { fd: ManuallyDrop::new(fd), uid: Some(uid), owner: Owner::current()? })
+    pub fn of_peer(fd: OwnedFd, uid: u32) -> std::io::Result<ReceivedFd> {
+        Ok(ReceivedFd { fd: ManuallyDrop::new(fd), uid: Some(uid), owner: Owner::current()? })
     }
 
     /// One that came from a thread of this process: its last close is as if that thread had closed it.
-    pub(crate) fn of_thread(fd: OwnedFd) -> std::io::Result<Foreign> {
-        Ok(Foreign { fd: ManuallyDrop::new(fd), uid: None, owner: Owner::current()? })
+    pub fn of_thread(fd: OwnedFd) -> std::io::Result<ReceivedFd> {
+        Ok(ReceivedFd { fd: ManuallyDrop::new(fd), uid: None, owner: Owner::current()? })
     }
 
     /// How many of who sent it wait to be closed, if that takes too long.
-    pub(crate) fn overdue(&self) -> Option<usize> {
+    pub fn overdue(&self) -> Option<usize> {
         self.uid.and_then(overdue)
     }
 
     /// For who has found out what it is, or is told that it may be anything.
-    pub(crate) fn into_owned(self) -> OwnedFd {
+    pub fn into_owned(self) -> OwnedFd {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: taken once, here; what is not dropped any more does not take it again.
         unsafe { ManuallyDrop::take(&mut this.fd) }
     }
 }
 
-impl AsFd for Foreign {
+impl AsFd for ReceivedFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-impl Drop for Foreign {
+impl Drop for ReceivedFd {
     fn drop(&mut self) {
         // SAFETY: taken once, here.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
@@ -107,7 +108,7 @@ fn lines() -> std::io::Result<&'static Lines> {
 }
 
 /// Closes what `uid` sent, in a thread of that uid's. Does not wait.
-pub(super) fn close_elsewhere(fd: OwnedFd, uid: u32) {
+pub(crate) fn close_elsewhere(fd: OwnedFd, uid: u32) {
     let Ok(lines) = lines() else { return drop(fd) };
     let mut by_uid = locked(&lines.by_uid);
     let line = by_uid.entry(uid).or_default();
@@ -162,7 +163,7 @@ fn close_all_of(lines: &Lines, uid: u32) {
 }
 
 /// How many descriptors of `uid`'s wait to be closed, if the one before them takes so long that there should be no more.
-pub(crate) fn overdue(uid: u32) -> Option<usize> {
+pub fn overdue(uid: u32) -> Option<usize> {
     let by_uid = locked(&present_lines()?.by_uid);
     let line = by_uid.get(&uid).filter(|line| line.waiting.len() >= WAITING_MAX)?;
     line.since.is_some_and(|since| since.elapsed() > LONG).then_some(line.waiting.len())

@@ -4,7 +4,7 @@
 //! the word's value from when it was made. And a child of `fork` closes the descriptors that it inherited, so that its
 //! parent's peers are told of the parent's death, and its listeners' sockets do not live on.
 
-use super::locked;
+use crate::mutex::locked;
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, IntoRawFd as _, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// The process that made a handle, and whether the handle is still in use.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Owner {
+pub struct Owner {
     word: &'static AtomicU32,
     /// The word's value in the process that made the handle.
     token: u32,
@@ -25,7 +25,7 @@ const RETIRED: u32 = u32::MAX;
 
 impl Owner {
     /// This process.
-    pub(crate) fn current() -> std::io::Result<Owner> {
+    pub fn current() -> std::io::Result<Owner> {
         let word = word()?;
         // A wiped word is a child's that makes its first handle: a new value, different from every forebear's.
         if word.load(Ordering::Relaxed) == 0 {
@@ -43,22 +43,22 @@ impl Owner {
 
     /// Whether the handle is in the process that made it, and in use. Relaxed: a fork is no other thread's store.
     #[inline(always)]
-    pub(crate) fn is_current(&self) -> bool {
+    pub fn is_current(&self) -> bool {
         self.word.load(Ordering::Relaxed) == self.current
     }
 
     /// Whether this is a child of the process that made the handle.
-    pub(crate) fn is_forked(&self) -> bool {
+    pub fn is_forked(&self) -> bool {
         self.word.load(Ordering::Relaxed) != self.token
     }
 
     /// Takes [`Owner::retire`] back.
-    pub(crate) fn reinstate(&mut self) {
+    pub fn reinstate(&mut self) {
         self.current = self.token;
     }
 
     /// From now on [`Owner::is_current`] says no, so that the fast path needs to look at nothing else.
-    pub(crate) fn retire(&mut self) {
+    pub fn retire(&mut self) {
         self.current = RETIRED;
     }
 }
@@ -107,7 +107,7 @@ fn open() -> MutexGuard<'static, BTreeSet<RawFd>> {
 }
 
 /// Opens a descriptor, or what has one, and notes it, with no fork in between: of a lock or a life a child must not keep a copy.
-pub(super) fn opening<T: AsRawFd, E>(opens: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+pub fn opening<T: AsRawFd, E>(opens: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let mut fds = open();
     let fd = opens()?;
     fds.insert(fd.as_raw_fd());
@@ -115,14 +115,14 @@ pub(super) fn opening<T: AsRawFd, E>(opens: impl FnOnce() -> Result<T, E>) -> Re
 }
 
 /// Closes a descriptor that was noted, with no fork in between. It must be one that closes at once: whoever opens, closes or forks waits for it.
-pub(super) fn close<T: AsRawFd>(fd: T) {
+pub fn close<T: AsRawFd>(fd: T) {
     let mut fds = open();
     fds.remove(&fd.as_raw_fd());
     drop(fd);
 }
 
 /// A descriptor that was noted is somebody else's from now on.
-pub(super) fn forget(fd: &OwnedFd) {
+pub(crate) fn forget(fd: &OwnedFd) {
     open().remove(&fd.as_raw_fd());
 }
 
@@ -132,7 +132,7 @@ pub(super) fn forget(fd: &OwnedFd) {
 /// The number is forgotten while the file is still open, so nobody else has that number yet: what is forgotten is never somebody's who opened
 /// later, and no child closes what it has under that number of others. A child that is forked in between has the file open until it executes a
 /// program, as one that another part of the program opened; that is why locks and lives are for [`close`].
-pub(super) fn close_and_tell(fd: OwnedFd) -> rustix::io::Result<()> {
+pub(crate) fn close_and_tell(fd: OwnedFd) -> rustix::io::Result<()> {
     open().remove(&fd.as_raw_fd());
     // SAFETY: it is owned, and given up here.
     match unsafe { libc::close(fd.into_raw_fd()) } {

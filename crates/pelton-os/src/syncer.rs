@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd};
 
 /// The kernel has its own reference to the file from the start of a sync to its end, and none to any memory of ours.
-pub(crate) struct Syncer {
+pub struct Syncer {
     ring: Ring,
     in_flight: bool,
 }
@@ -19,17 +19,17 @@ enum Ring {
 
 impl Syncer {
     /// Asks nothing of the system yet.
-    pub(crate) fn new() -> Syncer {
+    pub fn new() -> Syncer {
         Syncer { ring: Ring::NotYet, in_flight: false }
     }
 
     /// Whether one is under way.
-    pub(crate) fn is_busy(&self) -> bool {
+    pub fn is_busy(&self) -> bool {
         self.in_flight
     }
 
     /// Begins to sync; there must be none under way. When it is not busy after it, everything is done.
-    pub(crate) fn start(&mut self, file: impl AsFd) -> rustix::io::Result<()> {
+    pub fn start(&mut self, file: impl AsFd) -> rustix::io::Result<()> {
         debug_assert!(!self.in_flight, "at most one at a time");
         if matches!(self.ring, Ring::NotYet) {
             self.ring = IoUring::new(1).map_or(Ring::Refused, |ring| Ring::Made(Box::new(ring)));
@@ -56,7 +56,7 @@ impl Syncer {
     }
 
     /// What became of the one under way, if that is known by now.
-    pub(crate) fn ended(&mut self, file: impl AsFd) -> Option<rustix::io::Result<()>> {
+    pub fn ended(&mut self, file: impl AsFd) -> Option<rustix::io::Result<()>> {
         let Ring::Made(ring) = &mut self.ring else { return None };
         let result = ring.completion().next()?.result();
         self.in_flight = false;
@@ -64,7 +64,7 @@ impl Syncer {
     }
 
     /// Waits for the one under way.
-    pub(crate) fn wait(&mut self, file: impl AsFd) -> rustix::io::Result<()> {
+    pub fn wait(&mut self, file: impl AsFd) -> rustix::io::Result<()> {
         while self.in_flight {
             if let Some(ended) = self.ended(&file) {
                 return ended;
@@ -103,7 +103,7 @@ impl Syncer {
 }
 
 /// Waits until everything that was written to the file is on its disk.
-pub(crate) fn sync(file: impl AsFd) -> rustix::io::Result<()> {
+pub fn sync(file: impl AsFd) -> rustix::io::Result<()> {
     rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&file))
 }
 

@@ -1,6 +1,6 @@
 //! A moment that is told by a descriptor, like everything else that is waited for.
 
-use super::Descriptor;
+use crate::descriptor::Descriptor;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use rustix::time::{timerfd_create, timerfd_settime};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,24 +8,24 @@ use std::time::Duration;
 
 /// Readable from a moment on.
 #[derive(Debug)]
-pub(crate) struct Timer(Descriptor);
+pub struct Timer(Descriptor);
 
 impl Timer {
     /// Not before it is [`set`](Timer::set).
-    pub(crate) fn new() -> std::io::Result<Timer> {
+    pub fn new() -> std::io::Result<Timer> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         Ok(Timer(Descriptor::opened(|| timerfd_create(TimerfdClockId::Monotonic, flags))??))
     }
 
     /// In so long.
-    pub(crate) fn after(time: Duration) -> std::io::Result<Timer> {
+    pub fn after(time: Duration) -> std::io::Result<Timer> {
         let timer = Timer::new()?;
         timer.set(time)?;
         Ok(timer)
     }
 
     /// In so long from now, whatever was said before.
-    pub(crate) fn set(&self, time: Duration) -> std::io::Result<()> {
+    pub fn set(&self, time: Duration) -> std::io::Result<()> {
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         let value = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
         timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: none, it_value: value })?;
@@ -33,7 +33,7 @@ impl Timer {
     }
 
     /// Whether it has passed. Said once.
-    pub(crate) fn has_passed(&self) -> bool {
+    pub fn has_passed(&self) -> bool {
         rustix::io::read(&self.0, &mut [0; 8]).is_ok()
     }
 }
@@ -42,4 +42,12 @@ impl AsFd for Timer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC. By the C library: what asks the vDSO itself ends a program under valgrind, which has taken that away.
+pub fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: fills a struct of ours; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -1,0 +1,235 @@
+//! Doorbells: what wakes a waiting peer, or a thread of this process.
+
+use crate::descriptor::Descriptor;
+use crate::received_fd::ReceivedFd;
+use crate::socket::{Socket, is_shut_down, is_unix_seqpacket};
+use rustix::event::epoll::EventFlags;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, ReadWriteFlags};
+use rustix::net::{SendFlags, send};
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A doorbell: rung by one side, waited for by the other. `spec/protocol.md`, "Doorbells", says why no peer can make either block.
+#[derive(Debug)]
+pub struct Doorbell(Form);
+
+/// What a bell is made of.
+#[derive(Debug)]
+enum Form {
+    /// An eventfd that only this process has: readable from a ring until it is drained.
+    Own(Descriptor),
+    /// An eventfd between processes of one user. It is rung by adding 0, which has room whatever the counter is, and reported by an epoll that is told
+    /// of every write; so it is never drained.
+    Shared(Descriptor),
+    /// Has a name in a directory, so that a successor finds it.
+    Fifo(Descriptor),
+    /// Both ends of a socket pair: the owner waits at the near one, and gives the far one to a peer of another user.
+    Pair { near: Socket, far: Descriptor },
+    /// The far end, as a peer gave it. What is queued in it is closed with it, so it is closed as what a peer sent.
+    Far(ReceivedFd),
+}
+
+impl Doorbell {
+    /// For this process alone.
+    pub fn own() -> std::io::Result<Doorbell> {
+        let fd = new_eventfd()?;
+        // Where that is refused it would ring for ever: said now, as nobody could say it then.
+        drain_eventfd(&fd).map_err(|errno| {
+            let error = std::io::Error::from(errno);
+            std::io::Error::new(error.kind(), format!("reading an eventfd by preadv2: {error}"))
+        })?;
+        Ok(Doorbell(Form::Own(fd)))
+    }
+
+    /// For peers of this process's user, and threads.
+    pub fn shared() -> std::io::Result<Doorbell> {
+        Ok(Doorbell(Form::Shared(new_eventfd()?)))
+    }
+
+    /// For one peer, of another user.
+    pub fn pair(peer_uid: u32) -> std::io::Result<Doorbell> {
+        let (near, far) = Socket::pair(peer_uid)?;
+        Ok(Doorbell(Form::Pair { near, far: Descriptor::new(far)? }))
+    }
+
+    /// A FIFO, opened by this process for reading and writing, without waiting. Both, so that it has a reader whatever
+    /// the other side does: ringing then never raises SIGPIPE, and there is never a hang-up on it.
+    pub fn fifo(fd: OwnedFd) -> std::io::Result<Doorbell> {
+        Ok(Doorbell(Form::Fifo(Descriptor::new(fd)?)))
+    }
+
+    /// The peer's, as it came over the socket.
+    pub fn from_peer(fd: ReceivedFd, is_own_user: bool) -> std::io::Result<Doorbell> {
+        use rustix::fs::{AtFlags, StatxFlags, statx};
+        // As far as is known without asking a file's server, which may not answer.
+        let asked = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let kind = u32::from(statx(&fd, c"", asked, StatxFlags::TYPE)?.stx_mode) & libc::S_IFMT;
+        let unusable = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
+        match kind {
+            libc::S_IFSOCK if is_unix_seqpacket(&fd)? => Ok(Doorbell(Form::Far(fd))),
+            // An eventfd is of no file type.
+            0 if is_own_user => {
+                // Non-blocking, whatever the peer made of it.
+                let set = rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK);
+                set.map_err(|error| unusable(format!("the peer's bell cannot be used: {error}")))?;
+                Ok(Doorbell(Form::Shared(Descriptor::new(fd.into_owned())?)))
+            }
+            0 => Err(unusable("the peer's bell is no socket, which a peer of another user must give".to_owned())),
+            kind => Err(unusable(format!(
+                "the peer's bell is of file type {kind:#o}, wanted an eventfd or a seqpacket Unix socket"
+            ))),
+        }
+    }
+
+    /// Wakes who waits for it. Never blocks; a bell that is full rings already.
+    pub fn ring(&self) {
+        let (count, bytes) = match self.0 {
+            Form::Own(_) => (1u64, 8),
+            Form::Shared(_) => (0, 8),
+            Form::Fifo(_) | Form::Pair { .. } | Form::Far(_) => (1, 1),
+        };
+        let bytes = &count.to_ne_bytes()[..bytes];
+        loop {
+            let rung = match &self.0 {
+                Form::Pair { .. } | Form::Far(_) => {
+                    send(self.given(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(|_| ())
+                }
+                Form::Own(fd) | Form::Shared(fd) | Form::Fifo(fd) => rustix::io::write(fd, bytes).map(|_| ()),
+            };
+            if rung != Err(Errno::INTR) {
+                return;
+            }
+        }
+    }
+
+    /// Makes it silent until it is rung again. Never waits, whatever the peer did to shared flags. False: nobody can ring it any more.
+    pub fn drain(&self) -> bool {
+        match &self.0 {
+            Form::Own(fd) => _ = drain_eventfd(fd),
+            Form::Shared(_) | Form::Far(_) => {}
+            Form::Fifo(fd) => drain_fifo(fd),
+            Form::Pair { near, .. } => return drain_socket(near),
+        }
+        true
+    }
+
+    /// What the peer is given.
+    pub fn given(&self) -> BorrowedFd<'_> {
+        match &self.0 {
+            Form::Pair { far, .. } => far.as_fd(),
+            _ => self.as_fd(),
+        }
+    }
+
+    /// Notes the only epoll that polls the socket of a pair: the socket leaves it before its close, which may block.
+    pub(crate) fn set_epoll(&self, epoll: &Arc<Descriptor>) {
+        if let Form::Pair { near, .. } = &self.0 {
+            near.set_epoll(epoll);
+        }
+    }
+
+    /// The events by which an epoll reports a ring.
+    pub(crate) fn events(&self) -> EventFlags {
+        match self.0 {
+            // One of the two holds at every value of the counter.
+            Form::Shared(_) => EventFlags::IN | EventFlags::OUT | EventFlags::ET,
+            _ => EventFlags::IN,
+        }
+    }
+}
+
+fn new_eventfd() -> std::io::Result<Descriptor> {
+    Descriptor::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+fn drain_eventfd(fd: &Descriptor) -> rustix::io::Result<()> {
+    let mut count = [0u8; 8];
+    loop {
+        let mut slice = [IoSliceMut::new(&mut count)];
+        match rustix::io::preadv2(fd, &mut slice, u64::MAX, ReadWriteFlags::NOWAIT) {
+            Err(Errno::INTR) => {}
+            Ok(_) | Err(Errno::AGAIN) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn drain_fifo(fd: &Descriptor) {
+    // Rings without a sleeper to drain them add up to the FIFO's 64 KiB at most. Who rings faster than this drains has
+    // it ring on, which costs a turn of whoever waits, and no more.
+    let mut rings = [0u8; 1024];
+    for _ in 0..64 {
+        match rustix::io::read(fd, &mut rings[..]) {
+            Err(Errno::INTR) => {}
+            // A short read has emptied it. What came since rings anew.
+            Ok(count) if count == rings.len() => {}
+            _ => return,
+        }
+    }
+}
+
+/// False: the peer has shut it down, or does with it what is no ring.
+fn drain_socket(near: &Socket) -> bool {
+    // As for a FIFO.
+    for _ in 0..64 {
+        match near.try_receive(&mut [0; 8]) {
+            // A packet of no bytes, or the end.
+            Ok(Some((0, ..))) if is_shut_down(near) => return false,
+            // No ring has descriptors, and more would come with each drain.
+            Ok(Some((_, fds, cut_off))) if cut_off || !fds.is_empty() => return false,
+            Ok(Some(_)) => {}
+            Ok(None) => return true,
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+impl AsFd for Doorbell {
+    /// What the owner waits at, or the peer rings.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.0 {
+            Form::Own(fd) | Form::Shared(fd) | Form::Fifo(fd) => fd.as_fd(),
+            Form::Far(far) => far.as_fd(),
+            Form::Pair { near, .. } => near.as_fd(),
+        }
+    }
+}
+
+/// A bell that only this process rings: it knows whether there is anything to drain.
+#[derive(Debug)]
+pub struct LocalWake {
+    bell: Doorbell,
+    rung: AtomicBool,
+}
+
+impl LocalWake {
+    /// A silent one.
+    pub fn new() -> std::io::Result<LocalWake> {
+        Ok(LocalWake { bell: Doorbell::own()?, rung: AtomicBool::new(false) })
+    }
+
+    /// Wakes who polls it.
+    pub fn ring(&self) {
+        // The bell before the flag: a drain that comes between the two finds the bell ringing once more, at worst, and
+        // the flag with it then. The other way round it would never be silenced.
+        self.bell.ring();
+        self.rung.store(true, Ordering::Release);
+    }
+
+    /// Makes it silent until it is rung again.
+    pub fn drain(&self) {
+        if self.rung.swap(false, Ordering::Acquire) {
+            self.bell.drain();
+        }
+    }
+}
+
+impl AsFd for LocalWake {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}

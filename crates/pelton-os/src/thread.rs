@@ -1,0 +1,32 @@
+//! The calling thread: its signals, its processors, its spin loops.
+
+/// Leaves all signals to the program's own threads, in one that is not.
+pub fn block_signals() {
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the set is filled before it is used, and lives as long as the calls.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+/// Asks the processor to let the other side go first, in a loop that spins.
+#[inline(always)]
+pub fn relax() {
+    std::hint::spin_loop();
+}
+
+/// Whether this thread and the peer's process have more than one processor between them. On a single one, spinning only
+/// keeps the other side from running. Each alone may well be pinned to one.
+pub fn has_two_processors(peer_pid: u32) -> bool {
+    use rustix::process::Pid;
+    use rustix::thread::{CpuSet, sched_getaffinity};
+    let own = sched_getaffinity(None);
+    // On a path channel it is what the peer's page says: anything.
+    let peer = i32::try_from(peer_pid).ok().and_then(Pid::from_raw).map(|pid| sched_getaffinity(Some(pid)));
+    let allows = |set: &rustix::io::Result<CpuSet>, cpu| set.as_ref().is_ok_and(|set| set.is_set(cpu));
+    let union = (0..CpuSet::MAX_CPU)
+        .filter(|cpu| allows(&own, *cpu) || peer.as_ref().is_some_and(|peer| allows(peer, *cpu)))
+        .count();
+    union > 1
+}
