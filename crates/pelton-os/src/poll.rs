@@ -59,7 +59,7 @@ pub enum Event {
     /// The peer of the lane of that number has gone.
     Gone(u32),
     /// Somebody who is not a peer yet has something to say; who, is a number of the caller's.
-    Visit(u32),
+    Connecting(u32),
 }
 
 /// Told once for each ring.
@@ -72,20 +72,20 @@ const BELL_OF_ONE: u64 = 3 << 32;
 const DOORBELL: u64 = 4 << 32;
 const NO_EVENT: epoll::Event = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(BELL) };
 const GONE: u64 = 1 << 32;
-const VISIT: u64 = 2 << 32;
+const CONNECTING: u64 = 2 << 32;
 
 impl Event {
     fn data(self) -> EventData {
         EventData::new_u64(match self {
             Event::Gone(lane) => GONE | u64::from(lane),
-            Event::Visit(visit) => VISIT | u64::from(visit),
+            Event::Connecting(number) => CONNECTING | u64::from(number),
         })
     }
 
     fn of(data: u64) -> Option<Event> {
         match data & !0xffff_ffff {
             GONE => Some(Event::Gone(data as u32)),
-            VISIT => Some(Event::Visit(data as u32)),
+            CONNECTING => Some(Event::Connecting(data as u32)),
             _ => None,
         }
     }

@@ -1,6 +1,7 @@
 //! Connecting: who listens and who connects, how a survivor finds the successor of its peer, and the ends of a channel
 //! between threads. What the two sides then say to each other is in `handshake.rs`.
 
+use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::handshake::turn_away;
 use crate::handshake::{
@@ -9,12 +10,13 @@ use crate::handshake::{
     surviving_receiver, surviving_sender,
 };
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
-use crate::link::{Doorbells, Link};
+use crate::link::{Link, this_process};
 use crate::name::{Bound, Name};
 use crate::options::Options;
 use crate::path::Place;
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
+use crate::transport::{Queue, ThreadTransport};
 use pelton_lane::{Position, failpoint};
 use pelton_os::socket::{accept_at, first_readable};
 use pelton_os::{Descriptor, Timer, locked, membarrier};
@@ -274,8 +276,8 @@ impl Entrance {
     pub(crate) fn new(listener: Listener, bells: &Doorbells) -> Result<Entrance> {
         let timer = Timer::new().map_err(Error::system("making a timer"))?;
         let reserve = Some(spare().map_err(Error::system("keeping a descriptor in reserve"))?);
-        bells.add_visits(listener.inner.bound.as_fd(), 0).map_err(Error::system("watching the listener"))?;
-        bells.add_visits(timer.as_fd(), 0).map_err(Error::system("watching a timer"))?;
+        bells.watch_connecting(listener.inner.bound.as_fd(), 0).map_err(Error::system("watching the listener"))?;
+        bells.watch_connecting(timer.as_fd(), 0).map_err(Error::system("watching a timer"))?;
         Ok(Entrance { listener, visitors: VecDeque::new(), visit: 0, is_deaf: None, timer, reserve })
     }
 
@@ -283,7 +285,7 @@ impl Entrance {
     pub(crate) fn listen_again(&mut self, bells: &Doorbells) -> Result<()> {
         if self.is_deaf.is_some() {
             bells
-                .heed_visits(self.listener.inner.bound.as_fd(), 0, true)
+                .pause_connecting(self.listener.inner.bound.as_fd(), 0, false)
                 .map_err(Error::system("watching the listener"))?;
             self.is_deaf = None;
         }
@@ -308,7 +310,7 @@ impl Entrance {
             return self.listen_again(bells);
         }
         if self.is_deaf.is_none() {
-            let heeded = bells.heed_visits(self.listener.inner.bound.as_fd(), 0, false);
+            let heeded = bells.pause_connecting(self.listener.inner.bound.as_fd(), 0, true);
             heeded.map_err(Error::system("watching the listener"))?;
             self.is_deaf = Some(Instant::now());
         }
@@ -400,7 +402,7 @@ impl Entrance {
             }
         }
         match self.is_deaf {
-            None => bells.hear_again(),
+            None => bells.keep_readable(),
             Some(_) => self.wait_for_room(bells)?,
         }
         Ok(())
@@ -426,7 +428,7 @@ impl Entrance {
     }
 
     fn welcome(&self, shake: Shake, lane: u32, bells: &Doorbells, reception: &Reception) -> Result<Visitor> {
-        let bell = bells.bell_for(shake.peer()).map_err(shake.told("making a bell"))?;
+        let bell = bells.doorbell_for(shake.peer()).map_err(shake.told("making a bell"))?;
         shake.add_to(bells, self.visit)?;
         let reception = Reception { bell, lane, ..reception.clone() };
         let shaking: Pin<Box<dyn Future<Output = Result<Lane>> + Send>> = match reception.desk.clone() {
@@ -460,13 +462,13 @@ fn is_shortage(error: &std::io::Error) -> bool {
 }
 
 fn admitted(mut lane: Lane, bells: &Doorbells) -> Result<Lane> {
-    if let [Some(socket), _] = lane.link.life() {
-        bells.end_visit(socket, lane.number).map_err(Error::system("watching the peer"))?;
+    if let [Some(socket), _] = lane.link.liveness() {
+        bells.finish_connecting(socket, lane.number)?;
     }
     lane.is_announced = false;
     lane.memory.forget_descriptors();
     if let Some(back) = &lane.back {
-        bells.add_bell(back.caller.bell()).map_err(Error::system("hearing a client's bell"))?;
+        bells.add_doorbell(back.caller.doorbell())?;
     }
     Ok(lane)
 }
@@ -513,7 +515,7 @@ impl Origin {
         deadline: Option<Instant>,
     ) -> Result<bool> {
         // What the dead sender sent along is still in its socket.
-        lane.link.take_in()?;
+        lane.link.drain_descriptors()?;
         // If the lane itself is broken, no successor is to blame.
         lane.consumer.end_of_committed()?;
         self.resume(deadline, |shake, listens| in_call(surviving_receiver(shake, lane, bells, listens)))
@@ -593,11 +595,13 @@ pub(crate) fn threads(options: &Options) -> Result<(Sender, Receiver)> {
             make_data(capacity)?,
             make_consumer_page(Position::START)?,
             make_receiver_page()?,
-            Link::between_threads()?,
         ))
     };
-    let (page, data, consumer, receiver, [(bells, to_receiver), (receiver_bells, to_sender)]) =
+    let (page, data, consumer, receiver) =
         make().map_err(Error::system("making a channel of memfds, eventfds and epolls"))?;
+    let (bells, receiver_bells, queue) = (Doorbells::new()?, Doorbells::new()?, Queue::default());
+    let link = |peer: &Doorbells| Link::new(peer.doorbell().clone(), ThreadTransport(queue.clone()), this_process());
+    let (to_receiver, to_sender) = (link(&receiver_bells), link(&bells));
     let [page, consumer, receiver, data] = [page, consumer, receiver, data].map(Arc::new);
     let memory =
         SenderMemory { page: page.clone(), data: data.clone(), consumer: consumer.clone(), receiver: receiver.clone() };

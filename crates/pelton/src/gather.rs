@@ -2,24 +2,48 @@
 
 use crate::call::Desk;
 use crate::connect::{Entrance, Listener, Origin};
+use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::handshake::{Reception, make_consumer_page, make_data, make_producer_page, make_receiver_page};
 use crate::lanes::{Lane, LaneMemory, Lanes};
-use crate::link::{Doorbells, Link};
+use crate::link::{Link, this_process};
 use crate::memory::Budget;
 use crate::options::Options;
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{End, Sender, SenderMemory, SenderParts, Sent};
+use crate::transport::{NoTransport, Queue, ThreadTransport, Transport};
 use crate::wait::Spin;
 use crate::{Counters, lanes};
 use pelton_lane::{CAPACITY_MIN, Position};
-use pelton_os::{Doorbell, LocalWake, Owner, locked, membarrier, own_uid};
+use pelton_os::{Doorbell, LocalWake, Owner, locked, membarrier};
 use pelton_os::{Event, Peer};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+
+/// From a sender in the receiver's process to its receiver.
+#[derive(Debug)]
+struct ToRegistry {
+    queue: Queue,
+    hall: Arc<Hall>,
+    number: u32,
+}
+
+impl Transport for ToRegistry {
+    fn shutdown(&self) {
+        self.hall.note_gone(self.number);
+    }
+
+    fn try_send_descriptors(&self, seq: u32, fds: &[BorrowedFd<'_>]) -> Result<bool> {
+        self.queue.send(seq, fds)
+    }
+
+    fn lane_number(&self) -> u32 {
+        self.number
+    }
+}
 
 /// A receiver's side of it.
 #[derive(Debug)]
@@ -67,7 +91,7 @@ impl Hall {
     }
 
     /// What the receiver's senders ring.
-    pub(crate) fn bell(&self) -> &Arc<Doorbell> {
+    pub(crate) fn doorbell(&self) -> &Arc<Doorbell> {
         &self.reception.bell
     }
 
@@ -147,7 +171,7 @@ impl Gate {
         // For a sender that is there all the same.
         lane.close();
         if let Some(back) = &lane.back {
-            bells.forget(back.caller.bell().as_fd());
+            bells.forget(back.caller.doorbell().as_fd());
         }
         self.hall.give_back_number(lane.number);
         self.entrance.as_mut().map_or(Ok(()), |entrance| entrance.listen_again(bells))
@@ -159,9 +183,9 @@ impl Gate {
             self.attend_threads(lanes, bells);
         }
         let mut events = Vec::new();
-        bells.hear(&mut events)?;
+        bells.take_events(&mut events)?;
         // Who is here comes before who comes.
-        events.sort_by_key(|event| *event == Event::Visit(0));
+        events.sort_by_key(|event| *event == Event::Connecting(0));
         for event in events {
             match event {
                 Event::Gone(number) => {
@@ -169,7 +193,7 @@ impl Gate {
                         lane.note_end(bells);
                     }
                 }
-                Event::Visit(visit) => {
+                Event::Connecting(visit) => {
                     let Some(entrance) = &mut self.entrance else { continue };
                     let hall = &self.hall;
                     let done = |lane: std::result::Result<Lane, u32>| match lane {
@@ -240,28 +264,35 @@ pub(crate) fn gather_with(
             consumer: Arc::new(make_consumer_page(Position::START)?.without_descriptor()),
             receiver,
         };
-        Ok((Doorbells::new()?, memory))
+        Ok(memory)
     };
-    let (bells, memory) = make().map_err(Error::system("making a receiver"))?;
+    let bells = Doorbells::new()?;
+    let memory = make().map_err(Error::system("making a receiver"))?;
     let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
     let hall = Arc::new(Hall {
         state: Mutex::default(),
         stirred: AtomicBool::new(false),
         reception: Reception {
             page: memory.receiver.clone(),
-            bell: bells.bell().clone(),
+            bell: bells.doorbell().clone(),
             bells: bells.clone(),
             can_barrier,
             lane: 0,
             desk: desk(&bells, budget.clone())?,
             budget,
         },
-        nudge: bells.nudge().clone(),
+        nudge: bells.local_wake().clone(),
         options: options.clone(),
         owner,
     });
     let sleeper = lanes::receiver_sleeper(&memory.receiver, can_barrier);
-    let nobody = Lane::new(memory.attach(0, can_barrier)?, Link::to_nobody(bells.bell().clone()), 0, 0, memory);
+    let nobody = Lane::new(
+        memory.attach(0, can_barrier)?,
+        Link::new(bells.doorbell().clone(), NoTransport, Peer { pid: 0, uid: 0 }),
+        0,
+        0,
+        memory,
+    );
     let entrance = listener.map(|listener| Entrance::new(listener, &bells)).transpose()?;
     let gate = Gate { hall, entrance, parted: Counters::default() };
     Receiver::gathering(ReceiverParts { lane: nobody, sleeper, bells }, options, gate)
@@ -390,11 +421,13 @@ impl Senders {
                 make_consumer_page(Position::START)?.without_descriptor(),
             ]
             .map(Arc::new);
-            let bells = Doorbells::new()?;
-            let (to_sender, to_receiver) = Link::of_thread(bells.bell().clone(), hall, number);
-            Ok((page, data, consumer, bells, to_sender, to_receiver))
+            Ok((page, data, consumer))
         };
-        let (page, data, consumer, bells, to_sender, to_receiver) = make().map_err(Error::system("making a lane"))?;
+        let (page, data, consumer) = make().map_err(Error::system("making a lane"))?;
+        let (bells, queue) = (Doorbells::new()?, Queue::default());
+        let to_sender = Link::new(bells.doorbell().clone(), ThreadTransport(queue.clone()), this_process());
+        let to_registry = ToRegistry { queue, hall: hall.clone(), number };
+        let to_receiver = Link::new(hall.doorbell().clone(), to_registry, this_process());
         let memory = SenderMemory {
             page: page.clone(),
             data: data.clone(),
@@ -460,11 +493,6 @@ impl Senders {
     pub fn try_send(&self, payload: &[u8]) -> Result<Sent> {
         self.with(|sender| sender.try_send(payload))?
     }
-}
-
-/// Who sends by a thread's lane.
-pub(crate) fn this_process() -> Peer {
-    Peer { pid: std::process::id(), uid: own_uid() }
 }
 
 #[cfg(test)]

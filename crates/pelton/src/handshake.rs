@@ -5,13 +5,19 @@
 //! sends it has mapped and attached everything, and so has who receives it.
 
 use crate::call::{Back, Caller, Desk};
+use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
-use crate::link::{Doorbells, Link};
+use crate::link::Link;
 use crate::memory::{Budget, GRANULE, LINK_BYTES_MIN, Limits, Part, SHARES, lane_within};
 use crate::options::Options;
+use crate::packet::{
+    CONSUMER, ENTRY_VERSION, Entries, FEATURES, FIXED_BYTES, HELLO, PACKET_BYTES, PRODUCER, Packet, READY, REFUSED,
+    Role, VERSION_TEXT, entry, refusal,
+};
 use crate::receiver::ReceiverParts;
 use crate::sender::{SenderMemory, SenderParts};
+use crate::transport::SocketTransport;
 use pelton_lane::{
     CAPACITY_MIN, Consumer, ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position,
     Preamble, Producer, ProducerPage, ReceiverPage, SEGMENT_BYTES, Sleeper, WIRE_VERSION, capacity_is_valid, failpoint,
@@ -30,216 +36,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
-
-/// Bytes of the largest packet.
-pub(crate) const PACKET_BYTES: usize = 512;
-const FIXED_BYTES: usize = 80;
-
-const HELLO: u32 = 1;
-const PRODUCER: u32 = 2;
-const CONSUMER: u32 = 3;
-const READY: u32 = 4;
-const REFUSED: u32 = 5;
-const DESCRIPTORS: u32 = 6;
-
-/// Which end of the lane a side is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Sender = 1,
-    Receiver = 2,
-    /// Of a link of two lanes: sends requests, receives replies.
-    Client = 3,
-    Service = 4,
-}
-
-impl Role {
-    /// What the peer must be.
-    fn other(self) -> Role {
-        match self {
-            Role::Sender => Role::Receiver,
-            Role::Receiver => Role::Sender,
-            Role::Client => Role::Service,
-            Role::Service => Role::Client,
-        }
-    }
-
-    fn word(role: u32) -> String {
-        match role {
-            1 => "sender".to_owned(),
-            2 => "receiver".to_owned(),
-            3 => "client".to_owned(),
-            4 => "service".to_owned(),
-            role => format!("peer of role {role}"),
-        }
-    }
-}
-
-/// A packet of the hand-shake. Fields that a kind does not use are 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Packet {
-    kind: u32,
-    wire_version: u32,
-    layout_signature: u64,
-    role: u32,
-    holds: u32,
-    capacity: u64,
-    message_bytes_max: u64,
-    generation: u64,
-    head: u64,
-    tail: u64,
-    floor: u64,
-    seq: u32,
-}
-
-impl Packet {
-    fn new(kind: u32) -> Packet {
-        Packet {
-            kind,
-            wire_version: WIRE_VERSION,
-            layout_signature: LAYOUT_SIGNATURE,
-            role: 0,
-            holds: 0,
-            capacity: 0,
-            message_bytes_max: 0,
-            generation: 0,
-            head: 0,
-            tail: 0,
-            floor: 0,
-            seq: 0,
-        }
-    }
-
-    fn hello(role: Role, holds: bool, takes: Limits) -> Packet {
-        let Limits { lane_bytes: capacity, message_bytes: message_bytes_max } = takes;
-        Packet { role: role as u32, holds: holds.into(), capacity, message_bytes_max, ..Packet::new(HELLO) }
-    }
-
-    /// Of HELLO: bits of the features that the side requires, and does not go on without.
-    fn required(&self) -> u64 {
-        self.floor
-    }
-
-    /// Of HELLO: bits of the features that the side has.
-    fn offered(&self) -> u64 {
-        self.tail
-    }
-
-    /// Of HELLO: what the side takes from the other.
-    fn takes(&self) -> Limits {
-        Limits { lane_bytes: self.capacity, message_bytes: self.message_bytes_max }
-    }
-
-    /// The same about the lane, as another kind.
-    fn as_kind(&self, kind: u32) -> Packet {
-        Packet { kind, ..*self }
-    }
-
-    fn encode(&self) -> [u8; FIXED_BYTES] {
-        let mut bytes = [0; FIXED_BYTES];
-        let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
-        put(0, &self.kind.to_le_bytes());
-        put(4, &self.wire_version.to_le_bytes());
-        put(8, &self.layout_signature.to_le_bytes());
-        put(16, &self.role.to_le_bytes());
-        put(20, &self.holds.to_le_bytes());
-        put(24, &self.capacity.to_le_bytes());
-        put(32, &self.message_bytes_max.to_le_bytes());
-        put(40, &self.generation.to_le_bytes());
-        put(48, &self.head.to_le_bytes());
-        put(56, &self.tail.to_le_bytes());
-        put(64, &self.floor.to_le_bytes());
-        put(72, &self.seq.to_le_bytes());
-        bytes
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Packet> {
-        let bytes: &[u8; FIXED_BYTES] = bytes.first_chunk()?;
-        let u32_at = |offset: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[offset + i]));
-        let u64_at = |offset: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[offset + i]));
-        Some(Packet {
-            kind: u32_at(0),
-            wire_version: u32_at(4),
-            layout_signature: u64_at(8),
-            role: u32_at(16),
-            holds: u32_at(20),
-            capacity: u64_at(24),
-            message_bytes_max: u64_at(32),
-            generation: u64_at(40),
-            head: u64_at(48),
-            tail: u64_at(56),
-            floor: u64_at(64),
-            seq: u32_at(72),
-        })
-    }
-}
-
-/// Bits of the features that this version has. None is defined yet.
-const FEATURES: u64 = 0;
-
-/// This version, as others are told.
-const VERSION_TEXT: &str = concat!("pelton ", env!("CARGO_PKG_VERSION"));
-const ENTRY_VERSION: u16 = 1;
-/// Types from here on must be known to the peer.
-const ENTRY_REQUIRED: u16 = 0x8000;
-
-fn entry(kind: u16, value: &[u8]) -> Vec<u8> {
-    let mut bytes = [kind.to_le_bytes(), (value.len() as u16).to_le_bytes()].concat();
-    bytes.extend(value);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes
-}
-
-/// What the entries of a HELLO say, as far as this version knows them.
-#[derive(Debug, Default)]
-struct Entries {
-    version: Option<String>,
-    problem: Option<String>,
-}
-
-impl Entries {
-    /// All are read before the first problem counts: the version of the peer belongs to its text.
-    fn read(mut bytes: &[u8]) -> Entries {
-        let mut found = Entries::default();
-        while !bytes.is_empty() {
-            let word = |at: usize| bytes.get(at..at + 2).map(|two| u16::from_le_bytes([two[0], two[1]]));
-            let (Some(kind), Some(len)) = (word(0), word(2)) else {
-                found.note(format!("half an entry came: {} bytes, wanted at least 4", bytes.len()));
-                break;
-            };
-            let end = 4 + usize::from(len).next_multiple_of(4);
-            let Some(value) = bytes.get(4..end).map(|padded| &padded[..usize::from(len)]) else {
-                found.note(format!("entry {kind} needs {end} bytes, {} are left of the packet", bytes.len()));
-                break;
-            };
-            match kind {
-                ENTRY_VERSION if found.version.is_some() => found.note(format!("entry {kind} came twice")),
-                ENTRY_VERSION => found.version = Some(printable(value)),
-                ENTRY_REQUIRED.. => found.note(format!("entry {kind:#06x} is not known to {VERSION_TEXT}")),
-                _ => {}
-            }
-            bytes = &bytes[end..];
-        }
-        found
-    }
-
-    fn note(&mut self, problem: String) {
-        self.problem.get_or_insert(problem);
-    }
-
-    fn version(&self) -> &str {
-        self.version.as_deref().unwrap_or("a version that it does not say")
-    }
-}
-
-/// The packet that descriptors of message `seq` travel with.
-pub(crate) fn descriptors_packet(seq: u32) -> [u8; FIXED_BYTES] {
-    Packet { seq, ..Packet::new(DESCRIPTORS) }.encode()
-}
-
-/// The message that a packet of descriptors is for.
-pub(crate) fn descriptors_of(packet: &[u8]) -> Option<u32> {
-    Packet::decode(packet).filter(|packet| packet.kind == DESCRIPTORS).map(|packet| packet.seq)
-}
 
 /// A connection during the hand-shake.
 #[derive(Debug)]
@@ -272,17 +68,6 @@ pub(crate) fn in_call<T>(shaking: impl Future<Output = T>) -> T {
         Poll::Ready(done) => done,
         Poll::Pending => unreachable!("a hand-shake that waits in the call does not come back before it is done"),
     }
-}
-
-/// What a packet says, if it says why not.
-fn refusal(bytes: &[u8]) -> Option<Error> {
-    let packet = Packet::decode(bytes).filter(|packet| packet.kind == REFUSED);
-    packet.map(|_| Error::Refused(printable(&bytes[FIXED_BYTES..])))
-}
-
-/// Somebody else's words, which may go to a terminal.
-fn printable(text: &[u8]) -> String {
-    String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect()
 }
 
 impl Shake {
@@ -341,7 +126,7 @@ impl Shake {
 
     /// Has its packets told as those of that visit.
     pub(crate) fn add_to(&self, bells: &Doorbells, visit: u32) -> Result<()> {
-        bells.add_visitor(&self.socket, visit).map_err(self.told("watching a connection"))
+        bells.watch_connecting_socket(&self.socket, visit).map_err(self.told("watching a connection"))
     }
 
     /// The lanes of a link begin with it, and so have nothing in them.
@@ -612,16 +397,19 @@ impl Shake {
 
     /// The bell to give to the peer.
     fn bell_of(&self, own: &Doorbells) -> Result<Arc<Doorbell>> {
-        own.bell_for(self.peer).map_err(self.told("making a bell"))
+        own.doorbell_for(self.peer).map_err(self.told("making a bell"))
     }
 
     fn into_link(self, process: Option<Descriptor>, peer_bell: Doorbell, own_bell: Arc<Doorbell>) -> Link {
-        Link::over_socket(peer_bell, own_bell, self.socket, process, self.peer)
+        let transport = SocketTransport::new(self.socket, process);
+        Link::new(peer_bell, transport, self.peer).with_own_doorbell(own_bell)
     }
 
-    /// Of two lanes there and back, which have one socket between them.
+    /// Of two lanes there and back: one socket carries the descriptors of both, and reports the peer's end to both.
     fn into_links(self, process: Option<Descriptor>, peer_bells: [Doorbell; 2], own_bell: Arc<Doorbell>) -> [Link; 2] {
-        Link::two_over_socket(peer_bells, own_bell, self.socket, process, self.peer)
+        let transport = SocketTransport::new(self.socket, process);
+        let link = |bell| Link::new(bell, transport.clone(), self.peer).with_own_doorbell(own_bell.clone());
+        peer_bells.map(link)
     }
 
     fn reconnect(
@@ -632,7 +420,7 @@ impl Shake {
         peer_bell: Doorbell,
         own_bell: Arc<Doorbell>,
     ) {
-        link.reconnect(own, peer_bell, own_bell, self.socket, process, self.peer);
+        link.reconnect(own, peer_bell, own_bell, SocketTransport::new(self.socket, process), self.peer);
     }
 }
 
@@ -656,11 +444,6 @@ pub(crate) fn turn_away(socket: &Socket, why: &str) {
     let mut bytes = Packet::new(REFUSED).encode().to_vec();
     bytes.extend(why.bytes().take(PACKET_BYTES - FIXED_BYTES));
     let _ = socket.try_send(&bytes, &[]);
-}
-
-/// The bells of a new handle.
-pub(crate) fn own_bells() -> Result<Doorbells> {
-    Doorbells::new().map_err(Error::system("making eventfds and an epoll"))
 }
 
 /// A producer's segments, fresh or taken over.
@@ -727,7 +510,7 @@ impl ConsumerSide {
 /// The hand-shake of a new sender: with a fresh lane, or with the lane of a receiver that survived its sender.
 pub(crate) async fn new_sender(shake: Shake, options: &Options, listens: bool) -> Result<SenderParts> {
     let can_barrier = membarrier::register();
-    let own = own_bells()?;
+    let own = Doorbells::new()?;
     let bell = shake.bell_of(&own)?;
     let peer = shake.greet(Role::Sender, false, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
     let takes_over = peer.holds != 0;
@@ -911,7 +694,7 @@ async fn take_lane(
 
 /// All that a receiver of one sender is made of.
 pub(crate) fn receiver_of_one(shake: Shake, listens: bool) -> Result<ReceiverParts> {
-    let (reception, sleeper) = reception_of_one(&shake, own_bells()?)?;
+    let (reception, sleeper) = reception_of_one(&shake, Doorbells::new()?)?;
     let bells = reception.bells.clone();
     let lane = in_call(new_receiver(shake, reception, listens))?;
     Ok(ReceiverParts { lane, sleeper, bells })
@@ -969,9 +752,9 @@ pub(crate) async fn new_caller(shake: Shake, reception: Reception, desk: Arc<Des
     // Of a budget both lanes have the same part.
     let most = if reception.budget.is_some() { takes.lane_bytes } else { u64::MAX };
     let within = of_calls(Limits { lane_bytes: most.min(client.capacity), ..takes });
-    let bells = reception.bells.of_one_lane(&desk.mute, shake.peer).map_err(shake.told("making a bell"))?;
+    let bells = reception.bells.for_one_lane(&desk.mute, shake.peer).map_err(shake.told("making a bell"))?;
     let (lane, mut reply_memory, reply_bell) =
-        offer_lane(&shake, &desk.options, within, bells.bell(), reception.can_barrier).await?;
+        offer_lane(&shake, &desk.options, within, bells.doorbell(), reception.can_barrier).await?;
     let part = reception.take_share(&shake, consumer.capacity() + lane.capacity())?;
     reply_memory.forget_descriptors();
     let process = shake.watch(&reception.bells, reception.lane)?;
@@ -1017,7 +800,7 @@ pub(crate) async fn surviving_receiver(
     memory.attach_producer(lane, Arc::new(page), can_barrier);
     failpoint("hand-shake: producer attached");
     // What came for messages that the dead sender committed is here; the rest was for messages that never were.
-    survivor.link.forget_descriptors_from(tail.seq);
+    survivor.link.drop_descriptors_from(tail.seq);
     shake.reconnect(&mut survivor.link, bells, process, peer_bell, bell);
     failpoint("hand-shake: survivor goes on");
     Ok(())

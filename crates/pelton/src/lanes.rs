@@ -2,11 +2,13 @@
 
 use crate::Counters;
 use crate::call::Back;
+use crate::doorbells::Doorbells;
 use crate::error::Result;
 use crate::flush::LaneId;
-use crate::link::{Doorbells, Found, Link, PASSED_MAX};
+use crate::link::{Link, PASSED_MAX};
 use crate::memory::Part;
 use crate::sender::End;
+use crate::transport::Found;
 use crate::wait::Spin;
 use pelton_lane::{Consumer, LaneError, Record, Sleeper, failpoint};
 use pelton_os::{self as os, ReceivedFd, Segment};
@@ -299,8 +301,8 @@ impl Lane {
             match self.link.find_peer(bells, || (page.generation(), page.pid()))? {
                 Found::Nothing => return Ok(()),
                 // Its life outlives it for a moment, in a child on its way to exec for instance.
-                Found::Peer if self.consumer.has_producer_closed() => self.note_end(bells),
-                Found::Peer => {
+                Found::Peer(_) if self.consumer.has_producer_closed() => self.note_end(bells),
+                Found::Peer(_) => {
                     self.end = None;
                     spin.meet(self.link.peer());
                     return Ok(());
@@ -310,7 +312,7 @@ impl Lane {
             }
         }
         // To be looked at again, after the other lanes.
-        bells.nudge().ring();
+        bells.local_wake().ring();
         Ok(())
     }
 

@@ -135,6 +135,7 @@
 mod call;
 mod connect;
 mod directory;
+mod doorbells;
 mod error;
 pub mod file;
 mod flush;
@@ -146,11 +147,13 @@ mod link;
 mod memory;
 mod name;
 mod options;
+mod packet;
 mod path;
 mod receiver;
 mod sender;
 #[cfg(feature = "tokio")]
 pub mod tokio;
+mod transport;
 mod wait;
 
 pub use call::{

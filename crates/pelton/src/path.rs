@@ -3,13 +3,16 @@
 
 use crate::connect::Origin;
 use crate::directory::{Access, Directory, SenderRole};
+use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
-use crate::link::{Doorbells, Link, Whom};
+use crate::link::Link;
 use crate::options::Options;
 use crate::receiver::{Receiver, ReceiverParts};
 use crate::sender::{Sender, SenderMemory, SenderParts};
+use crate::transport::{PathTransport, PeerRole};
 use pelton_lane::failpoint;
+use pelton_os::Peer;
 use pelton_os::lock::Lock;
 use pelton_os::{Descriptor, Segment, membarrier, own_uid};
 use std::path::Path;
@@ -17,6 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+/// Until a peer is found.
+const UNKNOWN: Peer = Peer { pid: 0, uid: 0 };
 /// Between two looks whether the directory is there by now.
 const RETRY: Duration = Duration::from_millis(10);
 
@@ -66,7 +71,7 @@ pub(crate) fn sender(path: &Path, options: &Options, make: Make) -> Result<Sende
     let [page, data, consumer, receiver] = [page, data, consumer, receiver].map(Arc::new);
     let memory = SenderMemory { page, data, consumer, receiver };
     let bells = Doorbells::with(bell).map_err(Error::system("making an eventfd and an epoll"))?;
-    let link = Link::through_directory(directory.clone(), Whom::Receiver, receiver_bell);
+    let link = Link::new(receiver_bell, PathTransport::new(directory.clone(), PeerRole::Receiver), UNKNOWN);
     let mut lane = memory.take_over(directory.message_bytes_max(), can_barrier)?;
     failpoint("sender: taken over");
     // Whoever received last may have closed; and nothing is known of what has memory behind it.
@@ -146,7 +151,8 @@ impl Place {
         let memory = LaneMemory { page, data, consumer, receiver };
         let limit = self.directory.message_bytes_max();
         let (consumer, redelivered) = memory.take_over(limit, membarrier::register())?;
-        let link = Link::through_directory(self.directory.clone(), Whom::SenderOf(number), files.bell);
+        let link =
+            Link::new(files.bell, PathTransport::new(self.directory.clone(), PeerRole::SenderOf(number)), UNKNOWN);
         let mut lane = Lane::new(consumer, link, redelivered, number, memory);
         // After the machine's end numbers may come again, of what was not on the disk.
         lane.id = lane.id.since_boot(self.directory.boot_id());

@@ -12,10 +12,10 @@ pub(crate) use run::Taken;
 
 use crate::Counters;
 use crate::connect::Origin;
+use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::gather::{Gate, Senders};
 use crate::lanes::{Lane, Lanes, Next};
-use crate::link::Doorbells;
 use crate::options::Options;
 use crate::sender::End;
 use crate::wait::{self, Patience, Side, Spin};
@@ -90,7 +90,7 @@ impl Receiver {
     pub(crate) fn new(parts: ReceiverParts, options: &Options, origin: Origin) -> Result<Receiver> {
         let owner = Owner::current().map_err(Error::system("looking whose handle this is"))?;
         let ReceiverParts { lane, sleeper, bells } = parts;
-        let returned = Arc::new(Returned { tickets: SegQueue::new(), nudge: bells.nudge().clone(), owner });
+        let returned = Arc::new(Returned { tickets: SegQueue::new(), nudge: bells.local_wake().clone(), owner });
         let spin = Spin::new(options.wait, lane.link.peer());
         let many = matches!(&origin, Origin::Path(place) if place.directory.lanes_max() > 1);
         Ok(Receiver {
@@ -414,14 +414,15 @@ impl Receiver {
         // Now and then, for who asks again and again without waiting, whether the senders are alive.
         self.empties = self.empties.wrapping_add(1);
         if let Some(gate) = &self.gate {
-            let due = gate.may_be_ready() || (self.empties.is_multiple_of(16) && self.lanes.current.link.is_look_due());
+            let due =
+                gate.may_be_ready() || (self.empties.is_multiple_of(16) && self.lanes.current.link.is_check_due());
             return if due { self.peek_at_the_gate() } else { self.nothing_or_end() };
         }
         let closed = self.lanes.is_one()
             && self.lanes.current.is_sender_here()
             && self.lanes.current.consumer.has_producer_closed();
         // An end noted while messages were still there is to be told now.
-        let due = self.empties.is_multiple_of(16) && self.lanes.current.link.is_look_overdue();
+        let due = self.empties.is_multiple_of(16) && self.lanes.current.link.is_check_overdue();
         let perhaps = closed || self.found_end().is_some() || (due && self.is_peer_known_gone()?);
         if !perhaps || self.look_for_ends()?.is_none() {
             return Ok(None);
@@ -435,13 +436,13 @@ impl Receiver {
 
     /// As [`Receiver::peek_in_turn`], after a look who has come and gone.
     fn peek_at_the_gate(&mut self) -> Result<Option<Record>> {
-        self.lanes.current.link.note_look();
+        self.lanes.current.link.note_check();
         self.find_lanes()?;
         match self.peek_in_turn()? {
             Some(record) => {
                 // Who comes or goes need not have rung, and the descriptor is to stay readable until the next `arm`.
                 if self.sleeper.is_armed() {
-                    self.bells.nudge().ring();
+                    self.bells.local_wake().ring();
                 }
                 Ok(Some(record))
             }
@@ -528,7 +529,7 @@ impl Receiver {
         }
         // What could not be looked at, for want of descriptors for instance, is to be looked at again: the ring that said so
         // may have been heard already.
-        done.and_then(|()| self.find_lanes()).inspect_err(|_| self.bells.nudge().ring())
+        done.and_then(|()| self.find_lanes()).inspect_err(|_| self.bells.local_wake().ring())
     }
 
     #[inline(always)]
@@ -680,7 +681,7 @@ impl Receiver {
         if !armed || Side::needs_timed_wait(self) {
             // Readable exactly while a message waits, also for who goes back to the loop regardless; and as long as the
             // sender is not known to fence, lest its ring be missed.
-            self.bells.nudge().ring();
+            self.bells.local_wake().ring();
             failpoint("receiver arms: nudged");
         }
         Ok(armed)
@@ -928,12 +929,12 @@ impl Side for Receiver {
     }
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {
-        if !self.lanes.current.link.is_look_due() {
+        if !self.lanes.current.link.is_check_due() {
             return Ok(false);
         }
         self.find_senders()?;
         if self.gate.is_some() {
-            self.lanes.current.link.note_look();
+            self.lanes.current.link.note_check();
             return Ok(self.found_end().is_some());
         }
         // One system call, however many they are.

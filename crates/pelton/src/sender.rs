@@ -12,9 +12,11 @@ pub(crate) use window::RESIDENT_MAX;
 
 use crate::Counters;
 use crate::connect::Origin;
+use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
-use crate::link::{Doorbells, Found, Link, PASSED_MAX};
+use crate::link::{Link, PASSED_MAX};
 use crate::options::Options;
+use crate::transport::Found;
 use crate::wait::{self, Patience, Side, Spin};
 use pelton_lane::{
     CAPACITY_MIN, Consumer, LaneError, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint, find_end,
@@ -340,7 +342,7 @@ impl Sender {
             self.sample_window(self.parts.lane.sent_bytes());
         }
         // An error here would be about a message that is sent: it is for the next call to find.
-        if self.parts.link.is_look_overdue()
+        if self.parts.link.is_check_overdue()
             && let Ok(true) = self.is_peer_gone()
         {
             self.note_end();
@@ -352,12 +354,13 @@ impl Sender {
         let SenderParts { lane, bells, link, .. } = &mut self.parts;
         let page = lane.consumer_page();
         let found = link.find_peer(bells, || (page.generation(), page.pid()))?;
-        if found == Found::Peer && lane.has_consumer_closed() {
+        let has_come = matches!(found, Found::Peer(_));
+        if has_come && lane.has_consumer_closed() {
             // Its life outlives it for a moment, in a child on its way to exec for instance.
             link.lose_peer(bells);
             return Ok(true);
         }
-        if found == Found::Peer {
+        if has_come {
             // Its close, from now on, is news.
             lane.continue_without_consumer();
             self.spin.meet(link.peer());
@@ -372,7 +375,7 @@ impl Sender {
 
     /// As [`Sender::is_peer_gone`], for who asks often.
     fn is_peer_known_gone(&mut self) -> Result<bool> {
-        Ok(self.parts.link.is_look_due() && self.is_peer_gone()?)
+        Ok(self.parts.link.is_check_due() && self.is_peer_gone()?)
     }
 
     /// Why the handle cannot be used any more.
@@ -401,7 +404,7 @@ impl Sender {
         self.owner.reinstate();
         if self.find_next_peer().is_err() {
             // To be looked at again, by who hears it.
-            self.parts.bells.nudge().ring();
+            self.parts.bells.local_wake().ring();
         }
     }
 
@@ -412,7 +415,7 @@ impl Sender {
                 return Ok(());
             }
         }
-        self.parts.bells.nudge().ring();
+        self.parts.bells.local_wake().ring();
         Ok(())
     }
 
@@ -496,7 +499,7 @@ impl Sender {
 
     /// Which of its receiver's lanes it has, of a thread's.
     pub(crate) fn lane(&self) -> u32 {
-        self.parts.link.number()
+        self.parts.link.lane_number()
     }
 
     /// Begins a batch: one reservation for several messages, which appear to the receiver all at once or not at all.
@@ -629,7 +632,7 @@ impl Sender {
 
     /// False: the deadline.
     fn wait_for_descriptor_room(&mut self, deadline: Option<Instant>) -> Result<bool> {
-        let room = self.parts.link.wait_for_descriptor_room(deadline)?;
+        let room = self.parts.link.wait_for_descriptor_space(deadline)?;
         if self.is_peer_gone()? {
             self.note_end();
             return Err(self.not_usable());
@@ -703,7 +706,7 @@ impl Sender {
         if !armed || self.parts.lane.needs_timed_wait() {
             // Readable exactly while there is room, also for who goes back to the loop regardless; and as long as the
             // receiver is not known to fence, lest its ring be missed.
-            self.parts.bells.nudge().ring();
+            self.parts.bells.local_wake().ring();
             failpoint("sender arms: nudged");
         }
         Ok(armed)
@@ -718,7 +721,7 @@ impl Sender {
         // Which looks for the end. A ring that comes after that stays to be heard: only this side's own is silenced.
         self.arm(0)?;
         self.disarm();
-        self.parts.bells.nudge().drain();
+        self.parts.bells.local_wake().drain();
         Ok(())
     }
 
@@ -989,7 +992,7 @@ impl Side for Room<'_> {
         self.sender.parts.bells.drain()?;
         failpoint("sender rung: drained");
         // A receiver may have come and gone since the last time. What could not be looked at is to be looked at again.
-        let passed = self.sender.find_peer().inspect_err(|_| self.sender.parts.bells.nudge().ring())?;
+        let passed = self.sender.find_peer().inspect_err(|_| self.sender.parts.bells.local_wake().ring())?;
         if passed { self.end() } else { Ok(false) }
     }
 

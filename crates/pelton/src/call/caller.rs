@@ -8,10 +8,11 @@ use super::frame::{Assembly, CALLS_MAX, FAILED_MEMORY, Header, Kind, Outgoing, g
 use super::outbox::Outbox;
 use super::service::Desk;
 use crate::connect::Origin;
+use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
-use crate::link::{Doorbells, SharedLife};
 use crate::memory::Share;
 use crate::sender::{Sender, SenderParts};
+use crate::transport::SharedLiveness;
 use pelton_lane::ReservedSpace;
 use pelton_os::Peer;
 use pelton_os::{Doorbell, Owner, locked, wait_on};
@@ -71,7 +72,7 @@ pub(crate) struct Caller {
     /// By slot, 0 or the call in it: its generation, and what is to be known of it.
     calls: Box<[AtomicU64; CALLS_MAX as usize]>,
     pub(super) bells: Doorbells,
-    pub(super) life: Option<SharedLife>,
+    pub(super) life: Option<SharedLiveness>,
     pub(super) peer: Option<Peer>,
     /// The largest reply that the client takes.
     pub(super) bytes_max: u64,
@@ -188,7 +189,7 @@ impl Caller {
             (parts.bells.clone(), Owner::current().map_err(Error::system("looking whose handle this is"))?);
         let sender = Sender::new(parts, &desk.options, Origin::Threads)?;
         Ok(Caller {
-            life: sender.shared_life(),
+            life: sender.shared_liveness(),
             peer: sender.peer(),
             lock: Mutex::new(()),
             out: UnsafeCell::new(Out::new(Outbox::new(sender))),
@@ -208,8 +209,8 @@ impl Caller {
     }
 
     /// What the client rings when there is room.
-    pub(crate) fn bell(&self) -> &Doorbell {
-        self.bells.bell()
+    pub(crate) fn doorbell(&self) -> &Doorbell {
+        self.bells.doorbell()
     }
 
     /// Whether nothing is to be taken of this client now.
@@ -515,7 +516,7 @@ impl Caller {
     #[inline(never)]
     fn tell_room(&self, out: &mut Out) {
         out.is_awaited = false;
-        self.bell().ring();
+        self.doorbell().ring();
     }
 
     /// For the service's loop: writes what there is room for. False: no room is waited for any more.
@@ -548,7 +549,7 @@ impl Caller {
         if out.is_polled {
             return true;
         }
-        if !self.bells.bell().drain() {
+        if !self.bells.doorbell().drain() {
             // As in `wait_for_room`.
             self.note_gone();
             return false;

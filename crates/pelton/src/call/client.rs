@@ -5,9 +5,8 @@ use super::calls::{Calls, State};
 use super::crowd::{Crowd, Link};
 use super::frame::{Clock, Header, Kind};
 use crate::connect;
+use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
-use crate::handshake::own_bells;
-use crate::link::Doorbells;
 use crate::name::Name;
 use crate::options::Options;
 use crate::wait::{self, Patience, Side, Spin};
@@ -264,7 +263,7 @@ impl Client {
 
     pub(crate) fn with(name: &str, options: &Options) -> Result<Client> {
         options.checked_sizes()?;
-        let (name, bells) = (Name::parse(name)?, own_bells()?);
+        let (name, bells) = (Name::parse(name)?, Doorbells::new()?);
         let (mut links, mut crowd) = (Vec::new(), None);
         match name.is_of_many() {
             true => crowd = Some(Crowd::new(name, options)),
@@ -721,7 +720,7 @@ impl Client {
         }
         armed &= self.found.is_none() && self.aside.is_empty();
         if !armed || (Awaiting { wanted: self.wanted, client: self, want: Want::Any }).needs_timed_wait() {
-            self.bells.nudge().ring();
+            self.bells.local_wake().ring();
         }
         Ok(armed)
     }

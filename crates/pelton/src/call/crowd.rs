@@ -7,9 +7,9 @@ use super::frame::Assembly;
 use super::frame::Header;
 use super::outbox::Outbox;
 use crate::connect::{Origin, PATIENCE, RETRY};
+use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::handshake::{LinkParts, Pace, Shake, again, new_client};
-use crate::link::Doorbells;
 use crate::name::Name;
 use crate::options::Options;
 use crate::receiver::Receiver;
@@ -229,7 +229,7 @@ impl Crowd {
         let Some(socket) = self.name.connect_to(&path)? else { return Ok(false) };
         let shake = Shake::new(socket, Pace::Polled, &self.options)?;
         self.number += 1;
-        bells.add_visits(shake.socket(), self.number).map_err(Error::system("watching a connection"))?;
+        bells.watch_connecting(shake.socket(), self.number).map_err(Error::system("watching a connection"))?;
         let (options, bells) = (self.options.clone(), bells.clone());
         let shaking = Box::pin(async move { new_client(shake, &options, &bells).await.map(Some) });
         self.arriving.push(Arriving { path, began: self.looked, shaking });
@@ -242,7 +242,7 @@ impl Crowd {
         let timer = Timer::after(RETRY).map_err(Error::system("making a timer"))?;
         self.number += 1;
         let number = self.number;
-        bells.add_visits(timer.as_fd(), number).map_err(Error::system("watching a timer"))?;
+        bells.watch_connecting(timer.as_fd(), number).map_err(Error::system("watching a timer"))?;
         let (name, at, options, bells) = (self.name.clone(), path.clone(), self.options.clone(), bells.clone());
         let shaking = Box::pin(async move {
             while !timer.has_passed() {
@@ -251,7 +251,7 @@ impl Crowd {
             drop(timer);
             let Some(socket) = name.connect_to(&at)? else { return Ok(None) };
             let shake = Shake::new(socket, Pace::Polled, &options)?;
-            bells.add_visits(shake.socket(), number).map_err(Error::system("watching a connection"))?;
+            bells.watch_connecting(shake.socket(), number).map_err(Error::system("watching a connection"))?;
             new_client(shake, &options, &bells).await.map(Some)
         });
         self.arriving.push(Arriving { path, began: Instant::now(), shaking });
@@ -312,8 +312,8 @@ impl Crowd {
     }
 
     fn admit(&self, parts: LinkParts, path: PathBuf, bells: &Doorbells) -> Result<Link> {
-        if let [Some(socket), _] = parts.replies.lane.link.life() {
-            bells.end_visit(socket.as_fd(), 0).map_err(Error::system("watching the peer"))?;
+        if let [Some(socket), _] = parts.replies.lane.link.liveness() {
+            bells.finish_connecting(socket.as_fd(), 0)?;
         }
         Link::new(parts, path, self.number, &self.options)
     }

@@ -14,7 +14,7 @@ use pelton_os::{Pollable, Ready, poll_until};
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, forget};
 use std::ops::Deref;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -197,7 +197,7 @@ impl<'a> Hold<'a> {
         bytes: usize,
         deadline: Option<Instant>,
     ) -> Result<Guard<'b>> {
-        if !self.bell().drain() {
+        if !self.doorbell().drain() {
             // It has shut down what it is to ring: nobody would hear of room.
             self.note_gone();
             return Ok(out);
@@ -264,7 +264,7 @@ struct Waiting<'a> {
 
 impl<'a> Waiting<'a> {
     fn new(caller: &'a Arc<Caller>) -> Waiting<'a> {
-        let ears = Pollable::of_one_wait(caller.bell(), &caller.desk.mute, life_of(caller)).ok();
+        let ears = Pollable::of_one_wait(caller.doorbell(), &caller.desk.mute, life_of(caller)).ok();
         caller.begin_wait();
         Waiting { caller, ears }
     }
@@ -280,9 +280,7 @@ impl<'a> Waiting<'a> {
 
 /// What tells the client's end.
 fn life_of(caller: &Caller) -> [Option<BorrowedFd<'_>>; 2] {
-    caller.life.as_ref().map_or([None, None], |(socket, process)| {
-        [Some(socket.as_fd()), process.as_ref().map(|process| process.as_fd())]
-    })
+    caller.life.as_ref().map_or([None, None], |liveness| liveness.fds())
 }
 
 impl Drop for Waiting<'_> {

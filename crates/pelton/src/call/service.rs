@@ -15,9 +15,9 @@ use super::hold::Hold;
 use super::responder::{Answering, Place, Request};
 use super::{Body, Flag, LOOKS};
 use crate::connect::Listener;
+use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::gather;
-use crate::link::Doorbells;
 use crate::memory::Budget;
 use crate::options::Options;
 use crate::receiver::Receiver;
@@ -111,7 +111,7 @@ impl Desk {
             options: options.clone(),
             kept: budget.unwrap_or_else(|| Budget::new(KEPT_MAX.max(options.call_bytes_max.saturating_mul(4)))),
             mute: Arc::new(mute),
-            nudge: bells.nudge().clone(),
+            nudge: bells.local_wake().clone(),
             clock: Clock::new(),
             arrived: Mutex::new(Some(Vec::new())),
             stirred: Stirred::new(),

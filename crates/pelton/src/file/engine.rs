@@ -102,7 +102,7 @@ impl EngineOptions {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
         Ok(Engine {
             owner: Owner::current().map_err(made())?,
-            pollable: Pollable::new(pool.bell(), &nudge).map_err(made())?,
+            pollable: Pollable::new(pool.doorbell(), &nudge).map_err(made())?,
             // Refused, or no memory for it: the threads do everything.
             ring: self.io_uring.then(|| Ring::new(self.in_flight_max, root.clone()).ok()).flatten(),
             pool,
@@ -383,7 +383,7 @@ impl Engine {
                     self.close_apart(last);
                 }
                 if self.is_armed {
-                    self.nudge();
+                    self.keep_readable();
                 }
             }
             (result, work) => self.complete(token, work, result),
@@ -589,7 +589,7 @@ impl Engine {
         self.inline_bytes = INLINE_BYTES_OF_A_TURN;
         self.nudge.drain();
         self.is_nudged = false;
-        self.pool.bell().drain();
+        self.pool.doorbell().drain();
         if let (false, Some(ring)) = (self.is_ring_watched, &self.ring) {
             self.pollable.add(ring).map_err(Error::system("watching the ring"))?;
             self.is_ring_watched = true;
@@ -597,17 +597,17 @@ impl Engine {
         self.is_armed = true;
         if let Err(error) = self.look() {
             // The loop comes again, and tries again.
-            self.nudge();
+            self.keep_readable();
             return Err(error);
         }
         self.has_begun_one = false;
         if !self.ready.is_empty() {
-            self.nudge();
+            self.keep_readable();
             return Ok(false);
         }
         if self.is_stuck() {
             // Nothing would ever wake the loop: it comes again, and tries again.
-            self.nudge();
+            self.keep_readable();
         }
         Ok(true)
     }
@@ -795,10 +795,10 @@ impl Engine {
                 _ => self.all_begun = false,
             }
         }
-        self.nudge();
+        self.keep_readable();
     }
 
-    fn nudge(&mut self) {
+    fn keep_readable(&mut self) {
         if !std::mem::replace(&mut self.is_nudged, true) {
             self.nudge.ring();
         }
@@ -904,7 +904,7 @@ impl Engine {
         let completion = self.completion_of(token, work, result);
         self.ready.push_back(completion);
         if self.is_armed {
-            self.nudge();
+            self.keep_readable();
         }
     }
 
@@ -955,7 +955,7 @@ impl Engine {
                 continue;
             }
             failpoint("engine waits: looked");
-            self.pool.bell().drain();
+            self.pool.doorbell().drain();
             self.reap_and_start(&is_there)?;
             if is_there(self) {
                 // Of what is left a loop is to hear.

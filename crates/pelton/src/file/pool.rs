@@ -177,7 +177,7 @@ impl Pool {
         self.in_flight
     }
 
-    pub(super) fn bell(&self) -> &Doorbell {
+    pub(super) fn doorbell(&self) -> &Doorbell {
         &self.shared.bell
     }
 

@@ -3,6 +3,7 @@
 /// Replays `spec/vectors/packets.json`.
 mod vectors {
     use super::super::*;
+    use crate::packet::*;
     use pelton_os::socket::{accept_at, listen_at};
 
     use std::time::Duration;
@@ -134,6 +135,7 @@ mod vectors {
 /// What spec/protocol.md asks for when a peer does not do its part.
 mod peers {
     use super::super::*;
+    use crate::packet::*;
     use crate::{Listener, Sender};
     use pelton_os::socket::{accept_at, listen_at};
 

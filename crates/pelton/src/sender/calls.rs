@@ -2,7 +2,7 @@
 
 use super::{LOOK_AFTER, Room, Sender, Want};
 use crate::error::{Error, Result};
-use crate::link::SharedLife;
+use crate::transport::SharedLiveness;
 use crate::wait::{Patience, Side};
 use pelton_lane::{ReservedSpace, Wake};
 
@@ -133,7 +133,7 @@ impl Sender {
         self.parts.lane.has_consumer_closed()
     }
 
-    pub(crate) fn shared_life(&self) -> Option<SharedLife> {
-        self.parts.link.shared_life()
+    pub(crate) fn shared_liveness(&self) -> Option<SharedLiveness> {
+        self.parts.link.shared_liveness()
     }
 }
