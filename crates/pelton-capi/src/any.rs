@@ -8,7 +8,7 @@ use crate::files::{Filing, Opened};
 use crate::flushing::{Appending, Flushing, Making};
 use crate::handle::{self, Handle, Object, Whereabouts, enter, number, share};
 use crate::making::Listening;
-use crate::options::{Info, Until};
+use crate::options::{Info, deadline};
 use crate::receiving::{self, Holding, Receiving};
 use crate::records::Reading;
 use crate::sending::{self, Gathering, Sending, Sends};
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn pelton_get_info(handle: *mut c_void, out: *mut Info) ->
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_resume(handle: *mut c_void, deadline_ns: i64) -> c_int {
-    let until = Until::of(deadline_ns);
+    let until = deadline(deadline_ns);
     number(by_kind!(handle;
         enter Sending => |sending| sending.resume(until),
         enter Receiving => |receiving| receiving.resume(until),
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn pelton_flush_now(handle: *mut c_void) -> c_int {
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_drain(handle: *mut c_void, deadline_ns: i64) -> c_int {
-    let until = Until::of(deadline_ns);
+    let until = deadline(deadline_ns);
     number(by_kind!(handle;
         enter Sending => |sending| sending.drain(until),
         enter Filing => |filing| filing.drain(until),

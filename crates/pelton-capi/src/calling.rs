@@ -3,8 +3,9 @@
 use crate::code::{self, Answer, came};
 use crate::handle::{Handle, Object, call, catch, number};
 use crate::making::{give, text};
-use crate::options::{self, COptions, Info, Until, wrong};
+use crate::options::{self, COptions, Info, deadline, wrong};
 use crate::sending::{bytes, check_committed, fits};
+use pelton::Deadline;
 use pelton::{CallId, Client, Completion, Counters, Loss, Outcome, RawCompletion, RawRequestRoom};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
@@ -81,10 +82,10 @@ impl Calling {
         self.room = None;
         fits(size)?;
         let client = self.free()?;
-        let reserved = match Until::of(deadline_ns) {
-            Until::Now => client.try_reserve(size),
-            Until::Deadline(instant) => client.reserve_until(size, instant),
-            Until::Forever => client.reserve(size).map(Some),
+        let reserved = match deadline(deadline_ns) {
+            Deadline::Now => client.try_reserve(size),
+            Deadline::At(instant) => client.reserve_until(size, instant),
+            Deadline::Never => client.reserve(size).map(Some),
         };
         let mut reserved = reserved.map_err(|error| code::of(&error))?.ok_or(code::AGAIN)?;
         let at = reserved.raw_parts().0.as_ptr().cast();
@@ -201,7 +202,7 @@ pub unsafe extern "C" fn pelton_call(
         // SAFETY: the caller's promise.
         let request = unsafe { bytes(data, size)? };
         let Calling { client, current, .. } = calling;
-        let answer = match Until::of(deadline_ns).instant() {
+        let answer = match deadline(deadline_ns).instant() {
             Some(instant) => client.call_until(request, instant),
             None => client.call(request).map(Some),
         };
@@ -260,19 +261,19 @@ pub unsafe extern "C" fn pelton_submit(
 }
 
 fn submit(client: &mut Client, request: &[u8], deadline_ns: i64) -> Answer<CallId> {
-    let submitted = match Until::of(deadline_ns) {
-        Until::Now => client.try_submit(request),
-        Until::Deadline(instant) => client.submit_until(request, instant),
-        Until::Forever => client.submit(request).map(Some),
+    let submitted = match deadline(deadline_ns) {
+        Deadline::Now => client.try_submit(request),
+        Deadline::At(instant) => client.submit_until(request, instant),
+        Deadline::Never => client.submit(request).map(Some),
     };
     submitted.map_err(|error| code::of(&error))?.ok_or(code::AGAIN)
 }
 
 fn notify(client: &mut Client, message: &[u8], deadline_ns: i64) -> Answer {
-    came(match Until::of(deadline_ns) {
-        Until::Now => client.try_notify(message),
-        Until::Deadline(instant) => client.notify_until(message, instant),
-        Until::Forever => client.notify(message).map(|()| true),
+    came(match deadline(deadline_ns) {
+        Deadline::Now => client.try_notify(message),
+        Deadline::At(instant) => client.notify_until(message, instant),
+        Deadline::Never => client.notify(message).map(|()| true),
     })
 }
 
@@ -289,13 +290,13 @@ pub unsafe extern "C" fn pelton_cancel(client: Handled, which: u64) -> c_int {
 /// The next answer, to any call if `which` is 0, waiting as long as is said.
 fn next(client: &mut Client, which: u64, deadline_ns: i64) -> Answer<Completion<'_>> {
     let call = CallId::from_bits(which);
-    let found = match (which, Until::of(deadline_ns)) {
-        (0, Until::Now) => client.try_completion(),
-        (0, Until::Deadline(instant)) => client.completion_until(instant),
-        (0, Until::Forever) => client.completion().map(Some),
-        (_, Until::Now) => client.try_completion_of(call),
-        (_, Until::Deadline(instant)) => client.completion_of_until(call, instant),
-        (_, Until::Forever) => client.completion_of(call).map(Some),
+    let found = match (which, deadline(deadline_ns)) {
+        (0, Deadline::Now) => client.try_completion(),
+        (0, Deadline::At(instant)) => client.completion_until(instant),
+        (0, Deadline::Never) => client.completion().map(Some),
+        (_, Deadline::Now) => client.try_completion_of(call),
+        (_, Deadline::At(instant)) => client.completion_of_until(call, instant),
+        (_, Deadline::Never) => client.completion_of(call).map(Some),
     };
     found.map_err(|error| code::of(&error))?.ok_or(code::AGAIN)
 }

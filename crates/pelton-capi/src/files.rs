@@ -7,9 +7,10 @@ use crate::code::{self, Answer, came};
 use crate::flushing::path;
 use crate::handle::{self, Handle, Object, call, catch, enter, number, share};
 use crate::making::give;
-use crate::options::{self, COptions, Info, Until, wrong};
+use crate::options::{self, COptions, Info, deadline, wrong};
 use crate::receiving::Receiving;
 use crate::sending::{Sending, Sends as _};
+use pelton::Deadline;
 use pelton::file::{Buffer, Completion, Engine, File, Kind, Open, Operation, Output};
 use pelton::{Counters, Error, Receiver, Sender};
 use std::collections::HashSet;
@@ -214,11 +215,11 @@ impl Filing {
         info
     }
 
-    pub fn drain(&mut self, until: Until) -> Answer {
+    pub fn drain(&mut self, until: Deadline) -> Answer {
         came(self.engine.settle(until.instant()))
     }
 
-    fn run(&mut self, given: &COperation, until: Until) -> Answer<CCompletion> {
+    fn run(&mut self, given: &COperation, until: Deadline) -> Answer<CCompletion> {
         self.told.clear();
         // SAFETY: the caller's promises.
         let operation = unsafe { given.operation(&mut self.lent)? };
@@ -297,7 +298,7 @@ impl Filing {
         submitted.and(started)
     }
 
-    fn completions(&mut self, until: Until, out: *mut CCompletion, count: usize, taken: &mut usize) -> Answer {
+    fn completions(&mut self, until: Deadline, out: *mut CCompletion, count: usize, taken: &mut usize) -> Answer {
         self.told.clear();
         if count == 0 {
             return Err(code::plain(code::TOO_SMALL));
@@ -305,9 +306,9 @@ impl Filing {
         while *taken < count {
             let next = match until {
                 _ if *taken > 0 => self.engine.try_completion(),
-                Until::Now => self.engine.try_completion(),
-                Until::Deadline(instant) => self.engine.completion_until(instant),
-                Until::Forever => self.engine.completion().map(Some),
+                Deadline::Now => self.engine.try_completion(),
+                Deadline::At(instant) => self.engine.completion_until(instant),
+                Deadline::Never => self.engine.completion().map(Some),
             };
             match next {
                 Ok(Some(ended)) => {
@@ -790,7 +791,7 @@ pub unsafe extern "C" fn pelton_file_run(
         if given.kind == OPEN && out.is_null() {
             return Err(code::null("out, of what opens,"));
         }
-        let told = filing.run(given, Until::of(deadline_ns))?;
+        let told = filing.run(given, deadline(deadline_ns))?;
         let (code, error) = (told.code, told.error);
         if !out.is_null() {
             // SAFETY: the caller's promise.
@@ -858,7 +859,7 @@ pub unsafe extern "C" fn pelton_file_completions(
             return Err(code::null(if out.is_null() { "out" } else { "taken" }));
         }
         let mut so_many = 0;
-        filing.completions(Until::of(deadline_ns), out, count, &mut so_many)?;
+        filing.completions(deadline(deadline_ns), out, count, &mut so_many)?;
         // SAFETY: the caller's promise.
         unsafe { taken.write(so_many) };
         Ok(())

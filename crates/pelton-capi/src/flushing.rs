@@ -3,13 +3,11 @@
 use crate::code::{self, Answer};
 use crate::handle::{Handle, Object, call, catch, number, share, take};
 use crate::making::give;
-use crate::options::{self, COptions, Until, wrong};
+use crate::options::{self, COptions, deadline, wrong};
 use crate::receiving::Receiving;
 use crate::sending::{self, Open, Sends, bytes};
-use pelton::{
-    Appender, Appenders, Flush, LaneId, Options, Peer, RawReservation, RecordFile, RecordFileOptions, Reservation, Run,
-    Sender, Sink,
-};
+use pelton::raw::ReservedSpace;
+use pelton::{Appender, Appenders, Flush, LaneId, Options, Peer, RecordFile, RecordFileOptions, Run, Sender, Sink};
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -221,7 +219,7 @@ pub unsafe extern "C" fn pelton_flush_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pelton_flush_run(flush: *mut Handle<Flushing>, deadline_ns: i64) -> c_int {
     let run = |flushing: &mut Flushing| {
-        code::came(match Until::of(deadline_ns).instant() {
+        code::came(match deadline(deadline_ns).instant() {
             Some(instant) => flushing.0.run_until(instant),
             None => flushing.0.run().map(|()| true),
         })
@@ -323,8 +321,8 @@ impl Sends for Appending {
     }
 
     /// By flushing, if need be.
-    fn find_room(&mut self, size: usize, _deadline_ns: i64) -> Answer<RawReservation> {
-        self.appender.reserve(size).map(Reservation::into_raw).map_err(|error| code::of(&error))
+    fn find_room(&mut self, size: usize, _deadline_ns: i64) -> Answer<ReservedSpace> {
+        self.appender.reserve_space(size).map_err(|error| code::of(&error))
     }
 }
 

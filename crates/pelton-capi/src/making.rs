@@ -2,9 +2,10 @@
 
 use crate::code::{self, Answer};
 use crate::handle::{Handle, Object, call, catch, number};
-use crate::options::{self, COptions, Until};
+use crate::options::{self, COptions, deadline};
 use crate::receiving::Receiving;
 use crate::sending::Sending;
+use pelton::Deadline;
 use pelton::{Listener, Options, Receiver, Sender};
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -199,19 +200,19 @@ pub unsafe extern "C" fn pelton_listen(
 /// Accepts by `accept`, which is asked only while there is reason to.
 fn accept<T>(
     listener: &Listener,
-    until: Until,
+    until: Deadline,
     accept: impl Fn(&Listener, Instant) -> pelton::Result<Option<T>>,
 ) -> Answer<T> {
     /// As long as a peer may take to greet; once it has connected there is no accepting without it.
     const SHAKING: Duration = Duration::from_millis(500);
     let until = match until {
         // Who has connected is accepted all the same: pelton would let it go again.
-        Until::Deadline(instant) if instant <= Instant::now() => Until::Now,
+        Deadline::At(instant) if instant <= Instant::now() => Deadline::Now,
         until => until,
     };
     loop {
         let deadline = match until {
-            Until::Now => {
+            Deadline::Now => {
                 let mut poll = libc::pollfd { fd: listener.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
                 // SAFETY: one struct of ours.
                 if unsafe { libc::poll(&mut poll, 1, 0) } != 1 {
@@ -219,13 +220,13 @@ fn accept<T>(
                 }
                 Instant::now() + SHAKING
             }
-            Until::Deadline(instant) => instant,
+            Deadline::At(instant) => instant,
             // A day, again and again.
-            Until::Forever => Instant::now() + Duration::from_secs(86_400),
+            Deadline::Never => Instant::now() + Duration::from_secs(86_400),
         };
         match accept(listener, deadline).map_err(|error| code::of(&error))? {
             Some(accepted) => return Ok(accepted),
-            None if until == Until::Forever => {}
+            None if until == Deadline::Never => {}
             None => return Err(code::AGAIN),
         }
     }
@@ -242,7 +243,7 @@ pub unsafe extern "C" fn pelton_accept_sender(
     out: *mut *mut Handle<Sending>,
 ) -> c_int {
     let make = |listening: &mut Listening| {
-        accept(&listening.0, Until::of(deadline_ns), Listener::accept_sender_until).map(Sending::new)
+        accept(&listening.0, deadline(deadline_ns), Listener::accept_sender_until).map(Sending::new)
     };
     // SAFETY: the caller's promises.
     unsafe { call(listener, |listening| give(out, || make(listening))) }
@@ -259,7 +260,7 @@ pub unsafe extern "C" fn pelton_accept_receiver(
     out: *mut *mut Handle<Receiving>,
 ) -> c_int {
     let make = |listening: &mut Listening| {
-        accept(&listening.0, Until::of(deadline_ns), Listener::accept_receiver_until).map(Receiving::new)
+        accept(&listening.0, deadline(deadline_ns), Listener::accept_receiver_until).map(Receiving::new)
     };
     // SAFETY: the caller's promises.
     unsafe { call(listener, |listening| give(out, || make(listening))) }

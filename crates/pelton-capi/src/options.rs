@@ -3,7 +3,7 @@
 use crate::code::{self, Answer};
 use crate::flushing::path;
 use pelton::file::EngineOptions;
-use pelton::{Options, Peer, Wait};
+use pelton::{Deadline, Options, Peer, Wait};
 use std::ffi::c_char;
 use std::mem::{MaybeUninit, size_of};
 use std::time::{Duration, Instant};
@@ -50,33 +50,14 @@ pub fn now() -> i64 {
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
-/// What a deadline says.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Until {
-    /// Not to wait.
-    Now,
-    Deadline(Instant),
-    Forever,
-}
-
-impl Until {
-    #[cold]
-    pub fn of(deadline_ns: i64) -> Until {
-        match deadline_ns {
-            ..=0 => Until::Now,
-            i64::MAX => Until::Forever,
-            // An instant has no other way in than by a difference.
-            _ => Until::Deadline(Instant::now() + Duration::from_nanos((deadline_ns - now()).max(0) as u64)),
-        }
-    }
-
-    /// For functions that take an instant or none.
-    pub fn instant(self) -> Option<Instant> {
-        match self {
-            Until::Now => Some(Instant::now()),
-            Until::Deadline(instant) => Some(instant),
-            Until::Forever => None,
-        }
+/// A `deadline_ns`.
+#[cold]
+pub fn deadline(deadline_ns: i64) -> Deadline {
+    match deadline_ns {
+        ..=0 => Deadline::Now,
+        i64::MAX => Deadline::Never,
+        // An instant is only made from another one and a difference.
+        _ => Deadline::At(Instant::now() + Duration::from_nanos((deadline_ns - now()).max(0) as u64)),
     }
 }
 
@@ -107,11 +88,11 @@ pub unsafe fn of(options: *const COptions) -> Answer<(Options, bool)> {
     if given.message_bytes_max != 0 {
         made = made.message_bytes_max(given.message_bytes_max);
     }
-    made = match Until::of(given.deadline_ns) {
-        Until::Now => made,
-        Until::Deadline(instant) => made.connect_deadline(instant),
+    made = match deadline(given.deadline_ns) {
+        Deadline::Now => made,
+        Deadline::At(instant) => made.connect_deadline(instant),
         // Ten years.
-        Until::Forever => made.connect_deadline(Instant::now() + Duration::from_secs(315_360_000)),
+        Deadline::Never => made.connect_deadline(Instant::now() + Duration::from_secs(315_360_000)),
     };
     if given.uids_count != 0 {
         if given.uids.is_null() {

@@ -3,9 +3,11 @@
 use crate::code::{self, Answer, came};
 use crate::handle::{Handle, ONE, Object, call};
 use crate::making::give;
-use crate::options::{Info, Until};
+use crate::options::{Info, deadline};
 use crate::sending::Gathering;
-use pelton::{Held, Kind, Message, RawMessage, Receiver};
+use pelton::Deadline;
+use pelton::raw::{Item, Record};
+use pelton::{Departure, Held, Message, Receiver};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 
@@ -18,7 +20,9 @@ pub struct Receiving {
 /// What is received and not released. While it is not nothing the receiver is used for nothing else.
 enum Current {
     Nothing,
-    One(RawMessage),
+    One(Record),
+    /// A sender has joined or left.
+    Event,
     Batch,
 }
 
@@ -62,7 +66,7 @@ impl Receiving {
         info
     }
 
-    pub fn resume(&mut self, until: Until) -> Answer {
+    pub fn resume(&mut self, until: Deadline) -> Answer {
         let receiver = self.free()?;
         came(match until.instant() {
             Some(instant) => receiver.resume_until(instant),
@@ -77,8 +81,8 @@ impl Receiving {
     pub fn release(&mut self) -> Answer {
         match std::mem::replace(&mut self.current, Current::Nothing) {
             Current::Nothing => return Err(code::plain(code::NOT_RECEIVED)),
-            // SAFETY: received last, and the receiver not used meanwhile.
-            Current::One(raw) => drop(unsafe { self.receiver.message_from_raw(raw) }),
+            Current::One(record) => drop(self.receiver.message(record)),
+            Current::Event => self.receiver.pass_event(),
             Current::Batch => self.receiver.release_batch(),
         }
         Ok(())
@@ -117,17 +121,6 @@ pub struct CMessage {
 
 const _: () = assert!(size_of::<CMessage>() == 32);
 
-/// PELTON_REDELIVERED, PELTON_JOINED and so on.
-fn flags(message: &Message<'_>) -> u32 {
-    match message.kind() {
-        Kind::Message => u32::from(message.is_redelivered()),
-        Kind::Joined => 2,
-        Kind::Closed => 4,
-        Kind::PeerDied => 8,
-        Kind::Corrupt => 16,
-    }
-}
-
 impl CMessage {
     #[inline(always)]
     fn of(message: &Message<'_>) -> CMessage {
@@ -137,20 +130,46 @@ impl CMessage {
             size,
             seq: message.seq(),
             lane: message.lane(),
-            flags: flags(message),
+            flags: u32::from(message.is_redelivered()),
             descriptors: message.descriptors() as u32,
         }
     }
+
+    /// A sender has joined or left: PELTON_JOINED and so on.
+    fn of_event(lane: u32, departure: Option<Departure>) -> CMessage {
+        let flags = match departure {
+            None => 2,
+            Some(Departure::Closed) => 4,
+            Some(Departure::PeerDied) => 8,
+            Some(_) => 16,
+        };
+        CMessage { data: std::ptr::dangling(), size: 0, seq: 0, lane, flags, descriptors: 0 }
+    }
 }
 
-/// The next message, waiting as long as is said.
-fn next(receiver: &mut Receiver, deadline_ns: i64) -> Answer<Message<'_>> {
-    let found = match Until::of(deadline_ns) {
-        Until::Now => receiver.try_receive(),
-        Until::Deadline(instant) => receiver.receive_until(instant),
-        Until::Forever => receiver.receive().map(Some),
+/// The next message or event, waiting until the deadline.
+fn next(receiver: &mut Receiver, deadline_ns: i64) -> Answer<Item> {
+    receiver.find(deadline(deadline_ns)).map_err(|error| code::of(&error))?.ok_or(code::AGAIN)
+}
+
+/// Shows what was found, which is the current one from now on.
+///
+/// # Safety
+/// `out` can be written.
+unsafe fn show_item(receiver: &mut Receiver, item: Item, out: *mut CMessage) -> Current {
+    let (shown, current) = match item {
+        Item::Record(record) => {
+            let message = receiver.message(record);
+            let shown = CMessage::of(&message);
+            std::mem::forget(message);
+            (shown, Current::One(record))
+        }
+        Item::Joined => (CMessage::of_event(receiver.lane(), None), Current::Event),
+        Item::Left(departure) => (CMessage::of_event(receiver.lane(), Some(departure)), Current::Event),
     };
-    found.map_err(|error| code::of(&error))?.ok_or(code::AGAIN)
+    // SAFETY: the caller guarantees it.
+    unsafe { out.write(shown) };
+    current
 }
 
 /// See `pelton.h`.
@@ -165,13 +184,13 @@ pub unsafe extern "C" fn pelton_receive(receiver: Handled, deadline_ns: i64, out
     {
         // SAFETY: the caller's promise; the gate was open.
         unsafe {
-            if let Some(message) = receiving.receiver.receive_at_once() {
-                return show(receiver, message, &mut receiving.current, out);
+            if let Some(record) = receiving.receiver.peek_fast() {
+                return show(receiver, receiving, record, out);
             }
             if deadline_ns > 0
-                && let Some(message) = receiving.receiver.receive_soon()
+                && let Some(record) = receiving.receiver.peek_soon()
             {
-                return show(receiver, message, &mut receiving.current, out);
+                return show(receiver, receiving, record, out);
             }
         }
     }
@@ -184,11 +203,13 @@ pub unsafe extern "C" fn pelton_receive(receiver: Handled, deadline_ns: i64, out
 /// # Safety
 /// `handle` was free, and has received the message.
 #[inline(always)]
-unsafe fn show(handle: Handled, message: Message<'_>, current: &mut Current, out: *mut CMessage) -> c_int {
+unsafe fn show(handle: Handled, receiving: &mut Receiving, record: Record, out: *mut CMessage) -> c_int {
+    // Not released here.
+    let message = std::mem::ManuallyDrop::new(receiving.receiver.message(record));
     // SAFETY: the caller's promises.
     unsafe {
         out.write(CMessage::of(&message));
-        *current = Current::One(message.into_raw());
+        receiving.current = Current::One(record);
         Handle::set_gate(handle, Receiving::FREE + ONE);
     }
     0
@@ -202,10 +223,9 @@ unsafe fn receive_slowly(receiver: Handled, deadline_ns: i64, out: *mut CMessage
         if out.is_null() {
             return Err(code::null("out"));
         }
-        let message = next(receiver, deadline_ns)?;
+        let item = next(receiver, deadline_ns)?;
         // SAFETY: the caller's promise.
-        unsafe { out.write(CMessage::of(&message)) };
-        receiving.current = Current::One(message.into_raw());
+        receiving.current = unsafe { show_item(receiver, item, out) };
         Ok(())
     };
     // SAFETY: the caller's promises.
@@ -234,14 +254,13 @@ pub unsafe extern "C" fn pelton_receive_batch(
         }
         let first = next(receiver, deadline_ns)?;
         let mut found = 0;
-        if count == 1 || first.descriptors() != 0 || first.kind() != Kind::Message {
+        let is_batch = matches!(first, Item::Record(record) if count > 1 && record.descriptors == 0);
+        if !is_batch {
             // SAFETY: the caller's promise.
-            unsafe { out.write(CMessage::of(&first)) };
-            receiving.current = Current::One(first.into_raw());
+            receiving.current = unsafe { show_item(receiver, first, out) };
             found = 1;
         } else {
-            // From the first one on, which was only looked at so far.
-            let _ = first.into_raw();
+            // From the first one on, which is not taken yet.
             receiving.current = Current::Batch;
             while found < count {
                 // SAFETY: the caller's promise; less than count.
@@ -289,7 +308,7 @@ pub unsafe extern "C" fn pelton_receive_copy(
         && !out_size.is_null()
     {
         // SAFETY: the caller's promises.
-        let copy = || unsafe { receiving.receiver.copy_at_once(buffer.cast(), capacity, deadline_ns > 0) };
+        let copy = || unsafe { receiving.receiver.copy_fast(buffer.cast(), capacity, deadline_ns > 0) };
         // SAFETY: the gate was open.
         match unsafe { Handle::briefly(receiver, copy) } {
             Ok(Some(size)) => {
@@ -319,21 +338,19 @@ unsafe fn copy_slowly(
         if out_size.is_null() || (buffer.is_null() && capacity > 0) {
             return Err(code::null("buffer or out_size"));
         }
-        let message = loop {
-            let found = next(receiver, deadline_ns)?;
-            if found.kind() == Kind::Message {
-                // Again, as what is found in a loop cannot be borrowed beyond it.
-                let raw = found.into_raw();
-                // SAFETY: received last, and the receiver not used meanwhile.
-                break unsafe { receiver.message_from_raw(raw) };
+        let record = loop {
+            match next(receiver, deadline_ns)? {
+                Item::Record(record) => break record,
+                _ => receiver.pass_event(),
             }
         };
+        let message = receiver.message(record);
         let (data, size) = message.raw_parts();
         // SAFETY: the caller's promise.
         unsafe { out_size.write(size) };
         if size > capacity {
             // Not released: the next call finds it again.
-            let _ = message.into_raw();
+            std::mem::forget(message);
             let detail = format!("a message of {size} bytes waits, the buffer has {capacity}");
             return Err(code::tell(code::TOO_SMALL, detail));
         }
@@ -357,10 +374,10 @@ pub unsafe fn release(receiver: Handled, otherwise: impl FnOnce() -> c_int) -> c
     // SAFETY: the caller's promises.
     if let Some(receiving) = unsafe { Handle::object_at(receiver, Receiving::FREE + ONE) }
         && !receiving.receiver.is_forked()
-        && let Receiving { receiver: own, current: Current::One(raw) } = &mut *receiving
+        && let Receiving { receiver: own, current: Current::One(record) } = &mut *receiving
     {
         // SAFETY: received last, and the receiver not used meanwhile.
-        let released = unsafe { Handle::briefly(receiver, || own.release_raw(raw)) };
+        let released = unsafe { Handle::briefly(receiver, || own.release_record(record)) };
         receiving.current = Current::Nothing;
         return match released {
             Ok(()) => {
@@ -401,13 +418,18 @@ pub unsafe extern "C" fn pelton_hold(receiver: Handled, out: *mut *mut Handle<Ho
             return Err(code::null("out"));
         }
         match std::mem::replace(&mut receiving.current, Current::Nothing) {
-            Current::One(raw) => {
-                // SAFETY: received last, and the receiver not used meanwhile; the caller's promise.
-                unsafe {
-                    let message = receiving.receiver.message_from_raw(raw);
-                    out.write(Handle::boxed(Holding(message.hold())));
-                }
+            Current::One(record) => {
+                let held = receiving.receiver.message(record).hold();
+                // SAFETY: the caller's promise.
+                unsafe { out.write(Handle::boxed(Holding(held))) };
                 Ok(())
+            }
+            Current::Event => {
+                receiving.current = Current::Event;
+                Err(code::tell(
+                    code::NOT_RECEIVED,
+                    "this says that a sender joined or left, which cannot be held: release it",
+                ))
             }
             Current::Batch => {
                 receiving.current = Current::Batch;
@@ -435,19 +457,18 @@ pub unsafe extern "C" fn pelton_take_descriptors(
         if out_count.is_null() || (out.is_null() && capacity > 0) {
             return Err(code::null("out or out_count"));
         }
-        let raw = match std::mem::replace(&mut receiving.current, Current::Nothing) {
-            Current::One(raw) => raw,
+        let record = match std::mem::replace(&mut receiving.current, Current::Nothing) {
+            Current::One(record) => record,
+            Current::Nothing => return Err(code::plain(code::NOT_RECEIVED)),
             // None of a batch's messages has any.
             other => {
                 receiving.current = other;
-                let Current::Batch = receiving.current else { return Err(code::plain(code::NOT_RECEIVED)) };
                 // SAFETY: the caller's promise.
                 unsafe { out_count.write(0) };
                 return Ok(());
             }
         };
-        // SAFETY: received last, and the receiver not used meanwhile.
-        let mut message = unsafe { receiving.receiver.message_from_raw(raw) };
+        let mut message = receiving.receiver.message(record);
         let count = message.descriptors();
         let taken = if count > capacity {
             // SAFETY: the caller's promise.
@@ -456,7 +477,9 @@ pub unsafe extern "C" fn pelton_take_descriptors(
         } else {
             message.take_descriptors().map_err(|error| code::of(&error))
         };
-        receiving.current = Current::One(message.into_raw());
+        let record = message.record();
+        std::mem::forget(message);
+        receiving.current = Current::One(record);
         let taken = taken?;
         // SAFETY: the caller's promises; no more than its room.
         unsafe {

@@ -3,8 +3,10 @@
 use crate::code::{self, Answer, came};
 use crate::handle::{Handle, ONE, Object, call, number, share};
 use crate::making::give;
-use crate::options::{Info, Until};
-use pelton::{Error, RawReservation, Reservation, Sender, Senders, Sent};
+use crate::options::{Info, deadline};
+use pelton::Deadline;
+use pelton::raw::ReservedSpace;
+use pelton::{Error, Sender, Senders, Sent};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
@@ -15,14 +17,14 @@ pub struct Sending {
 }
 
 /// What is reserved, with its size. While it is not nothing the sender is used for nothing else.
-pub type Open = Option<(RawReservation, usize)>;
+pub type Open = Option<(ReservedSpace, usize)>;
 
 /// What has a sender, and may have reserved room in its lane.
 pub trait Sends: Object {
     fn parts(&mut self) -> (&mut Sender, &mut Open);
 
     /// Waits for room, if need be, when nothing is reserved.
-    fn find_room(&mut self, size: usize, deadline_ns: i64) -> Answer<RawReservation>;
+    fn find_room(&mut self, size: usize, deadline_ns: i64) -> Answer<ReservedSpace>;
 
     /// The sender, for calls that would move what is reserved.
     fn free(&mut self) -> Answer<&mut Sender> {
@@ -35,23 +37,22 @@ pub trait Sends: Object {
     fn reserve(&mut self, size: usize, deadline_ns: i64) -> Answer<*mut c_void> {
         *self.parts().1 = None;
         fits(size)?;
-        let raw = self.find_room(size, deadline_ns)?;
+        let space = self.find_room(size, deadline_ns)?;
         let (sender, open) = self.parts();
-        // SAFETY: just reserved.
-        let mut room = unsafe { sender.reservation_from_raw(raw) };
-        let at = room.as_mut_ptr();
-        *open = Some((room.into_raw(), size));
-        Ok(at.cast())
+        *open = Some((space, size));
+        Ok(sender.payload(space).as_ptr().cast())
     }
 
     fn commit(&mut self, size: usize) -> Answer {
         let (sender, open) = self.parts();
         let (_, reserved) = open.as_ref().ok_or_else(|| code::plain(code::NOT_RESERVED))?;
         check_committed(size, *reserved)?;
-        let (raw, _) = open.take().expect("it was just there");
+        let (space, _) = open.take().expect("it was just there");
         // SAFETY: kept since it was reserved, and the sender not used meanwhile.
-        let reservation = unsafe { sender.reservation_from_raw(raw) };
-        reservation.commit_bytes(size).map_err(|error| code::of(&error))
+        match unsafe { sender.commit_space(space, size) } {
+            true => Ok(()),
+            false => Err(code::of(&Error::Forked)),
+        }
     }
 
     /// To give it back is to forget it.
@@ -104,7 +105,7 @@ impl Sending {
         info
     }
 
-    pub fn resume(&mut self, until: Until) -> Answer {
+    pub fn resume(&mut self, until: Deadline) -> Answer {
         let sender = self.free()?;
         came(match until.instant() {
             Some(instant) => sender.resume_until(instant),
@@ -116,7 +117,7 @@ impl Sending {
         self.free()?.sync().map_err(|error| code::of(&error))
     }
 
-    pub fn drain(&mut self, until: Until) -> Answer {
+    pub fn drain(&mut self, until: Deadline) -> Answer {
         let sender = self.free()?;
         came(match until.instant() {
             Some(instant) => sender.drain_until(instant),
@@ -131,19 +132,14 @@ impl Sends for Sending {
         (&mut self.sender, &mut self.open)
     }
 
-    fn find_room(&mut self, size: usize, deadline_ns: i64) -> Answer<RawReservation> {
-        find_room(&mut self.sender, size, Until::of(deadline_ns))
+    fn find_room(&mut self, size: usize, deadline_ns: i64) -> Answer<ReservedSpace> {
+        find_room(&mut self.sender, size, deadline(deadline_ns))
     }
 }
 
 /// Reserves, waiting as long as is said.
-fn find_room(sender: &mut Sender, size: usize, until: Until) -> Answer<RawReservation> {
-    let reserved = match until {
-        Until::Now => sender.try_reserve(size),
-        Until::Deadline(instant) => sender.reserve_until(size, instant),
-        Until::Forever => sender.reserve(size).map(Some),
-    };
-    reserved.map_err(|error| code::of(&error))?.map(Reservation::into_raw).ok_or(code::AGAIN)
+fn find_room(sender: &mut Sender, size: usize, until: Deadline) -> Answer<ReservedSpace> {
+    sender.reserve_space(size, until).map_err(|error| code::of(&error))?.ok_or(code::AGAIN)
 }
 
 impl Object for Sending {
@@ -227,7 +223,7 @@ pub unsafe fn send_at_once<T: Sends>(handle: *mut Handle<T>, data: *const c_void
     // SAFETY: the caller's promise; no longer than a slice may be.
     let payload = unsafe { std::slice::from_raw_parts(data.cast(), size) };
     // SAFETY: the gate was open.
-    match unsafe { Handle::briefly(handle, || sends.parts().0.send_at_once(payload)) } {
+    match unsafe { Handle::briefly(handle, || sends.parts().0.send_fast(payload)) } {
         Ok(true) => Some(0),
         Ok(false) => None,
         Err(code) => Some(code),
@@ -236,10 +232,10 @@ pub unsafe fn send_at_once<T: Sends>(handle: *mut Handle<T>, data: *const c_void
 
 /// Sends, waiting as long as is said.
 fn send(sender: &mut Sender, payload: &[u8], deadline_ns: i64) -> pelton::Result<Sent> {
-    match Until::of(deadline_ns) {
-        Until::Now => sender.try_send(payload),
-        Until::Deadline(instant) => sender.send_until(payload, instant),
-        Until::Forever => sender.send(payload).map(|()| Sent::Sent),
+    match deadline(deadline_ns) {
+        Deadline::Now => sender.try_send(payload),
+        Deadline::At(instant) => sender.send_until(payload, instant),
+        Deadline::Never => sender.send(payload).map(|()| Sent::Sent),
     }
 }
 
@@ -271,12 +267,12 @@ pub unsafe fn reserve<T: Sends>(
     if let Some(sends) = unsafe { Handle::object_at(handle, T::FREE) }
         && !out.is_null()
         && let (sender, open) = sends.parts()
-        && let Some(mut room) = sender.reserve_at_once(size)
+        && let Some(space) = sender.reserve_fast(size)
     {
         // SAFETY: the caller's promise; the gate was open.
         unsafe {
-            out.write(room.as_mut_ptr().cast());
-            *open = Some((room.into_raw(), size));
+            out.write(sender.payload(space).as_ptr().cast());
+            *open = Some((space, size));
             Handle::set_gate(handle, T::FREE + ONE);
         }
         return 0;
@@ -293,10 +289,10 @@ pub unsafe fn commit<T: Sends>(handle: *mut Handle<T>, size: usize, otherwise: i
     // SAFETY: the caller's promises.
     if let Some(sends) = unsafe { Handle::object_at(handle, T::FREE + ONE) }
         && let (sender, open) = sends.parts()
-        && let Some((raw, _)) = &*open
+        && let Some((space, _)) = *open
     {
         // SAFETY: kept since it was reserved, and the sender not used meanwhile; the gate was found as it is then.
-        match unsafe { Handle::briefly(handle, || sender.commit_raw(raw, size)) } {
+        match unsafe { Handle::briefly(handle, || sender.commit_space(space, size)) } {
             Ok(true) => {
                 *open = None;
                 // SAFETY: as above.
@@ -348,7 +344,7 @@ pub unsafe extern "C" fn pelton_send_batch(
             const HEADER: usize = 8;
             room = room.saturating_add(HEADER + message.iov_len.next_multiple_of(8));
         }
-        let until = Until::of(deadline_ns);
+        let until = deadline(deadline_ns);
         loop {
             let batch = sender.try_reserve_batch(messages.iter().map(|message| message.iov_len));
             if let Some(mut batch) = batch.map_err(|error| code::of(&error))? {
@@ -359,7 +355,7 @@ pub unsafe extern "C" fn pelton_send_batch(
                 }
                 return batch.commit().map_err(|error| code::of(&error));
             }
-            if until == Until::Now {
+            if until == Deadline::Now {
                 return Err(code::AGAIN);
             }
             // As one message that takes as much room as all of them; to give that back is to forget it.
@@ -402,7 +398,7 @@ pub unsafe extern "C" fn pelton_send_descriptors(
         }
         // SAFETY: not negative; one that is not open is refused when it is duplicated.
         let fds: Vec<_> = numbers.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
-        answer(match Until::of(deadline_ns).instant() {
+        answer(match deadline(deadline_ns).instant() {
             Some(instant) => sender.send_with_descriptors_until(payload, &fds, instant),
             None => sender.send_with_descriptors(payload, &fds).map(|()| Sent::Sent),
         })

@@ -5,8 +5,9 @@ use crate::code::{self, Answer, came};
 use crate::flushing::numbers;
 use crate::handle::{Handle, Object, beside, call, catch, enter, number, take};
 use crate::making::{give, text};
-use crate::options::{self, COptions, Info, Until, wrong};
+use crate::options::{self, COptions, Info, deadline, wrong};
 use crate::sending::{answer, bytes, fits};
+use pelton::Deadline;
 use pelton::{Counters, RawReplyRoom, RawRequest, ReplyRoom, Request, Responder, Service, Stopper};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
@@ -139,10 +140,10 @@ pub unsafe extern "C" fn pelton_service_receive(service: Handled, deadline_ns: i
             return Err(code::null("out"));
         }
         let Serving { service, current, .. } = serving;
-        let found = match Until::of(deadline_ns) {
-            Until::Now => service.try_receive(),
-            Until::Deadline(instant) => service.receive_until(instant),
-            Until::Forever => service.receive().map(Some),
+        let found = match deadline(deadline_ns) {
+            Deadline::Now => service.try_receive(),
+            Deadline::At(instant) => service.receive_until(instant),
+            Deadline::Never => service.receive().map(Some),
         };
         let request = found.map_err(|error| code::of(&error))?.ok_or(code::AGAIN)?;
         let (shown, is_notification) = (CRequest::of(&request), request.is_notification());
@@ -393,10 +394,10 @@ pub unsafe extern "C" fn pelton_reply_part(
             return Ok(());
         };
         let responder = &mut answering.responder;
-        answer(match Until::of(deadline_ns) {
-            Until::Now => responder.try_part(payload),
-            Until::Deadline(instant) => responder.part_until(payload, instant),
-            Until::Forever => responder.part(payload).map(|()| pelton::Sent::Sent),
+        answer(match deadline(deadline_ns) {
+            Deadline::Now => responder.try_part(payload),
+            Deadline::At(instant) => responder.part_until(payload, instant),
+            Deadline::Never => responder.part(payload).map(|()| pelton::Sent::Sent),
         })
     };
     // SAFETY: the caller's promises.

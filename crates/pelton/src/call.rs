@@ -32,17 +32,14 @@ mod service;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use caller::{Back, Caller};
 pub use client::{CallId, Client, Completion, Loss, Outcome, RequestRoom};
-pub use client::{RawCompletion, RawRequestRoom};
+#[doc(hidden)]
+pub use raw::{RawCompletion, RawReplyRoom, RawRequest, RawRequestRoom};
 pub use responder::{Answering, ReplyRoom, Request, Responder};
-pub use responder::{RawReplyRoom, RawRequest};
-pub(crate) use service::Desk;
 pub use service::{Service, Stopper};
 
 use crate::receiver::Message;
 use frame::HEADER_BYTES;
-use raw::RawBody;
 
 /// Records that are no answer to who looks, and are passed over in one look: who floods the lane with such is not to keep the
 /// other side's loop. The next look goes on.

@@ -5,9 +5,9 @@ use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::handshake::turn_away;
 use crate::handshake::{
-    LinkParts, Pace, Reception, Shake, in_call, lacks_descriptors, make_consumer_page, make_data, make_producer_page,
-    make_receiver_page, new_caller, new_client, new_receiver, new_sender, no_descriptor_left, receiver_of_one,
-    surviving_receiver, surviving_sender,
+    LinkParts, Pace, Reception, Shake, again, in_call, lacks_descriptors, make_consumer_page, make_data,
+    make_producer_page, make_receiver_page, new_caller, new_client, new_receiver, new_sender, no_descriptor_left,
+    receiver_of_one, surviving_receiver, surviving_sender,
 };
 use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
 use crate::link::{Link, this_process};
@@ -23,6 +23,7 @@ use pelton_os::{Descriptor, Timer, locked, membarrier};
 use rustix::event::epoll::{self, EventFlags};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -431,8 +432,8 @@ impl Entrance {
         let bell = bells.doorbell_for(shake.peer()).map_err(shake.told("making a bell"))?;
         shake.add_to(bells, self.visit)?;
         let reception = Reception { bell, lane, ..reception.clone() };
-        let shaking: Pin<Box<dyn Future<Output = Result<Lane>> + Send>> = match reception.desk.clone() {
-            Some(desk) => Box::pin(new_caller(shake, reception, desk)),
+        let shaking: Pin<Box<dyn Future<Output = Result<Lane>> + Send>> = match reception.replies.clone() {
+            Some(replies) => Box::pin(new_caller(shake, reception, replies)),
             None => Box::pin(new_receiver(shake, reception, true)),
         };
         Ok(Visitor { visit: self.visit, lane, shaking })
@@ -467,8 +468,8 @@ fn admitted(mut lane: Lane, bells: &Doorbells) -> Result<Lane> {
     }
     lane.is_announced = false;
     lane.memory.forget_descriptors();
-    if let Some(back) = &lane.back {
-        bells.add_doorbell(back.caller.doorbell())?;
+    if let Some(reply) = &lane.reply {
+        bells.add_doorbell(reply.sender.doorbells().doorbell())?;
     }
     Ok(lane)
 }
@@ -535,9 +536,77 @@ pub(crate) fn connect_receiver(name: &str, options: &Options) -> Result<Receiver
     Receiver::new(parts, options, Origin::Connected(Box::new((name, options.clone()))))
 }
 
-/// A link to the service that listens at a name of one.
-pub(crate) fn connect_client(name: &Name, options: &Options, bells: &Doorbells) -> Result<LinkParts> {
-    reach(name, options, Reach::of(options), |shake| in_call(new_client(shake, options, bells)))
+/// The client's endpoints of a link of two lanes.
+#[derive(Debug)]
+pub struct Duplex {
+    pub sender: Sender,
+    pub receiver: Receiver,
+    /// The largest request that the service takes.
+    pub bytes_max: u64,
+}
+
+impl Duplex {
+    fn new(parts: LinkParts, options: &Options) -> Result<Duplex> {
+        let LinkParts { requests, replies, bytes_max } = parts;
+        let sender = Sender::new(requests, options, Origin::Threads)?;
+        Ok(Duplex { sender, receiver: Receiver::new(replies, options, Origin::Threads)?, bytes_max })
+    }
+}
+
+/// A handshake that continues when it is polled, after its descriptor was readable. `None`: nobody listens there.
+pub(crate) type Connecting = Pin<Box<dyn Future<Output = Result<Option<Duplex>>> + Send>>;
+
+/// Connects to the service that listens under `name`, whose doorbells are `bells`.
+pub(crate) fn connect_duplex(name: &Name, options: &Options, bells: &Doorbells) -> Result<Duplex> {
+    let parts = reach(name, options, Reach::of(options), |shake| in_call(new_client(shake, options, bells)))?;
+    Duplex::new(parts, options)
+}
+
+/// Starts to connect to the service at `path`: `bells` report [`Event::Connecting`] with `number` when there is
+/// something to do. `None`: nobody listens there.
+pub(crate) fn start_duplex(
+    name: &Name,
+    path: &Path,
+    options: &Options,
+    bells: &Doorbells,
+    number: u32,
+) -> Result<Option<Connecting>> {
+    let Some(socket) = name.connect_to(path)? else { return Ok(None) };
+    let shake = Shake::new(socket, Pace::Polled, options)?;
+    bells.watch_connecting(shake.socket(), number).map_err(Error::system("watching a connection"))?;
+    let (options, bells) = (options.clone(), bells.clone());
+    Ok(Some(Box::pin(async move { finish_duplex(shake, &options, &bells).await.map(Some) })))
+}
+
+/// As [`start_duplex`], after a pause.
+pub(crate) fn start_duplex_later(
+    name: &Name,
+    path: &Path,
+    options: &Options,
+    bells: &Doorbells,
+    number: u32,
+) -> Result<Connecting> {
+    let timer = Timer::after(RETRY).map_err(Error::system("making a timer"))?;
+    bells.watch_connecting(timer.as_fd(), number).map_err(Error::system("watching a timer"))?;
+    let (name, path, options, bells) = (name.clone(), path.to_owned(), options.clone(), bells.clone());
+    Ok(Box::pin(async move {
+        while !timer.has_passed() {
+            again().await;
+        }
+        drop(timer);
+        let Some(socket) = name.connect_to(&path)? else { return Ok(None) };
+        let shake = Shake::new(socket, Pace::Polled, &options)?;
+        bells.watch_connecting(shake.socket(), number).map_err(Error::system("watching a connection"))?;
+        finish_duplex(shake, &options, &bells).await.map(Some)
+    }))
+}
+
+async fn finish_duplex(shake: Shake, options: &Options, bells: &Doorbells) -> Result<Duplex> {
+    let duplex = Duplex::new(new_client(shake, options, bells).await?, options)?;
+    if let [Some(socket), _] = duplex.receiver.liveness() {
+        bells.finish_connecting(socket, 0)?;
+    }
+    Ok(duplex)
 }
 
 /// How long to look for a listener.

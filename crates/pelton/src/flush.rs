@@ -6,10 +6,12 @@ pub(crate) mod record_file;
 use crate::Counters;
 use crate::error::{Error, Result};
 use crate::gather::{Senders, gather};
+use crate::lane_id::LaneId;
 use crate::options::Options;
-use crate::receiver::{Receiver, Taken};
+use crate::raw::{ReservedSpace, TakenChunk};
+use crate::receiver::Receiver;
 use crate::sender::{Reservation, Sender, Sent};
-use crate::wait::Patience;
+use crate::wait::Deadline;
 use pelton_lane::{SEGMENT_BYTES, failpoint, seq_after};
 use pelton_os::Peer;
 use pelton_os::{self as os, Doorbell, Owner, Ready, locked, poll_until};
@@ -19,23 +21,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// Which lane, of all that ever were: two words that tell it from any other, also after a restart of either side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LaneId(pub [u64; 2]);
-
-impl LaneId {
-    /// Where the system does not say when a file was made: no sink can know such a lane again.
-    pub(crate) const NONE: LaneId = LaneId([0; 2]);
-
-    pub(crate) fn since_boot(self, boot: [u8; 16]) -> LaneId {
-        if self == LaneId::NONE {
-            return self;
-        }
-        let [low, high] = [0, 8].map(|at| u64::from_le_bytes(boot[at..at + 8].try_into().expect("eight bytes")));
-        LaneId([self.0[0] ^ low, self.0[1] ^ high])
-    }
-}
 
 /// A run of whole records of one lane, as the bytes they are: for each message a header, a little-endian u64 of
 /// `seq << 32 | bytes`; the payload; and up to seven bytes, of any value, so that the next begins at a multiple of eight.
@@ -227,7 +212,7 @@ pub struct Flush {
     bytes: u64,
     interval: Option<Duration>,
     /// What is taken and not released, in the order in which it came.
-    taken: Vec<Taken>,
+    taken: Vec<TakenChunk>,
     taken_bytes: u64,
     /// Since when there is something.
     since: Option<Instant>,
@@ -317,7 +302,7 @@ impl Flush {
                 continue;
             }
             let until = due.into_iter().chain(deadline).min();
-            if let Err(error) = self.receiver.wait_for_run(until.map_or(Patience::Endless, Patience::Until)) {
+            if let Err(error) = self.receiver.wait_for_message(until.map_or(Deadline::Never, Deadline::At)) {
                 self.end = Some(error);
             }
         }
@@ -338,7 +323,7 @@ impl Flush {
             || self.end.is_some()
             || self.sink.due().is_some_and(|due| due <= Instant::now())
             || self.since.zip(self.interval).is_some_and(|(since, interval)| since.elapsed() >= interval)
-            || self.taken.iter().rev().take(RUNS_LOOKED_AT).any(Taken::is_plenty)
+            || self.taken.iter().rev().take(RUNS_LOOKED_AT).any(TakenChunk::is_large)
             || (drained && (self.interval.is_none() || self.is_room_wanted() || self.receiver.have_all_gone()));
         if is_due || self.taken.is_empty() {
             self.write()?;
@@ -365,7 +350,7 @@ impl Flush {
     /// be, and not often: one that says so with every message is believed once in a while, lest each be a write.
     fn is_room_wanted(&mut self) -> bool {
         let now = Instant::now();
-        if self.believed.is_some_and(|at| now - at < NAP) || !self.receiver.is_room_wanted() {
+        if self.believed.is_some_and(|at| now - at < NAP) || !self.receiver.is_space_wanted() {
             return false;
         }
         self.believed = Some(now);
@@ -400,7 +385,7 @@ impl Flush {
             Err(error) => self.end = Some(error),
         }
         self.write()?;
-        self.end.take().map_or_else(|| self.receiver.tell_end(), Err)
+        self.end.take().map_or_else(|| self.receiver.check_end(), Err)
     }
 
     /// Takes, and writes, what came by a lane before some message of it.
@@ -408,9 +393,9 @@ impl Flush {
         let mut bytes = 0;
         loop {
             let Flush { receiver, sink, .. } = self;
-            match receiver.take_run_before(end, self.bytes, |lane| sink.last_seq(lane)) {
+            match receiver.take_chunk_before(end, self.bytes, |lane| sink.last_seq(lane)) {
                 Ok(Some(taken)) => {
-                    bytes += taken.run.bytes;
+                    bytes += taken.chunk.bytes;
                     let is_all = bytes > taken.capacity();
                     self.add(taken);
                     // No more than a lane can have had, whatever its sender says.
@@ -451,7 +436,7 @@ impl Flush {
     fn take(&mut self) -> bool {
         while self.taken_bytes < self.bytes && self.end.is_none() {
             let Flush { receiver, sink, .. } = self;
-            match receiver.take_run(self.bytes - self.taken_bytes, |lane| sink.last_seq(lane)) {
+            match receiver.take_chunk(self.bytes - self.taken_bytes, |lane| sink.last_seq(lane)) {
                 Ok(Some(taken)) => self.add(taken),
                 Ok(None) => return true,
                 Err(error) => self.end = Some(error),
@@ -460,8 +445,8 @@ impl Flush {
         self.end.is_some()
     }
 
-    fn add(&mut self, taken: Taken) {
-        self.taken_bytes += taken.run.bytes;
+    fn add(&mut self, taken: TakenChunk) {
+        self.taken_bytes += taken.chunk.bytes;
         if self.since.is_none() {
             self.since = self.interval.map(|_| Instant::now());
         }
@@ -473,7 +458,7 @@ impl Flush {
 
     /// Hands what is taken to the sink, and releases it.
     fn write(&mut self) -> Result<()> {
-        if self.receiver.is_forked_here() {
+        if self.receiver.is_forked() {
             return Err(Error::Forked);
         }
         if self.taken.is_empty() {
@@ -484,8 +469,8 @@ impl Flush {
         runs.extend(self.taken.iter().map(|taken| Run {
             lane: taken.id,
             peer: taken.peer,
-            first_seq: taken.run.first_seq,
-            messages: taken.run.messages,
+            first_seq: taken.chunk.first_seq,
+            messages: taken.chunk.messages,
             bytes: self.receiver.bytes_of(taken),
         }));
         failpoint("flush: before the sink");
@@ -496,7 +481,7 @@ impl Flush {
         self.is_refused = written.is_err();
         written.map_err(of_sink)?;
         failpoint("flush: written");
-        self.receiver.release_runs();
+        self.receiver.release_chunks();
         failpoint("flush: released");
         self.taken.clear();
         (self.taken_bytes, self.since) = (0, None);
@@ -508,7 +493,7 @@ impl Flush {
         if self.is_refused {
             self.write()?;
         }
-        if let Some(taken) = self.receiver.take_run_of(sender)? {
+        if let Some(taken) = self.receiver.take_all_of(sender)? {
             self.add(taken);
         }
         self.write()?;
@@ -716,7 +701,7 @@ impl Shared {
 
     #[inline(always)]
     fn append(&self, sender: &mut Sender, payload: &[u8]) -> Result<()> {
-        if sender.send_at_once(payload) { Ok(()) } else { self.append_slowly(sender, payload) }
+        if sender.send_fast(payload) { Ok(()) } else { self.append_slowly(sender, payload) }
     }
 
     #[cold]
@@ -847,6 +832,17 @@ impl Appender {
     pub fn reserve(&mut self, bytes: usize) -> Result<Reservation<'_>> {
         self.shared.make_room(&mut self.sender, bytes)?;
         Ok(self.sender.try_reserve(bytes)?.expect("a buffer just flushed has room for any message"))
+    }
+
+    /// As [`Appender::reserve`], without a borrow. For FFI.
+    ///
+    /// # Errors
+    /// As [`Appender::append`].
+    #[doc(hidden)]
+    pub fn reserve_space(&mut self, bytes: usize) -> Result<ReservedSpace> {
+        self.shared.make_room(&mut self.sender, bytes)?;
+        let space = self.sender.reserve_space(bytes, Deadline::Now)?;
+        Ok(space.expect("a buffer just flushed has space for any message"))
     }
 
     /// As [`Appenders::flush`].

@@ -1,16 +1,15 @@
 //! How the senders of a receiver that gathers come in: by connecting under its name, as threads of its process, or both.
 
-use crate::call::Desk;
 use crate::connect::{Entrance, Listener, Origin};
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
-use crate::handshake::{Reception, make_consumer_page, make_data, make_producer_page, make_receiver_page};
+use crate::handshake::{Reception, Replies, make_consumer_page, make_data, make_producer_page, make_receiver_page};
 use crate::lanes::{Lane, LaneMemory, Lanes};
 use crate::link::{Link, this_process};
 use crate::memory::Budget;
 use crate::options::Options;
 use crate::receiver::{Receiver, ReceiverParts};
-use crate::sender::{End, Sender, SenderMemory, SenderParts, Sent};
+use crate::sender::{Departure, Sender, SenderMemory, SenderParts, Sent};
 use crate::transport::{NoTransport, Queue, ThreadTransport, Transport};
 use crate::wait::Spin;
 use crate::{Counters, lanes};
@@ -19,7 +18,7 @@ use pelton_os::{Doorbell, LocalWake, Owner, locked, membarrier};
 use pelton_os::{Event, Peer};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -144,9 +143,9 @@ impl Gate {
         Senders { hall: self.hall.clone(), round: state.round }
     }
 
-    /// Of a service's.
-    pub(crate) fn desk(&self) -> Option<Arc<Desk>> {
-        self.hall.reception.desk.clone()
+    /// The limit of the memory for all senders, if there is one.
+    pub(crate) fn budget(&self) -> Option<Arc<Budget>> {
+        self.hall.reception.budget.clone()
     }
 
     /// Whether no sender can come any more.
@@ -170,9 +169,6 @@ impl Gate {
         lane.add_to(&mut self.parted);
         // For a sender that is there all the same.
         lane.close();
-        if let Some(back) = &lane.back {
-            bells.forget(back.caller.doorbell().as_fd());
-        }
         self.hall.give_back_number(lane.number);
         self.entrance.as_mut().map_or(Ok(()), |entrance| entrance.listen_again(bells))
     }
@@ -217,7 +213,7 @@ impl Gate {
         arrived.into_iter().for_each(|lane| lanes.add(Box::new(lane)));
         for number in gone {
             if let Some(lane) = lanes.find(number).filter(|lane| lane.end.is_none()) {
-                lane.end = Some(End::Closed);
+                lane.end = Some(Departure::Closed);
                 lane.link.lose_peer(bells);
             }
         }
@@ -242,15 +238,11 @@ impl Gate {
 
 /// Makes the receiver of many senders; without a name, of this process only.
 pub(crate) fn gather(options: &Options, listener: Option<Listener>) -> Result<Receiver> {
-    gather_with(options, listener, |_, _| Ok(None))
+    gather_with(options, listener, None)
 }
 
-/// As [`gather`], perhaps with a desk, which gets the bells: then those who come are clients.
-pub(crate) fn gather_with(
-    options: &Options,
-    listener: Option<Listener>,
-    desk: impl FnOnce(&Doorbells, Option<Arc<Budget>>) -> Result<Option<Arc<Desk>>>,
-) -> Result<Receiver> {
+/// As [`gather`]; with `replies`, each sender gets a lane back.
+pub(crate) fn gather_with(options: &Options, listener: Option<Listener>, replies: Option<Replies>) -> Result<Receiver> {
     options.checked_sizes()?;
     options.checked_senders()?;
     let budget = options.memory.map(Budget::new);
@@ -278,7 +270,7 @@ pub(crate) fn gather_with(
             bells: bells.clone(),
             can_barrier,
             lane: 0,
-            desk: desk(&bells, budget.clone())?,
+            replies,
             budget,
         },
         nudge: bells.local_wake().clone(),
@@ -505,7 +497,7 @@ mod tests {
         let mut kept = vec![senders.sender().unwrap()];
         senders.hall.state().number = u32::MAX - 1;
         kept.extend((0..3).map(|_| senders.sender().unwrap()));
-        let mut lanes: Vec<_> = (0..4).map(|_| receiver.receive().unwrap().lane()).collect();
+        let mut lanes: Vec<_> = (0..4).map(|_| receiver.receive_event().unwrap().member().lane).collect();
         lanes.sort_unstable();
         assert_eq!(lanes, [1, 2, 3, u32::MAX]);
     }

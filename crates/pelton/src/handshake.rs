@@ -4,10 +4,10 @@
 //! Whatever comes over the socket is copied once, checked, and only the copy is used. The last READY decides: whoever
 //! sends it has mapped and attached everything, and so has who receives it.
 
-use crate::call::{Back, Caller, Desk};
+use crate::connect::Origin;
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
-use crate::lanes::{Lane, LaneMemory, receiver_sleeper};
+use crate::lanes::{Lane, LaneMemory, ReplyLane, receiver_sleeper};
 use crate::link::Link;
 use crate::memory::{Budget, GRANULE, LINK_BYTES_MIN, Limits, Part, SHARES, lane_within};
 use crate::options::Options;
@@ -16,7 +16,7 @@ use crate::packet::{
     Role, VERSION_TEXT, entry, refusal,
 };
 use crate::receiver::ReceiverParts;
-use crate::sender::{SenderMemory, SenderParts};
+use crate::sender::{Sender, SenderMemory, SenderParts};
 use crate::transport::SocketTransport;
 use pelton_lane::{
     CAPACITY_MIN, Consumer, ConsumerPage, LAYOUT_SIGNATURE, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position,
@@ -26,7 +26,8 @@ use pelton_lane::{
 use pelton_os::Peer;
 use pelton_os::socket::{Socket, wait_for};
 use pelton_os::{
-    Descriptor, Doorbell, Kind, ReceivedFd, Segment, ambiguous_uid_text, is_ambiguous_uid, membarrier, overdue, own_uid,
+    Descriptor, Doorbell, Kind, LocalWake, ReceivedFd, Segment, ambiguous_uid_text, is_ambiguous_uid, membarrier,
+    overdue, own_uid,
 };
 use rustix::io::Errno;
 use std::future::poll_fn;
@@ -597,6 +598,16 @@ pub(crate) async fn surviving_sender(shake: Shake, parts: &mut SenderParts, list
     Ok(())
 }
 
+/// How a service makes the lane back to each of its clients.
+#[derive(Clone, Debug)]
+pub(crate) struct Replies {
+    pub(crate) options: Options,
+    /// The largest request that the service takes.
+    pub(crate) bytes_max: u64,
+    /// Nobody polls it.
+    pub(crate) null_wake: Arc<LocalWake>,
+}
+
 /// What a lane is given of its receiver's.
 #[derive(Clone, Debug)]
 pub(crate) struct Reception {
@@ -607,8 +618,8 @@ pub(crate) struct Reception {
     pub(crate) can_barrier: bool,
     /// The lane's number.
     pub(crate) lane: u32,
-    /// Of a service, which answers by a lane back to each.
-    pub(crate) desk: Option<Arc<Desk>>,
+    /// Of a service: how to make the lane back to each client.
+    pub(crate) replies: Option<Replies>,
     /// Of all lanes together, if that has a limit.
     pub(crate) budget: Option<Arc<Budget>>,
 }
@@ -705,7 +716,7 @@ fn reception_of_one(shake: &Shake, bells: Doorbells) -> Result<(Reception, Sleep
     let page = Arc::new(make_receiver_page().map_err(shake.told("making the receiver's segment"))?);
     let sleeper = receiver_sleeper(&page, can_barrier);
     let bell = shake.bell_of(&bells)?;
-    Ok((Reception { page, bells, bell, can_barrier, lane: 0, desk: None, budget: None }, sleeper))
+    Ok((Reception { page, bells, bell, can_barrier, lane: 0, replies: None, budget: None }, sleeper))
 }
 
 /// A link of two lanes, as its client has it.
@@ -738,11 +749,11 @@ pub(crate) async fn new_client(shake: Shake, options: &Options, bells: &Doorbell
 }
 
 /// The same of a service, which listens: the lane of requests has with it who is answered by the other.
-pub(crate) async fn new_caller(shake: Shake, reception: Reception, desk: Arc<Desk>) -> Result<Lane> {
+pub(crate) async fn new_caller(shake: Shake, reception: Reception, replies: Replies) -> Result<Lane> {
     let mut takes = Limits::ALL;
     let said = || {
         takes = reception.share(&shake, 2)?;
-        Ok(Limits { message_bytes: desk.options.call_bytes_max, ..takes })
+        Ok(Limits { message_bytes: replies.bytes_max, ..takes })
     };
     let client = shake.greet(Role::Service, false, true, said).await?;
     takes = of_calls(takes);
@@ -752,9 +763,9 @@ pub(crate) async fn new_caller(shake: Shake, reception: Reception, desk: Arc<Des
     // Of a budget both lanes have the same part.
     let most = if reception.budget.is_some() { takes.lane_bytes } else { u64::MAX };
     let within = of_calls(Limits { lane_bytes: most.min(client.capacity), ..takes });
-    let bells = reception.bells.for_one_lane(&desk.mute, shake.peer).map_err(shake.told("making a bell"))?;
+    let bells = reception.bells.for_one_lane(&replies.null_wake, shake.peer).map_err(shake.told("making a bell"))?;
     let (lane, mut reply_memory, reply_bell) =
-        offer_lane(&shake, &desk.options, within, bells.doorbell(), reception.can_barrier).await?;
+        offer_lane(&shake, &replies.options, within, bells.doorbell(), reception.can_barrier).await?;
     let part = reception.take_share(&shake, consumer.capacity() + lane.capacity())?;
     reply_memory.forget_descriptors();
     let process = shake.watch(&reception.bells, reception.lane)?;
@@ -762,7 +773,8 @@ pub(crate) async fn new_caller(shake: Shake, reception: Reception, desk: Arc<Des
     let [there, back] = shake.into_links(process, [request_bell, reply_bell], reception.bell.clone());
     let parts = SenderParts { lane, bells, link: back, memory: reply_memory };
     let mut lane = Lane { _part: part, ..Lane::new(consumer, there, 0, reception.lane, memory) };
-    lane.back = Some(Back::new(Caller::new(parts, desk, bytes_max)?));
+    let sender = Sender::new(parts, &replies.options, Origin::Threads)?;
+    lane.reply = Some(Box::new(ReplyLane { sender, bytes_max }));
     Ok(lane)
 }
 

@@ -1,13 +1,12 @@
 //! The lanes that a receiver serves: each with its sender, and whose turn it is.
 
 use crate::Counters;
-use crate::call::Back;
 use crate::doorbells::Doorbells;
 use crate::error::Result;
-use crate::flush::LaneId;
+use crate::lane_id::LaneId;
 use crate::link::{Link, PASSED_MAX};
 use crate::memory::Part;
-use crate::sender::End;
+use crate::sender::{Departure, Sender};
 use crate::transport::Found;
 use crate::wait::Spin;
 use pelton_lane::{Consumer, LaneError, Record, Sleeper, failpoint};
@@ -45,7 +44,7 @@ pub(crate) enum Next {
     /// The current lane's sender has come.
     Joined,
     /// The current lane's sender has gone, and everything it sent was received; or it broke the rules.
-    Left(End),
+    Left(Departure),
 }
 
 impl Lanes {
@@ -114,7 +113,7 @@ impl Lanes {
             match self.current.peek(self.leave) {
                 Ok(Next::Nothing) if self.go_on() => {}
                 // It is that sender's affair alone.
-                Err(_) if self.leave => self.current.end = Some(End::Corrupt),
+                Err(_) if self.leave => self.current.end = Some(Departure::Corrupt),
                 found => return found,
             }
         }
@@ -173,6 +172,13 @@ impl Lanes {
     }
 }
 
+/// Of a link of two lanes: the lane back to the sender, and the largest message that the sender takes.
+#[derive(Debug)]
+pub(crate) struct ReplyLane {
+    pub(crate) sender: Sender,
+    pub(crate) bytes_max: u64,
+}
+
 /// A consumer with its memory and the link to its producer.
 #[derive(Debug)]
 pub(crate) struct Lane {
@@ -183,15 +189,19 @@ pub(crate) struct Lane {
     /// Which of its channel's lanes.
     pub(crate) number: u32,
     /// How its sender went, until that is told.
-    pub(crate) end: Option<End>,
+    pub(crate) end: Option<Departure>,
     /// Whether it has been told that the sender is here.
     pub(crate) is_announced: bool,
     /// Tells it from every other lane, also after a restart of either side.
     pub(crate) id: LaneId,
     /// Whether a flush has looked what its sink has of this lane.
     pub(crate) is_compared: bool,
-    /// Of a link: whom what comes by this lane is answered to.
-    pub(crate) back: Option<Back>,
+    /// Nothing of this lane is served for now, because the receiver's user applies backpressure to its sender.
+    pub(crate) is_paused: bool,
+    /// What the receiver's user keeps of this lane: an index of its own.
+    pub(crate) user: usize,
+    /// The lane back, until the receiver's user takes it.
+    pub(crate) reply: Option<Box<ReplyLane>>,
     /// Of the receiver's memory for its peers.
     pub(crate) _part: Option<Part>,
     /// After the consumer, which points into it.
@@ -202,8 +212,21 @@ impl Lane {
     pub(crate) fn new(consumer: Consumer, link: Link, redelivered: u64, number: u32, memory: LaneMemory) -> Lane {
         // Its data all share who succeed one another.
         let id = LaneId(memory.data.identity());
-        let (end, is_announced, is_compared, back, _part) = (None, true, false, None, None);
-        Lane { consumer, link, redelivered, number, end, is_announced, id, is_compared, back, _part, memory }
+        Lane {
+            consumer,
+            link,
+            redelivered,
+            number,
+            end: None,
+            is_announced: true,
+            id,
+            is_compared: false,
+            is_paused: false,
+            user: 0,
+            reply: None,
+            _part: None,
+            memory,
+        }
     }
 
     /// What comes next of this lane. If it is one that `leaves` with its sender, that sender's coming and going too.
@@ -216,8 +239,8 @@ impl Lane {
         }
         // What a flush has taken is to be released first.
         let left = |consumer: &Consumer, end| if consumer.has_taken() { Next::Nothing } else { Next::Left(end) };
-        if self.end == Some(End::Corrupt) {
-            return Ok(left(&self.consumer, End::Corrupt));
+        if self.end == Some(Departure::Corrupt) {
+            return Ok(left(&self.consumer, Departure::Corrupt));
         }
         if self.is_stalled() {
             return Ok(Next::Nothing);
@@ -236,10 +259,10 @@ impl Lane {
         (self.consumer.may_be_ready() && !self.is_stalled()) || (leaves && (goes || !self.is_announced))
     }
 
-    /// Whether nothing is to be taken now: of a client that does not read its replies, or a service that drains.
+    /// Whether nothing is served of this lane now. After its sender has left, what remains is served.
     #[inline(always)]
     pub(crate) fn is_stalled(&self) -> bool {
-        self.back.as_ref().is_some_and(|back| back.caller.is_stalled()) && self.end.is_none()
+        self.is_paused && self.end.is_none()
     }
 
     /// Tells the sender that nothing more is received.
@@ -326,7 +349,7 @@ impl Lane {
     }
 
     pub(crate) fn note_end(&mut self, bells: &Doorbells) {
-        self.end = Some(if self.consumer.has_producer_closed() { End::Closed } else { End::PeerDied });
+        self.end = Some(if self.consumer.has_producer_closed() { Departure::Closed } else { Departure::PeerDied });
         self.link.lose_peer(bells);
     }
 }

@@ -142,6 +142,7 @@ mod flush;
 mod gather;
 mod handshake;
 pub mod inspect;
+mod lane_id;
 mod lanes;
 mod link;
 mod memory;
@@ -149,6 +150,8 @@ mod name;
 mod options;
 mod packet;
 mod path;
+#[doc(hidden)]
+pub mod raw;
 mod receiver;
 mod sender;
 #[cfg(feature = "tokio")]
@@ -164,20 +167,17 @@ pub use call::{RawCompletion, RawReplyRoom, RawRequest, RawRequestRoom};
 pub use connect::Listener;
 pub use error::{Error, Result};
 pub use flush::record_file::{Chunk, FileChange, Record, RecordFile, RecordFileOptions, RecordReader, Records};
-pub use flush::{Appender, Appenders, Flush, Forward, LaneId, Run, Sink};
+pub use flush::{Appender, Appenders, Flush, Forward, Run, Sink};
 pub use gather::Senders;
+pub use lane_id::LaneId;
 pub use options::Options;
 #[cfg(feature = "failpoints")]
 #[doc(hidden)]
 pub use pelton_lane::failpoints;
 pub use pelton_os::Peer;
-#[doc(hidden)]
-pub use receiver::RawMessage;
-pub use receiver::{Batch, Held, Kind, Message, Receiver};
-#[doc(hidden)]
-pub use sender::RawReservation;
-pub use sender::{Reservation, Sender, Sent, SentBatch};
-pub use wait::Wait;
+pub use receiver::{Batch, Event, Held, Member, Message, Receiver};
+pub use sender::{Departure, Reservation, Sender, Sent, SentBatch};
+pub use wait::{Deadline, Wait};
 
 /// Figures of one side of a channel, since it was made. They cost nothing to keep: each side writes its own page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

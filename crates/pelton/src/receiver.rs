@@ -1,14 +1,9 @@
 //! The receiving end of a channel. What it gives out is in `receiver/message.rs`, its ways for bindings in `receiver/raw.rs`.
 
-mod calls;
 mod distance;
 mod message;
-mod raw;
-mod run;
 
-pub use message::{Batch, Held, Kind, Message};
-pub use raw::RawMessage;
-pub(crate) use run::Taken;
+pub use message::{Batch, Event, Held, Item, Member, Message};
 
 use crate::Counters;
 use crate::connect::Origin;
@@ -17,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::gather::{Gate, Senders};
 use crate::lanes::{Lane, Lanes, Next};
 use crate::options::Options;
-use crate::sender::End;
-use crate::wait::{self, Patience, Side, Spin};
+use crate::sender::Departure;
+use crate::wait::{self, Deadline, Side, Spin};
 use crossbeam_queue::SegQueue;
 use distance::Distance;
 use message::Returned;
@@ -39,36 +34,36 @@ use std::time::Instant;
 /// Dropping it closes: the sender is told [`Error::Closed`] with the number of messages that were not released.
 #[derive(Debug)]
 pub struct Receiver {
-    lanes: Lanes,
-    sleeper: Sleeper,
-    owner: Owner,
+    pub(crate) lanes: Lanes,
+    pub(crate) sleeper: Sleeper,
+    pub(crate) owner: Owner,
     /// Reasons not to go the common way: messages held, on which tickets may come back, the end of a lane's turn, something
     /// to be told of a sender.
-    detours: usize,
-    turn_over: bool,
+    pub(crate) slow_path_reasons: usize,
+    pub(crate) is_quantum_over: bool,
     /// Whether there are several lanes, or may be.
-    many: bool,
+    pub(crate) many: bool,
     /// Where senders come in, of a receiver that gathers; and whether it tells of them.
-    gate: Option<Box<Gate>>,
-    announces: bool,
+    pub(crate) gate: Option<Box<Gate>>,
+    reports_events: bool,
     /// Whether it is just telling.
-    announcing: bool,
+    is_event_pending: bool,
     /// Turns ended, to look at the gate now and then.
-    turns: u32,
-    end: Option<End>,
+    quanta: u32,
+    end: Option<Departure>,
     returned: Arc<Returned>,
     spin: Spin,
     distance: Distance,
     empties: u32,
-    bells: Doorbells,
+    pub(crate) bells: Doorbells,
     origin: Origin,
 }
 
 /// Numbers of messages between which a lane's turn ends, where there are several lanes: so many at most before the next
 /// lane's. A guess: what a switch costs is little against so many messages.
-const TURN: u32 = 64;
+const QUANTUM: u32 = 64;
 /// Turns between two looks at the gate, by a receiver that is never without messages.
-const TURNS_PER_LOOK: u32 = 16;
+const QUANTA_PER_CHECK: u32 = 16;
 
 /// What the hand-shake makes: a lane, and what the receiver has for itself.
 #[derive(Debug)]
@@ -96,13 +91,13 @@ impl Receiver {
         Ok(Receiver {
             lanes: Lanes::of_one(lane),
             gate: None,
-            announces: false,
-            announcing: false,
-            turns: 0,
+            reports_events: false,
+            is_event_pending: false,
+            quanta: 0,
             sleeper,
             owner,
-            detours: 0,
-            turn_over: false,
+            slow_path_reasons: 0,
+            is_quantum_over: false,
             many,
             end: None,
             returned,
@@ -119,7 +114,7 @@ impl Receiver {
         let mut receiver = Receiver::new(parts, options, Origin::Threads)?;
         receiver.many = true;
         receiver.gate = Some(Box::new(gate));
-        receiver.announces = options.announces;
+        receiver.reports_events = options.announces;
         receiver.lanes.let_leave();
         Ok(receiver)
     }
@@ -158,9 +153,9 @@ impl Receiver {
     /// may go on then. On a path channel this is told once, and then receiving goes on for the next sender. [`Error::Corrupt`], [`Error::Forked`].
     #[inline]
     pub fn try_receive(&mut self) -> Result<Option<Message<'_>>> {
-        match self.peek_at_once() {
+        match self.peek_fast() {
             Some(record) => Ok(Some(Message { receiver: self, record })),
-            None => self.receive_slowly(Patience::None),
+            None => self.receive_slow(Deadline::Now),
         }
     }
 
@@ -170,11 +165,11 @@ impl Receiver {
     /// As [`Receiver::try_receive`]; a wait ends at once when the sender goes.
     #[inline]
     pub fn receive(&mut self) -> Result<Message<'_>> {
-        match self.peek_at_once() {
+        match self.peek_fast() {
             Some(record) => Ok(Message { receiver: self, record }),
             None => match self.peek_soon() {
                 Some(record) => Ok(Message { receiver: self, record }),
-                None => Ok(self.receive_slowly(Patience::Endless)?.expect("without a deadline it does not pass")),
+                None => Ok(self.receive_slow(Deadline::Never)?.expect("without a deadline it does not pass")),
             },
         }
     }
@@ -185,9 +180,49 @@ impl Receiver {
     /// As [`Receiver::receive`].
     #[inline]
     pub fn receive_until(&mut self, deadline: Instant) -> Result<Option<Message<'_>>> {
-        match self.peek_at_once() {
+        match self.peek_fast() {
             Some(record) => Ok(Some(Message { receiver: self, record })),
-            None => self.receive_slowly(Patience::Until(deadline)),
+            None => self.receive_slow(Deadline::At(deadline)),
+        }
+    }
+
+    /// As [`Receiver::try_receive`]; if [`Options::announce`] requests it, reports also which senders join and leave.
+    ///
+    /// # Errors
+    /// As [`Receiver::try_receive`].
+    pub fn try_receive_event(&mut self) -> Result<Option<Event<'_>>> {
+        Ok(self.find(Deadline::Now)?.map(|item| self.event(item)))
+    }
+
+    /// As [`Receiver::receive`]; if [`Options::announce`] requests it, reports also which senders join and leave.
+    ///
+    /// # Errors
+    /// As [`Receiver::receive`].
+    pub fn receive_event(&mut self) -> Result<Event<'_>> {
+        let item = self.find(Deadline::Never)?.expect("a wait without a deadline finds something");
+        Ok(self.event(item))
+    }
+
+    /// As [`Receiver::receive_event`], until `deadline`; `None` when it passes.
+    ///
+    /// # Errors
+    /// As [`Receiver::receive`].
+    pub fn receive_event_until(&mut self, deadline: Instant) -> Result<Option<Event<'_>>> {
+        Ok(self.find(Deadline::At(deadline))?.map(|item| self.event(item)))
+    }
+
+    fn event(&mut self, item: Item) -> Event<'_> {
+        let member = Member { lane: self.lanes.current.number, peer: self.lanes.current.link.peer() };
+        match item {
+            Item::Record(record) => Event::Message(Message { receiver: self, record }),
+            Item::Joined => {
+                self.pass();
+                Event::Joined(member)
+            }
+            Item::Left(departure) => {
+                self.pass();
+                Event::Left(member, departure)
+            }
         }
     }
 
@@ -198,9 +233,9 @@ impl Receiver {
     /// As [`Receiver::try_receive`].
     #[inline]
     pub fn try_receive_into(&mut self, buffer: &mut Vec<u8>) -> Result<Option<usize>> {
-        match self.peek_at_once() {
+        match self.peek_fast() {
             Some(record) => Ok(Some(self.copy_out(record, buffer))),
-            None => self.copy_slowly(buffer, Patience::None),
+            None => self.copy_slow(buffer, Deadline::Now),
         }
     }
 
@@ -210,11 +245,11 @@ impl Receiver {
     /// As [`Receiver::receive`].
     #[inline]
     pub fn receive_into(&mut self, buffer: &mut Vec<u8>) -> Result<usize> {
-        match self.peek_at_once() {
+        match self.peek_fast() {
             Some(record) => Ok(self.copy_out(record, buffer)),
             None => match self.peek_soon() {
                 Some(record) => Ok(self.copy_out(record, buffer)),
-                None => Ok(self.copy_slowly(buffer, Patience::Endless)?.expect("without a deadline it does not pass")),
+                None => Ok(self.copy_slow(buffer, Deadline::Never)?.expect("without a deadline it does not pass")),
             },
         }
     }
@@ -225,9 +260,9 @@ impl Receiver {
     /// As [`Receiver::receive`].
     #[inline]
     pub fn receive_into_until(&mut self, buffer: &mut Vec<u8>, deadline: Instant) -> Result<Option<usize>> {
-        match self.peek_at_once() {
+        match self.peek_fast() {
             Some(record) => Ok(Some(self.copy_out(record, buffer))),
-            None => self.copy_slowly(buffer, Patience::Until(deadline)),
+            None => self.copy_slow(buffer, Deadline::At(deadline)),
         }
     }
 
@@ -251,7 +286,7 @@ impl Receiver {
     /// As [`Receiver::try_receive`].
     #[inline(always)]
     pub fn try_receive_batch(&mut self) -> Result<Option<Batch<'_>>> {
-        let is_there = self.peek_at_once().is_some() || self.find_record(Patience::None, false)?.is_some();
+        let is_there = self.peek_fast().is_some() || self.find_record(Deadline::Now)?.is_some();
         Ok(is_there.then(|| Batch::new(self)))
     }
 
@@ -261,33 +296,17 @@ impl Receiver {
     /// As [`Receiver::receive`].
     #[inline(always)]
     pub fn receive_batch(&mut self) -> Result<Batch<'_>> {
-        if self.peek_at_once().is_none() && self.peek_soon().is_none() {
-            self.wait_for_run(Patience::Endless)?;
+        if self.peek_fast().is_none() && self.peek_soon().is_none() {
+            self.wait_for_message(Deadline::Never)?;
         }
         Ok(Batch::new(self))
-    }
-
-    /// The common case: the handle is in use, a message stands at the cursor, and nobody holds one or sleeps.
-    #[inline(always)]
-    fn peek_at_once(&mut self) -> Option<Record> {
-        if !self.owner.is_current() || self.detours != 0 || self.sleeper.is_armed() {
-            return None;
-        }
-        self.lanes.current.consumer.peek_fast()
-    }
-
-    /// The message that was not there at once, if it is on its way. Not where another than the common way is to be gone: there
-    /// may be one in the next lane.
-    #[inline(always)]
-    fn peek_soon(&mut self) -> Option<Record> {
-        if self.detours == 0 && self.comes_soon() { self.peek_at_once() } else { None }
     }
 
     /// The common wait: the next message is on its way. Looks for it some times before anything is called that costs more
     /// than the message. A function of its own, lest the loop be unrolled into every caller and keep the common case from
     /// being inlined there.
     #[inline(never)]
-    fn comes_soon(&mut self) -> bool {
+    pub(crate) fn comes_soon(&mut self) -> bool {
         if self.spin.first_looks() > 0 && !self.many {
             for _ in 0..self.distance.found_nothing(self.lanes.current.consumer.head().seq) {
                 os::relax();
@@ -304,50 +323,54 @@ impl Receiver {
 
     #[cold]
     #[inline(never)]
-    fn receive_slowly(&mut self, patience: Patience) -> Result<Option<Message<'_>>> {
-        Ok(self.find_record(patience, true)?.map(|record| Message { receiver: self, record }))
+    fn receive_slow(&mut self, patience: Deadline) -> Result<Option<Message<'_>>> {
+        Ok(self.find_record(patience)?.map(|record| Message { receiver: self, record }))
     }
 
     #[cold]
     #[inline(never)]
-    fn copy_slowly(&mut self, buffer: &mut Vec<u8>, patience: Patience) -> Result<Option<usize>> {
-        Ok(self.find_record(patience, false)?.map(|record| self.copy_out(record, buffer)))
+    fn copy_slow(&mut self, buffer: &mut Vec<u8>, patience: Deadline) -> Result<Option<usize>> {
+        Ok(self.find_record(patience)?.map(|record| self.copy_out(record, buffer)))
     }
 
-    /// The next message, waiting for it as long as `patience` says. `announced`: what is to be told of a sender too.
-    fn find_record(&mut self, patience: Patience, announced: bool) -> Result<Option<Record>> {
+    /// The next message, waiting for it as long as `patience` states. Membership events are skipped.
+    pub(crate) fn find_record(&mut self, patience: Deadline) -> Result<Option<Record>> {
         loop {
-            match self.find(patience)? {
-                Some(record) if !announced && Kind::told_by(&record).is_some() => self.pass(),
-                found => return Ok(found),
+            match self.find_slow(patience)? {
+                Some(Item::Record(record)) => return Ok(Some(record)),
+                Some(_) => self.pass(),
+                None => return Ok(None),
             }
         }
     }
 
-    fn find(&mut self, patience: Patience) -> Result<Option<Record>> {
-        let Some(deadline) = patience.deadline() else { return self.peek() };
-        // The header was looked at just now; each look takes its line from the sender, who may be about to write there.
-        let usual = self.owner.is_current() && self.detours == 0 && !self.sleeper.is_armed() && self.lanes.is_one();
-        if !usual && let Some(record) = self.peek()? {
-            return Ok(Some(record));
+    /// The next message or membership event, waiting for it as long as `patience` states.
+    pub(crate) fn find_slow(&mut self, patience: Deadline) -> Result<Option<Item>> {
+        let Some(deadline) = patience.until() else { return self.peek() };
+        // The header was polled just now; each poll takes the ownership of its cache line from the sender, which may be
+        // about to write there.
+        let is_usual =
+            self.owner.is_current() && self.slow_path_reasons == 0 && !self.sleeper.is_armed() && self.lanes.is_one();
+        if !is_usual && let Some(item) = self.peek()? {
+            return Ok(Some(item));
         }
         self.lanes.current.consumer.count_wait();
         while wait::wait(self, deadline)? {
-            // A hostile sender may have taken back what the wait saw.
-            if let Some(record) = self.peek()? {
-                return Ok(Some(record));
+            // A hostile sender may have withdrawn what the wait found.
+            if let Some(item) = self.peek()? {
+                return Ok(Some(item));
             }
         }
         Ok(None)
     }
 
-    fn peek(&mut self) -> Result<Option<Record>> {
-        if self.detours != 0 && !self.owner.is_forked() {
+    pub(crate) fn peek(&mut self) -> Result<Option<Item>> {
+        if self.slow_path_reasons != 0 && !self.owner.is_forked() {
             self.take_back();
-            if std::mem::take(&mut self.turn_over) {
-                self.detours -= 1;
-                self.turns = self.turns.wrapping_add(1);
-                if self.gate.is_none() || self.turns.is_multiple_of(TURNS_PER_LOOK) {
+            if std::mem::take(&mut self.is_quantum_over) {
+                self.slow_path_reasons -= 1;
+                self.quanta = self.quanta.wrapping_add(1);
+                if self.gate.is_none() || self.quanta.is_multiple_of(QUANTA_PER_CHECK) {
                     self.find_lanes()?;
                 }
                 self.lanes.end_turn();
@@ -357,41 +380,41 @@ impl Receiver {
             return Err(self.not_usable());
         }
         match self.peek_in_turn()? {
-            Some(record) => {
-                // Awake: the senders need not look further. The descriptor stays readable until the next `arm`.
+            Some(item) => {
+                // Awake: the senders need not check further. The descriptor stays readable until the next `arm`.
                 self.sleeper.disarm();
-                Ok(Some(record))
+                Ok(Some(item))
             }
             None => self.peek_when_empty(),
         }
     }
 
-    /// The next message of the lane whose turn it is, or of the next one that has any; or what is to be told of a sender.
-    fn peek_in_turn(&mut self) -> Result<Option<Record>> {
+    /// The next record of the lane that is served, or of the next one that has any; or a membership event.
+    fn peek_in_turn(&mut self) -> Result<Option<Item>> {
         loop {
-            let kind = match self.lanes.peek() {
-                Ok(Next::Record(record)) => return Ok(Some(record)),
+            let event = match self.lanes.peek() {
+                Ok(Next::Record(record)) => return Ok(Some(Item::Record(record))),
                 Ok(Next::Nothing) => return Ok(None),
-                Ok(Next::Joined) => Kind::Joined,
-                Ok(Next::Left(end)) => Kind::of(end),
+                Ok(Next::Joined) => Item::Joined,
+                Ok(Next::Left(departure)) => Item::Left(departure),
                 Err(error) => return Err(self.failed(error)),
             };
-            if self.announces {
-                // Also for who looks again, before anything else of that lane.
-                if !std::mem::replace(&mut self.announcing, true) {
-                    self.detours += 1;
+            if self.reports_events {
+                // Also for the next call, before anything else of that lane.
+                if !std::mem::replace(&mut self.is_event_pending, true) {
+                    self.slow_path_reasons += 1;
                 }
-                return Ok(Some(kind.record()));
+                return Ok(Some(event));
             }
             self.pass();
         }
     }
 
-    /// What is to be told of a sender has been.
+    /// A membership event is delivered, or skipped.
     #[cold]
-    fn pass(&mut self) {
-        if std::mem::take(&mut self.announcing) {
-            self.detours -= 1;
+    pub(crate) fn pass(&mut self) {
+        if std::mem::take(&mut self.is_event_pending) {
+            self.slow_path_reasons -= 1;
         }
         if let Some(lane) = self.lanes.pass()
             && let Some(gate) = &mut self.gate
@@ -405,12 +428,12 @@ impl Receiver {
     /// The common way sees messages alone: of a lane that has just got the turn its sender's coming is to be told first.
     fn heed_newcomer(&mut self) {
         if !self.lanes.current.is_announced {
-            self.end_turn();
+            self.end_quantum();
         }
     }
 
     /// All lanes are empty: perhaps for good.
-    fn peek_when_empty(&mut self) -> Result<Option<Record>> {
+    fn peek_when_empty(&mut self) -> Result<Option<Item>> {
         // Now and then, for who asks again and again without waiting, whether the senders are alive.
         self.empties = self.empties.wrapping_add(1);
         if let Some(gate) = &self.gate {
@@ -435,7 +458,7 @@ impl Receiver {
     }
 
     /// As [`Receiver::peek_in_turn`], after a look who has come and gone.
-    fn peek_at_the_gate(&mut self) -> Result<Option<Record>> {
+    fn peek_at_the_gate(&mut self) -> Result<Option<Item>> {
         self.lanes.current.link.note_check();
         self.find_lanes()?;
         match self.peek_in_turn()? {
@@ -451,7 +474,7 @@ impl Receiver {
     }
 
     /// Nothing waits: perhaps that is the end.
-    fn nothing_or_end(&mut self) -> Result<Option<Record>> {
+    fn nothing_or_end(&mut self) -> Result<Option<Item>> {
         if self.found_end().is_none() {
             return Ok(None);
         }
@@ -460,7 +483,7 @@ impl Receiver {
     }
 
     /// Notes which senders have gone; answers how the channel ended, if that was the last of them.
-    fn look_for_ends(&mut self) -> Result<Option<End>> {
+    fn look_for_ends(&mut self) -> Result<Option<Departure>> {
         if self.gate.is_some() {
             self.find_lanes()?;
             return Ok(self.found_end());
@@ -472,7 +495,7 @@ impl Receiver {
     }
 
     /// As [`Receiver::look_for_ends`], by one system call however many lanes there are.
-    fn ends_now(&mut self) -> Result<Option<End>> {
+    fn ends_now(&mut self) -> Result<Option<Departure>> {
         if self.gate.is_some() {
             // Looked at a moment ago, and what comes from now on rings.
             return Ok(self.found_end());
@@ -488,19 +511,19 @@ impl Receiver {
     }
 
     /// How the channel ended: no sender is here, and the end of some has not been told yet.
-    fn found_end(&self) -> Option<End> {
+    fn found_end(&self) -> Option<Departure> {
         if let Some(gate) = &self.gate {
-            return (self.lanes.count() == 0 && gate.is_shut()).then_some(End::Closed);
+            return (self.lanes.count() == 0 && gate.is_shut()).then_some(Departure::Closed);
         }
         if self.lanes.iter().any(Lane::is_sender_here) {
             return None;
         }
         let ends = || self.lanes.iter().filter_map(|lane| lane.end);
-        ends().find(|end| *end == End::PeerDied).or_else(|| ends().next())
+        ends().find(|end| *end == Departure::PeerDied).or_else(|| ends().next())
     }
 
     /// Looks for new lanes, which a busy receiver is not rung for; of one that gathers, also which senders have gone.
-    fn find_lanes(&mut self) -> Result<()> {
+    pub(crate) fn find_lanes(&mut self) -> Result<()> {
         if let Some(gate) = &mut self.gate {
             let attended = gate.attend(&mut self.lanes, &self.bells, &mut self.spin);
             // Also when somebody came in before that failed.
@@ -549,51 +572,46 @@ impl Receiver {
     }
 
     #[inline(always)]
-    fn release(&mut self, record: &Record) {
-        if record.descriptors != 0 && !self.drop_descriptors(record) {
-            return;
+    pub(crate) fn release(&mut self, record: &Record) {
+        if record.descriptors != 0 {
+            self.drop_descriptors(record);
         }
         if self.lanes.current.consumer.release(record) == Wake::Ring {
             self.lanes.current.link.ring_peer();
         }
-        self.count_to_turn(record);
+        self.count_to_quantum(record);
     }
 
     #[inline(always)]
-    fn count_to_turn(&mut self, record: &Record) {
-        if record.seq.is_multiple_of(TURN) && self.many {
-            self.end_turn();
+    pub(crate) fn count_to_quantum(&mut self, record: &Record) {
+        if record.seq.is_multiple_of(QUANTUM) && self.many {
+            self.end_quantum();
         }
     }
 
     /// The next message is looked for in the next lane first.
     #[cold]
     #[inline(never)]
-    fn end_turn(&mut self) {
-        if !self.turn_over {
-            self.turn_over = true;
-            self.detours += 1;
+    pub(crate) fn end_quantum(&mut self) {
+        if !self.is_quantum_over {
+            self.is_quantum_over = true;
+            self.slow_path_reasons += 1;
         }
     }
 
-    /// Descriptors of a message that nobody took. False: it is no message, and there is nothing to release.
+    /// Closes the descriptors of a message that the program did not take.
     #[cold]
-    fn drop_descriptors(&mut self, record: &Record) -> bool {
-        if Kind::told_by(record).is_some() {
-            self.pass();
-            return false;
-        }
+    fn drop_descriptors(&mut self, record: &Record) {
         let _ = self.receive_descriptors(record.seq, record.descriptors);
-        true
     }
 
     /// The descriptors of the current lane's next message, which is not released yet.
-    fn receive_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<ReceivedFd>> {
+    pub(crate) fn receive_descriptors(&mut self, seq: u32, count: u32) -> Result<Vec<ReceivedFd>> {
         let lane = &mut *self.lanes.current;
         let received = lane.take_descriptors(seq, count);
         if self.gate.is_some() && matches!(received, Err(Error::Corrupt(_))) {
             // That sender's affair alone, and it is not to make others wait again.
-            lane.end = Some(End::Corrupt);
+            lane.end = Some(Departure::Corrupt);
         }
         received
     }
@@ -602,7 +620,7 @@ impl Receiver {
     #[cold]
     fn take_back(&mut self) {
         while let Some((number, ticket)) = self.returned.tickets.pop() {
-            self.detours -= 1;
+            self.slow_path_reasons -= 1;
             // One that has left with its sender needs nothing back.
             if let Some(lane) = self.lanes.find(number)
                 && lane.consumer.release_held(ticket) == Wake::Ring
@@ -613,7 +631,7 @@ impl Receiver {
     }
 
     #[cold]
-    fn not_usable(&mut self) -> Error {
+    pub(crate) fn not_usable(&mut self) -> Error {
         if self.owner.is_forked() {
             return Error::Forked;
         }
@@ -637,11 +655,11 @@ impl Receiver {
 
     /// One of many senders has broken the rules: the lane's next turn tells so.
     #[cold]
-    fn failed_in_batch(&mut self, error: LaneError) -> Result<()> {
+    pub(crate) fn failed_in_batch(&mut self, error: LaneError) -> Result<()> {
         if self.gate.is_none() {
             return Err(self.failed(error));
         }
-        self.lanes.current.end = Some(End::Corrupt);
+        self.lanes.current.end = Some(Departure::Corrupt);
         Ok(())
     }
 
@@ -741,11 +759,6 @@ impl Receiver {
         self.find_lanes()
     }
 
-    /// Whether a message waits, as far as can be seen without taking it.
-    pub(crate) fn has_messages(&self) -> bool {
-        self.lanes.may_be_ready()
-    }
-
     /// Until a path channel has a sender; false at the deadline.
     pub(crate) fn wait_for_peer(&mut self, deadline: Option<Instant>) -> Result<bool> {
         loop {
@@ -835,7 +848,7 @@ impl Drop for Receiver {
         if self.owner.is_forked() {
             return;
         }
-        if self.detours != 0 {
+        if self.slow_path_reasons != 0 {
             self.take_back();
         }
         if let Some(gate) = &mut self.gate {

@@ -1,12 +1,9 @@
 //! The sending end of a channel. What it lends out is in `sender/reservation.rs`, its ways for bindings in `sender/raw.rs`.
 
-mod calls;
 mod memory;
-mod raw;
 mod reservation;
 mod window;
 
-pub use raw::RawReservation;
 pub use reservation::{Reservation, SentBatch};
 pub(crate) use window::RESIDENT_MAX;
 
@@ -17,10 +14,9 @@ use crate::error::{Error, Result};
 use crate::link::{Link, PASSED_MAX};
 use crate::options::Options;
 use crate::transport::Found;
-use crate::wait::{self, Patience, Side, Spin};
+use crate::wait::{self, Deadline, Side, Spin};
 use pelton_lane::{
-    CAPACITY_MIN, Consumer, LaneError, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint, find_end,
-    record_bytes,
+    CAPACITY_MIN, LaneError, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint, find_end, record_bytes,
 };
 use pelton_os as os;
 use pelton_os::Peer;
@@ -54,9 +50,9 @@ pub enum Sent {
 #[derive(Debug)]
 pub struct Sender {
     /// First for its place: the first words are what each message touches.
-    parts: SenderParts,
-    owner: Owner,
-    end: Option<End>,
+    pub(crate) parts: SenderParts,
+    pub(crate) owner: Owner,
+    end: Option<Departure>,
     spin: Spin,
     origin: Origin,
     /// Descriptors sent with messages not yet released, to be sent again to a successor of the receiver.
@@ -66,21 +62,24 @@ pub struct Sender {
     window: Window,
 }
 
-/// How a channel ended, as this side learnt.
+/// How a peer left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+#[non_exhaustive]
+pub enum Departure {
+    /// It closed, on purpose.
     Closed,
+    /// Its process died.
     PeerDied,
-    /// Of one of many senders, whose lane breaks the rules.
+    /// It broke the rules of the layout: nothing more of it is received.
     Corrupt,
 }
 
-impl End {
+impl Departure {
     pub(crate) fn error(self, unreleased: u64) -> Error {
         match self {
-            End::Closed => Error::Closed { unreleased },
-            End::PeerDied => Error::PeerDied { unreleased },
-            End::Corrupt => Error::Corrupt("a sender broke the rules of the layout".to_owned()),
+            Departure::Closed => Error::Closed { unreleased },
+            Departure::PeerDied => Error::PeerDied { unreleased },
+            Departure::Corrupt => Error::Corrupt("a sender broke the rules of the layout".to_owned()),
         }
     }
 }
@@ -99,7 +98,7 @@ pub(crate) struct SenderParts {
 const STEP: u64 = 1 << 20;
 
 /// So many messages that nobody waits for, and the sender looks at the clock: a look at the peer may be overdue.
-const LOOK_AFTER: u32 = 256;
+pub(crate) const CHECK_AFTER: u32 = 256;
 
 impl SenderParts {
     /// Puts memory behind the first `bytes` of the data, so that writing there cannot fail.
@@ -217,9 +216,9 @@ impl Sender {
     /// [`Error::Corrupt`], [`Error::Forked`].
     #[inline(always)]
     pub fn try_send(&mut self, payload: &[u8]) -> Result<Sent> {
-        match self.send_at_once(payload) {
+        match self.send_fast(payload) {
             true => Ok(Sent::Sent),
-            false => self.send_slowly(payload, Patience::None),
+            false => self.send_slow(payload, Deadline::Now),
         }
     }
 
@@ -229,9 +228,9 @@ impl Sender {
     /// As [`Sender::try_send`]; a wait ends at once when the receiver goes.
     #[inline(always)]
     pub fn send(&mut self, payload: &[u8]) -> Result<()> {
-        match self.send_at_once(payload) {
+        match self.send_fast(payload) {
             true => Ok(()),
-            false => self.send_slowly(payload, Patience::Endless).map(|_| ()),
+            false => self.send_slow(payload, Deadline::Never).map(|_| ()),
         }
     }
 
@@ -241,45 +240,28 @@ impl Sender {
     /// As [`Sender::send`].
     #[inline]
     pub fn send_until(&mut self, payload: &[u8], deadline: Instant) -> Result<Sent> {
-        match self.send_at_once(payload) {
+        match self.send_fast(payload) {
             true => Ok(Sent::Sent),
-            false => self.send_slowly(payload, Patience::Until(deadline)),
-        }
-    }
-
-    /// Sends in the common case: the handle is in use and there is room at the tail. Public for bindings, which keep every
-    /// other case out of the way.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn send_at_once(&mut self, payload: &[u8]) -> bool {
-        if !self.owner.is_current() {
-            return false;
-        }
-        match self.parts.lane.reserve_fast(payload.len() as u64) {
-            Some(space) => {
-                self.fill(space, payload);
-                true
-            }
-            None => false,
+            false => self.send_slow(payload, Deadline::At(deadline)),
         }
     }
 
     /// Any other case.
     #[cold]
     #[inline(never)]
-    fn send_slowly(&mut self, payload: &[u8], patience: Patience) -> Result<Sent> {
+    fn send_slow(&mut self, payload: &[u8], patience: Deadline) -> Result<Sent> {
         match self.find_space(payload.len(), patience)? {
             Some(space) => {
                 self.fill(space, payload);
                 Ok(Sent::Sent)
             }
-            None if patience == Patience::None => Ok(Sent::Full),
+            None if patience == Deadline::Now => Ok(Sent::Full),
             None => Ok(Sent::TimedOut),
         }
     }
 
-    /// Room for a message of `bytes`, waiting for it as long as `patience` says.
-    fn find_space(&mut self, bytes: usize, patience: Patience) -> Result<Option<ReservedSpace>> {
+    /// FreeSpace for a message of `bytes`, waiting for it as long as `patience` says.
+    pub(crate) fn find_space(&mut self, bytes: usize, patience: Deadline) -> Result<Option<ReservedSpace>> {
         if !self.owner.is_current() {
             return Err(self.not_usable());
         }
@@ -290,9 +272,9 @@ impl Sender {
                 self.note_end();
                 return Err(self.not_usable());
             }
-            let Some(deadline) = patience.deadline().filter(|_| space.is_none()) else { return Ok(space) };
+            let Some(deadline) = patience.until().filter(|_| space.is_none()) else { return Ok(space) };
             self.parts.lane.count_wait();
-            if !wait::wait(&mut Room { sender: self, want: Want::Message(bytes as u64, 0) }, deadline)? {
+            if !wait::wait(&mut FreeSpace { sender: self, want: WaitCondition::Message(bytes as u64, 0) }, deadline)? {
                 return Ok(None);
             }
         }
@@ -309,15 +291,15 @@ impl Sender {
     }
 
     #[inline(always)]
-    fn fill(&mut self, space: ReservedSpace, payload: &[u8]) {
+    pub(crate) fn fill(&mut self, space: ReservedSpace, payload: &[u8]) {
         self.parts.lane.copy_in(space, payload);
         self.publish(space, payload.len());
     }
 
     #[inline(always)]
-    fn publish(&mut self, space: ReservedSpace, bytes: usize) {
+    pub(crate) fn publish(&mut self, space: ReservedSpace, bytes: usize) {
         match self.parts.lane.commit(space, bytes as u64) {
-            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(LOOK_AFTER) => {}
+            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(CHECK_AFTER) => {}
             wake => self.after_publishing(wake),
         }
     }
@@ -326,7 +308,7 @@ impl Sender {
     fn publish_batch(&mut self, batch: pelton_lane::Batch) {
         let before = self.parts.lane.tail().seq;
         match self.parts.lane.commit_batch(batch) {
-            Wake::None if self.parts.lane.tail().seq / LOOK_AFTER == before / LOOK_AFTER => {}
+            Wake::None if self.parts.lane.tail().seq / CHECK_AFTER == before / CHECK_AFTER => {}
             wake => self.after_publishing(wake),
         }
     }
@@ -334,7 +316,7 @@ impl Sender {
     /// Rings a sleeping receiver; and now and then, where no wait would notice, looks whether it is alive.
     #[cold]
     #[inline(never)]
-    fn after_publishing(&mut self, wake: Wake) {
+    pub(crate) fn after_publishing(&mut self, wake: Wake) {
         if wake == Wake::Ring {
             self.parts.link.ring_peer();
         }
@@ -380,7 +362,7 @@ impl Sender {
 
     /// Why the handle cannot be used any more.
     #[cold]
-    fn not_usable(&mut self) -> Error {
+    pub(crate) fn not_usable(&mut self) -> Error {
         if self.owner.is_forked() {
             return Error::Forked;
         }
@@ -423,7 +405,7 @@ impl Sender {
     fn failed(&mut self, error: LaneError) -> Error {
         match error {
             LaneError::Closed => {
-                self.end = Some(End::Closed);
+                self.end = Some(Departure::Closed);
                 self.owner.retire();
                 self.not_usable()
             }
@@ -438,7 +420,7 @@ impl Sender {
     /// The receiver is gone: the next call says so, or, but for a path channel's, each.
     fn note_end(&mut self) {
         let closed = self.parts.lane.has_consumer_closed();
-        self.end = Some(if closed { End::Closed } else { End::PeerDied });
+        self.end = Some(if closed { Departure::Closed } else { Departure::PeerDied });
         self.owner.retire();
     }
 
@@ -460,7 +442,7 @@ impl Sender {
     /// # Errors
     /// As [`Sender::try_send`].
     pub fn try_reserve(&mut self, bytes: usize) -> Result<Option<Reservation<'_>>> {
-        let space = self.find_space(bytes, Patience::None)?;
+        let space = self.find_space(bytes, Deadline::Now)?;
         Ok(space.map(|space| Reservation { sender: self, space }))
     }
 
@@ -469,7 +451,7 @@ impl Sender {
     /// # Errors
     /// As [`Sender::send`].
     pub fn reserve(&mut self, bytes: usize) -> Result<Reservation<'_>> {
-        let space = self.find_space(bytes, Patience::Endless)?.expect("without a deadline it does not pass");
+        let space = self.find_space(bytes, Deadline::Never)?.expect("without a deadline it does not pass");
         Ok(Reservation { sender: self, space })
     }
 
@@ -478,28 +460,8 @@ impl Sender {
     /// # Errors
     /// As [`Sender::send`].
     pub fn reserve_until(&mut self, bytes: usize, deadline: Instant) -> Result<Option<Reservation<'_>>> {
-        let space = self.find_space(bytes, Patience::Until(deadline))?;
+        let space = self.find_space(bytes, Deadline::At(deadline))?;
         Ok(space.map(|space| Reservation { sender: self, space }))
-    }
-
-    /// Whether a message of `bytes` would go past what of its lane this sender is to use before that is flushed.
-    pub(crate) fn is_past_window(&self, bytes: usize) -> bool {
-        self.parts.lane.is_past_window(bytes as u64)
-    }
-
-    /// Has the lane, if everything is released, begin at its front again.
-    pub(crate) fn rewind(&mut self, consumer: &mut Consumer) {
-        self.parts.lane.rewind(consumer);
-    }
-
-    /// Behind the message that it sent last.
-    pub(crate) fn tail(&self) -> Position {
-        self.parts.lane.tail()
-    }
-
-    /// Which of its receiver's lanes it has, of a thread's.
-    pub(crate) fn lane(&self) -> u32 {
-        self.parts.link.lane_number()
     }
 
     /// Begins a batch: one reservation for several messages, which appear to the receiver all at once or not at all.
@@ -582,7 +544,7 @@ impl Sender {
             return Err(Error::TooManyDescriptors { found: fds.len(), wanted: DESCRIPTORS_MAX });
         }
         if fds.is_empty() {
-            return self.send_slowly(payload, deadline.map_or(Patience::Endless, Patience::Until));
+            return self.send_slow(payload, deadline.map_or(Deadline::Never, Deadline::At));
         }
         if self.parts.link.is_path() {
             return Err(Error::Refused(
@@ -599,8 +561,8 @@ impl Sender {
             let space = self.parts.lane.try_reserve_with_descriptors(payload.len() as u64, count);
             let Some(space) = space.map_err(|error| self.failed(error))? else {
                 self.parts.lane.count_wait();
-                let want = Want::Message(payload.len() as u64, count);
-                if !wait::wait(&mut Room { sender: self, want }, deadline)? {
+                let want = WaitCondition::Message(payload.len() as u64, count);
+                if !wait::wait(&mut FreeSpace { sender: self, want }, deadline)? {
                     return Ok(Sent::TimedOut);
                 }
                 continue;
@@ -680,7 +642,7 @@ impl Sender {
         if self.unreleased() == 0 {
             return Ok(true);
         }
-        wait::wait(&mut Room { sender: self, want: Want::Empty }, deadline)
+        wait::wait(&mut FreeSpace { sender: self, want: WaitCondition::Empty }, deadline)
     }
 
     /// For an event loop: asks that the descriptor become readable when there is room for a message of `bytes`, or the
@@ -698,7 +660,7 @@ impl Sender {
         }
         self.parts.bells.drain()?;
         failpoint("sender arms: drained");
-        let armed = Room { sender: self, want: Want::Message(bytes as u64, 0) }.arm()?;
+        let armed = FreeSpace { sender: self, want: WaitCondition::Message(bytes as u64, 0) }.arm()?;
         if self.is_peer_gone()? {
             self.note_end();
             return Err(self.not_usable());
@@ -921,30 +883,32 @@ impl AsFd for Sender {
 }
 
 /// A sender that waits.
-struct Room<'a> {
-    sender: &'a mut Sender,
-    want: Want,
+pub(crate) struct FreeSpace<'a> {
+    pub(crate) sender: &'a mut Sender,
+    pub(crate) want: WaitCondition,
 }
 
 /// What for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Want {
-    /// Room for a message of so many bytes with so many descriptors.
+pub(crate) enum WaitCondition {
+    /// FreeSpace for a message of so many bytes with so many descriptors.
     Message(u64, u32),
     /// That the lane is empty.
     Empty,
 }
 
-impl Side for Room<'_> {
+impl Side for FreeSpace<'_> {
     fn look(&mut self) -> Result<bool> {
         if self.sender.parts.lane.has_unacknowledged_close() {
             return self.end();
         }
         let want = self.want;
         self.sender.with_memory(|lane| match want {
-            Want::Message(bytes, 0) => lane.try_reserve(bytes).map(|space| space.is_some()),
-            Want::Message(bytes, count) => lane.try_reserve_with_descriptors(bytes, count).map(|space| space.is_some()),
-            Want::Empty => lane.refresh_head().map(|unreleased| unreleased == 0),
+            WaitCondition::Message(bytes, 0) => lane.try_reserve(bytes).map(|space| space.is_some()),
+            WaitCondition::Message(bytes, count) => {
+                lane.try_reserve_with_descriptors(bytes, count).map(|space| space.is_some())
+            }
+            WaitCondition::Empty => lane.refresh_head().map(|unreleased| unreleased == 0),
         })
     }
 
@@ -956,8 +920,8 @@ impl Side for Room<'_> {
         let mut everywhere = true;
         let lane = &mut self.sender.parts.lane;
         let bytes = match self.want {
-            Want::Message(bytes, _) => Some(bytes),
-            Want::Empty => None,
+            WaitCondition::Message(bytes, _) => Some(bytes),
+            WaitCondition::Empty => None,
         };
         let armed = lane.arm(bytes, || everywhere = os::membarrier::barrier());
         if !everywhere {
@@ -977,7 +941,7 @@ impl Side for Room<'_> {
     fn end(&mut self) -> Result<bool> {
         self.sender.note_end();
         let unreleased = self.sender.unreleased();
-        if self.want == Want::Empty && unreleased == 0 { Ok(true) } else { Err(self.sender.not_usable()) }
+        if self.want == WaitCondition::Empty && unreleased == 0 { Ok(true) } else { Err(self.sender.not_usable()) }
     }
 
     fn needs_timed_wait(&self) -> bool {
@@ -1034,7 +998,7 @@ mod tests {
         let mut sender = Options::new().capacity(1 << 16).wait(Wait::Spin).create_sender(&directory).unwrap();
         while sender.try_send(&[0; 1000]).unwrap() == Sent::Sent {}
         // What a sender that spins for room does, in its order, with all of it happening after the first step.
-        let mut room = Room { sender: &mut sender, want: Want::Message(1000, 0) };
+        let mut room = FreeSpace { sender: &mut sender, want: WaitCondition::Message(1000, 0) };
         assert!(!room.look().unwrap());
         let mut receiver = std::process::Command::new(std::env::current_exe().unwrap());
         receiver.args(["--exact", "sender::tests::child"]).env("PELTON_DIRECTORY", &directory);

@@ -17,21 +17,32 @@ pub enum Wait {
 }
 
 /// How long an operation may wait.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Patience {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deadline {
     /// Not at all.
-    None,
-    Until(Instant),
-    Endless,
+    Now,
+    /// Until then, on the monotonic clock.
+    At(Instant),
+    /// Without a limit.
+    Never,
 }
 
-impl Patience {
-    /// The deadline, if there is one, of a wait, if there is to be one.
-    pub(crate) fn deadline(self) -> Option<Option<Instant>> {
+impl Deadline {
+    /// For functions that take an instant or none: now, for one that does not wait.
+    pub fn instant(self) -> Option<Instant> {
         match self {
-            Patience::None => None,
-            Patience::Until(deadline) => Some(Some(deadline)),
-            Patience::Endless => Some(None),
+            Deadline::Now => Some(Instant::now()),
+            Deadline::At(instant) => Some(instant),
+            Deadline::Never => None,
+        }
+    }
+
+    /// `None`: not to wait. Else the instant, if there is one.
+    pub(crate) fn until(self) -> Option<Option<Instant>> {
+        match self {
+            Deadline::Now => None,
+            Deadline::At(deadline) => Some(Some(deadline)),
+            Deadline::Never => Some(None),
         }
     }
 }

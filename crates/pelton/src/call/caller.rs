@@ -7,11 +7,12 @@ use super::edges::Away;
 use super::frame::{Assembly, CALLS_MAX, FAILED_MEMORY, Header, Kind, Outgoing, generation_of, slot_of};
 use super::outbox::Outbox;
 use super::service::Desk;
-use crate::connect::Origin;
+use crate::call::outbox::FrameSender as _;
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
+use crate::lanes::ReplyLane;
 use crate::memory::Share;
-use crate::sender::{Sender, SenderParts};
+use crate::receiver::Receiver;
 use crate::transport::SharedLiveness;
 use pelton_lane::ReservedSpace;
 use pelton_os::Peer;
@@ -24,18 +25,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-/// A request's lane has with it: whom to answer, and what of a large request has come.
+/// What a service keeps of a client's lane: the client's session, and what has come of a large request.
 #[derive(Debug)]
-pub(crate) struct Back {
+pub(super) struct Back {
     /// Freed by the last of this and those that are away.
-    pub(crate) caller: ManuallyDrop<Arc<Caller>>,
+    pub(super) caller: ManuallyDrop<Arc<Caller>>,
     pub(super) assembly: Option<Assembly>,
-}
-
-impl Back {
-    pub(crate) fn new(caller: Caller) -> Back {
-        Back { caller: ManuallyDrop::new(Arc::new(caller)), assembly: None }
-    }
+    /// The number of its lane of requests.
+    lane: u32,
+    /// Whether that lane is paused.
+    is_paused: bool,
 }
 
 impl Drop for Back {
@@ -48,9 +47,59 @@ impl Drop for Back {
     }
 }
 
+/// The clients of a service, by the index that each lane of requests has.
+#[derive(Debug, Default)]
+pub(super) struct Backs {
+    slots: Vec<Option<Back>>,
+    free: Vec<usize>,
+}
+
+impl Backs {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Back> {
+        self.slots.iter().flatten()
+    }
+
+    #[inline(always)]
+    pub(super) fn get(&mut self, index: usize) -> Option<&mut Back> {
+        self.slots.get_mut(index)?.as_mut()
+    }
+
+    /// Takes a client in, whose requests come by the lane of that number.
+    pub(super) fn add(&mut self, reply: ReplyLane, lane: u32, desk: &Arc<Desk>) -> usize {
+        let index = self.free.pop().unwrap_or(self.slots.len());
+        let caller = ManuallyDrop::new(Arc::new(Caller::new(reply, index, desk.clone())));
+        let back = Some(Back { caller, assembly: None, lane, is_paused: false });
+        match self.slots.get_mut(index) {
+            Some(slot) => *slot = back,
+            None => self.slots.push(back),
+        }
+        index
+    }
+
+    pub(super) fn remove(&mut self, index: usize) -> Option<Back> {
+        let back = self.slots.get_mut(index)?.take()?;
+        self.free.push(index);
+        Some(back)
+    }
+
+    /// Pauses a client's lane of requests, or resumes it, as the client's state is now. Returns whether it is paused.
+    pub(super) fn update_pause(&mut self, caller: &Arc<Caller>, requests: &mut Receiver) -> bool {
+        // The client may have gone, and another may have its index.
+        let Some(back) = self.get(caller.index).filter(|back| Arc::ptr_eq(&back.caller, caller)) else { return false };
+        let is_paused = caller.is_stalled();
+        if back.is_paused != is_paused {
+            back.is_paused = is_paused;
+            requests.set_paused(back.lane, is_paused);
+        }
+        is_paused
+    }
+}
+
 /// A client, as those have it who answer.
 #[derive(Debug)]
-pub(crate) struct Caller {
+pub(super) struct Caller {
+    /// Its index among the service's clients.
+    index: usize,
     pub(super) desk: Arc<Desk>,
     /// For its answers that wait for room, and its requests of which some pieces have come.
     pub(super) kept: Arc<Share>,
@@ -184,13 +233,14 @@ const TAKEN: u64 = 1;
 const CANCELLED: u64 = 2;
 
 impl Caller {
-    pub(crate) fn new(parts: SenderParts, desk: Arc<Desk>, bytes_max: u64) -> Result<Caller> {
-        let (bells, owner) =
-            (parts.bells.clone(), Owner::current().map_err(Error::system("looking whose handle this is"))?);
-        let sender = Sender::new(parts, &desk.options, Origin::Threads)?;
-        Ok(Caller {
+    fn new(reply: ReplyLane, index: usize, desk: Arc<Desk>) -> Caller {
+        let ReplyLane { sender, bytes_max } = reply;
+        Caller {
+            index,
             life: sender.shared_liveness(),
             peer: sender.peer(),
+            bells: sender.doorbells().clone(),
+            owner: desk.owner,
             lock: Mutex::new(()),
             out: UnsafeCell::new(Out::new(Outbox::new(sender))),
             away: Away::new(),
@@ -202,10 +252,8 @@ impl Caller {
             later: Mutex::default(),
             is_gone: AtomicBool::new(false),
             calls: Box::new([const { AtomicU64::new(0) }; CALLS_MAX as usize]),
-            bells,
             bytes_max,
-            owner,
-        })
+        }
     }
 
     /// What the client rings when there is room.
@@ -560,7 +608,7 @@ impl Caller {
             _ => out.outbox.wanted(),
         };
         // As above.
-        out.is_awaited = out.outbox.sender.arm_for_room(bytes).unwrap_or(true);
+        out.is_awaited = out.outbox.sender.arm_for_body(bytes).unwrap_or(true);
         if !out.is_awaited && out.outbox.is_empty() {
             // Told once: whoever still wants it tries again. A loop that has given its part up would never sleep.
             self.wanted.store(0, Relaxed);
@@ -586,8 +634,11 @@ impl Caller {
 
 impl Caller {
     /// A thread waits for room for a part from now on.
-    pub(super) fn begin_wait(&self) {
-        self.stalls.fetch_add(WAITED, Relaxed);
+    pub(super) fn begin_wait(self: &Arc<Caller>) {
+        if self.stalls.fetch_add(WAITED, Relaxed) == 0 {
+            // The loop is to pause its requests.
+            self.desk.look_at(self);
+        }
     }
 
     pub(super) fn end_wait(&self) {

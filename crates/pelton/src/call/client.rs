@@ -4,12 +4,13 @@ use super::Body;
 use super::calls::{Calls, State};
 use super::crowd::{Crowd, Link};
 use super::frame::{Clock, Header, Kind};
+use crate::call::outbox::FrameSender as _;
 use crate::connect;
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::name::Name;
 use crate::options::Options;
-use crate::wait::{self, Patience, Side, Spin};
+use crate::wait::{self, Deadline, Side, Spin};
 use pelton_lane::{Record, ReservedSpace};
 use pelton_os::Owner;
 use pelton_os::Peer;
@@ -21,9 +22,6 @@ use std::time::{Duration, Instant};
 mod asking;
 mod awaiting;
 mod hearing;
-mod raw;
-
-pub use raw::{RawCompletion, RawRequestRoom};
 
 use asking::Written;
 use awaiting::Awaiting;
@@ -93,7 +91,7 @@ pub struct Client {
     next_open: usize,
     /// Bytes of a message for which there was no room, for [`Client::arm`].
     wanted: Option<usize>,
-    owner: Owner,
+    pub(super) owner: Owner,
     bells: Doorbells,
     spin: Spin,
     reply_bytes_max: u64,
@@ -155,11 +153,11 @@ impl Outcome {
 /// them in place trusts the service not to write after it has answered. [`Completion::copy_into`] is safe against any service.
 #[derive(Debug)]
 pub struct Completion<'a> {
-    call: CallId,
-    outcome: Outcome,
-    body: Body<'a>,
+    pub(super) call: CallId,
+    pub(super) outcome: Outcome,
+    pub(super) body: Body<'a>,
     /// By which link it came, if it is in place.
-    at: usize,
+    pub(super) at: usize,
 }
 
 impl Completion<'_> {
@@ -268,8 +266,8 @@ impl Client {
         match name.is_of_many() {
             true => crowd = Some(Crowd::new(name, options)),
             false => {
-                let parts = connect::connect_client(&name, options, &bells)?;
-                links.push(Link::new(parts, PathBuf::new(), 1, options)?);
+                let duplex = connect::connect_duplex(&name, options, &bells)?;
+                links.push(Link::new(duplex, PathBuf::new(), 1));
             }
         }
         let mut client = Client {
@@ -318,7 +316,7 @@ impl Client {
     #[cold]
     #[inline(never)]
     fn call_slowly(&mut self, call: CallId) -> Result<Completion<'_>> {
-        match self.find_of(call, Patience::Endless) {
+        match self.find_of(call, Deadline::Never) {
             Ok(found) => Ok(self.completed(found.expect("without a deadline it does not pass"))),
             Err(error) => Err(self.gave_up(call, error)),
         }
@@ -331,7 +329,7 @@ impl Client {
     /// As [`Client::call`].
     pub fn call_until(&mut self, request: &[u8], deadline: Instant) -> Result<Option<Completion<'_>>> {
         let Some(call) = self.submit_until(request, deadline)? else { return Ok(None) };
-        match self.find_of(call, Patience::Until(deadline)) {
+        match self.find_of(call, Deadline::At(deadline)) {
             Ok(Some(found)) => Ok(Some(self.completed(found))),
             Ok(None) => {
                 self.cancel(call)?;
@@ -382,9 +380,7 @@ impl Client {
     fn submit_patiently(&mut self, request: &[u8]) -> Result<CallId> {
         match self.submit_at_once(request, 0)? {
             Some(call) => Ok(call),
-            None => {
-                Ok(self.submit_slowly(request, Patience::Endless, 0)?.expect("without a deadline it does not pass"))
-            }
+            None => Ok(self.submit_slowly(request, Deadline::Never, 0)?.expect("without a deadline it does not pass")),
         }
     }
 
@@ -397,7 +393,7 @@ impl Client {
         let ns = self.clock.ns_of(deadline);
         match self.submit_at_once(request, ns)? {
             Some(call) => Ok(Some(call)),
-            None => self.submit_slowly(request, Patience::Until(deadline), ns),
+            None => self.submit_slowly(request, Deadline::At(deadline), ns),
         }
     }
 
@@ -418,7 +414,7 @@ impl Client {
     /// # Errors
     /// As [`Client::try_reserve`] and [`Client::submit`].
     pub fn reserve(&mut self, bytes: usize) -> Result<RequestRoom<'_>> {
-        Ok(self.reserve_slowly(bytes, Patience::Endless)?.expect("without a deadline it does not pass"))
+        Ok(self.reserve_slowly(bytes, Deadline::Never)?.expect("without a deadline it does not pass"))
     }
 
     /// As [`Client::reserve`], until `deadline`; `None` when it passes.
@@ -426,10 +422,10 @@ impl Client {
     /// # Errors
     /// As [`Client::reserve`].
     pub fn reserve_until(&mut self, bytes: usize, deadline: Instant) -> Result<Option<RequestRoom<'_>>> {
-        self.reserve_slowly(bytes, Patience::Until(deadline))
+        self.reserve_slowly(bytes, Deadline::At(deadline))
     }
 
-    fn reserve_slowly(&mut self, bytes: usize, patience: Patience) -> Result<Option<RequestRoom<'_>>> {
+    fn reserve_slowly(&mut self, bytes: usize, patience: Deadline) -> Result<Option<RequestRoom<'_>>> {
         loop {
             self.check(bytes)?;
             if let Some(call) = self.next_call()
@@ -453,7 +449,7 @@ impl Client {
         if let Some(plain) = self.plain_reply(None) {
             return Ok(Some(self.replied(plain)));
         }
-        self.completion_slowly(Want::Any, Patience::None)
+        self.completion_slowly(Want::Any, Deadline::Now)
     }
 
     /// The next answer to any call. Waits as the [`crate::Wait`] of the options says, for ever if need be.
@@ -465,7 +461,7 @@ impl Client {
         if let Some(plain) = self.plain_reply_soon(None) {
             return Ok(self.replied(plain));
         }
-        Ok(self.completion_slowly(Want::Any, Patience::Endless)?.expect("without a deadline it does not pass"))
+        Ok(self.completion_slowly(Want::Any, Deadline::Never)?.expect("without a deadline it does not pass"))
     }
 
     /// As [`Client::completion`], until `deadline`; `None` when it passes, and the calls stay in flight.
@@ -473,7 +469,7 @@ impl Client {
     /// # Errors
     /// As [`Client::completion`].
     pub fn completion_until(&mut self, deadline: Instant) -> Result<Option<Completion<'_>>> {
-        self.completion_slowly(Want::Any, Patience::Until(deadline))
+        self.completion_slowly(Want::Any, Deadline::At(deadline))
     }
 
     /// The next answer to this call. Waits for it; answers to other calls that come meanwhile are kept for later.
@@ -488,7 +484,7 @@ impl Client {
         if let Some(plain) = self.plain_reply_soon(Some(call)) {
             return Ok(self.replied(plain));
         }
-        Ok(self.completion_slowly(Want::Of(call), Patience::Endless)?.expect("without a deadline it does not pass"))
+        Ok(self.completion_slowly(Want::Of(call), Deadline::Never)?.expect("without a deadline it does not pass"))
     }
 
     /// As [`Client::completion_of`], if there is one now; `None` otherwise. Never waits.
@@ -496,7 +492,7 @@ impl Client {
     /// # Errors
     /// As [`Client::completion_of`].
     pub fn try_completion_of(&mut self, call: CallId) -> Result<Option<Completion<'_>>> {
-        self.completion_slowly(Want::Of(call), Patience::None)
+        self.completion_slowly(Want::Of(call), Deadline::Now)
     }
 
     /// As [`Client::completion_of`], until `deadline`; `None` when it passes, and the call stays in flight.
@@ -504,12 +500,12 @@ impl Client {
     /// # Errors
     /// As [`Client::completion_of`].
     pub fn completion_of_until(&mut self, call: CallId, deadline: Instant) -> Result<Option<Completion<'_>>> {
-        self.completion_slowly(Want::Of(call), Patience::Until(deadline))
+        self.completion_slowly(Want::Of(call), Deadline::At(deadline))
     }
 
     #[cold]
     #[inline(never)]
-    fn completion_slowly(&mut self, want: Want, patience: Patience) -> Result<Option<Completion<'_>>> {
+    fn completion_slowly(&mut self, want: Want, patience: Deadline) -> Result<Option<Completion<'_>>> {
         let found = match want {
             Want::Of(call) => self.find_of(call, patience)?,
             _ => self.find(want, patience)?,
@@ -518,7 +514,7 @@ impl Client {
     }
 
     /// As [`Client::find`], of one call: that it was lost is an error.
-    fn find_of(&mut self, call: CallId, patience: Patience) -> Result<Option<Found>> {
+    fn find_of(&mut self, call: CallId, patience: Deadline) -> Result<Option<Found>> {
         match self.find(Want::Of(call), patience)? {
             Some(Found::Apart(Answer { outcome: Outcome::Lost(loss), .. })) => Err(self.lost(loss)),
             found => Ok(found),
@@ -545,7 +541,7 @@ impl Client {
     /// # Errors
     /// As [`Client::submit`].
     pub fn notify(&mut self, message: &[u8]) -> Result<()> {
-        self.notify_slowly(message, Patience::Endless).map(|_| ())
+        self.notify_slowly(message, Deadline::Never).map(|_| ())
     }
 
     /// As [`Client::notify`], until `deadline`; false when it passes, and nothing was told. What is larger than the lane's largest
@@ -554,10 +550,10 @@ impl Client {
     /// # Errors
     /// As [`Client::submit`].
     pub fn notify_until(&mut self, message: &[u8], deadline: Instant) -> Result<bool> {
-        self.notify_slowly(message, Patience::Until(deadline))
+        self.notify_slowly(message, Deadline::At(deadline))
     }
 
-    fn notify_slowly(&mut self, message: &[u8], patience: Patience) -> Result<bool> {
+    fn notify_slowly(&mut self, message: &[u8], patience: Deadline) -> Result<bool> {
         let at = loop {
             if let Some(at) = self.notify_at_once(message)? {
                 break at;
@@ -751,11 +747,11 @@ impl Client {
     }
 
     /// As [`Client::look_for`], waiting for as long as `patience` says.
-    fn find(&mut self, want: Want, patience: Patience) -> Result<Option<Found>> {
+    fn find(&mut self, want: Want, patience: Deadline) -> Result<Option<Found>> {
         if let Some(found) = self.look_for(want)? {
             return Ok(Some(found));
         }
-        let Some(deadline) = patience.deadline() else { return Ok(None) };
+        let Some(deadline) = patience.until() else { return Ok(None) };
         if matches!(want, Want::Any | Want::Of(_)) {
             self.check_awaited(want)?;
         }
@@ -829,11 +825,11 @@ impl AsFd for Client {
 /// Room for a request, to be written in place; see [`Client::try_reserve`].
 #[derive(Debug)]
 pub struct RequestRoom<'a> {
-    client: &'a mut Client,
-    call: CallId,
+    pub(super) client: &'a mut Client,
+    pub(super) call: CallId,
     /// By which of its links.
-    at: usize,
-    space: ReservedSpace,
+    pub(super) at: usize,
+    pub(super) space: ReservedSpace,
 }
 
 impl RequestRoom<'_> {
@@ -854,7 +850,7 @@ impl RequestRoom<'_> {
         let RequestRoom { client, call, at, space } = self;
         if client.crowd.is_some() {
             let sender = &client.links[at].outbox.sender;
-            let kept = sender.room_read(space).get(..bytes).unwrap_or_default().to_vec();
+            let kept = sender.body(space).get(..bytes).unwrap_or_default().to_vec();
             client.publish(call, at, space, bytes)?;
             client.calls.keep(call, 0, &kept);
             client.count_submission();
@@ -868,7 +864,7 @@ impl RequestRoom<'_> {
 impl Client {
     #[inline(always)]
     fn publish(&mut self, call: CallId, at: usize, space: ReservedSpace, bytes: usize) -> Result<()> {
-        self.links[at].outbox.sender.publish_room(space, Header::new(Kind::Request, call.0).words(), bytes)?;
+        self.links[at].outbox.sender.publish_body(space, Header::new(Kind::Request, call.0).words(), bytes)?;
         self.begin(call, at);
         Ok(())
     }
@@ -877,12 +873,12 @@ impl Client {
 impl std::ops::Deref for RequestRoom<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.client.links[self.at].outbox.sender.room_read(self.space)
+        self.client.links[self.at].outbox.sender.body(self.space)
     }
 }
 
 impl std::ops::DerefMut for RequestRoom<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.client.links[self.at].outbox.sender.room(self.space)
+        self.client.links[self.at].outbox.sender.body_mut(self.space)
     }
 }

@@ -6,20 +6,15 @@
 use super::frame::Assembly;
 use super::frame::Header;
 use super::outbox::Outbox;
-use crate::connect::{Origin, PATIENCE, RETRY};
+use crate::connect::{Connecting, Duplex, PATIENCE, start_duplex, start_duplex_later};
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
-use crate::handshake::{LinkParts, Pace, Shake, again, new_client};
 use crate::name::Name;
 use crate::options::Options;
 use crate::receiver::Receiver;
-use crate::sender::Sender;
 use pelton_os::Peer;
-use pelton_os::Timer;
 use std::hash::{BuildHasher, RandomState};
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -47,11 +42,11 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(parts: LinkParts, path: PathBuf, number: u32, options: &Options) -> Result<Link> {
-        let LinkParts { requests, replies, bytes_max } = parts;
-        Ok(Link {
-            outbox: Outbox::new(Sender::new(requests, options, Origin::Threads)?),
-            replies: Receiver::new(replies, options, Origin::Threads)?,
+    pub(super) fn new(duplex: Duplex, path: PathBuf, number: u32) -> Link {
+        let Duplex { sender, receiver, bytes_max } = duplex;
+        Link {
+            outbox: Outbox::new(sender),
+            replies: receiver,
             assembly: None,
             number,
             path,
@@ -60,7 +55,7 @@ impl Link {
             is_draining: false,
             is_drained: false,
             has_left: false,
-        })
+        }
     }
 
     /// Whether a request may be submitted by it.
@@ -132,7 +127,7 @@ struct Arriving {
     path: PathBuf,
     began: Instant,
     /// None: nobody is there any more.
-    shaking: Pin<Box<dyn Future<Output = Result<Option<LinkParts>>> + Send>>,
+    shaking: Connecting,
 }
 
 impl std::fmt::Debug for Arriving {
@@ -226,12 +221,9 @@ impl Crowd {
 
     /// Begins a hand-shake. False: nobody is there.
     fn greet(&mut self, path: PathBuf, bells: &Doorbells) -> Result<bool> {
-        let Some(socket) = self.name.connect_to(&path)? else { return Ok(false) };
-        let shake = Shake::new(socket, Pace::Polled, &self.options)?;
-        self.number += 1;
-        bells.watch_connecting(shake.socket(), self.number).map_err(Error::system("watching a connection"))?;
-        let (options, bells) = (self.options.clone(), bells.clone());
-        let shaking = Box::pin(async move { new_client(shake, &options, &bells).await.map(Some) });
+        let number = self.number + 1;
+        let Some(shaking) = start_duplex(&self.name, &path, &self.options, bells, number)? else { return Ok(false) };
+        self.number = number;
         self.arriving.push(Arriving { path, began: self.looked, shaking });
         Ok(true)
     }
@@ -239,21 +231,8 @@ impl Crowd {
     /// Greets who has hung up once more, but not at once: one that hangs up on everybody is not to be asked without a pause. Until then it
     /// is one on the way.
     fn greet_later(&mut self, path: PathBuf, bells: &Doorbells) -> Result<()> {
-        let timer = Timer::after(RETRY).map_err(Error::system("making a timer"))?;
         self.number += 1;
-        let number = self.number;
-        bells.watch_connecting(timer.as_fd(), number).map_err(Error::system("watching a timer"))?;
-        let (name, at, options, bells) = (self.name.clone(), path.clone(), self.options.clone(), bells.clone());
-        let shaking = Box::pin(async move {
-            while !timer.has_passed() {
-                again().await;
-            }
-            drop(timer);
-            let Some(socket) = name.connect_to(&at)? else { return Ok(None) };
-            let shake = Shake::new(socket, Pace::Polled, &options)?;
-            bells.watch_connecting(shake.socket(), number).map_err(Error::system("watching a connection"))?;
-            new_client(shake, &options, &bells).await.map(Some)
-        });
+        let shaking = start_duplex_later(&self.name, &path, &self.options, bells, self.number)?;
         self.arriving.push(Arriving { path, began: Instant::now(), shaking });
         Ok(())
     }
@@ -287,14 +266,10 @@ impl Crowd {
             };
             let Arriving { path, .. } = self.arriving.swap_remove(place);
             self.number += 1;
-            let admitted = match shaken {
-                Ok(None) => continue,
-                Ok(Some(parts)) => self.admit(parts, path.clone(), bells),
-                Err(error) => Err(error),
-            };
-            match admitted {
-                Ok(link) => {
-                    links.push(link);
+            match shaken {
+                Ok(None) => {}
+                Ok(Some(duplex)) => {
+                    links.push(Link::new(duplex, path, self.number));
                     self.why = None;
                     self.has_met = true;
                 }
@@ -309,12 +284,5 @@ impl Crowd {
                 }
             }
         }
-    }
-
-    fn admit(&self, parts: LinkParts, path: PathBuf, bells: &Doorbells) -> Result<Link> {
-        if let [Some(socket), _] = parts.replies.lane.link.liveness() {
-            bells.finish_connecting(socket.as_fd(), 0)?;
-        }
-        Link::new(parts, path, self.number, &self.options)
     }
 }

@@ -7,9 +7,10 @@ use super::Flag;
 use super::caller::{Caller, Guard, Out, has_room};
 use super::frame::{Header, Outgoing};
 use super::responder::room_is_held;
+use crate::call::outbox::FrameSender as _;
 use crate::error::{Error, Result};
 use crate::sender::Sent;
-use crate::wait::Patience;
+use crate::wait::Deadline;
 use pelton_os::{Pollable, Ready, poll_until};
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, forget};
@@ -91,7 +92,7 @@ impl<'a> Hold<'a> {
             return false;
         }
         // None in a forked child.
-        let space = out.outbox.sender.room_at_once(bytes);
+        let space = out.outbox.sender.reserve_body_fast(bytes);
         space.map(|space| out.keep_for(space)).is_some()
     }
 
@@ -110,7 +111,7 @@ impl<'a> Hold<'a> {
         if !out.outbox.is_empty() {
             return Ok(false);
         }
-        let Some(space) = out.outbox.sender.try_room(bytes).map_err(|error| self.went(error))? else {
+        let Some(space) = out.outbox.sender.try_reserve_body(bytes).map_err(|error| self.went(error))? else {
             return Ok(false);
         };
         if out.is_locked() {
@@ -141,7 +142,7 @@ impl<'a> Hold<'a> {
     }
 
     /// Writes a part of a reply, waiting for room for as long as `patience` says.
-    pub(super) fn send_part(&self, header: Header, payload: &[u8], patience: Patience) -> Result<Sent> {
+    pub(super) fn send_part(&self, header: Header, payload: &[u8], patience: Deadline) -> Result<Sent> {
         let mut out = self.lock()?;
         let mut waiting = None;
         loop {
@@ -157,7 +158,7 @@ impl<'a> Hold<'a> {
                 self.pass_on(&mut out);
                 return Ok(Sent::Sent);
             }
-            let Some(deadline) = patience.deadline() else {
+            let Some(deadline) = patience.until() else {
                 drop(out);
                 self.want_room(payload.len());
                 return Ok(Sent::Full);
@@ -203,7 +204,7 @@ impl<'a> Hold<'a> {
             return Ok(out);
         }
         let bytes = if out.outbox.is_empty() { bytes } else { out.outbox.wanted() };
-        if !out.outbox.sender.arm_for_room(bytes).map_err(|error| self.went(error))? {
+        if !out.outbox.sender.arm_for_body(bytes).map_err(|error| self.went(error))? {
             return Ok(out);
         }
         (out.is_polled, out.is_awaited) = (true, true);
@@ -264,7 +265,7 @@ struct Waiting<'a> {
 
 impl<'a> Waiting<'a> {
     fn new(caller: &'a Arc<Caller>) -> Waiting<'a> {
-        let ears = Pollable::of_one_wait(caller.doorbell(), &caller.desk.mute, life_of(caller)).ok();
+        let ears = Pollable::of_one_wait(caller.doorbell(), &caller.desk.null_wake, life_of(caller)).ok();
         caller.begin_wait();
         Waiting { caller, ears }
     }

@@ -1,9 +1,110 @@
-//! The way into one lane for messages with headers: in order, and what there is no room for waits in memory.
+//! Records with headers into one lane: in order, and in memory while the lane has no space for them.
 
 use super::frame::{HEADER_BYTES, Header, Outgoing};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sender::Sender;
+use crate::wait::Deadline;
+use pelton_lane::ReservedSpace;
 use std::collections::VecDeque;
+
+/// A sender of records that begin with a header of three words.
+pub(crate) trait FrameSender {
+    /// Writes a record of a header and a payload, if there is space now.
+    fn try_write(&mut self, header: [u64; 3], payload: &[u8]) -> Result<bool>;
+    /// The common case of [`FrameSender::try_write`]: there is space at the tail. Returns false in any other.
+    fn write_fast(&mut self, header: [u64; 3], payload: &[u8]) -> bool;
+    /// Reserves space for a header and a body of `bytes`, if there is some now.
+    fn try_reserve_body(&mut self, bytes: usize) -> Result<Option<ReservedSpace>>;
+    /// The common case of [`FrameSender::try_reserve_body`].
+    fn reserve_body_fast(&mut self, bytes: usize) -> Option<ReservedSpace>;
+    /// The body in a reserved space.
+    fn body(&self, space: ReservedSpace) -> &[u8];
+    /// The body in a reserved space, to be written.
+    fn body_mut(&mut self, space: ReservedSpace) -> &mut [u8];
+    /// Publishes a reserved space with the first `bytes` of its body.
+    fn publish_body(&mut self, space: ReservedSpace, header: [u64; 3], bytes: usize) -> Result<()>;
+    /// Announces a wait for space for a header and a body of `bytes`. Returns false if there is space.
+    fn arm_for_body(&mut self, bytes: usize) -> Result<bool>;
+}
+
+#[inline(always)]
+fn write_header(sender: &mut Sender, space: ReservedSpace, header: [u64; 3]) {
+    let target = sender.payload(space).cast::<u64>();
+    // SAFETY: at least a header's bytes are reserved there; a payload begins at a multiple of 8.
+    header.into_iter().enumerate().for_each(|(index, word)| unsafe { target.add(index).write(word) });
+}
+
+#[inline(always)]
+fn write_record(sender: &mut Sender, space: ReservedSpace, header: [u64; 3], payload: &[u8]) {
+    sender.copy_in_at(HEADER_BYTES, space, payload);
+    write_header(sender, space, header);
+    sender.commit_unchecked(space, payload.len() + HEADER_BYTES);
+}
+
+impl FrameSender for Sender {
+    #[inline(always)]
+    fn try_write(&mut self, header: [u64; 3], payload: &[u8]) -> Result<bool> {
+        if self.write_fast(header, payload) {
+            return Ok(true);
+        }
+        let Some(space) = self.reserve_space(payload.len() + HEADER_BYTES, Deadline::Now)? else { return Ok(false) };
+        write_record(self, space, header, payload);
+        Ok(true)
+    }
+
+    #[inline(always)]
+    fn write_fast(&mut self, header: [u64; 3], payload: &[u8]) -> bool {
+        let Some(space) = self.reserve_body_fast(payload.len()) else { return false };
+        write_record(self, space, header, payload);
+        true
+    }
+
+    #[inline(always)]
+    fn try_reserve_body(&mut self, bytes: usize) -> Result<Option<ReservedSpace>> {
+        match self.reserve_body_fast(bytes) {
+            Some(space) => Ok(Some(space)),
+            None => self.reserve_space(bytes.saturating_add(HEADER_BYTES), Deadline::Now),
+        }
+    }
+
+    #[inline(always)]
+    fn reserve_body_fast(&mut self, bytes: usize) -> Option<ReservedSpace> {
+        self.reserve_fast(bytes.saturating_add(HEADER_BYTES))
+    }
+
+    #[inline(always)]
+    fn body(&self, space: ReservedSpace) -> &[u8] {
+        let target = self.payload(space).as_ptr();
+        // SAFETY: `space.bytes` bytes are reserved there for this sender, at least a header's; shared memory is
+        // initialised, and the borrow keeps the space from being published meanwhile.
+        unsafe { std::slice::from_raw_parts(target.add(HEADER_BYTES), space.bytes as usize - HEADER_BYTES) }
+    }
+
+    #[inline(always)]
+    fn body_mut(&mut self, space: ReservedSpace) -> &mut [u8] {
+        let target = self.payload(space).as_ptr();
+        // SAFETY: as in `body`; only this sender writes there, and the borrow is unique.
+        unsafe { std::slice::from_raw_parts_mut(target.add(HEADER_BYTES), space.bytes as usize - HEADER_BYTES) }
+    }
+
+    #[inline(always)]
+    fn publish_body(&mut self, space: ReservedSpace, header: [u64; 3], bytes: usize) -> Result<()> {
+        if self.is_forked() {
+            return Err(Error::Forked);
+        }
+        let most = space.bytes as usize - HEADER_BYTES;
+        if bytes > most {
+            return Err(Error::TooLarge { bytes: bytes as u64, bytes_max: most as u64 });
+        }
+        write_header(self, space, header);
+        self.commit_unchecked(space, bytes + HEADER_BYTES);
+        Ok(())
+    }
+
+    fn arm_for_body(&mut self, bytes: usize) -> Result<bool> {
+        self.arm_for_space(bytes + HEADER_BYTES)
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Outbox {

@@ -1,16 +1,13 @@
 //! A request, what answers it, and room for an answer in place.
 
-mod raw;
-
-pub use raw::{RawReplyRoom, RawRequest};
-
 use super::caller::{Out, forget_room};
 use super::frame::{HEADER_BYTES, Header, Kind, check_size};
 use super::hold::Hold;
 use super::{Body, Flag, pool};
+use crate::call::outbox::FrameSender as _;
 use crate::error::{Error, Result};
 use crate::sender::Sent;
-use crate::wait::Patience;
+use crate::wait::Deadline;
 use pelton_os::Peer;
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -65,7 +62,7 @@ impl<'a> Request<'a> {
 
     /// Both halves, out of their place.
     #[inline(always)]
-    fn into_halves(self) -> (Body<'a>, Answering<'a>) {
+    pub(super) fn into_halves(self) -> (Body<'a>, Answering<'a>) {
         let request = ManuallyDrop::new(self);
         // SAFETY: as above; they are taken out once, since this ends here and is not dropped.
         let Asked { body, responder } = unsafe { request.asked.read() };
@@ -213,7 +210,7 @@ impl Answering<'_> {
     /// As [`Responder::reply`]; the call goes on after [`Error::TooLarge`]. [`Error::Refused`] also instead of waiting while this
     /// thread has room reserved for another reply.
     pub fn part(&mut self, part: &[u8]) -> Result<()> {
-        self.send_part(part, Patience::Endless).map(|_| ())
+        self.send_part(part, Deadline::Never).map(|_| ())
     }
 
     /// As [`Responder::part`], if there is room now: [`Sent::Full`] otherwise, and then [`crate::Service::arm`] tells the service's event
@@ -222,7 +219,7 @@ impl Answering<'_> {
     /// # Errors
     /// As [`Responder::part`].
     pub fn try_part(&mut self, part: &[u8]) -> Result<Sent> {
-        self.send_part(part, Patience::None)
+        self.send_part(part, Deadline::Now)
     }
 
     /// As [`Responder::part`], until `deadline`: [`Sent::TimedOut`] when it passes.
@@ -230,7 +227,7 @@ impl Answering<'_> {
     /// # Errors
     /// As [`Responder::part`].
     pub fn part_until(&mut self, part: &[u8], deadline: Instant) -> Result<Sent> {
-        self.send_part(part, Patience::Until(deadline))
+        self.send_part(part, Deadline::At(deadline))
     }
 
     /// Reserves room for a reply, or a part of it, of `bytes`, to be written in place; `None` when there is none now: reply with
@@ -248,7 +245,7 @@ impl Answering<'_> {
 
     /// The room that has just been reserved for this.
     #[inline(always)]
-    fn room(&mut self) -> ReplyRoom<'_> {
+    pub(super) fn room(&mut self) -> ReplyRoom<'_> {
         ReplyRoom { answering: NonNull::from(self).cast(), of: PhantomData }
     }
 
@@ -272,7 +269,7 @@ impl Answering<'_> {
     }
 
     /// The same, taken away from its request.
-    fn away(self) -> Responder {
+    pub(super) fn away(self) -> Responder {
         let answering = ManuallyDrop::new(self);
         let Answering { caller, id, deadline, is_answered } = &*answering;
         // SAFETY: what is read is not dropped here.
@@ -281,7 +278,7 @@ impl Answering<'_> {
     }
 
     #[inline(always)]
-    fn check(&self, bytes: usize) -> Result<()> {
+    pub(super) fn check(&self, bytes: usize) -> Result<()> {
         if self.id == 0 {
             return Err(Error::Refused("a notification is not answered".to_owned()));
         }
@@ -300,7 +297,7 @@ impl Answering<'_> {
         sent
     }
 
-    fn send_part(&mut self, part: &[u8], patience: Patience) -> Result<Sent> {
+    fn send_part(&mut self, part: &[u8], patience: Deadline) -> Result<Sent> {
         self.check(part.len())?;
         self.caller.send_part(Header::new(Kind::Part, self.id), part, patience)
     }
@@ -388,7 +385,7 @@ impl ReplyRoom<'_> {
         if kind.is_final() {
             self.answering().caller.end(id);
         }
-        self.out_mut().outbox.sender.publish_room(space, Header::new(kind, id).words(), bytes)
+        self.out_mut().outbox.sender.publish_body(space, Header::new(kind, id).words(), bytes)
     }
 }
 
@@ -397,7 +394,7 @@ impl std::ops::Deref for ReplyRoom<'_> {
     #[inline]
     fn deref(&self) -> &[u8] {
         let out = self.out();
-        out.outbox.sender.room_read(out.space())
+        out.outbox.sender.body(out.space())
     }
 }
 
@@ -406,7 +403,7 @@ impl std::ops::DerefMut for ReplyRoom<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         let out = self.out_mut();
         let space = out.space();
-        out.outbox.sender.room(space)
+        out.outbox.sender.body_mut(space)
     }
 }
 

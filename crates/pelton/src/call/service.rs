@@ -4,24 +4,23 @@
 //! requests is taken meanwhile, so that this is no more than what it had asked before. The service writes it as room comes,
 //! whenever it looks for requests; so does every thread that answers that client.
 
-mod raw;
-
 #[cfg(doc)]
 use super::Responder;
-use super::caller::Caller;
+use super::caller::{Back, Backs, Caller};
 use super::edges::Stirred;
 use super::frame::{Assembly, By, Clock, HEADER_BYTES, Header, Kind};
 use super::hold::Hold;
 use super::responder::{Answering, Place, Request};
 use super::{Body, Flag, LOOKS};
 use crate::connect::Listener;
-use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::gather;
+use crate::handshake::Replies;
 use crate::memory::Budget;
 use crate::options::Options;
+use crate::receiver::Item;
 use crate::receiver::Receiver;
-use crate::wait::{self, Patience, Side, Spin};
+use crate::wait::{self, Deadline, Side, Spin};
 use pelton_lane::Record;
 use pelton_os::{LocalWake, Owner, Ready, locked};
 use std::mem::MaybeUninit;
@@ -59,9 +58,13 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct Service {
     pub(super) requests: Receiver,
+    /// After the receiver: a client finds its requests closed before its replies.
+    clients: Backs,
     desk: Arc<Desk>,
     /// Clients that do not read their replies, or for a part to whom there was no room.
     clogged: Vec<Arc<Caller>>,
+    /// Clients whose lanes of requests are paused.
+    paused: Vec<Arc<Caller>>,
     /// Of the request that is given out.
     place: Place<'static>,
     /// Found by a wait, for who waited: taken before anything else is asked of the lanes, since of a record in place it says
@@ -82,7 +85,7 @@ pub(crate) struct Desk {
     /// For what is kept of all clients; each has a share.
     pub(super) kept: Arc<Budget>,
     /// Of the clients' lanes, whose own bells are heard otherwise.
-    pub(crate) mute: Arc<LocalWake>,
+    pub(super) null_wake: Arc<LocalWake>,
     nudge: Arc<LocalWake>,
     pub(super) clock: Clock,
     /// Clients that are so since the service last looked; none any more when it is gone.
@@ -93,7 +96,7 @@ pub(crate) struct Desk {
     /// Takes no more requests.
     pub(super) is_draining: AtomicBool,
     pub(super) dropped: AtomicU64,
-    owner: Owner,
+    pub(super) owner: Owner,
 }
 
 impl Desk {
@@ -105,13 +108,13 @@ impl Desk {
         self.stir();
     }
 
-    fn new(options: &Options, bells: &Doorbells, budget: Option<Arc<Budget>>) -> Result<Desk> {
-        let mute = LocalWake::new().map_err(Error::system("making an eventfd"))?;
+    fn new(options: &Options, requests: &Receiver, null_wake: Arc<LocalWake>) -> Result<Desk> {
+        let kept_max = KEPT_MAX.max(options.call_bytes_max.saturating_mul(4));
         Ok(Desk {
             options: options.clone(),
-            kept: budget.unwrap_or_else(|| Budget::new(KEPT_MAX.max(options.call_bytes_max.saturating_mul(4)))),
-            mute: Arc::new(mute),
-            nudge: bells.local_wake().clone(),
+            kept: requests.budget().unwrap_or_else(|| Budget::new(kept_max)),
+            null_wake,
+            nudge: requests.doorbells().local_wake().clone(),
             clock: Clock::new(),
             arrived: Mutex::new(Some(Vec::new())),
             stirred: Stirred::new(),
@@ -162,11 +165,53 @@ impl Service {
     pub(crate) fn with(name: &str, options: &Options) -> Result<Service> {
         options.check_memory(2)?;
         let listener = Listener::beside_others(name, options)?;
-        let make = |bells: &Doorbells, budget| Desk::new(options, bells, budget).map(|desk| Some(Arc::new(desk)));
-        let requests = gather::gather_with(options, Some(listener), make)?;
-        let desk = requests.desk().expect("it was just made with one");
-        let place = MaybeUninit::uninit();
-        Ok(Service { requests, desk, clogged: Vec::new(), place, found: None, corrupt: 0, is_draining: false })
+        let null_wake = Arc::new(LocalWake::new().map_err(Error::system("making an eventfd"))?);
+        let replies =
+            Replies { options: options.clone(), bytes_max: options.call_bytes_max, null_wake: null_wake.clone() };
+        let requests = gather::gather_with(&options.clone().announce(true), Some(listener), Some(replies))?;
+        let desk = Arc::new(Desk::new(options, &requests, null_wake)?);
+        Ok(Service {
+            requests,
+            clients: Backs::default(),
+            desk,
+            clogged: Vec::new(),
+            paused: Vec::new(),
+            place: MaybeUninit::uninit(),
+            found: None,
+            corrupt: 0,
+            is_draining: false,
+        })
+    }
+
+    /// The client whose request was found.
+    #[inline(always)]
+    fn client(&mut self) -> Option<&mut Back> {
+        self.clients.get(self.requests.lane_user())
+    }
+
+    /// Takes in the clients that have joined.
+    #[cold]
+    fn add_clients(&mut self) {
+        let Service { requests, clients, desk, clogged, is_draining, .. } = self;
+        requests.adopt_replies(|reply, lane| {
+            let index = clients.add(reply, lane, desk);
+            if *is_draining && let Some(back) = clients.get(index) {
+                back.caller.begin_drain();
+                clogged.push(Arc::clone(&back.caller));
+            }
+            index
+        });
+    }
+
+    /// The client whose lane of requests has just been served to its end is gone.
+    #[cold]
+    fn remove_client(&mut self) {
+        let index = self.requests.lane_user();
+        self.requests.pass_event();
+        if let Some(back) = self.clients.remove(index) {
+            // The client has the doorbell too, so its close here would not end the polling.
+            self.requests.doorbells().forget(back.caller.doorbell().as_fd());
+        }
     }
 
     /// The next request, in place. Waits as the [`crate::Wait`] of the options says, for ever if need be; clients come and go
@@ -178,13 +223,13 @@ impl Service {
     #[inline(always)]
     pub fn receive(&mut self) -> Result<Request<'_>> {
         let plain = match self.plain_request() {
-            None if self.requests.record_comes_soon() => self.plain_request(),
+            None if self.requests.comes_soon() => self.plain_request(),
             plain => plain,
         };
         if let Some((record, id, deadline)) = plain {
             return Ok(self.plain(record, id, deadline));
         }
-        Ok(self.receive_slowly(Patience::Endless)?.expect("without a deadline it does not pass"))
+        Ok(self.receive_slowly(Deadline::Never)?.expect("without a deadline it does not pass"))
     }
 
     /// As [`Service::receive`], if there is one now; `None` otherwise. Never waits.
@@ -196,7 +241,7 @@ impl Service {
         if let Some((record, id, deadline)) = self.plain_request() {
             return Ok(Some(self.plain(record, id, deadline)));
         }
-        self.receive_slowly(Patience::None)
+        self.receive_slowly(Deadline::Now)
     }
 
     /// As [`Service::receive`], until `deadline` on the monotonic clock; `None` when it passes.
@@ -204,7 +249,7 @@ impl Service {
     /// # Errors
     /// As [`Service::receive`].
     pub fn receive_until(&mut self, deadline: Instant) -> Result<Option<Request<'_>>> {
-        self.receive_slowly(Patience::Until(deadline))
+        self.receive_slowly(Deadline::At(deadline))
     }
 
     pub(super) fn desk(&self) -> &Arc<Desk> {
@@ -258,11 +303,11 @@ impl Service {
         if self.found.is_some() || self.is_draining || !self.clogged.is_empty() || self.desk.stirred.is_set() {
             return None;
         }
-        let (record, words) = self.requests.record_at_once()?;
+        let (record, words) = self.requests.peek_words_fast()?;
         let is_plain = Header::is_plain(&words, Kind::Request)
             && record.bytes - HEADER_BYTES as u64 <= self.desk.options.call_bytes_max;
         let [id, _, deadline] = words;
-        (is_plain && self.requests.back()?.caller.begin(id)).then_some((record, id, deadline))
+        (is_plain && self.client()?.caller.begin(id)).then_some((record, id, deadline))
     }
 
     #[inline(always)]
@@ -276,7 +321,7 @@ impl Service {
     /// The current client, for as long as this is borrowed.
     #[inline(always)]
     fn lend<'a>(&mut self) -> Hold<'a> {
-        let back = self.requests.back().expect("a request is a client's");
+        let back = self.client().expect("a request is a client's");
         // SAFETY: whoever calls this ends what it lends before the service is used again, and so before any lane is given up.
         unsafe { Hold::lent(&back.caller) }
     }
@@ -291,15 +336,15 @@ impl Service {
 
     #[cold]
     #[inline(never)]
-    fn receive_slowly(&mut self, patience: Patience) -> Result<Option<Request<'_>>> {
+    fn receive_slowly(&mut self, patience: Deadline) -> Result<Option<Request<'_>>> {
         Ok(self.find(patience)?.map(|found| self.request(found)))
     }
 
-    fn find(&mut self, patience: Patience) -> Result<Option<Found>> {
+    fn find(&mut self, patience: Deadline) -> Result<Option<Found>> {
         if let Some(found) = self.look_for()? {
             return Ok(Some(found));
         }
-        let Some(deadline) = patience.deadline() else { return Ok(None) };
+        let Some(deadline) = patience.until() else { return Ok(None) };
         while wait::wait(self, deadline)? {
             if let Some(found) = self.look_for()? {
                 return Ok(Some(found));
@@ -328,8 +373,20 @@ impl Service {
             if !self.clogged.is_empty() || self.desk.stirred.is_set() {
                 self.tend()?;
             }
-            let Some(record) = self.requests.next_record()? else { return Ok(None) };
-            let read = match self.requests.header(&record) {
+            let record = match self.requests.find(Deadline::Now)? {
+                Some(Item::Record(record)) => record,
+                Some(Item::Joined) => {
+                    self.add_clients();
+                    self.requests.pass_event();
+                    continue;
+                }
+                Some(Item::Left(_)) => {
+                    self.remove_client();
+                    continue;
+                }
+                None => return Ok(None),
+            };
+            let read = match self.requests.words(&record) {
                 Some(words) => Header::read(words, record.bytes - HEADER_BYTES as u64, By::Client),
                 None => Err("length"),
             };
@@ -353,7 +410,7 @@ impl Service {
             return Err("size");
         }
         let is_gone = self.requests.is_sender_gone();
-        let Some(back) = self.requests.back() else { return Err("lane") };
+        let Some(back) = self.clients.get(self.requests.lane_user()) else { return Err("lane") };
         if header.kind == Kind::Request && !header.continued && !back.caller.begin(header.id) {
             return Err("id");
         }
@@ -386,7 +443,7 @@ impl Service {
         is_gone: bool,
     ) -> std::result::Result<Option<Found>, &'static str> {
         let most = self.desk.options.call_bytes_max;
-        let Some(back) = self.requests.back() else { return Err("lane") };
+        let Some(back) = self.clients.get(self.requests.lane_user()) else { return Err("lane") };
         Assembly::check(&back.assembly, &header)?;
         let caller = Arc::clone(&back.caller);
         let mut assembly = back.assembly.take().unwrap_or_else(|| Assembly::new(header, caller.kept.take(0)));
@@ -398,7 +455,7 @@ impl Service {
             self.requests.append(record, HEADER_BYTES, &mut assembly.bytes);
         }
         if header.more
-            && let Some(back) = self.requests.back()
+            && let Some(back) = self.client()
         {
             back.assembly = Some(assembly);
             self.requests.release_record(record);
@@ -424,9 +481,10 @@ impl Service {
     /// Looks after clients that do not read their replies, and whether to stop or drain.
     #[cold]
     fn tend(&mut self) -> Result<()> {
-        if self.requests.is_forked_here() {
+        if self.requests.is_forked() {
             return Err(Error::Forked);
         }
+        let mut changed = std::mem::take(&mut self.paused);
         if self.desk.stirred.take() {
             let mut arrived = locked(&self.desk.arrived);
             // One that was clogged, was not, and is again may be here already.
@@ -436,13 +494,21 @@ impl Service {
                 }
             }
         }
+        changed.extend(self.clogged.iter().cloned());
         let is_over = match self.desk.is_draining.load(Relaxed) {
-            true => self.drain(),
+            true => self.drain(&mut changed),
             false => {
                 self.clogged.retain(|caller| caller.tend());
                 false
             }
         };
+        for caller in changed {
+            if self.clients.update_pause(&caller, &mut self.requests)
+                && !self.paused.iter().any(|old| Arc::ptr_eq(old, &caller))
+            {
+                self.paused.push(caller);
+            }
+        }
         if is_over || self.desk.is_stopped.load(Relaxed) {
             // To be seen again by the next call.
             self.desk.stirred.set();
@@ -453,10 +519,11 @@ impl Service {
 
     /// Tells clients to go elsewhere, and each when all its calls are answered. True: all have been told.
     #[cold]
-    fn drain(&mut self) -> bool {
+    fn drain(&mut self, changed: &mut Vec<Arc<Caller>>) -> bool {
         if !std::mem::replace(&mut self.is_draining, true) {
             self.requests.stop_listening();
-            for back in self.requests.backs() {
+            self.add_clients();
+            for back in self.clients.iter() {
                 back.caller.begin_drain();
                 if !self.clogged.iter().any(|old| Arc::ptr_eq(old, &back.caller)) {
                     self.clogged.push(Arc::clone(&back.caller));
@@ -465,8 +532,9 @@ impl Service {
         }
         // A client is looked at when it has read something, or a call of its was answered.
         let mut looked_at = std::mem::take(&mut self.clogged);
+        changed.extend(looked_at.iter().cloned());
         let mut are_all = true;
-        for back in self.requests.backs() {
+        for back in self.clients.iter() {
             let caller = &back.caller;
             let place = looked_at.iter().position(|of| Arc::ptr_eq(of, caller));
             let Some(place) = place else {

@@ -4,7 +4,7 @@
 use super::pool::Cancel;
 use super::{File, Output};
 use crate::error::Error;
-use crate::receiver::{Kind, Receiver};
+use crate::receiver::Receiver;
 use crate::sender::Sender;
 use rustix::event::PollFlags;
 use rustix::io::{Errno, ReadWriteFlags};
@@ -119,8 +119,6 @@ impl Pump {
     fn receive(&mut self, receiver: &mut Receiver, cancel: &Cancel) -> std::result::Result<(), End> {
         while self.done < self.bytes {
             let is_empty = match receiver.try_receive() {
-                // It tells of a sender.
-                Ok(Some(message)) if message.kind() != Kind::Message => false,
                 Ok(Some(message)) => {
                     let is_written = match message.len() as u64 <= self.bytes - self.done {
                         true => self.write(&message, cancel).map(|()| true),
@@ -130,7 +128,7 @@ impl Pump {
                         self.done += message.len() as u64;
                     } else {
                         // It stays in the channel: whoever receives next has it.
-                        let _ = message.into_raw();
+                        std::mem::forget(message);
                         return is_written.map(drop).map_err(End::File);
                     }
                     false

@@ -20,7 +20,8 @@ mod tests;
 pub use reader::{Chunk, Record, RecordReader, Records};
 
 use crate::error::{Error, Result, failure};
-use crate::flush::{LaneId, Run, Sink};
+use crate::flush::{Run, Sink};
+use crate::lane_id::LaneId;
 use format::{CHUNK_BYTES_MAX, ChunkHeader, Chunks, FileHeader, HEADER, KIND_LAST, KIND_RUN, read_at};
 use lanes::Lanes;
 use pelton_lane::failpoint;

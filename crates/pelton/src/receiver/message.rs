@@ -1,8 +1,8 @@
 //! What a receiver gives out: a message, a batch of them, and messages held.
 
-use super::{Receiver, TURN};
+use super::{QUANTUM, Receiver};
 use crate::error::{Error, Result};
-use crate::sender::End;
+use crate::sender::Departure;
 use crossbeam_queue::SegQueue;
 use pelton_lane::{Cursor, Record, Ticket, Wake};
 use pelton_os::Peer;
@@ -12,53 +12,54 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What is received: a message, or, where [`crate::Options::announce`] asks for it, what became of a sender.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+/// What a receiver of several senders receives: see [`Receiver::receive_event`].
+#[derive(Debug)]
+pub enum Event<'a> {
     /// A message.
-    Message,
-    /// A sender has come. Its messages follow.
-    Joined,
-    /// A sender has closed, and all its messages were received.
-    Closed,
-    /// A sender has died, and all that it had committed was received.
-    PeerDied,
-    /// A sender has broken the rules of the layout: nothing more of it is received.
-    Corrupt,
+    Message(Message<'a>),
+    /// A sender has joined. Its messages follow.
+    Joined(Member),
+    /// A sender has left, and all that it had committed was received.
+    Left(Member, Departure),
 }
 
-impl Kind {
-    /// What is no message, in the order of their marks.
-    const TOLD: [Kind; 4] = [Kind::Joined, Kind::Closed, Kind::PeerDied, Kind::Corrupt];
-    /// More descriptors than a record can say that it has.
-    const MARK: u32 = 1 << 28;
-
-    pub(super) fn of(end: End) -> Kind {
-        match end {
-            End::Closed => Kind::Closed,
-            End::PeerDied => Kind::PeerDied,
-            End::Corrupt => Kind::Corrupt,
+impl Event<'_> {
+    /// The sender of the message, or the one that joined or left.
+    pub fn member(&self) -> Member {
+        match self {
+            Event::Message(message) => Member { lane: message.lane(), peer: message.peer() },
+            Event::Joined(member) | Event::Left(member, _) => *member,
         }
     }
+}
 
-    /// A record that tells it.
-    pub(super) fn record(self) -> Record {
-        let place = Kind::TOLD.iter().position(|kind| *kind == self).expect("a message has a record of its own");
-        Record::placeholder(Kind::MARK + place as u32)
-    }
+/// A sender of a receiver that has several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Member {
+    /// The lane of its messages: see [`Message::lane`].
+    pub lane: u32,
+    /// Its process.
+    pub peer: Option<Peer>,
+}
 
-    /// What a record tells, if it is of no message.
-    pub(super) fn told_by(record: &Record) -> Option<Kind> {
-        Kind::TOLD.get(record.descriptors.checked_sub(Kind::MARK)? as usize).copied()
-    }
+/// What is next in the lane that is served: see [`crate::raw`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// A message.
+    Record(Record),
+    /// The lane's sender has joined.
+    Joined,
+    /// The lane's sender has left.
+    Left(Departure),
 }
 
 /// A message in the lane. Dropping it releases its space; the receiver can do nothing else meanwhile.
 #[must_use = "dropping a message releases it: it is then received"]
 #[derive(Debug)]
 pub struct Message<'a> {
-    pub(super) receiver: &'a mut Receiver,
-    pub(super) record: Record,
+    pub(crate) receiver: &'a mut Receiver,
+    pub(crate) record: Record,
 }
 
 impl Message<'_> {
@@ -67,12 +68,7 @@ impl Message<'_> {
         self.record.seq
     }
 
-    /// Whether it is a message, or tells what became of a sender: then it has 0 bytes, and seq is 0.
-    pub fn kind(&self) -> Kind {
-        Kind::told_by(&self.record).unwrap_or(Kind::Message)
-    }
-
-    /// Who sent it, or of whom it tells. Where many send, [`Message::lane`] tells one from another.
+    /// The process that sent it. [`Message::lane`] distinguishes several senders.
     pub fn peer(&self) -> Option<Peer> {
         self.receiver.lanes.current.link.peer()
     }
@@ -80,7 +76,7 @@ impl Message<'_> {
     /// Whether a receiver before this one may have seen this message: true of whatever was in the lane, and not released, when
     /// this one came, unless it is the lane's first. How far that one had looked nobody knows.
     pub fn is_redelivered(&self) -> bool {
-        self.kind() == Kind::Message && self.receiver.lanes.current.is_redelivering()
+        self.receiver.lanes.current.is_redelivering()
     }
 
     /// Which of the channel's lanes it came by: 0, unless there are several senders. Messages of one lane come in order. A
@@ -91,7 +87,7 @@ impl Message<'_> {
 
     /// How many descriptors came with the message and have not been taken.
     pub fn descriptors(&self) -> usize {
-        if self.kind() == Kind::Message { self.record.descriptors as usize } else { 0 }
+        self.record.descriptors as usize
     }
 
     /// The descriptors that came with the message, once; none when there are none, or they have been taken. Those not
@@ -100,9 +96,6 @@ impl Message<'_> {
     /// # Errors
     /// [`Error::DescriptorsLost`] when this process had no room for all of them; [`Error::Corrupt`].
     pub fn take_descriptors(&mut self) -> Result<Vec<OwnedFd>> {
-        if self.kind() != Kind::Message {
-            return Ok(Vec::new());
-        }
         match std::mem::take(&mut self.record.descriptors) {
             0 => Ok(Vec::new()),
             _ if self.receiver.owner.is_forked() => Err(Error::Forked),
@@ -136,12 +129,12 @@ impl Message<'_> {
         let forked = receiver.owner.is_forked();
         let lane = &receiver.lanes.current;
         let (payload, number, data) = (lane.consumer.payload(&record), lane.number, lane.memory.data.clone());
-        let is_message = record.descriptors == 0 || forked || receiver.drop_descriptors(&record);
-        let ticket = is_message.then(|| {
-            receiver.detours += 1;
-            receiver.count_to_turn(&record);
-            (number, receiver.lanes.current.consumer.hold(&record))
-        });
+        if record.descriptors != 0 && !forked {
+            receiver.drop_descriptors(&record);
+        }
+        receiver.slow_path_reasons += 1;
+        receiver.count_to_quantum(&record);
+        let ticket = (number, receiver.lanes.current.consumer.hold(&record));
         let (bytes, seq, returned) = (record.bytes as usize, record.seq, receiver.returned.clone());
         Held { payload, bytes, seq, ticket, _data: data, returned }
     }
@@ -184,7 +177,7 @@ pub struct Batch<'a> {
 
 impl<'a> Batch<'a> {
     #[inline(always)]
-    pub(super) fn new(receiver: &'a mut Receiver) -> Batch<'a> {
+    pub(crate) fn new(receiver: &'a mut Receiver) -> Batch<'a> {
         let cursor = receiver.lanes.current.consumer.cursor();
         Batch { receiver, cursor, bytes: 0, is_over: false }
     }
@@ -211,7 +204,7 @@ impl Batch<'_> {
             }
             None => {
                 // By value: what has an address is in no register.
-                let found = self.receiver.take_slowly(self.cursor, self.bytes);
+                let found = self.receiver.take_slow(self.cursor, self.bytes);
                 (self.cursor, self.bytes) = (self.receiver.lanes.current.consumer.cursor(), 0);
                 match found {
                     Ok(Some(record)) => record,
@@ -220,7 +213,7 @@ impl Batch<'_> {
                 }
             }
         };
-        self.is_over = self.receiver.many && record.seq.is_multiple_of(TURN);
+        self.is_over = self.receiver.many && record.seq.is_multiple_of(QUANTUM);
         let payload = self.receiver.lanes.current.consumer.payload(&record);
         // SAFETY: as for a message; not released before the batch is dropped, after this borrow of it.
         Ok(Some(unsafe { std::slice::from_raw_parts(payload.as_ptr(), record.bytes as usize) }))
@@ -238,7 +231,7 @@ impl Receiver {
     /// At a batch's cursor no message stands, or one with marks: the lane's own cursor goes there, and behind that one.
     #[cold]
     #[inline(never)]
-    fn take_slowly(&mut self, cursor: Cursor, bytes: u64) -> Result<Option<Record>> {
+    fn take_slow(&mut self, cursor: Cursor, bytes: u64) -> Result<Option<Record>> {
         let lane = &mut self.lanes.current.consumer;
         lane.take_to(cursor, bytes);
         match lane.peek() {
@@ -266,7 +259,7 @@ impl Receiver {
             lane.link.ring_peer();
         }
         if self.many {
-            self.end_turn();
+            self.end_quantum();
         }
     }
 }
@@ -278,10 +271,9 @@ pub struct Held {
     payload: NonNull<u8>,
     bytes: usize,
     seq: u32,
-    /// Of what is no message there is none.
-    ticket: Option<(u32, Ticket)>,
+    ticket: (u32, Ticket),
     _data: Arc<Segment>,
-    pub(super) returned: Arc<Returned>,
+    pub(crate) returned: Arc<Returned>,
 }
 
 // SAFETY: the bytes are read-only as long as this lives, and the mapping is kept by `_data`.
@@ -309,8 +301,7 @@ impl Drop for Held {
         if self.returned.owner.is_forked() {
             return;
         }
-        let Some(ticket) = self.ticket else { return };
-        self.returned.tickets.push(ticket);
+        self.returned.tickets.push(self.ticket);
         // The receiver may be asleep while the sender waits for this very space.
         self.returned.nudge.ring();
     }
@@ -318,10 +309,10 @@ impl Drop for Held {
 
 /// Tickets of held messages that have been dropped, on whatever thread.
 #[derive(Debug)]
-pub(super) struct Returned {
+pub(crate) struct Returned {
     /// Each with its lane's number. No lock: whoever drops a message never waits for the receiver.
     pub(super) tickets: SegQueue<(u32, Ticket)>,
     /// The receiver's own: it may sleep with a lane full of held messages.
     pub(super) nudge: Arc<LocalWake>,
-    pub(super) owner: Owner,
+    pub(crate) owner: Owner,
 }

@@ -1,7 +1,7 @@
 //! Many senders, one receiver: threads and processes that come and go, served by turns, each lane in order.
 
 use crate::support::*;
-use pelton::{Error, Kind, Options, Receiver, Sender, Sent};
+use pelton::{Departure, Error, Event, Member, Options, Receiver, Sender, Sent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use std::collections::BTreeMap;
@@ -251,11 +251,10 @@ fn crowded_host(role: &Role) {
     report("listening");
     let (mut seen, mut here) = (Seen::default(), BTreeMap::new());
     while (here.len() as u64) < wanted || seen.total() < wanted * count {
-        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
-        match message.kind() {
-            Kind::Joined => assert_eq!(here.insert(message.peer().unwrap().pid, message.lane()), None),
-            kind => {
-                assert_eq!(kind, Kind::Message);
+        match receiver.receive_event_until(deadline()).unwrap().expect("nothing came") {
+            Event::Joined(member) => assert_eq!(here.insert(member.peer.unwrap().pid, member.lane), None),
+            Event::Left(..) => panic!("a sender left"),
+            Event::Message(message) => {
                 assert_eq!(here.get(&message.peer().unwrap().pid), Some(&message.lane()), "of another's lane");
                 seen.take(&message);
             }
@@ -271,9 +270,9 @@ fn crowded_host(role: &Role) {
     assert!(matches!(&error, Error::Refused(why) if why.contains(&format!("{wanted} senders"))), "{error}");
     report("complete");
     while !here.is_empty() {
-        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
-        assert_eq!(message.kind(), Kind::Closed);
-        assert!(here.remove(&message.peer().unwrap().pid).is_some());
+        let event = receiver.receive_event_until(deadline()).unwrap().expect("nothing came");
+        let Event::Left(member, Departure::Closed) = event else { panic!("{event:?}") };
+        assert!(here.remove(&member.peer.unwrap().pid).is_some());
     }
     assert!(receiver.try_receive().unwrap().is_none());
     eventually_is(before, "descriptors, and mappings of lanes", || (descriptors(), of_lanes()));
@@ -375,19 +374,19 @@ fn take_in_and_part(receiver: &mut Receiver, round: u32) {
     report(format_args!("round {round}"));
     let (mut seen, mut here, mut left) = (Seen::default(), BTreeMap::new(), 0);
     while left < 4 {
-        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
-        let (lane, pid) = (message.lane(), message.peer().unwrap().pid);
-        match message.kind() {
-            Kind::Joined => assert_eq!(here.insert(lane, pid), None, "it comes once"),
-            Kind::Message => {
+        let event = receiver.receive_event_until(deadline()).unwrap().expect("nothing came");
+        let Member { lane, peer, .. } = event.member();
+        let pid = peer.unwrap().pid;
+        match event {
+            Event::Joined(_) => assert_eq!(here.insert(lane, pid), None, "it comes once"),
+            Event::Message(message) => {
                 assert_eq!(here.get(&lane), Some(&pid), "it has come before");
                 seen.take(&message);
             }
-            Kind::Closed => {
-                assert_eq!(here.remove(&lane), Some(pid));
+            Event::Left(_, departure) => {
+                assert_eq!((departure, here.remove(&lane)), (Departure::Closed, Some(pid)));
                 left += 1;
             }
-            kind => panic!("{kind:?}"),
         }
     }
     assert_eq!(seen.0, (0..4).map(|who| (who, 5000)).collect(), "round {round}");
@@ -415,8 +414,8 @@ fn the_death_of_one_is_told_after_its_last_message_and_touches_no_other() {
     let mut died = Vec::new();
     // Both have come: what they send now fits into their lanes.
     while seen.0.len() < 2 {
-        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
-        if message.kind() == Kind::Message {
+        let event = receiver.receive_event_until(deadline()).unwrap().expect("nothing came");
+        if let Event::Message(message) = event {
             seen.take(&message);
         }
     }
@@ -424,18 +423,20 @@ fn the_death_of_one_is_told_after_its_last_message_and_touches_no_other() {
     dies.kill();
     lives.expect("sent");
     while seen.total() < 2000 || died.is_empty() {
-        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
-        match message.kind() {
-            Kind::Joined => {}
-            Kind::Message => seen.take(&message),
-            Kind::PeerDied => died.push(seen.0[&1]),
-            kind => panic!("{kind:?}"),
+        match receiver.receive_event_until(deadline()).unwrap().expect("nothing came") {
+            Event::Joined(_) => {}
+            Event::Message(message) => seen.take(&message),
+            Event::Left(_, Departure::PeerDied) => died.push(seen.0[&1]),
+            event => panic!("{event:?}"),
         }
     }
     assert_eq!(died, [1000], "after its last message");
     lives.write_line("go");
     lives.wait_for_success();
-    assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nothing came").kind(), Kind::Closed);
+    assert_eq!(
+        Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("nothing came")),
+        Kind::Left(Departure::Closed)
+    );
 }
 
 #[test]
@@ -447,20 +448,19 @@ fn a_sender_that_breaks_the_rules_touches_no_other() {
     let mut liar = Child::start(Role::new(child, "liar").with("name", place.name()));
     let mut of_liar = Vec::new();
     let mut of_honest = 0;
-    while of_liar.last() != Some(&Kind::Corrupt) {
+    while of_liar.last() != Some(&Kind::Left(Departure::Corrupt)) {
         honest.send(&numbered(0, of_honest)).unwrap();
         of_honest += 1;
         let mut seen = false;
         while !seen {
-            let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
-            match message.kind() {
-                Kind::Message if read(&message) == (0, of_honest - 1) => seen = true,
-                Kind::Joined if message.lane() == 1 => {}
-                kind => of_liar.push(kind),
+            match receiver.receive_event_until(deadline()).unwrap().expect("nothing came") {
+                Event::Message(message) if read(&message) == (0, of_honest - 1) => seen = true,
+                Event::Joined(member) if member.lane == 1 => {}
+                event => of_liar.push(Kind::of(&event)),
             }
         }
     }
-    assert_eq!(of_liar, [Kind::Joined, Kind::Message, Kind::Corrupt]);
+    assert_eq!(of_liar, [Kind::Joined, Kind::Message, Kind::Left(Departure::Corrupt)]);
     liar.expect("lied");
     liar.write_line("go");
     liar.wait_for_success();
@@ -602,12 +602,12 @@ fn one_descriptor_tells_of_all() {
     let (mut seen, mut left) = (Seen::default(), 0);
     while left < 3 {
         readable(receiver.as_fd());
-        while let Some(message) = receiver.try_receive().unwrap() {
-            match message.kind() {
-                Kind::Message => seen.take(&message),
-                Kind::Joined => {}
-                kind => {
-                    assert_eq!(kind, Kind::Closed);
+        while let Some(event) = receiver.try_receive_event().unwrap() {
+            match event {
+                Event::Message(message) => seen.take(&message),
+                Event::Joined(_) => {}
+                Event::Left(_, departure) => {
+                    assert_eq!(departure, Departure::Closed);
                     left += 1;
                 }
             }
@@ -649,18 +649,17 @@ fn held_messages_outlive_their_senders() {
     drop(sender);
     let mut held = Vec::new();
     loop {
-        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
-        match message.kind() {
-            Kind::Joined => {}
-            Kind::Message => held.push(message.hold()),
-            _ => break,
+        match receiver.receive_event_until(deadline()).unwrap().expect("nothing came") {
+            Event::Joined(_) => {}
+            Event::Message(message) => held.push(message.hold()),
+            Event::Left(..) => break,
         }
     }
     assert_eq!(&*held[0], b"kept");
     let mut next = senders.sender().unwrap();
     next.send(b"next").unwrap();
     drop(held);
-    assert_eq!(receiver.receive_until(deadline()).unwrap().unwrap().kind(), Kind::Joined);
+    assert_eq!(Kind::of(&receiver.receive_event_until(deadline()).unwrap().unwrap()), Kind::Joined);
     assert_eq!(&*receiver.receive_until(deadline()).unwrap().unwrap(), b"next");
 }
 
@@ -685,7 +684,7 @@ fn a_stopped_sender_has_not_gone() {
     let place = TestDir::new("a stopped sender has not gone");
     let mut receiver = Options::new().announce(true).gather_at(&place.name()).unwrap();
     let mut child = Child::start(sending(&place, 0, 100).with("then", "wait"));
-    assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nobody came").kind(), Kind::Joined);
+    assert_eq!(Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("nobody came")), Kind::Joined);
     child.expect("sent");
     child.signal(Signal::STOP);
     child.wait_for_state('T');
@@ -696,7 +695,10 @@ fn a_stopped_sender_has_not_gone() {
     child.signal(Signal::CONT);
     child.write_line("go");
     child.wait_for_success();
-    assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nothing came").kind(), Kind::Closed);
+    assert_eq!(
+        Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("nothing came")),
+        Kind::Left(Departure::Closed)
+    );
 }
 
 #[test]
@@ -731,13 +733,13 @@ fn each_sender_is_told_of_before_its_first_message() {
     }
     let mut told = Vec::new();
     while told.len() < 9 {
-        let message = receiver.receive_until(deadline()).unwrap().expect("nothing came");
-        told.push((message.lane(), message.kind()));
+        let event = receiver.receive_event_until(deadline()).unwrap().expect("nothing came");
+        told.push((event.member().lane, Kind::of(&event)));
     }
     // By turns, but each lane in order.
     for lane in 1..=3 {
         let of_lane: Vec<_> = told.iter().filter(|(of, _)| *of == lane).map(|(_, kind)| *kind).collect();
-        assert_eq!(of_lane, [Kind::Joined, Kind::Message, Kind::Closed], "{told:?}");
+        assert_eq!(of_lane, [Kind::Joined, Kind::Message, Kind::Left(Departure::Closed)], "{told:?}");
     }
 }
 
@@ -866,7 +868,7 @@ fn the_descriptor_tells_of_another_users_messages_until_all_are_received() {
     let mut receiver = Options::new().announce(true).allow_uids(&[65_534]).gather_at(&place.name()).unwrap();
     all_may(&place.socket());
     let mut stranger = Child::start(Role::new(child, "stranger").with("name", place.name()).with("count", 5000));
-    assert_eq!(receiver.receive_until(deadline()).unwrap().expect("nobody came").kind(), Kind::Joined);
+    assert_eq!(Kind::of(&receiver.receive_event_until(deadline()).unwrap().expect("nobody came")), Kind::Joined);
     stranger.expect("connected");
     assert!(receiver.arm().unwrap());
     stranger.write_line("send");
@@ -902,8 +904,8 @@ fn the_descriptor_tells_of_what_a_survivor_brings_until_all_is_received() {
     });
     loop {
         readable(receiver.as_fd());
-        if let Some(message) = receiver.try_receive().unwrap() {
-            break assert_eq!(message.kind(), Kind::Joined);
+        if let Some(event) = receiver.try_receive_event().unwrap() {
+            break assert_eq!(Kind::of(&event), Kind::Joined);
         }
     }
     // Not armed meanwhile, and nobody rings for what has been there before.
@@ -949,7 +951,8 @@ fn a_turn_ends_though_messages_are_held() {
 fn a_turn_ends_in_a_bindings_batch() {
     second_lane_gets_its_turn(|receiver| {
         let message = receiver.receive().unwrap();
-        let (lane, _) = (message.lane(), message.into_raw());
+        let lane = message.lane();
+        std::mem::forget(message);
         let mut taken = 0;
         while taken < 1000 && receiver.take_for_batch(taken == 0, |_| ()).unwrap() {
             taken += 1;
@@ -966,16 +969,19 @@ fn descriptors_that_do_not_come_are_not_waited_for_and_are_against_the_rules() {
     let mut child = Child::start(Role::new(child, "boaster").with("name", place.name()).with("count", 150));
     for round in 0..150 {
         let mut told = Vec::new();
-        while told.last() != Some(&Kind::Corrupt) {
+        while told.last() != Some(&Kind::Left(Departure::Corrupt)) {
             // It does not ring.
             let soon = Instant::now() + Duration::from_millis(1);
-            let Some(mut message) = receiver.receive_until(soon).unwrap() else { continue };
-            told.push(message.kind());
-            if message.descriptors() > 0 && round % 2 == 0 {
+            let Some(event) = receiver.receive_event_until(soon).unwrap() else { continue };
+            told.push(Kind::of(&event));
+            if let Event::Message(mut message) = event
+                && message.descriptors() > 0
+                && round % 2 == 0
+            {
                 assert!(matches!(message.take_descriptors(), Err(Error::Corrupt(_))));
             }
         }
-        assert_eq!(told, [Kind::Joined, Kind::Message, Kind::Message, Kind::Corrupt]);
+        assert_eq!(told, [Kind::Joined, Kind::Message, Kind::Message, Kind::Left(Departure::Corrupt)]);
         child.write_line("go on");
     }
     child.wait_for_success();

@@ -1,7 +1,7 @@
 //! Over a socket: ends that are connected, many senders of one receiver, and the hand-shake.
 
 use super::*;
-use pelton::{Kind, Listener};
+use pelton::{Departure, Event, Listener};
 
 fn listening(run: &Run) -> Listener {
     with_capacity(LARGE).listen(&run.name()).unwrap()
@@ -96,14 +96,14 @@ pub fn gathered_sender(run: &Run) {
     });
     let (mut next, mut others, mut told) = (0, 0, Vec::new());
     let mut look = |receiver: &mut Receiver| {
-        while let Some(message) = receiver.try_receive().unwrap() {
-            match message.kind() {
-                Kind::Message if message.len() == 100 => {
+        while let Some(event) = receiver.try_receive_event().unwrap() {
+            match event {
+                Event::Message(message) if message.len() == 100 => {
                     check(next, Sizes::Fixed(100), &message, &mut Vec::new());
                     next += 1;
                 }
-                Kind::Message => others += 1,
-                kind => told.push((kind, message.peer().unwrap().pid)),
+                Event::Message(_) => others += 1,
+                event => told.push((Kind::of(&event), event.member().peer.unwrap().pid)),
             }
         }
         (next, others, told.clone())
@@ -115,7 +115,7 @@ pub fn gathered_sender(run: &Run) {
                 let until = Instant::now() + MOMENT;
                 while Instant::now() < until {
                     let (.., told) = look(&mut receiver);
-                    assert!(told.iter().all(|(kind, _)| *kind != Kind::PeerDied), "{told:?}");
+                    assert!(told.iter().all(|(kind, _)| *kind != Kind::Left(Departure::PeerDied)), "{told:?}");
                 }
                 // SAFETY: no pointers.
                 unsafe { libc::kill(victim.pid, libc::SIGCONT) };
@@ -137,7 +137,7 @@ pub fn gathered_sender(run: &Run) {
         }
         assert!(Instant::now() < until, "{seen:?}");
     };
-    assert!(matches!(told[..], [] | [Kind::Joined, Kind::PeerDied | Kind::Closed]), "{told:?}");
+    assert!(matches!(told[..], [] | [Kind::Joined, Kind::Left(Departure::PeerDied | Departure::Closed)]), "{told:?}");
     all_committed_came(next, 3);
     assert_eq!(receiver.counters().messages, next + 1);
     drop((other, receiver));

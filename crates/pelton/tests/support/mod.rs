@@ -4,7 +4,7 @@
 pub mod raw;
 pub mod records;
 
-use pelton::{Error, Options, Receiver, Sender, Sent, Wait};
+use pelton::{Departure, Error, Event, Options, Receiver, Sender, Sent, Wait};
 pub use pelton_testkit::{
     Child, DEADLINE, Mounted, Random, Role, TestDir, Watchdog, deadline, descriptors, eventually, eventually_is,
     is_readable, is_root, kernel, mappings, read_line_from_parent, readable, readable_until, report, seccomp,
@@ -12,6 +12,24 @@ pub use pelton_testkit::{
 };
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// What an event is, without what it borrows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Message,
+    Joined,
+    Left(Departure),
+}
+
+impl Kind {
+    pub fn of(event: &Event<'_>) -> Kind {
+        match event {
+            Event::Message(_) => Kind::Message,
+            Event::Joined(_) => Kind::Joined,
+            Event::Left(_, departure) => Kind::Left(*departure),
+        }
+    }
+}
 
 /// How large message `number` is.
 #[derive(Clone, Copy, Debug)]

@@ -3,9 +3,10 @@
 use super::{CallId, Client, Want, is_end};
 use crate::call::crowd::{Crowd, LOOK_AGAIN, Link};
 use crate::call::frame::{CALLS_MAX, Header, Kind, check_size};
+use crate::call::outbox::FrameSender as _;
 use crate::connect::{PATIENCE, RETRY};
 use crate::error::{Error, Result};
-use crate::wait::Patience;
+use crate::wait::Deadline;
 use pelton_lane::ReservedSpace;
 use std::time::Instant;
 
@@ -38,7 +39,7 @@ impl Client {
         }
         let call = self.calls.next()?;
         let header = Header::new(Kind::Request, call.0);
-        if !link.outbox.sender.write_at_once(header.words(), request) {
+        if !link.outbox.sender.write_fast(header.words(), request) {
             return None;
         }
         link.in_flight += 1;
@@ -121,7 +122,7 @@ impl Client {
     pub(super) fn submit_slowly(
         &mut self,
         request: &[u8],
-        patience: Patience,
+        patience: Deadline,
         deadline: u64,
     ) -> Result<Option<CallId>> {
         loop {
@@ -330,7 +331,7 @@ impl Client {
                 continue;
             }
             let flushed = link.outbox.flush();
-            match flushed.and_then(|all| if all { link.outbox.sender.try_room(bytes) } else { Ok(None) }) {
+            match flushed.and_then(|all| if all { link.outbox.sender.try_reserve_body(bytes) } else { Ok(None) }) {
                 Ok(Some(space)) => {
                     self.wanted = None;
                     return Ok(Some((at, space)));

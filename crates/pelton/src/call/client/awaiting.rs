@@ -2,6 +2,7 @@
 
 use super::{Client, Want, is_end};
 use crate::call::crowd::{Crowd, LOOK_AGAIN, Link};
+use crate::call::outbox::FrameSender as _;
 use crate::error::{Error, Result};
 use crate::wait::{Side, Spin};
 use pelton_os::Ready;
@@ -80,7 +81,7 @@ impl Side for Awaiting<'_> {
             let room = self.room(&self.client.links[at]);
             let link = &mut self.client.links[at];
             let done = match (Side::arm(&mut link.replies), room) {
-                (Ok(true), Some(bytes)) => match link.outbox.sender.arm_for_room(bytes) {
+                (Ok(true), Some(bytes)) => match link.outbox.sender.arm_for_body(bytes) {
                     Err(error) if is_end(&error) => {
                         link.has_left = true;
                         match self.want {

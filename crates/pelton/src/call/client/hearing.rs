@@ -6,7 +6,10 @@ use crate::call::LOOKS;
 use crate::call::calls::State;
 use crate::call::crowd::{Crowd, Link};
 use crate::call::frame::{Assembly, By, HEADER_BYTES, Header, Kind};
+use crate::call::outbox::FrameSender as _;
 use crate::error::{Error, Result};
+use crate::receiver::Item;
+use crate::wait::Deadline;
 use pelton_lane::Record;
 
 /// What a record comes to.
@@ -39,7 +42,7 @@ impl Client {
             return None;
         }
         let link = &mut self.links[0];
-        let (record, words) = link.replies.record_at_once()?;
+        let (record, words) = link.replies.peek_words_fast()?;
         let is_wanted = Header::is_plain(&words, Kind::Reply)
             && record.bytes - HEADER_BYTES as u64 <= self.reply_bytes_max
             && want.is_none_or(|want| want.0 == words[0])
@@ -55,7 +58,7 @@ impl Client {
     #[inline(always)]
     pub(super) fn plain_reply_soon(&mut self, want: Option<CallId>) -> Option<(Record, CallId)> {
         match self.plain_reply(want) {
-            None if self.is_usual() && self.calls.waiting() > 0 && self.links[0].replies.record_comes_soon() => {
+            None if self.is_usual() && self.calls.waiting() > 0 && self.links[0].replies.comes_soon() => {
                 self.plain_reply(want)
             }
             found => found,
@@ -133,7 +136,7 @@ impl Client {
     /// As [`Client::look_for`], in one link's lane of replies.
     fn look_at(&mut self, at: usize, want: Want) -> Result<Option<Found>> {
         for _ in 0..LOOKS {
-            let Some(record) = self.links[at].replies.next_record()? else { break };
+            let Some(Item::Record(record)) = self.links[at].replies.find(Deadline::Now)? else { break };
             match self.sort(at, &record)? {
                 Sorted::Answer(call, outcome) if want == Want::Any || want == Want::Of(call) => {
                     return Ok(Some(Found::InPlace(record, call, outcome, at)));
@@ -177,7 +180,7 @@ impl Client {
             is_somebody = true;
             let is_room = |link: &mut Link| -> Result<bool> {
                 Ok(link.outbox.flush()?
-                    && (!link.outbox.is_whole(bytes) || link.outbox.sender.try_room(bytes)?.is_some()))
+                    && (!link.outbox.is_whole(bytes) || link.outbox.sender.try_reserve_body(bytes)?.is_some()))
             };
             match is_room(link) {
                 Ok(true) => return Ok(Some(Found::Room)),
@@ -319,7 +322,7 @@ impl Client {
     fn sort(&mut self, at: usize, record: &Record) -> Result<Sorted> {
         let link = &mut self.links[at];
         let payload_bytes = record.bytes.saturating_sub(HEADER_BYTES as u64);
-        let read = match link.replies.header(record) {
+        let read = match link.replies.words(record) {
             Some(words) => Header::read(words, payload_bytes, By::Service),
             None => Err("length"),
         };

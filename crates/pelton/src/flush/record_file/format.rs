@@ -1,7 +1,7 @@
 //! The bytes of a record file, as `spec/record-file.md` says them, and finding chunks among bytes that may be anything.
 
 use crate::error::{Error, Result};
-use crate::flush::LaneId;
+use crate::lane_id::LaneId;
 use pelton_lane::{record_bytes, seq_after};
 use pelton_os::Peer;
 use rustix::fd::{AsFd, BorrowedFd};

@@ -2,7 +2,7 @@
 
 use super::format::{ChunkHeader, Chunks, HEADER, KIND_LAST, KIND_RUN, LAST_ENTRIES_MAX, LAST_ENTRY, u32_at, u64_at};
 use crate::error::Result;
-use crate::flush::LaneId;
+use crate::lane_id::LaneId;
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 

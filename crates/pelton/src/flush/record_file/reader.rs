@@ -2,7 +2,8 @@
 
 use super::format::{Broken, ChunkHeader, Chunks, HEADER, KIND_RUN, check_checksum, check_records, read_at, record_at};
 use crate::error::{Error, Result};
-use crate::flush::{LaneId, Run};
+use crate::flush::Run;
+use crate::lane_id::LaneId;
 use pelton_lane::seq_after;
 use pelton_os::Peer;
 use std::fs::File;
