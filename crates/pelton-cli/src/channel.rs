@@ -87,7 +87,12 @@ impl ReceiveArgs {
     }
 
     /// Listens, or connects, until the sender has connected. A path channel needs no sender to be opened.
-    pub fn open_receiver(&self, transport: &Transport, signals: &Signals, options: Options) -> Result<Receiver, Failure> {
+    pub fn open_receiver(
+        &self,
+        transport: &Transport,
+        signals: &Signals,
+        options: Options,
+    ) -> Result<Receiver, Failure> {
         let channel = &self.channel;
         let options = self.memory.into_iter().fold(options, Options::memory);
         match transport {
@@ -142,9 +147,9 @@ impl ReceiveArgs {
 /// How the two sides of a channel find each other.
 pub enum Transport {
     /// A short name or `unix:PATH`, which the library parses: one side listens, the other connects.
-    Socket,
+    Connect,
     /// `path:DIR`: a directory has the channel, and either side may start first.
-    Directory(PathBuf),
+    Path(PathBuf),
 }
 
 impl Transport {
@@ -367,7 +372,7 @@ impl From<Failure> for StreamError {
 }
 
 /// Turns a timeout, after which the caller connects again, into `None`.
-pub fn unless_timed_out<T>(done: pelton::Result<T>) -> pelton::Result<Option<T>> {
+pub fn none_if_timed_out<T>(done: pelton::Result<T>) -> pelton::Result<Option<T>> {
     match done {
         Err(pelton::Error::TimedOut(_)) => Ok(None),
         done => done.map(Some),

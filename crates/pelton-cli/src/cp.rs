@@ -56,7 +56,9 @@ pub fn run(args: &CpArgs) -> Result<(), Failure> {
     }
     match old.as_ref().map(|old| old.kind) {
         None | Some(Kind::File) => copy_loop.replace(args, &source, &source_stat, &destination, old.as_deref()),
-        Some(Kind::Fifo | Kind::Character | Kind::Block) => copy_loop.write_to(args, &source, source_stat.bytes, &destination),
+        Some(Kind::Fifo | Kind::Character | Kind::Block) => {
+            copy_loop.write_to(args, &source, source_stat.bytes, &destination)
+        }
         Some(other) => {
             let (path, kind) = (destination.display(), format!("{other:?}").to_lowercase());
             Err(Failure::Input(format!("{path} is a {kind}, wanted a file, a directory, a FIFO or a device")))

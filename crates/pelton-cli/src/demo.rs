@@ -142,7 +142,7 @@ struct Input {
 }
 
 impl Input {
-    /// Reads the is_intact file, in which every line must fit a message.
+    /// Reads the whole file, in which every line must fit a message.
     fn open(path: &Path, signals: &Signals) -> Result<Input, Failure> {
         let shown = path.display();
         let bad = |why: String| Failure::Input(format!("`{shown}` {why}"));
@@ -214,8 +214,11 @@ fn default_input(signals: &Signals) -> Result<Input, Failure> {
     let input = Input::open(&path, signals)?;
     if !is_intact(&input) {
         let created = (input.bytes, input.digest.value());
-        let text =
-            format!("`{}` was generated as {created:?}, expected {:?} (bytes, digest)", path.display(), corpus::EXPECTED);
+        let text = format!(
+            "`{}` was generated as {created:?}, expected {:?} (bytes, digest)",
+            path.display(),
+            corpus::EXPECTED
+        );
         return Err(Failure::System(format!("{text}: a fault of memory, disk or this program")));
     }
     Ok(input)
@@ -374,7 +377,8 @@ impl Run {
             let first = if receiver.status.is_none() { &receiver } else { &sender };
             let second = if sender.status.is_none() { &sender } else { &receiver };
             signals.poll([(first.exit_fd(), PollFlags::IN), (second.exit_fd(), PollFlags::IN)], refresh_interval)?;
-            let failed = [receiver.poll_exit()?, sender.poll_exit()?].into_iter().flatten().any(|status| !status.success());
+            let failed =
+                [receiver.poll_exit()?, sender.poll_exit()?].into_iter().flatten().any(|status| !status.success());
             if failed {
                 // The other one cannot continue; its error would only be a consequence.
                 receiver.kill();
@@ -453,7 +457,8 @@ impl Stage {
         // stages would report the ends of each other.
         command.process_group(0);
         let child = command.spawn().map_err(failed)?;
-        let mut stage = Stage { what, child, pidfd: None, stdout_bytes: Vec::new(), stderr_file, status: None, killed: false };
+        let mut stage =
+            Stage { what, child, pidfd: None, stdout_bytes: Vec::new(), stderr_file, status: None, killed: false };
         let pid = rustix::process::Pid::from_child(&stage.child);
         stage.pidfd =
             Some(rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()))?);

@@ -5,7 +5,7 @@
 //! signals and the next deadline.
 
 use crate::{
-    channel::{Traffic, ReceiveArgs, StreamError, WaitArg},
+    channel::{ReceiveArgs, StreamError, Traffic, WaitArg},
     failure::{Failure, print_stderr},
     frame::Framing,
     output,

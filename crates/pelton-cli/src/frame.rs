@@ -129,7 +129,7 @@ impl Splitter {
     }
 
     /// The next frame. `None`: there are no more frames at the end of the input; before it, the caller reads more.
-    #[allow(clippy::should_implement_trait, reason = "the frame borrows from the splitter, which an Iterator cannot express")]
+    #[allow(clippy::should_implement_trait, reason = "an Iterator cannot lend frames of itself")]
     pub fn next(&mut self) -> Result<Option<&[u8]>, FrameError> {
         match self.framing {
             Framing::Lines => self.next_line(),

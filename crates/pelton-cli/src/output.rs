@@ -49,7 +49,8 @@ pub fn check() -> Result<(), Failure> {
     match WAS_CLOSED.load(Ordering::Relaxed) {
         false => Ok(()),
         true => Err(Failure::System(
-            "standard output is closed, or open for reading only: redirect it to a file, a pipe or /dev/null".to_owned(),
+            "standard output is closed, or open for reading only: redirect it to a file, a pipe or /dev/null"
+                .to_owned(),
         )),
     }
 }

@@ -1,5 +1,5 @@
-//! A command that runs beside an event loop. Its input poll_events in memory, its output is read as it arrives, and nothing
-//! here poll_events. The command leads a process group, which is killed with it. An unreaped process keeps its number, so the
+//! A command that runs beside an event loop. Its input waits in memory, its output is read as it arrives, and nothing
+//! here waits. The command leads a process group, which is killed with it. An unreaped process keeps its number, so the
 //! kill cannot reach another group.
 
 use crate::{descriptors, failure::Failure};

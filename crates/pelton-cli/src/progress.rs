@@ -58,6 +58,5 @@ pub fn count(total: Option<u64>, what: &str) -> ProgressBar {
 fn styled(bar: ProgressBar, template: &str) -> ProgressBar {
     bar.set_draw_target(ProgressDrawTarget::stderr());
     // Cleared however the work ends.
-    bar.with_finish(ProgressFinish::AndClear)
-        .with_style(ProgressStyle::with_template(template).expect("a constant"))
+    bar.with_finish(ProgressFinish::AndClear).with_style(ProgressStyle::with_template(template).expect("a constant"))
 }

@@ -6,7 +6,7 @@
 //! hang-up of the reader of standard output.
 
 use crate::{
-    channel::{Notice, Traffic, ReceiveArgs, StreamError, WaitArg},
+    channel::{Notice, ReceiveArgs, StreamError, Traffic, WaitArg},
     failure::{Failure, print_stderr},
     frame::Framing,
     output::{Output, WRITE_BYTES},
@@ -107,7 +107,9 @@ impl RecvLoop<'_> {
             match self.step(&mut stage, &mut progress) {
                 Ok(None) => {}
                 Ok(Some(ended)) => return Ok(ended),
-                Err(StreamError::Channel(pelton::Error::Closed { .. })) if self.args.receive.follow => self.peer_deadline = None,
+                Err(StreamError::Channel(pelton::Error::Closed { .. })) if self.args.receive.follow => {
+                    self.peer_deadline = None
+                }
                 Err(StreamError::Channel(pelton::Error::PeerDied { .. })) if self.args.receive.follow => {
                     self.peer_deadline = None;
                     self.report_sender("died");

@@ -5,7 +5,7 @@
 //! for free space starts in the library, which spins; then it polls the signals and the channel.
 
 use crate::{
-    channel::{ChannelArgs, Ending, Traffic, Transport, StreamError, WaitArg},
+    channel::{ChannelArgs, Ending, StreamError, Traffic, Transport, WaitArg},
     failure::{Failure, print_stderr},
     frame::{Framing, Splitter},
     progress::Progress,
@@ -46,15 +46,17 @@ pub struct SendArgs {
 
 /// Runs `pelton send`.
 pub fn run(args: &SendArgs) -> Result<(), Failure> {
-    let transport = args
-        .channel
-        .transport(&[("--listen", args.listen)], &[("--lanes", args.channel.lanes.is_some()), ("--drain", args.drain)])?;
+    let transport = args.channel.transport(
+        &[("--listen", args.listen)],
+        &[("--lanes", args.channel.lanes.is_some()), ("--drain", args.drain)],
+    )?;
     let signals = Signals::install()?;
     let sender = open_sender(args, &transport, &signals)?;
     let directory_at_start = directory_id(&transport);
     let started = Instant::now();
     let keeps_messages = transport.keeps_messages();
-    let mut send_loop = SendLoop { args, keeps_messages, sender, signals: &signals, traffic: Traffic::default(), all_sent: false };
+    let mut send_loop =
+        SendLoop { args, keeps_messages, sender, signals: &signals, traffic: Traffic::default(), all_sent: false };
     let mut done = send_loop.stream();
     let SendLoop { mut sender, traffic, all_sent, .. } = send_loop;
     let mut unreleased = sender.unreleased();
@@ -96,7 +98,8 @@ pub fn run(args: &SendArgs) -> Result<(), Failure> {
         }
     }
     if args.channel.json {
-        let report = args.channel.report("send", &traffic, Ending { ended, result: &result, unreleased, seconds }, counters);
+        let report =
+            args.channel.report("send", &traffic, Ending { ended, result: &result, unreleased, seconds }, counters);
         // A failed write has no other consequence.
         let _ = std::io::stdout().write_all(report.as_bytes());
     }

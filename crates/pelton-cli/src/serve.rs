@@ -221,7 +221,9 @@ impl ServeLoop<'_> {
                 continue;
             }
             // Arming detects clients that have gone.
-            if self.queue.iter().any(QueuedRequest::is_cancelled) || self.request_processes.iter().any(RequestProcess::is_cancelled) {
+            if self.queue.iter().any(QueuedRequest::is_cancelled)
+                || self.request_processes.iter().any(RequestProcess::is_cancelled)
+            {
                 continue;
             }
             let service = (!is_paused).then_some((self.service.as_fd(), PollFlags::IN));
@@ -278,7 +280,10 @@ impl ServeLoop<'_> {
 
     fn has_idle_process(&self) -> bool {
         match self.args.co_process {
-            true => self.co_processes.len() < self.parallel || self.co_processes.iter().any(|one| one.pending.len() < AHEAD_MAX),
+            true => {
+                self.co_processes.len() < self.parallel
+                    || self.co_processes.iter().any(|one| one.pending.len() < AHEAD_MAX)
+            }
             false => self.request_processes.len() < self.parallel,
         }
     }

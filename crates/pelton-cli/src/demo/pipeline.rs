@@ -247,7 +247,8 @@ enum Incoming {
 impl Incoming {
     /// Listens, reports that on standard output, and waits for the sender.
     fn accept(args: &StageArgs) -> Result<Incoming, Failure> {
-        let report_listening = || std::io::stdout().write_all(LISTENING).map_err(|error| Failure::system("standard output", error));
+        let report_listening =
+            || std::io::stdout().write_all(LISTENING).map_err(|error| Failure::system("standard output", error));
         if args.system == System::Pelton {
             let listener = Options::new().wait(Wait::Block).listen(&args.channel())?;
             report_listening()?;

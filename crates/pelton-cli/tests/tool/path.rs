@@ -295,7 +295,9 @@ fn messages_in_a_removed_directory_are_reported_as_lost() {
     let mut sender = channel.start("send", &[]);
     sender.write(b"1\n2\n");
     let info = || channel.dirs.run(&["info", directory.to_str().unwrap()]);
-    eventually("both messages are in the channel", || String::from_utf8_lossy(&info().stdout).contains("2 messages wait"));
+    eventually("both messages are in the channel", || {
+        String::from_utf8_lossy(&info().stdout).contains("2 messages wait")
+    });
     std::fs::remove_dir_all(&directory).unwrap();
     sender.finish().assert(5, &["2 messages are lost", "removed or replaced"]);
     channel.dirs.assert_nothing_left();

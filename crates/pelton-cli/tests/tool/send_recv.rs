@@ -74,7 +74,10 @@ fn one_receiver_accepts_every_sender_with_follow() {
         for sender_index in 0..4 {
             let prefix = format!("{sender_index} ");
             let of_one: Vec<_> = text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
-            assert!(of_one.iter().enumerate().all(|(n, found)| *found == n.to_string()), "{name}: of sender {sender_index}");
+            assert!(
+                of_one.iter().enumerate().all(|(n, found)| *found == n.to_string()),
+                "{name}: of sender {sender_index}"
+            );
             assert_eq!(of_one.len(), 5000, "{name}: of sender {sender_index}");
         }
     }
