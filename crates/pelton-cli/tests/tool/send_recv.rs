@@ -283,12 +283,12 @@ fn an_interrupt_ends_a_wait_for_a_reader_that_does_not_read() {
 
 /// A receiver with a full pipe as its output, and a sender with more input than the lane holds.
 fn stalled_pair(dirs: &TestDirs) -> (Process, ChildStdout, Process) {
-    let mut receiver = Process::start_unread(dirs.pelton(&["recv", "stalled_pair"]));
+    let mut receiver = Process::start_unread(dirs.pelton(&["recv", "stalled"]));
     // From a file, so that the sender waits only for free space.
     let mut input = tempfile::tempfile().unwrap();
     input.write_all(&lines(20_000)).unwrap();
     input.rewind().unwrap();
-    let mut sending = dirs.pelton(&["send", "stalled_pair", "--capacity", "64K"]);
+    let mut sending = dirs.pelton(&["send", "stalled", "--capacity", "64K"]);
     sending.stdin(input);
     let sender = Process::start(sending);
     let stdout = receiver.take_stdout();
