@@ -205,7 +205,7 @@ impl CallLoop<'_> {
                 return self.output.write(self.signals);
             }
             self.signals.check()?;
-            // A completion may have freed space, and no later event need report it.
+            // A completion may have freed space, and no later event may report that.
             if !(has_completed && self.input.deferred.is_some()) {
                 self.wait()?;
             }
@@ -253,7 +253,7 @@ impl CallLoop<'_> {
         }
     }
 
-    /// Waits for input; fails if the service goes meanwhile.
+    /// Waits for input; fails if the service leaves meanwhile.
     fn wait_for_input(&mut self) -> Result<(), Failure> {
         loop {
             if self.client.arm()? {
@@ -471,7 +471,7 @@ impl CallLoop<'_> {
                 self.output.write(self.signals)?;
                 let left = self.pending.len();
                 Err(Failure::Peer(format!(
-                    "the service on `{}` has gone, {left} calls have no reply: {text}",
+                    "the service on `{}` has left, {left} calls have no reply: {text}",
                     self.args.name
                 )))
             }

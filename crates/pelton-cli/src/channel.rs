@@ -62,7 +62,7 @@ pub struct ReceiveArgs {
     /// Connect to a `send --listen` instead of listening
     #[arg(long)]
     connect: bool,
-    /// Accept every sender until interrupted; with path:DIR, wait for the next one after the last has gone
+    /// Accept every sender until interrupted; with path:DIR, wait for the next one after the last has left
     #[arg(long)]
     pub follow: bool,
     /// Limit of the memory of all senders' lanes together, with K, M or G [default: none; for another user's sender

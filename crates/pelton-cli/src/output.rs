@@ -23,7 +23,7 @@ const FIRST_BYTES: usize = 2 * WRITE_BYTES;
 /// pages for each message. A guess.
 const KEEP_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// How long an interrupted command waits for a reader of its output. A guess: such a reader is busy, not gone.
+/// How long an interrupted command waits for a reader of its output. A guess: such a reader is busy and has not left.
 const READER_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 /// Whether this process started without a writable standard output.

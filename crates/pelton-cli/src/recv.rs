@@ -1,8 +1,8 @@
 //! `pelton recv`: writes the messages of a channel to standard output.
 //!
 //! While messages flow, they are copied into one output buffer, which is written when it is large or the lane is empty.
-//! By connect, a message is released once it is copied. A path channel has other receivers to come, so a batch of
-//! messages is released once it is written. Without messages, one poll waits for the channel, the signals and the
+//! By connect, a message is released once it is copied. On a path channel another receiver may follow, so a batch
+//! of messages is released once it is written. Without messages, one poll waits for the channel, the signals and the
 //! hang-up of the reader of standard output.
 
 use crate::{
@@ -121,7 +121,7 @@ impl RecvLoop<'_> {
         }
     }
 
-    /// Takes the available messages, or goes one wait stage further. Returns why the stream ended, if it has.
+    /// Takes the available messages, or enters the next wait stage. Returns why the stream ended, if it has.
     fn step(&mut self, stage: &mut WaitStage, progress: &mut Progress) -> Result<Option<Ended>, StreamError> {
         let has_message = if self.keeps_messages { self.take_batch(*stage)? } else { self.take_one(*stage)? };
         if has_message {
@@ -237,7 +237,7 @@ impl RecvLoop<'_> {
         Ok(())
     }
 
-    /// Sleeps until a message arrives or the other side goes; with `--wait spin`, only checks for the latter.
+    /// Sleeps until a message arrives or the other side leaves; with `--wait spin`, only checks for the latter.
     fn idle(&mut self) -> Result<(), StreamError> {
         let next = self.peer_deadline.into_iter().chain(self.notice.due).min();
         let timeout = match (self.args.receive.channel.wait, next) {

@@ -228,7 +228,7 @@ impl SendLoop<'_> {
         }
     }
 
-    /// Waits until standard input is readable; fails if the receiver goes meanwhile.
+    /// Waits until standard input is readable; fails if the receiver leaves meanwhile.
     fn wait_for_input(&mut self) -> Result<(), StreamError> {
         let stdin = std::io::stdin();
         let mut wakes_for_space = 0;
@@ -238,7 +238,7 @@ impl SendLoop<'_> {
             let channel = if wakes_for_space < 3 { PollFlags::IN } else { PollFlags::empty() };
             let [input, channel] = self.signals.poll([input, (self.sender.as_fd(), channel)], None)?;
             if channel {
-                // Fails if the receiver has gone. Otherwise the doorbell reported free space, which this loop does not
+                // Fails if the receiver has left. Otherwise the doorbell reported free space, which this loop does not
                 // need.
                 let armed = self.sender.arm(0);
                 self.unless_kept(armed)?;

@@ -2,7 +2,7 @@
 //!
 //! One loop: it takes requests into a queue, dispatches them to processes, and returns their replies. Then one poll,
 //! the only wait, waits for the service, the processes and the signals. A call is dropped wherever it is once its
-//! client cancels it or goes; that kills the process of the call.
+//! client cancels it or leaves; that kills the process of the call.
 
 use crate::{
     descriptors,
@@ -82,7 +82,7 @@ struct Counts {
     notifications: u64,
     /// Failed calls.
     failed: u64,
-    /// Calls without a client at their end: cancelled, or the client had gone.
+    /// Calls that were cancelled, or whose client left.
     cancelled: u64,
     /// Starts of a co-process after its first one.
     restarts: u64,
@@ -220,7 +220,7 @@ impl ServeLoop<'_> {
             if !is_paused && !self.arm()? {
                 continue;
             }
-            // Arming detects clients that have gone.
+            // Arming detects clients that have left.
             if self.queue.iter().any(QueuedRequest::is_cancelled)
                 || self.request_processes.iter().any(RequestProcess::is_cancelled)
             {
@@ -334,7 +334,7 @@ impl ServeLoop<'_> {
     fn fail(&mut self, responder: Option<Responder>, code: u32, text: &[u8]) {
         if let Some(responder) = responder {
             self.counts.failed += 1;
-            // The client has gone.
+            // The client has left.
             let _ = responder.fail(code, text);
         }
     }
@@ -369,7 +369,7 @@ impl ServeLoop<'_> {
             Ok(()) => {}
             // Abandoned: the reply exceeds the limit of the client.
             Err(pelton::Error::TooLarge { .. }) => self.counts.failed += 1,
-            // The client has gone.
+            // The client has left.
             Err(_) => self.counts.cancelled += 1,
         }
     }

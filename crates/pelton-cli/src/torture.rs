@@ -1,8 +1,8 @@
 //! `pelton torture`: the randomized crash test. It kills sides at random moments, thousands of times, and checks every
 //! promise about crashes.
 //!
-//! A test is a sequence of scenarios. Each has a channel with a sender and a receiver, in processes of their own
-//! (`side`) that send and receive at full speed until they are killed. Both sides record their steps in journals
+//! A test is a sequence of scenarios. Each has a channel with a sender and a receiver, each a process (`side`)
+//! that works at full speed until the test kills it. Both sides record their steps in journals
 //! (`journal`). The test compares one journal with the other and with the rest in the channel (`ledger`). Only its view
 //! of a path channel from outside depends on pelton, so sides of any other channel can take part (`--against`). Further
 //! scenarios, only for sides of pelton, have many senders and record files (`many_senders`).

@@ -1,5 +1,4 @@
-//! The default file of the demo: events of the back end of a web shop as JSON lines, generated from a fixed seed and
-//! kept in the cache directory of the user.
+//! The default file of the demo, in the cache directory: events of a web shop as JSON lines, from a fixed seed.
 //!
 //! The same seed gives the same bytes on every machine: integer arithmetic only, no clock, no hash map. The file is
 //! created under a temporary name and renamed. The demo checks it before each use, and generates a damaged one again.

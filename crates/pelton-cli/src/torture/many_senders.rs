@@ -453,7 +453,7 @@ impl<'a> Run<'a> {
         ))
     }
 
-    /// A sender has died. `received`: a live receiver must receive all its messages; on a path there always is one.
+    /// A sender has died. `received`: a live receiver must receive all its messages; a path channel always has one.
     fn mark_dead(&mut self, sender_id: u64, received: bool) {
         let account =
             self.accounts.iter_mut().find(|account| account.sender_id == sender_id).expect("the sender was started");

@@ -1,8 +1,8 @@
 //! The messages of a crash test: their sizes, their contents, and a check of both.
 //!
-//! A message of 16 bytes or more begins with its number (u64), its size (u32) and a CRC-32 (u32) of those 12 bytes and
-//! of the rest, little-endian. The rest counts up from the number, modulo 251. A shorter message is the start of its
-//! number, written twice.
+//! A message of 16 bytes or more begins with its number (u64), its size (u32) and a CRC-32 (u32), little-endian. The
+//! CRC covers the number, the size and the rest. The rest counts up from the number, modulo 251. A shorter message is
+//! the start of its number, written twice.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Small sizes are more frequent: the range is the whole for one message of eight, its half for another, and so on.
+    /// Small sizes are more frequent: of eight numbers, about one draws from the whole range, one from its lower half,
+    /// one from its lower quarter, and so on.
     pub fn of(&self, number: u64) -> usize {
         let drawn = mix(self.seed.wrapping_add(number));
         let range = ((self.bytes_max - self.bytes_min + 1) >> (drawn >> 61)).max(1);

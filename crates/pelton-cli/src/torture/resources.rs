@@ -8,8 +8,8 @@ use rustix::process::Pid;
 use std::{collections::BTreeMap, fs, path::Path};
 
 /// Open descriptors and file mappings of a process: a count per kind. A kind is the path of the file, with `#` for a
-/// number in its name, or the name that the kernel gives an object without a path (`socket:[#]`). The number at the
-/// start of the name of a lane's file stays: each lane's files may be opened late.
+/// number in its name. An object without a path has a name from the kernel (`socket:[#]`). The number at the start of
+/// the name of a lane's file stays: each lane's files may be opened late.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources(BTreeMap<String, usize>);
 

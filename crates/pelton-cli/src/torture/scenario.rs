@@ -105,8 +105,8 @@ impl Scenario {
         }
     }
 
-    /// Restricts the scenario to what any channel can do. Every message has space for its number, and none is very
-    /// large. `Transport::Path`: the sides restore the channel themselves.
+    /// Restricts the scenario to the abilities of any channel: every message has space for its number, and none is very
+    /// large. The transport is `Path` only: the sides restore their channel after a kill.
     pub fn restrict_to_any_channel(&mut self) {
         self.transport = Transport::Path;
         self.bytes_min = message::HEADER_BYTES as u64;

@@ -143,14 +143,14 @@ fn a_service_raises_its_descriptor_limit_and_its_processes_keep_the_old_one() {
 fn clients_above_the_descriptor_limit_are_refused_and_others_are_served() {
     let dirs = TestDirs::new();
     let service = serve_limited(&dirs, "-n 100", "rev");
-    let ask = |client: &mut Process| {
+    let reply_to = |client: &mut Process| {
         client.write(b"abc\n");
         client.line_within(DEADLINE)
     };
     let (mut served, mut refused) = (Vec::new(), 0);
     while refused < 3 {
         let mut client = dirs.start(&["call", "it", "--frame", "lines"]);
-        match ask(&mut client) {
+        match reply_to(&mut client) {
             Some(reply) => {
                 assert_eq!(reply, "cba");
                 served.push(client);
@@ -164,12 +164,12 @@ fn clients_above_the_descriptor_limit_are_refused_and_others_are_served() {
     }
     assert!(served.len() >= 8, "{} are served", served.len());
     for client in &mut served {
-        assert_eq!(ask(client).as_deref(), Some("cba"), "a served client");
+        assert_eq!(reply_to(client).as_deref(), Some("cba"), "a served client");
     }
     // With free descriptors, the service accepts a client again.
     served.pop().unwrap().finish().assert(0, &[]);
     let mut next = dirs.start(&["call", "it", "--frame", "lines"]);
-    assert_eq!(ask(&mut next).as_deref(), Some("cba"));
+    assert_eq!(reply_to(&mut next).as_deref(), Some("cba"));
     next.finish().assert(0, &[]);
     served.into_iter().for_each(|client| client.finish().assert(0, &[]));
     service.signal(Signal::INT);

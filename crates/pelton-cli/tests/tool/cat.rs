@@ -124,7 +124,7 @@ fn verify_reports_the_known_senders() {
     };
     let here = format!("process {} of user {}", std::process::id(), rustix::process::geteuid().as_raw());
 
-    options.create_sender(&channel).unwrap().send(b"from a sender that has gone").unwrap();
+    options.create_sender(&channel).unwrap().send(b"from a sender that has ended").unwrap();
     let receiver = options.create_receiver(&channel).unwrap();
     let mut flush = options.flush(receiver, RecordFile::open(&log).unwrap()).unwrap();
     flush.run().unwrap();
