@@ -115,7 +115,7 @@ enum Expected {
 }
 
 impl Expected {
-    /// The fault, if any, when the first `received` messages were received. At least `least` and at most `most` were sent.
+    /// The fault, if any, when the first `received` messages arrived. At least `least` and at most `most` were sent.
     fn check_received(self, sender_id: u64, (least, most): (u64, u64), received: u64) -> Option<Fault> {
         let text =
             format!("sender {sender_id}: at least {least} and at most {most} were sent, and {received} were received");
