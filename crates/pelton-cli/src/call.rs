@@ -1,11 +1,12 @@
-//! `pelton call`: asks a service, and writes its replies to standard output.
+//! `pelton call`: calls a service, and writes its replies to standard output.
 //!
-//! One loop for one call and for many: it hands in what there is room for, takes the answers that have come, writes those whose turn it
-//! is, and then one poll waits for the service, more input, the signals and the going of standard output's reader.
+//! One loop for one call and for many. It submits requests while there is free space, takes completions, and writes
+//! replies in order. Then one poll waits for the service, input, the signals and a hang-up of the reader of standard
+//! output.
 
 use crate::{
-    channel::unless_timed_out,
-    failure::{Failure, say},
+    channel::none_if_timed_out,
+    failure::{Failure, print_stderr},
     frame::{Framing, Splitter},
     output::{Output, WRITE_BYTES},
     report::Ended,
@@ -23,32 +24,33 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Read at once. A guess, as in `send`.
+/// Bytes per read. A guess, as in `send`.
 const READ_BYTES: usize = 256 * 1024;
-/// Replies wait here for one before them that is late. Once they come to so much, nothing more is asked.
-const WAITING_BYTES: usize = 64 << 20;
+/// Limit of the bytes of replies that wait for an earlier one. Beyond it, no request is submitted.
+const PENDING_BYTES_MAX: usize = 64 << 20;
 
 /// Options of `pelton call`.
 #[derive(Args)]
 pub struct CallArgs {
     /// The service: a short name, or unix:PATH for a socket at PATH
     name: String,
-    /// The request, or - to read it from standard input [default: an empty one]
+    /// The request, or - to read it from standard input [default: empty]
     data: Option<OsString>,
-    /// Give up, and cancel the call, when the answer has not come after so long, with the time for the service to appear
-    /// [default: wait for ever]
+    /// Cancel the call, and fail, after this time without the reply, counted from the start of the command [default:
+    /// wait without limit]
     #[arg(long, value_name = "SECONDS", value_parser = crate::seconds)]
     timeout: Option<Duration>,
-    /// Tell the service, and await no answer
+    /// Send a notification, which has no reply
     #[arg(long)]
     notify: bool,
-    /// Make a call of each frame of standard input, up to 1,024 at a time; the replies are frames in the order of the input
+    /// Call once for each frame of standard input, up to 1,024 calls at a time; the replies are frames in the order of
+    /// the input
     #[arg(long, value_enum, conflicts_with = "data")]
     frame: Option<Framing>,
-    /// A user that may be at the other end besides this one; several times for several. Both sides have to say so.
+    /// Another user whose processes may be the service; repeatable. Both sides need the option.
     #[arg(long = "uid", value_name = "UID")]
     uids: Vec<u32>,
-    /// Report as one JSON object at the end, on standard error
+    /// Report one JSON object at the end, on standard error
     #[arg(long)]
     json: bool,
 }
@@ -58,13 +60,13 @@ pub struct CallArgs {
 struct Report<'a> {
     command: &'static str,
     name: &'a str,
-    /// Calls, or notifications, that were handed in
+    /// Submitted calls or notifications.
     calls: u64,
-    /// Of those, calls that the service failed or let go
+    /// Calls that the service failed or dropped.
     failed: u64,
     bytes_asked: u64,
     bytes_answered: u64,
-    /// From the connection to the end
+    /// From the connection to the end.
     seconds: f64,
     ended: Ended,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,35 +76,35 @@ struct Report<'a> {
 /// Runs `pelton call`.
 pub fn run(args: &CallArgs) -> Result<(), Failure> {
     let signals = Signals::install()?;
-    // First: what cannot be written is not to be asked for.
+    // First: a command that cannot write makes no calls.
     let output = Output::new()?;
     let deadline = args.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let client = appear(args, deadline, &signals)?;
+    let client = connect(args, deadline, &signals)?;
     let started = Instant::now();
     let splitter = Splitter::new(
         args.frame.unwrap_or(Framing::Len32),
-        // a len32 length cannot say more
+        // The largest length of a len32 frame.
         client.request_bytes_max().min(u32::MAX.into()),
         READ_BYTES,
     );
-    let mut calling = Calling {
+    let mut call_loop = CallLoop {
         args,
         deadline,
         signals: &signals,
         client,
-        input: Input { splitter, held: None, ended: false },
-        places: HashMap::new(),
-        awaited: VecDeque::new(),
-        taken: 0,
-        waiting_bytes: 0,
+        input: Input { splitter, deferred: None, ended: false },
+        indices: HashMap::new(),
+        pending: VecDeque::new(),
+        first_pending: 0,
+        pending_bytes: 0,
         output,
         counts: Counts::default(),
         first_failure: None,
-        is_lost: false,
+        has_lost_call: false,
     };
-    let done = calling.all();
-    let done = calling.finish(done);
-    let Calling { counts, .. } = calling;
+    let done = call_loop.all();
+    let done = call_loop.finish(done);
+    let CallLoop { counts, .. } = call_loop;
     if args.json {
         let seconds = started.elapsed().as_secs_f64();
         let (ended, result) = match &done {
@@ -127,13 +129,13 @@ fn ended_by(failure: &Failure) -> Ended {
     }
 }
 
-/// Connects; waits for the service to listen.
-fn appear(args: &CallArgs, deadline: Option<Instant>, signals: &Signals) -> Result<Client, Failure> {
+/// Connects; waits until the service listens.
+fn connect(args: &CallArgs, deadline: Option<Instant>, signals: &Signals) -> Result<Client, Failure> {
     let options = Options::new().allow_uids(&args.uids);
     loop {
         let now = Instant::now();
         let slice = deadline.map_or(now + SLICE, |deadline| deadline.min(now + SLICE));
-        if let Some(client) = unless_timed_out(options.clone().connect_deadline(slice).connect_client(&args.name))? {
+        if let Some(client) = none_if_timed_out(options.clone().connect_deadline(slice).connect_client(&args.name))? {
             return Ok(client);
         }
         signals.check()?;
@@ -147,7 +149,6 @@ fn appear(args: &CallArgs, deadline: Option<Instant>, signals: &Signals) -> Resu
     }
 }
 
-/// What was done.
 #[derive(Default)]
 struct Counts {
     calls: u64,
@@ -156,88 +157,87 @@ struct Counts {
     bytes_answered: u64,
 }
 
-/// What is to be asked.
+/// The requests of standard input.
 struct Input {
     splitter: Splitter,
-    /// There was no room for this one.
-    held: Option<Vec<u8>>,
-    /// There is no more.
+    /// A request that waits for free space.
+    deferred: Option<Vec<u8>>,
+    /// No request follows.
     ended: bool,
 }
 
-/// A call whose answer is not written yet.
+/// A call whose reply is not written yet.
 #[derive(Default)]
-struct Awaited {
-    answer: Vec<u8>,
+struct PendingReply {
+    bytes: Vec<u8>,
     is_final: bool,
 }
 
-/// The client at work.
-struct Calling<'a> {
+struct CallLoop<'a> {
     args: &'a CallArgs,
     deadline: Option<Instant>,
     signals: &'a Signals,
     client: Client,
     input: Input,
-    /// Of each call in flight, its number
-    places: HashMap<CallId, u64>,
-    /// In order, from number `taken` on
-    awaited: VecDeque<Awaited>,
-    taken: u64,
-    /// Of answers in `awaited`
-    waiting_bytes: usize,
+    /// The index of each call in flight.
+    indices: HashMap<CallId, u64>,
+    /// In order; the first has the index `first_pending`.
+    pending: VecDeque<PendingReply>,
+    first_pending: u64,
+    /// Bytes of replies in `pending`.
+    pending_bytes: usize,
     output: Output,
     counts: Counts,
     first_failure: Option<String>,
-    /// With a service that has gone, of several by one name
-    is_lost: bool,
+    /// A call was lost with its service, one of several with the name.
+    has_lost_call: bool,
 }
 
-impl Calling<'_> {
+impl CallLoop<'_> {
     fn all(&mut self) -> Result<(), Failure> {
         if self.args.frame.is_none() {
-            self.ask_once()?;
+            self.submit_once()?;
         }
         loop {
-            self.ask()?;
-            let took = self.take()?;
-            if self.input.ended && self.input.held.is_none() && self.awaited.is_empty() {
+            self.submit_available()?;
+            let has_completed = self.take_completions()?;
+            if self.input.ended && self.input.deferred.is_none() && self.pending.is_empty() {
                 return self.output.write(self.signals);
             }
             self.signals.check()?;
-            // Where something was taken there may be room now, and nothing else to come.
-            if !(took && self.input.held.is_some()) {
+            // A completion may have freed space, and no later event may report that.
+            if !(has_completed && self.input.deferred.is_some()) {
                 self.wait()?;
             }
         }
     }
 
-    /// Hands in the one request.
-    fn ask_once(&mut self) -> Result<(), Failure> {
+    /// Submits the one request.
+    fn submit_once(&mut self) -> Result<(), Failure> {
         let request = match &self.args.data {
             Some(data) if data == "-" => self.read_all()?,
             Some(data) => data.as_bytes().to_vec(),
             None => Vec::new(),
         };
         self.input.ended = true;
-        // Nothing was handed in before, so nothing waits for room but what goes on as this loop does.
+        // The first request: free space needs no completion, so this call may wait for it.
         let call = match self.deadline {
             Some(deadline) if !self.args.notify => self.client.submit_until(&request, deadline)?,
-            _ => return if self.hand_in(&request)? { Ok(()) } else { self.hold(request) },
+            _ => return if self.submit(&request)? { Ok(()) } else { self.defer(request) },
         };
         match call {
-            Some(call) => self.begin(call, request.len()),
+            Some(call) => self.register(call, request.len()),
             None => return Err(self.timed_out()),
         }
         Ok(())
     }
 
-    /// Standard input to its end.
+    /// Reads standard input to its end.
     fn read_all(&mut self) -> Result<Vec<u8>, Failure> {
         let (mut request, most) = (Vec::new(), self.client.request_bytes_max());
         let stdin = std::io::stdin();
         loop {
-            self.poll_input()?;
+            self.wait_for_input()?;
             let mut chunk = [0; 64 * 1024];
             match stdin.lock().read(&mut chunk) {
                 Ok(0) => return Ok(request),
@@ -247,14 +247,14 @@ impl Calling<'_> {
             }
             if request.len() as u64 > most {
                 return Err(Failure::Input(format!(
-                    "standard input has more than {most} bytes, which is the largest request that the service takes"
+                    "standard input has more than {most} bytes, the largest request of this service"
                 )));
             }
         }
     }
 
-    /// Waits for input, the service being there all the while.
-    fn poll_input(&mut self) -> Result<(), Failure> {
+    /// Waits for input; fails if the service leaves meanwhile.
+    fn wait_for_input(&mut self) -> Result<(), Failure> {
         loop {
             if self.client.arm()? {
                 let stdin = std::io::stdin();
@@ -265,17 +265,17 @@ impl Calling<'_> {
                     return Ok(());
                 }
             } else {
-                // Nothing was asked: this says that the service has gone.
+                // Without a call in flight, only the departure of the service is reported.
                 self.client.try_completion()?;
             }
         }
     }
 
-    /// The time that is left; fails when it has passed.
+    /// The remaining time; fails if there is none.
     fn left(&self) -> Result<Option<Duration>, Failure> {
         let Some(deadline) = self.deadline else { return Ok(None) };
         match deadline.checked_duration_since(Instant::now()) {
-            // Long ones are asked for again.
+            // Bounded, so that it fits the `timespec` of `poll`; each caller loops.
             Some(left) => Ok(Some(left.min(Duration::from_secs(3600)))),
             None => Err(self.timed_out()),
         }
@@ -283,72 +283,72 @@ impl Calling<'_> {
 
     fn timed_out(&self) -> Failure {
         Failure::TimedOut(format!(
-            "no answer came from `{}` within {} s, and the call is cancelled: wait longer with --timeout",
+            "no reply from `{}` within {} s, the call is cancelled: wait longer with --timeout",
             self.args.name,
             self.args.timeout.unwrap_or_default().as_secs_f64()
         ))
     }
 
-    /// Hands in a request, if there is room.
-    fn hand_in(&mut self, request: &[u8]) -> Result<bool, Failure> {
+    /// Submits a request, if there is free space.
+    fn submit(&mut self, request: &[u8]) -> Result<bool, Failure> {
         if self.args.notify {
-            // Waits for room: nothing comes of it that this loop could wait for, and it is to be all there before the end.
+            // Waits for free space: a notification has no completion, and each must be in the lane before the end.
             self.client.notify(request)?;
             self.counts.calls += 1;
             self.counts.bytes_asked += request.len() as u64;
             return Ok(true);
         }
         let Some(call) = self.client.try_submit(request)? else { return Ok(false) };
-        self.begin(call, request.len());
+        self.register(call, request.len());
         Ok(true)
     }
 
-    fn begin(&mut self, call: CallId, bytes: usize) {
-        self.places.insert(call, self.taken + self.awaited.len() as u64);
-        self.awaited.push_back(Awaited::default());
+    fn register(&mut self, call: CallId, bytes: usize) {
+        self.indices.insert(call, self.first_pending + self.pending.len() as u64);
+        self.pending.push_back(PendingReply::default());
         self.counts.calls += 1;
         self.counts.bytes_asked += bytes as u64;
     }
 
-    fn hold(&mut self, request: Vec<u8>) -> Result<(), Failure> {
-        self.input.held = Some(request);
+    fn defer(&mut self, request: Vec<u8>) -> Result<(), Failure> {
+        self.input.deferred = Some(request);
         Ok(())
     }
 
-    /// Hands in what there is, as far as there is room.
-    fn ask(&mut self) -> Result<(), Failure> {
-        if let Some(held) = self.input.held.take() {
-            if self.places.is_empty() {
-                // No answer will come that says that there is room.
-                let call = self.client.submit(&held)?;
-                self.begin(call, held.len());
-            } else if !self.hand_in(&held)? {
-                return self.hold(held);
+    /// Submits the available requests, as long as there is free space.
+    fn submit_available(&mut self) -> Result<(), Failure> {
+        if let Some(deferred) = self.input.deferred.take() {
+            if self.indices.is_empty() {
+                // No completion will report free space, so this waits for it.
+                let call = self.client.submit(&deferred)?;
+                self.register(call, deferred.len());
+            } else if !self.submit(&deferred)? {
+                return self.defer(deferred);
             }
         }
-        while !self.input.ended && self.waiting_bytes < WAITING_BYTES {
+        while !self.input.ended && self.pending_bytes < PENDING_BYTES_MAX {
             let next =
                 self.input.splitter.next().map_err(|error| Failure::Input(format!("standard input: {error}")))?;
-            // A copy: what it is cut from belongs to the input.
+            // A copy: the frame borrows from the input.
             let Some(request) = next.map(<[u8]>::to_vec) else {
                 self.input.ended = self.input.splitter.ended();
                 return Ok(());
             };
-            if !self.hand_in(&request)? {
-                return self.hold(request);
+            if !self.submit(&request)? {
+                return self.defer(request);
             }
         }
         Ok(())
     }
 
-    /// Takes the answers that have come, and writes those whose turn it is. Answers whether there were any.
-    fn take(&mut self) -> Result<bool, Failure> {
-        let before = self.places.len();
-        // Once there are all, the service may go.
-        while !self.places.is_empty() {
-            let came = self.client.try_completion()?.map(|answer| (answer.call(), answer.outcome(), answer.into_vec()));
-            let Some((call, outcome, bytes)) = came else { break };
-            self.took(call, outcome, bytes);
+    /// Takes the available completions, and writes the replies whose turn it is. Returns whether there was one.
+    fn take_completions(&mut self) -> Result<bool, Failure> {
+        let before = self.indices.len();
+        // After the last completion, the service may close.
+        while !self.indices.is_empty() {
+            let completion = self.client.try_completion()?.map(|done| (done.call(), done.outcome(), done.into_vec()));
+            let Some((call, outcome, bytes)) = completion else { break };
+            self.complete(call, outcome, bytes);
             self.write_in_turn();
             if self.output.buffer.len() >= WRITE_BYTES {
                 self.output.write(self.signals)?;
@@ -356,77 +356,77 @@ impl Calling<'_> {
             self.signals.check()?;
         }
         self.output.write(self.signals)?;
-        Ok(self.places.len() < before)
+        Ok(self.indices.len() < before)
     }
 
-    fn took(&mut self, call: CallId, outcome: Outcome, bytes: Vec<u8>) {
-        let Some(number) = self.places.get(&call).copied() else { return };
+    fn complete(&mut self, call: CallId, outcome: Outcome, bytes: Vec<u8>) {
+        let Some(number) = self.indices.get(&call).copied() else { return };
         if outcome.is_final() {
-            self.places.remove(&call);
+            self.indices.remove(&call);
         }
         let is_reply = matches!(outcome, Outcome::Reply | Outcome::Part | Outcome::End);
-        let awaited = &mut self.awaited[(number - self.taken) as usize];
-        awaited.is_final = outcome.is_final();
+        let reply = &mut self.pending[(number - self.first_pending) as usize];
+        reply.is_final = outcome.is_final();
         if is_reply {
             self.counts.bytes_answered += bytes.len() as u64;
-            self.waiting_bytes += bytes.len();
-            awaited.answer.extend_from_slice(&bytes);
+            self.pending_bytes += bytes.len();
+            reply.bytes.extend_from_slice(&bytes);
             return;
         }
         let which = if self.args.frame.is_some() { format!("call {}", number + 1) } else { "the call".to_owned() };
         let text = match outcome {
             Outcome::Failed(code) => {
-                let says = String::from_utf8_lossy(&bytes);
-                let says = says.trim_end();
-                format!("{which} failed with code {code}{}{says}", if says.is_empty() { "" } else { ": " })
+                let text = String::from_utf8_lossy(&bytes);
+                let text = text.trim_end();
+                format!("{which} failed with code {code}{}{text}", if text.is_empty() { "" } else { ": " })
             }
             Outcome::Lost(loss) => {
-                self.is_lost = true;
+                self.has_lost_call = true;
                 let why = match loss {
-                    Loss::PeerDied => "died before it answered",
-                    Loss::Closed => "closed before it answered",
-                    Loss::Corrupt => "broke the rules",
-                    Loss::Returned => "took no more calls: ask again",
+                    Loss::PeerDied => "died before it replied",
+                    Loss::Closed => "closed before it replied",
+                    Loss::Corrupt => "violated the protocol",
+                    Loss::Returned => "accepted no more calls: call again",
                 };
                 format!("{which} was lost: the service on `{}` {why}", self.args.name)
             }
-            _ => format!("{which} was let go by the service, without a reply"),
+            _ => format!("{which} was dropped by the service without a reply"),
         };
         self.counts.failed += 1;
         if self.args.frame.is_some() {
-            say(&text);
+            print_stderr(&text);
         }
         self.first_failure.get_or_insert(text);
     }
 
-    /// Moves to the output what is complete and has nothing before it; of a single call, also its parts.
+    /// Moves complete replies to the output, in order; of a single call, also its parts.
     fn write_in_turn(&mut self) {
-        while let Some(first) = self.awaited.front_mut() {
+        while let Some(first) = self.pending.front_mut() {
             match self.args.frame {
                 None => {
-                    self.waiting_bytes -= first.answer.len();
-                    self.output.buffer.append(&mut first.answer);
+                    self.pending_bytes -= first.bytes.len();
+                    self.output.buffer.append(&mut first.bytes);
                 }
                 Some(framing) if first.is_final => {
-                    self.waiting_bytes -= first.answer.len();
-                    framing.write(&first.answer, &mut self.output.buffer);
+                    self.pending_bytes -= first.bytes.len();
+                    framing.write(&first.bytes, &mut self.output.buffer);
                 }
                 Some(_) => return,
             }
             if !first.is_final {
                 return;
             }
-            self.awaited.pop_front();
-            self.taken += 1;
+            self.pending.pop_front();
+            self.first_pending += 1;
         }
     }
 
-    /// Waits until there is something to do: an answer, or input that there is room for.
+    /// Waits for a completion, or for input while there is free space.
     fn wait(&mut self) -> Result<(), Failure> {
-        let wants_input = !self.input.ended && self.input.held.is_none() && self.waiting_bytes < WAITING_BYTES;
+        let wants_input = !self.input.ended && self.input.deferred.is_none() && self.pending_bytes < PENDING_BYTES_MAX;
         let stdin = std::io::stdin();
-        // Without a call in flight the end of the service is no failure if the input has ended too.
-        if wants_input && self.places.is_empty() {
+        // Without a call in flight, the departure of the service is no failure if the input has ended too.
+        if wants_input && self.indices.is_empty() {
             let [readable] = self.signals.poll([(stdin.as_fd(), PollFlags::IN)], Some(Duration::ZERO))?;
             if readable {
                 return self.read_input();
@@ -436,7 +436,7 @@ impl Calling<'_> {
             return Ok(());
         }
         let input = if wants_input { PollFlags::IN } else { PollFlags::empty() };
-        // no events asked for of the output: only an error, or that nobody reads any more
+        // No events for the output: the poll reports an error or a hang-up of the reader.
         let own = [(self.client.as_fd(), PollFlags::IN), (self.output.as_fd(), PollFlags::empty())];
         let waits = own.into_iter().chain(wants_input.then(|| (stdin.as_fd(), input)));
         let polled = self.signals.poll_all(waits, self.left()?);
@@ -458,20 +458,20 @@ impl Calling<'_> {
         Ok(())
     }
 
-    /// What became of it: what was answered before the end is written, whatever the end was.
+    /// The result of the command. Replies from before a failure are written first.
     fn finish(&mut self, done: Result<(), Failure>) -> Result<(), Failure> {
         match (done, self.first_failure.take()) {
             (Ok(()), None) => Ok(()),
             (Ok(()), Some(text)) => {
                 let Counts { calls, failed, .. } = self.counts;
                 let text = if self.args.frame.is_none() { text } else { format!("{failed} of {calls} calls failed") };
-                Err(if self.is_lost { Failure::Peer(text) } else { Failure::Call(text) })
+                Err(if self.has_lost_call { Failure::Peer(text) } else { Failure::Call(text) })
             }
             (Err(Failure::Peer(text)), _) => {
                 self.output.write(self.signals)?;
-                let left = self.awaited.len();
+                let left = self.pending.len();
                 Err(Failure::Peer(format!(
-                    "the service on `{}` has gone, {left} calls unanswered: {text}",
+                    "the service on `{}` has left, {left} calls have no reply: {text}",
                     self.args.name
                 )))
             }

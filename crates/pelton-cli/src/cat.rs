@@ -1,7 +1,7 @@
-//! `pelton cat`: the messages of record files to standard output, or what there is in them and whether it is whole.
+//! `pelton cat`: prints the messages of record files, or checks the files.
 
 use crate::{
-    failure::{Failure, say},
+    failure::{Failure, print_stderr},
     frame::Framing,
     inspect::{json, print},
 };
@@ -14,24 +14,24 @@ use std::{
     time::SystemTime,
 };
 
-/// Write when so much has gathered, as `recv` does. A guess.
+/// Write once this many bytes are buffered, as `recv` does. A guess.
 const WRITE_BYTES: usize = 256 * 1024;
-/// So many gaps of a lane are shown; all are counted.
-const GAPS_SHOWN: usize = 10;
+/// Gaps printed per lane; all are counted.
+const GAPS_PRINTED: usize = 10;
 
 /// Options of `pelton cat`.
 #[derive(Args)]
 pub struct CatArgs {
-    /// Files that `pelton flush` wrote; of a rotated one the oldest first: LOG.0* LOG
+    /// Files that `pelton flush` wrote; of a rotated file, the oldest first: LOG.0* LOG
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// How messages are told apart in the stream of bytes
+    /// How messages are separated in the stream of bytes
     #[arg(long, value_enum, default_value_t = Framing::Lines)]
     frame: Framing,
-    /// Each message as a JSON object on a line, with its lane, number, sender and time; with --verify one object instead of text
+    /// One JSON object per message, with its lane, number, sender and time; with --verify, one object instead of text
     #[arg(long, conflicts_with = "frame")]
     json: bool,
-    /// Write no messages: check everything, and say what there is of each lane, and what is missing
+    /// Write no messages: check everything, and report each lane and its gaps
     #[arg(long, conflicts_with = "frame")]
     verify: bool,
 }
@@ -39,7 +39,7 @@ pub struct CatArgs {
 /// Runs `pelton cat`.
 pub fn run(args: &CatArgs) -> Result<(), Failure> {
     let mut out = Vec::with_capacity(2 * WRITE_BYTES);
-    let (mut found, mut broken) = (Found::default(), Broken::default());
+    let (mut summary, mut damage) = (Summary::default(), Damage::default());
     for path in &args.files {
         let mut reader = open(path)?;
         loop {
@@ -47,8 +47,8 @@ pub fn run(args: &CatArgs) -> Result<(), Failure> {
                 Ok(Some(chunk)) => chunk,
                 Ok(None) => break,
                 Err(error @ Error::Damaged { .. }) => {
-                    say(&error);
-                    if broken.note(&error) {
+                    print_stderr(&error);
+                    if damage.count(&error) {
                         continue;
                     }
                     break;
@@ -56,7 +56,7 @@ pub fn run(args: &CatArgs) -> Result<(), Failure> {
                 Err(error) => return Err(error.into()),
             };
             match (args.verify, args.json) {
-                (true, _) => found.count(path, &chunk),
+                (true, _) => summary.count(path, &chunk),
                 (false, true) => write_objects(&chunk, &mut out),
                 (false, false) => chunk.records().for_each(|record| args.frame.write(record.payload(), &mut out)),
             }
@@ -67,18 +67,18 @@ pub fn run(args: &CatArgs) -> Result<(), Failure> {
         }
     }
     if args.verify {
-        let text = if args.json { json(&found.report(&broken)) } else { found.text(args.files.len()) };
+        let text = if args.json { json(&summary.report(&damage)) } else { summary.text(args.files.len()) };
         out.extend(text.into_bytes());
     }
     print(&out)?;
-    broken.judge()?;
-    match found.lanes.values().map(|lane| lane.gaps).sum() {
+    damage.result()?;
+    match summary.lanes.values().map(|lane| lane.gaps).sum() {
         0u64 => Ok(()),
         gaps => Err(Failure::Peer(format!("{gaps} gaps between the numbers of messages of one lane"))),
     }
 }
 
-/// Opens one. What is none is bad input.
+/// Opens a record file. Another kind of file is bad input.
 fn open(path: &Path) -> Result<RecordReader, Failure> {
     RecordReader::open(path).map_err(|error| match error {
         error @ Error::NotARecordFile { .. } => Failure::Input(error.to_string()),
@@ -86,34 +86,34 @@ fn open(path: &Path) -> Result<RecordReader, Failure> {
     })
 }
 
-/// Places that are not as they should be.
+/// Counts of damaged places and of torn ends.
 #[derive(Default)]
-struct Broken {
+struct Damage {
     damaged: u64,
     torn: u64,
 }
 
-impl Broken {
-    /// Counts one; answers whether something whole comes after it.
-    fn note(&mut self, error: &Error) -> bool {
-        let goes_on = matches!(error, Error::Damaged { next: Some(_), .. });
-        *(if goes_on { &mut self.damaged } else { &mut self.torn }) += 1;
-        goes_on
+impl Damage {
+    /// Counts one; returns whether an intact chunk follows.
+    fn count(&mut self, error: &Error) -> bool {
+        let continues = matches!(error, Error::Damaged { next: Some(_), .. });
+        *(if continues { &mut self.damaged } else { &mut self.torn }) += 1;
+        continues
     }
 
-    /// Each has been told by now.
-    fn judge(&self) -> Result<(), Failure> {
+    /// The failure; each place has been printed.
+    fn result(&self) -> Result<(), Failure> {
         match (self.damaged, self.torn) {
             (0, 0) => Ok(()),
-            (0, _) => Err(Failure::Peer("what a writer had not finished is left out".to_owned())),
+            (0, _) => Err(Failure::Peer("the unfinished end of a file is left out".to_owned())),
             (damaged, _) => {
-                Err(Failure::System(format!("{damaged} damaged places; what is whole around them was read")))
+                Err(Failure::System(format!("{damaged} damaged places; the intact messages around them were read")))
             }
         }
     }
 }
 
-/// Who wrote it, for machines.
+/// The object of a message with `--json`.
 #[derive(Serialize)]
 struct Object<'a> {
     lane: String,
@@ -123,10 +123,10 @@ struct Object<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     uid: Option<u32>,
     written_ns: u64,
-    /// Where the message is UTF-8.
+    /// If the message is UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<&'a str>,
-    /// Where it is not.
+    /// Otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     hex: Option<String>,
 }
@@ -148,40 +148,40 @@ fn write_objects(chunk: &Chunk<'_>, out: &mut Vec<u8>) {
     }
 }
 
-/// A lane's identity, as it is shown.
+/// A lane's identity in hexadecimal.
 fn name(lane: [u64; 2]) -> String {
     format!("{:016x}{:016x}", lane[0], lane[1])
 }
 
-/// What there is in all the files.
+/// The content of all files.
 #[derive(Default)]
-struct Found {
+struct Summary {
     chunks: u64,
     messages: u64,
     bytes: u64,
     lanes: BTreeMap<[u64; 2], Lane>,
 }
 
-/// What there is of a lane.
+/// The content of one lane.
 #[derive(Default, Serialize)]
 struct Lane {
     chunks: u64,
     messages: u64,
     first_seq: u32,
     last_seq: u32,
-    /// The last sender that is known.
+    /// The last known sender.
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     uid: Option<u32>,
-    /// Whether there was another too, known or not.
+    /// Whether there was another sender, known or not.
     #[serde(skip)]
     others: bool,
     gaps: u64,
     first_gaps: Vec<Gap>,
 }
 
-/// Where a lane's numbers do not go on.
+/// A gap between the numbers of a lane.
 #[derive(Serialize)]
 struct Gap {
     file: PathBuf,
@@ -190,7 +190,7 @@ struct Gap {
     found: u32,
 }
 
-impl Found {
+impl Summary {
     fn count(&mut self, file: &Path, chunk: &Chunk<'_>) {
         self.chunks += 1;
         self.messages += u64::from(chunk.messages());
@@ -202,7 +202,7 @@ impl Found {
             lane.first_seq = found;
         } else if found != after.checked_add(1).unwrap_or(1) {
             lane.gaps += 1;
-            if lane.first_gaps.len() < GAPS_SHOWN {
+            if lane.first_gaps.len() < GAPS_PRINTED {
                 lane.first_gaps.push(Gap { file: file.to_owned(), offset: chunk.offset(), after, found });
             }
         }
@@ -213,7 +213,6 @@ impl Found {
         lane.last_seq = chunk.last_seq();
     }
 
-    /// For people.
     fn text(&self, files: usize) -> String {
         let mut text = format!(
             "{} chunks, {} messages of {} bytes, {} lanes, {files} files\n",
@@ -223,15 +222,15 @@ impl Found {
             self.lanes.len(),
         );
         for (number, lane) in &self.lanes {
-            // Of threads it is the writer's process. A path has senders that its receiver did not meet: they had gone, or it had no
-            // need to look for them.
-            let who = match (lane.pid, lane.uid) {
+            // For threads, it is the process of the writer. A path channel may have senders that its receiver has not
+            // discovered: they ended before, or the receiver never waited.
+            let sender = match (lane.pid, lane.uid) {
                 (Some(pid), Some(uid)) if lane.others => format!("process {pid} of user {uid} and others"),
                 (Some(pid), Some(uid)) => format!("process {pid} of user {uid}"),
                 _ => "an unknown process by path".to_owned(),
             };
             text += &format!(
-                "lane {}: {} messages, {} to {}, in {} chunks, from {who}, {} gaps\n",
+                "lane {}: {} messages, {} to {}, in {} chunks, from {sender}, {} gaps\n",
                 name(*number),
                 lane.messages,
                 lane.first_seq,
@@ -247,13 +246,13 @@ impl Found {
         text
     }
 
-    fn report(&self, broken: &Broken) -> serde_json::Value {
+    fn report(&self, damage: &Damage) -> serde_json::Value {
         let lanes: serde_json::Map<_, _> = (self.lanes.iter())
             .map(|(number, lane)| (name(*number), serde_json::to_value(lane).expect("numbers and text")))
             .collect();
         serde_json::json!({
             "chunks": self.chunks, "messages": self.messages, "bytes": self.bytes,
-            "damaged": broken.damaged, "torn": broken.torn, "lanes": lanes,
+            "damaged": damage.damaged, "torn": damage.torn, "lanes": lanes,
         })
     }
 }

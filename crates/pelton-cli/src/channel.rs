@@ -1,8 +1,8 @@
-//! What `send`, `recv` and `flush` have in common: where the channel is and how it is opened, waiting for the other side, and the report.
+//! The common part of `send`, `recv` and `flush`: the channel and its options, waiting for the other side, the report.
 
 use crate::{
     descriptors,
-    failure::{Failure, say},
+    failure::{Failure, print_stderr},
     report::{Ended, Report},
     signals::{SLICE, Signals},
 };
@@ -16,19 +16,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longer than a handshake takes on a machine that is busy with other work, and hardly longer than a Ctrl-C may take. A guess.
-const HANDSHAKE: Duration = Duration::from_secs(1);
-/// A user at a terminal who waits for so long asks why. A guess.
+/// Longer than a handshake on a busy machine, and about as long as a Ctrl-C may take. A guess.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
+/// After this wait, a user at a terminal reads what the command waits for. A guess.
 const NOTICE_DELAY: Duration = Duration::from_secs(1);
-/// Between two looks whether somebody listens by now: as the library has it.
-const RETRY: Duration = Duration::from_millis(10);
+/// Between two attempts to connect, as in the library.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Options of `send`, `recv` and `flush`.
 #[derive(Args)]
 pub struct ChannelArgs {
     /// The channel: a short name, unix:PATH for a socket at PATH, or path:DIR for a directory that keeps it
     pub name: String,
-    /// Give up when the other side has not appeared after so long [default: wait for ever]
+    /// Fail if the other side has not appeared after this time [default: wait without limit]
     #[arg(long, value_name = "SECONDS", value_parser = crate::seconds)]
     timeout: Option<Duration>,
     /// How to wait for the other side once connected
@@ -36,20 +36,20 @@ pub struct ChannelArgs {
     pub wait: WaitArg,
     /// Size of the channel's memory, with K, M or G; a message has at most half of it less 32 bytes [default: 64M]
     ///
-    /// The lesser of what both sides say; of path:DIR whoever makes the channel decides.
+    /// The smaller value of both sides applies; for path:DIR, that of the side which creates the channel.
     #[arg(long, value_name = "BYTES", value_parser = crate::bytes)]
     pub capacity: Option<u64>,
-    /// Who may open path:DIR: the permission bits of the directory [default: 700]
+    /// Permission bits of the directory path:DIR, which restrict its users [default: 700]
     #[arg(long, value_name = "OCTAL", value_parser = octal)]
     mode: Option<u32>,
-    /// The most senders that path:DIR can have at a time, said by whoever makes it [default: 1]; of recv --follow NAME
+    /// Limit of senders at a time: for path:DIR, set by the side which creates it [default: 1]; for recv --follow NAME
     /// [default: 1024]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub lanes: Option<u32>,
-    /// A user that may be at the other end besides this one; several times for several. Both sides have to say so.
+    /// Another user whose processes may be the other side; repeatable. Both sides need the option.
     #[arg(long = "uid", value_name = "UID")]
     uids: Vec<u32>,
-    /// Report as one JSON object at the end
+    /// Report one JSON object at the end
     #[arg(long)]
     pub json: bool,
 }
@@ -62,126 +62,131 @@ pub struct ReceiveArgs {
     /// Connect to a `send --listen` instead of listening
     #[arg(long)]
     connect: bool,
-    /// Take in every sender that comes, as many as there are, until interrupted; with path:DIR, wait for the next one when
-    /// the last has gone
+    /// Accept every sender until interrupted; with path:DIR, wait for the next one after the last has left
     #[arg(long)]
     pub follow: bool,
-    /// Limit of the memory of all senders' lanes together, with K, M or G [default: none; of another user's sender 64M]
+    /// Limit of the memory of all senders' lanes together, with K, M or G [default: none; for another user's sender
+    /// 64M]
     ///
-    /// Each new sender is offered a sixteenth of what is left, and is refused when that is less than 64K. Of path:DIR, and without --follow, a lane that is
-    /// larger is refused.
+    /// A new sender is offered a sixteenth of the remaining memory, and is refused if that is less than 64K. For
+    /// path:DIR, and without --follow, a larger lane is refused.
     #[arg(long, value_name = "BYTES", value_parser = crate::bytes)]
     memory: Option<u64>,
 }
 
 impl ReceiveArgs {
-    /// Where the channel is.
-    pub fn place(&self) -> Result<Place, Failure> {
+    /// The transport of the channel.
+    pub fn transport(&self) -> Result<Transport, Failure> {
         let lanes = self.channel.lanes.is_some() && !self.follow;
-        let of_directories = [("--lanes", lanes), ("--capacity", self.channel.capacity.is_some())];
-        let place = self.channel.place(&[("--connect", self.connect)], &of_directories)?;
+        let path_options = [("--lanes", lanes), ("--capacity", self.channel.capacity.is_some())];
+        let transport = self.channel.transport(&[("--connect", self.connect)], &path_options)?;
         if self.connect && self.follow {
             return Err(Failure::Input("--follow takes senders in as they connect: leave --connect out".to_owned()));
         }
-        Ok(place)
+        Ok(transport)
     }
 
-    /// Listens, or connects, until the sender is there; a channel in a directory is opened whether it is or not.
-    pub fn appear(&self, place: &Place, signals: &Signals, options: Options) -> Result<Receiver, Failure> {
+    /// Listens, or connects, until the sender has connected. A path channel needs no sender to be opened.
+    pub fn open_receiver(
+        &self,
+        transport: &Transport,
+        signals: &Signals,
+        options: Options,
+    ) -> Result<Receiver, Failure> {
         let channel = &self.channel;
         let options = self.memory.into_iter().fold(options, Options::memory);
-        match place {
-            Place::Directory(directory) => Ok(options.create_receiver(directory)?),
-            Place::Socket if self.connect => channel.connect("listening sender", signals, |limit| {
+        match transport {
+            Transport::Path(directory) => Ok(options.create_receiver(directory)?),
+            Transport::Connect if self.connect => channel.connect("listening sender", signals, |limit| {
                 options.clone().handshake(limit).connect_receiver(&channel.name)
             }),
-            Place::Socket if self.follow => {
+            Transport::Connect if self.follow => {
                 descriptors::raise("senders", 3);
                 Ok(options.gather_at(&channel.name)?)
             }
-            Place::Socket => {
+            Transport::Connect => {
                 let listener = options.listen(&channel.name)?;
                 channel.accept("sender", signals, &listener, |deadline| listener.accept_receiver_until(deadline))
             }
         }
     }
 
-    /// Until when a channel in a directory, or one that takes in every sender, is to have one.
-    pub fn appear_by(&self, place: &Place) -> Option<Instant> {
-        if place.keeps() || self.follow { self.channel.appear_by() } else { None }
+    /// When the wait for a sender ends, if the receiver was opened without one: a path channel, or `--follow`.
+    pub fn peer_deadline(&self, transport: &Transport) -> Option<Instant> {
+        if transport.keeps_messages() || self.follow { self.channel.peer_deadline() } else { None }
     }
 
-    /// Tells what became of it: by the answer, and by `--json`.
+    /// The result of the command, and the report of `--json`.
     pub fn finish(
         &self,
         command: &'static str,
-        done: Result<Ended, Stop>,
-        passed: &Passed,
+        done: Result<Ended, StreamError>,
+        traffic: &Traffic,
         seconds: f64,
         counters: Counters,
     ) -> Result<(), Failure> {
         let name = &self.channel.name;
         let (ended, unreleased, result) = match done {
             Ok(ended) => (ended, 0, Ok(())),
-            Err(Stop::Channel(pelton::Error::PeerDied { unreleased })) => {
-                let text = format!("the sender on `{name}` died after {} messages, without closing", passed.messages);
+            Err(StreamError::Channel(pelton::Error::PeerDied { unreleased })) => {
+                let text = format!("the sender on `{name}` died after {} messages, without closing", traffic.messages);
                 (Ended::PeerDied, unreleased, Err(Failure::Peer(text)))
             }
-            Err(Stop::Channel(error)) => (Ended::Failed, 0, Err(error.into())),
-            Err(Stop::Other(failure)) => (Ended::by(&failure), 0, Err(failure)),
+            Err(StreamError::Channel(error)) => (Ended::Failed, 0, Err(error.into())),
+            Err(StreamError::Other(failure)) => (Ended::by(&failure), 0, Err(failure)),
         };
         if self.channel.json {
-            let end = End { ended, result: &result, unreleased, seconds };
-            let report = self.channel.report(command, passed, end, counters);
+            let end = Ending { ended, result: &result, unreleased, seconds };
+            let report = self.channel.report(command, traffic, end, counters);
             let _ = std::io::stderr().write_all(report.as_bytes());
         }
         result
     }
 }
 
-/// Where a channel is.
-pub enum Place {
-    /// A short name or `unix:PATH`, which the library reads: one side listens there, the other connects.
-    Socket,
-    /// `path:DIR`: a directory keeps the channel, and either side may come first.
-    Directory(PathBuf),
+/// How the two sides of a channel find each other.
+pub enum Transport {
+    /// A short name or `unix:PATH`, which the library parses: one side listens, the other connects.
+    Connect,
+    /// `path:DIR`: a directory has the channel, and either side may start first.
+    Path(PathBuf),
 }
 
-impl Place {
-    /// Whether the channel outlives its two sides.
-    pub fn keeps(&self) -> bool {
-        matches!(self, Place::Directory(_))
+impl Transport {
+    /// Whether messages outlive both sides.
+    pub fn keeps_messages(&self) -> bool {
+        matches!(self, Transport::Path(_))
     }
 }
 
-/// An option, and whether it was given.
-pub type Given = (&'static str, bool);
+/// An option, and whether the command line has it.
+pub type OptionUse = (&'static str, bool);
 
 impl ChannelArgs {
-    /// Where the channel is. Fails when options were given that mean nothing there: `of_sockets` in a directory, `of_directories`
-    /// elsewhere.
-    pub fn place(&self, of_sockets: &[Given], of_directories: &[Given]) -> Result<Place, Failure> {
-        let first_given = |options: &[Given]| options.iter().find(|(_, given)| *given).map(|(name, _)| *name);
+    /// The transport of the channel. Fails if an option does not fit it: `connect_options` with a path channel,
+    /// `path_options` with another.
+    pub fn transport(&self, connect_options: &[OptionUse], path_options: &[OptionUse]) -> Result<Transport, Failure> {
+        let first_used = |options: &[OptionUse]| options.iter().find(|(_, is_used)| *is_used).map(|(name, _)| *name);
         match self.name.strip_prefix("path:") {
-            Some("") => Err(Failure::Refused("\"path:\" names no directory: write path:DIR".to_string())),
-            Some(directory) => match first_given(of_sockets) {
+            Some("") => Err(Failure::Refused("\"path:\" has no directory: write path:DIR".to_string())),
+            Some(directory) => match first_used(connect_options) {
                 Some(option) => Err(Failure::Input(format!(
-                    "{option} means nothing for `{}`, where either side may come first: leave it out",
+                    "{option} does not apply to `{}`, where either side may start first: leave it out",
                     self.name
                 ))),
-                None => Ok(Place::Directory(PathBuf::from(directory))),
+                None => Ok(Transport::Path(PathBuf::from(directory))),
             },
-            None => match first_given(&[("--mode", self.mode.is_some())]).or_else(|| first_given(of_directories)) {
+            None => match first_used(&[("--mode", self.mode.is_some())]).or_else(|| first_used(path_options)) {
                 Some(option) => Err(Failure::Input(format!(
                     "{option} is only for a channel in a directory, found `{}`: leave it out, or write path:DIR",
                     self.name
                 ))),
-                None => Ok(Place::Socket),
+                None => Ok(Transport::Connect),
             },
         }
     }
 
-    /// What the library is to be told.
+    /// The options for the library.
     pub fn options(&self) -> Options {
         let mut options = Options::new().wait(self.wait.into()).allow_uids(&self.uids);
         if let Some(bytes) = self.capacity {
@@ -196,113 +201,114 @@ impl ChannelArgs {
         options
     }
 
-    /// When to stop waiting for the other side to appear, counted from now; `None` is never.
-    pub fn appear_by(&self) -> Option<Instant> {
+    /// When the wait for the other side ends, counted from now; `None`: never.
+    pub fn peer_deadline(&self) -> Option<Instant> {
         self.timeout.and_then(|timeout| Instant::now().checked_add(timeout))
     }
 
-    /// Looks for the other side until it is there, each time for as long as `look` is told; in between a signal is noticed.
-    pub fn appear<T>(
+    /// Calls `poll_peer` with deadlines one [`SLICE`] apart until it returns a value. Between two calls, a signal ends
+    /// the wait.
+    pub fn wait_for_peer<T>(
         &self,
-        wanted: &str,
+        peer_name: &str,
         signals: &Signals,
-        mut look: impl FnMut(Instant) -> pelton::Result<Option<T>>,
+        mut poll_peer: impl FnMut(Instant) -> pelton::Result<Option<T>>,
     ) -> Result<T, Failure> {
-        let until = self.appear_by();
-        let mut notice = self.notice(&format!("a {wanted}"));
+        let until = self.peer_deadline();
+        let mut notice = self.notice(&format!("a {peer_name}"));
         loop {
             notice.check();
             let now = Instant::now();
             let slice = until.map_or(now + SLICE, |until| until.min(now + SLICE));
-            if let Some(there) = look(slice)? {
-                return Ok(there);
+            if let Some(done) = poll_peer(slice)? {
+                return Ok(done);
             }
             signals.check()?;
             if until.is_some_and(|until| until <= now) {
-                return Err(self.nobody(wanted));
+                return Err(self.no_peer(peer_name));
             }
         }
     }
 
-    /// Waits until somebody connects. A handshake that has begun is not ended to check for signals: the other side may have finished it, and would
-    /// take this one for dead.
+    /// Waits for a connection. A signal does not interrupt a handshake: the other side may have completed it, and would
+    /// take this process for dead.
     pub fn accept<T>(
         &self,
-        wanted: &str,
+        peer_name: &str,
         signals: &Signals,
         listener: &Listener,
         mut accept: impl FnMut(Instant) -> pelton::Result<Option<T>>,
     ) -> Result<T, Failure> {
-        let until = self.appear_by();
-        let mut notice = self.notice(&format!("a {wanted}"));
+        let until = self.peer_deadline();
+        let mut notice = self.notice(&format!("a {peer_name}"));
         loop {
             notice.check();
             let next = until.into_iter().chain(notice.due).min();
             let left = next.map(|next| next.saturating_duration_since(Instant::now()));
-            // The kernel takes no wait without bounds.
+            // Bounded, so that it fits the `timespec` of `poll`.
             let left = left.map(|left| left.min(Duration::from_secs(3600)));
             let [connects] = signals.poll([(listener.as_fd(), PollFlags::IN)], left)?;
-            if connects && let Some(there) = accept(Instant::now() + HANDSHAKE)? {
-                return Ok(there);
+            if connects && let Some(done) = accept(Instant::now() + HANDSHAKE_TIMEOUT)? {
+                return Ok(done);
             }
             if until.is_some_and(|until| until <= Instant::now()) {
-                return Err(self.nobody(wanted));
+                return Err(self.no_peer(peer_name));
             }
         }
     }
 
-    /// Connects, as soon as somebody listens; `connect` gets the limit of its handshake. The handshake is not ended to check for signals: see
-    /// [`ChannelArgs::accept`].
+    /// Connects once another process listens. `connect` gets the limit of its handshake, which a signal does not
+    /// interrupt: see [`ChannelArgs::accept`].
     pub fn connect<T>(
         &self,
-        wanted: &str,
+        peer_name: &str,
         signals: &Signals,
         mut connect: impl FnMut(Duration) -> pelton::Result<T>,
     ) -> Result<T, Failure> {
-        let until = self.appear_by();
-        let mut notice = self.notice(&format!("a {wanted}"));
+        let until = self.peer_deadline();
+        let mut notice = self.notice(&format!("a {peer_name}"));
         loop {
             notice.check();
-            let left = until.map_or(HANDSHAKE, |until| until.saturating_duration_since(Instant::now()));
-            match connect(left.min(HANDSHAKE)) {
-                // Nobody listens yet, or has stopped, or is slow.
+            let left = until.map_or(HANDSHAKE_TIMEOUT, |until| until.saturating_duration_since(Instant::now()));
+            match connect(left.min(HANDSHAKE_TIMEOUT)) {
+                // No process listens yet, or the listener has stopped or is slow.
                 Err(Error::NoListener { .. } | Error::HungUp | Error::TimedOut(_)) => {}
                 done => return Ok(done?),
             }
             if until.is_some_and(|until| until <= Instant::now()) {
-                return Err(self.nobody(wanted));
+                return Err(self.no_peer(peer_name));
             }
-            signals.poll([], Some(RETRY))?;
+            signals.poll([], Some(RETRY_INTERVAL))?;
         }
     }
 
-    /// The line that a user at a terminal sees when the other side does not appear.
+    /// The line that a user at a terminal reads if the other side does not appear.
     pub fn notice(&self, what: &str) -> Notice {
         let due = std::io::stderr().is_terminal().then(|| Instant::now() + NOTICE_DELAY);
         Notice { text: format!("waiting for {what} on `{}`; Ctrl-C ends the wait", self.name), due }
     }
 
-    /// The failure of the other side not having appeared in time.
-    pub fn nobody(&self, wanted: &str) -> Failure {
+    /// The failure if the other side has not appeared in time.
+    pub fn no_peer(&self, peer_name: &str) -> Failure {
         Failure::TimedOut(format!(
-            "no {wanted} appeared on `{}` within {} s: start one, or wait longer with --timeout",
+            "no {peer_name} appeared on `{}` within {} s: start one, or wait longer with --timeout",
             self.name,
             self.timeout.unwrap_or_default().as_secs_f64()
         ))
     }
 
-    /// The object of `--json`, on a line of its own.
-    pub fn report(&self, command: &'static str, passed: &Passed, end: End<'_>, counters: Counters) -> String {
-        let End { ended, result, unreleased, seconds } = end;
+    /// The object of `--json`, as one line.
+    pub fn report(&self, command: &'static str, traffic: &Traffic, end: Ending<'_>, counters: Counters) -> String {
+        let Ending { ended, result, unreleased, seconds } = end;
         let error = result.as_ref().err().and_then(Failure::text);
         let error = error.as_deref();
-        let (messages, bytes, counters) = (passed.messages, passed.bytes, counters.into());
+        let (messages, bytes, counters) = (traffic.messages, traffic.bytes, counters.into());
         let name = &self.name;
         Report { command, name, messages, bytes, seconds, ended, error, unreleased, counters }.line()
     }
 }
 
-/// A line on the terminal that says what the command waits for: a wait without it looks like a hang.
+/// A line on the terminal that names what the command waits for. Without it, a wait looks like a hang.
 pub struct Notice {
     text: String,
     /// When to print it; `None` once it is printed, or not needed.
@@ -314,66 +320,66 @@ impl Notice {
     pub fn check(&mut self) {
         if self.due.is_some_and(|due| due <= Instant::now()) {
             self.due = None;
-            say(&self.text);
+            print_stderr(&self.text);
         }
     }
 
-    /// The other side has appeared: the line is not needed.
+    /// The other side has appeared, so the line is not printed.
     pub fn cancel(&mut self) {
         self.due = None;
     }
 }
 
 /// How a command ended.
-pub struct End<'a> {
+pub struct Ending<'a> {
     pub ended: Ended,
     pub result: &'a Result<(), Failure>,
     pub unreleased: u64,
     pub seconds: f64,
 }
 
-/// What has gone through.
+/// Messages sent or received so far.
 #[derive(Default)]
-pub struct Passed {
+pub struct Traffic {
     pub messages: u64,
     pub bytes: u64,
 }
 
-impl Passed {
-    /// One message more.
+impl Traffic {
+    /// Counts one message.
     pub fn count(&mut self, message: &[u8]) {
         self.messages += 1;
         self.bytes += message.len() as u64;
     }
 }
 
-/// Why the messages stopped early.
-pub enum Stop {
+/// Why a stream of messages failed.
+pub enum StreamError {
     Channel(pelton::Error),
     Other(Failure),
 }
 
-impl From<pelton::Error> for Stop {
-    fn from(error: pelton::Error) -> Stop {
-        Stop::Channel(error)
+impl From<pelton::Error> for StreamError {
+    fn from(error: pelton::Error) -> StreamError {
+        StreamError::Channel(error)
     }
 }
 
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Stop {
-        Stop::Other(failure)
+impl From<Failure> for StreamError {
+    fn from(failure: Failure) -> StreamError {
+        StreamError::Other(failure)
     }
 }
 
-/// Does not wait: lets `connect`, which has a deadline, be asked again. Its passing is no failure.
-pub fn unless_timed_out<T>(done: pelton::Result<T>) -> pelton::Result<Option<T>> {
+/// Turns a timeout, after which the caller connects again, into `None`.
+pub fn none_if_timed_out<T>(done: pelton::Result<T>) -> pelton::Result<Option<T>> {
     match done {
         Err(pelton::Error::TimedOut(_)) => Ok(None),
         done => done.map(Some),
     }
 }
 
-/// `--wait`, in the words of the command line.
+/// Values of `--wait`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum WaitArg {
     /// Keep a core busy: the lowest latency
@@ -391,7 +397,7 @@ impl From<WaitArg> for pelton::Wait {
     }
 }
 
-/// Permission bits.
+/// Parses permission bits.
 fn octal(text: &str) -> Result<u32, String> {
     match u32::from_str_radix(text, 8) {
         Ok(bits @ ..=0o777) => Ok(bits),

@@ -1,8 +1,8 @@
-//! `pelton demo`: the main job on real input, checked and measured.
+//! `pelton demo`: the main use on real input, checked and measured.
 //!
-//! One process streams a file line by line, another compresses the lines with zstd; the output must decompress to the file. Then
-//! the same over a Unix socket, and for each transport the lines alone, without zstd, so that the transport shows. The two
-//! processes are this program again (`pipeline`); this one starts them, watches, and compares.
+//! One process streams a file line by line, another compresses the lines with zstd; the output must decompress to the
+//! file. Then the same over a Unix socket, and for each transport the lines alone, without zstd, to measure the
+//! transport. Both processes are this program (`pipeline`); this one starts, watches and compares them.
 
 pub mod corpus;
 pub mod pipeline;
@@ -31,27 +31,28 @@ use std::{
 };
 use tempfile::{NamedTempFile, TempDir};
 
-/// The lines alone are sent so often, the transports taking turns; the run of median time is reported. Fewer would leave the
-/// ratio to chance, more would make people wait.
+/// Runs of the lines alone, with the transports taking turns; the report has the run of median time. Fewer would leave
+/// the ratio to chance, more would take users too long.
 const ROUNDS: usize = 3;
-/// A file of fewer lines than the first, and fewer bytes than the second, takes under 4 ms by what is fast. Half a millisecond of it
-/// is two processes that begin, and three runs differ by a factor of two: that tells nothing of what carries the lines.
-const TELLING: (u64, u64) = (100_000, 16 << 20);
-/// Files are read in blocks of this size where no transport is measured.
+/// A file of fewer lines and fewer bytes takes a fast transport under 4 ms. Half a millisecond of that is the start of
+/// two processes, and three runs differ by a factor of two: such times say nothing about the transport.
+const TIMED_LINES_MIN: u64 = 100_000;
+const TIMED_BYTES_MIN: u64 = 16 << 20;
+/// Block size of reads outside the measured runs.
 const BLOCK_BYTES: usize = 128 * 1024;
 
 /// Options of `pelton demo`.
 #[derive(Args)]
 pub struct DemoArgs {
-    /// The file to stream, line by line [default: 200 MiB of JSON lines, made once and kept in the cache directory]
+    /// The file to stream, line by line [default: 200 MiB of JSON lines, generated once into the cache directory]
     file: Option<PathBuf>,
     /// Keep the compressed lines here
     #[arg(long, value_name = "OUT")]
     output: Option<PathBuf>,
-    /// What carries the lines; OUT is the first one's
+    /// The transports; OUT is the output of the first
     #[arg(long, value_enum, value_delimiter = ',', default_value = "pelton,sock-stream,sock-stream-batched")]
     systems: Vec<System>,
-    /// Report as one JSON object
+    /// Report one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -64,10 +65,10 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
         None => default_input(&signals)?,
     };
     let directory = TempDir::with_prefix("pelton-demo-")
-        .map_err(|error| Failure::system("cannot make a temporary directory", error))?;
-    let mut kept = args.output.as_deref().map(|path| Kept::aside(path, &input)).transpose()?;
+        .map_err(|error| Failure::system("cannot create a temporary directory", error))?;
+    let mut output_file = args.output.as_deref().map(|path| OutputFile::create(path, &input)).transpose()?;
 
-    // what cannot be counted here cannot be counted there; the counter is not kept, it would slow this process
+    // If this process cannot count, the stages cannot. The counter is dropped: it would slow this process.
     let countable = pipeline::count_system_calls().map(drop);
     let calls = |system, output: Option<&Path>| match countable {
         Ok(()) => Run::of(system, &input, output, true, &directory, &signals).map(|run| run.system_calls),
@@ -78,17 +79,17 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
     let mut output_bytes = 0;
     for &system in &args.systems {
         let scratch = NamedTempFile::new_in(&directory)
-            .map_err(|error| Failure::system("cannot make a temporary file", error))?;
+            .map_err(|error| Failure::system("cannot create a temporary file", error))?;
         let calls = calls(system, Some(scratch.path()))?;
-        let keep = kept.take();
-        let output = keep.as_ref().map_or(scratch.path(), |kept| kept.aside.path());
+        let output_file = output_file.take();
+        let output = output_file.as_ref().map_or(scratch.path(), |output_file| output_file.temporary.path());
         let run = Run::of(system, &input, Some(output), false, &directory, &signals)?;
         let size = verify(&input, output, system, &signals)?;
         if results.is_empty() {
             output_bytes = size;
         }
         results.push(Outcome::of(system, Job::Zstd, vec![run], calls, &input));
-        keep.map(Kept::rename).transpose()?;
+        output_file.map(OutputFile::rename).transpose()?;
     }
     let mut rounds: Vec<Vec<Run>> = args.systems.iter().map(|_| Vec::new()).collect();
     for _ in 0..ROUNDS {
@@ -117,12 +118,12 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
         output: args.output.as_deref().map(Path::to_string_lossy),
         output_bytes,
         verified: true,
-        too_small_to_time: input.lines() < TELLING.0 && input.bytes < TELLING.1,
+        too_small_to_time: input.lines() < TIMED_LINES_MIN && input.bytes < TIMED_BYTES_MIN,
         syscalls_not_measured: countable.err(),
         results,
     };
     let text = if args.json { summary.json() } else { summary.table() };
-    // gone before anything is said: whoever reads the summary finds nothing left behind
+    // Removed before the report is printed, so a reader of the report finds no directory.
     drop(directory);
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
@@ -130,23 +131,23 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
     }
 }
 
-/// The file to stream, and what a first reading told of it.
+/// The file to stream, and the results of a first reading.
 struct Input {
     path: PathBuf,
     bytes: u64,
-    /// its lines, as `each_line` tells them
+    /// Its lines, as `each_line` splits them.
     digest: Digest,
     longest: u64,
     ends_with_newline: bool,
 }
 
 impl Input {
-    /// Reads the file through: it must be one whose every line can be a message.
+    /// Reads the whole file, in which every line must fit a message.
     fn open(path: &Path, signals: &Signals) -> Result<Input, Failure> {
         let shown = path.display();
         let bad = |why: String| Failure::Input(format!("`{shown}` {why}"));
         let hint = "give a readable file of lines, or none for the default one";
-        // looked at before it is opened: opening a FIFO would wait for its writer
+        // Checked before the open: opening a FIFO would wait for its writer.
         let metadata = fs::metadata(path).map_err(|error| bad(format!("cannot be opened: {error}; {hint}")))?;
         if metadata.is_dir() {
             return Err(bad(format!("is a directory; {hint}")));
@@ -168,7 +169,7 @@ impl Input {
             longest: 0,
             ends_with_newline: true,
         };
-        each_line(Watched { file: &file, bar: &bar, signals }, |line| {
+        each_line(MonitoredReader { file: &file, bar: &bar, signals }, |line| {
             input.digest.add(line);
             input.longest = input.longest.max(line.len() as u64);
             input.ends_with_newline = line.is_empty();
@@ -177,60 +178,63 @@ impl Input {
         .map_err(|failure| match failure {
             Failure::Input(text) => bad(format!("cannot be streamed: {text}")),
             Failure::System(text) => Failure::System(format!("`{shown}`: {text}")),
-            // a read that a signal ended
+            // A signal ended the read.
             other => signals.check().err().unwrap_or(other),
         })?;
         signals.check()?;
         bar.finish_and_clear();
-        // newlines lie between lines
+        // Newlines are between the lines.
         input.bytes = input.digest.bytes + input.digest.lines - 1;
         Ok(input)
     }
 
-    /// How many lines a reader would say it has.
+    /// The number of lines, without an empty one after the last newline.
     fn lines(&self) -> u64 {
         self.digest.lines - u64::from(self.ends_with_newline)
     }
 }
 
-/// The default file, made first where it is missing or not what it should be.
+/// The default file, generated if it is missing or damaged.
 fn default_input(signals: &Signals) -> Result<Input, Failure> {
     let path = corpus::cache_directory()?.join(corpus::NAME);
-    let whole = |input: &Input| (input.bytes, input.digest.value()) == corpus::EXPECTED;
+    let is_intact = |input: &Input| (input.bytes, input.digest.value()) == corpus::EXPECTED;
     if path.exists() {
         match Input::open(&path, signals) {
-            Ok(input) if whole(&input) => return Ok(input),
-            Ok(_) | Err(Failure::Input(_)) => eprintln!("pelton: `{}` is damaged, making it anew", path.display()),
+            Ok(input) if is_intact(&input) => return Ok(input),
+            Ok(_) | Err(Failure::Input(_)) => eprintln!("pelton: `{}` is damaged, generating it again", path.display()),
             Err(failure) => return Err(failure),
         }
     }
-    let bar = phase(corpus::BYTES_MIN, "making the default file");
-    corpus::make(&path, |bytes| {
+    let bar = phase(corpus::BYTES_MIN, "generating the default file");
+    corpus::create(&path, |bytes| {
         bar.set_position(bytes);
         signals.check()
     })?;
     bar.finish_and_clear();
     let input = Input::open(&path, signals)?;
-    if !whole(&input) {
-        let found = (input.bytes, input.digest.value());
-        let text =
-            format!("`{}` was made as {found:?}, expected {:?} (bytes, digest)", path.display(), corpus::EXPECTED);
+    if !is_intact(&input) {
+        let created = (input.bytes, input.digest.value());
+        let text = format!(
+            "`{}` was generated as {created:?}, expected {:?} (bytes, digest)",
+            path.display(),
+            corpus::EXPECTED
+        );
         return Err(Failure::System(format!("{text}: a fault of memory, disk or this program")));
     }
     Ok(input)
 }
 
-/// A file whose reading shows on a bar and ends when a signal comes.
-struct Watched<'a> {
+/// A reader of a file that updates a bar, and ends after a signal.
+struct MonitoredReader<'a> {
     file: &'a File,
     bar: &'a ProgressBar,
     signals: &'a Signals,
 }
 
-impl Read for Watched<'_> {
+impl Read for MonitoredReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if self.signals.check().is_err() {
-            // an end of file: whoever reads asks the signals afterwards
+            // The end of the file: the caller checks the signals.
             return Ok(0);
         }
         let bytes = self.file.read(buffer)?;
@@ -245,14 +249,14 @@ fn phase(bytes: u64, name: impl Into<String>) -> ProgressBar {
     bar
 }
 
-/// OUT, while it is being written beside its place.
-struct Kept {
-    aside: NamedTempFile,
+/// OUT, written under a temporary name beside it.
+struct OutputFile {
+    temporary: NamedTempFile,
     path: PathBuf,
 }
 
-impl Kept {
-    fn aside(path: &Path, input: &Input) -> Result<Kept, Failure> {
+impl OutputFile {
+    fn create(path: &Path, input: &Input) -> Result<OutputFile, Failure> {
         let bad = |why: String| Failure::Input(format!("--output `{}` {why}", path.display()));
         if let Ok(metadata) = fs::metadata(path) {
             if !metadata.is_file() {
@@ -265,13 +269,13 @@ impl Kept {
             }
         }
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let aside = tempfile::Builder::new()
+        let temporary = tempfile::Builder::new()
             .prefix(".pelton-demo-")
-            // what an ordinary new file has; the umask takes from it
+            // As an ordinary new file; the umask applies.
             .permissions(fs::Permissions::from_mode(0o666))
             .tempfile_in(directory)
             .map_err(|error| bad(format!("cannot be written: {error}")))?;
-        Ok(Kept { aside, path: path.to_path_buf() })
+        Ok(OutputFile { temporary, path: path.to_path_buf() })
     }
 
     fn rename(self) -> Result<(), Failure> {
@@ -279,11 +283,11 @@ impl Kept {
         let failed = |error: tempfile::PersistError| {
             Failure::system(format_args!("cannot rename to `{}`", path.display()), error.error)
         };
-        self.aside.persist(&path).map_err(failed).map(drop)
+        self.temporary.persist(&path).map_err(failed).map(drop)
     }
 }
 
-/// Checks that `output` decompresses to the input; answers its size.
+/// Checks that `output` decompresses to the input; returns its size.
 fn verify(input: &Input, output: &Path, system: System, signals: &Signals) -> Result<u64, Failure> {
     let failed = |error| Failure::system("checking the output", error);
     let differs = |at: u64, why: &str| {
@@ -298,7 +302,7 @@ fn verify(input: &Input, output: &Path, system: System, signals: &Signals) -> Re
     let size = compressed.metadata().map_err(failed)?.len();
     let mut decoder = zstd::Decoder::new(compressed).map_err(failed)?;
     let bar = phase(input.bytes, format!("checking {}", system.label()));
-    let mut original = Watched { file: &original, bar: &bar, signals };
+    let mut original = MonitoredReader { file: &original, bar: &bar, signals };
     let (mut wanted, mut found) = (vec![0; BLOCK_BYTES], vec![0; BLOCK_BYTES]);
     let mut at = 0;
     loop {
@@ -320,7 +324,7 @@ fn verify(input: &Input, output: &Path, system: System, signals: &Signals) -> Re
     }
 }
 
-/// Fills `buffer`, or reads to the end.
+/// Fills `buffer`, or reads to the end of the file.
 fn read_full(from: &mut impl Read, buffer: &mut [u8]) -> std::io::Result<usize> {
     let mut bytes = 0;
     while bytes < buffer.len() {
@@ -334,7 +338,7 @@ fn read_full(from: &mut impl Read, buffer: &mut [u8]) -> std::io::Result<usize> 
     Ok(bytes)
 }
 
-/// One run of both processes.
+/// The measurements of one run of both processes.
 struct Run {
     seconds: f64,
     cpu_sender: f64,
@@ -344,8 +348,9 @@ struct Run {
 }
 
 impl Run {
-    /// Runs the pipeline once; with `output` it compresses. The figures are from the connection to the receiver's end. Counting
-    /// slows every system call (a write per line takes twice the time), so the runs that count are not the runs that are timed.
+    /// Runs the pipeline once, with compression into `output` if there is one. The figures are from the connection to
+    /// the end of the receiver. Counting slows every system call (a write per line takes twice the time), so the timed
+    /// runs do not count.
     fn of(
         system: System,
         input: &Input,
@@ -355,26 +360,27 @@ impl Run {
         signals: &Signals,
     ) -> Result<Run, Failure> {
         let run_directory = TempDir::with_prefix_in("run-", directory)
-            .map_err(|error| Failure::system("cannot make a temporary directory", error))?;
+            .map_err(|error| Failure::system("cannot create a temporary directory", error))?;
         let file = File::open(&input.path)
             .map_err(|error| Failure::system(format_args!("`{}`", input.path.display()), error))?;
         let share = || file.try_clone().map_err(|error| Failure::system("cannot duplicate a descriptor", error));
 
         let mut receiver = Stage::start("receive", system, run_directory.path(), output, count_calls, Stdio::null())?;
         receiver.wait_until_listening(signals)?;
-        // the sender reads from the same open file, so its place in the file can be seen here without asking it
+        // The sender reads from the same open file, so this process can read its file position.
         let mut sender = Stage::start("send", system, run_directory.path(), None, count_calls, share()?.into())?;
-        let doing = if output.is_some() { "zstd" } else { "lines" };
-        let bar = phase(input.bytes, format!("{}, {doing}", system.label()));
-        let look_again = std::io::stderr().is_terminal().then_some(Duration::from_millis(100));
+        let job = if output.is_some() { "zstd" } else { "lines" };
+        let bar = phase(input.bytes, format!("{}, {job}", system.label()));
+        let refresh_interval = std::io::stderr().is_terminal().then_some(Duration::from_millis(100));
         while receiver.status.is_none() || sender.status.is_none() {
-            // one that has ended is left out, by asking for the other twice
+            // If one has ended, both polls are for the other.
             let first = if receiver.status.is_none() { &receiver } else { &sender };
             let second = if sender.status.is_none() { &sender } else { &receiver };
-            signals.poll([(first.end(), PollFlags::IN), (second.end(), PollFlags::IN)], look_again)?;
-            let failed = [receiver.look()?, sender.look()?].into_iter().flatten().any(|status| !status.success());
+            signals.poll([(first.exit_fd(), PollFlags::IN), (second.exit_fd(), PollFlags::IN)], refresh_interval)?;
+            let failed =
+                [receiver.poll_exit()?, sender.poll_exit()?].into_iter().flatten().any(|status| !status.success());
             if failed {
-                // the other will not get further either; what it might say is only the echo
+                // The other one cannot continue; its error would only be a consequence.
                 receiver.kill();
                 sender.kill();
             }
@@ -385,18 +391,18 @@ impl Run {
             (Ok(received), Ok(sent)) => (received, sent),
             (received, sent) => {
                 let failures = received.err().into_iter().chain(sent.err());
-                // what one says of the other, or that it was killed for the other's sake, is only the echo
-                let echo = |failure: &Failure| match failure {
+                // An error about the other stage, or a kill because of it, is only a consequence.
+                let consequence_rank = |failure: &Failure| match failure {
                     Failure::Signal(_) => 2,
                     Failure::Peer(_) => 1,
                     _ => 0,
                 };
-                return Err(failures.min_by_key(echo).expect("one failed"));
+                return Err(failures.min_by_key(consequence_rank).expect("one failed"));
             }
         };
         if (received.lines, received.bytes) != (input.digest.lines, input.digest.bytes) {
             return Err(Failure::Peer(format!(
-                "{}: {} lines of {} bytes arrived, the file has {} of {}; did it change meanwhile?",
+                "{}: {} lines of {} bytes arrived, the file has {} of {}; did the file change meanwhile?",
                 system.label(),
                 received.lines,
                 received.bytes,
@@ -414,13 +420,13 @@ impl Run {
     }
 }
 
-/// A process of the pipeline; killed when dropped.
+/// A process of the pipeline; dropping it kills it.
 struct Stage {
     what: &'static str,
     child: Child,
     pidfd: Option<OwnedFd>,
-    said: Vec<u8>,
-    complaints: File,
+    stdout_bytes: Vec<u8>,
+    stderr_file: File,
     status: Option<ExitStatus>,
     killed: bool,
 }
@@ -436,8 +442,8 @@ impl Stage {
     ) -> Result<Stage, Failure> {
         let failed = |error| Failure::system(format_args!("cannot start the {what} process"), error);
         let program = std::env::current_exe().map_err(failed)?;
-        // a file, not a pipe: nobody has to read it meanwhile
-        let complaints = tempfile::tempfile_in(directory).map_err(failed)?;
+        // A file, not a pipe, which would need a reader.
+        let stderr_file = tempfile::tempfile_in(directory).map_err(failed)?;
         let mut command = Command::new(program);
         command.arg(format!("demo-{what}")).arg("--system").arg(system.name()).arg("--directory").arg(directory);
         if let Some(output) = output {
@@ -446,23 +452,25 @@ impl Stage {
         if count_calls {
             command.arg("--count-calls");
         }
-        command.stdin(stdin).stdout(Stdio::piped()).stderr(complaints.try_clone().map_err(failed)?);
-        // a Ctrl-C on the terminal is for this process, which ends the stages: they would only complain of each other
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(stderr_file.try_clone().map_err(failed)?);
+        // A group of its own: a Ctrl-C on the terminal is for this process, which kills the stages. Otherwise the
+        // stages would report the ends of each other.
         command.process_group(0);
         let child = command.spawn().map_err(failed)?;
-        let mut stage = Stage { what, child, pidfd: None, said: Vec::new(), complaints, status: None, killed: false };
+        let mut stage =
+            Stage { what, child, pidfd: None, stdout_bytes: Vec::new(), stderr_file, status: None, killed: false };
         let pid = rustix::process::Pid::from_child(&stage.child);
         stage.pidfd =
             Some(rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()))?);
         Ok(stage)
     }
 
-    /// Readable when the process has ended.
-    fn end(&self) -> BorrowedFd<'_> {
+    /// Readable once the process has ended.
+    fn exit_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_ref().expect("set by start").as_fd()
     }
 
-    /// Reads standard output until it says that it listens, or ends.
+    /// Reads standard output until the stage listens or ends.
     fn wait_until_listening(&mut self, signals: &Signals) -> Result<(), Failure> {
         let stdout = self.child.stdout.as_mut().expect("piped");
         loop {
@@ -470,16 +478,16 @@ impl Stage {
                 let mut some = [0; 64];
                 let bytes =
                     stdout.read(&mut some).map_err(|error| Failure::system("reading a stage's output", error))?;
-                self.said.extend_from_slice(&some[..bytes]);
-                if bytes == 0 || self.said.ends_with(LISTENING) {
+                self.stdout_bytes.extend_from_slice(&some[..bytes]);
+                if bytes == 0 || self.stdout_bytes.ends_with(LISTENING) {
                     return Ok(());
                 }
             }
         }
     }
 
-    /// How it ended, if it has.
-    fn look(&mut self) -> Result<Option<ExitStatus>, Failure> {
+    /// The exit status, once it has ended.
+    fn poll_exit(&mut self) -> Result<Option<ExitStatus>, Failure> {
         if self.status.is_none() {
             self.status = self.child.try_wait().map_err(|error| Failure::system("waiting for a stage", error))?;
         }
@@ -488,31 +496,31 @@ impl Stage {
 
     fn kill(&mut self) {
         if self.status.is_none() {
-            // fails only when it has ended
+            // Fails only if it has ended.
             self.killed = self.child.kill().is_ok();
         }
     }
 
-    /// What it measured, or why it failed. Call it when it has ended.
+    /// Its measurements, or why it failed. The stage must have ended.
     fn result(&mut self) -> Result<Measured, Failure> {
         let failed = |error| Failure::system("reading a stage's report", error);
         let status = self.status.expect("it has ended");
-        self.child.stdout.as_mut().expect("piped").read_to_end(&mut self.said).map_err(failed)?;
+        self.child.stdout.as_mut().expect("piped").read_to_end(&mut self.stdout_bytes).map_err(failed)?;
         if status.success() {
-            let report = self.said.strip_prefix(LISTENING).unwrap_or(&self.said);
+            let report = self.stdout_bytes.strip_prefix(LISTENING).unwrap_or(&self.stdout_bytes);
             return serde_json::from_slice(report).map_err(|error| failed(error.into()));
         }
         if self.killed {
             return Err(Failure::Signal(9));
         }
-        let mut complaint = String::new();
-        self.complaints.rewind().and_then(|()| self.complaints.read_to_string(&mut complaint)).map_err(failed)?;
-        let complaint = complaint.trim();
+        let mut stderr_text = String::new();
+        self.stderr_file.rewind().and_then(|()| self.stderr_file.read_to_string(&mut stderr_text)).map_err(failed)?;
+        let stderr_text = stderr_text.trim();
         let text = match status.code() {
             Some(_) => {
-                format!("the {} process: {}", self.what, complaint.strip_prefix("pelton: ").unwrap_or(complaint))
+                format!("the {} process: {}", self.what, stderr_text.strip_prefix("pelton: ").unwrap_or(stderr_text))
             }
-            None => format!("the {} process ended by {status} {complaint}", self.what),
+            None => format!("the {} process ended by {status} {stderr_text}", self.what),
         };
         Err(match status.code() {
             Some(2) => Failure::Input(text),
@@ -531,13 +539,13 @@ impl Drop for Stage {
     }
 }
 
-/// What was done with the lines.
+/// The work of the receiving stage.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Job {
     /// Compressed and written.
     Zstd,
-    /// Only looked at.
+    /// Read and counted.
     Lines,
 }
 
@@ -546,16 +554,16 @@ enum Job {
 struct Outcome {
     system: System,
     job: Job,
-    /// of the run of median time
+    /// From the run of median time.
     seconds: f64,
     cpu_seconds: f64,
     cpu_seconds_sender: f64,
     cpu_seconds_receiver: f64,
     messages_per_second: f64,
     bytes_per_second: f64,
-    /// both sides; null where they could not be counted
+    /// Of both sides; null if they could not be counted.
     syscalls_per_message: Option<f64>,
-    /// each run's seconds, in order
+    /// The seconds of each run, in order.
     runs: Vec<f64>,
 }
 
@@ -580,7 +588,7 @@ impl Outcome {
     }
 }
 
-/// What the demo says at its end.
+/// The report of the demo.
 #[derive(Serialize)]
 struct Summary<'a> {
     command: &'static str,
@@ -591,9 +599,9 @@ struct Summary<'a> {
     zstd_level: i32,
     output: Option<Cow<'a, str>>,
     output_bytes: u64,
-    /// true, or there would be an error instead
+    /// Always true: otherwise the demo fails.
     verified: bool,
-    /// see `TELLING`
+    /// See `TIMED_LINES_MIN`.
     too_small_to_time: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     syscalls_not_measured: Option<String>,
@@ -654,9 +662,9 @@ impl Summary<'_> {
         if self.too_small_to_time {
             return writeln!(
                 text,
-                "The file is too small: the times above mean nothing. Give one of {} lines or {} MiB, or none for the default one.",
-                grouped(TELLING.0),
-                TELLING.1 >> 20
+                "The file is too small for meaningful times. Give a file of at least {} lines or {} MiB, or none for the default file.",
+                grouped(TIMED_LINES_MIN),
+                TIMED_BYTES_MIN >> 20
             );
         }
         let mut alone = self.of(Job::Lines);

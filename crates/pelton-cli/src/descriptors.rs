@@ -1,25 +1,26 @@
-//! How many descriptors this program may have: as many as its hard limit lets it, as each peer costs some. The programs that it starts have the
-//! limit that it was started with, since some take the number for how many they are to close.
+//! The limit of open descriptors. This program raises it to the hard limit, because each peer costs some. Programs that
+//! it starts get the original limit: some close every descriptor below it.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::{borrow::Cow, io::Write as _, sync::OnceLock};
 
 /// The soft limit before [`raise`].
-static BEFORE: OnceLock<Option<u64>> = OnceLock::new();
+static ORIGINAL: OnceLock<Option<u64>> = OnceLock::new();
 
-/// Peers that a receiver of many, or a service, can have at a time.
+/// The most peers that a receiver of many senders, or a service, has at a time.
 const PEERS_MAX: u64 = 1024;
-/// What it has open for itself, and the library leaves to it.
-const OWN: u64 = 96;
+/// Descriptors for the program itself and the library.
+const RESERVED: u64 = 96;
 
-/// Raises the soft limit to the hard one. If fewer `peers` than can come fit into that, at `each` descriptors, says how many do.
+/// Raises the soft limit to the hard one. If that is too low for [`PEERS_MAX`] `peers` at `each` descriptors, prints
+/// how many fit.
 pub fn raise(peers: &str, each: u64) {
     let limit = getrlimit(Resource::Nofile);
-    BEFORE.get_or_init(|| limit.current);
-    // Refused is as if it had not been asked for.
+    ORIGINAL.get_or_init(|| limit.current);
+    // A refusal leaves the limit as it was.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let Some(most) = getrlimit(Resource::Nofile).current else { return };
-    let fit = most.saturating_sub(OWN) / each;
+    let fit = most.saturating_sub(RESERVED) / each;
     if fit < PEERS_MAX {
         let _ = writeln!(
             std::io::stderr(),
@@ -28,9 +29,9 @@ pub fn raise(peers: &str, each: u64) {
     }
 }
 
-/// A command for the shell that runs with the limit from before.
-pub fn as_before(command: &str) -> Cow<'_, str> {
-    match BEFORE.get() {
+/// `command`, changed so that the shell restores the original limit first.
+pub fn with_original_limit(command: &str) -> Cow<'_, str> {
+    match ORIGINAL.get() {
         Some(Some(limit)) => format!("ulimit -S -n {limit}\n{command}").into(),
         _ => command.into(),
     }
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_run_as_it_is_where_nothing_was_raised() {
-        assert_eq!(as_before("cat"), "cat");
+    fn a_command_stays_unchanged_if_no_limit_was_raised() {
+        assert_eq!(with_original_limit("cat"), "cat");
     }
 }

@@ -1,33 +1,32 @@
-//! Why a command did not end with 0: one kind per exit code, with the sentence for standard error.
+//! Why a command failed: one kind per exit code, with the text for standard error.
 
 use std::{
     fmt::{Display, Write as _},
     io::{self, Write as _},
 };
 
-/// A command's end other than success.
 #[derive(Debug)]
 pub enum Failure {
-    /// The other side died or left messages unreleased, or a demo's output is not its input.
+    /// The other side died or left messages unreleased; a demo's output differs from its input.
     Peer(String),
     /// Bad input, or options that do not fit it.
     Input(String),
-    /// The name or the other side was refused.
+    /// The name or the other side is refused.
     Refused(String),
     /// The other side did not appear in time.
     TimedOut(String),
     /// A system call failed, or the channel is corrupt.
     System(String),
-    /// The service failed a call, or let it go.
+    /// The service failed a call, or dropped it.
     Call(String),
-    /// A signal asked for the end; the channel was closed first.
+    /// A signal ended the command, after it closed the channel.
     Signal(i32),
-    /// The reader of standard output went away: no error of ours, and nothing to say.
+    /// The reader of standard output closed it: no error, and no text.
     OutputClosed,
 }
 
 impl Failure {
-    /// The exit code, as `--help` lists them.
+    /// The exit code; `--help` has the table.
     pub fn code(&self) -> u8 {
         match self {
             Failure::Peer(_) => 1,
@@ -36,13 +35,13 @@ impl Failure {
             Failure::TimedOut(_) => 4,
             Failure::System(_) => 5,
             Failure::Call(_) => 6,
-            // the convention of shells
+            // As shells report it.
             Failure::Signal(signal) => 128 + *signal as u8,
             Failure::OutputClosed => 128 + 13,
         }
     }
 
-    /// What to say on standard error, or in a report, if anything. May be shown on a terminal, whoever it is from.
+    /// The text for standard error and for `--json`, if any. It is safe on a terminal, whichever process it comes from.
     pub fn text(&self) -> Option<String> {
         match self {
             Failure::Peer(text) | Failure::Input(text) | Failure::Refused(text) => Some(printable(text)),
@@ -51,7 +50,7 @@ impl Failure {
         }
     }
 
-    /// A failed system call: `what` was being done.
+    /// A failed system call; `what` names the operation.
     pub fn system(what: impl Display, error: impl Into<io::Error>) -> Failure {
         Failure::System(format!("{what}: {}", error.into()))
     }
@@ -60,7 +59,8 @@ impl Failure {
 impl From<pelton::Error> for Failure {
     fn from(error: pelton::Error) -> Failure {
         use pelton::Error;
-        // The library's advice is for its callers: a command waits by itself, and has no deadline to be given, nor `resume`.
+        // The library's texts advise programmers: to set a deadline, to call `resume`. Users of a command can do
+        // neither.
         let text = match &error {
             Error::NoListener { name } => format!("nobody listens at {name}: start the other side first"),
             Error::NoChannel { path } => {
@@ -83,30 +83,31 @@ impl From<pelton::Error> for Failure {
     }
 }
 
-/// A line on standard error.
-pub fn say(text: impl Display) {
-    // Standard error may be gone as well; the exit code still tells.
+/// Prints a line on standard error.
+pub fn print_stderr(text: impl Display) {
+    // Standard error may be closed too; the exit code still reports the failure.
     let _ = writeln!(io::stderr(), "pelton: {}", printable(&text.to_string()));
 }
 
-/// A text that may have come from another process, as a terminal is to get it: control characters, and those that change the direction of what is
-/// shown, become escapes. Tabs stay. Lines stay too, indented, so that none of them passes for one of this program's.
+/// Makes a text that may come from another process safe for a terminal. Control characters, and characters that change
+/// the direction of text, become escapes; tabs stay. Further lines are indented, so that none resembles a line of this
+/// program.
 pub fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
+    let mut printed = String::with_capacity(text.len());
     for character in text.trim_end().chars() {
         match character {
-            '\n' => shown.push_str("\n    "),
-            '\t' => shown.push('\t'),
+            '\n' => printed.push_str("\n    "),
+            '\t' => printed.push('\t'),
             '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                let _ = write!(shown, "{}", character.escape_unicode());
+                let _ = write!(printed, "{}", character.escape_unicode());
             }
             control if control.is_control() => {
-                let _ = write!(shown, "{}", control.escape_default());
+                let _ = write!(printed, "{}", control.escape_default());
             }
-            other => shown.push(other),
+            other => printed.push(other),
         }
     }
-    shown
+    printed
 }
 
 #[cfg(test)]
@@ -114,14 +115,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_another_process_says_reaches_the_terminal_without_control_characters() {
-        for (text, shown) in [
+    fn texts_of_other_processes_are_printed_without_control_characters() {
+        for (text, printed) in [
             ("plain, with \u{e4}\u{1f600}\ta tab", "plain, with \u{e4}\u{1f600}\ta tab"),
             ("\x1b[31mred\x1b]0;title\x07\r\x7f", "\\u{1b}[31mred\\u{1b}]0;title\\u{7}\\r\\u{7f}"),
             ("\u{9b}2J\0\u{202e}txt", "\\u{9b}2J\\u{0}\\u{202e}txt"),
             ("two\npelton: lines\n", "two\n    pelton: lines"),
         ] {
-            assert_eq!(printable(text), shown);
+            assert_eq!(printable(text), printed);
         }
     }
 }

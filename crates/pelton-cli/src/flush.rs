@@ -1,11 +1,12 @@
-//! `pelton flush`: a channel to a record file, or to standard output, a bufferful at a time, each message released once it is there.
+//! `pelton flush`: writes the messages of a channel to a record file, or to standard output, one buffer at a time. It
+//! releases a message once it is written.
 //!
-//! What comes is taken by turns of the library's; between two of them one poll waits for the channel, the signals, and the time
-//! at which something is due.
+//! The library takes messages in ticks (`Flush::turn`). Between two of them, one poll waits for the channel, the
+//! signals and the next deadline.
 
 use crate::{
-    channel::{Passed, ReceiveArgs, Stop, WaitArg},
-    failure::{Failure, say},
+    channel::{ReceiveArgs, StreamError, Traffic, WaitArg},
+    failure::{Failure, print_stderr},
     frame::Framing,
     output,
     progress::Progress,
@@ -22,80 +23,80 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long waiting is left to the library before the signals are polled as well.
-const FIRST_WAIT: Duration = Duration::from_millis(1);
+/// How long the library waits before the command polls the signals too.
+const LIBRARY_WAIT: Duration = Duration::from_millis(1);
 
 /// Options of `pelton flush`.
 #[derive(Args)]
 pub struct FlushArgs {
     #[command(flatten)]
     receive: ReceiveArgs,
-    /// The record file: begun, or gone on with; `pelton cat FILE` writes out what is in it. With -, standard output
+    /// The record file, which is created or appended to; `pelton cat FILE` prints it. With -, standard output
     file: PathBuf,
-    /// How messages are told apart on standard output [default: lines]
+    /// How messages are separated on standard output [default: lines]
     #[arg(long, value_enum)]
     frame: Option<Framing>,
-    /// Write when so much has come, with K, M or G
+    /// Write when that much has arrived, with K, M or G
     #[arg(long, value_name = "BYTES", value_parser = crate::bytes, default_value = "1M")]
     buffer: u64,
-    /// Write so long after something came, if there is not enough before
+    /// Write that long after a message arrived, if --buffer is not reached before
     #[arg(long, value_name = "SECONDS", value_parser = crate::seconds, default_value = "0.1")]
     interval: Duration,
-    /// Begin a new file before this one grows larger than that; it is renamed to FILE.000001 and so on
+    /// Start a new file before this one exceeds that size; it is renamed to FILE.000001 and so on
     #[arg(long, value_name = "BYTES", value_parser = crate::bytes)]
     rotate: Option<u64>,
-    /// Have it on the disk each time so much has been written; 0: before each write counts
+    /// Sync to disk each time that much is written; 0: before each write counts
     #[arg(long, value_name = "BYTES", value_parser = crate::bytes)]
     sync: Option<u64>,
-    /// Have it on the disk so long after it was written
+    /// Sync to disk that long after a write
     #[arg(long, value_name = "SECONDS", value_parser = crate::seconds)]
     sync_interval: Option<Duration>,
 }
 
 /// Runs `pelton flush`.
 pub fn run(args: &FlushArgs) -> Result<(), Failure> {
-    let place = args.receive.place()?;
+    let transport = args.receive.transport()?;
     let signals = Signals::install()?;
-    // First: nobody is to connect to what cannot write.
+    // First: no sender connects to a receiver that cannot write.
     let sink = args.sink()?;
-    let receiver = args.receive.appear(&place, &signals, args.receive.channel.options())?;
+    let receiver = args.receive.open_receiver(&transport, &signals, args.receive.channel.options())?;
     let started = Instant::now();
     let options = args.receive.channel.options().flush_bytes(args.buffer).flush_interval(Some(args.interval));
     let mut flush = options.flush(receiver, sink)?;
-    let done = flush_all(args, &mut flush, args.receive.appear_by(&place), &signals);
-    // Whatever ended it: what is here is to be in the file, and the file on the disk, before anybody is told.
+    let done = flush_all(args, &mut flush, args.receive.peer_deadline(&transport), &signals);
+    // Whatever the reason for the end: received messages are in the file and synced before the sender detects it.
     let done = match (done, flush.sync()) {
         (done, Ok(()) | Err(Error::Closed { .. } | Error::PeerDied { .. })) => done,
-        (Ok(_), Err(error)) => Err(Stop::Channel(error)),
+        (Ok(_), Err(error)) => Err(StreamError::Channel(error)),
         (done, Err(_)) => done,
     };
     let done = done.map_err(|stop| match stop {
-        Stop::Channel(Error::System { source, .. }) if source.kind() == ErrorKind::BrokenPipe => {
-            Stop::Other(Failure::OutputClosed)
+        StreamError::Channel(Error::System { source, .. }) if source.kind() == ErrorKind::BrokenPipe => {
+            StreamError::Other(Failure::OutputClosed)
         }
         stop => stop,
     });
     let counters = flush.counters();
     drop(flush);
     let seconds = started.elapsed().as_secs_f64();
-    let passed = Passed { messages: counters.messages, bytes: counters.bytes };
-    args.receive.finish("flush", done, &passed, seconds, counters)
+    let traffic = Traffic { messages: counters.messages, bytes: counters.bytes };
+    args.receive.finish("flush", done, &traffic, seconds, counters)
 }
 
 impl FlushArgs {
     fn sink(&self) -> Result<Box<dyn Sink>, Failure> {
-        let of_files = [
+        let file_options = [
             ("--rotate", self.rotate.is_some()),
             ("--sync", self.sync.is_some()),
             ("--sync-interval", self.sync_interval.is_some()),
         ];
         let is_file = self.file.as_os_str() != "-";
         let wrong = match is_file {
-            true => self.frame.map(|_| ("--frame", "a record file, which keeps messages apart by itself")),
-            false => of_files.iter().find(|(_, given)| *given).map(|(name, _)| (*name, "standard output")),
+            true => self.frame.map(|_| ("--frame", "a record file, which separates messages itself")),
+            false => file_options.iter().find(|(_, is_used)| *is_used).map(|(name, _)| (*name, "standard output")),
         };
         if let Some((option, what)) = wrong {
-            return Err(Failure::Input(format!("{option} means nothing for {what}: leave it out")));
+            return Err(Failure::Input(format!("{option} does not apply to {what}: leave it out")));
         }
         if !is_file {
             output::check()?;
@@ -118,20 +119,20 @@ impl FlushArgs {
         let file = options.open(&self.file)?;
         if file.cut_bytes() > 0 {
             let (bytes, path) = (file.cut_bytes(), self.file.display());
-            say(format!("cut {bytes} bytes from the end of {path}, which a killed writer left torn"));
+            print_stderr(format!("removed {bytes} bytes of a torn write, by a killed writer, from the end of {path}"));
         }
         Ok(Box::new(Log(file)))
     }
 }
 
-/// A record file, and a line on standard error when another program has done something to it.
+/// A record file. It reports changes by other programs on standard error.
 struct Log(RecordFile);
 
 impl Sink for Log {
     fn write(&mut self, runs: &[Run<'_>]) -> pelton::Result<()> {
         let written = self.0.write(runs);
         if let Some(change) = self.0.take_change() {
-            say(format!("{} {change}", self.0.path().display()));
+            print_stderr(format!("{} {change}", self.0.path().display()));
         }
         written
     }
@@ -149,7 +150,7 @@ impl Sink for Log {
     }
 }
 
-/// Standard output as a sink. What was written of what it refused is not written again.
+/// Standard output as a sink. After a failed write, it continues behind the written bytes.
 struct Stdout {
     frame: Framing,
     buffer: Vec<u8>,
@@ -176,45 +177,44 @@ impl Sink for Stdout {
     }
 }
 
-/// Until the sender closes, or for ever.
+/// Flushes until the sender closes, or without end.
 fn flush_all(
     args: &FlushArgs,
     flush: &mut Flush,
-    mut appear_by: Option<Instant>,
+    mut peer_deadline: Option<Instant>,
     signals: &Signals,
-) -> Result<Ended, Stop> {
+) -> Result<Ended, StreamError> {
     let mut progress = Progress::new(None, false);
     let mut notice = args.receive.channel.notice("messages");
-    // Until there was a sender, or a message of one.
-    // Longer than the library spins, too short to keep a signal waiting.
-    let first_wait = match args.receive.channel.wait {
+    // Longer than the library spins, and too short to delay a signal noticeably.
+    let library_wait = match args.receive.channel.wait {
         WaitArg::Spin => SLICE,
-        WaitArg::Block => FIRST_WAIT,
+        WaitArg::Block => LIBRARY_WAIT,
     };
     loop {
         signals.check()?;
-        let turned = match flush.run_until(Instant::now() + first_wait) {
+        let polled = match flush.run_until(Instant::now() + library_wait) {
             Ok(true) => Err(Error::Closed { unreleased: 0 }),
             Ok(false) => flush.turn(),
             Err(error) => Err(error),
         };
-        let due = match turned {
+        let due = match polled {
             Ok(due) => due,
             Err(Error::Closed { .. }) if !args.receive.follow => return Ok(Ended::Closed),
             Err(Error::Closed { .. } | Error::PeerDied { .. }) if args.receive.follow => continue,
             Err(error) => return Err(error.into()),
         };
-        let passed = flush.counters();
-        progress.at(passed.messages, passed.bytes);
-        appear_by = appear_by.filter(|_| passed.messages == 0);
-        if passed.messages > 0 {
+        let traffic = flush.counters();
+        progress.update(traffic.messages, traffic.bytes);
+        peer_deadline = peer_deadline.filter(|_| traffic.messages == 0);
+        if traffic.messages > 0 {
             notice.cancel();
         }
         notice.check();
-        if appear_by.is_some_and(|by| by <= Instant::now()) {
-            return Err(args.receive.channel.nobody("sender").into());
+        if peer_deadline.is_some_and(|by| by <= Instant::now()) {
+            return Err(args.receive.channel.no_peer("sender").into());
         }
-        let next = due.into_iter().chain(appear_by).chain(notice.due).min();
+        let next = due.into_iter().chain(peer_deadline).chain(notice.due).min();
         let left = next.map(|next| next.saturating_duration_since(Instant::now()));
         if args.receive.channel.wait == WaitArg::Block && left != Some(Duration::ZERO) && flush.arm() {
             signals.poll([(flush.as_fd(), PollFlags::IN)], left.map(|left| left.min(SLICE)))?;

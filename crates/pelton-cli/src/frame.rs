@@ -1,15 +1,14 @@
-//! How a stream of bytes is cut into messages, and messages are written as a stream of bytes.
+//! Framing: a stream of bytes as messages, and back.
 //!
-//! *lines*: a message is a line without its newline; the last line may lack one. *len32*: a message is preceded by its length, an
-//! unsigned 32-bit little-endian number.
+//! *lines*: a message is a line without its newline; the last line may lack one. *len32*: before each message is its
+//! length, an unsigned 32-bit little-endian number.
 //!
-//! The splitter owns the one buffer that input is read into; frames are handed out in place. It grows to the largest frame, and
-//! never beyond the limit plus what one read brings: a line without end is noticed when it passes the limit, a length of 4 GiB
-//! when it is seen.
+//! The splitter owns the one input buffer, and returns frames in place. The buffer grows to the largest frame, and
+//! never beyond the limit plus one read: an endless line fails at the limit, a length of 4 GiB once it is read.
 
 use std::fmt;
 
-/// How messages are told apart.
+/// How messages are separated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Framing {
     /// A message is a line, without its newline
@@ -35,13 +34,13 @@ impl Framing {
     }
 }
 
-/// What is wrong with the input.
+/// An invalid input.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FrameError {
-    /// A frame larger than a message may be; for a line, `bytes` were there before its end was seen.
+    /// A frame above the limit of a message. For a line, `bytes` of it were read so far.
     TooLarge { framing: Framing, number: u64, bytes: u64, bytes_max: u64 },
-    /// The input ended inside a frame's length or payload.
-    Truncated { inside: &'static str, number: u64, offset: u64, found: u64, wanted: u64 },
+    /// The input ends inside the length or the payload of a frame.
+    Truncated { inside: &'static str, number: u64, offset: u64, found: u64, expected: u64 },
 }
 
 impl fmt::Display for FrameError {
@@ -53,37 +52,37 @@ impl fmt::Display for FrameError {
             FrameError::TooLarge { framing: Framing::Len32, number, bytes, bytes_max } => {
                 write!(
                     f,
-                    "frame {number} says it has {bytes} bytes, a message has at most {bytes_max}: is the input len32 frames?"
+                    "frame {number} has a length of {bytes} bytes, a message has at most {bytes_max}: is the input in len32 frames?"
                 )
             }
-            FrameError::Truncated { inside, number, offset, found, wanted } => write!(
+            FrameError::Truncated { inside, number, offset, found, expected } => write!(
                 f,
-                "the input ends inside the {inside} of frame {number} (at offset {offset}): {found} of {wanted} bytes found; is it cut short?"
+                "the input ends inside the {inside} of frame {number} (at offset {offset}): it has {found} of {expected} bytes; is it truncated?"
             ),
         }
     }
 }
 
-/// Cuts what is read into frames.
+/// Splits the input into frames.
 pub struct Splitter {
     framing: Framing,
     bytes_max: usize,
     buffer: Vec<u8>,
-    /// the first byte not handed out yet
+    /// The first byte after the returned frames.
     start: usize,
-    /// the end of what was read
+    /// The end of the read bytes.
     end: usize,
-    /// up to here no newline was found: a long line is searched once, not at every read
+    /// No newline before this position: a long line is searched once, not at every read.
     searched: usize,
-    /// frames handed out
+    /// Frames returned so far.
     number: u64,
-    /// bytes of input before `start`
+    /// Bytes of input before `start`.
     offset: u64,
     ended: bool,
 }
 
 impl Splitter {
-    /// A splitter that reads `read_bytes` at a time and refuses frames above `bytes_max`.
+    /// Creates a splitter that reads `read_bytes` at a time and refuses frames above `bytes_max`.
     pub fn new(framing: Framing, bytes_max: u64, read_bytes: usize) -> Splitter {
         Splitter {
             framing,
@@ -98,7 +97,7 @@ impl Splitter {
         }
     }
 
-    /// Where the next read goes; call it only after `next` has answered `None`.
+    /// The space for the next read; call it only after `next` has returned `None`.
     pub fn space(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -107,30 +106,30 @@ impl Splitter {
             self.start = 0;
         }
         if self.end == self.buffer.len() {
-            // doubling: a large frame is copied a bounded number of times
+            // Doubled, so that a large frame is copied a bounded number of times.
             self.buffer.resize(self.buffer.len() * 2, 0);
         }
         &mut self.buffer[self.end..]
     }
 
-    /// So many bytes were read into `space`; 0 is the end of the input.
+    /// The caller has read this many bytes into `space`; 0 is the end of the input.
     pub fn filled(&mut self, bytes: usize) {
         self.end += bytes;
         self.ended |= bytes == 0;
     }
 
-    /// Whether the input has ended; frames may still be there.
+    /// Whether the input has ended; frames may remain.
     pub fn ended(&self) -> bool {
         self.ended
     }
 
-    /// Bytes of input in the frames handed out so far.
+    /// Bytes of input in the frames returned so far.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The next frame, or `None`: when the input has ended there are no more, else there must be read more first.
-    #[allow(clippy::should_implement_trait, reason = "it lends from itself, an Iterator cannot")]
+    /// The next frame. `None`: there are no more frames at the end of the input; before it, the caller reads more.
+    #[allow(clippy::should_implement_trait, reason = "an Iterator cannot lend frames of itself")]
     pub fn next(&mut self) -> Result<Option<&[u8]>, FrameError> {
         match self.framing {
             Framing::Lines => self.next_line(),
@@ -149,7 +148,7 @@ impl Splitter {
             }
         };
         self.check(line_end - self.start)?;
-        Ok(Some(self.hand_out(self.start, line_end, after)))
+        Ok(Some(self.return_frame(self.start, line_end, after)))
     }
 
     fn next_len32(&mut self) -> Result<Option<&[u8]>, FrameError> {
@@ -163,11 +162,11 @@ impl Splitter {
         if after > self.end {
             return self.incomplete("payload", found - 4, length);
         }
-        Ok(Some(self.hand_out(first, after, after)))
+        Ok(Some(self.return_frame(first, after, after)))
     }
 
-    /// Hands out `first..last`; the next frame begins at `after`.
-    fn hand_out(&mut self, first: usize, last: usize, after: usize) -> &[u8] {
+    /// Returns `first..last`; the next frame begins at `after`.
+    fn return_frame(&mut self, first: usize, last: usize, after: usize) -> &[u8] {
         self.offset += (after - self.start) as u64;
         self.start = after;
         self.searched = after;
@@ -183,12 +182,12 @@ impl Splitter {
         Err(FrameError::TooLarge { framing: self.framing, number: self.number + 1, bytes, bytes_max })
     }
 
-    fn incomplete(&self, inside: &'static str, found: usize, wanted: usize) -> Result<Option<&[u8]>, FrameError> {
+    fn incomplete(&self, inside: &'static str, found: usize, expected: usize) -> Result<Option<&[u8]>, FrameError> {
         if !self.ended || self.start == self.end {
             return Ok(None);
         }
-        let (found, wanted) = (found as u64, wanted as u64);
-        Err(FrameError::Truncated { inside, number: self.number + 1, offset: self.offset, found, wanted })
+        let (found, expected) = (found as u64, expected as u64);
+        Err(FrameError::Truncated { inside, number: self.number + 1, offset: self.offset, found, expected })
     }
 }
 
@@ -228,20 +227,20 @@ mod tests {
     }
 
     #[test]
-    fn a_newline_at_the_end_begins_no_further_line() {
+    fn a_newline_at_the_end_does_not_start_another_line() {
         assert_eq!(strings(split(Framing::Lines, 100, b"a\nb\n", 3).unwrap()), ["a", "b"]);
         assert_eq!(strings(split(Framing::Lines, 100, b"\n", 3).unwrap()), [""]);
         assert!(split(Framing::Lines, 100, b"", 3).unwrap().is_empty());
     }
 
     #[test]
-    fn bytes_that_are_no_text_pass() {
+    fn bytes_that_are_no_text_are_kept() {
         let line: Vec<u8> = (0..=255).filter(|byte| *byte != b'\n').collect();
         assert_eq!(split(Framing::Lines, 300, &line, 7).unwrap(), [line]);
     }
 
     #[test]
-    fn len32_carries_any_bytes_and_none() {
+    fn len32_carries_any_bytes_and_empty_messages() {
         let messages: [&[u8]; 5] = [b"", b"\n\n", &[0, 255, 10, 13], b"", &[7; 1000]];
         let mut input = Vec::new();
         for message in messages {
@@ -253,26 +252,26 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_len32_frame_is_an_error_that_says_where() {
+    fn the_error_for_a_truncated_len32_frame_has_its_position() {
         let mut input = Vec::new();
         Framing::Len32.write(b"whole", &mut input);
         Framing::Len32.write(b"cut off", &mut input);
         for cut in 10..input.len() {
             let error = split(Framing::Len32, 100, &input[..cut], 5).unwrap_err();
-            let (inside, found, wanted) = if cut < 13 { ("length", cut - 9, 4) } else { ("payload", cut - 13, 7) };
+            let (inside, found, expected) = if cut < 13 { ("length", cut - 9, 4) } else { ("payload", cut - 13, 7) };
             let found = found as u64;
-            assert_eq!(error, FrameError::Truncated { inside, number: 2, offset: 9, found, wanted }, "cut at {cut}");
+            assert_eq!(error, FrameError::Truncated { inside, number: 2, offset: 9, found, expected }, "cut at {cut}");
         }
         assert_eq!(split(Framing::Len32, 100, &input[..9], 5).unwrap(), [b"whole"]);
         let error = split(Framing::Len32, 100, &input[..11], 5).unwrap_err().to_string();
         assert_eq!(
             error,
-            "the input ends inside the length of frame 2 (at offset 9): 2 of 4 bytes found; is it cut short?"
+            "the input ends inside the length of frame 2 (at offset 9): it has 2 of 4 bytes; is it truncated?"
         );
     }
 
     #[test]
-    fn a_frame_above_the_limit_is_refused_without_reading_it_all() {
+    fn a_frame_above_the_limit_is_refused_before_it_is_read_completely() {
         let mut endless = Splitter::new(Framing::Lines, 100, 64);
         let error = loop {
             if let Err(error) = endless.next() {

@@ -1,4 +1,4 @@
-//! `pelton info`, `recover` and `rm`: a channel seen from outside, made whole, removed. None of them takes part in it.
+//! `pelton info`, `recover` and `rm`: inspects, repairs and removes a channel, without a role in it.
 
 use crate::{failure::Failure, output, report::Counters};
 use clap::Args;
@@ -12,9 +12,9 @@ use std::{
 /// Options of `pelton info`.
 #[derive(Args)]
 pub struct InfoArgs {
-    /// A channel's directory, DIR or path:DIR; or a short name or unix:PATH, to see who listens
+    /// A channel's directory, DIR or path:DIR; or a short name or unix:PATH, to list its listeners
     name: String,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }
@@ -24,13 +24,13 @@ pub struct InfoArgs {
 pub struct RecoverArgs {
     /// The channel's directory, DIR or path:DIR
     directory: String,
-    /// Repair it; without this it is only checked, and nothing is changed
+    /// Repair it; without this option, check it and change nothing
     #[arg(long)]
     repair: bool,
-    /// After a reboot: keep also messages that look whole but were never synced to the disk
+    /// After a reboot: keep also intact messages that were never synced to disk
     #[arg(long)]
     keep_unsynced: bool,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }
@@ -42,12 +42,12 @@ pub struct RemoveArgs {
     directory: String,
 }
 
-/// The directory that a text names.
+/// The directory in an argument.
 fn directory(text: &str) -> &Path {
     Path::new(text.strip_prefix("path:").unwrap_or(text))
 }
 
-/// Writes it to standard output.
+/// Writes `text` to standard output.
 pub fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
     output::check()?;
     let mut stdout = std::io::stdout();
@@ -57,7 +57,7 @@ pub fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
     }
 }
 
-/// As JSON, on a line of its own.
+/// `value` as one line of JSON.
 pub fn json(value: &impl Serialize) -> String {
     let mut line = serde_json::to_string(value).expect("numbers and text");
     line.push('\n');
@@ -66,7 +66,7 @@ pub fn json(value: &impl Serialize) -> String {
 
 /// Runs `pelton info`.
 pub fn info(args: &InfoArgs) -> Result<(), Failure> {
-    // A short name has no slash, and a directory that has none can be written ./DIR.
+    // A short name has no slash. A directory without one can be written as ./DIR.
     let is_directory = args.name.starts_with("path:") || (args.name.contains('/') && !args.name.starts_with("unix:"));
     if is_directory {
         let found = inspect::info(directory(&args.name))?;
@@ -77,7 +77,7 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
         return Err(pelton::Error::NoListener { name: args.name.clone() }.into());
     }
     let line = |listener: &ListenerInfo| match listener.pid {
-        Some(0) => format!("{}  process unknown, too busy to say  alive\n", listener.path.display()),
+        Some(0) => format!("{}  process unknown, too busy to reply  alive\n", listener.path.display()),
         Some(pid) => format!("{}  process {pid}  alive\n", listener.path.display()),
         None => format!("{}  dead; the next listener replaces it\n", listener.path.display()),
     };
@@ -121,7 +121,7 @@ pub fn remove(args: &RemoveArgs) -> Result<(), Failure> {
 
 fn role(name: &str, role: &RoleInfo) -> String {
     let state = match (role.generation, role.is_alive, role.is_closed) {
-        (0, false, _) => return format!("{name}: never any"),
+        (0, false, _) => return format!("{name}: none so far"),
         (_, true, _) => "alive",
         (_, false, true) => "closed",
         (_, false, false) => "dead",
@@ -129,9 +129,8 @@ fn role(name: &str, role: &RoleInfo) -> String {
     format!("{name}: process {}, {state}, generation {}", role.pid, role.generation)
 }
 
-/// For people.
 pub fn text_of(info: &ChannelInfo) -> String {
-    let boot = if info.is_from_this_boot { "" } else { ", made before the last reboot: see `pelton recover`" };
+    let boot = if info.is_from_this_boot { "" } else { ", created before the last reboot: see `pelton recover`" };
     let mut text = format!(
         "{}: lanes of {} bytes, messages up to {}, window {}, {} of {} lanes, mode {:o}{boot}\nwire version {}, layout {:#018x}\n{}\n",
         info.path.display(),

@@ -1,4 +1,4 @@
-//! `pelton`, the command-line tool: what its commands and their options are, and the one table of exit codes that they share.
+//! `pelton`, the command-line tool: its commands, and the exit codes that they share.
 
 mod call;
 mod cat;
@@ -23,26 +23,26 @@ mod torture;
 use clap::{Parser, Subcommand};
 use std::{io::Write as _, process::ExitCode, time::Duration};
 
-/// What `--help` says of the exit codes; `Failure::code` is where they are given out.
+/// The exit codes in `--help`; `Failure::code` assigns them.
 const EXIT_CODES: &str = "\
 Exit codes:
     0  done
-    1  the other side died or went with messages unreleased (standard error says
-       how many); demo: what came out is not what went in; torture: faults found;
-       cat: the end of a file is torn, or --verify found gaps
+    1  the other side died or left with messages unreleased (standard error gives
+       the number); demo: the output differs from the input; torture: faults
+       found; cat: a file's end is torn, or --verify found gaps
     2  usage or bad input
     3  refused: the name is taken or unusable, the other side may not connect, or
-       what is at path:DIR is no channel, has that side already, or is of before
-       the last reboot
-    4  the other side did not appear, or did not answer, in time; info: nobody is
-       there now
+       path:DIR is no channel, has that side already, or predates the last reboot
+    4  timed out: the other side did not appear, or the reply did not arrive, in
+       time; info: nobody listens now
     5  the system failed: disk full, no memory, a corrupt channel or file
-    6  call: the service failed the call (standard error has its code and what it
-       says), or let it go without a reply
-  129  hung up (SIGHUP), closed as for SIGINT; unless it was ignored, as by nohup
-  130  interrupted (SIGINT): the channel was closed, the other side told so
-  141  standard output was closed by its reader, as `head` does
-  143  terminated (SIGTERM), closed alike";
+    6  call: the service failed the call (standard error has its code and text),
+       or dropped it without a reply
+  129  hung up (SIGHUP): the channel was closed as for SIGINT; a SIGHUP ignored
+       at the start, as by nohup, stays ignored
+  130  interrupted (SIGINT): the channel was closed, the other side notified
+  141  the reader of standard output closed it, as `head` does
+  143  terminated (SIGTERM): the channel was closed as for SIGINT";
 
 /// Messages at memory speed between the processes of one machine
 #[derive(Parser)]
@@ -52,7 +52,6 @@ struct Cli {
     command: Command,
 }
 
-/// One variant a command; further commands go beside these.
 #[derive(Subcommand)]
 enum Command {
     /// Read standard input and send each frame of it as a message
@@ -61,34 +60,34 @@ enum Command {
     /// Receive messages and write each as a frame to standard output
     #[command(after_help = EXIT_CODES)]
     Recv(recv::RecvArgs),
-    /// Receive messages and write them to a record file, each once, also when killed and started again
+    /// Receive messages and write each to a record file once, also after a kill and a restart
     #[command(after_help = EXIT_CODES)]
     Flush(flush::FlushArgs),
     /// Write the messages of record files to standard output, or check them
     #[command(after_help = EXIT_CODES)]
     Cat(cat::CatArgs),
-    /// Copy a file, in the kernel where that can be; the copy takes its name when it is whole
+    /// Copy a file, in the kernel if possible; the copy gets its name once complete
     #[command(after_help = EXIT_CODES)]
     Cp(cp::CpArgs),
     /// Call a service, and write its reply to standard output
     #[command(after_help = EXIT_CODES)]
     Call(call::CallArgs),
-    /// Answer calls by a command, a process for each or one that lasts
+    /// Answer calls by a command: a process per call, or one co-process
     #[command(after_help = EXIT_CODES)]
     Serve(serve::ServeArgs),
-    /// See who uses a channel and what waits in it, without touching it
+    /// Show which processes use a channel and which messages wait in it; changes nothing
     #[command(after_help = EXIT_CODES)]
     Info(inspect::InfoArgs),
-    /// Check a channel in a directory that nobody uses, and with --repair make it whole
+    /// Check a channel in a directory that no process uses; with --repair, repair it
     #[command(after_help = EXIT_CODES)]
     Recover(inspect::RecoverArgs),
-    /// Remove a channel in a directory that nobody uses, with all that waits in it
+    /// Remove a channel in a directory that no process uses, with the messages in it
     #[command(after_help = EXIT_CODES)]
     Rm(inspect::RemoveArgs),
     /// Stream a file through a channel and zstd, check the result, and measure it against a Unix socket
     #[command(after_help = EXIT_CODES)]
     Demo(demo::DemoArgs),
-    /// Kill senders and receivers at random moments and check that nothing is lost, torn, doubled or left behind
+    /// Kill senders and receivers at random moments; check that nothing is lost, torn, duplicated or left behind
     #[command(after_help = EXIT_CODES)]
     Torture(torture::TortureArgs),
     /// The sending process of a demo
@@ -97,19 +96,19 @@ enum Command {
     /// The receiving process of a demo
     #[command(hide = true)]
     DemoReceive(demo::pipeline::StageArgs),
-    /// What starts the sides of a storm
+    /// The process that starts the sides of a crash test
     #[command(hide = true)]
     TortureHost,
-    /// A side of a storm
+    /// A side of a crash test
     #[command(hide = true)]
     TortureSide(torture::side::SideArgs),
 }
 
 /// A time in seconds, with or without a fraction.
 fn seconds(text: &str) -> Result<Duration, String> {
-    let wanted = "want seconds, such as 10 or 0.5";
-    let number: f64 = text.parse().map_err(|_| wanted.to_string())?;
-    Duration::try_from_secs_f64(number).map_err(|error| format!("{error}: {wanted}"))
+    let expected = "want seconds, such as 10 or 0.5";
+    let number: f64 = text.parse().map_err(|_| expected.to_string())?;
+    Duration::try_from_secs_f64(number).map_err(|error| format!("{error}: {expected}"))
 }
 
 /// A number of bytes, plain or with K, M or G (powers of 1024).
@@ -149,7 +148,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // Which is printable already.
+            // `text` has already escaped control characters.
             if let Some(text) = failure.text() {
                 let _ = writeln!(std::io::stderr(), "pelton: {text}");
             }
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_take_binary_suffixes_and_refuse_the_rest() {
+    fn bytes_take_binary_suffixes_and_refuse_other_texts() {
         assert_eq!(bytes("65536"), Ok(65536));
         assert_eq!(bytes("64K"), Ok(65536));
         assert_eq!(bytes("64MiB"), Ok(64 << 20));
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn seconds_refuse_what_is_no_time() {
+    fn seconds_refuse_other_texts() {
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
         for bad in ["", "soon", "-1", "nan", "inf"] {
             assert!(seconds(bad).is_err(), "{bad}");

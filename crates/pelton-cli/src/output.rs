@@ -1,5 +1,5 @@
-//! Standard output, for what must not outlast a Ctrl-C when the reader of a pipe has stopped reading: a pipe or terminal is opened anew
-//! without blocking (the flag on the one that was inherited would be everybody's).
+//! Standard output that a signal can interrupt, also if the reader of a pipe has stopped reading. A pipe or a terminal
+//! is opened again, with O_NONBLOCK: the flag on the inherited descriptor would affect every process that shares it.
 
 use crate::{failure::Failure, signals::Signals};
 use rustix::{
@@ -13,33 +13,35 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-/// Write when so much has gathered. Large enough that a write's cost vanishes, small enough to stay in the cache. A guess.
+/// Write once this many bytes are buffered: enough to amortise a write, and small enough to stay in the cache. A guess.
 pub const WRITE_BYTES: usize = 256 * 1024;
 
-/// What a buffer has room for at first: a write is due before it is full, unless messages are large.
+/// Initial capacity of the buffer: a write is due before it is full, unless messages are large.
 const FIRST_BYTES: usize = 2 * WRITE_BYTES;
 
-/// A buffer that is written and larger than this is released: messages of this size are rare, and one has needed it. Below it the cost of new pages
-/// for each message would be felt. A guess.
-const KEPT_BYTES: usize = 16 * 1024 * 1024;
+/// A larger buffer is freed after its write: messages of this size are rare. Freeing smaller buffers would cost new
+/// pages for each message. A guess.
+const KEEP_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// How long an interrupted command waits for a reader of its output that has not read enough yet. A guess: it is busy, not gone.
-const READER_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+/// How long an interrupted command waits for a reader of its output. A guess: such a reader is busy and has not left.
+const READER_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
-/// Whether this process was started without a standard output that can be written to.
+/// Whether this process started without a writable standard output.
 static WAS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Before `main`, since Rust opens /dev/null there, which takes everything, and nobody could tell it from one that was given.
+/// Checks before `main`: there Rust opens /dev/null for a closed standard output, which then looks like a /dev/null
+/// that the caller passed.
 #[used]
-// SAFETY: the loader calls what is listed there once, before any thread is started; it makes one system call.
+// SAFETY: the loader calls each function in `.init_array` once, before any thread starts; this one makes one system
+// call.
 #[unsafe(link_section = ".init_array")]
-static LOOK: extern "C" fn() = {
-    extern "C" fn look() {
-        let found = rustix::fs::fcntl_getfl(rustix::stdio::stdout());
-        let is_writable = found.is_ok_and(|flags| flags & OFlags::RWMODE != OFlags::RDONLY);
+static CHECK_STDOUT: extern "C" fn() = {
+    extern "C" fn check_stdout() {
+        let flags = rustix::fs::fcntl_getfl(rustix::stdio::stdout());
+        let is_writable = flags.is_ok_and(|flags| flags & OFlags::RWMODE != OFlags::RDONLY);
         WAS_CLOSED.store(!is_writable, Ordering::Relaxed);
     }
-    look
+    check_stdout
 };
 
 /// Fails if there is no standard output.
@@ -47,29 +49,30 @@ pub fn check() -> Result<(), Failure> {
     match WAS_CLOSED.load(Ordering::Relaxed) {
         false => Ok(()),
         true => Err(Failure::System(
-            "standard output is closed, or only to be read: redirect it to a file, a pipe or /dev/null".to_owned(),
+            "standard output is closed, or open for reading only: redirect it to a file, a pipe or /dev/null"
+                .to_owned(),
         )),
     }
 }
 
-/// Standard output, and what has gathered for it.
+/// Standard output, and bytes that wait for a write.
 pub struct Output {
-    /// What has gathered
+    /// Bytes to write.
     pub buffer: Vec<u8>,
-    /// the pipe or terminal opened anew
-    opened: Option<OwnedFd>,
+    /// The pipe or terminal, opened again.
+    reopened: Option<OwnedFd>,
     is_socket: bool,
     may_block: bool,
 }
 
 impl Output {
-    /// Opens it anew, where it could keep this process waiting. Fails if it is closed.
+    /// Opens it again if a write to it could block. Fails if it is closed.
     pub fn new() -> Result<Output, Failure> {
         check()?;
         let stdout = rustix::stdio::stdout();
         let file_type = rustix::fs::fstat(stdout).map(|stat| FileType::from_raw_mode(stat.st_mode));
-        let opened = match file_type {
-            // where this is not allowed, writing blocks, and a second Ctrl-C ends it
+        let reopened = match file_type {
+            // If the kernel refuses this open, writes block, and a second Ctrl-C ends the process.
             Ok(FileType::Fifo | FileType::CharacterDevice) => rustix::fs::open(
                 "/proc/self/fd/1",
                 OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC,
@@ -79,11 +82,11 @@ impl Output {
             _ => None,
         };
         let is_socket = file_type == Ok(FileType::Socket);
-        let may_block = opened.is_none() && !is_socket && file_type != Ok(FileType::RegularFile);
-        Ok(Output { buffer: Vec::with_capacity(FIRST_BYTES), opened, is_socket, may_block })
+        let may_block = reopened.is_none() && !is_socket && file_type != Ok(FileType::RegularFile);
+        Ok(Output { buffer: Vec::with_capacity(FIRST_BYTES), reopened, is_socket, may_block })
     }
 
-    /// Writes all that has gathered; after a failure the rest is still there.
+    /// Writes the whole buffer. After a failure, the buffer holds the unwritten rest.
     pub fn write(&mut self, signals: &Signals) -> Result<(), Failure> {
         let mut written = 0;
         let done = loop {
@@ -105,22 +108,23 @@ impl Output {
             }
         };
         self.buffer.drain(..written);
-        if self.buffer.capacity() > KEPT_BYTES && self.buffer.is_empty() {
+        if self.buffer.capacity() > KEEP_BYTES_MAX && self.buffer.is_empty() {
             self.buffer = Vec::with_capacity(FIRST_BYTES);
         }
         done
     }
 
-    /// After an interrupt: writes what is left as long as somebody reads it, since the messages of a socket's channel are released, and nobody else
-    /// will deliver them. Gives up after [`READER_PATIENCE`] without progress, and at the next signal. Answers how many bytes are left out.
-    pub fn write_what_goes(&mut self) -> usize {
+    /// After an interrupt: writes the rest of the buffer while its reader reads. The receiver has released these
+    /// messages, so no other process delivers them. Ends after [`READER_TIMEOUT`] without progress, and at the next
+    /// signal. Returns how many bytes are lost.
+    pub fn write_remaining(&mut self) -> usize {
         let mut written = 0;
         while !self.may_block && written < self.buffer.len() {
             match self.write_once(&self.buffer[written..]) {
                 Ok(bytes) => written += bytes,
                 Err(Errno::AGAIN) => {
                     let mut fds = [PollFd::new(self, PollFlags::OUT)];
-                    if !matches!(poll(&mut fds, Some(&READER_PATIENCE)), Ok(1..)) {
+                    if !matches!(poll(&mut fds, Some(&READER_TIMEOUT)), Ok(1..)) {
                         break;
                     }
                 }
@@ -142,6 +146,6 @@ impl Output {
 
 impl AsFd for Output {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.opened.as_ref().map_or(rustix::stdio::stdout(), OwnedFd::as_fd)
+        self.reopened.as_ref().map_or(rustix::stdio::stdout(), OwnedFd::as_fd)
     }
 }

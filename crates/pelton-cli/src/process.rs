@@ -1,6 +1,6 @@
-//! A command that runs beside a loop: what is written to it waits in memory, what it writes is read as it comes, and nothing here waits
-//! for it. It is the head of a process group of its own, which is killed with it: of a process that is not reaped yet the number is
-//! its own, so no other's group can be meant.
+//! A command that runs beside an event loop. Its input waits in memory, its output is read as it arrives, and nothing
+//! here waits. The command leads a process group, which is killed with it. An unreaped process keeps its number, so the
+//! kill cannot reach another group.
 
 use crate::{descriptors, failure::Failure};
 use rustix::{
@@ -17,22 +17,22 @@ use std::{
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
 };
 
-/// Read at once.
+/// Bytes per read.
 const READ_BYTES: usize = 64 * 1024;
-/// What is kept of standard error: its first bytes.
+/// Bytes kept from the start of standard error.
 const ERROR_BYTES: usize = 4096;
 
 /// A running command.
 pub struct Process {
     child: Child,
-    /// Readable when it has ended
+    /// Readable once the command has ended.
     pidfd: OwnedFd,
     stdin: Option<ChildStdin>,
     input: Vec<u8>,
     written: usize,
     closes: bool,
     stdout: Option<ChildStdout>,
-    /// What it has written to standard output, until somebody takes it.
+    /// Standard output so far, until the caller takes it.
     pub output: Vec<u8>,
     stderr: Option<ChildStderr>,
     errors: Vec<u8>,
@@ -40,12 +40,13 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` by the shell. `keeps_errors`: the first of what it says on standard error is kept; else that is this program's.
+    /// Starts `command` by the shell. With `keeps_errors`, keeps the start of its standard error; otherwise the command
+    /// inherits that of this program.
     pub fn start(command: &str, keeps_errors: bool) -> Result<Process, Failure> {
         let failed = |error: std::io::Error| Failure::system(format_args!("starting `{command}`"), error);
         let mut child = Command::new("sh")
             .arg("-c")
-            .arg(descriptors::as_before(command).as_ref())
+            .arg(descriptors::with_original_limit(command).as_ref())
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -54,10 +55,10 @@ impl Process {
             .map_err(failed)?;
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
-        let ours =
+        let pipes =
             [stdin.as_ref().map(AsFd::as_fd), stdout.as_ref().map(AsFd::as_fd), stderr.as_ref().map(AsFd::as_fd)];
         let unblocked =
-            ours.into_iter().flatten().try_for_each(|fd| fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK));
+            pipes.into_iter().flatten().try_for_each(|fd| fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK));
         let pidfd = pidfd.and_then(|pidfd| unblocked.map(|()| pidfd)).map_err(|error| {
             let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
             let _ = child.wait();
@@ -78,12 +79,12 @@ impl Process {
         })
     }
 
-    /// Has `bytes` written to its standard input, behind what waits already.
+    /// Queues `bytes` for its standard input.
     pub fn write(&mut self, bytes: &[u8]) {
         self.input.extend_from_slice(bytes);
     }
 
-    /// Closes its standard input, once all is written.
+    /// Closes its standard input once all queued bytes are written.
     pub fn close_input(&mut self) {
         self.closes = true;
         if self.input.is_empty() {
@@ -91,8 +92,8 @@ impl Process {
         }
     }
 
-    /// What it has to be polled for.
-    pub fn waits(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
+    /// The descriptors and events to poll.
+    pub fn poll_events(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
         let writes = self.stdin.as_ref().filter(|_| self.written < self.input.len());
         let reads = [self.stdout.as_ref().map(AsFd::as_fd), self.stderr.as_ref().map(AsFd::as_fd)];
         let ends = (self.pidfd.as_fd(), PollFlags::IN);
@@ -100,18 +101,18 @@ impl Process {
         std::iter::once(ends).chain(writes).chain(reads.into_iter().flatten().map(|fd| (fd, PollFlags::IN)))
     }
 
-    /// Writes and reads what goes, until there are `output_max` bytes of output. True: it has ended, and all it wrote is read, or
-    /// would be too much.
+    /// Writes and reads without waiting, up to `output_max` bytes of output. True: it has ended and its output is read,
+    /// or its output exceeds that.
     pub fn step(&mut self, output_max: usize) -> Result<bool, Failure> {
-        // Asked first: what it wrote before its end is there to be read then.
+        // First: then the output that it wrote before its end is readable.
         let has_ended = self.has_ended()?;
-        self.write_on()?;
-        read_on(&mut self.stdout, &mut self.output, output_max)?;
+        self.write_queued()?;
+        read_available(&mut self.stdout, &mut self.output, output_max)?;
         if self.stderr.is_some() {
             let mut errors = Vec::new();
-            read_on(&mut self.stderr, &mut errors, usize::MAX)?;
-            let room = ERROR_BYTES - self.errors.len();
-            self.errors.extend_from_slice(&errors[..errors.len().min(room)]);
+            read_available(&mut self.stderr, &mut errors, usize::MAX)?;
+            let space = ERROR_BYTES - self.errors.len();
+            self.errors.extend_from_slice(&errors[..errors.len().min(space)]);
         }
         Ok(has_ended)
     }
@@ -125,13 +126,13 @@ impl Process {
         }
     }
 
-    fn write_on(&mut self) -> Result<(), Failure> {
+    fn write_queued(&mut self) -> Result<(), Failure> {
         while let Some(stdin) = self.stdin.as_ref().filter(|_| self.written < self.input.len()) {
             match rustix::io::write(stdin, &self.input[self.written..]) {
                 Ok(bytes) => self.written += bytes,
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
-                // It need not read it all.
+                // The command need not read its whole input.
                 Err(Errno::PIPE) => self.stdin = None,
                 Err(error) => return Err(Failure::system("writing to a process", error)),
             }
@@ -146,7 +147,7 @@ impl Process {
         Ok(())
     }
 
-    /// Kills what is left of its group, and answers how it ended itself and the first of what it said on standard error.
+    /// Kills the rest of its group. Returns its exit status and the start of its standard error.
     pub fn end(mut self) -> (ExitStatus, Vec<u8>) {
         let errors = std::mem::take(&mut self.errors);
         (self.reap(), errors)
@@ -167,8 +168,8 @@ impl Drop for Process {
     }
 }
 
-/// Reads what there is, until `into` has more than `most` bytes; takes `from` away at its end.
-fn read_on(from: &mut Option<impl AsFd>, into: &mut Vec<u8>, most: usize) -> Result<(), Failure> {
+/// Reads the available bytes until `into` has more than `most`. At the end of the file, sets `from` to `None`.
+fn read_available(from: &mut Option<impl AsFd>, into: &mut Vec<u8>, most: usize) -> Result<(), Failure> {
     while let Some(fd) = from.as_ref().filter(|_| into.len() <= most) {
         into.reserve(READ_BYTES);
         match rustix::io::read(fd, rustix::buffer::spare_capacity(into)) {

@@ -1,13 +1,13 @@
-//! `pelton recv`: a channel to standard output.
+//! `pelton recv`: writes the messages of a channel to standard output.
 //!
-//! While messages flow, each is copied into one output buffer, which is written when it is large or the lane is empty. A message
-//! is released when it is in that buffer; those of a channel in a directory, which another receiver can still get, when they are
-//! written, a batch at a time. While none come, one poll waits for the channel, the signals and the going of standard
-//! output's reader.
+//! While messages flow, they are copied into one output buffer, which is written when it is large or the lane is empty.
+//! By connect, a message is released once it is copied. On a path channel another receiver may follow, so a batch
+//! of messages is released once it is written. Without messages, one poll waits for the channel, the signals and the
+//! hang-up of the reader of standard output.
 
 use crate::{
-    channel::{Notice, Passed, ReceiveArgs, Stop, WaitArg},
-    failure::{Failure, say},
+    channel::{Notice, ReceiveArgs, StreamError, Traffic, WaitArg},
+    failure::{Failure, print_stderr},
     frame::Framing,
     output::{Output, WRITE_BYTES},
     progress::Progress,
@@ -23,169 +23,172 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long an empty lane is watched before what has gathered is written: a sender about as fast as this receiver would else
-/// cost a write per message. Nobody sees the delay. A guess.
-const LINGER: Duration = Duration::from_micros(20);
-/// How long waiting is left to the library before the signals are polled as well. Longer than it spins, too short to be noticed.
-const FIRST_WAIT: Duration = Duration::from_millis(1);
+/// How long an empty lane is polled before a partly filled buffer is written. Without this, a sender about as fast as
+/// this receiver would cost one write per message. Users do not notice the delay. A guess.
+const SPIN_TIME: Duration = Duration::from_micros(20);
+/// How long the library waits before the command polls the signals too: longer than it spins, and too short to be
+/// noticed.
+const LIBRARY_WAIT: Duration = Duration::from_millis(1);
 
 /// Options of `pelton recv`.
 #[derive(Args)]
 pub struct RecvArgs {
     #[command(flatten)]
     receive: ReceiveArgs,
-    /// How messages are told apart in the stream of bytes
+    /// How messages are separated in the stream of bytes
     #[arg(long, value_enum, default_value_t = Framing::Lines)]
     frame: Framing,
-    /// Close after so many messages
+    /// Close after this number of messages
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 }
 
 /// Runs `pelton recv`.
 pub fn run(args: &RecvArgs) -> Result<(), Failure> {
-    let place = args.receive.place()?;
+    let transport = args.receive.transport()?;
     let signals = Signals::install()?;
-    // First: nobody is to connect to what cannot write.
+    // First: no sender connects to a receiver that cannot write.
     let output = Output::new()?;
-    let receiver = args.receive.appear(&place, &signals, args.receive.channel.options().announce(true))?;
+    let receiver = args.receive.open_receiver(&transport, &signals, args.receive.channel.options().announce(true))?;
     let started = Instant::now();
-    let mut receiving = Receiving {
+    let mut recv_loop = RecvLoop {
         args,
-        keeps: place.keeps(),
-        appear_by: args.receive.appear_by(&place),
+        keeps_messages: transport.keeps_messages(),
+        peer_deadline: args.receive.peer_deadline(&transport),
         notice: args.receive.channel.notice("messages"),
         receiver,
         output,
-        received: Passed::default(),
+        traffic: Traffic::default(),
         signals: &signals,
     };
-    let done = receiving.stream();
-    let Receiving { receiver, received, .. } = receiving;
+    let done = recv_loop.stream();
+    let RecvLoop { receiver, traffic, .. } = recv_loop;
     let counters = receiver.counters();
-    // what could go wrong with it would change nothing: the sender is told by it, or by our end
+    // An error changes nothing: the sender detects the end in any case.
     let _ = receiver.close();
     let seconds = started.elapsed().as_secs_f64();
-    args.receive.finish("recv", done, &received, seconds, counters)
+    args.receive.finish("recv", done, &traffic, seconds, counters)
 }
 
-/// The receiver at work.
-struct Receiving<'a> {
+struct RecvLoop<'a> {
     args: &'a RecvArgs,
-    /// Whether the channel keeps what is not released, for the next receiver.
-    keeps: bool,
-    /// Until a sender, or a message, has appeared: when to give up.
-    appear_by: Option<Instant>,
-    /// Until a sender, or a message, has appeared.
+    /// The channel keeps unreleased messages for the next receiver.
+    keeps_messages: bool,
+    /// When to fail, until a sender or a message has appeared.
+    peer_deadline: Option<Instant>,
+    /// Printed unless a sender or a message appears soon.
     notice: Notice,
     receiver: Receiver,
     output: Output,
-    received: Passed,
+    traffic: Traffic,
     signals: &'a Signals,
 }
 
-impl Receiving<'_> {
-    /// Writes every message until the sender closes or enough have come, and then what is left in the buffer, whatever the end was.
-    fn stream(&mut self) -> Result<Ended, Stop> {
+impl RecvLoop<'_> {
+    /// Writes messages until the sender closes or `--count` is reached, and then the rest of the buffer, whatever the
+    /// reason for the end.
+    fn stream(&mut self) -> Result<Ended, StreamError> {
         let done = self.receive_all();
         match done {
-            Err(Stop::Other(Failure::Signal(_))) => match self.output.write_what_goes() {
+            Err(StreamError::Other(Failure::Signal(_))) => match self.output.write_remaining() {
                 0 => {}
-                left => say(format!("nobody reads the output: the last {left} bytes of what was received are lost")),
+                left => print_stderr(format!("no process reads the output: the last {left} received bytes are lost")),
             },
-            Err(Stop::Other(_)) => {}
-            Ok(_) | Err(Stop::Channel(_)) => self.output.write(self.signals)?,
+            Err(StreamError::Other(_)) => {}
+            Ok(_) | Err(StreamError::Channel(_)) => self.output.write(self.signals)?,
         }
         done
     }
 
-    fn receive_all(&mut self) -> Result<Ended, Stop> {
+    fn receive_all(&mut self) -> Result<Ended, StreamError> {
         let mut progress = Progress::new(None, std::io::stdout().is_terminal());
-        let mut waiting = Waiting::Not;
+        let mut stage = WaitStage::Flowing;
         loop {
-            match self.step(&mut waiting, &mut progress) {
+            match self.step(&mut stage, &mut progress) {
                 Ok(None) => {}
                 Ok(Some(ended)) => return Ok(ended),
-                Err(Stop::Channel(pelton::Error::Closed { .. })) if self.args.receive.follow => self.appear_by = None,
-                Err(Stop::Channel(pelton::Error::PeerDied { .. })) if self.args.receive.follow => {
-                    self.appear_by = None;
-                    self.say_that_one("died");
+                Err(StreamError::Channel(pelton::Error::Closed { .. })) if self.args.receive.follow => {
+                    self.peer_deadline = None
                 }
-                Err(Stop::Channel(pelton::Error::Closed { .. })) => return Ok(Ended::Closed),
+                Err(StreamError::Channel(pelton::Error::PeerDied { .. })) if self.args.receive.follow => {
+                    self.peer_deadline = None;
+                    self.report_sender("died");
+                }
+                Err(StreamError::Channel(pelton::Error::Closed { .. })) => return Ok(Ended::Closed),
                 Err(stop) => return Err(stop),
             }
             self.signals.check()?;
         }
     }
 
-    /// Takes what is there, or waits one step further; answers how it ended, if it has.
-    fn step(&mut self, waiting: &mut Waiting, progress: &mut Progress) -> Result<Option<Ended>, Stop> {
-        let came = if self.keeps { self.take_batch(*waiting)? } else { self.take_one(*waiting)? };
-        if came {
-            *waiting = Waiting::Not;
-            if self.keeps || self.output.buffer.len() >= WRITE_BYTES {
+    /// Takes the available messages, or enters the next wait stage. Returns why the stream ended, if it has.
+    fn step(&mut self, stage: &mut WaitStage, progress: &mut Progress) -> Result<Option<Ended>, StreamError> {
+        let has_message = if self.keeps_messages { self.take_batch(*stage)? } else { self.take_one(*stage)? };
+        if has_message {
+            *stage = WaitStage::Flowing;
+            if self.keeps_messages || self.output.buffer.len() >= WRITE_BYTES {
                 self.output.write(self.signals)?;
-                progress.at(self.received.messages, self.received.bytes);
+                progress.update(self.traffic.messages, self.traffic.bytes);
             }
-            return Ok((self.args.count == Some(self.received.messages)).then_some(Ended::Counted));
+            return Ok((self.args.count == Some(self.traffic.messages)).then_some(Ended::Counted));
         }
-        match waiting {
-            Waiting::Not if self.output.buffer.is_empty() => *waiting = Waiting::First,
-            Waiting::Not => *waiting = Waiting::Linger,
-            Waiting::Linger => {
+        match stage {
+            WaitStage::Flowing if self.output.buffer.is_empty() => *stage = WaitStage::Library,
+            WaitStage::Flowing => *stage = WaitStage::Spin,
+            WaitStage::Spin => {
                 self.output.write(self.signals)?;
-                *waiting = Waiting::First;
+                *stage = WaitStage::Library;
             }
-            Waiting::First => {
+            WaitStage::Library => {
                 self.give_up_waiting()?;
                 self.idle()?;
-                *waiting = Waiting::Not;
+                *stage = WaitStage::Flowing;
             }
         }
         Ok(None)
     }
 
-    /// Takes the next message into the buffer and releases it.
-    fn take_one(&mut self, waiting: Waiting) -> Result<bool, Stop> {
-        let Receiving { args, receiver, output, received, .. } = self;
-        let message = match waiting {
-            Waiting::Not => receiver.try_receive(),
-            Waiting::Linger => receiver.receive_until(Instant::now() + LINGER),
-            Waiting::First if args.receive.channel.wait == WaitArg::Spin => {
+    /// Copies the next message into the buffer and releases it.
+    fn take_one(&mut self, stage: WaitStage) -> Result<bool, StreamError> {
+        let RecvLoop { args, receiver, output, traffic, .. } = self;
+        let message = match stage {
+            WaitStage::Flowing => receiver.try_receive(),
+            WaitStage::Spin => receiver.receive_until(Instant::now() + SPIN_TIME),
+            WaitStage::Library if args.receive.channel.wait == WaitArg::Spin => {
                 receiver.receive_until(Instant::now() + SLICE)
             }
-            Waiting::First => receiver.receive_until(Instant::now() + FIRST_WAIT),
+            WaitStage::Library => receiver.receive_until(Instant::now() + LIBRARY_WAIT),
         }?;
-        let found = message.map(|message| {
+        let kind = message.map(|message| {
             if message.kind() == Kind::Message {
-                received.count(&message);
+                traffic.count(&message);
                 args.frame.write(&message, &mut output.buffer);
             }
             message.kind()
         });
-        let Some(kind) = found else { return Ok(false) };
+        let Some(kind) = kind else { return Ok(false) };
         match kind {
             Kind::Message => return Ok(true),
-            Kind::PeerDied => self.say_that_one("died"),
-            Kind::Corrupt => self.say_that_one("broke the rules of the layout"),
+            Kind::PeerDied => self.report_sender("died"),
+            Kind::Corrupt => self.report_sender("violated the layout"),
             Kind::Joined | Kind::Closed => {}
         }
-        self.appear_by = None;
+        self.peer_deadline = None;
         self.notice.cancel();
         Ok(false)
     }
 
-    fn say_that_one(&self, went: &str) {
+    fn report_sender(&self, event: &str) {
         let name = &self.args.receive.channel.name;
-        say(format!("a sender on `{name}` {went}, waiting for the next one"));
+        print_stderr(format!("a sender on `{name}` {event}, waiting for the next one"));
     }
 
-    /// Takes what messages there are, as far as they go into one write, and releases them once they are written: one that is lost
-    /// on the way is the next receiver's.
-    fn take_batch(&mut self, waiting: Waiting) -> Result<bool, Stop> {
-        let Receiving { args, receiver, output, received, signals, .. } = self;
-        if !matches!(waiting, Waiting::Not) {
-            let until = Instant::now() + if args.receive.channel.wait == WaitArg::Spin { SLICE } else { LINGER };
+    /// Takes the available messages, up to one write, and releases them once they are written. If the write fails, the
+    /// next receiver gets them.
+    fn take_batch(&mut self, stage: WaitStage) -> Result<bool, StreamError> {
+        let RecvLoop { args, receiver, output, traffic, signals, .. } = self;
+        if !matches!(stage, WaitStage::Flowing) {
+            let until = Instant::now() + if args.receive.channel.wait == WaitArg::Spin { SLICE } else { SPIN_TIME };
             while receiver.try_receive_batch()?.is_none() && Instant::now() < until {
                 std::hint::spin_loop();
             }
@@ -194,21 +197,21 @@ impl Receiving<'_> {
         let done = loop {
             match batch.next() {
                 Ok(Some(message)) => {
-                    received.count(message);
+                    traffic.count(message);
                     args.frame.write(message, &mut output.buffer);
                 }
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(error),
             }
-            if output.buffer.len() >= WRITE_BYTES || args.count == Some(received.messages) {
+            if output.buffer.len() >= WRITE_BYTES || args.count == Some(traffic.messages) {
                 break Ok(());
             }
         };
         if let Err(failure) = output.write(signals) {
             let interrupted = matches!(failure, Failure::Signal(_));
-            if !(interrupted && output.write_what_goes() == 0) {
+            if !(interrupted && output.write_remaining() == 0) {
                 output.buffer.clear();
-                // Not dropped: that would release what nobody has got.
+                // Not dropped: a drop would release unwritten messages.
                 std::mem::forget(batch);
             }
             return Err(failure.into());
@@ -217,26 +220,26 @@ impl Receiving<'_> {
         Ok(done.map(|()| true)?)
     }
 
-    /// Fails when neither a sender nor a message has appeared in a directory by the time for it.
-    fn give_up_waiting(&mut self) -> Result<(), Stop> {
-        if self.received.messages > 0 {
+    /// Fails if neither a sender nor a message has appeared in time.
+    fn give_up_waiting(&mut self) -> Result<(), StreamError> {
+        if self.traffic.messages > 0 {
             self.notice.cancel();
         }
         self.notice.check();
-        if self.received.messages > 0 {
-            self.appear_by = None;
-        } else if self.appear_by.is_some_and(|by| by <= Instant::now()) {
-            if !self.keeps || !self.receiver.resume_until(Instant::now())? {
-                return Err(self.args.receive.channel.nobody("sender").into());
+        if self.traffic.messages > 0 {
+            self.peer_deadline = None;
+        } else if self.peer_deadline.is_some_and(|by| by <= Instant::now()) {
+            if !self.keeps_messages || !self.receiver.resume_until(Instant::now())? {
+                return Err(self.args.receive.channel.no_peer("sender").into());
             }
-            self.appear_by = None;
+            self.peer_deadline = None;
         }
         Ok(())
     }
 
-    /// Sleeps until a message comes or somebody goes; when spinning, only looks whether somebody has gone.
-    fn idle(&mut self) -> Result<(), Stop> {
-        let next = self.appear_by.into_iter().chain(self.notice.due).min();
+    /// Sleeps until a message arrives or the other side leaves; with `--wait spin`, only checks for the latter.
+    fn idle(&mut self) -> Result<(), StreamError> {
+        let next = self.peer_deadline.into_iter().chain(self.notice.due).min();
         let timeout = match (self.args.receive.channel.wait, next) {
             (WaitArg::Spin, _) => Some(Duration::ZERO),
             (WaitArg::Block, by) => by.map(|by| by.saturating_duration_since(Instant::now()).min(SLICE)),
@@ -244,7 +247,7 @@ impl Receiving<'_> {
         if !self.receiver.arm()? {
             return Ok(());
         }
-        // no events asked for: only an error, or that nobody reads any more
+        // No events: the poll reports an error or a hang-up of the reader.
         let channel = (self.receiver.as_fd(), PollFlags::IN);
         let polled = self.signals.poll([channel, (self.output.as_fd(), PollFlags::empty())], timeout);
         self.receiver.disarm();
@@ -255,13 +258,13 @@ impl Receiving<'_> {
     }
 }
 
-/// How the next message is waited for: each time none comes, one step further.
+/// How the receiver waits for the next message; each wait without one leads to the next stage.
 #[derive(Clone, Copy)]
-enum Waiting {
-    /// Messages flow.
-    Not,
-    /// The lane was empty; the output is not written yet.
-    Linger,
-    /// The output is written; the library waits as it knows best.
-    First,
+enum WaitStage {
+    /// Messages arrive.
+    Flowing,
+    /// The lane is empty; the output is not written yet.
+    Spin,
+    /// The output is written; the library waits.
+    Library,
 }

@@ -1,24 +1,24 @@
-//! What `send` and `recv` report at their end with `--json`.
+//! The report of `send`, `recv` and `flush` with `--json`.
 
 use crate::failure::Failure;
 use serde::Serialize;
 
-/// One object a run.
+/// The object.
 #[derive(Serialize)]
 pub struct Report<'a> {
-    /// `send` or `recv`.
+    /// `send`, `recv` or `flush`.
     pub command: &'static str,
     /// The channel's name, as given.
     pub name: &'a str,
-    /// Messages that passed this side.
+    /// Messages that this side sent or received.
     pub messages: u64,
-    /// Their payloads together.
+    /// Bytes of their payloads.
     pub bytes: u64,
     /// From the connection to the end.
     pub seconds: f64,
-    /// How it ended.
+    /// Why it ended.
     pub ended: Ended,
-    /// What else there is to say about the end: the text of standard error.
+    /// The text on standard error, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<&'a str>,
     /// Messages committed and not released by the receiver.
@@ -27,28 +27,28 @@ pub struct Report<'a> {
     pub counters: Counters,
 }
 
-/// How a channel ended, in the words of `--json`.
+/// Why a command ended, as in `--json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
-    /// All was sent and released, or received; closed in order.
+    /// Every message was sent and released, or received, and the channel closed.
     Closed,
-    /// As many messages as `--count` asks for were received.
+    /// The receiver has received `--count` messages.
     Counted,
-    /// The receiver closed before all was sent.
+    /// The receiver closed before it released every message.
     PeerClosed,
     /// The other side died without closing.
     PeerDied,
-    /// A signal asked for the end.
+    /// A signal.
     Interrupted,
-    /// The reader of standard output went away.
+    /// The reader of standard output closed it.
     OutputClosed,
-    /// Anything else; `error` says what.
+    /// Another reason, in `error`.
     Failed,
 }
 
 impl Ended {
-    /// The word for a failure that is not about the other side.
+    /// The reason for a failure that does not concern the other side.
     pub fn by(failure: &Failure) -> Ended {
         match failure {
             Failure::Signal(_) => Ended::Interrupted,
@@ -77,7 +77,7 @@ impl From<pelton::Counters> for Counters {
 }
 
 impl Report<'_> {
-    /// The object, on a line of its own.
+    /// The object, as one line.
     pub fn line(&self) -> String {
         let mut line = serde_json::to_string(self).expect("numbers and text");
         line.push('\n');

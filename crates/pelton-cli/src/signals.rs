@@ -1,7 +1,7 @@
-//! SIGINT, SIGTERM and SIGHUP as a flag to look at while messages flow, and as a descriptor to poll while nothing does.
+//! SIGINT, SIGTERM and SIGHUP as a flag, to check while messages flow, and as a descriptor, to poll while none do.
 //!
-//! The library's waiting calls go on after EINTR, so whoever waits here either polls this descriptor as well, or waits in slices
-//! and looks at the flag between them. A second signal ends the process at once: whatever hangs, two Ctrl-C are enough.
+//! The library continues its waits after EINTR. So a command polls this descriptor too, or waits in slices and checks
+//! the flag between them. A second signal ends the process immediately: two Ctrl-C end any hang.
 
 use crate::failure::Failure;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -19,63 +19,65 @@ use std::{
     time::Duration,
 };
 
-/// How long a wait that cannot poll the signals' descriptor lasts before the flag is looked at again: no noticeable delay to a
-/// Ctrl-C, no noticeable load.
+/// Length of a wait without the descriptor, between two checks of the flag: no noticeable delay of a Ctrl-C, no
+/// noticeable load.
 pub const SLICE: Duration = Duration::from_millis(100);
 
-/// The signals that ask this process to end. They are caught from `install` to the end of the process.
+/// The signals that end this process, caught from `install` on.
 pub struct Signals {
     caught: Arc<AtomicUsize>,
     readable: UnixStream,
 }
 
 impl Signals {
-    /// Catches SIGINT and SIGTERM from now on, and SIGHUP, unless it is ignored: then `nohup`, or a shell, wants this process to stay.
+    /// Catches SIGINT and SIGTERM from now on, and SIGHUP unless it is ignored: then `nohup` or a shell keeps this
+    /// process running.
     pub fn install() -> Result<Signals, Failure> {
         Signals::try_install(true).map_err(|error| Failure::system("cannot catch signals", error))
     }
 
-    /// As [`Signals::install`], for who looks after a second signal by itself: see [`Signals::forget`].
-    pub fn install_patiently() -> Result<Signals, Failure> {
+    /// As [`Signals::install`], but the second signal does not exit: the caller handles it, after [`Signals::clear`].
+    pub fn install_without_exit() -> Result<Signals, Failure> {
         Signals::try_install(false).map_err(|error| Failure::system("cannot catch signals", error))
     }
 
-    fn try_install(second_ends: bool) -> io::Result<Signals> {
+    fn try_install(second_exits: bool) -> io::Result<Signals> {
         let caught = Arc::new(AtomicUsize::new(0));
         let (readable, writable) = UnixStream::pair()?;
         readable.set_nonblocking(true)?;
-        for signal in [SIGINT, SIGTERM].into_iter().chain(hears_hangup().then_some(SIGHUP)) {
-            if second_ends {
-                let again = Arc::new(AtomicBool::new(false));
-                // in this order: the first signal finds `again` unset and sets it, the second finds it set
-                signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
-                signal_hook::flag::register(signal, again)?;
+        for signal in [SIGINT, SIGTERM].into_iter().chain(catches_hangup().then_some(SIGHUP)) {
+            if second_exits {
+                let is_second = Arc::new(AtomicBool::new(false));
+                // In this order: the first signal finds `is_second` unset and sets it; the second finds it set, and
+                // exits.
+                signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, is_second.clone())?;
+                signal_hook::flag::register(signal, is_second)?;
             }
             signal_hook::flag::register_usize(signal, caught.clone(), signal as usize)?;
-            // last, so that whoever is woken by the descriptor finds the flag set
+            // Last: a caller that the descriptor wakes finds the flag set.
             signal_hook::low_level::pipe::register(signal, writable.try_clone()?)?;
         }
         Ok(Signals { caught, readable })
     }
 
-    /// Fails once a signal has come; costs one load.
+    /// Fails once a signal has arrived; costs one load.
     pub fn check(&self) -> Result<(), Failure> {
-        // Relaxed: nothing else is published by it
+        // Relaxed: the flag publishes no other data.
         match self.caught.load(Ordering::Relaxed) {
             0 => Ok(()),
             signal => Err(Failure::Signal(signal as i32)),
         }
     }
 
-    /// What has come is seen to: the next signal is the one to be noticed.
-    pub fn forget(&self) {
+    /// Clears the caught signal, so that the next one is reported.
+    pub fn clear(&self) {
         let mut bytes = [0; 64];
         while matches!((&self.readable).read(&mut bytes), Ok(1..)) {}
         self.caught.store(0, Ordering::Relaxed);
     }
 
-    /// Waits until one of the descriptors has the events asked for (or an error, or has hung up), and fails once a signal has
-    /// come. Answers which are ready. `None` waits for ever; a timeout that passes leaves all `false`.
+    /// Waits until a descriptor has one of its events, an error or a hang-up, and returns which are ready. Fails once a
+    /// signal has arrived. `None` waits without limit; after a timeout, none is ready.
     pub fn poll<const N: usize>(
         &self,
         waits: [(BorrowedFd<'_>, PollFlags); N],
@@ -85,7 +87,7 @@ impl Signals {
         Ok(std::array::from_fn(|i| ready[i]))
     }
 
-    /// As [`Signals::poll`], of any number.
+    /// As [`Signals::poll`], for any number of descriptors.
     pub fn poll_all<'a>(
         &self,
         waits: impl IntoIterator<Item = (BorrowedFd<'a>, PollFlags)>,
@@ -97,7 +99,7 @@ impl Signals {
         let timeout = timeout.map(|time| rustix::time::Timespec::try_from(time).expect("timeouts here are short"));
         self.check()?;
         match poll(&mut fds, timeout.as_ref()) {
-            // EINTR may be SIGCONT or the like: the caller loops anyway
+            // EINTR may come from SIGCONT; each caller loops.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Failure::system("poll", error)),
         }
@@ -106,8 +108,8 @@ impl Signals {
     }
 }
 
-/// Whether SIGHUP is not ignored. Where the kernel does not say, it stays as it is.
-fn hears_hangup() -> bool {
+/// Whether SIGHUP is not ignored. Without /proc, SIGHUP is not caught.
+fn catches_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     ignored.is_some_and(|bits| u64::from_str_radix(bits.trim(), 16).is_ok_and(|bits| bits & (1 << (SIGHUP - 1)) == 0))

@@ -1,36 +1,38 @@
-//! `pelton torture`: sides are killed at random moments, by the thousand, and everything that is promised of that is checked.
+//! `pelton torture`: the randomized crash test. It kills sides at random moments, thousands of times, and checks every
+//! promise about crashes.
 //!
-//! A storm is a row of scenarios, each a channel with a sender and a receiver in processes of their own (`side`) that send and
-//! receive as fast as they may until they are killed, again and again. What they did stands in their journals (`journal`); the
-//! storm compares what one side says with what the other says and with what is left (`ledger`). It knows nothing of pelton but
-//! where it looks at a path channel from outside: sides of any other channel go through the same (`--against`). Pelton's own go
-//! through others besides, of many senders and of record files (`crowd`). What a seed decides is in `scenario`, the processes as the storm
-//! has them in `processes`, what is said at the end in `report`.
+//! A test is a sequence of scenarios. Each has a channel with a sender and a receiver, each a process (`side`)
+//! that works at full speed until the test kills it. Both sides record their steps in journals
+//! (`journal`). The test compares one journal with the other and with the rest in the channel (`ledger`). Only its view
+//! of a path channel from outside depends on pelton, so sides of any other channel can take part (`--against`). Further
+//! scenarios, only for sides of pelton, have many senders and record files (`many_senders`).
+//!
+//! `scenario` has the choices of a seed, `processes` the processes as the test uses them, `report` the report.
 
-mod crowd;
-mod crowd_side;
-mod holdings;
 mod host;
 mod journal;
 mod ledger;
+mod many_senders;
+mod many_senders_side;
 mod message;
 mod processes;
 mod report;
+mod resources;
 mod scenario;
 pub mod side;
 
 use crate::{failure::Failure, inspect, progress, signals::Signals};
 use clap::Args;
-use holdings::{Holdings, grown};
 use indicatif::ProgressBar;
 use journal::{DONE, FAILED, Word};
-use ledger::{Fault, Kind, Ledger, Notes};
-use message::{Dice, Sizes, mix};
+use ledger::{Fault, FaultKind, JournalEntries, Ledger};
+use message::{Random, Sizes, mix};
 use processes::{Host, Pair, Side};
-use report::{Failed, Report, Told};
+use report::{DetectionTimes, Failed, Report};
+use resources::{Resources, growth};
 use rustix::time::{ClockId, clock_gettime};
 use scenario::{Scenario, Victims, in_turn};
-use side::{By, Plan, Role};
+use side::{Plan, Role, Transport};
 use std::{
     collections::BTreeSet,
     fs,
@@ -39,59 +41,59 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// Without any progress for so long, with every process running, it is a hang. Pelton's sides make progress within milliseconds,
-/// on a loaded machine within a second or two.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// The same for other channels, whose hangs are no news and are waited for each time.
-const PATIENCE_AGAINST: Duration = Duration::from_secs(4);
-/// How long the survivor of another channel may take to say that it was told.
-const TELLING_AGAINST: Duration = Duration::from_millis(200);
-/// Between two looks at the journals.
-const LOOK: Duration = Duration::from_micros(200);
-/// So many faults of a kind are told in words, and one if they are no news; all are counted.
-const FAULTS_TOLD: usize = 3;
-/// So soon a survivor that waits is to be told, by the middle one of all times.
-const TOLD_WITHIN: Duration = Duration::from_millis(10);
+/// The test reports a hang after this time without progress while every process runs. Sides of pelton make progress
+/// within milliseconds, on a loaded machine within a second or two.
+const HANG_TIMEOUT: Duration = Duration::from_secs(60);
+/// The same for other channels: their hangs are expected, and each costs this time.
+const HANG_TIMEOUT_AGAINST: Duration = Duration::from_secs(4);
+/// How long the survivor of another channel may take to detect the death.
+const DETECTION_TIMEOUT_AGAINST: Duration = Duration::from_millis(200);
+/// Between two polls of the journals.
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
+/// Faults printed per kind, or one for another channel; all are counted.
+const FAULTS_PRINTED: usize = 3;
+/// Limit of the median detection time of waiting survivors.
+const DETECTION_LIMIT: Duration = Duration::from_millis(10);
 
 /// Options of `pelton torture`.
 #[derive(Args)]
 pub struct TortureArgs {
-    /// How many kills [default: 1000]
+    /// The number of kills [default: 1000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "minutes")]
     kills: Option<u64>,
-    /// Go on for so long instead
+    /// Run for this number of minutes instead
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     minutes: Option<u64>,
-    /// Repeat the scenarios of this seed (not their timing) [default: another each time]
+    /// Repeat the scenarios of this seed, but not their timing [default: a random seed]
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// Only this scenario of them
+    /// Run only this scenario of the seed
     #[arg(long, value_name = "I")]
     scenario: Option<u64>,
-    /// Kill the sides of another channel, whose program this is: see verify/controls/README.md
+    /// Kill the sides of another channel; COMMAND is its program: see verify/controls/README.md
     #[arg(long, value_name = "COMMAND")]
     against: Option<String>,
-    /// Report as one JSON object
+    /// Report one JSON object
     #[arg(long)]
     json: bool,
 }
 
 /// Runs `pelton torture`.
 pub fn run(args: &TortureArgs) -> Result<(), Failure> {
-    // Before there is anything that a signal could leave behind.
+    // First: a signal during the set-up leaves no files.
     let signals = Signals::install()?;
     let root = TempDir::with_prefix("pelton-torture-")
-        .map_err(|error| Failure::system("cannot make a temporary directory", error))?;
+        .map_err(|error| Failure::system("cannot create a temporary directory", error))?;
     let kills = args.kills.or(if args.minutes.is_some() { None } else { Some(1000) });
     let seed = args.seed.unwrap_or_else(|| mix(std::process::id().into()) ^ monotonic_ns());
-    let mut storm = Storm {
+    let mut test = CrashTest {
         root,
         host: host_command(args)?,
         is_own: args.against.is_none(),
         signals,
         bar: progress::count(kills, "kills"),
-        seen: BTreeSet::new(),
-        before: BTreeSet::new(),
+        side_files: BTreeSet::new(),
+        entries_before: BTreeSet::new(),
         report: Report {
             command: "torture",
             against: args.against.clone(),
@@ -109,73 +111,75 @@ pub fn run(args: &TortureArgs) -> Result<(), Failure> {
             bytes: 0,
             redelivered: 0,
             deaths_outlived_most: 0,
-            told_late: false,
-            told: Vec::new(),
+            detected_late: false,
+            detection: Vec::new(),
             faults: Vec::new(),
             failures: Vec::new(),
             seconds: 0.0,
         },
-        told_ns: [Vec::new(), Vec::new()],
+        detection_ns: [Vec::new(), Vec::new()],
     };
-    storm.before = storm.strangers();
+    test.entries_before = test.temporary_entries();
     let began = Instant::now();
     let deadline = args.minutes.map(|minutes| began + Duration::from_secs(60 * minutes));
-    // Every combination has its turn, and a survivor lives through as many deaths as that leaves to it.
-    let combinations = Scenario::COMBINATIONS + if storm.is_own { crowd::Scenario::COMBINATIONS } else { 0 };
+    // Each combination takes part, and the kills are divided among them: a survivor outlives that many deaths.
+    let combinations = Scenario::COMBINATIONS + if test.is_own { many_senders::Scenario::COMBINATIONS } else { 0 };
     let each = kills.map_or(100, |kills| (kills / combinations).clamp(5, 400));
-    let is_over = |report: &Report| {
+    let is_done = |report: &Report| {
         kills.is_some_and(|kills| report.kills >= kills) || deadline.is_some_and(|deadline| Instant::now() >= deadline)
     };
     let mut index = args.scenario.unwrap_or(0);
-    while !is_over(&storm.report) {
-        let left = kills.map_or(each, |kills| kills - storm.report.kills);
+    while !is_done(&test.report) {
+        let left = kills.map_or(each, |kills| kills - test.report.kills);
         let combination = in_turn(seed, index, combinations);
-        let (faults, words) = match combination.checked_sub(Scenario::COMBINATIONS) {
+        let (faults, details) = match combination.checked_sub(Scenario::COMBINATIONS) {
             None => {
                 let mut scenario = Scenario::of(seed, index, combination, each.min(left));
-                if !storm.is_own {
-                    scenario.against();
+                if !test.is_own {
+                    scenario.restrict_to_any_channel();
                 }
-                (storm.scenario(&scenario)?, format!("{scenario:?}"))
+                (test.scenario(&scenario)?, format!("{scenario:?}"))
             }
             Some(of_many) => {
-                let scenario = crowd::Scenario::of(seed, index, of_many, each.min(left));
-                (storm.crowd(&scenario)?, format!("{scenario:?}"))
+                let scenario = many_senders::Scenario::of(seed, index, of_many, each.min(left));
+                (test.many_senders(&scenario)?, format!("{scenario:?}"))
             }
         };
         for fault in faults {
-            storm.note(seed, index, &words, fault, kills);
+            test.record_fault(seed, index, &details, fault, kills);
         }
-        storm.report.scenarios += 1;
+        test.report.scenarios += 1;
         index += 1;
-        if args.scenario.is_some() || storm.report.failures.len() >= 100 {
+        if args.scenario.is_some() || test.report.failures.len() >= 100 {
             break;
         }
     }
-    storm.bar.finish_and_clear();
-    let Storm { root, mut report, told_ns, .. } = storm;
+    test.bar.finish_and_clear();
+    let CrashTest { root, mut report, detection_ns, .. } = test;
     report.seconds = began.elapsed().as_secs_f64();
-    report.told = [(By::Connect, &told_ns[0]), (By::Path, &told_ns[1])]
+    report.detection = [(Transport::Connect, &detection_ns[0]), (Transport::Path, &detection_ns[1])]
         .into_iter()
-        .filter_map(|(by, times)| Told::of(if args.against.is_some() { None } else { Some(by) }, times))
+        .filter_map(|(transport, times)| {
+            DetectionTimes::of(if args.against.is_some() { None } else { Some(transport) }, times)
+        })
         .collect();
-    report.told_late = report.told.iter().any(|told| told.median_us > TOLD_WITHIN.as_micros() as f64);
-    // Gone before anything is said: whoever reads the report finds nothing left behind.
+    report.detected_late = report.detection.iter().any(|times| times.median_us > DETECTION_LIMIT.as_micros() as f64);
+    // Removed before the report is printed, so a reader of the report finds no directory.
     root.close().map_err(|error| Failure::system("removing the temporary directory", error))?;
     report.print(args.json)?;
-    let wrong: u64 = report.faults.iter().map(|(_, count)| count).sum();
-    match wrong {
+    let fault_count: u64 = report.faults.iter().map(|(_, count)| count).sum();
+    match fault_count {
         0 => Ok(()),
-        _ => Err(Failure::Peer(format!("the storm found {wrong} faults in {} kills", report.kills))),
+        _ => Err(Failure::Peer(format!("the crash test found {fault_count} faults in {} kills", report.kills))),
     }
 }
 
-/// Runs the process that starts pelton's sides.
+/// Runs the process that starts the sides of pelton.
 pub fn run_host() -> Result<(), Failure> {
     host::host("torture-side").map_err(|error| Failure::system("starting a side", error))
 }
 
-/// The program that starts sides, this one or another.
+/// The command that starts sides: this program or another.
 fn host_command(args: &TortureArgs) -> Result<Vec<String>, Failure> {
     let own = || {
         let program = std::env::current_exe().map_err(|error| Failure::system("finding this program", error))?;
@@ -195,184 +199,203 @@ fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Why a scenario cannot go on: a fault that ends it, or that the storm cannot go on either.
+/// Why a scenario ends early.
 enum Stop {
+    /// A fault that ends the scenario.
     Fault(Fault),
-    Storm(Failure),
+    /// The test itself fails.
+    Test(Failure),
 }
 
 impl From<Failure> for Stop {
     fn from(failure: Failure) -> Stop {
-        Stop::Storm(failure)
+        Stop::Test(failure)
     }
 }
 
-struct Storm {
+struct CrashTest {
     root: TempDir,
     host: Vec<String>,
     is_own: bool,
     signals: Signals,
     bar: ProgressBar,
-    /// Files that sides had, outside the storm's directory.
-    seen: BTreeSet<PathBuf>,
-    before: BTreeSet<PathBuf>,
+    /// Files that sides had open outside the directory of the test.
+    side_files: BTreeSet<PathBuf>,
+    entries_before: BTreeSet<PathBuf>,
     report: Report,
-    /// From the kill to the moment that a survivor that waited was told, by connect and by path.
-    told_ns: [Vec<u64>; 2],
+    /// Detection times of waiting survivors, by connect and by path.
+    detection_ns: [Vec<u64>; 2],
 }
 
-impl Storm {
-    fn place(&self) -> PathBuf {
-        self.root.path().join("place")
+impl CrashTest {
+    fn directory(&self) -> PathBuf {
+        self.root.path().join("channel")
     }
 
-    /// What stands in the directories that sides could leave something in besides their own.
-    fn strangers(&self) -> BTreeSet<PathBuf> {
+    /// The entries of the directories in which sides could leave files.
+    fn temporary_entries(&self) -> BTreeSet<PathBuf> {
         let all = ["/dev/shm", "/tmp"].into_iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten();
         all.flatten().map(|entry| entry.path()).collect()
     }
 
-    fn note(&mut self, seed: u64, index: u64, words: &str, fault: Fault, kills: Option<u64>) {
+    fn record_fault(&mut self, seed: u64, index: u64, details: &str, fault: Fault, kills: Option<u64>) {
         let Fault { kind, count, text } = fault;
         match self.report.faults.iter_mut().find(|(found, _)| *found == kind) {
             Some((_, sum)) => *sum += count,
             None => self.report.faults.push((kind, count)),
         }
-        let told = self.report.failures.iter().filter(|failed| failed.kind == kind).count();
-        if told < if self.is_own { FAULTS_TOLD } else { 1 } {
+        let printed = self.report.failures.iter().filter(|failed| failed.kind == kind).count();
+        if printed < if self.is_own { FAULTS_PRINTED } else { 1 } {
             let kills = kills.map(|kills| format!(" --kills {kills}")).unwrap_or_default();
             let again = format!("pelton torture --seed {seed}{kills} --scenario {index}");
-            self.bar.suspend(|| eprintln!("pelton: {}: {text}\n  `{again}`: {words}", kind.words()));
+            self.bar.suspend(|| eprintln!("pelton: {}: {text}\n  `{again}`: {details}", kind.label()));
         }
         self.report.failures.push(Failed { kind, scenario: index, text });
     }
 
-    /// Runs one; what is wrong is answered.
+    /// Runs one scenario; returns its faults.
     fn scenario(&mut self, scenario: &Scenario) -> Result<Vec<Fault>, Failure> {
-        self.staged(scenario.by, scenario.ends_alone, |storm, host, _| {
-            let mut run = Run { storm, scenario, ledger: Ledger::default(), holdings: Vec::new(), started: 0 };
-            let went = run.run(host);
-            let Run { mut ledger, holdings, .. } = run;
-            ledger.faults.extend(grown(&holdings));
-            Ok((went, ledger.faults))
+        self.run_in_directory(scenario.transport, scenario.ends_without_successor, |test, host, _| {
+            let mut run = Run { test, scenario, ledger: Ledger::default(), resources: Vec::new(), started: 0 };
+            let result = run.run(host);
+            let Run { mut ledger, resources, .. } = run;
+            ledger.faults.extend(growth(&resources));
+            Ok((result, ledger.faults))
         })
     }
 
-    /// Runs one of many senders.
-    fn crowd(&mut self, scenario: &crowd::Scenario) -> Result<Vec<Fault>, Failure> {
-        // Who appends has no channel.
-        let by = if scenario.job == crowd_side::Job::Append { By::Connect } else { scenario.by };
+    /// Runs one scenario of many senders; returns its faults.
+    fn many_senders(&mut self, scenario: &many_senders::Scenario) -> Result<Vec<Fault>, Failure> {
+        // Appending threads have no channel.
+        let transport =
+            if scenario.job == many_senders_side::Job::Append { Transport::Connect } else { scenario.transport };
         let before = self.report.kills;
-        let faults = self.staged(by, false, |storm, host, journals| {
-            let mut run = crowd::Run::new(storm, scenario, journals)?;
-            let went = run.run(host);
-            Ok((went, run.faults))
+        let faults = self.run_in_directory(transport, false, |test, host, journals| {
+            let mut run = many_senders::Run::new(test, scenario, journals)?;
+            let result = run.run(host);
+            Ok((result, run.faults))
         })?;
         self.report.kills_of_many += self.report.kills - before;
         Ok(faults)
     }
 
-    /// Makes a scenario's directories, and its host; and looks, when it has ended in order, that nothing is left.
-    fn staged(
+    /// Creates the directories and the host of a scenario, and runs it. If it ended in order, checks that no file is
+    /// left.
+    fn run_in_directory(
         &mut self,
-        by: By,
-        ends_alone: bool,
-        run: impl FnOnce(&mut Storm, &mut Host, &Path) -> Result<(Result<(), Stop>, Vec<Fault>), Failure>,
+        transport: Transport,
+        ends_without_successor: bool,
+        run: impl FnOnce(&mut CrashTest, &mut Host, &Path) -> Result<(Result<(), Stop>, Vec<Fault>), Failure>,
     ) -> Result<Vec<Fault>, Failure> {
-        let (place, journals) = (self.place(), self.root.path().join("journals"));
-        let made = fs::create_dir(&place).and_then(|()| fs::create_dir(&journals));
-        made.map_err(|error| Failure::system("cannot make a temporary directory", error))?;
-        let mut host = Host::start(&self.host, &place)?;
-        let (went, mut faults) = run(self, &mut host, &journals)?;
+        let (directory, journals) = (self.directory(), self.root.path().join("journals"));
+        let created = fs::create_dir(&directory).and_then(|()| fs::create_dir(&journals));
+        created.map_err(|error| Failure::system("cannot create a temporary directory", error))?;
+        let mut host = Host::start(&self.host, &directory)?;
+        let (result, mut faults) = run(self, &mut host, &journals)?;
         host.close();
-        match went {
-            Ok(()) => faults.extend(self.left_behind(by, ends_alone)),
+        match result {
+            Ok(()) => faults.extend(self.left_behind(transport, ends_without_successor)),
             Err(Stop::Fault(fault)) => faults.push(fault),
-            Err(Stop::Storm(failure)) => return Err(failure),
+            Err(Stop::Test(failure)) => return Err(failure),
         }
-        let removed = fs::remove_dir_all(&place).and_then(|()| fs::remove_dir_all(&journals));
+        let removed = fs::remove_dir_all(&directory).and_then(|()| fs::remove_dir_all(&journals));
         removed.map_err(|error| Failure::system("removing a scenario's directory", error))?;
         Ok(faults)
     }
 
-    /// After a scenario that ended in order: its place is to be empty, and nothing is to be anywhere else.
-    fn left_behind(&mut self, by: By, ends_alone: bool) -> Vec<Fault> {
-        let place = self.place();
+    /// After a scenario that ended in order: its directory must be empty, and no file may be anywhere else.
+    fn left_behind(&mut self, transport: Transport, ends_without_successor: bool) -> Vec<Fault> {
+        let directory = self.directory();
         let mut faults = Vec::new();
-        if self.is_own && by == By::Path {
-            let channel = place.join("c");
+        if self.is_own && transport == Transport::Path {
+            let channel = directory.join("c");
             match pelton::inspect::check(&channel, false) {
                 Ok(lanes) if lanes.iter().all(|lane| lane.is_whole() && lane.kept == 0) => {}
-                found => faults.push(Fault::new(Kind::Miscounted, 1, format_args!("at the end: {found:?}"))),
+                found => faults.push(Fault::new(FaultKind::Miscounted, 1, format_args!("at the end: {found:?}"))),
             }
-            // What a maker that was killed left aside is the next maker's to remove.
+            // The next creator of the channel removes files of a killed one.
             let remove = || pelton::inspect::remove(&channel);
             let again =
                 || pelton::Options::new().capacity(1 << 16).create_sender(&channel).and_then(pelton::Sender::close);
             if let Err(error) = remove().and_then(|()| again()).and_then(|()| remove()) {
-                faults.push(Fault::new(Kind::LeftBehind, 1, format_args!("the channel cannot be removed: {error}")));
+                faults.push(Fault::new(
+                    FaultKind::LeftBehind,
+                    1,
+                    format_args!("the channel cannot be removed: {error}"),
+                ));
             }
         }
-        if self.is_own && by == By::Connect && ends_alone {
-            // The socket of a listener that was killed is the next listener's to remove.
-            let name = format!("unix:{}", place.join("s").display());
+        if self.is_own && transport == Transport::Connect && ends_without_successor {
+            // The next listener removes the socket of a killed one.
+            let name = format!("unix:{}", directory.join("s").display());
             if let Err(error) = pelton::Listener::bind(&name) {
-                faults.push(Fault::new(Kind::LeftBehind, 1, format_args!("{name} cannot be bound again: {error}")));
+                faults.push(Fault::new(
+                    FaultKind::LeftBehind,
+                    1,
+                    format_args!("{name} cannot be bound again: {error}"),
+                ));
             }
         }
-        let left = fs::read_dir(&place).into_iter().flatten().flatten().map(|entry| entry.path());
+        let left = fs::read_dir(&directory).into_iter().flatten().flatten().map(|entry| entry.path());
         let own = self.root.path();
-        let is_new = |path: &&PathBuf| !path.ancestors().any(|above| above == own || self.before.contains(above));
-        let elsewhere = self.seen.iter().filter(is_new);
+        let is_new =
+            |path: &&PathBuf| !path.ancestors().any(|above| above == own || self.entries_before.contains(above));
+        let elsewhere = self.side_files.iter().filter(is_new);
         let left: Vec<PathBuf> = left.chain(elsewhere.filter(|path| path.exists()).cloned()).collect();
         if !left.is_empty() {
-            faults.push(Fault::new(Kind::LeftBehind, left.len() as u64, format_args!("left behind: {left:?}")));
+            faults.push(Fault::new(FaultKind::LeftBehind, left.len() as u64, format_args!("left behind: {left:?}")));
         }
-        self.seen.clear();
+        self.side_files.clear();
         faults
     }
 }
 
-/// While something is waited for: since when, and when any side moved last.
-struct Patience {
+/// During a wait: when it began, and when a journal last changed.
+struct ProgressWatch {
     began: Instant,
-    moved: Instant,
-    prints: Vec<Vec<u64>>,
+    last_progress: Instant,
+    fingerprints: Vec<Vec<u64>>,
 }
 
-impl Storm {
-    fn patience(&self, sides: &[&Side]) -> Patience {
-        Patience { began: Instant::now(), moved: Instant::now(), prints: prints(sides) }
+impl CrashTest {
+    fn watch_progress(&self, sides: &[&Side]) -> ProgressWatch {
+        ProgressWatch { began: Instant::now(), last_progress: Instant::now(), fingerprints: fingerprints(sides) }
     }
 
-    /// A moment, of a wait for something that is not so. Fails when nothing moves any more, and when a side fails that should not.
-    fn wait_on(&self, patience: &mut Patience, sides: &[&Side], what: &str, by: By) -> Result<(), Stop> {
-        let most = if self.is_own { PATIENCE } else { PATIENCE_AGAINST };
+    /// One step of a wait. Fails if nothing progresses, and if a side has failed.
+    fn wait_step(
+        &self,
+        watch: &mut ProgressWatch,
+        sides: &[&Side],
+        what: &str,
+        transport: Transport,
+    ) -> Result<(), Stop> {
+        let most = if self.is_own { HANG_TIMEOUT } else { HANG_TIMEOUT_AGAINST };
         self.signals.check()?;
         for side in sides {
-            self.look_whether_failed(side)?;
+            self.check_side(side)?;
         }
-        std::thread::sleep(LOOK);
-        let now = prints(sides);
-        if now != patience.prints {
-            *patience = Patience { moved: Instant::now(), prints: now, ..*patience };
+        std::thread::sleep(POLL_INTERVAL);
+        let now = fingerprints(sides);
+        if now != watch.fingerprints {
+            *watch = ProgressWatch { last_progress: Instant::now(), fingerprints: now, ..*watch };
         }
-        // Others may move while what is waited for does not come.
-        if patience.moved.elapsed() > most || patience.began.elapsed() > 3 * most {
-            return Err(Stop::Fault(Fault::new(Kind::Hang, 1, self.hang(sides, what, by, most))));
+        // Other sides may progress while the awaited event does not happen.
+        if watch.last_progress.elapsed() > most || watch.began.elapsed() > 3 * most {
+            return Err(Stop::Fault(Fault::new(FaultKind::Hang, 1, self.hang(sides, what, transport, most))));
         }
         Ok(())
     }
 
-    fn look_whether_failed(&self, side: &Side) -> Result<(), Stop> {
-        let failed = |text: String| Err(Stop::Fault(Fault::new(Kind::Failed, 1, text)));
-        // Before its state: one that is done says so first.
+    fn check_side(&self, side: &Side) -> Result<(), Stop> {
+        let failed = |text: String| Err(Stop::Fault(Fault::new(FaultKind::Failed, 1, text)));
+        // Before its state is read: a side that ends stores its state first.
         let has_ended = !side.is_killed.get() && side.is_dead(Duration::ZERO);
         match side.get(Word::State) {
             FAILED => failed(format!("the {:?} side: {}", side.plan.role, side.journal.text())),
             _ if side.get(Word::Garbage) > 0 && !self.is_own => {
                 let count = side.get(Word::Garbage);
-                Err(Stop::Fault(Fault::new(Kind::Garbage, count, side.journal.text())))
+                Err(Stop::Fault(Fault::new(FaultKind::Garbage, count, side.journal.text())))
             }
             state if has_ended && state != DONE => {
                 failed(format!("the {:?} side ended by itself: {}", side.plan.role, side.journal.words()))
@@ -381,16 +404,16 @@ impl Storm {
         }
     }
 
-    fn hang(&self, sides: &[&Side], what: &str, by: By, patience: Duration) -> String {
+    fn hang(&self, sides: &[&Side], what: &str, transport: Transport, timeout: Duration) -> String {
         let mut text = format!(
-            "for {} s, or three times that in all, nothing moved that is waited for: {what}\n",
-            patience.as_secs()
+            "no progress for {} s, or none towards the event for three times that, while waiting for: {what}\n",
+            timeout.as_secs()
         );
         for side in sides {
             text += &side.describe();
         }
-        if self.is_own && by == By::Path {
-            match pelton::inspect::info(self.place().join("c")) {
+        if self.is_own && transport == Transport::Path {
+            match pelton::inspect::info(self.directory().join("c")) {
                 Ok(info) => text += &inspect::text_of(&info),
                 Err(error) => text += &error.to_string(),
             }
@@ -405,19 +428,19 @@ impl Storm {
             Role::Send => report.kills_of_senders += 1,
             Role::Receive => report.kills_of_receivers += 1,
         }
-        match victim.plan.by {
-            By::Connect => report.kills_by_connect += 1,
-            By::Path => report.kills_by_path += 1,
+        match victim.plan.transport {
+            Transport::Connect => report.kills_by_connect += 1,
+            Transport::Path => report.kills_by_path += 1,
         }
         report.kills_while_starting += u64::from(!victim.is_ready());
         self.bar.set_position(report.kills);
         self.tally(victim);
     }
 
-    /// A side that has ended: its figures.
+    /// Adds the figures of a side that has ended.
     fn tally(&mut self, side: &Side) {
         let report = &mut self.report;
-        report.redelivered += side.get(Word::Again);
+        report.redelivered += side.get(Word::Redelivered);
         if side.plan.role == Role::Receive {
             report.messages += side.get(Word::Messages);
             report.bytes += side.get(Word::Bytes);
@@ -425,53 +448,55 @@ impl Storm {
     }
 }
 
-fn prints(sides: &[&Side]) -> Vec<Vec<u64>> {
+fn fingerprints(sides: &[&Side]) -> Vec<Vec<u64>> {
     sides.iter().map(|side| side.journal.fingerprint()).collect()
 }
 
-/// One scenario on its way.
+/// A running scenario.
 struct Run<'a> {
-    storm: &'a mut Storm,
+    test: &'a mut CrashTest,
     scenario: &'a Scenario,
     ledger: Ledger,
-    holdings: Vec<Holdings>,
-    /// Sides started so far.
+    resources: Vec<Resources>,
+    /// Number of sides started so far.
     started: u64,
 }
 
 impl Run<'_> {
     fn run(&mut self, host: &mut Host) -> Result<(), Stop> {
         let scenario = self.scenario;
-        let mut dice = Dice::new(scenario.seed ^ mix(scenario.index ^ 0x7075));
+        let mut random = Random::new(scenario.seed ^ mix(scenario.index ^ 0x7075));
         let mut pair = Pair { sender: self.start(host, Role::Send)?, receiver: self.start(host, Role::Receive)? };
         for kill in 1..=scenario.kills {
-            self.storm.signals.check()?;
+            self.test.signals.check()?;
             let (sender_dies, receiver_dies) = match scenario.victims {
                 Victims::Sender => (true, false),
                 Victims::Receiver => (false, true),
-                Victims::Either if dice.one_in(2) => (true, false),
+                Victims::Either if random.one_in(2) => (true, false),
                 Victims::Either => (false, true),
                 Victims::Both => (true, true),
             };
-            // Some in the middle of their beginnings, most in the middle of their work.
+            // Some victims die while they start, most while they work.
             let is_last = kill == scenario.kills;
-            if self.storm.is_own && dice.one_in(4) && !(is_last && scenario.ends_alone) {
-                std::thread::sleep(Duration::from_micros(dice.below(3000)));
+            if self.test.is_own && random.one_in(4) && !(is_last && scenario.ends_without_successor) {
+                std::thread::sleep(Duration::from_micros(random.below(3000)));
             } else {
-                self.wait(&pair, "both sides to meet", |pair| pair.sides().iter().all(|side| side.is_met()))?;
-                std::thread::sleep(Duration::from_micros(20 << dice.below(9)) + Duration::from_micros(dice.below(100)));
-                self.look_at_holdings(&pair, sender_dies, receiver_dies);
+                self.wait(&pair, "both sides to connect", |pair| pair.sides().iter().all(|side| side.is_connected()))?;
+                std::thread::sleep(
+                    Duration::from_micros(20 << random.below(9)) + Duration::from_micros(random.below(100)),
+                );
+                self.record_resources(&pair, sender_dies, receiver_dies);
             }
             if sender_dies && receiver_dies {
-                self.kill_both(&pair, dice.one_in(2));
+                self.kill_both(&pair, random.one_in(2));
             } else {
-                let must_tell = dice.one_in(2) || (is_last && scenario.ends_alone);
-                self.kill_one(&pair, sender_dies, must_tell)?;
+                let await_detection = random.one_in(2) || (is_last && scenario.ends_without_successor);
+                self.kill_one(&pair, sender_dies, await_detection)?;
             }
-            if is_last && scenario.ends_alone {
-                return self.end_alone(&pair, sender_dies);
+            if is_last && scenario.ends_without_successor {
+                return self.end_without_successor(&pair, sender_dies);
             }
-            // The successors: the old side is dropped, which does nothing to a dead process.
+            // The successors replace the old sides; the drop of a dead one has no effect.
             if receiver_dies {
                 pair.receiver = self.start(host, Role::Receive)?;
             }
@@ -487,7 +512,7 @@ impl Run<'_> {
         self.started += 1;
         let is_sender = role == Role::Send;
         let (pause_every, pause_us) = if is_sender { scenario.sender_pause } else { scenario.receiver_pause };
-        let journal = self.storm.root.path().join("journals").join(self.started.to_string());
+        let journal = self.test.root.path().join("journals").join(self.started.to_string());
         let sizes = Sizes {
             seed: mix(scenario.seed ^ scenario.index) >> 1,
             bytes_min: scenario.bytes_min,
@@ -495,111 +520,116 @@ impl Run<'_> {
         };
         host.side(Plan {
             role,
-            place: self.storm.place(),
+            directory: self.test.directory(),
             journal,
             sizes,
             capacity: scenario.capacity,
             pause_every,
             pause_us,
             next: self.ledger.next(),
-            turn: mix(scenario.seed ^ scenario.index ^ self.started << 32) >> 1,
-            by: scenario.by,
+            choices_seed: mix(scenario.seed ^ scenario.index ^ self.started << 32) >> 1,
+            transport: scenario.transport,
             listens: is_sender == scenario.sender_listens,
-            waits: if is_sender { scenario.sender_waits } else { scenario.receiver_waits },
-            given: self.ledger.given(),
-            crowd: None,
+            wait_mode: if is_sender { scenario.sender_wait_mode } else { scenario.receiver_wait_mode },
+            delivered: self.ledger.delivered(),
+            many_senders: None,
         })
     }
 
-    /// Until it is so. Fails when nothing moves any more, and when a side fails that should not.
+    /// Waits for a condition. Fails if nothing progresses, and if a side has failed.
     fn wait(&self, pair: &Pair, what: &str, is_so: impl Fn(&Pair) -> bool) -> Result<(), Stop> {
-        let mut patience = self.storm.patience(&pair.sides());
+        let mut watch = self.test.watch_progress(&pair.sides());
         while !is_so(pair) {
-            self.storm.wait_on(&mut patience, &pair.sides(), what, self.scenario.by)?;
+            self.test.wait_step(&mut watch, &pair.sides(), what, self.scenario.transport)?;
         }
         Ok(())
     }
 
-    fn look_at_holdings(&mut self, pair: &Pair, sender_dies: bool, receiver_dies: bool) {
+    fn record_resources(&mut self, pair: &Pair, sender_dies: bool, receiver_dies: bool) {
         for side in pair.sides() {
-            self.storm.seen.extend(side.files());
+            self.test.side_files.extend(side.files());
         }
         match (sender_dies, receiver_dies) {
-            // Only a side that lives through all of it can show growth.
+            // Only a side that outlives every death can show growth.
             _ if self.scenario.victims == Victims::Either => {}
-            (true, false) => self.holdings.push(pair.receiver.holdings()),
-            (false, true) => self.holdings.push(pair.sender.holdings()),
+            (true, false) => self.resources.push(pair.receiver.resources()),
+            (false, true) => self.resources.push(pair.sender.resources()),
             _ => {}
         }
-        self.storm.report.deaths_outlived_most =
-            self.storm.report.deaths_outlived_most.max(self.holdings.len().saturating_sub(1) as u64);
+        self.test.report.deaths_outlived_most =
+            self.test.report.deaths_outlived_most.max(self.resources.len().saturating_sub(1) as u64);
     }
 
-    /// The accounts of a side that has ended.
-    fn settle(&mut self, side: &Side, sender: &Side) {
-        let notes = Notes::of(&side.journal);
+    /// Adds the journal of a side that has ended to the ledger.
+    fn record_end(&mut self, side: &Side, sender: &Side) {
+        let entries = JournalEntries::of(&side.journal);
         match side.plan.role {
-            Role::Send => self.ledger.sender_ended(&notes, self.storm.is_own),
+            Role::Send => self.ledger.sender_ended(&entries, self.test.is_own),
             Role::Receive => {
                 let sent_most = sender.get(Word::Pending).max(self.ledger.next() - 1);
-                self.ledger.receiver_ended(&notes, sent_most);
+                self.ledger.receiver_ended(&entries, sent_most);
             }
         }
-        // It is mapped where it is wanted.
+        // Still mapped where needed.
         let _ = fs::remove_file(&side.plan.journal);
     }
 
-    fn kill_one(&mut self, pair: &Pair, sender_dies: bool, must_tell: bool) -> Result<(), Stop> {
+    fn kill_one(&mut self, pair: &Pair, sender_dies: bool, await_detection: bool) -> Result<(), Stop> {
         let (victim, survivor) =
             if sender_dies { (&pair.sender, &pair.receiver) } else { (&pair.receiver, &pair.sender) };
-        let (told, was_met, was_ready) = (survivor.get(Word::Told), survivor.is_met(), victim.is_ready());
-        self.storm.look_whether_failed(victim)?;
+        let (detections, was_connected, was_ready) =
+            (survivor.get(Word::Detections), survivor.is_connected(), victim.is_ready());
+        self.test.check_side(victim)?;
         let was_waiting = survivor.get(Word::Waiting) == 1;
         let killed_ns = monotonic_ns();
         victim.kill();
         victim.await_death();
-        self.storm.count(victim);
-        self.settle(victim, &pair.sender);
-        let is_told = |pair: &Pair| {
+        self.test.count(victim);
+        self.record_end(victim, &pair.sender);
+        let has_detected = |pair: &Pair| {
             let survivor = if sender_dies { &pair.receiver } else { &pair.sender };
-            survivor.get(Word::Told) > told
+            survivor.get(Word::Detections) > detections
         };
-        if !self.storm.is_own {
-            let deadline = Instant::now() + TELLING_AGAINST;
-            while must_tell && !is_told(pair) && Instant::now() < deadline {
-                std::thread::sleep(LOOK);
+        if !self.test.is_own {
+            let deadline = Instant::now() + DETECTION_TIMEOUT_AGAINST;
+            while await_detection && !has_detected(pair) && Instant::now() < deadline {
+                std::thread::sleep(POLL_INTERVAL);
             }
-            if must_tell && !is_told(pair) {
-                self.ledger.faults.push(Fault::new(Kind::NotTold, 1, "the survivor was not told"));
+            if await_detection && !has_detected(pair) {
+                self.ledger.faults.push(Fault::new(
+                    FaultKind::DeathUndetected,
+                    1,
+                    "the survivor did not detect the death",
+                ));
             }
-        } else if self.scenario.by == By::Connect && must_tell {
-            // Also one that was meeting the victim: it has either met it, and is told, or has not.
-            self.wait(pair, "the survivor to be told", |pair| {
+        } else if self.scenario.transport == Transport::Connect && await_detection {
+            // Also for a survivor in its handshake: it has connected, and detects the death, or it has not.
+            self.wait(pair, "the survivor to detect the death", |pair| {
                 let survivor = if sender_dies { &pair.receiver } else { &pair.sender };
-                !survivor.is_met()
+                !survivor.is_connected()
             })?;
-        } else if must_tell && was_ready && was_met {
-            // One that came when the victim had died already is not told.
-            self.wait(pair, "the survivor to be told", is_told)?;
+        } else if await_detection && was_ready && was_connected {
+            // A survivor that opened the channel after the death detects none.
+            self.wait(pair, "the survivor to detect the death", has_detected)?;
         }
-        if !is_told(pair) {
+        if !has_detected(pair) {
             return Ok(());
         }
-        if was_waiting && was_met {
-            let by = usize::from(self.scenario.by == By::Path);
-            self.storm.told_ns[by].push(survivor.get(Word::ToldNs).saturating_sub(killed_ns));
+        if was_waiting && was_connected {
+            let transport = usize::from(self.scenario.transport == Transport::Path);
+            self.test.detection_ns[transport].push(survivor.get(Word::DetectedNs).saturating_sub(killed_ns));
         }
-        if must_tell && self.storm.is_own {
-            let (unreleased, beside) = (survivor.get(Word::ToldUnreleased), survivor.get(Word::ToldBeside));
+        if await_detection && self.test.is_own {
+            let (unreleased, counted) = (survivor.get(Word::ReportedUnreleased), survivor.get(Word::CountAtDetection));
             if sender_dies {
-                // What it holds is what it has not released; and it has all there was.
-                if unreleased != beside {
-                    let text = format!("a receiver that holds {beside} was told {unreleased}");
-                    self.ledger.faults.push(Fault::new(Kind::Miscounted, 1, text));
+                // A receiver has received everything, and only the messages it holds are unreleased.
+                if unreleased != counted {
+                    let text = format!("a receiver that holds {counted} messages reports {unreleased} unreleased");
+                    self.ledger.faults.push(Fault::new(FaultKind::Miscounted, 1, text));
                 }
-                self.ledger.all_taken(survivor.get(Word::Taken));
+                self.ledger.check_all_taken(survivor.get(Word::Taken));
             } else {
-                self.ledger.unreleased_told(unreleased, beside);
+                self.ledger.check_unreleased(unreleased, counted);
             }
         }
         Ok(())
@@ -613,45 +643,45 @@ impl Run<'_> {
         first.await_death();
         second.await_death();
         for side in pair.sides() {
-            self.storm.count(side);
-            self.settle(side, &pair.sender);
+            self.test.count(side);
+            self.record_end(side, &pair.sender);
         }
-        let channel = self.storm.place().join("c");
-        // The first may have died before there was one.
-        if self.storm.is_own && channel.exists() {
+        let channel = self.test.directory().join("c");
+        // Both may have died before the channel existed.
+        if self.test.is_own && channel.exists() {
             match pelton::inspect::check(&channel, false) {
-                Ok(lanes) if lanes.len() == 1 && lanes[0].is_whole() => self.ledger.waiting_found(lanes[0].kept),
+                Ok(lanes) if lanes.len() == 1 && lanes[0].is_whole() => self.ledger.check_waiting(lanes[0].kept),
                 found => {
-                    let text = format!("both are dead, and the channel is not whole: {found:?}");
-                    self.ledger.faults.push(Fault::new(Kind::Garbage, 1, text));
+                    let text = format!("both sides are dead, and the channel is damaged: {found:?}");
+                    self.ledger.faults.push(Fault::new(FaultKind::Garbage, 1, text));
                 }
             }
         }
     }
 
-    /// The survivor is told that nobody comes, and ends.
-    fn end_alone(&mut self, pair: &Pair, sender_died: bool) -> Result<(), Stop> {
+    /// Ends a survivor without a successor for its peer.
+    fn end_without_successor(&mut self, pair: &Pair, sender_died: bool) -> Result<(), Stop> {
         let survivor = if sender_died { &pair.receiver } else { &pair.sender };
         survivor.journal.set(Word::Stop, 1);
         self.wait(pair, "the survivor to end", |pair| {
             let survivor = if sender_died { &pair.receiver } else { &pair.sender };
             survivor.get(Word::State) == DONE
         })?;
-        self.storm.tally(survivor);
-        self.settle(survivor, &pair.sender);
+        self.test.tally(survivor);
+        self.record_end(survivor, &pair.sender);
         Ok(())
     }
 
-    /// The sender ends in order, and the receiver after the last message.
+    /// Ends the sender in order, and the receiver after the last message.
     fn end(&mut self, pair: &Pair) -> Result<(), Stop> {
-        self.wait(pair, "both sides to meet", |pair| pair.sides().iter().all(|side| side.is_met()))?;
+        self.wait(pair, "both sides to connect", |pair| pair.sides().iter().all(|side| side.is_connected()))?;
         pair.sender.journal.set(Word::Stop, 1);
         self.wait(pair, "the sender to end", |pair| pair.sender.get(Word::State) == DONE)?;
         pair.receiver.journal.set(Word::Stop, pair.sender.get(Word::Done) + 1);
         self.wait(pair, "the receiver to end", |pair| pair.receiver.get(Word::State) == DONE)?;
         for side in pair.sides() {
-            self.storm.tally(side);
-            self.settle(side, &pair.sender);
+            self.test.tally(side);
+            self.record_end(side, &pair.sender);
             side.await_death();
         }
         self.ledger.closed();

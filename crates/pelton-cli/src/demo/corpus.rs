@@ -1,7 +1,7 @@
-//! The demo's default file: events of a web shop's back end as JSON lines, made from a fixed seed and kept in the user's cache.
+//! The default file of the demo, in the cache directory: events of a web shop as JSON lines, from a fixed seed.
 //!
-//! The same seed gives the same bytes everywhere: integer arithmetic only, no clock, no hash map. The file is made aside and
-//! renamed, and read through before each use, so a half-made or damaged one is noticed and made anew.
+//! The same seed gives the same bytes on every machine: integer arithmetic only, no clock, no hash map. The file is
+//! created under a temporary name and renamed. The demo checks it before each use, and generates a damaged one again.
 
 use crate::failure::Failure;
 use std::{
@@ -10,49 +10,49 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The file's name; the number goes up whenever the bytes change.
+/// The name of the file; its number increases with each change of the bytes.
 pub const NAME: &str = "corpus-1.jsonl";
-/// 200 MiB at the least; the last line ends a little after.
+/// At least 200 MiB; the last line ends a little later.
 pub const BYTES_MIN: u64 = 200 << 20;
-/// The seed of the whole corpus.
+/// The seed of the corpus.
 pub const SEED: u64 = 0x70656c746f6e;
-/// What `generate(SEED, BYTES_MIN)` makes: size, and `Digest` of its lines.
+/// The result of `generate(SEED, BYTES_MIN)`: size, and `Digest` of its lines.
 pub const EXPECTED: (u64, u64) = (209_715_253, 5_290_364_872_688_268_977);
 
-/// Lines are handed on in blocks of about this size.
+/// Approximate size of the blocks of lines.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// Where the corpus is kept.
+/// The directory of the corpus.
 pub fn cache_directory() -> Result<PathBuf, Failure> {
-    // as the XDG base directory specification says: a relative path is to be ignored
+    // The XDG base directory specification: a relative path is ignored.
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
     base.map(|base| base.join("pelton")).ok_or_else(|| {
         Failure::Input(
-            "no place for the default file: neither XDG_CACHE_HOME nor HOME is set; set one, or name a FILE"
+            "no directory for the default file: neither XDG_CACHE_HOME nor HOME is set; set one, or name a FILE"
                 .to_string(),
         )
     })
 }
 
-/// Makes the corpus at `path`, replacing what is there; `made` is told the bytes so far and may stop it.
-pub fn make(path: &Path, mut made: impl FnMut(u64) -> Result<(), Failure>) -> Result<(), Failure> {
+/// Creates the corpus at `path`, replacing a file there. `progress` gets the bytes so far, and may fail.
+pub fn create(path: &Path, mut progress: impl FnMut(u64) -> Result<(), Failure>) -> Result<(), Failure> {
     let failed =
-        |error: io::Error| Failure::system(format_args!("cannot make the default file `{}`", path.display()), error);
+        |error: io::Error| Failure::system(format_args!("cannot create the default file `{}`", path.display()), error);
     let directory = path.parent().expect("a file in the cache directory");
     fs::create_dir_all(directory).map_err(failed)?;
-    let mut aside = tempfile::Builder::new().prefix(NAME).suffix(".part").tempfile_in(directory).map_err(failed)?;
+    let mut temporary = tempfile::Builder::new().prefix(NAME).suffix(".part").tempfile_in(directory).map_err(failed)?;
     let mut bytes = 0;
     generate(SEED, BYTES_MIN, |block| {
-        aside.write_all(block).map_err(failed)?;
+        temporary.write_all(block).map_err(failed)?;
         bytes += block.len() as u64;
-        made(bytes)
+        progress(bytes)
     })?;
-    aside.persist(path).map_err(|error| failed(error.error))?;
+    temporary.persist(path).map_err(|error| failed(error.error))?;
     Ok(())
 }
 
-/// Hands `sink` blocks of whole lines until there are `bytes_min` bytes.
+/// Passes blocks of complete lines to `sink`, up to at least `bytes_min` bytes.
 pub fn generate<E>(seed: u64, bytes_min: u64, mut sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
     let mut events = Events { random: Random(seed), time_ms: 1_709_251_200_000, number: 0 };
     let mut block = Vec::with_capacity(BLOCK_BYTES + 16 * 1024);
@@ -68,7 +68,7 @@ pub fn generate<E>(seed: u64, bytes_min: u64, mut sink: impl FnMut(&[u8]) -> Res
     Ok(())
 }
 
-/// SplitMix64: one multiplication chain a number, and the same everywhere.
+/// SplitMix64: fast, and the same on every machine.
 struct Random(u64);
 
 impl Random {
@@ -80,7 +80,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// 0 to `end` - 1; the bias of the multiplication is far below anything a corpus shows.
+    /// 0 to `end` - 1; the bias of the multiplication is too small to matter here.
     fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
     }
@@ -89,7 +89,8 @@ impl Random {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// Mostly near `base`, each doubling half as likely as the one before, up to 4096 times: as latencies and sizes are.
+    /// Mostly near `base`, each doubling half as likely as the one before, up to 4096 times: the distribution of
+    /// latencies and sizes.
     fn heavy(&mut self, base: u64) -> u64 {
         let doublings = self.next().trailing_zeros().min(12);
         (base + self.below(base)) << doublings
@@ -145,7 +146,7 @@ const FUNCTIONS: [&str; 12] = [
     "acquire", "render", "visit",
 ];
 
-/// The stream of events: what time it is, and how many there were.
+/// The state of the stream of events.
 struct Events {
     random: Random,
     time_ms: u64,
@@ -153,7 +154,7 @@ struct Events {
 }
 
 impl Events {
-    /// Appends one event and its newline.
+    /// Appends one event and a newline.
     fn write(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
         self.time_ms += self.random.heavy(20) / 2;
         self.number += 1;
@@ -335,9 +336,9 @@ impl Events {
     }
 }
 
-/// 2024-03-01T00:00:00.000Z and on.
+/// Writes a time as RFC 3339, from 2024-03-01 on.
 fn write_time(ms: u64, out: &mut Vec<u8>) -> io::Result<()> {
-    // days to date, after Howard Hinnant's civil_from_days, for dates after 1970
+    // From days to a date, after Howard Hinnant's civil_from_days, for dates after 1970.
     let (days, in_day) = (ms / 86_400_000 + 719_468, ms % 86_400_000);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -350,7 +351,7 @@ fn write_time(ms: u64, out: &mut Vec<u8>) -> io::Result<()> {
     write!(out, "{year}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
 }
 
-/// From the ranges that are reserved for documentation, and private ones.
+/// An address from the ranges reserved for documentation, or a private one.
 fn write_address(random: &mut Random, out: &mut Vec<u8>) -> io::Result<()> {
     match random.below(3) {
         0 => write!(out, r#""client":"203.0.113.{}""#, random.below(256)),
@@ -404,14 +405,14 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_makes_the_same_bytes() {
+    fn the_same_seed_generates_the_same_bytes() {
         let corpus = first(SEED, 3 << 20);
         let mut digest = Digest::default();
         corpus.split(|byte| *byte == b'\n').for_each(|line| digest.add(line));
         assert_eq!(
             (corpus.len(), digest.value()),
             (3_145_875, 13_112_744_193_820_661_873),
-            "when the corpus is changed on purpose, NAME and EXPECTED change too"
+            "an intended change of the corpus changes NAME and EXPECTED too"
         );
         assert_ne!(corpus, first(SEED + 1, 3 << 20));
     }

@@ -1,10 +1,11 @@
-//! The two processes of one run of the demo: the sending stage reads the file and sends its lines, the receiving stage compresses
-//! them, or only looks at them. Each measures itself from the connection to its end; the parent puts the two together.
+//! The two processes of one run of the demo. The sending stage reads the file and sends its lines; the receiving stage
+//! compresses them, or only reads them. Each stage measures itself from the connection to its end; the parent combines
+//! the two.
 //!
-//! The lines are what lies between newlines, so a file that ends with a newline has an empty one after it; writing a newline
-//! *between* the lines gives back the file, whether it ends with one or not.
+//! A line is the text between two newlines, so a file that ends with a newline has an empty line after it. Newlines
+//! written *between* the lines restore the file, with or without a newline at its end.
 //!
-//! Both transports do the same with the same bytes; what differs is in `Outgoing` and `Incoming`, and nowhere else.
+//! Each transport carries the same bytes; `Outgoing` and `Incoming` have all that differs.
 
 use crate::{
     failure::Failure,
@@ -23,26 +24,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The capacity of the demo's channel: the library's default, stated because the limit below follows from it.
+/// The capacity of the demo's channel: the default of the library. The limit below follows from it.
 const CAPACITY: u64 = 64 << 20;
-/// The largest line, for all transports alike: half the capacity less 32 bytes.
+/// The largest line, for each transport: half the capacity less 32 bytes.
 pub const LINE_BYTES_MAX: u64 = CAPACITY / 2 - 32;
-/// The file is read in blocks of this size.
+/// Bytes per read of the file.
 const READ_BYTES: usize = 256 * 1024;
-/// What the socket's receiver reads at once, and its batching sender writes at once.
+/// Bytes per read of the receiver of a socket, and per write of the batching sender.
 const SOCKET_BYTES: usize = 64 * 1024;
-/// Lines gather to this before zstd is called, whose calls cost more than lines do.
+/// Bytes of lines per call of zstd: such a call costs more than a line.
 const ZSTD_BYTES: usize = 64 * 1024;
-/// The compression level: zstd's own default.
+/// The compression level: the default of zstd.
 pub const ZSTD_LEVEL: i32 = 3;
-/// The receiver is there before the sender is started, so this passes only when something is badly wrong.
-const CONNECT_WITHIN: Duration = Duration::from_secs(30);
+/// Only a defect exceeds this: the receiver listens before the sender starts.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What carries the lines.
+/// The transport of the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum System {
-    /// A pelton channel, each line published at once, both sides blocking
+    /// A pelton channel, each line sent on its own, both sides blocking
     Pelton,
     /// A Unix stream socket, a 4-byte length before each line, one write per line
     SockStream,
@@ -66,19 +67,19 @@ impl System {
     }
 }
 
-/// How the parent tells a stage what to do; the sender's file is its standard input.
+/// The orders of the parent to a stage; the standard input of the sender is the file.
 #[derive(Args)]
 pub struct StageArgs {
-    /// What carries the lines
+    /// The transport of the lines
     #[arg(long)]
     pub system: System,
     /// The directory of the run's socket
     #[arg(long)]
     pub directory: PathBuf,
-    /// Compress into this file, which exists
+    /// Compress into this existing file
     #[arg(long)]
     pub output: Option<PathBuf>,
-    /// Count system calls, which slows each of them down
+    /// Count system calls, which slows each of them
     #[arg(long)]
     pub count_calls: bool,
 }
@@ -93,26 +94,26 @@ impl StageArgs {
     }
 }
 
-/// What a stage tells the parent at its end, as JSON on standard output.
+/// The report of a stage to the parent, as JSON on standard output.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Measured {
     /// Monotonic clock at the connection.
     pub began_ns: u64,
-    /// Monotonic clock when all was done.
+    /// Monotonic clock at the end.
     pub ended_ns: u64,
     /// CPU time between the two, user and system, all threads.
     pub cpu_ns: u64,
-    /// System calls between the two, if asked for.
+    /// System calls between the two, if counted.
     pub system_calls: Option<u64>,
-    /// Lines received; of the sender, nothing.
+    /// Received lines; 0 for the sender.
     pub lines: u64,
     /// Their bytes, without newlines.
     pub bytes: u64,
-    /// The digest's value.
+    /// The value of the digest.
     pub digest: u64,
 }
 
-/// The line that the receiving stage writes when it listens.
+/// The output of the receiving stage once it listens.
 pub const LISTENING: &[u8] = b"listening\n";
 
 /// Runs the sending process.
@@ -138,7 +139,7 @@ pub fn receive_stage(args: &StageArgs) -> Result<(), Failure> {
         })?,
         Some(path) => {
             let failed = |error| Failure::system(format_args!("writing `{}`", path.display()), error);
-            // it exists already, and is nobody else's
+            // It exists, and belongs to this run.
             let file = File::options().write(true).open(path).map_err(failed)?;
             let encoder = zstd::Encoder::new(file, ZSTD_LEVEL).map_err(failed)?;
             let mut encoder = BufWriter::with_capacity(ZSTD_BYTES, encoder);
@@ -156,7 +157,7 @@ pub fn receive_stage(args: &StageArgs) -> Result<(), Failure> {
     report(&meter.stop(&digest)?)
 }
 
-/// A parent that is killed takes its stages along.
+/// The kernel kills a stage when its parent dies.
 fn die_with_parent() -> Result<(), Failure> {
     let signal = Some(rustix::process::Signal::KILL);
     rustix::process::set_parent_process_death_signal(signal).map_err(|error| Failure::system("prctl", error))
@@ -167,7 +168,7 @@ fn report(measured: &Measured) -> Result<(), Failure> {
     writeln!(std::io::stdout(), "{line}").map_err(|error| Failure::system("standard output", error))
 }
 
-/// Calls `f` with every line of `input`: what lies between newlines.
+/// Calls `f` with every line of `input`, without newlines.
 pub fn each_line(mut input: impl Read, mut f: impl FnMut(&[u8]) -> Result<(), Failure>) -> Result<(), Failure> {
     let mut splitter = Splitter::new(Framing::Lines, LINE_BYTES_MAX, READ_BYTES);
     let mut last = None;
@@ -201,7 +202,7 @@ impl Outgoing {
     fn connect(args: &StageArgs) -> Result<Outgoing, Failure> {
         if args.system == System::Pelton {
             let options =
-                Options::new().capacity(CAPACITY).wait(Wait::Block).connect_deadline(Instant::now() + CONNECT_WITHIN);
+                Options::new().capacity(CAPACITY).wait(Wait::Block).connect_deadline(Instant::now() + CONNECT_TIMEOUT);
             return Ok(Outgoing::Pelton(Box::new(options.connect_sender(&args.channel())?)));
         }
         let stream =
@@ -244,20 +245,21 @@ enum Incoming {
 }
 
 impl Incoming {
-    /// Listens, says so on standard output, and waits for the sender.
+    /// Listens, reports that on standard output, and waits for the sender.
     fn accept(args: &StageArgs) -> Result<Incoming, Failure> {
-        let say = || std::io::stdout().write_all(LISTENING).map_err(|error| Failure::system("standard output", error));
+        let report_listening =
+            || std::io::stdout().write_all(LISTENING).map_err(|error| Failure::system("standard output", error));
         if args.system == System::Pelton {
             let listener = Options::new().wait(Wait::Block).listen(&args.channel())?;
-            say()?;
-            let receiver = listener.accept_receiver_until(Instant::now() + CONNECT_WITHIN)?;
+            report_listening()?;
+            let receiver = listener.accept_receiver_until(Instant::now() + CONNECT_TIMEOUT)?;
             return receiver
                 .map(|receiver| Incoming::Pelton(Box::new(receiver)))
                 .ok_or_else(|| Failure::TimedOut("the sending process did not connect".to_string()));
         }
         let listener =
             UnixListener::bind(args.socket()).map_err(|error| Failure::system("listening on the socket", error))?;
-        say()?;
+        report_listening()?;
         let (stream, _) = listener.accept().map_err(|error| Failure::system("accepting the socket", error))?;
         Ok(Incoming::Socket(stream))
     }
@@ -293,13 +295,14 @@ fn socket_failure(error: std::io::Error) -> Failure {
     Failure::Peer(format!("the socket: {error}"))
 }
 
-/// What a receiver keeps of the lines, cheap enough (two multiplications for 16 bytes) not to hide the transport, and touching
-/// every byte, so that a transport which only maps them gains nothing. For noticing differences, not for security.
+/// A digest of received lines. It is cheap enough (two multiplications for 16 bytes) not to hide the cost of the
+/// transport. It reads every byte, so a transport that only maps them has no advantage. It detects differences, and
+/// gives no security.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Digest {
-    /// How many.
+    /// The number of lines.
     pub lines: u64,
-    /// Their bytes.
+    /// The bytes of the lines.
     pub bytes: u64,
     a: u64,
     b: u64,
@@ -307,7 +310,7 @@ pub struct Digest {
 
 impl Default for Digest {
     fn default() -> Digest {
-        // not zero, which zeros would not change
+        // Not zero: zeros in the input would not change it.
         Digest { lines: 0, bytes: 0, a: 1, b: 2 }
     }
 }
@@ -315,7 +318,7 @@ impl Default for Digest {
 impl Digest {
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-    /// Counts a line and takes in its bytes.
+    /// Counts a line, and adds its bytes to the digest.
     pub fn add(&mut self, line: &[u8]) {
         self.count(line);
         self.mix(line.len() as u64, 0);
@@ -343,13 +346,13 @@ impl Digest {
         self.b = (self.b ^ b).wrapping_mul(Self::MULTIPLIER).rotate_left(31);
     }
 
-    /// The digest of the lines so far, their order and their limits.
+    /// The digest of the lines so far: their bytes, order and boundaries.
     pub fn value(&self) -> u64 {
         self.a ^ self.b.rotate_left(32)
     }
 }
 
-/// Time, CPU time and system calls of this process from here on.
+/// Time, CPU time and system calls of this process since the start of the meter.
 struct Meter {
     began_ns: u64,
     cpu_ns: u64,
@@ -369,7 +372,7 @@ impl Meter {
             began_ns: self.began_ns,
             ended_ns: clock_ns(ClockId::Monotonic),
             cpu_ns: clock_ns(ClockId::ProcessCPUTime) - self.cpu_ns,
-            // the read is one itself
+            // Reading the counter is a system call itself.
             system_calls: system_calls.map(|calls| calls.saturating_sub(1)),
             lines: digest.lines,
             bytes: digest.bytes,
@@ -383,10 +386,10 @@ fn clock_ns(clock: ClockId) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Counts what enters the kernel by the tracepoint for it, all threads of this process; commonly allowed to root only.
+/// Counts system calls of all threads of this process, by a tracepoint that usually only root may use.
 pub fn count_system_calls() -> Result<Counter, String> {
     let read = |root: &str| std::fs::read_to_string(Path::new(root).join("events/raw_syscalls/sys_enter/id"));
-    // where debugfs has it is the older place: of the two errors the first says more
+    // debugfs is the older place; of two errors, the first has more detail.
     let id = read("/sys/kernel/tracing")
         .or_else(|error| read("/sys/kernel/debug/tracing").map_err(|_| error))
         .map_err(|error| format!("no access to tracepoints: {error}"))?;
@@ -425,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_tells_bytes_order_and_limits_of_lines() {
+    fn a_digest_depends_on_bytes_order_and_boundaries_of_lines() {
         let digest = |lines: &[&[u8]]| {
             let mut digest = Digest::default();
             lines.iter().for_each(|line| digest.add(line));
@@ -446,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_carries_lines_either_way_of_writing() {
+    fn a_socket_carries_lines_with_and_without_batches() {
         let text: Vec<u8> =
             (0..3000u32).flat_map(|i| format!("{i} {}\n", "x".repeat(i as usize % 301)).into_bytes()).collect();
         for batched in [false, true] {

@@ -1,8 +1,8 @@
-//! What one side of a storm has done, in a file that both it and the storm map: it survives the side, and has nothing to do with
-//! the channel. `verify/controls/README.md` has the words as a table, for sides in other languages.
+//! The journal of one side of a crash test: a file that the side and the test map. It outlives the side, and is
+//! independent of the channel. `verify/controls/README.md` has the words as a table, for sides in other languages.
 //!
-//! Each word has one writer: the side, but for `Stop`. A side stores a word *before* or *after* the step of the channel that it
-//! tells of, in the order of the program; whoever reads it when the side is dead finds at most the one step in between undecided.
+//! Each word has one writer: the side, except for `Stop`. A side stores a word *before* or *after* a step of the
+//! channel, in program order. So after the death of the side, at most one step is uncertain.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::{
@@ -14,52 +14,53 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// Bytes of a journal.
+/// Size of a journal.
 const BYTES: usize = 4096;
-/// Pairs of a jump: the number that was expected, and what came.
+/// The most jumps in a journal: pairs of the expected and the received number.
 pub const JUMPS_MAX: u64 = 64;
 const JUMPS_AT: usize = 64;
 const TEXT_AT: usize = 256;
 
-/// The words of a journal, by place.
+/// The words of a journal, by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Word {
-    /// 0 starting, 1 in the channel, 2 done in order, 3 failed (the text says why).
+    /// 0 starting, 1 in the channel, 2 done in order, 3 failed (the text has the reason).
     State,
-    /// Written by the storm: 0 goes on; a sender: 1 ends in order; a receiver: the number behind the last message.
+    /// Written by the test. 0: continue. For a sender, 1: end in order. For a receiver: the number after the last
+    /// message.
     Stop,
-    /// The number of the first message that this side dealt with, 0 before.
+    /// The number of the first message of this side; 0 before.
     First,
     /// Sender: committed up to here at most. Receiver: released up to here at most.
     Pending,
     /// Sender: committed up to here at least. Receiver: released up to here at least.
     Done,
-    /// Receiver: the last number given out by the channel.
+    /// Receiver: the last number that the channel delivered.
     Taken,
     /// 1 while it waits for the other side.
     Waiting,
-    /// How often it was told that the other side died.
-    Told,
-    /// When, the last time: CLOCK_MONOTONIC, nanoseconds.
-    ToldNs,
-    /// How many messages were told as not released.
-    ToldUnreleased,
-    /// Sender: `Done` at that moment. Receiver: how many messages it held.
-    ToldBeside,
-    /// How often it met another side: a successor, by connect.
-    Met,
-    /// Messages whose bytes are not those that were sent.
+    /// How often it detected the death of the other side.
+    Detections,
+    /// When it did so last: CLOCK_MONOTONIC, nanoseconds.
+    DetectedNs,
+    /// The number of unreleased messages in that error.
+    ReportedUnreleased,
+    /// Sender: `Done` at that moment. Receiver: the number of messages that it held.
+    CountAtDetection,
+    /// How often it connected: to the first peer and to successors.
+    Connections,
+    /// Messages with wrong bytes.
     Garbage,
-    /// Messages that a predecessor had been given, and that were not marked as given again.
+    /// Redelivered messages without the mark.
     Unmarked,
-    /// Messages marked as given again.
-    Again,
+    /// Messages with the redelivery mark.
+    Redelivered,
     /// Messages committed or received.
     Messages,
-    /// Their payloads together.
+    /// Bytes of their payloads.
     Bytes,
-    /// Jumps noted: the number that came was not the one expected.
+    /// Jumps: the received number was not the expected one.
     Jumps,
 }
 
@@ -76,20 +77,20 @@ pub struct Words {
     count: usize,
 }
 
-// SAFETY: a mapping of its own, of which only whole words are loaded and stored, atomically.
+// SAFETY: the mapping belongs to this value and is not tied to a thread.
 unsafe impl Send for Words {}
-// SAFETY: as above.
+// SAFETY: shared access only loads and stores whole words, atomically.
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// New ones, all 0.
+    /// Creates the file; all words are 0.
     pub fn create(path: &Path, count: usize) -> io::Result<Words> {
         let file = File::options().read(true).write(true).create_new(true).open(path)?;
         file.set_len(count as u64 * 8)?;
         Words::map(&file, count)
     }
 
-    /// Those that the storm has made.
+    /// Opens a file that the test has created.
     pub fn open(path: &Path, count: usize) -> io::Result<Words> {
         let file = File::options().read(true).write(true).open(path)?;
         match file.metadata()?.len() {
@@ -99,7 +100,8 @@ impl Words {
     }
 
     fn map(file: &File, count: usize) -> io::Result<Words> {
-        // SAFETY: a new mapping, which nobody knows yet, of a file as long as it.
+        // SAFETY: the kernel chooses the address of a new mapping, so no other object overlaps it; the file is as long
+        // as the mapping.
         let map = unsafe {
             mmap(std::ptr::null_mut(), count * 8, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)?
         };
@@ -109,7 +111,8 @@ impl Words {
 
     fn at(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.count);
-        // SAFETY: within the mapping, which lives as long as `self`; aligned, as a page is; other processes store whole words.
+        // SAFETY: the assertion keeps the index within the mapping, which lives as long as `self` and is page-aligned.
+        // Other processes store whole words atomically.
         unsafe { self.words.add(index).as_ref() }
     }
 
@@ -117,7 +120,8 @@ impl Words {
         self.at(index).load(Ordering::Acquire)
     }
 
-    /// Stored neither before what the program did before it, nor after what it does then: both are stores, with release.
+    /// A release store: earlier stores of the program are visible first. The next step is a release store too, so this
+    /// one is visible before it.
     pub fn store(&self, index: usize, value: u64) {
         self.at(index).store(value, Ordering::Release);
     }
@@ -125,21 +129,22 @@ impl Words {
 
 impl Drop for Words {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and nothing of it is lent any more. An error would leave some pages mapped, no more.
+        // SAFETY: `map` created the mapping, and the end of `self` ends every borrow of it. An error would only leave
+        // pages mapped.
         let _ = unsafe { munmap(self.words.as_ptr().cast::<c_void>(), self.count * 8) };
     }
 }
 
-/// A journal, mapped.
+/// A mapped journal.
 pub struct Journal(Words);
 
 impl Journal {
-    /// A new one, all 0.
+    /// Creates a journal; all words are 0.
     pub fn create(path: &Path) -> io::Result<Journal> {
         Words::create(path, BYTES / 8).map(Journal)
     }
 
-    /// One that the storm has made.
+    /// Opens a journal that the test has created.
     pub fn open(path: &Path) -> io::Result<Journal> {
         Words::open(path, BYTES / 8).map(Journal)
     }
@@ -157,7 +162,7 @@ impl Journal {
         self.set(word, self.get(word) + more);
     }
 
-    /// Another number came than the one expected.
+    /// Records that another number arrived than the expected one.
     pub fn jump(&self, expected: u64, found: u64) {
         let count = self.get(Word::Jumps);
         if count < JUMPS_MAX {
@@ -168,14 +173,14 @@ impl Journal {
         self.set(Word::Jumps, count + 1);
     }
 
-    /// The jumps, up to as many as are kept.
+    /// The first [`JUMPS_MAX`] jumps.
     pub fn jumps(&self) -> Vec<(u64, u64)> {
         let load = |at| self.0.load(at);
         let count = self.get(Word::Jumps).min(JUMPS_MAX) as usize;
         (0..count).map(|jump| (load(JUMPS_AT + 2 * jump), load(JUMPS_AT + 2 * jump + 1))).collect()
     }
 
-    /// Says what is wrong; the first text stays.
+    /// Stores a text about a failure, unless there is one.
     pub fn explain(&self, text: &str) {
         if self.0.load(TEXT_AT) != 0 {
             return;
@@ -193,12 +198,12 @@ impl Journal {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Every word that tells of progress, for who looks whether there is any.
+    /// All words, to detect progress.
     pub fn fingerprint(&self) -> Vec<u64> {
         (0..=Word::Jumps as usize).map(|index| self.0.load(index)).collect()
     }
 
-    /// Its words by name, for people.
+    /// Its words with their names, as text.
     pub fn words(&self) -> String {
         const ALL: [Word; 18] = {
             use Word::*;
@@ -210,14 +215,14 @@ impl Journal {
                 Done,
                 Taken,
                 Waiting,
-                Told,
-                ToldNs,
-                ToldUnreleased,
-                ToldBeside,
-                Met,
+                Detections,
+                DetectedNs,
+                ReportedUnreleased,
+                CountAtDetection,
+                Connections,
                 Garbage,
                 Unmarked,
-                Again,
+                Redelivered,
                 Messages,
                 Bytes,
                 Jumps,

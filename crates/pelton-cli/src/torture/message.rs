@@ -1,17 +1,17 @@
-//! The messages of a storm: what size a number's has, what is in it, and whether one is what it should be.
+//! The messages of a crash test: their sizes, their contents, and a check of both.
 //!
-//! From 16 bytes on a message begins with its number (u64), its size (u32) and a CRC-32 (u32) of those 12 bytes and of the rest,
-//! little-endian; the rest is bytes that count up from the number, modulo 251. A shorter one has as many bytes of its number,
-//! twice, as there is room for.
+//! A message of 16 bytes or more begins with its number (u64), its size (u32) and a CRC-32 (u32), little-endian. The
+//! CRC covers the number, the size and the rest. The rest counts up from the number, modulo 251. A shorter message is
+//! the start of its number, written twice.
 
 use serde::{Deserialize, Serialize};
 
-/// What goes before the bytes of a message.
+/// Size of the header of a message.
 pub const HEADER_BYTES: usize = 16;
-/// Prime, so that no power of two repeats the pattern.
+/// A prime: the pattern repeats at no power of two.
 const PERIOD: usize = 251;
 
-/// How large the messages of a channel are: both sides know it.
+/// The sizes of the messages of a channel, known to both sides.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Sizes {
     pub seed: u64,
@@ -20,7 +20,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Small ones more often than large ones: of eight messages one is drawn from all sizes, one from half of them, and so on.
+    /// Small sizes are more frequent: of eight numbers, about one draws from the whole range, one from its lower half,
+    /// one from its lower quarter, and so on.
     pub fn of(&self, number: u64) -> usize {
         let drawn = mix(self.seed.wrapping_add(number));
         let range = ((self.bytes_max - self.bytes_min + 1) >> (drawn >> 61)).max(1);
@@ -28,7 +29,7 @@ impl Sizes {
     }
 }
 
-/// SplitMix64's step: every bit of the answer hangs on every bit of the number.
+/// A step of SplitMix64: every bit of the result depends on every bit of the number.
 pub fn mix(number: u64) -> u64 {
     let mut z = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -36,15 +37,15 @@ pub fn mix(number: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Numbers that a seed gives.
-pub struct Dice(u64);
+/// Random numbers from a seed.
+pub struct Random(u64);
 
-impl Dice {
-    pub fn new(seed: u64) -> Dice {
-        Dice(mix(seed))
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(mix(seed))
     }
 
-    /// Below `bound`.
+    /// A number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(1);
         mix(self.0) % bound
@@ -59,7 +60,7 @@ impl Dice {
     }
 }
 
-/// The pattern that every message's rest is cut from.
+/// The bytes from which the rest of every message is taken.
 pub struct Pattern(Vec<u8>);
 
 impl Pattern {
@@ -67,11 +68,11 @@ impl Pattern {
         Pattern((0..bytes_max as usize + PERIOD).map(|at| (at % PERIOD) as u8).collect())
     }
 
-    /// Writes the message of this number into all of `room`.
-    pub fn write(&self, number: u64, room: &mut [u8]) {
-        let size = room.len();
-        let Some((header, rest)) = room.split_at_mut_checked(HEADER_BYTES) else {
-            return room.copy_from_slice(&short(number)[..size]);
+    /// Writes the message `number` into all of `space`.
+    pub fn write(&self, number: u64, space: &mut [u8]) {
+        let size = space.len();
+        let Some((header, rest)) = space.split_at_mut_checked(HEADER_BYTES) else {
+            return space.copy_from_slice(&short(number)[..size]);
         };
         rest.copy_from_slice(self.rest(number, size));
         header.copy_from_slice(&self.header(number, size));
@@ -100,12 +101,12 @@ fn short(number: u64) -> [u8; HEADER_BYTES] {
     twice
 }
 
-/// Whether `payload` is the message of this number, or what is wrong with it. What is expected is not looked at but for the
-/// size: the message must prove itself.
+/// Checks that `payload` is the message `number`. Only the size comes from `number`; the rest must agree with the
+/// header of the message.
 pub fn check(sizes: &Sizes, number: u64, payload: &[u8]) -> Result<(), String> {
     let wanted = sizes.of(number);
     if payload.len() != wanted {
-        return Err(format!("message {number} has {} bytes, {wanted} were sent", payload.len()));
+        return Err(format!("message {number} has {} bytes, wanted {wanted}", payload.len()));
     }
     let Some((header, rest)) = payload.split_at_checked(HEADER_BYTES) else {
         return match *payload == short(number)[..wanted] {
@@ -116,16 +117,16 @@ pub fn check(sizes: &Sizes, number: u64, payload: &[u8]) -> Result<(), String> {
     let mut sum = crc32fast::Hasher::new();
     sum.update(&header[..12]);
     sum.update(rest);
-    let (found, told) = (sum.finalize().to_le_bytes(), &header[12..]);
-    let says = u64::from_le_bytes(header[..8].try_into().expect("8 bytes"));
-    if found != told {
+    let (found, stored) = (sum.finalize().to_le_bytes(), &header[12..]);
+    let own_number = u64::from_le_bytes(header[..8].try_into().expect("8 bytes"));
+    if found != stored {
         return Err(format!(
-            "message {number} of {wanted} bytes, which says it is {says}, has the CRC {found:02x?}, not {told:02x?}"
+            "message {number} of {wanted} bytes, with the number {own_number} in it, has the CRC {found:02x?}, not {stored:02x?}"
         ));
     }
-    match says == number {
+    match own_number == number {
         true => Ok(()),
-        false => Err(format!("message {number} says it is {says}")),
+        false => Err(format!("message {number} has the number {own_number} in it")),
     }
 }
 
@@ -134,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_proves_itself_and_any_changed_byte_is_noticed() {
+    fn the_check_accepts_a_message_and_detects_any_changed_byte() {
         let sizes = Sizes { seed: 7, bytes_min: 0, bytes_max: 200 };
         let pattern = Pattern::new(200);
         for number in 1..300 {
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_reach_both_ends() {
+    fn sizes_reach_both_bounds() {
         let sizes = Sizes { seed: 1, bytes_min: 0, bytes_max: 1000 };
         let all: Vec<usize> = (1..20_000).map(|number| sizes.of(number)).collect();
         assert_eq!(all.iter().min(), Some(&0));

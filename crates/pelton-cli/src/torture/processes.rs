@@ -1,10 +1,11 @@
-//! The processes of a storm, from outside: the two sides of a channel, and who starts them. None outlives its value.
+//! The processes of a crash test, from outside: both sides of a channel, and their host. Dropping a value kills its
+//! processes.
 
 use super::{
-    PATIENCE_AGAINST,
-    holdings::Holdings,
+    HANG_TIMEOUT_AGAINST,
     journal::{Journal, READY, Word},
-    side::{By, Plan},
+    resources::Resources,
+    side::{Plan, Transport},
 };
 use crate::failure::Failure;
 use rustix::{
@@ -21,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A process that was started.
+/// A started side.
 pub struct Side {
     pub plan: Plan,
     pub journal: Journal,
@@ -39,9 +40,10 @@ impl Side {
         self.get(Word::State) == READY
     }
 
-    /// Ready, and not without the other side by connect.
-    pub fn is_met(&self) -> bool {
-        self.is_ready() && (self.plan.by == By::Path || self.get(Word::Met) > self.get(Word::Told))
+    /// Ready and, by connect, connected.
+    pub fn is_connected(&self) -> bool {
+        self.is_ready()
+            && (self.plan.transport == Transport::Path || self.get(Word::Connections) > self.get(Word::Detections))
     }
 
     pub fn is_dead(&self, wait: Duration) -> bool {
@@ -49,10 +51,10 @@ impl Side {
         poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&wait)).is_ok_and(|ready| ready > 0)
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&self) {
         self.is_killed.set(true);
-        // Gone already is as good.
+        // An error: it has ended already.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
@@ -60,7 +62,7 @@ impl Side {
         while !self.is_dead(Duration::from_secs(1)) {}
     }
 
-    /// For people: what it says of itself, and where it is.
+    /// A text about the process: its journal, and its state in the kernel.
     pub fn describe(&self) -> String {
         let proc = |name: &str| {
             let read = fs::read_to_string(format!("/proc/{}/{name}", self.pid.as_raw_nonzero()));
@@ -78,11 +80,11 @@ impl Side {
         )
     }
 
-    pub fn holdings(&self) -> Holdings {
-        Holdings::of(self.pid, self.plan.role)
+    pub fn resources(&self) -> Resources {
+        Resources::of(self.pid, self.plan.role)
     }
 
-    /// Files in the directories for temporary ones that it has open or mapped.
+    /// Files in /dev/shm and /tmp that it has open or mapped.
     pub fn files(&self) -> Vec<PathBuf> {
         let pid = self.pid.as_raw_nonzero();
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
@@ -101,16 +103,16 @@ pub struct Host {
 }
 
 impl Host {
-    /// In a process group of its own, so that Ctrl-C is the storm's alone, and all of it can be ended at once.
-    pub fn start(command: &[String], place: &Path) -> Result<Host, Failure> {
+    /// In a process group of its own: Ctrl-C reaches only the test, and one kill ends the whole group.
+    pub fn start(command: &[String], directory: &Path) -> Result<Host, Failure> {
         let failed = |error| Failure::Input(format!("`{}` cannot be run: {error}", command.join(" ")));
         let mut child = Command::new(&command[0])
             .args(&command[1..])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Whatever it leaves there is found.
-            .env("TMPDIR", place)
-            .env("XDG_RUNTIME_DIR", place)
+            // The test checks these directories for files left behind.
+            .env("TMPDIR", directory)
+            .env("XDG_RUNTIME_DIR", directory)
             .process_group(0)
             .spawn()
             .map_err(failed)?;
@@ -120,26 +122,26 @@ impl Host {
 
     pub fn side(&mut self, plan: Plan) -> Result<Side, Failure> {
         let failed = |text: String| Failure::System(format!("starting a side: {text}"));
-        let journal = Journal::create(&plan.journal).map_err(|error| Failure::system("making a journal", error))?;
+        let journal = Journal::create(&plan.journal).map_err(|error| Failure::system("creating a journal", error))?;
         let line = serde_json::to_string(&plan).expect("numbers and text");
         let requests = self.requests.as_mut().expect("until it is closed");
         match writeln!(requests, "{line}") {
-            // One that has ended already may have said why.
+            // The read below reports a host that has ended.
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(failed(error.to_string())),
             _ => {}
         }
         let mut answer = String::new();
         self.answers.read_line(&mut answer).map_err(|error| failed(error.to_string()))?;
         let pid = answer.trim().parse().ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| failed(format!("the host answered {answer:?}, wanted a process's number")))?;
+        let pid = pid.ok_or_else(|| failed(format!("the host wrote {answer:?}, wanted a process's number")))?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.to_string()))?;
         Ok(Side { plan, journal, pid, pidfd, is_killed: Cell::new(false) })
     }
 
-    /// Its input ends, and so does it, in order.
+    /// Closes the input of the host, which then ends in order.
     pub fn close(mut self) {
         self.requests = None;
-        let deadline = Instant::now() + PATIENCE_AGAINST;
+        let deadline = Instant::now() + HANG_TIMEOUT_AGAINST;
         while Instant::now() < deadline && !matches!(self.child.try_wait(), Ok(Some(_))) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -157,7 +159,7 @@ impl Drop for Host {
     }
 }
 
-/// Both sides of a channel as they are now.
+/// The current sides of a channel.
 pub struct Pair {
     pub sender: Side,
     pub receiver: Side,

@@ -1,33 +1,33 @@
-//! What a storm says at its end, to people and as JSON.
+//! The report of a crash test, as a table and as JSON.
 
 use super::{
-    TOLD_WITHIN,
-    ledger::{KINDS, Kind},
-    side::By,
+    DETECTION_LIMIT,
+    ledger::{FAULT_KINDS, FaultKind},
+    side::Transport,
 };
 use crate::failure::Failure;
 use serde::Serialize;
 use std::{fmt::Write as _, io::Write as _};
 
-/// How soon survivors that waited were told.
+/// Detection times of waiting survivors.
 #[derive(Serialize)]
-pub struct Told {
+pub struct DetectionTimes {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub by: Option<By>,
+    pub transport: Option<Transport>,
     pub survivors: u64,
     pub median_us: f64,
     p99_us: f64,
     max_us: f64,
 }
 
-impl Told {
-    pub fn of(by: Option<By>, times: &[u64]) -> Option<Told> {
+impl DetectionTimes {
+    pub fn of(transport: Option<Transport>, times: &[u64]) -> Option<DetectionTimes> {
         let mut sorted = times.to_vec();
         sorted.sort_unstable();
         let last = sorted.len().checked_sub(1)?;
         let at = |index: usize| sorted[index] as f64 / 1000.0;
-        Some(Told {
-            by,
+        Some(DetectionTimes {
+            transport,
             survivors: sorted.len() as u64,
             median_us: at(last / 2),
             p99_us: at(last * 99 / 100),
@@ -36,15 +36,15 @@ impl Told {
     }
 }
 
-/// A fault, and where it was found.
+/// A fault, and its scenario.
 #[derive(Serialize)]
 pub struct Failed {
-    pub kind: Kind,
+    pub kind: FaultKind,
     pub scenario: u64,
     pub text: String,
 }
 
-/// What the storm says at its end.
+/// The report of a crash test.
 #[derive(Serialize)]
 pub struct Report {
     pub command: &'static str,
@@ -56,23 +56,23 @@ pub struct Report {
     pub kills_of_receivers: u64,
     pub kills_by_connect: u64,
     pub kills_by_path: u64,
-    /// before the victim had joined
+    /// Before the victim had opened the channel.
     pub kills_while_starting: u64,
-    /// where many senders have one receiver, or append to one file
+    /// In scenarios of many senders or appending threads.
     pub kills_of_many: u64,
-    /// received and checked, redelivered ones each time
+    /// Received and checked; each delivery counts.
     pub messages: u64,
-    /// found in record files and checked
+    /// Found in record files and checked.
     pub messages_in_files: u64,
     pub bytes: u64,
     pub redelivered: u64,
-    /// by one process whose descriptors and mappings were counted after each
+    /// By one process whose descriptors and mappings were counted after each.
     pub deaths_outlived_most: u64,
-    /// the median of one is above 10 ms
-    pub told_late: bool,
-    pub told: Vec<Told>,
-    /// those that are not zero
-    pub faults: Vec<(Kind, u64)>,
+    /// A median exceeds 10 ms.
+    pub detected_late: bool,
+    pub detection: Vec<DetectionTimes>,
+    /// Counts that are not zero.
+    pub faults: Vec<(FaultKind, u64)>,
     pub failures: Vec<Failed>,
     pub seconds: f64,
 }
@@ -92,8 +92,8 @@ impl Report {
     pub fn table(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
         let Report { seed, scenarios, kills, messages, bytes, redelivered, .. } = self;
-        let whom = self.against.as_deref().unwrap_or("pelton");
-        writeln!(text, "{whom}: {kills} kills in {scenarios} scenarios of seed {seed}, {:.1} s", self.seconds)?;
+        let channel = self.against.as_deref().unwrap_or("pelton");
+        writeln!(text, "{channel}: {kills} kills in {scenarios} scenarios of seed {seed}, {:.1} s", self.seconds)?;
         let mut row = |name: &str, value: u64| writeln!(text, "  {name:<38}{value:>14}");
         row("senders killed", self.kills_of_senders)?;
         row("receivers killed", self.kills_of_receivers)?;
@@ -101,7 +101,7 @@ impl Report {
             row("by connect", self.kills_by_connect)?;
             row("by path", self.kills_by_path)?;
         }
-        row("before they had joined", self.kills_while_starting)?;
+        row("while they started", self.kills_while_starting)?;
         if self.against.is_none() {
             row("of many senders or their receiver", self.kills_of_many)?;
         }
@@ -111,25 +111,26 @@ impl Report {
             row("messages checked in record files", self.messages_in_files)?;
         }
         row("bytes", *bytes)?;
-        row("marked as given again", *redelivered)?;
-        for kind in KINDS {
-            row(kind.words(), self.count(kind))?;
+        row("marked as redelivered", *redelivered)?;
+        for kind in FAULT_KINDS {
+            row(kind.label(), self.count(kind))?;
         }
-        for told in &self.told {
-            let by = told.by.map(|by| format!(" by {by:?}").to_lowercase()).unwrap_or_default();
-            let Told { survivors, median_us, p99_us, max_us, .. } = told;
+        for times in &self.detection {
+            let transport =
+                times.transport.map(|transport| format!(" by {transport:?}").to_lowercase()).unwrap_or_default();
+            let DetectionTimes { survivors, median_us, p99_us, max_us, .. } = times;
             writeln!(
                 text,
-                "{survivors} survivors that waited{by} were told after {median_us:.0} µs (median), {p99_us:.0} (p99), {max_us:.0} (most)"
+                "{survivors} waiting survivors{transport} detected the death after {median_us:.0} µs (median), {p99_us:.0} (p99), {max_us:.0} (maximum)"
             )?;
         }
-        if self.told_late {
-            writeln!(text, "LATE: half of the survivors were told after more than {TOLD_WITHIN:?}")?;
+        if self.detected_late {
+            writeln!(text, "LATE: half of the survivors detected the death after more than {DETECTION_LIMIT:?}")?;
         }
         Ok(text)
     }
 
-    pub fn count(&self, kind: Kind) -> u64 {
+    pub fn count(&self, kind: FaultKind) -> u64 {
         self.faults.iter().filter(|(found, _)| *found == kind).map(|(_, count)| count).sum()
     }
 }

@@ -1,82 +1,83 @@
-//! One channel and what happens to it: all that a seed decides.
+//! A scenario: one channel, and the choices of a seed for it.
 
 use super::{
-    message::{self, Dice, mix},
-    side::{By, Waits},
+    message::{self, Random, mix},
+    side::{Transport, WaitMode},
 };
 
-/// Which of so many combinations the scenario of this index has: each once before any comes again, in an order that the seed gives.
+/// The combination of the scenario `index`: each one once per round, in an order from the seed.
 pub fn in_turn(seed: u64, index: u64, combinations: u64) -> u64 {
     let mut order: Vec<u64> = (0..combinations).collect();
-    let mut shuffle = Dice::new(seed ^ mix(index / combinations + 1));
-    for place in (1..order.len()).rev() {
-        order.swap(place, shuffle.below(place as u64 + 1) as usize);
+    let mut shuffle = Random::new(seed ^ mix(index / combinations + 1));
+    for last in (1..order.len()).rev() {
+        order.swap(last, shuffle.below(last as u64 + 1) as usize);
     }
     order[(index % combinations) as usize]
 }
 
-/// Who is killed in a scenario.
+/// The victims of a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victims {
     Sender,
     Receiver,
-    /// Now one, now the other.
+    /// One of them at each kill.
     Either,
-    /// Both at once.
+    /// Both together.
     Both,
 }
 
-/// One channel and what happens to it: all that a seed decides.
+/// One channel, and the choices of a seed for it.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub index: u64,
     pub seed: u64,
-    pub by: By,
+    pub transport: Transport,
     pub victims: Victims,
-    /// By connect: the sender listens.
+    /// By connect: whether the sender listens.
     pub sender_listens: bool,
-    pub sender_waits: Waits,
-    pub receiver_waits: Waits,
+    pub sender_wait_mode: WaitMode,
+    pub receiver_wait_mode: WaitMode,
     pub capacity: u64,
     pub bytes_min: u64,
     pub bytes_max: u64,
-    /// After so many messages, a pause of so many microseconds.
+    /// After this number of messages, a pause of this number of microseconds.
     pub sender_pause: (u64, u64),
     pub receiver_pause: (u64, u64),
-    /// How often somebody is killed; both at once count as one here.
+    /// The number of kills; both sides together count as one.
     pub kills: u64,
-    /// The last victim has no successor.
-    pub ends_alone: bool,
+    /// Whether the last victim has no successor.
+    pub ends_without_successor: bool,
 }
 
 impl Scenario {
-    /// Who is killed, by what, who listens, how the survivor waits: each once before any comes again.
+    /// Victims, transport, listening side and wait mode of the survivor: each combination once per round.
     pub const COMBINATIONS: u64 = 24;
 
     pub fn of(seed: u64, index: u64, combination: u64, kills: u64) -> Scenario {
-        let mut dice = Dice::new(seed ^ mix(!index));
-        let waits = [Waits::Block, Waits::Spin, Waits::Poll];
-        let waits_here = waits[(combination % 3) as usize];
-        let waits_there = dice.one_of(&waits);
-        let (by, victims, sender_listens) = match combination / 3 {
-            0 => (By::Connect, Victims::Sender, true),
-            1 => (By::Connect, Victims::Sender, false),
-            2 => (By::Connect, Victims::Receiver, true),
-            3 => (By::Connect, Victims::Receiver, false),
-            4 => (By::Path, Victims::Sender, false),
-            5 => (By::Path, Victims::Receiver, false),
-            6 => (By::Path, Victims::Either, false),
-            _ => (By::Path, Victims::Both, false),
+        let mut random = Random::new(seed ^ mix(!index));
+        let wait_mode = [WaitMode::Block, WaitMode::Spin, WaitMode::Poll];
+        let survivor_wait_mode = wait_mode[(combination % 3) as usize];
+        let victim_wait_mode = random.one_of(&wait_mode);
+        let (transport, victims, sender_listens) = match combination / 3 {
+            0 => (Transport::Connect, Victims::Sender, true),
+            1 => (Transport::Connect, Victims::Sender, false),
+            2 => (Transport::Connect, Victims::Receiver, true),
+            3 => (Transport::Connect, Victims::Receiver, false),
+            4 => (Transport::Path, Victims::Sender, false),
+            5 => (Transport::Path, Victims::Receiver, false),
+            6 => (Transport::Path, Victims::Either, false),
+            _ => (Transport::Path, Victims::Both, false),
         };
-        let (sender_waits, receiver_waits) = match victims {
-            Victims::Receiver => (waits_here, waits_there),
-            _ => (waits_there, waits_here),
+        let (sender_wait_mode, receiver_wait_mode) = match victims {
+            Victims::Receiver => (survivor_wait_mode, victim_wait_mode),
+            _ => (victim_wait_mode, survivor_wait_mode),
         };
-        // Small ones are full at once and wrap all the time; large ones stretch.
-        let capacity = dice.one_of(&[64 << 10, 64 << 10, 128 << 10, 1 << 20, 8 << 20]);
-        let bytes_max = dice.one_of(&[0, 15, 64, 1000, 5000, capacity / 2 - 32]).min(1 << 20);
-        // As fast as it goes; a receiver that sleeps often; a sender that finds the lane full.
-        let (sender_pause, receiver_pause) = dice.one_of(&[
+        // Small lanes are often full and wrap often; large ones have a growing window.
+        let capacity = random.one_of(&[64 << 10, 64 << 10, 128 << 10, 1 << 20, 8 << 20]);
+        let bytes_max = random.one_of(&[0, 15, 64, 1000, 5000, capacity / 2 - 32]).min(1 << 20);
+        // Pauses of the sender and of the receiver. None; a receiver that sleeps often; a sender that finds the lane
+        // full.
+        let (sender_pause, receiver_pause) = random.one_of(&[
             ((0, 0), (0, 0)),
             ((8, 200), (0, 0)),
             ((100, 2000), (0, 0)),
@@ -84,34 +85,34 @@ impl Scenario {
             ((0, 0), (100, 2000)),
             ((50, 500), (50, 500)),
         ]);
-        let ends_alone = by == By::Connect && dice.one_in(3);
+        let ends_without_successor = transport == Transport::Connect && random.one_in(3);
         let kills = if victims == Victims::Both { (kills / 2).max(1) } else { kills };
         Scenario {
             index,
             seed,
-            by,
+            transport,
             victims,
             sender_listens,
-            sender_waits,
-            receiver_waits,
+            sender_wait_mode,
+            receiver_wait_mode,
             capacity,
             bytes_min: 0,
             bytes_max,
             sender_pause,
             receiver_pause,
             kills,
-            ends_alone,
+            ends_without_successor,
         }
     }
 
-    /// What any channel can do: every message has room for its number, and none is very large; a channel is not restored by more
-    /// than the program itself does, so that both kinds of channel are one.
-    pub fn against(&mut self) {
-        self.by = By::Path;
+    /// Restricts the scenario to the abilities of any channel: every message has space for its number, and none is very
+    /// large. The transport is `Path` only: the sides restore their channel after a kill.
+    pub fn restrict_to_any_channel(&mut self) {
+        self.transport = Transport::Path;
         self.bytes_min = message::HEADER_BYTES as u64;
         self.bytes_max = self.bytes_max.clamp(self.bytes_min, 20_000);
         self.capacity = self.capacity.max(64 << 10);
-        self.ends_alone = false;
+        self.ends_without_successor = false;
     }
 }
 
@@ -121,7 +122,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn a_seed_decides_the_scenarios_and_each_combination_comes_once_a_round() {
+    fn a_seed_determines_the_scenarios_and_each_round_has_every_combination() {
         let all = |seed| -> Vec<String> {
             let of = |index| Scenario::of(seed, index, in_turn(seed, index, Scenario::COMBINATIONS), 5);
             (0..Scenario::COMBINATIONS).map(|index| format!("{:?}", of(index))).collect()
@@ -130,10 +131,10 @@ mod tests {
         assert_ne!(all(1), all(2));
         let kinds: BTreeSet<String> = (0..Scenario::COMBINATIONS)
             .map(|index| {
-                let Scenario { by, victims, sender_listens, sender_waits, receiver_waits, .. } =
+                let Scenario { transport, victims, sender_listens, sender_wait_mode, receiver_wait_mode, .. } =
                     Scenario::of(3, index, in_turn(3, index, Scenario::COMBINATIONS), 5);
-                let waits = if victims == Victims::Receiver { sender_waits } else { receiver_waits };
-                format!("{by:?} {victims:?} {sender_listens} {waits:?}")
+                let wait_mode = if victims == Victims::Receiver { sender_wait_mode } else { receiver_wait_mode };
+                format!("{transport:?} {victims:?} {sender_listens} {wait_mode:?}")
             })
             .collect();
         assert_eq!(kinds.len() as u64, Scenario::COMBINATIONS);

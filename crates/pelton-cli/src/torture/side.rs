@@ -1,9 +1,9 @@
-//! Pelton's own sides of a storm: each a process, told what to do by a [`Plan`], that says what it does in its [`Journal`] until
-//! it is killed, or asked to end.
+//! The sides of pelton in a crash test: processes with a [`Plan`], which record their steps in a [`Journal`] until they
+//! are killed, or end on request.
 
-use super::crowd_side::{self, Part};
 use super::journal::{DONE, FAILED, Journal, READY, Word};
-use super::message::{Dice, Pattern, Sizes, check};
+use super::many_senders_side::{self, ManySendersPlan};
+use super::message::{Pattern, Random, Sizes, check};
 use crate::failure::Failure;
 use clap::Args;
 use pelton::{Error, Held, Options, Receiver, Sender, Sent, Wait};
@@ -18,18 +18,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longer than a process takes to come under any load; a storm's own patience ends before.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a wait for a successor lasts before it is looked whether one will come.
+/// Longer than the start of a process under any load; the test reports a hang earlier.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
+/// A wait for a successor checks after each of these intervals whether the test has ended.
 const SLICE: Duration = Duration::from_millis(50);
-/// The most messages that a receiver holds at a time, and that a batch has.
+/// The most messages that a receiver holds, and that a batch has.
 const HELD_MAX: usize = 5;
 const BATCH_MAX: u64 = 8;
-/// By connect, every so many messages one carries a descriptor, of this file.
+/// By connect, one of this number of messages carries a descriptor, of the file below.
 const DESCRIPTOR_EVERY: u64 = 16;
-pub const ALONG: &str = "/dev/zero";
+pub const SENT_FILE: &str = "/dev/zero";
 
-/// Which end of the channel a process is.
+/// The role of a process in the channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -37,10 +37,10 @@ pub enum Role {
     Receive,
 }
 
-/// How pelton's sides find each other.
+/// How two sides of pelton find each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum By {
+pub enum Transport {
     Connect,
     Path,
 }
@@ -48,39 +48,40 @@ pub enum By {
 /// How a side waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Waits {
+pub enum WaitMode {
     Block,
     Spin,
-    /// In a loop of its own, by `arm`, `try_…` and `disarm`.
+    /// In a loop of its own, with `arm`, `try_…` and `disarm`.
     Poll,
 }
 
-/// What a process is to do: one line of JSON. The first half is for sides of any channel.
+/// The orders for a process, one line of JSON. The first half is for sides of any channel.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
     pub role: Role,
-    /// The channel's own directory, empty at first.
-    pub place: PathBuf,
+    /// The directory of the channel, empty at first.
+    #[serde(rename = "place")]
+    pub directory: PathBuf,
     pub journal: PathBuf,
     #[serde(flatten)]
     pub sizes: Sizes,
-    /// The lane's bytes.
+    /// The capacity of the lane.
     pub capacity: u64,
-    /// After so many messages (0: never) a pause of so many microseconds.
+    /// After this number of messages (0: never), a pause of this number of microseconds.
     pub pause_every: u64,
     pub pause_us: u64,
-    /// A sender whose channel does not tell where to go on: the number to begin with.
+    /// The first number of a sender whose channel does not return it.
     pub next: u64,
-    /// Of pelton's sides: the seed of the choices that this process makes.
-    pub turn: u64,
-    pub by: By,
+    /// For sides of pelton: the seed for the choices of this process.
+    pub choices_seed: u64,
+    pub transport: Transport,
     pub listens: bool,
-    pub waits: Waits,
-    /// A receiver: the highest number that one before it was given.
-    pub given: u64,
-    /// In a storm of many senders.
+    pub wait_mode: WaitMode,
+    /// For a receiver: the highest number delivered to a predecessor.
+    pub delivered: u64,
+    /// In a scenario of many senders.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub crowd: Option<Part>,
+    pub many_senders: Option<ManySendersPlan>,
 }
 
 /// Options of the hidden commands.
@@ -90,17 +91,17 @@ pub struct SideArgs {
     plan: String,
 }
 
-/// A side, until it is done; what is wrong goes to the journal.
+/// Runs a side to its end; an error goes to the journal.
 pub fn run(args: &SideArgs) -> Result<(), Failure> {
     let plan: Plan = serde_json::from_str(&args.plan).map_err(|error| Failure::Input(error.to_string()))?;
-    // A side does not outlive its host.
+    // The kernel kills a side when its host dies.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| Failure::system("prctl", error))?;
     let journal = Journal::open(&plan.journal).map_err(|error| Failure::system("opening the journal", error))?;
-    let done = match (&plan.crowd, plan.role) {
-        (Some(part), _) => crowd_side::run(&plan, part, &journal),
-        (None, Role::Send) => Sending::open(&plan, &journal).and_then(Sending::run),
-        (None, Role::Receive) => Receiving::open(&plan, &journal).and_then(Receiving::run),
+    let done = match (&plan.many_senders, plan.role) {
+        (Some(part), _) => many_senders_side::run(&plan, part, &journal),
+        (None, Role::Send) => SenderSide::open(&plan, &journal).and_then(SenderSide::run),
+        (None, Role::Receive) => ReceiverSide::open(&plan, &journal).and_then(ReceiverSide::run),
     };
     if let Err(error) = &done {
         journal.explain(&error.to_string());
@@ -110,27 +111,27 @@ pub fn run(args: &SideArgs) -> Result<(), Failure> {
 }
 
 pub fn options(plan: &Plan) -> Options {
-    let wait = if plan.waits == Waits::Spin { Wait::Spin } else { Wait::Block };
+    let wait = if plan.wait_mode == WaitMode::Spin { Wait::Spin } else { Wait::Block };
     Options::new().capacity(plan.capacity).wait(wait)
 }
 
-/// By connect: one for who connects to wait for who listens.
-pub fn reaching(plan: &Plan) -> Options {
-    options(plan).connect_deadline(Instant::now() + PATIENCE)
+/// Options of the connecting side, which waits for the listener.
+pub fn connecting_options(plan: &Plan) -> Options {
+    options(plan).connect_deadline(Instant::now() + CONNECT_TIMEOUT)
 }
 
-/// Connects, again where the other side went in the middle of it: it may have been killed.
-pub fn reach<T>(connect: impl Fn() -> pelton::Result<T>) -> pelton::Result<T> {
+/// Connects, and again after each hang-up: the other side may have been killed during the handshake.
+pub fn connect_retrying<T>(connect: impl Fn() -> pelton::Result<T>) -> pelton::Result<T> {
     loop {
         match connect() {
             Err(Error::HungUp) => {}
-            answer => return answer,
+            done => return done,
         }
     }
 }
 
 pub fn name(plan: &Plan) -> String {
-    format!("unix:{}", plan.place.join("s").display())
+    format!("unix:{}", plan.directory.join("s").display())
 }
 
 pub fn pause(plan: &Plan, messages: &mut u64) {
@@ -140,7 +141,7 @@ pub fn pause(plan: &Plan, messages: &mut u64) {
     }
 }
 
-/// The caller's own loop: until the armed end is readable. No time limit: a wake that is missed must show.
+/// Polls an armed endpoint until it is readable. Without a timeout: a missed wake-up must become a hang.
 pub fn wait_readable(end: &impl AsFd) {
     while let Err(error) = poll(&mut [PollFd::new(end, PollFlags::IN)], None) {
         assert_eq!(error, rustix::io::Errno::INTR, "a descriptor can be polled");
@@ -148,66 +149,75 @@ pub fn wait_readable(end: &impl AsFd) {
 }
 
 fn carries_descriptor(plan: &Plan, number: u64) -> bool {
-    plan.by == By::Connect && number % DESCRIPTOR_EVERY == 3
+    plan.transport == Transport::Connect && number % DESCRIPTOR_EVERY == 3
 }
 
-/// Notes in the journal that the other side died, and when that was known.
-pub fn note_told(journal: &Journal, unreleased: u64, beside: u64) {
+/// Records in the journal that this side has detected the death of the other one, and when.
+pub fn record_death(journal: &Journal, unreleased: u64, count: u64) {
     let now = clock_gettime(ClockId::Monotonic);
     journal.set(Word::Waiting, 0);
-    journal.set(Word::ToldUnreleased, unreleased);
-    journal.set(Word::ToldBeside, beside);
-    journal.set(Word::ToldNs, now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
-    journal.add(Word::Told, 1);
+    journal.set(Word::ReportedUnreleased, unreleased);
+    journal.set(Word::CountAtDetection, count);
+    journal.set(Word::DetectedNs, now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
+    journal.add(Word::Detections, 1);
 }
 
-/// By connect: until a successor has come, true; or none will, false. By path there is nothing to wait for.
+/// By connect: waits for a successor; false if none will connect. By path: returns true.
 fn resume(
     plan: &Plan,
     journal: &Journal,
     mut resume_until: impl FnMut(Instant) -> pelton::Result<bool>,
 ) -> pelton::Result<bool> {
-    if plan.by == By::Path {
+    if plan.transport == Transport::Path {
         return Ok(true);
     }
     while journal.get(Word::Stop) == 0 {
         if resume_until(Instant::now() + SLICE)? {
-            journal.add(Word::Met, 1);
+            journal.add(Word::Connections, 1);
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-struct Sending<'a> {
+struct SenderSide<'a> {
     plan: &'a Plan,
     journal: &'a Journal,
     sender: Sender,
     /// The number of the next message.
     next: u64,
-    dice: Dice,
+    random: Random,
     pattern: Pattern,
     buffer: Vec<u8>,
-    /// What goes along as a descriptor: a file that nobody else here has open.
-    along: File,
+    /// The file whose descriptor goes with messages; this process opens it nowhere else.
+    sent_file: File,
 }
 
-impl<'a> Sending<'a> {
-    fn open(plan: &'a Plan, journal: &'a Journal) -> pelton::Result<Sending<'a>> {
-        let sender = match (plan.by, plan.listens) {
-            (By::Path, _) => options(plan).create_sender(plan.place.join("c"))?,
-            (By::Connect, true) => options(plan).listen(&name(plan))?.accept_sender()?,
-            (By::Connect, false) => reach(|| reaching(plan).connect_sender(&name(plan)))?,
+impl<'a> SenderSide<'a> {
+    fn open(plan: &'a Plan, journal: &'a Journal) -> pelton::Result<SenderSide<'a>> {
+        let sender = match (plan.transport, plan.listens) {
+            (Transport::Path, _) => options(plan).create_sender(plan.directory.join("c"))?,
+            (Transport::Connect, true) => options(plan).listen(&name(plan))?.accept_sender()?,
+            (Transport::Connect, false) => connect_retrying(|| connecting_options(plan).connect_sender(&name(plan)))?,
         };
         let next = u64::from(sender.next_seq());
         journal.set(Word::Pending, next - 1);
         journal.set(Word::Done, next - 1);
         journal.set(Word::First, next);
-        journal.add(Word::Met, 1);
+        journal.add(Word::Connections, 1);
         journal.set(Word::State, READY);
         let pattern = Pattern::new(plan.sizes.bytes_max);
-        let along = File::open(ALONG).map_err(|source| Error::System { what: ALONG.to_owned(), source })?;
-        Ok(Sending { plan, journal, sender, next, dice: Dice::new(plan.turn), pattern, buffer: Vec::new(), along })
+        let sent_file = File::open(SENT_FILE).map_err(|source| Error::System { what: SENT_FILE.to_owned(), source })?;
+        Ok(SenderSide {
+            plan,
+            journal,
+            sender,
+            next,
+            random: Random::new(plan.choices_seed),
+            pattern,
+            buffer: Vec::new(),
+            sent_file,
+        })
     }
 
     fn run(mut self) -> pelton::Result<()> {
@@ -216,7 +226,7 @@ impl<'a> Sending<'a> {
             match self.send() {
                 Ok(()) => pause(self.plan, &mut messages),
                 Err(Error::PeerDied { unreleased }) => {
-                    if !self.told(unreleased)? {
+                    if !self.handle_death(unreleased)? {
                         return self.sender.close();
                     }
                 }
@@ -226,11 +236,11 @@ impl<'a> Sending<'a> {
         loop {
             match self.sender.drain() {
                 Ok(()) => {
-                    self.look_for_duplicates();
+                    self.check_kept_descriptors();
                     return self.sender.close();
                 }
                 Err(Error::PeerDied { unreleased }) => {
-                    if !self.told(unreleased)? {
+                    if !self.handle_death(unreleased)? {
                         return self.sender.close();
                     }
                 }
@@ -239,38 +249,39 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Everything is released, so no duplicate of a descriptor that went along is kept any more.
-    fn look_for_duplicates(&mut self) {
+    /// After everything is released, the sender must keep no duplicate of a sent descriptor.
+    fn check_kept_descriptors(&mut self) {
         self.sender.unreleased();
         let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-        let kept =
-            open.filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|path| path == Path::new(ALONG))).count();
+        let kept = open
+            .filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|path| path == Path::new(SENT_FILE)))
+            .count();
         if kept != 1 {
             self.journal.add(Word::Garbage, 1);
-            self.journal.explain(&format!("a drained sender keeps {} descriptors that went along", kept - 1));
+            self.journal.explain(&format!("a drained sender keeps {} sent descriptors", kept - 1));
         }
     }
 
-    /// False: nobody will come.
-    fn told(&mut self, unreleased: u64) -> pelton::Result<bool> {
-        note_told(self.journal, unreleased, self.journal.get(Word::Done));
+    /// False: the receiver has no successor.
+    fn handle_death(&mut self, unreleased: u64) -> pelton::Result<bool> {
+        record_death(self.journal, unreleased, self.journal.get(Word::Done));
         resume(self.plan, self.journal, |deadline| self.sender.resume_until(deadline))
     }
 
-    /// One message, or a batch, in one of the ways there are.
+    /// Sends one message, or a batch, by a random method.
     fn send(&mut self) -> pelton::Result<()> {
         let number = self.next;
         let size = self.plan.sizes.of(number);
         if carries_descriptor(self.plan, number) {
             return self.send_with_descriptor(size);
         }
-        match self.dice.below(8) {
+        match self.random.below(8) {
             0 | 1 if self.send_batch()? => Ok(()),
             2 => {
-                // Nothing of it is ever seen.
-                if let Some(mut room) = self.sender.try_reserve(size)? {
-                    room.fill(0xee);
-                    room.abort();
+                // The receiver must never receive a part of it.
+                if let Some(mut space) = self.sender.try_reserve(size)? {
+                    space.fill(0xee);
+                    space.abort();
                 }
                 self.send_reserved(size)
             }
@@ -284,8 +295,8 @@ impl<'a> Sending<'a> {
         self.pattern.write(self.next, &mut self.buffer);
         self.journal.set(Word::Pending, self.next);
         while self.sender.try_send(&self.buffer)? != Sent::Sent {
-            if self.plan.waits == Waits::Poll {
-                self.wait_for_room(size)?;
+            if self.plan.wait_mode == WaitMode::Poll {
+                self.wait_for_space(size)?;
                 continue;
             }
             self.journal.set(Word::Waiting, 1);
@@ -297,19 +308,19 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
-    /// Written in place, with more room than the message takes.
+    /// Writes in place, with a reservation larger than the message.
     fn send_reserved(&mut self, size: usize) -> pelton::Result<()> {
-        let most = (size + self.dice.below(40) as usize).min(self.sender.message_bytes_max() as usize);
+        let most = (size + self.random.below(40) as usize).min(self.sender.message_bytes_max() as usize);
         loop {
-            if let Some(mut room) = self.sender.try_reserve(most)? {
-                self.pattern.write(self.next, &mut room[..size]);
+            if let Some(mut space) = self.sender.try_reserve(most)? {
+                self.pattern.write(self.next, &mut space[..size]);
                 self.journal.set(Word::Pending, self.next);
-                room.commit_bytes(size)?;
+                space.commit_bytes(size)?;
                 self.committed(1, size);
                 return Ok(());
             }
-            if self.plan.waits == Waits::Poll {
-                self.wait_for_room(most)?;
+            if self.plan.wait_mode == WaitMode::Poll {
+                self.wait_for_space(most)?;
                 continue;
             }
             self.journal.set(Word::Waiting, 1);
@@ -318,10 +329,10 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// False: there is no room for a batch now, or it would be none.
+    /// False: there is no free space for a batch now, or it would have fewer than two messages.
     fn send_batch(&mut self) -> pelton::Result<bool> {
         let (limit, mut total) = (self.sender.message_bytes_max(), 0);
-        let wanted = 2 + self.dice.below(BATCH_MAX - 1);
+        let wanted = 2 + self.random.below(BATCH_MAX - 1);
         let numbers: Vec<u64> = (self.next..self.next + wanted)
             .take_while(|number| {
                 total += self.plan.sizes.of(*number) as u64 + 16;
@@ -335,9 +346,9 @@ impl<'a> Sending<'a> {
         let Some(mut batch) = self.sender.try_reserve_batch(numbers.iter().map(size))? else { return Ok(false) };
         let mut bytes = 0;
         for number in &numbers {
-            let room = batch.reserve(size(number)).expect("the room was asked for");
-            self.pattern.write(*number, room);
-            bytes += room.len();
+            let space = batch.reserve(size(number)).expect("the batch has this space");
+            self.pattern.write(*number, space);
+            bytes += space.len();
         }
         self.journal.set(Word::Pending, self.next + numbers.len() as u64 - 1);
         batch.commit()?;
@@ -349,18 +360,18 @@ impl<'a> Sending<'a> {
         self.buffer.resize(size, 0);
         self.pattern.write(self.next, &mut self.buffer);
         self.journal.set(Word::Pending, self.next);
-        self.sender.send_with_descriptors(&self.buffer, &[self.along.as_fd()])?;
+        self.sender.send_with_descriptors(&self.buffer, &[self.sent_file.as_fd()])?;
         self.committed(1, size);
         Ok(())
     }
 
-    fn wait_for_room(&mut self, bytes: usize) -> pelton::Result<()> {
+    fn wait_for_space(&mut self, bytes: usize) -> pelton::Result<()> {
         if self.sender.arm(bytes)? {
             self.journal.set(Word::Waiting, 1);
             wait_readable(&self.sender);
             self.journal.set(Word::Waiting, 0);
         }
-        if self.dice.one_in(2) {
+        if self.random.one_in(2) {
             self.sender.disarm();
         }
         Ok(())
@@ -371,36 +382,36 @@ impl<'a> Sending<'a> {
         self.journal.set(Word::Done, self.next - 1);
         self.journal.add(Word::Messages, messages);
         self.journal.add(Word::Bytes, bytes as u64);
-        let told = u64::from(self.sender.next_seq());
-        if told != self.next {
+        let returned = u64::from(self.sender.next_seq());
+        if returned != self.next {
             self.journal.add(Word::Garbage, 1);
-            self.journal.explain(&format!("the sender says that {told} is next after {}", self.next - 1));
+            self.journal.explain(&format!("the sender returns {returned} as the number after {}", self.next - 1));
         }
     }
 }
 
-struct Receiving<'a> {
+struct ReceiverSide<'a> {
     plan: &'a Plan,
     journal: &'a Journal,
     receiver: Receiver,
-    /// The last number that came, 0 before.
+    /// The last received number; 0 before.
     last: u64,
     held: VecDeque<(u64, Held)>,
-    dice: Dice,
+    random: Random,
     buffer: Vec<u8>,
 }
 
-impl<'a> Receiving<'a> {
-    fn open(plan: &'a Plan, journal: &'a Journal) -> pelton::Result<Receiving<'a>> {
-        let receiver = match (plan.by, plan.listens) {
-            (By::Path, _) => options(plan).create_receiver(plan.place.join("c"))?,
-            (By::Connect, true) => options(plan).listen(&name(plan))?.accept_receiver()?,
-            (By::Connect, false) => reach(|| reaching(plan).connect_receiver(&name(plan)))?,
+impl<'a> ReceiverSide<'a> {
+    fn open(plan: &'a Plan, journal: &'a Journal) -> pelton::Result<ReceiverSide<'a>> {
+        let receiver = match (plan.transport, plan.listens) {
+            (Transport::Path, _) => options(plan).create_receiver(plan.directory.join("c"))?,
+            (Transport::Connect, true) => options(plan).listen(&name(plan))?.accept_receiver()?,
+            (Transport::Connect, false) => connect_retrying(|| connecting_options(plan).connect_receiver(&name(plan)))?,
         };
-        journal.add(Word::Met, 1);
+        journal.add(Word::Connections, 1);
         journal.set(Word::State, READY);
-        let (held, dice) = (VecDeque::new(), Dice::new(plan.turn));
-        Ok(Receiving { plan, journal, receiver, last: 0, held, dice, buffer: Vec::new() })
+        let (held, random) = (VecDeque::new(), Random::new(plan.choices_seed));
+        Ok(ReceiverSide { plan, journal, receiver, last: 0, held, random, buffer: Vec::new() })
     }
 
     fn run(mut self) -> pelton::Result<()> {
@@ -409,7 +420,7 @@ impl<'a> Receiving<'a> {
             match self.receive() {
                 Ok(()) => pause(self.plan, &mut messages),
                 Err(Error::PeerDied { unreleased }) => {
-                    note_told(self.journal, unreleased, self.held.len() as u64);
+                    record_death(self.journal, unreleased, self.held.len() as u64);
                     if !resume(self.plan, self.journal, |deadline| self.receiver.resume_until(deadline))? {
                         return self.receiver.close();
                     }
@@ -426,28 +437,28 @@ impl<'a> Receiving<'a> {
         }
     }
 
-    /// One message, or those that are there, in one of the ways there are.
+    /// Receives one message, or the available ones, by a random method.
     fn receive(&mut self) -> pelton::Result<()> {
-        if !self.held.is_empty() && self.dice.one_in(4) {
+        if !self.held.is_empty() && self.random.one_in(4) {
             self.release_held()?;
         }
         self.wait_for_message()?;
-        // The first says where this receiver begins, and is received in a way that tells its number.
-        match self.dice.below(8) {
+        // The first message shows where this receiver begins, so it is received with its number.
+        match self.random.below(8) {
             0 | 1 if self.last != 0 => self.receive_copied(),
             2 | 3 if self.last != 0 => self.receive_batch(),
-            way => self.receive_in_place(way == 4 && self.held.len() < HELD_MAX),
+            method => self.receive_in_place(method == 4 && self.held.len() < HELD_MAX),
         }
     }
 
-    /// Until a message is there; the end is an error.
+    /// Waits for a message; the end of the channel is an error.
     fn wait_for_message(&mut self) -> pelton::Result<()> {
         while self.receiver.try_receive_batch()?.is_none() {
-            // The sender may be waiting for just their room.
+            // The sender may be waiting for their space.
             while !self.held.is_empty() {
                 self.release_held()?;
             }
-            if self.plan.waits != Waits::Poll {
+            if self.plan.wait_mode != WaitMode::Poll {
                 self.journal.set(Word::Waiting, 1);
                 drop(self.receiver.receive_batch()?);
                 self.journal.set(Word::Waiting, 0);
@@ -458,7 +469,7 @@ impl<'a> Receiving<'a> {
                 wait_readable(&self.receiver);
                 self.journal.set(Word::Waiting, 0);
             }
-            if self.dice.one_in(2) {
+            if self.random.one_in(2) {
                 self.receiver.disarm();
             }
         }
@@ -471,8 +482,8 @@ impl<'a> Receiving<'a> {
         let wanted = usize::from(carries_descriptor(self.plan, number));
         let mut problem = check(&self.plan.sizes, number, &message).err();
         if message.descriptors() != wanted {
-            problem = Some(format!("{} descriptors came with message {number}, not {wanted}", message.descriptors()));
-        } else if wanted > 0 && self.dice.one_in(2) && message.take_descriptors()?.len() != wanted {
+            problem = Some(format!("message {number} has {} descriptors, wanted {wanted}", message.descriptors()));
+        } else if wanted > 0 && self.random.one_in(2) && message.take_descriptors()?.len() != wanted {
             problem = Some(format!("the descriptor of message {number} cannot be taken"));
         }
         let bytes = message.len();
@@ -483,18 +494,18 @@ impl<'a> Receiving<'a> {
         }
         if hold {
             self.held.push_back((number, message.hold()));
-            self.came(number, bytes, problem);
+            self.record_received(number, bytes, problem);
         } else {
             self.journal.set(Word::Taken, number);
             let released = self.held.front().map_or(number, |(oldest, _)| oldest - 1);
             self.journal.set(Word::Pending, released);
             drop(message);
             self.journal.set(Word::Done, released);
-            self.came(number, bytes, problem);
+            self.record_received(number, bytes, problem);
         }
         if marked {
-            self.journal.add(Word::Again, 1);
-        } else if number <= self.plan.given {
+            self.journal.add(Word::Redelivered, 1);
+        } else if number <= self.plan.delivered {
             self.journal.add(Word::Unmarked, 1);
         }
         Ok(())
@@ -507,45 +518,45 @@ impl<'a> Receiving<'a> {
         let bytes = self.receiver.receive_into(&mut self.buffer)?;
         self.journal.set(Word::Taken, number);
         self.journal.set(Word::Done, released);
-        self.came(number, bytes, check(&self.plan.sizes, number, &self.buffer).err());
+        self.record_received(number, bytes, check(&self.plan.sizes, number, &self.buffer).err());
         Ok(())
     }
 
     fn receive_batch(&mut self) -> pelton::Result<()> {
-        let most = 1 + self.dice.below(BATCH_MAX);
+        let most = 1 + self.random.below(BATCH_MAX);
         let Some(mut batch) = self.receiver.try_receive_batch()? else { return Ok(()) };
-        let (mut number, mut came) = (self.last, Vec::new());
+        let (mut number, mut received) = (self.last, Vec::new());
         while number < self.last + most
             && let Some(payload) = batch.next()?
         {
             number += 1;
             self.journal.set(Word::Taken, number);
-            came.push((number, payload.len(), check(&self.plan.sizes, number, payload).err()));
+            received.push((number, payload.len(), check(&self.plan.sizes, number, payload).err()));
         }
         let released = self.held.front().map_or(number, |(oldest, _)| oldest - 1);
         self.journal.set(Word::Pending, released);
         drop(batch);
         self.journal.set(Word::Done, released);
-        for (number, bytes, problem) in came {
-            self.came(number, bytes, problem);
+        for (number, bytes, problem) in received {
+            self.record_received(number, bytes, problem);
         }
         Ok(())
     }
 
-    /// Gives back one of the held messages, any of them.
+    /// Releases one of the held messages, chosen at random.
     fn release_held(&mut self) -> pelton::Result<()> {
-        let index = self.dice.below(self.held.len() as u64) as usize;
-        let (_, message) = self.held.remove(index).expect("it is among them");
+        let index = self.random.below(self.held.len() as u64) as usize;
+        let (_, message) = self.held.remove(index).expect("the index is in range");
         let released = self.held.front().map_or(self.last, |(oldest, _)| oldest - 1);
         self.journal.set(Word::Pending, released);
         drop(message);
-        // The receiver's next call takes it back, and moves the head.
+        // The next call of the receiver moves the head.
         drop(self.receiver.try_receive_batch()?);
         self.journal.set(Word::Done, released);
         Ok(())
     }
 
-    fn came(&mut self, number: u64, bytes: usize, problem: Option<String>) {
+    fn record_received(&mut self, number: u64, bytes: usize, problem: Option<String>) {
         self.journal.set(Word::Taken, number);
         if number != self.last + 1 {
             self.journal.jump(self.last + 1, number);

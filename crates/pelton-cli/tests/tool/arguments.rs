@@ -1,10 +1,10 @@
-//! What the command line refuses, and what it says of itself.
+//! Invalid arguments, and the help texts.
 
-use crate::place::Place;
+use crate::test_dirs::TestDirs;
 
 #[test]
-fn arguments_that_mean_nothing_are_refused_with_2() {
-    let place = Place::new();
+fn invalid_arguments_are_refused_with_2() {
+    let dirs = TestDirs::new();
     let refused: [(&[&str], &str); 23] = [
         (&[], "Usage"),
         (&["shout"], "unrecognized subcommand"),
@@ -20,8 +20,8 @@ fn arguments_that_mean_nothing_are_refused_with_2() {
         (&["send", "a", "--mode", "700"], "--mode is only for a channel in a directory"),
         (&["send", "a", "--lanes", "2"], "--lanes is only for a channel in a directory"),
         (&["send", "a", "--drain"], "--drain is only for a channel in a directory"),
-        (&["send", "path:a", "--listen"], "--listen means nothing"),
-        (&["recv", "path:a", "--connect"], "--connect means nothing"),
+        (&["send", "path:a", "--listen"], "--listen does not apply"),
+        (&["recv", "path:a", "--connect"], "--connect does not apply"),
         (&["send", "path:a", "--mode", "rwx"], "permission bits in octal"),
         (&["send", "path:a", "--lanes", "0"], "--lanes"),
         (&["demo", "--systems", "pigeon"], "sock-stream-batched"),
@@ -31,23 +31,23 @@ fn arguments_that_mean_nothing_are_refused_with_2() {
         (&["torture", "--against", "no-such-program"], "`no-such-program` cannot be run"),
     ];
     for (arguments, words) in refused {
-        place.run(arguments).assert(2, &[words]);
+        dirs.run(arguments).assert(2, &[words]);
     }
-    place.assert_nothing_left();
+    dirs.assert_nothing_left();
 }
 
 #[test]
-fn help_lists_the_exit_codes_everywhere() {
-    let place = Place::new();
+fn the_help_of_each_command_lists_the_exit_codes() {
+    let dirs = TestDirs::new();
     for arguments in [&["--help"][..], &["send", "--help"], &["recv", "--help"], &["demo", "--help"]] {
-        let ended = place.run(arguments);
+        let ended = dirs.run(arguments);
         ended.assert(0, &[]);
         let help = String::from_utf8(ended.stdout).unwrap();
         for words in ["Exit codes:", "130  interrupted", "143  terminated"] {
             assert!(help.contains(words), "{arguments:?}: `{words}` is missing in: {help}");
         }
         for hidden in ["demo-send", "torture-side"] {
-            assert!(!help.contains(hidden), "{hidden} is nobody's business: {help}");
+            assert!(!help.contains(hidden), "{hidden} is an internal command: {help}");
         }
     }
 }

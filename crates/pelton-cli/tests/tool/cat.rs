@@ -1,12 +1,12 @@
-//! `pelton cat`: messages of record files, and what is told of files that are not whole.
+//! `pelton cat`: the messages of record files, and the report on incomplete or damaged ones.
 
-use crate::place::{Place, json};
+use crate::test_dirs::{TestDirs, json};
 use pelton::{LaneId, Peer, RecordFile, RecordFileOptions, Run, Sink as _};
 use pelton_testkit::Process;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The records of messages, as they stand in a lane.
+/// The records of messages, in the layout of a lane.
 fn records(first_seq: u32, messages: &[&[u8]]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (seq, message) in (u64::from(first_seq)..).zip(messages) {
@@ -25,21 +25,21 @@ fn write(file: &mut RecordFile, lane: u64, first_seq: u32, messages: &[&[u8]]) {
 
 const LANES: [&str; 2] = ["00000000000000010000000000000000", "00000000000000020000000000000000"];
 
-fn inverted(path: &Path, at: usize) {
+fn invert_byte(path: &Path, at: usize) {
     let mut bytes = std::fs::read(path).unwrap();
     bytes[at] = !bytes[at];
     std::fs::write(path, bytes).unwrap();
 }
 
 #[test]
-fn messages_come_as_lines_len32_or_json() {
-    let place = Place::new();
-    let mut file = RecordFile::open(place.path("work/log")).unwrap();
+fn cat_prints_messages_as_lines_len32_or_json() {
+    let dirs = TestDirs::new();
+    let mut file = RecordFile::open(dirs.path("work/log")).unwrap();
     write(&mut file, 1, 1, &[b"one", b"", b"with \"quotes\""]);
     write(&mut file, 2, 7, &[b"\xff\x00"]);
     write(&mut file, 1, 4, &[b"last"]);
 
-    let lines = place.run(&["cat", "log"]);
+    let lines = dirs.run(&["cat", "log"]);
     lines.assert(0, &[]);
     assert_eq!(lines.stdout, b"one\n\nwith \"quotes\"\n\xff\x00\nlast\n");
     assert_eq!(lines.stderr, "");
@@ -49,11 +49,11 @@ fn messages_come_as_lines_len32_or_json() {
         wanted.extend((message.len() as u32).to_le_bytes());
         wanted.extend(message);
     }
-    let len32 = place.run(&["cat", "log", "--frame", "len32"]);
+    let len32 = dirs.run(&["cat", "log", "--frame", "len32"]);
     len32.assert(0, &[]);
     assert_eq!(len32.stdout, wanted);
 
-    let objects = place.run(&["cat", "log", "--json"]);
+    let objects = dirs.run(&["cat", "log", "--json"]);
     objects.assert(0, &[]);
     let objects: Vec<serde_json::Value> =
         objects.stdout.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
@@ -67,30 +67,30 @@ fn messages_come_as_lines_len32_or_json() {
 }
 
 #[test]
-fn more_than_a_write_of_it_comes_whole_and_its_reader_may_stop() {
-    let place = Place::new();
-    let mut file = RecordFile::open(place.path("work/log")).unwrap();
+fn output_of_several_writes_is_complete_and_its_reader_may_stop() {
+    let dirs = TestDirs::new();
+    let mut file = RecordFile::open(dirs.path("work/log")).unwrap();
     let message = vec![b'x'; 1000];
     let messages = vec![&message[..]; 2000];
     write(&mut file, 1, 1, &messages);
     write(&mut file, 1, 2001, &messages);
-    let all = place.run(&["cat", "log"]);
+    let all = dirs.run(&["cat", "log"]);
     all.assert(0, &[]);
     assert_eq!(all.stdout.len(), 4000 * 1001);
-    let mut stops = Process::start_unread(place.pelton(&["cat", "log"]));
+    let mut stops = Process::start_unread(dirs.pelton(&["cat", "log"]));
     drop(stops.take_stdout());
     stops.finish().assert(141, &[]);
 }
 
 #[test]
-fn verify_tells_what_there_is_and_what_is_missing_over_all_files() {
-    let place = Place::new();
-    let mut file = RecordFileOptions::new().rotate_bytes(319).open(place.path("work/log")).unwrap();
+fn verify_reports_lanes_and_gaps_over_all_files() {
+    let dirs = TestDirs::new();
+    let mut file = RecordFileOptions::new().rotate_bytes(319).open(dirs.path("work/log")).unwrap();
     write(&mut file, 1, u32::MAX - 1, &[b"a", b"b"]);
     write(&mut file, 1, 1, &[b"c"]);
     write(&mut file, 2, 5, &[b"d"]);
     let files = ["log.000001", "log"];
-    let all = place.run(&[&["cat", "--verify"], &files[..]].concat());
+    let all = dirs.run(&[&["cat", "--verify"], &files[..]].concat());
     all.assert(0, &[]);
     assert_eq!(
         String::from_utf8(all.stdout).unwrap(),
@@ -102,10 +102,10 @@ fn verify_tells_what_there_is_and_what_is_missing_over_all_files() {
         )
     );
     write(&mut file, 2, 8, &[b"gap"]);
-    let gap = place.run(&[&["cat", "--verify"], &files[..]].concat());
+    let gap = dirs.run(&[&["cat", "--verify"], &files[..]].concat());
     gap.assert(1, &["1 gaps"]);
-    assert!(String::from_utf8(gap.stdout).unwrap().contains("  after 5 comes 8, at byte"), "the gap is shown");
-    let object = place.run(&[&["cat", "--verify", "--json"], &files[..]].concat());
+    assert!(String::from_utf8(gap.stdout).unwrap().contains("  after 5 comes 8, at byte"), "the gap is printed");
+    let object = dirs.run(&[&["cat", "--verify", "--json"], &files[..]].concat());
     object.assert(1, &["1 gaps"]);
     let lane = &json(&object)["lanes"][LANES[1]];
     assert_eq!((&lane["gaps"], &lane["first_gaps"][0]["after"]), (&1.into(), &5.into()));
@@ -113,27 +113,27 @@ fn verify_tells_what_there_is_and_what_is_missing_over_all_files() {
 }
 
 #[test]
-fn verify_tells_who_sent_as_far_as_that_is_known() {
-    let place = Place::new();
-    let (channel, log) = (place.path("work/channel"), place.path("work/log"));
+fn verify_reports_the_known_senders() {
+    let dirs = TestDirs::new();
+    let (channel, log) = (dirs.path("work/channel"), dirs.path("work/log"));
     let options = pelton::Options::new();
     let verified = || {
-        let told = place.run(&["cat", "--verify", "log"]);
-        told.assert(0, &[]);
-        String::from_utf8(told.stdout).unwrap()
+        let ended = dirs.run(&["cat", "--verify", "log"]);
+        ended.assert(0, &[]);
+        String::from_utf8(ended.stdout).unwrap()
     };
     let here = format!("process {} of user {}", std::process::id(), rustix::process::geteuid().as_raw());
 
-    options.create_sender(&channel).unwrap().send(b"sent by one that has gone").unwrap();
+    options.create_sender(&channel).unwrap().send(b"from a sender that has ended").unwrap();
     let receiver = options.create_receiver(&channel).unwrap();
     let mut flush = options.flush(receiver, RecordFile::open(&log).unwrap()).unwrap();
     flush.run().unwrap();
     assert!(verified().ends_with("in 1 chunks, from an unknown process by path, 0 gaps\n"), "{}", verified());
 
     let mut sender = options.create_sender(&channel).unwrap();
-    // It waits, as there is nothing, and whoever waits looks for its peer.
+    // Without messages the receiver waits, and a waiting receiver discovers its peer.
     assert!(!flush.run_until(Instant::now() + Duration::from_millis(1)).unwrap());
-    sender.send(b"sent by one that is there").unwrap();
+    sender.send(b"from a sender that lives").unwrap();
     flush.turn().unwrap();
     flush.now().unwrap();
     drop((sender, flush));
@@ -147,9 +147,9 @@ fn verify_tells_who_sent_as_far_as_that_is_known() {
 }
 
 #[test]
-fn a_torn_tail_damage_and_what_is_no_record_file_are_told_apart() {
-    let place = Place::new();
-    let path = place.path("work/log");
+fn a_torn_end_damage_and_another_kind_of_file_are_distinguished() {
+    let dirs = TestDirs::new();
+    let path = dirs.path("work/log");
     let mut file = RecordFile::open(&path).unwrap();
     write(&mut file, 1, 1, &[b"first"]);
     let second = std::fs::metadata(&path).unwrap().len() as usize;
@@ -159,23 +159,23 @@ fn a_torn_tail_damage_and_what_is_no_record_file_are_told_apart() {
     let all = std::fs::read(&path).unwrap();
 
     std::fs::write(&path, &all[..all.len() - 1]).unwrap();
-    let torn = place.run(&["cat", "log"]);
+    let torn = dirs.run(&["cat", "log"]);
     torn.assert(1, &["log is torn at byte", "found", "wanted"]);
     assert_eq!(torn.stdout, b"first\nsecond\n");
-    let verified = place.run(&["cat", "--verify", "--json", "log"]);
+    let verified = dirs.run(&["cat", "--verify", "--json", "log"]);
     verified.assert(1, &["torn at byte"]);
     assert_eq!((&json(&verified)["torn"], &json(&verified)["messages"]), (&1.into(), &2.into()));
 
     std::fs::write(&path, &all).unwrap();
-    inverted(&path, second + 70);
-    let damaged = place.run(&["cat", "log"]);
+    invert_byte(&path, second + 70);
+    let damaged = dirs.run(&["cat", "log"]);
     damaged.assert(5, &[&format!("log is damaged at byte {second}"), "checksum"]);
     assert_eq!(damaged.stdout, b"first\nthird\n");
-    place.run(&["cat", "--verify", "log"]).assert(5, &["damaged at byte"]);
+    dirs.run(&["cat", "--verify", "log"]).assert(5, &["damaged at byte"]);
 
-    place.file("notes", b"nothing of the kind, but long enough to be one of these files, or not?");
-    place.run(&["cat", "notes"]).assert(2, &["notes cannot be used as a record file", "it begins with"]);
-    place.run(&["cat", "none"]).assert(5, &["opening none", "No such file"]);
-    place.run(&["cat"]).assert(2, &["<FILE>"]);
-    place.run(&["cat", "log", "--verify", "--frame", "lines"]).assert(2, &["cannot be used with"]);
+    dirs.file("notes", b"another kind of file, but long enough for the header of a record file");
+    dirs.run(&["cat", "notes"]).assert(2, &["notes cannot be used as a record file", "it begins with"]);
+    dirs.run(&["cat", "none"]).assert(5, &["opening none", "No such file"]);
+    dirs.run(&["cat"]).assert(2, &["<FILE>"]);
+    dirs.run(&["cat", "log", "--verify", "--frame", "lines"]).assert(2, &["cannot be used with"]);
 }

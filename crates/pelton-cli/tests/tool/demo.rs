@@ -1,6 +1,6 @@
-//! `pelton demo` as it is run.
+//! `pelton demo`: its input, its output and its report.
 
-use crate::place::{Place, json};
+use crate::test_dirs::{TestDirs, json};
 use pelton_testkit::{NewEntry, Process, is_root};
 use rustix::process::Signal;
 use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _, os::unix::process::CommandExt as _};
@@ -8,23 +8,23 @@ use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _, os::unix::proce
 const SOCKETS: &str = "sock-stream,sock-stream-batched";
 
 #[test]
-fn a_file_that_is_none_is_refused_with_2_and_says_why() {
-    let place = Place::new();
-    place.run(&["demo", "nowhere.txt"]).assert(2, &["nowhere.txt", "No such file", "give a readable file"]);
-    place.run(&["demo", "."]).assert(2, &["is a directory"]);
-    place.file("empty", b"");
-    place.run(&["demo", "empty"]).assert(2, &["is empty"]);
-    rustix::fs::mkfifoat(rustix::fs::CWD, place.path("work/fifo"), rustix::fs::Mode::RUSR).unwrap();
-    place.run(&["demo", "fifo"]).assert(2, &["is not a regular file"]);
-    place.assert_nothing_left();
+fn an_unusable_file_is_refused_with_2_and_the_reason() {
+    let dirs = TestDirs::new();
+    dirs.run(&["demo", "nowhere.txt"]).assert(2, &["nowhere.txt", "No such file", "give a readable file"]);
+    dirs.run(&["demo", "."]).assert(2, &["is a directory"]);
+    dirs.file("empty", b"");
+    dirs.run(&["demo", "empty"]).assert(2, &["is empty"]);
+    rustix::fs::mkfifoat(rustix::fs::CWD, dirs.path("work/fifo"), rustix::fs::Mode::RUSR).unwrap();
+    dirs.run(&["demo", "fifo"]).assert(2, &["is not a regular file"]);
+    dirs.assert_nothing_left();
 }
 
 #[test]
 fn an_unreadable_file_is_refused_with_2() {
-    let place = Place::new();
-    let path = place.file("secret", b"line\n");
+    let dirs = TestDirs::new();
+    let path = dirs.file("secret", b"line\n");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
-    let program = place.path("pelton");
+    let program = dirs.path("pelton");
     fs::copy(env!("CARGO_BIN_EXE_pelton"), &program).unwrap();
     let mut command = std::process::Command::new(program);
     command.args(["demo".as_ref(), path.as_os_str()]);
@@ -33,47 +33,47 @@ fn an_unreadable_file_is_refused_with_2() {
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped());
     if is_root() {
-        // root may read everything; `nobody` may not, but has to get there
-        fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+        // Root may read every file. The user `nobody` may not, but needs access to the directories.
+        fs::set_permissions(dirs.path("."), fs::Permissions::from_mode(0o755)).unwrap();
         command.uid(65534).gid(65534);
     }
     Process::start(command).finish().assert(2, &["secret", "Permission denied"]);
 }
 
 #[test]
-fn an_output_that_would_harm_is_refused_with_2() {
-    let place = Place::new();
-    place.file("input", b"line\n");
-    place.run(&["demo", "input", "--output", "input"]).assert(2, &["is the input itself"]);
-    place.run(&["demo", "input", "--output", "."]).assert(2, &["is not a regular file"]);
-    place.run(&["demo", "input", "--output", "/dev/null"]).assert(2, &["is not a regular file"]);
-    place.run(&["demo", "input", "--output", "no/such/place"]).assert(2, &["cannot be written", "No such file"]);
-    assert_eq!(fs::read(place.path("work/input")).unwrap(), b"line\n");
-    place.assert_nothing_left();
+fn an_unsafe_output_is_refused_with_2() {
+    let dirs = TestDirs::new();
+    dirs.file("input", b"line\n");
+    dirs.run(&["demo", "input", "--output", "input"]).assert(2, &["is the input itself"]);
+    dirs.run(&["demo", "input", "--output", "."]).assert(2, &["is not a regular file"]);
+    dirs.run(&["demo", "input", "--output", "/dev/null"]).assert(2, &["is not a regular file"]);
+    dirs.run(&["demo", "input", "--output", "no/such/place"]).assert(2, &["cannot be written", "No such file"]);
+    assert_eq!(fs::read(dirs.path("work/input")).unwrap(), b"line\n");
+    dirs.assert_nothing_left();
 }
 
 #[test]
 fn a_line_above_the_limit_is_refused_with_2_and_its_number() {
-    let place = Place::new();
+    let dirs = TestDirs::new();
     let mut content = b"short\n".to_vec();
     content.resize(33 << 20, b'x');
-    place.file("long", &content);
-    place.run(&["demo", "long"]).assert(2, &["`long`", "line 2", "at most 33554400"]);
-    place.assert_nothing_left();
+    dirs.file("long", &content);
+    dirs.run(&["demo", "long"]).assert(2, &["`long`", "line 2", "at most 33554400"]);
+    dirs.assert_nothing_left();
 }
 
 #[test]
 fn sockets_carry_any_file_through_zstd_and_back() {
-    carries_any_file(SOCKETS);
+    check_any_file_passes(SOCKETS);
 }
 
 #[test]
 fn pelton_carries_any_file_through_zstd_and_back() {
-    carries_any_file("pelton");
+    check_any_file_passes("pelton");
 }
 
-fn carries_any_file(systems: &str) {
-    let place = Place::new();
+fn check_any_file_passes(systems: &str) {
+    let dirs = TestDirs::new();
     let many: Vec<u8> =
         (0..20_000).flat_map(|i| format!("{{\"event\":{i},\"name\":\"n{}\"}}\n", i % 77).into_bytes()).collect();
     let files: [(&str, Vec<u8>, u64); 8] = [
@@ -87,8 +87,8 @@ fn carries_any_file(systems: &str) {
         ("long lines", [vec![b'y'; 5 << 20], b"\n".to_vec(), vec![b'z'; 3 << 20]].concat(), 2),
     ];
     for (name, content, lines) in files {
-        place.file(name, &content);
-        let ended = place.run(&["demo", name, "--output", "out.zst", "--json", "--systems", systems]);
+        dirs.file(name, &content);
+        let ended = dirs.run(&["demo", name, "--output", "out.zst", "--json", "--systems", systems]);
         ended.assert(0, &[]);
         let report = json(&ended);
         assert_eq!(report["verified"], true);
@@ -96,73 +96,73 @@ fn carries_any_file(systems: &str) {
         assert_eq!(report["lines"], lines, "{name}");
         assert_eq!(report["too_small_to_time"], true, "{name}");
         assert_eq!(report["results"].as_array().unwrap().len(), 2 * systems.split(',').count());
-        let compressed = fs::read(place.path("work/out.zst")).unwrap();
+        let compressed = fs::read(dirs.path("work/out.zst")).unwrap();
         assert_eq!(report["output_bytes"], compressed.len());
         assert!(zstd::decode_all(&compressed[..]).unwrap() == content, "{name}: the output is not the input");
-        place.assert_nothing_left();
+        dirs.assert_nothing_left();
     }
 }
 
 #[test]
 fn the_summary_is_a_table_on_standard_output() {
-    let place = Place::new();
+    let dirs = TestDirs::new();
     let table = |name: &str, systems: &str| {
-        let ended = place.run(&["demo", name, "--systems", systems]);
-        // no terminal, no bar
+        let ended = dirs.run(&["demo", name, "--systems", systems]);
+        // Without a terminal, no progress bar.
         assert_eq!(ended.stderr, "");
         ended.assert(0, &[]);
         String::from_utf8(ended.stdout).unwrap()
     };
-    place.file("input", &b"some line\n".repeat(100_000));
+    dirs.file("input", &b"some line\n".repeat(100_000));
     let of_many = table("input", SOCKETS);
     for words in ["1,000,000 bytes, 100,000 lines", "byte for byte", "socket, a write per line", "times the CPU"] {
         assert!(of_many.contains(words), "`{words}` is missing in: {of_many}");
     }
     assert!(!of_many.contains("too small"), "{of_many}");
-    // Nothing is made of times that mean nothing.
-    place.file("small", &b"some line\n".repeat(99_999));
+    // The summary compares no times of a small file.
+    dirs.file("small", &b"some line\n".repeat(99_999));
     let of_few = table("small", "pelton,sock-stream-batched");
     assert!(
-        of_few.contains("byte for byte") && of_few.contains("The file is too small: the times above mean nothing."),
+        of_few.contains("byte for byte") && of_few.contains("The file is too small for meaningful times."),
         "{of_few}"
     );
     assert!(!of_few.contains("times the CPU"), "{of_few}");
-    // Few lines, if they are long.
-    place.file("long", &vec![b'x'; 16 << 20]);
+    // Few lines suffice if they are long.
+    dirs.file("long", &vec![b'x'; 16 << 20]);
     assert!(!table("long", "sock-stream-batched").contains("too small"));
 }
 
 #[test]
-fn a_stage_that_fails_is_told_of_and_nothing_is_left() {
-    let place = Place::new();
-    place.file("input", &b"some line\n".repeat(1000));
-    // a temporary directory whose path no socket's name can hold
-    let deep = place.path("tmp").join("d".repeat(120));
+fn a_failed_stage_is_reported_and_no_file_is_left() {
+    let dirs = TestDirs::new();
+    dirs.file("input", &b"some line\n".repeat(1000));
+    // The path of this temporary directory is longer than the name of a socket may be.
+    let deep = dirs.path("tmp").join("d".repeat(120));
     fs::create_dir(&deep).unwrap();
-    let mut command = place.pelton(&["demo", "input", "--output", "out.zst", "--systems", "sock-stream"]);
+    let mut command = dirs.pelton(&["demo", "input", "--output", "out.zst", "--systems", "sock-stream"]);
     command.env("TMPDIR", &deep);
     // Either stage may be the first to fail.
     Process::start(command).finish().assert(5, &["process", "the socket"]);
     assert_eq!(fs::read_dir(&deep).unwrap().count(), 0);
-    assert_eq!(fs::read_dir(place.path("work")).unwrap().count(), 1, "the input and nothing else");
+    assert_eq!(fs::read_dir(dirs.path("work")).unwrap().count(), 1, "the input and nothing else");
 }
 
 #[test]
-fn an_interrupted_demo_leaves_nothing() {
+fn an_interrupted_demo_leaves_no_file() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
-        let place = Place::new();
-        let mut input = fs::File::create(place.path("work/input")).unwrap();
+        let dirs = TestDirs::new();
+        let mut input = fs::File::create(dirs.path("work/input")).unwrap();
         for i in 0..1_000_000 {
             writeln!(input, "line {i}").unwrap();
         }
-        let entry = NewEntry::watch(&place.path("tmp"));
-        let demo = place.start(&["demo", "input", "--output", "out.zst", "--systems", SOCKETS]);
+        let entry = NewEntry::watch(&dirs.path("tmp"));
+        let demo = dirs.start(&["demo", "input", "--output", "out.zst", "--systems", SOCKETS]);
         entry.wait();
         demo.signal(signal);
         let ended = demo.finish();
         ended.assert(code, &[]);
         assert_eq!(ended.stdout, b"");
-        place.assert_nothing_left();
-        assert_eq!(fs::read_dir(place.path("work")).unwrap().count(), 1, "the input and nothing else");
+        dirs.assert_nothing_left();
+        assert_eq!(fs::read_dir(dirs.path("work")).unwrap().count(), 1, "the input and nothing else");
     }
 }

@@ -1,4 +1,4 @@
-//! The tool, from outside: what each command does, in directories of the test's own.
+//! The tool as a child process: what each command does, in directories of the test.
 
 mod arguments;
 mod call;
@@ -7,8 +7,8 @@ mod cp;
 mod demo;
 mod flush;
 mod path;
-mod place;
 mod refused;
 mod send_recv;
 mod terminal;
+mod test_dirs;
 mod torture;

@@ -1,43 +1,43 @@
-//! `pelton send` and `pelton recv` over a channel in a directory: either side first, alone, killed, refused, and several senders.
+//! `pelton send` and `pelton recv` over a path channel: either side first, alone, killed, refused, and several senders.
 
-use crate::place::{Place, json};
+use crate::test_dirs::{TestDirs, json};
 use pelton_testkit::{NewEntry, Process, eventually};
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A channel that is to be in a directory of its own.
+/// A path channel that does not exist yet.
 struct Channel {
-    place: Place,
+    dirs: TestDirs,
     parent: PathBuf,
     name: String,
 }
 
 impl Channel {
     fn new() -> Channel {
-        let place = Place::new();
-        let parent = place.path("run");
-        Channel::in_directory(place, parent)
+        let dirs = TestDirs::new();
+        let parent = dirs.path("run");
+        Channel::in_directory(dirs, parent)
     }
 
-    fn in_directory(place: Place, parent: PathBuf) -> Channel {
+    fn in_directory(dirs: TestDirs, parent: PathBuf) -> Channel {
         let name = format!("path:{}", parent.join("channel").display());
-        Channel { place, parent, name }
+        Channel { dirs, parent, name }
     }
 
-    /// `recv` or `send` on it.
+    /// Starts `recv` or `send` on the channel.
     fn start(&self, command: &str, arguments: &[&str]) -> Process {
-        self.place.start(&[&[command, &self.name], arguments].concat())
+        self.dirs.start(&[&[command, &self.name], arguments].concat())
     }
 
-    /// Puts `input` into the channel, where nobody receives.
+    /// Sends `input` without a receiver.
     fn leave(&self, input: Vec<u8>) {
         let mut sender = self.start("send", &[]);
         sender.write_all_and_close(input);
         sender.wait().assert(0, &["messages wait in", "for a receiver"]);
     }
 
-    /// Removes it, and fails if anything else is left.
+    /// Removes the channel; fails if another file is left.
     #[track_caller]
     fn remove(self) {
         let names = |directory: &Path| -> Vec<_> {
@@ -45,7 +45,7 @@ impl Channel {
         };
         assert_eq!(names(&self.parent), ["channel"]);
         std::fs::remove_dir_all(self.parent.join("channel")).unwrap();
-        self.place.assert_nothing_left();
+        self.dirs.assert_nothing_left();
     }
 }
 
@@ -61,19 +61,20 @@ fn numbers(output: &[u8]) -> Vec<usize> {
     lines.map(|line| line.split(' ').next().unwrap().parse().unwrap()).collect()
 }
 
-/// A receiver got the first, its successor the second: together all of `count`, in order, and twice at most what fits a lane.
+/// Checks that two receivers, one after the other, received all of `count` in order. At most as many lines as fit a
+/// lane arrived twice.
 #[track_caller]
 fn assert_taken_over(first: &[usize], second: &[usize], count: usize, capacity: usize) {
     assert!(first.iter().copied().eq(0..first.len()), "the first receiver's lines are out of order");
     let from = second.first().copied().unwrap_or(count);
-    assert!(second.iter().copied().eq(from..count), "the second receiver's lines are out of order, or not all");
+    assert!(second.iter().copied().eq(from..count), "the second receiver's lines are out of order or incomplete");
     assert!(from <= first.len(), "lost: {} to {from}", first.len());
-    // a message occupies 16 bytes at least
-    assert!(first.len() - from <= capacity / 16, "{} lines came twice", first.len() - from);
+    // A message occupies at least 16 bytes.
+    assert!(first.len() - from <= capacity / 16, "{} lines arrived twice", first.len() - from);
 }
 
 #[test]
-fn either_side_may_come_first() {
+fn either_side_may_start_first() {
     for first in ["recv", "send"] {
         for input in [numbered(20_000), b"\n\n".to_vec(), b"a\r\n\xff\xfe\0\n".to_vec()] {
             let channel = Channel::new();
@@ -96,7 +97,7 @@ fn either_side_may_come_first() {
 }
 
 #[test]
-fn what_a_sender_left_is_there_for_a_receiver_that_comes_after_its_end() {
+fn a_receiver_gets_the_messages_of_a_sender_that_has_ended() {
     let channel = Channel::new();
     let input = numbered(50_000);
     channel.leave(input.clone());
@@ -107,9 +108,9 @@ fn what_a_sender_left_is_there_for_a_receiver_that_comes_after_its_end() {
 }
 
 #[test]
-fn a_channel_in_shared_memory_leaves_its_directory_alone() {
+fn a_channel_in_dev_shm_creates_no_other_files() {
     let Ok(parent) = TempDir::new_in("/dev/shm") else { return eprintln!("skipped: /dev/shm cannot be written") };
-    let channel = Channel::in_directory(Place::new(), parent.path().to_path_buf());
+    let channel = Channel::in_directory(TestDirs::new(), parent.path().to_path_buf());
     channel.leave(b"one\ntwo\n".to_vec());
     let received = channel.start("recv", &["--json"]).finish();
     assert_eq!((received.code(), &received.stdout[..]), (Some(0), &b"one\ntwo\n"[..]));
@@ -134,13 +135,13 @@ fn a_killed_receiver_and_its_successor_deliver_every_line() {
     let received = channel.start("recv", &[]).finish();
     received.assert(0, &[]);
     sender.wait().assert(0, &["died", "wait for the next one"]);
-    assert!(first.len() < count, "killed too late to be in the middle");
+    assert!(first.len() < count, "killed too late, after the last line");
     assert_taken_over(&first, &numbers(&received.stdout), count, capacity);
     channel.remove();
 }
 
 #[test]
-fn a_killed_sender_is_told_after_its_last_line_and_its_successor_goes_on() {
+fn a_senders_death_is_reported_after_its_last_line_and_a_successor_continues() {
     let channel = Channel::new();
     let receiver = channel.start("recv", &["--follow"]);
     for round in 0..3 {
@@ -162,12 +163,12 @@ fn a_killed_sender_is_told_after_its_last_line_and_its_successor_goes_on() {
 }
 
 #[test]
-fn what_a_receiver_did_not_write_is_the_next_ones() {
+fn lines_that_a_receiver_did_not_write_go_to_the_next_one() {
     let (count, capacity) = (50_000, 64 << 20);
     for interrupted in [false, true] {
         let channel = Channel::new();
         channel.leave(numbered(count));
-        let mut receiver = Process::start_unread(channel.place.pelton(&["recv", &channel.name]));
+        let mut receiver = Process::start_unread(channel.dirs.pelton(&["recv", &channel.name]));
         let mut stdout = receiver.take_stdout();
         let mut first = vec![0; 2];
         std::io::Read::read_exact(&mut stdout, &mut first).unwrap();
@@ -199,7 +200,7 @@ fn count_leaves_the_rest_in_the_channel() {
 }
 
 #[test]
-fn of_each_role_a_second_one_is_refused_with_3_and_told_who_has_it() {
+fn a_second_holder_of_a_role_is_refused_with_3_and_the_holders_process() {
     let channel = Channel::new();
     let receiver = channel.start("recv", &[]);
     let mut sender = channel.start("send", &[]);
@@ -221,7 +222,7 @@ fn two_senders_with_a_lane_each_lose_nothing_and_keep_their_order() {
     let mut senders = ["a", "b"].map(|name| (name, channel.start("send", &options)));
     for (name, sender) in &mut senders {
         sender.write(format!("{name} here\n").as_bytes());
-        // both are there before either can end
+        // Both have connected before either ends.
         assert_eq!(receiver.line(), format!("{name} here"));
     }
     for (name, sender) in &mut senders {
@@ -236,14 +237,14 @@ fn two_senders_with_a_lane_each_lose_nothing_and_keep_their_order() {
     for name in ["a ", "b "] {
         let of_one =
             text.lines().filter_map(|line| line.strip_prefix(name)).map(|number| number.parse::<usize>().unwrap());
-        assert!(of_one.eq(0..count), "{name}: out of order, or not all");
+        assert!(of_one.eq(0..count), "{name}: out of order or incomplete");
     }
     assert_eq!(text.lines().count(), 2 * count);
     channel.remove();
 }
 
 #[test]
-fn nobody_there_in_time_is_4() {
+fn a_timeout_without_the_other_side_is_4() {
     for command in ["recv", "send"] {
         let channel = Channel::new();
         let ended = channel.start(command, &["--timeout", "0.05"]).finish();
@@ -253,18 +254,18 @@ fn nobody_there_in_time_is_4() {
 }
 
 #[test]
-fn what_is_no_channel_is_refused_with_3_and_left_as_it_was() {
-    let place = Place::new();
-    let file = place.file("notes", b"mine");
-    std::fs::create_dir(place.path("work/directory")).unwrap();
+fn a_path_without_a_channel_is_refused_with_3_and_unchanged() {
+    let dirs = TestDirs::new();
+    let file = dirs.file("notes", b"mine");
+    std::fs::create_dir(dirs.path("work/directory")).unwrap();
     for command in ["recv", "send"] {
         for name in ["path:", "path:notes", "path:directory", "path:no/such/parent"] {
-            place.run(&[command, name]).assert(3, &[]);
+            dirs.run(&[command, name]).assert(3, &[]);
         }
     }
     assert_eq!(std::fs::read(file).unwrap(), b"mine");
-    assert_eq!(std::fs::read_dir(place.path("work/directory")).unwrap().count(), 0);
-    place.assert_nothing_left();
+    assert_eq!(std::fs::read_dir(dirs.path("work/directory")).unwrap().count(), 0);
+    dirs.assert_nothing_left();
 }
 
 #[test]
@@ -273,7 +274,7 @@ fn an_interrupt_ends_a_sender_that_has_no_receiver() {
     let entry = NewEntry::watch(&channel.parent);
     let mut sender = channel.start("send", &["--capacity", "64K", "--json"]);
     entry.wait();
-    // more than there is room for: it cannot end by itself
+    // More than the free space, so the sender cannot end.
     sender.write_all_and_close(numbered(20_000));
     sender.signal(Signal::INT);
     let ended = sender.wait();
@@ -288,14 +289,16 @@ fn an_interrupt_ends_a_sender_that_has_no_receiver() {
 }
 
 #[test]
-fn messages_in_a_directory_that_was_removed_are_not_said_to_wait() {
+fn messages_in_a_removed_directory_are_reported_as_lost() {
     let channel = Channel::new();
     let directory = channel.parent.join("channel");
     let mut sender = channel.start("send", &[]);
     sender.write(b"1\n2\n");
-    let info = || channel.place.run(&["info", directory.to_str().unwrap()]);
-    eventually("both messages are in it", || String::from_utf8_lossy(&info().stdout).contains("2 messages wait"));
+    let info = || channel.dirs.run(&["info", directory.to_str().unwrap()]);
+    eventually("both messages are in the channel", || {
+        String::from_utf8_lossy(&info().stdout).contains("2 messages wait")
+    });
     std::fs::remove_dir_all(&directory).unwrap();
     sender.finish().assert(5, &["2 messages are lost", "removed or replaced"]);
-    channel.place.assert_nothing_left();
+    channel.dirs.assert_nothing_left();
 }

@@ -1,28 +1,29 @@
-//! The tool in a sandbox: each command with one system call refused. The command works all the same, or fails and
-//! reports why; it never waits for ever.
+//! The tool in a sandbox: each command with one system call refused. The command works, or fails with the reason; it
+//! never hangs.
 
-use crate::place::Place;
+use crate::test_dirs::TestDirs;
 use pelton_testkit::{Process, seccomp};
 
 /// A system call, or a call with one value of one argument.
 type Call = (&'static str, libc::c_long, Option<(u32, u32)>);
 
-/// Starts the program where the kernel refuses `call`. The filter is of a thread, whose processes inherit it.
-fn start_without(place: &Place, call: Call, errno: i32, arguments: &[&str]) -> Process {
+/// Starts the program with `call` refused by the kernel. The filter belongs to a thread, and its child processes
+/// inherit it.
+fn start_without(dirs: &TestDirs, call: Call, errno: i32, arguments: &[&str]) -> Process {
     std::thread::scope(|scope| {
         let start = || {
             match call {
                 (_, number, None) => seccomp::refuse(number, errno),
                 (_, number, Some((argument, value))) => seccomp::refuse_where(number, argument, value, errno),
             }
-            place.start(arguments)
+            dirs.start(arguments)
         };
         scope.spawn(start).join().unwrap()
     })
 }
 
 #[test]
-fn a_command_for_which_a_call_is_refused_works_or_says_why_not() {
+fn a_command_without_a_system_call_works_or_reports_the_reason() {
     const CALLS: &[Call] = &[
         ("fstat", libc::SYS_fstat, None),
         ("fstatfs", libc::SYS_fstatfs, None),
@@ -48,10 +49,10 @@ fn a_command_for_which_a_call_is_refused_works_or_says_why_not() {
         ("fcntl(F_OFD_SETLK)", libc::SYS_fcntl, Some((1, libc::F_OFD_SETLK as u32))),
     ];
     for call in CALLS {
-        // EACCES is what AppArmor and SELinux answer.
+        // EACCES: the error of AppArmor and SELinux.
         for errno in [libc::EPERM, libc::ENOSYS, libc::EACCES] {
-            let place = Place::new();
-            place.file("from", &[b'x'; 100_000]);
+            let dirs = TestDirs::new();
+            dirs.file("from", &[b'x'; 100_000]);
             for arguments in [
                 &["send", "path:new"][..],
                 &["send", "path:there"],
@@ -63,16 +64,16 @@ fn a_command_for_which_a_call_is_refused_works_or_says_why_not() {
                 &["cp", "from", "to"],
             ] {
                 if arguments.iter().any(|argument| argument.contains("there")) {
-                    let mut sender = place.start(&["send", "path:there"]);
+                    let mut sender = dirs.start(&["send", "path:there"]);
                     sender.write_all_and_close(b"1\n2\n".to_vec());
                     sender.wait().assert(0, &[]);
                 }
-                let ended = start_without(&place, *call, errno, arguments).finish();
+                let ended = start_without(&dirs, *call, errno, arguments).finish();
                 let shown = format!("{arguments:?} without {} ({errno}): {ended:?}", call.0);
                 match ended.code() {
                     Some(0) if arguments[0] == "recv" => assert!(ended.stdout.ends_with(b"1\n2\n"), "{shown}"),
                     Some(0) if arguments[0] == "cp" => {
-                        assert_eq!(std::fs::read(place.path("work/to")).unwrap(), [b'x'; 100_000], "{shown}");
+                        assert_eq!(std::fs::read(dirs.path("work/to")).unwrap(), [b'x'; 100_000], "{shown}");
                     }
                     Some(0) => {}
                     Some(3..=5) => assert!(ended.stderr.starts_with("pelton: "), "{shown}"),
@@ -84,20 +85,20 @@ fn a_command_for_which_a_call_is_refused_works_or_says_why_not() {
 }
 
 #[test]
-fn a_listener_that_may_not_ask_for_its_directory_fails() {
+fn a_listener_that_may_not_stat_its_directory_fails() {
     for command in [&["recv", "it"][..], &["serve", "it", "--exec", "cat"]] {
-        let place = Place::new();
-        let ended = start_without(&place, ("fstat", libc::SYS_fstat, None), libc::EPERM, command).wait();
+        let dirs = TestDirs::new();
+        let ended = start_without(&dirs, ("fstat", libc::SYS_fstat, None), libc::EPERM, command).wait();
         ended.assert(5, &["looking at", "Operation not permitted"]);
-        place.assert_nothing_left();
+        dirs.assert_nothing_left();
     }
 }
 
 #[test]
-fn a_receiver_that_may_not_ask_who_its_peer_is_fails_and_the_peer_is_refused() {
-    let place = Place::new();
+fn a_receiver_that_may_not_read_peer_credentials_fails_and_refuses_the_peer() {
+    let dirs = TestDirs::new();
     let call = ("getsockopt(SO_PEERCRED)", libc::SYS_getsockopt, Some((2, libc::SO_PEERCRED as u32)));
-    let receiver = start_without(&place, call, libc::EPERM, &["recv", "it"]);
-    place.run(&["send", "it"]).assert(3, &["asking who the peer is"]);
+    let receiver = start_without(&dirs, call, libc::EPERM, &["recv", "it"]);
+    dirs.run(&["send", "it"]).assert(3, &["asking who the peer is"]);
     receiver.wait().assert(5, &["asking who the peer is", "Operation not permitted"]);
 }

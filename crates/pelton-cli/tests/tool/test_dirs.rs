@@ -1,4 +1,4 @@
-//! The built program as a child process, with directories of its own.
+//! The built program as a child process, with directories of the test.
 
 use pelton_testkit::{Ended, Process};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
@@ -6,23 +6,23 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// Directories of a test's own, for whatever the program leaves in the user's.
-pub struct Place {
+/// Directories of one test, in place of the directories of the user.
+pub struct TestDirs {
     root: TempDir,
 }
 
-impl Place {
-    pub fn new() -> Place {
+impl TestDirs {
+    pub fn new() -> TestDirs {
         let root = TempDir::new().unwrap();
         for name in ["run", "tmp", "cache", "work"] {
             std::fs::create_dir(root.path().join(name)).unwrap();
         }
-        // as a runtime directory has to be
+        // As required of a runtime directory.
         std::fs::set_permissions(root.path().join("run"), std::fs::Permissions::from_mode(0o700)).unwrap();
-        Place { root }
+        TestDirs { root }
     }
 
-    /// The program with `arguments`, living in this place.
+    /// The program with `arguments`, in these directories.
     pub fn pelton(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pelton"));
         command.args(arguments).current_dir(self.path("work"));
@@ -36,7 +36,7 @@ impl Place {
         Process::start(self.pelton(arguments))
     }
 
-    /// Runs to the end without input.
+    /// Runs the program to its end without input.
     pub fn run(&self, arguments: &[&str]) -> Ended {
         self.start(arguments).finish()
     }
@@ -45,14 +45,14 @@ impl Place {
         self.root.path().join(name)
     }
 
-    /// A file in the working directory.
+    /// Creates a file in the working directory.
     pub fn file(&self, name: &str, content: &[u8]) -> PathBuf {
         let path = self.path("work").join(name);
         std::fs::write(&path, content).unwrap();
         path
     }
 
-    /// Fails if a socket, or anything in the temporary directory, is left.
+    /// Fails if a socket is left, or a file in the temporary directory.
     pub fn assert_nothing_left(&self) {
         fn visit(directory: &Path, left: &mut Vec<PathBuf>) {
             for entry in std::fs::read_dir(directory).unwrap() {
@@ -72,7 +72,7 @@ impl Place {
     }
 }
 
-/// What a process wrote to its standard output, which is JSON.
+/// The standard output of a process, as JSON.
 #[track_caller]
 pub fn json(ended: &Ended) -> serde_json::Value {
     serde_json::from_slice(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {ended:?}"))
