@@ -15,7 +15,7 @@ use crate::{
     signals::{SLICE, Signals},
 };
 use clap::Args;
-use pelton::{Kind, Receiver};
+use pelton::{Departure, Event, Receiver};
 use rustix::event::PollFlags;
 use std::{
     io::IsTerminal as _,
@@ -151,27 +151,28 @@ impl RecvLoop<'_> {
     /// Copies the next message into the buffer and releases it.
     fn take_one(&mut self, stage: WaitStage) -> Result<bool, StreamError> {
         let RecvLoop { args, receiver, output, traffic, .. } = self;
-        let message = match stage {
-            WaitStage::Flowing => receiver.try_receive(),
-            WaitStage::Spin => receiver.receive_until(Instant::now() + SPIN_TIME),
+        let event = match stage {
+            WaitStage::Flowing => receiver.try_receive_event(),
+            WaitStage::Spin => receiver.receive_event_until(Instant::now() + SPIN_TIME),
             WaitStage::Library if args.receive.channel.wait == WaitArg::Spin => {
-                receiver.receive_until(Instant::now() + SLICE)
+                receiver.receive_event_until(Instant::now() + SLICE)
             }
-            WaitStage::Library => receiver.receive_until(Instant::now() + LIBRARY_WAIT),
+            WaitStage::Library => receiver.receive_event_until(Instant::now() + LIBRARY_WAIT),
         }?;
-        let kind = message.map(|message| {
-            if message.kind() == Kind::Message {
+        let departure = match event {
+            None => return Ok(false),
+            Some(Event::Message(message)) => {
                 traffic.count(&message);
                 args.frame.write(&message, &mut output.buffer);
+                return Ok(true);
             }
-            message.kind()
-        });
-        let Some(kind) = kind else { return Ok(false) };
-        match kind {
-            Kind::Message => return Ok(true),
-            Kind::PeerDied => self.report_sender("died"),
-            Kind::Corrupt => self.report_sender("violated the layout"),
-            Kind::Joined | Kind::Closed => {}
+            Some(Event::Joined(_)) => None,
+            Some(Event::Left(_, departure)) => Some(departure),
+        };
+        match departure {
+            Some(Departure::PeerDied) => self.report_sender("died"),
+            Some(Departure::Corrupt) => self.report_sender("violated the layout"),
+            _ => {}
         }
         self.peer_deadline = None;
         self.notice.cancel();

@@ -7,7 +7,7 @@ use super::message::{HEADER_BYTES, Pattern, Random, check};
 use super::side::{
     Plan, Transport, WaitMode, connect_retrying, connecting_options, name, options, pause, record_death, wait_readable,
 };
-use pelton::{Error, Flush, Kind, Receiver, RecordFile, RecordFileOptions, Run, Sender, Senders, Sent, Sink};
+use pelton::{Error, Event, Flush, Receiver, RecordFile, RecordFileOptions, Run, Sender, Senders, Sent, Sink};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -331,8 +331,8 @@ impl ReceiverState<'_> {
     /// Receives the next message, or several. False: there is none.
     fn take(&mut self, receiver: &mut Receiver, random: &mut Random) -> pelton::Result<bool> {
         if random.one_in(2) {
-            let Some(message) = receiver.try_receive()? else { return Ok(false) };
-            if message.kind() == Kind::Message {
+            let Some(event) = receiver.try_receive_event()? else { return Ok(false) };
+            if let Event::Message(message) = event {
                 let received = self.record_message(&message, Some(message.is_redelivered()));
                 self.release(received.as_slice(), || drop(message));
             }
