@@ -151,23 +151,26 @@ impl RecvLoop<'_> {
     /// Copies the next message into the buffer and releases it.
     fn take_one(&mut self, stage: WaitStage) -> Result<bool, StreamError> {
         let RecvLoop { args, receiver, output, traffic, .. } = self;
-        let event = match stage {
-            WaitStage::Flowing => receiver.try_receive_event(),
-            WaitStage::Spin => receiver.receive_event_until(Instant::now() + SPIN_TIME),
-            WaitStage::Library if args.receive.channel.wait == WaitArg::Spin => {
-                receiver.receive_event_until(Instant::now() + SLICE)
+        // A block, so that the event ends its borrow.
+        let departure = {
+            let event = match stage {
+                WaitStage::Flowing => receiver.try_receive_event(),
+                WaitStage::Spin => receiver.receive_event_until(Instant::now() + SPIN_TIME),
+                WaitStage::Library if args.receive.channel.wait == WaitArg::Spin => {
+                    receiver.receive_event_until(Instant::now() + SLICE)
+                }
+                WaitStage::Library => receiver.receive_event_until(Instant::now() + LIBRARY_WAIT),
+            }?;
+            match event {
+                None => return Ok(false),
+                Some(Event::Message(message)) => {
+                    traffic.count(&message);
+                    args.frame.write(&message, &mut output.buffer);
+                    return Ok(true);
+                }
+                Some(Event::Joined(_)) => None,
+                Some(Event::Left(_, departure)) => Some(departure),
             }
-            WaitStage::Library => receiver.receive_event_until(Instant::now() + LIBRARY_WAIT),
-        }?;
-        let departure = match event {
-            None => return Ok(false),
-            Some(Event::Message(message)) => {
-                traffic.count(&message);
-                args.frame.write(&message, &mut output.buffer);
-                return Ok(true);
-            }
-            Some(Event::Joined(_)) => None,
-            Some(Event::Left(_, departure)) => Some(departure),
         };
         match departure {
             Some(Departure::PeerDied) => self.report_sender("died"),
